@@ -1,0 +1,1 @@
+"""Linear-time sequence models, each defined once."""

@@ -1,0 +1,8 @@
+"""Fast evaluations of recurrences, and the table that chooses among them."""
+
+from fastweights.kernels.chunked import CHUNK_LOOP
+from fastweights.kernels.table import TABLE, Kernel, explain, only, select
+
+TABLE.append(CHUNK_LOOP)
+
+__all__ = ["TABLE", "Kernel", "explain", "only", "select"]

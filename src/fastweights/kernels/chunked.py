@@ -1,0 +1,23 @@
+"""The kernel that takes everything: `Recurrence.chunk` on one chunk after the other, under autograd."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastweights.kernels.table import Kernel
+from fastweights.recurrence.base import Recurrence, State
+
+SIZE = 64
+
+
+def chunk_loop(recurrence: Recurrence, state: State, size: int = SIZE) -> tuple[Tensor, State]:
+    """(o, final state), `size` tokens at a time: time and memory O(T·size)."""
+    outputs = []
+    for start in range(0, len(recurrence), size):
+        o, state = recurrence[start : start + size].chunk(state)
+        outputs.append(o)
+    return torch.cat(outputs, dim=1), state
+
+
+CHUNK_LOOP = Kernel("chunk loop (torch)", refuses=lambda recurrence: None, run=chunk_loop)

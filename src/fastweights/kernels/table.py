@@ -1,0 +1,64 @@
+"""Which kernel evaluates a record: the first in the table that does not refuse it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fastweights.recurrence.base import Recurrence, State
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One way to compute (o, final state).
+
+    refuses   why the kernel cannot take a record, or None if it can
+    run       the computation; it agrees with `Recurrence.chunk`, gradients included
+    """
+
+    name: str
+    refuses: Callable[[Recurrence], str | None]
+    run: Callable[[Recurrence, State], tuple[Tensor, State]]
+
+
+TABLE: list[Kernel] = []
+_only: ContextVar[str | None] = ContextVar("only", default=None)
+
+
+def select(recurrence: Recurrence) -> Kernel:
+    """The kernel that `Auto()` takes."""
+    wanted = _only.get()
+    for kernel in TABLE:
+        if wanted in (None, kernel.name) and kernel.refuses(recurrence) is None:
+            return kernel
+    raise LookupError(f"no kernel takes this record:\n{explain(recurrence)}")
+
+
+def explain(recurrence: Recurrence) -> str:
+    """A line per kernel: taken, possible, or why it refused."""
+    wanted, taken, lines = _only.get(), False, []
+    for kernel in TABLE:
+        reason = kernel.refuses(recurrence)
+        if reason is None and wanted not in (None, kernel.name):
+            reason = f"only {wanted!r} is allowed here"
+        verdict = f"refused: {reason}" if reason else "possible" if taken else "taken"
+        taken = taken or reason is None
+        lines.append(f"{kernel.name}: {verdict}")
+    return "\n".join(lines)
+
+
+@contextmanager
+def only(name: str) -> Iterator[None]:
+    """Inside the block `Auto()` takes the kernel called `name` or none."""
+    names = [kernel.name for kernel in TABLE]
+    if name not in names:
+        raise LookupError(f"no kernel is called {name!r}; there are {', '.join(names)}")
+    token = _only.set(name)
+    try:
+        yield
+    finally:
+        _only.reset(token)

@@ -1,0 +1,104 @@
+"""A mixer says where the streams of a recurrence come from; everything else it inherits."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple, Self
+
+from torch import Tensor, nn
+
+from fastweights.evaluate import Auto, Method, evaluate
+from fastweights.layers import Past
+from fastweights.recurrence.base import Recurrence, ShapeError, State
+from fastweights.shapes import Embedded, Mask, Output, Segments
+
+
+class MixerState(NamedTuple):
+    """What a mixer remembers of a sequence; every tensor is batch first.
+
+    memory    the recurrence's state
+    tails     the last inputs of its short convolutions, ``[b w-1 c]`` each
+    position  ``[b]``, the number of tokens seen, padding not counted
+    """
+
+    memory: State
+    tails: tuple[Tensor, ...]
+    position: Tensor
+
+    def map(self, f: Callable[[Tensor], Tensor]) -> Self:
+        """`f` of every tensor: to select, repeat, move or detach sequences."""
+        memory = tuple(f(s) for s in self.memory) if isinstance(self.memory, tuple) else f(self.memory)
+        return type(self)(memory, tuple(f(tail) for tail in self.tails), f(self.position))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for all sequences together."""
+        memory = self.memory if isinstance(self.memory, tuple) else (self.memory,)
+        return sum(s.nbytes for s in (*memory, *self.tails, self.position))
+
+
+class Mixer(nn.Module, ABC):
+    """x ``[b t d]`` → y ``[b t d]`` through a recurrence: y = W_o(norm(o) ⊙ gate).
+
+    A subclass sets ``W_o`` and, unless it overrides `read`, ``norm`` (on ``[b t h v]``); it states `project`
+    and, for parameters that are not to start as PyTorch's layers do, `reset_parameters` (by ``nn.init`` only).
+    """
+
+    norm: nn.Module
+    W_o: nn.Module
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        if d < 1:
+            raise ShapeError(f"d = {d}; a model has at least one channel")
+        self.d = d
+
+    @abstractmethod
+    def project(self, x: Embedded, past: Past) -> tuple[Recurrence, Tensor | None]:
+        """The recurrence that x drives, and the output gate ``[b t h·v]`` or None."""
+
+    def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
+        """y from the recurrence's output (`recurrence` is the one `project` returned)."""
+        y = self.norm(o).flatten(-2)
+        return self.W_o(y if gate is None else y * gate)
+
+    def reset_parameters(self) -> None:
+        """Initialise the parameters that have a start of their own."""
+
+    def forward(
+        self,
+        x: Embedded,
+        state: MixerState | None = None,
+        *,
+        keep: Mask | None = None,
+        segments: Segments | None = None,
+        method: Method = Auto(),
+    ) -> tuple[Embedded, MixerState]:
+        """(y, state after the last token), continuing from `state`.
+
+        keep      ``[b t]``, False for padding: such a token leaves no trace in any other or in the state
+        segments  ``[b t]``, an integer per packed document; where it changes, memory starts anew
+        Raises ShapeError for an x, mask or state that does not fit.
+        """
+        self._check(x, keep, segments)
+        if keep is not None:
+            x = x.masked_fill(~keep[..., None], 0)
+        tails, position = (None, None) if state is None else (state.tails, state.position)
+        past = Past(x, tails, position, keep, segments)
+        recurrence, gate = self.project(x, past)
+        driven = recurrence if keep is None else recurrence.keep(keep)
+        driven = driven if segments is None else driven.segments(segments)
+        o, memory = evaluate(driven, None if state is None else state.memory, method)
+        return self.read(o, gate, recurrence), MixerState(memory, past.tails, past.position)
+
+    def _check(self, x: Tensor, keep: Tensor | None, segments: Tensor | None) -> None:
+        if x.dim() != 3 or x.shape[-1] != self.d:
+            raise ShapeError(
+                f"{type(self).__name__}(d={self.d}) reads [batch, time, {self.d}], got {list(x.shape)}"
+            )
+        for name, mask in (("keep", keep), ("segments", segments)):
+            if mask is not None and mask.shape != x.shape[:2]:
+                raise ShapeError(
+                    f"{name} has shape {list(mask.shape)}, must be [batch, time] = {list(x.shape[:2])}"
+                )

@@ -1,0 +1,60 @@
+"""Gated DeltaNet (Yang, Kautz & Hatamizadeh, 2024)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.layers import HeadNorm, Past, ShortConvolution, head_width, heads, precise
+from fastweights.mixer import Mixer
+from fastweights.recurrence import Delta
+from fastweights.shapes import Embedded
+
+
+class GatedDeltaNet(Mixer):
+    """
+    f_q  L2(SiLU(conv(x W_Q)))        f_α  exp(-a softplus(x W_α + b_α)), one per head
+    f_k  L2(SiLU(conv(x W_K)))        f_β  σ(x W_β), one per head
+    f_v  SiLU(conv(x W_V))            f_g  SiLU(x W_G)
+    d_k = expand_k·d,  d_v = expand_v·d, RMSNorm per head, q scaled by d'_k^(-1/2)
+    """
+
+    def __init__(
+        self, d: int, heads: int = 4, expand_k: float = 0.75, expand_v: float = 1.5, conv: int = 4
+    ) -> None:
+        super().__init__(d)
+        keys, values = round(expand_k * d), round(expand_v * d)
+        self.heads = heads
+        self.scale = head_width("d_k", keys, heads) ** -0.5
+        self.W_q = nn.Linear(d, keys, bias=False)
+        self.W_k = nn.Linear(d, keys, bias=False)
+        self.W_v = nn.Linear(d, values, bias=False)
+        self.W_alpha = nn.Linear(d, heads, bias=False)
+        self.W_beta = nn.Linear(d, heads, bias=False)
+        self.W_g = nn.Linear(d, values, bias=False)
+        self.W_o = nn.Linear(values, d, bias=False)
+        self.conv_q, self.conv_k = ShortConvolution(keys, conv), ShortConvolution(keys, conv)
+        self.conv_v = ShortConvolution(values, conv)
+        self.log_a = nn.Parameter(torch.empty(heads))
+        self.b_alpha = nn.Parameter(torch.empty(heads))
+        self.norm = HeadNorm(head_width("d_v", values, heads), center=False, affine=True)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """a uniform in [1, 16]; softplus(b_α) log-uniform in [0.001, 0.1], as in Mamba-2."""
+        with torch.no_grad():
+            step = torch.empty_like(self.b_alpha).uniform_(math.log(1e-3), math.log(1e-1)).exp()
+            nn.init.zeros_(self.b_alpha).add_(step + torch.log(-torch.expm1(-step)))
+            nn.init.uniform_(self.log_a, 1, 16).log_()
+
+    def project(self, x: Embedded, past: Past) -> tuple[Delta, Tensor]:
+        q = heads(F.silu(self.conv_q(self.W_q(x), past)), self.heads)
+        k = heads(F.silu(self.conv_k(self.W_k(x), past)), self.heads)
+        v = heads(F.silu(self.conv_v(self.W_v(x), past)), self.heads)
+        beta = self.W_beta(x).sigmoid()[..., None]
+        log_alpha = -precise(self.log_a).exp() * F.softplus(precise(self.W_alpha(x)) + self.b_alpha)
+        q, k = F.normalize(q, dim=-1) * self.scale, F.normalize(k, dim=-1)
+        return Delta(q, k, v, beta, log_alpha[..., None]), F.silu(self.W_g(x))

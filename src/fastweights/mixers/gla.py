@@ -1,0 +1,41 @@
+"""Gated linear attention (Yang et al., 2023)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.layers import HeadNorm, LowRank, Past, head_width, heads, precise
+from fastweights.mixer import Mixer
+from fastweights.recurrence import Decay
+from fastweights.shapes import Embedded
+
+
+class GLA(Mixer):
+    """
+    f_q  x W_Q        f_α  σ(x W¹_α W²_α + b)^(1/τ), τ = 16
+    f_k  x W_K        f_g  SiLU(x W_r + b_r)
+    f_v  x W_V        d_k = d/2,  d_v = d
+
+    with q scaled by d'_k^(-1/2), LayerNorm per head.
+
+    rank  width of the bottleneck in f_α
+    """
+
+    def __init__(self, d: int, heads: int = 4, tau: float = 16.0, rank: int = 16) -> None:
+        super().__init__(d)
+        keys = d // 2
+        self.heads, self.tau = heads, tau
+        self.scale = head_width("d_k", keys, heads) ** -0.5
+        self.W_q = nn.Linear(d, keys, bias=False)
+        self.W_k = nn.Linear(d, keys, bias=False)
+        self.W_v = nn.Linear(d, d, bias=False)
+        self.W_alpha = LowRank(d, rank, keys, bias=True)
+        self.W_r = nn.Linear(d, d)
+        self.W_o = nn.Linear(d, d, bias=False)
+        self.norm = HeadNorm(head_width("d", d, heads), center=True, affine=True)
+
+    def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
+        q, k, v = (heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
+        log_alpha = F.logsigmoid(precise(heads(self.W_alpha(x), self.heads))) / self.tau
+        return Decay(q * self.scale, k, v, log_alpha), F.silu(self.W_r(x))

@@ -1,0 +1,34 @@
+"""Linear Transformer: Transformers are RNNs (Katharopoulos et al., 2020); DSF eq. 16."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fastweights.layers import Past, elu_plus_one, head_width, heads
+from fastweights.mixer import Mixer
+from fastweights.recurrence import Decay, Normalized
+from fastweights.shapes import Embedded
+
+
+class Linear(Mixer):
+    """
+    f_q  φ(x W_Q)        f_α  1
+    f_k  φ(x W_K)        f_g  1
+    f_v  x W_V           d_k = d_v = d
+
+    with φ = 1 + ELU; the output is divided by q_t Σ_s k_s.
+    """
+
+    def __init__(self, d: int, heads: int = 4) -> None:
+        super().__init__(d)
+        self.heads = heads
+        head_width("d", d, heads)
+        self.W_q = nn.Linear(d, d, bias=False)
+        self.W_k = nn.Linear(d, d, bias=False)
+        self.W_v = nn.Linear(d, d, bias=False)
+        self.W_o = nn.Linear(d, d, bias=False)
+        self.norm = nn.Identity()
+
+    def project(self, x: Embedded, past: Past) -> tuple[Normalized, None]:
+        q, k, v = (heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
+        return Normalized(Decay(elu_plus_one(q), elu_plus_one(k), v, None)), None

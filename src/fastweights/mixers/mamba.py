@@ -1,0 +1,63 @@
+"""Mamba, the selective state space model S6 (Gu & Dao, 2023); DSF eq. 19."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.layers import Past, ShortConvolution, precise
+from fastweights.mixer import Mixer
+from fastweights.recurrence import Decay
+from fastweights.shapes import Embedded
+
+
+class Mamba(Mixer):
+    """
+    f_q  x W_C             f_α  e^(Δ_t A),  Δ_t = softplus(x W¹_Δ W²_Δ + b_Δ)
+    f_k  Δ_t (x W_B)       f_g  SiLU(u W_z)
+    f_v  x                 d_v = H = expand·d,  d_k / H = N
+
+    with x = SiLU(conv(u W_u)) of the layer's input u, and o_t ← o_t + D ⊙ x_t.
+
+    state  N, the state rows per channel
+    """
+
+    def __init__(self, d: int, state: int = 16, expand: int = 2, conv: int = 4) -> None:
+        super().__init__(d)
+        width, rank = expand * d, math.ceil(d / 16)
+        self.W_u = nn.Linear(d, width, bias=False)
+        self.W_z = nn.Linear(d, width, bias=False)
+        self.conv = ShortConvolution(width, conv)
+        self.conv_bias = nn.Parameter(torch.zeros(width))
+        self.W_B = nn.Linear(width, state, bias=False)
+        self.W_C = nn.Linear(width, state, bias=False)
+        self.W_Delta_1 = nn.Linear(width, rank, bias=False)
+        self.W_Delta_2 = nn.Linear(rank, width)
+        self.log_A = nn.Parameter(torch.empty(width, state))
+        self.D = nn.Parameter(torch.ones(width))
+        self.W_o = nn.Linear(width, d, bias=False)
+        self.norm = nn.Identity()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """A = -(1 … N) in every channel; softplus(b_Δ) log-uniform in [0.001, 0.1]."""
+        with torch.no_grad():
+            n = torch.arange(1, self.log_A.shape[1] + 1, dtype=torch.float32)
+            step = torch.empty(self.W_Delta_2.bias.shape).uniform_(math.log(1e-3), math.log(1e-1)).exp()
+            nn.init.zeros_(self.log_A).add_(n.log())
+            nn.init.zeros_(self.W_Delta_2.bias).add_(step + torch.log(-torch.expm1(-step)))
+        bound = self.W_Delta_2.in_features**-0.5
+        nn.init.uniform_(self.W_Delta_2.weight, -bound, bound)
+        nn.init.ones_(self.D)
+        nn.init.zeros_(self.conv_bias)
+
+    def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
+        gate = F.silu(self.W_z(x))
+        x = F.silu(self.conv(self.W_u(x), past) + self.conv_bias)
+        delta = F.softplus(precise(self.W_Delta_2(self.W_Delta_1(x))))[..., None]
+        q, k = self.W_C(x)[:, :, None], self.W_B(x)[:, :, None]
+        log_alpha = -delta * precise(self.log_A).exp()
+        return Decay(q, delta.to(k.dtype) * k, x[..., None], log_alpha, skip=self.D[None, None, :, None]), gate

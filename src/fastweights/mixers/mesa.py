@@ -1,0 +1,65 @@
+"""MesaNet: Sequence Modeling by Locally Optimal Test-Time Training (von Oswald et al., 2025)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fastweights.layers import HeadNorm, Past, ShortConvolution, head_width, heads, precise
+from fastweights.mixer import Mixer
+from fastweights.recurrence import ConjugateGradient, Mesa
+from fastweights.shapes import Embedded
+
+SMALLEST_RIDGE = 0.25
+
+
+class MesaLayer(Mixer):
+    """
+    f_q  L2(SiLU(conv(x W_Q)))        f_γ  σ(x W_γ + b_γ), one per head
+    f_k  L2(SiLU(conv(x W_K)))        f_β  σ(x W_β + b_β), one per head
+    f_v  x W_V                        f_g  1
+    d_k = d_v = d, RMSNorm per head, Λ = 0.25 + softplus(λ), 1 at first
+
+    and γ ← γ (1 - (1 - bound) β²), which keeps H well conditioned on repetitive inputs (appendix F.5).
+
+    steps, tol  of conjugate gradients
+    """
+
+    def __init__(
+        self,
+        d: int,
+        heads: int = 4,
+        steps: int = 30,
+        tol: float | None = None,
+        conv: int = 4,
+        bound: float = 0.9975,
+    ) -> None:
+        super().__init__(d)
+        width = head_width("d", d, heads)
+        self.heads, self.bound, self.solver = heads, bound, ConjugateGradient(steps, tol)
+        self.W_q = nn.Linear(d, d, bias=False)
+        self.W_k = nn.Linear(d, d, bias=False)
+        self.W_v = nn.Linear(d, d, bias=False)
+        self.W_gamma = nn.Linear(d, heads)
+        self.W_beta = nn.Linear(d, heads)
+        self.W_o = nn.Linear(d, d, bias=False)
+        self.conv_q, self.conv_k = ShortConvolution(d, conv), ShortConvolution(d, conv)
+        self.ridge = nn.Parameter(torch.empty(heads, width))
+        self.norm = HeadNorm(width, center=False, affine=True)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.ridge, math.log(math.expm1(1 - SMALLEST_RIDGE)))
+
+    def project(self, x: Embedded, past: Past) -> tuple[Mesa, None]:
+        q = heads(F.silu(self.conv_q(self.W_q(x), past)), self.heads)
+        k = heads(F.silu(self.conv_k(self.W_k(x), past)), self.heads)
+        beta = self.W_beta(x).sigmoid()[..., None]
+        log_gamma = F.logsigmoid(precise(self.W_gamma(x)))[..., None]
+        log_gamma = log_gamma + torch.log1p(-(1 - self.bound) * precise(beta).square())
+        ridge = SMALLEST_RIDGE + F.softplus(precise(self.ridge))
+        q, k, v = F.normalize(q, dim=-1), F.normalize(k, dim=-1), heads(self.W_v(x), self.heads)
+        return Mesa(q, k, v, beta, log_gamma, ridge, self.solver), None

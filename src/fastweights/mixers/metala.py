@@ -1,0 +1,65 @@
+"""MetaLA: Unified Optimal Linear Approximation to Softmax Attention Map (Chou et al., 2024), appendix A3."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.layers import HeadNorm, Past, ShortConvolution, head_width, heads, precise
+from fastweights.mixer import Mixer
+from fastweights.recurrence import Decay
+from fastweights.shapes import Embedded, Output
+
+
+class MetaLA(Mixer):
+    """
+    f_q  x W_Q        f_α  σ(x W_α)^(1/τ), τ = 16
+    f_k  1 - α        f_g  SiLU(x W_G + b_G)
+    f_v  x W_V        d_k = d/2,  d_v = d
+
+    with x ← SiLU(conv(x)), and o_t ← o_t + σ(q_t (w_aug ⊙ k_t)ᵀ v_t), LayerNorm per head.
+
+    conv         size of the short convolution; 1 is none
+    augmented    whether a token adds itself once more (self-augmentation)
+    restore_key  f_k = x W_K instead, the paper's ablation "w/ key"
+    """
+
+    def __init__(
+        self,
+        d: int,
+        heads: int = 4,
+        tau: float = 16.0,
+        conv: int = 4,
+        augmented: bool = True,
+        restore_key: bool = False,
+    ) -> None:
+        super().__init__(d)
+        keys = d // 2
+        self.heads, self.tau = heads, tau
+        self.conv = ShortConvolution(d, conv)
+        self.W_q = nn.Linear(d, keys, bias=False)
+        self.W_alpha = nn.Linear(d, keys, bias=False)
+        self.W_k = nn.Linear(d, keys, bias=False) if restore_key else None
+        self.W_v = nn.Linear(d, d, bias=False)
+        self.W_g = nn.Linear(d, d)
+        self.W_o = nn.Linear(d, d, bias=False)
+        self.w_aug = nn.Parameter(torch.zeros(heads, head_width("d_k", keys, heads))) if augmented else None
+        self.norm = HeadNorm(head_width("d", d, heads), center=True, affine=False)
+
+    def reset_parameters(self) -> None:
+        if self.w_aug is not None:
+            nn.init.zeros_(self.w_aug)
+
+    def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
+        x = F.silu(self.conv(x, past)) if self.conv.size > 1 else x
+        q, v = heads(self.W_q(x), self.heads), heads(self.W_v(x), self.heads)
+        k = None if self.W_k is None else heads(self.W_k(x), self.heads)
+        log_alpha = F.logsigmoid(precise(heads(self.W_alpha(x), self.heads))) / self.tau
+        return Decay(q, k, v, log_alpha), F.silu(self.W_g(x))
+
+    def read(self, o: Output, gate: Tensor | None, recurrence: Decay) -> Embedded:
+        if self.w_aug is not None:
+            own = (recurrence.q * self.w_aug * recurrence.key).sum(-1, keepdim=True) * recurrence.v
+            o = o + own.sigmoid().to(o.dtype)
+        return super().read(o, gate, recurrence)

@@ -1,0 +1,26 @@
+"""The rules: what happens to a fast-weight state at every token."""
+
+from fastweights.recurrence.base import NoFiniteFormError, Recurrence, ShapeError, State
+from fastweights.recurrence.composed import Normalized
+from fastweights.recurrence.decay import Decay
+from fastweights.recurrence.delta import Delta
+from fastweights.recurrence.ltv import LTV, DenseLTV
+from fastweights.recurrence.mesa import Cholesky, ConjugateGradient, Mesa, Solver
+from fastweights.recurrence.softmax import Softmax
+
+__all__ = [
+    "LTV",
+    "Cholesky",
+    "ConjugateGradient",
+    "Decay",
+    "Delta",
+    "DenseLTV",
+    "Mesa",
+    "NoFiniteFormError",
+    "Normalized",
+    "Recurrence",
+    "ShapeError",
+    "Softmax",
+    "Solver",
+    "State",
+]

@@ -1,0 +1,191 @@
+"""What every recurrence is: a frozen record of streams with one equation, evaluated in several ways."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from fastweights.shapes import Map, Mask, Output, Segments
+
+if TYPE_CHECKING:
+    from fastweights.recurrence.ltv import LTV
+
+State = Tensor | tuple[Tensor, ...]
+
+
+class ShapeError(ValueError):
+    """A stream, mask or state whose shape does not fit the others."""
+
+
+class NoFiniteFormError(TypeError):
+    """The rule has no finite-dimensional linear form (DSF Lemma 1)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recurrence(ABC):
+    """The per-token streams ``[b t h ·]`` of one fast-weight rule.
+
+    Subclasses state the rule in `step` (the paper's equation, for one token) and in `chunk` (all tokens
+    of the record at once). Everything else follows from these two.
+    """
+
+    @property
+    def streams(self) -> dict[str, Tensor]:
+        """The tensors among the fields, by name."""
+        named = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(b, t, h) after broadcasting."""
+        return broadcast_lengths(self.streams)
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.streams.values())).device
+
+    @property
+    def accumulator(self) -> torch.dtype:
+        """The dtype of states and inner products: that of the streams, but at least float32."""
+        dtype = torch.float32
+        for stream in self.streams.values():
+            dtype = torch.promote_types(dtype, stream.dtype)
+        return dtype
+
+    @property
+    def output(self) -> torch.dtype:
+        """The dtype of o: that of q and v together."""
+        dtypes = [s.dtype for name, s in self.streams.items() if name != "log_decay"]
+        dtype = dtypes[0]
+        for other in dtypes[1:]:
+            dtype = torch.promote_types(dtype, other)
+        return dtype.to_complex() if self.accumulator.is_complex else dtype
+
+    def __len__(self) -> int:
+        return self.shape[1]
+
+    def __getitem__(self, span: slice) -> Self:
+        """The record of the tokens in `span`; streams constant in time stay so."""
+        length = len(self)
+        return replace(self, **{n: s[:, span] for n, s in self.streams.items() if s.shape[1] == length})
+
+    @property
+    @abstractmethod
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the state's tensors, batch first."""
+
+    def initial_state(self) -> State:
+        """The state before the first token: zeros."""
+        return one_or_all([torch.zeros(s, dtype=self.accumulator, device=self.device) for s in self.state_shapes])
+
+    def adopt(self, state: State) -> State:
+        """`state` in this record's dtype and batch, or a ShapeError."""
+        parts = state if isinstance(state, tuple) else (state,)
+        shapes = [tuple(part.shape) for part in parts]
+        try:
+            expanded = [p.expand(s) for p, s in zip(parts, self.state_shapes, strict=True)]
+        except (RuntimeError, ValueError):
+            raise ShapeError(
+                f"{type(self).__name__} here has state shapes {list(self.state_shapes)}, got {shapes}"
+            ) from None
+        return one_or_all([part.to(self.accumulator) for part in expanded])
+
+    def empty_output(self) -> Output:
+        """The output of a record without tokens."""
+        b, _, h = self.shape
+        return torch.zeros(b, 0, h, self.values, dtype=self.output, device=self.device)
+
+    @property
+    @abstractmethod
+    def values(self) -> int:
+        """The value width v."""
+
+    @abstractmethod
+    def step(self, state: State) -> tuple[Output, State]:
+        """The rule for a record of one token: the definition, and the oracle of every other form."""
+
+    @abstractmethod
+    def chunk(self, state: State) -> tuple[Output, State]:
+        """All tokens of the record at once, in parallel (quadratic in its length)."""
+
+    @abstractmethod
+    def attention_map(self) -> Map:
+        """``P [b h t s]`` with ``o_t = Σ_s P_ts v_s`` from the empty state (MetaLA eq. 18)."""
+
+    @abstractmethod
+    def ltv(self) -> LTV:
+        """The rule as a linear time-varying system (DSF eq. 11)."""
+
+    @abstractmethod
+    def keep(self, mask: Mask) -> Self:
+        """The same record with identity steps where `mask` is False (padding)."""
+
+    @abstractmethod
+    def segments(self, ids: Segments) -> Self:
+        """The same record with an empty state wherever `ids` changes (packed documents)."""
+
+
+def broadcast_lengths(streams: dict[str, Tensor]) -> tuple[int, int, int]:
+    """(b, t, h) of ``[b t h ·]`` streams, or a ShapeError that names the one that does not fit."""
+    for name, stream in streams.items():
+        if stream.dim() != 4:
+            raise ShapeError(
+                f"{name} has shape {list(stream.shape)}; streams are [batch, time, heads, width]: "
+                "add the missing axes with length 1"
+            )
+    try:
+        b, t, h = torch.broadcast_shapes(*(s.shape[:3] for s in streams.values()))
+    except RuntimeError:
+        shapes = ", ".join(f"{n} {list(s.shape)}" for n, s in streams.items())
+        raise ShapeError(f"streams must agree, or have length 1, in batch, time and heads; got {shapes}") from None
+    return b, t, h
+
+
+def require_width(name: str, stream: Tensor | None, *allowed: int) -> None:
+    """Raise unless the last axis of `stream` has one of the `allowed` lengths."""
+    if stream is not None and stream.shape[-1] not in allowed:
+        widths = " or ".join(str(width) for width in dict.fromkeys(allowed))
+        raise ShapeError(f"{name} has width {stream.shape[-1]}, must be {widths}")
+
+
+def heads_first(stream: Tensor, dtype: torch.dtype) -> Tensor:
+    """``[b t h ·]`` → ``[b h t ·]`` in `dtype`: the layout in which chunks are matrices."""
+    return stream.to(dtype).transpose(1, 2)
+
+
+def timed(recurrence: Recurrence, stream: Tensor) -> Tensor:
+    """`stream` heads first, in the accumulator's dtype, with the time axis spelled out."""
+    return heads_first(stream, recurrence.accumulator).expand(-1, -1, len(recurrence), -1)
+
+
+def masked_stream(stream: Tensor, mask: Mask, value: float = 0.0) -> Tensor:
+    """`stream` with `value` where ``mask [b t]`` is False."""
+    return torch.where(mask[..., None, None], stream, value)
+
+
+def check_mask(recurrence: Recurrence, mask: Tensor, name: str) -> None:
+    b, t, _ = recurrence.shape
+    if mask.dim() != 2 or mask.shape[1] != t or (mask.shape[0] not in (1, b) and b != 1):
+        raise ShapeError(f"{name} has shape {list(mask.shape)}, must be [batch, time] = [{b}, {t}]")
+
+
+def starts(ids: Segments) -> Mask:
+    """True at the first token of every segment but the first, which continues the given state."""
+    first = torch.zeros_like(ids[:, :1], dtype=torch.bool)
+    return torch.cat([first, ids[:, 1:] != ids[:, :-1]], dim=1)
+
+
+def with_resets(recurrence: Recurrence, log_decay: Tensor | None, ids: Segments) -> Tensor:
+    """`log_decay` with −inf at the start of every segment but the first."""
+    if log_decay is None:
+        log_decay = torch.zeros(1, 1, 1, 1, dtype=recurrence.accumulator, device=recurrence.device)
+    return masked_stream(log_decay, ~starts(ids), -torch.inf)
+
+
+def one_or_all(parts: list[Tensor]) -> State:
+    """A state of one tensor is that tensor; of several, their tuple."""
+    return parts[0] if len(parts) == 1 else tuple(parts)

@@ -1,0 +1,115 @@
+"""The general recurrent form of linear models: decay the state, add an outer product, read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fastweights.recurrence.base import (
+    Recurrence,
+    check_mask,
+    heads_first,
+    masked_stream,
+    require_width,
+    timed,
+    with_resets,
+)
+from fastweights.recurrence.ltv import LTV
+from fastweights.recurrence.products import Products, decayed_products
+from fastweights.shapes import Keys, LogDecay, Map, Mask, Output, Segments, Values
+
+
+@dataclass(frozen=True, eq=False)
+class Decay(Recurrence):
+    """S_t = diag(α_t) S_{t-1} + k_tᵀ v_t ;  o_t = q_t S_t + skip_t v_t      (MetaLA eq. 13-14; DSF eq. 11)
+
+    q          ``[b t h k]``
+    k          ``[b t h k]``, or None for the tied key 1 - α_t (MetaLA, HGRN)
+    v          ``[b t h v]``
+    log_decay  log α_t ≤ 0: None (no decay), ``[b t h 1]`` or ``[b t h k]``; −inf empties the state
+    skip       ``[b t h 1]`` or ``[b t h v]``: DSF's D_t
+    State ``[b h k v]``. q, k and log_decay may be complex; then o and the state are.
+    """
+
+    q: Keys
+    k: Keys | None
+    v: Values
+    log_decay: LogDecay | None
+    skip: Values | None = None
+
+    def __post_init__(self) -> None:
+        if self.k is None and self.log_decay is None:
+            raise ValueError("Decay needs k, or log_decay for the tied key 1 - α; both are None")
+        _ = self.shape
+        width = self.q.shape[-1]
+        require_width("k", self.k, width)
+        require_width("log_decay", self.log_decay, *((width,) if self.k is None else (1, width)))
+        require_width("skip", self.skip, 1, self.v.shape[-1])
+
+    @property
+    def key(self) -> Tensor:
+        """k, or the tied key 1 - α = -expm1(log α) where k is None."""
+        if self.k is not None:
+            return self.k
+        assert self.log_decay is not None
+        return -torch.expm1(self.log_decay)
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        b, _, h = self.shape
+        return ((b, h, self.q.shape[-1], self.v.shape[-1]),)
+
+    @property
+    def values(self) -> int:
+        return self.v.shape[-1]
+
+    def step(self, state: Tensor) -> tuple[Output, Tensor]:
+        q, k, v = (heads_first(s, state.dtype) for s in (self.q, self.key, self.v))
+        if self.log_decay is not None:
+            state = heads_first(self.log_decay, state.dtype).exp().mT * state
+        state = state + k.mT * v
+        return self.skipped(q @ state), state
+
+    def chunk(self, state: Tensor) -> tuple[Output, Tensor]:
+        products, v = self._products(), timed(self, self.v)
+        o = products.inner @ v + products.query @ state
+        return self.skipped(o), products.advance(state, v)
+
+    def skipped(self, o: Tensor) -> Output:
+        """The output from ``q_t S_t [b h t v]``: the skip added, axes and dtype as the streams'."""
+        o = o.transpose(1, 2)
+        if self.skip is not None:
+            o = o + self.skip * self.v
+        return o.to(self.output)
+
+    def attention_map(self) -> Map:
+        require_width("skip (of a map)", self.skip, 1)
+        b, t, h = self.shape
+        inner = self._products().inner
+        if self.skip is not None:
+            inner = inner + torch.diag_embed(heads_first(self.skip, inner.dtype).squeeze(-1))
+        return inner.expand(b, h, t, t)
+
+    def _products(self) -> Products:
+        log_decay = None if self.log_decay is None else timed(self, self.log_decay)
+        return decayed_products(timed(self, self.q), timed(self, self.key), log_decay)
+
+    def ltv(self) -> LTV:
+        b, t, h = self.shape
+        width = (b, t, h, self.q.shape[-1])
+        decay = torch.ones(1, device=self.device) if self.log_decay is None else self.log_decay.exp()
+        q, k, decay = (s.to(self.accumulator).expand(width) for s in (self.q, self.key, decay))
+        return LTV(A=decay, B=k, C=q, D=self.skip)
+
+    def keep(self, mask: Mask) -> Self:
+        check_mask(self, mask, "keep mask")
+        key = None if self.k is None else masked_stream(self.k, mask)
+        log_decay = None if self.log_decay is None else masked_stream(self.log_decay, mask)
+        return replace(self, k=key, log_decay=log_decay)
+
+    def segments(self, ids: Segments) -> Self:
+        check_mask(self, ids, "segment ids")
+        return replace(self, k=self.key, log_decay=with_resets(self, self.log_decay, ids))

@@ -1,0 +1,108 @@
+"""The delta rule: before a value is written, what the state holds under its key is erased."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fastweights.recurrence.base import (
+    Recurrence,
+    check_mask,
+    heads_first,
+    masked_stream,
+    require_width,
+    timed,
+    with_resets,
+)
+from fastweights.recurrence.ltv import LTV
+from fastweights.recurrence.products import Products, decayed_products
+from fastweights.shapes import Keys, LogDecay, Map, Mask, Output, PerToken, Segments, Values
+
+
+@dataclass(frozen=True, eq=False)
+class Delta(Recurrence):
+    """S_t = (I - β_t k_tᵀ k_t) diag(α_t) S_{t-1} + β_t k_tᵀ v_t ;  o_t = q_t S_t      (MesaNet Table 3)
+
+    q, k       ``[b t h k]``; the state stays bounded for ‖k‖ = 1 and β in [0, 2]
+    v          ``[b t h v]``
+    beta       ``[b t h 1]``
+    log_decay  log α_t ≤ 0: None (DeltaNet), ``[b t h 1]`` (gated DeltaNet) or ``[b t h k]``; −inf empties the state
+    State ``[b h k v]``.
+    """
+
+    q: Keys
+    k: Keys
+    v: Values
+    beta: PerToken
+    log_decay: LogDecay | None = None
+
+    def __post_init__(self) -> None:
+        _ = self.shape
+        width = self.q.shape[-1]
+        require_width("k", self.k, width)
+        require_width("beta", self.beta, 1)
+        require_width("log_decay", self.log_decay, 1, width)
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        b, _, h = self.shape
+        return ((b, h, self.q.shape[-1], self.v.shape[-1]),)
+
+    @property
+    def values(self) -> int:
+        return self.v.shape[-1]
+
+    def step(self, state: Tensor) -> tuple[Output, Tensor]:
+        q, k, v, beta = (heads_first(s, state.dtype) for s in (self.q, self.k, self.v, self.beta))
+        if self.log_decay is not None:
+            state = heads_first(self.log_decay, state.dtype).exp().mT * state
+        state = state + k.mT * (beta * (v - k @ state))
+        return (q @ state).transpose(1, 2).to(self.output), state
+
+    def chunk(self, state: Tensor) -> tuple[Output, Tensor]:
+        """With u_t = β_t (v_t - k_t diag(α_t) S_{t-1}) the rule is `Decay` writing u, and u solves a unit lower
+        triangular system: (I + β ⊙ strict P(k, k)) u = β (v - k̃ S_0), P the decayed products of keys with keys."""
+        reads, erases = self._products()
+        u = self._written(erases, timed(self, self.v) - erases.query @ state)
+        o = reads.inner @ u + reads.query @ state
+        return o.transpose(1, 2).to(self.output), reads.advance(state, u)
+
+    def attention_map(self) -> Map:
+        b, t, h = self.shape
+        reads, erases = self._products()
+        identity = torch.eye(t, dtype=self.accumulator, device=self.device)
+        return (reads.inner @ self._written(erases, identity)).expand(b, h, t, t)
+
+    def _products(self) -> tuple[Products, Products]:
+        """The products of the queries and of the keys, both with the keys."""
+        q, k = torch.broadcast_tensors(timed(self, self.q), timed(self, self.k))
+        log_decay = None if self.log_decay is None else timed(self, self.log_decay)
+        inner, query, key, carry = decayed_products(torch.stack([q, k]), k, log_decay)
+        return Products(inner[0], query[0], key, carry), Products(inner[1], query[1], key, carry)
+
+    def _written(self, erases: Products, wanted: Tensor) -> Tensor:
+        """u of `chunk`, for the values `wanted` that an untouched state lacks."""
+        beta = timed(self, self.beta)
+        system = (beta * erases.inner).tril(-1)
+        return torch.linalg.solve_triangular(system, beta * wanted, upper=False, unitriangular=True)
+
+    def ltv(self) -> LTV:
+        b, t, h = self.shape
+        width = (b, t, h, self.q.shape[-1])
+        decay = torch.ones(1, device=self.device) if self.log_decay is None else self.log_decay.exp()
+        q, k, decay = (s.to(self.accumulator).expand(width) for s in (self.q, self.k, decay))
+        written = self.beta * k
+        erased = torch.eye(width[-1], dtype=k.dtype, device=k.device) - written[..., :, None] * k[..., None, :]
+        return LTV(A=erased * decay[..., None, :], B=written, C=q)
+
+    def keep(self, mask: Mask) -> Self:
+        check_mask(self, mask, "keep mask")
+        log_decay = None if self.log_decay is None else masked_stream(self.log_decay, mask)
+        return replace(self, beta=masked_stream(self.beta, mask), log_decay=log_decay)
+
+    def segments(self, ids: Segments) -> Self:
+        check_mask(self, ids, "segment ids")
+        return replace(self, log_decay=with_resets(self, self.log_decay, ids))

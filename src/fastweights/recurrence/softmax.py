@@ -1,0 +1,191 @@
+"""Softmax attention, whose state is the cache of all keys and values, or of the last few."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, NoReturn, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastweights.recurrence.base import (
+    NoFiniteFormError,
+    Recurrence,
+    ShapeError,
+    State,
+    broadcast_lengths,
+    check_mask,
+    heads_first,
+    require_width,
+    starts,
+)
+from fastweights.shapes import Keys, Map, Mask, Output, Segments, Values
+
+Cache = tuple[Tensor, Tensor, Tensor]
+FORGOTTEN = 1 << 40
+
+
+@dataclass(frozen=True, eq=False)
+class Softmax(Recurrence):
+    """o_t = Σ_s softmax_s(q_t·k_s / √d_k) v_s over s ≤ t, or over the last `window` tokens only
+
+    q       ``[b t h k]``
+    k, v    ``[b t g k]``, ``[b t g v]`` with g | h: each key head serves h / g query heads (GQA)
+    window  None, or how many tokens, itself included, a query sees
+    kept, starts  ``[b t 1 1]`` bool, set by `keep` and `segments`
+    State: (keys ``[b g s k]``, values ``[b g s v]``, age ``[b s]`` in tokens as the next token will see it),
+    in the streams' dtype; s grows with the sequence, or stays at most window - 1.
+    """
+
+    q: Keys
+    k: Keys
+    v: Values
+    window: int | None = None
+    kept: Tensor | None = None
+    starts: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise ValueError(
+                f"Softmax(window={self.window}): a query sees at least itself; use window ≥ 1 or None"
+            )
+        require_width("k", self.k, self.q.shape[-1])
+        heads, groups = self.q.shape[2], max(self.k.shape[2], self.v.shape[2])
+        if groups == 0 or heads % groups:
+            raise ShapeError(f"q has {heads} heads and k, v {groups}; the latter must divide the former")
+        _ = self.shape
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        one_head = {name: s[:, :, :1] if name == "q" else s for name, s in self.streams.items()}
+        b, t, _ = broadcast_lengths(one_head)
+        return b, t, self.q.shape[2]
+
+    @property
+    def output(self) -> torch.dtype:
+        return torch.promote_types(torch.promote_types(self.q.dtype, self.k.dtype), self.v.dtype)
+
+    @property
+    def values(self) -> int:
+        return self.v.shape[-1]
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        b, groups = self.shape[0], max(self.k.shape[2], self.v.shape[2])
+        return (b, groups, 0, self.k.shape[-1]), (b, groups, 0, self.v.shape[-1]), (b, 0)
+
+    def initial_state(self) -> Cache:
+        keys, values, age = self.state_shapes
+        new = self.k.new_zeros
+        return new(keys, dtype=self.output), new(values, dtype=self.output), new(age, dtype=torch.long)
+
+    def adopt(self, state: State) -> Cache:
+        expected = self.state_shapes
+        if not isinstance(state, tuple) or len(state) != 3:
+            raise ShapeError("the state of Softmax is (keys [b g s k], values [b g s v], age [b s])")
+        for part, shape in zip(state, expected, strict=True):
+            b, *rest = (n for n, want in zip(part.shape, shape, strict=False) if want)
+            if part.dim() != len(shape) or [b, *rest] != [n for n in shape if n]:
+                raise ShapeError(
+                    f"Softmax here has state shapes {list(expected)} (0: as many tokens as are kept), "
+                    f"got {[tuple(s.shape) for s in state]}"
+                )
+        return state
+
+    def step(self, state: Cache) -> tuple[Output, Cache]:
+        seen = self._seen(state)
+        o = self._weights(seen) @ _served(seen.values.to(self.accumulator), self.shape[2])
+        return o.transpose(1, 2).to(self.output), self._remembered(seen)
+
+    def chunk(self, state: Cache) -> tuple[Output, Cache]:
+        seen = self._seen(state)
+        q = heads_first(self.q, self.output).expand(-1, -1, len(self), -1)
+        past = seen.keys.shape[2] - len(self)
+        causal = past == 0 and self.window is None and self.kept is None and self.starts is None
+        mask = None if causal else self._visible(seen)[:, None]
+        o = F.scaled_dot_product_attention(q, seen.keys, seen.values, mask, is_causal=causal, enable_gqa=True)
+        return o.transpose(1, 2), self._remembered(seen)
+
+    def attention_map(self) -> Map:
+        return self._weights(self._seen(self.initial_state()))
+
+    def ltv(self) -> NoReturn:
+        raise NoFiniteFormError(
+            "softmax attention has no linear form with a finite state (DSF Lemma 1); "
+            "look at attention_map(), or at Normalized(Decay(φ(q), φ(k), v, None)) with features φ"
+        )
+
+    def keep(self, mask: Mask) -> Self:
+        check_mask(self, mask, "keep mask")
+        return replace(self, kept=mask[..., None, None])
+
+    def segments(self, ids: Segments) -> Self:
+        check_mask(self, ids, "segment ids")
+        return replace(self, starts=starts(ids)[..., None, None])
+
+    def _seen(self, state: Cache) -> _Seen:
+        """The cache followed by the record's own tokens."""
+        b, t, _ = self.shape
+        keys, values, age = state
+        k, v = (heads_first(s, self.output).expand(b, keys.shape[1], t, -1) for s in (self.k, self.v))
+        kept = torch.ones(b, t, dtype=torch.bool, device=self.device)
+        if self.kept is not None:
+            kept = self.kept[..., 0, 0].expand(b, t)
+        position = kept.cumsum(1)
+        own = torch.where(kept, position, -FORGOTTEN)
+        document = torch.zeros_like(position)
+        if self.starts is not None:
+            document = self.starts[..., 0, 0].expand(b, t).cumsum(1)
+        return _Seen(
+            keys=torch.cat([keys, k], 2),
+            values=torch.cat([values, v], 2),
+            position=torch.cat([1 - age, own], 1),
+            document=torch.cat([torch.zeros_like(age), document], 1),
+            query=position,
+        )
+
+    def _visible(self, seen: _Seen) -> Tensor:
+        """``[b t s]``: which of the seen keys each query attends to."""
+        t, s = len(self), seen.keys.shape[2]
+        distance = seen.query[:, :, None] - seen.position[:, None, :]
+        visible = distance < (FORGOTTEN // 2 if self.window is None else self.window)
+        visible = visible & torch.ones(t, s, dtype=torch.bool, device=self.device).tril(s - t)
+        visible = visible & (seen.document[:, s - t :, None] == seen.document[:, None, :])
+        padding = torch.eye(t, s, dtype=torch.bool, device=self.device).roll(s - t, 1)
+        return visible | (padding & ~visible.any(-1, keepdim=True))
+
+    def _weights(self, seen: _Seen) -> Map:
+        q = heads_first(self.q, self.accumulator).expand(-1, -1, len(self), -1)
+        keys = _served(seen.keys.to(self.accumulator), self.shape[2])
+        scores = q @ keys.mT / self.q.shape[-1] ** 0.5
+        return scores.masked_fill(~self._visible(seen)[:, None], -torch.inf).softmax(-1)
+
+    def _remembered(self, seen: _Seen) -> Cache:
+        """The cache for the next token: all that it can still see."""
+        now, current = seen.query[:, -1:], seen.document[:, -1:]
+        age = now + 1 - seen.position
+        age = torch.where((seen.document == current) & (age < FORGOTTEN // 2), age, FORGOTTEN)
+        if self.window is None:
+            return seen.keys, seen.values, age
+        last = min(self.window - 1, age.shape[1])
+        newest = age.argsort(dim=1, stable=True, descending=True)[:, age.shape[1] - last :]
+        rows = newest[:, None, :, None]
+        keys, values = (s.take_along_dim(rows, 2) for s in (seen.keys, seen.values))
+        return keys, values, age.take_along_dim(newest, 1)
+
+
+class _Seen(NamedTuple):
+    """All keys that a record's queries may see, with where they stand: ``position [b s]`` counts kept tokens
+    (1: the record's first), ``document [b s]`` numbers segments, ``query [b t]`` is the queries' position."""
+
+    keys: Tensor
+    values: Tensor
+    position: Tensor
+    document: Tensor
+    query: Tensor
+
+
+def _served(groups: Tensor, heads: int) -> Tensor:
+    """``[b g s ·]`` → ``[b h s ·]``: each group's keys for the query heads it serves."""
+    return groups.repeat_interleave(heads // groups.shape[1], dim=1)

@@ -1,0 +1,32 @@
+"""The shape letters used everywhere, as jaxtyping aliases.
+
+b batch · t time (query) · s time (key) · h head · k key width · v value width · d model width
+
+Streams are ``[b t h ·]`` and broadcast over b, t, h where an axis has length 1 (``#`` below).
+States are ``[b h k v]`` (or tuples of batch-first tensors), in float32 or wider.
+"""
+
+from jaxtyping import Bool, Float, Inexact, Int
+from torch import Tensor
+
+Keys = Inexact[Tensor, "#b #t #h k"]
+Values = Inexact[Tensor, "#b #t #h v"]
+PerToken = Inexact[Tensor, "#b #t #h 1"]
+LogDecay = Inexact[Tensor, "#b #t #h #k"]
+Output = Inexact[Tensor, "b t h v"]
+Map = Inexact[Tensor, "b h t s"]
+Embedded = Float[Tensor, "b t d"]
+Mask = Bool[Tensor, "b t"]
+Segments = Int[Tensor, "b t"]
+
+__all__ = [
+    "Embedded",
+    "Keys",
+    "LogDecay",
+    "Map",
+    "Mask",
+    "Output",
+    "PerToken",
+    "Segments",
+    "Values",
+]
