@@ -94,11 +94,7 @@ class Mixer(nn.Module, ABC):
 
     def _check(self, x: Tensor, keep: Tensor | None, segments: Tensor | None) -> None:
         if x.dim() != 3 or x.shape[-1] != self.d:
-            raise ShapeError(
-                f"{type(self).__name__}(d={self.d}) reads [batch, time, {self.d}], got {list(x.shape)}"
-            )
+            raise ShapeError(f"{type(self).__name__}(d={self.d}) reads [batch, time, {self.d}], got {list(x.shape)}")
         for name, mask in (("keep", keep), ("segments", segments)):
             if mask is not None and mask.shape != x.shape[:2]:
-                raise ShapeError(
-                    f"{name} has shape {list(mask.shape)}, must be [batch, time] = {list(x.shape[:2])}"
-                )
+                raise ShapeError(f"{name} has shape {list(mask.shape)}, must be [batch, time] = {list(x.shape[:2])}")

@@ -22,9 +22,7 @@ class GatedDeltaNet(Mixer):
     d_k = expand_k·d,  d_v = expand_v·d, RMSNorm per head, q scaled by d'_k^(-1/2)
     """
 
-    def __init__(
-        self, d: int, heads: int = 4, expand_k: float = 0.75, expand_v: float = 1.5, conv: int = 4
-    ) -> None:
+    def __init__(self, d: int, heads: int = 4, expand_k: float = 0.75, expand_v: float = 1.5, conv: int = 4) -> None:
         super().__init__(d)
         keys, values = round(expand_k * d), round(expand_v * d)
         self.heads = heads

@@ -80,11 +80,7 @@ class Normalized(Recurrence):
 
     def _reciprocal(self, n: Tensor) -> Tensor:
         if self.floor is not None:
-            n = (
-                n.abs().clamp(min=self.floor)
-                if isinstance(self.floor, float | int)
-                else n.abs().maximum(self.floor)
-            )
+            n = n.abs().clamp(min=self.floor) if isinstance(self.floor, float | int) else n.abs().maximum(self.floor)
         empty = n == 0
         return torch.where(empty, 0, 1 / torch.where(empty, 1, n))
 

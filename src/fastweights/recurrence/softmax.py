@@ -47,9 +47,7 @@ class Softmax(Recurrence):
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
-            raise ValueError(
-                f"Softmax(window={self.window}): a query sees at least itself; use window ≥ 1 or None"
-            )
+            raise ValueError(f"Softmax(window={self.window}): a query sees at least itself; use window ≥ 1 or None")
         require_width("k", self.k, self.q.shape[-1])
         heads, groups = self.q.shape[2], max(self.k.shape[2], self.v.shape[2])
         if groups == 0 or heads % groups:
