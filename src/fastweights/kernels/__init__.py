@@ -1,8 +1,9 @@
 """Fast evaluations of recurrences, and the table that chooses among them."""
 
 from fastweights.kernels.chunked import CHUNK_LOOP
+from fastweights.kernels.decay import CHUNKED_DECAY
 from fastweights.kernels.table import TABLE, Kernel, explain, only, select
 
-TABLE.append(CHUNK_LOOP)
+TABLE.extend([CHUNKED_DECAY, CHUNK_LOOP])
 
 __all__ = ["TABLE", "Kernel", "explain", "only", "select"]
