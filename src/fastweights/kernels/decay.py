@@ -18,13 +18,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from fastweights.kernels.chunked import chunk_loop
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.decay import Decay
+from fastweights.recurrence.products import decayed_products
 
 CHUNKS = (64, 32, 16)
+STEEP_CHUNK = 16
 TILES = 128
 HARMLESS = 80.0
 """Total log decay of a chunk up to which float32 carries e^(± half of it) without loss."""
@@ -83,7 +85,6 @@ class _Plan(NamedTuple):
     def untile(self, tiles: Tensor, span: slice) -> Tensor:
         """The reverse of `tiles`."""
         return tiles.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, : span.stop - span.start]
-
 
     def block(
         self, span: slice, dtype: torch.dtype, q: Tensor, k: Tensor | None, v: Tensor, log_decay: Tensor | None
@@ -192,13 +193,41 @@ def chunked_decay(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state) of a real `Decay`."""
     b, t, h = recurrence.shape
     chunk = _chunk_length(recurrence.log_decay)
-    if chunk is None:
-        return chunk_loop(recurrence, state)
-    plan = _Plan.of(chunk, b * h, t)
     streams = (recurrence.q, recurrence.k, recurrence.v, recurrence.log_decay)
     spelled = [None if s is None else s.expand(b, t, h, -1) for s in streams]
-    o, state = _ChunkedDecay.apply(plan, *spelled, state)
+    if chunk is None:
+        o, state = _steep(_Plan.of(STEEP_CHUNK, b * h, t), *spelled, state)
+    else:
+        o, state = _ChunkedDecay.apply(_Plan.of(chunk, b * h, t), *spelled, state)
     return recurrence.skipped(o), state
+
+
+def _steep(
+    plan: _Plan, q: Tensor, k: Tensor | None, v: Tensor, log_decay: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same for any decay, by `decayed_products`; autograd recomputes one block at a time."""
+    outputs = []
+    for span in plan.spans(q.shape[1]):
+        streams = (None if s is None else s[:, span] for s in (q, k, v, log_decay))
+        o, state = checkpoint(_steep_block, plan, *streams, state, use_reentrant=False, preserve_rng_state=False)
+        outputs.append(o)
+    return torch.cat(outputs, dim=1), state
+
+
+def _steep_block(
+    plan: _Plan, q: Tensor, k: Tensor | None, v: Tensor, log_decay: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    whole = slice(0, q.shape[1])
+    k = torch.expm1(log_decay).neg() if k is None else k
+    q, k, v, log_decay = (plan.tiles(s, state.dtype) for s in (q, k, v, log_decay))
+    products = decayed_products(q, k, log_decay)
+    assert products.carry is not None
+    before = []
+    for carry, written in zip(products.carry.unbind(2), (products.key.mT @ v).unbind(2), strict=True):
+        before.append(state)
+        state = carry * state + written
+    o = products.inner @ v + products.query @ torch.stack(before, 2)
+    return plan.untile(o, whole), state
 
 
 def refuses(recurrence: Recurrence) -> str | None:
