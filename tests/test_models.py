@@ -18,7 +18,8 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments
 
-from fastweights import FastWeightsCache, FastWeightsConfig, FastWeightsForCausalLM, FastWeightsModel
+from fastweights import FastWeightsCache, FastWeightsConfig, FastWeightsForCausalLM, FastWeightsModel, evaluate
+from fastweights.layers import Past
 from fastweights.models.loss import next_token_loss
 from tiny import LAYERS, VOCABULARY, tiny, tiny_config, tokens
 
@@ -146,6 +147,16 @@ def test_half_precision_trains(layers: str) -> None:
         loss.backward()
         assert loss.dtype == torch.float32
         assert_close(loss, plain, rtol=2e-2, atol=0)
+
+
+@every_model
+def test_autocast_does_not_reach_into_the_recurrence(layers: str) -> None:
+    mixer = tiny(layers, torch.float32).model.layers[0].mixer
+    x = torch.randn(2, 70, 16)
+    recurrence, _ = mixer.project(x, Past(x, None, None, None, None))
+    plain, state = evaluate(recurrence)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_close(evaluate(recurrence), (plain, state), rtol=0, atol=0)
 
 
 def test_tied_embeddings_are_one_parameter_saved_once(tmp_path: Path) -> None:
