@@ -102,8 +102,8 @@ class _ChunkedDelta(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, do: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
         plan: Plan = ctx.plan
-        *streams, log_decay = ctx.saved_tensors[:5]
-        starts = ctx.saved_tensors[5:]
+        q, k, v, beta, log_decay, *starts = ctx.saved_tensors
+        streams = (q, k, v, beta)
         grads = [None if s is None else torch.empty_like(s) for s in (*streams, log_decay)]
         for span, start in reversed(list(zip(plan.spans(streams[0].shape[1]), starts, strict=True))):
             chunks = _Chunks.of(plan, start.dtype, *cut(span, *streams, log_decay))
