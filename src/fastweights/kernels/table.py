@@ -52,10 +52,10 @@ def explain(recurrence: Recurrence) -> str:
 
 
 @contextmanager
-def only(name: str) -> Iterator[None]:
-    """Inside the block `Auto()` takes the kernel called `name` or none."""
+def only(name: str | None) -> Iterator[None]:
+    """Inside the block `Auto()` takes the kernel called `name` or none; None allows all again."""
     names = [kernel.name for kernel in TABLE]
-    if name not in names:
+    if name is not None and name not in names:
         raise LookupError(f"no kernel is called {name!r}; there are {', '.join(names)}")
     token = _only.set(name)
     try:
