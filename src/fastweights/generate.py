@@ -91,7 +91,6 @@ def _ends(model: FastWeightsForCausalLM) -> list[int]:
     return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
 
 
-@torch.no_grad()
 def _endless(
     model: FastWeightsForCausalLM, ids: Tensor, mask: Tensor | None, sample: Sampler, chunk: int
 ) -> Iterator[Tensor]:
@@ -113,6 +112,7 @@ def _prefill(
     return logits
 
 
+@torch.no_grad()
 def _next(model: FastWeightsForCausalLM, ids: Tensor, mask: Tensor | None, cache: FastWeightsCache) -> Tensor:
     """Logits ``[b vocab]`` after the last of these tokens."""
     return model(ids, mask, cache, use_cache=True, logits_to_keep=1, return_dict=True).logits[:, -1]
