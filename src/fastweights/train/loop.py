@@ -75,7 +75,7 @@ class TrainConfig:
     schedule: Schedule = Cosine()
     every: Every = Every()
     steps: int = 1000
-    batch: int = 32
+    batch: int = 16
     length: int = 256
     accumulate: int = 1
     clip: float = 1.0

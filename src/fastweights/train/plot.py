@@ -32,13 +32,12 @@ def plot(rows: Sequence[Row], path: Path, title: str = "") -> None:
         figure.savefig(new, format="png")
 
 
-def smooth(values: np.ndarray, memory: float = 0.9) -> np.ndarray:
-    """The exponential average of what came so far, without a bias towards the start."""
-    average, weight, smoothed = 0.0, 0.0, []
-    for value in values:
-        average, weight = memory * average + (1 - memory) * value, memory * weight + (1 - memory)
-        smoothed.append(average / weight)
-    return np.array(smoothed)
+def smooth(values: np.ndarray) -> np.ndarray:
+    """Each value's mean with its neighbours, in a Gaussian window of a fiftieth of the curve."""
+    index = np.arange(len(values))
+    distance = (index[:, None] - index) / max(1.0, len(values) / 50)
+    weight = np.exp(-(distance**2) / 2)
+    return weight @ values / weight.sum(1)
 
 
 def _losses(axes: Axes, rows: Sequence[Row]) -> None:
