@@ -44,7 +44,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     for name, verb in VERBS.items():
-        summary = (verb.__doc__ or "").splitlines()[0]
+        summary = (verb.__doc__ or name).splitlines()[0]
         subparser = verbs.add_parser(name, help=summary, description=summary)
         subparser.add_argument("--debug", action="store_true", default=SUPPRESS, help=SUPPRESS)
         subparser.set_defaults(run=verb(subparser))
