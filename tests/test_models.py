@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,14 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments
 
-from fastweights import FastWeightsCache, FastWeightsConfig, FastWeightsForCausalLM, FastWeightsModel
+from fastweights import FastWeightsCache, FastWeightsConfig, FastWeightsForCausalLM, FastWeightsModel, evaluate
+from fastweights.layers import Past
 from fastweights.models.loss import next_token_loss
 from tiny import LAYERS, VOCABULARY, tiny, tiny_config, tokens
 
@@ -119,6 +120,45 @@ def test_whatever_a_checkpoint_lacks_starts_properly_and_nothing_else_changes(la
         assert all(loaded[name].isfinite().all() and loaded[name].abs().max() < 20 for name in lacking)
 
 
+def test_loads_in_shards_with_a_device_map(tmp_path: Path) -> None:
+    model = tiny("hybrid", torch.float32)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, device_map="cpu")
+    assert_close(loaded(tokens(1, 5)).logits, model(tokens(1, 5)).logits, rtol=0, atol=0)
+
+
+def test_the_vocabulary_can_grow() -> None:
+    model, ids = tiny("metala", torch.float32), tokens(1, 5)
+    before = model(ids).logits
+    model.resize_token_embeddings(VOCABULARY + 3)
+    assert_close(model(ids).logits[..., :VOCABULARY], before)
+    assert model.config.vocab_size == VOCABULARY + 3
+
+
+@every_model
+def test_half_precision_trains(layers: str) -> None:
+    ids = tokens(2, 6)
+    plain = tiny(layers, torch.float32).train()(ids, labels=ids).loss
+    halved = tiny(layers, torch.bfloat16).train()(ids, labels=ids).loss
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = tiny(layers, torch.float32).train()(ids, labels=ids).loss
+    for loss in (halved, mixed):
+        loss.backward()
+        assert loss.dtype == torch.float32
+        assert_close(loss, plain, rtol=2e-2, atol=0)
+
+
+@every_model
+def test_autocast_does_not_reach_into_the_recurrence(layers: str) -> None:
+    mixer = tiny(layers, torch.float32).model.layers[0].mixer
+    x = torch.randn(2, 70, 16)
+    recurrence, _ = mixer.project(x, Past(x, None, None, None, None))
+    plain, state = evaluate(recurrence)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_close(evaluate(recurrence), (plain, state), rtol=0, atol=0)
+
+
 def test_tied_embeddings_are_one_parameter_saved_once(tmp_path: Path) -> None:
     model = tiny(dtype=torch.float32, tie_word_embeddings=True)
     assert model.lm_head.weight is model.model.embed_tokens.weight
@@ -199,11 +239,17 @@ def test_embeddings_may_be_given_instead_of_ids() -> None:
     assert_close(model(inputs_embeds=model.get_input_embeddings()(ids)).logits, model(ids).logits)
 
 
+def test_embeddings_enter_at_unit_scale() -> None:
+    model, ids = tiny(hidden_size=64), tokens(1, 5)
+    first = model(ids, output_hidden_states=True).hidden_states[0]
+    assert_close(first, 8 * model.get_input_embeddings()(ids))
+
+
 def test_outputs_asked_for() -> None:
     model, ids = tiny("hybrid", logit_cap=0.1), tokens(2, 5)
     output = model(ids, logits_to_keep=2, output_hidden_states=True, use_cache=False)
     assert output.logits.shape == (2, 2, VOCABULARY)
-    assert output.logits.abs().max() < 0.1
+    assert output.logits.abs().max() <= 0.1
     assert len(output.hidden_states) == 4
     assert output.past_key_values is None
     assert_close(model(ids, logits_to_keep=torch.tensor([1, 3])).logits, model(ids).logits[:, [1, 3]])
@@ -305,12 +351,15 @@ class Largest(TorchDispatchMode):
 def test_chunked_loss_never_holds_all_logits() -> None:
     x, weight = torch.randn(2, 33, 4, requires_grad=True), torch.randn(50, 4, requires_grad=True)
     labels = torch.randint(50, (2, 33))
-    sizes = []
+    largest, saved = [], []
     for chunk in (8, 64):
-        with Largest() as seen:
+        kept: list[int] = []
+        with Largest() as seen, saved_tensors_hooks(lambda x, kept=kept: kept.append(x.numel()) or x, lambda x: x):
             next_token_loss(lambda x: x @ weight.mT, x, labels, chunk=chunk).backward()
-        sizes.append(seen.elements)
-    assert sizes == [8 * 50, 64 * 50]
+        largest.append(seen.elements)
+        saved.append(max(kept))
+    assert largest == [8 * 50, 64 * 50]
+    assert saved[0] <= 64 * 4 < saved[1] == 64 * 50
 
 
 @pytest.mark.parametrize("fields", [{}, {"logit_cap": 0.5}, {"tie_word_embeddings": True}])
@@ -378,13 +427,10 @@ def test_trainer_learns_evaluates_and_resumes(tmp_path: Path) -> None:
 def test_gradient_accumulation_divides_by_all_labels(tmp_path: Path) -> None:
     together = trainer(tiny(dtype=torch.float32), tmp_path, 1, seed=1)
     halves: list[float] = []
-    forward: Callable[..., Any] = together.model.forward
 
-    def spied(*args: Any, **kwargs: Any) -> Any:
-        halves.append(float(kwargs["num_items_in_batch"]))
-        return forward(*args, **kwargs)
-
-    together.model.forward = spied
+    together.model.register_forward_pre_hook(
+        lambda _model, _args, kwargs: halves.append(float(kwargs["num_items_in_batch"])), with_kwargs=True
+    )
     together.train()
     assert halves == [2 * 2 * 7] * 2
 

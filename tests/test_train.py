@@ -262,6 +262,15 @@ def test_parts_of_a_batch_add_up(folder, undisturbed):
         assert ours == pytest.approx(theirs, rel=1e-4)
 
 
+def test_bfloat16_is_close_and_keeps_float32_weights(folder, undisturbed):
+    train(tiny(folder, bf16=True), folder / "bf16", cpu=True)
+    ours, theirs = curve(folder / "bf16"), undisturbed[0]
+    assert ours != theirs
+    assert [row["loss"] for row in ours] == pytest.approx([row["loss"] for row in theirs], rel=0.02)
+    weights = load_file(folder / "bf16" / "model" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+
+
 def test_training_learns(undisturbed):
     losses = [row["loss"] for row in undisturbed[0]]
     assert losses[-1] < losses[0] - 0.5
@@ -333,7 +342,7 @@ def test_killed_while_writing(folder, undisturbed, tmp_path, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("calls", range(90))
+@pytest.mark.parametrize("calls", range(100))
 def test_killed_at_every_point_of_writing(folder, undisturbed, tmp_path, calls):
     last_through(tiny(folder), tmp_path / "out", [calls, None])
     assert outcome(tmp_path / "out") == undisturbed

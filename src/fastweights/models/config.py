@@ -1,7 +1,7 @@
 """The one configuration of every language model here."""
 
 from collections.abc import Iterable
-from dataclasses import field, fields
+from dataclasses import field
 from difflib import get_close_matches
 from typing import Any
 
@@ -68,9 +68,8 @@ class FastWeightsConfig(PretrainedConfig):
 
     def _check_names(self, unknown: Iterable[str]) -> None:
         """transformers keeps whatever it is given; a misspelt field would silently leave its default."""
-        known = [f.name for f in fields(self)]
         for name in unknown:
-            meant = get_close_matches(name, known, n=1, cutoff=0.75)
+            meant = get_close_matches(name, FastWeightsConfig.__annotations__, n=1, cutoff=0.72)
             if meant and not name.endswith("_token_id"):
                 raise ValueError(f"{type(self).__name__} has no field {name!r}; did you mean {meant[0]!r}?")
 

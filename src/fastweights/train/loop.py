@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import islice
 from pathlib import Path
@@ -104,7 +104,7 @@ def train(
     With `cpu` no accelerator is used. When `stop()` turns true the step is finished and a checkpoint written.
     Raises DataError, CheckpointError (`out` holds another run, or damage), NonFiniteError, or the model's errors.
     """
-    accelerator = Accelerator(cpu=cpu, mixed_precision="bf16" if config.bf16 else "no")
+    accelerator = Accelerator(cpu=cpu)
     reporter = reporter if accelerator.is_main_process else Reporter()
     run = _Run(config, out, accelerator, reporter)
     while run.progress.step < config.steps and not _agreed(accelerator, stop()):
@@ -215,9 +215,14 @@ class _Run:
         tokens = self.windows.batch(step * config.batch + index * self.part, self.part).to(accelerator.device)
         last = part == config.accumulate - 1
         with nullcontext() if last else accelerator.no_sync(self.wrapped):
-            loss = self.wrapped(input_ids=tokens, labels=tokens).loss / config.accumulate
+            with self._precision():
+                loss = self.wrapped(input_ids=tokens, labels=tokens).loss / config.accumulate
             accelerator.backward(loss)
         return loss.detach()
+
+    def _precision(self) -> AbstractContextManager[object]:
+        """Not the Accelerator's, which one process can set only once."""
+        return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.config.bf16)
 
     def _log(self, evaluate: bool) -> None:
         row = {"step": self.progress.step, "loss": self._sound_loss(), "lr": self.optimizers[0].param_groups[0]["lr"]}
@@ -251,7 +256,8 @@ class _Run:
         batches = cover(self.corpus.validation, self.config.length, self.part)
         for tokens in islice(batches, self.accelerator.process_index, None, self.accelerator.num_processes):
             targets = tokens[:, 1:].numel()
-            loss = model(input_ids=tokens.to(device), labels=tokens.to(device)).loss
+            with self._precision():
+                loss = model(input_ids=tokens.to(device), labels=tokens.to(device)).loss
             total += torch.stack([loss.double() * targets, loss.new_tensor(targets, dtype=torch.float64)])
         nats, targets = torch.as_tensor(self.accelerator.reduce(total, "sum")).tolist()
         return nats / targets
