@@ -39,7 +39,7 @@ class AdamW(Recipe):
             {"params": decayed, "weight_decay": self.weight_decay},
             {"params": others, "weight_decay": 0.0},
         ]
-        return [optim.AdamW([g for g in groups if g["params"]], lr=self.lr, betas=self.betas, eps=self.eps)]
+        return [optim.AdamW([g for g in groups if g["params"]], lr=self.lr, betas=self.betas, eps=self.eps, fused=True)]
 
 
 class Schedule(ABC):
