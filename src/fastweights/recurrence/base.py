@@ -59,10 +59,7 @@ class Recurrence(ABC):
     @property
     def output(self) -> torch.dtype:
         """The dtype of o: that of q and v together."""
-        dtypes = [s.dtype for name, s in self.streams.items() if name != "log_decay"]
-        dtype = dtypes[0]
-        for other in dtypes[1:]:
-            dtype = torch.promote_types(dtype, other)
+        dtype = torch.promote_types(self.streams["q"].dtype, self.streams["v"].dtype)
         return dtype.to_complex() if self.accumulator.is_complex else dtype
 
     def __len__(self) -> int:
