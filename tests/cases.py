@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import oracles
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
+import oracles
 from fastweights.evaluate import Auto, Chunkwise, Method, Parallel, Recurrent
 from fastweights.recurrence import Cholesky, Decay, Delta, Mesa, Normalized, Recurrence, Softmax
 
@@ -258,7 +258,13 @@ CASES = [
         {**POSITIVE, "log_decay": log_scalar, "skip": gate},
         positive_matrix,
     ),
-    Case("normalized-vector", normalized_decay, oracles.normalized, {**POSITIVE, "log_decay": log_vector}, positive_matrix),
+    Case(
+        "normalized-vector",
+        normalized_decay,
+        oracles.normalized,
+        {**POSITIVE, "log_decay": log_vector},
+        positive_matrix,
+    ),
     Case(
         "normalized-floor",
         partial(normalized_decay, floor=1.0),
