@@ -37,7 +37,7 @@ class MetaLA(Mixer):
         super().__init__(d)
         keys = d // 2
         self.heads, self.tau = heads, tau
-        self.conv = ShortConvolution(d, conv)
+        self.conv = ShortConvolution(d, conv) if conv > 1 else None
         self.W_q = nn.Linear(d, keys, bias=False)
         self.W_alpha = nn.Linear(d, keys, bias=False)
         self.W_k = nn.Linear(d, keys, bias=False) if restore_key else None
@@ -52,7 +52,7 @@ class MetaLA(Mixer):
             nn.init.zeros_(self.w_aug)
 
     def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
-        x = F.silu(self.conv(x, past)) if self.conv.size > 1 else x
+        x = x if self.conv is None else F.silu(self.conv(x, past))
         q, v = heads(self.W_q(x), self.heads), heads(self.W_v(x), self.heads)
         k = None if self.W_k is None else heads(self.W_k(x), self.heads)
         log_alpha = F.logsigmoid(precise(heads(self.W_alpha(x), self.heads))) / self.tau
