@@ -61,5 +61,6 @@ class MetaLA(Mixer):
     def read(self, o: Output, gate: Tensor | None, recurrence: Decay) -> Embedded:
         if self.w_aug is not None:
             own = (recurrence.q * self.w_aug * recurrence.key).sum(-1, keepdim=True) * recurrence.v
-            o = o + own.sigmoid().to(o.dtype)
+            half_less = (own / 2).tanh() / 2  # σ(·) - ½: LayerNorm removes a constant, whose bits low precision lacks
+            o = o + half_less.to(o.dtype)
         return super().read(o, gate, recurrence)
