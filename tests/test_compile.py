@@ -1,37 +1,14 @@
-"""torch.compile gives what eager evaluation gives."""
+"""torch.compile cannot trace the type checker of `conftest`, so its tests run in a process without."""
 
 from __future__ import annotations
 
-import pytest
-import torch
-from test_mixers import LAYERS, Layer, inputs, tensors
-from tolerances import assert_close
-from torch import Tensor
-
-BREAKS_THE_GRAPH = {"mesa"}
-"""Dynamo does not trace torch.autograd.grad, with which Mesa's implicit solve is differentiated."""
-
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-"""Dynamo looks at it wherever a graph breaks."""
+import subprocess
+import sys
+from pathlib import Path
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> None:
-    torch.compiler.reset()
-
-
-@pytest.mark.parametrize("layer", LAYERS, ids=str)
-def test_compiled_layers_agree(layer: Layer) -> None:
-    mixer, x = layer.build(), inputs(1, 9)
-    compiled = torch.compile(mixer, backend="eager", fullgraph=layer.name not in BREAKS_THE_GRAPH)
-    want, state = mixer(x)
-    y, final = compiled(x)
-    assert_close(y, want, "y")
-    for a, b in zip(tensors(final), tensors(state), strict=True):
-        assert_close(a, b, "state", torch.float64)
-    state = state.map(Tensor.detach)
-    assert_close(compiled(x[:, :1], state)[0], mixer(x[:, :1], state)[0], "next y")
-    parameters = [p for p in mixer.parameters() if p.requires_grad]
-    want_gradients = torch.autograd.grad(want.square().sum(), parameters)
-    for a, b in zip(torch.autograd.grad(y.square().sum(), parameters), want_gradients, strict=True):
-        assert_close(a, b, "gradient")
+def test_compiled_layers_agree() -> None:
+    tests = Path(__file__).with_name("compiled.py")
+    command = [sys.executable, "-m", "pytest", "--noconftest", "--show-capture=no", "--tb=line", str(tests)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout

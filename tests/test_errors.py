@@ -12,6 +12,8 @@ from fastweights.evaluate import Chunkwise, evaluate
 from fastweights.kernels import TABLE, explain, only, select
 from fastweights.recurrence import ConjugateGradient, Decay, Delta, Mesa, Normalized, ShapeError, Softmax
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 
 def stream(*shape: int) -> Tensor:
     return torch.zeros(shape)

@@ -302,6 +302,7 @@ def test_a_mixer_is_a_short_file(name: str) -> None:
     assert "f_q" in (MIXERS[name].__doc__ or "")
 
 
+@pytest.mark.usefixtures("unchecked")
 @each_layer
 def test_inputs_that_do_not_fit(layer: Layer) -> None:
     mixer, x = layer.build(), inputs()
@@ -316,6 +317,7 @@ def test_inputs_that_do_not_fit(layer: Layer) -> None:
         mixer(x, state._replace(memory=each(state.memory, lambda s: s[:, :, :, :0] if s.dim() == 4 else s)))
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
@@ -334,6 +336,7 @@ def test_arguments_that_do_not_fit(name: str, arguments: dict[str, Any], message
         make(name, D, **arguments)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_names_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, mixer in MIXERS.items():
         monkeypatch.setitem(MIXERS, name, mixer)

@@ -20,7 +20,7 @@ from fastweights.recurrence.base import (
     require_width,
     starts,
 )
-from fastweights.shapes import Keys, Map, Mask, Output, Segments, Values
+from fastweights.shapes import GroupKeys, GroupValues, Keys, Map, Mask, Output, Segments
 
 Cache = tuple[Tensor, Tensor, Tensor]
 FORGOTTEN = 1 << 40
@@ -39,8 +39,8 @@ class Softmax(Recurrence):
     """
 
     q: Keys
-    k: Keys
-    v: Values
+    k: GroupKeys
+    v: GroupValues
     window: int | None = None
     kept: Tensor | None = None
     starts: Tensor | None = None
