@@ -159,7 +159,7 @@ class _ImplicitSolve(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, *theta = ctx.saved_tensors
         with torch.enable_grad():
             theta = [t.detach().requires_grad_() for t in theta]
