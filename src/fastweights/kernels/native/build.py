@@ -16,12 +16,12 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 LIBRARY = HERE / "fastweights.so"
-KERNELS = ("matrix.c",)
+KERNELS = ("matrix.c", "scan.c")
 COMMON = ("pool.c", "dispatch.c")
 FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-fvisibility=default", "-fno-math-errno", "-ffp-contract=fast", "-pthread"]
 X86 = {
-    "avx2": ["-mavx2", "-mfma"],
-    "avx512": ["-mavx2", "-mfma", "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl"],
+    "avx2": ["-mavx2", "-mfma", "-mprfchw"],
+    "avx512": ["-mavx2", "-mfma", "-mprfchw", "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl"],
 }
 
 

@@ -38,7 +38,7 @@ INLINE float *take(Arena *arena, size_t floats)
     return found;
 }
 
-static void take_chunk(Arena *arena, Chunk *c, const Forward *p, int backward)
+static inline void take_chunk(Arena *arena, Chunk *c, const Forward *p, int backward)
 {
     int delta = p->beta.at != NULL;
     memset(c, 0, sizeof *c);
@@ -60,7 +60,7 @@ static void take_chunk(Arena *arena, Chunk *c, const Forward *p, int backward)
     }
 }
 
-static void load_rows(float *to, long width, long step, const View *view, long b, long t, long h, long tokens)
+static inline void load_rows(float *to, long width, long step, const View *view, long b, long t, long h, long tokens)
 {
     const float *from = view->at + b * view->b + t * view->t + h * view->h;
     for (long i = 0; i < tokens; i++, from += view->t, to += step) {
@@ -74,7 +74,16 @@ static void load_rows(float *to, long width, long step, const View *view, long b
     }
 }
 
-static void store_rows(const float *from, long width, long step, const View *view, long b, long t, long h, long tokens)
+/* Announces rows that will be stored: they lie kilobytes apart, and no hardware prefetcher sees them coming. */
+static inline void expect_rows(const View *view, long width, long b, long t, long h, long tokens)
+{
+    const float *row = view->at + b * view->b + t * view->t + h * view->h;
+    for (long i = 0; view->at && i < tokens; i++, row += view->t)
+        for (long j = 0; j < width; j += 16)
+            __builtin_prefetch(row + j, 1);
+}
+
+static inline void store_rows(const float *from, long width, long step, const View *view, long b, long t, long h, long tokens)
 {
     float *to = view->at + b * view->b + t * view->t + h * view->h;
     for (long i = 0; i < tokens; i++, from += step, to += view->t)
@@ -124,7 +133,7 @@ INLINE void decay_lane(Chunk *c, long lane, int scalar)
     spread(c->alpha + c->tokens * c->keys, lane, c->keys, scalar, all(1));
 }
 
-static void prepare_decays(Chunk *c, int scalar)
+static inline void prepare_decays(Chunk *c, int scalar)
 {
     long width = scalar ? W : c->keys;
     int gentle = 1;
@@ -141,7 +150,7 @@ INLINE void multiply(float *to, const float *a, const float *b, long count)
         store(to + i, load(a + i) * load(b + i));
 }
 
-static void load_decays(Chunk *c, const Forward *p, long b, long t, long h)
+static inline void load_decays(Chunk *c, const Forward *p, long b, long t, long h)
 {
     load_rows(c->alpha, p->decays, c->keys, &p->log_decay, b, t, h, c->tokens);
     if (p->decays == 1)
@@ -149,7 +158,7 @@ static void load_decays(Chunk *c, const Forward *p, long b, long t, long h)
             store(c->alpha + i * c->keys, all(c->alpha[i * c->keys]));
 }
 
-static void load_chunk(Chunk *c, const Forward *p, long b, long t, long h)
+static inline void load_chunk(Chunk *c, const Forward *p, long b, long t, long h)
 {
     c->tokens = p->t - t < CHUNK ? p->t - t : CHUNK;
     long tk = c->tokens * c->keys;
@@ -181,20 +190,20 @@ static void load_chunk(Chunk *c, const Forward *p, long b, long t, long h)
 }
 
 /* [k v] in memory ↔ the padded state, as it is or transposed */
-static void load_state(float *to, long rows, long step, const float *from, long k, long v)
+static inline void load_state(float *to, long rows, long step, const float *from, long k, long v)
 {
     memset(to, 0, rows * step * sizeof(float));
     for (long i = 0; i < k; i++)
         memcpy(to + i * step, from + i * v, v * sizeof(float));
 }
 
-static void store_state(const float *from, long step, float *to, long k, long v)
+static inline void store_state(const float *from, long step, float *to, long k, long v)
 {
     for (long i = 0; i < k; i++)
         memcpy(to + i * v, from + i * step, v * sizeof(float));
 }
 
-static void load_transposed(float *to, long rows, long step, const float *from, long k, long v)
+static inline void load_transposed(float *to, long rows, long step, const float *from, long k, long v)
 {
     memset(to, 0, rows * step * sizeof(float));
     for (long j = 0; j < v; j++)

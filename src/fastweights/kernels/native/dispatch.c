@@ -3,7 +3,9 @@
 
 #define DECLARE(isa)                         \
     void JOIN(fw_forward, isa)(const Forward *); \
-    void JOIN(fw_backward, isa)(const Backward *);
+    void JOIN(fw_backward, isa)(const Backward *); \
+    void JOIN(fw_scan_forward, isa)(const Forward *); \
+    void JOIN(fw_scan_backward, isa)(const Backward *);
 
 DECLARE(portable)
 
@@ -26,3 +28,5 @@ static int has_avx512(void)
 
 void fw_forward(const Forward *p) { BEST(fw_forward, p); }
 void fw_backward(const Backward *p) { BEST(fw_backward, p); }
+void fw_scan_forward(const Forward *p) { BEST(fw_scan_forward, p); }
+void fw_scan_backward(const Backward *p) { BEST(fw_scan_backward, p); }

@@ -11,10 +11,6 @@ from torch import Tensor
 
 from fastweights.kernels.native.build import LIBRARY
 
-BLOCK = 256
-"""Tokens between two states kept for the backward (BLOCK of problem.h)."""
-
-
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled extension, or None where it was not built or does not load."""

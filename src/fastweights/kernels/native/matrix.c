@@ -94,15 +94,16 @@ static void forward_task(const void *problem, long task)
         load_state(state, rows, values, p->start + head * size, p->k, p->v);
         s.from = s.to = state + of.first;
     }
-    long blocks = (p->t + BLOCK - 1) / BLOCK;
+    long heads = p->b * p->h;
     long width = p->v - of.first < of.lanes ? p->v - of.first : of.lanes;
     View missing = {p->missing, p->h * p->t * p->v, p->v, p->t * p->v, 1};
     for (long t = 0; t < p->t; t += CHUNK) {
         if (p->marks && t % BLOCK == 0)
             for (long i = 0; i < p->k; i++)
-                memcpy(p->marks + (head * blocks + t / BLOCK) * size + i * p->v + of.first, s.from + i * values,
+                memcpy(p->marks + (t / BLOCK * heads + head) * size + i * p->v + of.first, s.from + i * values,
                        width * sizeof(float));
         load_chunk(&c, p, of.b, t, of.h);
+        expect_rows(&p->o, p->v, of.b, t, of.h, c.tokens);
         forward_chunk(&c, p, &s, of.first);
         store_lanes(&of, p, o + of.first, &p->o, t, c.tokens);
         if (p->missing)
@@ -160,6 +161,7 @@ static void values_back(Work *w, Chunk *c, long t)
     Sweep s = {.tokens = c->tokens, .rows = whole_rows(p->k), .lanes = values, .row_step = -keys, .lane_step = -values,
                .a = c->q + last * keys, .x = c->d_o + last * values, .alpha = c->alpha + (last + 1) * keys,
                .from = w->G, .to = w->G, .from_step = values, .to_step = values};
+    expect_rows(&w->p->d_value, p->v, w->b, t, w->h, c->tokens);
     if (c->scaled)
         s.enter = s.leave = c->middle;
     if (c->exact)
@@ -210,6 +212,7 @@ static void queries_back(Work *w, Chunk *c, long t, const float *from, float *to
     long count = c->tokens * c->keys;
     int delta = p->beta.at != NULL;
     Sweep s = states_sweep(c, p, from);
+    expect_rows(&w->p->d_q, p->k, w->b, t, w->h, c->tokens);
     s.to = to, s.r = c->d_o, s.o = w->found, s.p = c->y, s.e = w->peeked;
     memset(w->found, 0, count * sizeof(float));
     memset(w->peeked, 0, count * sizeof(float));
@@ -297,6 +300,7 @@ static void keys_back(Work *w, Chunk *c, long t, const float *before, const floa
                .o = w->found + last * keys, .z = c->y + last * values, .y = c->erase + last * keys,
                .w = c->d_decay + last * keys, .alpha = c->alpha + (last + 1) * keys,
                .from = w->turned, .to = w->turned, .from_step = keys, .to_step = keys};
+    expect_rows(&w->p->d_key, p->k, w->b, t, w->h, c->tokens);
     memset(w->found, 0, c->tokens * keys * sizeof(float));
     if (c->exact) {
         memset(c->d_decay, 0, c->tokens * keys * sizeof(float));
@@ -366,7 +370,7 @@ static void backward_task(const void *problem, long task)
     load_state(work.G, whole_rows(p->k), padded(p->v), backward->d_last + head * size, p->k, p->v);
     load_transposed(work.turned, whole_rows(p->v), padded(p->k), backward->d_last + head * size, p->k, p->v);
     for (long i = blocks - 1; i >= 0; i--)
-        block_back(&work, i * BLOCK, p->marks + (head * blocks + i) * size, does);
+        block_back(&work, i * BLOCK, p->marks + (i * p->b * p->h + head) * size, does);
     if (does & VALUES)
         store_state(work.G, padded(p->v), backward->d_start + head * size, p->k, p->v);
 }

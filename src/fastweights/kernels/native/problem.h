@@ -16,7 +16,7 @@ typedef struct {
     int64_t threads; /* at most so many */
     View q, key, value, log_decay, beta, o;
     float *start, *last; /* [b h k v] */
-    float *marks;        /* [b h ⌈t / BLOCK⌉ k v], the state before every block; NULL if no gradient is wanted */
+    float *marks;        /* [⌈t / BLOCK⌉ b h k v], the state before every block (a scan: SPAN); NULL if no gradient is wanted */
     float *missing;      /* [b h t v], what the delta rule finds missing: v_t - k_t diag(α_t) S_{t-1}; may be NULL */
 } Forward;
 
@@ -26,8 +26,12 @@ typedef struct {
     float *d_last, *d_start;
 } Backward;
 
+/* Tokens that share their decays' scale, and tokens between two marks. */
 #define CHUNK 32
 #define BLOCK 256
+/* The scans: lanes of a strip, so ⌊STRIP / k⌋ heads or one, and tokens between two marks. */
+#define STRIP 128
+#define SPAN 32
 
 /* Every kernel is compiled once per instruction set, under names of its own. */
 #define JOIN_(a, b) a##_##b

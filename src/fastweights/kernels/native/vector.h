@@ -34,10 +34,15 @@ INLINE vec choose(ivec yes, vec a, vec b) { return (vec)((yes & (ivec)a) | (~yes
 
 INLINE float total(vec x)
 {
-    float sum = 0;
-    for (int i = 0; i < W; i++)
-        sum += x[i];
-    return sum;
+    typedef float four __attribute__((vector_size(16)));
+    union {
+        vec whole;
+        four part[W / 4];
+    } u = {x};
+    four sum = u.part[0];
+    for (int i = 1; i < W / 4; i++)
+        sum += u.part[i];
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
 /* e^x = 2ⁿ + 2ⁿ (e^r - 1) with x = n log 2 + r: n by rounding, e^r - 1 by a polynomial on |r| ≤ ½ log 2.
