@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastweights.kernels.native.build import LIBRARY
 
+
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled extension, or None where it was not built or does not load."""
@@ -21,8 +22,11 @@ def library() -> ctypes.CDLL | None:
 
 
 def view(tensor: Tensor | None) -> tuple[int, int, int, int, int]:
-    """A `View` of problem.h."""
-    return (0, 0, 0, 0, 0) if tensor is None else (tensor.data_ptr(), *tensor.stride())  # type: ignore[return-value]
+    """A `View` of problem.h; axes of length 1 broadcast."""
+    if tensor is None:
+        return 0, 0, 0, 0, 0
+    (b, t, h, _), (by_b, by_t, by_h, by_w) = tensor.shape, tensor.stride()
+    return tensor.data_ptr(), by_b * (b > 1), by_t * (t > 1), by_h * (h > 1), by_w
 
 
 def address(tensor: Tensor | None) -> int:

@@ -29,7 +29,7 @@ typedef struct {
 static long shares_per_head(const Forward *p)
 {
     long heads = p->b * p->h, groups = padded(p->v) / W;
-    long wanted = (p->threads + heads - 1) / heads;
+    long wanted = heads ? (p->threads + heads - 1) / heads : 0;
     return wanted < groups ? wanted : groups;
 }
 

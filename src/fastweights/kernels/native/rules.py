@@ -32,10 +32,7 @@ SCAN = _Code("fw_scan_forward", "fw_scan_backward", marked=32)
 
 
 class _Streams(NamedTuple):
-    """Float32 streams, spelled out (by strides of 0) in batch and time, and in heads too unless a scan shares them.
-
-    k is None for the tied key.
-    """
+    """Float32 streams; k is None for the tied key. C reads an axis of length 1 with a stride of 0."""
 
     q: Tensor
     k: Tensor | None
@@ -44,36 +41,36 @@ class _Streams(NamedTuple):
     beta: Tensor | None
 
     @classmethod
-    def of(cls, recurrence: Decay | Delta, *, sharing: bool) -> _Streams:
-        b, t, h = recurrence.shape
+    def of(cls, recurrence: Decay | Delta) -> _Streams:
         beta = recurrence.beta if isinstance(recurrence, Delta) else None
-        q, k, *others = (
-            None if s is None else s.float()
-            for s in (recurrence.q, recurrence.k, recurrence.v, recurrence.log_decay, beta)
-        )
+        streams = (recurrence.q, recurrence.k, recurrence.v, recurrence.log_decay, beta)
+        return cls(*(s if s is None or s.dtype == torch.float32 else s.float() for s in streams))  # type: ignore[arg-type]
+
+    def lengths(self, start: Tensor) -> tuple[int, int, int]:
+        """(b, t, h)"""
+        b, h, _, _ = start.shape
+        return b, max(s.shape[1] for s in self if s is not None), h
+
+    def expanded(self, start: Tensor, *, sharing: bool) -> _Streams:
+        """Batch, time and heads spelled out, so that autograd sums the gradients; q and k may stay shared by heads."""
+        b, t, h = self.lengths(start)
+        q, k = (self.q, self.k) if not sharing else (_own_heads(self.q), _own_heads(self.k))
         q, k = (None if s is None else s.expand(b, t, s.shape[2] if sharing else h, -1) for s in (q, k))
-        assert q is not None
-        return cls(q, k, *(None if s is None else s.expand(b, t, h, -1) for s in others))  # type: ignore[arg-type]
+        others = (None if s is None else s.expand(b, t, h, -1) for s in (self.v, self.log_decay, self.beta))
+        return _Streams(q, k, *others)  # type: ignore[arg-type]
 
-    def sizes(self) -> list[int]:
-        b, t, h, v = self.v.shape
-        k, decays = self.q.shape[-1], 0 if self.log_decay is None else self.log_decay.shape[-1]
-        return [b, t, h, k, v, decays, library.threads(b * t * h * k * v)]
+    def problem(self, start: Tensor) -> list[int]:
+        """The sizes and views of `Forward` in problem.h."""
+        b, t, h = self.lengths(start)
+        k, v = start.shape[2:]
+        decays = 0 if self.log_decay is None else self.log_decay.shape[-1]
+        sizes = [b, t, h, k, v, decays, library.threads(t * start.numel())]
+        return sizes + [n for s in self for n in view(s)]
 
-    def views(self) -> list[int]:
-        b, t, h, _ = self.v.shape
-        return [n for s in self for n in view(None if s is None else s.expand(b, t, h, -1))]
 
-    def gradients(self) -> list[Tensor | None]:
-        return [None if s is None else self._gradient(s) for s in self]
-
-    def _gradient(self, stream: Tensor) -> Tensor:
-        """``[b t h ·]``, or ``[b t strips ·]`` partial sums for a stream that the heads share."""
-        b, t, h, _ = self.v.shape
-        if stream.shape[2] == h:
-            return torch.empty(b, t, h, stream.shape[3])
-        strips = -(-h // (STRIP // stream.shape[3]))
-        return torch.empty(strips, b, t, stream.shape[3]).permute(1, 2, 0, 3)
+def _own_heads(stream: Tensor | None) -> Tensor | None:
+    """Heads of stride 0 tell C that they share their gradient too, which they do only where the axis has length 1."""
+    return stream.contiguous() if stream is not None and stream.shape[2] > 1 and stream.stride(2) == 0 else stream
 
 
 class _Kept(NamedTuple):
@@ -91,10 +88,10 @@ class _Kept(NamedTuple):
 
 def _forward(code: _Code, streams: _Streams, start: Tensor, kept: _Kept | None) -> tuple[Tensor, Tensor]:
     """(o, last state)"""
-    o, last = torch.empty(streams.v.shape), torch.empty_like(start)
+    o, last = torch.empty(*streams.lengths(start), start.shape[3], dtype=torch.float32), torch.empty_like(start)
     marks, missing = kept or (None, None)
     states = [address(s) for s in (start, last, marks, missing)]
-    library.call(code.forward, [*streams.sizes(), *streams.views(), *view(o), *states])
+    library.call(code.forward, [*streams.problem(start), *view(o), *states])
     return o, last
 
 
@@ -115,25 +112,33 @@ class _Native(torch.autograd.Function):
     def backward(ctx: Any, d_o: Tensor, d_last: Tensor) -> tuple[Tensor | None, ...]:
         *given, marks, missing = ctx.saved_tensors
         streams, d_last = _Streams(*given), d_last.contiguous()
-        d_start, grads = torch.empty_like(d_last), streams.gradients()
-        states = [address(s) for s in (None, None, marks, missing)]
-        problem = [*streams.sizes(), *streams.views(), *view(None), *states]
+        grads = [None if s is None else _gradient(s, d_last.shape[1]) for s in streams]
+        d_start = torch.empty_like(d_last)
+        problem = [*streams.problem(d_last), *view(None), *(address(s) for s in (None, None, marks, missing))]
         gradients = [n for g in (d_o, *grads) for n in view(g)]
         library.call(ctx.code.backward, [*problem, *gradients, address(d_last), address(d_start)])
-        summed = [_like(g, s) for g, s in zip(grads, streams, strict=True)]
-        return None, d_start, *summed
+        return None, d_start, *(_summed(g, s) for g, s in zip(grads, streams, strict=True))
 
 
-def _like(gradient: Tensor | None, stream: Tensor | None) -> Tensor | None:
+def _gradient(stream: Tensor, h: int) -> Tensor:
+    """``[b t h ·]``, or ``[b t strips ·]`` partial sums for a stream that the heads share."""
+    b, t, heads, width = stream.shape
+    if heads == h:
+        return torch.empty(b, t, h, width, dtype=torch.float32)
+    strips = -(-h // (STRIP // width))
+    return torch.empty(strips, b, t, width, dtype=torch.float32).permute(1, 2, 0, 3)
+
+
+def _summed(gradient: Tensor | None, stream: Tensor | None) -> Tensor | None:
     if gradient is None or stream is None or gradient.shape == stream.shape:
         return gradient
     return gradient.sum(2, keepdim=True)
 
 
 def _run(code: _Code, recurrence: Decay | Delta, state: Tensor) -> tuple[Tensor, Tensor]:
-    streams, state = _Streams.of(recurrence, sharing=code is SCAN), state.contiguous()
+    streams, state = _Streams.of(recurrence), state.contiguous()
     if torch.is_grad_enabled() and any(s is not None and s.requires_grad for s in (state, *streams)):
-        return _Native.apply(code, state, *streams)  # type: ignore[return-value]
+        return _Native.apply(code, state, *streams.expanded(state, sharing=code is SCAN))  # type: ignore[return-value]
     return _forward(code, streams, state, None)
 
 
@@ -184,8 +189,8 @@ def _refuses_scan(recurrence: Recurrence) -> str | None:
         return f"its heads hold {recurrence.values} values, not one"
     if recurrence.log_decay is None or recurrence.log_decay.shape[-1] != width:
         return "not every key has a decay of its own"
-    if width > STRIP:
-        return f"its keys are {width} wide, more than {STRIP}"
+    if not 1 <= width <= STRIP:
+        return f"its keys are {width} wide, not 1 to {STRIP}"
     return _refuses(recurrence)
 
 

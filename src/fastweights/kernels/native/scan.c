@@ -30,7 +30,11 @@ static long heads_per_strip(const Forward *p) { return p->k < STRIP ? STRIP / p-
 
 static long strips(const Forward *p) { return (p->h + heads_per_strip(p) - 1) / heads_per_strip(p); }
 
-static int shared(const Strip *s, const View *view) { return view->at && s->p->k > 1 && view->h == 0; }
+/* Whether the heads share a row of keys: that of the queries or keys at `view`; decays and tied keys are their own. */
+static int shared(const Strip *s, const View *view)
+{
+    return view->at && view != &s->p->log_decay && s->p->k > 1 && view->h == 0;
+}
 
 /* Lanes of a token's row of q or key, and from one head to the next. */
 static long row_of(const Strip *s, const View *view) { return shared(s, view) ? s->keys : s->lanes; }
