@@ -84,6 +84,7 @@ class _Plan(NamedTuple):
         """The reverse of `tiles`."""
         return tiles.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, : span.stop - span.start]
 
+
     def block(
         self, span: slice, dtype: torch.dtype, q: Tensor, k: Tensor | None, v: Tensor, log_decay: Tensor | None
     ) -> _Chunks:

@@ -138,7 +138,8 @@ def _summed(gradient: Tensor | None, stream: Tensor | None) -> Tensor | None:
 def _run(code: _Code, recurrence: Decay | Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     streams, state = _Streams.of(recurrence), state.contiguous()
     if torch.is_grad_enabled() and any(s is not None and s.requires_grad for s in (state, *streams)):
-        return _Native.apply(code, state, *streams.expanded(state, sharing=code is SCAN))  # type: ignore[return-value]
+        sharing = code is SCAN and state.shape[2] > 1
+        return _Native.apply(code, state, *streams.expanded(state, sharing=sharing))  # type: ignore[return-value]
     return _forward(code, streams, state, None)
 
 

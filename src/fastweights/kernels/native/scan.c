@@ -6,7 +6,7 @@
  *
  * Vectors hold neighbouring heads (k = 1) or the keys of one head. A strip of heads passes SPAN tokens at a time
  * through buffers that stay in the cache; the backward runs such a span forwards again from the state marked at its
- * start. Queries or keys shared by all heads (stride 0) stay shared: their gradients come as one sum per strip, in
+ * start. Queries or keys (k > 1) shared by all heads (stride 0) stay shared: their gradients come as one sum per strip, in
  * d_q and d_key with the strip's stride in place of the head's.
  */
 #include "chunk.h"
