@@ -13,7 +13,7 @@ NATIVE = Path("src/fastweights/kernels/native")
 
 
 class NativeBuildHook(BuildHookInterface):
-    """For wheels, editable ones included. The library has no Python API: a wheel serves every Python of its platform."""
+    """For wheels, editable ones included. Having no Python API, a wheel serves every Python of its platform."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":
