@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from fastweights.kernels.native import library
 from fastweights.kernels.native.library import address, view
 from fastweights.kernels.table import Kernel
-from fastweights.recurrence.base import Recurrence
+from fastweights.recurrence.base import Recurrence, State
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
 
@@ -109,14 +109,14 @@ class _Native(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_o: Tensor, d_last: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         *given, marks, missing = ctx.saved_tensors
-        streams, d_last = _Streams(*given), d_last.contiguous()
+        streams, d_o, d_last = _Streams(*given), gradients[0], gradients[1].contiguous()
         grads = [None if s is None else _gradient(s, d_last.shape[1]) for s in streams]
         d_start = torch.empty_like(d_last)
         problem = [*streams.problem(d_last), *view(None), *(address(s) for s in (None, None, marks, missing))]
-        gradients = [n for g in (d_o, *grads) for n in view(g)]
-        library.call(ctx.code.backward, [*problem, *gradients, address(d_last), address(d_start)])
+        views = [n for g in (d_o, *grads) for n in view(g)]
+        library.call(ctx.code.backward, [*problem, *views, address(d_last), address(d_start)])
         return None, d_start, *(_summed(g, s) for g, s in zip(grads, streams, strict=True))
 
 
@@ -143,17 +143,23 @@ def _run(code: _Code, recurrence: Decay | Delta, state: Tensor) -> tuple[Tensor,
     return _forward(code, streams, state, None)
 
 
-def _run_decay(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
+def _run_decay(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
+    assert isinstance(recurrence, Decay)
+    assert isinstance(state, Tensor)
     o, last = _run(MATRIX, recurrence, state)
     return recurrence.skipped(o), last
 
 
-def _run_scan(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
+def _run_scan(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
+    assert isinstance(recurrence, Decay)
+    assert isinstance(state, Tensor)
     o, last = _run(SCAN, recurrence, state)
     return recurrence.skipped(o), last
 
 
-def _run_delta(recurrence: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
+def _run_delta(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
+    assert isinstance(recurrence, Delta)
+    assert isinstance(state, Tensor)
     o, last = _run(MATRIX, recurrence, state)
     return o.to(recurrence.output), last
 
