@@ -20,10 +20,14 @@
 #include "problem.h"
 #include "sweep.h"
 
-/* ---- forward: a task is a head, or some of its lanes where there are fewer heads than threads ---- */
+/* ---- forward: a task is some neighbouring heads, or some lanes of one where there are fewer heads than threads.
+ * Heads take turns chunk by chunk, because their rows are neighbours in memory. ---- */
+
+#define GROUP 8
 
 typedef struct {
-    long b, h, first, lanes;
+    long b, h, heads;  /* from head h on */
+    long first, lanes; /* of every head */
 } Share;
 
 static long shares_per_head(const Forward *p)
@@ -33,11 +37,22 @@ static long shares_per_head(const Forward *p)
     return wanted < groups ? wanted : groups;
 }
 
+/* Two tasks per thread at least, if there are heads enough. */
+static long heads_per_task(const Forward *p)
+{
+    long fair = p->b * p->h / (2 * p->threads), most = p->h < GROUP ? p->h : GROUP;
+    return p->threads == 1 ? most : fair < 1 ? 1 : fair < most ? fair : most;
+}
+
+static long groups_per_batch(const Forward *p) { return (p->h + heads_per_task(p) - 1) / heads_per_task(p); }
+
 static Share share_of(const Forward *p, long task)
 {
-    long shares = shares_per_head(p), head = task / shares, part = task % shares, groups = padded(p->v) / W;
-    long first = groups * part / shares * W, end = groups * (part + 1) / shares * W;
-    return (Share){head / p->h, head % p->h, first, end - first};
+    long shares = shares_per_head(p), group = task / shares, part = task % shares, lanes = padded(p->v) / W;
+    long first = lanes * part / shares * W, end = lanes * (part + 1) / shares * W;
+    long h = group % groups_per_batch(p) * heads_per_task(p);
+    long heads = p->h - h < heads_per_task(p) ? p->h - h : heads_per_task(p);
+    return (Share){group / groups_per_batch(p), h, heads, first, end - first};
 }
 
 static void forward_chunk(const Chunk *c, const Forward *p, Sweep *s, long first)
@@ -63,61 +78,84 @@ static void forward_chunk(const Chunk *c, const Forward *p, Sweep *s, long first
         sweep(s, READ | SCALE_ROWS);
 }
 
-static void store_lanes(const Share *of, const Forward *p, const float *from, const View *to, long t, long tokens)
+/* The share's columns of a [k v] matrix */
+static void copy_columns(float *to, long to_step, const float *from, long from_step, const Forward *p, const Share *of)
 {
     long width = p->v - of->first < of->lanes ? p->v - of->first : of->lanes;
-    View lanes = *to;
-    lanes.at += of->first;
-    store_rows(from, width, padded(p->v), &lanes, of->b, t, of->h, tokens);
+    for (long i = 0; i < p->k; i++)
+        memcpy(to + i * to_step + of->first, from + i * from_step + of->first, width * sizeof(float));
+}
+
+static void store_columns(const float *from, const View *to, const Forward *p, const Share *of, long t, long h, long n)
+{
+    View columns = *to;
+    columns.at += of->first;
+    store_rows(from + of->first, p->v - of->first < of->lanes ? p->v - of->first : of->lanes, padded(p->v), &columns,
+               of->b, t, h, n);
+}
+
+typedef struct {
+    const Forward *p;
+    Share of;
+    Chunk c;
+    float *o, *e;
+    float *states; /* [heads k v], padded; NULL if the states of the problem are whole vectors */
+} Turn;
+
+static void take_turn(Turn *turn, const Forward *p, long task)
+{
+    long rows = whole_rows(p->k), values = padded(p->v);
+    int whole = rows == p->k && values == p->v;
+    *turn = (Turn){.p = p, .of = share_of(p, task)};
+    for (Arena arena = {NULL, 0}; ; arena = (Arena){fw_scratch(arena.used), 0}) {
+        take_chunk(&arena, &turn->c, p, 0);
+        turn->o = take(&arena, CHUNK * values), turn->e = take(&arena, CHUNK * values);
+        turn->states = whole ? NULL : take(&arena, turn->of.heads * rows * values);
+        if (arena.at)
+            return;
+    }
+}
+
+/* One chunk of one head, the i-th of its task */
+static void forward_turn(Turn *turn, long t, long i)
+{
+    const Forward *p = turn->p;
+    const Share *of = &turn->of;
+    Chunk *c = &turn->c;
+    long h = of->h + i, head = of->b * p->h + h, size = p->k * p->v, rows = whole_rows(p->k), values = padded(p->v);
+    View missing = {p->missing, p->h * p->t * p->v, p->v, p->t * p->v, 1};
+    float *last = p->last + head * size, *state = turn->states ? turn->states + i * rows * values : last;
+    const float *start = p->start + head * size, *from = t ? state : start;
+    if (t == 0 && turn->states)
+        load_state(state, rows, values, start, p->k, p->v), from = state;
+    if (p->marks && t % BLOCK == 0)
+        copy_columns(p->marks + (t / BLOCK * p->b * p->h + head) * size, p->v, from, values, p, of);
+    load_chunk(c, p, of->b, t, h);
+    expect_rows(&p->o, p->v, of->b, t, h, c->tokens);
+    Sweep s = {.rows = rows, .lanes = of->lanes, .o = turn->o + of->first, .e = turn->e + of->first,
+               .from = from + of->first, .to = state + of->first, .from_step = values, .to_step = values};
+    forward_chunk(c, p, &s, of->first);
+    store_columns(turn->o, &p->o, p, of, t, h, c->tokens);
+    if (p->missing)
+        store_columns(turn->e, &missing, p, of, t, h, c->tokens);
+    if (turn->states && t + c->tokens == p->t)
+        copy_columns(last, p->v, state, values, p, of);
 }
 
 static void forward_task(const void *problem, long task)
 {
     const Forward *p = problem;
-    Share of = share_of(p, task);
-    long head = of.b * p->h + of.h, size = p->k * p->v, rows = whole_rows(p->k), values = padded(p->v);
-    int aligned = rows == p->k && values == p->v;
-    float *last = p->last + head * size;
-    Chunk c;
-    float *o, *e, *state;
-    for (Arena arena = {NULL, 0}; ; arena = (Arena){fw_scratch(arena.used), 0}) {
-        take_chunk(&arena, &c, p, 0);
-        o = take(&arena, CHUNK * values), e = take(&arena, CHUNK * values);
-        state = take(&arena, aligned ? 0 : rows * values);
-        if (arena.at)
-            break;
-    }
-    Sweep s = {.rows = rows, .lanes = of.lanes, .o = o + of.first, .e = e + of.first};
-    s.from = p->start + head * size + of.first, s.to = last + of.first;
-    s.from_step = s.to_step = values;
-    if (!aligned) {
-        load_state(state, rows, values, p->start + head * size, p->k, p->v);
-        s.from = s.to = state + of.first;
-    }
-    long heads = p->b * p->h;
-    long width = p->v - of.first < of.lanes ? p->v - of.first : of.lanes;
-    View missing = {p->missing, p->h * p->t * p->v, p->v, p->t * p->v, 1};
-    for (long t = 0; t < p->t; t += CHUNK) {
-        if (p->marks && t % BLOCK == 0)
-            for (long i = 0; i < p->k; i++)
-                memcpy(p->marks + (t / BLOCK * heads + head) * size + i * p->v + of.first, s.from + i * values,
-                       width * sizeof(float));
-        load_chunk(&c, p, of.b, t, of.h);
-        expect_rows(&p->o, p->v, of.b, t, of.h, c.tokens);
-        forward_chunk(&c, p, &s, of.first);
-        store_lanes(&of, p, o + of.first, &p->o, t, c.tokens);
-        if (p->missing)
-            store_lanes(&of, p, e + of.first, &missing, t, c.tokens);
-        s.from = s.to;
-    }
-    if (!aligned)
-        for (long i = 0; i < p->k; i++)
-            memcpy(last + i * p->v + of.first, state + i * values + of.first, width * sizeof(float));
+    Turn turn;
+    take_turn(&turn, p, task);
+    for (long t = 0; t < p->t; t += CHUNK)
+        for (long i = 0; i < turn.of.heads; i++)
+            forward_turn(&turn, t, i);
 }
 
 void FOR_ISA(fw_forward)(const Forward *p)
 {
-    fw_parallel(forward_task, p, p->b * p->h * shares_per_head(p), p->threads);
+    long shares = p->h ? p->b * groups_per_batch(p) * shares_per_head(p) : 0;
+    fw_parallel(forward_task, p, shares, p->threads);
 }
 
 /* ---- backward: a task is a head; for Decay, dv and the rest are two tasks where heads are few ---- */
