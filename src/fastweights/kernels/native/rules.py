@@ -109,7 +109,7 @@ class _Native(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         *given, marks, missing = ctx.saved_tensors
         streams, d_o, d_last = _Streams(*given), gradients[0], gradients[1].contiguous()
         grads = [None if s is None else _gradient(s, d_last.shape[1]) for s in streams]
