@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fastweights.kernels.table import Kernel, only, select
+from fastweights.kernels.table import Kernel, run_fastest
 from fastweights.recurrence.base import Recurrence, State
 from fastweights.recurrence.composed import Normalized
 from fastweights.recurrence.softmax import Softmax
@@ -17,9 +17,7 @@ def fused_attention(recurrence: Softmax, state: State) -> tuple[Tensor, State]:
 
 def normalized(recurrence: Normalized, state: State) -> tuple[Tensor, State]:
     """(o, state) from the inner record with its column of ones."""
-    extended = recurrence.extended()
-    with only(None):
-        return recurrence.divided(select(extended).run(extended, state))
+    return recurrence.divided(run_fastest(recurrence.extended(), state))
 
 
 def _only(kind: type[Recurrence]):

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels.blocks import Plan, cut
-from fastweights.kernels.decay import chunked_decay
-from fastweights.kernels.table import Kernel
+from fastweights.kernels.table import Kernel, run_fastest
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.mesa import ChunkGram, ImplicitSolve, Mesa, Operator, Solver
@@ -36,7 +35,7 @@ class SequenceGram(Operator):
     log_decay: Tensor | None
 
     def apply(self, p: Tensor) -> Tensor:
-        return chunked_decay(Decay(p, self.k, self.beta * self.k, self.log_decay), self.start.mT)[0] + self.ridge * p
+        return run_fastest(Decay(p, self.k, self.beta * self.k, self.log_decay), self.start.mT)[0] + self.ridge * p
 
     def diagonal(self) -> Tensor:
         raise NotImplementedError("a sequence is solved block by block: use blocks()")
@@ -94,7 +93,7 @@ def chunked_mesa(recurrence: Mesa, state: tuple[Tensor, Tensor]) -> tuple[Tensor
     build = lambda *theta: SequenceGram(plan, *theta)  # noqa: E731
     x = ImplicitSolve.apply(BlockedSolver(recurrence.solver), build, q, state[0], k, beta, ridge, log_decay)
     written = beta * torch.cat([k, v], dim=-1)
-    o, both = chunked_decay(Decay(x, k, written, log_decay), torch.cat(state, dim=-1))
+    o, both = run_fastest(Decay(x, k, written, log_decay), torch.cat(state, dim=-1))
     keys = k.shape[-1]
     return o[..., keys:].to(recurrence.output), (both[..., :keys], both[..., keys:])
 

@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #if defined(__x86_64__)
@@ -146,7 +147,11 @@ float *fw_scratch(size_t count)
         free(scratch);
         count = (count + 15) & ~(size_t)15;
         scratch = aligned_alloc(64, count * sizeof(float));
-        scratch_size = scratch ? count : 0;
+        if (!scratch) {
+            fputs("fastweights: out of memory for a kernel's working space\n", stderr);
+            abort();
+        }
+        scratch_size = count;
         pthread_setspecific(scratch_key, scratch);
     }
     return scratch;
