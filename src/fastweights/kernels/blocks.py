@@ -70,9 +70,14 @@ class Factors(NamedTuple):
 
 
 def harmless_chunk(log_decay: Tensor | None) -> int | None:
-    """The longest chunk in which ``log_decay [b t h ·]`` stays harmless, or None."""
+    """The longest chunk in which ``log_decay [b t h ·]`` stays harmless, or None.
+
+    Looking at numbers breaks a compiled graph, and makes the host wait for an accelerator: there it is None unseen.
+    """
     if log_decay is None:
         return CHUNKS[0]
+    if torch.compiler.is_compiling() or log_decay.device.type != "cpu":
+        return None
     sums, length = log_decay.detach(), 1
     sums = F.pad(sums, (0, 0, 0, 0, 0, -sums.shape[1] % CHUNKS[0]))
     harmless = None

@@ -38,17 +38,19 @@ def _wanted() -> str | None:
 
 def select(recurrence: Recurrence) -> Kernel:
     """The kernel that `Auto()` takes."""
-    wanted = _wanted()
-    for kernel in TABLE:
-        if wanted in (None, kernel.name) and kernel.refuses(recurrence) is None:
-            return kernel
-    raise LookupError(f"no kernel takes this record:\n{explain(recurrence)}")
+    return _first(recurrence, _wanted())
 
 
 def run_fastest(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
     """(o, state) of a record that another kernel made: `only` speaks of the outer one."""
-    with only(None):
-        return select(recurrence).run(recurrence, state)
+    return _first(recurrence, None).run(recurrence, state)
+
+
+def _first(recurrence: Recurrence, wanted: str | None) -> Kernel:
+    for kernel in TABLE:
+        if wanted in (None, kernel.name) and kernel.refuses(recurrence) is None:
+            return kernel
+    raise LookupError(f"no kernel takes this record:\n{explain(recurrence)}")
 
 
 def explain(recurrence: Recurrence) -> str:
@@ -65,10 +67,10 @@ def explain(recurrence: Recurrence) -> str:
 
 
 @contextmanager
-def only(name: str | None) -> Iterator[None]:
-    """Inside the block `Auto()` takes the kernel called `name` or none; None allows all again."""
+def only(name: str) -> Iterator[None]:
+    """Inside the block `Auto()` takes the kernel called `name` or none."""
     names = [kernel.name for kernel in TABLE]
-    if name is not None and name not in names:
+    if name not in names:
         raise LookupError(f"no kernel is called {name!r}; there are {', '.join(names)}")
     token = _only.set(name)
     try:

@@ -165,14 +165,14 @@ def _run_delta(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
 
 
 def _refuses(recurrence: Recurrence) -> str | None:
+    if torch.compiler.is_compiling():
+        return "torch.compile cannot look into it"
     if library.library() is None:
         return "the compiled extension is missing (python -m fastweights.kernels.native.build)"
     if recurrence.device.type != "cpu":
         return f"its streams are on {recurrence.device.type}"
     if recurrence.accumulator != torch.float32:
         return f"its streams are {recurrence.accumulator}, not float32 or narrower"
-    if torch.compiler.is_compiling():
-        return "torch.compile cannot look into it"
     return None
 
 
