@@ -5,8 +5,9 @@ from fastweights.kernels.chunked import CHUNK_LOOP
 from fastweights.kernels.decay import CHUNKED_DECAY
 from fastweights.kernels.delta import CHUNKED_DELTA
 from fastweights.kernels.mesa import CHUNKED_MESA
+from fastweights.kernels.scan import BLOCKED_SCAN
 from fastweights.kernels.table import TABLE, Kernel, explain, only, select
 
-TABLE.extend([CHUNKED_DECAY, CHUNKED_DELTA, CHUNKED_MESA, NORMALIZED, FUSED_ATTENTION, CHUNK_LOOP])
+TABLE.extend([BLOCKED_SCAN, CHUNKED_DECAY, CHUNKED_DELTA, CHUNKED_MESA, NORMALIZED, FUSED_ATTENTION, CHUNK_LOOP])
 
 __all__ = ["TABLE", "Kernel", "explain", "only", "select"]
