@@ -24,7 +24,7 @@ from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.decay import Decay
 
-BUSY = 1 << 14
+BUSY = 1 << 13
 """Elements per operation from which on its fixed cost no longer shows."""
 CHUNK = 32
 REAL_STATE = 32
@@ -74,9 +74,13 @@ class _Block(NamedTuple):
 
     def states(self, start: Tensor, length: int, chunk: int) -> Tensor:
         """S after each token ``[b t k v h]``, from the state before the first ``[b k v h]``."""
-        states = _product(self.k, self.v, (start.shape[0], length, *start.shape[1:]))
+        states = self.product(self.k, self.v, (start.shape[0], length, *start.shape[1:]))
         _scan(self.alpha, states, start, chunk)
         return states
+
+    def product(self, a: Tensor, b: Tensor, shape: Shape) -> Tensor:
+        """a ⊙ b spelled out to `shape`, laid out in memory as α is."""
+        return torch.mul(a.expand(shape), b, out=torch.empty_like(self.alpha.expand(shape), dtype=a.dtype))
 
 
 class _Scan(torch.autograd.Function):
@@ -127,7 +131,7 @@ def _block_back(
     length = do.shape[1]
     states = block.states(start, length, chunk)
     q, k, v, alpha = (s.conj().resolve_conj() for s in block)
-    dstates = _product(q, do, states.shape)
+    dstates = block.product(q, do, states.shape)
     through = alpha * dstates
     dstart = _scan(alpha, through, dstate, chunk, reverse=True).clone()
     dstates[:, :-1] += through[:, 1:]
@@ -174,11 +178,6 @@ def _ordered(x: Tensor, dim: int, reverse: bool) -> Sequence[Tensor]:
 
 def _tokens(stream: Tensor, span: slice) -> Tensor:
     return stream if stream.shape[1] == 1 else stream[:, span]
-
-
-def _product(a: Tensor, b: Tensor, shape: Shape) -> Tensor:
-    """a ⊙ b, spelled out to `shape`."""
-    return torch.mul(a.expand(*shape[:-2], a.shape[-2], shape[-1]), b)
 
 
 def _summed(a: Tensor, b: Tensor, shape: Shape) -> Tensor:
