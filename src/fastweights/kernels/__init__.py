@@ -1,6 +1,6 @@
 """Fast evaluations of recurrences, and the table that chooses among them."""
 
-from fastweights.kernels.attention import FUSED_ATTENTION, NORMALIZED
+from fastweights.kernels.attention import FUSED_ATTENTION, NORMALIZED, WINDOWED_ATTENTION
 from fastweights.kernels.chunked import CHUNK_LOOP
 from fastweights.kernels.decay import CHUNKED_DECAY
 from fastweights.kernels.delta import CHUNKED_DELTA
@@ -8,6 +8,17 @@ from fastweights.kernels.mesa import CHUNKED_MESA
 from fastweights.kernels.scan import BLOCKED_SCAN
 from fastweights.kernels.table import TABLE, Kernel, explain, only, select
 
-TABLE.extend([BLOCKED_SCAN, CHUNKED_DECAY, CHUNKED_DELTA, CHUNKED_MESA, NORMALIZED, FUSED_ATTENTION, CHUNK_LOOP])
+TABLE.extend(
+    [
+        BLOCKED_SCAN,
+        CHUNKED_DECAY,
+        CHUNKED_DELTA,
+        CHUNKED_MESA,
+        NORMALIZED,
+        WINDOWED_ATTENTION,
+        FUSED_ATTENTION,
+        CHUNK_LOOP,
+    ]
+)
 
 __all__ = ["TABLE", "Kernel", "explain", "only", "select"]
