@@ -1,6 +1,6 @@
 """The shape letters used everywhere, as jaxtyping aliases.
 
-b batch · t time (query) · s time (key) · h head · k key width · v value width · d model width
+b batch · t time (query) · s time (key) · h head · g head of grouped keys · k key width · v value width · d model width
 
 Streams are ``[b t h ·]`` and broadcast over b, t, h where an axis has length 1 (``#`` below).
 States are ``[b h k v]`` (or tuples of batch-first tensors), in float32 or wider.
@@ -11,6 +11,8 @@ from torch import Tensor
 
 Keys = Inexact[Tensor, "#b #t #h k"]
 Values = Inexact[Tensor, "#b #t #h v"]
+GroupKeys = Inexact[Tensor, "#b #t #g k"]
+GroupValues = Inexact[Tensor, "#b #t #g v"]
 PerToken = Inexact[Tensor, "#b #t #h 1"]
 LogDecay = Inexact[Tensor, "#b #t #h #k"]
 Output = Inexact[Tensor, "b t h v"]
@@ -21,6 +23,8 @@ Segments = Int[Tensor, "b t"]
 
 __all__ = [
     "Embedded",
+    "GroupKeys",
+    "GroupValues",
     "Keys",
     "LogDecay",
     "Map",

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fastweights.recurrence.base import Recurrence, State
@@ -29,9 +30,15 @@ TABLE: list[Kernel] = []
 _only: ContextVar[str | None] = ContextVar("only", default=None)
 
 
+@torch.compiler.assume_constant_result
+def _wanted() -> str | None:
+    """The one kernel allowed here, or None for all; torch.compile, which cannot trace context, fixes it."""
+    return _only.get()
+
+
 def select(recurrence: Recurrence) -> Kernel:
     """The kernel that `Auto()` takes."""
-    wanted = _only.get()
+    wanted = _wanted()
     for kernel in TABLE:
         if wanted in (None, kernel.name) and kernel.refuses(recurrence) is None:
             return kernel
@@ -40,7 +47,7 @@ def select(recurrence: Recurrence) -> Kernel:
 
 def explain(recurrence: Recurrence) -> str:
     """A line per kernel: taken, possible, or why it refused."""
-    wanted, taken, lines = _only.get(), False, []
+    wanted, taken, lines = _wanted(), False, []
     for kernel in TABLE:
         reason = kernel.refuses(recurrence)
         if reason is None and wanted not in (None, kernel.name):

@@ -37,7 +37,7 @@ class MetaLA(Mixer):
         super().__init__(d)
         keys = d // 2
         self.heads, self.tau = heads, tau
-        self.conv = ShortConvolution(d, conv)
+        self.conv = ShortConvolution(d, conv) if conv > 1 else None
         self.W_q = nn.Linear(d, keys, bias=False)
         self.W_alpha = nn.Linear(d, keys, bias=False)
         self.W_k = nn.Linear(d, keys, bias=False) if restore_key else None
@@ -52,7 +52,7 @@ class MetaLA(Mixer):
             nn.init.zeros_(self.w_aug)
 
     def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
-        x = F.silu(self.conv(x, past)) if self.conv.size > 1 else x
+        x = x if self.conv is None else F.silu(self.conv(x, past))
         q, v = heads(self.W_q(x), self.heads), heads(self.W_v(x), self.heads)
         k = None if self.W_k is None else heads(self.W_k(x), self.heads)
         log_alpha = F.logsigmoid(precise(heads(self.W_alpha(x), self.heads))) / self.tau
@@ -61,5 +61,6 @@ class MetaLA(Mixer):
     def read(self, o: Output, gate: Tensor | None, recurrence: Decay) -> Embedded:
         if self.w_aug is not None:
             own = (recurrence.q * self.w_aug * recurrence.key).sum(-1, keepdim=True) * recurrence.v
-            o = o + own.sigmoid().to(o.dtype)
+            half_less = (own / 2).tanh() / 2  # σ(·) - ½: LayerNorm removes a constant, whose bits low precision lacks
+            o = o + half_less.to(o.dtype)
         return super().read(o, gate, recurrence)

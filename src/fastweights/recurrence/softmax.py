@@ -20,7 +20,7 @@ from fastweights.recurrence.base import (
     require_width,
     starts,
 )
-from fastweights.shapes import Keys, Map, Mask, Output, Segments, Values
+from fastweights.shapes import GroupKeys, GroupValues, Keys, Map, Mask, Output, Segments
 
 Cache = tuple[Tensor, Tensor, Tensor]
 FORGOTTEN = 1 << 40
@@ -39,8 +39,8 @@ class Softmax(Recurrence):
     """
 
     q: Keys
-    k: Keys
-    v: Values
+    k: GroupKeys
+    v: GroupValues
     window: int | None = None
     kept: Tensor | None = None
     starts: Tensor | None = None
@@ -140,7 +140,8 @@ class Softmax(Recurrence):
             values=torch.cat([values, v], 2),
             position=torch.cat([1 - age, own], 1),
             document=torch.cat([torch.zeros_like(age), document], 1),
-            query=position,
+            query=torch.where(kept, position, position + 1),
+            count=position[:, -1:],
         )
 
     def _visible(self, seen: _Seen) -> Tensor:
@@ -161,8 +162,8 @@ class Softmax(Recurrence):
 
     def _remembered(self, seen: _Seen) -> Cache:
         """The cache for the next token: all that it can still see."""
-        now, current = seen.query[:, -1:], seen.document[:, -1:]
-        age = now + 1 - seen.position
+        current = seen.document[:, -1:]
+        age = seen.count + 1 - seen.position
         age = torch.where((seen.document == current) & (age < FORGOTTEN // 2), age, FORGOTTEN)
         if self.window is None:
             return seen.keys, seen.values, age
@@ -175,13 +176,15 @@ class Softmax(Recurrence):
 
 class _Seen(NamedTuple):
     """All keys that a record's queries may see, with where they stand: ``position [b s]`` counts kept tokens
-    (1: the record's first), ``document [b s]`` numbers segments, ``query [b t]`` is the queries' position."""
+    (1: the record's first), ``document [b s]`` numbers segments, ``query [b t]`` is where the queries stand
+    (padding: where the next token will), ``count [b 1]`` how many of the record's tokens are kept."""
 
     keys: Tensor
     values: Tensor
     position: Tensor
     document: Tensor
     query: Tensor
+    count: Tensor
 
 
 def _served(groups: Tensor, heads: int) -> Tensor:

@@ -1,0 +1,22 @@
+"""Settings of the whole test run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from jaxtyping import config, install_import_hook
+
+install_import_hook("fastweights", "checker.check")
+
+torch.set_num_threads(1)
+"""The tests' tensors are so small that a second thread only waits."""
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Without the type checker: the library's own errors come through, and torch.compile traces the library alone."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)

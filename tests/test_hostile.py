@@ -1,0 +1,234 @@
+"""Values that break implementations: resets, vanishing and absent decay, repeated keys, zeros, extreme scales."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from cases import CASES, DECAYING, METHODS, Case, Shape, Streams, cast, each, normal
+from checks import check, check_gradients, gradients, oracle
+from fastweights.evaluate import Auto, Chunkwise, Method, Recurrent, evaluate
+from fastweights.recurrence import Cholesky, ConjugateGradient, Decay, Delta, Mesa
+from tolerances import TOLERANCE, assert_close, error
+
+DTYPES = [torch.float64, torch.float32]
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def named(prefix: str) -> list[Case]:
+    return [case for case in CASES if case.name.startswith(prefix)]
+
+
+def everywhere(value: float) -> Callable[[Tensor], Tensor]:
+    return lambda log_decay: torch.full_like(log_decay, value)
+
+
+def at_token(index: int, value: float) -> Callable[[Tensor], Tensor]:
+    def change(log_decay: Tensor) -> Tensor:
+        changed = log_decay.clone()
+        changed[:, index] = value
+        return changed
+
+    return change
+
+
+def in_channel(log_decay: Tensor) -> Tensor:
+    changed = log_decay.clone()
+    changed[..., 0] = -torch.inf
+    return changed
+
+
+DECAYS = {
+    "all reset": everywhere(-torch.inf),
+    "a channel resets": in_channel,
+    "reset first": at_token(0, -torch.inf),
+    "reset last": at_token(-1, -torch.inf),
+    "all vanish": everywhere(-1e4),
+    "one vanishes": at_token(5, -1e4),
+    "hardly any": everywhere(-1e-8),
+    "exactly none": everywhere(0.0),
+    "steep": everywhere(-90.0),
+}
+
+
+@each_dtype
+@pytest.mark.parametrize("change", DECAYS.values(), ids=DECAYS.keys())
+@pytest.mark.parametrize("case", DECAYING, ids=str)
+def test_hostile_decays(case: Case, change: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    shape = Shape(b=1, t=11)
+    streams, state = case.streams(shape, dtype), case.start(shape, dtype)
+    streams["log_decay"] = change(streams["log_decay"])
+    check(case, streams, state, dtype, Recurrent(), Chunkwise(4), Auto())
+    check_gradients(case, streams, state, dtype, Recurrent(), Chunkwise(4), Auto())
+
+
+def zero(x: Tensor) -> Tensor:
+    return torch.zeros_like(x)
+
+
+def one(x: Tensor) -> Tensor:
+    return torch.ones_like(x)
+
+
+def twice(x: Tensor) -> Tensor:
+    return torch.full_like(x, 2)
+
+
+def repeated(x: Tensor) -> Tensor:
+    return x[:, :1].expand_as(x).clone()
+
+
+VALUES = [
+    *((case, {name: zero}) for case in CASES for name in ("q", "k", "v") if name in case.draws),
+    *((case, {"q": zero, "v": zero}) for case in CASES),
+    *((case, {"beta": value}) for case in named("delta") for value in (zero, one, twice)),
+    *((case, {"k": repeated, "beta": value}) for case in named("delta") for value in (zero, one, twice)),
+    *((case, {"beta": value}) for case in named("mesa") for value in (zero, one)),
+    *((case, {"k": repeated, "q": repeated, "beta": one}) for case in named("mesa")),
+]
+
+
+def described(value: object) -> str | None:
+    if isinstance(value, dict):
+        return ",".join(f"{name}={f.__name__}" for name, f in value.items())
+    return str(value)
+
+
+@each_dtype
+@pytest.mark.parametrize(("case", "changes"), VALUES, ids=described)
+def test_hostile_values(case: Case, changes: dict[str, Callable[[Tensor], Tensor]], dtype: torch.dtype) -> None:
+    shape = Shape(b=1, t=19, k=8)
+    streams, state = case.streams(shape, dtype), case.start(shape, dtype)
+    streams |= {name: change(streams[name]) for name, change in changes.items()}
+    check(case, streams, state, dtype, Chunkwise(8), Auto())
+    check_gradients(case, streams, state, dtype, Chunkwise(8), Auto())
+
+
+def scaled(streams: Streams, factors: dict[str, float]) -> Streams:
+    return {name: s * factors.get(name, 1.0) for name, s in streams.items()}
+
+
+SCALES = [
+    *((case, {"q": f, "k": f}) for case in named("decay") + named("normalized-none") for f in (1e6, 1e-6)),
+    *((case, {"v": f}) for case in CASES for f in (1e6, 1e-6)),
+    *((case, {"q": f}) for case in named("mesa") + named("delta") for f in (1e8, 1e-8)),
+    *((case, {"k": 1e-6}) for case in named("mesa") + named("delta")),
+    *((case, {"q": f, "k": f}) for case in named("softmax") for f in (1e-4, 1e3)),
+]
+
+
+@pytest.mark.parametrize(("case", "factors"), SCALES, ids=str)
+def test_extreme_scales(case: Case, factors: dict[str, float]) -> None:
+    shape = Shape(b=1, t=19)
+    streams, state = scaled(case.streams(shape), factors), case.start(shape)
+    want, _ = oracle(case, streams, state)
+    expected = gradients(case, streams, state, Recurrent())
+    for method in (Recurrent(), Chunkwise(8), Auto()):
+        assert_close(evaluate(case.rule(**streams), state, method)[0], want, f"o of {method}", floor=1e-30)
+        for name, gradient in gradients(case, streams, state, method).items():
+            assert_close(gradient, expected[name], f"gradient of {name} by {method}", floor=1e-6)
+    single = {name: cast(s, torch.float32) for name, s in streams.items()}
+    for gradient in gradients(case, single, case.start(shape, torch.float32), Auto()).values():
+        assert torch.isfinite(gradient).all()
+
+
+def dense_mesa(streams: Streams, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Mesa by torch.linalg.solve, token by token, under plain autograd."""
+    (gram, memory), outputs = state, []
+    q, k, v, beta, ridge = (streams[name] for name in ("q", "k", "v", "beta", "ridge"))
+    alpha = streams["log_decay"].exp() if "log_decay" in streams else torch.ones_like(beta)
+    ridge = ridge.expand(*q.shape)
+    for t in range(q.shape[1]):
+        gram = alpha[:, t, :, :, None] * gram + beta[:, t, :, :, None] * k[:, t, :, :, None] * k[:, t, :, None]
+        memory = alpha[:, t, :, :, None] * memory + beta[:, t, :, :, None] * k[:, t, :, :, None] * v[:, t, :, None]
+        x = torch.linalg.solve(gram + torch.diag_embed(ridge[:, t]), q[:, t])
+        outputs.append((x[..., None, :] @ memory).squeeze(-2))
+    return torch.stack(outputs, 1), (gram, memory)
+
+
+def mesa_gradients(
+    streams: Streams, state: tuple[Tensor, Tensor], run: Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]
+) -> dict[str, Tensor]:
+    leaves = {n: s.detach().requires_grad_() for n, s in (streams | {"gram": state[0], "memory": state[1]}).items()}
+    gram = (leaves["gram"] + leaves["gram"].mT) / 2
+    o, final = run({n: leaves[n] for n in streams}, (gram, leaves["memory"]))
+    weights = normal(*o.shape, generator=Generator().manual_seed(3))
+    loss = (o * weights).sum() + sum(s.sin().sum() for s in final)
+    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+
+@pytest.mark.parametrize("repeat", [False, True], ids=["varied", "repeated"])
+@pytest.mark.parametrize("method", [Recurrent(), Chunkwise(16), Auto()], ids=str)
+@pytest.mark.parametrize("case", named("mesa"), ids=str)
+def test_mesa_gradients_are_those_of_dense_solves(case: Case, method: Method, repeat: bool) -> None:
+    shape = Shape(b=1, t=40, k=6)
+    streams, state = case.streams(shape), case.start(shape)
+    if repeat:
+        streams |= {"k": repeated(streams["k"]), "beta": one(streams["beta"])}
+    want = mesa_gradients(streams, state, dense_mesa)
+    got = mesa_gradients(streams, state, lambda s, start: evaluate(case.rule(**s), start, method))
+    for name, gradient in got.items():
+        assert_close(gradient, want[name], f"gradient of {name}")
+
+
+@pytest.mark.parametrize("factor", [1e-6, 1e-20, 1e6])
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_mesa_backward_is_scale_invariant(method: Method, factor: float) -> None:
+    case = named("mesa-scalar")[0]
+    leaves = {name: s.requires_grad_() for name, s in case.streams(dtype=torch.float32).items()}
+    o, _ = evaluate(case.rule(**leaves), None, method)
+    upstream = normal(*o.shape, generator=Generator().manual_seed(0)).float()
+    plain = torch.autograd.grad(o, list(leaves.values()), upstream, retain_graph=True)
+    tiny = torch.autograd.grad(o, list(leaves.values()), upstream * factor)
+    for name, a, b in zip(leaves, plain, tiny, strict=True):
+        assert error(b.double() / factor, a) <= 1e-5, name
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_conjugate_gradients_improve_with_every_step(steps: int) -> None:
+    case = named("mesa-scalar")[0]
+    streams, exact = case.streams(Shape(k=8)), None
+    exact, _ = evaluate(Mesa(**streams, solver=Cholesky()))
+    few, _ = evaluate(Mesa(**streams, solver=ConjugateGradient(steps)))
+    more, _ = evaluate(Mesa(**streams, solver=ConjugateGradient(steps + 1)))
+    assert error(more, exact) < error(few, exact)
+
+
+def test_mesa_without_steps_reads_the_jacobi_start() -> None:
+    streams = named("mesa-scalar")[0].streams(Shape(k=1))
+    exact, _ = evaluate(Mesa(**streams, solver=Cholesky()))
+    start, _ = evaluate(Mesa(**streams, solver=ConjugateGradient(0)))
+    assert_close(start, exact, "o of width-1 keys, where the diagonal is all of H")
+
+
+def test_a_tolerance_ends_conjugate_gradients_there() -> None:
+    streams = named("mesa-scalar")[0].streams(Shape(k=8))
+    exact, _ = evaluate(Mesa(**streams, solver=Cholesky()))
+    errors = [error(evaluate(Mesa(**streams, solver=ConjugateGradient(30, tol)))[0], exact) for tol in (1e-2, 1e-6)]
+    assert 1e-9 < errors[1] < 1e-5 < errors[0] < 1e-1
+
+
+def test_delta_forgets_what_it_overwrites() -> None:
+    streams = Shape(b=1, t=9)
+    case = named("delta-none")[0]
+    drawn = case.streams(streams)
+    drawn |= {"k": repeated(drawn["k"]), "beta": one(drawn["beta"])}
+    drawn["q"] = drawn["k"]
+    assert_close(evaluate(Delta(**drawn))[0], drawn["v"], "the value last written under the key")
+
+
+def test_a_reset_leaves_nothing_behind() -> None:
+    case = named("decay-vector")[0]
+    streams = case.streams()
+    streams["log_decay"][:, 20] = -torch.inf
+    o, final = evaluate(case.rule(**streams), case.start())
+    tail, end = evaluate(case.rule(**{name: s[:, 20:] for name, s in streams.items()}))
+    assert error(o[:, 20:], tail) <= TOLERANCE[torch.float64]
+    assert_close(final, end, "state")
+    emptied = Decay(streams["q"], streams["k"] * 0, streams["v"], streams["log_decay"])
+    assert (evaluate(emptied, each(case.start(), lambda s: 1e30 * s), Auto())[1] == 0).all()
+    assert (evaluate(replace(emptied, log_decay=None), case.start())[1] == case.start()).all()
