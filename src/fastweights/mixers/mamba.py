@@ -63,6 +63,7 @@ class Mamba(Mixer):
         v, log_alpha = delta.to(x.dtype) * x, -delta[..., None] * precise(self.log_A).exp()
         return Decay(q, k, v[..., None], log_alpha), torch.cat([gate, x], dim=-1)
 
-    def read(self, o: Output, gate: Tensor, recurrence: Recurrence) -> Embedded:
+    def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
+        assert gate is not None
         gate, x = gate.chunk(2, dim=-1)
         return self.W_o((o.flatten(-2) + self.D * x) * gate)
