@@ -22,7 +22,7 @@ State = Tensor | tuple[Tensor, ...]
 @dataclass(frozen=True)
 class Shape:
     b: int = 2
-    t: int = 37
+    t: int = 19
     h: int = 2
     k: int = 3
     v: int = 5
@@ -296,7 +296,6 @@ METHODS: list[Method] = [
     Chunkwise(1),
     Chunkwise(4),
     Chunkwise(7),
-    Chunkwise(16),
     Parallel(),
     Auto(),
 ]

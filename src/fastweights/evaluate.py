@@ -58,11 +58,9 @@ class Parallel(Method):
 
 @dataclass(frozen=True)
 class Auto(Method):
-    """`step` for one token, else the first kernel of the table that takes the record (`kernels.explain`)."""
+    """The first kernel of the table that takes the record (`kernels.explain`)."""
 
     def run(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
-        if len(recurrence) == 1:
-            return recurrence.step(state)
         return select(recurrence).run(recurrence, state)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from torch import Tensor, nn
 
@@ -58,7 +58,7 @@ class Mixer(nn.Module, ABC):
     def project(self, x: Embedded, past: Past) -> tuple[Recurrence, Tensor | None]:
         """The recurrence that x drives, and the output gate ``[b t h·v]`` or None."""
 
-    def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
+    def read(self, o: Output, gate: Tensor | None, recurrence: Any) -> Embedded:
         """y from the recurrence's output (`recurrence` is the one `project` returned)."""
         y = self.norm(o).flatten(-2)
         return self.W_o(y if gate is None else y * gate)

@@ -13,6 +13,7 @@ Keys = Inexact[Tensor, "#b #t #h k"]
 Values = Inexact[Tensor, "#b #t #h v"]
 GroupKeys = Inexact[Tensor, "#b #t #g k"]
 GroupValues = Inexact[Tensor, "#b #t #g v"]
+Skip = Inexact[Tensor, "#b #t #h #v"]
 PerToken = Inexact[Tensor, "#b #t #h 1"]
 LogDecay = Inexact[Tensor, "#b #t #h #k"]
 Output = Inexact[Tensor, "b t h v"]
@@ -32,5 +33,6 @@ __all__ = [
     "Output",
     "PerToken",
     "Segments",
+    "Skip",
     "Values",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ class Recurrence(ABC):
     """The per-token streams ``[b t h ·]`` of one fast-weight rule.
 
     Subclasses state the rule in `step` (the paper's equation, for one token) and in `chunk` (all tokens
-    of the record at once). Everything else follows from these two.
+    of the record at once), on a `State` of its own form. Everything else follows from these two.
     """
 
     @property
@@ -102,11 +102,11 @@ class Recurrence(ABC):
         """The value width v."""
 
     @abstractmethod
-    def step(self, state: State) -> tuple[Output, State]:
+    def step(self, state: Any) -> tuple[Output, State]:
         """The rule for a record of one token: the definition, and the oracle of every other form."""
 
     @abstractmethod
-    def chunk(self, state: State) -> tuple[Output, State]:
+    def chunk(self, state: Any) -> tuple[Output, State]:
         """All tokens of the record at once, in parallel (quadratic in its length)."""
 
     @abstractmethod

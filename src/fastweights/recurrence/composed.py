@@ -58,10 +58,10 @@ class Normalized(Recurrence):
             floor = floor[:, span]
         return replace(self, inner=self.inner[span], floor=floor)
 
-    def step(self, state: State) -> tuple[Output, State]:
+    def step(self, state: Tensor) -> tuple[Output, State]:
         return self.divided(self.extended().step(state))
 
-    def chunk(self, state: State) -> tuple[Output, State]:
+    def chunk(self, state: Tensor) -> tuple[Output, State]:
         return self.divided(self.extended().chunk(state))
 
     def attention_map(self) -> Map:
@@ -87,7 +87,9 @@ class Normalized(Recurrence):
     def ltv(self) -> LTV:
         """Read through C_t = q_t / n_t, on this record's own normalisers from the empty state."""
         system = self.inner.ltv()
-        ones, _ = self.extended().chunk(self.extended().initial_state())
+        empty = self.initial_state()
+        assert isinstance(empty, Tensor)
+        ones, _ = self.extended().chunk(empty)
         scale = self._reciprocal(ones[..., -1:])
         skip = None if system.D is None else system.D * scale
         return replace(system, C=system.C * scale, D=skip)

@@ -19,7 +19,7 @@ from fastweights.recurrence.base import (
 )
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.products import Products, decayed_products
-from fastweights.shapes import Keys, LogDecay, Map, Mask, Output, Segments, Values
+from fastweights.shapes import Keys, LogDecay, Map, Mask, Output, Segments, Skip, Values
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Decay(Recurrence):
     k: Keys | None
     v: Values
     log_decay: LogDecay | None
-    skip: Values | None = None
+    skip: Skip | None = None
 
     def __post_init__(self) -> None:
         if self.k is None and self.log_decay is None:

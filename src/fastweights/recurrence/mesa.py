@@ -159,7 +159,7 @@ class ImplicitSolve(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, *theta = ctx.saved_tensors
         db = ctx.solver.solve(ctx.build(*theta), dx)
         wanted = [i for i, needed in enumerate(ctx.needs_input_grad[3:]) if needed]

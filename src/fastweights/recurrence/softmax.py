@@ -141,7 +141,7 @@ class Softmax(Recurrence):
             position=torch.cat([1 - age, own], 1),
             document=torch.cat([torch.zeros_like(age), document], 1),
             query=torch.where(kept, position, position + 1),
-            count=position[:, -1:],
+            kept=position[:, -1:],
         )
 
     def _visible(self, seen: _Seen) -> Tensor:
@@ -163,7 +163,7 @@ class Softmax(Recurrence):
     def _remembered(self, seen: _Seen) -> Cache:
         """The cache for the next token: all that it can still see."""
         current = seen.document[:, -1:]
-        age = seen.count + 1 - seen.position
+        age = seen.kept + 1 - seen.position
         age = torch.where((seen.document == current) & (age < FORGOTTEN // 2), age, FORGOTTEN)
         if self.window is None:
             return seen.keys, seen.values, age
@@ -177,14 +177,14 @@ class Softmax(Recurrence):
 class _Seen(NamedTuple):
     """All keys that a record's queries may see, with where they stand: ``position [b s]`` counts kept tokens
     (1: the record's first), ``document [b s]`` numbers segments, ``query [b t]`` is where the queries stand
-    (padding: where the next token will), ``count [b 1]`` how many of the record's tokens are kept."""
+    (padding: where the next token will), ``kept [b 1]`` how many of the record's tokens are kept."""
 
     keys: Tensor
     values: Tensor
     position: Tensor
     document: Tensor
     query: Tensor
-    count: Tensor
+    kept: Tensor
 
 
 def _served(groups: Tensor, heads: int) -> Tensor:
