@@ -83,12 +83,12 @@ def selective_own_keys(t: int, dtype: torch.dtype) -> Decay:
 
 
 def scalar(t: int, dtype: torch.dtype) -> Decay:
-    q, k, v = (stream(2, t, HEADS, width, dtype=dtype) for width in (3, 3, 2))
+    q, k, v = (stream(2, t, HEADS, width, dtype=dtype) for width in (2, 2, 2))
     return Decay(q, k, v, log(2, t, 1, 1, dtype=dtype))
 
 
 def undecayed(t: int, dtype: torch.dtype) -> Decay:
-    q, k, v = (stream(2, t, HEADS, width, dtype=dtype) / t**0.5 for width in (3, 3, 2))
+    q, k, v = (stream(2, t, HEADS, width, dtype=dtype) / t**0.5 for width in (2, 2, 2))
     return Decay(q, k, v, None)
 
 
@@ -269,5 +269,7 @@ def test_a_normalised_scan_is_a_scan() -> None:
 
 def test_large_states_are_refused() -> None:
     q, k, v = (torch.randn(1, 40, 2, 8) for _ in range(3))
-    assert SCAN.refuses(Decay(q, k, v, None)) == "its states have k·v = 64 elements per head, more than 32"
+    assert SCAN.refuses(Decay(q, k, v, None)) == "its states have 8·8 elements per head, more than 4"
+    assert SCAN.refuses(Decay(q, k, v[..., :1], None)) is None
+    assert SCAN.refuses(Decay(q[..., :1], k[..., :1], v, None)) is None
     assert SCAN.refuses(Decay(q.to(torch.complex64), k, v, None)) is None

@@ -27,10 +27,10 @@ from fastweights.recurrence.decay import Decay
 BUSY = 1 << 13
 """Elements per operation from which on its fixed cost no longer shows."""
 CHUNK = 32
-REAL_STATE = 32
-"""The largest k·v for which elements beat matrix products over chunks."""
-COMPLEX_STATE = 256
-"""The same for complex records, which no other blocked kernel takes."""
+MOST_KEYS, MOST_VALUES, MOST_ELEMENTS = 256, 32, 4
+"""Up to how many keys with one value, values with one key, and k·v of any, this beats matrix products over chunks."""
+MOST_COMPLEX = 1024
+"""The same k·v for complex records, which no other blocked kernel takes."""
 
 Shape = tuple[int, ...]
 
@@ -214,11 +214,18 @@ def scanned(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
 def refuses(recurrence: Recurrence) -> str | None:
     if not isinstance(recurrence, Decay):
         return f"it is a {type(recurrence).__name__}, not a Decay"
-    elements = recurrence.q.shape[-1] * recurrence.v.shape[-1]
-    most = COMPLEX_STATE if recurrence.accumulator.is_complex else REAL_STATE
-    if elements > most:
-        return f"its states have k·v = {elements} elements per head, more than {most}"
+    keys, values, most = recurrence.q.shape[-1], recurrence.v.shape[-1], _most(recurrence)
+    if keys * values > most:
+        return f"its states have {keys}·{values} elements per head, more than {most}"
     return None
+
+
+def _most(recurrence: Decay) -> int:
+    if recurrence.accumulator.is_complex:
+        return MOST_COMPLEX
+    if recurrence.v.shape[-1] == 1:
+        return MOST_KEYS
+    return MOST_VALUES if recurrence.q.shape[-1] == 1 else MOST_ELEMENTS
 
 
 BLOCKED_SCAN = Kernel("blocked scan (torch)", refuses, scanned)
