@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from fastweights.kernels.blocks import Factors, Plan, cut, decayed, harmless_chunk, state_gradient_of_middle
-from fastweights.kernels.chunked import chunk_loop
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.delta import Delta
+
+STEEP_CHUNK = 64
 
 
 class _Chunks(NamedTuple):
@@ -145,11 +147,21 @@ def chunked_delta(recurrence: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     b, t, h = recurrence.shape
     chunk = harmless_chunk(recurrence.log_decay)
     if chunk is None:
-        return chunk_loop(recurrence, state)
+        return _steep(recurrence, state)
     streams = (recurrence.q, recurrence.k, recurrence.v, recurrence.beta, recurrence.log_decay)
     spelled = [None if s is None else s.expand(b, t, h, -1) for s in streams]
     o, state = _ChunkedDelta.apply(Plan.of(chunk, b * h, t), *spelled, state)
     return o.to(recurrence.output), state
+
+
+def _steep(recurrence: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for any decay, by `Delta.chunk`; autograd recomputes one chunk at a time."""
+    outputs = []
+    for start in range(0, len(recurrence), STEEP_CHUNK):
+        chunk = recurrence[start : start + STEEP_CHUNK].chunk
+        o, state = checkpoint(chunk, state, use_reentrant=False, preserve_rng_state=False)
+        outputs.append(o)
+    return torch.cat(outputs, dim=1), state
 
 
 def refuses(recurrence: Recurrence) -> str | None:

@@ -11,16 +11,18 @@ from torch.nn import functional as F
 from fastweights.layers import Past, ShortConvolution, precise
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
-from fastweights.shapes import Embedded
+from fastweights.recurrence.base import Recurrence
+from fastweights.shapes import Embedded, Output
 
 
 class Mamba(Mixer):
     """
     f_q  x W_C             f_α  e^(Δ_t A),  Δ_t = softplus(x W¹_Δ W²_Δ + b_Δ)
-    f_k  Δ_t (x W_B)       f_g  SiLU(u W_z)
-    f_v  x                 d_v = H = expand·d,  d_k / H = N
+    f_k  x W_B             f_g  SiLU(u W_z)
+    f_v  Δ_t ⊙ x           d_v = H = expand·d,  d_k / H = N
 
-    with x = SiLU(conv(u W_u)) of the layer's input u, and o_t ← o_t + D ⊙ x_t.
+    with x = SiLU(conv(u W_u)) of the layer's input u, and o_t ← o_t + D ⊙ x_t. The paper writes Δ_t with the key,
+    per channel; with the value it leaves one key for all of them.
 
     state  N, the state rows per channel
     """
@@ -39,7 +41,6 @@ class Mamba(Mixer):
         self.log_A = nn.Parameter(torch.empty(width, state))
         self.D = nn.Parameter(torch.ones(width))
         self.W_o = nn.Linear(width, d, bias=False)
-        self.norm = nn.Identity()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -57,7 +58,12 @@ class Mamba(Mixer):
     def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
         gate = F.silu(self.W_z(x))
         x = F.silu(self.conv(self.W_u(x), past) + self.conv_bias)
-        delta = F.softplus(precise(self.W_Delta_2(self.W_Delta_1(x))))[..., None]
+        delta = F.softplus(precise(self.W_Delta_2(self.W_Delta_1(x))))
         q, k = self.W_C(x)[:, :, None], self.W_B(x)[:, :, None]
-        log_alpha = -delta * precise(self.log_A).exp()
-        return Decay(q, delta.to(k.dtype) * k, x[..., None], log_alpha, skip=self.D[None, None, :, None]), gate
+        v, log_alpha = delta.to(x.dtype) * x, -delta[..., None] * precise(self.log_A).exp()
+        return Decay(q, k, v[..., None], log_alpha), torch.cat([gate, x], dim=-1)
+
+    def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
+        assert gate is not None
+        gate, x = gate.chunk(2, dim=-1)
+        return self.W_o((o.flatten(-2) + self.D * x) * gate)

@@ -62,6 +62,7 @@ def _halving(q: Tensor, k: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, T
     q, k, prefix = (F.pad(s, padding).unsqueeze(-2) for s in (q, k, log_decay))
     suffix = torch.zeros_like(prefix)
     inner = q @ k.mT
+    inner = inner.expand(*torch.broadcast_shapes(inner.shape[:-2], prefix.shape[:-2]), 1, 1)
     while prefix.shape[-3] > 1:
         (q_left, q), (k, k_right) = _neighbours(q), _neighbours(k)
         (before, prefix), (suffix, after) = _neighbours(prefix), _neighbours(suffix)
