@@ -19,7 +19,7 @@ from fastweights.bench import peers
 from fastweights.bench.contenders import Case, Contender, Inputs, Phase, Run, Sizes
 from fastweights.evaluate import Chunkwise, evaluate
 from fastweights.kernels import TABLE, only, select
-from fastweights.layers import Past, ShortConvolution
+from fastweights.layers import Past, ShortConvolution, precise
 from fastweights.recurrence import Cholesky, ConjugateGradient, Decay, Delta, Mesa, Normalized, Recurrence, Softmax
 
 CHUNK = 64
@@ -52,7 +52,9 @@ class RecurrenceCase(Case):
     def inputs(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Inputs:
         generator = torch.Generator().manual_seed(0)
         drawn = {name: draw(sizes, generator) for name, draw in self.draws.items()}
-        return {name: x.to(device, dtype if name in ("q", "k", "v", "x") else _wide(dtype)) for name, x in drawn.items()}
+        return {
+            name: x.to(device, dtype if name in ("q", "k", "v", "x") else _wide(dtype)) for name, x in drawn.items()
+        }
 
     def contenders(self, inputs: Inputs) -> list[Contender]:
         record = self.record(inputs)
@@ -205,11 +207,8 @@ def _scan(x: Inputs) -> Decay:
 
 
 def _complex_scan(x: Inputs) -> Decay:
-    return Decay(*(torch.complex(x[n], torch.zeros_like(x[n])) for n in ("q", "k")), x["v"], _turning(x))
-
-
-def _turning(x: Inputs) -> Tensor:
-    return torch.complex(x["log_decay"], x["phase"])
+    q, k = (torch.complex(precise(x[n]), torch.zeros_like(precise(x[n]))) for n in ("q", "k"))
+    return Decay(q, k, x["v"], torch.complex(x["log_decay"], x["phase"]))
 
 
 def _selective(x: Inputs) -> Decay:
@@ -301,9 +300,7 @@ CASES: tuple[RecurrenceCase | ConvolutionCase, ...] = (
     RecurrenceCase(
         "mesa 30 steps", _MESA, partial(_mesa, ConjugateGradient(STEPS)), _mesa_flops, peers.MESA, peers.TRITON_MESA
     ),
-    RecurrenceCase(
-        "mesa tol 1e-5", _MESA, partial(_mesa, ConjugateGradient(STEPS, 1e-5)), _mesa_flops, peers.MESA
-    ),
+    RecurrenceCase("mesa tol 1e-5", _MESA, partial(_mesa, ConjugateGradient(STEPS, 1e-5)), _mesa_flops, peers.MESA),
     RecurrenceCase(
         "normalized decay none",
         {"q": _positive, "k": _positive, "v": _values},

@@ -96,6 +96,10 @@ class StepPeer:
     path: str
     use: Callable[[Callable[..., Any], Inputs, Tensor], object]
 
+    @property
+    def library(self) -> str:
+        return self.path.partition(".")[0]
+
     def bound(self, inputs: Inputs, state: Tensor) -> Function:
         module, _, attribute = self.path.partition(":")
         function = unwrap(getattr(import_module(module), attribute))
@@ -176,9 +180,7 @@ def _sizes(case: RecurrenceCase, *, quick: bool) -> Sequence[Sizes]:
     return [s._replace(k=16) for s in channels] if case.name == "selective scan" else channels
 
 
-def _measure_step(
-    report: Report, plan: DecodePlan, case: RecurrenceCase, sizes: Sizes, device: torch.device
-) -> None:
+def _measure_step(report: Report, plan: DecodePlan, case: RecurrenceCase, sizes: Sizes, device: torch.device) -> None:
     group = f"step {case.name} {sizes}"
     if report.has(group):
         return
@@ -239,6 +241,7 @@ def _rows(
     times = alternate(callable_, clock_of(device), plan.budget)
     first = times["fastweights"]
     floor = moved / Ceilings(**report.ceilings).bandwidth
+    libraries = {"fastweights": "fastweights"} | {p.name: p.library for p in PEERS.get(op, ())}
     for name, function in functions.items():
         found = function if isinstance(function, Failure) else times[name]
         works, ours = isinstance(found, Times), name == "fastweights"
@@ -247,7 +250,7 @@ def _rows(
             op=op,
             sizes=sizes,
             contender=name,
-            library="fastweights" if ours else "peer",
+            library=libraries.get(name, "torch"),
             seconds=found if works else None,
             spread=found.spread if works else None,
             ratio=found.median / first.median if works and isinstance(first, Times) else None,
@@ -276,9 +279,7 @@ def small_model(mixer: str, device: torch.device, *, quick: bool) -> FastWeights
     """The model that is decoded: four layers of width 256, or two of 32."""
     torch.manual_seed(0)
     width, layers = (32, 2) if quick else (256, 4)
-    config = FastWeightsConfig(
-        vocab_size=256, hidden_size=width, num_hidden_layers=layers, mixers=[{"name": mixer}]
-    )
+    config = FastWeightsConfig(vocab_size=256, hidden_size=width, num_hidden_layers=layers, mixers=[{"name": mixer}])
     return FastWeightsForCausalLM(config).to(device).eval()
 
 
@@ -331,7 +332,8 @@ def plot_flatness(rows: Sequence[dict[str, Any]], path: Path) -> None:
         below.plot(row["tokens"], [n / 1e6 for n in row["state_bytes"]], label=row["mixer"])
     above.set(ylabel="µs per token", ylim=(0, None))
     below.set(ylabel="state [MB]", xlabel="token", ylim=(0, None))
-    above.legend(frameon=False)
+    if rows:
+        above.legend(frameon=False)
     for axes in (above, below):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25, linewidth=0.6)

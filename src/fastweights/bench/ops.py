@@ -31,7 +31,7 @@ class Plan:
     """What to measure, and how long.
 
     only           a shell pattern, or a part, of the cases' names
-    error_tokens   errors are found on sequences of at most this length
+    error_tokens   errors are found on sequences of at most this length; 0 for no errors
     memory_limit   seconds after which a measurement of memory is given up; 0 for none
     """
 
@@ -160,16 +160,17 @@ def contender_key(contender: Contender) -> str:
 
 def error_of(case: Case, contender: Contender, plan: Plan, sizes: Sizes, device: torch.device) -> Errors:
     """On `device` against the CPU in float64, on a short sequence of the same distribution."""
-    if not contender.exact:
+    if not (contender.exact and plan.error_tokens):
         return Errors()
     inputs = case.inputs(sizes._replace(t=min(sizes.t, plan.error_tokens)), plan.dtype, device)
     try:
-        return _errors(case, contender.load(), inputs)
+        return errors_on(case, contender.load(), inputs)
     except Exception as error:
-        return Errors(reason=f"no error: {Failure.of(error).reason}")
+        return Errors(reason=f"error unknown: {Failure.of(error).reason}")
 
 
-def _errors(case: Case, run: Run, inputs: Inputs) -> Errors:
+def errors_on(case: Case, run: Run, inputs: Inputs) -> Errors:
+    """Those of `run` on these inputs, wherever they are."""
     o, found = gradients(run, {n: x.detach().requires_grad_() for n, x in inputs.items()})
     exact = {n: x.detach().cpu().double().requires_grad_() for n, x in inputs.items()}
     want, wanted = gradients(case.reference, exact)
@@ -177,7 +178,9 @@ def _errors(case: Case, run: Run, inputs: Inputs) -> Errors:
 
 
 def relative(got: Tensor, want: Tensor) -> float:
-    """‖got - want‖ / ‖want‖; got's own norm where want is zero."""
+    """‖got - want‖ / ‖want‖; got's own norm where want is zero. Raises ValueError if the shapes differ."""
+    if got.shape != want.shape:
+        raise ValueError(f"got shape {list(got.shape)}, not {list(want.shape)}")
     got = got.cpu().to(want.dtype)
     norm = want.norm().item()
     return (got - want).norm().item() / (norm or 1.0)
@@ -266,7 +269,12 @@ def _slope(plan: Plan, case: Case, sizes: Sizes, phase: Phase, device: torch.dev
     seconds = tuple(_length_time(plan, case, sizes._replace(t=t), phase, device) for t in lengths)
     half = len(lengths) // 2
     return SlopeRow(
-        case.name, phase.value, lengths, seconds, _log_slope(lengths, seconds), _log_slope(lengths[half:], seconds[half:])
+        case.name,
+        phase.value,
+        lengths,
+        seconds,
+        _log_slope(lengths, seconds),
+        _log_slope(lengths[half:], seconds[half:]),
     )
 
 

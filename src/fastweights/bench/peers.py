@@ -210,12 +210,8 @@ def _selective(function: Callable[..., Any], x: Inputs) -> Tensor:
 
 
 SELECTIVE = (
-    _peer(
-        "Mamba slow path", TRANSFORMERS, "transformers.models.mamba.modeling_mamba:mamba_selective_scan", _selective
-    ),
-    _peer(
-        "selective_scan_ref", MAMBA, "mamba_ssm.ops.selective_scan_interface:selective_scan_ref", _selective
-    ),
+    _peer("Mamba slow path", TRANSFORMERS, "transformers.models.mamba.modeling_mamba:mamba_selective_scan", _selective),
+    _peer("selective_scan_ref", MAMBA, "mamba_ssm.ops.selective_scan_interface:selective_scan_ref", _selective),
 )
 
 
@@ -260,9 +256,7 @@ def _fla_scan(function: Callable[..., Any], x: Inputs) -> Tensor:
 
 TRITON_SCALAR = (_peer("chunk_simple_gla", FLA, "fla.ops.simple_gla:chunk_simple_gla", _fla_gated),)
 TRITON_VECTOR = (_peer("chunk_gla", FLA, "fla.ops.gla:chunk_gla", _fla_vector),)
-TRITON_TIED = (
-    _peer("chunk_gla of 1 - α", FLA, "fla.ops.gla:chunk_gla", lambda f, x: _fla_vector(f, _tied(x))),
-)
+TRITON_TIED = (_peer("chunk_gla of 1 - α", FLA, "fla.ops.gla:chunk_gla", lambda f, x: _fla_vector(f, _tied(x))),)
 TRITON_DELTA = (_peer("chunk_delta_rule", FLA, "fla.ops.delta_rule:chunk_delta_rule", _fla_delta),)
 TRITON_GATED_DELTA = (
     _peer("chunk_gated_delta_rule", FLA, "fla.ops.gated_delta_rule:chunk_gated_delta_rule", _fla_gated_delta),
