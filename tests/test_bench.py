@@ -116,7 +116,7 @@ def test_a_report_of_something_else_is_not_touched(tmp_path):
     assert report(path).rows
 
 
-def test_the_header_names_commit_machine_and_versions(tmp_path):
+def test_the_header_names_commit_machine_and_versions():
     machine = asdict(Machine.here(CPU))
     assert machine["cores"] >= 1
     assert machine["threads"] == torch.get_num_threads()
@@ -175,7 +175,7 @@ def test_a_missing_or_broken_peer_is_a_row(tmp_path):
     def missing():
         raise ImportError("no module named nobody")
 
-    def broken(inputs):
+    def broken(_):
         raise RuntimeError("not on Tuesdays")
 
     peers = (Contender("missing", "nobody", missing), Contender("broken", "nobody", lambda: broken))

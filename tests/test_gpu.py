@@ -53,11 +53,12 @@ def leaves(inputs: Inputs) -> Inputs:
 @pytest.mark.parametrize("case", CASES, ids=by_name)
 def test_every_kernel_agrees_with_float64(cuda, case, dtype):
     """Output and all gradients; the state of half-precision streams stays float32."""
+    solved = 10 * case.accuracy if isinstance(case, RecurrenceCase) else 0.0
     for row in checked(case, sizes(case), dtype, cuda):
         assert row.note == "", row
         assert row.error is not None
         assert row.gradient_error is not None
-        assert max(row.error, row.gradient_error) < TOLERANCE[dtype], row
+        assert max(row.error, row.gradient_error) < max(TOLERANCE[dtype], solved), row
         assert row.state != "bfloat16" or case.name.startswith("softmax"), row
 
 
@@ -136,7 +137,8 @@ def test_decoding(cuda, name):
     assert all(state.position.is_cuda for state in cache.states)
 
 
-def test_training_resumes_bit_by_bit(cuda, tmp_path):
+@pytest.mark.usefixtures("cuda")
+def test_training_resumes_bit_by_bit(tmp_path):
     """A run in two sittings ends with the weights of one in a single sitting."""
     config = tiny_run(tmp_path)
     train(config, tmp_path / "whole")

@@ -240,23 +240,23 @@ def _rows(
     callable_ = {name: f for name, f in functions.items() if not isinstance(f, Failure)}
     times = alternate(callable_, clock_of(device), plan.budget)
     first = times["fastweights"]
-    floor = moved / Ceilings(**report.ceilings).bandwidth
+    floor = moved / Ceilings.of(report.ceilings).bandwidth
     libraries = {"fastweights": "fastweights"} | {p.name: p.library for p in PEERS.get(op, ())}
     for name, function in functions.items():
         found = function if isinstance(function, Failure) else times[name]
-        works, ours = isinstance(found, Times), name == "fastweights"
+        taken, ours = found if isinstance(found, Times) else None, name == "fastweights"
         yield StepRow(
             level=level,
             op=op,
             sizes=sizes,
             contender=name,
             library=libraries.get(name, "torch"),
-            seconds=found if works else None,
-            spread=found.spread if works else None,
-            ratio=found.median / first.median if works and isinstance(first, Times) else None,
+            seconds=taken,
+            spread=taken.spread if taken else None,
+            ratio=taken.median / first.median if taken and isinstance(first, Times) else None,
             floor=floor if ours else None,
-            over_floor=found.median / floor if works and ours else None,
-            note="" if works else found.reason,
+            over_floor=taken.median / floor if taken and ours else None,
+            note=found.reason if isinstance(found, Failure) else "",
         )
 
 
@@ -280,7 +280,8 @@ def small_model(mixer: str, device: torch.device, *, quick: bool) -> FastWeights
     torch.manual_seed(0)
     width, layers = (32, 2) if quick else (256, 4)
     config = FastWeightsConfig(vocab_size=256, hidden_size=width, num_hidden_layers=layers, mixers=[{"name": mixer}])
-    return FastWeightsForCausalLM(config).to(device).eval()
+    with torch.device(device):
+        return FastWeightsForCausalLM(config).eval()
 
 
 def _measure_model(report: Report, plan: DecodePlan, name: str, device: torch.device) -> None:

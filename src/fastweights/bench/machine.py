@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -53,6 +53,11 @@ class Ceilings:
     def gemm(self, dtype: torch.dtype) -> float:
         """The best rate at the accuracy of `dtype`; tf32 is not fp32's."""
         return self.bf16 if dtype in (torch.bfloat16, torch.float16) else max(self.fp32, self.fp32_onednn or 0.0)
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Ceilings:
+        """From the JSON of a report."""
+        return cls(**found)
 
     @classmethod
     def measured(cls, device: torch.device, *, quick: bool) -> Ceilings:
@@ -121,7 +126,7 @@ def _copy_rate(device: torch.device, size: int) -> float:
 def _onednn_rate(device: torch.device, size: int) -> float | None:
     if device.type != "cpu":
         return None
-    with _precision(torch.backends.mkldnn.matmul, "bf16"):
+    with _precision(torch.backends.mkldnn.matmul, "bf16"):  # pyright: ignore[reportAttributeAccessIssue]
         return _gemm_rate(device, size, torch.float32) if _error(torch.randn(64, 64)) < 1e-5 else None
 
 

@@ -44,7 +44,7 @@ class Plan:
 
     def cases(self) -> list[Case]:
         """Raises ValueError if none has that name."""
-        found = [case for case in CASES if fnmatch(case.name, self.only) or self.only in case.name]
+        found: list[Case] = [case for case in CASES if fnmatch(case.name, self.only) or self.only in case.name]
         if not found:
             raise ValueError(f"no case matches {self.only!r}; there are {', '.join(case.name for case in CASES)}")
         return found
@@ -89,7 +89,7 @@ class OpRow:
 
 @dataclass(frozen=True)
 class SlopeRow:
-    """d log time / d log T of the kernel that `Auto()` takes, from the first length to the last and over the upper half."""
+    """d log time / d log T of the kernel that `Auto()` takes, over all lengths and over the upper half of them."""
 
     op: str
     phase: str
@@ -127,7 +127,7 @@ def measure(report: Report, plan: Plan, case: Case, sizes: Sizes, device: torch.
         if not report.has(group):
             times = timed(contenders, inputs, phase, plan.budget, device)
             measured = _Measured(case, sizes, plan, phase, inputs, errors)
-            report.add(group, list(measured.rows(contenders, times, Ceilings(**report.ceilings), device)))
+            report.add(group, list(measured.rows(contenders, times, Ceilings.of(report.ceilings), device)))
 
 
 def run_scaling(report: Report, plan: Plan, device: torch.device) -> None:
@@ -197,6 +197,10 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _joined(*notes: str) -> str:
+    return "; ".join(filter(None, notes))
+
+
 @dataclass(frozen=True)
 class _Measured:
     case: Case
@@ -228,8 +232,8 @@ class _Measured:
         *,
         auto: bool,
     ) -> OpRow:
-        works = isinstance(found, Times)
-        work = self._work() if works and contender.exact else None
+        times = found if isinstance(found, Times) else None
+        work = self._work() if times and contender.exact else None
         errors = self.errors[contender.name]
         return OpRow(
             op=self.case.name,
@@ -240,15 +244,15 @@ class _Measured:
             contender=contender.name,
             library=contender.library,
             auto=auto,
-            seconds=found if works else None,
-            spread=found.spread if works else None,
-            ratio=found.median / first.median if works and isinstance(first, Times) else None,
-            gemm=work.flops / found.median / ceilings.gemm(self.plan.dtype) if work and work.flops else None,
-            bandwidth=work.bytes / found.median / ceilings.bandwidth if work else None,
+            seconds=times,
+            spread=times.spread if times else None,
+            ratio=times.median / first.median if times and isinstance(first, Times) else None,
+            gemm=work.flops / times.median / ceilings.gemm(self.plan.dtype) if times and work and work.flops else None,
+            bandwidth=work.bytes / times.median / ceilings.bandwidth if times and work else None,
             error=errors.output,
             gradient_error=errors.gradients,
-            peak_bytes=self._peak(contender, device) if works else None,
-            note="; ".join(filter(None, (contender.note, errors.reason))) if works else found.reason,
+            peak_bytes=self._peak(contender, device) if times else None,
+            note=found.reason if isinstance(found, Failure) else _joined(contender.note, errors.reason),
         )
 
     def _work(self) -> Work:

@@ -173,7 +173,7 @@ def _mesa(function: Callable[..., Any], x: Inputs) -> Tensor:
 MESA = (_peer("naive CG, 30 steps", FLA, "fla.ops.mesa_net.naive:naive_mesa_net_CG", _mesa), SDPA)
 
 
-def _rglru(unit: type[Any], x: Inputs) -> Tensor:
+def _rglru(unit: Any, x: Inputs) -> Tensor:
     values, gate = x["v"][..., 0], x["log_decay"][..., 0].exp()
     never = torch.zeros_like(values, dtype=torch.bool)
     scanned, _ = unit._rnn_scan(SimpleNamespace(), values, gate, never, None)

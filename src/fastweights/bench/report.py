@@ -51,12 +51,8 @@ class Report:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             return cls(path, header, ceilings(), listener)
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            same = found["header"] == json.loads(json.dumps(asdict(header))) and found["format"] == FORMAT
-        except (ValueError, KeyError, TypeError):
-            same = False
-        if not same:
+        found = _content(path)
+        if found.get("format") != FORMAT or found.get("header") != json.loads(json.dumps(asdict(header))):
             raise ValueError(f"{path} holds other results, or none; choose another --out, or move that file away")
         return cls(path, header, found["ceilings"], listener, found["rows"])
 
@@ -80,3 +76,12 @@ class Report:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(self.path)
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """What is in the file, or nothing if that is no JSON object."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from typing import Any
 
 import torch
 from torch import nn
@@ -91,7 +93,8 @@ def _parameters(config: FastWeightsConfig) -> int:
 def _measured(name: str, plan: TrainPlan, device: torch.device) -> list[TrainRow]:
     torch.manual_seed(0)
     config = equal_config(name, plan)
-    model = FastWeightsForCausalLM(config).to(device).train()
+    with torch.device(device):
+        model = FastWeightsForCausalLM(config).train()
     functions = {"eager": _step(model, model, plan, device)}
     if plan.compiled:
         torch.compiler.reset()
@@ -100,7 +103,7 @@ def _measured(name: str, plan: TrainPlan, device: torch.device) -> list[TrainRow
     return [_row(name, who, found, times["eager"], _parameters(config), plan) for who, found in times.items()]
 
 
-def _step(forward: nn.Module, model: nn.Module, plan: TrainPlan, device: torch.device) -> Function:
+def _step(forward: Callable[..., Any], model: nn.Module, plan: TrainPlan, device: torch.device) -> Function:
     ids = torch.randint(256, (plan.batch, plan.length), generator=torch.Generator().manual_seed(0)).to(device)
     optimizers = AdamW().build(model)
 
