@@ -134,6 +134,7 @@ class _Contender:
 
 def alternate(functions: Mapping[str, Function], clock: Clock, budget: Budget) -> dict[str, Times | Failure]:
     """How long each of the functions takes, measured in turn; one that raises has the reason instead."""
+    gc.collect()
     found: dict[str, _Contender | Failure] = {name: _begun(f, clock) for name, f in functions.items()}
     while running := [(n, c) for n, c in found.items() if isinstance(c, _Contender) and c.goes_on(budget)]:
         for name, contender in running:
@@ -145,7 +146,6 @@ def alternate(functions: Mapping[str, Function], clock: Clock, budget: Budget) -
 
 
 def _begun(function: Function, clock: Clock) -> _Contender | Failure:
-    gc.collect()
     try:
         first = clock.sample(function, 1)
         again = first if first > 0.1 else clock.sample(function, 1)
