@@ -98,15 +98,31 @@ def bind(run: Run, inputs: Inputs, phase: Phase) -> Callable[[], object]:
     """A call of `run` as `phase` has it: without autograd, or with the gradients of all inputs."""
     if phase is Phase.FORWARD:
         return torch.no_grad()(lambda: run(inputs))
-    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
-    return lambda: gradients(run, leaves)
+    return _Both(run, {name: x.detach().requires_grad_() for name, x in inputs.items()})
+
+
+class _Both:
+    """Forward and backward; the upstream gradient is drawn at the first call, the warm-up, only."""
+
+    def __init__(self, run: Run, leaves: Inputs) -> None:
+        self.run, self.leaves = run, leaves
+        self.upstream: Tensor | None = None
+
+    def __call__(self) -> object:
+        o = self.run(self.leaves)
+        if self.upstream is None:
+            self.upstream = _upstream(o)
+        return torch.autograd.grad(o, list(self.leaves.values()), self.upstream, allow_unused=True)
 
 
 def gradients(run: Run, leaves: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
     """The output, and the gradient of every input for the same random upstream gradient."""
     o = run(leaves)
-    upstream = torch.randn(o.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float32)
-    upstream = upstream.to(device=o.device, dtype=o.dtype)
-    found = torch.autograd.grad(o, list(leaves.values()), upstream, allow_unused=True)
+    found = torch.autograd.grad(o, list(leaves.values()), _upstream(o), allow_unused=True)
     pairs = zip(leaves.items(), found, strict=True)
     return o.detach(), {name: torch.zeros_like(x) if g is None else g for (name, x), g in pairs}
+
+
+def _upstream(o: Tensor) -> Tensor:
+    drawn = torch.randn(o.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float32)
+    return drawn.to(device=o.device, dtype=o.dtype)
