@@ -2,7 +2,8 @@
 
 On a CPU: how much the largest resident size of a fresh process grows beyond what it holds with the inputs drawn and
 the libraries' threads and tables warmed up on a short sequence. Nothing that an earlier measurement left in an
-allocator counts; temporaries of C++ code, the output, its upstream gradient and the gradients found count. On CUDA: the growth of torch's peak in this process.
+allocator counts; temporaries of C++ code, the output, its upstream gradient and the gradients found do. On CUDA: the
+growth of torch's peak in this process.
 """
 
 from __future__ import annotations

@@ -118,8 +118,10 @@ def _bench(chosen: Namespace, console: Console) -> None:
     settings = {"quick": chosen.quick}
     report = open_report(chosen.target, path, settings, device, _Live(console), quick=chosen.quick)
     chosen.measure(report, chosen, device)
+    if not console.is_terminal:
+        console.width = WIDE
     for table in map(_table, _together(report.rows)):
-        console.print(table, width=None if console.is_terminal else WIDE, crop=False)
+        console.print(table)
     console.print(f"{len(report.rows)} rows in {path}", soft_wrap=True)
 
 
