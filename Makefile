@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 .PHONY: quickstart test lint clean
 
 quickstart: $(VENV)/installed
-	$(BIN)/fastweights train --out runs/quickstart
+	$(BIN)/fastweights train --data shakespeare --mixers metala --steps 450 --lr 0.006 --out runs/quickstart
 
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest

@@ -7,7 +7,7 @@ from typing import Any
 
 from beartype import BeartypeConf, BeartypeStrategy, beartype
 
-_checked = beartype(conf=BeartypeConf(strategy=BeartypeStrategy.O1))
+_checked = beartype(conf=BeartypeConf(strategy=BeartypeStrategy.O1, is_pep484_tower=True))
 
 
 def check(function: Callable[..., Any]) -> Callable[..., Any]:

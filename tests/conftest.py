@@ -8,7 +8,8 @@ import pytest
 import torch
 from jaxtyping import config, install_import_hook
 
-install_import_hook("fastweights", "checker.check")
+SHAPED = ("evaluate", "kernels", "layers", "mixer", "mixers", "recurrence")
+install_import_hook([f"fastweights.{part}" for part in SHAPED], "checker.check")
 
 torch.set_num_threads(1)
 """The tests' tensors are so small that a second thread only waits."""

@@ -1,1 +1,51 @@
 """Linear-time sequence models, each defined once."""
+
+from fastweights.evaluate import Auto, Chunkwise, Method, Parallel, Recurrent, evaluate
+from fastweights.generate import stream
+from fastweights.kernels import explain
+from fastweights.mixer import Mixer, MixerState
+from fastweights.mixers import MIXERS, register
+from fastweights.models import FastWeightsCache, FastWeightsConfig, FastWeightsForCausalLM, FastWeightsModel
+from fastweights.recurrence import (
+    LTV,
+    Cholesky,
+    ConjugateGradient,
+    Decay,
+    Delta,
+    Mesa,
+    NoFiniteFormError,
+    Normalized,
+    Recurrence,
+    ShapeError,
+    Softmax,
+)
+
+__all__ = [
+    "LTV",
+    "MIXERS",
+    "Auto",
+    "Cholesky",
+    "Chunkwise",
+    "ConjugateGradient",
+    "Decay",
+    "Delta",
+    "FastWeightsCache",
+    "FastWeightsConfig",
+    "FastWeightsForCausalLM",
+    "FastWeightsModel",
+    "Mesa",
+    "Method",
+    "Mixer",
+    "MixerState",
+    "NoFiniteFormError",
+    "Normalized",
+    "Parallel",
+    "Recurrence",
+    "Recurrent",
+    "ShapeError",
+    "Softmax",
+    "evaluate",
+    "explain",
+    "register",
+    "stream",
+]

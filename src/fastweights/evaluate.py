@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -57,11 +58,9 @@ class Parallel(Method):
 
 @dataclass(frozen=True)
 class Auto(Method):
-    """`step` for one token, else the first kernel of the table that takes the record (`kernels.explain`)."""
+    """The first kernel of the table that takes the record (`kernels.explain`)."""
 
     def run(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
-        if len(recurrence) == 1:
-            return recurrence.step(state)
         return select(recurrence).run(recurrence, state)
 
 
@@ -73,4 +72,10 @@ def evaluate(recurrence: Recurrence, state: State | None = None, method: Method 
     state = recurrence.initial_state() if state is None else recurrence.adopt(state)
     if len(recurrence) == 0:
         return recurrence.empty_output(), state
-    return method.run(recurrence, state)
+    with _without_autocast(recurrence.device.type):
+        return method.run(recurrence, state)
+
+
+def _without_autocast(device: str) -> AbstractContextManager[object]:
+    """The streams say in what precision they are read; autocast would round the products inside, and so the state."""
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()

@@ -1,8 +1,15 @@
 """Fast evaluations of recurrences, and the table that chooses among them."""
 
-from fastweights.kernels.chunked import CHUNK_LOOP
+from fastweights.kernels.attention import FUSED_ATTENTION, NORMALIZED
+from fastweights.kernels.chunked import CHUNK_LOOP, STEP
+from fastweights.kernels.decay import CHUNKED_DECAY
+from fastweights.kernels.delta import CHUNKED_DELTA
+from fastweights.kernels.mesa import CHUNKED_MESA
+from fastweights.kernels.native import NATIVE_DECAY, NATIVE_DELTA, NATIVE_SCAN
 from fastweights.kernels.table import TABLE, Kernel, explain, only, select
 
-TABLE.append(CHUNK_LOOP)
+COMPILED = [NATIVE_SCAN, NATIVE_DECAY, NATIVE_DELTA]
+BLOCKED = [CHUNKED_DECAY, CHUNKED_DELTA, CHUNKED_MESA]
+TABLE.extend([*COMPILED, NORMALIZED, STEP, *BLOCKED, FUSED_ATTENTION, CHUNK_LOOP])
 
 __all__ = ["TABLE", "Kernel", "explain", "only", "select"]

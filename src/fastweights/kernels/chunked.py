@@ -1,4 +1,4 @@
-"""The kernel that takes everything: `Recurrence.chunk` on one chunk after the other, under autograd."""
+"""The kernels that take every rule: `step` for one token, `chunk` on one chunk after the other; under autograd."""
 
 from __future__ import annotations
 
@@ -21,3 +21,10 @@ def chunk_loop(recurrence: Recurrence, state: State, size: int = SIZE) -> tuple[
 
 
 CHUNK_LOOP = Kernel("chunk loop (torch)", refuses=lambda recurrence: None, run=chunk_loop)
+
+
+def _refuses_step(recurrence: Recurrence) -> str | None:
+    return None if len(recurrence) == 1 else f"it has {len(recurrence)} tokens, not one"
+
+
+STEP = Kernel("step (torch)", _refuses_step, run=lambda recurrence, state: recurrence.step(state))

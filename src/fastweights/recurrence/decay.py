@@ -71,16 +71,15 @@ class Decay(Recurrence):
         if self.log_decay is not None:
             state = heads_first(self.log_decay, state.dtype).exp().mT * state
         state = state + k.mT * v
-        return self.skipped(q @ state), state
+        return self.skipped((q @ state).transpose(1, 2)), state
 
     def chunk(self, state: Tensor) -> tuple[Output, Tensor]:
         products, v = self._products(), timed(self, self.v)
         o = products.inner @ v + products.query @ state
-        return self.skipped(o), products.advance(state, v)
+        return self.skipped(o.transpose(1, 2)), products.advance(state, v)
 
     def skipped(self, o: Tensor) -> Output:
-        """The output from ``q_t S_t [b h t v]``: the skip added, axes and dtype as the streams'."""
-        o = o.transpose(1, 2)
+        """The output from ``q_t S_t [b t h v]``: the skip added, in the streams' dtype."""
         if self.skip is not None:
             o = o + self.skip * self.v
         return o.to(self.output)

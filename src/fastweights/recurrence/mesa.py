@@ -51,7 +51,7 @@ class TokenGram(Operator):
     ridge: Tensor
 
     def apply(self, p: Tensor) -> Tensor:
-        return p @ self.gram + self.ridge * p
+        return p @ self.gram.mT + self.ridge * p
 
     def diagonal(self) -> Tensor:
         return self.gram.diagonal(dim1=-2, dim2=-1)[..., None, :] + self.ridge
@@ -81,7 +81,7 @@ class ChunkGram(Operator):
 
     def apply(self, p: Tensor) -> Tensor:
         own = ((p @ self.k.mT) * self.decays.inner) @ (self.beta * self.k)
-        return own + self.decays.query * (p @ self.start) + self.ridge * p
+        return own + self.decays.query * (p @ self.start.mT) + self.ridge * p
 
     def diagonal(self) -> Tensor:
         own = self.decays.inner @ (self.beta * self.k.square())
@@ -147,11 +147,11 @@ def _ratio(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(zero, 0, a / torch.where(zero, 1, b))
 
 
-class _ImplicitSolve(torch.autograd.Function):
+class ImplicitSolve(torch.autograd.Function):
     """x = A(θ)⁻¹ b with db = A⁻¹ dx and dθ = -dbᵀ (∂A/∂θ) x (MesaNet app. C): the solver is never unrolled."""
 
     @staticmethod
-    def forward(ctx: Any, solver: Solver, build: Callable[..., Operator], b: Tensor, *theta: Tensor) -> Tensor:
+    def forward(ctx: Any, solver: Solver, build: Callable[..., Operator], b: Tensor, *theta: Tensor | None) -> Tensor:
         x = solver.solve(build(*theta), b)
         ctx.solver, ctx.build = solver, build
         ctx.save_for_backward(x, *theta)
@@ -161,13 +161,17 @@ class _ImplicitSolve(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, *theta = ctx.saved_tensors
-        with torch.enable_grad():
-            theta = [t.detach().requires_grad_() for t in theta]
-            operator = ctx.build(*theta)
-            product = operator.apply(x)
-        with torch.no_grad():
-            db = ctx.solver.solve(operator, dx)
-        return None, None, db, *torch.autograd.grad(product, theta, -db)
+        db = ctx.solver.solve(ctx.build(*theta), dx)
+        wanted = [i for i, needed in enumerate(ctx.needs_input_grad[3:]) if needed]
+        grads: list[Tensor | None] = [None] * len(theta)
+        if wanted:
+            with torch.enable_grad():
+                theta = [t if t is None else t.detach().requires_grad_() for t in theta]
+                product = ctx.build(*theta).apply(x)
+            found = torch.autograd.grad(product, [theta[i] for i in wanted], -db)
+            for i, grad in zip(wanted, found, strict=True):
+                grads[i] = grad
+        return None, None, db, *grads
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,7 +231,7 @@ class Mesa(Recurrence):
             gram, memory = decay * gram, decay * memory
         gram, memory = gram + k.mT * (beta * k), memory + k.mT * (beta * v)
         ridge = heads_first(self.ridge, gram.dtype).expand_as(k.expand(*gram.shape[:2], 1, -1))
-        x = _ImplicitSolve.apply(self.solver, TokenGram, q.expand_as(ridge), gram, ridge)
+        x = ImplicitSolve.apply(self.solver, TokenGram, q.expand_as(ridge), gram, ridge)
         return (x @ memory).transpose(1, 2).to(self.output), (gram, memory)
 
     def chunk(self, state: tuple[Tensor, Tensor]) -> tuple[Output, tuple[Tensor, Tensor]]:
@@ -251,7 +255,7 @@ class Mesa(Recurrence):
         streams = (timed(self, s) for s in (self.k, self.beta, self.ridge))
         b, t, h = self.shape
         q = timed(self, self.q).expand(b, h, t, -1)
-        return _ImplicitSolve.apply(self.solver, ChunkGram.of, q, gram, *streams, self._log_decay())
+        return ImplicitSolve.apply(self.solver, ChunkGram.of, q, gram, *streams, self._log_decay())
 
     def _log_decay(self) -> Tensor:
         if self.log_decay is not None:

@@ -1,0 +1,66 @@
+"""The `fastweights` command. A verb is a function that declares its arguments and returns what runs them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from rich.console import Console
+
+from fastweights.cli.generate import generate
+from fastweights.cli.mixers import mixers
+from fastweights.cli.train import train
+
+Verb = Callable[[ArgumentParser], Callable[[Namespace, Console], None]]
+"""Adds arguments to the parser of the verb; the first line of its docstring is the verb's help."""
+
+VERBS: dict[str, Verb] = {"train": train, "generate": generate, "list": mixers}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status: 0, 2 for what its user can put right, 130 when interrupted."""
+    chosen = _parser().parse_args(arguments)
+    try:
+        chosen.run(chosen, Console(highlight=False))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as error:
+        if chosen.debug:
+            raise
+        sys.stderr.write(f"fastweights: {_explained(error)}\n")
+        return 2
+    return 0
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="fastweights", description="Linear-time sequence models: train, decode, compare.")
+    parser.add_argument("--version", action="version", version=f"fastweights {_version()}")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    for name, verb in VERBS.items():
+        summary = (verb.__doc__ or name).splitlines()[0]
+        subparser = verbs.add_parser(name, help=summary, description=summary)
+        subparser.add_argument("--debug", action="store_true", default=SUPPRESS, help=SUPPRESS)
+        subparser.set_defaults(run=verb(subparser))
+    return parser
+
+
+def _explained(error: Exception) -> str:
+    """One line; an error that no one foresaw has its type in front."""
+    message = " ".join(str(error).split())
+    if isinstance(error, ValueError | OSError) and message:
+        return message
+    return f"{type(error).__name__}: {message} (--debug shows where)"
+
+
+def _version() -> str:
+    try:
+        return version("fastweights")
+    except PackageNotFoundError:
+        return "(not installed)"

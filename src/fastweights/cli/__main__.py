@@ -1,0 +1,7 @@
+"""`python -m fastweights.cli`."""
+
+import sys
+
+from fastweights.cli import main
+
+sys.exit(main())

@@ -1,0 +1,45 @@
+"""Arguments that verbs share."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, ArgumentTypeError
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where to compute: the accelerator if there is one, or the CPU whatever there is."""
+
+    cpu: bool
+
+    def torch(self) -> torch.device:
+        accelerator = None if self.cpu else torch.accelerator.current_accelerator(check_available=True)
+        return torch.device("cpu") if accelerator is None else accelerator
+
+
+def add_device(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", type=_device, default=Device(cpu=False), metavar="auto|cpu", help="auto (default) prefers a GPU"
+    )
+
+
+def mixer_list(text: str) -> tuple[dict[str, object], ...]:
+    """``metala,softmax`` or ``[{"name": "metala", "heads": 2}, …]``."""
+    if not text.lstrip().startswith("["):
+        return tuple({"name": name.strip()} for name in text.split(","))
+    try:
+        mixers = json.loads(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"not a JSON list: {error}") from error
+    if not mixers or not all(isinstance(mixer, dict) and "name" in mixer for mixer in mixers):
+        raise ArgumentTypeError('every entry must be an object with a "name", such as [{"name": "metala"}]')
+    return tuple(mixers)
+
+
+def _device(text: str) -> Device:
+    if text not in ("auto", "cpu"):
+        raise ArgumentTypeError(f"{text!r} is not auto or cpu; choose among several GPUs with accelerate launch")
+    return Device(cpu=text == "cpu")

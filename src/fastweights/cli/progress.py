@@ -1,0 +1,87 @@
+"""How a training run looks on a terminal, and in a log file."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fastweights.train import Reporter, Summary
+from fastweights.train.metrics import Row
+
+
+class Lines(Reporter):
+    """A line of text per line of metrics."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.steps = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def begin(self, summary: Summary) -> None:
+        self.steps = summary.steps
+        self.note(f"model       {summary.parameters:,} parameters, {summary.vocabulary:,} token vocabulary")
+        self.note(f"text        {summary.train_tokens:,} tokens to train on, {summary.validation_tokens:,} to validate")
+        epochs = summary.steps * summary.tokens_per_step / summary.train_tokens
+        self.note(f"training    {summary.steps:,} steps of {summary.tokens_per_step:,} tokens, {epochs:.1f} epochs")
+        self.note(f"device      {summary.device}")
+        self.note(f"writes to   {summary.out}")
+        if summary.step:
+            self.note(f"going on after step {summary.step:,}, where this run was stopped")
+
+    def progress(self, row: Row) -> None:
+        self.note(f"step {row['step']:,}/{self.steps:,}  {_losses(row)}  {row['tokens_per_second']:,} tokens/s")
+
+    def note(self, message: str) -> None:
+        self.console.print(message, markup=False, soft_wrap=True)
+
+
+class Bar(Lines):
+    """A progress bar, and a line above it at every evaluation."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._bar = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            TextColumn("elapsed,"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=console,
+        )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def begin(self, summary: Summary) -> None:
+        super().begin(summary)
+        self._task = self._bar.add_task("steps", total=summary.steps, completed=summary.step)
+        self._bar.start()
+
+    def progress(self, row: Row) -> None:
+        description = f"loss {row['loss']:.3f}, {row['tokens_per_second']:,} tokens/s,"
+        self._bar.update(self._task, completed=row["step"], description=description)
+        if "val_loss" in row:
+            super().progress(row)
+
+
+def reporter(console: Console) -> Lines:
+    """The one that suits the console."""
+    return Bar(console) if console.is_terminal else Lines(console)
+
+
+def _losses(row: Row) -> str:
+    validation = f"  validation {row['val_loss']:.4f}" if "val_loss" in row else ""
+    return f"loss {row['loss']:.4f}{validation}  lr {row['lr']:.2e}"

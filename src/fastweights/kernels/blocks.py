@@ -1,0 +1,104 @@
+"""Time blocks, chunks and the factorisation of decays that the blocked kernels share.
+
+A block is a few chunks of all sequences and heads at once, small enough for the cache. With c_t = Σ_{j≤t} log α_j
+inside a chunk and μ = ½ c_last, a query carries e^(c_t-μ) and a key e^(μ-c_s), so that all products inside the chunk
+are one matrix product. The exponents reach ± half the chunk's total log decay: the chunk is shortened until that is
+harmless, and a record that decays faster still is refused here and goes by `decayed_products`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+CHUNKS = (64, 32, 16)
+STEEP_CHUNK = 16
+TILES = 128
+HARMLESS = 80.0
+"""Total log decay of a chunk up to which float32 carries e^(± half of it) without loss."""
+
+
+class Plan(NamedTuple):
+    """Chunk length, and chunks per block."""
+
+    chunk: int
+    chunks: int
+
+    @classmethod
+    def of(cls, chunk: int, sequences: int, length: int) -> Plan:
+        return cls(chunk, min(max(1, TILES // max(sequences, 1)), -(-length // chunk)))
+
+    def spans(self, length: int) -> list[slice]:
+        block = self.chunk * self.chunks
+        return [slice(start, min(start + block, length)) for start in range(0, length, block)]
+
+    def tiles(self, stream: Tensor, dtype: torch.dtype) -> Tensor:
+        """``[b t h ·]`` of one block → ``[b h n c ·]``, zeros behind the end."""
+        behind = -stream.shape[1] % self.chunk
+        stream = F.pad(stream, (0, 0, 0, 0, 0, behind)) if behind else stream
+        return stream.unflatten(1, (-1, self.chunk)).permute(0, 3, 1, 2, 4).to(dtype).contiguous()
+
+    def untile(self, tiles: Tensor, length: int) -> Tensor:
+        """The reverse of `tiles`."""
+        return tiles.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :length]
+
+
+class Factors(NamedTuple):
+    """e^(c-μ) ``[b h n c k|1]`` and m = e^μ ``[b h n k|1 1]`` of the chunks of a block."""
+
+    scale: Tensor
+    m: Tensor
+
+    @classmethod
+    def of(cls, log_decay: Tensor) -> Factors:
+        total = log_decay.cumsum(-2)
+        middle = total[..., -1:, :] / 2
+        return cls(total.sub_(middle).exp_(), middle.exp().mT)
+
+    def backward(self, dtotal: Tensor, dmiddle: Tensor) -> Tensor:
+        """d log α from d c, summed over all that carries e^(c-μ), and what else depends on μ (``[b h n 1 k]``).
+
+        c_t holds every log α up to t, and μ half of all of them.
+        """
+        dmiddle = dmiddle - dtotal.sum(-2, keepdim=True)
+        if self.scale.shape[-1] == 1:
+            dtotal, dmiddle = dtotal.sum(-1, keepdim=True), dmiddle.sum(-1, keepdim=True)
+        return dtotal.sum(-2, keepdim=True) - dtotal.cumsum(-2) + dtotal + dmiddle / 2
+
+
+def harmless_chunk(log_decay: Tensor | None) -> int | None:
+    """The longest chunk in which ``log_decay [b t h ·]`` stays harmless, or None.
+
+    Looking at numbers breaks a compiled graph, and makes the host wait for an accelerator: there it is None unseen.
+    """
+    if log_decay is None:
+        return CHUNKS[0]
+    if torch.compiler.is_compiling() or log_decay.device.type != "cpu":
+        return None
+    sums, length = log_decay.detach(), 1
+    sums = F.pad(sums, (0, 0, 0, 0, 0, -sums.shape[1] % CHUNKS[0]))
+    harmless = None
+    for chunk in reversed(CHUNKS):
+        sums, length = sums.unflatten(1, (-1, chunk // length)).sum(2), chunk
+        if not sums.amin() > -HARMLESS:
+            break
+        harmless = chunk
+    return harmless
+
+
+def cut(span: slice, *streams: Tensor | None) -> list[Any]:
+    """The tokens of a block from every stream that is there."""
+    return [None if s is None else s[:, span] for s in streams]
+
+
+def decayed(state: Tensor, m: Tensor | None, n: int, out: Tensor) -> Tensor:
+    """m_n ⊙ state, written to `out`."""
+    return out.copy_(state) if m is None else torch.mul(state, m[:, :, n], out=out)
+
+
+def state_gradient_of_middle(before: Tensor, dbefore: Tensor, after: Tensor, dafter: Tensor) -> Tensor:
+    """d μ ``[b h n 1 k]`` through R = m ⊙ S and S' = m ⊙ (R + …), from both and their gradients."""
+    return ((dbefore * before).sum(-1) + (dafter * after).sum(-1)).unsqueeze(-2)

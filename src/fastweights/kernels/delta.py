@@ -1,0 +1,161 @@
+"""`Delta` in time blocks that fit the cache, with a hand-written backward that recomputes inside a block.
+
+With Q = q e^(c-μ), E = k e^(c-μ), K = k e^(μ-c), m = e^μ of `blocks`, and R = m ⊙ S for the state S before a chunk,
+the values that the chunk really writes solve a unit lower triangular system,
+
+    (I + β ⊙ tril(E Kᵀ, -1)) U = β ⊙ (V - E R)      o = tril(Q Kᵀ) U + Q R      S' = m ⊙ (R + Kᵀ U)
+
+whose inverse T is taken once per chunk, so that only U = T βV - (T βE) R waits for the chunk before.
+Kept for the backward are the streams and the states at block starts, nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fastweights.kernels.blocks import Factors, Plan, cut, decayed, harmless_chunk, state_gradient_of_middle
+from fastweights.kernels.chunked import chunk_loop
+from fastweights.kernels.table import Kernel
+from fastweights.recurrence.base import Recurrence
+from fastweights.recurrence.delta import Delta
+
+
+class _Chunks(NamedTuple):
+    """Q, E, K, V, β of n chunks (``[b h n c ·]``), T ``[b h n c c]``, and the factors that are in Q, E and K."""
+
+    q: Tensor
+    e: Tensor
+    k: Tensor
+    v: Tensor
+    beta: Tensor
+    inverse: Tensor
+    factors: Factors | None
+
+    @classmethod
+    def of(
+        cls, plan: Plan, dtype: torch.dtype, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None
+    ) -> _Chunks:
+        q, k, v, beta = (plan.tiles(s, dtype) for s in (q, k, v, beta))
+        e, factors = k, None
+        if log_decay is not None:
+            factors = Factors.of(plan.tiles(log_decay, dtype))
+            q, e, k = q * factors.scale, k * factors.scale, k / factors.scale
+        system = (e @ k.mT).mul_(beta).tril_(-1)
+        one = torch.eye(plan.chunk, dtype=dtype, device=q.device).expand_as(system)
+        inverse = torch.linalg.solve_triangular(system, one, upper=False, unitriangular=True)
+        return cls(q, e, k, v, beta, inverse, factors)
+
+    @property
+    def m(self) -> Tensor | None:
+        return None if self.factors is None else self.factors.m
+
+    def scan(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(R, R + KᵀU, U of every chunk, the state after the last)."""
+        erased = self.inverse @ (self.beta * self.e)
+        written = self.inverse @ (self.beta * self.v)
+        shape = (*written.shape[:3], state.shape[-2], state.shape[-1])
+        before, after = written.new_empty(shape), written.new_empty(shape)
+        last = torch.empty_like(state)
+        for n in range(written.shape[2]):
+            decayed(state, self.m, n, out=before[:, :, n])
+            written[:, :, n] -= erased[:, :, n] @ before[:, :, n]
+            torch.add(before[:, :, n], self.k[:, :, n].mT @ written[:, :, n], out=after[:, :, n])
+            state = decayed(after[:, :, n], self.m, n, out=last)
+        return before, after, written, state
+
+    def scan_back(self, dwritten: Tensor, dbefore: Tensor, dstate: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(gradients of U, R, R + KᵀU, of the state before the first), from what o gives of the first two."""
+        erased = self.inverse @ (self.beta * self.e)
+        dafter, first = torch.empty_like(dbefore), torch.empty_like(dstate)
+        for n in reversed(range(dbefore.shape[2])):
+            decayed(dstate, self.m, n, out=dafter[:, :, n])
+            dwritten[:, :, n] += self.k[:, :, n] @ dafter[:, :, n]
+            dbefore[:, :, n] += dafter[:, :, n] - erased[:, :, n].mT @ dwritten[:, :, n]
+            dstate = decayed(dbefore[:, :, n], self.m, n, out=first)
+        return dwritten, dbefore, dafter, dstate
+
+
+class _ChunkedDelta(torch.autograd.Function):
+    """(o ``[b t h v]``, S_T) of q, k, v, beta, log_decay with all axes but the last spelled out, and S_0."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, plan: Plan, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        o = torch.empty(v.shape, dtype=state.dtype, device=v.device)
+        starts = []
+        for span in plan.spans(q.shape[1]):
+            starts.append(state)
+            chunks = _Chunks.of(plan, state.dtype, *cut(span, q, k, v, beta, log_decay))
+            before, _, written, state = chunks.scan(state)
+            inner = (chunks.q @ chunks.k.mT).tril_()
+            o[:, span] = plan.untile((inner @ written).add_(chunks.q @ before), span.stop - span.start)
+        ctx.plan = plan
+        ctx.save_for_backward(q, k, v, beta, log_decay, *starts)
+        return o, state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
+        plan: Plan = ctx.plan
+        q, k, v, beta, log_decay, *starts = ctx.saved_tensors
+        streams = (q, k, v, beta)
+        grads = [None if s is None else torch.empty_like(s) for s in (*streams, log_decay)]
+        for span, start in reversed(list(zip(plan.spans(streams[0].shape[1]), starts, strict=True))):
+            chunks = _Chunks.of(plan, start.dtype, *cut(span, *streams, log_decay))
+            found, dstate = _chunks_back(chunks, start, plan.tiles(do[:, span], start.dtype), dstate)
+            for grad, tiles in zip(grads, found, strict=True):
+                if grad is not None and tiles is not None:
+                    grad[:, span] = plan.untile(tiles, span.stop - span.start)
+        return None, *grads, dstate
+
+
+def _chunks_back(
+    chunks: _Chunks, start: Tensor, do: Tensor, dstate: Tensor
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]:
+    """(tiles of dq, dk, dv, dβ and d log_decay, the gradient of the state before the block)."""
+    q, e, k, v, beta, inverse, factors = chunks
+    before, after, written, _ = chunks.scan(start)
+    inner = (q @ k.mT).tril_()
+    dwritten, dbefore, dafter, dstart = chunks.scan_back(inner.mT @ do, q.mT @ do, dstate)
+
+    dinner = (do @ written.mT).tril_()
+    dq = (dinner @ k).add_(do @ before.mT)
+    dk = (dinner.mT @ q).add_(written @ dafter.mT)
+    solved = inverse.mT @ dwritten
+    dv = beta * solved
+    dsystem = (solved @ written.mT).tril_(-1).neg_()
+    dbeta = (solved * (v - e @ before)).sum(-1, keepdim=True) + (dsystem * (e @ k.mT)).sum(-1, keepdim=True)
+    dsystem.mul_(beta)
+    de = (dsystem @ k).sub_(dv @ before.mT)
+    dk.add_(dsystem.mT @ e)
+    if factors is None:
+        return (dq, dk.add_(de), dv, dbeta, None), dstart
+    dtotal = (q * dq).add_(e * de).sub_(k * dk)
+    ddecay = factors.backward(dtotal, state_gradient_of_middle(before, dbefore, after, dafter))
+    return (dq * factors.scale, (de * factors.scale).add_(dk / factors.scale), dv, dbeta, ddecay), dstart
+
+
+def chunked_delta(recurrence: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
+    """(o, final state) of a real `Delta`."""
+    b, t, h = recurrence.shape
+    chunk = harmless_chunk(recurrence.log_decay)
+    if chunk is None:
+        return chunk_loop(recurrence, state)
+    streams = (recurrence.q, recurrence.k, recurrence.v, recurrence.beta, recurrence.log_decay)
+    spelled = [None if s is None else s.expand(b, t, h, -1) for s in streams]
+    o, state = _ChunkedDelta.apply(Plan.of(chunk, b * h, t), *spelled, state)
+    return o.to(recurrence.output), state
+
+
+def refuses(recurrence: Recurrence) -> str | None:
+    if not isinstance(recurrence, Delta):
+        return f"it is a {type(recurrence).__name__}, not a Delta"
+    return "its streams are complex" if recurrence.accumulator.is_complex else None
+
+
+CHUNKED_DELTA = Kernel("blocked delta (torch)", refuses, chunked_delta)

@@ -1,0 +1,78 @@
+"""Compiles the C sources here into one shared library: `python -m fastweights.kernels.native.build`.
+
+Only the standard library is used, because the build hook of the package runs this file before anything is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+LIBRARY = HERE / "fastweights.so"
+KERNELS = ("matrix.c", "scan.c")
+COMMON = ("pool.c", "dispatch.c")
+FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-fvisibility=default", "-fno-math-errno", "-ffp-contract=fast", "-pthread"]
+X86 = {
+    "avx2": ["-mavx2", "-mfma", "-mprfchw"],
+    "avx512": ["-mavx2", "-mfma", "-mprfchw", "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl"],
+}
+
+
+class BuildError(RuntimeError):
+    """There is no compiler, or it failed."""
+
+
+def compiler() -> list[str]:
+    """The command of the C compiler: $CC, cc, gcc or clang."""
+    for command in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
+        words = shlex.split(command)
+        if words and shutil.which(words[0]):
+            return words
+    raise BuildError("no C compiler found (looked for $CC, cc, gcc, clang)")
+
+
+def instruction_sets() -> dict[str, list[str]]:
+    """Compiler flags of the variants of every kernel, by suffix."""
+    x86 = X86 if platform.machine().lower() in ("x86_64", "amd64") else {}
+    return {"portable": [], **x86}
+
+
+def compile_object(cc: list[str], source: str, flags: list[str], folder: str) -> str:
+    target = str(Path(folder) / f"{len(os.listdir(folder))}.o")
+    done = subprocess.run([*cc, *FLAGS, *flags, "-c", str(HERE / source), "-o", target], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise BuildError(f"{shlex.join(cc)} failed on {source}:\n{done.stderr}")
+    return target
+
+
+def build() -> Path:
+    """Compile and link in place. Raises BuildError."""
+    if os.name != "posix":
+        raise BuildError("the extension needs POSIX threads")
+    cc = compiler()
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [(source, []) for source in COMMON]
+        jobs += [(k, [*flags, f"-DISA={isa}"]) for isa, flags in instruction_sets().items() for k in KERNELS]
+        objects = [compile_object(cc, source, flags, folder) for source, flags in jobs]
+        linked = Path(folder) / LIBRARY.name
+        done = subprocess.run([*cc, "-shared", "-pthread", *objects, "-o", str(linked)], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise BuildError(f"linking failed:\n{done.stderr}")
+        beside = LIBRARY.with_suffix(".new")
+        shutil.copyfile(linked, beside)
+        beside.replace(LIBRARY)
+    return LIBRARY
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write(f"{build()}\n")
+    except BuildError as error:
+        sys.exit(str(error))

@@ -1,0 +1,216 @@
+/* A chunk of tokens of one head, packed into rows of whole vectors, with its decays folded into the keys if it can be.
+ *
+ * With c_t = Σ_{j≤t} log α_j inside the chunk and μ = ½ c_last, the scaled state R_t = e^(μ-c_t) S_t does not decay:
+ * queries and erasing keys carry `up` = e^(c_t-μ), writing keys `down` = e^(μ-c_t), and S enters and leaves the
+ * chunk times `middle` = e^μ. That holds for any decay, but costs accuracy when α is small: a chunk in which some
+ * channel decays faster than GENTLE per token on average is `exact`, and its sweeps apply α_t token by token.
+ */
+#ifndef FASTWEIGHTS_CHUNK_H
+#define FASTWEIGHTS_CHUNK_H
+
+#include "problem.h"
+#include "vector.h"
+
+#define GENTLE 1.25f
+
+typedef struct {
+    long tokens, keys, values; /* keys, values: padded widths, the rows' lengths */
+    int scaled, exact;         /* neither: there is no decay */
+    float *q, *key;            /* [t k], scaled */
+    float *erase, *peek;       /* [t k], delta: keys that erase; keys that read the state of the token before */
+    float *value, *d_o, *y;    /* [t v] */
+    float *beta;               /* [t] */
+    float *alpha;              /* [t+1 k], exact; the last row is 1 */
+    float *up, *down, *middle; /* [t k], [t k], [k] */
+    float *d_key, *d_decay;    /* [t k], gradients under way */
+} Chunk;
+
+/* A cursor over one piece of scratch memory; with at = NULL it only counts. */
+typedef struct {
+    float *at;
+    size_t used;
+} Arena;
+
+INLINE float *take(Arena *arena, size_t floats)
+{
+    float *found = arena->at ? arena->at + arena->used : NULL;
+    arena->used += (floats + 15) & ~(size_t)15;
+    return found;
+}
+
+static inline void take_chunk(Arena *arena, Chunk *c, const Forward *p, int backward)
+{
+    int delta = p->beta.at != NULL;
+    memset(c, 0, sizeof *c);
+    c->keys = padded(p->k), c->values = padded(p->v);
+    long tokens = p->t < CHUNK ? p->t : CHUNK;
+    size_t tk = tokens * c->keys, tv = tokens * c->values;
+    c->q = take(arena, tk), c->key = take(arena, tk), c->value = take(arena, tv);
+    if (p->decays) {
+        c->alpha = take(arena, tk + c->keys), c->middle = take(arena, c->keys);
+        c->up = take(arena, tk), c->down = take(arena, tk);
+    }
+    if (delta) {
+        c->erase = take(arena, tk), c->beta = take(arena, tokens);
+        c->peek = p->decays ? take(arena, tk) : c->erase;
+    }
+    if (backward) {
+        c->d_o = take(arena, tv), c->y = take(arena, tv);
+        c->d_key = take(arena, tk), c->d_decay = take(arena, tk);
+    }
+}
+
+static inline void load_rows(float *to, long width, long step, const View *view, long b, long t, long h, long tokens)
+{
+    const float *from = view->at + b * view->b + t * view->t + h * view->h;
+    for (long i = 0; i < tokens; i++, from += view->t, to += step) {
+        if (view->w == 1)
+            memcpy(to, from, width * sizeof(float));
+        else
+            for (long j = 0; j < width; j++)
+                to[j] = from[j * view->w];
+        for (long j = width; j < step; j++)
+            to[j] = 0;
+    }
+}
+
+/* Announces rows that will be stored: they lie kilobytes apart, and no hardware prefetcher sees them coming. */
+static inline void expect_rows(const View *view, long width, long b, long t, long h, long tokens)
+{
+    const float *row = view->at + b * view->b + t * view->t + h * view->h;
+    for (long i = 0; view->at && i < tokens; i++, row += view->t)
+        for (long j = 0; j < width; j += 16)
+            __builtin_prefetch(row + j, 1);
+}
+
+static inline void store_rows(const float *from, long width, long step, const View *view, long b, long t, long h, long tokens)
+{
+    float *to = view->at + b * view->b + t * view->t + h * view->h;
+    for (long i = 0; i < tokens; i++, from += step, to += view->t)
+        memcpy(to, from, width * sizeof(float));
+}
+
+/* One value for all lanes of the row if the decay is a scalar, else the next W lanes. */
+INLINE void spread(float *row, long lane, long width, int scalar, vec x)
+{
+    if (!scalar)
+        store(row + lane, x);
+    else
+        for (long j = 0; j < width; j += W)
+            store(row + j, x);
+}
+
+/* The decays of W channels (or of the one): log α lie in c->alpha. */
+INLINE int gentle_lane(Chunk *c, long lane)
+{
+    vec sum = all(0), floor = all(-GENTLE * c->tokens);
+    for (long t = 0; t < c->tokens; t++) {
+        sum += load(c->alpha + t * c->keys + lane);
+        store(c->up + t * c->keys + lane, sum);
+    }
+    ivec gentle = sum >= floor;
+    int count = 0;
+    for (int i = 0; i < W; i++)
+        count -= gentle[i];
+    return count == W;
+}
+
+INLINE void scale_lane(Chunk *c, long lane, int scalar)
+{
+    vec middle = load(c->up + (c->tokens - 1) * c->keys + lane) * 0.5f;
+    spread(c->middle, lane, c->keys, scalar, vexp(middle));
+    for (long t = 0; t < c->tokens; t++) {
+        vec x = load(c->up + t * c->keys + lane) - middle;
+        spread(c->up + t * c->keys, lane, c->keys, scalar, vexp(x));
+        spread(c->down + t * c->keys, lane, c->keys, scalar, vexp(-x));
+    }
+}
+
+INLINE void decay_lane(Chunk *c, long lane, int scalar)
+{
+    for (long t = 0; t < c->tokens; t++)
+        spread(c->alpha + t * c->keys, lane, c->keys, scalar, vexp(load(c->alpha + t * c->keys + lane)));
+    spread(c->alpha + c->tokens * c->keys, lane, c->keys, scalar, all(1));
+}
+
+static inline void prepare_decays(Chunk *c, int scalar)
+{
+    long width = scalar ? W : c->keys;
+    int gentle = 1;
+    for (long lane = 0; lane < width; lane += W)
+        gentle &= gentle_lane(c, lane);
+    c->scaled = gentle, c->exact = !gentle;
+    for (long lane = 0; lane < width; lane += W)
+        gentle ? scale_lane(c, lane, scalar) : decay_lane(c, lane, scalar);
+}
+
+INLINE void multiply(float *to, const float *a, const float *b, long count)
+{
+    for (long i = 0; i < count; i += W)
+        store(to + i, load(a + i) * load(b + i));
+}
+
+static inline void load_decays(Chunk *c, const Forward *p, long b, long t, long h)
+{
+    load_rows(c->alpha, p->decays, c->keys, &p->log_decay, b, t, h, c->tokens);
+    if (p->decays == 1)
+        for (long i = 0; i < c->tokens; i++)
+            store(c->alpha + i * c->keys, all(c->alpha[i * c->keys]));
+}
+
+static inline void load_chunk(Chunk *c, const Forward *p, long b, long t, long h)
+{
+    c->tokens = p->t - t < CHUNK ? p->t - t : CHUNK;
+    long tk = c->tokens * c->keys;
+    load_rows(c->q, p->k, c->keys, &p->q, b, t, h, c->tokens);
+    load_rows(c->value, p->v, c->values, &p->value, b, t, h, c->tokens);
+    if (p->key.at)
+        load_rows(c->key, p->k, c->keys, &p->key, b, t, h, c->tokens);
+    if (p->beta.at)
+        load_rows(c->beta, 1, 1, &p->beta, b, t, h, c->tokens);
+    if (p->decays) {
+        load_decays(c, p, b, t, h);
+        if (!p->key.at)
+            for (long i = 0; i < tk; i += W)
+                store(c->key + i, one_minus_exp(load(c->alpha + i)));
+        prepare_decays(c, p->decays == 1 && p->key.at);
+    }
+    if (p->beta.at) {
+        if (c->exact)
+            multiply(c->peek, c->key, c->alpha, tk), memcpy(c->erase, c->key, tk * sizeof(float));
+        else if (c->scaled)
+            multiply(c->erase, c->key, c->up, tk), memcpy(c->peek, c->erase, tk * sizeof(float));
+        else
+            memcpy(c->erase, c->key, tk * sizeof(float));
+    }
+    if (c->scaled) {
+        multiply(c->q, c->q, c->up, tk);
+        multiply(c->key, c->key, c->down, tk);
+    }
+}
+
+/* [k v] in memory ↔ the padded state, as it is or transposed */
+static inline void load_state(float *to, long rows, long step, const float *from, long k, long v)
+{
+    memset(to, 0, rows * step * sizeof(float));
+    for (long i = 0; i < k; i++)
+        memcpy(to + i * step, from + i * v, v * sizeof(float));
+}
+
+static inline void store_state(const float *from, long step, float *to, long k, long v)
+{
+    for (long i = 0; i < k; i++)
+        memcpy(to + i * v, from + i * step, v * sizeof(float));
+}
+
+static inline void load_transposed(float *to, long rows, long step, const float *from, long k, long v)
+{
+    memset(to, 0, rows * step * sizeof(float));
+    for (long j = 0; j < v; j++)
+        for (long i = 0; i < k; i++)
+            to[j * step + i] = from[i * v + j];
+}
+
+INLINE long whole_rows(long width) { return (width + ROWS - 1) / ROWS * ROWS; }
+
+#endif

@@ -1,0 +1,32 @@
+/* The exported functions: each calls itself as compiled for the best instruction set this CPU has. */
+#include "problem.h"
+
+#define DECLARE(isa)                         \
+    void JOIN(fw_forward, isa)(const Forward *); \
+    void JOIN(fw_backward, isa)(const Backward *); \
+    void JOIN(fw_scan_forward, isa)(const Forward *); \
+    void JOIN(fw_scan_backward, isa)(const Backward *);
+
+DECLARE(portable)
+
+#if defined(__x86_64__)
+DECLARE(avx2)
+DECLARE(avx512)
+
+static int has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+
+static int has_avx512(void)
+{
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+}
+
+#define BEST(name, p) (has_avx512() ? JOIN(name, avx512)(p) : has_avx2() ? JOIN(name, avx2)(p) : JOIN(name, portable)(p))
+#else
+#define BEST(name, p) JOIN(name, portable)(p)
+#endif
+
+void fw_forward(const Forward *p) { BEST(fw_forward, p); }
+void fw_backward(const Backward *p) { BEST(fw_backward, p); }
+void fw_scan_forward(const Forward *p) { BEST(fw_scan_forward, p); }
+void fw_scan_backward(const Backward *p) { BEST(fw_scan_backward, p); }

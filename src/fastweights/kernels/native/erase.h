@@ -1,0 +1,123 @@
+/* The delta rule's own recurrences: what a token writes depends on what all rows of the state hold under its key.
+ *
+ * A pass over the rows of a lane group serves one token's write and the next token's read, so that the state is read
+ * and written once per token. It stays in the L1 cache, its decays in the arrays or applied row by row (DECAY_ROWS).
+ */
+#ifndef FASTWEIGHTS_ERASE_H
+#define FASTWEIGHTS_ERASE_H
+
+#include "sweep.h"
+
+/* Forwards: e_t = v_t - p_t S_{t-1};  S_t = α_t S_{t-1} + a_tᵀ (β_t e_t);  o_t = r_t S_t.   (p_t carries α_t.) */
+INLINE void write_lanes(const Sweep *s, const int does, const int nv, const float *beta, long lane)
+{
+    const float *from = s->from + lane;
+    float *to = s->to + lane;
+    long from_step = s->from_step;
+    vec found[NV], missing[NV], read[NV];
+
+    for (int j = 0; j < nv; j++)
+        found[j] = all(0);
+    for (long i = 0; i < s->rows; i++)
+        for (int j = 0; j < nv; j++) {
+            vec S = load(from + i * from_step + j * W);
+            if (s->enter) {
+                S *= s->enter[i];
+                store(to + i * s->to_step + j * W, S);
+            }
+            found[j] += s->p[i] * S;
+        }
+    if (s->enter)
+        from = to, from_step = s->to_step;
+    for (long t = 0; t < s->tokens; t++) {
+        const float *restrict a = s->a + t * s->row_step, *restrict r = s->r + t * s->row_step;
+        const float *restrict alpha = s->alpha + t * s->row_step;
+        const float *restrict p = s->p + (t + 1 < s->tokens ? t + 1 : t) * s->row_step;
+        for (int j = 0; j < nv; j++) {
+            missing[j] = load(s->x + t * s->lane_step + lane + j * W) - found[j];
+            store(s->e + t * s->lane_step + lane + j * W, missing[j]);
+            missing[j] *= beta[t];
+            found[j] = read[j] = all(0);
+        }
+        for (long i = 0; i < s->rows; i++)
+            for (int j = 0; j < nv; j++) {
+                vec S = load(from + i * from_step + j * W);
+                if (does & DECAY_ROWS)
+                    S *= alpha[i];
+                S += a[i] * missing[j];
+                read[j] += r[i] * S;
+                found[j] += p[i] * S;
+                store(to + i * s->to_step + j * W, S);
+            }
+        for (int j = 0; j < nv; j++)
+            store(s->o + t * s->lane_step + lane + j * W, read[j]);
+        from = to, from_step = s->to_step;
+    }
+    if (s->leave)
+        for (long i = 0; i < s->rows; i++)
+            for (int j = 0; j < nv; j++)
+                store(to + i * s->to_step + j * W, load(to + i * s->to_step + j * W) * s->leave[i]);
+}
+
+/* Backwards: G ← α_{t+1} (G - z_{t+1}ᵀ y_{t+1}) + a_tᵀ x_t;  e_t = p_t G;  y_t = β_t e_t.   The steps are negative,
+ * and α points at the token after the first one swept. The state is scaled and updated where it lies. */
+INLINE void unwrite_lanes(const Sweep *s, const int does, const int nv, const float *beta, float *y, long lane)
+{
+    float *G_lane = s->to + lane;
+    vec found[NV], wanted[NV], erased[NV];
+
+    for (int j = 0; j < nv; j++)
+        erased[j] = all(0);
+    for (long t = 0; t < s->tokens; t++) {
+        const float *restrict a = s->a + t * s->row_step, *restrict p = s->p + t * s->row_step;
+        const float *restrict z = s->z + (t ? t - 1 : 0) * s->row_step;
+        const float *restrict alpha = s->alpha + t * s->row_step;
+        for (int j = 0; j < nv; j++) {
+            wanted[j] = load(s->x + t * s->lane_step + lane + j * W);
+            found[j] = all(0);
+        }
+        for (long i = 0; i < s->rows; i++)
+            for (int j = 0; j < nv; j++) {
+                vec G = load(G_lane + i * s->to_step + j * W);
+                if (t == 0 && s->enter)
+                    G *= s->enter[i];
+                G -= z[i] * erased[j];
+                if (does & DECAY_ROWS)
+                    G *= alpha[i];
+                G += a[i] * wanted[j];
+                found[j] += p[i] * G;
+                store(G_lane + i * s->to_step + j * W, G);
+            }
+        for (int j = 0; j < nv; j++) {
+            store(s->e + t * s->lane_step + lane + j * W, found[j]);
+            erased[j] = found[j] * beta[-t];
+            store(y + t * s->lane_step + lane + j * W, erased[j]);
+        }
+    }
+    const float *restrict z = s->z + (s->tokens - 1) * s->row_step;
+    for (long i = 0; i < s->rows; i++)
+        for (int j = 0; j < nv; j++) {
+            vec G = load(G_lane + i * s->to_step + j * W) - z[i] * erased[j];
+            store(G_lane + i * s->to_step + j * W, s->leave ? G * s->leave[i] : G);
+        }
+}
+
+INLINE void write_tokens(const Sweep *s, const int does, const float *beta)
+{
+    long lane = 0;
+    for (; s->lanes - lane >= NV * W; lane += NV * W)
+        write_lanes(s, does, NV, beta, lane);
+    for (; lane < s->lanes; lane += W)
+        write_lanes(s, does, 1, beta, lane);
+}
+
+INLINE void unwrite_tokens(const Sweep *s, const int does, const float *beta, float *y)
+{
+    long lane = 0;
+    for (; s->lanes - lane >= NV * W; lane += NV * W)
+        unwrite_lanes(s, does, NV, beta, y, lane);
+    for (; lane < s->lanes; lane += W)
+        unwrite_lanes(s, does, 1, beta, y, lane);
+}
+
+#endif

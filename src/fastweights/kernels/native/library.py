@@ -1,0 +1,50 @@
+"""The shared library: found, loaded, and called with tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from struct import Struct
+
+import torch
+from torch import Tensor
+
+from fastweights.kernels.native.build import LIBRARY
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled extension, or None where it was not built or does not load."""
+    try:
+        return ctypes.CDLL(str(LIBRARY))
+    except OSError:
+        return None
+
+
+def view(tensor: Tensor | None) -> tuple[int, int, int, int, int]:
+    """A `View` of problem.h; axes of length 1 broadcast."""
+    if tensor is None:
+        return 0, 0, 0, 0, 0
+    (b, t, h, _), (by_b, by_t, by_h, by_w) = tensor.shape, tensor.stride()
+    return tensor.data_ptr(), by_b * (b > 1), by_t * (t > 1), by_h * (h > 1), by_w
+
+
+def address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+@cache
+def _packer(count: int) -> Struct:
+    return Struct(f"{count}q")
+
+
+def call(name: str, arguments: list[int]) -> None:
+    """Call the C function `name` with a pointer to a struct of these integers."""
+    loaded = library()
+    assert loaded is not None, "the kernels refuse every record where the extension is missing"
+    loaded[name](_packer(len(arguments)).pack(*arguments))
+
+
+def threads(elements: int) -> int:
+    """Threads worth using for a computation that touches `elements` numbers of state."""
+    return 1 if elements < 1 << 16 else torch.get_num_threads()

@@ -1,0 +1,420 @@
+/* Decay and Delta with matrix states, forward and backward.
+ *
+ *     S_t = diag(α_t) S_{t-1} + k_tᵀ u_t ;   o_t = q_t S_t                                 (MetaLA eq. 13-14)
+ *     u_t = v_t,   or   β_t e_t with e_t = v_t - k_t diag(α_t) S_{t-1}: the delta rule     (MesaNet Table 3)
+ *
+ * With S̃_t = diag(α_t) S_{t-1}, and G_t the gradient of S_t, G̃_t of S̃_t, running backwards in time:
+ *
+ *     G_t = diag(α_{t+1}) G̃_{t+1} + q_tᵀ do_t         y_t = β_t k_t G_t  (delta; else 0)       G̃_t = G_t - k_tᵀ y_t
+ *     dq_t = do_t S_tᵀ       dk_t = u_t G_tᵀ - y_t S̃_tᵀ       dv_t = k_t G_t, or y_t       dβ_t = e_t · k_t G_t
+ *     d log α_t = Σ_v S̃_t ⊙ G̃_t
+ *
+ * Every line is a sweep (sweep.h, erase.h) over a state S, G with the values on its lanes, or over its transpose with
+ * the keys on them. The last line needs S and G at once; where decays are gentle its telescoped form
+ *     d log α_t = d log α_{t+1} + q_t ⊙ dq_t - k_t ⊙ (u_t G_tᵀ) - k_t ⊙ (y_t S̃_tᵀ)
+ * from S_t ⊙ G_t at the chunk's end does not. Kept for the backward: S at block starts, and e.
+ */
+#include "chunk.h"
+#include "erase.h"
+#include "pool.h"
+#include "problem.h"
+#include "sweep.h"
+
+/* ---- forward: a task is some neighbouring heads, or some lanes of one where there are fewer heads than threads.
+ * Heads take turns chunk by chunk, because their rows are neighbours in memory. ---- */
+
+#define GROUP 8
+
+typedef struct {
+    long b, h, heads;  /* from head h on */
+    long first, lanes; /* of every head */
+} Share;
+
+static long shares_per_head(const Forward *p)
+{
+    long heads = p->b * p->h, groups = padded(p->v) / W;
+    long wanted = heads ? (p->threads + heads - 1) / heads : 0;
+    return wanted < groups ? wanted : groups;
+}
+
+/* Two tasks per thread at least, if there are heads enough. */
+static long heads_per_task(const Forward *p)
+{
+    long fair = p->b * p->h / (2 * p->threads), most = p->h < GROUP ? p->h : GROUP;
+    return p->threads == 1 ? most : fair < 1 ? 1 : fair < most ? fair : most;
+}
+
+static long groups_per_batch(const Forward *p) { return (p->h + heads_per_task(p) - 1) / heads_per_task(p); }
+
+static Share share_of(const Forward *p, long task)
+{
+    long shares = shares_per_head(p), group = task / shares, part = task % shares, lanes = padded(p->v) / W;
+    long first = lanes * part / shares * W, end = lanes * (part + 1) / shares * W;
+    long h = group % groups_per_batch(p) * heads_per_task(p);
+    long heads = p->h - h < heads_per_task(p) ? p->h - h : heads_per_task(p);
+    return (Share){group / groups_per_batch(p), h, heads, first, end - first};
+}
+
+static void forward_chunk(const Chunk *c, const Forward *p, Sweep *s, long first)
+{
+    s->tokens = c->tokens;
+    s->row_step = c->keys, s->lane_step = c->values;
+    s->a = c->key, s->r = c->q, s->x = c->value + first;
+    s->alpha = c->alpha;
+    s->enter = s->leave = c->scaled ? c->middle : NULL;
+    if (p->beta.at) {
+        s->p = c->peek;
+        if (c->exact)
+            write_tokens(s, DECAY_ROWS, c->beta);
+        else
+            write_tokens(s, 0, c->beta);
+        return;
+    }
+    for (long t = 0; t < c->tokens; t++)
+        memset(s->o + t * c->values, 0, s->lanes * sizeof(float));
+    if (c->exact)
+        sweep(s, DECAY_ROWS | READ | SCALE_ROWS);
+    else
+        sweep(s, READ | SCALE_ROWS);
+}
+
+/* The share's columns of a [k v] matrix */
+static void copy_columns(float *to, long to_step, const float *from, long from_step, const Forward *p, const Share *of)
+{
+    long width = p->v - of->first < of->lanes ? p->v - of->first : of->lanes;
+    for (long i = 0; i < p->k; i++)
+        memcpy(to + i * to_step + of->first, from + i * from_step + of->first, width * sizeof(float));
+}
+
+static void store_columns(const float *from, const View *to, const Forward *p, const Share *of, long t, long h, long n)
+{
+    View columns = *to;
+    columns.at += of->first;
+    store_rows(from + of->first, p->v - of->first < of->lanes ? p->v - of->first : of->lanes, padded(p->v), &columns,
+               of->b, t, h, n);
+}
+
+typedef struct {
+    const Forward *p;
+    Share of;
+    Chunk c;
+    float *o, *e;
+    float *states; /* [heads k v], padded; NULL if the states of the problem are whole vectors */
+} Turn;
+
+static void take_turn(Turn *turn, const Forward *p, long task)
+{
+    long rows = whole_rows(p->k), values = padded(p->v);
+    int whole = rows == p->k && values == p->v;
+    *turn = (Turn){.p = p, .of = share_of(p, task)};
+    for (Arena arena = {NULL, 0}; ; arena = (Arena){fw_scratch(arena.used), 0}) {
+        take_chunk(&arena, &turn->c, p, 0);
+        turn->o = take(&arena, CHUNK * values), turn->e = take(&arena, CHUNK * values);
+        turn->states = whole ? NULL : take(&arena, turn->of.heads * rows * values);
+        if (arena.at)
+            return;
+    }
+}
+
+/* One chunk of one head, the i-th of its task */
+static void forward_turn(Turn *turn, long t, long i)
+{
+    const Forward *p = turn->p;
+    const Share *of = &turn->of;
+    Chunk *c = &turn->c;
+    long h = of->h + i, head = of->b * p->h + h, size = p->k * p->v, rows = whole_rows(p->k), values = padded(p->v);
+    View missing = {p->missing, p->h * p->t * p->v, p->v, p->t * p->v, 1};
+    float *last = p->last + head * size, *state = turn->states ? turn->states + i * rows * values : last;
+    const float *start = p->start + head * size, *from = t ? state : start;
+    if (t == 0 && turn->states)
+        load_state(state, rows, values, start, p->k, p->v), from = state;
+    if (p->marks && t % BLOCK == 0)
+        copy_columns(p->marks + (t / BLOCK * p->b * p->h + head) * size, p->v, from, values, p, of);
+    load_chunk(c, p, of->b, t, h);
+    expect_rows(&p->o, p->v, of->b, t, h, c->tokens);
+    Sweep s = {.rows = rows, .lanes = of->lanes, .o = turn->o + of->first, .e = turn->e + of->first,
+               .from = from + of->first, .to = state + of->first, .from_step = values, .to_step = values};
+    forward_chunk(c, p, &s, of->first);
+    store_columns(turn->o, &p->o, p, of, t, h, c->tokens);
+    if (p->missing)
+        store_columns(turn->e, &missing, p, of, t, h, c->tokens);
+    if (turn->states && t + c->tokens == p->t)
+        copy_columns(last, p->v, state, values, p, of);
+}
+
+static void forward_task(const void *problem, long task)
+{
+    const Forward *p = problem;
+    Turn turn;
+    take_turn(&turn, p, task);
+    for (long t = 0; t < p->t; t += CHUNK)
+        for (long i = 0; i < turn.of.heads; i++)
+            forward_turn(&turn, t, i);
+}
+
+void FOR_ISA(fw_forward)(const Forward *p)
+{
+    long shares = p->h ? p->b * groups_per_batch(p) * shares_per_head(p) : 0;
+    fw_parallel(forward_task, p, shares, p->threads);
+}
+
+/* ---- backward: a task is a head; for Decay, dv and the rest are two tasks where heads are few ---- */
+
+enum { VALUES = 1, KEYS = 2 };
+
+typedef struct {
+    const Backward *p;
+    long b, h;
+    Chunk chunks[BLOCK / CHUNK];
+    float *G;       /* [k v], the gradient of the state */
+    float *turned;  /* [v k], the same, transposed */
+    float *states;  /* [n+1 v k], transposed states at chunk starts */
+    float *found;   /* [t k|v], what a sweep reads */
+    float *peeked;  /* [t k] */
+} Work;
+
+static int parts(const Forward *p) { return !p->beta.at && p->b * p->h < 4 * p->threads && p->threads > 1 ? 2 : 1; }
+
+static void take_work(Work *work, const Forward *p)
+{
+    long keys = padded(p->k), values = padded(p->v), krows = whole_rows(p->k), vrows = whole_rows(p->v);
+    for (Arena arena = {NULL, 0}; ; arena = (Arena){fw_scratch(arena.used), 0}) {
+        for (int i = 0; i < BLOCK / CHUNK; i++)
+            take_chunk(&arena, &work->chunks[i], p, 1);
+        work->G = take(&arena, krows * values);
+        work->turned = take(&arena, vrows * keys);
+        work->states = take(&arena, (BLOCK / CHUNK + 1) * vrows * keys);
+        work->found = take(&arena, CHUNK * (keys > values ? keys : values));
+        work->peeked = take(&arena, CHUNK * keys);
+        if (arena.at)
+            return;
+    }
+}
+
+/* dv_t = k_t G_t; for the delta rule y_t, which is dv_t, and dβ_t */
+static void values_back(Work *w, Chunk *c, long t)
+{
+    const Forward *p = &w->p->forward;
+    long last = c->tokens - 1, keys = c->keys, values = c->values;
+    Sweep s = {.tokens = c->tokens, .rows = whole_rows(p->k), .lanes = values, .row_step = -keys, .lane_step = -values,
+               .a = c->q + last * keys, .x = c->d_o + last * values, .alpha = c->alpha + (last + 1) * keys,
+               .from = w->G, .to = w->G, .from_step = values, .to_step = values};
+    expect_rows(&w->p->d_value, p->v, w->b, t, w->h, c->tokens);
+    if (c->scaled)
+        s.enter = s.leave = c->middle;
+    if (c->exact)
+        s.leave = c->alpha;
+    if (!p->beta.at) {
+        memset(w->found, 0, c->tokens * values * sizeof(float));
+        s.r = c->key + last * keys, s.o = w->found + last * values;
+        if (c->exact)
+            sweep(&s, DECAY_ROWS | READ | SCALE_ROWS);
+        else
+            sweep(&s, READ | SCALE_ROWS);
+        store_rows(w->found, p->v, values, &w->p->d_value, w->b, t, w->h, c->tokens);
+        return;
+    }
+    s.p = c->key + last * keys, s.z = c->erase + last * keys, s.e = w->found + last * values;
+    if (c->exact)
+        unwrite_tokens(&s, DECAY_ROWS, c->beta + last, c->y + last * values);
+    else
+        unwrite_tokens(&s, 0, c->beta + last, c->y + last * values);
+    store_rows(c->y, p->v, values, &w->p->d_value, w->b, t, w->h, c->tokens);
+    for (long i = 0; i < c->tokens; i++) { /* c->value holds e, and from here on u = β e */
+        float *e = c->value + i * values;
+        vec sum = all(0);
+        for (long j = 0; j < values; j += W) {
+            sum += load(e + j) * load(w->found + i * values + j);
+            store(e + j, c->beta[i] * load(e + j));
+        }
+        float d_beta = total(sum);
+        store_rows(&d_beta, 1, 1, &w->p->d_beta, w->b, t + i, w->h, 1);
+    }
+}
+
+/* The sweep of S, transposed, over the tokens of a chunk. */
+static Sweep states_sweep(const Chunk *c, const Forward *p, const float *from)
+{
+    Sweep s = {.tokens = c->tokens, .rows = whole_rows(p->v), .lanes = c->keys, .row_step = c->values,
+               .lane_step = c->keys, .a = c->value, .x = c->key, .alpha = c->alpha,
+               .from = from, .from_step = c->keys, .to_step = c->keys};
+    if (c->scaled)
+        s.enter = s.leave = c->middle;
+    return s;
+}
+
+/* dq_t = do_t S_tᵀ, the part -y_t S̃_tᵀ of dk_t, and what both contribute to the telescoped d log α_t */
+static void queries_back(Work *w, Chunk *c, long t, const float *from, float *to)
+{
+    const Forward *p = &w->p->forward;
+    long count = c->tokens * c->keys;
+    int delta = p->beta.at != NULL;
+    Sweep s = states_sweep(c, p, from);
+    expect_rows(&w->p->d_q, p->k, w->b, t, w->h, c->tokens);
+    s.to = to, s.r = c->d_o, s.o = w->found, s.p = c->y, s.e = w->peeked;
+    memset(w->found, 0, count * sizeof(float));
+    memset(w->peeked, 0, count * sizeof(float));
+    if (delta && c->exact)
+        sweep(&s, DECAY_LANES | PEEK | READ);
+    else if (delta)
+        sweep(&s, PEEK | READ);
+    else if (c->exact)
+        sweep(&s, DECAY_LANES | READ);
+    else
+        sweep(&s, READ);
+    for (long i = 0; i < count; i += W) {
+        vec dq = load(w->found + i), peeked = load(w->peeked + i), decay = load(c->q + i) * dq;
+        if (delta)
+            decay -= load(c->erase + i) * peeked;
+        if (c->scaled)
+            dq *= load(c->up + i), peeked *= load(c->up + i);
+        store(w->found + i, dq);
+        store(c->d_key + i, -peeked);
+        store(c->d_decay + i, decay);
+    }
+    store_rows(w->found, p->k, c->keys, &w->p->d_q, w->b, t, w->h, c->tokens);
+}
+
+/* Σ_v S ⊙ G [k], the d log α of a token behind the chunk */
+static void meet(float *sum, const float *S, const float *G, long rows, long keys)
+{
+    for (long j = 0; j < keys; j += W) {
+        vec lanes = all(0);
+        for (long i = 0; i < rows; i++)
+            lanes += load(S + i * keys + j) * load(G + i * keys + j);
+        store(sum + j, lanes);
+    }
+}
+
+/* d log α_t from the chunk's end on */
+static void telescope(Chunk *c, const float *d_written, const float *behind)
+{
+    for (long j = 0; j < c->keys; j += W) {
+        vec sum = load(behind + j);
+        for (long i = (c->tokens - 1) * c->keys + j; i >= 0; i -= c->keys) {
+            sum += load(c->d_decay + i) - load(c->key + i) * load(d_written + i);
+            store(c->d_decay + i, sum);
+        }
+    }
+}
+
+/* dk of the streams, into c->d_key; the tied key k = 1 - α hands its own on to d log α. */
+static void finish_keys(Work *w, Chunk *c)
+{
+    int tied = !w->p->forward.key.at;
+    for (long i = 0; i < c->tokens * c->keys; i += W) {
+        vec dk = load(w->found + i), key = load(c->key + i);
+        if (c->scaled)
+            dk *= load(c->down + i), key *= load(c->up + i);
+        dk += load(c->d_key + i);
+        store(c->d_key + i, dk);
+        if (tied)
+            store(c->d_decay + i, load(c->d_decay + i) - (c->exact ? load(c->alpha + i) : 1.0f - key) * dk);
+    }
+}
+
+static void store_decays(Work *w, Chunk *c, long t)
+{
+    const Forward *p = &w->p->forward;
+    if (p->decays == 1 && p->k > 1)
+        for (long i = 0; i < c->tokens; i++) {
+            vec sum = all(0);
+            for (long j = 0; j < c->keys; j += W)
+                sum += load(c->d_decay + i * c->keys + j);
+            c->d_decay[i * c->keys] = total(sum);
+        }
+    store_rows(c->d_decay, p->decays, c->keys, &w->p->d_log_decay, w->b, t, w->h, c->tokens);
+}
+
+/* The part u_t G_tᵀ of dk_t, and d log α_t */
+static void keys_back(Work *w, Chunk *c, long t, const float *before, const float *after)
+{
+    const Forward *p = &w->p->forward;
+    long last = c->tokens - 1, keys = c->keys, values = c->values;
+    int delta = p->beta.at != NULL;
+    Sweep states = states_sweep(c, p, before);
+    Sweep s = {.tokens = c->tokens, .rows = states.rows, .lanes = keys, .row_step = -values, .lane_step = -keys,
+               .a = c->d_o + last * values, .x = c->q + last * keys, .r = c->value + last * values,
+               .o = w->found + last * keys, .z = c->y + last * values, .y = c->erase + last * keys,
+               .w = c->d_decay + last * keys, .alpha = c->alpha + (last + 1) * keys,
+               .from = w->turned, .to = w->turned, .from_step = keys, .to_step = keys};
+    expect_rows(&w->p->d_key, p->k, w->b, t, w->h, c->tokens);
+    memset(w->found, 0, c->tokens * keys * sizeof(float));
+    if (c->exact) {
+        memset(c->d_decay, 0, c->tokens * keys * sizeof(float));
+        s.leave = c->alpha;
+        if (delta)
+            sweep_after(&s, DECAY_LANES | READ | ERASE | WEIGH, &states, DECAY_LANES | KEEP);
+        else
+            sweep_after(&s, DECAY_LANES | READ | WEIGH, &states, DECAY_LANES | KEEP);
+    } else {
+        if (c->scaled) {
+            s.enter = s.leave = c->middle;
+            meet(w->peeked, after, w->turned, states.rows, keys);
+        }
+        if (delta)
+            sweep(&s, READ | ERASE);
+        else
+            sweep(&s, READ);
+        if (c->scaled)
+            telescope(c, w->found, w->peeked);
+    }
+    finish_keys(w, c);
+    if (p->key.at)
+        store_rows(c->d_key, p->k, keys, &w->p->d_key, w->b, t, w->h, c->tokens);
+    if (p->decays)
+        store_decays(w, c, t);
+}
+
+static long load_block(Work *w, long start)
+{
+    const Forward *p = &w->p->forward;
+    View missing = {p->missing, p->h * p->t * p->v, p->v, p->t * p->v, 1};
+    long n = 0;
+    for (long t = start; t < p->t && t < start + BLOCK; t += CHUNK, n++) {
+        Chunk *c = &w->chunks[n];
+        load_chunk(c, p, w->b, t, w->h);
+        load_rows(c->d_o, p->v, c->values, &w->p->d_o, w->b, t, w->h, c->tokens);
+        if (p->beta.at)
+            load_rows(c->value, p->v, c->values, &missing, w->b, t, w->h, c->tokens);
+    }
+    return n;
+}
+
+static void block_back(Work *w, long start, const float *mark, int does)
+{
+    const Forward *p = &w->p->forward;
+    long n = load_block(w, start), keys = padded(p->k), rows = whole_rows(p->v), size = rows * keys;
+    if (does & VALUES)
+        for (long i = n - 1; i >= 0; i--)
+            values_back(w, &w->chunks[i], start + i * CHUNK);
+    if (!(does & KEYS))
+        return;
+    load_transposed(w->states, rows, keys, mark, p->k, p->v);
+    for (long i = 0; i < n; i++)
+        queries_back(w, &w->chunks[i], start + i * CHUNK, w->states + i * size, w->states + (i + 1) * size);
+    for (long i = n - 1; i >= 0; i--)
+        keys_back(w, &w->chunks[i], start + i * CHUNK, w->states + i * size, w->states + (i + 1) * size);
+}
+
+static void backward_task(const void *problem, long task)
+{
+    const Backward *backward = problem;
+    const Forward *p = &backward->forward;
+    long head = task / parts(p), size = p->k * p->v, blocks = (p->t + BLOCK - 1) / BLOCK;
+    int does = parts(p) == 1 ? VALUES | KEYS : task % 2 ? VALUES : KEYS;
+    Work work = {.p = backward, .b = head / p->h, .h = head % p->h};
+    take_work(&work, p);
+    load_state(work.G, whole_rows(p->k), padded(p->v), backward->d_last + head * size, p->k, p->v);
+    load_transposed(work.turned, whole_rows(p->v), padded(p->k), backward->d_last + head * size, p->k, p->v);
+    for (long i = blocks - 1; i >= 0; i--)
+        block_back(&work, i * BLOCK, p->marks + (i * p->b * p->h + head) * size, does);
+    if (does & VALUES)
+        store_state(work.G, padded(p->v), backward->d_start + head * size, p->k, p->v);
+}
+
+void FOR_ISA(fw_backward)(const Backward *p)
+{
+    const Forward *forward = &p->forward;
+    fw_parallel(backward_task, p, forward->b * forward->h * parts(forward), forward->threads);
+}

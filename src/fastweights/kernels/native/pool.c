@@ -1,0 +1,158 @@
+/* A small pool of threads of our own: torch's OpenMP runtime stays torch's.
+ *
+ * Workers sleep between calls. One call uses the pool at a time; a call that finds it busy runs alone. A forked child
+ * starts without workers and makes new ones when it needs them.
+ */
+#include "pool.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+#define MOST_THREADS 256
+
+static struct {
+    pthread_mutex_t owner, lock;
+    pthread_cond_t work, done;
+    long workers, wanted, busy, round;
+    Task *task;
+    const void *problem;
+    long tasks;
+    atomic_long next;
+} pool = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER,
+          0, 0, 0, 0, NULL, NULL, 0, 0};
+
+/* Subnormal numbers cost a hundred cycles each on x86, and a state that fades away is full of them: round them to 0. */
+static unsigned flush_subnormals(void)
+{
+#if defined(__x86_64__)
+    unsigned before = _mm_getcsr();
+    _mm_setcsr(before | 0x8040u);
+    return before;
+#else
+    return 0;
+#endif
+}
+
+static void restore_subnormals(unsigned before)
+{
+#if defined(__x86_64__)
+    _mm_setcsr(before);
+#else
+    (void)before;
+#endif
+}
+
+static void run_tasks(Task *task, const void *problem, long tasks)
+{
+    unsigned before = flush_subnormals();
+    for (long index; (index = atomic_fetch_add(&pool.next, 1)) < tasks;)
+        task(problem, index);
+    restore_subnormals(before);
+}
+
+static void run_alone(Task *task, const void *problem, long tasks)
+{
+    unsigned before = flush_subnormals();
+    for (long index = 0; index < tasks; index++)
+        task(problem, index);
+    restore_subnormals(before);
+}
+
+static void *worker(void *unused)
+{
+    (void)unused;
+    long seen = 0;
+    pthread_mutex_lock(&pool.lock);
+    for (;;) {
+        while (pool.round == seen || pool.wanted == 0) {
+            seen = pool.round;
+            pthread_cond_wait(&pool.work, &pool.lock);
+        }
+        seen = pool.round;
+        pool.wanted--;
+        pthread_mutex_unlock(&pool.lock);
+        run_tasks(pool.task, pool.problem, pool.tasks);
+        pthread_mutex_lock(&pool.lock);
+        if (--pool.busy == 0)
+            pthread_cond_signal(&pool.done);
+    }
+    return NULL;
+}
+
+static void forget_workers(void)
+{
+    pthread_mutex_init(&pool.owner, NULL);
+    pthread_mutex_init(&pool.lock, NULL);
+    pthread_cond_init(&pool.work, NULL);
+    pthread_cond_init(&pool.done, NULL);
+    pool.workers = pool.wanted = pool.busy = 0;
+}
+
+static void hire(long workers)
+{
+    if (pool.round == 0)
+        pthread_atfork(NULL, NULL, forget_workers);
+    for (pthread_t thread; pool.workers < workers; pool.workers++) {
+        if (pthread_create(&thread, NULL, worker, NULL) != 0)
+            return;
+        pthread_detach(thread);
+    }
+}
+
+void fw_parallel(Task *task, const void *problem, long tasks, long threads)
+{
+    threads = threads < tasks ? threads : tasks;
+    threads = threads < MOST_THREADS ? threads : MOST_THREADS;
+    if (threads <= 1 || pthread_mutex_trylock(&pool.owner) != 0) {
+        run_alone(task, problem, tasks);
+        return;
+    }
+    pthread_mutex_lock(&pool.lock);
+    hire(threads - 1);
+    pool.task = task, pool.problem = problem, pool.tasks = tasks;
+    atomic_store(&pool.next, 0);
+    pool.wanted = pool.busy = threads - 1 < pool.workers ? threads - 1 : pool.workers;
+    pool.round++;
+    pthread_cond_broadcast(&pool.work);
+    pthread_mutex_unlock(&pool.lock);
+
+    run_tasks(task, problem, tasks);
+
+    pthread_mutex_lock(&pool.lock);
+    pool.busy -= pool.wanted; /* those who have not woken up yet are not waited for */
+    pool.wanted = 0;
+    while (pool.busy > 0)
+        pthread_cond_wait(&pool.done, &pool.lock);
+    pthread_mutex_unlock(&pool.lock);
+    pthread_mutex_unlock(&pool.owner);
+}
+
+static pthread_key_t scratch_key;
+static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
+static _Thread_local float *scratch;
+static _Thread_local size_t scratch_size;
+
+static void make_key(void) { pthread_key_create(&scratch_key, free); }
+
+float *fw_scratch(size_t count)
+{
+    if (count > scratch_size) {
+        pthread_once(&scratch_once, make_key);
+        free(scratch);
+        count = (count + 15) & ~(size_t)15;
+        scratch = aligned_alloc(64, count * sizeof(float));
+        if (!scratch) {
+            fputs("fastweights: out of memory for a kernel's working space\n", stderr);
+            abort();
+        }
+        scratch_size = count;
+        pthread_setspecific(scratch_key, scratch);
+    }
+    return scratch;
+}

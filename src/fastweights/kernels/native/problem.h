@@ -1,0 +1,41 @@
+/* What Python hands over: sizes, and tensors as raw float32 pointers with strides counted in elements. */
+#ifndef FASTWEIGHTS_PROBLEM_H
+#define FASTWEIGHTS_PROBLEM_H
+
+#include <stdint.h>
+
+typedef struct {
+    float *at; /* NULL: there is none */
+    int64_t b, t, h, w;
+} View;
+
+/* S_t = diag(α_t) S_{t-1} + k_tᵀ v_t, or the delta rule where beta is given; o_t = q_t S_t. States are contiguous. */
+typedef struct {
+    int64_t b, t, h, k, v;
+    int64_t decays;  /* the width of log_decay: 0 (none), 1 or k */
+    int64_t threads; /* at most so many */
+    View q, key, value, log_decay, beta, o;
+    float *start, *last; /* [b h k v] */
+    float *marks;        /* [⌈t / BLOCK⌉ b h k v], the state before every block (a scan: SPAN); NULL if no gradient is wanted */
+    float *missing;      /* [b h t v], what the delta rule finds missing: v_t - k_t diag(α_t) S_{t-1}; may be NULL */
+} Forward;
+
+typedef struct {
+    Forward forward;
+    View d_o, d_q, d_key, d_value, d_log_decay, d_beta;
+    float *d_last, *d_start;
+} Backward;
+
+/* Tokens that share their decays' scale, and tokens between two marks. */
+#define CHUNK 32
+#define BLOCK 256
+/* The scans: lanes of a strip, so ⌊STRIP / k⌋ heads or one, and tokens between two marks. */
+#define STRIP 128
+#define SPAN 32
+
+/* Every kernel is compiled once per instruction set, under names of its own. */
+#define JOIN_(a, b) a##_##b
+#define JOIN(a, b) JOIN_(a, b)
+#define FOR_ISA(name) JOIN(name, ISA)
+
+#endif

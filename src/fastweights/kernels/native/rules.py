@@ -1,0 +1,206 @@
+"""`Decay` and `Delta` through the compiled extension: matrix.c, and scan.c where a head holds a single value."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fastweights.kernels.native import library
+from fastweights.kernels.native.library import address, view
+from fastweights.kernels.table import Kernel
+from fastweights.recurrence.base import Recurrence, State
+from fastweights.recurrence.decay import Decay
+from fastweights.recurrence.delta import Delta
+
+STRIP = 128
+"""STRIP of problem.h: state elements that a scan takes at once, and so the widest key it takes."""
+
+
+class _Code(NamedTuple):
+    """The two C functions of a kernel, and the tokens between two states that the first keeps for the second."""
+
+    forward: str
+    backward: str
+    marked: int
+
+
+MATRIX = _Code("fw_forward", "fw_backward", marked=256)
+SCAN = _Code("fw_scan_forward", "fw_scan_backward", marked=32)
+
+
+class _Streams(NamedTuple):
+    """Float32 streams; k is None for the tied key. C reads an axis of length 1 with a stride of 0."""
+
+    q: Tensor
+    k: Tensor | None
+    v: Tensor
+    log_decay: Tensor | None
+    beta: Tensor | None
+
+    @classmethod
+    def of(cls, recurrence: Decay | Delta) -> _Streams:
+        beta = recurrence.beta if isinstance(recurrence, Delta) else None
+        streams = (recurrence.q, recurrence.k, recurrence.v, recurrence.log_decay, beta)
+        return cls(*(s if s is None or s.dtype == torch.float32 else s.float() for s in streams))  # type: ignore[arg-type]
+
+    def lengths(self, start: Tensor) -> tuple[int, int, int]:
+        """(b, t, h)"""
+        b, h, _, _ = start.shape
+        return b, max(s.shape[1] for s in self if s is not None), h
+
+    def expanded(self, start: Tensor, *, sharing: bool) -> _Streams:
+        """Batch, time and heads spelled out, so that autograd sums the gradients; q and k may stay shared by heads."""
+        b, t, h = self.lengths(start)
+        q, k = (self.q, self.k) if not sharing else (_own_heads(self.q), _own_heads(self.k))
+        q, k = (None if s is None else s.expand(b, t, s.shape[2] if sharing else h, -1) for s in (q, k))
+        others = (None if s is None else s.expand(b, t, h, -1) for s in (self.v, self.log_decay, self.beta))
+        return _Streams(q, k, *others)  # type: ignore[arg-type]
+
+    def problem(self, start: Tensor) -> list[int]:
+        """The sizes and views of `Forward` in problem.h."""
+        b, t, h = self.lengths(start)
+        k, v = start.shape[2:]
+        decays = 0 if self.log_decay is None else self.log_decay.shape[-1]
+        sizes = [b, t, h, k, v, decays, library.threads(t * start.numel())]
+        return sizes + [n for s in self for n in view(s)]
+
+
+def _own_heads(stream: Tensor | None) -> Tensor | None:
+    """Heads of stride 0 tell C that they share their gradient too, which they do only where the axis has length 1."""
+    return stream.contiguous() if stream is not None and stream.shape[2] > 1 and stream.stride(2) == 0 else stream
+
+
+class _Kept(NamedTuple):
+    """What the backward needs beside the streams: some states, and what the delta rule found missing."""
+
+    marks: Tensor
+    missing: Tensor | None
+
+    @classmethod
+    def empty(cls, code: _Code, streams: _Streams, start: Tensor) -> _Kept:
+        b, t, h, v = streams.v.shape
+        marks = start.new_empty(-(-t // code.marked), *start.shape)
+        return cls(marks, None if streams.beta is None else start.new_empty(b, h, t, v))
+
+
+def _forward(code: _Code, streams: _Streams, start: Tensor, kept: _Kept | None) -> tuple[Tensor, Tensor]:
+    """(o, last state)"""
+    o, last = torch.empty(*streams.lengths(start), start.shape[3], dtype=torch.float32), torch.empty_like(start)
+    marks, missing = kept or (None, None)
+    states = [address(s) for s in (start, last, marks, missing)]
+    library.call(code.forward, [*streams.problem(start), *view(o), *states])
+    return o, last
+
+
+class _Native(torch.autograd.Function):
+    """(o ``[b t h v]``, S_T) of S_0 ``[b h k v]`` and the streams."""
+
+    @staticmethod
+    def forward(ctx: Any, code: _Code, start: Tensor, *streams: Tensor | None) -> tuple[Tensor, Tensor]:
+        given = _Streams(*streams)  # type: ignore[arg-type]
+        kept = _Kept.empty(code, given, start)
+        o, last = _forward(code, given, start, kept)
+        ctx.code = code
+        ctx.save_for_backward(*given, *kept)
+        return o, last
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        *given, marks, missing = ctx.saved_tensors
+        streams, d_o, d_last = _Streams(*given), gradients[0], gradients[1].contiguous()
+        grads = [None if s is None else _gradient(s, d_last.shape[1]) for s in streams]
+        d_start = torch.empty_like(d_last)
+        problem = [*streams.problem(d_last), *view(None), *(address(s) for s in (None, None, marks, missing))]
+        views = [n for g in (d_o, *grads) for n in view(g)]
+        library.call(ctx.code.backward, [*problem, *views, address(d_last), address(d_start)])
+        return None, d_start, *(_summed(g, s) for g, s in zip(grads, streams, strict=True))
+
+
+def _gradient(stream: Tensor, h: int) -> Tensor:
+    """``[b t h ·]``, or ``[b t strips ·]`` partial sums for a stream that the heads share."""
+    b, t, heads, width = stream.shape
+    if heads == h:
+        return torch.empty(b, t, h, width, dtype=torch.float32)
+    strips = -(-h // (STRIP // width))
+    return torch.empty(strips, b, t, width, dtype=torch.float32).permute(1, 2, 0, 3)
+
+
+def _summed(gradient: Tensor | None, stream: Tensor | None) -> Tensor | None:
+    if gradient is None or stream is None or gradient.shape == stream.shape:
+        return gradient
+    return gradient.sum(2, keepdim=True)
+
+
+def _run(code: _Code, recurrence: Decay | Delta, state: Tensor) -> tuple[Tensor, Tensor]:
+    streams, state = _Streams.of(recurrence), state.contiguous()
+    if torch.is_grad_enabled() and any(s is not None and s.requires_grad for s in (state, *streams)):
+        sharing = code is SCAN and state.shape[2] > 1
+        return _Native.apply(code, state, *streams.expanded(state, sharing=sharing))  # type: ignore[return-value]
+    return _forward(code, streams, state, None)
+
+
+def _run_decay(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
+    assert isinstance(recurrence, Decay)
+    assert isinstance(state, Tensor)
+    o, last = _run(MATRIX, recurrence, state)
+    return recurrence.skipped(o), last
+
+
+def _run_scan(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
+    assert isinstance(recurrence, Decay)
+    assert isinstance(state, Tensor)
+    o, last = _run(SCAN, recurrence, state)
+    return recurrence.skipped(o), last
+
+
+def _run_delta(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
+    assert isinstance(recurrence, Delta)
+    assert isinstance(state, Tensor)
+    o, last = _run(MATRIX, recurrence, state)
+    return o.to(recurrence.output), last
+
+
+def _refuses(recurrence: Recurrence) -> str | None:
+    if torch.compiler.is_compiling():
+        return "torch.compile cannot look into it"
+    if library.library() is None:
+        return "the compiled extension is missing (python -m fastweights.kernels.native.build)"
+    if recurrence.device.type != "cpu":
+        return f"its streams are on {recurrence.device.type}"
+    if recurrence.accumulator != torch.float32:
+        return f"its streams are {recurrence.accumulator}, not float32 or narrower"
+    return None
+
+
+def _refuses_decay(recurrence: Recurrence) -> str | None:
+    if not isinstance(recurrence, Decay):
+        return f"it is a {type(recurrence).__name__}, not a Decay"
+    return _refuses(recurrence)
+
+
+def _refuses_delta(recurrence: Recurrence) -> str | None:
+    if not isinstance(recurrence, Delta):
+        return f"it is a {type(recurrence).__name__}, not a Delta"
+    return _refuses(recurrence)
+
+
+def _refuses_scan(recurrence: Recurrence) -> str | None:
+    if not isinstance(recurrence, Decay):
+        return f"it is a {type(recurrence).__name__}, not a Decay"
+    width = recurrence.q.shape[-1]
+    if recurrence.values != 1:
+        return f"its heads hold {recurrence.values} values, not one"
+    if recurrence.log_decay is None or recurrence.log_decay.shape[-1] != width:
+        return "not every key has a decay of its own"
+    if not 1 <= width <= STRIP:
+        return f"its keys are {width} wide, not 1 to {STRIP}"
+    return _refuses(recurrence)
+
+
+NATIVE_SCAN = Kernel("scan (compiled)", _refuses_scan, _run_scan)
+NATIVE_DECAY = Kernel("decay (compiled)", _refuses_decay, _run_decay)
+NATIVE_DELTA = Kernel("delta (compiled)", _refuses_delta, _run_delta)

@@ -1,0 +1,153 @@
+/* A sweep of the tokens of a chunk over a state held in registers.
+ *
+ * S is cut into tiles of ROWS rows and up to NV·W lanes, and a tile meets all tokens before the next one is loaded:
+ *
+ *     S ← α_t S             DECAY_ROWS, DECAY_LANES
+ *     e_t += p_t S          PEEK: a read before the write
+ *     S += a_tᵀ x_t         always
+ *     o_t += r_t S          READ
+ *     S -= z_tᵀ y_t         ERASE
+ *     w_t += Σ_rows S̃_t S   WEIGH, with the S̃_t = α_t S_{t-1} that another sweep over this tile has put by (KEEP)
+ *
+ * This takes 2 multiply-adds per state element and token for a linear attention, the least there can be, where chunks
+ * of matrix products take 2 plus the attention map of the chunk. Time runs backwards when the steps are negative, and
+ * the state may lie transposed: every gradient of a linear recurrence is a sweep too.
+ */
+#ifndef FASTWEIGHTS_SWEEP_H
+#define FASTWEIGHTS_SWEEP_H
+
+#include "problem.h"
+#include "vector.h"
+
+enum { DECAY_ROWS = 1, DECAY_LANES = 2, PEEK = 4, READ = 8, ERASE = 16, KEEP = 32, WEIGH = 64, SCALE_ROWS = 128 };
+
+typedef struct {
+    long tokens, rows, lanes; /* rows: a multiple of ROWS; lanes: of W */
+    long row_step, lane_step; /* from a token to the next, in arrays over the state's rows and over its lanes */
+    const float *a, *r, *p, *z; /* over rows, at the first token swept */
+    const float *x, *y;         /* over lanes */
+    float *o, *e, *w;           /* over lanes, added to */
+    const float *alpha;         /* over rows (DECAY_ROWS) or lanes (DECAY_LANES) */
+    const float *enter, *leave; /* the state is multiplied by these (SCALE_ROWS: over rows, else over lanes); or NULL */
+    const float *from;
+    float *to; /* NULL: the state is not wanted */
+    long from_step, to_step;
+} Sweep;
+
+typedef vec Kept[CHUNK][ROWS][NV];
+
+INLINE void tile(const Sweep *s, const int does, const int nv, long row, long lane, vec (*kept)[ROWS][NV])
+{
+    const float *restrict a = s->a + row, *restrict x = s->x + lane;
+    const float *restrict r = s->r + row, *restrict p = s->p + row, *restrict z = s->z + row;
+    const float *restrict y = s->y + lane;
+    const float *restrict alpha = s->alpha + (does & DECAY_ROWS ? row : lane);
+    float *restrict o = s->o + lane, *restrict e = s->e + lane, *restrict w = s->w + lane;
+    const long row_step = s->row_step, lane_step = s->lane_step;
+    vec S[ROWS][NV];
+
+    for (int i = 0; i < ROWS; i++)
+        for (int j = 0; j < nv; j++) {
+            S[i][j] = load(s->from + (row + i) * s->from_step + lane + j * W);
+            if (s->enter)
+                S[i][j] *= does & SCALE_ROWS ? all(s->enter[row + i]) : load(s->enter + lane + j * W);
+        }
+    for (long t = 0; t < s->tokens; t++) {
+        if (does & DECAY_ROWS) {
+            for (int i = 0; i < ROWS; i++)
+                for (int j = 0; j < nv; j++)
+                    S[i][j] *= alpha[i];
+            alpha += row_step;
+        }
+        if (does & DECAY_LANES) {
+            for (int j = 0; j < nv; j++) {
+                vec decay = load(alpha + j * W);
+                for (int i = 0; i < ROWS; i++)
+                    S[i][j] *= decay;
+            }
+            alpha += lane_step;
+        }
+        if (does & KEEP)
+            for (int i = 0; i < ROWS; i++)
+                for (int j = 0; j < nv; j++)
+                    kept[t][i][j] = S[i][j];
+        if (does & PEEK) {
+            for (int j = 0; j < nv; j++) {
+                vec sum = load(e + j * W);
+                for (int i = 0; i < ROWS; i++)
+                    sum += p[i] * S[i][j];
+                store(e + j * W, sum);
+            }
+            p += row_step, e += lane_step;
+        }
+        for (int j = 0; j < nv; j++) {
+            vec written = load(x + j * W);
+            for (int i = 0; i < ROWS; i++)
+                S[i][j] += a[i] * written;
+        }
+        a += row_step, x += lane_step;
+        if (does & READ) {
+            for (int j = 0; j < nv; j++) {
+                vec sum = load(o + j * W);
+                for (int i = 0; i < ROWS; i++)
+                    sum += r[i] * S[i][j];
+                store(o + j * W, sum);
+            }
+            r += row_step, o += lane_step;
+        }
+        if (does & ERASE) {
+            for (int j = 0; j < nv; j++) {
+                vec erased = load(y + j * W);
+                for (int i = 0; i < ROWS; i++)
+                    S[i][j] -= z[i] * erased;
+            }
+            z += row_step, y += lane_step;
+        }
+        if (does & WEIGH) {
+            for (int j = 0; j < nv; j++) {
+                vec sum = load(w + j * W);
+                for (int i = 0; i < ROWS; i++)
+                    sum += kept[s->tokens - 1 - t][i][j] * S[i][j];
+                store(w + j * W, sum);
+            }
+            w += lane_step;
+        }
+    }
+    if (s->to)
+        for (int i = 0; i < ROWS; i++)
+            for (int j = 0; j < nv; j++) {
+                if (s->leave)
+                    S[i][j] *= does & SCALE_ROWS ? all(s->leave[row + i]) : load(s->leave + lane + j * W);
+                store(s->to + (row + i) * s->to_step + lane + j * W, S[i][j]);
+            }
+}
+
+/* All tiles; with `before`, each is first swept forwards to put S̃_t by for WEIGH. */
+INLINE void sweep_lanes(const Sweep *s, const int does, const Sweep *before, const int did, const int nv, long lane)
+{
+    Kept kept;
+    for (long row = 0; row < s->rows; row += ROWS) {
+        if (did)
+            tile(before, did, nv, row, lane, kept);
+        tile(s, does, nv, row, lane, kept);
+    }
+}
+
+INLINE void sweep_after(const Sweep *s, const int does, const Sweep *before, const int did)
+{
+    long lane = 0;
+    for (; s->lanes - lane >= NV * W; lane += NV * W)
+        sweep_lanes(s, does, before, did, NV, lane);
+#if NV == 4
+    if (s->lanes - lane >= 2 * W) {
+        sweep_lanes(s, does, before, did, 2, lane);
+        lane += 2 * W;
+    }
+#endif
+    for (; lane < s->lanes; lane += W)
+        sweep_lanes(s, does, before, did, 1, lane);
+}
+
+INLINE void sweep(const Sweep *s, const int does) { sweep_after(s, does, s, 0); }
+
+#endif

@@ -1,0 +1,47 @@
+"""Next-token cross-entropy without ever holding the logits of all tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from fastweights.layers import precise
+from fastweights.shapes import Embedded
+
+IGNORED = -100
+LOGITS_AT_ONCE = 1 << 25
+
+
+def next_token_loss(
+    logits: Callable[[Tensor], Tensor],
+    x: Embedded,
+    labels: Tensor,
+    *,
+    items: Tensor | int | None = None,
+    chunk: int,
+) -> Tensor:
+    """Mean of -log p(labels[t+1] | x[t]) over the labels that are not −100; 0 if all are.
+
+    logits  of hidden states ``[n d]``, ``[n vocab]``; called on `chunk` tokens at a time, once more in the backward
+    labels  ``[b t]``, aligned with x: the shift happens here
+    items   what to divide the sum by instead of the number of labels (gradient accumulation)
+    """
+    if labels.shape != x.shape[:2]:
+        raise ValueError(f"labels have shape {list(labels.shape)}, must be [batch, time] = {list(x.shape[:2])}")
+    x, targets = x[:, :-1].flatten(0, 1), labels[:, 1:].flatten().to(x.device)
+    count = (targets != IGNORED).sum().clamp(min=1) if items is None else items
+    return _summed(logits, x, targets, chunk) / (count.to(x.device) if isinstance(count, Tensor) else count)
+
+
+def _summed(logits: Callable[[Tensor], Tensor], x: Tensor, targets: Tensor, chunk: int) -> Tensor:
+    def piece(x: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(precise(logits(x)), targets, ignore_index=IGNORED, reduction="sum")
+
+    if len(x) <= chunk:
+        return piece(x, targets)
+    pieces = zip(x.split(chunk), targets.split(chunk), strict=True)
+    return torch.stack([checkpoint(piece, a, b, use_reentrant=False) for a, b in pieces]).sum()

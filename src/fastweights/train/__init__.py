@@ -1,0 +1,41 @@
+"""Training language models on text."""
+
+from fastweights.train.checkpoint import model_folder
+from fastweights.train.data import Corpus, Text, Windows, cover, read
+from fastweights.train.errors import CheckpointError, DataError, NonFiniteError, TrainingError
+from fastweights.train.loop import Architecture, Every, TrainConfig, train
+from fastweights.train.optim import AdamW, Cosine, Linear, Recipe, Schedule
+from fastweights.train.report import Reporter, Result, Summary
+from fastweights.train.signals import StopOnSignal
+from fastweights.train.tokens import BPE, Bytes, Pretrained, TextStream, Tokenization
+
+__all__ = [
+    "BPE",
+    "AdamW",
+    "Architecture",
+    "Bytes",
+    "CheckpointError",
+    "Corpus",
+    "Cosine",
+    "DataError",
+    "Every",
+    "Linear",
+    "NonFiniteError",
+    "Pretrained",
+    "Recipe",
+    "Reporter",
+    "Result",
+    "Schedule",
+    "StopOnSignal",
+    "Summary",
+    "Text",
+    "TextStream",
+    "Tokenization",
+    "TrainConfig",
+    "TrainingError",
+    "Windows",
+    "cover",
+    "model_folder",
+    "read",
+    "train",
+]

@@ -1,0 +1,362 @@
+"""Training a language model on text, such that it can be killed at any moment and go on to the same end."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.train.checkpoint import Checkpoints, Progress, save_model
+from fastweights.train.data import Text, Windows, cover, load, read
+from fastweights.train.errors import CheckpointError, NonFiniteError, TrainingError
+from fastweights.train.files import PARTIAL, sweep, whole_file, whole_folder
+from fastweights.train.metrics import Metrics
+from fastweights.train.optim import AdamW, Cosine, Recipe, Schedule, load_state, set_rates, state_tensors
+from fastweights.train.plot import plot
+from fastweights.train.report import Reporter, Result, Summary
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A language model: `mixers`, ``{"name": …, …arguments}`` each, repeated over `layers` blocks of width `width`."""
+
+    mixers: tuple[Mapping[str, object], ...] = ({"name": "metala"},)
+    layers: int = 4
+    width: int = 128
+
+    def build(self, tokenizer: PreTrainedTokenizerBase) -> FastWeightsForCausalLM:
+        """A new model for this tokenizer. Raises ValueError for sizes that do not fit each other."""
+        config = FastWeightsConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=self.width,
+            num_hidden_layers=self.layers,
+            mixers=[dict(mixer) for mixer in self.mixers],
+            eos_token_id=cast(int | None, tokenizer.eos_token_id),
+        )
+        return FastWeightsForCausalLM(config)
+
+
+@dataclass(frozen=True)
+class Every:
+    """How often, in steps, to write a line of metrics, to evaluate, and to save a checkpoint."""
+
+    log: int = 10
+    evaluation: int = 100
+    checkpoint: int = 100
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that decides the curve of a run; the same value on the same machine gives the same weights.
+
+    batch       sequences per update, over all devices
+    length      tokens per sequence
+    accumulate  parts in which each device takes its share of a batch, to save memory
+    clip        largest norm of the gradient
+    bf16        whether matrix products are in bfloat16 (parameters stay float32)
+    """
+
+    text: Text = Text()
+    model: Architecture = Architecture()
+    optimizer: Recipe = AdamW()
+    schedule: Schedule = Cosine()
+    every: Every = Every()
+    steps: int = 1000
+    batch: int = 16
+    length: int = 256
+    accumulate: int = 1
+    clip: float = 1.0
+    bf16: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        counts = {name: getattr(self, name) for name in ("steps", "batch", "length", "accumulate")}
+        counts |= {f"every.{field.name}": getattr(self.every, field.name) for field in fields(self.every)}
+        for name, count in counts.items():
+            if count < 1:
+                raise TrainingError(f"{name} = {count}; it must be 1 or more")
+
+
+def train(
+    config: TrainConfig,
+    out: Path,
+    *,
+    cpu: bool = False,
+    reporter: Reporter = Reporter(),
+    stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Train in the folder `out`, or go on where training in it was stopped or killed; seeds PyTorch's generators.
+
+    out/model is the result, a plain Hugging Face folder; out/metrics.jsonl and out/curves.png are its curve.
+    With `cpu` no accelerator is used. When `stop()` turns true the step is finished and a checkpoint written.
+    Raises DataError, CheckpointError (`out` holds another run, or damage), NonFiniteError, or the model's errors.
+    """
+    accelerator = Accelerator(cpu=cpu)
+    reporter = reporter if accelerator.is_main_process else Reporter()
+    run = _Run(config, out, accelerator, reporter)
+    while run.progress.step < config.steps and not _agreed(accelerator, stop()):
+        run.advance()
+    return run.finish()
+
+
+class _Run:
+    """The state of a run between two steps."""
+
+    def __init__(self, config: TrainConfig, out: Path, accelerator: Accelerator, reporter: Reporter) -> None:
+        self.config, self.out, self.accelerator, self.reporter = config, out, accelerator, reporter
+        share = accelerator.num_processes * config.accumulate
+        if config.batch % share:
+            raise TrainingError(f"batch = {config.batch} is not divisible by devices · accumulate = {share}")
+        self.part = config.batch // share
+        with accelerator.main_process_first():
+            self._open()
+        model = self.model.to(accelerator.device)
+        optimizers = config.optimizer.build(model)
+        set_rates(optimizers, 1.0)
+        if self.checkpoint is not None:
+            load_state(optimizers, model, self.checkpoint.optimizer())
+        self.wrapped, *self.optimizers = accelerator.prepare(model, *optimizers)
+        self.clock = _Clock(self.progress)
+        self._introduce()
+
+    def _open(self) -> None:
+        """Everything that can be wrong with the arguments is found before anything is written."""
+        config, data = self.config, self.out / "data"
+        claimed = _claimed(self.out, config)
+        corpus = load(data) if claimed and data.exists() else read(config.text)
+        self.windows = Windows(corpus.train, config.length, config.seed)
+        torch.manual_seed(config.seed)
+        self.model: PreTrainedModel = config.model.build(corpus.tokenizer)
+        if not claimed:
+            _claim(self.out, config)
+        sweep(self.out)
+        self.corpus = corpus if data.exists() else corpus.save(data)
+        self._continue()
+
+    def _continue(self) -> None:
+        """Take up the newest checkpoint, if there is one."""
+        self.checkpoints = Checkpoints(self.out / "checkpoints")
+        self.checkpoint = self.checkpoints.latest(self.reporter.note)
+        self.progress = Progress() if self.checkpoint is None else self.checkpoint.progress
+        self.metrics = Metrics(self.out / "metrics.jsonl", self.progress.step)
+        if self.accelerator.is_main_process:
+            self.metrics.cut()
+        if self.checkpoint is not None:
+            self.model = self.checkpoint.model(type(self.model))
+
+    def _introduce(self) -> None:
+        summary = Summary(
+            out=self.out,
+            device=str(self.accelerator.device),
+            parameters=sum(p.numel() for p in self.model.parameters()),
+            vocabulary=len(self.corpus.tokenizer),
+            train_tokens=len(self.corpus.train),
+            validation_tokens=len(self.corpus.validation),
+            tokens_per_step=self.config.batch * self.config.length,
+            step=self.progress.step,
+            steps=self.config.steps,
+        )
+        self.reporter.begin(summary)
+
+    def advance(self) -> None:
+        """One update, and what is due after it."""
+        step, every = self.progress.step + 1, self.config.every
+        last = step == self.config.steps
+        self._update(step - 1)
+        self.progress = Progress(step, self.clock.seconds)
+        evaluate, save = last or step % every.evaluation == 0, last or step % every.checkpoint == 0
+        log = evaluate or step == 1 or step % every.log == 0
+        if log:
+            self._log(evaluate)
+        if save:
+            self._save()
+        if log or save:
+            self.clock.restart(step)
+
+    def finish(self) -> Result:
+        """Save what is not saved yet; the model, if the run is complete."""
+        step, steps = self.progress.step, self.config.steps
+        if step > 0 and not self.checkpoints.has(step):
+            self._save()
+        if step == steps and self.accelerator.is_main_process:
+            self._finish()
+        nats = next((row["val_loss"] for row in reversed(self.metrics.rows) if "val_loss" in row), None)
+        return Result(self.out, step, steps, nats, None if nats is None else nats * self.corpus.tokens_per_byte)
+
+    def _update(self, step: int) -> None:
+        config, accelerator = self.config, self.accelerator
+        torch.manual_seed(_seed(config.seed, step, accelerator.process_index))
+        set_rates(self.optimizers, config.schedule.factor(step, config.steps))
+        self.wrapped.train()
+        losses = [self._backward(step, part) for part in range(config.accumulate)]
+        self.loss = torch.stack(losses).sum()
+        self.norm = torch.as_tensor(accelerator.clip_grad_norm_(self.wrapped.parameters(), config.clip))
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def _backward(self, step: int, part: int) -> Tensor:
+        """Add a part's gradient; its share of the loss. Devices exchange gradients after the last part only."""
+        config, accelerator = self.config, self.accelerator
+        index = accelerator.process_index * config.accumulate + part
+        tokens = self.windows.batch(step * config.batch + index * self.part, self.part).to(accelerator.device)
+        last = part == config.accumulate - 1
+        with nullcontext() if last else accelerator.no_sync(self.wrapped):
+            with self._precision():
+                loss = self.wrapped(input_ids=tokens, labels=tokens).loss / config.accumulate
+            accelerator.backward(loss)
+        return loss.detach()
+
+    def _precision(self) -> AbstractContextManager[object]:
+        """Not the Accelerator's, which one process can set only once."""
+        return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.config.bf16)
+
+    def _log(self, evaluate: bool) -> None:
+        row = {"step": self.progress.step, "loss": self._sound_loss(), "lr": self.optimizers[0].param_groups[0]["lr"]}
+        row |= {
+            "tokens_per_second": round(self.clock.speed(self.progress.step) * self.config.batch * self.config.length)
+        }
+        row |= {"seconds": round(self.clock.seconds, 3)}
+        row |= {"val_loss": self._evaluate()} if evaluate else {}
+        if not self.accelerator.is_main_process:
+            return
+        self.metrics.append(row)
+        if evaluate:
+            plot(self.metrics.rows, self.out / "curves.png", self._title())
+        self.reporter.progress(row)
+
+    def _sound_loss(self) -> float:
+        """The loss of the last update, nats per token. Raises NonFiniteError."""
+        loss = float(torch.as_tensor(self.accelerator.reduce(self.loss, "mean")))
+        if not (math.isfinite(loss) and math.isfinite(float(self.norm))):
+            raise NonFiniteError(
+                f"loss {loss}, gradient norm {float(self.norm)} by step {self.progress.step}; the checkpoints before "
+                "are untouched; try a lower learning rate, a longer warm-up, or float32 in place of bf16"
+            )
+        return loss
+
+    @torch.no_grad()
+    def _evaluate(self) -> float:
+        """Mean loss over the validation tokens, nats per token."""
+        model, device = self.plain.eval(), self.accelerator.device
+        total = torch.zeros(2, dtype=torch.float64, device=device)
+        batches = cover(self.corpus.validation, self.config.length, self.part)
+        for tokens in islice(batches, self.accelerator.process_index, None, self.accelerator.num_processes):
+            targets = tokens[:, 1:].numel()
+            with self._precision():
+                loss = model(input_ids=tokens.to(device), labels=tokens.to(device)).loss
+            total += torch.stack([loss.double() * targets, loss.new_tensor(targets, dtype=torch.float64)])
+        nats, targets = torch.as_tensor(self.accelerator.reduce(total, "sum")).tolist()
+        return nats / targets
+
+    def _save(self) -> None:
+        self._sound_loss()
+        if self.accelerator.is_main_process:
+            state = state_tensors([optimizer.optimizer for optimizer in self.optimizers], self.plain)
+            self.checkpoints.save(self.progress, self.plain, self.corpus.tokenizer, state)
+        self.accelerator.wait_for_everyone()
+
+    def _finish(self) -> None:
+        if not (self.out / "model").exists():
+            with whole_folder(self.out / "model") as folder:
+                save_model(self.plain, self.corpus.tokenizer, folder)
+        plot(self.metrics.rows, self.out / "curves.png", self._title())
+
+    @property
+    def plain(self) -> PreTrainedModel:
+        """The model without what Accelerate wraps around it."""
+        return self.accelerator.unwrap_model(self.wrapped)
+
+    def _title(self) -> str:
+        model = self.config.model
+        mixers = ", ".join(str(mixer["name"]) for mixer in model.mixers)
+        return f"{mixers}: {model.layers} layers of width {model.width}"
+
+
+class _Clock:
+    """Seconds of a run over all its sittings, and its speed."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._began = time.perf_counter() - progress.seconds
+        self.restart(progress.step)
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    def restart(self, step: int) -> None:
+        """Measure the speed from here."""
+        self._since, self._step = self.seconds, step
+
+    def speed(self, step: int) -> float:
+        """Steps per second."""
+        return (step - self._step) / max(self.seconds - self._since, 1e-9)
+
+
+def _seed(*numbers: int) -> int:
+    """One seed from several numbers, so that randomness is a function of the step."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
+
+
+def _agreed(accelerator: Accelerator, wish: bool) -> bool:
+    """Whether any process wishes to stop."""
+    if accelerator.num_processes == 1:
+        return wish
+    if wish:
+        accelerator.set_trigger()
+    return accelerator.check_trigger()
+
+
+def _claimed(out: Path, config: TrainConfig) -> bool:
+    """Whether `out` is this run's already. Raises CheckpointError if it is something else's."""
+    record = out / "run.json"
+    if not record.exists():
+        if out.exists() and any(not path.name.endswith(PARTIAL) for path in out.iterdir()):
+            raise CheckpointError(f"{out} exists and is not a training run; choose another folder, or remove it")
+        return False
+    try:
+        theirs = _flat(json.loads(record.read_text()))
+    except (ValueError, AttributeError) as error:
+        raise CheckpointError(f"{record} is damaged; choose another folder, or remove {out}") from error
+    ours = _flat(_plain(config))
+    changed = [
+        f"{key} was {theirs.get(key)}, is {ours.get(key)}" for key in theirs | ours if theirs.get(key) != ours.get(key)
+    ]
+    if changed:
+        raise CheckpointError(f"{out} holds another run ({'; '.join(changed)}); choose another folder, or remove it")
+    return True
+
+
+def _claim(out: Path, config: TrainConfig) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    with whole_file(out / "run.json") as new:
+        new.write_text(json.dumps(_plain(config), indent=1))
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it, dataclasses with the names of their types."""
+    if is_dataclass(value):
+        content = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {"type": type(value).__name__, **content}
+    return json.loads(json.dumps(value))
+
+
+def _flat(value: Any, path: str = "") -> dict[str, object]:
+    """Nested dictionaries as one, keys joined by dots."""
+    if not isinstance(value, dict):
+        return {path: value}
+    inner = [_flat(part, f"{path}.{key}" if path else key) for key, part in value.items()]
+    return {key: part for flat in inner for key, part in flat.items()}

@@ -1,0 +1,246 @@
+"""The compiled kernels against the definition in float64: outputs, states, and the gradients of every stream."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastweights import kernels
+from fastweights.evaluate import Recurrent, evaluate
+from fastweights.kernels.native import build, library, rules
+from fastweights.recurrence import Decay, Delta, Recurrence
+
+TOLERANCE = 1e-5
+SHAPES = [(1, 16, 64), (2, 1, 3), (63, 64, 16), (64, 3, 65), (65, 65, 64), (257, 16, 16), (65, 16, 1), (40, 1, 1)]
+GATES = ["gentle", "mixed", "steep", "resets", "empty"]
+RULES = [(rule, "none", "gentle") for rule in ("decay", "delta")]
+RULES += list(product(["decay", "delta"], ["scalar", "vector"], GATES))
+RULES += [("decay", "tied", gate) for gate in GATES]
+
+compiled = pytest.mark.skipif(library.library() is None, reason="the compiled extension is not built")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+def gates(kind: str, *shape: int) -> Tensor:
+    """log α, float64"""
+    x = torch.rand(*shape, dtype=torch.float64)
+    if kind == "gentle":
+        return -0.1 * x
+    if kind == "mixed":
+        return -6 * x**4
+    if kind == "steep":
+        return -10 - 10 * x
+    if kind == "resets":
+        return torch.where(x > 0.9, -torch.inf, -0.1 * x)
+    return torch.full_like(x, -torch.inf)
+
+
+def record(rule: str, decay: str, gate: str, b: int, t: int, h: int, k: int, v: int) -> Recurrence:
+    q, key, value = (torch.randn(b, t, h, width, dtype=torch.float64) for width in (k, k, v))
+    log_decay = None if decay == "none" else gates(gate, b, t, h, 1 if decay == "scalar" else k)
+    if rule == "delta":
+        beta = torch.rand(b, t, h, 1, dtype=torch.float64)
+        return Delta(q, key / key.norm(dim=-1, keepdim=True), value, beta, log_decay)
+    return Decay(q, None if decay == "tied" else key / k**0.5, value, log_decay)
+
+
+def results(recurrence: Recurrence, state: Tensor, **how: object) -> list[Tensor]:
+    """o, the final state, and the gradients of all streams and the initial state."""
+    leaves = {name: stream.detach().requires_grad_() for name, stream in recurrence.streams.items()}
+    state = state.detach().requires_grad_()
+    o, last = evaluate(replace(recurrence, **leaves), state, **how)
+    weights = torch.Generator().manual_seed(1)
+    loss = sum((x.double() * torch.randn(x.shape, generator=weights, dtype=torch.float64)).sum() for x in (o, last))
+    return [o, last, *torch.autograd.grad(loss, [*leaves.values(), state])]
+
+
+def single(recurrence: Recurrence) -> Recurrence:
+    """In float32, strides kept."""
+    return replace(recurrence, **{name: stream.to(torch.float32) for name, stream in recurrence.streams.items()})
+
+
+def assert_agrees(recurrence: Recurrence, kernel: str | None = None) -> None:
+    """`recurrence`, float64, evaluated by the compiled kernels in float32."""
+    b, _, h = recurrence.shape
+    state = torch.randn(b, h, *recurrence.state_shapes[0][2:], dtype=torch.float64)
+    kernel = kernel or kernels.select(single(recurrence)).name
+    assert "compiled" in kernel
+    wanted = results(recurrence, state, method=Recurrent())
+    with kernels.only(kernel):
+        got = results(single(recurrence), state.float())
+    for name, x, y in zip(["o", "state", *recurrence.streams, "initial state"], got, wanted, strict=True):
+        assert x.isfinite().all(), name
+        assert (x - y).abs().max() <= TOLERANCE * y.abs().max(), name
+
+
+@compiled
+@pytest.mark.parametrize(("rule", "decay", "gate"), RULES)
+def test_equals_the_definition(rule: str, decay: str, gate: str) -> None:
+    case = RULES.index((rule, decay, gate))
+    for i in (0, 3):
+        t, k, v = SHAPES[(case + i) % len(SHAPES)]
+        assert_agrees(record(rule, decay, gate, b=1, t=t, h=3, k=k, v=v))
+
+
+@compiled
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_in_batches(shape: tuple[int, int, int]) -> None:
+    t, k, v = shape
+    assert_agrees(record("decay", "tied", "mixed", b=3, t=t, h=1, k=k, v=v), "decay (compiled)")
+
+
+@compiled
+@pytest.mark.parametrize(("k", "h"), [(1, 300), (16, 21), (5, 40), (64, 3)])
+@pytest.mark.parametrize("decay", ["vector", "tied"])
+@pytest.mark.parametrize("gate", ["mixed", "resets"])
+def test_scans(decay: str, gate: str, k: int, h: int) -> None:
+    assert_agrees(record("decay", decay, gate, b=2, t=41, h=h, k=k, v=1), "scan (compiled)")
+
+
+@compiled
+@pytest.mark.parametrize("k", [16, 5, 1])
+@pytest.mark.parametrize("expanded", [False, True])
+def test_scans_share_queries_keys_and_decays(k: int, expanded: bool) -> None:
+    given = record("decay", "vector", "mixed", b=2, t=35, h=50, k=k, v=1)
+    shared = {name: s[:, :, :1] for name, s in given.streams.items() if name != "v"}
+    if expanded:
+        shared = {name: s.expand(-1, -1, 50, -1) for name, s in shared.items()}
+    assert_agrees(replace(given, **shared), "scan (compiled)")
+
+
+@compiled
+@pytest.mark.parametrize("rule", ["decay", "delta"])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_streams_broadcast(rule: str, axis: int) -> None:
+    given = record(rule, "vector", "mixed", b=2, t=35, h=3, k=5, v=6)
+    for name, stream in given.streams.items():
+        assert_agrees(replace(given, **{name: stream.narrow(axis, 0, 1)}))
+
+
+@compiled
+@pytest.mark.parametrize("rule", ["decay", "delta"])
+@pytest.mark.parametrize("v", [6, 1])
+def test_any_strides(rule: str, v: int) -> None:
+    given = record(rule, "vector", "mixed", b=2, t=35, h=3, k=5, v=v)
+    assert_agrees(
+        replace(given, **{n: s.transpose(1, 3).contiguous().transpose(1, 3) for n, s in given.streams.items()})
+    )
+    assert_agrees(replace(given, **{n: s.repeat_interleave(2, -1)[..., ::2] for n, s in given.streams.items()}))
+
+
+@compiled
+def test_half_precision_streams_are_converted() -> None:
+    given = record("delta", "scalar", "gentle", b=1, t=20, h=2, k=8, v=8)
+    half = {name: s.bfloat16() for name, s in given.streams.items() if name != "log_decay"}
+    wanted, _ = evaluate(replace(given, **{name: s.double() for name, s in half.items()}), method=Recurrent())
+    o, state = evaluate(replace(single(given), **half))
+    assert (o.dtype, state.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(o, wanted.to(torch.bfloat16))
+
+
+@compiled
+@pytest.mark.parametrize(("rule", "h", "k", "v"), [("decay", 1, 64, 130), ("decay", 5, 32, 32), ("delta", 1, 64, 130)])
+def test_threads_share_the_work(rule: str, h: int, k: int, v: int) -> None:
+    given = single(record(rule, "vector", "mixed", b=1, t=100, h=h, k=k, v=v))
+    alone, together = [], []
+    for threads, found in ((1, alone), (2, together)):
+        torch.set_num_threads(threads)
+        found += results(given, torch.zeros(1, h, k, v))
+    for x, y in zip(alone, together, strict=True):
+        assert torch.equal(x, y)
+
+
+@compiled
+def test_python_threads_and_forked_processes_compute_too() -> None:
+    torch.set_num_threads(2)
+    given = single(record("decay", "scalar", "gentle", b=1, t=200, h=4, k=32, v=32))
+    wanted, _ = evaluate(given)
+    outputs: list[Tensor] = []
+    workers = [threading.Thread(target=lambda: outputs.append(evaluate(given)[0])) for _ in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(outputs) == 8
+    assert all(torch.equal(o, wanted) for o in outputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.equal(evaluate(given)[0], wanted) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@compiled
+@pytest.mark.parametrize("isa", ["portable", "avx2"])
+@pytest.mark.parametrize(("rule", "v"), [("decay", 20), ("delta", 20), ("decay", 1)])
+def test_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, isa: str, rule: str, v: int) -> None:
+    if isa == "avx2" and not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+        pytest.skip("this CPU has no AVX2")
+    for name in ("MATRIX", "SCAN"):
+        code = getattr(rules, name)
+        monkeypatch.setattr(
+            rules, name, code._replace(forward=f"{code.forward}_{isa}", backward=f"{code.backward}_{isa}")
+        )
+    for gate in ("gentle", "resets"):
+        assert_agrees(record(rule, "vector", gate, b=1, t=40, h=3, k=20, v=v))
+
+
+@compiled
+def test_records_without_heads() -> None:
+    for rule in ("decay", "delta"):
+        o, state = evaluate(single(record(rule, "vector", "gentle", b=0, t=3, h=2, k=4, v=4)))
+        assert (o.shape, state.shape) == ((0, 3, 2, 4), (0, 2, 4, 4))
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("dtype", "reason"), [(torch.float64, "float64, not float32"), (torch.complex64, "complex64, not float32")]
+)
+def test_refuses_what_c_does_not_read(dtype: torch.dtype, reason: str) -> None:
+    given = record("decay", "vector", "gentle", b=1, t=3, h=2, k=4, v=1)
+    given = replace(given, q=given.q.to(dtype), v=given.v.float(), k=given.k.float(), log_decay=given.log_decay.float())
+    assert reason in kernels.explain(given)
+    assert "compiled" not in kernels.select(given).name
+
+
+def test_torch_takes_over_where_the_extension_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "library", lambda: None)
+    for rule in ("decay", "delta"):
+        for t in (1, 70):
+            given = single(record(rule, "vector", "mixed", b=1, t=t, h=2, k=4, v=4))
+            assert f"{rule} (compiled): refused: the compiled extension is missing" in kernels.explain(given)
+            assert "torch" in kernels.select(given).name
+            o, _ = evaluate(given)
+            torch.testing.assert_close(o, evaluate(given, method=Recurrent())[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_broken_library_counts_as_missing(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    broken = tmp_path / "fastweights.so"
+    broken.write_bytes(b"not a library")
+    monkeypatch.setattr(library, "LIBRARY", broken)
+    assert library.library.__wrapped__() is None
+
+
+@pytest.mark.parametrize(("cc", "message"), [("false", "false failed on"), ("", "no C compiler found")])
+def test_building_without_a_working_compiler_says_so(monkeypatch: pytest.MonkeyPatch, cc: str, message: str) -> None:
+    monkeypatch.setenv("CC", cc)
+    if not cc:
+        monkeypatch.setenv("PATH", "")
+    with pytest.raises(build.BuildError, match=message):
+        build.build()
