@@ -169,6 +169,16 @@ def test_low_precision_streams_keep_a_float32_state(case: Case, dtype: torch.dty
             check_states(final, as_tensors(want_final), torch.float32)
 
 
+@each_real
+def test_output_has_the_dtype_of_queries_and_values(case: Case) -> None:
+    streams = case.streams(dtype=torch.float32)
+    for q, v, expected in ((torch.bfloat16, torch.float32, torch.float32), (torch.bfloat16,) * 3, (torch.float64,) * 3):
+        k = {"k": streams["k"].to(q)} if "k" in streams else {}
+        mixed = streams | k | {"q": streams["q"].to(q), "v": streams["v"].to(v)}
+        for method in (Recurrent(), Chunkwise(4), Auto()):
+            assert evaluate(case.rule(**mixed), method=method)[0].dtype == expected
+
+
 @each_case
 def test_map_is_the_impulse_response_and_gives_the_output(case: Case) -> None:
     record = case.rule(**scalar_skips(case.streams(Shape(t=13))))
@@ -223,6 +233,14 @@ def test_softmax_has_no_finite_linear_form() -> None:
     case = next(c for c in CASES if c.name == "softmax")
     with pytest.raises(NoFiniteFormError, match="Lemma 1"):
         case.rule(**case.streams()).ltv()
+
+
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_a_window_keeps_no_more_than_it_can_still_see(window: int) -> None:
+    case = next(c for c in CASES if c.name == "softmax")
+    for method in (Recurrent(), Chunkwise(4), Auto()):
+        _, (keys, values, age) = evaluate(replace(case.rule(**case.streams()), window=window), None, method)
+        assert keys.shape[2] == values.shape[2] == age.shape[1] == window - 1
 
 
 @each_case
