@@ -8,12 +8,12 @@ from fastweights.kernels.chunked import chunk_loop
 from fastweights.kernels.table import Kernel, run_fastest
 from fastweights.recurrence.base import Recurrence, State
 from fastweights.recurrence.composed import Normalized
-from fastweights.recurrence.softmax import Softmax
+from fastweights.recurrence.softmax import Cache, Softmax
 
 SMALLEST_BLOCK = 128
 
 
-def fused_attention(recurrence: Softmax, state: State) -> tuple[Tensor, State]:
+def fused_attention(recurrence: Softmax, state: Cache) -> tuple[Tensor, Cache]:
     """(o, cache), all tokens at once."""
     return recurrence.chunk(state)
 

@@ -46,16 +46,16 @@ class SequenceGram(Operator):
         """Each time block with the operator of its chunks, ``[b h n c ·]``."""
         state = self.start
         for span in self.plan.spans(self.k.shape[1]):
-            k, beta, ridge, log_decay = (
-                None if s is None else self.plan.tiles(s, state.dtype)
-                for s in cut(span, self.k, self.beta, self.ridge, self.log_decay)
-            )
-            if log_decay is None:
-                log_decay = torch.zeros_like(k[..., :1])
+            streams = cut(span, self.k, self.beta, self.ridge, self._decays())
+            k, beta, ridge, log_decay = (self.plan.tiles(s, state.dtype) for s in streams)
             one = torch.ones_like(log_decay)
             decays = decayed_products(one, one, log_decay)
+            assert decays.carry is not None
             starts, state = _starts(state, (decays.key * k).mT @ (beta * k), decays.carry)
             yield span, ChunkGram(decays, starts, k, beta, ridge)
+
+    def _decays(self) -> Tensor:
+        return torch.zeros_like(self.k[..., :1]) if self.log_decay is None else self.log_decay
 
 
 def _starts(state: Tensor, written: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +19,12 @@ class Kernel:
     """One way to compute (o, final state).
 
     refuses   why the kernel cannot take a record, or None if it can
-    run       the computation; it agrees with `Recurrence.chunk`, gradients included
+    run       the computation, for what it does not refuse; it agrees with `Recurrence.chunk`, gradients included
     """
 
     name: str
     refuses: Callable[[Recurrence], str | None]
-    run: Callable[[Recurrence, State], tuple[Tensor, State]]
+    run: Callable[[Any, Any], tuple[Tensor, State]]
 
 
 TABLE: list[Kernel] = []
@@ -41,7 +42,7 @@ def select(recurrence: Recurrence) -> Kernel:
     return _first(recurrence, _wanted())
 
 
-def run_fastest(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
+def run_fastest(recurrence: Recurrence, state: State) -> tuple[Tensor, Any]:
     """(o, state) of a record that another kernel made: `only` speaks of the outer one."""
     return _first(recurrence, None).run(recurrence, state)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -168,7 +168,7 @@ class ImplicitSolve(torch.autograd.Function):
             with torch.enable_grad():
                 theta = [t if t is None else t.detach().requires_grad_() for t in theta]
                 product = ctx.build(*theta).apply(x)
-            found = torch.autograd.grad(product, [theta[i] for i in wanted], -db)
+            found = torch.autograd.grad(product, cast(list[Tensor], [theta[i] for i in wanted]), -db)
             for i, grad in zip(wanted, found, strict=True):
                 grads[i] = grad
         return None, None, db, *grads
