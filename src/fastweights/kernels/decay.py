@@ -140,10 +140,10 @@ def chunked_decay(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     b, t, h = recurrence.shape
     chunk = harmless_chunk(recurrence.log_decay)
     streams = (recurrence.q, recurrence.k, recurrence.v, recurrence.log_decay)
-    q, k, v, log_decay = (None if s is None else s.expand(b, t, h, -1) for s in streams)
+    spelled: list[Any] = [None if s is None else s.expand(b, t, h, -1) for s in streams]
     plan = Plan.of(STEEP_CHUNK if chunk is None else chunk, b * h, t)
     evaluate = _steep if chunk is None else _ChunkedDecay.apply
-    o, state = evaluate(plan, q, k, v, log_decay, state)
+    o, state = evaluate(*[plan, *spelled, state])
     return recurrence.skipped(o), state
 
 
