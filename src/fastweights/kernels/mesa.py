@@ -48,6 +48,7 @@ class SequenceGram(Operator):
         for span in self.plan.spans(self.k.shape[1]):
             streams = cut(span, self.k, self.beta, self.ridge, self._decays())
             k, beta, ridge, log_decay = (self.plan.tiles(s, state.dtype) for s in streams)
+            ridge = ridge.masked_fill(ridge == 0, 1)  # Λ > 0: a zero pads the last chunk, where H may be singular
             one = torch.ones_like(log_decay)
             decays = decayed_products(one, one, log_decay)
             assert decays.carry is not None
