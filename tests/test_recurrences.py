@@ -81,7 +81,7 @@ def test_every_kernel_agrees(case: Case, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("method", [Recurrent(), Auto()], ids=str)
 @each_case
 def test_gradients_are_those_of_finite_differences(case: Case, method: Method) -> None:
-    shape = Shape(b=1, t=3, h=2, k=2, v=2)
+    shape = Shape(b=1, t=3, h=1, k=2, v=2)
     streams, state = case.streams(shape), case.start(shape)
     finite = {name: s.clamp(min=-3) if not s.is_complex() else s for name, s in streams.items()}
     floats = [s for s in parts(state) if s.dtype != torch.long]
@@ -97,7 +97,7 @@ def test_gradients_are_those_of_finite_differences(case: Case, method: Method) -
     assert torch.autograd.gradcheck(run, leaves, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("cut", [0, 1, 7, 16, 22, 23])
+@pytest.mark.parametrize("cut", [0, 1, 7, 16, 23])
 @each_case
 def test_any_cut_of_the_sequence(case: Case, cut: int) -> None:
     shape = Shape(t=23)

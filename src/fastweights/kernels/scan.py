@@ -214,6 +214,8 @@ def scanned(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
 def refuses(recurrence: Recurrence) -> str | None:
     if not isinstance(recurrence, Decay):
         return f"it is a {type(recurrence).__name__}, not a Decay"
+    if torch.compiler.is_compiling():
+        return "torch.compile does not trace its writes into strided memory"
     keys, values, most = recurrence.q.shape[-1], recurrence.v.shape[-1], _most(recurrence)
     if keys * values > most:
         return f"its states have {keys}·{values} elements per head, more than {most}"
