@@ -141,19 +141,20 @@ def chunked_decay(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     chunk = harmless_chunk(recurrence.log_decay)
     streams = (recurrence.q, recurrence.k, recurrence.v, recurrence.log_decay)
     spelled: list[Any] = [None if s is None else s.expand(b, t, h, -1) for s in streams]
-    plan = Plan.of(STEEP_CHUNK if chunk is None else chunk, b * h, t)
-    evaluate = _steep if chunk is None else _ChunkedDecay.apply
-    o, state = evaluate(*[plan, *spelled, state])
+    if chunk is None:
+        o, state = _steep(Plan.of(STEEP_CHUNK, b * h, t), state, *spelled)
+    else:
+        o, state = _ChunkedDecay.apply(Plan.of(chunk, b * h, t), *spelled, state)
     return recurrence.skipped(o), state
 
 
 def _steep(
-    plan: Plan, q: Tensor, k: Tensor | None, v: Tensor, log_decay: Tensor, state: Tensor
+    plan: Plan, state: Tensor, q: Tensor, k: Tensor | None, v: Tensor, log_decay: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The same for any decay, by `decayed_products`; autograd recomputes one block at a time."""
     outputs = []
     for span in plan.spans(q.shape[1]):
-        streams = (None if s is None else s[:, span] for s in (q, k, v, log_decay))
+        streams = cut(span, q, k, v, log_decay)
         o, state = checkpoint(_steep_block, plan, *streams, state, use_reentrant=False, preserve_rng_state=False)
         outputs.append(o)
     return torch.cat(outputs, dim=1), state
