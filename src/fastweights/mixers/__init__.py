@@ -3,12 +3,22 @@
 from inspect import signature
 
 from fastweights.mixer import Mixer
+from fastweights.mixers.dss import DSS
 from fastweights.mixers.gated_deltanet import GatedDeltaNet
 from fastweights.mixers.gla import GLA
+from fastweights.mixers.h3 import H3
 from fastweights.mixers.linear import Linear
+from fastweights.mixers.lru import LRU
 from fastweights.mixers.mamba import Mamba
+from fastweights.mixers.mamba2 import Mamba2
 from fastweights.mixers.mesa import MesaLayer
 from fastweights.mixers.metala import MetaLA
+from fastweights.mixers.mlstm import MLSTM
+from fastweights.mixers.qlstm import QLSTM
+from fastweights.mixers.rglru import RGLRU
+from fastweights.mixers.rwkv4 import RWKV4
+from fastweights.mixers.s4d import S4D
+from fastweights.mixers.s5 import S5
 from fastweights.mixers.softmax import SoftmaxAttention
 
 MIXERS: dict[str, type[Mixer]] = {
@@ -16,7 +26,17 @@ MIXERS: dict[str, type[Mixer]] = {
     "linear": Linear,
     "gla": GLA,
     "metala": MetaLA,
+    "dss": DSS,
+    "s4d": S4D,
+    "h3": H3,
+    "s5": S5,
     "mamba": Mamba,
+    "mamba2": Mamba2,
+    "lru": LRU,
+    "rglru": RGLRU,
+    "qlstm": QLSTM,
+    "rwkv4": RWKV4,
+    "mlstm": MLSTM,
     "gated_deltanet": GatedDeltaNet,
     "mesa": MesaLayer,
 }
@@ -43,11 +63,21 @@ def make(name: str, d: int, **arguments: object) -> Mixer:
 
 
 __all__ = [
+    "DSS",
     "GLA",
+    "H3",
+    "LRU",
     "MIXERS",
+    "MLSTM",
+    "QLSTM",
+    "RGLRU",
+    "RWKV4",
+    "S4D",
+    "S5",
     "GatedDeltaNet",
     "Linear",
     "Mamba",
+    "Mamba2",
     "MesaLayer",
     "MetaLA",
     "SoftmaxAttention",
