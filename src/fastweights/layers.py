@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -40,15 +42,27 @@ class Past:
 
     @property
     def positions(self) -> Tensor:
-        """``[b t]``: how many tokens precede each token, padding not counted."""
+        """``[b t]``: how many tokens of its document precede each token, padding not counted."""
+        seen = self._seen
+        return seen if self.document is None else seen - self._elsewhere(seen)
+
+    @property
+    def position(self) -> Tensor:
+        """``[b]``: how many tokens of its document precede the next one."""
+        seen = self._before + (self._length if self.keep is None else self.keep.sum(1))
+        return seen if self.document is None else seen - F.pad(self._elsewhere(self._seen), (1, 0))[:, -1]
+
+    @property
+    def _seen(self) -> Tensor:
+        """``[b t]``: how many tokens of any document precede each token."""
         if self.keep is None:
             return self._before[:, None] + torch.arange(self._length, device=self._before.device)
         return self._before[:, None] + self.keep.long().cumsum(1) - self.keep.long()
 
-    @property
-    def position(self) -> Tensor:
-        """``[b]``: how many tokens precede the next one."""
-        return self._before + (self._length if self.keep is None else self.keep.sum(1))
+    def _elsewhere(self, seen: Tensor) -> Tensor:
+        """``[b t]``: how many of them belong to earlier documents."""
+        assert self.document is not None
+        return seen.masked_fill(~starts(self.document), 0).cummax(1).values
 
     def tail(self, x: Tensor, length: int) -> Tensor:
         """The last `length` inputs of this convolution before `x`: zeros at the start of a sequence."""
@@ -130,17 +144,50 @@ class HeadNorm(nn.Module):
         return F.rms_norm(o, (self.width,), weight, self.eps)
 
 
-class SwiGLU(nn.Module):
-    """(SiLU(x W_1) ⊙ x W_2) W_3, the channel mixer of MetaLA's and MesaNet's blocks."""
+class GatedMLP(nn.Module):
+    """(σ(x W_1) ⊙ x W_2) W_3; with σ = SiLU the SwiGLU of MetaLA's and MesaNet's blocks."""
 
-    def __init__(self, d: int, width: int) -> None:
+    def __init__(self, d: int, width: int, activation: nn.Module, *, bias: bool) -> None:
         super().__init__()
-        self.W_1 = nn.Linear(d, width, bias=False)
-        self.W_2 = nn.Linear(d, width, bias=False)
-        self.W_3 = nn.Linear(width, d, bias=False)
+        self.activation = activation
+        self.W_1 = nn.Linear(d, width, bias=bias)
+        self.W_2 = nn.Linear(d, width, bias=bias)
+        self.W_3 = nn.Linear(width, d, bias=bias)
+
+    @property
+    def W_o(self) -> nn.Linear:
+        return self.W_3
 
     def forward(self, x: Embedded) -> Embedded:
-        return self.W_3(F.silu(self.W_1(x)) * self.W_2(x))
+        return self.W_3(self.activation(self.W_1(x)) * self.W_2(x))
+
+
+class MLP(nn.Module):
+    """σ(x W_1) W_2, the channel mixer of GPT-2 and Pythia."""
+
+    def __init__(self, d: int, width: int, activation: nn.Module, *, bias: bool) -> None:
+        super().__init__()
+        self.activation = activation
+        self.W_1 = nn.Linear(d, width, bias=bias)
+        self.W_2 = nn.Linear(width, d, bias=bias)
+
+    @property
+    def W_o(self) -> nn.Linear:
+        return self.W_2
+
+    def forward(self, x: Embedded) -> Embedded:
+        return self.W_2(self.activation(self.W_1(x)))
+
+
+NORMS: dict[str, Callable[..., nn.Module]] = {
+    "rms": nn.RMSNorm,
+    "layer": nn.LayerNorm,
+    "simple_rms": partial(nn.RMSNorm, elementwise_affine=False),
+}
+"""Norms of the model width by name, called as (d, eps=…)."""
+
+MLPS: dict[str, Callable[..., nn.Module]] = {"gated": GatedMLP, "plain": MLP, "identity": nn.Identity}
+"""Channel mixers by name, called as (d, width, activation, bias=…); "identity" adds the normalised stream itself."""
 
 
 class LowRank(nn.Sequential):
