@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -29,13 +30,13 @@ class Constant(NamedTuple):
     value: float
 
 
-Table = Mapping[str, str | Piece | Constant]
+Table = dict[str, str | Piece | Constant]
 """Names below a module of ours → what they are made of, named below a module of theirs."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`config` of our model, and its tensors by name.
+    """`config` of our model, and its tensors by name; those that it ties need not be there.
 
     ignored  patterns of their tensors that hold no weights of the language model
     """
@@ -66,22 +67,36 @@ class Plan:
         return FastWeightsForCausalLM.from_pretrained(None, config=self.config, state_dict=state, dtype=dtype)
 
     def _check_names(self, source: Source, ours: Mapping[str, torch.Size]) -> None:
-        read = {piece.source for piece in self.tensors.values() if isinstance(piece, Piece)}
-        missing = read - source.names
-        left = {n for n in source.names - read if not any(fnmatch(n, pattern) for pattern in self.ignored)}
-        problems = [
-            f"{what} {_few(names)}"
-            for what, names in (("lacks", missing), ("holds, beside what is expected,", left))
-            if names
-        ]
-        if problems:
-            raise ValueError(f"this {source.settings.kind} checkpoint {' and '.join(problems)}")
-        assert ours.keys() == self.tensors.keys(), sorted(ours.keys() ^ self.tensors.keys())
+        read = {name: part.source for name, part in self.tensors.items() if isinstance(part, Piece)}
+        missing = {theirs for name, theirs in read.items() if name in ours} - source.names
+        left = {n for n in source.names - {*read.values()} if not any(fnmatch(n, pattern) for pattern in self.ignored)}
+        lacks, holds = f"lacks {_few(missing)}", f"holds {_few(left)}, which no {source.settings.kind} model has"
+        if missing or left:
+            problems = " and ".join([lacks] * bool(missing) + [holds] * bool(left))
+            raise ValueError(f"this {source.settings.kind} checkpoint {problems}")
+        assert ours.keys() <= self.tensors.keys(), sorted(ours.keys() - self.tensors.keys())
 
 
 def under(ours: str, theirs: str, table: Table) -> dict[str, Piece | Constant]:
     """`table` with the names completed: ``{ours}.name`` from ``{theirs}.name``."""
     return {f"{ours}.{name}": _placed(theirs, part) for name, part in table.items()}
+
+
+def stacked(config: FastWeightsConfig, theirs: str, layers: Sequence[Table]) -> dict[str, Piece | Constant]:
+    """The tensors of all layers, those of layer i below ``{theirs}.i``; `layers` are repeated over the depth."""
+    tables = (layers[i % len(layers)] for i in range(config.num_hidden_layers))
+    return dict(chain.from_iterable(under(f"model.layers.{i}", f"{theirs}.{i}", t).items() for i, t in enumerate(tables)))
+
+
+def linear(ours: str, theirs: str, *, bias: bool = False) -> Table:
+    """A linear map with its bias."""
+    return {f"{ours}.{part}": f"{theirs}.{part}" for part in ("weight", "bias")[: 1 + bias]}
+
+
+def gated_mlp(theirs: str = "mlp", *, bias: bool = False) -> Table:
+    """The MLP of most decoders: gate_proj, up_proj and down_proj."""
+    names = {"W_1": "gate_proj", "W_2": "up_proj", "W_3": "down_proj"}
+    return dict(chain.from_iterable(linear(f"mlp.{a}", f"{theirs}.{b}", bias=bias).items() for a, b in names.items()))
 
 
 def rows(start: int, stop: int | None = None) -> Convert:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "voca
 """The files that make up a tokenizer."""
 
 
-class Settings(Mapping[str, Any]):
+class Settings:
     """The fields of a checkpoint's config.json, with the defaults of transformers where it knows the type."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
@@ -32,11 +32,9 @@ class Settings(Mapping[str, Any]):
             raise ValueError(f"the config.json of this {self.kind} checkpoint lacks {name!r}")
         return self._fields[name]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._fields)
-
-    def __len__(self) -> int:
-        return len(self._fields)
+    def get(self, name: str, default: Any) -> Any:
+        """The field, or `default` where there is none."""
+        return self._fields.get(name, default)
 
     def require(self, name: str, *accepted: object) -> None:
         """Raises ValueError if the field is there with another value than these."""
@@ -45,6 +43,13 @@ class Settings(Mapping[str, Any]):
             raise ValueError(
                 f"a {self.kind} checkpoint with {name} = {self._fields[name]!r} cannot be imported, only with {values}"
             )
+
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """The fields that every language model has and names alike."""
+        names = ("vocab_size", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
+        return {name: self._fields[name] for name in names if name in self._fields}
 
 
 class Source(ABC):
