@@ -6,15 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from fastweights.importers.llama import llama, mistral, qwen2, qwen3
+from fastweights.importers.mamba import mamba
+from fastweights.importers.metala import metala
 from fastweights.importers.plan import Plan
 from fastweights.importers.source import Folder, Memory, Source, located
 from fastweights.models import FastWeightsForCausalLM
 
 FAMILIES: dict[str, Callable[[Source], Plan]] = {
     "llama": llama,
+    "mamba": mamba,
+    "metala": metala,
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": qwen3,
@@ -40,8 +44,7 @@ def import_model(
     kind = source.settings.kind
     if kind not in FAMILIES:
         raise ValueError(f"no importer for model_type {kind!r}; there are {', '.join(sorted(FAMILIES))}")
-    imported = FAMILIES[kind](source).carry_out(source, dtype, watch)
-    return imported
+    return FAMILIES[kind](source).carry_out(source, dtype, watch)
 
 
 __all__ = ["FAMILIES", "import_model"]
