@@ -19,7 +19,7 @@ class MixerState(NamedTuple):
 
     memory    the recurrence's state
     tails     the last inputs of its short convolutions, ``[b w-1 c]`` each
-    position  ``[b]``, the number of tokens seen, padding not counted
+    position  ``[b]``, how many tokens of the present document it has seen, padding not counted
     """
 
     memory: State

@@ -9,37 +9,16 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from fastweights.layers import SwiGLU
-from fastweights.mixer import MixerState
-from fastweights.mixers import make
+from fastweights.layers import Past
+from fastweights.models.block import Block, normalization
 from fastweights.models.cache import FastWeightsCache
 from fastweights.models.config import FastWeightsConfig
-from fastweights.models.inputs import kept, require_cache, require_ids
+from fastweights.models.inputs import kept, require_cache, require_ids, require_positions
 from fastweights.models.loss import LOGITS_AT_ONCE, next_token_loss
 from fastweights.shapes import Embedded, Mask, Segments
-
-
-class Block(GradientCheckpointingLayer):
-    """x ← x + Mixer(RMSNorm x);  x ← x + SwiGLU(RMSNorm x)"""
-
-    def __init__(self, config: FastWeightsConfig, layer: int) -> None:
-        super().__init__()
-        d = config.hidden_size
-        self.mixer_norm = nn.RMSNorm(d, config.norm_eps)
-        self.mixer = make(d=d, **config.layer_mixers[layer])
-        self.mlp_norm = nn.RMSNorm(d, config.norm_eps)
-        self.mlp = SwiGLU(d, config.mlp_size)
-
-    def forward(
-        self, x: Embedded, state: MixerState | None, keep: Mask | None, segments: Segments | None
-    ) -> tuple[Embedded, MixerState]:
-        y, after = self.mixer(self.mixer_norm(x), state, keep=keep, segments=segments)
-        x = x + y
-        return x + self.mlp(self.mlp_norm(x)), after
 
 
 @runtime_checkable
@@ -51,7 +30,9 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     """How weights start and load.
 
     Linear weights are normal with variance 1 / fan-in, those that write to the residual stream 2 / N of that for N
-    layers, embeddings with variance 1 / d (MesaNet appendix); what a mixer starts in its own way comes last.
+    layers, embeddings with variance 1 / d (MesaNet appendix D); with `config.initializer_range` all have that
+    standard deviation, and those that write to the stream 1 / √(2 N) of it (GPT-2). What a mixer starts in its own
+    way comes last.
     """
 
     config: FastWeightsConfig
@@ -84,22 +65,23 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         match module:
             case nn.Linear():
-                nn.init.normal_(module.weight, std=module.in_features**-0.5)
+                nn.init.normal_(module.weight, std=self.config.initializer_range or module.in_features**-0.5)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
             case nn.Embedding():
-                nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+                nn.init.normal_(module.weight, std=self.config.initializer_range or module.embedding_dim**-0.5)
             case Block():
-                self._shrink(module.mixer.W_o)
-                self._shrink(module.mlp.W_3)
+                for writer in module.writers:
+                    self._shrink(writer)
             case _Started():
                 with _loaded_parameters_kept(module):
                     module.reset_parameters()
 
     def _shrink(self, projection: nn.Module) -> None:
+        std, layers = self.config.initializer_range, self.config.num_hidden_layers
         if isinstance(projection, nn.Linear):
-            std = (2 / self.config.num_hidden_layers / projection.in_features) ** 0.5
-            nn.init.normal_(projection.weight, std=std)
+            variance = 2 / layers / projection.in_features if std is None else std**2 / (2 * layers)
+            nn.init.normal_(projection.weight, std=variance**0.5)
 
 
 def _is_loaded(parameter: nn.Parameter) -> bool:
@@ -117,13 +99,16 @@ def _loaded_parameters_kept(module: nn.Module) -> Iterator[None]:
 
 
 class FastWeightsModel(FastWeightsPreTrainedModel):
-    """Token ids → hidden states: embeddings times √d, the blocks, a final RMSNorm."""
+    """Token ids → hidden states: scaled embeddings (and learnt positions), the blocks, a final norm."""
 
     def __init__(self, config: FastWeightsConfig) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        positions = config.learnt_positions
+        self.embed_positions = None if positions is None else nn.Embedding(positions, config.hidden_size)
+        self.dropout = nn.Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.norm = normalization(config)
         self.post_init()
 
     @can_return_tuple
@@ -138,7 +123,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPast:
-        """Hidden states ``[b t d]`` of ``input_ids [b t]``, or of ``inputs_embeds [b t d]`` (before the √d).
+        """Hidden states ``[b t d]`` of ``input_ids [b t]``, or of ``inputs_embeds [b t d]`` (before the scale).
 
         attention_mask    ``[b t]`` or, with all tokens that the cache has seen, ``[b s+t]``; 1 = real, 0 = padding
         past_key_values   continued from, and advanced in place; with `use_cache` a new one is made if it is None
@@ -148,13 +133,15 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         """
         if output_attentions:
             raise ValueError("there are no attentions to output; see Recurrence.attention_map()")
-        x = self._embedded(input_ids, inputs_embeds)
+        x = self._tokens(input_ids, inputs_embeds)
         use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
         cache = require_cache(past_key_values)
         keep = kept(attention_mask, x, cache.get_seq_length())
+        before = cache.before(len(self.layers), len(x))
+        x = self._embedded(x, Past(x, None, before[0] and before[0].position, keep, segments))
         trace = [x]
         states = []
-        for block, state in zip(self.layers, cache.before(len(self.layers), len(x)), strict=True):
+        for block, state in zip(self.layers, before, strict=True):
             x, state = block(x, state, keep, segments)
             states += [state] if use_cache else []
             trace += [x] if output_hidden_states else []
@@ -167,7 +154,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
             hidden_states=(*trace[:-1], x) if output_hidden_states else None,
         )
 
-    def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Embedded:
+    def _tokens(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Embedded:
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass either input_ids or inputs_embeds")
         x = inputs_embeds
@@ -175,7 +162,12 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
             x = self.embed_tokens(require_ids(input_ids, self.embed_tokens.num_embeddings))
         if x.shape[1] == 0:
             raise ValueError("there are no tokens; begin an empty prompt with the bos token")
-        return x * self.config.hidden_size**0.5
+        return x
+
+    def _embedded(self, x: Embedded, past: Past) -> Embedded:
+        if self.embed_positions is not None:
+            x = x + self.embed_positions(require_positions(past.positions, self.embed_positions.num_embeddings))
+        return self.dropout(x * self.config.input_scale)
 
 
 class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
