@@ -18,6 +18,7 @@ from fastweights.recurrence import (
     Recurrence,
     ShapeError,
     Softmax,
+    WindowedLinear,
 )
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "Recurrent",
     "ShapeError",
     "Softmax",
+    "WindowedLinear",
     "evaluate",
     "explain",
     "register",
