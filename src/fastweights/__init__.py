@@ -27,6 +27,7 @@ from fastweights.recurrence import (
     Recurrence,
     ShapeError,
     Softmax,
+    WindowedLinear,
 )
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "Recurrent",
     "ShapeError",
     "Softmax",
+    "WindowedLinear",
     "evaluate",
     "explain",
     "register",

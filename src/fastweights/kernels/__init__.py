@@ -8,9 +8,10 @@ from fastweights.kernels.mesa import CHUNKED_MESA
 from fastweights.kernels.native import NATIVE_DECAY, NATIVE_DELTA, NATIVE_SCAN
 from fastweights.kernels.scan import BLOCKED_SCAN
 from fastweights.kernels.table import TABLE, Kernel, explain, only, select
+from fastweights.kernels.windowed import BLOCKED_WINDOWS
 
 COMPILED = [NATIVE_SCAN, NATIVE_DECAY, NATIVE_DELTA]
-BLOCKED = [BLOCKED_SCAN, CHUNKED_DECAY, CHUNKED_DELTA, CHUNKED_MESA]
+BLOCKED = [BLOCKED_SCAN, CHUNKED_DECAY, CHUNKED_DELTA, CHUNKED_MESA, BLOCKED_WINDOWS]
 TABLE.extend([*COMPILED, NORMALIZED, STEP, *BLOCKED, WINDOWED_ATTENTION, FUSED_ATTENTION, CHUNK_LOOP])
 
 __all__ = ["TABLE", "Kernel", "explain", "only", "select"]

@@ -7,6 +7,7 @@ from fastweights.recurrence.delta import Delta
 from fastweights.recurrence.ltv import LTV, DenseLTV
 from fastweights.recurrence.mesa import Cholesky, ConjugateGradient, Mesa, Solver
 from fastweights.recurrence.softmax import Softmax
+from fastweights.recurrence.windowed import WindowedLinear
 
 __all__ = [
     "LTV",
@@ -23,4 +24,5 @@ __all__ = [
     "Softmax",
     "Solver",
     "State",
+    "WindowedLinear",
 ]
