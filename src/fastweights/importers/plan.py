@@ -46,7 +46,10 @@ class Plan:
     ignored: tuple[str, ...] = ()
 
     def carry_out(
-        self, source: Source, dtype: torch.dtype | None = None, watch: Callable[[int, int], None] = lambda done, all: None
+        self,
+        source: Source,
+        dtype: torch.dtype | None = None,
+        watch: Callable[[int, int], None] = lambda done, all: None,
     ) -> FastWeightsForCausalLM:
         """The model, made tensor by tensor.
 
@@ -85,7 +88,9 @@ def under(ours: str, theirs: str, table: Table) -> dict[str, Piece | Constant]:
 def stacked(config: FastWeightsConfig, theirs: str, layers: Sequence[Table]) -> dict[str, Piece | Constant]:
     """The tensors of all layers, those of layer i below ``{theirs}.i``; `layers` are repeated over the depth."""
     tables = (layers[i % len(layers)] for i in range(config.num_hidden_layers))
-    return dict(chain.from_iterable(under(f"model.layers.{i}", f"{theirs}.{i}", t).items() for i, t in enumerate(tables)))
+    return dict(
+        chain.from_iterable(under(f"model.layers.{i}", f"{theirs}.{i}", t).items() for i, t in enumerate(tables))
+    )
 
 
 def linear(ours: str, theirs: str, *, bias: bool = False) -> Table:

@@ -250,9 +250,7 @@ def _span_back(
     return _Span(dscores @ k, dfq, dmix, dscores.mT @ q, dfk.add_(dtaken), dv), dwritten[:, :, 0]
 
 
-def _joined_back(
-    near: Tensor, far: Tensor, mix: Tensor, do: Tensor, *, shared: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _joined_back(near: Tensor, far: Tensor, mix: Tensor, do: Tensor, *, shared: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of both sides' sums and of the mix, from that of o = divided(joined(near, far, mix))."""
     parts = (near, far) if shared else (divided(near), divided(far))
     sums = joined(near, far, mix, shared=shared)
@@ -334,9 +332,7 @@ def blocked_windows(recurrence: WindowedLinear, state: WindowState) -> tuple[Ten
     left = torch.arange(min(max(w - 1, 0), t + age.shape[1]), 0, -1, device=age.device)
     rows = length + w - left
     there = documents.present.take_along_dim(rows, 1) == current
-    ring = (
-        s.take_along_dim(rows[:, None, :, None], 2) * there[:, None, :, None] for s in (keys, values, features)
-    )
+    ring = (s.take_along_dim(rows[:, None, :, None], 2) * there[:, None, :, None] for s in (keys, values, features))
     return o.to(recurrence.output), (*ring, memory, torch.where(there, left, FORGOTTEN))  # type: ignore[return-value]
 
 
