@@ -13,12 +13,13 @@ from rich.console import Console
 from fastweights.cli.bench import bench
 from fastweights.cli.generate import generate
 from fastweights.cli.mixers import mixers
+from fastweights.cli.table import table
 from fastweights.cli.train import train
 
 Verb = Callable[[ArgumentParser], Callable[[Namespace, Console], None]]
 """Adds arguments to the parser of the verb; the first line of its docstring is the verb's help."""
 
-VERBS: dict[str, Verb] = {"train": train, "generate": generate, "list": mixers, "bench": bench}
+VERBS: dict[str, Verb] = {"train": train, "generate": generate, "list": mixers, "table": table, "bench": bench}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
