@@ -124,7 +124,7 @@ class Scales(NamedTuple):
 
     def kept(self, log_decay: Tensor) -> Tensor:
         """log α_t + m_{t-1} - m_t; what rounding leaves of it above 0 is taken away."""
-        log_decay = log_decay + self.before - self.after
+        log_decay = log_decay + (self.before - self.after)
         return log_decay - log_decay.detach().clamp(min=0)
 
 
