@@ -112,9 +112,7 @@ def lru(x: Array, p: Parameters) -> Array:
     return mimo(x, λ, np.exp(p["gamma"])[:, None] * B, C).real + p["D"] * x
 
 
-def mamba2(
-    u: Array, p: Parameters, heads: int = 4, groups: int = 1, scaled: bool = True, decays: bool = True
-) -> Array:
+def mamba2(u: Array, p: Parameters, heads: int = 4, groups: int = 1, scaled: bool = True, decays: bool = True) -> Array:
     """h_t = e^(-aΔ_t) h_{t-1} + Δ_t B_t x_tᵀ ;  y_t = C_t h_t + D x_t ;  RMSNorm(y ⊙ SiLU(z)) by group."""
     width = p["W_z.weight"].shape[0]
     n = (p["W_xBC.weight"].shape[0] - width) // (2 * groups)
