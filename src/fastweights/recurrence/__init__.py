@@ -7,6 +7,7 @@ from fastweights.recurrence.delta import Delta
 from fastweights.recurrence.ltv import LTV, DenseLTV
 from fastweights.recurrence.mesa import Cholesky, ConjugateGradient, Mesa, Solver
 from fastweights.recurrence.softmax import Softmax
+from fastweights.recurrence.transition import Diagonal, Erasing, Full, Transition
 
 __all__ = [
     "LTV",
@@ -15,6 +16,9 @@ __all__ = [
     "Decay",
     "Delta",
     "DenseLTV",
+    "Diagonal",
+    "Erasing",
+    "Full",
     "Mesa",
     "NoFiniteFormError",
     "Normalized",
@@ -23,4 +27,5 @@ __all__ = [
     "Softmax",
     "Solver",
     "State",
+    "Transition",
 ]
