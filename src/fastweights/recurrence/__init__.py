@@ -8,6 +8,7 @@ from fastweights.recurrence.ltv import LTV, DenseLTV
 from fastweights.recurrence.mesa import Mesa, SolverStatistics, solver_statistics
 from fastweights.recurrence.softmax import Softmax
 from fastweights.recurrence.solvers import Cholesky, ConjugateGradient, ShermanMorrison, Solver, Unrolled
+from fastweights.recurrence.transition import Diagonal, Erasing, Full, Transition
 from fastweights.recurrence.windowed import WindowedLinear
 
 __all__ = [
@@ -17,6 +18,9 @@ __all__ = [
     "Decay",
     "Delta",
     "DenseLTV",
+    "Diagonal",
+    "Erasing",
+    "Full",
     "Mesa",
     "NoFiniteFormError",
     "Normalized",
@@ -27,6 +31,7 @@ __all__ = [
     "Solver",
     "SolverStatistics",
     "State",
+    "Transition",
     "Unrolled",
     "WindowedLinear",
     "solver_statistics",

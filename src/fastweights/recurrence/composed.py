@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -85,13 +85,19 @@ class Normalized(Recurrence):
 
     def ltv(self) -> LTV:
         """Read through C_t = q_t / n_t, on this record's own normalisers from the empty state."""
-        system = self.inner.ltv()
-        empty = self.initial_state()
-        assert isinstance(empty, Tensor)
-        ones, _ = self.extended().chunk(empty)
-        scale = self._reciprocal(ones[..., -1:])
+        system, scale = self.inner.ltv(), self._reciprocal(self.normalisers())
         skip = None if system.D is None else system.D * scale
         return replace(system, C=system.C * scale, D=skip)
+
+    def normalisers(self) -> Tensor:
+        """q_t z_t ``[b t h 1]`` from the empty state, before the floor: DSF's η."""
+        weights = replace(self.inner, v=torch.ones_like(self.inner.v[..., :1], dtype=self.accumulator))
+        state: Any = weights.initial_state()
+        found = [weights.empty_output()]
+        for piece in weights.pieces():
+            n, state = piece.chunk(state)
+            found.append(n)
+        return torch.cat(found, 1)
 
     def keep(self, mask: Mask) -> Self:
         return replace(self, inner=self.inner.keep(mask))
