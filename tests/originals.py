@@ -16,7 +16,6 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 from transformers.utils import logging
 
-from fastweights import FastWeightsForCausalLM
 from fastweights.importers import import_model
 
 VOCABULARY, PROMPT, DECODED = 61, 21, 64

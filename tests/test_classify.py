@@ -16,7 +16,6 @@ from transformers import (
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
     PreTrainedModel,
-    pipeline,
 )
 
 from fastweights import (
