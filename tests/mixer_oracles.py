@@ -63,25 +63,37 @@ def unit(x: Array) -> Array:
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
-def rope(x: Array, base: float = 10_000.0) -> Array:
-    """The pair (i, i + w/2) of token t turned by the angle t · base^(-2i/w)."""
-    half = x.shape[3] // 2
-    y = np.empty_like(x)
+def turned(x: Array, base: float = 10_000.0, fraction: float = 1.0) -> Array:
+    """The pair (i, i + r/2) of the first r = fraction · w channels of token t turned by t · base^(-2i/r)."""
+    count = int(x.shape[3] * fraction)
+    half = count // 2
+    y = x.copy()
     for t in range(x.shape[1]):
         for i in range(half):
-            angle = t * base ** (-2 * i / x.shape[3])
+            angle = t * base ** (-2 * i / count)
             a, b = x[:, t, :, i], x[:, t, :, i + half]
             y[:, t, :, i] = a * np.cos(angle) - b * np.sin(angle)
             y[:, t, :, i + half] = a * np.sin(angle) + b * np.cos(angle)
     return y
 
 
-def softmax(x: Array, p: Parameters, heads: int = 4, kv_heads: int | None = None, window: int | None = None) -> Array:
+def softmax(
+    x: Array,
+    p: Parameters,
+    heads: int = 4,
+    kv_heads: int | None = None,
+    window: int | None = None,
+    qk_norm: float | None = None,
+    rope: Mapping[str, float] = {},  # noqa: B006
+) -> Array:
     """softmax(RoPE(q) RoPE(k)ᵀ / √d'_k) v with grouped heads."""
-    q = rope(split(linear(x, p, "W_q"), heads))
-    k = rope(split(linear(x, p, "W_k"), kv_heads or heads))
-    o, _ = oracles.softmax(q, k, split(linear(x, p, "W_v"), kv_heads or heads), window)
-    return linear(join(o), p, "W_o")
+    q, k = split(linear(x, p, "W_q"), heads), split(linear(x, p, "W_k"), kv_heads or heads)
+    if qk_norm is not None:
+        q, k = rms_norm(q, p["norm_q.weight"], qk_norm), rms_norm(k, p["norm_k.weight"], qk_norm)
+    v = split(linear(x, p, "W_v"), kv_heads or heads)
+    o, _ = oracles.softmax(turned(q, **rope), turned(k, **rope), v, window)
+    gate = sigmoid(linear(x, p, "W_g")) if "W_g.weight" in p else 1
+    return linear(join(o) * gate, p, "W_o")
 
 
 def linear_attention(x: Array, p: Parameters, heads: int = 4) -> Array:

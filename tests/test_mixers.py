@@ -60,6 +60,8 @@ LAYERS = [
     layer("softmax", mixer_oracles.softmax, heads=4),
     layer("softmax", mixer_oracles.softmax, heads=4, kv_heads=2),
     layer("softmax", mixer_oracles.softmax, heads=4, kv_heads=1, window=3),
+    layer("softmax", mixer_oracles.softmax, heads=2, width=10, bias=True, rope={"base": 100.0, "fraction": 0.4}),
+    layer("softmax", mixer_oracles.softmax, heads=2, qk_norm=1e-3, gated=True),
     layer("linear", mixer_oracles.linear_attention, heads=2),
     layer("gla", mixer_oracles.gla, heads=2, tau=8.0, rank=3),
     layer("metala", mixer_oracles.metala, heads=2),
