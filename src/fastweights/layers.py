@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from torch.nn import functional as F
 
 from fastweights.recurrence.base import ShapeError, starts
 from fastweights.shapes import Embedded, Mask, Segments
+
+T = TypeVar("T")
 
 
 class Past:
@@ -144,6 +147,13 @@ class HeadNorm(nn.Module):
         return F.rms_norm(o, (self.width,), weight, self.eps)
 
 
+class WholeNorm(HeadNorm):
+    """Normalises the values of all heads ``[… h v]`` as one vector of `width` = h·v channels."""
+
+    def forward(self, o: Tensor) -> Tensor:
+        return super().forward(o.flatten(-2)).view_as(o)
+
+
 class GatedMLP(nn.Module):
     """(σ(x W_1) ⊙ x W_2) W_3; with σ = SiLU the SwiGLU of MetaLA's and MesaNet's blocks."""
 
@@ -231,14 +241,44 @@ def head_width(name: str, width: int, count: int) -> int:
     return width // count
 
 
+def choose(argument: str, name: str, among: Mapping[str, T]) -> T:
+    """What `name` means, or an error that lists the names there are."""
+    if name not in among:
+        raise ValueError(f"{argument} = {name!r}; use {', '.join(sorted(among))}")
+    return among[name]
+
+
+def fraction(argument: str, value: float) -> float:
+    """`value`, or an error unless it lies in [0, 1)."""
+    if not 0 <= value < 1:
+        raise ValueError(f"{argument} = {value}; it must lie in [0, 1)")
+    return value
+
+
+def per_head(count: int, x: Tensor) -> Tensor:
+    """0 … count-1 as ``[1 1 h 1]``, in `precise`'s dtype: for decays that are constants of the head's number."""
+    return torch.arange(count, device=x.device, dtype=wide(x))[None, None, :, None]
+
+
+def wide(x: Tensor) -> torch.dtype:
+    """The dtype in which decays and angles are computed: that of x, but at least float32."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 def precise(x: Tensor) -> Tensor:
     """x in float32, or in its own dtype if that is wider: decays and angles are computed so."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.to(wide(x))
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
     """1 + ELU(x) > 0, the feature map of linear attention (DSF eq. 16)."""
     return F.elu(x) + 1
+
+
+def log_gate(x: Tensor, lower: float) -> Tensor:
+    """log(lower + (1 - lower) σ(x)): a decay that stays above `lower` (HGRN eq. 5)."""
+    x = F.logsigmoid(precise(x))
+    return x if lower == 0 else torch.logaddexp(x + math.log1p(-lower), x.new_tensor(lower).log())
 
 
 @dataclass(frozen=True)
@@ -276,7 +316,7 @@ class Rope:
         return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
 
     def _frequencies(self, x: Tensor) -> Tensor:
-        pairs = torch.arange(0, self.turned, 2, device=x.device, dtype=precise(x).dtype)
+        pairs = torch.arange(0, self.turned, 2, device=x.device, dtype=wide(x))
         theta = self.base ** -(pairs / self.turned)
         if self.factor == 1:
             return theta

@@ -3,20 +3,41 @@
 from inspect import signature
 
 from fastweights.mixer import Mixer
+from fastweights.mixers.based import Based
+from fastweights.mixers.cosformer import CosFormer
+from fastweights.mixers.deltanet import DeltaNet
 from fastweights.mixers.gated_deltanet import GatedDeltaNet
 from fastweights.mixers.gla import GLA
+from fastweights.mixers.hgrn import HGRN
+from fastweights.mixers.hgrn2 import HGRN2
 from fastweights.mixers.linear import Linear
 from fastweights.mixers.mamba import Mamba
 from fastweights.mixers.mesa import MesaLayer
 from fastweights.mixers.metala import MetaLA
-from fastweights.mixers.softmax import SoftmaxAttention
+from fastweights.mixers.normalized import NormalizedAttention
+from fastweights.mixers.performer import Performer
+from fastweights.mixers.retnet import RetNet
+from fastweights.mixers.rfa import RFA
+from fastweights.mixers.softmax import SlidingWindow, SoftmaxAttention
+from fastweights.mixers.transnormer import TransNormer
 
 MIXERS: dict[str, type[Mixer]] = {
     "softmax": SoftmaxAttention,
+    "swa": SlidingWindow,
     "linear": Linear,
+    "performer": Performer,
+    "rfa": RFA,
+    "cosformer": CosFormer,
+    "based": Based,
+    "normalized": NormalizedAttention,
+    "retnet": RetNet,
+    "transnormer": TransNormer,
     "gla": GLA,
+    "hgrn": HGRN,
+    "hgrn2": HGRN2,
     "metala": MetaLA,
     "mamba": Mamba,
+    "deltanet": DeltaNet,
     "gated_deltanet": GatedDeltaNet,
     "mesa": MesaLayer,
 }
@@ -44,13 +65,24 @@ def make(name: str, d: int, **arguments: object) -> Mixer:
 
 __all__ = [
     "GLA",
+    "HGRN",
+    "HGRN2",
     "MIXERS",
+    "RFA",
+    "Based",
+    "CosFormer",
+    "DeltaNet",
     "GatedDeltaNet",
     "Linear",
     "Mamba",
     "MesaLayer",
     "MetaLA",
+    "NormalizedAttention",
+    "Performer",
+    "RetNet",
+    "SlidingWindow",
     "SoftmaxAttention",
+    "TransNormer",
     "make",
     "register",
 ]
