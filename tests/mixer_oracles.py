@@ -84,7 +84,7 @@ def softmax(
     kv_heads: int | None = None,
     window: int | None = None,
     qk_norm: float | None = None,
-    rope: Mapping[str, float] = {},  # noqa: B006
+    rope: Mapping[str, float] = {},
 ) -> Array:
     """softmax(RoPE(q) RoPE(k)ᵀ / √d'_k) v with grouped heads."""
     q, k = split(linear(x, p, "W_q"), heads), split(linear(x, p, "W_k"), kv_heads or heads)

@@ -17,6 +17,8 @@ from fastweights.models import (
 )
 from fastweights.recurrence import (
     LTV,
+    Amplified,
+    Bonus,
     Cholesky,
     ConjugateGradient,
     Decay,
@@ -32,8 +34,10 @@ from fastweights.recurrence import (
 __all__ = [
     "LTV",
     "MIXERS",
+    "Amplified",
     "Auto",
     "Bidirectional",
+    "Bonus",
     "Cholesky",
     "Chunkwise",
     "ConjugateGradient",
