@@ -167,10 +167,28 @@ ORIGINALS: dict[str, Original] = {
         },
     ),
     "Mistral": Original("mistral", {**SMALL, **HEADS, "sliding_window": 7}),
-    "Qwen2": Original("qwen2", {**SMALL, **HEADS, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "Qwen2": Original(
+        "qwen2", {**SMALL, **HEADS, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+    ),
     "Qwen3": Original("qwen3", {**SMALL, **HEADS, "head_dim": 12}),
+    "Qwen3-Next": Original(
+        "qwen3_next",
+        {
+            **SMALL,
+            **HEADS,
+            "head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 12,
+            "linear_value_head_dim": 10,
+            "num_experts": 0,
+        },
+    ),
     "Mamba": Original("mamba", {**SMALL, "state_size": 5, "time_step_rank": 3}),
-    "Mamba, without bias": Original("mamba", {**SMALL, "state_size": 4, "use_conv_bias": False, "tie_word_embeddings": False}),
+    "Mamba, without bias": Original(
+        "mamba", {**SMALL, "state_size": 4, "use_conv_bias": False, "tie_word_embeddings": False}
+    ),
 }
 
 

@@ -13,6 +13,7 @@ from fastweights.importers.llama import llama, mistral, qwen2, qwen3
 from fastweights.importers.mamba import mamba
 from fastweights.importers.metala import metala
 from fastweights.importers.plan import Plan
+from fastweights.importers.qwen3_next import qwen3_next
 from fastweights.importers.source import Folder, Memory, Source, located
 from fastweights.models import FastWeightsForCausalLM
 
@@ -27,6 +28,7 @@ FAMILIES: dict[str, Callable[[Source], Plan]] = {
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "qwen3_next": qwen3_next,
     "retnet": retnet,
 }
 """The model_type of a config.json → how such a checkpoint becomes one of ours."""

@@ -181,7 +181,7 @@ def _plan(source: Source, layer: Callable[[Settings], Layer]) -> Plan:
     settings.require("attnres_block_size", None)
     recurrent, hybrid = layer(settings), settings.get("attn", None) or {"layers": ()}
     layers = [
-        _attention(settings, hybrid) if i in hybrid["layers"] else recurrent
+        _attention(hybrid) if i in hybrid["layers"] else recurrent
         for i in range(settings["num_hidden_layers"])
     ]
     config = FastWeightsConfig(
@@ -198,13 +198,13 @@ def _plan(source: Source, layer: Callable[[Settings], Layer]) -> Plan:
     return Plan(config, {**OUTER, **stacked(config, "model.layers", tables)})
 
 
-def _attention(settings: Settings, hybrid: dict[str, Any]) -> Layer:
+def _attention(hybrid: dict[str, Any]) -> Layer:
     biased = hybrid.get("qkv_bias", False)
     mixer = {
         "name": "softmax",
         "heads": hybrid["num_heads"],
-        "kv_heads": hybrid.get("num_kv_heads", None),
-        "window": hybrid.get("window_size", None),
+        "kv_heads": hybrid.get("num_kv_heads"),
+        "window": hybrid.get("window_size"),
         "bias": biased,
         "rope": {"base": hybrid.get("rope_theta", 10_000.0)},
     }
