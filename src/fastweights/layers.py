@@ -90,6 +90,11 @@ class ShortConvolution(nn.Module):
         bound = self.size**-0.5
         nn.init.uniform_(self.weight, -bound, bound)
 
+    @property
+    def taps(self) -> Tensor:
+        """``[size d]``, that of the current input last."""
+        return self.weight
+
     def forward(self, x: Embedded, past: Past) -> Embedded:
         b, t, _ = x.shape
         before = self.size - 1
@@ -110,13 +115,13 @@ class ShortConvolution(nn.Module):
 
     def _convolved(self, seen: Tensor, document: Tensor | None, t: int) -> Tensor:
         """The outputs of the last `t` of the seen inputs; inputs of other documents do not count."""
-        last = self.size - 1
-        y = seen[:, last:] * self.weight[last]
+        last, taps = self.size - 1, self.taps
+        y = seen[:, last:] * taps[last]
         for tap in range(last):
             x = seen[:, tap : tap + t]
             if document is not None:
                 x = x * (document[:, tap : tap + t] == document[:, last:])[..., None]
-            y = torch.addcmul(y, x, self.weight[tap])
+            y = torch.addcmul(y, x, taps[tap])
         return y
 
     def _tail(self, seen: Tensor, document: Tensor | None) -> Tensor:
@@ -125,6 +130,23 @@ class ShortConvolution(nn.Module):
         if document is not None:
             tail = tail * (document[:, start:] == document[:, -1:])[..., None]
         return tail.clone()
+
+
+class TokenShift(ShortConvolution):
+    """μ ⊙ x_t + (1 - μ) ⊙ x_{t-1} (RWKV eq. 11-13)."""
+
+    def __init__(self, d: int) -> None:
+        nn.Module.__init__(self)
+        self.size = 2
+        self.mu = nn.Parameter(torch.empty(d))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.mu, 0.5)
+
+    @property
+    def taps(self) -> Tensor:
+        return torch.stack([1 - self.mu, self.mu])
 
 
 class HeadNorm(nn.Module):

@@ -1,7 +1,8 @@
 """The rules: what happens to a fast-weight state at every token."""
 
 from fastweights.recurrence.base import NoFiniteFormError, Recurrence, ShapeError, State
-from fastweights.recurrence.composed import Normalized
+from fastweights.recurrence.bonus import Bonus
+from fastweights.recurrence.composed import Amplified, Normalized
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
 from fastweights.recurrence.ltv import LTV, DenseLTV
@@ -10,6 +11,8 @@ from fastweights.recurrence.softmax import Softmax
 
 __all__ = [
     "LTV",
+    "Amplified",
+    "Bonus",
     "Cholesky",
     "ConjugateGradient",
     "Decay",
