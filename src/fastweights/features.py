@@ -8,14 +8,14 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import elu_plus_one, precise
+from fastweights.layers import elu_plus_one, precise, wide
 from fastweights.recurrence.base import without_autocast
 
 FEATURES: Mapping[str, Callable[[Tensor], Tensor]] = {"elu": elu_plus_one, "relu": F.relu}
 """Maps to [0, ∞), channel by channel, by the names that configurations use."""
 
-LARGEST = 64.0
-"""e to this power has room for sums and squares in float32."""
+LARGEST = 40.0
+"""The square of e to this power has room in float32."""
 
 
 def turned(x: Tensor, angle: Tensor) -> Tensor:
@@ -30,20 +30,26 @@ def taylor(x: Tensor) -> Tensor:
     """
     width = x.shape[-1]
     i, j = torch.triu_indices(width, width, device=x.device)
-    twice = torch.where(i == j, 0.5**0.5, 1.0).to(x.dtype)
+    twice = x.new_ones(len(i)).masked_fill(i == j, 0.5**0.5)
     return torch.cat([torch.ones_like(x[..., :1]), x, x[..., i] * x[..., j] * twice], dim=-1)
 
 
 def gaussian(count: int, width: int, seed: int) -> Tensor:
     """``[count width]``: rows from N(0, I), the same for the same seed on every machine."""
-    return torch.randn(count, width, generator=Generator().manual_seed(seed), device="cpu")
+    return torch.randn(count, width, generator=Generator().manual_seed(seed), dtype=torch.float32, device="cpu")
 
 
 def orthogonal(count: int, width: int, seed: int) -> Tensor:
     """`gaussian` with every block of `width` rows made orthogonal, the rows' lengths kept (Performer, section 2.4)."""
-    rows = gaussian(count, width, seed)
-    blocks = [torch.linalg.qr(block.mT).Q.mT for block in gaussian(count, width, seed + 1).split(width)]
-    return torch.cat(blocks) * rows.norm(dim=-1, keepdim=True)
+    lengths = gaussian(count, width, seed).norm(dim=-1, keepdim=True)
+    return lengths * torch.cat([_rotation(block) for block in gaussian(count, width, seed + 1).split(width)])
+
+
+def _rotation(rows: Tensor) -> Tensor:
+    """Orthonormal rows, uniform if `rows` are Gaussian: with R's diagonal made positive, as QR alone leaves it to
+    the sign of the first component, and the mean of the rows away from zero."""
+    q, r = torch.linalg.qr(rows.mT)
+    return (q * r.diagonal().sign()).mT
 
 
 class PositiveRandom(nn.Module):
@@ -57,23 +63,27 @@ class PositiveRandom(nn.Module):
 
     def __init__(self, width: int, count: int, seed: int) -> None:
         super().__init__()
-        self.register_buffer("omega", orthogonal(count, width, seed))
+        self.seed = seed
+        self.register_buffer("omega", orthogonal(count, width, seed).to(torch.get_default_dtype()))
         self.shift = min(width / 2, LARGEST)  # typical of ‖ω‖²/2; a constant factor of all keys cancels as well
 
+    def reset_parameters(self) -> None:
+        self.omega.copy_(orthogonal(*self.omega.shape, self.seed))
+
     def query(self, q: Tensor) -> Tensor:
-        exponent = self._projected(q) + self._half()
+        exponent = self._projected(q) + self._half(q)
         return (exponent - exponent.detach().amax(-1, keepdim=True)).exp().to(q.dtype)
 
     def key(self, k: Tensor) -> Tensor:
-        distance = precise(k).square().sum(-1, keepdim=True) / 2 + self._half() - self._projected(k)
+        distance = precise(k).square().sum(-1, keepdim=True) / 2 + self._half(k) - self._projected(k)
         return (self.shift - distance).exp().to(k.dtype)
 
-    def _half(self) -> Tensor:
-        return precise(self.omega).square().sum(-1) / 2
+    def _half(self, x: Tensor) -> Tensor:
+        return self.omega.to(wide(x)).square().sum(-1) / 2
 
     def _projected(self, x: Tensor) -> Tensor:
         with without_autocast(x.device):
-            return precise(x) @ precise(self.omega).mT
+            return precise(x) @ self.omega.to(wide(x)).mT
 
 
 class RandomFourier(nn.Module):
@@ -86,15 +96,17 @@ class RandomFourier(nn.Module):
 
     def __init__(self, heads: int, width: int, count: int, seed: int) -> None:
         super().__init__()
-        self.register_buffer("omega", gaussian(count, width, seed))
+        self.seed = seed
+        self.register_buffer("omega", gaussian(count, width, seed).to(torch.get_default_dtype()))
         self.sigma = nn.Parameter(torch.ones(heads, width))
 
     def reset_parameters(self) -> None:
         nn.init.ones_(self.sigma)
+        self.omega.copy_(gaussian(*self.omega.shape, self.seed))
 
     def forward(self, x: Tensor) -> Tensor:
         with without_autocast(x.device):
-            angle = (precise(x) * self.sigma) @ precise(self.omega).mT
+            angle = (precise(x) * self.sigma) @ self.omega.to(wide(x)).mT
         return (torch.cat([angle.sin(), angle.cos()], -1) * len(self.omega) ** -0.5).to(x.dtype)
 
     def least(self) -> Tensor:

@@ -222,6 +222,22 @@ MLPS: dict[str, Callable[..., nn.Module]] = {"gated": GatedMLP, "plain": MLP, "i
 """Channel mixers by name, called as (d, width, activation, bias=…); "identity" adds the normalised stream itself."""
 
 
+def _mean(x: Embedded, keep: Mask) -> Tensor:
+    return x.masked_fill(~keep[..., None], 0).sum(1) / keep.sum(1, keepdim=True).clamp(min=1)
+
+
+def _first(x: Embedded, keep: Mask) -> Tensor:
+    return x[torch.arange(len(x), device=x.device), keep.int().argmax(1)]
+
+
+def _last(x: Embedded, keep: Mask) -> Tensor:
+    return _first(x.flip(1), keep.flip(1))
+
+
+POOLINGS: dict[str, Callable[[Embedded, Mask], Tensor]] = {"mean": _mean, "first": _first, "last": _last}
+"""``[b d]`` of ``x [b t d]`` and ``keep [b t]``, by name."""
+
+
 class LowRank(nn.Sequential):
     """x W¹ W² (+ b): a projection through `rank` channels."""
 
@@ -232,6 +248,11 @@ class LowRank(nn.Sequential):
 def heads(x: Tensor, count: int) -> Tensor:
     """``[b t h·w]`` → ``[b t h w]``."""
     return x.unflatten(-1, (count, -1))
+
+
+def both_ways(x: Tensor) -> Tensor:
+    """``[b t …]`` → ``[2b t …]``: every sequence as it is, then every sequence from its end."""
+    return torch.cat([x, x.flip(1)])
 
 
 def head_width(name: str, width: int, count: int) -> int:

@@ -7,7 +7,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from fastweights.layers import MLP, MLPS, NORMS, GatedMLP
-from fastweights.mixer import MixerState
+from fastweights.mixer import Bidirectional, MixerState
 from fastweights.mixers import make
 from fastweights.models.config import FastWeightsConfig
 from fastweights.shapes import Embedded, Mask, Segments
@@ -20,13 +20,14 @@ class Block(GradientCheckpointingLayer):
         super().__init__()
         self.parallel = config.parallel_residual
         self.mixer_norm = normalization(config)
-        self.mixer = make(d=config.hidden_size, **config.layer_mixers[layer])
+        mixer = make(d=config.hidden_size, **config.layer_mixers[layer])
+        self.mixer = Bidirectional(mixer) if config.bidirectional else mixer
         self.mlp_norm, self.mlp = (None, None) if config.mlp is None else (normalization(config), _mlp(config))
         self.dropout = nn.Dropout(config.residual_dropout)
 
     def forward(
         self, x: Embedded, state: MixerState | None, keep: Mask | None, segments: Segments | None
-    ) -> tuple[Embedded, MixerState]:
+    ) -> tuple[Embedded, MixerState | None]:
         y, after = self.mixer(self.mixer_norm(x), state, keep=keep, segments=segments)
         mixed = x + self.dropout(y)
         if self.mlp_norm is None or self.mlp is None:

@@ -10,7 +10,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
-from fastweights.layers import MLPS, NORMS
+from fastweights.layers import MLPS, NORMS, POOLINGS
 from fastweights.mixers import make
 
 
@@ -34,6 +34,8 @@ class FastWeightsConfig(PretrainedConfig):
     initializer_range  standard deviation of new weights, 1 / √(2 · layers) of it in those that write to the stream
                        (GPT-2); None for MesaNet's, see `FastWeightsPreTrainedModel`
     logit_cap          c of c · tanh(z / c) on the logits; None for none
+    bidirectional      whether every mixer reads both ways, see `Bidirectional`; for classifiers
+    pooling            how a classifier makes one vector of a sequence's: "mean", "first" or "last", padding not counted
 
     Raises ValueError for sizes below 1, unknown names, misspelt fields, and mixers that cannot be built.
     """
@@ -59,6 +61,8 @@ class FastWeightsConfig(PretrainedConfig):
     initializer_range: int | float | None = None
     tie_word_embeddings: bool = False
     logit_cap: int | float | None = None
+    bidirectional: bool = False
+    pooling: str = "mean"
     use_cache: bool = True
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
@@ -78,7 +82,7 @@ class FastWeightsConfig(PretrainedConfig):
         if kind != cls.model_type:
             raise ValueError(
                 f"this checkpoint holds a {kind!r} model, not a {cls.model_type!r} one; load it with "
-                "transformers.AutoModelForCausalLM.from_pretrained"
+                "from_pretrained of the transformers.AutoModel… of its task"
             )
         return super().from_dict(config_dict, **kwargs)
 
@@ -119,7 +123,7 @@ class FastWeightsConfig(PretrainedConfig):
                 raise ValueError(f"{name} = {getattr(self, name)}; it is a probability below 1")
 
     def _check_choices(self) -> None:
-        for name, known in (("norm", NORMS), ("mlp", MLPS), ("hidden_act", ACT2FN)):
+        for name, known in (("norm", NORMS), ("mlp", MLPS), ("hidden_act", ACT2FN), ("pooling", POOLINGS)):
             value = getattr(self, name)
             if value not in known and (name, value) != ("mlp", None):
                 raise ValueError(f"{name} = {value!r}; there are {', '.join(sorted(known))}")

@@ -58,8 +58,8 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         """Skips a module once all that is below it is loaded (transformers, for foreign code, looks only at what the
         module itself owns, and so would skip blocks and mixers whose parameters all belong to their parts)."""
-        parameters = list(module.parameters())
-        if not (parameters and all(map(_is_loaded, parameters))):
+        tensors = module.state_dict(keep_vars=True).values()
+        if not (tensors and all(map(_is_loaded, tensors))):
             super()._initialize_weights(module)
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -74,7 +74,7 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
                 for writer in module.writers:
                     self._shrink(writer)
             case _Started():
-                with _loaded_parameters_kept(module):
+                with _loaded_kept(module):
                     module.reset_parameters()
 
     def _shrink(self, projection: nn.Module) -> None:
@@ -84,31 +84,77 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
             nn.init.normal_(projection.weight, std=variance**0.5)
 
 
-def _is_loaded(parameter: nn.Parameter) -> bool:
-    return getattr(parameter, "_is_hf_initialized", False)
+def _is_loaded(tensor: Tensor) -> bool:
+    return getattr(tensor, "_is_hf_initialized", False)
 
 
 @contextmanager
-def _loaded_parameters_kept(module: nn.Module) -> Iterator[None]:
-    """Undoes what the block does to parameters that come from a checkpoint."""
-    loaded = [(p, p.detach().clone()) for p in module.parameters() if _is_loaded(p)]
+def _loaded_kept(module: nn.Module) -> Iterator[None]:
+    """Undoes what the block does to parameters and buffers that come from a checkpoint."""
+    tensors = module.state_dict(keep_vars=True).values()
+    loaded = [(tensor, tensor.detach().clone()) for tensor in tensors if _is_loaded(tensor)]
     yield
     with torch.no_grad():
-        for parameter, value in loaded:
-            parameter.copy_(value)
+        for tensor, value in loaded:
+            tensor.copy_(value)
 
 
-class FastWeightsModel(FastWeightsPreTrainedModel):
-    """Token ids → hidden states: scaled embeddings (and learnt positions), the blocks, a final norm."""
+class FastWeightsTrunk(FastWeightsPreTrainedModel):
+    """Vectors → hidden states: scale and learnt positions, the blocks, a final norm.
 
-    def __init__(self, config: FastWeightsConfig) -> None:
+    `embed_tokens` makes the vectors; what it reads is the business of subclasses, which end with ``post_init()``.
+    """
+
+    def __init__(self, config: FastWeightsConfig, embed_tokens: nn.Module) -> None:
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = embed_tokens
         positions = config.learnt_positions
         self.embed_positions = None if positions is None else nn.Embedding(positions, config.hidden_size)
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = normalization(config)
+
+    def run(
+        self,
+        x: Embedded,
+        keep: Mask | None,
+        segments: Segments | None,
+        cache: FastWeightsCache,
+        *,
+        use_cache: bool,
+        trace: list[Embedded] | None = None,
+    ) -> Embedded:
+        """Hidden states ``[b t d]`` of vectors ``x [b t d]`` after those in `cache`, advanced if `use_cache`.
+
+        trace  takes the input of every block, and the result
+        """
+        before, states = cache.before(len(self.layers), len(x)), []
+        position = None if before[0] is None else before[0].position
+        x = self._placed(x, Past(x, None, position, keep, segments))
+        trace = [] if trace is None else trace
+        for block, state in zip(self.layers, before, strict=True):
+            trace += [x]
+            x, state = block(x, state, keep, segments)
+            states += [state] if use_cache else []
+        if use_cache:
+            cache.advance(states, x.shape[1])
+        x = self.norm(x)
+        trace += [x]
+        return x
+
+    def _placed(self, x: Embedded, past: Past) -> Embedded:
+        if self.embed_positions is not None:
+            x = x + self.embed_positions(require_positions(past.positions, self.embed_positions.num_embeddings))
+        return self.dropout(x * self.config.input_scale)
+
+
+class FastWeightsModel(FastWeightsTrunk):
+    """Token ids → hidden states."""
+
+    embed_tokens: nn.Embedding
+
+    def __init__(self, config: FastWeightsConfig) -> None:
+        super().__init__(config, nn.Embedding(config.vocab_size, config.hidden_size))
         self.post_init()
 
     @can_return_tuple
@@ -127,34 +173,32 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
 
         attention_mask    ``[b t]`` or, with all tokens that the cache has seen, ``[b s+t]``; 1 = real, 0 = padding
         past_key_values   continued from, and advanced in place; with `use_cache` a new one is made if it is None
-        use_cache         None: `config.use_cache`, but not in training
+        use_cache         None: `config.use_cache`, but not in training or if the model reads both ways
         segments          ``[b t]`` integers; where they change, a packed document begins with an empty memory
         Raises ValueError for inputs that do not fit.
         """
         if output_attentions:
             raise ValueError("there are no attentions to output; see Recurrence.attention_map()")
-        x = self._tokens(input_ids, inputs_embeds)
-        use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
+        x = self._embedded(input_ids, inputs_embeds)
+        use_cache = self._cached(use_cache)
         cache = require_cache(past_key_values)
         keep = kept(attention_mask, x, cache.get_seq_length())
-        before = cache.before(len(self.layers), len(x))
-        x = self._embedded(x, Past(x, None, before[0] and before[0].position, keep, segments))
-        trace = [x]
-        states = []
-        for block, state in zip(self.layers, before, strict=True):
-            x, state = block(x, state, keep, segments)
-            states += [state] if use_cache else []
-            trace += [x] if output_hidden_states else []
-        if use_cache:
-            cache.advance(states, x.shape[1])
-        x = self.norm(x)
+        trace = [] if output_hidden_states else None
+        x = self.run(x, keep, segments, cache, use_cache=use_cache, trace=trace)
         return BaseModelOutputWithPast(
             last_hidden_state=x,
             past_key_values=cache if use_cache else None,
-            hidden_states=(*trace[:-1], x) if output_hidden_states else None,
+            hidden_states=None if trace is None else tuple(trace),
         )
 
-    def _tokens(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Embedded:
+    def _cached(self, wanted: bool | None) -> bool:
+        if wanted and self.config.bidirectional:
+            raise ValueError("use_cache = True, but a model that reads both ways cannot go on; leave it out")
+        return (
+            self.config.use_cache and not self.training and not self.config.bidirectional if wanted is None else wanted
+        )
+
+    def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Embedded:
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass either input_ids or inputs_embeds")
         x = inputs_embeds
@@ -164,11 +208,6 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
             raise ValueError("there are no tokens; begin an empty prompt with the bos token")
         return x
 
-    def _embedded(self, x: Embedded, past: Past) -> Embedded:
-        if self.embed_positions is not None:
-            x = x + self.embed_positions(require_positions(past.positions, self.embed_positions.num_embeddings))
-        return self.dropout(x * self.config.input_scale)
-
 
 class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
     """The language model: `FastWeightsModel` and a linear head, tied to the embeddings if the config says so."""
@@ -177,6 +216,8 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
     accepts_loss_kwargs = True
 
     def __init__(self, config: FastWeightsConfig) -> None:
+        if config.bidirectional:
+            raise ValueError("bidirectional = True, but a language model must not see the tokens it is to predict")
         super().__init__(config)
         self.model = FastWeightsModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
