@@ -76,9 +76,11 @@ LAYERS = [
     layer("normalized", attention_oracles.normalized, heads=2, eta="sigmoid"),
     layer("retnet", attention_oracles.retnet, heads=2),
     layer("retnet", attention_oracles.retnet, heads=4, expand_v=1.0),
+    layer("retnet", attention_oracles.retnet, heads=2, center=False, affine=True, eps=1e-2),
     layer("transnormer", attention_oracles.transnormer, heads=2, depth=0.75),
     layer("transnormer", attention_oracles.transnormer, heads=2, feature_map="elu"),
     layer("gla", mixer_oracles.gla, heads=2, tau=8.0, rank=3),
+    layer("gla", mixer_oracles.gla, heads=4, center=False, eps=1e-2),
     layer("hgrn", attention_oracles.hgrn),
     layer("hgrn", attention_oracles.hgrn, lower_bound=0.6, tied=False),
     layer("hgrn2", attention_oracles.hgrn2, heads=2),
@@ -87,11 +89,19 @@ LAYERS = [
     layer("metala", mixer_oracles.metala, heads=4, conv=1),
     layer("metala", mixer_oracles.metala, heads=2, augmented=False),
     layer("metala", mixer_oracles.metala, heads=2, restore_key=True, conv=2, tau=4.0),
+    layer("metala", mixer_oracles.metala, heads=2, scaled=True),
     layer("mamba", mixer_oracles.mamba, state=3, conv=3),
+    layer("mamba", mixer_oracles.mamba, state=2, expand=1, rank=5),
     layer("deltanet", attention_oracles.deltanet, heads=2),
     layer("deltanet", attention_oracles.deltanet, heads=4, conv=2, negative=True),
+    layer("deltanet", attention_oracles.deltanet, heads=2, eps=1e-2, floor=1e-2),
     layer("gated_deltanet", mixer_oracles.gated_deltanet, heads=2),
+    layer(
+        *("gated_deltanet", mixer_oracles.gated_deltanet),
+        **{"heads": 2, "value_heads": 4, "expand_v": 1.0, "negative": True, "eps": 1e-2, "floor": 1e-2},
+    ),
     layer("mesa", mixer_oracles.mesa, heads=2),
+    layer("mesa", mixer_oracles.mesa, heads=2, bound=1.0, eps=1e-2, floor=1e-2),
 ]
 each_layer = pytest.mark.parametrize("layer", LAYERS, ids=str)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)

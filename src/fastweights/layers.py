@@ -292,6 +292,13 @@ def precise(x: Tensor) -> Tensor:
     return x.to(wide(x))
 
 
+def unit(x: Tensor, floor: float = 0.0) -> Tensor:
+    """x / √(|x|² + floor) over the last axis; a floor above 0 is for weights that were trained with one."""
+    if floor == 0:
+        return F.normalize(x, dim=-1)
+    return x * (precise(x).square().sum(-1, keepdim=True) + floor).rsqrt().to(x.dtype)
+
+
 def elu_plus_one(x: Tensor) -> Tensor:
     """1 + ELU(x) > 0, the feature map of linear attention (DSF eq. 16)."""
     return F.elu(x) + 1

@@ -6,18 +6,30 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
+from fastweights.importers.fla import deltanet, gated_deltanet, gla, mesa_net, retnet
 from fastweights.importers.llama import llama, mistral, qwen2, qwen3
+from fastweights.importers.mamba import mamba
+from fastweights.importers.metala import metala
 from fastweights.importers.plan import Plan
+from fastweights.importers.qwen3_next import qwen3_next
 from fastweights.importers.source import Folder, Memory, Source, located
 from fastweights.models import FastWeightsForCausalLM
 
 FAMILIES: dict[str, Callable[[Source], Plan]] = {
+    "delta_net": deltanet,
+    "gated_deltanet": gated_deltanet,
+    "gla": gla,
     "llama": llama,
+    "mamba": mamba,
+    "mesa_net": mesa_net,
+    "metala": metala,
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "qwen3_next": qwen3_next,
+    "retnet": retnet,
 }
 """The model_type of a config.json → how such a checkpoint becomes one of ours."""
 
@@ -40,8 +52,7 @@ def import_model(
     kind = source.settings.kind
     if kind not in FAMILIES:
         raise ValueError(f"no importer for model_type {kind!r}; there are {', '.join(sorted(FAMILIES))}")
-    imported = FAMILIES[kind](source).carry_out(source, dtype, watch)
-    return imported
+    return FAMILIES[kind](source).carry_out(source, dtype, watch)
 
 
 __all__ = ["FAMILIES", "import_model"]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fastweights.importers.source import Source
+from fastweights.layers import precise
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
 Convert = Callable[[Tensor], Tensor]
@@ -46,7 +47,10 @@ class Plan:
     ignored: tuple[str, ...] = ()
 
     def carry_out(
-        self, source: Source, dtype: torch.dtype | None = None, watch: Callable[[int, int], None] = lambda done, all: None
+        self,
+        source: Source,
+        dtype: torch.dtype | None = None,
+        watch: Callable[[int, int], None] = lambda done, all: None,
     ) -> FastWeightsForCausalLM:
         """The model, made tensor by tensor.
 
@@ -85,7 +89,9 @@ def under(ours: str, theirs: str, table: Table) -> dict[str, Piece | Constant]:
 def stacked(config: FastWeightsConfig, theirs: str, layers: Sequence[Table]) -> dict[str, Piece | Constant]:
     """The tensors of all layers, those of layer i below ``{theirs}.i``; `layers` are repeated over the depth."""
     tables = (layers[i % len(layers)] for i in range(config.num_hidden_layers))
-    return dict(chain.from_iterable(under(f"model.layers.{i}", f"{theirs}.{i}", t).items() for i, t in enumerate(tables)))
+    return dict(
+        chain.from_iterable(under(f"model.layers.{i}", f"{theirs}.{i}", t).items() for i, t in enumerate(tables))
+    )
 
 
 def linear(ours: str, theirs: str, *, bias: bool = False) -> Table:
@@ -107,6 +113,11 @@ def rows(start: int, stop: int | None = None) -> Convert:
 def taps(weight: Tensor) -> Tensor:
     """A depthwise Conv1d's ``[d 1 size]`` as our ``[size d]``."""
     return weight.squeeze(1).mT
+
+
+def one_more(weight: Tensor) -> Tensor:
+    """The weight 1 + w of norms that store w (Gemma, Qwen3-Next), in float32 at least."""
+    return 1 + precise(weight)
 
 
 def _placed(theirs: str, part: str | Piece | Constant) -> Piece | Constant:

@@ -44,7 +44,6 @@ class Settings:
                 f"a {self.kind} checkpoint with {name} = {self._fields[name]!r} cannot be imported, only with {values}"
             )
 
-
     @property
     def common(self) -> dict[str, Any]:
         """The fields that every language model has and names alike."""
