@@ -8,20 +8,28 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from fastweights.importers.fla import deltanet, gated_deltanet, gla, mesa_net, retnet
 from fastweights.importers.llama import llama, mistral, qwen2, qwen3
 from fastweights.importers.mamba import mamba
 from fastweights.importers.metala import metala
 from fastweights.importers.plan import Plan
+from fastweights.importers.qwen3_next import qwen3_next
 from fastweights.importers.source import Folder, Memory, Source, located
 from fastweights.models import FastWeightsForCausalLM
 
 FAMILIES: dict[str, Callable[[Source], Plan]] = {
+    "delta_net": deltanet,
+    "gated_deltanet": gated_deltanet,
+    "gla": gla,
     "llama": llama,
     "mamba": mamba,
+    "mesa_net": mesa_net,
     "metala": metala,
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "qwen3_next": qwen3_next,
+    "retnet": retnet,
 }
 """The model_type of a config.json → how such a checkpoint becomes one of ours."""
 

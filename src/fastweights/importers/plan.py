@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fastweights.importers.source import Source
+from fastweights.layers import precise
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
 Convert = Callable[[Tensor], Tensor]
@@ -112,6 +113,11 @@ def rows(start: int, stop: int | None = None) -> Convert:
 def taps(weight: Tensor) -> Tensor:
     """A depthwise Conv1d's ``[d 1 size]`` as our ``[size d]``."""
     return weight.squeeze(1).mT
+
+
+def one_more(weight: Tensor) -> Tensor:
+    """The weight 1 + w of norms that store w (Gemma, Qwen3-Next), in float32 at least."""
+    return 1 + precise(weight)
 
 
 def _placed(theirs: str, part: str | Piece | Constant) -> Piece | Constant:
