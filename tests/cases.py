@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import oracles
 from fastweights.evaluate import Auto, Chunkwise, Method, Parallel, Recurrent
-from fastweights.recurrence import Cholesky, Decay, Delta, Mesa, Normalized, Recurrence, Softmax
+from fastweights.recurrence import Amplified, Bonus, Cholesky, Decay, Delta, Mesa, Normalized, Recurrence, Softmax
 
 Streams = dict[str, Tensor]
 State = Tensor | tuple[Tensor, ...]
@@ -96,6 +96,18 @@ def log_complex(s: Shape, g: Generator) -> Tensor:
     return torch.complex(log_vector(s, g), 3 * keys(s, g))
 
 
+def gain(s: Shape, g: Generator) -> Tensor:
+    return scalar(s, g)
+
+
+def gain_resets(s: Shape, g: Generator) -> Tensor:
+    return gain(s, g).masked_fill(torch.rand(s.b, s.t, s.h, 1, generator=g) < 0.2, -torch.inf)
+
+
+def complex_values(s: Shape, g: Generator) -> Tensor:
+    return normal(s.b, s.t, s.h, s.v, generator=g, dtype=torch.complex128)
+
+
 def ridge(s: Shape, g: Generator) -> Tensor:
     return 0.25 + F.softplus(normal(s.h, s.k, generator=g))
 
@@ -120,6 +132,11 @@ def positive_matrix(s: Shape, g: Generator) -> Tensor:
     return normal(s.b, s.h, s.k, s.v + 1, generator=g).abs()
 
 
+def scaled_matrix(s: Shape, g: Generator) -> tuple[Tensor, Tensor]:
+    """The memory divided by e^m, and m."""
+    return positive_matrix(s, g), normal(s.b, s.h, 1, generator=g).abs()
+
+
 def gram_and_matrix(s: Shape, g: Generator) -> tuple[Tensor, Tensor]:
     root = normal(s.b, s.h, s.k, s.k, generator=g)
     return root @ root.mT / s.k, matrix(s, g)
@@ -138,6 +155,12 @@ def as_given(state: State) -> State:
     return state
 
 
+def multiplied(state: State) -> State:
+    """The memory times e^m, which alone says something: how a state is split in the two does not."""
+    memory, m = state
+    return memory * m.double().exp()[..., None]
+
+
 def symmetric(state: State) -> State:
     """Mesa's state with H made symmetric, so that gradients through it do not depend on which half was read."""
     gram, memory = state
@@ -151,6 +174,7 @@ class Case:
     rule     from streams to the record
     oracle   from streams (arrays) and ``state=`` to (o, final state, or None where it is not compared)
     draws    a stream each; `state` draws the initial state and `adjust` makes a legal one of perturbed leaves
+    plain    what of a state is compared
     """
 
     name: str
@@ -159,6 +183,7 @@ class Case:
     draws: dict[str, Draw]
     state: Callable[[Shape, Generator], State] = matrix
     adjust: Callable[[State], State] = field(default=as_given)
+    plain: Callable[[State], State] = field(default=as_given)
 
     def streams(self, shape: Shape = Shape(), dtype: torch.dtype = torch.float64, seed: int = 0) -> Streams:
         g = Generator().manual_seed(seed)
@@ -194,6 +219,16 @@ def normalized_delta(floor: Tensor | float | None = None, **streams: Any) -> Nor
     return Normalized(Delta(**streams), floor)
 
 
+def amplified_decay(
+    log_gain: Tensor, log_decay: Tensor | None = None, floor: Tensor | float | None = None, **streams: Any
+) -> Amplified:
+    return Amplified(Normalized(Decay(log_decay=log_decay, **streams), floor), log_gain)
+
+
+def amplified_bonus(log_gain: Tensor, **streams: Any) -> Amplified:
+    return Amplified(Normalized(Bonus(**streams)), log_gain)
+
+
 QKV: dict[str, Draw] = {"q": keys, "k": keys, "v": values}
 ERASING: dict[str, Draw] = {"q": keys, "k": unit_keys, "v": values, "beta": doubled_gate}
 OPTIMAL: dict[str, Draw] = {"q": keys, "k": unit_keys, "v": values, "beta": gate, "ridge": ridge}
@@ -219,6 +254,15 @@ CASES = [
     Case("decay-vector-skips", Decay, oracles.decay, {**QKV, "log_decay": log_vector, "skip": values}),
     Case("decay-complex", Decay, oracles.decay, COMPLEX, complex_matrix),
     Case("decay-complex-tied", tied_decay, oracles.decay, {**TIED, "log_decay": log_complex}, complex_matrix),
+    Case(
+        "decay-complex-values",
+        Decay,
+        oracles.decay,
+        {"q": keys, "k": keys, "v": complex_values, "log_decay": log_complex},
+        complex_matrix,
+    ),
+    Case("bonus-scalar", Bonus, oracles.bonus, {**QKV, "log_decay": log_scalar, "bonus": scalar}),
+    Case("bonus-vector", Bonus, oracles.bonus, {**QKV, "log_decay": log_vector, "bonus": scalar}),
     Case("delta-none", Delta, oracles.delta, ERASING),
     Case("delta-scalar", Delta, oracles.delta, {**ERASING, "log_decay": log_scalar}),
     Case("delta-vector", Delta, oracles.delta, {**ERASING, "log_decay": log_vector}),
@@ -285,6 +329,46 @@ CASES = [
         partial(oracles.normalized, floor=1.0),
         {**ERASING, "log_decay": log_scalar},
         positive_matrix,
+    ),
+    Case(
+        "amplified",
+        amplified_decay,
+        oracles.mlstm,
+        {**POSITIVE, "log_decay": log_scalar, "log_gain": gain, "skip": gate},
+        scaled_matrix,
+        plain=multiplied,
+    ),
+    Case(
+        "amplified-none",
+        amplified_decay,
+        oracles.mlstm,
+        {**POSITIVE, "log_gain": gain},
+        scaled_matrix,
+        plain=multiplied,
+    ),
+    Case(
+        "amplified-floor",
+        partial(amplified_decay, floor=1.0),
+        partial(oracles.mlstm, floor=1.0),
+        {**QKV, "log_decay": log_scalar, "log_gain": gain_resets},
+        scaled_matrix,
+        plain=multiplied,
+    ),
+    Case(
+        "amplified-floors",
+        amplified_decay,
+        oracles.mlstm,
+        {**QKV, "log_decay": log_scalar, "log_gain": gain, "floor": floors},
+        scaled_matrix,
+        plain=multiplied,
+    ),
+    Case(
+        "amplified-bonus",
+        amplified_bonus,
+        oracles.wkv,
+        {**POSITIVE, "log_decay": log_scalar, "log_gain": gain, "bonus": gate},
+        scaled_matrix,
+        plain=multiplied,
     ),
 ]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from jaxtyping import config, install_import_hook
 
-SHAPED = ("evaluate", "kernels", "layers", "mixer", "mixers", "recurrence")
+SHAPED = ("evaluate", "features", "kernels", "layers", "mixer", "mixers", "recurrence")
 install_import_hook([f"fastweights.{part}" for part in SHAPED], "checker.check")
 
 torch.set_num_threads(1)

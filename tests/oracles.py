@@ -133,3 +133,81 @@ def normalized(
     n = n if floor is None else np.maximum(np.abs(n), floor)
     o = np.divide(o, n, out=np.zeros_like(o), where=n != 0)
     return o, np.concatenate([memory, z], -1)
+
+
+def bonus(
+    q: Array,
+    k: Array,
+    v: Array,
+    bonus: Array,
+    log_decay: Array | None = None,
+    state: Array | None = None,
+) -> tuple[Array, Array]:
+    """o_t = q_t S_{t-1} + bonus_t v_t ;  S_t = diag(α_t) S_{t-1} + k_tᵀ v_t."""
+    alpha = decay_of(log_decay, q.shape[3])
+    (b, t, h), (q, k, v, alpha, bonus) = spread(q, k, v, alpha, bonus)
+    S = np.zeros((b, h, q.shape[3], v.shape[3])) if state is None else state.copy()
+    o = np.zeros((b, t, h, v.shape[3]))
+    for i, j, head in np.ndindex(b, t, h):
+        at = (i, j, head)
+        o[at] = q[at] @ S[i, head] + bonus[at] * v[at]
+        S[i, head] = np.diag(alpha[at]) @ S[i, head] + np.outer(k[at], v[at])
+    return o, S
+
+
+def mlstm(
+    q: Array,
+    k: Array,
+    v: Array,
+    log_gain: Array,
+    log_decay: Array | None = None,
+    skip: Array | None = None,
+    floor: Array | float | None = None,
+    state: tuple[Array, Array] | None = None,
+) -> tuple[Array, Array]:
+    """xLSTM eq. 19-21, nothing stabilised: C_t = f_t C_{t-1} + i_t k_tᵀ v_t ;  n_t = f_t n_{t-1} + i_t k_t ;
+    h_t = q_t C_t / max(|q_t n_t|, floor), i = e^{log_gain}, f = e^{log_decay}; (C, n) and e^m of a state multiplied.
+    """
+    skip = np.zeros((1, 1, 1, 1)) if skip is None else skip
+    floor = np.zeros((1, 1, 1, 1)) if floor is None else np.broadcast_to(floor, np.shape(floor) or (1, 1, 1, 1))
+    (b, t, h), (q, k, v, f, i, skip, floor) = spread(q, k, v, decay_of(log_decay, 1), np.exp(log_gain), skip, floor)
+    C, n = np.zeros((b, h, q.shape[3], v.shape[3])), np.zeros((b, h, q.shape[3]))
+    if state is not None:
+        both = state[0] * np.exp(state[1])[..., None]
+        C, n = both[..., :-1], both[..., -1]
+    o = np.zeros((b, t, h, v.shape[3]))
+    for at in np.ndindex(b, t, h):
+        one = (at[0], at[2])
+        C[one] = f[at] * C[one] + i[at] * np.outer(k[at], v[at])
+        n[one] = f[at] * n[one] + i[at] * k[at]
+        read, weight = q[at] @ C[one] + i[at] * skip[at] * v[at], q[at] @ n[one] + i[at] * skip[at]
+        weight = np.maximum(np.abs(weight), floor[at]) if floor[at].any() else weight
+        o[at] = read / weight if weight.any() else 0
+    return o, np.concatenate([C, n[..., None]], -1)
+
+
+def wkv(
+    q: Array,
+    k: Array,
+    v: Array,
+    log_gain: Array,
+    bonus: Array,
+    log_decay: Array | None = None,
+    state: tuple[Array, Array] | None = None,
+) -> tuple[Array, Array]:
+    """RWKV eq. 16 with q and k beside it: Σ_{s<t} e^{-(t-1-s)w + κ_s} (q_t·k_s) v_s + e^{κ_t} bonus_t v_t, over the
+    same sum without the v; κ = log_gain, w = -log_decay."""
+    alpha = decay_of(log_decay, 1)
+    (b, t, h), (q, k, v, alpha, gain, bonus) = spread(q, k, v, alpha, np.exp(log_gain), bonus)
+    a, c = np.zeros((b, h, q.shape[3], v.shape[3])), np.zeros((b, h, q.shape[3]))
+    if state is not None:
+        both = state[0] * np.exp(state[1])[..., None]
+        a, c = both[..., :-1], both[..., -1]
+    o = np.zeros((b, t, h, v.shape[3]))
+    for at in np.ndindex(b, t, h):
+        one = (at[0], at[2])
+        above, below = q[at] @ a[one] + gain[at] * bonus[at] * v[at], q[at] @ c[one] + gain[at] * bonus[at]
+        o[at] = above / below if below.any() else 0
+        a[one] = alpha[at] * a[one] + gain[at] * np.outer(k[at], v[at])
+        c[one] = alpha[at] * c[one] + gain[at] * k[at]
+    return o, np.concatenate([a, c[..., None]], -1)

@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Generator, Tensor
 
-from cases import CASES, DECAYING, Case, Shape, Streams, cast, each, normal
-from checks import check, check_gradients, gradients, oracle
+from cases import CASES, DECAYING, Case, Shape, Streams, cast, each, multiplied, normal
+from checks import check, check_gradients, gradients, oracle, weighted
 from fastweights.evaluate import Auto, Chunkwise, Method, Recurrent, evaluate
-from fastweights.recurrence import Cholesky, ConjugateGradient, Decay, Delta, Mesa
+from fastweights.recurrence import (
+    Amplified,
+    Cholesky,
+    ConjugateGradient,
+    Decay,
+    Delta,
+    Mesa,
+    Normalized,
+    Recurrence,
+)
 from tolerances import TOLERANCE, assert_close, error
 
 DTYPES = [torch.float64, torch.float32]
@@ -134,6 +144,87 @@ def test_extreme_scales(case: Case, factors: dict[str, float]) -> None:
     single = {name: cast(s, torch.float32) for name, s in streams.items()}
     for gradient in gradients(case, single, case.start(shape, torch.float32), Auto()).values():
         assert torch.isfinite(gradient).all()
+
+
+def falling(gain: Tensor) -> Tensor:
+    return gain + torch.linspace(300, -300, gain.shape[1], dtype=gain.dtype)[:, None, None]
+
+
+def jumping(gain: Tensor) -> Tensor:
+    return gain + 300 * torch.tensor([1, -1, 0, 1, 0, 0, -1, 1, -1], dtype=gain.dtype)[:, None, None]
+
+
+GAINS = {
+    "huge": lambda gain: gain + 300,
+    "tiny": lambda gain: gain - 300,
+    "one huge": lambda gain: gain + at_token(4, 300.0)(zero(gain)),
+    "falling": falling,
+    "rising": lambda gain: falling(gain).flip(1),
+    "jumping": jumping,
+    "all weightless": everywhere(-torch.inf),
+    "first weightless": at_token(0, -torch.inf),
+    "last weightless": at_token(-1, -torch.inf),
+}
+
+
+def unstabilised(record: Amplified) -> Normalized:
+    """The definition, e^w spelled out."""
+    rule, gain = record.inner.inner, record.log_gain.exp()
+    own = {name: getattr(rule, name) * gain for name in ("bonus", "skip") if getattr(rule, name, None) is not None}
+    return Normalized(replace(rule, k=rule.k * gain, **own), record.inner.floor)
+
+
+def output_gradients(record: Callable[[], Recurrence], leaves: Streams, method: Method) -> dict[str, Tensor]:
+    o, _ = evaluate(record(), None, method)
+    return dict(zip(leaves, torch.autograd.grad(weighted(o, 0), list(leaves.values())), strict=True))
+
+
+@each_dtype
+@pytest.mark.parametrize("change", GAINS.values(), ids=GAINS.keys())
+@pytest.mark.parametrize("case", named("amplified"), ids=str)
+def test_hostile_gains(case: Case, change: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    streams = case.streams(Shape(b=1, t=9), dtype)
+    streams["log_gain"] = change(streams["log_gain"])
+    check(case, streams, None, dtype, Recurrent(), Chunkwise(4), Auto())
+    wide = {n: s.double().requires_grad_() for n, s in streams.items()}
+    want = output_gradients(lambda: unstabilised(case.rule(**wide)), wide, Recurrent())
+    leaves = {n: s.requires_grad_() for n, s in streams.items()}
+    for method in (Recurrent(), Chunkwise(4), Auto()):
+        for name, gradient in output_gradients(lambda: case.rule(**leaves), leaves, method).items():
+            assert_close(gradient, want[name], f"gradient of {name} by {method}", dtype)
+
+
+@pytest.mark.parametrize("shift", [1e4, -1e4, 1e8])
+@pytest.mark.parametrize("case", named("amplified"), ids=str)
+def test_without_a_floor_only_ratios_of_gains_count(case: Case, shift: float) -> None:
+    """At e^(10,000) no number holds a weight itself; a floor below it does not matter, one above it is all."""
+    streams = case.streams() | {"log_gain": torch.randint(-4, 4, (2, 19, 2, 1)).double()}
+    inner = case.rule(**streams).inner
+    plain = evaluate(Amplified(Normalized(inner.inner), streams["log_gain"]))[0]
+    for method in (Recurrent(), Chunkwise(4), Auto()):
+        o, _ = evaluate(case.rule(**streams | {"log_gain": streams["log_gain"] + shift}), None, method)
+        if inner.floor is None:
+            assert_close(o, plain, "o")
+        else:
+            assert_close(o.abs(), plain.abs() * (shift > 0), "o, whose sign is that of its weight")
+
+
+@each_dtype
+def test_gains_keep_their_digits_over_long_sequences(dtype: torch.dtype) -> None:
+    """Weights near e^500, whose logs float32 knows to 3e-5 only, under decays of 1e-6 to 3e-5 per token."""
+    length, g = 30_000, Generator().manual_seed(0)
+    log_decay = (-torch.rand(1, length, 1, 1, generator=g) * 3e-5 - 1e-6).to(dtype)
+    gain = (500 + torch.rand(1, length, 1, 1, generator=g)).to(dtype)
+    v, one = normal(1, length, 1, 1, generator=g).to(dtype) + 3, torch.ones(1, 1, 1, 1, dtype=dtype)
+    weight = (gain.double() - 500 - log_decay.double().cumsum(1)).exp()
+    want = (weight * v.double()).cumsum(1) / weight.cumsum(1)
+    o, state = evaluate(Amplified(Normalized(Decay(one, one, v, log_decay)), gain))
+    assert_close(o, want, "o")
+    halves = evaluate(Amplified(Normalized(Decay(one, one, v, log_decay)), gain)[: length // 2])[1]
+    parts_of_it = Amplified(Normalized(Decay(one, one, v, log_decay)), gain)[length // 2 :]
+    for piece in (parts_of_it[i : i + 500] for i in range(0, length // 2, 500)):
+        _, halves = evaluate(piece, halves)
+    assert_close(multiplied(halves) / multiplied(state), np.ones((1, 1, 1, 2)), "state in many pieces", dtype)
 
 
 def dense_mesa(streams: Streams, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:

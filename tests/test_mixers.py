@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
+import attention_oracles
 import mixer_oracles
 from cases import METHODS, each, normal, parts
 from fastweights.evaluate import Auto, Chunkwise, Method, Recurrent
@@ -61,12 +62,32 @@ LAYERS = [
     layer("softmax", mixer_oracles.softmax, heads=4, kv_heads=2),
     layer("softmax", mixer_oracles.softmax, heads=4, kv_heads=1, window=3),
     layer("linear", mixer_oracles.linear_attention, heads=2),
+    layer("linear", attention_oracles.relu_attention, heads=4, feature_map="relu"),
+    layer("swa", mixer_oracles.softmax, heads=2, window=4),
+    layer("performer", attention_oracles.performer, heads=2, features=20, seed=3),
+    layer("rfa", attention_oracles.rfa, heads=2, features=24),
+    layer("rfa", attention_oracles.rfa, heads=4, features=12, gated=True, seed=1),
+    layer("cosformer", attention_oracles.cosformer, heads=2, length=32),
+    layer("based", attention_oracles.based, heads=2, keys=3),
+    layer("normalized", attention_oracles.normalized, heads=2),
+    layer("normalized", attention_oracles.normalized, heads=4, eta="softplus"),
+    layer("normalized", attention_oracles.normalized, heads=2, eta="sigmoid"),
+    layer("retnet", attention_oracles.retnet, heads=2),
+    layer("retnet", attention_oracles.retnet, heads=4, expand_v=1.0),
+    layer("transnormer", attention_oracles.transnormer, heads=2, depth=0.75),
+    layer("transnormer", attention_oracles.transnormer, heads=2, feature_map="elu"),
     layer("gla", mixer_oracles.gla, heads=2, tau=8.0, rank=3),
+    layer("hgrn", attention_oracles.hgrn),
+    layer("hgrn", attention_oracles.hgrn, lower_bound=0.6, tied=False),
+    layer("hgrn2", attention_oracles.hgrn2, heads=2),
+    layer("hgrn2", attention_oracles.hgrn2, heads=4, lower_bound=0.9),
     layer("metala", mixer_oracles.metala, heads=2),
     layer("metala", mixer_oracles.metala, heads=4, conv=1),
     layer("metala", mixer_oracles.metala, heads=2, augmented=False),
     layer("metala", mixer_oracles.metala, heads=2, restore_key=True, conv=2, tau=4.0),
     layer("mamba", mixer_oracles.mamba, state=3, conv=3),
+    layer("deltanet", attention_oracles.deltanet, heads=2),
+    layer("deltanet", attention_oracles.deltanet, heads=4, conv=2, negative=True),
     layer("gated_deltanet", mixer_oracles.gated_deltanet, heads=2),
     layer("mesa", mixer_oracles.mesa, heads=2),
 ]
@@ -244,7 +265,7 @@ def test_bfloat16_runs_with_its_state_in_float32(layer: Layer) -> None:
         y, state = mixer(x, method=method)
         assert y.dtype == torch.bfloat16
         assert_close(y, want, f"y by {method}")
-        dtype = torch.bfloat16 if layer.name == "softmax" else torch.float32
+        dtype = torch.bfloat16 if layer.name in ("softmax", "swa") else torch.float32
         assert {s.dtype for s in parts(state.memory)} <= {dtype, torch.long}
 
 
@@ -327,6 +348,11 @@ def test_inputs_that_do_not_fit(layer: Layer) -> None:
         ("softmax", {"heads": 4, "kv_heads": 3}, "heads = 4 is not a multiple of kv_heads = 3"),
         ("softmax", {"heads": 16}, "must be even"),
         ("mesa", {"steps": -1}, "not negative"),
+        ("retnet", {"heads": 16}, "must be even"),
+        ("linear", {"feature_map": "tanh"}, "feature_map = 'tanh'; use elu, relu"),
+        ("normalized", {"eta": "sum"}, "eta = 'sum'; use exp, sigmoid, softplus"),
+        ("hgrn", {"lower_bound": 1.0}, r"lower_bound = 1.0; it must lie in \[0, 1\)"),
+        ("transnormer", {"depth": -0.5}, "depth = -0.5; it must lie in"),
         ("mamba", {"heads": 2}, "mamba does not take heads; it takes d, state, expand, conv"),
         ("mambo", {}, "unknown mixer 'mambo'; there are"),
     ],

@@ -104,9 +104,8 @@ def test_loads_bit_for_bit(layers: str, dtype: torch.dtype, tmp_path: Path) -> N
 @every_model
 def test_whatever_a_checkpoint_lacks_starts_properly_and_nothing_else_changes(layers: str, tmp_path: Path) -> None:
     model = tiny(layers, torch.float32)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.5)
+    for tensor in model.state_dict().values():
+        tensor.add_(0.5)
     model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
     names = [name for name in saved if ".layers.0." in name]

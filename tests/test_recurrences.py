@@ -16,7 +16,7 @@ from cases import CASES, LINEAR, METHODS, Case, Shape, State, Streams, cast, eac
 from checks import as_tensors, check, check_gradients, check_states, gradients, oracle
 from fastweights.evaluate import Auto, Chunkwise, Method, Parallel, Recurrent, evaluate
 from fastweights.kernels import TABLE, only
-from fastweights.recurrence import LTV, Decay, Delta, NoFiniteFormError, Normalized, Recurrence
+from fastweights.recurrence import LTV, Amplified, Decay, Delta, NoFiniteFormError, Normalized, Recurrence
 from tolerances import assert_close
 
 DTYPES = [torch.float64, torch.float32]
@@ -32,9 +32,13 @@ def scalar_skips(streams: Streams) -> Streams:
 
 
 def with_values(record: Recurrence, v: Tensor) -> Recurrence:
-    if isinstance(record, Normalized):
+    if isinstance(record, Normalized | Amplified):
         return replace(record, inner=with_values(record.inner, v))
     return replace(record, v=v)
+
+
+def values_of(record: Recurrence) -> Tensor:
+    return values_of(record.inner) if isinstance(record, Normalized | Amplified) else record.v
 
 
 def dense_output(system: LTV, u: Tensor) -> Tensor:
@@ -91,7 +95,7 @@ def test_gradients_are_those_of_finite_differences(case: Case, method: Method) -
         named = dict(zip(finite, leaves, strict=False))
         given = (*leaves[len(finite) :], *rest)
         o, final = evaluate(case.rule(**named), case.adjust(given if isinstance(state, tuple) else given[0]), method)
-        return o, *(s for s in parts(final) if s.dtype != torch.long)
+        return o, *(s for s in parts(case.plain(final)) if s.dtype != torch.long)
 
     leaves = [s.detach().clone().requires_grad_() for s in (*finite.values(), *floats)]
     assert torch.autograd.gradcheck(run, leaves, atol=1e-6, rtol=1e-6)
@@ -107,8 +111,7 @@ def test_any_cut_of_the_sequence(case: Case, cut: int) -> None:
         left, between = evaluate(record[:cut], state, method)
         right, end = evaluate(record[cut:], between, method)
         assert_close(torch.cat([left, right], 1), whole, "o")
-        for a, b in zip(parts(end), parts(final), strict=True):
-            assert_close(a, b, "state", torch.float64)
+        check_states(case.plain(end), case.plain(final), torch.float64)
 
 
 @pytest.mark.parametrize("t", [0, 1, 2, 3, 31, 64, 65, 130])
@@ -166,7 +169,7 @@ def test_low_precision_streams_keep_a_float32_state(case: Case, dtype: torch.dty
         assert_close(o, want, f"o of {method}")
         if want_final is not None:
             assert {s.dtype for s in parts(final)} == {torch.float32}
-            check_states(final, as_tensors(want_final), torch.float32)
+            check_states(case.plain(final), as_tensors(want_final), torch.float32)
 
 
 @each_real
@@ -183,7 +186,7 @@ def test_output_has_the_dtype_of_queries_and_values(case: Case) -> None:
 def test_map_is_the_impulse_response_and_gives_the_output(case: Case) -> None:
     record = case.rule(**scalar_skips(case.streams(Shape(t=13))))
     weights = record.attention_map()
-    v = record.inner.v if isinstance(record, Normalized) else record.v
+    v = values_of(record)
     v = v.repeat_interleave(weights.shape[1] // v.shape[2], dim=2).to(weights.dtype)
     assert_close(torch.einsum("bhts,bshv->bthv", weights, v), evaluate(record, method=Recurrent())[0], "map @ v")
     impulses = torch.eye(13, dtype=torch.float64)[None, :, None]
@@ -199,10 +202,11 @@ def test_linear_systems_are_the_rule(case: Case) -> None:
     o, final = evaluate(record, method=Recurrent())
     y, state = system.simulate(u)
     assert_close(y, o, "simulated output")
-    widest = system.extend(record.state_shapes[0][2] + 2)
+    widest = system.extend(system.A.width + 2)
     assert_close(widest.simulate(u)[0], o, "output of the extended system")
-    assert widest.B.shape[-1] == record.state_shapes[0][2] + 2
-    assert_close(state, parts(final)[-1][..., : u.shape[-1]], "simulated state")
+    assert widest.B.shape[-1] == system.A.width + 2
+    memory = next(s for s in reversed(parts(final)) if s.dim() == 4)
+    assert_close(state[:, :, : memory.shape[2]], memory[..., : u.shape[-1]], "simulated state")
     assert_close(dense_output(system, u), o, "output in DSF's dimensions")
 
 
@@ -235,6 +239,19 @@ def test_softmax_has_no_finite_linear_form() -> None:
         case.rule(**case.streams()).ltv()
 
 
+def test_a_bonus_is_linear_across_a_reset() -> None:
+    case = next(c for c in CASES if c.name == "bonus-scalar")
+    record = case.rule(**case.streams()).segments((torch.arange(19) // 4)[None].expand(2, -1))
+    assert_close(record.ltv().simulate(values_of(record))[0], evaluate(record, method=Recurrent())[0], "o")
+
+
+def test_only_what_is_written_can_be_amplified() -> None:
+    case = next(c for c in CASES if c.name == "normalized-delta")
+    record = case.rule(**case.streams())
+    with pytest.raises(TypeError, match="erase as well as write"):
+        Amplified(record, record.inner.beta)
+
+
 @pytest.mark.parametrize("window", [1, 2, 5])
 def test_a_window_keeps_no_more_than_it_can_still_see(window: int) -> None:
     case = next(c for c in CASES if c.name == "softmax")
@@ -264,7 +281,7 @@ def test_padding_is_as_if_absent(case: Case) -> None:
             follow = case.rule(**{n: s[alone] if s.dim() == 4 else s for n, s in more.items()})
             assert_close(continued[alone], evaluate(follow, end, Recurrent())[0], "continuation")
             if case in LINEAR:
-                check_states(each(final, lambda s, one=alone: s[one]), end, torch.float64)
+                check_states(each(case.plain(final), lambda s, one=alone: s[one]), case.plain(end), torch.float64)
         assert torch.isfinite(o).all()
 
 
@@ -286,4 +303,4 @@ def test_packed_documents_do_not_see_each_other(case: Case) -> None:
             assert_close(o[:, start:stop], want, "o")
         assert_close(evaluate(more, final, method)[0], evaluate(more, end, Recurrent())[0], "continuation")
         if case in LINEAR:
-            check_states(final, end, torch.float64)
+            check_states(case.plain(final), case.plain(end), torch.float64)

@@ -8,6 +8,8 @@ from fastweights.mixers import MIXERS, register
 from fastweights.models import FastWeightsCache, FastWeightsConfig, FastWeightsForCausalLM, FastWeightsModel
 from fastweights.recurrence import (
     LTV,
+    Amplified,
+    Bonus,
     Cholesky,
     ConjugateGradient,
     Decay,
@@ -23,7 +25,9 @@ from fastweights.recurrence import (
 __all__ = [
     "LTV",
     "MIXERS",
+    "Amplified",
     "Auto",
+    "Bonus",
     "Cholesky",
     "Chunkwise",
     "ConjugateGradient",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from fastweights.kernels import select
 from fastweights.kernels.chunked import chunk_loop
-from fastweights.recurrence.base import Recurrence, State
+from fastweights.recurrence.base import Recurrence, State, without_autocast
 
 
 class Method(ABC):
@@ -72,10 +71,5 @@ def evaluate(recurrence: Recurrence, state: State | None = None, method: Method 
     state = recurrence.initial_state() if state is None else recurrence.adopt(state)
     if len(recurrence) == 0:
         return recurrence.empty_output(), state
-    with _without_autocast(recurrence.device.type):
+    with without_autocast(recurrence.device):
         return method.run(recurrence, state)
-
-
-def _without_autocast(device: str) -> AbstractContextManager[object]:
-    """The streams say in what precision they are read; autocast would round the products inside, and so the state."""
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()

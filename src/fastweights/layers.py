@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.recurrence.base import ShapeError, starts
 from fastweights.shapes import Embedded, Mask, Segments
+
+T = TypeVar("T")
 
 
 class Past:
@@ -70,6 +76,11 @@ class ShortConvolution(nn.Module):
         bound = self.size**-0.5
         nn.init.uniform_(self.weight, -bound, bound)
 
+    @property
+    def taps(self) -> Tensor:
+        """``[size d]``, that of the current input last."""
+        return self.weight
+
     def forward(self, x: Embedded, past: Past) -> Embedded:
         b, t, _ = x.shape
         before = self.size - 1
@@ -90,13 +101,13 @@ class ShortConvolution(nn.Module):
 
     def _convolved(self, seen: Tensor, document: Tensor | None, t: int) -> Tensor:
         """The outputs of the last `t` of the seen inputs; inputs of other documents do not count."""
-        last = self.size - 1
-        y = seen[:, last:] * self.weight[last]
+        last, taps = self.size - 1, self.taps
+        y = seen[:, last:] * taps[last]
         for tap in range(last):
             x = seen[:, tap : tap + t]
             if document is not None:
                 x = x * (document[:, tap : tap + t] == document[:, last:])[..., None]
-            y = torch.addcmul(y, x, self.weight[tap])
+            y = torch.addcmul(y, x, taps[tap])
         return y
 
     def _tail(self, seen: Tensor, document: Tensor | None) -> Tensor:
@@ -105,6 +116,23 @@ class ShortConvolution(nn.Module):
         if document is not None:
             tail = tail * (document[:, start:] == document[:, -1:])[..., None]
         return tail.clone()
+
+
+class TokenShift(ShortConvolution):
+    """μ ⊙ x_t + (1 - μ) ⊙ x_{t-1} (RWKV eq. 11-13)."""
+
+    def __init__(self, d: int) -> None:
+        nn.Module.__init__(self)
+        self.size = 2
+        self.mu = nn.Parameter(torch.empty(d))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.mu, 0.5)
+
+    @property
+    def taps(self) -> Tensor:
+        return torch.stack([1 - self.mu, self.mu])
 
 
 class HeadNorm(nn.Module):
@@ -123,7 +151,15 @@ class HeadNorm(nn.Module):
     def forward(self, o: Tensor) -> Tensor:
         if self.center:
             return F.layer_norm(o, (self.width,), self.weight, None, self.eps)
-        return F.rms_norm(o, (self.width,), self.weight, self.eps)
+        weight = None if self.weight is None else self.weight.to(o.dtype)
+        return F.rms_norm(o, (self.width,), weight, self.eps)
+
+
+class WholeNorm(HeadNorm):
+    """Normalises the values of all heads ``[… h v]`` as one vector of `width` = h·v channels."""
+
+    def forward(self, o: Tensor) -> Tensor:
+        return super().forward(o.flatten(-2)).view_as(o)
 
 
 class SwiGLU(nn.Module):
@@ -159,14 +195,44 @@ def head_width(name: str, width: int, count: int) -> int:
     return width // count
 
 
+def choose(argument: str, name: str, among: Mapping[str, T]) -> T:
+    """What `name` means, or an error that lists the names there are."""
+    if name not in among:
+        raise ValueError(f"{argument} = {name!r}; use {', '.join(sorted(among))}")
+    return among[name]
+
+
+def fraction(argument: str, value: float) -> float:
+    """`value`, or an error unless it lies in [0, 1)."""
+    if not 0 <= value < 1:
+        raise ValueError(f"{argument} = {value}; it must lie in [0, 1)")
+    return value
+
+
+def per_head(count: int, x: Tensor) -> Tensor:
+    """0 … count-1 as ``[1 1 h 1]``, in `precise`'s dtype: for decays that are constants of the head's number."""
+    return torch.arange(count, device=x.device, dtype=wide(x))[None, None, :, None]
+
+
+def wide(x: Tensor) -> torch.dtype:
+    """The dtype in which decays and angles are computed: that of x, but at least float32."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 def precise(x: Tensor) -> Tensor:
     """x in float32, or in its own dtype if that is wider: decays and angles are computed so."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.to(wide(x))
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
     """1 + ELU(x) > 0, the feature map of linear attention (DSF eq. 16)."""
     return F.elu(x) + 1
+
+
+def log_gate(x: Tensor, lower: float) -> Tensor:
+    """log(lower + (1 - lower) σ(x)): a decay that stays above `lower` (HGRN eq. 5)."""
+    x = F.logsigmoid(precise(x))
+    return x if lower == 0 else torch.logaddexp(x + math.log1p(-lower), x.new_tensor(lower).log())
 
 
 def rotary(x: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:

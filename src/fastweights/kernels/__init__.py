@@ -1,7 +1,8 @@
 """Fast evaluations of recurrences, and the table that chooses among them."""
 
-from fastweights.kernels.attention import FUSED_ATTENTION, NORMALIZED, WINDOWED_ATTENTION
+from fastweights.kernels.attention import FUSED_ATTENTION, WINDOWED_ATTENTION
 from fastweights.kernels.chunked import CHUNK_LOOP, STEP
+from fastweights.kernels.composed import AMPLIFIED, BONUS, NORMALIZED
 from fastweights.kernels.decay import CHUNKED_DECAY
 from fastweights.kernels.delta import CHUNKED_DELTA
 from fastweights.kernels.mesa import CHUNKED_MESA
@@ -11,6 +12,6 @@ from fastweights.kernels.table import TABLE, Kernel, explain, only, select
 
 COMPILED = [NATIVE_SCAN, NATIVE_DECAY, NATIVE_DELTA]
 BLOCKED = [BLOCKED_SCAN, CHUNKED_DECAY, CHUNKED_DELTA, CHUNKED_MESA]
-TABLE.extend([*COMPILED, NORMALIZED, STEP, *BLOCKED, WINDOWED_ATTENTION, FUSED_ATTENTION, CHUNK_LOOP])
+TABLE.extend([*COMPILED, AMPLIFIED, NORMALIZED, STEP, BONUS, *BLOCKED, WINDOWED_ATTENTION, FUSED_ATTENTION, CHUNK_LOOP])
 
 __all__ = ["TABLE", "Kernel", "explain", "only", "select"]

@@ -1,13 +1,13 @@
-"""Softmax attention by torch's fused kernels, and normalised recurrences by the kernel of what they normalise."""
+"""Softmax attention by torch's fused kernels."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from fastweights.kernels.chunked import chunk_loop
-from fastweights.kernels.table import Kernel, run_fastest
+from fastweights.kernels.composed import only_takes
+from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence, State
-from fastweights.recurrence.composed import Normalized
 from fastweights.recurrence.softmax import Cache, Softmax
 
 SMALLEST_BLOCK = 128
@@ -40,17 +40,5 @@ def refuses_window(recurrence: Recurrence) -> str | None:
     return None
 
 
-def normalized(recurrence: Normalized, state: State) -> tuple[Tensor, State]:
-    """(o, state) from the inner record with its column of ones."""
-    return recurrence.divided(run_fastest(recurrence.extended(), state))
-
-
-def _only(kind: type[Recurrence]):
-    return lambda recurrence: (
-        None if isinstance(recurrence, kind) else f"it is a {type(recurrence).__name__}, not a {kind.__name__}"
-    )
-
-
 WINDOWED_ATTENTION = Kernel("windowed attention, block by block (torch)", refuses_window, windowed_attention)
-FUSED_ATTENTION = Kernel("fused attention (torch)", _only(Softmax), fused_attention)
-NORMALIZED = Kernel("normalised: the inner record's kernel", _only(Normalized), normalized)
+FUSED_ATTENTION = Kernel("fused attention (torch)", only_takes(Softmax), fused_attention)

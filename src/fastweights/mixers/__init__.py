@@ -3,20 +3,61 @@
 from inspect import signature
 
 from fastweights.mixer import Mixer
+from fastweights.mixers.based import Based
+from fastweights.mixers.cosformer import CosFormer
+from fastweights.mixers.deltanet import DeltaNet
+from fastweights.mixers.dss import DSS
 from fastweights.mixers.gated_deltanet import GatedDeltaNet
 from fastweights.mixers.gla import GLA
+from fastweights.mixers.h3 import H3
+from fastweights.mixers.hgrn import HGRN
+from fastweights.mixers.hgrn2 import HGRN2
 from fastweights.mixers.linear import Linear
+from fastweights.mixers.lru import LRU
 from fastweights.mixers.mamba import Mamba
+from fastweights.mixers.mamba2 import Mamba2
 from fastweights.mixers.mesa import MesaLayer
 from fastweights.mixers.metala import MetaLA
-from fastweights.mixers.softmax import SoftmaxAttention
+from fastweights.mixers.mlstm import MLSTM
+from fastweights.mixers.normalized import NormalizedAttention
+from fastweights.mixers.performer import Performer
+from fastweights.mixers.qlstm import QLSTM
+from fastweights.mixers.retnet import RetNet
+from fastweights.mixers.rfa import RFA
+from fastweights.mixers.rglru import RGLRU
+from fastweights.mixers.rwkv4 import RWKV4
+from fastweights.mixers.s4d import S4D
+from fastweights.mixers.s5 import S5
+from fastweights.mixers.softmax import SlidingWindow, SoftmaxAttention
+from fastweights.mixers.transnormer import TransNormer
 
 MIXERS: dict[str, type[Mixer]] = {
     "softmax": SoftmaxAttention,
+    "swa": SlidingWindow,
     "linear": Linear,
+    "performer": Performer,
+    "rfa": RFA,
+    "cosformer": CosFormer,
+    "based": Based,
+    "normalized": NormalizedAttention,
+    "retnet": RetNet,
+    "transnormer": TransNormer,
     "gla": GLA,
+    "hgrn": HGRN,
+    "hgrn2": HGRN2,
     "metala": MetaLA,
+    "dss": DSS,
+    "s4d": S4D,
+    "h3": H3,
+    "s5": S5,
     "mamba": Mamba,
+    "mamba2": Mamba2,
+    "lru": LRU,
+    "rglru": RGLRU,
+    "qlstm": QLSTM,
+    "rwkv4": RWKV4,
+    "mlstm": MLSTM,
+    "deltanet": DeltaNet,
     "gated_deltanet": GatedDeltaNet,
     "mesa": MesaLayer,
 }
@@ -43,14 +84,35 @@ def make(name: str, d: int, **arguments: object) -> Mixer:
 
 
 __all__ = [
+    "DSS",
     "GLA",
+    "H3",
+    "HGRN",
+    "HGRN2",
+    "LRU",
     "MIXERS",
+    "MLSTM",
+    "QLSTM",
+    "RFA",
+    "RGLRU",
+    "RWKV4",
+    "S4D",
+    "S5",
+    "Based",
+    "CosFormer",
+    "DeltaNet",
     "GatedDeltaNet",
     "Linear",
     "Mamba",
+    "Mamba2",
     "MesaLayer",
     "MetaLA",
+    "NormalizedAttention",
+    "Performer",
+    "RetNet",
+    "SlidingWindow",
     "SoftmaxAttention",
+    "TransNormer",
     "make",
     "register",
 ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from fastweights.layers import Past, elu_plus_one, head_width, heads
+from fastweights.features import FEATURES
+from fastweights.layers import Past, choose, head_width, heads
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, Normalized
 from fastweights.shapes import Embedded
@@ -17,11 +18,13 @@ class Linear(Mixer):
     f_v  x W_V           d_k = d_v = d
 
     with φ = 1 + ELU; the output is divided by q_t Σ_s k_s.
+
+    feature_map  φ: elu or relu
     """
 
-    def __init__(self, d: int, heads: int = 4) -> None:
+    def __init__(self, d: int, heads: int = 4, feature_map: str = "elu") -> None:
         super().__init__(d)
-        self.heads = heads
+        self.heads, self.phi = heads, choose("feature_map", feature_map, FEATURES)
         head_width("d", d, heads)
         self.W_q = nn.Linear(d, d, bias=False)
         self.W_k = nn.Linear(d, d, bias=False)
@@ -31,4 +34,4 @@ class Linear(Mixer):
 
     def project(self, x: Embedded, past: Past) -> tuple[Normalized, None]:
         q, k, v = (heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
-        return Normalized(Decay(elu_plus_one(q), elu_plus_one(k), v, None)), None
+        return Normalized(Decay(self.phi(q), self.phi(k), v, None)), None

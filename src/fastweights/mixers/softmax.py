@@ -1,4 +1,4 @@
-"""Softmax attention with rotary positions and grouped queries (Vaswani et al., 2017; Su et al., 2021)."""
+"""Softmax attention, whole or sliding, with rotary positions and grouped queries (Vaswani, 2017; Su et al., 2021)."""
 
 from __future__ import annotations
 
@@ -40,3 +40,14 @@ class SoftmaxAttention(Mixer):
         q = rotary(heads(self.W_q(x), self.heads), past.positions)
         k = rotary(heads(self.W_k(x), self.kv_heads), past.positions)
         return Softmax(q, k, heads(self.W_v(x), self.kv_heads), self.window), None
+
+
+class SlidingWindow(SoftmaxAttention):
+    """
+    f_q  RoPE(x W_Q)        o_t  Σ_s softmax_s(q_t·k_s / √d'_k) v_s over the last `window` tokens
+    f_k  RoPE(x W_K)        f_g  1
+    f_v  x W_V              d_q = d,  d_k = d_v = d · kv_heads / heads
+    """
+
+    def __init__(self, d: int, heads: int = 4, kv_heads: int | None = None, window: int = 1024) -> None:
+        super().__init__(d, heads, kv_heads, window)

@@ -77,8 +77,8 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         """Skips a module once all that is below it is loaded (transformers, for foreign code, looks only at what the
         module itself owns, and so would skip blocks and mixers whose parameters all belong to their parts)."""
-        parameters = list(module.parameters())
-        if not (parameters and all(map(_is_loaded, parameters))):
+        tensors = module.state_dict(keep_vars=True).values()
+        if not (tensors and all(map(_is_loaded, tensors))):
             super()._initialize_weights(module)
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -93,7 +93,7 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
                 self._shrink(module.mixer.W_o)
                 self._shrink(module.mlp.W_3)
             case _Started():
-                with _loaded_parameters_kept(module):
+                with _loaded_kept(module):
                     module.reset_parameters()
 
     def _shrink(self, projection: nn.Module) -> None:
@@ -102,18 +102,19 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
             nn.init.normal_(projection.weight, std=std)
 
 
-def _is_loaded(parameter: nn.Parameter) -> bool:
-    return getattr(parameter, "_is_hf_initialized", False)
+def _is_loaded(tensor: Tensor) -> bool:
+    return getattr(tensor, "_is_hf_initialized", False)
 
 
 @contextmanager
-def _loaded_parameters_kept(module: nn.Module) -> Iterator[None]:
-    """Undoes what the block does to parameters that come from a checkpoint."""
-    loaded = [(p, p.detach().clone()) for p in module.parameters() if _is_loaded(p)]
+def _loaded_kept(module: nn.Module) -> Iterator[None]:
+    """Undoes what the block does to parameters and buffers that come from a checkpoint."""
+    tensors = module.state_dict(keep_vars=True).values()
+    loaded = [(tensor, tensor.detach().clone()) for tensor in tensors if _is_loaded(tensor)]
     yield
     with torch.no_grad():
-        for parameter, value in loaded:
-            parameter.copy_(value)
+        for tensor, value in loaded:
+            tensor.copy_(value)
 
 
 class FastWeightsModel(FastWeightsPreTrainedModel):

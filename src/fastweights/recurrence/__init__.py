@@ -1,19 +1,23 @@
 """The rules: what happens to a fast-weight state at every token."""
 
 from fastweights.recurrence.base import NoFiniteFormError, Recurrence, ShapeError, State
-from fastweights.recurrence.composed import Normalized
+from fastweights.recurrence.bonus import Bonus
+from fastweights.recurrence.composed import Amplified, Normalized
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
 from fastweights.recurrence.ltv import LTV, DenseLTV
 from fastweights.recurrence.mesa import Cholesky, ConjugateGradient, Mesa, Solver
 from fastweights.recurrence.softmax import Softmax
-from fastweights.recurrence.transition import Diagonal, Erasing, Full, Transition
+from fastweights.recurrence.transition import Delayed, Diagonal, Erasing, Full, Transition
 
 __all__ = [
     "LTV",
+    "Amplified",
+    "Bonus",
     "Cholesky",
     "ConjugateGradient",
     "Decay",
+    "Delayed",
     "Delta",
     "DenseLTV",
     "Diagonal",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -198,3 +199,9 @@ def with_resets(recurrence: Recurrence, log_decay: Tensor | None, ids: Segments)
 def one_or_all(parts: list[Tensor]) -> State:
     """A state of one tensor is that tensor; of several, their tuple."""
     return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """The streams say in what precision they are read; autocast would round the products inside, and so the state."""
+    available = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if available else nullcontext()

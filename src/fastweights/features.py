@@ -1,0 +1,114 @@
+"""Feature maps φ: what linear attention takes for softmax's exp(q·k)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.layers import elu_plus_one, precise, wide
+from fastweights.recurrence.base import without_autocast
+
+FEATURES: Mapping[str, Callable[[Tensor], Tensor]] = {"elu": elu_plus_one, "relu": F.relu}
+"""Maps to [0, ∞), channel by channel, by the names that configurations use."""
+
+LARGEST = 40.0
+"""The square of e to this power has room in float32."""
+
+
+def turned(x: Tensor, angle: Tensor) -> Tensor:
+    """``[… w]`` → ``[… 2w]``, (x cos, x sin): products of q and k have channel i times cos(angle_ti - angle_si)."""
+    return torch.cat([x * angle.cos().to(x.dtype), x * angle.sin().to(x.dtype)], dim=-1)
+
+
+def taylor(x: Tensor) -> Tensor:
+    """``[… w]`` → ``[… 1 + w + w(w+1)/2]`` with φ(q)·φ(k) = 1 + q·k + (q·k)²/2 (Based eq. 2; DSF eq. 18 cut off).
+
+    Of the products x_i x_j only those with i ≤ j are kept, since q_i q_j k_i k_j counts twice for i < j.
+    """
+    width = x.shape[-1]
+    i, j = torch.triu_indices(width, width, device=x.device)
+    twice = x.new_ones(len(i)).masked_fill(i == j, 0.5**0.5)
+    return torch.cat([torch.ones_like(x[..., :1]), x, x[..., i] * x[..., j] * twice], dim=-1)
+
+
+def gaussian(count: int, width: int, seed: int) -> Tensor:
+    """``[count width]``: rows from N(0, I), the same for the same seed on every machine."""
+    return torch.randn(count, width, generator=Generator().manual_seed(seed), dtype=torch.float32, device="cpu")
+
+
+def orthogonal(count: int, width: int, seed: int) -> Tensor:
+    """`gaussian` with every block of `width` rows made orthogonal, the rows' lengths kept (Performer, section 2.4)."""
+    lengths = gaussian(count, width, seed).norm(dim=-1, keepdim=True)
+    return lengths * torch.cat([_rotation(block) for block in gaussian(count, width, seed + 1).split(width)])
+
+
+def _rotation(rows: Tensor) -> Tensor:
+    """Orthonormal rows, uniform if `rows` are Gaussian: with R's diagonal made positive, as QR alone leaves it to
+    the sign of the first component, and the mean of the rows away from zero."""
+    q, r = torch.linalg.qr(rows.mT)
+    return (q * r.diagonal().sign()).mT
+
+
+class PositiveRandom(nn.Module):
+    """FAVOR+: E φ(q)·φ(k) = exp(q·k) with φ_i(x) = exp(ω_i·x - ‖x‖²/2)      (Performer, Lemma 1)
+
+    The factor exp(‖ω_i‖²/2) is moved from the key, where it leaves exp(-‖k - ω_i‖²/2) ≤ 1, to the query, where a
+    factor common to all i cancels in the normaliser: nothing overflows, and no maximum is taken over time.
+    """
+
+    omega: Tensor
+
+    def __init__(self, width: int, count: int, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+        self.register_buffer("omega", orthogonal(count, width, seed).to(torch.get_default_dtype()))
+        self.shift = min(width / 2, LARGEST)  # typical of ‖ω‖²/2; a constant factor of all keys cancels as well
+
+    def reset_parameters(self) -> None:
+        self.omega.copy_(orthogonal(*self.omega.shape, self.seed))
+
+    def query(self, q: Tensor) -> Tensor:
+        exponent = self._projected(q) + self._half(q)
+        return (exponent - exponent.detach().amax(-1, keepdim=True)).exp().to(q.dtype)
+
+    def key(self, k: Tensor) -> Tensor:
+        distance = precise(k).square().sum(-1, keepdim=True) / 2 + self._half(k) - self._projected(k)
+        return (self.shift - distance).exp().to(k.dtype)
+
+    def _half(self, x: Tensor) -> Tensor:
+        return self.omega.to(wide(x)).square().sum(-1) / 2
+
+    def _projected(self, x: Tensor) -> Tensor:
+        with without_autocast(x.device):
+            return precise(x) @ self.omega.to(wide(x)).mT
+
+
+class RandomFourier(nn.Module):
+    """E φ(q)·φ(k) = exp(-‖σ ⊙ (q - k)‖²/2), φ(x) = (sin Wx, cos Wx) / √D, W = ω diag(σ)      (RFA eq. 3-4)
+
+    σ is learnt per head and channel, 1 at first.
+    """
+
+    omega: Tensor
+
+    def __init__(self, heads: int, width: int, count: int, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+        self.register_buffer("omega", gaussian(count, width, seed).to(torch.get_default_dtype()))
+        self.sigma = nn.Parameter(torch.ones(heads, width))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.sigma)
+        self.omega.copy_(gaussian(*self.omega.shape, self.seed))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with without_autocast(x.device):
+            angle = (precise(x) * self.sigma) @ self.omega.to(wide(x)).mT
+        return (torch.cat([angle.sin(), angle.cos()], -1) * len(self.omega) ** -0.5).to(x.dtype)
+
+    def least(self) -> Tensor:
+        """``[h 1]``: exp(-2 max σ²), which the kernel of two unit vectors never falls below."""
+        return (-2 * precise(self.sigma).square().amax(-1, keepdim=True)).exp()

@@ -1,0 +1,38 @@
+"""Based: Simple linear attention language models balance the recall-throughput tradeoff (Arora et al., 2024)."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fastweights.features import taylor
+from fastweights.layers import Past, head_width, heads
+from fastweights.mixer import Mixer
+from fastweights.recurrence import Decay, Normalized
+from fastweights.shapes import Embedded
+
+
+class Based(Mixer):
+    """
+    f_q  φ(x W_Q)        f_α  1
+    f_k  φ(x W_K)        f_g  1
+    f_v  x W_V           d_k = 16·H,  d_v = d
+
+    with φ the Taylor features of exp to the second order, φ(q)·φ(k) = 1 + s + s²/2 of s = q·k / √d'_k; the output is
+    divided by q_t Σ_s k_s. A Based model alternates these layers with sliding windows: a hybrid of `based` and `swa`.
+
+    keys  d'_k, before φ; a head keeps 1 + d'_k (d'_k + 3) / 2 features
+    """
+
+    def __init__(self, d: int, heads: int = 4, keys: int = 16) -> None:
+        super().__init__(d)
+        self.heads, self.scale = heads, keys**-0.25
+        head_width("d", d, heads)
+        self.W_q = nn.Linear(d, heads * keys, bias=False)
+        self.W_k = nn.Linear(d, heads * keys, bias=False)
+        self.W_v = nn.Linear(d, d, bias=False)
+        self.W_o = nn.Linear(d, d, bias=False)
+        self.norm = nn.Identity()
+
+    def project(self, x: Embedded, past: Past) -> tuple[Normalized, None]:
+        q, k, v = (heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
+        return Normalized(Decay(taylor(q * self.scale), taylor(k * self.scale), v, None)), None

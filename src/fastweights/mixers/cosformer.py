@@ -1,0 +1,42 @@
+"""cosFormer: Rethinking Softmax in Attention (Qin et al., 2022)."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+from torch.nn import functional as F
+
+from fastweights.features import turned
+from fastweights.layers import Past, head_width, heads, wide
+from fastweights.mixer import Mixer
+from fastweights.recurrence import Decay, Normalized
+from fastweights.shapes import Embedded
+
+
+class CosFormer(Mixer):
+    """
+    f_q  φ(x W_Q)        f_α  1
+    f_k  φ(x W_K)        f_g  1
+    f_v  x W_V           d_k = d_v = d
+
+    with φ(x)_t = (ReLU(x) cos(π t / 2M), ReLU(x) sin(π t / 2M)), which weighs q_t·k_s by cos(π (t - s) / 2M); the
+    output is divided by q_t Σ_s k_s.
+
+    length  M, the length of the longest sequence; tokens further apart would count negatively
+    """
+
+    def __init__(self, d: int, heads: int = 4, length: int = 8192) -> None:
+        super().__init__(d)
+        self.heads, self.length = heads, length
+        head_width("d", d, heads)
+        self.W_q = nn.Linear(d, d, bias=False)
+        self.W_k = nn.Linear(d, d, bias=False)
+        self.W_v = nn.Linear(d, d, bias=False)
+        self.W_o = nn.Linear(d, d, bias=False)
+        self.norm = nn.Identity()
+
+    def project(self, x: Embedded, past: Past) -> tuple[Normalized, None]:
+        q, k, v = (heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
+        angle = past.positions.to(wide(x))[..., None, None] * (math.pi / 2 / self.length)
+        return Normalized(Decay(turned(F.relu(q), angle), turned(F.relu(k), angle), v, None)), None

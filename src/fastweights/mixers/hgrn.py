@@ -1,0 +1,40 @@
+"""HGRN: Hierarchically Gated Recurrent Neural Network (Qin, Yang & Zhong, 2023), the GLRU."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.layers import Past, WholeNorm, fraction, log_gate
+from fastweights.mixer import Mixer
+from fastweights.recurrence import Decay
+from fastweights.shapes import Embedded
+
+
+class HGRN(Mixer):
+    """
+    f_q  1                           f_α  β + (1 - β) σ(x W_f + b_f)
+    f_k  1 - α                       f_g  SiLU(x W_g + b_g)
+    f_v  SiLU(x W_c + b_c)           d_k = d_v = d = H
+
+    with RMSNorm of all channels.
+
+    lower_bound  β, the least decay, rising from layer to layer
+    tied         False: f_k = σ(x W_i + b_i), the GLRU before its gates are tied
+    """
+
+    def __init__(self, d: int, lower_bound: float = 0.0, tied: bool = True) -> None:
+        super().__init__(d)
+        self.lower_bound = fraction("lower_bound", lower_bound)
+        self.W_f = nn.Linear(d, d)
+        self.W_i = None if tied else nn.Linear(d, d)
+        self.W_c = nn.Linear(d, d)
+        self.W_g = nn.Linear(d, d)
+        self.W_o = nn.Linear(d, d, bias=False)
+        self.norm = WholeNorm(d, center=False, affine=True)
+
+    def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
+        one = x.new_ones(1, 1, 1, 1)
+        k = None if self.W_i is None else self.W_i(x).sigmoid()[..., None]
+        log_alpha = log_gate(self.W_f(x), self.lower_bound)
+        return Decay(one, k, F.silu(self.W_c(x))[..., None], log_alpha[..., None]), F.silu(self.W_g(x))

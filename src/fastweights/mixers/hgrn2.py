@@ -1,0 +1,38 @@
+"""HGRN2: Gated Linear RNNs with State Expansion (Qin et al., 2024)."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn import functional as F
+
+from fastweights.layers import Past, WholeNorm, fraction, head_width, heads, log_gate
+from fastweights.mixer import Mixer
+from fastweights.recurrence import Decay
+from fastweights.shapes import Embedded
+
+
+class HGRN2(Mixer):
+    """
+    f_q  SiLU(x W_Q)        f_α  β + (1 - β) σ(x W_f)
+    f_k  1 - α              f_g  1
+    f_v  x W_V              d_k = d_v = d
+
+    with RMSNorm of all heads together.
+
+    heads        H; the state is expanded d / H times
+    lower_bound  β, the least decay, rising from layer to layer
+    """
+
+    def __init__(self, d: int, heads: int = 4, lower_bound: float = 0.0) -> None:
+        super().__init__(d)
+        head_width("d", d, heads)
+        self.heads, self.lower_bound = heads, fraction("lower_bound", lower_bound)
+        self.W_q = nn.Linear(d, d, bias=False)
+        self.W_f = nn.Linear(d, d, bias=False)
+        self.W_v = nn.Linear(d, d, bias=False)
+        self.W_o = nn.Linear(d, d, bias=False)
+        self.norm = WholeNorm(d, center=False, affine=True)
+
+    def project(self, x: Embedded, past: Past) -> tuple[Decay, None]:
+        q, v = heads(F.silu(self.W_q(x)), self.heads), heads(self.W_v(x), self.heads)
+        return Decay(q, None, v, heads(log_gate(self.W_f(x), self.lower_bound), self.heads)), None

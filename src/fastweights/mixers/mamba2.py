@@ -1,0 +1,80 @@
+"""Mamba-2: Transformers are SSMs, structured state space duality, SSD (Dao & Gu, 2024); MesaNet Table 3."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.layers import HeadNorm, Past, ShortConvolution, head_width, heads, precise
+from fastweights.mixer import Mixer
+from fastweights.recurrence import Decay
+from fastweights.recurrence.base import Recurrence
+from fastweights.shapes import Embedded, Output
+
+
+class Mamba2(Mixer):
+    """
+    f_q  C          f_α  e^(-a Δ_t), one per head,  Δ_t = softplus(u W_Δ + b_Δ)
+    f_k  B          f_g  SiLU(u W_z)
+    f_v  Δ_t x      d_v = expand·d,  d_k / H = N
+
+    with (x, B, C) = SiLU(conv(u W_xBC) + b), o_t ← o_t + D x_t, and RMSNorm of the gated output, o_t ⊙ f_g.
+
+    state   N
+    groups  of heads that share B and C, and of channels that are normalised together
+    scaled  f_v = Δ_t x, or f_v = x, the recurrence of MesaNet's Table 3
+    decays  whether α decays; False (α = 1) is what MesaNet's appendix D.1 says of the same baseline
+    """
+
+    def __init__(
+        self, d: int, heads: int = 4, state: int = 64, expand: int = 2, conv: int = 4, groups: int = 1,
+        scaled: bool = True, decays: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(d)
+        width = expand * d
+        head_width("expand · d", width, heads), head_width("heads", heads, groups)
+        if not (scaled or decays):
+            raise ValueError("mamba2(scaled=False, decays=False) has no use for Δ; keep one of the two")
+        self.heads, self.groups, self.scaled = heads, groups, scaled
+        self.split = [width, groups * state, groups * state]
+        self.W_z, self.W_xBC = nn.Linear(d, width, bias=False), nn.Linear(d, sum(self.split), bias=False)
+        self.W_Delta, self.W_o = nn.Linear(d, heads), nn.Linear(width, d, bias=False)
+        self.conv, self.conv_bias = ShortConvolution(sum(self.split), conv), nn.Parameter(torch.zeros(sum(self.split)))
+        self.log_a = nn.Parameter(torch.empty(heads)) if decays else None
+        self.D, self.w_norm = nn.Parameter(torch.ones(heads)), nn.Parameter(torch.ones(width))
+        self.norm = HeadNorm(head_width("expand · d", width, groups), center=False, affine=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """a uniform in [1, 16]; softplus(b_Δ) log-uniform in [0.001, 0.1]."""
+        with torch.no_grad():
+            step = torch.empty_like(self.W_Delta.bias).uniform_(math.log(1e-3), math.log(1e-1)).exp()
+            nn.init.zeros_(self.W_Delta.bias).add_(step + torch.log(-torch.expm1(-step)))
+            if self.log_a is not None:
+                nn.init.uniform_(self.log_a, 1, 16).log_()
+        nn.init.zeros_(self.conv_bias)
+        nn.init.ones_(self.D)
+        nn.init.ones_(self.w_norm)
+
+    def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
+        xBC = F.silu(self.conv(self.W_xBC(x), past) + self.conv_bias)
+        delta = F.softplus(precise(self.W_Delta(x)))[..., None]
+        log_alpha = None if self.log_a is None else -delta * precise(self.log_a).exp()[:, None]
+        u, k, q = xBC.split(self.split, dim=-1)
+        v = heads(u, self.heads)
+        if self.scaled:
+            v = v * delta.to(v.dtype)
+        return Decay(self._shared(q), self._shared(k), v, log_alpha), torch.cat([F.silu(self.W_z(x)), u], dim=-1)
+
+    def _shared(self, x: Tensor) -> Tensor:
+        x = heads(x, self.groups)
+        return x if self.groups == 1 else x.repeat_interleave(self.heads // self.groups, dim=2)
+
+    def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
+        assert gate is not None
+        gate, u = gate.chunk(2, dim=-1)
+        o = (o + self.D[:, None] * heads(u, self.heads)).flatten(-2) * gate
+        return self.W_o(self.norm(heads(o, self.groups)).flatten(-2) * self.w_norm)

@@ -1,0 +1,53 @@
+"""mLSTM: xLSTM, Extended Long Short-Term Memory (Beck et al., 2024), eq. 19-27; MesaNet Table 3."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.layers import HeadNorm, Past, ShortConvolution, head_width, heads, precise
+from fastweights.mixer import Mixer
+from fastweights.recurrence import Amplified, Decay, Normalized
+from fastweights.shapes import Embedded
+
+
+class MLSTM(Mixer):
+    """
+    f_q  SiLU(conv(x)) W_Q + b_Q                    f_α  σ(x W_f + b_f), one per head; or e^(x W_f + b_f)
+    f_k  (SiLU(conv(x)) W_K + b_K) / √d'_k          f_i  e^(x W_i + b_i), one per head, multiplies kᵀv
+    f_v  x W_V + b_V                                f_g  σ(x W_G + b_G)
+    d_k = d_v = d, LayerNorm per head; the output is divided by max(|q_t z_t|, 1).
+
+    The paper's eq. 26-27 stabilise the gates by m_t but leave the 1 as it is, which changes the layer; here, as in the
+    released code, the 1 is rescaled too, so that m_t changes nothing.
+
+    exponential_forget  the second f_α, which may exceed 1
+    """
+
+    def __init__(self, d: int, heads: int = 4, conv: int = 4, exponential_forget: bool = False) -> None:
+        super().__init__(d)
+        width = head_width("d", d, heads)
+        self.heads, self.scale, self.exponential_forget = heads, width**-0.5, exponential_forget
+        self.conv = ShortConvolution(d, conv)
+        self.W_q, self.W_k, self.W_v, self.W_g = (nn.Linear(d, d) for _ in range(4))
+        self.W_i, self.W_f = nn.Linear(d, heads), nn.Linear(d, heads)
+        self.W_o = nn.Linear(d, d, bias=False)
+        self.norm = HeadNorm(width, center=True, affine=True)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Gates start without weights; b_f from 3 in the first head to 6 in the last, b_i normal of std 0.1."""
+        nn.init.zeros_(self.W_i.weight)
+        nn.init.zeros_(self.W_f.weight)
+        nn.init.normal_(self.W_i.bias, std=0.1)
+        with torch.no_grad():
+            nn.init.zeros_(self.W_f.bias).add_(torch.linspace(3, 6, self.heads))
+
+    def project(self, x: Embedded, past: Past) -> tuple[Amplified, Tensor]:
+        mixed = F.silu(self.conv(x, past))
+        q, k = heads(self.W_q(mixed), self.heads), heads(self.W_k(mixed), self.heads) * self.scale
+        forget, log_i = precise(self.W_f(x))[..., None], precise(self.W_i(x))[..., None]
+        log_alpha = forget if self.exponential_forget else F.logsigmoid(forget)
+        memory = Decay(q, k, heads(self.W_v(x), self.heads), log_alpha)
+        return Amplified(Normalized(memory, floor=1.0), log_i), self.W_g(x).sigmoid()

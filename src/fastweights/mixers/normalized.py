@@ -1,0 +1,49 @@
+"""Normalized attention: the Dynamical Systems Framework (Sieber et al., 2024), eq. 22, 29, 30."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.layers import Past, choose, head_width, heads, precise
+from fastweights.mixer import Mixer
+from fastweights.recurrence import Decay
+from fastweights.shapes import Embedded
+
+NORMALISERS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "exp": torch.exp,
+    "softplus": F.softplus,
+    "sigmoid": torch.sigmoid,
+}
+"""η of the logits x W_η: eq. 22, 29 and 30."""
+
+
+class NormalizedAttention(Mixer):
+    """
+    f_q  x W_Q / η(x W_η)        f_α  1
+    f_k  x W_K                   f_g  1
+    f_v  x W_V                   d_k = d_v = d
+
+    with one η per head; o_t = q_t Σ_s k_sᵀ v_s / η_t.
+
+    eta  exp, softplus or sigmoid
+    """
+
+    def __init__(self, d: int, heads: int = 4, eta: str = "exp") -> None:
+        super().__init__(d)
+        head_width("d", d, heads)
+        self.heads, self.eta = heads, choose("eta", eta, NORMALISERS)
+        self.W_q = nn.Linear(d, d, bias=False)
+        self.W_k = nn.Linear(d, d, bias=False)
+        self.W_v = nn.Linear(d, d, bias=False)
+        self.W_eta = nn.Linear(d, heads, bias=False)
+        self.W_o = nn.Linear(d, d, bias=False)
+        self.norm = nn.Identity()
+
+    def project(self, x: Embedded, past: Past) -> tuple[Decay, None]:
+        q, k, v = (heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
+        eta = self.eta(precise(self.W_eta(x)))[..., None]
+        return Decay((q / eta).to(q.dtype), k, v, None), None

@@ -1,0 +1,41 @@
+"""Performer: Rethinking Attention with Performers (Choromanski et al., 2020)."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fastweights.features import PositiveRandom
+from fastweights.layers import Past, head_width, heads
+from fastweights.mixer import Mixer
+from fastweights.recurrence import Decay, Normalized
+from fastweights.shapes import Embedded
+
+
+class Performer(Mixer):
+    """
+    f_q  φ(x W_Q)        f_α  1
+    f_k  φ(x W_K)        f_g  1
+    f_v  x W_V           d_k = d_v = d
+
+    with φ = FAVOR+ of x d'_k^(-1/4), positive orthogonal random features of exp(q·k / √d'_k); the output is divided
+    by q_t Σ_s k_s.
+
+    features  how many, for each head
+    seed      what they are drawn from; they are a buffer, saved with the weights
+    """
+
+    def __init__(self, d: int, heads: int = 4, features: int = 128, seed: int = 0) -> None:
+        super().__init__(d)
+        width = head_width("d", d, heads)
+        self.heads, self.scale = heads, width**-0.25
+        self.W_q = nn.Linear(d, d, bias=False)
+        self.W_k = nn.Linear(d, d, bias=False)
+        self.W_v = nn.Linear(d, d, bias=False)
+        self.W_o = nn.Linear(d, d, bias=False)
+        self.phi = PositiveRandom(width, features, seed)
+        self.norm = nn.Identity()
+
+    def project(self, x: Embedded, past: Past) -> tuple[Normalized, None]:
+        q, k, v = (heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
+        q, k = self.phi.query(q * self.scale), self.phi.key(k * self.scale)
+        return Normalized(Decay(q, k, v, None)), None

@@ -1,0 +1,45 @@
+"""Retentive Network (Sun et al., 2023)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.layers import HeadNorm, Past, head_width, heads, per_head, rotary
+from fastweights.mixer import Mixer
+from fastweights.recurrence import Decay
+from fastweights.recurrence.base import ShapeError
+from fastweights.shapes import Embedded
+
+
+class RetNet(Mixer):
+    """
+    f_q  x W_Q        f_α  λ e^(jθ), λ = 1 - 2^(-5-h) of head h
+    f_k  x W_K        f_g  SiLU(x W_G)
+    f_v  x W_V        d_k = d,  d_v = 2d
+
+    with θ as in RoPE, which turns q and k instead of the state, k scaled by d'_k^(-1/2), LayerNorm per head.
+
+    expand_v  d_v / d
+    """
+
+    def __init__(self, d: int, heads: int = 4, expand_v: float = 2.0) -> None:
+        super().__init__(d)
+        values = round(expand_v * d)
+        width = head_width("d", d, heads)
+        if width % 2:
+            raise ShapeError(f"RoPE turns pairs of channels: d / heads = {width} must be even")
+        self.heads, self.scale = heads, width**-0.5
+        self.W_q = nn.Linear(d, d, bias=False)
+        self.W_k = nn.Linear(d, d, bias=False)
+        self.W_v = nn.Linear(d, values, bias=False)
+        self.W_g = nn.Linear(d, values, bias=False)
+        self.W_o = nn.Linear(values, d, bias=False)
+        self.norm = HeadNorm(head_width("d_v", values, heads), center=True, affine=False)
+
+    def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
+        q = rotary(heads(self.W_q(x), self.heads), past.positions)
+        k = rotary(heads(self.W_k(x), self.heads), past.positions) * self.scale
+        log_lambda = torch.log1p(-(2.0 ** (-5 - per_head(self.heads, x))))
+        return Decay(q, k, heads(self.W_v(x), self.heads), log_lambda), F.silu(self.W_g(x))

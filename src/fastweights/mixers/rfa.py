@@ -1,0 +1,49 @@
+"""Random Feature Attention (Peng et al., 2021)."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn import functional as F
+
+from fastweights.features import RandomFourier
+from fastweights.layers import Past, head_width, heads, precise
+from fastweights.mixer import Mixer
+from fastweights.recurrence import Decay, Normalized
+from fastweights.shapes import Embedded
+
+
+class RFA(Mixer):
+    """
+    f_q  φ(L2(x W_Q))        f_α  1, or σ(x W_α + b_α), one per head
+    f_k  φ(L2(x W_K))        f_g  1
+    f_v  x W_V               d_k = d_v = d
+
+    with φ random Fourier features (sin, cos) of a Gaussian kernel with learnt widths σ; the output is divided by
+    q_t Σ_s k_s. Where that falls below exp(-2 max σ²), the least that one token can add to the kernel, it is noise of
+    the features, and the bound is taken in its place.
+
+    features  how many frequencies; a head has 2·features keys
+    gated     f_α = σ(x W_α + b_α), and (1 - α) times f_k
+    seed      what the frequencies are drawn from; they are a buffer, saved with the weights
+    """
+
+    def __init__(self, d: int, heads: int = 4, features: int = 64, gated: bool = False, seed: int = 0) -> None:
+        super().__init__(d)
+        self.heads = heads
+        self.W_q = nn.Linear(d, d, bias=False)
+        self.W_k = nn.Linear(d, d, bias=False)
+        self.W_v = nn.Linear(d, d, bias=False)
+        self.W_o = nn.Linear(d, d, bias=False)
+        self.W_alpha = nn.Linear(d, heads) if gated else None
+        self.phi = RandomFourier(heads, head_width("d", d, heads), features, seed)
+        self.norm = nn.Identity()
+
+    def project(self, x: Embedded, past: Past) -> tuple[Normalized, None]:
+        q, k, v = (heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
+        q, k = self.phi(F.normalize(q, dim=-1)), self.phi(F.normalize(k, dim=-1))
+        least = self.phi.least()[None, None]
+        if self.W_alpha is None:
+            return Normalized(Decay(q, k, v, None), least), None
+        logit = precise(self.W_alpha(x))[..., None]
+        written = (-logit).sigmoid()
+        return Normalized(Decay(q, (k * written).to(k.dtype), v, F.logsigmoid(logit)), least * written), None

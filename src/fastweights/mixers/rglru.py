@@ -1,0 +1,62 @@
+"""RG-LRU: Griffin, Mixing Gated Linear Recurrences with Local Attention (De et al., 2024); DSF eq. 21."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.layers import Past, ShortConvolution, head_width, heads, precise
+from fastweights.mixer import Mixer
+from fastweights.recurrence import Decay
+from fastweights.shapes import Embedded
+
+
+class RGLRU(Mixer):
+    """
+    f_q  1                         f_α  σ(Λ)^(c σ(x W_a + b_a)), c = 8
+    f_k  √(1 - α²)                 f_g  GELU(u W_g + b_g)
+    f_v  σ(x W_x + b_x) ⊙ x        d_k = d_v = H = expand·d
+
+    with x = conv(u W_u + b_u) + b of the layer's input u: the recurrent block of Griffin, and Hawk. W_a and W_x are
+    block-diagonal. The paper's text starts σ(Λ)^c, its released code σ(Λ), between 0.9 and 0.999; here the text holds.
+
+    heads  the blocks of W_a and W_x
+    """
+
+    def __init__(self, d: int, heads: int = 4, expand: float = 1.0, conv: int = 4, c: float = 8.0) -> None:
+        super().__init__(d)
+        width = round(expand * d)
+        block = head_width("expand · d", width, heads)
+        self.heads, self.c = heads, c
+        self.W_u, self.W_g = nn.Linear(d, width), nn.Linear(d, width)
+        self.conv = ShortConvolution(width, conv)
+        self.conv_bias, self.Lambda = nn.Parameter(torch.empty(width)), nn.Parameter(torch.empty(width))
+        self.W_a, self.W_x = (nn.Parameter(torch.empty(heads, block, block)) for _ in range(2))
+        self.b_a, self.b_x = nn.Parameter(torch.empty(width)), nn.Parameter(torch.empty(width))
+        self.W_o = nn.Linear(width, d)
+        self.norm = nn.Identity()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """σ(Λ)^c uniform in [0.9, 0.999]; normal weights of variance 1 / fan-in; no biases."""
+        with torch.no_grad():
+            log_a = nn.init.uniform_(self.Lambda, 0.9, 0.999).log_().div_(self.c)
+            self.Lambda.copy_(log_a - torch.log(-torch.expm1(log_a)))
+        for bias in (self.conv_bias, self.b_a, self.b_x):
+            nn.init.zeros_(bias)
+        for weight in (self.W_a, self.W_x):
+            nn.init.normal_(weight, std=1 / math.sqrt(weight.shape[-1]))
+
+    def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
+        gate = F.gelu(self.W_g(x), approximate="tanh")
+        x = self.conv(self.W_u(x), past) + self.conv_bias
+        r, i = self._gate(x, self.W_a, self.b_a), self._gate(x, self.W_x, self.b_x)
+        log_alpha = (self.c * precise(r) * F.logsigmoid(precise(self.Lambda)))[..., None]
+        one, k = torch.ones_like(x[:1, :1, :1, None]), (-torch.expm1(2 * log_alpha)).sqrt()
+        return Decay(one, k, (i * x)[..., None], log_alpha), gate
+
+    def _gate(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return (torch.einsum("bthi,hij->bthj", heads(x, self.heads), weight).flatten(-2) + bias).sigmoid()

@@ -1,0 +1,94 @@
+"""A query reads the state that precedes its token, and the token itself with a weight of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastweights.recurrence.base import (
+    Recurrence,
+    check_mask,
+    decay_factors,
+    heads_first,
+    masked_stream,
+    require_width,
+    starts,
+    with_resets,
+)
+from fastweights.recurrence.decay import Decay
+from fastweights.recurrence.ltv import LTV
+from fastweights.recurrence.transition import Delayed
+from fastweights.shapes import Keys, LogDecay, Map, Mask, Output, PerToken, Segments, Values
+
+
+@dataclass(frozen=True, eq=False)
+class Bonus(Recurrence):
+    """o_t = q_t S_{t-1} + bonus_t v_t ;  S_t = diag(α_t) S_{t-1} + k_tᵀ v_t      (RWKV, eq. 16)
+
+    q, k, v, log_decay  as in `Decay`
+    bonus               ``[b t h 1]``: what the current token weighs in its own output
+    State ``[b h k v]``, as `Decay` has it.
+    """
+
+    q: Keys
+    k: Keys
+    v: Values
+    log_decay: LogDecay | None
+    bonus: PerToken
+
+    def __post_init__(self) -> None:
+        _ = self.shape
+        width = self.q.shape[-1]
+        require_width("k", self.k, width)
+        require_width("log_decay", self.log_decay, 1, width)
+        require_width("bonus", self.bonus, 1)
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        b, _, h = self.shape
+        return ((b, h, self.q.shape[-1], self.v.shape[-1]),)
+
+    @property
+    def values(self) -> int:
+        return self.v.shape[-1]
+
+    def behind(self) -> Decay:
+        """The rule that reads S_t with the query of token t + 1."""
+        v = self.v.to(self.accumulator).expand(*self.shape, -1)
+        return Decay(self.q.roll(-1, dims=1), self.k, v, self.log_decay)
+
+    def completed(self, o: Tensor, state: Tensor) -> Output:
+        """The output, from that of `behind` and the state before the first token."""
+        first = (heads_first(self.q[:, :1], state.dtype) @ state).transpose(1, 2)
+        return (torch.cat([first, o[:, :-1]], dim=1) + self.bonus * self.v).to(self.output)
+
+    def step(self, state: Tensor) -> tuple[Output, Tensor]:
+        o, after = self.behind().step(state)
+        return self.completed(o, state), after
+
+    def chunk(self, state: Tensor) -> tuple[Output, Tensor]:
+        o, after = self.behind().chunk(state)
+        return self.completed(o, state), after
+
+    def attention_map(self) -> Map:
+        below = F.pad(self.behind().attention_map()[..., :-1, :], (0, 0, 1, 0))
+        return below + torch.diag_embed(heads_first(self.bonus, below.dtype).squeeze(-1))
+
+    def ltv(self) -> LTV:
+        """On the state and the one before it, which is what a query reads: 2k rows, of which k only wait."""
+        q, k = (s.to(self.accumulator).expand(*self.shape, -1) for s in (self.q, self.k))
+        decay, width = decay_factors(self, self.log_decay), q.shape[-1]
+        return LTV(Delayed(decay, 2 * width), B=F.pad(k, (0, width)), C=F.pad(q, (width, 0)), D=self.bonus)
+
+    def keep(self, mask: Mask) -> Self:
+        check_mask(self, mask, "keep mask")
+        log_decay = None if self.log_decay is None else masked_stream(self.log_decay, mask)
+        return replace(self, k=masked_stream(self.k, mask), log_decay=log_decay)
+
+    def segments(self, ids: Segments) -> Self:
+        check_mask(self, ids, "segment ids")
+        return replace(self, q=masked_stream(self.q, ~starts(ids)), log_decay=with_resets(self, self.log_decay, ids))

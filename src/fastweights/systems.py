@@ -1,0 +1,107 @@
+"""Diagonal linear systems h' = A h + B u in continuous time, and how they are held from one token to the next.
+
+Complex parameters are real pairs ``[… 2]``: optimisers, `.double()` and safetensors mishandle complex ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fastweights.layers import precise
+from fastweights.recurrence.base import ShapeError
+
+Start = Callable[[int], Tensor]
+Hold = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+class Diagonal(nn.Module):
+    """A = -e^(log_A_re) + i A_im and steps Δ = e^(log_Delta), log-uniform in [0.001, 0.1] at first.
+
+    shape  of A, ``[channels N]``; either may be 1
+    steps  the shape of Δ, which broadcasts with A
+    start  from N to A ``[N]`` at first
+    hold   `zero_order` or `tustin`
+    Called, it gives log Ā and what B is multiplied with, both complex.
+    """
+
+    def __init__(self, shape: tuple[int, int], steps: tuple[int, int], start: Start, hold: Hold) -> None:
+        super().__init__()
+        self.start, self.hold = start, hold
+        self.log_A_re, self.A_im = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
+        self.log_Delta = nn.Parameter(torch.empty(steps))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        A = self.start(self.A_im.shape[1])
+        with torch.no_grad():
+            nn.init.zeros_(self.log_A_re).add_((-A.real).log())
+            nn.init.zeros_(self.A_im).add_(A.imag)
+        nn.init.uniform_(self.log_Delta, math.log(1e-3), math.log(1e-1))
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        A = torch.complex(-precise(self.log_A_re).exp(), precise(self.A_im))
+        return self.hold(A, precise(self.log_Delta).exp())
+
+
+def zero_order(A: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    """log Ā = ΔA,  B̄ = (e^(ΔA) - 1) / A · B: u stays as it is between two tokens."""
+    z = step * A
+    return z, expm1(z) / A
+
+
+def tustin(A: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    """Ā = (1 + ΔA/2) / (1 - ΔA/2),  B̄ = Δ / (1 - ΔA/2) · B: the bilinear rule.
+
+    |Ā|² = 1 + 2Δ Re A / |1 - ΔA/2|² keeps the digits of a slow decay, which a quotient near one would lose.
+    """
+    above, below = 1 + step * A / 2, 1 - step * A / 2
+    log_modulus = torch.log1p(2 * step * A.real / (below.real.square() + below.imag.square())) / 2
+    angle = torch.atan2(above.imag, above.real) - torch.atan2(below.imag, below.real)
+    return torch.complex(log_modulus, angle), step / below
+
+
+def expm1(z: Tensor) -> Tensor:
+    """e^z - 1 of a complex z, with the digits of a small one."""
+    real = torch.expm1(z.real) * z.imag.cos() - 2 * (z.imag / 2).sin().square()
+    return torch.complex(real, z.real.exp() * z.imag.sin())
+
+
+def linear_start(n: int) -> Tensor:
+    """A_n = -½ + iπn (S4D-Lin)."""
+    return torch.complex(torch.full((n,), -0.5), math.pi * torch.arange(n))
+
+
+def inverse_start(n: int) -> Tensor:
+    """A_n = -½ + i N/π (N / (2n + 1) - 1) for N = 2n pairs (S4D-Inv)."""
+    whole = 2 * n
+    return torch.complex(torch.full((n,), -0.5), whole / math.pi * (whole / (2 * torch.arange(n) + 1) - 1))
+
+
+def hippo_start(n: int) -> Tensor:
+    """The n eigenvalues in the upper half plane of the normal part of HiPPO-LegS with 2n states (DSS, S5)."""
+    p = (torch.arange(2 * n, dtype=torch.float64) + 0.5).sqrt()
+    skew = torch.outer(p, p).triu(1)
+    frequencies = torch.linalg.eigvalsh(1j * (skew - skew.mT))[n:]
+    return torch.complex(torch.full((n,), -0.5), frequencies.float())
+
+
+def pairs(state: int) -> int:
+    """How many conjugate pairs `state` states are."""
+    if state < 2 or state % 2:
+        raise ShapeError(f"state = {state}: complex states come in conjugate pairs; use an even number")
+    return state // 2
+
+
+def as_complex(x: Tensor) -> Tensor:
+    """Real pairs ``[… n 2]`` or ``[… 2n]`` as ``[… n]``."""
+    x = precise(x)
+    return torch.view_as_complex((x if x.shape[-1] == 2 else x.unflatten(-1, (-1, 2))).contiguous())
+
+
+def as_real(x: Tensor) -> Tensor:
+    """``[… n]`` as ``[… 2n]``, real and imaginary parts in turn."""
+    return torch.view_as_real(x).flatten(-2)
