@@ -19,13 +19,27 @@ from fastweights.analysis.capture import captured
 from fastweights.evaluate import Recurrent
 from fastweights.mixer import Mixer
 from fastweights.mixers import MIXERS, make
-from fastweights.recurrence import LTV, Decay, Delta, DenseLTV, Diagonal, NoFiniteFormError
+from fastweights.recurrence import LTV, Decay, Delayed, Delta, DenseLTV, Diagonal, NoFiniteFormError
 from fastweights.recurrence.ltv import kron
 from tiny import tiny, tokens
 from tolerances import array, assert_close
 
 D, T = 16, 6
-WITHOUT_LTV = {"softmax"}
+WITHOUT_LTV = {"softmax", "swa"}
+SIZES: dict[str, dict[str, Any]] = {
+    "based": {"keys": 2},
+    "dss": {"state": 4},
+    "h3": {"heads": 8, "state": 4},
+    "lru": {"state": 8},
+    "mamba": {"state": 3},
+    "mamba2": {"state": 3},
+    "performer": {"features": 5},
+    "rfa": {"features": 6},
+    "s4d": {"state": 4},
+    "s5": {"state": 8},
+}
+CONSTANT = {"dss", "lru", "s4d", "s5"}
+VARYING = MIXERS.keys() - CONSTANT
 WITH_LTV = sorted(MIXERS.keys() - WITHOUT_LTV)
 each_mixer = pytest.mark.parametrize("name", WITH_LTV)
 each_linear = pytest.mark.parametrize("case", LINEAR, ids=str)
@@ -35,7 +49,7 @@ each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: 
 def moved(name: str, **arguments: Any) -> Mixer:
     """The mixer in float64 with its parameters off their start."""
     torch.manual_seed(0)
-    mixer, g = make(name, D, **arguments), Generator().manual_seed(7)
+    mixer, g = make(name, D, **SIZES.get(name, {}) | arguments), Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in mixer.parameters():
             parameter.add_(0.3 * normal(*parameter.shape, generator=g))
@@ -76,6 +90,7 @@ def test_algorithms_agree_or_refuse(name: str, algorithm: Algorithm) -> None:
         assert_close(algorithm.run(system, u), system.simulate(u)[0], "y")
     else:
         assert algorithm in (ChunkwiseParallel(), Convolution())
+        assert name in VARYING if algorithm == Convolution() else isinstance(system.A, Delayed)
 
 
 @each_algorithm
@@ -106,7 +121,8 @@ def test_kronecker_forms_agree(name: str) -> None:
 @each_mixer
 def test_dense_transitions_have_the_systems_eigenvalues(name: str) -> None:
     system = moved(name).drive(inputs()).recurrence.ltv()
-    got = system.eigenvalues().abs().sort(-1).values
+    got = system.eigenvalues().abs()
+    got = F.pad(got, (0, system.A.width - got.shape[-1])).sort(-1).values
     want = torch.linalg.eigvals(system.A.dense().expand(*system.B.shape, -1)).abs().sort(-1).values
     assert_close(got, want, "eigenvalues")
 
@@ -195,6 +211,15 @@ def test_equations_17_and_22_divide_by_a_learnt_normaliser(normaliser: Any) -> N
     agree(system, u, dsf_oracles.normalized_attention(*map(array, (u, W_Q, W_K, W_V, eta))))
 
 
+def test_equation_22_is_normalized_attention() -> None:
+    mixer, u = moved("normalized", heads=1), inputs()
+    weights = [W.weight.detach() for W in (mixer.W_q, mixer.W_k, mixer.W_v)]
+    eta = dsf.exponential_normaliser(u, mixer.W_eta.weight.detach()[0])
+    system = dsf.generalized_linear_attention(u, *weights, eta=eta)
+    ours = mixer.drive(u).recurrence.ltv().dense(D).joined().driven_by(weights[2])
+    assert_close(system.kernel(), ours.kernel(), "Φ")
+
+
 def test_equation_18_approaches_softmax_attention() -> None:
     u = inputs(d=3)
     weights = [W / 2 for W in matrices((3, 3), (3, 3), (3, 3))]
@@ -237,11 +262,34 @@ def test_equation_20_is_the_qlstm() -> None:
     agree(system, u, dsf_oracles.qlstm(*map(array, (u, W_f, W_i, W_o, W_u))))
 
 
+@pytest.mark.parametrize("reversed_sigmoid", [False, True], ids=["20", "23"])
+def test_equations_20_and_23_are_the_qlstm_of_this_library(reversed_sigmoid: bool) -> None:
+    mixer, u = moved("qlstm", reversed=reversed_sigmoid), inputs()
+    f = mixer.W_f(u).detach()
+    f = dsf.reversed_sigmoid(f, float(mixer.a)) if reversed_sigmoid else f.sigmoid()
+    i, o = (W(u).sigmoid().detach() for W in (mixer.W_i, mixer.W_q))
+    system = dsf.qlstm(u, f, i, o, mixer.W_v.weight.detach())
+    ours = mixer.drive(u).recurrence.ltv().dense(1).joined().driven_by(mixer.W_v.weight.detach())
+    for name in ("A", "B", "C", "D"):
+        assert_close(getattr(system, name), getattr(ours, name), name)
+
+
 def test_equation_21_is_the_rg_lru() -> None:
     u = inputs(d=4)
     W_R, W_B, A = matrices((4, 4), (4, 4), (4,))
     system = dsf.rg_lru((u @ W_R.mT).sigmoid(), (u @ W_B.mT).sigmoid(), A)
     agree(system, u, dsf_oracles.rg_lru(*map(array, (u, W_R, W_B, A))))
+
+
+def test_equation_21_is_the_rg_lru_of_this_library() -> None:
+    mixer, x = moved("rglru", conv=1), inputs()
+    inner = (x @ mixer.W_u.weight.T + mixer.W_u.bias) * mixer.conv.weight[0] + mixer.conv_bias
+    r, i = (mixer._gate(inner, *p) for p in ((mixer.W_a, mixer.b_a), (mixer.W_x, mixer.b_x)))
+    system = dsf.rg_lru(r, i, -mixer.Lambda)
+    ours = mixer.drive(x).recurrence.ltv().dense(1).joined()
+    assert_close(system.A, ours.A, "Λ")
+    assert_close(system.B, ours.B * i[:, :, None, None], "B")
+    assert_close(system.C, ours.C, "C")
 
 
 def test_equation_23_reverses_the_sigmoid() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastweights.evaluate import Chunkwise, evaluate
-from fastweights.recurrence import LTV, Decay, Delta, Diagonal, Erasing, Transition
+from fastweights.recurrence import LTV, Decay, Delayed, Delta, Diagonal, Erasing, Transition
 from fastweights.shapes import Output
 
 
@@ -103,6 +103,8 @@ class ChunkwiseParallel(Algorithm):
                 return (
                     None if torch.equal(system.B, beta * k) else "B is not β k: what is written is not what is erased"
                 )
+            case Delayed():
+                return "a query reads the state before its token is written (the rule Bonus shifts queries instead)"
             case _:
                 return "products of full matrices A_t have no short form"
 

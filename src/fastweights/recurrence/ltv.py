@@ -104,8 +104,9 @@ class LTV:
         return phi + torch.diag_embed(self.D.expand(b, length, h, 1).squeeze(-1).transpose(1, 2))
 
     def eigenvalues(self) -> Tensor:
-        """The eigenvalues of every A_t, ``[b t h k]``."""
-        return self.A.eigenvalues().expand(self.B.shape)
+        """The eigenvalues of every A_t, ``[b t h k]``, without the zeros of rows that only wait (`Delayed`)."""
+        found = self.A.eigenvalues()
+        return found.expand(self.B.shape) if found.shape[-1] == 1 else found
 
     def memory_horizon(self) -> Tensor:
         """Tokens after which a state component has decayed to 1/e, -1/log|λ|: ``[b t h k]``; inf for |λ| = 1."""

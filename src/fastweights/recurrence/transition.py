@@ -44,14 +44,14 @@ class Transition(ABC):
 
     @abstractmethod
     def eigenvalues(self) -> Tensor:
-        """``[b t h k]``, or ``[b t h 1]`` where all are the same."""
+        """``[b t h k]``, or ``[b t h 1]`` where all are the same; the zeros of rows that only wait are left out."""
 
     @abstractmethod
     def after(self, earlier: Transition) -> Transition:
         """A_t A'_t, token by token."""
 
     @abstractmethod
-    def extend(self, extra: int) -> Self:
+    def extend(self, extra: int) -> Transition:
         """With `extra` more rows, which are forgotten at once."""
 
 
@@ -93,7 +93,7 @@ class Diagonal(Transition):
             return replace(self, decay=self.decay * earlier.decay)
         return Full(self.apply(earlier.dense()))
 
-    def extend(self, extra: int) -> Self:
+    def extend(self, extra: int) -> Transition:
         return replace(self, decay=F.pad(self._spelled_out(), (0, extra)), size=self.size + extra)
 
     def _spelled_out(self) -> Tensor:
@@ -144,12 +144,54 @@ class Erasing(Transition):
     def after(self, earlier: Transition) -> Transition:
         return Full(self.apply(earlier.dense()))
 
-    def extend(self, extra: int) -> Self:
+    def extend(self, extra: int) -> Transition:
         decay = self.decay.expand_as(self.k)
         return replace(self, decay=F.pad(decay, (0, extra)), k=F.pad(self.k, (0, extra)))
 
     def _erased(self, states: Tensor) -> Tensor:
         return states - (self.beta * self.k)[..., :, None] * (self.k[..., None, :] @ states)
+
+
+@dataclass(frozen=True, eq=False)
+class Delayed(Transition):
+    """[diag(α_t) 0; I 0]: a diagonal transition of k/2 rows, followed by the state it had a token ago
+
+    decay ``[b t h 1|k/2]``, any, resets (0) included;  size  k
+    """
+
+    decay: Tensor
+    size: int
+
+    @property
+    def width(self) -> int:
+        return self.size
+
+    def __getitem__(self, span: slice) -> Self:
+        return replace(self, decay=self.decay[:, span])
+
+    def heads(self, chosen: list[int]) -> Self:
+        return replace(self, decay=self.decay[:, :, chosen])
+
+    def apply(self, states: Tensor) -> Tensor:
+        now, _ = states.chunk(2, -2)
+        return torch.cat([self.decay[..., None] * now, now.expand(*self.decay.shape[:3], -1, -1)], -2)
+
+    def apply_adjoint(self, states: Tensor) -> Tensor:
+        now, before = states.chunk(2, -2)
+        read = self.decay.conj()[..., None] * now + before
+        return torch.cat([read, torch.zeros_like(read)], -2)
+
+    def dense(self) -> Tensor:
+        return self.apply(torch.eye(self.size, dtype=self.decay.dtype, device=self.decay.device))
+
+    def eigenvalues(self) -> Tensor:
+        return self.decay
+
+    def after(self, earlier: Transition) -> Transition:
+        return Full(self.apply(earlier.dense()))
+
+    def extend(self, extra: int) -> Transition:
+        return Full(self.dense()).extend(extra)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,5 +225,5 @@ class Full(Transition):
     def after(self, earlier: Transition) -> Transition:
         return Full(self.apply(earlier.dense()))
 
-    def extend(self, extra: int) -> Self:
+    def extend(self, extra: int) -> Transition:
         return replace(self, matrix=F.pad(self.matrix, (0, extra, 0, extra)))
