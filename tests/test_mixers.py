@@ -60,6 +60,8 @@ LAYERS = [
     layer("softmax", mixer_oracles.softmax, heads=4),
     layer("softmax", mixer_oracles.softmax, heads=4, kv_heads=2),
     layer("softmax", mixer_oracles.softmax, heads=4, kv_heads=1, window=3),
+    layer("lolcats", mixer_oracles.lolcats, heads=4, kv_heads=2, window=3),
+    layer("lolcats", mixer_oracles.lolcats, heads=2, window=3, shared=False),
     layer("linear", mixer_oracles.linear_attention, heads=2),
     layer("gla", mixer_oracles.gla, heads=2, tau=8.0, rank=3),
     layer("metala", mixer_oracles.metala, heads=2),
@@ -244,8 +246,9 @@ def test_bfloat16_runs_with_its_state_in_float32(layer: Layer) -> None:
         y, state = mixer(x, method=method)
         assert y.dtype == torch.bfloat16
         assert_close(y, want, f"y by {method}")
-        dtype = torch.bfloat16 if layer.name == "softmax" else torch.float32
-        assert {s.dtype for s in parts(state.memory)} <= {dtype, torch.long}
+        cached = {torch.bfloat16} if layer.name in ("softmax", "lolcats") else set()
+        summed = set() if layer.name == "softmax" else {torch.float32}
+        assert {s.dtype for s in parts(state.memory)} <= {*cached, *summed, torch.long}
 
 
 @each_layer
@@ -326,6 +329,7 @@ def test_inputs_that_do_not_fit(layer: Layer) -> None:
         ("linear", {"heads": 5}, "d = 16 is not divisible by heads = 5; use 1, 2, 4, 8, 16"),
         ("softmax", {"heads": 4, "kv_heads": 3}, "heads = 4 is not a multiple of kv_heads = 3"),
         ("softmax", {"heads": 16}, "must be even"),
+        ("lolcats", {"heads": 4, "kv_heads": 3}, "heads = 4 is not a multiple of kv_heads = 3"),
         ("mesa", {"steps": -1}, "not negative"),
         ("mamba", {"heads": 2}, "mamba does not take heads; it takes d, state, expand, conv"),
         ("mambo", {}, "unknown mixer 'mambo'; there are"),

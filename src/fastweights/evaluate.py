@@ -28,8 +28,8 @@ class Recurrent(Method):
 
     def run(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
         outputs = []
-        for t in range(len(recurrence)):
-            o, state = recurrence[t : t + 1].step(state)
+        for token in recurrence.split(1):
+            o, state = token.step(state)
             outputs.append(o)
         return torch.cat(outputs, dim=1), state
 

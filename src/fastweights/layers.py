@@ -29,7 +29,8 @@ class Past:
         segments: Segments | None,
     ) -> None:
         self.keep = keep
-        self.document = None if segments is None else starts(segments).cumsum(1)
+        self._starts = None if segments is None else starts(segments)
+        self.document = None if self._starts is None else self._starts.cumsum(1)
         self._old = None if tails is None else iter(tails)
         self._before = position if position is not None else x.new_zeros(x.shape[0], dtype=torch.long)
         self._length = x.shape[1]
@@ -37,15 +38,25 @@ class Past:
 
     @property
     def positions(self) -> Tensor:
-        """``[b t]``: how many tokens precede each token, padding not counted."""
-        if self.keep is None:
-            return self._before[:, None] + torch.arange(self._length, device=self._before.device)
-        return self._before[:, None] + self.keep.long().cumsum(1) - self.keep.long()
+        """``[b t]``: how many tokens of its document precede each token, padding not counted."""
+        return self._seen()[:, :-1] - self._skipped()[:, 1:]
 
     @property
     def position(self) -> Tensor:
-        """``[b]``: how many tokens precede the next one."""
-        return self._before + (self._length if self.keep is None else self.keep.sum(1))
+        """``[b]``: how many tokens of its document precede the next one."""
+        return (self._seen() - self._skipped())[:, -1]
+
+    def _seen(self) -> Tensor:
+        """``[b t+1]``: how many tokens precede each one and the next."""
+        if self.keep is None:
+            return self._before[:, None] + torch.arange(self._length + 1, device=self._before.device)
+        return self._before[:, None] + F.pad(self.keep.long().cumsum(1), (1, 0))
+
+    def _skipped(self) -> Tensor:
+        """``[b t+1]``: of those that precede it, how many belong to other documents, after one column of zeros."""
+        if self._starts is None:
+            return torch.zeros_like(self._before)[:, None].expand(-1, self._length + 1)
+        return F.pad((self._seen()[:, :-1] * self._starts).cummax(1).values, (1, 0))
 
     def tail(self, x: Tensor, length: int) -> Tensor:
         """The last `length` inputs of this convolution before `x`: zeros at the start of a sequence."""

@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from fastweights.kernels.blocks import smallest_exponent
+from fastweights.kernels.gemm import routed
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence, reciprocal
 from fastweights.recurrence.timeline import FORGOTTEN
@@ -147,7 +149,8 @@ class _Span(NamedTuple):
         c = self.fk.shape[3]
         scores = (self.q @ self.k.mT).unflatten(3, (-1, c)).masked_fill_(~masks.near, -torch.inf)
         highest = scores.amax(-1, keepdim=True)
-        near = scores.sub_(highest.masked_fill_(highest == -torch.inf, 0)).exp_().flatten(3, 4)
+        scores.sub_(highest.masked_fill_(highest == -torch.inf, 0)).clamp_(min=smallest_exponent(scores.dtype))
+        near = scores.exp_().mul_(masks.near).flatten(3, 4)
         far = (self.fq @ self.fk.mT).unflatten(3, (-1, c)).mul_(masks.far).flatten(3, 4)
         return near, far
 
@@ -171,6 +174,7 @@ class _Blocked(torch.autograd.Function):
     """(o ``[b g r T v]``, S after the last block) of queries ``[b g r T ·]``, keys ``[b g w+T ·]`` and S_0."""
 
     @staticmethod
+    @routed
     def forward(
         ctx: Any, plan: _Plan, plain: bool, documents: _Documents, memory: Tensor, *streams: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -190,6 +194,7 @@ class _Blocked(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @routed
     def backward(ctx: Any, do: Tensor, dmemory: Tensor) -> tuple[Tensor | None, ...]:
         plan: _Plan = ctx.plan
         running, present, *saved = ctx.saved_tensors
@@ -250,9 +255,7 @@ def _span_back(
     return _Span(dscores @ k, dfq, dmix, dscores.mT @ q, dfk.add_(dtaken), dv), dwritten[:, :, 0]
 
 
-def _joined_back(
-    near: Tensor, far: Tensor, mix: Tensor, do: Tensor, *, shared: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _joined_back(near: Tensor, far: Tensor, mix: Tensor, do: Tensor, *, shared: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of both sides' sums and of the mix, from that of o = divided(joined(near, far, mix))."""
     parts = (near, far) if shared else (divided(near), divided(far))
     sums = joined(near, far, mix, shared=shared)
@@ -334,9 +337,7 @@ def blocked_windows(recurrence: WindowedLinear, state: WindowState) -> tuple[Ten
     left = torch.arange(min(max(w - 1, 0), t + age.shape[1]), 0, -1, device=age.device)
     rows = length + w - left
     there = documents.present.take_along_dim(rows, 1) == current
-    ring = (
-        s.take_along_dim(rows[:, None, :, None], 2) * there[:, None, :, None] for s in (keys, values, features)
-    )
+    ring = (s.take_along_dim(rows[:, None, :, None], 2) * there[:, None, :, None] for s in (keys, values, features))
     return o.to(recurrence.output), (*ring, memory, torch.where(there, left, FORGOTTEN))  # type: ignore[return-value]
 
 

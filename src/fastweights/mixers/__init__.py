@@ -6,6 +6,7 @@ from fastweights.mixer import Mixer
 from fastweights.mixers.gated_deltanet import GatedDeltaNet
 from fastweights.mixers.gla import GLA
 from fastweights.mixers.linear import Linear
+from fastweights.mixers.lolcats import LoLCATs
 from fastweights.mixers.mamba import Mamba
 from fastweights.mixers.mesa import MesaLayer
 from fastweights.mixers.metala import MetaLA
@@ -19,6 +20,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "mamba": Mamba,
     "gated_deltanet": GatedDeltaNet,
     "mesa": MesaLayer,
+    "lolcats": LoLCATs,
 }
 
 
@@ -47,6 +49,7 @@ __all__ = [
     "MIXERS",
     "GatedDeltaNet",
     "Linear",
+    "LoLCATs",
     "Mamba",
     "MesaLayer",
     "MetaLA",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -69,6 +70,12 @@ class Recurrence(ABC):
         """The record of the tokens in `span`; streams constant in time stay so."""
         length = len(self)
         return replace(self, **{n: s[:, span] for n, s in self.streams.items() if s.shape[1] == length})
+
+    def split(self, size: int) -> Iterator[Self]:
+        """The record in pieces of `size` tokens; unlike slices, they cost autograd no more than the whole."""
+        timed = {n: s for n, s in self.streams.items() if s.shape[1] == len(self)}
+        for pieces in zip(*(s.split(size, dim=1) for s in timed.values()), strict=True):
+            yield replace(self, **dict(zip(timed, pieces, strict=True)))
 
     @property
     @abstractmethod

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Self
+from itertools import repeat
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -57,6 +59,14 @@ class Normalized(Recurrence):
         if isinstance(floor, Tensor) and floor.shape[1] == len(self):
             floor = floor[:, span]
         return replace(self, inner=self.inner[span], floor=floor)
+
+    def split(self, size: int) -> Iterator[Self]:
+        floors: Iterable[Any] = repeat(self.floor)
+        if isinstance(self.floor, Tensor) and self.floor.shape[1] == len(self):
+            floors = self.floor.split(size, dim=1)
+        inner = self.inner.split(size) if len(self.inner) == len(self) else repeat(self.inner)
+        for piece, floor in zip(inner, floors, strict=False):
+            yield replace(self, inner=piece, floor=floor)
 
     def step(self, state: Tensor) -> tuple[Output, State]:
         return self.divided(self.extended().step(state))

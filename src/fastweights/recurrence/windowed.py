@@ -23,7 +23,18 @@ from fastweights.recurrence.base import (
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.softmax import as_cached, served
 from fastweights.recurrence.timeline import FORGOTTEN, Timeline
-from fastweights.shapes import Features, GroupFeatures, GroupKeys, GroupValues, Keys, Map, Mask, Output, PerToken, Segments
+from fastweights.shapes import (
+    Features,
+    GroupFeatures,
+    GroupKeys,
+    GroupValues,
+    Keys,
+    Map,
+    Mask,
+    Output,
+    PerToken,
+    Segments,
+)
 
 WindowState = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
