@@ -25,6 +25,7 @@ from fastweights.kernels.blocks import (
     harmless_chunk,
     state_gradient_of_middle,
 )
+from fastweights.kernels.gemm import routed
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.decay import Decay
@@ -79,6 +80,7 @@ class _ChunkedDecay(torch.autograd.Function):
     """(o ``[b t h v]``, S_T) of q, k, v, log_decay with all axes but the last spelled out, and S_0."""
 
     @staticmethod
+    @routed
     def forward(
         ctx: Any, plan: Plan, q: Tensor, k: Tensor | None, v: Tensor, log_decay: Tensor | None, state: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -96,6 +98,7 @@ class _ChunkedDecay(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @routed
     def backward(ctx: Any, do: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
         plan: Plan = ctx.plan
         q, k, v, log_decay, *starts = ctx.saved_tensors

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from fastweights.kernels.blocks import Factors, Plan, cut, decayed, harmless_chunk, state_gradient_of_middle
+from fastweights.kernels.gemm import routed
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.delta import Delta
@@ -85,6 +86,7 @@ class _ChunkedDelta(torch.autograd.Function):
     """(o ``[b t h v]``, S_T) of q, k, v, beta, log_decay with all axes but the last spelled out, and S_0."""
 
     @staticmethod
+    @routed
     def forward(
         ctx: Any, plan: Plan, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, state: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -102,6 +104,7 @@ class _ChunkedDelta(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @routed
     def backward(ctx: Any, do: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
         plan: Plan = ctx.plan
         q, k, v, beta, log_decay, *starts = ctx.saved_tensors

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 State = Tensor | tuple[Tensor, ...]
 
+CHUNK = 64
+"""Tokens that are computed in parallel where nobody says how many."""
+
 
 class ShapeError(ValueError):
     """A stream, mask or state whose shape does not fit the others."""
@@ -72,9 +75,11 @@ class Recurrence(ABC):
         length = len(self)
         return replace(self, **{n: s[:, span] for n, s in self.streams.items() if s.shape[1] == length})
 
-    def pieces(self, size: int = 64) -> Iterator[Self]:
-        """The record cut into `size` tokens each."""
-        return (self[start : start + size] for start in range(0, len(self), size))
+    def split(self, size: int = CHUNK) -> Iterator[Self]:
+        """The record in pieces of `size` tokens; unlike slices, they cost autograd no more than the whole."""
+        timed = {n: s for n, s in self.streams.items() if s.shape[1] == len(self)}
+        for pieces in zip(*(s.split(size, dim=1) for s in timed.values()), strict=True):
+            yield replace(self, **dict(zip(timed, pieces, strict=True)))
 
     @property
     @abstractmethod
