@@ -7,7 +7,6 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fastweights.recurrence.base import (
     Recurrence,
