@@ -16,7 +16,7 @@ from fastweights.recurrence import Decay
 GOOD = Verdict(3e-7, 2.0)
 
 
-def precision_inside(x: Tensor) -> str:
+def precision_inside(_: Tensor) -> str:
     return torch.backends.mkldnn.matmul.fp32_precision
 
 
@@ -99,7 +99,7 @@ def test_the_last_of_two_threads_turns_it_back(monkeypatch: pytest.MonkeyPatch) 
     inside, first_left, found = Barrier(2), Barrier(2), []
 
     @routed
-    def first(x: Tensor) -> None:
+    def first(_: Tensor) -> None:
         inside.wait()
 
     @routed

@@ -256,10 +256,10 @@ def test_only_what_is_written_can_be_amplified() -> None:
 def test_a_window_is_a_shift_register(case: Case) -> None:
     record = case.rule(**case.streams(Shape(t=13)))
     padded = record.keep(torch.rand(2, 13, generator=Generator().manual_seed(3)) < 0.7)
-    for driven in (record, padded, padded.segments(torch.arange(13).div(6, rounding_mode="floor").expand(2, 13))):
-        system, v = driven.ltv(), driven.v.repeat_interleave(2, dim=2)
-        assert_close(system.simulate(v)[0], evaluate(driven, method=Recurrent())[0], "simulated output")
-        assert_close(system.kernel(), driven.attention_map(), "kernel")
+    for one in (record, padded, padded.segments(torch.arange(13).div(6, rounding_mode="floor").expand(2, 13))):
+        system, v = one.ltv(), one.v.repeat_interleave(2, dim=2)
+        assert_close(system.simulate(v)[0], evaluate(one, method=Recurrent())[0], "simulated output")
+        assert_close(system.kernel(), one.attention_map(), "kernel")
 
 
 @pytest.mark.parametrize("window", [1, 2, 5])

@@ -120,8 +120,7 @@ class _Masks(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """The streams of n blocks: queries ``[b g n r·c ·]``, strips of keys ``[b g n strip ·]``, features
-    ``[b g n c f]``."""
+    """The streams of n blocks: queries ``[b g n r·c ·]``, strips of keys ``[b g n strip ·]``, φ(K) ``[b g n c f]``."""
 
     q: Tensor
     fq: Tensor

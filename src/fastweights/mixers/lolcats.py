@@ -1,4 +1,4 @@
-"""LoLCATs: Low-Rank Linearizing of Large Language Models (Zhang et al., 2024), in the form of arXiv 2410.10254."""
+"""LoLCATs: On Low-Rank Linearizing of Large Language Models (Zhang et al., 2024), in the form of arXiv 2410.10254."""
 
 from __future__ import annotations
 
