@@ -31,7 +31,7 @@ def _list(chosen: Namespace, console: Console) -> None:
 def _presets(chosen: Namespace, console: Console) -> None:
     wanted = [name for name in PRESETS if not chosen.names or name.startswith(tuple(chosen.names))]
     if not wanted:
-        raise ValueError(f"no preset begins with {' or '.join(chosen.names)}; there are {', '.join(PRESETS)}")
+        raise ValueError(f"no preset begins with {' or '.join(chosen.names)}; leave the name out to see all")
     table = Table("name", "parameters", "published", "mixers", "source", box=box.SIMPLE_HEAD)
     for name in wanted:
         one = PRESETS[name]

@@ -64,7 +64,7 @@ def named(name: str) -> Preset:
     return PRESETS[name]
 
 
-# MesaNet: every layer on one backbone (appendices D and F) -------------------------------------------------------------
+# MesaNet: every layer on one backbone (appendices D and F) ----------------------------------------------------------
 
 KEY = 128
 HAWK_WIDTH = {6: 906, 8: 1240, 12: 1920}
@@ -101,7 +101,7 @@ MESANET = {
     for end, mixers in _mesanet_layers(heads).items()
 }
 
-# MetaLA: language models (Tables 4, 5, A9), Long Range Arena (Table A4), images (Table 6) ------------------------------
+# MetaLA: language models (Tables 4, 5, A9), Long Range Arena (Table A4), images (Table 6) ---------------------------
 
 
 def _metala(layers: int, d: int, glu: int, *, tied: bool = True) -> Fields:
@@ -180,7 +180,7 @@ METALA_IMAGE = {
     "metala-deit-small": Preset(_metala_deit(6), _T6, 23.7e6, FastWeightsForImageClassification),
 }
 
-# DSF and Zoology -------------------------------------------------------------------------------------------------------
+# DSF and Zoology ----------------------------------------------------------------------------------------------------
 
 _LIKE_GPT2: Fields = {"norm": "layer", "embedding_scale": 1.0, "initializer_range": 0.02}
 _NO_ROPE = {"rope": {"fraction": 0.0}}
@@ -198,7 +198,7 @@ _AS_CODE = "DSF, code of Figures 1-3 (no attention dropout)"
 
 MQAR = {
     "mqar-softmax": Preset(
-        _mqar(_softmax_1), "Zoology and DSF, code: no MLP, the norm is added (no attention dropout)"
+        _mqar(_softmax_1), "Zoology and DSF, code: the norm in the MLP's place (no attention dropout)"
     ),
     "mqar-softmax-mlp": Preset(_mqar(_softmax_1, **_GPT2_MLP), "DSF, text: GPT-2 style (no attention dropout)"),
     "mqar-linear": Preset(_mqar({"name": "linear", "heads": 1}), _AS_CODE),
@@ -228,7 +228,7 @@ PYTHIA = {
     "pythia-70m-normalized": Preset(_pythia({"name": "normalized", "heads": 8}), _J3, 70_426_624),
 }
 
-# hybrids by listing names ----------------------------------------------------------------------------------------------
+# hybrids by listing names -------------------------------------------------------------------------------------------
 
 _GRIFFIN: Fields = {"hidden_act": "gelu_pytorch_tanh", "mlp_bias": True, "norm_eps": 1e-6, "tie_word_embeddings": True}
 
