@@ -84,7 +84,7 @@ def softmax(
     kv_heads: int | None = None,
     window: int | None = None,
     qk_norm: float | None = None,
-    rope: Mapping[str, float] = {},  # noqa: B006
+    rope: Mapping[str, float] = {},
 ) -> Array:
     """softmax(RoPE(q) RoPE(k)ᵀ / √d'_k) v with grouped heads."""
     q, k = split(linear(x, p, "W_q"), heads), split(linear(x, p, "W_k"), kv_heads or heads)
@@ -110,9 +110,7 @@ def linear_attention(x: Array, p: Parameters, heads: int = 4) -> Array:
     return linear(join(o), p, "W_o")
 
 
-def gla(
-    x: Array, p: Parameters, heads: int = 4, tau: float = 16.0, center: bool = True, eps: float = 1e-5
-) -> Array:
+def gla(x: Array, p: Parameters, heads: int = 4, tau: float = 16.0, center: bool = True, eps: float = 1e-5) -> Array:
     """α = σ(x W¹_α W²_α + b)^(1/τ), y = (LayerNorm(q S) ⊙ SiLU(x W_r + b_r)) W_O, q scaled by d'_k^(-1/2)."""
     q, k, v = (split(linear(x, p, f"W_{name}"), heads) for name in "qkv")
     alpha = sigmoid(linear(linear(x, p, "W_alpha.0"), p, "W_alpha.1")) ** (1 / tau)

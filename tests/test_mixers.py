@@ -98,7 +98,12 @@ LAYERS = [
     layer("gated_deltanet", mixer_oracles.gated_deltanet, heads=2),
     layer(
         *("gated_deltanet", mixer_oracles.gated_deltanet),
-        **{"heads": 2, "value_heads": 4, "expand_v": 1.0, "negative": True, "eps": 1e-2, "floor": 1e-2},
+        heads=2,
+        value_heads=4,
+        expand_v=1.0,
+        negative=True,
+        eps=1e-2,
+        floor=1e-2,
     ),
     layer("mesa", mixer_oracles.mesa, heads=2),
     layer("mesa", mixer_oracles.mesa, heads=2, bound=1.0, eps=1e-2, floor=1e-2),

@@ -327,7 +327,10 @@ TRANSCRIPTIONS = {
         "gated_deltanet",
         gated_deltanet,
         GATED_DELTA,
-        num_heads=2, head_dim=12, num_v_heads=4, expand_v=1.0,
+        num_heads=2,
+        head_dim=12,
+        num_v_heads=4,
+        expand_v=1.0,
     ),
     "MesaNet (fla)": of_fla(
         "mesa_net", mesa_net, MESA, head_dim=D // 4, lambda_lower_bound=0.25, max_cg_step_training=30

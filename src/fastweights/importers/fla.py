@@ -180,10 +180,7 @@ def _plan(source: Source, layer: Callable[[Settings], Layer]) -> Plan:
     settings.require("hidden_act", "swish", "silu")
     settings.require("attnres_block_size", None)
     recurrent, hybrid = layer(settings), settings.get("attn", None) or {"layers": ()}
-    layers = [
-        _attention(hybrid) if i in hybrid["layers"] else recurrent
-        for i in range(settings["num_hidden_layers"])
-    ]
+    layers = [_attention(hybrid) if i in hybrid["layers"] else recurrent for i in range(settings["num_hidden_layers"])]
     config = FastWeightsConfig(
         **settings.common,
         hidden_size=settings["hidden_size"],
