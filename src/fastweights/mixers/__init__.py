@@ -34,6 +34,7 @@ from fastweights.mixers.retnet import RetNet
 from fastweights.mixers.rfa import RFA
 from fastweights.mixers.rglru import RGLRU
 from fastweights.mixers.rwkv4 import RWKV4
+from fastweights.mixers.rwkv4_channel import RWKV4Channel
 from fastweights.mixers.s4d import S4D
 from fastweights.mixers.s5 import S5
 from fastweights.mixers.softmax import SlidingWindow, SoftmaxAttention
@@ -64,6 +65,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "rglru": RGLRU,
     "qlstm": QLSTM,
     "rwkv4": RWKV4,
+    "rwkv4_channel": RWKV4Channel,
     "mlstm": MLSTM,
     "deltanet": DeltaNet,
     "gated_deltanet": GatedDeltaNet,
@@ -129,6 +131,7 @@ __all__ = [
     "MetaLA",
     "NormalizedAttention",
     "Performer",
+    "RWKV4Channel",
     "RetNet",
     "SlidingWindow",
     "SoftmaxAttention",
