@@ -97,7 +97,7 @@ def normalized(x: Array, p: Parameters, heads: int, eta: str = "exp") -> Array:
     return linear(join(o / eta_of(linear(x, p, "W_eta"))[..., None]), p, "W_o")
 
 
-def retnet(x: Array, p: Parameters, heads: int) -> Array:
+def retnet(x: Array, p: Parameters, heads: int, center: bool = True, eps: float = 1e-5) -> Array:
     """S_t = λ e^(jθ) S_{t-1} + k̄ᵀ v, Re(q S), on the complex channels (i, i + w/2); λ = 1 - 2^(-5-h)."""
     q, k, v = (split(linear(x, p, f"W_{name}"), heads) for name in "qkv")
     half = q.shape[3] // 2
@@ -105,7 +105,8 @@ def retnet(x: Array, p: Parameters, heads: int) -> Array:
     decay = np.array([[np.log(1 - 2.0 ** (-5 - h)) + 1j * theta for h in range(heads)]])[None]
     q, k = (z[..., :half] + 1j * z[..., half:] for z in (q, k))
     o, _ = oracles.decay(q, v, k.conj() / np.sqrt(2 * half), decay)
-    return linear(join(layer_norm(o.real)) * silu(linear(x, p, "W_g")), p, "W_o")
+    norm = layer_norm if center else rms_norm
+    return linear(join(norm(o.real, p.get("norm.weight", 1.0), eps)) * silu(linear(x, p, "W_g")), p, "W_o")
 
 
 def transnormer(x: Array, p: Parameters, heads: int, feature_map: str = "silu", depth: float = 0.0) -> Array:
@@ -135,9 +136,11 @@ def hgrn2(x: Array, p: Parameters, heads: int, lower_bound: float = 0.0) -> Arra
     return linear(rms_norm(join(o), p["norm.weight"]), p, "W_o")
 
 
-def deltanet(x: Array, p: Parameters, heads: int, negative: bool = False) -> Array:
+def deltanet(
+    x: Array, p: Parameters, heads: int, negative: bool = False, eps: float = 1e-5, floor: float = 0.0
+) -> Array:
     """S_t = (I - β kᵀk) S_{t-1} + β kᵀv on L2-normalised q, k; β = σ, or 2σ."""
     q, k, v = (split(silu(convolution(linear(x, p, f"W_{name}"), p[f"conv_{name}.weight"])), heads) for name in "qkv")
     beta = (2 if negative else 1) * sigmoid(linear(x, p, "W_beta"))[..., None]
-    o, _ = oracles.delta(unit(q) / np.sqrt(q.shape[3]), unit(k), v, beta)
-    return linear(join(rms_norm(o, p["norm.weight"])), p, "W_o")
+    o, _ = oracles.delta(unit(q, floor) / np.sqrt(q.shape[3]), unit(k, floor), v, beta)
+    return linear(join(rms_norm(o, p["norm.weight"], eps)), p, "W_o")

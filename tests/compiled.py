@@ -9,12 +9,6 @@ from torch import Tensor
 from test_mixers import LAYERS, Layer, inputs, tensors
 from tolerances import assert_close
 
-BREAKS_THE_GRAPH = {"mesa"}
-"""Dynamo does not trace torch.autograd.grad, with which Mesa's implicit solve is differentiated."""
-
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-"""Dynamo looks at it wherever a graph breaks."""
-
 
 @pytest.fixture(autouse=True)
 def _fresh_compiler() -> None:
@@ -25,7 +19,7 @@ def _fresh_compiler() -> None:
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_compiled_layers_agree(layer: Layer) -> None:
     mixer, x = layer.build(), inputs(1, 9)
-    compiled = torch.compile(mixer, backend="eager", fullgraph=layer.name not in BREAKS_THE_GRAPH)
+    compiled = torch.compile(mixer, backend="eager", fullgraph=True)
     want, state = mixer(x)
     y, final = compiled(x)
     assert_close(y, want, "y")

@@ -59,29 +59,41 @@ def rms_norm(o: Array, weight: Array, eps: float = 1e-5) -> Array:
     return o / np.sqrt((o**2).mean(-1, keepdims=True) + eps) * weight
 
 
-def unit(x: Array) -> Array:
-    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+def unit(x: Array, floor: float = 0.0) -> Array:
+    return x / np.sqrt((x**2).sum(-1, keepdims=True) + floor)
 
 
-def rope(x: Array, base: float = 10_000.0) -> Array:
-    """The pair (i, i + w/2) of token t turned by the angle t · base^(-2i/w)."""
-    half = x.shape[3] // 2
-    y = np.empty_like(x)
+def turned(x: Array, base: float = 10_000.0, fraction: float = 1.0) -> Array:
+    """The pair (i, i + r/2) of the first r = fraction · w channels of token t turned by t · base^(-2i/r)."""
+    count = int(x.shape[3] * fraction)
+    half = count // 2
+    y = x.copy()
     for t in range(x.shape[1]):
         for i in range(half):
-            angle = t * base ** (-2 * i / x.shape[3])
+            angle = t * base ** (-2 * i / count)
             a, b = x[:, t, :, i], x[:, t, :, i + half]
             y[:, t, :, i] = a * np.cos(angle) - b * np.sin(angle)
             y[:, t, :, i + half] = a * np.sin(angle) + b * np.cos(angle)
     return y
 
 
-def softmax(x: Array, p: Parameters, heads: int = 4, kv_heads: int | None = None, window: int | None = None) -> Array:
+def softmax(
+    x: Array,
+    p: Parameters,
+    heads: int = 4,
+    kv_heads: int | None = None,
+    window: int | None = None,
+    qk_norm: float | None = None,
+    rope: Mapping[str, float] = {},
+) -> Array:
     """softmax(RoPE(q) RoPE(k)ᵀ / √d'_k) v with grouped heads."""
-    q = rope(split(linear(x, p, "W_q"), heads))
-    k = rope(split(linear(x, p, "W_k"), kv_heads or heads))
-    o, _ = oracles.softmax(q, k, split(linear(x, p, "W_v"), kv_heads or heads), window)
-    return linear(join(o), p, "W_o")
+    q, k = split(linear(x, p, "W_q"), heads), split(linear(x, p, "W_k"), kv_heads or heads)
+    if qk_norm is not None:
+        q, k = rms_norm(q, p["norm_q.weight"], qk_norm), rms_norm(k, p["norm_k.weight"], qk_norm)
+    v = split(linear(x, p, "W_v"), kv_heads or heads)
+    o, _ = oracles.softmax(turned(q, **rope), turned(k, **rope), v, window)
+    gate = sigmoid(linear(x, p, "W_g")) if "W_g.weight" in p else 1
+    return linear(join(o) * gate, p, "W_o")
 
 
 def linear_attention(x: Array, p: Parameters, heads: int = 4) -> Array:
@@ -98,12 +110,13 @@ def linear_attention(x: Array, p: Parameters, heads: int = 4) -> Array:
     return linear(join(o), p, "W_o")
 
 
-def gla(x: Array, p: Parameters, heads: int = 4, tau: float = 16.0) -> Array:
+def gla(x: Array, p: Parameters, heads: int = 4, tau: float = 16.0, center: bool = True, eps: float = 1e-5) -> Array:
     """α = σ(x W¹_α W²_α + b)^(1/τ), y = (LayerNorm(q S) ⊙ SiLU(x W_r + b_r)) W_O, q scaled by d'_k^(-1/2)."""
     q, k, v = (split(linear(x, p, f"W_{name}"), heads) for name in "qkv")
     alpha = sigmoid(linear(linear(x, p, "W_alpha.0"), p, "W_alpha.1")) ** (1 / tau)
     o, _ = oracles.decay(q / np.sqrt(q.shape[3]), v, k, np.log(split(alpha, heads)))
-    return linear(join(layer_norm(o, p["norm.weight"])) * silu(linear(x, p, "W_r")), p, "W_o")
+    norm = layer_norm if center else rms_norm
+    return linear(join(norm(o, p["norm.weight"], eps)) * silu(linear(x, p, "W_r")), p, "W_o")
 
 
 def metala(
@@ -114,13 +127,14 @@ def metala(
     conv: int = 4,
     augmented: bool = True,
     restore_key: bool = False,
+    scaled: bool = False,
 ) -> Array:
     """Appendix A3: o = q S + σ(q (w_aug ⊙ k)ᵀ v), S_t = diag(α) S_{t-1} + kᵀ v, k = 1 - α."""
     x = silu(convolution(x, p["conv.weight"])) if conv > 1 else x
     q, v = split(linear(x, p, "W_q"), heads), split(linear(x, p, "W_v"), heads)
     alpha = split(sigmoid(linear(x, p, "W_alpha")) ** (1 / tau), heads)
     k = split(linear(x, p, "W_k"), heads) if restore_key else 1 - alpha
-    o, _ = oracles.decay(q, v, k, np.log(alpha))
+    o, _ = oracles.decay(q / np.sqrt(q.shape[3]) if scaled else q, v, k, np.log(alpha))
     if augmented:
         for at in np.ndindex(*o.shape[:3]):
             o[at] += sigmoid(q[at] @ np.outer(p["w_aug"][at[2]] * k[at], v[at]))
@@ -143,20 +157,32 @@ def mamba(u: Array, p: Parameters) -> Array:
     return linear(y * gate, p, "W_o")
 
 
-def gated_deltanet(x: Array, p: Parameters, heads: int = 4) -> Array:
+def gated_deltanet(
+    x: Array,
+    p: Parameters,
+    heads: int = 4,
+    value_heads: int | None = None,
+    negative: bool = False,
+    eps: float = 1e-5,
+    floor: float = 0.0,
+) -> Array:
     """S_t = (I - β kᵀk) α S_{t-1} + β kᵀv on L2-normalised q, k; RMSNorm(q S / √d'_k) ⊙ SiLU(x W_G)."""
-    q, k, v = (split(silu(convolution(linear(x, p, f"W_{name}"), p[f"conv_{name}.weight"])), heads) for name in "qkv")
+    q, k, v = (silu(convolution(linear(x, p, f"W_{name}"), p[f"conv_{name}.weight"])) for name in "qkv")
+    q, k = (unit(split(z, heads), floor).repeat((value_heads or heads) // heads, axis=2) for z in (q, k))
     alpha = np.exp(-np.exp(p["log_a"]) * softplus(linear(x, p, "W_alpha") + p["b_alpha"]))[..., None]
-    beta = sigmoid(linear(x, p, "W_beta"))[..., None]
-    o, _ = oracles.delta(unit(q) / np.sqrt(q.shape[3]), unit(k), v, beta, np.log(alpha))
-    return linear(join(rms_norm(o, p["norm.weight"])) * silu(linear(x, p, "W_g")), p, "W_o")
+    beta = (2 if negative else 1) * sigmoid(linear(x, p, "W_beta"))[..., None]
+    o, _ = oracles.delta(q / np.sqrt(q.shape[3]), k, split(v, value_heads or heads), beta, np.log(alpha))
+    return linear(join(rms_norm(o, p["norm.weight"], eps)) * silu(linear(x, p, "W_g")), p, "W_o")
 
 
-def mesa(x: Array, p: Parameters, heads: int = 4, bound: float = 0.9975) -> Array:
+def mesa(
+    x: Array, p: Parameters, heads: int = 4, bound: float = 0.9975, eps: float = 1e-5, floor: float = 0.0
+) -> Array:
     """MesaNet eq. 4-6 and appendices D, F.5: γ ← γ (1 - (1 - bound) β²), Λ = 0.25 + softplus(λ)."""
     q, k = (split(silu(convolution(linear(x, p, f"W_{name}"), p[f"conv_{name}.weight"])), heads) for name in "qk")
     beta, gamma = (sigmoid(linear(x, p, name))[..., None] for name in ("W_beta", "W_gamma"))
     gamma = gamma * (1 - (1 - bound) * beta**2)
     ridge = 0.25 + softplus(p["ridge"])[None, None]
-    o, _ = oracles.mesa(unit(q), unit(k), split(linear(x, p, "W_v"), heads), beta, ridge, np.log(gamma))
-    return linear(join(rms_norm(o, p["norm.weight"])), p, "W_o")
+    q, k = unit(q, floor), unit(k, floor)
+    o, _ = oracles.mesa(q, k, split(linear(x, p, "W_v"), heads), beta, ridge, np.log(gamma))
+    return linear(join(rms_norm(o, p["norm.weight"], eps)), p, "W_o")

@@ -3,9 +3,18 @@
 from fastweights.evaluate import Auto, Chunkwise, Method, Parallel, Recurrent, evaluate
 from fastweights.generate import stream
 from fastweights.kernels import explain
-from fastweights.mixer import Mixer, MixerState
+from fastweights.mixer import Bidirectional, Mixer, MixerState
 from fastweights.mixers import MIXERS, register
-from fastweights.models import FastWeightsCache, FastWeightsConfig, FastWeightsForCausalLM, FastWeightsModel
+from fastweights.models import (
+    FastWeightsCache,
+    FastWeightsConfig,
+    FastWeightsForCausalLM,
+    FastWeightsForImageClassification,
+    FastWeightsForSequenceClassification,
+    FastWeightsForSequencePairClassification,
+    FastWeightsModel,
+    FastWeightsVisionConfig,
+)
 from fastweights.recurrence import (
     LTV,
     Amplified,
@@ -20,6 +29,7 @@ from fastweights.recurrence import (
     Recurrence,
     ShapeError,
     Softmax,
+    WindowedLinear,
 )
 
 __all__ = [
@@ -27,6 +37,7 @@ __all__ = [
     "MIXERS",
     "Amplified",
     "Auto",
+    "Bidirectional",
     "Bonus",
     "Cholesky",
     "Chunkwise",
@@ -36,7 +47,11 @@ __all__ = [
     "FastWeightsCache",
     "FastWeightsConfig",
     "FastWeightsForCausalLM",
+    "FastWeightsForImageClassification",
+    "FastWeightsForSequenceClassification",
+    "FastWeightsForSequencePairClassification",
     "FastWeightsModel",
+    "FastWeightsVisionConfig",
     "Mesa",
     "Method",
     "Mixer",
@@ -48,6 +63,7 @@ __all__ = [
     "Recurrent",
     "ShapeError",
     "Softmax",
+    "WindowedLinear",
     "evaluate",
     "explain",
     "register",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -43,15 +45,27 @@ class Past:
 
     @property
     def positions(self) -> Tensor:
-        """``[b t]``: how many tokens precede each token, padding not counted."""
+        """``[b t]``: how many tokens of its document precede each token, padding not counted."""
+        seen = self._seen
+        return seen if self.document is None else seen - self._elsewhere(seen)
+
+    @property
+    def position(self) -> Tensor:
+        """``[b]``: how many tokens of its document precede the next one."""
+        seen = self._before + (self._length if self.keep is None else self.keep.sum(1))
+        return seen if self.document is None else seen - F.pad(self._elsewhere(self._seen), (1, 0))[:, -1]
+
+    @property
+    def _seen(self) -> Tensor:
+        """``[b t]``: how many tokens of any document precede each token."""
         if self.keep is None:
             return self._before[:, None] + torch.arange(self._length, device=self._before.device)
         return self._before[:, None] + self.keep.long().cumsum(1) - self.keep.long()
 
-    @property
-    def position(self) -> Tensor:
-        """``[b]``: how many tokens precede the next one."""
-        return self._before + (self._length if self.keep is None else self.keep.sum(1))
+    def _elsewhere(self, seen: Tensor) -> Tensor:
+        """``[b t]``: how many of them belong to earlier documents."""
+        assert self.document is not None
+        return seen.masked_fill(~starts(self.document), 0).cummax(1).values
 
     def tail(self, x: Tensor, length: int) -> Tensor:
         """The last `length` inputs of this convolution before `x`: zeros at the start of a sequence."""
@@ -136,7 +150,7 @@ class TokenShift(ShortConvolution):
 
 
 class HeadNorm(nn.Module):
-    """Normalises each head's value vector ``[… v]``; `center` subtracts the mean (LayerNorm) or not (RMSNorm)."""
+    """Normalises each head's vector ``[… v]``; `center` subtracts the mean (LayerNorm) or not (RMSNorm)."""
 
     def __init__(self, width: int, *, center: bool, affine: bool, eps: float = 1e-5) -> None:
         super().__init__()
@@ -162,17 +176,66 @@ class WholeNorm(HeadNorm):
         return super().forward(o.flatten(-2)).view_as(o)
 
 
-class SwiGLU(nn.Module):
-    """(SiLU(x W_1) ⊙ x W_2) W_3, the channel mixer of MetaLA's and MesaNet's blocks."""
+class GatedMLP(nn.Module):
+    """(σ(x W_1) ⊙ x W_2) W_3; with σ = SiLU the SwiGLU of MetaLA's and MesaNet's blocks."""
 
-    def __init__(self, d: int, width: int) -> None:
+    def __init__(self, d: int, width: int, activation: nn.Module, *, bias: bool) -> None:
         super().__init__()
-        self.W_1 = nn.Linear(d, width, bias=False)
-        self.W_2 = nn.Linear(d, width, bias=False)
-        self.W_3 = nn.Linear(width, d, bias=False)
+        self.activation = activation
+        self.W_1 = nn.Linear(d, width, bias=bias)
+        self.W_2 = nn.Linear(d, width, bias=bias)
+        self.W_3 = nn.Linear(width, d, bias=bias)
+
+    @property
+    def W_o(self) -> nn.Linear:
+        return self.W_3
 
     def forward(self, x: Embedded) -> Embedded:
-        return self.W_3(F.silu(self.W_1(x)) * self.W_2(x))
+        return self.W_3(self.activation(self.W_1(x)) * self.W_2(x))
+
+
+class MLP(nn.Module):
+    """σ(x W_1) W_2, the channel mixer of GPT-2 and Pythia."""
+
+    def __init__(self, d: int, width: int, activation: nn.Module, *, bias: bool) -> None:
+        super().__init__()
+        self.activation = activation
+        self.W_1 = nn.Linear(d, width, bias=bias)
+        self.W_2 = nn.Linear(width, d, bias=bias)
+
+    @property
+    def W_o(self) -> nn.Linear:
+        return self.W_2
+
+    def forward(self, x: Embedded) -> Embedded:
+        return self.W_2(self.activation(self.W_1(x)))
+
+
+NORMS: dict[str, Callable[..., nn.Module]] = {
+    "rms": nn.RMSNorm,
+    "layer": nn.LayerNorm,
+    "simple_rms": partial(nn.RMSNorm, elementwise_affine=False),
+}
+"""Norms of the model width by name, called as (d, eps=…)."""
+
+MLPS: dict[str, Callable[..., nn.Module]] = {"gated": GatedMLP, "plain": MLP, "identity": nn.Identity}
+"""Channel mixers by name, called as (d, width, activation, bias=…); "identity" adds the normalised stream itself."""
+
+
+def _mean(x: Embedded, keep: Mask) -> Tensor:
+    return x.masked_fill(~keep[..., None], 0).sum(1) / keep.sum(1, keepdim=True).clamp(min=1)
+
+
+def _first(x: Embedded, keep: Mask) -> Tensor:
+    return x[torch.arange(len(x), device=x.device), keep.int().argmax(1)]
+
+
+def _last(x: Embedded, keep: Mask) -> Tensor:
+    return _first(x.flip(1), keep.flip(1))
+
+
+POOLINGS: dict[str, Callable[[Embedded, Mask], Tensor]] = {"mean": _mean, "first": _first, "last": _last}
+"""``[b d]`` of ``x [b t d]`` and ``keep [b t]``, by name."""
 
 
 class LowRank(nn.Sequential):
@@ -185,6 +248,11 @@ class LowRank(nn.Sequential):
 def heads(x: Tensor, count: int) -> Tensor:
     """``[b t h·w]`` → ``[b t h w]``."""
     return x.unflatten(-1, (count, -1))
+
+
+def both_ways(x: Tensor) -> Tensor:
+    """``[b t …]`` → ``[2b t …]``: every sequence as it is, then every sequence from its end."""
+    return torch.cat([x, x.flip(1)])
 
 
 def head_width(name: str, width: int, count: int) -> int:
@@ -224,6 +292,13 @@ def precise(x: Tensor) -> Tensor:
     return x.to(wide(x))
 
 
+def unit(x: Tensor, floor: float = 0.0) -> Tensor:
+    """x / √(|x|² + floor) over the last axis; a floor above 0 is for weights that were trained with one."""
+    if floor == 0:
+        return F.normalize(x, dim=-1)
+    return x * (precise(x).square().sum(-1, keepdim=True) + floor).rsqrt().to(x.dtype)
+
+
 def elu_plus_one(x: Tensor) -> Tensor:
     """1 + ELU(x) > 0, the feature map of linear attention (DSF eq. 16)."""
     return F.elu(x) + 1
@@ -235,12 +310,56 @@ def log_gate(x: Tensor, lower: float) -> Tensor:
     return x if lower == 0 else torch.logaddexp(x + math.log1p(-lower), x.new_tensor(lower).log())
 
 
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions: of the first r = fraction · width channels, the pairs (i, i + r/2) turn by position · θ_i.
+
+    θ_i = base^(-2i/r). For a context longer than the one trained on, frequencies may be divided by `factor`: all of
+    them (position interpolation), or, if the trained `context` is given, those that turn less than `low` times within
+    it, none that turn more than `high` times, and between the two a mixture (Llama 3.1).
+
+    Raises ShapeError where channels do not form pairs.
+    """
+
+    width: int
+    base: float = 10_000.0
+    fraction: float = 1.0
+    factor: float = 1.0
+    context: float = 0.0
+    low: float = 1.0
+    high: float = 4.0
+
+    def __post_init__(self) -> None:
+        if self.turned % 2:
+            raise ShapeError(f"RoPE turns pairs of channels: {self.turned} of {self.width} per head must be even")
+
+    @property
+    def turned(self) -> int:
+        """r, how many channels turn."""
+        return int(self.width * self.fraction)
+
+    def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
+        """``x [b t h width]`` turned by its ``positions [b t]``."""
+        turning, rest = x.split([self.turned, self.width - self.turned], dim=-1)
+        turned = _turned(turning, positions[..., None] * self._frequencies(x))
+        return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
+
+    def _frequencies(self, x: Tensor) -> Tensor:
+        pairs = torch.arange(0, self.turned, 2, device=x.device, dtype=wide(x))
+        theta = self.base ** -(pairs / self.turned)
+        if self.factor == 1:
+            return theta
+        turns = self.context * theta / (2 * math.pi)
+        kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return kept * theta + (1 - kept) * theta / self.factor
+
+
 def rotary(x: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:
     """RoPE: the pairs (i, i + w/2) of ``x [b t h w]`` turned by ``positions [b t]`` · base^(-2i/w)."""
-    half = x.shape[-1] // 2
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    frequency = base ** -(torch.arange(half, device=x.device, dtype=dtype) / half)
-    angle = (positions[..., None] * frequency)[:, :, None]
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    return Rope(x.shape[-1], base)(x, positions)
+
+
+def _turned(x: Tensor, angle: Tensor) -> Tensor:
+    cos, sin = angle.cos()[:, :, None].to(x.dtype), angle.sin()[:, :, None].to(x.dtype)
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 from torch import Tensor, nn
 
 from fastweights.evaluate import Auto, Method, evaluate
-from fastweights.layers import Past
+from fastweights.layers import Past, both_ways
 from fastweights.recurrence.base import Recurrence, ShapeError, State
 from fastweights.shapes import Embedded, Mask, Output, Segments
 
@@ -19,7 +19,7 @@ class MixerState(NamedTuple):
 
     memory    the recurrence's state
     tails     the last inputs of its short convolutions, ``[b w-1 c]`` each
-    position  ``[b]``, the number of tokens seen, padding not counted
+    position  ``[b]``, how many tokens of the present document it has seen, padding not counted
     """
 
     memory: State
@@ -125,3 +125,44 @@ class Mixer(nn.Module, ABC):
         for name, mask in (("keep", keep), ("segments", segments)):
             if mask is not None and mask.shape != x.shape[:2]:
                 raise ShapeError(f"{name} has shape {list(mask.shape)}, must be [batch, time] = {list(x.shape[:2])}")
+
+
+class Bidirectional(nn.Module):
+    """y = M(x) + R M(R x), where R turns time around: the mixer M reads both ways with the same weights.
+
+    For whole inputs such as images (MetaLA appendix A4). Padding leaves no trace, and documents of `segments` do not
+    meet, wherever they stand. A sequence read backwards gives y backwards: where the direction matters, a token at
+    one end (or learnt positions) must tell it.
+    """
+
+    def __init__(self, mixer: Mixer) -> None:
+        super().__init__()
+        self.mixer = mixer
+
+    @property
+    def W_o(self) -> nn.Module:
+        return self.mixer.W_o
+
+    def forward(
+        self,
+        x: Embedded,
+        state: MixerState | None = None,
+        *,
+        keep: Mask | None = None,
+        segments: Segments | None = None,
+        method: Method = Auto(),
+    ) -> tuple[Embedded, None]:
+        """(y, None), as `Mixer.forward`; raises ValueError for a state, as there is none to go on from."""
+        if state is not None:
+            raise ValueError(
+                f"Bidirectional({type(self.mixer).__name__}) reads sequences as a whole and keeps no state; give it "
+                "all tokens at once, or use the mixer alone"
+            )
+        y, _ = self.mixer(
+            both_ways(x),
+            keep=None if keep is None else both_ways(keep),
+            segments=None if segments is None else both_ways(segments),
+            method=method,
+        )
+        ahead, back = y.chunk(2)
+        return ahead + back.flip(1), None

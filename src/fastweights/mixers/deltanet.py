@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.nn import functional as F
 
-from fastweights.layers import HeadNorm, Past, ShortConvolution, head_width, heads
+from fastweights.layers import HeadNorm, Past, ShortConvolution, head_width, heads, unit
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Delta
 from fastweights.shapes import Embedded
@@ -18,24 +18,34 @@ class DeltaNet(Mixer):
     f_v  SiLU(conv(x W_V))            f_g  1
     d_k = d_v = d, RMSNorm per head, q scaled by d'_k^(-1/2)
 
-    negative  f_β = 2 σ(x W_β): I - β kᵀk has eigenvalues down to -1 (Grazzi et al., 2024)
+    negative    f_β = 2 σ(x W_β): I - β kᵀk has eigenvalues down to -1 (Grazzi et al., 2024)
+    eps, floor  of the norm and of L2, see `unit`
     """
 
-    def __init__(self, d: int, heads: int = 4, conv: int = 4, negative: bool = False) -> None:
+    def __init__(
+        self,
+        d: int,
+        heads: int = 4,
+        conv: int = 4,
+        negative: bool = False,
+        eps: float = 1e-5,
+        floor: float = 0.0,
+    ) -> None:
         super().__init__(d)
         width = head_width("d", d, heads)
         self.heads, self.scale, self.largest = heads, width**-0.5, 2.0 if negative else 1.0
+        self.floor = floor
         self.W_q = nn.Linear(d, d, bias=False)
         self.W_k = nn.Linear(d, d, bias=False)
         self.W_v = nn.Linear(d, d, bias=False)
         self.W_beta = nn.Linear(d, heads, bias=False)
         self.W_o = nn.Linear(d, d, bias=False)
         self.conv_q, self.conv_k, self.conv_v = (ShortConvolution(d, conv) for _ in "qkv")
-        self.norm = HeadNorm(width, center=False, affine=True)
+        self.norm = HeadNorm(width, center=False, affine=True, eps=eps)
 
     def project(self, x: Embedded, past: Past) -> tuple[Delta, None]:
         q = heads(F.silu(self.conv_q(self.W_q(x), past)), self.heads)
         k = heads(F.silu(self.conv_k(self.W_k(x), past)), self.heads)
         v = heads(F.silu(self.conv_v(self.W_v(x), past)), self.heads)
         beta = self.largest * self.W_beta(x).sigmoid()[..., None]
-        return Delta(F.normalize(q, dim=-1) * self.scale, F.normalize(k, dim=-1), v, beta), None
+        return Delta(unit(q, self.floor) * self.scale, unit(k, self.floor), v, beta), None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import HeadNorm, Past, ShortConvolution, head_width, heads, precise
+from fastweights.layers import HeadNorm, Past, ShortConvolution, head_width, heads, precise, unit
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Delta
 from fastweights.shapes import Embedded
@@ -20,25 +20,42 @@ class GatedDeltaNet(Mixer):
     f_k  L2(SiLU(conv(x W_K)))        f_β  σ(x W_β), one per head
     f_v  SiLU(conv(x W_V))            f_g  SiLU(x W_G)
     d_k = expand_k·d,  d_v = expand_v·d, RMSNorm per head, q scaled by d'_k^(-1/2)
+
+    value_heads  how many heads v has, heads / value_heads of them for each of q and k; None for as many
+    negative     f_β = 2 σ(x W_β): I - β kᵀk has eigenvalues down to -1 (Grazzi et al., 2024)
+    eps, floor   of the norm and of L2, see `unit`
     """
 
-    def __init__(self, d: int, heads: int = 4, expand_k: float = 0.75, expand_v: float = 1.5, conv: int = 4) -> None:
+    def __init__(
+        self,
+        d: int,
+        heads: int = 4,
+        expand_k: float = 0.75,
+        expand_v: float = 1.5,
+        conv: int = 4,
+        value_heads: int | None = None,
+        negative: bool = False,
+        eps: float = 1e-5,
+        floor: float = 0.0,
+    ) -> None:
         super().__init__(d)
         keys, values = round(expand_k * d), round(expand_v * d)
-        self.heads = heads
+        count = heads if value_heads is None else value_heads
+        self.heads, self.served = heads, head_width("value_heads", count, heads)
+        self.largest, self.floor = 2.0 if negative else 1.0, floor
         self.scale = head_width("d_k", keys, heads) ** -0.5
         self.W_q = nn.Linear(d, keys, bias=False)
         self.W_k = nn.Linear(d, keys, bias=False)
         self.W_v = nn.Linear(d, values, bias=False)
-        self.W_alpha = nn.Linear(d, heads, bias=False)
-        self.W_beta = nn.Linear(d, heads, bias=False)
+        self.W_alpha = nn.Linear(d, count, bias=False)
+        self.W_beta = nn.Linear(d, count, bias=False)
         self.W_g = nn.Linear(d, values, bias=False)
         self.W_o = nn.Linear(values, d, bias=False)
         self.conv_q, self.conv_k = ShortConvolution(keys, conv), ShortConvolution(keys, conv)
         self.conv_v = ShortConvolution(values, conv)
-        self.log_a = nn.Parameter(torch.empty(heads))
-        self.b_alpha = nn.Parameter(torch.empty(heads))
-        self.norm = HeadNorm(head_width("d_v", values, heads), center=False, affine=True)
+        self.log_a = nn.Parameter(torch.empty(count))
+        self.b_alpha = nn.Parameter(torch.empty(count))
+        self.norm = HeadNorm(head_width("d_v", values, count), center=False, affine=True, eps=eps)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -51,8 +68,8 @@ class GatedDeltaNet(Mixer):
     def project(self, x: Embedded, past: Past) -> tuple[Delta, Tensor]:
         q = heads(F.silu(self.conv_q(self.W_q(x), past)), self.heads)
         k = heads(F.silu(self.conv_k(self.W_k(x), past)), self.heads)
-        v = heads(F.silu(self.conv_v(self.W_v(x), past)), self.heads)
-        beta = self.W_beta(x).sigmoid()[..., None]
+        v = heads(F.silu(self.conv_v(self.W_v(x), past)), self.heads * self.served)
+        beta = self.largest * self.W_beta(x).sigmoid()[..., None]
         log_alpha = -precise(self.log_a).exp() * F.softplus(precise(self.W_alpha(x)) + self.b_alpha)
-        q, k = F.normalize(q, dim=-1) * self.scale, F.normalize(k, dim=-1)
-        return Delta(q, k, v, beta, log_alpha[..., None]), F.silu(self.W_g(x))
+        q, k = (unit(s, self.floor).repeat_interleave(self.served, dim=2) for s in (q, k))
+        return Delta(q * self.scale, k, v, beta, log_alpha[..., None]), F.silu(self.W_g(x))

@@ -19,10 +19,13 @@ class GLA(Mixer):
 
     with q scaled by d'_k^(-1/2), LayerNorm per head.
 
-    rank  width of the bottleneck in f_α
+    rank    width of the bottleneck in f_α
+    center  whether the norm subtracts the mean; False makes it an RMSNorm
     """
 
-    def __init__(self, d: int, heads: int = 4, tau: float = 16.0, rank: int = 16) -> None:
+    def __init__(
+        self, d: int, heads: int = 4, tau: float = 16.0, rank: int = 16, center: bool = True, eps: float = 1e-5
+    ) -> None:
         super().__init__(d)
         keys = d // 2
         self.heads, self.tau = heads, tau
@@ -33,7 +36,7 @@ class GLA(Mixer):
         self.W_alpha = LowRank(d, rank, keys, bias=True)
         self.W_r = nn.Linear(d, d)
         self.W_o = nn.Linear(d, d, bias=False)
-        self.norm = HeadNorm(head_width("d", d, heads), center=True, affine=True)
+        self.norm = HeadNorm(head_width("d", d, heads), center=center, affine=True, eps=eps)
 
     def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
         q, k, v = (heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))

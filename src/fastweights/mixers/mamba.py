@@ -25,11 +25,12 @@ class Mamba(Mixer):
     per channel; with the value it leaves one key for all of them.
 
     state  N, the state rows per channel
+    rank   width of the bottleneck in Δ; None for d / 16, rounded up
     """
 
-    def __init__(self, d: int, state: int = 16, expand: int = 2, conv: int = 4) -> None:
+    def __init__(self, d: int, state: int = 16, expand: int = 2, conv: int = 4, rank: int | None = None) -> None:
         super().__init__(d)
-        width, rank = expand * d, math.ceil(d / 16)
+        width, rank = expand * d, math.ceil(d / 16) if rank is None else rank
         self.W_u = nn.Linear(d, width, bias=False)
         self.W_z = nn.Linear(d, width, bias=False)
         self.conv = ShortConvolution(width, conv)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fastweights.layers import HeadNorm, Past, ShortConvolution, head_width, heads, precise
+from fastweights.layers import HeadNorm, Past, ShortConvolution, head_width, heads, precise, unit
 from fastweights.mixer import Mixer
 from fastweights.recurrence import ConjugateGradient, Mesa
 from fastweights.shapes import Embedded
@@ -26,6 +26,8 @@ class MesaLayer(Mixer):
     and γ ← γ (1 - (1 - bound) β²), which keeps H well conditioned on repetitive inputs (appendix F.5).
 
     steps, tol  of conjugate gradients
+    bound       the largest γ where β = 1; 1 leaves γ as it is
+    eps, floor  of the norm and of L2, see `unit`
     """
 
     def __init__(
@@ -36,10 +38,12 @@ class MesaLayer(Mixer):
         tol: float | None = None,
         conv: int = 4,
         bound: float = 0.9975,
+        eps: float = 1e-5,
+        floor: float = 0.0,
     ) -> None:
         super().__init__(d)
         width = head_width("d", d, heads)
-        self.heads, self.bound, self.solver = heads, bound, ConjugateGradient(steps, tol)
+        self.heads, self.bound, self.floor, self.solver = heads, bound, floor, ConjugateGradient(steps, tol)
         self.W_q = nn.Linear(d, d, bias=False)
         self.W_k = nn.Linear(d, d, bias=False)
         self.W_v = nn.Linear(d, d, bias=False)
@@ -48,7 +52,7 @@ class MesaLayer(Mixer):
         self.W_o = nn.Linear(d, d, bias=False)
         self.conv_q, self.conv_k = ShortConvolution(d, conv), ShortConvolution(d, conv)
         self.ridge = nn.Parameter(torch.empty(heads, width))
-        self.norm = HeadNorm(width, center=False, affine=True)
+        self.norm = HeadNorm(width, center=False, affine=True, eps=eps)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -61,5 +65,5 @@ class MesaLayer(Mixer):
         log_gamma = F.logsigmoid(precise(self.W_gamma(x)))[..., None]
         log_gamma = log_gamma + torch.log1p(-(1 - self.bound) * precise(beta).square())
         ridge = SMALLEST_RIDGE + F.softplus(precise(self.ridge))
-        q, k, v = F.normalize(q, dim=-1), F.normalize(k, dim=-1), heads(self.W_v(x), self.heads)
+        q, k, v = unit(q, self.floor), unit(k, self.floor), heads(self.W_v(x), self.heads)
         return Mesa(q, k, v, beta, log_gamma, ridge, self.solver), None

@@ -23,6 +23,8 @@ class MetaLA(Mixer):
     conv         size of the short convolution; 1 is none
     augmented    whether a token adds itself once more (self-augmentation)
     restore_key  f_k = x W_K instead, the paper's ablation "w/ key"
+    scaled       q scaled by d'_k^(-1/2), but not in the self-augmentation, as in the published code
+    rounded      α and 1 - α rounded to the streams' dtype, as in the published code
     """
 
     def __init__(
@@ -33,10 +35,13 @@ class MetaLA(Mixer):
         conv: int = 4,
         augmented: bool = True,
         restore_key: bool = False,
+        scaled: bool = False,
+        rounded: bool = False,
     ) -> None:
         super().__init__(d)
         keys = d // 2
-        self.heads, self.tau = heads, tau
+        self.heads, self.tau, self.rounded = heads, tau, rounded
+        self.scale = head_width("d_k", keys, heads) ** -0.5 if scaled else 1.0
         self.conv = ShortConvolution(d, conv) if conv > 1 else None
         self.W_q = nn.Linear(d, keys, bias=False)
         self.W_alpha = nn.Linear(d, keys, bias=False)
@@ -55,12 +60,14 @@ class MetaLA(Mixer):
         x = x if self.conv is None else F.silu(self.conv(x, past))
         q, v = heads(self.W_q(x), self.heads), heads(self.W_v(x), self.heads)
         k = None if self.W_k is None else heads(self.W_k(x), self.heads)
-        log_alpha = F.logsigmoid(precise(heads(self.W_alpha(x), self.heads))) / self.tau
-        return Decay(q, k, v, log_alpha), F.silu(self.W_g(x))
+        a = heads(self.W_alpha(x), self.heads)
+        log_alpha = F.logsigmoid(a if self.rounded else precise(a)) / self.tau
+        k = 1 - log_alpha.exp() if self.rounded and k is None else k
+        return Decay(q * self.scale, k, v, precise(log_alpha)), F.silu(self.W_g(x))
 
     def read(self, o: Output, gate: Tensor | None, recurrence: Decay) -> Embedded:
         if self.w_aug is not None:
-            own = (recurrence.q * self.w_aug * recurrence.key).sum(-1, keepdim=True) * recurrence.v
+            own = (recurrence.q * (self.w_aug / self.scale) * recurrence.key).sum(-1, keepdim=True) * recurrence.v
             half_less = (own / 2).tanh() / 2  # σ(·) - ½: LayerNorm removes a constant, whose bits low precision lacks
             o = o + half_less.to(o.dtype)
         return super().read(o, gate, recurrence)

@@ -21,10 +21,19 @@ class RetNet(Mixer):
 
     with θ as in RoPE, which turns q and k instead of the state, k scaled by d'_k^(-1/2), LayerNorm per head.
 
-    expand_v  d_v / d
+    expand_v        d_v / d
+    center, affine  whether the norm subtracts the mean, and whether it has weights
     """
 
-    def __init__(self, d: int, heads: int = 4, expand_v: float = 2.0) -> None:
+    def __init__(
+        self,
+        d: int,
+        heads: int = 4,
+        expand_v: float = 2.0,
+        center: bool = True,
+        affine: bool = False,
+        eps: float = 1e-5,
+    ) -> None:
         super().__init__(d)
         values = round(expand_v * d)
         width = head_width("d", d, heads)
@@ -36,7 +45,7 @@ class RetNet(Mixer):
         self.W_v = nn.Linear(d, values, bias=False)
         self.W_g = nn.Linear(d, values, bias=False)
         self.W_o = nn.Linear(values, d, bias=False)
-        self.norm = HeadNorm(head_width("d_v", values, heads), center=True, affine=False)
+        self.norm = HeadNorm(head_width("d_v", values, heads), center=center, affine=affine, eps=eps)
 
     def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
         q = rotary(heads(self.W_q(x), self.heads), past.positions)

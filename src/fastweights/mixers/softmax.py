@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Mapping
 
-from fastweights.layers import Past, head_width, heads, rotary
+from torch import Tensor, nn
+
+from fastweights.layers import HeadNorm, Past, Rope, head_width, heads
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Softmax
 from fastweights.recurrence.base import ShapeError
@@ -19,27 +21,50 @@ class SoftmaxAttention(Mixer):
 
     kv_heads  how many heads k and v have, each serving heads / kv_heads queries; None for all
     window    how many tokens a query sees; None for all
+    width     d'_k, the channels of a head; None for d / heads
+    bias      whether the four projections have one (Qwen2)
+    qk_norm   ε of an RMSNorm of every head of q and k (Qwen3); None for no norm
+    gated     f_g = σ(x W_g) (Qwen3-Next)
+    rope      fields of `Rope`
     """
 
-    def __init__(self, d: int, heads: int = 4, kv_heads: int | None = None, window: int | None = None) -> None:
+    def __init__(
+        self,
+        d: int,
+        heads: int = 4,
+        kv_heads: int | None = None,
+        window: int | None = None,
+        width: int | None = None,
+        bias: bool = False,
+        qk_norm: float | None = None,
+        gated: bool = False,
+        rope: Mapping[str, float] | None = None,
+    ) -> None:
         super().__init__(d)
         kv_heads = heads if kv_heads is None else kv_heads
-        width = head_width("d", d, heads)
+        width = head_width("d", d, heads) if width is None else width
         if kv_heads < 1 or heads % kv_heads:
             raise ShapeError(f"heads = {heads} is not a multiple of kv_heads = {kv_heads}")
-        if width % 2:
-            raise ShapeError(f"RoPE turns pairs of channels: d / heads = {width} must be even")
         self.heads, self.kv_heads, self.window = heads, kv_heads, window
-        self.W_q = nn.Linear(d, d, bias=False)
-        self.W_k = nn.Linear(d, width * kv_heads, bias=False)
-        self.W_v = nn.Linear(d, width * kv_heads, bias=False)
-        self.W_o = nn.Linear(d, d, bias=False)
+        self.rope = Rope(width, **(rope or {}))
+        self.W_q = nn.Linear(d, width * heads, bias=bias)
+        self.W_k = nn.Linear(d, width * kv_heads, bias=bias)
+        self.W_v = nn.Linear(d, width * kv_heads, bias=bias)
+        self.W_g = nn.Linear(d, width * heads, bias=False) if gated else None
+        self.W_o = nn.Linear(width * heads, d, bias=bias)
+        self.norm_q = self._norm(width, qk_norm)
+        self.norm_k = self._norm(width, qk_norm)
         self.norm = nn.Identity()
 
-    def project(self, x: Embedded, past: Past) -> tuple[Softmax, None]:
-        q = rotary(heads(self.W_q(x), self.heads), past.positions)
-        k = rotary(heads(self.W_k(x), self.kv_heads), past.positions)
-        return Softmax(q, k, heads(self.W_v(x), self.kv_heads), self.window), None
+    @staticmethod
+    def _norm(width: int, eps: float | None) -> nn.Module:
+        return nn.Identity() if eps is None else HeadNorm(width, center=False, affine=True, eps=eps)
+
+    def project(self, x: Embedded, past: Past) -> tuple[Softmax, Tensor | None]:
+        q = self.rope(self.norm_q(heads(self.W_q(x), self.heads)), past.positions)
+        k = self.rope(self.norm_k(heads(self.W_k(x), self.kv_heads)), past.positions)
+        gate = None if self.W_g is None else self.W_g(x).sigmoid()
+        return Softmax(q, k, heads(self.W_v(x), self.kv_heads), self.window), gate
 
 
 class SlidingWindow(SoftmaxAttention):

@@ -1,13 +1,40 @@
-"""Hugging Face language models of any mixers, known to transformers' Auto classes."""
+"""Hugging Face models of any mixers, known to transformers' Auto classes."""
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+)
 
 from fastweights.models.cache import FastWeightsCache
+from fastweights.models.classify import (
+    FastWeightsForImageClassification,
+    FastWeightsForSequenceClassification,
+    FastWeightsForSequencePairClassification,
+    FastWeightsVisionConfig,
+    FastWeightsVisionModel,
+)
 from fastweights.models.config import FastWeightsConfig
 from fastweights.models.hf import FastWeightsForCausalLM, FastWeightsModel
 
 AutoConfig.register(FastWeightsConfig.model_type, FastWeightsConfig)
 AutoModel.register(FastWeightsConfig, FastWeightsModel)
 AutoModelForCausalLM.register(FastWeightsConfig, FastWeightsForCausalLM)
+AutoModelForSequenceClassification.register(FastWeightsConfig, FastWeightsForSequenceClassification)
+AutoConfig.register(FastWeightsVisionConfig.model_type, FastWeightsVisionConfig)
+AutoModel.register(FastWeightsVisionConfig, FastWeightsVisionModel)
+AutoModelForImageClassification.register(FastWeightsVisionConfig, FastWeightsForImageClassification)
 
-__all__ = ["FastWeightsCache", "FastWeightsConfig", "FastWeightsForCausalLM", "FastWeightsModel"]
+__all__ = [
+    "FastWeightsCache",
+    "FastWeightsConfig",
+    "FastWeightsForCausalLM",
+    "FastWeightsForImageClassification",
+    "FastWeightsForSequenceClassification",
+    "FastWeightsForSequencePairClassification",
+    "FastWeightsModel",
+    "FastWeightsVisionConfig",
+    "FastWeightsVisionModel",
+]

@@ -8,19 +8,36 @@ from typing import Any
 import torch
 from huggingface_hub.dataclasses import strict
 from transformers import PretrainedConfig
+from transformers.activations import ACT2FN
 
+from fastweights.layers import MLPS, NORMS, POOLINGS
 from fastweights.mixers import make
 
 
 @strict
 class FastWeightsConfig(PretrainedConfig):
-    """A decoder of `num_hidden_layers` blocks, each a mixer and a SwiGLU.
+    """A decoder of `num_hidden_layers` blocks, each a mixer and an MLP (by default a SwiGLU).
 
     mixers             ``[{"name": "metala", …arguments}, …]``, repeated over the depth: several make a hybrid
-    intermediate_size  width of the SwiGLU; None for 8/3 · hidden_size, rounded up to a multiple of 8
+    norm, norm_eps     "rms", "layer" (LayerNorm with bias) or "simple_rms" (without weights), before every mixer and
+                       MLP and at the end
+    mlp                "gated" (σ(x W_1) ⊙ x W_2) W_3, "plain" σ(x W_1) W_2, "identity" (x itself), or None for none
+    hidden_act         σ, by its name in ``transformers.activations.ACT2FN``
+    intermediate_size  width of the MLP; None for 8 · hidden_size² weights: 8/3 · hidden_size (rounded up to a
+                       multiple of 8) if gated, else 4 · hidden_size
+    mlp_bias           whether the MLP's projections have biases
+    parallel_residual  whether mixer and MLP read the same x and are added together (GPT-NeoX)
+    learnt_positions   adds a learnt embedding to each of the first so many tokens of a document; None for none
+    embedding_scale    what the embeddings are multiplied by; None for √hidden_size
+    embedding_dropout  probability of dropping an embedding's channel
+    residual_dropout   probability of dropping a channel of what a mixer or MLP adds to the stream
+    initializer_range  standard deviation of new weights, 1 / √(2 · layers) of it in those that write to the stream
+                       (GPT-2); None for MesaNet's, see `FastWeightsPreTrainedModel`
     logit_cap          c of c · tanh(z / c) on the logits; None for none
+    bidirectional      whether every mixer reads both ways, see `Bidirectional`; for classifiers
+    pooling            how a classifier makes one vector of a sequence's: "mean", "first" or "last", padding not counted
 
-    Raises ValueError for sizes below 1, misspelt fields, and mixers that are unknown or cannot be built.
+    Raises ValueError for sizes below 1, unknown names, misspelt fields, and mixers that cannot be built.
     """
 
     model_type = "fastweights"
@@ -30,10 +47,22 @@ class FastWeightsConfig(PretrainedConfig):
     hidden_size: int = 768
     num_hidden_layers: int = 12
     mixers: list[dict[str, Any]] = field(default_factory=lambda: [{"name": "metala"}])
-    intermediate_size: int | None = None
+    norm: str = "rms"
     norm_eps: int | float = 1e-5
+    mlp: str | None = "gated"
+    hidden_act: str = "silu"
+    intermediate_size: int | None = None
+    mlp_bias: bool = False
+    parallel_residual: bool = False
+    learnt_positions: int | None = None
+    embedding_scale: int | float | None = None
+    embedding_dropout: int | float = 0.0
+    residual_dropout: int | float = 0.0
+    initializer_range: int | float | None = None
     tie_word_embeddings: bool = False
     logit_cap: int | float | None = None
+    bidirectional: bool = False
+    pooling: str = "mean"
     use_cache: bool = True
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
@@ -42,6 +71,7 @@ class FastWeightsConfig(PretrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         self._check_names(kwargs)
         self._check_sizes()
+        self._check_choices()
         self._check_mixers()
         super().__post_init__(**kwargs)
 
@@ -52,14 +82,21 @@ class FastWeightsConfig(PretrainedConfig):
         if kind != cls.model_type:
             raise ValueError(
                 f"this checkpoint holds a {kind!r} model, not a {cls.model_type!r} one; load it with "
-                "transformers.AutoModelForCausalLM.from_pretrained"
+                "from_pretrained of the transformers.AutoModel… of its task"
             )
         return super().from_dict(config_dict, **kwargs)
 
     @property
     def mlp_size(self) -> int:
-        """The width of the SwiGLU, whether given or derived."""
-        return -(-self.hidden_size // 3) * 8 if self.intermediate_size is None else self.intermediate_size
+        """The width of the MLP, whether given or derived."""
+        if self.intermediate_size is not None:
+            return self.intermediate_size
+        return 4 * self.hidden_size if self.mlp == "plain" else -(-self.hidden_size // 3) * 8
+
+    @property
+    def input_scale(self) -> float:
+        """What the embeddings are multiplied by, whether given or derived."""
+        return self.hidden_size**0.5 if self.embedding_scale is None else self.embedding_scale
 
     @property
     def layer_mixers(self) -> list[dict[str, Any]]:
@@ -77,10 +114,21 @@ class FastWeightsConfig(PretrainedConfig):
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "mlp_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}; it is at least 1")
-        if self.norm_eps <= 0:
-            raise ValueError(f"norm_eps = {self.norm_eps}; it is above 0")
-        if self.logit_cap is not None and self.logit_cap <= 0:
-            raise ValueError(f"logit_cap = {self.logit_cap}; it is above 0, or None for no cap")
+        for name in ("norm_eps", "embedding_scale", "initializer_range", "learnt_positions", "logit_cap"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} = {value}; it is above 0" + ("" if name == "norm_eps" else ", or None"))
+        for name in ("embedding_dropout", "residual_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}; it is a probability below 1")
+
+    def _check_choices(self) -> None:
+        for name, known in (("norm", NORMS), ("mlp", MLPS), ("hidden_act", ACT2FN), ("pooling", POOLINGS)):
+            value = getattr(self, name)
+            if value not in known and (name, value) != ("mlp", None):
+                raise ValueError(f"{name} = {value!r}; there are {', '.join(sorted(known))}")
+        if self.parallel_residual and self.mlp is None:
+            raise ValueError("parallel_residual = True, but there is no MLP to be parallel to; set mlp or leave it out")
 
     def _check_mixers(self) -> None:
         if not self.mixers:

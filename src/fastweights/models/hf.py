@@ -9,37 +9,16 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from fastweights.layers import SwiGLU
-from fastweights.mixer import MixerState
-from fastweights.mixers import make
+from fastweights.layers import Past
+from fastweights.models.block import Block, normalization
 from fastweights.models.cache import FastWeightsCache
 from fastweights.models.config import FastWeightsConfig
-from fastweights.models.inputs import kept, require_cache, require_ids
+from fastweights.models.inputs import kept, require_cache, require_ids, require_positions
 from fastweights.models.loss import LOGITS_AT_ONCE, next_token_loss
 from fastweights.shapes import Embedded, Mask, Segments
-
-
-class Block(GradientCheckpointingLayer):
-    """x ← x + Mixer(RMSNorm x);  x ← x + SwiGLU(RMSNorm x)"""
-
-    def __init__(self, config: FastWeightsConfig, layer: int) -> None:
-        super().__init__()
-        d = config.hidden_size
-        self.mixer_norm = nn.RMSNorm(d, config.norm_eps)
-        self.mixer = make(d=d, **config.layer_mixers[layer])
-        self.mlp_norm = nn.RMSNorm(d, config.norm_eps)
-        self.mlp = SwiGLU(d, config.mlp_size)
-
-    def forward(
-        self, x: Embedded, state: MixerState | None, keep: Mask | None, segments: Segments | None
-    ) -> tuple[Embedded, MixerState]:
-        y, after = self.mixer(self.mixer_norm(x), state, keep=keep, segments=segments)
-        x = x + y
-        return x + self.mlp(self.mlp_norm(x)), after
 
 
 @runtime_checkable
@@ -51,7 +30,9 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     """How weights start and load.
 
     Linear weights are normal with variance 1 / fan-in, those that write to the residual stream 2 / N of that for N
-    layers, embeddings with variance 1 / d (MesaNet appendix); what a mixer starts in its own way comes last.
+    layers, embeddings with variance 1 / d (MesaNet appendix D); with `config.initializer_range` all have that
+    standard deviation, and those that write to the stream 1 / √(2 N) of it (GPT-2). What a mixer starts in its own
+    way comes last.
     """
 
     config: FastWeightsConfig
@@ -84,22 +65,23 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         match module:
             case nn.Linear():
-                nn.init.normal_(module.weight, std=module.in_features**-0.5)
+                nn.init.normal_(module.weight, std=self.config.initializer_range or module.in_features**-0.5)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
             case nn.Embedding():
-                nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+                nn.init.normal_(module.weight, std=self.config.initializer_range or module.embedding_dim**-0.5)
             case Block():
-                self._shrink(module.mixer.W_o)
-                self._shrink(module.mlp.W_3)
+                for writer in module.writers:
+                    self._shrink(writer)
             case _Started():
                 with _loaded_kept(module):
                     module.reset_parameters()
 
     def _shrink(self, projection: nn.Module) -> None:
+        std, layers = self.config.initializer_range, self.config.num_hidden_layers
         if isinstance(projection, nn.Linear):
-            std = (2 / self.config.num_hidden_layers / projection.in_features) ** 0.5
-            nn.init.normal_(projection.weight, std=std)
+            variance = 2 / layers / projection.in_features if std is None else std**2 / (2 * layers)
+            nn.init.normal_(projection.weight, std=variance**0.5)
 
 
 def _is_loaded(tensor: Tensor) -> bool:
@@ -117,14 +99,62 @@ def _loaded_kept(module: nn.Module) -> Iterator[None]:
             tensor.copy_(value)
 
 
-class FastWeightsModel(FastWeightsPreTrainedModel):
-    """Token ids → hidden states: embeddings times √d, the blocks, a final RMSNorm."""
+class FastWeightsTrunk(FastWeightsPreTrainedModel):
+    """Vectors → hidden states: scale and learnt positions, the blocks, a final norm.
+
+    `embed_tokens` makes the vectors; what it reads is the business of subclasses, which end with ``post_init()``.
+    """
+
+    def __init__(self, config: FastWeightsConfig, embed_tokens: nn.Module) -> None:
+        super().__init__(config)
+        self.embed_tokens = embed_tokens
+        positions = config.learnt_positions
+        self.embed_positions = None if positions is None else nn.Embedding(positions, config.hidden_size)
+        self.dropout = nn.Dropout(config.embedding_dropout)
+        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.norm = normalization(config)
+
+    def run(
+        self,
+        x: Embedded,
+        keep: Mask | None,
+        segments: Segments | None,
+        cache: FastWeightsCache,
+        *,
+        use_cache: bool,
+        trace: list[Embedded] | None = None,
+    ) -> Embedded:
+        """Hidden states ``[b t d]`` of vectors ``x [b t d]`` after those in `cache`, advanced if `use_cache`.
+
+        trace  takes the input of every block, and the result
+        """
+        before, states = cache.before(len(self.layers), len(x)), []
+        position = None if before[0] is None else before[0].position
+        x = self._placed(x, Past(x, None, position, keep, segments))
+        trace = [] if trace is None else trace
+        for block, state in zip(self.layers, before, strict=True):
+            trace += [x]
+            x, state = block(x, state, keep, segments)
+            states += [state] if use_cache else []
+        if use_cache:
+            cache.advance(states, x.shape[1])
+        x = self.norm(x)
+        trace += [x]
+        return x
+
+    def _placed(self, x: Embedded, past: Past) -> Embedded:
+        if self.embed_positions is not None:
+            x = x + self.embed_positions(require_positions(past.positions, self.embed_positions.num_embeddings))
+        return self.dropout(x * self.config.input_scale)
+
+
+class FastWeightsModel(FastWeightsTrunk):
+    """Token ids → hidden states."""
+
+    embed_tokens: nn.Embedding
 
     def __init__(self, config: FastWeightsConfig) -> None:
-        super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        super().__init__(config, nn.Embedding(config.vocab_size, config.hidden_size))
         self.post_init()
 
     @can_return_tuple
@@ -139,33 +169,33 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPast:
-        """Hidden states ``[b t d]`` of ``input_ids [b t]``, or of ``inputs_embeds [b t d]`` (before the √d).
+        """Hidden states ``[b t d]`` of ``input_ids [b t]``, or of ``inputs_embeds [b t d]`` (before the scale).
 
         attention_mask    ``[b t]`` or, with all tokens that the cache has seen, ``[b s+t]``; 1 = real, 0 = padding
         past_key_values   continued from, and advanced in place; with `use_cache` a new one is made if it is None
-        use_cache         None: `config.use_cache`, but not in training
+        use_cache         None: `config.use_cache`, but not in training or if the model reads both ways
         segments          ``[b t]`` integers; where they change, a packed document begins with an empty memory
         Raises ValueError for inputs that do not fit.
         """
         if output_attentions:
             raise ValueError("there are no attentions to output; see Recurrence.attention_map()")
         x = self._embedded(input_ids, inputs_embeds)
-        use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
+        use_cache = self._cached(use_cache)
         cache = require_cache(past_key_values)
         keep = kept(attention_mask, x, cache.get_seq_length())
-        trace = [x]
-        states = []
-        for block, state in zip(self.layers, cache.before(len(self.layers), len(x)), strict=True):
-            x, state = block(x, state, keep, segments)
-            states += [state] if use_cache else []
-            trace += [x] if output_hidden_states else []
-        if use_cache:
-            cache.advance(states, x.shape[1])
-        x = self.norm(x)
+        trace = [] if output_hidden_states else None
+        x = self.run(x, keep, segments, cache, use_cache=use_cache, trace=trace)
         return BaseModelOutputWithPast(
             last_hidden_state=x,
             past_key_values=cache if use_cache else None,
-            hidden_states=(*trace[:-1], x) if output_hidden_states else None,
+            hidden_states=None if trace is None else tuple(trace),
+        )
+
+    def _cached(self, wanted: bool | None) -> bool:
+        if wanted and self.config.bidirectional:
+            raise ValueError("use_cache = True, but a model that reads both ways cannot go on; leave it out")
+        return (
+            self.config.use_cache and not self.training and not self.config.bidirectional if wanted is None else wanted
         )
 
     def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Embedded:
@@ -176,7 +206,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
             x = self.embed_tokens(require_ids(input_ids, self.embed_tokens.num_embeddings))
         if x.shape[1] == 0:
             raise ValueError("there are no tokens; begin an empty prompt with the bos token")
-        return x * self.config.hidden_size**0.5
+        return x
 
 
 class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
@@ -186,6 +216,8 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
     accepts_loss_kwargs = True
 
     def __init__(self, config: FastWeightsConfig) -> None:
+        if config.bidirectional:
+            raise ValueError("bidirectional = True, but a language model must not see the tokens it is to predict")
         super().__init__(config)
         self.model = FastWeightsModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

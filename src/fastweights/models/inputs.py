@@ -44,7 +44,7 @@ def require_ids(ids: Tensor | None, vocabulary: int) -> Tensor:
     """`ids`, if they are ``[b t]`` and, where looking is cheap (on the CPU), inside the vocabulary."""
     if ids is None or ids.dim() != 2:
         raise ValueError(f"input_ids have shape {None if ids is None else list(ids.shape)}, must be [batch, time]")
-    if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
+    if _cheap_to_look_at(ids):
         low, high = (int(end) for end in ids.aminmax())
         if low < 0 or high >= vocabulary:
             raise ValueError(
@@ -52,3 +52,17 @@ def require_ids(ids: Tensor | None, vocabulary: int) -> Tensor:
                 "that the model was trained with, or resize_token_embeddings"
             )
     return ids
+
+
+def require_positions(positions: Tensor, known: int) -> Tensor:
+    """`positions`, if they are, where looking is cheap, among the `known` ones."""
+    if _cheap_to_look_at(positions) and (last := int(positions.max())) >= known:
+        raise ValueError(
+            f"a document reaches position {last}, the model has learnt_positions = {known}; shorten it, or train with "
+            "more of them"
+        )
+    return positions
+
+
+def _cheap_to_look_at(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.numel() > 0 and not torch.compiler.is_compiling()

@@ -196,6 +196,12 @@ def with_resets(recurrence: Recurrence, log_decay: Tensor | None, ids: Segments)
     return masked_stream(log_decay, ~starts(ids), -torch.inf)
 
 
+def reciprocal(n: Tensor) -> Tensor:
+    """1 / n, and 0 where a row has no weight at all (n = 0)."""
+    empty = n == 0
+    return torch.where(empty, 0, 1 / torch.where(empty, 1, n))
+
+
 def one_or_all(parts: list[Tensor]) -> State:
     """A state of one tensor is that tensor; of several, their tuple."""
     return parts[0] if len(parts) == 1 else tuple(parts)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.base import Recurrence, State, check_mask, masked_stream, require_width
+from fastweights.recurrence.base import Recurrence, State, check_mask, masked_stream, reciprocal, require_width
 from fastweights.recurrence.bonus import Bonus
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
@@ -86,8 +86,7 @@ class Normalized(Recurrence):
     def _reciprocal(self, n: Tensor) -> Tensor:
         if self.floor is not None:
             n = n.abs().clamp(min=self.floor) if isinstance(self.floor, float | int) else n.abs().maximum(self.floor)
-        empty = n == 0
-        return torch.where(empty, 0, 1 / torch.where(empty, 1, n))
+        return reciprocal(n)
 
     def ltv(self) -> LTV:
         """Read through C_t = q_t / n_t, on this record's own normalisers from the empty state."""

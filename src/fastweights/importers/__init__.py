@@ -1,0 +1,50 @@
+"""Models that others have trained, as ours: one file per family of checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from fastweights.importers.llama import llama, mistral, qwen2, qwen3
+from fastweights.importers.mamba import mamba
+from fastweights.importers.metala import metala
+from fastweights.importers.plan import Plan
+from fastweights.importers.source import Folder, Memory, Source, located
+from fastweights.models import FastWeightsForCausalLM
+
+FAMILIES: dict[str, Callable[[Source], Plan]] = {
+    "llama": llama,
+    "mamba": mamba,
+    "metala": metala,
+    "mistral": mistral,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+}
+"""The model_type of a config.json → how such a checkpoint becomes one of ours."""
+
+
+def import_model(
+    model: str | Path | PreTrainedModel,
+    dtype: torch.dtype | None = None,
+    watch: Callable[[int, int], None] = lambda done, of: None,
+) -> FastWeightsForCausalLM:
+    """A language model of another library as one of ours, which computes the same.
+
+    model  a folder with config.json and safetensors files, a name on the Hugging Face hub, or a loaded model of
+           transformers; pickled weights are not read
+    dtype  of all weights; None for that of the embeddings
+    watch  told, tensor by tensor, how many are done and of how many
+    Memory holds the new model and one tensor of the old. Raises ValueError for a type of model that is not in
+    `FAMILIES`, for settings that ours cannot state, and for tensors that are missing, left over or misshapen.
+    """
+    source = Memory(model) if isinstance(model, PreTrainedModel) else Folder(located(model))
+    kind = source.settings.kind
+    if kind not in FAMILIES:
+        raise ValueError(f"no importer for model_type {kind!r}; there are {', '.join(sorted(FAMILIES))}")
+    return FAMILIES[kind](source).carry_out(source, dtype, watch)
+
+
+__all__ = ["FAMILIES", "import_model"]

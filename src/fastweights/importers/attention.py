@@ -1,0 +1,57 @@
+"""Softmax attention as transformers names it, for the families that have it in all or some layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastweights.importers.plan import Constant, Table, linear
+from fastweights.importers.source import Settings
+
+STRETCHES = {
+    "default": {},
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "context": "original_max_position_embeddings",
+        "low": "low_freq_factor",
+        "high": "high_freq_factor",
+    },
+}
+"""Types of RoPE scaling → fields of `Rope` and what transformers calls them."""
+
+HEAD_NORMS: Table = {f"mixer.norm_{name}.weight": f"self_attn.{name}_norm.weight" for name in "qk"}
+
+
+def attention(settings: Settings, window: int | None = None) -> dict[str, Any]:
+    """The entry of `mixers` for the attention that these settings describe."""
+    return {
+        "name": "softmax",
+        "heads": settings["num_attention_heads"],
+        "kv_heads": settings["num_key_value_heads"],
+        "width": settings.get("head_dim", None) or settings["hidden_size"] // settings["num_attention_heads"],
+        "window": window,
+        "rope": rope(settings),
+    }
+
+
+def rope(settings: Settings) -> dict[str, float]:
+    """The fields of `Rope`."""
+    given = settings["rope_parameters"]
+    kind = given["rope_type"]
+    if kind not in STRETCHES:
+        raise ValueError(
+            f"a {settings.kind} checkpoint with rope_type = {kind!r} cannot be imported, only with "
+            f"{' or '.join(map(repr, STRETCHES))}"
+        )
+    stretch = {field: given[name] for field, name in STRETCHES[kind].items()}
+    return {"base": given["rope_theta"], "fraction": given.get("partial_rotary_factor", 1.0), **stretch}
+
+
+def projections(biased: str) -> Table:
+    """The four matrices and, if any have one, their biases: zero for those not in `biased`, such as "qkv"."""
+    table: Table = {}
+    for name in "qkvo":
+        table |= linear(f"mixer.W_{name}", f"self_attn.{name}_proj", bias=name in biased)
+        if biased and name not in biased:
+            table[f"mixer.W_{name}.bias"] = Constant(0.0)
+    return table

@@ -1,0 +1,69 @@
+"""Llama and its descendants Mistral, Qwen2 and Qwen3, as transformers names their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastweights.importers.attention import HEAD_NORMS, attention, projections
+from fastweights.importers.plan import Piece, Plan, gated_mlp, stacked
+from fastweights.importers.source import Source
+from fastweights.models import FastWeightsConfig
+
+OUTER = {
+    "model.embed_tokens.weight": Piece("model.embed_tokens.weight"),
+    "model.norm.weight": Piece("model.norm.weight"),
+    "lm_head.weight": Piece("lm_head.weight"),
+}
+
+
+def llama(source: Source) -> Plan:
+    """Llama 1 to 3, and whatever else calls itself "llama"."""
+    return _plan(source, biased="qkvo" if source.settings["attention_bias"] else "")
+
+
+def mistral(source: Source) -> Plan:
+    """Mistral 7B and its like: a window in every layer, or none."""
+    return _plan(source, windows=[source.settings["sliding_window"]])
+
+
+def qwen2(source: Source) -> Plan:
+    """Qwen1.5, Qwen2 and Qwen2.5: biases on q, k and v."""
+    return _plan(source, biased="qkv", windows=_windows(source))
+
+
+def qwen3(source: Source) -> Plan:
+    """Qwen3, dense: every head of q and k normalised."""
+    settings = source.settings
+    biased = "qkvo" if settings["attention_bias"] else ""
+    return _plan(source, biased=biased, windows=_windows(source), qk_norm=settings["rms_norm_eps"])
+
+
+def _windows(source: Source) -> list[int | None]:
+    window = source.settings["sliding_window"]
+    return [window if kind == "sliding_attention" else None for kind in source.settings["layer_types"]]
+
+
+def _plan(
+    source: Source, biased: str = "", windows: Sequence[int | None] = (None,), qk_norm: float | None = None
+) -> Plan:
+    settings = source.settings
+    mlp_bias = settings.get("mlp_bias", False)
+    config = FastWeightsConfig(
+        **settings.common,
+        hidden_size=settings["hidden_size"],
+        num_hidden_layers=settings["num_hidden_layers"],
+        mixers=[{**attention(settings, window), "bias": bool(biased), "qk_norm": qk_norm} for window in windows],
+        norm_eps=settings["rms_norm_eps"],
+        hidden_act=settings["hidden_act"],
+        intermediate_size=settings["intermediate_size"],
+        mlp_bias=mlp_bias,
+        embedding_scale=1.0,
+    )
+    layer = {
+        "mixer_norm.weight": "input_layernorm.weight",
+        "mlp_norm.weight": "post_attention_layernorm.weight",
+        **projections(biased),
+        **(HEAD_NORMS if qk_norm else {}),
+        **gated_mlp(bias=mlp_bias),
+    }
+    return Plan(config, {**OUTER, **stacked(config, "model.layers", [layer])}, ignored=("*.rotary_emb.inv_freq",))

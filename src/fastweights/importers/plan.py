@@ -1,0 +1,150 @@
+"""How a checkpoint becomes one of ours: a configuration, and where each tensor comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastweights.importers.source import Source
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+
+Convert = Callable[[Tensor], Tensor]
+
+
+class Piece(NamedTuple):
+    """A tensor of ours: `convert` of their tensor `source`."""
+
+    source: str
+    convert: Convert = torch.Tensor.detach
+
+
+class Constant(NamedTuple):
+    """A tensor of ours that theirs has no counterpart of: `value` everywhere."""
+
+    value: float
+
+
+Table = dict[str, str | Piece | Constant]
+"""Names below a module of ours → what they are made of, named below a module of theirs."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`config` of our model, and its tensors by name; those that it ties need not be there.
+
+    ignored  patterns of their tensors that hold no weights of the language model
+    """
+
+    config: FastWeightsConfig
+    tensors: Mapping[str, Piece | Constant]
+    ignored: tuple[str, ...] = ()
+
+    def carry_out(
+        self,
+        source: Source,
+        dtype: torch.dtype | None = None,
+        watch: Callable[[int, int], None] = lambda done, all: None,
+    ) -> FastWeightsForCausalLM:
+        """The model, made tensor by tensor.
+
+        dtype  None for that of their embeddings
+        watch  told how many tensors are done, and of how many
+        Raises ValueError, which names them, for tensors that are missing, left over or of another shape.
+        """
+        ours = _shapes(self.config)
+        self._check_names(source, ours)
+        embeddings = self.tensors["model.embed_tokens.weight"]
+        assert isinstance(embeddings, Piece)
+        dtype = source.read(embeddings.source).dtype if dtype is None else dtype
+        state = {}
+        for done, (name, shape) in enumerate(ours.items()):
+            watch(done, len(ours))
+            state[name] = _made(name, self.tensors[name], shape, source, dtype)
+        watch(len(ours), len(ours))
+        return FastWeightsForCausalLM.from_pretrained(None, config=self.config, state_dict=state, dtype=dtype)
+
+    def _check_names(self, source: Source, ours: Mapping[str, torch.Size]) -> None:
+        read = {name: part.source for name, part in self.tensors.items() if isinstance(part, Piece)}
+        missing = {theirs for name, theirs in read.items() if name in ours} - source.names
+        left = {n for n in source.names - {*read.values()} if not any(fnmatch(n, pattern) for pattern in self.ignored)}
+        lacks, holds = f"lacks {_few(missing)}", f"holds {_few(left)}, which no {source.settings.kind} model has"
+        if missing or left:
+            problems = " and ".join([lacks] * bool(missing) + [holds] * bool(left))
+            raise ValueError(f"this {source.settings.kind} checkpoint {problems}")
+        assert ours.keys() <= self.tensors.keys(), sorted(ours.keys() - self.tensors.keys())
+
+
+def under(ours: str, theirs: str, table: Table) -> dict[str, Piece | Constant]:
+    """`table` with the names completed: ``{ours}.name`` from ``{theirs}.name``."""
+    return {f"{ours}.{name}": _placed(theirs, part) for name, part in table.items()}
+
+
+def stacked(config: FastWeightsConfig, theirs: str, layers: Sequence[Table]) -> dict[str, Piece | Constant]:
+    """The tensors of all layers, those of layer i below ``{theirs}.i``; `layers` are repeated over the depth."""
+    tables = (layers[i % len(layers)] for i in range(config.num_hidden_layers))
+    return dict(
+        chain.from_iterable(under(f"model.layers.{i}", f"{theirs}.{i}", t).items() for i, t in enumerate(tables))
+    )
+
+
+def linear(ours: str, theirs: str, *, bias: bool = False) -> Table:
+    """A linear map with its bias."""
+    return {f"{ours}.{part}": f"{theirs}.{part}" for part in ("weight", "bias")[: 1 + bias]}
+
+
+def gated_mlp(theirs: str = "mlp", *, bias: bool = False) -> Table:
+    """The MLP of most decoders: gate_proj, up_proj and down_proj."""
+    names = {"W_1": "gate_proj", "W_2": "up_proj", "W_3": "down_proj"}
+    return dict(chain.from_iterable(linear(f"mlp.{a}", f"{theirs}.{b}", bias=bias).items() for a, b in names.items()))
+
+
+def rows(start: int, stop: int | None = None) -> Convert:
+    """Of a fused projection, the outputs from `start` up to `stop`."""
+    return lambda weight: weight[start:stop]
+
+
+def taps(weight: Tensor) -> Tensor:
+    """A depthwise Conv1d's ``[d 1 size]`` as our ``[size d]``."""
+    return weight.squeeze(1).mT
+
+
+def _placed(theirs: str, part: str | Piece | Constant) -> Piece | Constant:
+    match part:
+        case Constant():
+            return part
+        case Piece(source, convert):
+            return Piece(f"{theirs}.{source}", convert)
+        case _:
+            return Piece(f"{theirs}.{part}")
+
+
+def _shapes(config: FastWeightsConfig) -> dict[str, torch.Size]:
+    """Names and shapes of our tensors, tied ones once."""
+    with torch.device("meta"):
+        model = FastWeightsForCausalLM(config)
+    tied = model.all_tied_weights_keys
+    return {name: tensor.shape for name, tensor in model.state_dict().items() if name not in tied}
+
+
+def _made(name: str, part: Piece | Constant, shape: torch.Size, source: Source, dtype: torch.dtype) -> Tensor:
+    if isinstance(part, Constant):
+        return torch.full(shape, part.value, dtype=dtype)
+    theirs = source.read(part.source)
+    tensor = part.convert(theirs)
+    if tensor.shape != shape:
+        raise ValueError(
+            f"{part.source} of this {source.settings.kind} checkpoint has shape {list(theirs.shape)}, which gives "
+            f"{list(tensor.shape)} for our {name}; its config.json calls for {list(shape)}"
+        )
+    return tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def _few(names: set[str]) -> str:
+    first = sorted(names)[:4]
+    return ", ".join(first) + (f" and {len(names) - len(first)} more" if len(names) > len(first) else "")

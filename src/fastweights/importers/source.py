@@ -1,0 +1,127 @@
+"""What another library's checkpoint holds: its settings, and its tensors, one at a time."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import CONFIG_MAPPING, PreTrainedModel
+
+TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.jinja")
+"""The files that make up a tokenizer."""
+
+
+class Settings:
+    """The fields of a checkpoint's config.json, with the defaults of transformers where it knows the type."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self.kind = str(fields.get("model_type"))
+        known = self.kind in CONFIG_MAPPING
+        self._fields = CONFIG_MAPPING[self.kind].from_dict(dict(fields)).to_dict() if known else dict(fields)
+        self.require("quantization_config", None)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._fields:
+            raise ValueError(f"the config.json of this {self.kind} checkpoint lacks {name!r}")
+        return self._fields[name]
+
+    def get(self, name: str, default: Any) -> Any:
+        """The field, or `default` where there is none."""
+        return self._fields.get(name, default)
+
+    def require(self, name: str, *accepted: object) -> None:
+        """Raises ValueError if the field is there with another value than these."""
+        if name in self._fields and self._fields[name] not in accepted:
+            values = " or ".join(map(repr, accepted))
+            raise ValueError(
+                f"a {self.kind} checkpoint with {name} = {self._fields[name]!r} cannot be imported, only with {values}"
+            )
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """The fields that every language model has and names alike."""
+        names = ("vocab_size", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
+        return {name: self._fields[name] for name in names if name in self._fields}
+
+
+class Source(ABC):
+    """A checkpoint: its settings and, by name, its tensors."""
+
+    settings: Settings
+    names: frozenset[str]
+
+    @abstractmethod
+    def read(self, name: str) -> Tensor:
+        """The tensor called `name`, one of `names`."""
+
+
+class Memory(Source):
+    """A model of transformers that is already loaded."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.settings = Settings(model.config.to_dict())
+        self._tensors = model.state_dict()
+        self.names = frozenset(self._tensors)
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+
+class Folder(Source):
+    """A folder with config.json and safetensors files, whole or in shards.
+
+    Raises ValueError, which names the file, if one is missing or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.settings = Settings(_json(folder / "config.json"))
+        self._files = {path: _opened(path) for path in _weight_files(folder)}
+        self._home = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
+        self.names = frozenset(self._home)
+
+    def read(self, name: str) -> Tensor:
+        return self._files[self._home[name]].get_tensor(name)
+
+
+def located(model: str | Path) -> Path:
+    """The folder `model`, or what the Hugging Face hub has under that name, downloaded: no pickled weights."""
+    if Path(model).is_dir():
+        return Path(model)
+    try:
+        return Path(snapshot_download(str(model), allow_patterns=["*.json", "*.safetensors", *TOKENIZER]))
+    except HFValidationError as error:
+        raise ValueError(f"{model} is neither a folder nor a name on the Hugging Face hub") from error
+
+
+def _weight_files(folder: Path) -> Iterable[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return sorted({folder / name for name in _json(index)["weight_map"].values()})
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    pickled = sorted(path.name for path in folder.glob("*.bin"))
+    raise ValueError(
+        f"{folder} holds no model.safetensors"
+        + (f"; {pickled[0]} is a pickle, which can run code: save the model as safetensors first" if pickled else "")
+    )
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} is missing or damaged: {error}") from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is missing or damaged: {error}") from error

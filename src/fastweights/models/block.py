@@ -1,0 +1,52 @@
+"""One layer of a model: a mixer over time, an MLP over channels, and the residual stream around them."""
+
+from __future__ import annotations
+
+from torch import nn
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from fastweights.layers import MLP, MLPS, NORMS, GatedMLP
+from fastweights.mixer import Bidirectional, MixerState
+from fastweights.mixers import make
+from fastweights.models.config import FastWeightsConfig
+from fastweights.shapes import Embedded, Mask, Segments
+
+
+class Block(GradientCheckpointingLayer):
+    """x ← x + Mixer(Norm x);  x ← x + MLP(Norm x), or both at once: x ← x + Mixer(Norm x) + MLP(Norm' x)"""
+
+    def __init__(self, config: FastWeightsConfig, layer: int) -> None:
+        super().__init__()
+        self.parallel = config.parallel_residual
+        self.mixer_norm = normalization(config)
+        mixer = make(d=config.hidden_size, **config.layer_mixers[layer])
+        self.mixer = Bidirectional(mixer) if config.bidirectional else mixer
+        self.mlp_norm, self.mlp = (None, None) if config.mlp is None else (normalization(config), _mlp(config))
+        self.dropout = nn.Dropout(config.residual_dropout)
+
+    def forward(
+        self, x: Embedded, state: MixerState | None, keep: Mask | None, segments: Segments | None
+    ) -> tuple[Embedded, MixerState | None]:
+        y, after = self.mixer(self.mixer_norm(x), state, keep=keep, segments=segments)
+        mixed = x + self.dropout(y)
+        if self.mlp_norm is None or self.mlp is None:
+            return mixed, after
+        z = self.mlp(self.mlp_norm(x if self.parallel else mixed))
+        return mixed + self.dropout(z), after
+
+    @property
+    def writers(self) -> list[nn.Module]:
+        """The projections that write to the residual stream."""
+        return [self.mixer.W_o] + ([self.mlp.W_o] if isinstance(self.mlp, GatedMLP | MLP) else [])
+
+
+def normalization(config: FastWeightsConfig) -> nn.Module:
+    """A new norm of the kind that the model uses outside its mixers."""
+    return NORMS[config.norm](config.hidden_size, eps=config.norm_eps)
+
+
+def _mlp(config: FastWeightsConfig) -> nn.Module:
+    assert config.mlp is not None
+    activation = ACT2FN[config.hidden_act]
+    return MLPS[config.mlp](config.hidden_size, config.mlp_size, activation, bias=config.mlp_bias)
