@@ -266,7 +266,7 @@ def test_equation_20_is_the_qlstm() -> None:
 def test_equations_20_and_23_are_the_qlstm_of_this_library(reversed_sigmoid: bool) -> None:
     mixer, u = moved("qlstm", reversed=reversed_sigmoid), inputs()
     f = mixer.W_f(u).detach()
-    f = dsf.reversed_sigmoid(f, float(mixer.a)) if reversed_sigmoid else f.sigmoid()
+    f = dsf.reversed_sigmoid(f, mixer.a.detach()) if reversed_sigmoid else f.sigmoid()
     i, o = (W(u).sigmoid().detach() for W in (mixer.W_i, mixer.W_q))
     system = dsf.qlstm(u, f, i, o, mixer.W_v.weight.detach())
     ours = mixer.drive(u).recurrence.ltv().dense(1).joined().driven_by(mixer.W_v.weight.detach())

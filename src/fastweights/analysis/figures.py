@@ -279,19 +279,21 @@ def _normalisers(profile: Profile) -> Picture | None:
 
 
 def _conditions(profile: Profile) -> Picture | None:
-    found = [(i, layer.conditions) for i, layer in enumerate(profile.layers) if layer.conditions is not None]
+    found = [(i, layer.examined, layer.solver) for i, layer in enumerate(profile.layers) if layer.solver is not None]
     if not found:
         return None
-    figure, axes = canvas(1, 1, 6.0)
-    for color, (number, conditions) in zip(_depths(len(found)), found, strict=True):
-        numbers = conditions.numbers[:, 0]
-        axes[0, 0].semilogy(conditions.cuts, numbers.median(1).values, color=color, label=f"layer {number}")
-        axes[0, 0].fill_between(
-            conditions.cuts, numbers.min(1).values, numbers.max(1).values, color=color, alpha=0.15, linewidth=0
-        )
-    label(axes[0, 0], "Median over heads, and their range", "token", "condition number of H + Λ")
+    figure, axes = canvas(1, 2, 4.2)
+    for color, (number, places, solver) in zip(_depths(len(found)), found, strict=True):
+        for one, values in zip(axes.flat, (solver.condition[0], solver.residual[0]), strict=True):
+            one.semilogy(places, values.median(1).values, color=color, label=f"layer {number}")
+            one.fill_between(places, values.amin(1), values.amax(1), color=color, alpha=0.15, linewidth=0)
+    label(axes[0, 0], "Condition number of H + Λ", "token", "median over heads, and range")
+    label(axes[0, 1], "What the solver leaves", "token", "‖q - (H + Λ) x‖ / ‖q‖")
     legend(axes[0, 0])
-    caption = "Conjugate gradients need about √condition steps per digit; 1 is linear attention, which needs none."
+    caption = (
+        "Conjugate gradients need about √condition steps per digit; with condition 1 Mesa is linear attention, which "
+        "needs none."
+    )
     return Picture("conditions", "Mesa's linear systems", caption, figure)
 
 

@@ -13,15 +13,19 @@ from fastweights.shapes import Map
 
 
 def attention(record: Recurrence, heads: list[int]) -> Map:
-    """``[b h t s]`` of the chosen heads, from the empty state; a skip (DSF's D) is left out.
+    """``[b h t s]`` of the chosen heads, from the empty state; a skip that differs between values is left out.
 
-    A linear rule's comes from its system, head by head wanted; softmax forms the maps of all heads.
+    A linear rule's comes from its system, for these heads alone; softmax forms the maps of all heads.
     """
     try:
         system = record.ltv()
     except NoFiniteFormError:
         return record.attention_map()[:, heads]
-    return reaching(system.heads(heads))[0]
+    system = system.heads(heads)
+    phi = reaching(system)[0]
+    if system.D is None or system.D.shape[-1] != 1:
+        return phi
+    return phi + torch.diag_embed(system.D.expand(*system.B.shape[:3], 1).squeeze(-1).transpose(1, 2))
 
 
 def weights(phi: Map) -> Tensor:

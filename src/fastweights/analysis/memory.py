@@ -6,14 +6,14 @@ time, and its map and factors come from running it on one impulse per token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import log
 
 import torch
 from torch import Tensor
 
 from fastweights.evaluate import evaluate
-from fastweights.recurrence import LTV, Decay, Diagonal, Mesa, Normalized, Recurrence, Softmax
+from fastweights.recurrence import LTV, Decay, Diagonal, Mesa, Normalized, Recurrence, Softmax, SolverStatistics
 from fastweights.shapes import Map
 
 
@@ -111,23 +111,13 @@ def normalisers(record: Recurrence) -> Tensor | None:
             return None
 
 
-@dataclass(frozen=True, eq=False)
-class Conditions:
-    """Condition numbers ``[cuts b h]`` of Mesa's H_t + Λ after so many tokens."""
-
-    cuts: tuple[int, ...]
-    numbers: Tensor
-
-
-def conditions(record: Mesa, cuts: tuple[int, ...]) -> Conditions:
-    """The condition number of the system that Mesa solves, after each of the rising `cuts` (in tokens)."""
+def solver_at(record: Mesa, cuts: tuple[int, ...]) -> SolverStatistics:
+    """`solver_statistics` of the last token before each of the rising `cuts` alone, ``[b cuts h]``."""
     gram = Decay(record.k, record.k, record.beta * record.k, record.log_decay)
     state, found, before = gram.initial_state(), [], 0
-    ridge = record.ridge.expand(*record.shape, record.q.shape[-1])
     for cut in cuts:
-        _, state = evaluate(gram[before:cut], state)
+        _, state = evaluate(gram[before : cut - 1], state)
         assert isinstance(state, Tensor)
-        values = torch.linalg.eigvalsh(state + torch.diag_embed(ridge[:, cut - 1]))
-        found.append(values[..., -1] / values[..., 0])
-        before = cut
-    return Conditions(cuts, torch.stack(found))
+        found.append(record[cut - 1 : cut].chunk_statistics(state))
+        before = cut - 1
+    return SolverStatistics(*(torch.cat(parts, 1) for parts in zip(*found, strict=True)))

@@ -11,7 +11,7 @@ from fastweights.analysis import maps, memory
 from fastweights.analysis.algorithms import Allowed, allowed
 from fastweights.analysis.capture import captured
 from fastweights.mixer import Mixer
-from fastweights.recurrence import LTV, Mesa, NoFiniteFormError, Recurrence
+from fastweights.recurrence import LTV, Mesa, NoFiniteFormError, Recurrence, SolverStatistics
 from fastweights.shapes import Map
 
 
@@ -56,7 +56,8 @@ class Layer:
     heads, of   the chosen heads, and how many there are
     phi         ``[h t s]``, the map of the first `window` tokens
     memory, algorithms  None for a rule without a finite linear form
-    normalisers ``[t h]`` or None;  conditions  Mesa's, or None
+    normalisers ``[t h]`` or None
+    examined, solver  Mesa's `SolverStatistics` of the tokens at these places; none and None for others
     """
 
     path: str
@@ -68,7 +69,8 @@ class Layer:
     memory: Memory | None
     algorithms: list[Allowed] | None
     normalisers: Tensor | None
-    conditions: memory.Conditions | None
+    examined: tuple[int, ...]
+    solver: SolverStatistics | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +107,7 @@ def _layer(path: str, mixer: str, record: Recurrence, extent: Extent) -> Layer:
     system = _system(record)
     first = record[: extent.window]
     eta = memory.normalisers(record)
+    examined = cuts(len(record), 16) if isinstance(record, Mesa) else ()
     return Layer(
         path=path,
         mixer=mixer,
@@ -115,7 +118,8 @@ def _layer(path: str, mixer: str, record: Recurrence, extent: Extent) -> Layer:
         memory=None if system is None else _memory(system.heads(heads), extent),
         algorithms=None if system is None else allowed(system),
         normalisers=None if eta is None else eta[0][:, heads],
-        conditions=memory.conditions(record, cuts(len(record), 16)) if isinstance(record, Mesa) else None,
+        examined=examined,
+        solver=memory.solver_at(record, examined) if isinstance(record, Mesa) else None,
     )
 
 

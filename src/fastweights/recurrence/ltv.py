@@ -105,12 +105,12 @@ class LTV:
 
     def eigenvalues(self) -> Tensor:
         """The eigenvalues of every A_t, ``[b t h k]``, without the zeros of rows that only wait (`Delayed`)."""
-        found = self.A.eigenvalues()
-        return found.expand(self.B.shape) if found.shape[-1] == 1 else found
+        return self.A.eigenvalues()
 
     def memory_horizon(self) -> Tensor:
         """Tokens after which a state component has decayed to 1/e, -1/log|λ|: ``[b t h k]``; inf for |λ| = 1."""
-        return -1 / self.eigenvalues().abs().log()
+        rate = self.eigenvalues().abs().log()
+        return torch.where(rate == 0, torch.inf, -1 / rate)
 
     def dense(self, values: int) -> DenseLTV:
         """DSF's matrices with N = k·values: each of A, B, C is I_values ⊗ its shared factor."""

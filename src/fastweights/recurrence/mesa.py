@@ -181,7 +181,7 @@ class Mesa(Recurrence):
 
     def _queries_by_pieces(self) -> Iterator[Tensor]:
         """`optimal_queries` in time and memory linear in the record's length."""
-        gram = torch.zeros(self.state_shapes[0], dtype=self.accumulator, device=self.device)
+        gram = self._gram()
         for piece in self.split():
             yield piece.optimal_queries(gram)
             _, gram = Decay(piece.k, piece.k, piece.beta * piece.k, piece.log_decay).chunk(gram)

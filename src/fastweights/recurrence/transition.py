@@ -44,7 +44,7 @@ class Transition(ABC):
 
     @abstractmethod
     def eigenvalues(self) -> Tensor:
-        """``[b t h k]``, or ``[b t h 1]`` where all are the same; the zeros of rows that only wait are left out."""
+        """``[b t h k]``; the zeros of rows that only wait are left out."""
 
     @abstractmethod
     def after(self, earlier: Transition) -> Transition:
@@ -86,7 +86,7 @@ class Diagonal(Transition):
         return torch.diag_embed(self._spelled_out())
 
     def eigenvalues(self) -> Tensor:
-        return self.decay
+        return self._spelled_out()
 
     def after(self, earlier: Transition) -> Transition:
         if isinstance(earlier, Diagonal):
@@ -185,7 +185,7 @@ class Delayed(Transition):
         return self.apply(torch.eye(self.size, dtype=self.decay.dtype, device=self.decay.device))
 
     def eigenvalues(self) -> Tensor:
-        return self.decay
+        return self.decay.expand(*self.decay.shape[:-1], self.size // 2)
 
     def after(self, earlier: Transition) -> Transition:
         return Full(self.apply(earlier.dense()))
