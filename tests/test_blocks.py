@@ -44,7 +44,7 @@ def drawn(option: str, **fields: Any) -> FastWeightsForCausalLM:
     return model
 
 
-# an oracle: the backbone in NumPy, with the mixers' own outputs --------------------------------------------------------
+# an oracle: the backbone in NumPy, with the mixers' own outputs -----------------------------------------------------
 
 
 def normalized(x: np.ndarray, norm: Any, config: Any) -> np.ndarray:
@@ -93,7 +93,7 @@ def test_the_backbone_is_what_its_fields_say(option: str) -> None:
     assert_close(model(ids).logits, backbone(model, ids), option)
 
 
-# properties -----------------------------------------------------------------------------------------------------------
+# properties ---------------------------------------------------------------------------------------------------------
 
 
 @every_option

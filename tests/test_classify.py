@@ -37,7 +37,7 @@ every_mixer = pytest.mark.parametrize("name", sorted(MIXERS))
 POOLINGS = ("mean", "first", "last")
 
 
-# both ways --------------------------------------------------------------------------------------------------------------
+# both ways ----------------------------------------------------------------------------------------------------------
 
 
 def both_ways(name: str) -> tuple[Bidirectional, Tensor]:
@@ -88,7 +88,7 @@ def test_what_reads_both_ways_cannot_go_on() -> None:
         model(tokens(1, 4), use_cache=True)
 
 
-# every classifier × every property --------------------------------------------------------------------------------------
+# every classifier × every property ----------------------------------------------------------------------------------
 
 
 def image_config(**fields: Any) -> FastWeightsVisionConfig:
@@ -183,7 +183,7 @@ def pooled_by_hand(x: Tensor, pooling: str) -> Tensor:
     return {"mean": x.sum(0) / len(x), "first": x[0], "last": x[-1]}[pooling]
 
 
-# images -----------------------------------------------------------------------------------------------------------------
+# images -------------------------------------------------------------------------------------------------------------
 
 
 def test_tokens_are_the_patches_row_by_row_and_the_class_token() -> None:
@@ -230,7 +230,7 @@ def test_inputs_that_do_not_fit() -> None:
         short(x)
 
 
-# as users meet them -----------------------------------------------------------------------------------------------------
+# as users meet them -------------------------------------------------------------------------------------------------
 
 
 def test_auto_classes(tmp_path: Path) -> None:

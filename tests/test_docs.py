@@ -1,4 +1,4 @@
-"""The Python of the pages in docs/ runs."""
+"""The literate pages run from top to bottom."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from fastweights.mixers import MIXERS
 from test_readme import BLOCK
 
 DOCS = Path(__file__).parents[1] / "docs"
+LITERATE = ["dsf-by-example.md", "new-mixer.md"]
 
 
-@pytest.mark.parametrize("page", ["new-mixer.md"])
-def test_python_runs(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All blocks in order, in one namespace, as a reader would type them; what they register goes again."""
-    for name, mixer in MIXERS.items():
-        monkeypatch.setitem(MIXERS, name, mixer)
-    monkeypatch.setitem(MIXERS, "tempered", MIXERS["linear"])
-    monkeypatch.delitem(MIXERS, "tempered")
-    examples = [found["text"] for found in BLOCK.finditer((DOCS / page).read_text()) if found["language"] == "python"]
-    assert examples, f"{page} shows no Python"
-    namespace: dict[str, object] = {"__name__": "page"}
-    for example in examples:
-        exec(compile(example, page, "exec"), namespace)
+@pytest.mark.parametrize("page", LITERATE)
+def test_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    known = dict(MIXERS)
+    path = DOCS / page
+    examples = [found["text"] for found in BLOCK.finditer(path.read_text()) if found["language"] == "python"]
+    assert examples
+    namespace: dict[str, object] = {"__name__": path.stem}
+    try:
+        for example in examples:
+            exec(compile(example, str(path), "exec"), namespace)
+    finally:
+        for name in MIXERS.keys() - known.keys():
+            del MIXERS[name]

@@ -6,6 +6,7 @@ from fastweights.kernels import explain
 from fastweights.mixer import Bidirectional, Mixer, MixerState
 from fastweights.mixers import MIXERS, register
 from fastweights.models import (
+    PRESETS,
     FastWeightsCache,
     FastWeightsConfig,
     FastWeightsForCausalLM,
@@ -14,6 +15,7 @@ from fastweights.models import (
     FastWeightsForSequencePairClassification,
     FastWeightsModel,
     FastWeightsVisionConfig,
+    preset,
 )
 from fastweights.recurrence import (
     LTV,
@@ -35,6 +37,7 @@ from fastweights.recurrence import (
 __all__ = [
     "LTV",
     "MIXERS",
+    "PRESETS",
     "Amplified",
     "Auto",
     "Bidirectional",
@@ -66,6 +69,7 @@ __all__ = [
     "WindowedLinear",
     "evaluate",
     "explain",
+    "preset",
     "register",
     "stream",
 ]

@@ -12,16 +12,22 @@ import torch
 from torch import Tensor
 
 from fastweights.importers.source import Source
+from fastweights.layers import precise
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
-Convert = Callable[[Tensor], Tensor]
+Convert = Callable[..., Tensor]
 
 
 class Piece(NamedTuple):
-    """A tensor of ours: `convert` of their tensor `source`."""
+    """A tensor of ours: `convert` of their tensor `source`, and of `others` after it."""
 
     source: str
     convert: Convert = torch.Tensor.detach
+    others: tuple[str, ...] = ()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source, *self.others)
 
 
 class Constant(NamedTuple):
@@ -70,9 +76,13 @@ class Plan:
         return FastWeightsForCausalLM.from_pretrained(None, config=self.config, state_dict=state, dtype=dtype)
 
     def _check_names(self, source: Source, ours: Mapping[str, torch.Size]) -> None:
-        read = {name: part.source for name, part in self.tensors.items() if isinstance(part, Piece)}
-        missing = {theirs for name, theirs in read.items() if name in ours} - source.names
-        left = {n for n in source.names - {*read.values()} if not any(fnmatch(n, pattern) for pattern in self.ignored)}
+        read = {name: part.sources for name, part in self.tensors.items() if isinstance(part, Piece)}
+        missing = {theirs for name, sources in read.items() if name in ours for theirs in sources} - source.names
+        left = {
+            n
+            for n in source.names.difference(*read.values())
+            if not any(fnmatch(n, pattern) for pattern in self.ignored)
+        }
         lacks, holds = f"lacks {_few(missing)}", f"holds {_few(left)}, which no {source.settings.kind} model has"
         if missing or left:
             problems = " and ".join([lacks] * bool(missing) + [holds] * bool(left))
@@ -114,12 +124,17 @@ def taps(weight: Tensor) -> Tensor:
     return weight.squeeze(1).mT
 
 
+def one_more(weight: Tensor) -> Tensor:
+    """The weight 1 + w of norms that store w (Gemma, Qwen3-Next), in float32 at least."""
+    return 1 + precise(weight)
+
+
 def _placed(theirs: str, part: str | Piece | Constant) -> Piece | Constant:
     match part:
         case Constant():
             return part
-        case Piece(source, convert):
-            return Piece(f"{theirs}.{source}", convert)
+        case Piece(source, convert, others):
+            return Piece(f"{theirs}.{source}", convert, tuple(f"{theirs}.{name}" for name in others))
         case _:
             return Piece(f"{theirs}.{part}")
 
@@ -136,7 +151,7 @@ def _made(name: str, part: Piece | Constant, shape: torch.Size, source: Source, 
     if isinstance(part, Constant):
         return torch.full(shape, part.value, dtype=dtype)
     theirs = source.read(part.source)
-    tensor = part.convert(theirs)
+    tensor = part.convert(theirs, *map(source.read, part.others))
     if tensor.shape != shape:
         raise ValueError(
             f"{part.source} of this {source.settings.kind} checkpoint has shape {list(theirs.shape)}, which gives "

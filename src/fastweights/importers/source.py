@@ -12,10 +12,11 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel, RwkvForCausalLM
 
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.jinja")
 """The files that make up a tokenizer."""
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class Settings:
@@ -47,7 +48,7 @@ class Settings:
     @property
     def common(self) -> dict[str, Any]:
         """The fields that every language model has and names alike."""
-        names = ("vocab_size", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
+        names = ("vocab_size", "tie_word_embeddings", *TOKENS)
         return {name: self._fields[name] for name in names if name in self._fields}
 
 
@@ -63,9 +64,16 @@ class Source(ABC):
 
 
 class Memory(Source):
-    """A model of transformers that is already loaded."""
+    """A model of transformers that is already loaded.
+
+    Raises ValueError for an RWKV model that has halved its weights, as it does when it first runs.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
+        if isinstance(model, RwkvForCausalLM) and model.rwkv.layers_are_rescaled:
+            raise ValueError(
+                "this RWKV model has run, and has rescaled its weights for that; import its folder instead"
+            )
         self.settings = Settings(model.config.to_dict())
         self._tensors = model.state_dict()
         self.names = frozenset(self._tensors)
@@ -81,7 +89,9 @@ class Folder(Source):
     """
 
     def __init__(self, folder: Path) -> None:
-        self.settings = Settings(_json(folder / "config.json"))
+        ends = folder / "generation_config.json"
+        tokens = {name: value for name, value in _json(ends).items() if name in TOKENS} if ends.is_file() else {}
+        self.settings = Settings(_json(folder / "config.json") | tokens)
         self._files = {path: _opened(path) for path in _weight_files(folder)}
         self._home = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
         self.names = frozenset(self._home)
@@ -98,6 +108,11 @@ def located(model: str | Path) -> Path:
         return Path(snapshot_download(str(model), allow_patterns=["*.json", "*.safetensors", *TOKENIZER]))
     except HFValidationError as error:
         raise ValueError(f"{model} is neither a folder nor a name on the Hugging Face hub") from error
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The files in `folder` that make up its tokenizer."""
+    return sorted(path for pattern in TOKENIZER for path in folder.glob(pattern))
 
 
 def _weight_files(folder: Path) -> Iterable[Path]:

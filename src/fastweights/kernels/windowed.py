@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from fastweights.kernels.blocks import smallest_exponent
+from fastweights.kernels.gemm import routed
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence, reciprocal
 from fastweights.recurrence.timeline import FORGOTTEN
@@ -118,7 +120,7 @@ class _Masks(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """The streams of n blocks: queries ``[b g n r·c ·]``, strips of keys ``[b g n strip ·]``, features ``[b g n c f]``."""
+    """The streams of n blocks: queries ``[b g n r·c ·]``, strips of keys ``[b g n strip ·]``, φ(K) ``[b g n c f]``."""
 
     q: Tensor
     fq: Tensor
@@ -147,7 +149,8 @@ class _Span(NamedTuple):
         c = self.fk.shape[3]
         scores = (self.q @ self.k.mT).unflatten(3, (-1, c)).masked_fill_(~masks.near, -torch.inf)
         highest = scores.amax(-1, keepdim=True)
-        near = scores.sub_(highest.masked_fill_(highest == -torch.inf, 0)).exp_().flatten(3, 4)
+        scores.sub_(highest.masked_fill_(highest == -torch.inf, 0)).clamp_(min=smallest_exponent(scores.dtype))
+        near = scores.exp_().mul_(masks.near).flatten(3, 4)
         far = (self.fq @ self.fk.mT).unflatten(3, (-1, c)).mul_(masks.far).flatten(3, 4)
         return near, far
 
@@ -171,6 +174,7 @@ class _Blocked(torch.autograd.Function):
     """(o ``[b g r T v]``, S after the last block) of queries ``[b g r T ·]``, keys ``[b g w+T ·]`` and S_0."""
 
     @staticmethod
+    @routed
     def forward(
         ctx: Any, plan: _Plan, plain: bool, documents: _Documents, memory: Tensor, *streams: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -190,6 +194,7 @@ class _Blocked(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @routed
     def backward(ctx: Any, do: Tensor, dmemory: Tensor) -> tuple[Tensor | None, ...]:
         plan: _Plan = ctx.plan
         running, present, *saved = ctx.saved_tensors

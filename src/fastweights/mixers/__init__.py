@@ -13,10 +13,18 @@ from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
 from fastweights.mixers.hgrn2 import HGRN2
 from fastweights.mixers.linear import Linear
+from fastweights.mixers.lolcats import LoLCATs
 from fastweights.mixers.lru import LRU
 from fastweights.mixers.mamba import Mamba
 from fastweights.mixers.mamba2 import Mamba2
 from fastweights.mixers.mesa import MesaLayer
+from fastweights.mixers.mesanet import (
+    MesaNetDeltaNet,
+    MesaNetGatedDeltaNet,
+    MesaNetGLA,
+    MesaNetMamba2,
+    MesaNetMLSTM,
+)
 from fastweights.mixers.metala import MetaLA
 from fastweights.mixers.mlstm import MLSTM
 from fastweights.mixers.normalized import NormalizedAttention
@@ -26,6 +34,7 @@ from fastweights.mixers.retnet import RetNet
 from fastweights.mixers.rfa import RFA
 from fastweights.mixers.rglru import RGLRU
 from fastweights.mixers.rwkv4 import RWKV4
+from fastweights.mixers.rwkv4_channel import RWKV4Channel
 from fastweights.mixers.s4d import S4D
 from fastweights.mixers.s5 import S5
 from fastweights.mixers.softmax import SlidingWindow, SoftmaxAttention
@@ -56,10 +65,17 @@ MIXERS: dict[str, type[Mixer]] = {
     "rglru": RGLRU,
     "qlstm": QLSTM,
     "rwkv4": RWKV4,
+    "rwkv4_channel": RWKV4Channel,
     "mlstm": MLSTM,
     "deltanet": DeltaNet,
     "gated_deltanet": GatedDeltaNet,
     "mesa": MesaLayer,
+    "mesanet_mamba2": MesaNetMamba2,
+    "mesanet_gla": MesaNetGLA,
+    "mesanet_deltanet": MesaNetDeltaNet,
+    "mesanet_gated_deltanet": MesaNetGatedDeltaNet,
+    "mesanet_mlstm": MesaNetMLSTM,
+    "lolcats": LoLCATs,
 }
 
 
@@ -103,12 +119,19 @@ __all__ = [
     "DeltaNet",
     "GatedDeltaNet",
     "Linear",
+    "LoLCATs",
     "Mamba",
     "Mamba2",
     "MesaLayer",
+    "MesaNetDeltaNet",
+    "MesaNetGLA",
+    "MesaNetGatedDeltaNet",
+    "MesaNetMLSTM",
+    "MesaNetMamba2",
     "MetaLA",
     "NormalizedAttention",
     "Performer",
+    "RWKV4Channel",
     "RetNet",
     "SlidingWindow",
     "SoftmaxAttention",

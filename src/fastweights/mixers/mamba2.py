@@ -31,7 +31,7 @@ class Mamba2(Mixer):
 
     def __init__(
         self, d: int, heads: int = 4, state: int = 64, expand: int = 2, conv: int = 4, groups: int = 1,
-        scaled: bool = True, decays: bool = True,
+        scaled: bool = True, decays: bool = True, eps: float = 1e-5,
     ) -> None:  # fmt: skip
         super().__init__(d)
         width = expand * d
@@ -45,7 +45,7 @@ class Mamba2(Mixer):
         self.conv, self.conv_bias = ShortConvolution(sum(self.split), conv), nn.Parameter(torch.zeros(sum(self.split)))
         self.log_a = nn.Parameter(torch.empty(heads)) if decays else None
         self.D, self.w_norm = nn.Parameter(torch.ones(heads)), nn.Parameter(torch.ones(width))
-        self.norm = HeadNorm(head_width("expand · d", width, groups), center=False, affine=False)
+        self.norm = HeadNorm(head_width("expand · d", width, groups), center=False, affine=False, eps=eps)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -23,7 +23,7 @@ class FastWeightsForSequenceClassification(FastWeightsPreTrainedModel):
     def __init__(self, config: FastWeightsConfig) -> None:
         super().__init__(config)
         self.model = FastWeightsModel(config)
-        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.score = scores(config, config.hidden_size)
         self.post_init()
 
     @can_return_tuple
@@ -64,7 +64,7 @@ class FastWeightsForSequencePairClassification(FastWeightsPreTrainedModel):
         self.model = FastWeightsModel(config)
         d, width = config.hidden_size, config.mlp_size
         hidden = nn.Linear(4 * d, width), nn.ReLU(), nn.Linear(width, width // 2), nn.ReLU()
-        self.score = nn.Sequential(*hidden, nn.Linear(width // 2, config.num_labels))
+        self.score = nn.Sequential(*hidden, scores(config, width // 2))
         self.post_init()
 
     @can_return_tuple
@@ -146,7 +146,6 @@ class Patches(nn.Module):
 class FastWeightsVisionModel(FastWeightsTrunk):
     """Images → hidden states of their patches."""
 
-    config: FastWeightsVisionConfig
     config_class = FastWeightsVisionConfig
     main_input_name = "pixel_values"
 
@@ -162,14 +161,13 @@ class FastWeightsVisionModel(FastWeightsTrunk):
 class FastWeightsForImageClassification(FastWeightsPreTrainedModel):
     """A linear score of the pooled hidden states of an image's patches, `config.num_labels` wide."""
 
-    config: FastWeightsVisionConfig
     config_class = FastWeightsVisionConfig
     main_input_name = "pixel_values"
 
     def __init__(self, config: FastWeightsVisionConfig) -> None:
         super().__init__(config)
         self.model = FastWeightsVisionModel(config)
-        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.score = scores(config, config.hidden_size)
         self.post_init()
 
     @can_return_tuple
@@ -177,6 +175,13 @@ class FastWeightsForImageClassification(FastWeightsPreTrainedModel):
         """Logits ``[b labels]`` of images ``[b c s s]``, and with `labels` their loss."""
         logits = self.score(pooled(self.config, self.model(pixel_values), None))
         return ImageClassifierOutput(loss=classification_loss(self.config, logits, labels), logits=logits)
+
+
+def scores(config: FastWeightsConfig, width: int) -> nn.Linear:
+    """A new linear map of `width` channels to `config.num_labels` scores."""
+    if not config.num_labels:
+        raise ValueError(f"num_labels = {config.num_labels}; a classifier has at least one")
+    return nn.Linear(width, config.num_labels)
 
 
 def pooled(config: FastWeightsConfig, x: Embedded, attention_mask: Tensor | None) -> Tensor:

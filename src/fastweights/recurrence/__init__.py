@@ -9,6 +9,7 @@ from fastweights.recurrence.ltv import LTV, DenseLTV
 from fastweights.recurrence.mesa import Mesa, SolverStatistics, solver_statistics
 from fastweights.recurrence.softmax import Softmax
 from fastweights.recurrence.solvers import Cholesky, ConjugateGradient, ShermanMorrison, Solver, Unrolled
+from fastweights.recurrence.transition import Delayed, Diagonal, Erasing, Full, Transition
 from fastweights.recurrence.windowed import WindowedLinear
 
 __all__ = [
@@ -18,8 +19,12 @@ __all__ = [
     "Cholesky",
     "ConjugateGradient",
     "Decay",
+    "Delayed",
     "Delta",
     "DenseLTV",
+    "Diagonal",
+    "Erasing",
+    "Full",
     "Mesa",
     "NoFiniteFormError",
     "Normalized",
@@ -30,6 +35,7 @@ __all__ = [
     "Solver",
     "SolverStatistics",
     "State",
+    "Transition",
     "Unrolled",
     "WindowedLinear",
     "solver_statistics",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
@@ -174,8 +175,16 @@ class Mesa(Recurrence):
         return replace(reading, v=self.v).attention_map() * heads_first(self.beta, self.accumulator).mT
 
     def ltv(self) -> LTV:
-        system = self.as_decay().ltv()
-        return replace(system, B=system.B * self.beta)
+        """Read by the optimal queries of this record, which depend on its keys, from the empty state."""
+        system = Decay(self.q, self.k, self.v, self.log_decay).ltv()
+        return replace(system, B=system.B * self.beta, C=torch.cat([system.C[:, :0], *self._queries_by_pieces()], 1))
+
+    def _queries_by_pieces(self) -> Iterator[Tensor]:
+        """`optimal_queries` in time and memory linear in the record's length."""
+        gram = self._gram()
+        for piece in self.split():
+            yield piece.optimal_queries(gram)
+            _, gram = Decay(piece.k, piece.k, piece.beta * piece.k, piece.log_decay).chunk(gram)
 
     def keep(self, mask: Mask) -> Self:
         check_mask(self, mask, "keep mask")

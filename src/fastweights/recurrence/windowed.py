@@ -22,6 +22,7 @@ from fastweights.recurrence.base import (
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.softmax import as_cached, served
 from fastweights.recurrence.timeline import FORGOTTEN, Timeline
+from fastweights.recurrence.transition import Full
 from fastweights.shapes import (
     Features,
     GroupFeatures,
@@ -146,7 +147,7 @@ class WindowedLinear(Recurrence):
             torch.cat([0 * slots, fq, far.sum(-1, keepdim=True)], -1),
         )
         A, B = self._register(torch.einsum("bhsf,bts->bthf", features, behind[..., w]))
-        return LTV(A, B, C=read.transpose(1, 2))
+        return LTV(Full(A), B, C=read.transpose(1, 2))
 
     def _register(self, leaving: Tensor) -> tuple[Tensor, Tensor]:
         """(A, B) of `ltv`, from the features ``[b t h f]`` of the tokens that leave the window."""

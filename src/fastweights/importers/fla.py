@@ -1,0 +1,218 @@
+"""The language models of flash-linear-attention, by its names: GLA, RetNet, DeltaNet, gated DeltaNet, MesaNet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastweights.importers.plan import Constant, Piece, Plan, Table, gated_mlp, linear, stacked, taps
+from fastweights.importers.source import Settings, Source
+from fastweights.models import FastWeightsConfig
+
+OUTER = {
+    "model.embed_tokens.weight": Piece("model.embeddings.weight"),
+    "model.norm.weight": Piece("model.norm.weight"),
+    "lm_head.weight": Piece("lm_head.weight"),
+}
+FLOOR = 1e-6
+"""Its L2 norm of q and k is x / √(|x|² + 10⁻⁶)."""
+
+Layer = tuple[dict[str, Any], Table]
+"""An entry of `mixers`, and its weights."""
+
+
+def gla(source: Source) -> Plan:
+    """RMSNorm where the paper has LayerNorm, and no bias in the gate."""
+
+    def layer(settings: Settings) -> Layer:
+        settings.require("expand_k", 0.5)
+        settings.require("expand_v", 1.0)
+        settings.require("num_kv_heads", None, settings["num_heads"])
+        settings.require("feature_map", None)
+        settings.require("use_short_conv", False)
+        settings.require("clamp_min", None)
+        mixer = {"name": "gla", "heads": settings["num_heads"], "center": False, "eps": settings["norm_eps"]}
+        table = {
+            **projections("q", "k", "v", "o"),
+            "mixer.W_r.weight": "attn.g_proj.weight",
+            "mixer.W_r.bias": Constant(0.0),
+            "mixer.W_alpha.0.weight": "attn.gk_proj.0.weight",
+            **linear("mixer.W_alpha.1", "attn.gk_proj.1", bias=True),
+            "mixer.norm.weight": _gated_norm(settings),
+        }
+        return mixer, table
+
+    return _plan(source, layer)
+
+
+def retnet(source: Source) -> Plan:
+    """RMSNorm with weights where the paper has a LayerNorm without."""
+
+    def layer(settings: Settings) -> Layer:
+        settings.require("expand_k", 1.0)
+        settings.require("num_kv_heads", None, settings["num_heads"])
+        settings.require("feature_map", None)
+        settings.require("use_short_conv", False)
+        mixer = {
+            "name": "retnet",
+            "heads": settings["num_heads"],
+            "expand_v": settings["expand_v"],
+            "center": False,
+            "affine": True,
+            "eps": settings["norm_eps"],
+        }
+        return mixer, {**projections("q", "k", "v", "g", "o"), "mixer.norm.weight": _gated_norm(settings)}
+
+    return _plan(source, layer)
+
+
+def deltanet(source: Source) -> Plan:
+    """SiLU and L2 on q and k, convolutions, no gate."""
+
+    def layer(settings: Settings) -> Layer:
+        for name in ("expand_k", "expand_v"):
+            settings.require(name, 1.0)
+        for name in ("use_beta", "use_short_conv"):
+            settings.require(name, True)
+        settings.require("use_gate", False)
+        settings.require("qk_norm", "l2")
+        settings.require("qk_activation", "silu")
+        mixer = {
+            "name": "deltanet",
+            "heads": settings["num_heads"],
+            "conv": settings["conv_size"],
+            "negative": settings.get("allow_neg_eigval", False),
+            "eps": settings["norm_eps"],
+            "floor": FLOOR,
+        }
+        table = {
+            **projections("q", "k", "v", "o"),
+            **convolutions("q", "k", "v"),
+            "mixer.W_beta.weight": "attn.b_proj.weight",
+            "mixer.norm.weight": "attn.o_norm.weight",
+        }
+        return mixer, table
+
+    return _plan(source, layer)
+
+
+def gated_deltanet(source: Source) -> Plan:
+    """As its paper has it, with more heads for v than for q and k if the checkpoint has."""
+
+    def layer(settings: Settings) -> Layer:
+        settings.require("use_gate", True)
+        settings.require("use_short_conv", True)
+        heads, width = settings["num_heads"], settings["head_dim"]
+        value_heads = settings.get("num_v_heads", None) or heads
+        mixer = {
+            "name": "gated_deltanet",
+            "heads": heads,
+            "value_heads": value_heads,
+            "expand_k": heads * width / settings["hidden_size"],
+            "expand_v": value_heads * int(width * settings["expand_v"]) / settings["hidden_size"],
+            "conv": settings["conv_size"],
+            "negative": settings.get("allow_neg_eigval", False),
+            "eps": settings["norm_eps"],
+            "floor": FLOOR,
+        }
+        table = {
+            **projections("q", "k", "v", "g", "o"),
+            **convolutions("q", "k", "v"),
+            "mixer.W_alpha.weight": "attn.a_proj.weight",
+            "mixer.W_beta.weight": "attn.b_proj.weight",
+            "mixer.log_a": "attn.A_log",
+            "mixer.b_alpha": "attn.dt_bias",
+            "mixer.norm.weight": "attn.o_norm.weight",
+        }
+        return mixer, table
+
+    return _plan(source, layer)
+
+
+def mesa_net(source: Source) -> Plan:
+    """MesaNet without the bound on γ of its appendix F.5."""
+
+    def layer(settings: Settings) -> Layer:
+        heads = settings["num_heads"]
+        settings.require("use_output_gate", False)
+        settings.require("use_short_conv", True)
+        settings.require("lambda_lower_bound", 0.25)
+        settings.require("head_dim", settings["hidden_size"] // heads)
+        mixer = {
+            "name": "mesa",
+            "heads": heads,
+            "steps": settings["max_cg_step_training"],
+            "conv": settings["conv_size"],
+            "bound": 1.0,
+            "eps": settings["norm_eps"],
+            "floor": FLOOR,
+        }
+        table = {
+            **projections("q", "k", "v", "o"),
+            **convolutions("q", "k"),
+            **linear("mixer.W_gamma", "attn.a_proj", bias=True),
+            **linear("mixer.W_beta", "attn.b_proj", bias=True),
+            "mixer.ridge": Piece("attn.lambda_params", lambda ridge: ridge.unflatten(0, (heads, -1))),
+            "mixer.norm.weight": "attn.o_norm.weight",
+        }
+        return mixer, table
+
+    return _plan(source, layer)
+
+
+def projections(*names: str) -> Table:
+    return {f"mixer.W_{name}.weight": f"attn.{name}_proj.weight" for name in names}
+
+
+def convolutions(*names: str) -> Table:
+    return {f"mixer.conv_{name}.weight": Piece(f"attn.{name}_conv1d.weight", taps) for name in names}
+
+
+def _gated_norm(settings: Settings) -> str:
+    settings.require("use_output_gate", True)
+    settings.require("elementwise_affine", True)
+    return f"attn.{'g_norm_swish_gate' if settings.get('fuse_norm', True) else 'g_norm'}.weight"
+
+
+def _plan(source: Source, layer: Callable[[Settings], Layer]) -> Plan:
+    """What the models share: the stack, the SwiGLU, and softmax attention in some layers."""
+    settings = source.settings
+    settings.require("hidden_act", "swish", "silu")
+    settings.require("attnres_block_size", None)
+    recurrent, hybrid = layer(settings), settings.get("attn", None) or {"layers": ()}
+    layers = [_attention(hybrid) if i in hybrid["layers"] else recurrent for i in range(settings["num_hidden_layers"])]
+    config = FastWeightsConfig(
+        **settings.common,
+        hidden_size=settings["hidden_size"],
+        num_hidden_layers=len(layers),
+        mixers=[mixer for mixer, _ in layers] if hybrid["layers"] else [recurrent[0]],
+        norm_eps=settings["norm_eps"],
+        intermediate_size=settings["intermediate_size"] or _mlp_size(settings),
+        embedding_scale=1.0,
+    )
+    block = {"mixer_norm.weight": "attn_norm.weight", "mlp_norm.weight": "mlp_norm.weight", **gated_mlp()}
+    tables = [{**block, **table} for _, table in layers]
+    return Plan(config, {**OUTER, **stacked(config, "model.layers", tables)})
+
+
+def _attention(hybrid: dict[str, Any]) -> Layer:
+    biased = hybrid.get("qkv_bias", False)
+    mixer = {
+        "name": "softmax",
+        "heads": hybrid["num_heads"],
+        "kv_heads": hybrid.get("num_kv_heads"),
+        "window": hybrid.get("window_size"),
+        "bias": biased,
+        "rope": {"base": hybrid.get("rope_theta", 10_000.0)},
+    }
+    biases: Table = {f"mixer.W_{name}.bias": f"attn.{name}_proj.bias" for name in "qkv"}
+    return mixer, {
+        **projections("q", "k", "v", "o"),
+        **({**biases, "mixer.W_o.bias": Constant(0.0)} if biased else {}),
+    }
+
+
+def _mlp_size(settings: Settings) -> int:
+    """hidden_ratio · d² weights, the width a multiple of 256."""
+    width = int(settings["hidden_size"] * (settings["hidden_ratio"] or 4) * 2 / 3)
+    return -(-width // 256) * 256

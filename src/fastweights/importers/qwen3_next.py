@@ -1,0 +1,127 @@
+"""Qwen3-Next: gated delta layers with gated softmax attention in between, as transformers names their weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from fastweights.importers.attention import HEAD_NORMS, attention
+from fastweights.importers.plan import Convert, Piece, Plan, Table, gated_mlp, one_more, rows, stacked, taps
+from fastweights.importers.source import Settings, Source
+from fastweights.models import FastWeightsConfig
+
+FLOOR = 1e-6
+"""Its L2 norm of q and k is x / √(|x|² + 10⁻⁶)."""
+
+OUTER = {
+    "model.embed_tokens.weight": Piece("model.embed_tokens.weight"),
+    "model.norm.weight": Piece("model.norm.weight", one_more),
+    "lm_head.weight": Piece("lm_head.weight"),
+}
+
+
+def qwen3_next(source: Source) -> Plan:
+    """Models with dense MLPs; mixtures of experts are refused."""
+    settings = source.settings
+    _refuse_experts(settings)
+    settings.require("attention_bias", False)
+    kinds = {"linear_attention": (_delta, _delta_weights), "full_attention": (_softmax, _softmax_weights)}
+    layers = [kinds[kind] for kind in settings["layer_types"]]
+    config = FastWeightsConfig(
+        **settings.common,
+        hidden_size=settings["hidden_size"],
+        num_hidden_layers=len(layers),
+        mixers=[mixer(settings) for mixer, _ in layers],
+        norm_eps=settings["rms_norm_eps"],
+        hidden_act=settings["hidden_act"],
+        intermediate_size=settings["intermediate_size"],
+        embedding_scale=1.0,
+    )
+    block: Table = {
+        "mixer_norm.weight": Piece("input_layernorm.weight", one_more),
+        "mlp_norm.weight": Piece("post_attention_layernorm.weight", one_more),
+        **gated_mlp(),
+    }
+    tables = [{**block, **weights(settings)} for _, weights in layers]
+    return Plan(config, {**OUTER, **stacked(config, "model.layers", tables)}, ignored=("mtp.*",))
+
+
+def _refuse_experts(settings: Settings) -> None:
+    sparse = [
+        i
+        for i in range(settings["num_hidden_layers"])
+        if settings["num_experts"]
+        and i not in settings["mlp_only_layers"]
+        and not (i + 1) % settings["decoder_sparse_step"]
+    ]
+    if sparse:
+        raise ValueError(
+            f"layers {', '.join(map(str, sparse))} of this {settings.kind} checkpoint are mixtures of experts, which "
+            "cannot be imported; only dense MLPs can"
+        )
+
+
+def _delta(settings: Settings) -> dict[str, Any]:
+    heads, value_heads = settings["linear_num_key_heads"], settings["linear_num_value_heads"]
+    return {
+        "name": "gated_deltanet",
+        "heads": heads,
+        "value_heads": value_heads,
+        "expand_k": heads * settings["linear_key_head_dim"] / settings["hidden_size"],
+        "expand_v": value_heads * settings["linear_value_head_dim"] / settings["hidden_size"],
+        "conv": settings["linear_conv_kernel_dim"],
+        "eps": settings["rms_norm_eps"],
+        "floor": FLOOR,
+    }
+
+
+def _delta_weights(settings: Settings) -> Table:
+    heads, k = settings["linear_num_key_heads"], settings["linear_key_head_dim"]
+    served = settings["linear_num_value_heads"] // heads
+    v = served * settings["linear_value_head_dim"]
+    keys, values = heads * k, heads * v
+    fused = {"q": (0, k), "k": (k, 2 * k), "v": (2 * k, 2 * k + v), "g": (2 * k + v, 2 * (k + v))}
+    small = {"beta": (0, served), "alpha": (served, 2 * served)}
+    convolved = {"q": (0, keys), "k": (keys, 2 * keys), "v": (2 * keys, 2 * keys + values)}
+    return {
+        **{
+            f"mixer.W_{n}.weight": Piece("linear_attn.in_proj_qkvz.weight", of_heads(heads, *s))
+            for n, s in fused.items()
+        },
+        **{
+            f"mixer.W_{n}.weight": Piece("linear_attn.in_proj_ba.weight", of_heads(heads, *s)) for n, s in small.items()
+        },
+        **{f"mixer.conv_{n}.weight": Piece("linear_attn.conv1d.weight", _taps_of(*s)) for n, s in convolved.items()},
+        "mixer.log_a": "linear_attn.A_log",
+        "mixer.b_alpha": "linear_attn.dt_bias",
+        "mixer.norm.weight": "linear_attn.norm.weight",
+        "mixer.W_o.weight": "linear_attn.out_proj.weight",
+    }
+
+
+def _softmax(settings: Settings) -> dict[str, Any]:
+    return {**attention(settings), "qk_norm": settings["rms_norm_eps"], "gated": True}
+
+
+def _softmax_weights(settings: Settings) -> Table:
+    heads, width = settings["num_attention_heads"], settings["head_dim"]
+    return {
+        "mixer.W_q.weight": Piece("self_attn.q_proj.weight", of_heads(heads, 0, width)),
+        "mixer.W_g.weight": Piece("self_attn.q_proj.weight", of_heads(heads, width, 2 * width)),
+        **{f"mixer.W_{name}.weight": f"self_attn.{name}_proj.weight" for name in "kvo"},
+        **{ours: Piece(str(theirs), one_more) for ours, theirs in HEAD_NORMS.items()},
+    }
+
+
+def of_heads(heads: int, start: int, stop: int) -> Convert:
+    """Of a fused projection that is ordered by heads, the outputs from `start` up to `stop` of every head."""
+
+    def convert(weight: Tensor) -> Tensor:
+        return weight.unflatten(0, (heads, -1))[:, start:stop].flatten(0, 1)
+
+    return convert
+
+
+def _taps_of(start: int, stop: int) -> Convert:
+    return lambda weight: taps(rows(start, stop)(weight))
