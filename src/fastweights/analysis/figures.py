@@ -106,7 +106,7 @@ def teacher(profiles: Sequence[Profile]) -> Picture | None:
     legend(axes[0, 0])
     caption = (
         "The maps of a layer are averaged over heads and compared with those of the teacher's layer at the same "
-        "relative depth. Rows of |Φ| are taken as distributions; where a KL is missing it is infinite: the model has no "
+        "relative depth. Rows of |Φ| are taken as distributions; a KL that is missing is infinite: the model has no "
         "weight at all where its teacher has some."
     )
     return Picture("teacher", f"Distance from {teachers[0].name}", caption, figure)
@@ -241,7 +241,9 @@ def _hankel(profile: Profile) -> Picture | None:
     for color, (number, m) in zip(_depths(len(linear)), linear, strict=True):
         top = m.hankel[..., :1]
         middle = torch.where(top > 0, m.hankel / top, 0).flatten(0, 1).median(0).values
-        axes[0, 0].semilogy(1 + np.arange(len(middle)), middle.clamp(min=1e-9), color=color, label=_named(number, profile))
+        axes[0, 0].semilogy(
+            1 + np.arange(len(middle)), middle.clamp(min=1e-9), color=color, label=_named(number, profile)
+        )
     _dots(axes[0, 1], [m.dimensions.mean(0) for _, m in linear], [number for number, _ in linear])
     axes[0, 0].set_ylim(1e-9, 2)
     label(axes[0, 0], "Hankel singular values, over the largest", "number", "median over heads and cuts")
