@@ -215,8 +215,8 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
         profile("linear", torch.nn.Linear(3, 3).double(), torch.zeros(1, 9, 3, dtype=torch.float64))
 
 
-def profiled(name: str) -> Profile:
-    return profile(name, tiny(name), tokens(1, 17), SMALL)
+def profiled(name: str, **fields: object) -> Profile:
+    return profile(name, tiny(name, **fields), tokens(1, 17), SMALL)
 
 
 class Page(HTMLParser):
@@ -246,7 +246,7 @@ class Page(HTMLParser):
 
 
 def test_reports_are_whole_and_self_contained(tmp_path: Path) -> None:
-    models = [profiled(name) for name in ("softmax", "mesa")]
+    models = [profiled(name, num_hidden_layers=1) for name in ("softmax", "mesa")]
     text = write_report(models, findings()[:1], tmp_path).read_text()
     page = Page(text)
     assert not page.open
@@ -264,7 +264,7 @@ def test_reports_are_whole_and_self_contained(tmp_path: Path) -> None:
 
 
 def test_pictures_show_what_a_model_has() -> None:
-    slugs = {name: {p.slug for p in pictures(profiled(name))} for name in ("softmax", "linear", "mesa")}
+    slugs = {name: {p.slug for p in pictures(profiled(name, num_hidden_layers=1))} for name in ("softmax", "linear", "mesa")}
     assert slugs["softmax"] == {"maps", "attention", "normalisers"}
     assert slugs["mesa"] == {"maps", "attention", "half-lives", "eigenvalues", "hankel", "response", "conditions"}
     assert "normalisers" in slugs["linear"]
