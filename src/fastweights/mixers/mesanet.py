@@ -58,10 +58,10 @@ class MesaNetBaseline(Mixer):
 
     def __init__(self, d: int, heads: int = 4, rule: str = "gla", conv: int = 4) -> None:
         super().__init__(d)
-        self.heads, self.rule = heads, choose("rule", rule, RULES)
+        self.heads, self.rule, gates = heads, rule, choose("rule", rule, RULES)
         self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(d, d, bias=False) for _ in range(4))
-        self.W_gamma = nn.Linear(d, heads) if self.rule.forgets else None
-        self.W_beta = nn.Linear(d, heads) if self.rule.writes else None
+        self.W_gamma = nn.Linear(d, heads) if gates.forgets else None
+        self.W_beta = nn.Linear(d, heads) if gates.writes else None
         self.conv_q, self.conv_k = ShortConvolution(d, conv), ShortConvolution(d, conv)
         self.norm = HeadNorm(head_width("d", d, heads), center=False, affine=True)
 
@@ -69,4 +69,4 @@ class MesaNetBaseline(Mixer):
         q, k = self.conv_q(self.W_q(x), past), self.conv_k(self.W_k(x), past)
         q, k, v = (heads(s, self.heads) for s in (q, k, self.W_v(x)))
         gamma, beta = (None if W is None else precise(W(x))[..., None] for W in (self.W_gamma, self.W_beta))
-        return self.rule.record(q, k, v, gamma, beta), None
+        return RULES[self.rule].record(q, k, v, gamma, beta), None
