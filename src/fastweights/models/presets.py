@@ -89,7 +89,7 @@ def _mesanet_layers(heads: int) -> dict[str, list[dict[str, Any]]]:
     mesa = {"name": "mesa", "heads": heads}
     hawk = {"name": "rglru", "heads": heads, "expand": HAWK_WIDTH[heads] / (KEY * heads)}
     rules = ("mamba2", "gla", "deltanet", "gated_deltanet", "mlstm")
-    baselines = {f"-{rule.replace('_', '-')}": [{"name": f"mesanet_{rule}", "heads": heads}] for rule in rules}
+    baselines = {f"-{rule.replace('_', '-')}": [{"name": "mesanet", "heads": heads, "rule": rule}] for rule in rules}
     windows = {f"-swa-{w}": [{"name": "swa", "heads": heads, "window": w}] for w in (4, 16, 64, 256, 1024)}
     transformer = {"-transformer": [{"name": "softmax", "heads": heads}]}
     return {"": [mesa], "-hawk": [hawk], "-hawk-mesa": [hawk, mesa], **baselines, **transformer, **windows}
