@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fastweights import MIXERS
+from fastweights import MIXERS, PRESETS
 from fastweights.cli import VERBS, main
 from fastweights.cli.progress import Bar
 from fastweights.train import BPE, train
@@ -148,6 +148,27 @@ def test_runs_have_a_folder_of_their_own(tmp_path, monkeypatch, data):
     assert (tmp_path / "runs" / "text-metala" / "model" / "config.json").exists()
 
 
+def test_a_preset_is_trained_with_the_vocabulary_of_the_text(tmp_path, monkeypatch, data):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--length", "16", "--batch", "2", "--steps", "1", "--sample", "0", "--device", "cpu"]
+    assert main(["train", *data, *flags, "--preset", "mqar-softmax"]) == 0
+    run = tmp_path / "runs" / "text-mqar-softmax"
+    assert json.loads((run / "run.json").read_text())["model"] == {"type": "Named", "name": "mqar-softmax"}
+    config = json.loads((run / "model" / "config.json").read_text())
+    assert (config["learnt_positions"], config["mlp"], config["hidden_size"]) == (512, "identity", 128)
+    assert config["vocab_size"] < 300
+
+
+def test_list_counts_the_parameters_of_presets(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["list", "--presets", "metala-deit", "pythia-70m"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    counts = {row[0]: row[1:3] for row in rows if row and row[0].startswith(("metala", "pythia"))}
+    assert list(counts) == [name for name in PRESETS if name.startswith(("metala-deit", "pythia-70m"))]
+    assert counts["metala-deit-tiny"] == ["6.114M", "6.1M"]
+    assert counts["pythia-70m"] == ["70.43M", "70.43M"]
+
+
 def test_list_names_every_mixer(capsys):
     assert main(["list"]) == 0
     said = capsys.readouterr().out
@@ -170,6 +191,10 @@ def test_list_names_every_mixer(capsys):
         (["train", "--tokenizer", "/nowhere"], "no tokenizer at '/nowhere'"),
         (["generate", "."], "no model at ."),
         (["list", "metallica"], "unknown mixers: metallica"),
+        (["list", "--presets", "metallica"], "no preset begins with metallica"),
+        (["train", "--preset", "metala-36m"], "did you mean metala-360m"),
+        (["train", "--preset", "metala-deit-tiny"], "is a FastWeightsForImageClassification; training takes language"),
+        (["train", "--preset", "hawk", "--layers", 2], "whole architecture; leave out --layers"),
     ],
 )
 def test_errors_are_one_line(capsys, tmp_path, monkeypatch, arguments, message):

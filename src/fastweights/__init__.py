@@ -6,6 +6,7 @@ from fastweights.kernels import explain
 from fastweights.mixer import Bidirectional, Mixer, MixerState
 from fastweights.mixers import MIXERS, register
 from fastweights.models import (
+    PRESETS,
     FastWeightsCache,
     FastWeightsConfig,
     FastWeightsForCausalLM,
@@ -14,6 +15,7 @@ from fastweights.models import (
     FastWeightsForSequencePairClassification,
     FastWeightsModel,
     FastWeightsVisionConfig,
+    preset,
 )
 from fastweights.recurrence import (
     LTV,
@@ -34,6 +36,7 @@ from fastweights.recurrence import (
 __all__ = [
     "LTV",
     "MIXERS",
+    "PRESETS",
     "Amplified",
     "Auto",
     "Bidirectional",
@@ -64,6 +67,7 @@ __all__ = [
     "Softmax",
     "evaluate",
     "explain",
+    "preset",
     "register",
     "stream",
 ]

@@ -14,15 +14,34 @@ from rich.text import Text
 
 from fastweights.mixer import Mixer
 from fastweights.mixers import MIXERS
+from fastweights.models import PRESETS
 
 
 def mixers(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
-    """The mixers: their papers, what they compute, and their arguments."""
+    """The mixers: their papers, what they compute, and their arguments; or the presets, and their sizes."""
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these (default: all)")
+    parser.add_argument("--presets", action="store_true", help="named architectures (NAME: how their names begin)")
     return _list
 
 
 def _list(chosen: Namespace, console: Console) -> None:
+    (_presets if chosen.presets else _mixers)(chosen, console)
+
+
+def _presets(chosen: Namespace, console: Console) -> None:
+    wanted = [name for name in PRESETS if not chosen.names or name.startswith(tuple(chosen.names))]
+    if not wanted:
+        raise ValueError(f"no preset begins with {' or '.join(chosen.names)}; leave the name out to see all")
+    table = Table("name", "parameters", "published", "mixers", "source", box=box.SIMPLE_HEAD)
+    for name in wanted:
+        one = PRESETS[name]
+        published = "" if one.published is None else f"{one.published / 1e6:,.4g}M"
+        mixers = ", ".join(mixer["name"] for mixer in one.fields["mixers"])
+        table.add_row(Text(name, "bold"), f"{one.parameters() / 1e6:,.4g}M", published, mixers, one.source)
+    console.print(table)
+
+
+def _mixers(chosen: Namespace, console: Console) -> None:
     unknown = [name for name in chosen.names if name not in MIXERS]
     if unknown:
         raise ValueError(f"unknown mixers: {', '.join(unknown)}; there are {', '.join(sorted(MIXERS))}")

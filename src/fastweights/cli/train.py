@@ -20,6 +20,7 @@ from fastweights.train import (
     Bytes,
     Cosine,
     Every,
+    Named,
     Pretrained,
     Result,
     StopOnSignal,
@@ -73,16 +74,16 @@ def _add_text(group: _ArgumentGroup) -> None:
 
 
 def _add_model(group: _ArgumentGroup) -> None:
-    default = _DEFAULT.model
+    default = Architecture()
     group.add_argument(
         "--mixers",
         type=mixer_list,
-        default=default.mixers,
         metavar="NAMES|JSON",
         help='metala,softmax or [{"name": "metala", "heads": 2}], repeated over the layers (default: metala)',
     )
-    group.add_argument("--layers", type=int, default=default.layers, help="default: %(default)s")
-    group.add_argument("--width", type=int, default=default.width, help="channels; default: %(default)s")
+    group.add_argument("--layers", type=int, help=f"default: {default.layers}")
+    group.add_argument("--width", type=int, help=f"channels; default: {default.width}")
+    group.add_argument("--preset", metavar="NAME", help="instead: an architecture of `fastweights list --presets`")
 
 
 def _add_training(group: _ArgumentGroup) -> None:
@@ -110,10 +111,20 @@ def _tokenization(name: str) -> Tokenization:
     return BPE(int(name[4:]))
 
 
+def _model(chosen: Namespace) -> Architecture | Named:
+    parts = {name: getattr(chosen, name) for name in ("mixers", "layers", "width")}
+    given = {name: part for name, part in parts.items() if part is not None}
+    if chosen.preset is None:
+        return Architecture(**given)
+    if given:
+        raise ValueError(f"--preset {chosen.preset} is a whole architecture; leave out --{', --'.join(given)}")
+    return Named(chosen.preset)
+
+
 def _config(chosen: Namespace) -> TrainConfig:
     return TrainConfig(
         text=Text(tuple(chosen.data), tuple(chosen.validation), chosen.tokenizer),
-        model=Architecture(chosen.mixers, chosen.layers, chosen.width),
+        model=_model(chosen),
         optimizer=AdamW(lr=chosen.lr, weight_decay=chosen.weight_decay),
         schedule=Cosine(warmup=chosen.warmup),
         every=Every(chosen.log_every, chosen.eval_every, chosen.checkpoint_every),
@@ -128,10 +139,9 @@ def _config(chosen: Namespace) -> TrainConfig:
 
 
 def _folder(config: TrainConfig) -> Path:
-    """runs/shakespeare-metala, or what the data and the mixers are called."""
+    """runs/shakespeare-metala, or what the data and the model are called."""
     data = Path(config.text.sources[0]).name.split(".")[0] or "text"
-    mixers = "-".join(str(mixer["name"]) for mixer in config.model.mixers)
-    return Path("runs") / f"{data}-{mixers}"
+    return Path("runs") / f"{data}-{config.model.name}"
 
 
 def _train(chosen: Namespace, console: Console) -> None:

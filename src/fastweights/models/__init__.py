@@ -18,6 +18,7 @@ from fastweights.models.classify import (
 )
 from fastweights.models.config import FastWeightsConfig
 from fastweights.models.hf import FastWeightsForCausalLM, FastWeightsModel
+from fastweights.models.presets import PRESETS, Preset, named, preset
 
 AutoConfig.register(FastWeightsConfig.model_type, FastWeightsConfig)
 AutoModel.register(FastWeightsConfig, FastWeightsModel)
@@ -28,6 +29,7 @@ AutoModel.register(FastWeightsVisionConfig, FastWeightsVisionModel)
 AutoModelForImageClassification.register(FastWeightsVisionConfig, FastWeightsForImageClassification)
 
 __all__ = [
+    "PRESETS",
     "FastWeightsCache",
     "FastWeightsConfig",
     "FastWeightsForCausalLM",
@@ -37,4 +39,7 @@ __all__ = [
     "FastWeightsModel",
     "FastWeightsVisionConfig",
     "FastWeightsVisionModel",
+    "Preset",
+    "named",
+    "preset",
 ]

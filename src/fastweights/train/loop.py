@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, named
 from fastweights.train.checkpoint import Checkpoints, Progress, save_model
 from fastweights.train.data import Text, Windows, cover, load, read
 from fastweights.train.errors import CheckpointError, NonFiniteError, TrainingError
@@ -48,6 +48,34 @@ class Architecture:
         )
         return FastWeightsForCausalLM(config)
 
+    @property
+    def name(self) -> str:
+        return "-".join(str(mixer["name"]) for mixer in self.mixers)
+
+    @property
+    def title(self) -> str:
+        mixers = ", ".join(str(mixer["name"]) for mixer in self.mixers)
+        return f"{mixers}: {self.layers} layers of width {self.width}"
+
+
+@dataclass(frozen=True)
+class Named:
+    """The language model of ``fastweights.PRESETS[name]``, with the tokenizer's vocabulary."""
+
+    name: str
+
+    def build(self, tokenizer: PreTrainedTokenizerBase) -> FastWeightsForCausalLM:
+        """A new model for this tokenizer. Raises ValueError for a name of no preset, or of a classifier."""
+        found = named(self.name)
+        if found.model is not FastWeightsForCausalLM:
+            raise ValueError(f"{self.name} is a {found.model.__name__}; training takes language models")
+        end = cast(int | None, tokenizer.eos_token_id)
+        return FastWeightsForCausalLM(found.config(vocab_size=len(tokenizer), eos_token_id=end))
+
+    @property
+    def title(self) -> str:
+        return self.name
+
 
 @dataclass(frozen=True)
 class Every:
@@ -70,7 +98,7 @@ class TrainConfig:
     """
 
     text: Text = Text()
-    model: Architecture = Architecture()
+    model: Architecture | Named = Architecture()
     optimizer: Recipe = AdamW()
     schedule: Schedule = Cosine()
     every: Every = Every()
@@ -235,7 +263,7 @@ class _Run:
             return
         self.metrics.append(row)
         if evaluate:
-            plot(self.metrics.rows, self.out / "curves.png", self._title())
+            plot(self.metrics.rows, self.out / "curves.png", self.config.model.title)
         self.reporter.progress(row)
 
     def _sound_loss(self) -> float:
@@ -273,17 +301,12 @@ class _Run:
         if not (self.out / "model").exists():
             with whole_folder(self.out / "model") as folder:
                 save_model(self.plain, self.corpus.tokenizer, folder)
-        plot(self.metrics.rows, self.out / "curves.png", self._title())
+        plot(self.metrics.rows, self.out / "curves.png", self.config.model.title)
 
     @property
     def plain(self) -> PreTrainedModel:
         """The model without what Accelerate wraps around it."""
         return self.accelerator.unwrap_model(self.wrapped)
-
-    def _title(self) -> str:
-        model = self.config.model
-        mixers = ", ".join(str(mixer["name"]) for mixer in model.mixers)
-        return f"{mixers}: {model.layers} layers of width {model.width}"
 
 
 class _Clock:
