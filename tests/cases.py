@@ -358,7 +358,7 @@ CASES = [
         "amplified-floors",
         amplified_decay,
         oracles.mlstm,
-        {**QKV, "log_decay": log_scalar, "log_gain": gain, "floor": floors},
+        {**POSITIVE, "log_decay": log_scalar, "log_gain": gain, "floor": floors},
         scaled_matrix,
         plain=multiplied,
     ),

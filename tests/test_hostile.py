@@ -194,7 +194,7 @@ def test_hostile_gains(case: Case, change: Callable[[Tensor], Tensor], dtype: to
             assert_close(gradient, want[name], f"gradient of {name} by {method}", dtype)
 
 
-@pytest.mark.parametrize("shift", [1e4, -1e4, 1e8])
+@pytest.mark.parametrize("shift", [1e4, -1e4, 1e6])
 @pytest.mark.parametrize("case", named("amplified"), ids=str)
 def test_without_a_floor_only_ratios_of_gains_count(case: Case, shift: float) -> None:
     """At e^(10,000) no number holds a weight itself; a floor below it does not matter, one above it is all."""

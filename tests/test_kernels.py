@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from fastweights import MIXERS, Recurrent
 from fastweights.kernels import TABLE, Kernel, explain
 from fastweights.layers import Past
-from fastweights.recurrence import Decay, Delta, Normalized, Softmax
+from fastweights.recurrence import Bonus, Decay, Delta, Normalized, Softmax
 from fastweights.recurrence.base import Recurrence, State
 from tolerances import assert_close
 
@@ -241,6 +241,9 @@ KERNEL_OF = {
     "gla": "blocked decay (torch)",
     "metala": "blocked decay (torch)",
     "mamba": "blocked scan (torch)",
+    "mamba2": "blocked decay (torch)",
+    **dict.fromkeys(["dss", "s4d", "s5", "lru", "rglru", "qlstm"], "blocked scan (torch)"),
+    "h3": "chunk loop (torch)",
     "gated_deltanet": "blocked delta (torch)",
     "mesa": "blocked mesa (torch)",
     "softmax": "fused attention (torch)",
@@ -252,6 +255,18 @@ def test_each_mixer_goes_by_the_kernel_for_its_record(name: str) -> None:
     x = torch.randn(1, 300, 64)
     record, _ = MIXERS[name](d=64).project(x, Past(x, None, None, None, None))
     assert torch_kernel(record).name == KERNEL_OF[name]
+
+
+def amplified_record(name: str) -> Decay | Bonus:
+    """What is left of the mixer's record once gains and normaliser are in the streams."""
+    x = torch.randn(1, 300, 64)
+    record, _ = MIXERS[name](d=64).project(x, Past(x, None, None, None, None))
+    return record.rescaled(record.initial_state()[1])[0].extended()
+
+
+def test_exponential_gates_go_by_the_kernels_of_plain_ones() -> None:
+    assert torch_kernel(amplified_record("mlstm")).name == "blocked decay (torch)"
+    assert torch_kernel(amplified_record("rwkv4").behind()) is SCAN
 
 
 def test_a_window_goes_block_by_block_once_there_are_three_blocks() -> None:

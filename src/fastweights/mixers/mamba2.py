@@ -64,9 +64,7 @@ class Mamba2(Mixer):
         delta = F.softplus(precise(self.W_Delta(x)))[..., None]
         log_alpha = None if self.log_a is None else -delta * precise(self.log_a).exp()[:, None]
         u, k, q = xBC.split(self.split, dim=-1)
-        v = heads(u, self.heads)
-        if self.scaled:
-            v = v * delta.to(v.dtype)
+        v = heads(u, self.heads) * (delta.to(u.dtype) if self.scaled else 1)
         return Decay(self._shared(q), self._shared(k), v, log_alpha), torch.cat([F.silu(self.W_z(x)), u], dim=-1)
 
     def _shared(self, x: Tensor) -> Tensor:

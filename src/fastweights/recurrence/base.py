@@ -61,7 +61,7 @@ class Recurrence(ABC):
     def output(self) -> torch.dtype:
         """The dtype of o: that of q and v together."""
         dtype = torch.promote_types(self.streams["q"].dtype, self.streams["v"].dtype)
-        return dtype.to_complex() if self.accumulator.is_complex else dtype
+        return torch.promote_types(dtype, torch.complex64) if self.accumulator.is_complex else dtype
 
     def __len__(self) -> int:
         return self.shape[1]

@@ -124,7 +124,7 @@ class Scales(NamedTuple):
 
     def kept(self, log_decay: Tensor) -> Tensor:
         """log α_t + m_{t-1} - m_t; what rounding leaves of it above 0 is taken away."""
-        log_decay = log_decay + self.before - self.after
+        log_decay = log_decay + (self.before - self.after)
         return log_decay - log_decay.detach().clamp(min=0)
 
 
@@ -211,17 +211,14 @@ class Amplified(Recurrence):
 
     def _rule(self, scales: Scales, log_decay: Tensor) -> tuple[Decay | Bonus, Tensor]:
         """(the rescaled rule, the log of what its outputs are divided by)."""
-        written = self._exp(scales.gain - scales.after)
-        match self.inner.inner:
-            case Decay() as rule:
-                skip = None if rule.skip is None else rule.skip * written
-                return replace(rule, k=rule.key * written, log_decay=log_decay, skip=skip), scales.after
-            case Bonus() as rule:
-                read = torch.maximum(scales.before, scales.gain).detach()
-                q, own = self._exp(scales.before - read), self._exp(scales.gain - read)
-                rule = replace(rule, q=rule.q * q, k=rule.k * written, log_decay=log_decay, bonus=rule.bonus * own)
-                return rule, read
-        raise TypeError(type(self.inner.inner))
+        rule, written = self.inner.inner, self._exp(scales.gain - scales.after)
+        if isinstance(rule, Bonus):
+            read = torch.maximum(scales.before, scales.gain).detach()
+            q, own = self._exp(scales.before - read), self._exp(scales.gain - read)
+            return Bonus(rule.q * q, rule.k * written, rule.v, log_decay, rule.bonus * own), read
+        assert isinstance(rule, Decay)
+        skip = None if rule.skip is None else rule.skip * written
+        return Decay(rule.q, rule.key * written, rule.v, log_decay, skip), scales.after
 
     def _exp(self, log: Tensor) -> Tensor:
         return log.exp().to(self.accumulator)
