@@ -65,6 +65,8 @@ LAYERS = [
     layer("softmax", mixer_oracles.softmax, heads=4, kv_heads=1, window=3),
     layer("softmax", mixer_oracles.softmax, heads=2, width=10, bias=True, rope={"base": 100.0, "fraction": 0.4}),
     layer("softmax", mixer_oracles.softmax, heads=2, qk_norm=1e-3, gated=True),
+    layer("lolcats", mixer_oracles.lolcats, heads=4, kv_heads=2, window=3),
+    layer("lolcats", mixer_oracles.lolcats, heads=2, window=3, shared=False),
     layer("linear", mixer_oracles.linear_attention, heads=2),
     layer("linear", attention_oracles.relu_attention, heads=4, feature_map="relu"),
     layer("swa", mixer_oracles.softmax, heads=2, window=4),
@@ -309,8 +311,9 @@ def test_bfloat16_runs_with_its_state_in_float32(layer: Layer) -> None:
         y, state = mixer(x, method=method)
         assert y.dtype == torch.bfloat16
         assert_close(y, want, f"y by {method}")
-        dtype = torch.bfloat16 if layer.name in ("softmax", "swa") else torch.float32
-        assert {s.dtype for s in parts(state.memory)} <= {dtype, torch.complex64, torch.long}
+        cached = {torch.bfloat16} if layer.name in ("softmax", "swa", "lolcats") else set()
+        summed = set() if layer.name in ("softmax", "swa") else {torch.float32, torch.complex64}
+        assert {s.dtype for s in parts(state.memory)} <= {*cached, *summed, torch.long}
 
 
 @each_layer
@@ -391,6 +394,7 @@ def test_inputs_that_do_not_fit(layer: Layer) -> None:
         ("linear", {"heads": 5}, "d = 16 is not divisible by heads = 5; use 1, 2, 4, 8, 16"),
         ("softmax", {"heads": 4, "kv_heads": 3}, "heads = 4 is not a multiple of kv_heads = 3"),
         ("softmax", {"heads": 16}, "must be even"),
+        ("lolcats", {"heads": 4, "kv_heads": 3}, "heads = 4 is not a multiple of kv_heads = 3"),
         ("mesa", {"steps": -1}, "not negative"),
         ("retnet", {"heads": 16}, "must be even"),
         ("linear", {"feature_map": "tanh"}, "feature_map = 'tanh'; use elu, relu"),

@@ -13,6 +13,7 @@ from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
 from fastweights.mixers.hgrn2 import HGRN2
 from fastweights.mixers.linear import Linear
+from fastweights.mixers.lolcats import LoLCATs
 from fastweights.mixers.lru import LRU
 from fastweights.mixers.mamba import Mamba
 from fastweights.mixers.mamba2 import Mamba2
@@ -74,6 +75,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "mesanet_deltanet": MesaNetDeltaNet,
     "mesanet_gated_deltanet": MesaNetGatedDeltaNet,
     "mesanet_mlstm": MesaNetMLSTM,
+    "lolcats": LoLCATs,
 }
 
 
@@ -117,6 +119,7 @@ __all__ = [
     "DeltaNet",
     "GatedDeltaNet",
     "Linear",
+    "LoLCATs",
     "Mamba",
     "Mamba2",
     "MesaLayer",
