@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from fastweights import MIXERS, FastWeightsForCausalLM
 from fastweights.cli import main
 from fastweights.importers import FAMILIES, import_model
-from fastweights.importers.plan import Plan
+from fastweights.importers.plan import Plan, period
 from fastweights.importers.source import Folder
 from fastweights.layers import Past
 from fastweights.recurrence import Decay
@@ -111,6 +111,13 @@ def test_one_tensor_of_the_old_model_at_a_time(llama: Path) -> None:
     source = Watched(llama)
     plan: Plan = FAMILIES["llama"](source)
     assert len(plan.carry_out(source).state_dict()) + 1 == len(source.alive)
+
+
+def test_layers_are_stated_once_where_they_repeat() -> None:
+    assert period("aaaa") == ["a"]
+    assert period("aabaabaa") == ["a", "a", "b"]
+    assert period("aab") == ["a", "a", "b"]
+    assert len(import_model(ORIGINALS["Qwen3"].build()).config.mixers) == 1
 
 
 def test_progress_counts_tensors(llama: Path) -> None:
