@@ -10,7 +10,7 @@ from fastweights.mixers import MIXERS
 from test_readme import BLOCK
 
 DOCS = Path(__file__).parents[1] / "docs"
-LITERATE = ["dsf-by-example.md"]
+LITERATE = ["dsf-by-example.md", "new-mixer.md"]
 
 
 @pytest.mark.parametrize("page", LITERATE)

@@ -15,6 +15,7 @@ from fastweights.cli.bench import bench
 from fastweights.cli.generate import generate
 from fastweights.cli.imports import imports
 from fastweights.cli.mixers import mixers
+from fastweights.cli.table import table
 from fastweights.cli.train import train
 
 Verb = Callable[[ArgumentParser], Callable[[Namespace, Console], None]]
@@ -25,6 +26,7 @@ VERBS: dict[str, Verb] = {
     "generate": generate,
     "import": imports,
     "list": mixers,
+    "table": table,
     "bench": bench,
     "analyze": analyze,
 }
