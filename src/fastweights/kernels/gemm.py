@@ -34,13 +34,16 @@ class Verdict(NamedTuple):
     def taken(self) -> bool:
         return self.error is not None and self.error < ACCURATE and self.speed > FASTER
 
+    @property
+    def library(self) -> str:
+        return "oneDNN" if self.taken else "torch's own"
+
     def __str__(self) -> str:
         if self.error is None:
-            return "torch's own: there is no oneDNN"
+            return f"{self.library}: there is no oneDNN"
         if self.error >= ACCURATE:
-            return f"torch's own: oneDNN rounds them (error {self.error:.0e})"
-        name = "oneDNN" if self.taken else "torch's own"
-        return f"{name}: oneDNN has {self.speed:.2f} times its speed, error {self.error:.0e}"
+            return f"{self.library}: oneDNN rounds them (error {self.error:.0e})"
+        return f"{self.library}: oneDNN has {self.speed:.2f} times torch's speed, error {self.error:.0e}"
 
 
 @cache
