@@ -5,27 +5,31 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.layers import HeadNorm, Past, ShortConvolution, head_width, heads, precise
 from fastweights.mixer import Mixer
-from fastweights.recurrence import ConjugateGradient, Mesa
+from fastweights.recurrence import ConjugateGradient, Mesa, Signed, Solver, Unrolled
+from fastweights.recurrence.base import ShapeError
 from fastweights.shapes import Embedded
 
-SMALLEST_RIDGE = 0.25
+SOFTPLUS_START = 0.75
 
 
 class MesaLayer(Mixer):
     """
-    f_q  L2(SiLU(conv(x W_Q)))        f_γ  σ(x W_γ + b_γ), one per head
+    f_q  L2(SiLU(conv(x W_Q)))        f_γ  σ(x W_γ + b_γ), one per head; signed: tanh
     f_k  L2(SiLU(conv(x W_K)))        f_β  σ(x W_β + b_β), one per head
     f_v  x W_V                        f_g  1
-    d_k = d_v = d, RMSNorm per head, Λ = 0.25 + softplus(λ), 1 at first
+    d_k = d_v = d, RMSNorm per head, Λ = ridge - 0.75 + softplus(λ), `ridge` at first
 
     and γ ← γ (1 - (1 - bound) β²), which keeps H well conditioned on repetitive inputs (appendix F.5).
 
-    steps, tol  of conjugate gradients
+    steps, tol    of conjugate gradients
+    ridge         1 for language; 50 if signed, for γ ∈ (-1, 1) makes H indefinite (appendix H: state tracking)
+    random_steps  in training, each batch solves in 0 to `steps` steps and is differentiated through them, so that
+                  one model serves at any number of steps (appendix I)
     """
 
     def __init__(
@@ -36,10 +40,16 @@ class MesaLayer(Mixer):
         tol: float | None = None,
         conv: int = 4,
         bound: float = 0.9975,
+        ridge: float = 1.0,
+        signed: bool = False,
+        random_steps: bool = False,
     ) -> None:
         super().__init__(d)
+        if ridge < 1:
+            raise ShapeError(f"ridge = {ridge}; it starts at 1 or above, and stays above ridge - {SOFTPLUS_START}")
         width = head_width("d", d, heads)
-        self.heads, self.bound, self.solver = heads, bound, ConjugateGradient(steps, tol)
+        self.heads, self.bound, self.signed, self.random_steps = heads, bound, signed, random_steps
+        self.least_ridge, self.solver = ridge - SOFTPLUS_START, ConjugateGradient(steps, tol)
         self.W_q = nn.Linear(d, d, bias=False)
         self.W_k = nn.Linear(d, d, bias=False)
         self.W_v = nn.Linear(d, d, bias=False)
@@ -52,14 +62,24 @@ class MesaLayer(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.constant_(self.ridge, math.log(math.expm1(1 - SMALLEST_RIDGE)))
+        nn.init.constant_(self.ridge, math.log(math.expm1(SOFTPLUS_START)))
 
-    def project(self, x: Embedded, past: Past) -> tuple[Mesa, None]:
-        q = heads(F.silu(self.conv_q(self.W_q(x), past)), self.heads)
-        k = heads(F.silu(self.conv_k(self.W_k(x), past)), self.heads)
-        beta = self.W_beta(x).sigmoid()[..., None]
-        log_gamma = F.logsigmoid(precise(self.W_gamma(x)))[..., None]
-        log_gamma = log_gamma + torch.log1p(-(1 - self.bound) * precise(beta).square())
-        ridge = SMALLEST_RIDGE + F.softplus(precise(self.ridge))
-        q, k, v = F.normalize(q, dim=-1), F.normalize(k, dim=-1), heads(self.W_v(x), self.heads)
-        return Mesa(q, k, v, beta, log_gamma, ridge, self.solver), None
+    def project(self, x: Embedded, past: Past) -> tuple[Mesa | Signed, None]:
+        q = F.normalize(heads(F.silu(self.conv_q(self.W_q(x), past)), self.heads), dim=-1)
+        k = F.normalize(heads(F.silu(self.conv_k(self.W_k(x), past)), self.heads), dim=-1)
+        beta, gamma = self.W_beta(x).sigmoid()[..., None], precise(self.W_gamma(x))[..., None]
+        bounded = torch.log1p(-(1 - self.bound) * precise(beta).square())
+        ridge = self.least_ridge + F.softplus(precise(self.ridge))
+        streams = (q, k, heads(self.W_v(x), self.heads), beta)
+        if not self.signed:
+            return Mesa(*streams, F.logsigmoid(gamma) + bounded, ridge, self.chosen_solver()), None
+        gamma = gamma.tanh()
+        magnitude = gamma.abs().clamp(min=torch.finfo(gamma.dtype).tiny).log()
+        return Signed(Mesa(*streams, magnitude + bounded, ridge, self.chosen_solver()), gamma.detach()), None
+
+    def chosen_solver(self) -> Solver:
+        """`solver`, or one with a random number of steps while such a layer trains."""
+        if not (self.random_steps and self.training and isinstance(self.solver, ConjugateGradient)):
+            return self.solver
+        steps = int(torch.randint(self.solver.max_steps + 1, ()))
+        return Unrolled(ConjugateGradient(steps, UNROLLED_TOL))
