@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import oracles
 from fastweights.evaluate import Auto, Chunkwise, Method, Parallel, Recurrent
-from fastweights.recurrence import Cholesky, Decay, Delta, Mesa, Normalized, Recurrence, Softmax
+from fastweights.recurrence import Cholesky, Decay, Delta, Mesa, Normalized, Recurrence, Signed, Softmax
 
 Streams = dict[str, Tensor]
 State = Tensor | tuple[Tensor, ...]
@@ -194,6 +194,20 @@ def normalized_delta(floor: Tensor | float | None = None, **streams: Any) -> Nor
     return Normalized(Delta(**streams), floor)
 
 
+def signed(rule: Callable[..., Any]) -> Callable[..., Signed]:
+    """`rule` with the signs of its queries' first channel."""
+    return lambda **streams: Signed(rule(**streams), streams["q"][..., :1])
+
+
+def signed_oracle(oracle: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda **arrays: oracle(**arrays, sign=arrays["q"][..., :1])
+
+
+def large_ridge(s: Shape, g: Generator) -> Tensor:
+    """Above every eigenvalue that H can have."""
+    return 2 * s.t + ridge(s, g)
+
+
 QKV: dict[str, Draw] = {"q": keys, "k": keys, "v": values}
 ERASING: dict[str, Draw] = {"q": keys, "k": unit_keys, "v": values, "beta": doubled_gate}
 OPTIMAL: dict[str, Draw] = {"q": keys, "k": unit_keys, "v": values, "beta": gate, "ridge": ridge}
@@ -234,6 +248,24 @@ CASES = [
         symmetric,
     ),
     Case("mesa-direct", direct_mesa, oracles.mesa, {**OPTIMAL, "log_decay": log_scalar}, gram_and_matrix, symmetric),
+    Case("signed-decay", signed(Decay), signed_oracle(oracles.decay), {**QKV, "log_decay": log_vector}),
+    Case("signed-delta", signed(Delta), signed_oracle(oracles.delta), {**ERASING, "log_decay": log_scalar}),
+    Case(
+        "signed-mesa",
+        signed(Mesa),
+        signed_oracle(oracles.mesa),
+        {**OPTIMAL, "log_decay": log_scalar, "ridge": large_ridge},
+        gram_and_matrix,
+        symmetric,
+    ),
+    Case(
+        "signed-mesa-direct",
+        signed(direct_mesa),
+        signed_oracle(oracles.mesa),
+        {**OPTIMAL, "log_decay": log_scalar, "ridge": large_ridge},
+        gram_and_matrix,
+        symmetric,
+    ),
     Case("softmax", Softmax, oracles.softmax, QKV, full_cache),
     Case("softmax-grouped", Softmax, oracles.softmax, GROUPED, partial(cache, 4)),
     Case(

@@ -10,7 +10,6 @@ from test_mixers import LAYERS, Layer, inputs, tensors
 from tolerances import assert_close
 
 
-
 @pytest.fixture(autouse=True)
 def _fresh_compiler() -> None:
     torch.set_num_threads(1)

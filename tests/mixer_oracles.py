@@ -152,11 +152,14 @@ def gated_deltanet(x: Array, p: Parameters, heads: int = 4) -> Array:
     return linear(join(rms_norm(o, p["norm.weight"])) * silu(linear(x, p, "W_g")), p, "W_o")
 
 
-def mesa(x: Array, p: Parameters, heads: int = 4, bound: float = 0.9975) -> Array:
-    """MesaNet eq. 4-6 and appendices D, F.5: γ ← γ (1 - (1 - bound) β²), Λ = 0.25 + softplus(λ)."""
+def mesa(
+    x: Array, p: Parameters, heads: int = 4, bound: float = 0.9975, ridge: float = 1.0, signed: bool = False
+) -> Array:
+    """MesaNet eq. 4-6 and appendices D, F.5, H: γ ← γ (1 - (1 - bound) β²), Λ = ridge - 3/4 + softplus(λ)."""
     q, k = (split(silu(convolution(linear(x, p, f"W_{name}"), p[f"conv_{name}.weight"])), heads) for name in "qk")
-    beta, gamma = (sigmoid(linear(x, p, name))[..., None] for name in ("W_beta", "W_gamma"))
-    gamma = gamma * (1 - (1 - bound) * beta**2)
-    ridge = 0.25 + softplus(p["ridge"])[None, None]
-    o, _ = oracles.mesa(unit(q), unit(k), split(linear(x, p, "W_v"), heads), beta, ridge, np.log(gamma))
+    beta, gamma = sigmoid(linear(x, p, "W_beta"))[..., None], linear(x, p, "W_gamma")[..., None]
+    gamma = (np.tanh(gamma) if signed else sigmoid(gamma)) * (1 - (1 - bound) * beta**2)
+    diagonal = ridge - 0.75 + softplus(p["ridge"])[None, None]
+    v = split(linear(x, p, "W_v"), heads)
+    o, _ = oracles.mesa(unit(q), unit(k), v, beta, diagonal, np.log(np.abs(gamma)), sign=gamma)
     return linear(join(rms_norm(o, p["norm.weight"])), p, "W_o")

@@ -69,6 +69,7 @@ LAYERS = [
     layer("mamba", mixer_oracles.mamba, state=3, conv=3),
     layer("gated_deltanet", mixer_oracles.gated_deltanet, heads=2),
     layer("mesa", mixer_oracles.mesa, heads=2),
+    layer("mesa", mixer_oracles.mesa, heads=2, ridge=50.0, signed=True),
 ]
 each_layer = pytest.mark.parametrize("layer", LAYERS, ids=str)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -16,7 +16,7 @@ from cases import CASES, LINEAR, METHODS, Case, Shape, State, Streams, cast, eac
 from checks import as_tensors, check, check_gradients, check_states, gradients, oracle
 from fastweights.evaluate import Auto, Chunkwise, Method, Parallel, Recurrent, evaluate
 from fastweights.kernels import TABLE, only
-from fastweights.recurrence import LTV, Decay, Delta, NoFiniteFormError, Normalized, Recurrence
+from fastweights.recurrence import LTV, Decay, Delta, NoFiniteFormError, Normalized, Recurrence, Signed
 from tolerances import assert_close
 
 DTYPES = [torch.float64, torch.float32]
@@ -32,7 +32,7 @@ def scalar_skips(streams: Streams) -> Streams:
 
 
 def with_values(record: Recurrence, v: Tensor) -> Recurrence:
-    if isinstance(record, Normalized):
+    if isinstance(record, Normalized | Signed):
         return replace(record, inner=with_values(record.inner, v))
     return replace(record, v=v)
 
@@ -183,7 +183,7 @@ def test_output_has_the_dtype_of_queries_and_values(case: Case) -> None:
 def test_map_is_the_impulse_response_and_gives_the_output(case: Case) -> None:
     record = case.rule(**scalar_skips(case.streams(Shape(t=13))))
     weights = record.attention_map()
-    v = record.inner.v if isinstance(record, Normalized) else record.v
+    v = record.inner.v if isinstance(record, Normalized | Signed) else record.v
     v = v.repeat_interleave(weights.shape[1] // v.shape[2], dim=2).to(weights.dtype)
     assert_close(torch.einsum("bhts,bshv->bthv", weights, v), evaluate(record, method=Recurrent())[0], "map @ v")
     impulses = torch.eye(13, dtype=torch.float64)[None, :, None]

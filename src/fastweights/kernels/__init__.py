@@ -8,10 +8,11 @@ from fastweights.kernels.mesa import BLOCKED_MESA
 from fastweights.kernels.native import NATIVE_DECAY, NATIVE_DELTA, NATIVE_SCAN
 from fastweights.kernels.native.mesa import NATIVE_MESA
 from fastweights.kernels.scan import BLOCKED_SCAN
+from fastweights.kernels.signed import SIGNED
 from fastweights.kernels.table import TABLE, Kernel, explain, only, select
 
 COMPILED = [NATIVE_SCAN, NATIVE_DECAY, NATIVE_DELTA, NATIVE_MESA]
 BLOCKED = [BLOCKED_SCAN, CHUNKED_DECAY, CHUNKED_DELTA, BLOCKED_MESA]
-TABLE.extend([*COMPILED, NORMALIZED, STEP, *BLOCKED, WINDOWED_ATTENTION, FUSED_ATTENTION, CHUNK_LOOP])
+TABLE.extend([*COMPILED, NORMALIZED, SIGNED, STEP, *BLOCKED, WINDOWED_ATTENTION, FUSED_ATTENTION, CHUNK_LOOP])
 
 __all__ = ["TABLE", "Kernel", "explain", "only", "select"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from fastweights.layers import HeadNorm, Past, ShortConvolution, head_width, heads, precise
@@ -15,6 +15,8 @@ from fastweights.recurrence.base import ShapeError
 from fastweights.shapes import Embedded
 
 SOFTPLUS_START = 0.75
+UNROLLED_TOL = 1e-5
+"""Where random steps end early: a converged residual has no direction left to differentiate."""
 
 
 class MesaLayer(Mixer):

@@ -281,9 +281,7 @@ class _Product:
         return self.build(*theta).apply(x)
 
 
-def implicit(
-    solve: Callable[..., Tensor], product: Callable[..., Tensor], b: Tensor, *theta: Tensor
-) -> Tensor:
+def implicit(solve: Callable[..., Tensor], product: Callable[..., Tensor], b: Tensor, *theta: Tensor) -> Tensor:
     """x = A(θ)⁻¹ b by `solve`, differentiable although the solver is never unrolled (MesaNet app. C).
 
     With x fixed, dx = A⁻¹ d(b - A(θ) x): the gradient of the residual is e* = A⁻¹ ∂L/∂x, one more solve, and the
@@ -300,7 +298,7 @@ class Implicit(torch.autograd.Function):
     """x, as a function of the residual b - A(θ) x."""
 
     @staticmethod
-    def forward(ctx: Any, solve: Callable[..., Tensor], residual: Tensor, x: Tensor, *theta: Tensor | None) -> Tensor:
+    def forward(ctx: Any, solve: Callable[..., Tensor], _: Tensor, x: Tensor, *theta: Tensor | None) -> Tensor:
         ctx.solve, ctx.operands = solve, len(theta)
         ctx.save_for_backward(*theta)
         return x.view_as(x)

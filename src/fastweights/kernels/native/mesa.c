@@ -23,6 +23,7 @@ typedef struct {
     float *H, *G;                  /* [k keys], [k values] */
     float *key, *written, *value;  /* [GROUP ·], k, βk and v */
     float *ridge, *diagonal;       /* [GROUP keys] */
+    float *across;                 /* [keys], the diagonal of H */
     float *right, *x, *r, *d, *Ad; /* [GROUP keys], d: the direction */
     float *o;                      /* [GROUP values] */
     float since[GROUP][GROUP];     /* γ_{s+1..t} */
@@ -36,6 +37,7 @@ static void take_work(Work *w, const MesaProblem *p, int own_states)
     for (Arena arena = {NULL, 0}; ; arena = (Arena){fw_scratch(arena.used), 0}) {
         w->key = take(&arena, keys), w->written = take(&arena, keys), w->value = take(&arena, values);
         w->ridge = take(&arena, keys), w->diagonal = take(&arena, keys), w->right = take(&arena, keys);
+        w->across = take(&arena, w->keys);
         w->x = take(&arena, keys), w->r = take(&arena, keys), w->d = take(&arena, keys), w->Ad = take(&arena, keys);
         w->o = take(&arena, values);
         if (own_states)
@@ -175,9 +177,8 @@ static void set_diagonal(Work *w, long i)
 {
     float *diagonal = w->diagonal + i * w->keys;
     float decay = w->shared ? w->start[i] : 1;
-    memcpy(diagonal, w->ridge + i * w->keys, w->keys * sizeof(float));
-    for (long j = 0; j < w->p->k; j++)
-        diagonal[j] += decay * w->H[j * w->keys + j];
+    for (long j = 0; j < w->keys; j += W)
+        store(diagonal + j, load(w->ridge + i * w->keys + j) + decay * load(w->across + j));
     for (long s = 0; w->shared && s <= i; s++)
         for (long j = 0; j < w->keys; j += W)
             store(diagonal + j, load(diagonal + j) + w->since[i][s] * load(w->written + s * w->keys + j) *
@@ -208,6 +209,8 @@ static void begin(Work *w, float *residual, float *enough, float *scale)
 {
     const long every[GROUP] = {0, 1, 2, 3};
     long keys = w->keys;
+    for (long j = 0; j < keys; j++)
+        w->across[j] = j < w->p->k ? w->H[j * keys + j] : 0;
     for (long i = 0; i < w->tokens; i++) {
         float *b = w->right + i * keys, most = 0;
         for (long j = 0; j < keys; j++)
