@@ -328,6 +328,7 @@ def test_inputs_that_do_not_fit(layer: Layer) -> None:
         ("softmax", {"heads": 4, "kv_heads": 3}, "heads = 4 is not a multiple of kv_heads = 3"),
         ("softmax", {"heads": 16}, "must be even"),
         ("mesa", {"steps": -1}, "not negative"),
+        ("mesa", {"ridge": 0.5}, "starts at 1 or above"),
         ("mamba", {"heads": 2}, "mamba does not take heads; it takes d, state, expand, conv"),
         ("mambo", {}, "unknown mixer 'mambo'; there are"),
     ],

@@ -51,7 +51,8 @@ class MesaLayer(Mixer):
             raise ShapeError(f"ridge = {ridge}; it starts at 1 or above, and stays above ridge - {SOFTPLUS_START}")
         width = head_width("d", d, heads)
         self.heads, self.bound, self.signed, self.random_steps = heads, bound, signed, random_steps
-        self.least_ridge, self.solver = ridge - SOFTPLUS_START, ConjugateGradient(steps, tol)
+        self.least_ridge = ridge - SOFTPLUS_START
+        self.solver: Solver = ConjugateGradient(steps, tol)
         self.W_q = nn.Linear(d, d, bias=False)
         self.W_k = nn.Linear(d, d, bias=False)
         self.W_v = nn.Linear(d, d, bias=False)

@@ -163,7 +163,7 @@ class Signed(Recurrence):
         negative = self.sign.detach() < 0
         return torch.where(negative, -1.0, 1.0).to(self.accumulator).expand(-1, len(self), -1, -1)
 
-    def _times(self, sign: Tensor, state: State) -> State:
+    def _times(self, sign: Tensor, state: State) -> Any:
         parts = state if isinstance(state, tuple) else (state,)
         return one_or_all([sign.transpose(1, 2) * part for part in parts])
 

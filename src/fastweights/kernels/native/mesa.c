@@ -65,7 +65,7 @@ INLINE void add(float *y, float a, const float *x, long count)
 
 INLINE void tile(float *const *y, float *const *p, const int n, const int nv, const float *S, long rows, long step, long lane)
 {
-    vec sum[2][GROUP][4] = {0};
+    vec sum[2][GROUP][NV] = {0};
     const int by = n == 1 ? 2 : 1; /* a single row alternates between two sums, which hides the additions' latency */
     long i = 0;
     for (; i + by <= rows; i += by)
@@ -139,21 +139,28 @@ static void load_right(Work *w, long t)
 }
 
 /* to = γ from + Σ_s γ_{s+1..} β_s k_sᵀ rows_s, from the state before the group to the one after it */
+INLINE void advance_lanes(const Work *w, const float *from, float *to, const float *rows, long step, const int n, const int nv)
+{
+    vec row[GROUP][NV], decay = all(w->start[n - 1]);
+    for (int s = 0; s < n; s++)
+        for (int j = 0; j < nv; j++)
+            row[s][j] = w->since[n - 1][s] * load(rows + s * step + j * W);
+    for (long i = 0; i < w->p->k; i++)
+        for (int j = 0; j < nv; j++) {
+            vec sum = decay * load(from + i * step + j * W);
+            for (int s = 0; s < n; s++)
+                sum += w->written[s * w->keys + i] * row[s][j];
+            store(to + i * step + j * W, sum);
+        }
+}
+
 INLINE void advance_rows(const Work *w, const float *from, float *to, const float *rows, long step, const int n)
 {
-    const float *since = w->since[n - 1];
-    vec decay = all(w->start[n - 1]);
-    for (long i = 0; i < w->p->k; i++) {
-        vec a[GROUP];
-        for (int s = 0; s < n; s++)
-            a[s] = all(since[s] * w->written[s * w->keys + i]);
-        for (long j = 0; j < step; j += W) {
-            vec sum = decay * load(from + i * step + j);
-            for (int s = 0; s < n; s++)
-                sum += a[s] * load(rows + s * step + j);
-            store(to + i * step + j, sum);
-        }
-    }
+    long lane = 0;
+    for (; step - lane >= NV * W; lane += NV * W)
+        advance_lanes(w, from + lane, to + lane, rows + lane, step, n, NV);
+    for (; lane < step; lane += W)
+        advance_lanes(w, from + lane, to + lane, rows + lane, step, n, 1);
 }
 
 static void advance(const Work *w, const float *from, float *to, const float *rows, long step)
