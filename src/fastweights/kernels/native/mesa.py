@@ -50,7 +50,7 @@ class NativeSolve:
         v = 0 if state[1] is None else state[1].shape[-1]
         threads = library.threads(t * state[0].numel())
         marks = None
-        if t > SPAN and b * h < 4 * threads:
+        if t > SPAN and threads > 1 and b * h < 4 * threads:
             marks = torch.empty(-(-t // SPAN), b * h * k * (k + v))
         tol = _INTEGER.unpack(_DOUBLE.pack(-1.0 if self.solver.tol is None else self.solver.tol))[0]
         views = [n for s in (*streams, *outputs) for n in view(s)]
