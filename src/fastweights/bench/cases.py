@@ -275,6 +275,12 @@ _RAW = {"q": _keys, "k": _keys, "v": _values}
 _UNIT = {"q": _queries, "k": _unit_keys, "v": _values, "beta": _beta}
 _MESA = {**_UNIT, "q": _unit_keys, "log_decay": _scalar_decay, "ridge": _ridge}
 
+
+def mesa_case(solver: ConjugateGradient) -> RecurrenceCase:
+    """The Mesa rule on random streams, solved by `solver`."""
+    return RecurrenceCase("mesa", _MESA, partial(_mesa, solver), _mesa_flops)
+
+
 CASES: tuple[RecurrenceCase | ConvolutionCase, ...] = (
     RecurrenceCase("decay none", _QKV, _decay, _decay_flops, peers.DECAY_NONE, peers.TRITON_SCALAR),
     RecurrenceCase(

@@ -17,7 +17,7 @@ from fastweights.mixers.lolcats import LoLCATs
 from fastweights.mixers.lru import LRU
 from fastweights.mixers.mamba import Mamba
 from fastweights.mixers.mamba2 import Mamba2
-from fastweights.mixers.mesa import MesaLayer
+from fastweights.mixers.mesa import MesaLayer, SignedMesaLayer
 from fastweights.mixers.mesanet import MesaNetBaseline
 from fastweights.mixers.metala import MetaLA
 from fastweights.mixers.mlstm import MLSTM
@@ -64,6 +64,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "deltanet": DeltaNet,
     "gated_deltanet": GatedDeltaNet,
     "mesa": MesaLayer,
+    "mesa_signed": SignedMesaLayer,
     "mesanet": MesaNetBaseline,
     "lolcats": LoLCATs,
 }
@@ -119,6 +120,7 @@ __all__ = [
     "Performer",
     "RWKV4Channel",
     "RetNet",
+    "SignedMesaLayer",
     "SlidingWindow",
     "SoftmaxAttention",
     "TransNormer",
