@@ -108,9 +108,9 @@ LAYERS = [
     ),
     layer("mesa", mixer_oracles.mesa, heads=2),
     layer("mesanet", mesanet_oracles.mamba2, heads=2, rule="mamba2"),
-    layer("mesanet", mesanet_oracles.gla, heads=2, rule="gla"),
+    layer("mesanet", mesanet_oracles.gla, heads=4, rule="gla"),
     layer("mesanet", mesanet_oracles.deltanet, heads=2, rule="deltanet"),
-    layer("mesanet", mesanet_oracles.gated_deltanet, heads=2, rule="gated_deltanet"),
+    layer("mesanet", mesanet_oracles.gated_deltanet, heads=4, rule="gated_deltanet"),
     layer("mesanet", mesanet_oracles.mlstm, heads=2, rule="mlstm"),
     layer("mesa", mixer_oracles.mesa, heads=2, bound=1.0, eps=1e-2, floor=1e-2),
 ]
