@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: quickstart test lint clean
+.PHONY: quickstart test lint tables clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/fastweights train --data shakespeare --mixers metala --steps 450 --lr 0.006 --out runs/quickstart
@@ -16,6 +16,9 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+
+tables: $(VENV)/installed
+	$(BIN)/fastweights table --markdown > docs/tables.md
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

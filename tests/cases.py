@@ -13,7 +13,18 @@ from torch.nn import functional as F
 
 import oracles
 from fastweights.evaluate import Auto, Chunkwise, Method, Parallel, Recurrent
-from fastweights.recurrence import Amplified, Bonus, Cholesky, Decay, Delta, Mesa, Normalized, Recurrence, Softmax
+from fastweights.recurrence import (
+    Amplified,
+    Bonus,
+    Cholesky,
+    Decay,
+    Delta,
+    Mesa,
+    Normalized,
+    Recurrence,
+    Softmax,
+    WindowedLinear,
+)
 
 Streams = dict[str, Tensor]
 State = Tensor | tuple[Tensor, ...]
@@ -167,6 +178,20 @@ def symmetric(state: State) -> State:
     return (gram + gram.mT) / 2, memory
 
 
+def features(s: Shape, g: Generator) -> Tensor:
+    return normal(s.b, s.t, s.h, s.k + 1, generator=g).exp()
+
+
+def group_features(s: Shape, g: Generator) -> Tensor:
+    return normal(s.b, s.t, s.groups, s.k + 1, generator=g).exp()
+
+
+def window_state(length: int, s: Shape, g: Generator) -> tuple[Tensor, ...]:
+    k, v, age = cache(length, s, g)
+    fk = normal(s.b, s.groups, length, s.k + 1, generator=g).exp()
+    return k, v, fk, normal(s.b, s.groups, s.k + 1, s.v + 1, generator=g).abs(), age
+
+
 @dataclass(frozen=True)
 class Case:
     """A variant of a rule.
@@ -234,6 +259,7 @@ ERASING: dict[str, Draw] = {"q": keys, "k": unit_keys, "v": values, "beta": doub
 OPTIMAL: dict[str, Draw] = {"q": keys, "k": unit_keys, "v": values, "beta": gate, "ridge": ridge}
 POSITIVE: dict[str, Draw] = {"q": positive_keys, "k": positive_keys, "v": values}
 GROUPED: dict[str, Draw] = {"q": keys, "k": group_keys, "v": group_values}
+WINDOWED: dict[str, Draw] = {**GROUPED, "fq": features, "fk": group_features, "mix": gate}
 COMPLEX: dict[str, Draw] = {"q": complex_keys, "k": complex_keys, "v": values, "log_decay": log_complex}
 TIED: dict[str, Draw] = {"q": keys, "v": values, "log_decay": log_vector}
 
@@ -293,6 +319,16 @@ CASES = [
         partial(oracles.softmax, window=1),
         GROUPED,
         partial(cache, 0),
+    ),
+    *(
+        Case(
+            f"windowed-{window}" + "-two" * (not shared),
+            partial(WindowedLinear, window=window, shared=shared),
+            partial(oracles.windowed, window=window, shared=shared),
+            WINDOWED,
+            partial(window_state, max(window - 1, 0)),
+        )
+        for window, shared in [(5, True), (5, False), (1, True), (0, True), (0, False)]
     ),
     Case("normalized-none", normalized_decay, oracles.normalized, POSITIVE, positive_matrix),
     Case(
@@ -358,7 +394,7 @@ CASES = [
         "amplified-floors",
         amplified_decay,
         oracles.mlstm,
-        {**QKV, "log_decay": log_scalar, "log_gain": gain, "floor": floors},
+        {**POSITIVE, "log_decay": log_scalar, "log_gain": gain, "floor": floors},
         scaled_matrix,
         plain=multiplied,
     ),
@@ -372,7 +408,7 @@ CASES = [
     ),
 ]
 
-LINEAR = [case for case in CASES if not case.name.startswith("softmax")]
+LINEAR = [case for case in CASES if not case.name.startswith(("softmax", "windowed"))]
 DECAYING = [case for case in CASES if "log_decay" in case.draws]
 
 METHODS: list[Method] = [

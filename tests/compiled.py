@@ -9,12 +9,6 @@ from torch import Tensor
 from test_mixers import LAYERS, Layer, inputs, tensors
 from tolerances import assert_close
 
-BREAKS_THE_GRAPH = {"mesa"}
-"""Dynamo does not trace torch.autograd.grad, with which Mesa's implicit solve is differentiated."""
-
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-"""Dynamo looks at it wherever a graph breaks."""
-
 
 @pytest.fixture(autouse=True)
 def _fresh_compiler() -> None:
@@ -24,13 +18,23 @@ def _fresh_compiler() -> None:
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_compiled_layers_agree(layer: Layer) -> None:
-    mixer, x = layer.build(), inputs(1, 9)
-    compiled = torch.compile(mixer, backend="eager", fullgraph=layer.name not in BREAKS_THE_GRAPH)
+    check(layer, torch.float64, "eager")
+
+
+@pytest.mark.parametrize("name", ["metala", "mamba", "gated_deltanet", "lolcats"])
+def test_compiled_kernels_agree(name: str) -> None:
+    """In float32, where the compiled extension is an operator of the graph, which functions must not alter."""
+    check(next(layer for layer in LAYERS if layer.name == name), torch.float32, "aot_eager")
+
+
+def check(layer: Layer, dtype: torch.dtype, backend: str) -> None:
+    mixer, x = layer.build(dtype), inputs(1, 9, dtype=dtype)
+    compiled = torch.compile(mixer, backend=backend, fullgraph=True)
     want, state = mixer(x)
     y, final = compiled(x)
     assert_close(y, want, "y")
     for a, b in zip(tensors(final), tensors(state), strict=True):
-        assert_close(a, b, "state", torch.float64)
+        assert_close(a, b, "state", dtype)
     state = state.map(Tensor.detach)
     assert_close(compiled(x[:, :1], state)[0], mixer(x[:, :1], state)[0], "next y")
     parameters = [p for p in mixer.parameters() if p.requires_grad]

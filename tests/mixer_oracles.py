@@ -96,6 +96,26 @@ def softmax(
     return linear(join(o) * gate, p, "W_o")
 
 
+def lolcats(
+    x: Array, p: Parameters, heads: int = 4, kv_heads: int | None = None, window: int = 64, shared: bool = True
+) -> Array:
+    """arXiv 2410.10254 with Hedgehog features of the rotated queries and keys."""
+
+    def softmax_of(z: Array) -> Array:
+        return np.exp(z) / np.exp(z).sum(-1, keepdims=True)
+
+    def phi(z: Array, name: str) -> Array:
+        W = p[f"{name}.W"].reshape(z.shape[2], -1, z.shape[3])
+        rotated = np.stack([z[:, :, head] @ W[head].T for head in range(z.shape[2])], 2)
+        return np.concatenate([softmax_of(rotated), softmax_of(-rotated)], -1)
+
+    q = turned(split(linear(x, p, "W_q"), heads))
+    k = turned(split(linear(x, p, "W_k"), kv_heads or heads))
+    v, mix = split(linear(x, p, "W_v"), kv_heads or heads), sigmoid(p["mix"])[None, None, :, None]
+    o, _ = oracles.windowed(q, k, v, phi(q, "phi_q"), phi(k, "phi_k"), mix, window, shared)
+    return linear(join(o), p, "W_o")
+
+
 def linear_attention(x: Array, p: Parameters, heads: int = 4) -> Array:
     """DSF eq. 13-16 with φ = ψ = elu + 1: o_t = Σ_j φ(q_t)·φ(k_j) v_j / φ(q_t)·Σ_j φ(k_j)."""
 

@@ -111,6 +111,56 @@ def softmax(
     return o, None
 
 
+def windowed(
+    q: Array,
+    k: Array,
+    v: Array,
+    fq: Array,
+    fk: Array,
+    mix: Array,
+    window: int,
+    shared: bool = True,
+    state: tuple[Array, Array, Array, Array, Array] | None = None,
+) -> tuple[Array, tuple[Array, Array, Array, Array, Array]]:
+    """LoLCATs: γ e^(s - max s) over 0 ≤ t - s < window, φ(q)·φ(k) over all before; one normaliser, or eq. 8's two."""
+    b, t, h = (max(s.shape[axis] for s in (q, k, v, fq, fk, mix)) for axis in range(3))
+    groups = max(s.shape[2] for s in (k, v, fk))
+    q, fq, mix = (np.broadcast_to(s, (b, t, h, s.shape[3])) for s in (q, fq, mix))
+    k, v, fk = (np.broadcast_to(s, (b, t, groups, s.shape[3])) for s in (k, v, fk))
+    if state is None:
+        past = [np.zeros((b, groups, 0, s.shape[3])) for s in (k, v, fk)]
+        memory = np.zeros((b, groups, fk.shape[3], v.shape[3] + 1))
+    else:
+        *past, memory, _ = state
+    length = past[0].shape[2]
+    k, v, fk = (np.concatenate([old, new.swapaxes(1, 2)], 2) for old, new in zip(past, (k, v, fk), strict=True))
+    o = np.zeros((b, t, h, v.shape[3]))
+    for i, j, head in np.ndindex(b, t, h):
+        group, now = head // (h // groups), length + j
+        near = range(max(now - window + 1, 0), now + 1)
+        scores = [q[i, j, head] @ k[i, group, s] / np.sqrt(k.shape[3]) for s in near]
+        weights = [np.exp(score - max(scores)) for score in scores]
+        exact = sum((a * v[i, group, s] for a, s in zip(weights, near, strict=True)), np.zeros(v.shape[3]))
+        kernel = fq[i, j, head] @ memory[i, group]
+        linear, n = kernel[:-1], kernel[-1]
+        for s in range(max(now - window + 1, 0)):
+            weight = fq[i, j, head] @ fk[i, group, s]
+            linear, n = linear + weight * v[i, group, s], n + weight
+        gamma = mix[i, j, head, 0]
+        if shared:
+            total = gamma * sum(weights) + n
+            o[i, j, head] = (gamma * exact + linear) / total if total else 0
+        else:
+            sides = [(gamma, exact, sum(weights)), (1 - gamma, linear, n)]
+            sides = [(share, x / norm) for share, x, norm in sides if norm]
+            o[i, j, head] = sum(share * x for share, x in sides) / sum(share for share, _ in sides) if sides else 0
+    memory, last = memory.copy(), max(length + t - max(window - 1, 0), 0)
+    for i, group, s in np.ndindex(b, groups, last):
+        memory[i, group] += np.outer(fk[i, group, s], np.append(v[i, group, s], 1))
+    age = np.arange(length + t - last, 0, -1)
+    return o, (k[:, :, last:], v[:, :, last:], fk[:, :, last:], memory, np.tile(age, (b, 1)))
+
+
 def normalized(
     q: Array,
     k: Array,

@@ -10,7 +10,16 @@ from torch import Tensor
 
 from fastweights.evaluate import Chunkwise, evaluate
 from fastweights.kernels import TABLE, explain, only, select
-from fastweights.recurrence import ConjugateGradient, Decay, Delta, Mesa, Normalized, ShapeError, Softmax
+from fastweights.recurrence import (
+    ConjugateGradient,
+    Decay,
+    Delta,
+    Mesa,
+    Normalized,
+    ShapeError,
+    Softmax,
+    WindowedLinear,
+)
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -37,6 +46,8 @@ WRONG: list[tuple[str, Callable[[], object]]] = [
     ("ridge has width 4, must be 1 or 3", lambda: Mesa(q, k, v, beta, None, stream(2, 4))),
     ("real; got a complex one", lambda: Mesa(q.to(torch.complex64), k, v, beta, None, stream(2, 3))),
     ("k has width 4, must be 3", lambda: Softmax(q, v, v)),
+    ("fk has width 4, must be 3", lambda: WindowedLinear(q, k, v, q, v, beta, 2)),
+    ("the state of WindowedLinear is", lambda: evaluate(WindowedLinear(q, k, v, q, k, beta, 2), stream(2, 2, 3, 4))),
     ("q has 2 heads and k, v 3; the latter must divide", lambda: Softmax(q, stream(2, 5, 3, 3), stream(2, 5, 3, 4))),
     ("skip \\(of a Normalized\\) has width 4, must be 1", lambda: Normalized(Decay(q, k, v, None, v))),
     ("floor has width 4, must be 1", lambda: Normalized(decay, v)),
@@ -66,6 +77,7 @@ def test_shapes_that_do_not_fit(message: str, call: Callable[[], object]) -> Non
         ("needs k, or log_decay for the tied key", lambda: Decay(q, None, v, None)),
         ("floor of a normaliser is above 0", lambda: Normalized(decay, 0.0)),
         ("a query sees at least itself", lambda: Softmax(q, k, v, window=0)),
+        ("a number of tokens; use window ≥ 0", lambda: WindowedLinear(q, k, v, q, k, beta, window=-1)),
         ("a chunk has at least one token", lambda: Chunkwise(0)),
         ("not negative", lambda: ConjugateGradient(-1)),
         ("not negative", lambda: ConjugateGradient(3, -1e-3)),
@@ -79,7 +91,7 @@ def test_values_that_make_no_sense(message: str, call: Callable[[], object]) -> 
 def test_explain_says_which_kernel_is_taken() -> None:
     taken = select(decay).name
     lines = explain(decay).splitlines()
-    assert len(lines) == len(TABLE)
+    assert len(lines) == len(TABLE) + 1
     assert [line for line in lines if line.endswith(": taken")] == [f"{taken}: taken"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from fastweights import MIXERS, Recurrent
 from fastweights.kernels import TABLE, Kernel, explain
 from fastweights.layers import Past
-from fastweights.recurrence import Decay, Delta, Normalized, Softmax
+from fastweights.recurrence import Bonus, Decay, Delta, Normalized, Softmax, WindowedLinear
 from fastweights.recurrence.base import Recurrence, State
 from tolerances import assert_close
 
@@ -22,6 +23,7 @@ HEADS = 5
 KERNELS = {kernel.name: kernel for kernel in TABLE}
 SCAN = KERNELS["blocked scan (torch)"]
 WINDOWED = KERNELS["windowed attention, block by block (torch)"]
+BLOCKED_WINDOWS = KERNELS["windows and linear memory, block by block (torch)"]
 
 Make = Callable[[int, torch.dtype], Recurrence]
 
@@ -198,6 +200,50 @@ def test_windowed_attention_is_the_definition(make: Make, past: int) -> None:
     check(WINDOWED, make, 300, torch.float64, state)
 
 
+def linear_beyond(t: int, dtype: torch.dtype, window: int = 9, shared: bool = True) -> WindowedLinear:
+    q, k, v, fq, fk = (stream(2, t, heads, 4, dtype=dtype) for heads in (4, 2, 2, 4, 2))
+    return WindowedLinear(q, k, v, fq.exp(), fk.exp(), torch.rand(1, 1, 4, 1, dtype=dtype), window, shared)
+
+
+def linear_beyond_padded(t: int, dtype: torch.dtype) -> WindowedLinear:
+    return linear_beyond(t, dtype).keep(torch.rand(2, t) > torch.tensor([[0.3], [0.9]]))
+
+
+def linear_beyond_packed(t: int, dtype: torch.dtype) -> WindowedLinear:
+    return linear_beyond(t, dtype).segments(torch.arange(t).div(25, rounding_mode="floor").expand(2, t))
+
+
+def linear_beyond_both(t: int, dtype: torch.dtype) -> WindowedLinear:
+    both = linear_beyond_packed(t, dtype).keep(torch.rand(2, t) > torch.tensor([[0.0], [0.5]]))
+    return replace(both, shared=False)
+
+
+def linear_alone(t: int, dtype: torch.dtype) -> WindowedLinear:
+    return linear_beyond(t, dtype, window=0)
+
+
+def one_key_window(t: int, dtype: torch.dtype) -> WindowedLinear:
+    return linear_beyond(t, dtype, window=1, shared=False)
+
+
+BEYOND = (linear_beyond, linear_beyond_padded, linear_beyond_packed, linear_beyond_both, linear_alone, one_key_window)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("past", [0, 5, 40])
+@pytest.mark.parametrize("make", BEYOND, ids=lambda make: make.__name__)
+def test_blocked_windows_are_the_definition(
+    make: Make, past: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastweights.kernels.windowed.QUERIES", 8)
+    torch.manual_seed(past)
+    before = make(max(past, 1), dtype)
+    with torch.no_grad():
+        state = before.chunk(before.initial_state())[1] if past else before.initial_state()
+    for t in (1, 16, 100):
+        check(BLOCKED_WINDOWS, make, t, dtype, state)
+
+
 def saved_bytes(record: Recurrence) -> int:
     """Bytes kept for the backward, each memory counted once."""
     storages: dict[int, int] = {}
@@ -232,8 +278,9 @@ def test_steep_delta_keeps_streams_and_chunk_starts_only() -> None:
     assert saved_bytes(record) <= stream_bytes(record) + 512 // 64 * record.initial_state().nbytes
 
 
-def test_windowed_attention_keeps_memory_linear_in_time() -> None:
-    short, long = (Softmax(*(torch.randn(1, t, 2, 8) for _ in range(3)), 16) for t in (512, 2048))
+@pytest.mark.parametrize("make", [windowed, linear_beyond], ids=lambda make: make.__name__)
+def test_windowed_attention_keeps_memory_linear_in_time(make: Make) -> None:
+    short, long = (make(t, torch.float32) for t in (512, 2048))
     assert saved_bytes(long) <= 4.4 * saved_bytes(short)
 
 
@@ -241,6 +288,9 @@ KERNEL_OF = {
     "gla": "blocked decay (torch)",
     "metala": "blocked decay (torch)",
     "mamba": "blocked scan (torch)",
+    "mamba2": "blocked decay (torch)",
+    **dict.fromkeys(["dss", "s4d", "s5", "lru", "rglru", "qlstm"], "blocked scan (torch)"),
+    "h3": "chunk loop (torch)",
     "gated_deltanet": "blocked delta (torch)",
     "mesa": "blocked mesa (torch)",
     "softmax": "fused attention (torch)",
@@ -252,6 +302,18 @@ def test_each_mixer_goes_by_the_kernel_for_its_record(name: str) -> None:
     x = torch.randn(1, 300, 64)
     record, _ = MIXERS[name](d=64).project(x, Past(x, None, None, None, None))
     assert torch_kernel(record).name == KERNEL_OF[name]
+
+
+def amplified_record(name: str) -> Decay | Bonus:
+    """What is left of the mixer's record once gains and normaliser are in the streams."""
+    x = torch.randn(1, 300, 64)
+    record, _ = MIXERS[name](d=64).project(x, Past(x, None, None, None, None))
+    return record.rescaled(record.initial_state()[1])[0].extended()
+
+
+def test_exponential_gates_go_by_the_kernels_of_plain_ones() -> None:
+    assert torch_kernel(amplified_record("mlstm")).name == "blocked decay (torch)"
+    assert torch_kernel(amplified_record("rwkv4").behind()) is SCAN
 
 
 def test_a_window_goes_block_by_block_once_there_are_three_blocks() -> None:

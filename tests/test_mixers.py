@@ -18,6 +18,7 @@ from torch import Generator, Tensor
 import attention_oracles
 import mesanet_oracles
 import mixer_oracles
+import ssm_oracles
 from cases import METHODS, each, normal, parts
 from fastweights.evaluate import Auto, Chunkwise, Method, Recurrent
 from fastweights.mixer import Mixer, MixerState
@@ -64,6 +65,8 @@ LAYERS = [
     layer("softmax", mixer_oracles.softmax, heads=4, kv_heads=1, window=3),
     layer("softmax", mixer_oracles.softmax, heads=2, width=10, bias=True, rope={"base": 100.0, "fraction": 0.4}),
     layer("softmax", mixer_oracles.softmax, heads=2, qk_norm=1e-3, gated=True),
+    layer("lolcats", mixer_oracles.lolcats, heads=4, kv_heads=2, window=3),
+    layer("lolcats", mixer_oracles.lolcats, heads=2, window=3, shared=False),
     layer("linear", mixer_oracles.linear_attention, heads=2),
     layer("linear", attention_oracles.relu_attention, heads=4, feature_map="relu"),
     layer("swa", mixer_oracles.softmax, heads=2, window=4),
@@ -96,6 +99,26 @@ LAYERS = [
     layer("deltanet", attention_oracles.deltanet, heads=2),
     layer("deltanet", attention_oracles.deltanet, heads=4, conv=2, negative=True),
     layer("deltanet", attention_oracles.deltanet, heads=2, eps=1e-2, floor=1e-2),
+    layer("dss", ssm_oracles.dss, state=3),
+    layer("s4d", ssm_oracles.s4d, state=4),
+    layer("s4d", ssm_oracles.s4d, state=6, bilinear=True, inverse=True),
+    layer("h3", ssm_oracles.h3, heads=4, state=4, shift=3),
+    layer("h3", ssm_oracles.h3, heads=16, state=2, shift=2),
+    layer("s5", ssm_oracles.s5, state=6),
+    layer("mamba2", ssm_oracles.mamba2, heads=4, state=3, conv=3),
+    layer("mamba2", ssm_oracles.mamba2, heads=4, state=2, groups=2, expand=1, scaled=False),
+    layer("mamba2", ssm_oracles.mamba2, heads=2, state=3, decays=False),
+    layer("mamba2", ssm_oracles.mamba2, heads=2, state=3, eps=1e-2),
+    layer("lru", ssm_oracles.lru, state=5, r_min=0.2, r_max=0.8, max_phase=1.0),
+    layer("rglru", ssm_oracles.rglru, heads=2, expand=1.5, c=4.0),
+    layer("rglru", ssm_oracles.rglru, heads=4, whole_start=True),
+    layer("qlstm", ssm_oracles.qlstm),
+    layer("qlstm", ssm_oracles.qlstm, reversed=True),
+    layer("rwkv4", ssm_oracles.rwkv4),
+    layer("rwkv4_channel", ssm_oracles.rwkv4_channel, width=24),
+    layer("mlstm", ssm_oracles.mlstm, heads=2),
+    layer("mlstm", ssm_oracles.mlstm, heads=2, conv=1, expand_k=0.5, bias=False, cap=0.5, eps=1e-2),
+    layer("mlstm", ssm_oracles.mlstm, heads=1, conv=2, exponential_forget=True),
     layer("gated_deltanet", mixer_oracles.gated_deltanet, heads=2),
     layer(
         *("gated_deltanet", mixer_oracles.gated_deltanet),
@@ -136,7 +159,7 @@ def gradients(mixer: Mixer, x: Tensor, method: Method, **given: Any) -> dict[str
     leaves = {"x": x.clone().requires_grad_(), **dict(mixer.named_parameters())}
     y, state = mixer(leaves["x"], method=method, **given)
     loss = (y * normal(*y.shape, generator=Generator().manual_seed(1)).to(y.dtype)).sum()
-    loss = loss + sum(s.sin().sum() for s in tensors(state) if s.is_floating_point())
+    loss = loss + sum(s.real.sin().sum() for s in tensors(state) if s.dtype != torch.long)
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
 
@@ -277,7 +300,7 @@ def test_state_size_is_constant_where_the_papers_say_so(layer: Layer) -> None:
 @each_layer
 def test_float64_throughout(layer: Layer) -> None:
     y, state = layer.build()(inputs())
-    assert {s.dtype for s in (y, *tensors(state))} <= {torch.float64, torch.long}
+    assert {s.dtype for s in (y, *tensors(state))} <= {torch.float64, torch.complex128, torch.long}
 
 
 @each_layer
@@ -288,8 +311,9 @@ def test_bfloat16_runs_with_its_state_in_float32(layer: Layer) -> None:
         y, state = mixer(x, method=method)
         assert y.dtype == torch.bfloat16
         assert_close(y, want, f"y by {method}")
-        dtype = torch.bfloat16 if layer.name in ("softmax", "swa") else torch.float32
-        assert {s.dtype for s in parts(state.memory)} <= {dtype, torch.long}
+        cached = {torch.bfloat16} if layer.name in ("softmax", "swa", "lolcats") else set()
+        summed = set() if layer.name in ("softmax", "swa") else {torch.float32, torch.complex64}
+        assert {s.dtype for s in parts(state.memory)} <= {*cached, *summed, torch.long}
 
 
 @each_layer
@@ -370,6 +394,7 @@ def test_inputs_that_do_not_fit(layer: Layer) -> None:
         ("linear", {"heads": 5}, "d = 16 is not divisible by heads = 5; use 1, 2, 4, 8, 16"),
         ("softmax", {"heads": 4, "kv_heads": 3}, "heads = 4 is not a multiple of kv_heads = 3"),
         ("softmax", {"heads": 16}, "must be even"),
+        ("lolcats", {"heads": 4, "kv_heads": 3}, "heads = 4 is not a multiple of kv_heads = 3"),
         ("mesa", {"steps": -1}, "not negative"),
         ("retnet", {"heads": 16}, "must be even"),
         ("linear", {"feature_map": "tanh"}, "feature_map = 'tanh'; use elu, relu"),
@@ -377,6 +402,10 @@ def test_inputs_that_do_not_fit(layer: Layer) -> None:
         ("hgrn", {"lower_bound": 1.0}, r"lower_bound = 1.0; it must lie in \[0, 1\)"),
         ("transnormer", {"depth": -0.5}, "depth = -0.5; it must lie in"),
         ("mamba", {"heads": 2}, "mamba does not take heads; it takes d, state, expand, conv"),
+        ("mamba2", {"groups": 3}, "heads = 4 is not divisible by heads = 3"),
+        ("mamba2", {"scaled": False, "decays": False}, "no use for Δ"),
+        ("s4d", {"state": 3}, "use an even number"),
+        ("lru", {"r_max": 1.0}, "use 0 ≤ r_min < r_max < 1"),
         ("mambo", {}, "unknown mixer 'mambo'; there are"),
     ],
 )

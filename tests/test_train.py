@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -405,6 +406,14 @@ def test_another_run_is_left_alone(folder, undisturbed):
     with pytest.raises(CheckpointError, match=r"holds another run \(optimizer.lr was 0.01, is 0.5\)"):
         train(tiny(folder, optimizer=AdamW(lr=0.5)), folder / "undisturbed", cpu=True)
     assert outcome(folder / "undisturbed") == undisturbed
+
+
+def test_two_at_once_in_one_folder(folder, undisturbed):
+    out = folder / "undisturbed"
+    with FileLock(out / "run.lock"), pytest.raises(CheckpointError, match="another process trains in"):
+        train(tiny(folder), out, cpu=True)
+    assert outcome(out) == undisturbed
+    assert train(tiny(folder), out, cpu=True).complete
 
 
 def test_a_damaged_record_is_an_error(folder, tmp_path):

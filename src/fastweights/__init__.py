@@ -31,6 +31,7 @@ from fastweights.recurrence import (
     Recurrence,
     ShapeError,
     Softmax,
+    WindowedLinear,
 )
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "Recurrent",
     "ShapeError",
     "Softmax",
+    "WindowedLinear",
     "evaluate",
     "explain",
     "preset",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastweights.kernels import select
 from fastweights.kernels.chunked import chunk_loop
-from fastweights.recurrence.base import Recurrence, State, without_autocast
+from fastweights.recurrence.base import CHUNK, Recurrence, State, without_autocast
 
 
 class Method(ABC):
@@ -27,8 +27,8 @@ class Recurrent(Method):
 
     def run(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
         outputs = []
-        for t in range(len(recurrence)):
-            o, state = recurrence[t : t + 1].step(state)
+        for token in recurrence.split(1):
+            o, state = token.step(state)
             outputs.append(o)
         return torch.cat(outputs, dim=1), state
 
@@ -37,7 +37,7 @@ class Recurrent(Method):
 class Chunkwise(Method):
     """Parallel inside chunks of `size` tokens, the state handed from one to the next: time and memory O(T·size)."""
 
-    size: int = 64
+    size: int = CHUNK
 
     def __post_init__(self) -> None:
         if self.size < 1:

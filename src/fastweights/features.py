@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
 import torch
@@ -68,7 +69,8 @@ class PositiveRandom(nn.Module):
         self.shift = min(width / 2, LARGEST)  # typical of ‖ω‖²/2; a constant factor of all keys cancels as well
 
     def reset_parameters(self) -> None:
-        self.omega.copy_(orthogonal(*self.omega.shape, self.seed))
+        count, width = self.omega.shape
+        self.omega.copy_(orthogonal(count, width, self.seed))
 
     def query(self, q: Tensor) -> Tensor:
         exponent = self._projected(q) + self._half(q)
@@ -102,7 +104,8 @@ class RandomFourier(nn.Module):
 
     def reset_parameters(self) -> None:
         nn.init.ones_(self.sigma)
-        self.omega.copy_(gaussian(*self.omega.shape, self.seed))
+        count, width = self.omega.shape
+        self.omega.copy_(gaussian(count, width, self.seed))
 
     def forward(self, x: Tensor) -> Tensor:
         with without_autocast(x.device):
@@ -112,3 +115,56 @@ class RandomFourier(nn.Module):
     def least(self) -> Tensor:
         """``[h 1]``: exp(-2 max σ²), which the kernel of two unit vectors never falls below."""
         return (-2 * precise(self.sigma).square().amax(-1, keepdim=True)).exp()
+
+
+class LearnedFeatures(nn.Module, ABC):
+    """φ(x) = (f(x W), f(-x W)) of ``x [b t h w]`` for a W ``[w f]`` per head, in float32 or wider: ``[b t h 2f]``.
+
+    W starts as the identity's first f columns (LoLCATs, 2024; Hedgehog, 2024).
+    """
+
+    def __init__(self, heads: int, width: int, features: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.W = nn.Parameter(torch.empty(heads * features, width, 1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.dirac_(self.W, groups=self.heads)
+
+    @abstractmethod
+    def activate(self, x: Tensor) -> Tensor:
+        """f"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        W = precise(self.W).squeeze(-1).unflatten(0, (self.heads, -1))
+        x = torch.einsum("bthw,hfw->bthf", precise(x), W.to(torch.promote_types(x.dtype, W.dtype)))
+        return torch.cat([self.activate(x), self.activate(-x)], dim=-1)
+
+
+class Hedgehog(LearnedFeatures):
+    """f = softmax over the features: bounded, and a row of keys weighs as much as any other."""
+
+    def activate(self, x: Tensor) -> Tensor:
+        return x.softmax(-1)
+
+
+class Exponential(LearnedFeatures):
+    """f = exp"""
+
+    def activate(self, x: Tensor) -> Tensor:
+        return x.exp()
+
+
+class Elu(LearnedFeatures):
+    """f = 1 + ELU"""
+
+    def activate(self, x: Tensor) -> Tensor:
+        return elu_plus_one(x)
+
+
+class Relu(LearnedFeatures):
+    """f = ReLU (T2R, Kasai et al., 2021)"""
+
+    def activate(self, x: Tensor) -> Tensor:
+        return F.relu(x)

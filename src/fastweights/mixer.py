@@ -38,6 +38,21 @@ class MixerState(NamedTuple):
         return sum(s.nbytes for s in (*memory, *self.tails, self.position))
 
 
+class Driven(NamedTuple):
+    """A mixer's recurrence on some x.
+
+    recurrence  with padding and segments applied: what is evaluated
+    projected   without them, as `project` returned it
+    gate        the output gate ``[b t h·v]`` or None
+    past        what the projection leaves behind
+    """
+
+    recurrence: Recurrence
+    projected: Recurrence
+    gate: Tensor | None
+    past: Past
+
+
 class Mixer(nn.Module, ABC):
     """x ``[b t d]`` → y ``[b t d]`` through a recurrence: y = W_o(norm(o) ⊙ gate).
 
@@ -81,6 +96,19 @@ class Mixer(nn.Module, ABC):
         segments  ``[b t]``, an integer per packed document; where it changes, memory starts anew
         Raises ShapeError for an x, mask or state that does not fit.
         """
+        driven, recurrence, gate, past = self.drive(x, state, keep=keep, segments=segments)
+        o, memory = evaluate(driven, None if state is None else state.memory, method)
+        return self.read(o, gate, recurrence), MixerState(memory, past.tails, past.position)
+
+    def drive(
+        self,
+        x: Embedded,
+        state: MixerState | None = None,
+        *,
+        keep: Mask | None = None,
+        segments: Segments | None = None,
+    ) -> Driven:
+        """What `forward` evaluates, and what it reads the output with."""
         self._check(x, keep, segments)
         if keep is not None:
             x = x.masked_fill(~keep[..., None], 0)
@@ -89,8 +117,7 @@ class Mixer(nn.Module, ABC):
         recurrence, gate = self.project(x, past)
         driven = recurrence if keep is None else recurrence.keep(keep)
         driven = driven if segments is None else driven.segments(segments)
-        o, memory = evaluate(driven, None if state is None else state.memory, method)
-        return self.read(o, gate, recurrence), MixerState(memory, past.tails, past.position)
+        return Driven(driven, recurrence, gate, past)
 
     def _check(self, x: Tensor, keep: Tensor | None, segments: Tensor | None) -> None:
         if x.dim() != 3 or x.shape[-1] != self.d:

@@ -1,6 +1,7 @@
 """The shape letters used everywhere, as jaxtyping aliases.
 
-b batch · t time (query) · s time (key) · h head · g head of grouped keys · k key width · v value width · d model width
+b batch · t time (query) · s time (key) · h head · g head of grouped keys · k key width · v value width · f features ·
+d model width
 
 Streams are ``[b t h ·]`` and broadcast over b, t, h where an axis has length 1 (``#`` below).
 States are ``[b h k v]`` (or tuples of batch-first tensors), in float32 or wider.
@@ -14,6 +15,8 @@ Values = Inexact[Tensor, "#b #t #h v"]
 GroupKeys = Inexact[Tensor, "#b #t #g k"]
 GroupValues = Inexact[Tensor, "#b #t #g v"]
 Skip = Inexact[Tensor, "#b #t #h #v"]
+Features = Inexact[Tensor, "#b #t #h f"]
+GroupFeatures = Inexact[Tensor, "#b #t #g f"]
 PerToken = Inexact[Tensor, "#b #t #h 1"]
 LogDecay = Inexact[Tensor, "#b #t #h #k"]
 Output = Inexact[Tensor, "b t h v"]
@@ -24,6 +27,8 @@ Segments = Int[Tensor, "b t"]
 
 __all__ = [
     "Embedded",
+    "Features",
+    "GroupFeatures",
     "GroupKeys",
     "GroupValues",
     "Keys",

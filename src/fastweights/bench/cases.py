@@ -20,7 +20,17 @@ from fastweights.bench.contenders import Case, Contender, Inputs, Phase, Run, Si
 from fastweights.evaluate import Chunkwise, evaluate
 from fastweights.kernels import TABLE, only, select
 from fastweights.layers import Past, ShortConvolution, precise
-from fastweights.recurrence import Cholesky, ConjugateGradient, Decay, Delta, Mesa, Normalized, Recurrence, Softmax
+from fastweights.recurrence import (
+    Cholesky,
+    ConjugateGradient,
+    Decay,
+    Delta,
+    Mesa,
+    Normalized,
+    Recurrence,
+    Softmax,
+    WindowedLinear,
+)
 
 CHUNK = 64
 WINDOW = 64
@@ -219,6 +229,18 @@ def _selective(x: Inputs) -> Decay:
     return Decay(x["C"][:, :, None], delta * x["B"][:, :, None], x["x"][..., None], delta * x["A"])
 
 
+def _features(s: Sizes, g: torch.Generator) -> Tensor:
+    return torch.cat([torch.randn(s.b, s.t, s.h, s.k // 2, generator=g).softmax(-1) for _ in range(2)], -1)
+
+
+def _share(s: Sizes, g: torch.Generator) -> Tensor:
+    return torch.rand(1, 1, s.h, 1, generator=g)
+
+
+def _windowed(x: Inputs) -> WindowedLinear:
+    return WindowedLinear(x["q"], x["k"], x["v"], x["fq"], x["fk"], x["mix"], WINDOW)
+
+
 def _softmax(window: int | None, x: Inputs) -> Softmax:
     return Softmax(x["q"], x["k"], x["v"], window)
 
@@ -337,6 +359,13 @@ CASES: tuple[RecurrenceCase | ConvolutionCase, ...] = (
         channels=True,
     ),
     RecurrenceCase("softmax window 64", _RAW, partial(_softmax, WINDOW), _window_flops, (peers.banded(WINDOW),)),
+    RecurrenceCase(
+        "windowed linear 64",
+        {**_RAW, "fq": _features, "fk": _features, "mix": _share},
+        _windowed,
+        lambda s: _window_flops(s) + _decay_flops(s),
+        (replace(peers.banded(WINDOW), exact=False, note="softmax in the window alone"),),
+    ),
     RecurrenceCase("softmax", _RAW, partial(_softmax, None), _softmax_flops, (peers.SOFTMAX,)),
     ConvolutionCase(),
 )

@@ -5,35 +5,40 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fastweights.bench.timing import Budget, Times, alternate, clock_of
+from fastweights.kernels.gemm import ACCURATE, precision, verdict
 
 PACKAGES = ("torch", "transformers", "triton", "flash-linear-attention", "mamba-ssm", "xlstm", "numpy")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a benchmark ran."""
+    """Where a benchmark ran.
+
+    float32_products  which library multiplies float32 matrices in the torch kernels on the CPU
+    """
 
     cpu: str
     cores: int
     threads: int
     device: str
     system: str
+    float32_products: str
 
     @classmethod
     def here(cls, device: torch.device) -> Machine:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        return cls(_cpu_name(), os.cpu_count() or 1, torch.get_num_threads(), name, platform.platform())
+        return cls(
+            _cpu_name(), os.cpu_count() or 1, torch.get_num_threads(), name, platform.platform(), verdict().library
+        )
 
 
 @dataclass(frozen=True)
@@ -126,28 +131,15 @@ def _copy_rate(device: torch.device, size: int) -> float:
 def _onednn_rate(device: torch.device, size: int) -> float | None:
     if device.type != "cpu":
         return None
-    with _precision(torch.backends.mkldnn.matmul, "bf16"):  # pyright: ignore[reportAttributeAccessIssue]
-        return _gemm_rate(device, size, torch.float32) if _error(torch.randn(64, 64)) < 1e-5 else None
+    error = verdict().error
+    if error is None or error > ACCURATE:
+        return None
+    with precision(torch.backends.mkldnn.matmul, "bf16"):  # pyright: ignore[reportAttributeAccessIssue]
+        return _gemm_rate(device, size, torch.float32)
 
 
 def _tf32_rate(device: torch.device, size: int) -> float | None:
     if device.type != "cuda":
         return None
-    with _precision(torch.backends.cuda.matmul, "tf32"):
+    with precision(torch.backends.cuda.matmul, "tf32"):
         return _gemm_rate(device, size, torch.float32)
-
-
-@contextmanager
-def _precision(backend: Any, precision: str) -> Iterator[None]:
-    """fp32 products of a torch backend in `precision`, inside the block."""
-    before = backend.fp32_precision
-    backend.fp32_precision = precision
-    try:
-        yield
-    finally:
-        backend.fp32_precision = before
-
-
-def _error(a: Tensor) -> float:
-    exact = a.double() @ a.double()
-    return ((a @ a - exact).norm() / exact.norm()).item()

@@ -11,10 +11,14 @@ from transformers import PreTrainedModel
 from fastweights.importers.fla import deltanet, gated_deltanet, gla, mesa_net, retnet
 from fastweights.importers.llama import llama, mistral, qwen2, qwen3
 from fastweights.importers.mamba import mamba
+from fastweights.importers.mamba2 import mamba2
 from fastweights.importers.metala import metala
-from fastweights.importers.plan import Plan
+from fastweights.importers.plan import Plan, Watch
 from fastweights.importers.qwen3_next import qwen3_next
-from fastweights.importers.source import Folder, Memory, Source, located
+from fastweights.importers.recurrent_gemma import recurrent_gemma
+from fastweights.importers.rwkv import rwkv
+from fastweights.importers.source import Folder, Memory, Source, located, tokenizer_files
+from fastweights.importers.xlstm import xlstm
 from fastweights.models import FastWeightsForCausalLM
 
 FAMILIES: dict[str, Callable[[Source], Plan]] = {
@@ -23,13 +27,17 @@ FAMILIES: dict[str, Callable[[Source], Plan]] = {
     "gla": gla,
     "llama": llama,
     "mamba": mamba,
+    "mamba2": mamba2,
     "mesa_net": mesa_net,
     "metala": metala,
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": qwen3,
     "qwen3_next": qwen3_next,
+    "recurrent_gemma": recurrent_gemma,
     "retnet": retnet,
+    "rwkv": rwkv,
+    "xlstm": xlstm,
 }
 """The model_type of a config.json → how such a checkpoint becomes one of ours."""
 
@@ -37,7 +45,7 @@ FAMILIES: dict[str, Callable[[Source], Plan]] = {
 def import_model(
     model: str | Path | PreTrainedModel,
     dtype: torch.dtype | None = None,
-    watch: Callable[[int, int], None] = lambda done, of: None,
+    watch: Watch = lambda done, of: None,
 ) -> FastWeightsForCausalLM:
     """A language model of another library as one of ours, which computes the same.
 
@@ -55,4 +63,4 @@ def import_model(
     return FAMILIES[kind](source).carry_out(source, dtype, watch)
 
 
-__all__ = ["FAMILIES", "import_model"]
+__all__ = ["FAMILIES", "import_model", "located", "tokenizer_files"]

@@ -47,11 +47,11 @@ def rope(settings: Settings) -> dict[str, float]:
     return {"base": given["rope_theta"], "fraction": given.get("partial_rotary_factor", 1.0), **stretch}
 
 
-def projections(biased: str) -> Table:
+def projections(biased: str, theirs: str = "self_attn") -> Table:
     """The four matrices and, if any have one, their biases: zero for those not in `biased`, such as "qkv"."""
     table: Table = {}
     for name in "qkvo":
-        table |= linear(f"mixer.W_{name}", f"self_attn.{name}_proj", bias=name in biased)
+        table |= linear(f"mixer.W_{name}", f"{theirs}.{name}_proj", bias=name in biased)
         if biased and name not in biased:
             table[f"mixer.W_{name}.bias"] = Constant(0.0)
     return table

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,14 +15,22 @@ from fastweights.importers.source import Source
 from fastweights.layers import precise
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
-Convert = Callable[[Tensor], Tensor]
+T = TypeVar("T")
+Convert = Callable[..., Tensor]
+Watch = Callable[[int, int], None]
+"""Told how many tensors are done, and of how many."""
 
 
 class Piece(NamedTuple):
-    """A tensor of ours: `convert` of their tensor `source`."""
+    """A tensor of ours: `convert` of their tensor `source`, and of `others` after it."""
 
     source: str
     convert: Convert = torch.Tensor.detach
+    others: tuple[str, ...] = ()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source, *self.others)
 
 
 class Constant(NamedTuple):
@@ -50,12 +58,11 @@ class Plan:
         self,
         source: Source,
         dtype: torch.dtype | None = None,
-        watch: Callable[[int, int], None] = lambda done, all: None,
+        watch: Watch = lambda done, of: None,
     ) -> FastWeightsForCausalLM:
         """The model, made tensor by tensor.
 
         dtype  None for that of their embeddings
-        watch  told how many tensors are done, and of how many
         Raises ValueError, which names them, for tensors that are missing, left over or of another shape.
         """
         ours = _shapes(self.config)
@@ -71,9 +78,13 @@ class Plan:
         return FastWeightsForCausalLM.from_pretrained(None, config=self.config, state_dict=state, dtype=dtype)
 
     def _check_names(self, source: Source, ours: Mapping[str, torch.Size]) -> None:
-        read = {name: part.source for name, part in self.tensors.items() if isinstance(part, Piece)}
-        missing = {theirs for name, theirs in read.items() if name in ours} - source.names
-        left = {n for n in source.names - {*read.values()} if not any(fnmatch(n, pattern) for pattern in self.ignored)}
+        read = {name: part.sources for name, part in self.tensors.items() if isinstance(part, Piece)}
+        missing = {theirs for name, sources in read.items() if name in ours for theirs in sources} - source.names
+        left = {
+            n
+            for n in source.names.difference(*read.values())
+            if not any(fnmatch(n, pattern) for pattern in self.ignored)
+        }
         lacks, holds = f"lacks {_few(missing)}", f"holds {_few(left)}, which no {source.settings.kind} model has"
         if missing or left:
             problems = " and ".join([lacks] * bool(missing) + [holds] * bool(left))
@@ -92,6 +103,12 @@ def stacked(config: FastWeightsConfig, theirs: str, layers: Sequence[Table]) -> 
     return dict(
         chain.from_iterable(under(f"model.layers.{i}", f"{theirs}.{i}", t).items() for i, t in enumerate(tables))
     )
+
+
+def period(layers: Sequence[T]) -> list[T]:
+    """The shortest beginning of `layers` that, repeated, gives all of them."""
+    fits = (n for n in range(1, len(layers)) if all(layer == layers[i % n] for i, layer in enumerate(layers)))
+    return list(layers[: next(fits, len(layers))])
 
 
 def linear(ours: str, theirs: str, *, bias: bool = False) -> Table:
@@ -124,8 +141,8 @@ def _placed(theirs: str, part: str | Piece | Constant) -> Piece | Constant:
     match part:
         case Constant():
             return part
-        case Piece(source, convert):
-            return Piece(f"{theirs}.{source}", convert)
+        case Piece(source, convert, others):
+            return Piece(f"{theirs}.{source}", convert, tuple(f"{theirs}.{name}" for name in others))
         case _:
             return Piece(f"{theirs}.{part}")
 
@@ -142,7 +159,7 @@ def _made(name: str, part: Piece | Constant, shape: torch.Size, source: Source, 
     if isinstance(part, Constant):
         return torch.full(shape, part.value, dtype=dtype)
     theirs = source.read(part.source)
-    tensor = part.convert(theirs)
+    tensor = part.convert(theirs, *map(source.read, part.others))
     if tensor.shape != shape:
         raise ValueError(
             f"{part.source} of this {source.settings.kind} checkpoint has shape {list(theirs.shape)}, which gives "

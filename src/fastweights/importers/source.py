@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel, RwkvForCausalLM
 
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.jinja")
 """The files that make up a tokenizer."""
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class Settings:
@@ -23,8 +24,7 @@ class Settings:
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self.kind = str(fields.get("model_type"))
-        known = self.kind in CONFIG_MAPPING
-        self._fields = CONFIG_MAPPING[self.kind].from_dict(dict(fields)).to_dict() if known else dict(fields)
+        self._fields = _completed(self.kind, fields) if self.kind in CONFIG_MAPPING else dict(fields)
         self.require("quantization_config", None)
 
     def __getitem__(self, name: str) -> Any:
@@ -47,7 +47,7 @@ class Settings:
     @property
     def common(self) -> dict[str, Any]:
         """The fields that every language model has and names alike."""
-        names = ("vocab_size", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
+        names = ("vocab_size", "tie_word_embeddings", *TOKENS)
         return {name: self._fields[name] for name in names if name in self._fields}
 
 
@@ -63,9 +63,16 @@ class Source(ABC):
 
 
 class Memory(Source):
-    """A model of transformers that is already loaded."""
+    """A model of transformers that is already loaded.
+
+    Raises ValueError for an RWKV model that has halved its weights, as it does when it first runs.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
+        if isinstance(model, RwkvForCausalLM) and model.rwkv.layers_are_rescaled:
+            raise ValueError(
+                "this RWKV model has run, and has rescaled its weights for that; import its folder instead"
+            )
         self.settings = Settings(model.config.to_dict())
         self._tensors = model.state_dict()
         self.names = frozenset(self._tensors)
@@ -81,7 +88,9 @@ class Folder(Source):
     """
 
     def __init__(self, folder: Path) -> None:
-        self.settings = Settings(_json(folder / "config.json"))
+        ends = folder / "generation_config.json"
+        tokens = {name: value for name, value in _json(ends).items() if name in TOKENS} if ends.is_file() else {}
+        self.settings = Settings(_config(folder) | tokens)
         self._files = {path: _opened(path) for path in _weight_files(folder)}
         self._home = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
         self.names = frozenset(self._home)
@@ -98,6 +107,26 @@ def located(model: str | Path) -> Path:
         return Path(snapshot_download(str(model), allow_patterns=["*.json", "*.safetensors", *TOKENIZER]))
     except HFValidationError as error:
         raise ValueError(f"{model} is neither a folder nor a name on the Hugging Face hub") from error
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The files in `folder` that make up its tokenizer."""
+    return sorted(path for pattern in TOKENIZER for path in folder.glob(pattern))
+
+
+def _completed(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with transformers' defaults."""
+    try:
+        return CONFIG_MAPPING[kind].from_dict(dict(fields)).to_dict()
+    except StrictDataclassError as error:
+        raise ValueError(f"the config.json of this {kind} checkpoint is contradictory: {error}") from error
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        return PretrainedConfig.get_config_dict(folder)[0]
+    except OSError as error:
+        raise ValueError(f"{folder / 'config.json'} is missing or damaged: {error}") from error
 
 
 def _weight_files(folder: Path) -> Iterable[Path]:

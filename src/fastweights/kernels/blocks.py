@@ -3,11 +3,12 @@
 A block is a few chunks of all sequences and heads at once, small enough for the cache. With c_t = Σ_{j≤t} log α_j
 inside a chunk and μ = ½ c_last, a query carries e^(c_t-μ) and a key e^(μ-c_s), so that all products inside the chunk
 are one matrix product. The exponents reach ± half the chunk's total log decay: the chunk is shortened until that is
-harmless, and a record that decays faster still is refused here and goes by `decayed_products`.
+harmless, and a record that decays faster still goes by `anchors`.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -87,6 +88,11 @@ def harmless_chunk(log_decay: Tensor | None) -> int | None:
             break
         harmless = chunk
     return harmless
+
+
+def smallest_exponent(dtype: torch.dtype) -> float:
+    """Below it exp comes near what is no normal number any more, and takes 20 to 70 times as long."""
+    return math.log(torch.finfo(dtype).tiny) + 1
 
 
 def cut(span: slice, *streams: Tensor | None) -> list[Any]:

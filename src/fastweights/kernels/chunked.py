@@ -14,8 +14,8 @@ SIZE = 64
 def chunk_loop(recurrence: Recurrence, state: State, size: int = SIZE) -> tuple[Tensor, State]:
     """(o, final state), `size` tokens at a time: time and memory O(T·size)."""
     outputs = []
-    for start in range(0, len(recurrence), size):
-        o, state = recurrence[start : start + size].chunk(state)
+    for chunk in recurrence.split(size):
+        o, state = chunk.chunk(state)
         outputs.append(o)
     return torch.cat(outputs, dim=1), state
 

@@ -9,13 +9,14 @@ Kept for the backward are the streams and the states at block starts, nothing el
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
 
+from fastweights.kernels.anchors import Anchors
 from fastweights.kernels.blocks import (
     STEEP_CHUNK,
     Factors,
@@ -25,10 +26,13 @@ from fastweights.kernels.blocks import (
     harmless_chunk,
     state_gradient_of_middle,
 )
+from fastweights.kernels.gemm import routed
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.decay import Decay
-from fastweights.recurrence.products import decayed_products
+
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None]
+ChunksOf = Callable[..., Any]
 
 
 class _Chunks(NamedTuple):
@@ -74,65 +78,122 @@ class _Chunks(NamedTuple):
             dstate = decayed(dbefore[:, :, n], self.m, n, out=first)
         return dbefore, dafter, dstate
 
+    def output(self, before: Tensor) -> Tensor:
+        return ((self.q @ self.k.mT).tril_() @ self.v).add_(self.q @ before)
+
+    def back(self, start: Tensor, do: Tensor, dstate: Tensor) -> tuple[Gradients, Tensor]:
+        """Gradients of the streams ``[b h n c ·]``, that of k as if it were given, and of the state before them."""
+        before, after, _ = self.scan(start)
+        dbefore, dafter, dstart = self.scan_back(self.q.mT @ do, dstate)
+        dinner = (do @ self.v.mT).tril_()
+        inner = (self.q @ self.k.mT).tril_()
+        dq = (dinner @ self.k).add_(do @ before.mT)
+        dk = (dinner.mT @ self.q).add_(self.v @ dafter.mT)
+        dv = (inner.mT @ do).add_(self.k @ dafter)
+        if self.factors is None:
+            return (dq, dk, dv, None), dstart
+        dmiddle = state_gradient_of_middle(before, dbefore, after, dafter)
+        ddecay = self.factors.backward((self.q * dq).sub_(self.k * dk), dmiddle)
+        return (dq * self.factors.scale, dk / self.factors.scale, dv, ddecay), dstart
+
+
+class _SteepChunks(NamedTuple):
+    """q, k ``[b h n c k]`` and v ``[b h n c v]`` of n chunks that decay at any rate."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    anchors: Anchors
+
+    @classmethod
+    def of(
+        cls, plan: Plan, dtype: torch.dtype, q: Tensor, k: Tensor | None, v: Tensor, log_decay: Tensor | None
+    ) -> _SteepChunks:
+        assert log_decay is not None
+        log_decay = plan.tiles(log_decay, dtype)
+        k = torch.expm1(log_decay).neg_() if k is None else plan.tiles(k, dtype)
+        return cls(plan.tiles(q, dtype), k, plan.tiles(v, dtype), Anchors.of(log_decay))
+
+    def scan(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(the states ``[b h n k v]`` before and after every chunk, the last of them)."""
+        after = (self.k * self.anchors.write).mT @ self.v
+        before, carry = torch.empty_like(after), self.anchors.carry
+        for n in range(after.shape[2]):
+            before[:, :, n] = state
+            state = after[:, :, n].addcmul_(carry[:, :, n], state)
+        return before, after, state.clone()
+
+    def scan_back(self, dbefore: Tensor, dstate: Tensor) -> tuple[Tensor, Tensor]:
+        """(gradients of the states after every chunk, of the first), from what o gives of those before."""
+        dafter, carry = torch.empty_like(dbefore), self.anchors.carry
+        for n in reversed(range(dbefore.shape[2])):
+            dafter[:, :, n] = dstate
+            dstate = dbefore[:, :, n].addcmul_(carry[:, :, n], dstate)
+        return dafter, dstate.clone()
+
+    def output(self, before: Tensor) -> Tensor:
+        return (self.anchors.inner(self.q, self.k) @ self.v).add_((self.q * self.anchors.read) @ before)
+
+    def back(self, start: Tensor, do: Tensor, dstate: Tensor) -> tuple[Gradients, Tensor]:
+        """As `_Chunks.back`."""
+        q, k, v, anchors = self
+        before, after, _ = self.scan(start)
+        dafter, dstart = self.scan_back((q * anchors.read).mT @ do, dstate)
+        dq, dk = anchors.inner_back(q, k, do @ v.mT)
+        dq.addcmul_(do @ before.mT, anchors.read)
+        dk.addcmul_(v @ dafter.mT, anchors.write)
+        dv = (anchors.inner(q, k).mT @ do).add_((k * anchors.write) @ dafter)
+        return (dq, dk, dv, anchors.backward((q * dq).sub_(k * dk), (dafter * after).sum(-1))), dstart
+
 
 class _ChunkedDecay(torch.autograd.Function):
     """(o ``[b t h v]``, S_T) of q, k, v, log_decay with all axes but the last spelled out, and S_0."""
 
     @staticmethod
+    @routed
     def forward(
-        ctx: Any, plan: Plan, q: Tensor, k: Tensor | None, v: Tensor, log_decay: Tensor | None, state: Tensor
+        ctx: Any,
+        chunks_of: ChunksOf,
+        plan: Plan,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor,
+        log_decay: Tensor | None,
+        state: Tensor,
     ) -> tuple[Tensor, Tensor]:
         o = torch.empty(v.shape, dtype=state.dtype, device=v.device)
         starts = []
         for span in plan.spans(q.shape[1]):
             starts.append(state)
-            chunks = _Chunks.of(plan, state.dtype, *cut(span, q, k, v, log_decay))
+            chunks = chunks_of(plan, state.dtype, *cut(span, q, k, v, log_decay))
             before, _, state = chunks.scan(state)
-            inner = (chunks.q @ chunks.k.mT).tril_()
-            o[:, span] = plan.untile((inner @ chunks.v).add_(chunks.q @ before), span.stop - span.start)
-        ctx.plan = plan
+            o[:, span] = plan.untile(chunks.output(before), span.stop - span.start)
+        ctx.plan, ctx.chunks_of = plan, chunks_of
         ctx.save_for_backward(q, k, v, log_decay, *starts)
         return o, state
 
     @staticmethod
     @once_differentiable
+    @routed
     def backward(ctx: Any, do: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
         plan: Plan = ctx.plan
         q, k, v, log_decay, *starts = ctx.saved_tensors
         grads = [None if s is None else torch.empty_like(s) for s in (q, k, v, log_decay)]
         for span, start in reversed(list(zip(plan.spans(q.shape[1]), starts, strict=True))):
-            chunks = _Chunks.of(plan, start.dtype, *cut(span, q, k, v, log_decay))
-            d, dmiddle, dstate = _chunks_back(chunks, start, plan.tiles(do[:, span], start.dtype), dstate)
-            decay = None if log_decay is None else plan.tiles(log_decay[:, span], start.dtype)
-            for grad, tiles in zip(grads, _streams_back(chunks, d, dmiddle, decay, tied=k is None), strict=True):
+            chunks = ctx.chunks_of(plan, start.dtype, *cut(span, q, k, v, log_decay))
+            found, dstate = chunks.back(start, plan.tiles(do[:, span], start.dtype), dstate)
+            for grad, tiles in zip(grads, _untied(plan, found, k, cut(span, log_decay)[0]), strict=True):
                 if grad is not None and tiles is not None:
                     grad[:, span] = plan.untile(tiles, span.stop - span.start)
-        return None, *grads, dstate
+        return None, None, *grads, dstate
 
 
-def _chunks_back(chunks: _Chunks, start: Tensor, do: Tensor, dstate: Tensor) -> tuple[_Chunks, Tensor, Tensor]:
-    """(gradients of Q, K and V; of the state-borne part of μ; of the state before the block)."""
-    before, after, _ = chunks.scan(start)
-    dbefore, dafter, dstart = chunks.scan_back(chunks.q.mT @ do, dstate)
-    dinner = (do @ chunks.v.mT).tril_()
-    inner = (chunks.q @ chunks.k.mT).tril_()
-    dq = (dinner @ chunks.k).add_(do @ before.mT)
-    dk = (dinner.mT @ chunks.q).add_(chunks.v @ dafter.mT)
-    dv = (inner.mT @ do).add_(chunks.k @ dafter)
-    return _Chunks(dq, dk, dv, None), state_gradient_of_middle(before, dbefore, after, dafter), dstart
-
-
-def _streams_back(
-    chunks: _Chunks, d: _Chunks, dmiddle: Tensor, log_decay: Tensor | None, *, tied: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """(dq, dk, dv, d log_decay) of the streams, from the gradients of Q, K, V and μ."""
-    if chunks.factors is None or log_decay is None:
-        return d.q, d.k, d.v, None
-    ddecay = chunks.factors.backward((chunks.q * d.q).sub_(chunks.k * d.k), dmiddle)
-    dk = d.k / chunks.factors.scale
-    if tied:
-        ddecay -= log_decay.exp() * dk
-    return d.q * chunks.factors.scale, dk, d.v, ddecay
+def _untied(plan: Plan, found: Gradients, k: Tensor | None, log_decay: Tensor | None) -> Gradients:
+    """The gradients with that of the tied key 1 - α added to that of log α."""
+    dq, dk, dv, ddecay = found
+    if k is None and log_decay is not None and ddecay is not None:
+        ddecay = ddecay - plan.tiles(log_decay, dk.dtype).exp() * dk
+    return dq, dk, dv, ddecay
 
 
 def chunked_decay(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,39 +202,9 @@ def chunked_decay(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     chunk = harmless_chunk(recurrence.log_decay)
     streams = (recurrence.q, recurrence.k, recurrence.v, recurrence.log_decay)
     spelled: list[Any] = [None if s is None else s.expand(b, t, h, -1) for s in streams]
-    if chunk is None:
-        o, state = _steep(Plan.of(STEEP_CHUNK, b * h, t), state, *spelled)
-    else:
-        o, state = _ChunkedDecay.apply(Plan.of(chunk, b * h, t), *spelled, state)
+    chunks_of, chunk = (_Chunks.of, chunk) if chunk else (_SteepChunks.of, STEEP_CHUNK)
+    o, state = _ChunkedDecay.apply(chunks_of, Plan.of(chunk, b * h, t), *spelled, state)
     return recurrence.skipped(o), state
-
-
-def _steep(
-    plan: Plan, state: Tensor, q: Tensor, k: Tensor | None, v: Tensor, log_decay: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The same for any decay, by `decayed_products`; autograd recomputes one block at a time."""
-    outputs = []
-    for span in plan.spans(q.shape[1]):
-        streams = cut(span, q, k, v, log_decay)
-        o, state = checkpoint(_steep_block, plan, *streams, state, use_reentrant=False, preserve_rng_state=False)
-        outputs.append(o)
-    return torch.cat(outputs, dim=1), state
-
-
-def _steep_block(
-    plan: Plan, q: Tensor, k: Tensor | None, v: Tensor, log_decay: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    length = q.shape[1]
-    k = torch.expm1(log_decay).neg() if k is None else k
-    q, k, v, log_decay = (plan.tiles(s, state.dtype) for s in (q, k, v, log_decay))
-    products = decayed_products(q, k, log_decay)
-    assert products.carry is not None
-    before = []
-    for carry, written in zip(products.carry.unbind(2), (products.key.mT @ v).unbind(2), strict=True):
-        before.append(state)
-        state = carry * state + written
-    o = products.inner @ v + products.query @ torch.stack(before, 2)
-    return plan.untile(o, length), state
 
 
 def refuses(recurrence: Recurrence) -> str | None:

@@ -11,19 +11,24 @@ Kept for the backward are the streams and the states at block starts, nothing el
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
 
+from fastweights.kernels.anchors import Anchors
 from fastweights.kernels.blocks import Factors, Plan, cut, decayed, harmless_chunk, state_gradient_of_middle
+from fastweights.kernels.gemm import routed
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.delta import Delta
 
 STEEP_CHUNK = 64
+
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
+ChunksOf = Callable[..., Any]
 
 
 class _Chunks(NamedTuple):
@@ -46,10 +51,7 @@ class _Chunks(NamedTuple):
         if log_decay is not None:
             factors = Factors.of(plan.tiles(log_decay, dtype))
             q, e, k = q * factors.scale, k * factors.scale, k / factors.scale
-        system = (e @ k.mT).mul_(beta).tril_(-1)
-        one = torch.eye(plan.chunk, dtype=dtype, device=q.device).expand_as(system)
-        inverse = torch.linalg.solve_triangular(system, one, upper=False, unitriangular=True)
-        return cls(q, e, k, v, beta, inverse, factors)
+        return cls(q, e, k, v, beta, _inverse((e @ k.mT).mul_(beta)), factors)
 
     @property
     def m(self) -> Tensor | None:
@@ -80,88 +82,161 @@ class _Chunks(NamedTuple):
             dstate = decayed(dbefore[:, :, n], self.m, n, out=first)
         return dwritten, dbefore, dafter, dstate
 
+    def output(self, before: Tensor, written: Tensor) -> Tensor:
+        return ((self.q @ self.k.mT).tril_() @ written).add_(self.q @ before)
+
+    def back(self, start: Tensor, do: Tensor, dstate: Tensor) -> tuple[Gradients, Tensor]:
+        """Tiles of dq, dk, dv, dβ and d log_decay, and the gradient of the state before the block."""
+        q, e, k, v, beta, inverse, factors = self
+        before, after, written, _ = self.scan(start)
+        inner = (q @ k.mT).tril_()
+        dwritten, dbefore, dafter, dstart = self.scan_back(inner.mT @ do, q.mT @ do, dstate)
+
+        dinner = (do @ written.mT).tril_()
+        dq = (dinner @ k).add_(do @ before.mT)
+        dk = (dinner.mT @ q).add_(written @ dafter.mT)
+        solved = inverse.mT @ dwritten
+        dv = beta * solved
+        dsystem = (solved @ written.mT).tril_(-1).neg_()
+        dbeta = (solved * (v - e @ before)).sum(-1, keepdim=True) + (dsystem * (e @ k.mT)).sum(-1, keepdim=True)
+        dsystem.mul_(beta)
+        de = (dsystem @ k).sub_(dv @ before.mT)
+        dk.add_(dsystem.mT @ e)
+        if factors is None:
+            return (dq, dk.add_(de), dv, dbeta, None), dstart
+        dtotal = (q * dq).add_(e * de).sub_(k * dk)
+        ddecay = factors.backward(dtotal, state_gradient_of_middle(before, dbefore, after, dafter))
+        return (dq * factors.scale, (de * factors.scale).add_(dk / factors.scale), dv, dbeta, ddecay), dstart
+
+
+class _SteepChunks(NamedTuple):
+    """q, k, v, β of n chunks that decay at any rate, and T."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    beta: Tensor
+    inverse: Tensor
+    anchors: Anchors
+
+    @classmethod
+    def of(
+        cls, plan: Plan, dtype: torch.dtype, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor
+    ) -> _SteepChunks:
+        q, k, v, beta = (plan.tiles(s, dtype) for s in (q, k, v, beta))
+        anchors = Anchors.of(plan.tiles(log_decay, dtype))
+        return cls(q, k, v, beta, _inverse(anchors.inner(k, k).mul_(beta)), anchors)
+
+    def scan(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(S before and after every chunk, U, S after the last)."""
+        erased, written = self._erased(), self.inverse @ (self.beta * self.v)
+        keys, carry = (self.k * self.anchors.write).mT, self.anchors.carry
+        before = written.new_empty(*written.shape[:3], *state.shape[-2:])
+        after = torch.empty_like(before)
+        for n in range(written.shape[2]):
+            before[:, :, n] = state
+            written[:, :, n] -= erased[:, :, n] @ state
+            state = torch.addcmul(keys[:, :, n] @ written[:, :, n], carry[:, :, n], state)
+            after[:, :, n] = state
+        return before, after, written, state
+
+    def scan_back(self, dwritten: Tensor, dbefore: Tensor, dstate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(gradients of U, of S after every chunk, of S before the first), from what o gives of U and S."""
+        erased, keys, carry = self._erased().mT, self.k * self.anchors.write, self.anchors.carry
+        dafter = torch.empty_like(dbefore)
+        for n in reversed(range(dbefore.shape[2])):
+            dafter[:, :, n] = dstate
+            dwritten[:, :, n] += keys[:, :, n] @ dstate
+            dstate = dbefore[:, :, n].addcmul(carry[:, :, n], dstate).sub_(erased[:, :, n] @ dwritten[:, :, n])
+        return dwritten, dafter, dstate
+
+    def _erased(self) -> Tensor:
+        return self.inverse @ (self.beta * self.k * self.anchors.read)
+
+    def output(self, before: Tensor, written: Tensor) -> Tensor:
+        return (self.anchors.inner(self.q, self.k) @ written).add_((self.q * self.anchors.read) @ before)
+
+    def back(self, start: Tensor, do: Tensor, dstate: Tensor) -> tuple[Gradients, Tensor]:
+        """As `_Chunks.back`."""
+        q, k, v, beta, inverse, anchors = self
+        before, after, written, _ = self.scan(start)
+        inner = anchors.inner(q, k)
+        dwritten, dafter, dstart = self.scan_back(inner.mT @ do, (q * anchors.read).mT @ do, dstate)
+
+        dq, dk = anchors.inner_back(q, k, do @ written.mT)
+        dq.addcmul_(do @ before.mT, anchors.read)
+        dk.addcmul_(written @ dafter.mT, anchors.write)
+        solved = inverse.mT @ dwritten
+        dv = beta * solved
+        dsystem = (solved @ written.mT).tril_(-1).neg_()
+        missing = v - (k * anchors.read) @ before
+        dbeta = (solved * missing).sum(-1, keepdim=True) + (dsystem * anchors.inner(k, k)).sum(-1, keepdim=True)
+        de, dkey = anchors.inner_back(k, k, dsystem.mul_(beta))
+        de.addcmul_(dv @ before.mT, anchors.read, value=-1)
+        dk.add_(dkey)
+        ddecay = anchors.backward((q * dq).add_(k * de).sub_(k * dk), (dafter * after).sum(-1))
+        return (dq, dk.add_(de), dv, dbeta, ddecay), dstart
+
+
+def _inverse(system: Tensor) -> Tensor:
+    """(I + tril(system, -1))⁻¹"""
+    one = torch.eye(system.shape[-1], dtype=system.dtype, device=system.device).expand_as(system)
+    return torch.linalg.solve_triangular(system.tril_(-1), one, upper=False, unitriangular=True)
+
 
 class _ChunkedDelta(torch.autograd.Function):
     """(o ``[b t h v]``, S_T) of q, k, v, beta, log_decay with all axes but the last spelled out, and S_0."""
 
     @staticmethod
+    @routed
     def forward(
-        ctx: Any, plan: Plan, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, state: Tensor
+        ctx: Any,
+        chunks_of: ChunksOf,
+        plan: Plan,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        beta: Tensor,
+        log_decay: Tensor | None,
+        state: Tensor,
     ) -> tuple[Tensor, Tensor]:
         o = torch.empty(v.shape, dtype=state.dtype, device=v.device)
         starts = []
         for span in plan.spans(q.shape[1]):
             starts.append(state)
-            chunks = _Chunks.of(plan, state.dtype, *cut(span, q, k, v, beta, log_decay))
+            chunks = chunks_of(plan, state.dtype, *cut(span, q, k, v, beta, log_decay))
             before, _, written, state = chunks.scan(state)
-            inner = (chunks.q @ chunks.k.mT).tril_()
-            o[:, span] = plan.untile((inner @ written).add_(chunks.q @ before), span.stop - span.start)
-        ctx.plan = plan
+            o[:, span] = plan.untile(chunks.output(before, written), span.stop - span.start)
+        ctx.plan, ctx.chunks_of = plan, chunks_of
         ctx.save_for_backward(q, k, v, beta, log_decay, *starts)
         return o, state
 
     @staticmethod
     @once_differentiable
+    @routed
     def backward(ctx: Any, do: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
         plan: Plan = ctx.plan
         q, k, v, beta, log_decay, *starts = ctx.saved_tensors
         streams = (q, k, v, beta)
         grads = [None if s is None else torch.empty_like(s) for s in (*streams, log_decay)]
         for span, start in reversed(list(zip(plan.spans(streams[0].shape[1]), starts, strict=True))):
-            chunks = _Chunks.of(plan, start.dtype, *cut(span, *streams, log_decay))
-            found, dstate = _chunks_back(chunks, start, plan.tiles(do[:, span], start.dtype), dstate)
+            chunks = ctx.chunks_of(plan, start.dtype, *cut(span, *streams, log_decay))
+            found, dstate = chunks.back(start, plan.tiles(do[:, span], start.dtype), dstate)
             for grad, tiles in zip(grads, found, strict=True):
                 if grad is not None and tiles is not None:
                     grad[:, span] = plan.untile(tiles, span.stop - span.start)
-        return None, *grads, dstate
-
-
-def _chunks_back(
-    chunks: _Chunks, start: Tensor, do: Tensor, dstate: Tensor
-) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]:
-    """(tiles of dq, dk, dv, dβ and d log_decay, the gradient of the state before the block)."""
-    q, e, k, v, beta, inverse, factors = chunks
-    before, after, written, _ = chunks.scan(start)
-    inner = (q @ k.mT).tril_()
-    dwritten, dbefore, dafter, dstart = chunks.scan_back(inner.mT @ do, q.mT @ do, dstate)
-
-    dinner = (do @ written.mT).tril_()
-    dq = (dinner @ k).add_(do @ before.mT)
-    dk = (dinner.mT @ q).add_(written @ dafter.mT)
-    solved = inverse.mT @ dwritten
-    dv = beta * solved
-    dsystem = (solved @ written.mT).tril_(-1).neg_()
-    dbeta = (solved * (v - e @ before)).sum(-1, keepdim=True) + (dsystem * (e @ k.mT)).sum(-1, keepdim=True)
-    dsystem.mul_(beta)
-    de = (dsystem @ k).sub_(dv @ before.mT)
-    dk.add_(dsystem.mT @ e)
-    if factors is None:
-        return (dq, dk.add_(de), dv, dbeta, None), dstart
-    dtotal = (q * dq).add_(e * de).sub_(k * dk)
-    ddecay = factors.backward(dtotal, state_gradient_of_middle(before, dbefore, after, dafter))
-    return (dq * factors.scale, (de * factors.scale).add_(dk / factors.scale), dv, dbeta, ddecay), dstart
+        return None, None, *grads, dstate
 
 
 def chunked_delta(recurrence: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state) of a real `Delta`."""
     b, t, h = recurrence.shape
     chunk = harmless_chunk(recurrence.log_decay)
-    if chunk is None:
-        return _steep(recurrence, state)
     streams = (recurrence.q, recurrence.k, recurrence.v, recurrence.beta, recurrence.log_decay)
     spelled = [None if s is None else s.expand(b, t, h, -1) for s in streams]
-    o, state = _ChunkedDelta.apply(Plan.of(chunk, b * h, t), *spelled, state)
+    chunks_of, chunk = (_Chunks.of, chunk) if chunk else (_SteepChunks.of, STEEP_CHUNK)
+    o, state = _ChunkedDelta.apply(chunks_of, Plan.of(chunk, b * h, t), *spelled, state)
     return o.to(recurrence.output), state
-
-
-def _steep(recurrence: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for any decay, by `Delta.chunk`; autograd recomputes one chunk at a time."""
-    outputs = []
-    for start in range(0, len(recurrence), STEEP_CHUNK):
-        chunk = recurrence[start : start + STEEP_CHUNK].chunk
-        o, state = checkpoint(chunk, state, use_reentrant=False, preserve_rng_state=False)
-        outputs.append(o)
-    return torch.cat(outputs, dim=1), state
 
 
 def refuses(recurrence: Recurrence) -> str | None:

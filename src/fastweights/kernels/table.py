@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastweights.kernels import gemm
 from fastweights.recurrence.base import Recurrence, State
 
 
@@ -55,7 +56,7 @@ def _first(recurrence: Recurrence, wanted: str | None) -> Kernel:
 
 
 def explain(recurrence: Recurrence) -> str:
-    """A line per kernel: taken, possible, or why it refused."""
+    """A line per kernel: taken, possible, or why it refused; and one on float32 products where torch makes them."""
     wanted, taken, lines = _wanted(), False, []
     for kernel in TABLE:
         reason = kernel.refuses(recurrence)
@@ -64,6 +65,8 @@ def explain(recurrence: Recurrence) -> str:
         verdict = f"refused: {reason}" if reason else "possible" if taken else "taken"
         taken = taken or reason is None
         lines.append(f"{kernel.name}: {verdict}")
+    if recurrence.device.type == "cpu" and recurrence.accumulator == torch.float32:
+        lines.append(f"float32 matrix products of the torch kernels: {gemm.verdict()}")
     return "\n".join(lines)
 
 

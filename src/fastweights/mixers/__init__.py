@@ -13,6 +13,7 @@ from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
 from fastweights.mixers.hgrn2 import HGRN2
 from fastweights.mixers.linear import Linear
+from fastweights.mixers.lolcats import LoLCATs
 from fastweights.mixers.lru import LRU
 from fastweights.mixers.mamba import Mamba
 from fastweights.mixers.mamba2 import Mamba2
@@ -27,6 +28,7 @@ from fastweights.mixers.retnet import RetNet
 from fastweights.mixers.rfa import RFA
 from fastweights.mixers.rglru import RGLRU
 from fastweights.mixers.rwkv4 import RWKV4
+from fastweights.mixers.rwkv4_channel import RWKV4Channel
 from fastweights.mixers.s4d import S4D
 from fastweights.mixers.s5 import S5
 from fastweights.mixers.softmax import SlidingWindow, SoftmaxAttention
@@ -57,11 +59,13 @@ MIXERS: dict[str, type[Mixer]] = {
     "rglru": RGLRU,
     "qlstm": QLSTM,
     "rwkv4": RWKV4,
+    "rwkv4_channel": RWKV4Channel,
     "mlstm": MLSTM,
     "deltanet": DeltaNet,
     "gated_deltanet": GatedDeltaNet,
     "mesa": MesaLayer,
     "mesanet": MesaNetBaseline,
+    "lolcats": LoLCATs,
 }
 
 
@@ -105,6 +109,7 @@ __all__ = [
     "DeltaNet",
     "GatedDeltaNet",
     "Linear",
+    "LoLCATs",
     "Mamba",
     "Mamba2",
     "MesaLayer",
@@ -112,6 +117,7 @@ __all__ = [
     "MetaLA",
     "NormalizedAttention",
     "Performer",
+    "RWKV4Channel",
     "RetNet",
     "SlidingWindow",
     "SoftmaxAttention",

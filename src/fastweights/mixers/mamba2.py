@@ -31,11 +31,12 @@ class Mamba2(Mixer):
 
     def __init__(
         self, d: int, heads: int = 4, state: int = 64, expand: int = 2, conv: int = 4, groups: int = 1,
-        scaled: bool = True, decays: bool = True,
+        scaled: bool = True, decays: bool = True, eps: float = 1e-5,
     ) -> None:  # fmt: skip
         super().__init__(d)
         width = expand * d
-        head_width("expand · d", width, heads), head_width("heads", heads, groups)
+        for name, channels, count in (("expand · d", width, heads), ("heads", heads, groups)):
+            head_width(name, channels, count)
         if not (scaled or decays):
             raise ValueError("mamba2(scaled=False, decays=False) has no use for Δ; keep one of the two")
         self.heads, self.groups, self.scaled = heads, groups, scaled
@@ -45,7 +46,7 @@ class Mamba2(Mixer):
         self.conv, self.conv_bias = ShortConvolution(sum(self.split), conv), nn.Parameter(torch.zeros(sum(self.split)))
         self.log_a = nn.Parameter(torch.empty(heads)) if decays else None
         self.D, self.w_norm = nn.Parameter(torch.ones(heads)), nn.Parameter(torch.ones(width))
-        self.norm = HeadNorm(head_width("expand · d", width, groups), center=False, affine=False)
+        self.norm = HeadNorm(head_width("expand · d", width, groups), center=False, affine=False, eps=eps)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -64,9 +65,7 @@ class Mamba2(Mixer):
         delta = F.softplus(precise(self.W_Delta(x)))[..., None]
         log_alpha = None if self.log_a is None else -delta * precise(self.log_a).exp()[:, None]
         u, k, q = xBC.split(self.split, dim=-1)
-        v = heads(u, self.heads)
-        if self.scaled:
-            v = v * delta.to(v.dtype)
+        v = heads(u, self.heads) * (delta.to(u.dtype) if self.scaled else 1)
         return Decay(self._shared(q), self._shared(k), v, log_alpha), torch.cat([F.silu(self.W_z(x)), u], dim=-1)
 
     def _shared(self, x: Tensor) -> Tensor:

@@ -22,18 +22,33 @@ class MLSTM(Mixer):
     The paper's eq. 26-27 stabilise the gates by m_t but leave the 1 as it is, which changes the layer; here, as in the
     released code, the 1 is rescaled too, so that m_t changes nothing.
 
+    conv                size of the short convolution; 1 is none, and no SiLU (xLSTM-7B)
     exponential_forget  the second f_α, which may exceed 1
+    expand_k, bias      d_k / d, and whether W_Q, W_K, W_V and W_G have biases
+    cap                 bounds the gates' arguments: cap · tanh(· / cap) (xLSTM-7B); None for no bound
     """
 
-    def __init__(self, d: int, heads: int = 4, conv: int = 4, exponential_forget: bool = False) -> None:
+    def __init__(
+        self,
+        d: int,
+        heads: int = 4,
+        conv: int = 4,
+        exponential_forget: bool = False,
+        expand_k: float = 1.0,
+        bias: bool = True,
+        cap: float | None = None,
+        eps: float = 1e-5,
+    ) -> None:
         super().__init__(d)
-        width = head_width("d", d, heads)
-        self.heads, self.scale, self.exponential_forget = heads, width**-0.5, exponential_forget
-        self.conv = ShortConvolution(d, conv)
-        self.W_q, self.W_k, self.W_v, self.W_g = (nn.Linear(d, d) for _ in range(4))
+        keys = round(expand_k * d)
+        self.heads, self.exponential_forget, self.cap = heads, exponential_forget, cap
+        self.scale = head_width("d_k", keys, heads) ** -0.5
+        self.conv = ShortConvolution(d, conv) if conv > 1 else None
+        self.W_q, self.W_k = nn.Linear(d, keys, bias=bias), nn.Linear(d, keys, bias=bias)
+        self.W_v, self.W_g = nn.Linear(d, d, bias=bias), nn.Linear(d, d, bias=bias)
         self.W_i, self.W_f = nn.Linear(d, heads), nn.Linear(d, heads)
         self.W_o = nn.Linear(d, d, bias=False)
-        self.norm = HeadNorm(width, center=True, affine=True)
+        self.norm = HeadNorm(head_width("d", d, heads), center=True, affine=True, eps=eps)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -45,9 +60,13 @@ class MLSTM(Mixer):
             nn.init.zeros_(self.W_f.bias).add_(torch.linspace(3, 6, self.heads))
 
     def project(self, x: Embedded, past: Past) -> tuple[Amplified, Tensor]:
-        mixed = F.silu(self.conv(x, past))
+        mixed = x if self.conv is None else F.silu(self.conv(x, past))
         q, k = heads(self.W_q(mixed), self.heads), heads(self.W_k(mixed), self.heads) * self.scale
-        forget, log_i = precise(self.W_f(x))[..., None], precise(self.W_i(x))[..., None]
+        forget, log_i = self._bounded(self.W_f(x)), self._bounded(self.W_i(x))
         log_alpha = forget if self.exponential_forget else F.logsigmoid(forget)
         memory = Decay(q, k, heads(self.W_v(x), self.heads), log_alpha)
         return Amplified(Normalized(memory, floor=1.0), log_i), self.W_g(x).sigmoid()
+
+    def _bounded(self, z: Tensor) -> Tensor:
+        z = precise(z)[..., None]
+        return z if self.cap is None else self.cap * torch.tanh(z / self.cap)

@@ -23,14 +23,17 @@ class RGLRU(Mixer):
     with x = conv(u W_u + b_u) + b of the layer's input u: the recurrent block of Griffin, and Hawk. W_a and W_x are
     block-diagonal. The paper's text starts σ(Λ)^c, its released code σ(Λ), between 0.9 and 0.999; here the text holds.
 
-    heads  the blocks of W_a and W_x
+    heads        the blocks of W_a and W_x
+    whole_start  f_k = 1 at the first token of a document, as in the released code
     """
 
-    def __init__(self, d: int, heads: int = 4, expand: float = 1.0, conv: int = 4, c: float = 8.0) -> None:
+    def __init__(
+        self, d: int, heads: int = 4, expand: float = 1.0, conv: int = 4, c: float = 8.0, whole_start: bool = False
+    ) -> None:
         super().__init__(d)
         width = round(expand * d)
         block = head_width("expand · d", width, heads)
-        self.heads, self.c = heads, c
+        self.heads, self.c, self.whole_start = heads, c, whole_start
         self.W_u, self.W_g = nn.Linear(d, width), nn.Linear(d, width)
         self.conv = ShortConvolution(width, conv)
         self.conv_bias, self.Lambda = nn.Parameter(torch.empty(width)), nn.Parameter(torch.empty(width))
@@ -56,6 +59,8 @@ class RGLRU(Mixer):
         r, i = self._gate(x, self.W_a, self.b_a), self._gate(x, self.W_x, self.b_x)
         log_alpha = (self.c * precise(r) * F.logsigmoid(precise(self.Lambda)))[..., None]
         one, k = torch.ones_like(x[:1, :1, :1, None]), (-torch.expm1(2 * log_alpha)).sqrt()
+        if self.whole_start:
+            k = k.masked_fill((past.positions == 0)[..., None, None], 1)
         return Decay(one, k, (i * x)[..., None], log_alpha), gate
 
     def _gate(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

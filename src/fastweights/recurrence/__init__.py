@@ -6,8 +6,11 @@ from fastweights.recurrence.composed import Amplified, Normalized
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
 from fastweights.recurrence.ltv import LTV, DenseLTV
-from fastweights.recurrence.mesa import Cholesky, ConjugateGradient, Mesa, Solver
+from fastweights.recurrence.mesa import Mesa, SolverStatistics, solver_statistics
 from fastweights.recurrence.softmax import Softmax
+from fastweights.recurrence.solvers import Cholesky, ConjugateGradient, ShermanMorrison, Solver, Unrolled
+from fastweights.recurrence.transition import Delayed, Diagonal, Erasing, Full, Register, Transition
+from fastweights.recurrence.windowed import WindowedLinear
 
 __all__ = [
     "LTV",
@@ -16,14 +19,25 @@ __all__ = [
     "Cholesky",
     "ConjugateGradient",
     "Decay",
+    "Delayed",
     "Delta",
     "DenseLTV",
+    "Diagonal",
+    "Erasing",
+    "Full",
     "Mesa",
     "NoFiniteFormError",
     "Normalized",
     "Recurrence",
+    "Register",
     "ShapeError",
+    "ShermanMorrison",
     "Softmax",
     "Solver",
+    "SolverStatistics",
     "State",
+    "Transition",
+    "Unrolled",
+    "WindowedLinear",
+    "solver_statistics",
 ]

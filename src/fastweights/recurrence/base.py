@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from fastweights.recurrence.ltv import LTV
 
 State = Tensor | tuple[Tensor, ...]
+
+CHUNK = 64
+"""Tokens that are computed in parallel where nobody says how many."""
 
 
 class ShapeError(ValueError):
@@ -61,7 +65,7 @@ class Recurrence(ABC):
     def output(self) -> torch.dtype:
         """The dtype of o: that of q and v together."""
         dtype = torch.promote_types(self.streams["q"].dtype, self.streams["v"].dtype)
-        return dtype.to_complex() if self.accumulator.is_complex else dtype
+        return torch.promote_types(dtype, torch.complex64) if self.accumulator.is_complex else dtype
 
     def __len__(self) -> int:
         return self.shape[1]
@@ -70,6 +74,12 @@ class Recurrence(ABC):
         """The record of the tokens in `span`; streams constant in time stay so."""
         length = len(self)
         return replace(self, **{n: s[:, span] for n, s in self.streams.items() if s.shape[1] == length})
+
+    def split(self, size: int = CHUNK) -> Iterator[Self]:
+        """The record in pieces of `size` tokens; unlike slices, they cost autograd no more than the whole."""
+        timed = {n: s for n, s in self.streams.items() if s.shape[1] == len(self)}
+        for pieces in zip(*(s.split(size, dim=1) for s in timed.values()), strict=True):
+            yield replace(self, **dict(zip(timed, pieces, strict=True)))
 
     @property
     @abstractmethod
@@ -160,6 +170,13 @@ def timed(recurrence: Recurrence, stream: Tensor) -> Tensor:
     return heads_first(stream, recurrence.accumulator).expand(-1, -1, len(recurrence), -1)
 
 
+def decay_factors(recurrence: Recurrence, log_decay: Tensor | None) -> Tensor:
+    """α ``[b t h 1|k]`` of log α; 1 where there is no decay."""
+    if log_decay is None:
+        log_decay = torch.zeros(1, 1, 1, 1, device=recurrence.device)
+    return log_decay.to(recurrence.accumulator).exp().expand(*recurrence.shape, -1)
+
+
 def masked_stream(stream: Tensor, mask: Mask, value: float = 0.0) -> Tensor:
     """`stream` with `value` where ``mask [b t]`` is False."""
     return torch.where(mask[..., None, None], stream, value)
@@ -182,6 +199,12 @@ def with_resets(recurrence: Recurrence, log_decay: Tensor | None, ids: Segments)
     if log_decay is None:
         log_decay = torch.zeros(1, 1, 1, 1, dtype=recurrence.accumulator, device=recurrence.device)
     return masked_stream(log_decay, ~starts(ids), -torch.inf)
+
+
+def reciprocal(n: Tensor) -> Tensor:
+    """1 / n, and 0 where a row has no weight at all (n = 0)."""
+    empty = n == 0
+    return torch.where(empty, 0, 1 / torch.where(empty, 1, n))
 
 
 def one_or_all(parts: list[Tensor]) -> State:

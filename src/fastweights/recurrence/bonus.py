@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fastweights.recurrence.base import (
     Recurrence,
     check_mask,
+    decay_factors,
     heads_first,
     masked_stream,
     require_width,
@@ -20,6 +21,7 @@ from fastweights.recurrence.base import (
 )
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.ltv import LTV
+from fastweights.recurrence.transition import Delayed
 from fastweights.shapes import Keys, LogDecay, Map, Mask, Output, PerToken, Segments, Values
 
 
@@ -77,13 +79,10 @@ class Bonus(Recurrence):
         return below + torch.diag_embed(heads_first(self.bonus, below.dtype).squeeze(-1))
 
     def ltv(self) -> LTV:
-        """Read through C_t = q_t / α_t, for which no decay may be −inf."""
-        system = self.behind().ltv()
-        if (system.A == 0).any():
-            raise ValueError("Bonus.ltv(): a query reads what a reset (α = 0) has taken out of the state; use α > 0")
-        read = self.q / system.A
-        own = (read * system.B).sum(-1, keepdim=True)
-        return replace(system, C=read, D=self.bonus - own)
+        """On the state and the one before it, which is what a query reads: 2k rows, of which k only wait."""
+        q, k = (s.to(self.accumulator).expand(*self.shape, -1) for s in (self.q, self.k))
+        decay, width = decay_factors(self, self.log_decay), q.shape[-1]
+        return LTV(Delayed(decay, 2 * width), B=F.pad(k, (0, width)), C=F.pad(q, (width, 0)), D=self.bonus)
 
     def keep(self, mask: Mask) -> Self:
         check_mask(self, mask, "keep mask")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.base import Recurrence, State, check_mask, masked_stream, require_width
+from fastweights.recurrence.base import CHUNK, Recurrence, State, check_mask, masked_stream, reciprocal, require_width
 from fastweights.recurrence.bonus import Bonus
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
@@ -63,6 +64,14 @@ class Normalized(Recurrence):
             floor = floor[:, span]
         return replace(self, inner=self.inner[span], floor=floor)
 
+    def split(self, size: int = CHUNK) -> Iterator[Self]:
+        floors: Iterable[Any] = repeat(self.floor)
+        if isinstance(self.floor, Tensor) and self.floor.shape[1] == len(self):
+            floors = self.floor.split(size, dim=1)
+        inner = self.inner.split(size) if len(self.inner) == len(self) else repeat(self.inner)
+        for piece, floor in zip(inner, floors, strict=False):
+            yield replace(self, inner=piece, floor=floor)
+
     def step(self, state: Tensor) -> tuple[Output, State]:
         return self.divided(self.extended().step(state))
 
@@ -86,18 +95,23 @@ class Normalized(Recurrence):
     def _reciprocal(self, n: Tensor) -> Tensor:
         if self.floor is not None:
             n = n.abs().clamp(min=self.floor) if isinstance(self.floor, float | int) else n.abs().maximum(self.floor)
-        empty = n == 0
-        return torch.where(empty, 0, 1 / torch.where(empty, 1, n))
+        return reciprocal(n)
 
     def ltv(self) -> LTV:
         """Read through C_t = q_t / n_t, on this record's own normalisers from the empty state."""
-        system = self.inner.ltv()
-        empty = self.initial_state()
-        assert isinstance(empty, Tensor)
-        ones, _ = self.extended().chunk(empty)
-        scale = self._reciprocal(ones[..., -1:])
+        system, scale = self.inner.ltv(), self._reciprocal(self.normalisers())
         skip = None if system.D is None else system.D * scale
         return replace(system, C=system.C * scale, D=skip)
+
+    def normalisers(self) -> Tensor:
+        """q_t z_t ``[b t h 1]`` from the empty state, before the floor: DSF's η."""
+        weights = replace(self.inner, v=torch.ones_like(self.inner.v[..., :1], dtype=self.accumulator))
+        state: Any = weights.initial_state()
+        found = [weights.empty_output()]
+        for piece in weights.split():
+            n, state = piece.chunk(state)
+            found.append(n)
+        return torch.cat(found, 1)
 
     def keep(self, mask: Mask) -> Self:
         return replace(self, inner=self.inner.keep(mask))
@@ -124,7 +138,7 @@ class Scales(NamedTuple):
 
     def kept(self, log_decay: Tensor) -> Tensor:
         """log α_t + m_{t-1} - m_t; what rounding leaves of it above 0 is taken away."""
-        log_decay = log_decay + self.before - self.after
+        log_decay = log_decay + (self.before - self.after)
         return log_decay - log_decay.detach().clamp(min=0)
 
 
@@ -183,6 +197,12 @@ class Amplified(Recurrence):
         gain = self.log_gain if self.log_gain.shape[1] < len(self) else self.log_gain[:, span]
         return replace(self, inner=inner, log_gain=gain)
 
+    def split(self, size: int = CHUNK) -> Iterator[Self]:
+        inner = repeat(self.inner) if len(self.inner) < len(self) else self.inner.split(size)
+        gains = repeat(self.log_gain) if self.log_gain.shape[1] < len(self) else self.log_gain.split(size, dim=1)
+        for piece, gain in zip(inner, gains, strict=False):
+            yield replace(self, inner=piece, log_gain=gain)
+
     def step(self, state: tuple[Tensor, Tensor]) -> tuple[Output, State]:
         return self.through(Normalized.step, state)
 
@@ -211,17 +231,14 @@ class Amplified(Recurrence):
 
     def _rule(self, scales: Scales, log_decay: Tensor) -> tuple[Decay | Bonus, Tensor]:
         """(the rescaled rule, the log of what its outputs are divided by)."""
-        written = self._exp(scales.gain - scales.after)
-        match self.inner.inner:
-            case Decay() as rule:
-                skip = None if rule.skip is None else rule.skip * written
-                return replace(rule, k=rule.key * written, log_decay=log_decay, skip=skip), scales.after
-            case Bonus() as rule:
-                read = torch.maximum(scales.before, scales.gain).detach()
-                q, own = self._exp(scales.before - read), self._exp(scales.gain - read)
-                rule = replace(rule, q=rule.q * q, k=rule.k * written, log_decay=log_decay, bonus=rule.bonus * own)
-                return rule, read
-        raise TypeError(type(self.inner.inner))
+        rule, written = self.inner.inner, self._exp(scales.gain - scales.after)
+        if isinstance(rule, Bonus):
+            read = torch.maximum(scales.before, scales.gain).detach()
+            q, own = self._exp(scales.before - read), self._exp(scales.gain - read)
+            return Bonus(rule.q * q, rule.k * written, rule.v, log_decay, rule.bonus * own), read
+        assert isinstance(rule, Decay)
+        skip = None if rule.skip is None else rule.skip * written
+        return Decay(rule.q, rule.key * written, rule.v, log_decay, skip), scales.after
 
     def _exp(self, log: Tensor) -> Tensor:
         return log.exp().to(self.accumulator)

@@ -11,6 +11,7 @@ from torch import Tensor
 from fastweights.recurrence.base import (
     Recurrence,
     check_mask,
+    decay_factors,
     heads_first,
     masked_stream,
     require_width,
@@ -19,6 +20,7 @@ from fastweights.recurrence.base import (
 )
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.products import Products, decayed_products
+from fastweights.recurrence.transition import Diagonal
 from fastweights.shapes import Keys, LogDecay, Map, Mask, Output, Segments, Skip, Values
 
 
@@ -97,11 +99,8 @@ class Decay(Recurrence):
         return decayed_products(timed(self, self.q), timed(self, self.key), log_decay)
 
     def ltv(self) -> LTV:
-        b, t, h = self.shape
-        width = (b, t, h, self.q.shape[-1])
-        decay = torch.ones(1, device=self.device) if self.log_decay is None else self.log_decay.exp()
-        q, k, decay = (s.to(self.accumulator).expand(width) for s in (self.q, self.key, decay))
-        return LTV(A=decay, B=k, C=q, D=self.skip)
+        q, k = (s.to(self.accumulator).expand(*self.shape, -1) for s in (self.q, self.key))
+        return LTV(A=Diagonal(decay_factors(self, self.log_decay), q.shape[-1]), B=k, C=q, D=self.skip)
 
     def keep(self, mask: Mask) -> Self:
         check_mask(self, mask, "keep mask")

@@ -11,6 +11,7 @@ from torch import Tensor
 from fastweights.recurrence.base import (
     Recurrence,
     check_mask,
+    decay_factors,
     heads_first,
     masked_stream,
     require_width,
@@ -19,6 +20,7 @@ from fastweights.recurrence.base import (
 )
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.products import Products, decayed_products
+from fastweights.recurrence.transition import Erasing
 from fastweights.shapes import Keys, LogDecay, Map, Mask, Output, PerToken, Segments, Values
 
 
@@ -90,13 +92,8 @@ class Delta(Recurrence):
         return torch.linalg.solve_triangular(system, beta * wanted, upper=False, unitriangular=True)
 
     def ltv(self) -> LTV:
-        b, t, h = self.shape
-        width = (b, t, h, self.q.shape[-1])
-        decay = torch.ones(1, device=self.device) if self.log_decay is None else self.log_decay.exp()
-        q, k, decay = (s.to(self.accumulator).expand(width) for s in (self.q, self.k, decay))
-        written = self.beta * k
-        erased = torch.eye(width[-1], dtype=k.dtype, device=k.device) - written[..., :, None] * k[..., None, :]
-        return LTV(A=erased * decay[..., None, :], B=written, C=q)
+        q, k, beta = (s.to(self.accumulator).expand(*self.shape, -1) for s in (self.q, self.k, self.beta))
+        return LTV(A=Erasing(decay_factors(self, self.log_decay), k, beta), B=beta * k, C=q)
 
     def keep(self, mask: Mask) -> Self:
         check_mask(self, mask, "keep mask")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Self, cast
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fastweights.recurrence.base import (
     Recurrence,
     ShapeError,
+    State,
     check_mask,
     heads_first,
     masked_stream,
@@ -23,155 +22,17 @@ from fastweights.recurrence.base import (
 )
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.ltv import LTV
-from fastweights.recurrence.products import Products, decayed_products
+from fastweights.recurrence.products import decayed_products
+from fastweights.recurrence.solvers import (
+    ChunkGram,
+    ConjugateGradient,
+    ShermanMorrison,
+    Solver,
+    TokenGram,
+    inverted,
+    ratio,
+)
 from fastweights.shapes import Keys, Map, Mask, Output, PerToken, Segments, Values
-
-
-class Operator(ABC):
-    """A symmetric positive definite matrix H_t + Λ per token, acting on rows ``[b h t k]``."""
-
-    @abstractmethod
-    def apply(self, p: Tensor) -> Tensor:
-        """(H_t + Λ) p_t for every token."""
-
-    @abstractmethod
-    def diagonal(self) -> Tensor:
-        """diag(H_t + Λ), ``[b h t k]``."""
-
-    @abstractmethod
-    def dense(self) -> Tensor:
-        """H_t + Λ, ``[b h t k k]``."""
-
-
-@dataclass(frozen=True, eq=False)
-class TokenGram(Operator):
-    """H + Λ of one token: ``gram [b h k k]``, ``ridge [b h 1 k]``."""
-
-    gram: Tensor
-    ridge: Tensor
-
-    def apply(self, p: Tensor) -> Tensor:
-        return p @ self.gram.mT + self.ridge * p
-
-    def diagonal(self) -> Tensor:
-        return self.gram.diagonal(dim1=-2, dim2=-1)[..., None, :] + self.ridge
-
-    def dense(self) -> Tensor:
-        return self.gram[..., None, :, :] + torch.diag_embed(self.ridge)
-
-
-@dataclass(frozen=True, eq=False)
-class ChunkGram(Operator):
-    """H_t + Λ of all tokens of a chunk, never formed: H_t p is `Decay` with v = βk and q = p (MesaNet app. C).
-
-    decays  the `Products` of ones: ``inner [b h t s]`` is ∏_{j=s+1..t} γ_j, ``query [b h t 1]`` is ∏_{j≤t} γ_j
-    start   ``[b h k k]``, H before the chunk
-    """
-
-    decays: Products
-    start: Tensor
-    k: Tensor
-    beta: Tensor
-    ridge: Tensor
-
-    @classmethod
-    def of(cls, start: Tensor, k: Tensor, beta: Tensor, ridge: Tensor, log_decay: Tensor) -> Self:
-        one = torch.ones_like(log_decay)
-        return cls(decayed_products(one, one, log_decay), start, k, beta, ridge)
-
-    def apply(self, p: Tensor) -> Tensor:
-        own = ((p @ self.k.mT) * self.decays.inner) @ (self.beta * self.k)
-        return own + self.decays.query * (p @ self.start.mT) + self.ridge * p
-
-    def diagonal(self) -> Tensor:
-        own = self.decays.inner @ (self.beta * self.k.square())
-        return own + self.decays.query * self.start.diagonal(dim1=-2, dim2=-1)[..., None, :] + self.ridge
-
-    def dense(self) -> Tensor:
-        outer = self.k[..., :, None] * (self.beta * self.k)[..., None, :]
-        own = (self.decays.inner @ outer.flatten(-2)).unflatten(-1, outer.shape[-2:])
-        return own + self.decays.query[..., None] * self.start[..., None, :, :] + torch.diag_embed(self.ridge)
-
-
-class Solver(ABC):
-    """How (H_t + Λ) x_t = b_t is solved."""
-
-    @abstractmethod
-    def solve(self, operator: Operator, b: Tensor) -> Tensor:
-        """x for the right-hand sides ``b [b h t k]``."""
-
-
-@dataclass(frozen=True)
-class ConjugateGradient(Solver):
-    """At most `max_steps` steps from the Jacobi start b / diag; a token stops once its residual has fallen to
-    `tol` of the start's (MesaNet Algorithm 1). Scale invariant: nothing is ever added to a denominator."""
-
-    max_steps: int = 30
-    tol: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_steps < 0 or (self.tol is not None and self.tol < 0):
-            raise ValueError(f"{self}: steps and tolerance are not negative")
-
-    def solve(self, operator: Operator, b: Tensor) -> Tensor:
-        scale = b.abs().amax(-1, keepdim=True)
-        b = _ratio(b, scale)
-        x = b / operator.diagonal()
-        r = b - operator.apply(x)
-        p, residual = r, r.square().sum(-1, keepdim=True)
-        enough = residual * (self.tol or 0.0) ** 2
-        for _ in range(self.max_steps):
-            active = residual > enough
-            if self.tol is not None and not active.any():
-                break
-            product = operator.apply(p)
-            length = torch.where(active, _ratio(residual, (p * product).sum(-1, keepdim=True)), 0)
-            x, r = x + length * p, r - length * product
-            previous, residual = residual, torch.where(active, r.square().sum(-1, keepdim=True), residual)
-            p = r + _ratio(residual, previous) * p
-        return x * scale
-
-
-@dataclass(frozen=True)
-class Cholesky(Solver):
-    """Direct and exact: every H_t is formed, ``k²`` numbers per token."""
-
-    def solve(self, operator: Operator, b: Tensor) -> Tensor:
-        factor = torch.linalg.cholesky(operator.dense())
-        return torch.cholesky_solve(b[..., None], factor).squeeze(-1)
-
-
-def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a / b, and 0 where b is 0."""
-    zero = b == 0
-    return torch.where(zero, 0, a / torch.where(zero, 1, b))
-
-
-class ImplicitSolve(torch.autograd.Function):
-    """x = A(θ)⁻¹ b with db = A⁻¹ dx and dθ = -dbᵀ (∂A/∂θ) x (MesaNet app. C): the solver is never unrolled."""
-
-    @staticmethod
-    def forward(ctx: Any, solver: Solver, build: Callable[..., Operator], b: Tensor, *theta: Tensor | None) -> Tensor:
-        x = solver.solve(build(*theta), b)
-        ctx.solver, ctx.build = solver, build
-        ctx.save_for_backward(x, *theta)
-        return x
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, *theta = ctx.saved_tensors
-        db = ctx.solver.solve(ctx.build(*theta), dx)
-        wanted = [i for i, needed in enumerate(ctx.needs_input_grad[3:]) if needed]
-        grads: list[Tensor | None] = [None] * len(theta)
-        if wanted:
-            with torch.enable_grad():
-                theta = [t if t is None else t.detach().requires_grad_() for t in theta]
-                product = ctx.build(*theta).apply(x)
-            found = torch.autograd.grad(product, cast(list[Tensor], [theta[i] for i in wanted]), -db)
-            for i, grad in zip(wanted, found, strict=True):
-                grads[i] = grad
-        return None, None, db, *grads
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,8 +46,8 @@ class Mesa(Recurrence):
     beta       β ≥ 0, ``[b t h 1]``
     log_decay  log γ_t ≤ 0: None or ``[b t h 1]``; −inf empties the state
     ridge      diag Λ > 0, ``[h k]`` or ``[b t h k]``
-    solver     `ConjugateGradient` or `Cholesky`
-    State (H ``[b h k k]``, G ``[b h k v]``).
+    solver     `ConjugateGradient`, `Cholesky`, `ShermanMorrison` or `Unrolled`
+    State (H ``[b h k k]``, G ``[b h k v]``), and R ≈ (H + Λ)⁻¹ ``[b h k k]`` for `ShermanMorrison`.
     """
 
     q: Keys
@@ -217,58 +78,113 @@ class Mesa(Recurrence):
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
         b, _, h = self.shape
         keys = self.q.shape[-1]
-        return (b, h, keys, keys), (b, h, keys, self.v.shape[-1])
+        square = (b, h, keys, keys)
+        inverse = (square,) if isinstance(self.solver, ShermanMorrison) else ()
+        return square, (b, h, keys, self.v.shape[-1]), *inverse
 
     @property
     def values(self) -> int:
         return self.v.shape[-1]
 
-    def step(self, state: tuple[Tensor, Tensor]) -> tuple[Output, tuple[Tensor, Tensor]]:
-        gram, memory = state
-        q, k, v, beta = (heads_first(s, gram.dtype) for s in (self.q, self.k, self.v, self.beta))
-        if self.log_decay is not None:
-            decay = heads_first(self.log_decay, gram.dtype).exp()
-            gram, memory = decay * gram, decay * memory
-        gram, memory = gram + k.mT * (beta * k), memory + k.mT * (beta * v)
-        ridge = heads_first(self.ridge, gram.dtype).expand_as(k.expand(*gram.shape[:2], 1, -1))
-        x = ImplicitSolve.apply(self.solver, TokenGram, q.expand_as(ridge), gram, ridge)
-        return (x @ memory).transpose(1, 2).to(self.output), (gram, memory)
+    def step(self, state: tuple[Tensor, ...]) -> tuple[Output, State]:
+        gram, memory = state[:2]
+        k, v, beta = (heads_first(s, gram.dtype) for s in (self.k, self.v, self.beta))
+        decay = heads_first(self._log_decay(), gram.dtype).exp()
+        gram = decay * gram + k.mT * (beta * k)
+        memory = decay * memory + k.mT * (beta * v)
+        if isinstance(self.solver, ShermanMorrison) and not torch.is_grad_enabled():
+            x, inverse = self._advanced(self.solver, gram, state[2])
+            return (x @ memory).transpose(1, 2).to(self.output), (gram, memory, inverse)
+        q, ridge = self._rows(self.q), self._rows(self.ridge)
+        x = self.solver.optimum(TokenGram, q, gram.flatten(0, 1), ridge).unflatten(0, gram.shape[:2])
+        return (x @ memory).transpose(1, 2).to(self.output), self.finished(gram, memory)
 
-    def chunk(self, state: tuple[Tensor, Tensor]) -> tuple[Output, tuple[Tensor, Tensor]]:
-        gram, memory = state
+    def chunk(self, state: tuple[Tensor, ...]) -> tuple[Output, State]:
+        gram, memory = state[:2]
         x = self._solved(gram)
-        reads = decayed_products(x, timed(self, self.k), self._log_decay())
+        reads = decayed_products(x, timed(self, self.k), self.log_decays())
         written = timed(self, self.beta) * timed(self, self.v)
         o = reads.inner @ written + reads.query @ memory
         gram = reads.advance(gram, timed(self, self.beta) * timed(self, self.k))
-        return o.transpose(1, 2).to(self.output), (gram, reads.advance(memory, written))
+        return o.transpose(1, 2).to(self.output), self.finished(gram, reads.advance(memory, written))
+
+    def finished(self, gram: Tensor, memory: Tensor) -> State:
+        """The state of this record that holds H and G of its last token."""
+        if not isinstance(self.solver, ShermanMorrison):
+            return gram, memory
+        ridge = self._rows(self.ridge)[:, -1:]
+        with torch.no_grad():
+            return gram, memory, inverted(TokenGram(gram.flatten(0, 1), ridge)).view_as(gram)
 
     def optimal_queries(self, gram: Tensor | None = None) -> Tensor:
         """q*_t = (H_t + Λ)⁻¹ q_t, ``[b t h k]``: with them Mesa is `Decay` (see `as_decay`)."""
-        return self._solved(self.initial_state()[0] if gram is None else gram).transpose(1, 2)
+        return self._solved(self._gram() if gram is None else gram).transpose(1, 2)
 
     def as_decay(self) -> Decay:
         """The linear rule that reads G with the optimal queries of this record, from the empty state."""
         return Decay(self.optimal_queries(), self.k, self.beta * self.v, self.log_decay)
 
+    def chunk_statistics(self, gram: Tensor) -> SolverStatistics:
+        """`solver_statistics` of all tokens at once, from H before them."""
+        (b, t, h), q = self.shape, self._rows(self.q)
+        operator = ChunkGram.of(*self._theta(gram))
+        x, steps = self.solver.solve(operator, q)
+        residual = ratio((q - operator.apply(x)).norm(dim=-1), q.norm(dim=-1))
+        curvature = torch.linalg.eigvalsh(operator.dense())
+        condition = curvature.abs().amax(-1) / curvature.abs().amin(-1)
+        return SolverStatistics(*(s.reshape(b, h, t).transpose(1, 2) for s in (steps, residual, condition)))
+
+    def _advanced(self, solver: ShermanMorrison, gram: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+        """q* of the one token, and R after it."""
+        q, k, beta, decay, ridge = (
+            self._rows(s) for s in (self.q, self.k, self.beta, self._log_decay().exp(), self.ridge)
+        )
+        moved = solver.advance(inverse.flatten(0, 1), decay, k, beta)
+        (x, _), moved = solver.solve_from(moved, TokenGram(gram.flatten(0, 1), ridge), q)
+        return x.unflatten(0, gram.shape[:2]), moved.view_as(inverse)
+
+    def _gram(self) -> Tensor:
+        """H before the first token."""
+        return torch.zeros(self.state_shapes[0], dtype=self.accumulator, device=self.device)
+
     def _solved(self, gram: Tensor) -> Tensor:
-        streams = (timed(self, s) for s in (self.k, self.beta, self.ridge))
+        x = self.solver.optimum(ChunkGram.of, self._rows(self.q), *self._theta(gram))
+        return x.unflatten(0, gram.shape[:2])
+
+    def _theta(self, gram: Tensor) -> tuple[Tensor, ...]:
+        """What `ChunkGram.of` takes."""
+        streams = (self.k, self.beta, self.ridge, self._log_decay())
+        return gram.flatten(0, 1), *map(self._rows, streams)
+
+    def _rows(self, stream: Tensor) -> Tensor:
+        """``[b t h ·]`` → ``[b·h t ·]``, everything spelled out."""
         b, t, h = self.shape
-        q = timed(self, self.q).expand(b, h, t, -1)
-        return ImplicitSolve.apply(self.solver, ChunkGram.of, q, gram, *streams, self._log_decay())
+        return heads_first(stream, self.accumulator).expand(b, h, t, -1).flatten(0, 1)
+
+    def log_decays(self) -> Tensor:
+        """log γ ``[b h t 1]``, 0 where there is none."""
+        return timed(self, self._log_decay())
 
     def _log_decay(self) -> Tensor:
         if self.log_decay is not None:
-            return timed(self, self.log_decay)
-        return torch.zeros(1, 1, len(self), 1, dtype=self.accumulator, device=self.device)
+            return self.log_decay
+        return torch.zeros(1, 1, 1, 1, dtype=self.accumulator, device=self.device)
 
     def attention_map(self) -> Map:
         reading = self.as_decay()
         return replace(reading, v=self.v).attention_map() * heads_first(self.beta, self.accumulator).mT
 
     def ltv(self) -> LTV:
-        system = self.as_decay().ltv()
-        return replace(system, B=system.B * self.beta)
+        """Read by the optimal queries of this record, which depend on its keys, from the empty state."""
+        system = Decay(self.q, self.k, self.v, self.log_decay).ltv()
+        return replace(system, B=system.B * self.beta, C=torch.cat([system.C[:, :0], *self._queries_by_pieces()], 1))
+
+    def _queries_by_pieces(self) -> Iterator[Tensor]:
+        """`optimal_queries` in time and memory linear in the record's length."""
+        gram = self._gram()
+        for piece in self.split():
+            yield piece.optimal_queries(gram)
+            _, gram = Decay(piece.k, piece.k, piece.beta * piece.k, piece.log_decay).chunk(gram)
 
     def keep(self, mask: Mask) -> Self:
         check_mask(self, mask, "keep mask")
@@ -278,3 +194,25 @@ class Mesa(Recurrence):
     def segments(self, ids: Segments) -> Self:
         check_mask(self, ids, "segment ids")
         return replace(self, log_decay=with_resets(self, self.log_decay, ids))
+
+
+class SolverStatistics(NamedTuple):
+    """Of every token and head, ``[b t h]``: steps taken, ‖q - (H + Λ) x‖ / ‖q‖, condition number of H + Λ
+    (MesaNet Fig. 7 and 13)."""
+
+    steps: Tensor
+    residual: Tensor
+    condition: Tensor
+
+
+@torch.no_grad()
+def solver_statistics(recurrence: Mesa, state: State | None = None, size: int = 32) -> SolverStatistics:
+    """What solving for this record from `state` takes, and how hard its systems are, `size` tokens at a time."""
+    gram = (recurrence.initial_state() if state is None else recurrence.adopt(state))[0]
+    found = []
+    for first in range(0, len(recurrence), size):
+        part = recurrence[first : first + size]
+        found.append(part.chunk_statistics(gram))
+        keys = timed(part, part.k)
+        gram = decayed_products(keys, keys, part.log_decays()).advance(gram, timed(part, part.beta) * keys)
+    return SolverStatistics(*(torch.cat(parts, 1) for parts in zip(*found, strict=True)))

@@ -20,10 +20,10 @@ from fastweights.recurrence.base import (
     require_width,
     starts,
 )
+from fastweights.recurrence.timeline import FORGOTTEN, Timeline
 from fastweights.shapes import GroupKeys, GroupValues, Keys, Map, Mask, Output, Segments
 
 Cache = tuple[Tensor, Tensor, Tensor]
-FORGOTTEN = 1 << 40
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,21 +79,12 @@ class Softmax(Recurrence):
         return new(keys, dtype=self.output), new(values, dtype=self.output), new(age, dtype=torch.long)
 
     def adopt(self, state: State) -> Cache:
-        expected = self.state_shapes
-        if not isinstance(state, tuple) or len(state) != 3:
-            raise ShapeError("the state of Softmax is (keys [b g s k], values [b g s v], age [b s])")
-        for part, shape in zip(state, expected, strict=True):
-            b, *rest = (n for n, want in zip(part.shape, shape, strict=False) if want)
-            if part.dim() != len(shape) or [b, *rest] != [n for n in shape if n]:
-                raise ShapeError(
-                    f"Softmax here has state shapes {list(expected)} (0: as many tokens as are kept), "
-                    f"got {[tuple(s.shape) for s in state]}"
-                )
-        return state
+        keys, values, age = as_cached(self, state, "(keys [b g s k], values [b g s v], age [b s])")
+        return keys, values, age
 
     def step(self, state: Cache) -> tuple[Output, Cache]:
         seen = self._seen(state)
-        o = self._weights(seen) @ _served(seen.values.to(self.accumulator), self.shape[2])
+        o = self._weights(seen) @ served(seen.values.to(self.accumulator), self.shape[2])
         return o.transpose(1, 2).to(self.output), self._remembered(seen)
 
     def chunk(self, state: Cache) -> tuple[Output, Cache]:
@@ -127,66 +118,56 @@ class Softmax(Recurrence):
         b, t, _ = self.shape
         keys, values, age = state
         k, v = (heads_first(s, self.output).expand(b, keys.shape[1], t, -1) for s in (self.k, self.v))
-        kept = torch.ones(b, t, dtype=torch.bool, device=self.device)
-        if self.kept is not None:
-            kept = self.kept[..., 0, 0].expand(b, t)
-        position = kept.cumsum(1)
-        own = torch.where(kept, position, -FORGOTTEN)
-        document = torch.zeros_like(position)
-        if self.starts is not None:
-            document = self.starts[..., 0, 0].expand(b, t).cumsum(1)
-        return _Seen(
-            keys=torch.cat([keys, k], 2),
-            values=torch.cat([values, v], 2),
-            position=torch.cat([1 - age, own], 1),
-            document=torch.cat([torch.zeros_like(age), document], 1),
-            query=torch.where(kept, position, position + 1),
-            kept=position[:, -1:],
-        )
+        time = Timeline.of(age, t, self.kept, self.starts)
+        return _Seen(torch.cat([keys, k], 2), torch.cat([values, v], 2), time)
 
     def _visible(self, seen: _Seen) -> Tensor:
         """``[b t s]``: which of the seen keys each query attends to."""
         t, s = len(self), seen.keys.shape[2]
-        distance = seen.query[:, :, None] - seen.position[:, None, :]
-        visible = distance < (FORGOTTEN // 2 if self.window is None else self.window)
-        visible = visible & torch.ones(t, s, dtype=torch.bool, device=self.device).tril(s - t)
-        visible = visible & (seen.document[:, s - t :, None] == seen.document[:, None, :])
+        span = FORGOTTEN // 2 if self.window is None else self.window
+        visible = seen.time.same_document & (seen.time.distance < span)
         padding = torch.eye(t, s, dtype=torch.bool, device=self.device).roll(s - t, 1)
         return visible | (padding & ~visible.any(-1, keepdim=True))
 
     def _weights(self, seen: _Seen) -> Map:
         q = heads_first(self.q, self.accumulator).expand(-1, -1, len(self), -1)
-        keys = _served(seen.keys.to(self.accumulator), self.shape[2])
+        keys = served(seen.keys.to(self.accumulator), self.shape[2])
         scores = q @ keys.mT / self.q.shape[-1] ** 0.5
         return scores.masked_fill(~self._visible(seen)[:, None], -torch.inf).softmax(-1)
 
     def _remembered(self, seen: _Seen) -> Cache:
         """The cache for the next token: all that it can still see."""
-        current = seen.document[:, -1:]
-        age = seen.kept + 1 - seen.position
-        age = torch.where((seen.document == current) & (age < FORGOTTEN // 2), age, FORGOTTEN)
+        age = seen.time.age
         if self.window is None:
             return seen.keys, seen.values, age
-        last = min(self.window - 1, age.shape[1])
-        newest = age.argsort(dim=1, stable=True, descending=True)[:, age.shape[1] - last :]
+        newest = seen.time.newest(self.window - 1)
         rows = newest[:, None, :, None]
-        keys, values = (s.take_along_dim(rows, 2) for s in (seen.keys, seen.values))
-        return keys, values, age.take_along_dim(newest, 1)
+        return seen.keys.take_along_dim(rows, 2), seen.values.take_along_dim(rows, 2), age.take_along_dim(newest, 1)
 
 
 class _Seen(NamedTuple):
-    """All keys that a record's queries may see, with where they stand: ``position [b s]`` counts kept tokens
-    (1: the record's first), ``document [b s]`` numbers segments, ``query [b t]`` is where the queries stand
-    (padding: where the next token will), ``kept [b 1]`` how many of the record's tokens are kept."""
+    """All keys and values that a record's queries may see, and where they stand."""
 
     keys: Tensor
     values: Tensor
-    position: Tensor
-    document: Tensor
-    query: Tensor
-    kept: Tensor
+    time: Timeline
 
 
-def _served(groups: Tensor, heads: int) -> Tensor:
+def as_cached(recurrence: Recurrence, state: State, form: str) -> tuple[Tensor, ...]:
+    """`state` if its shapes are the record's, where 0 stands for as many tokens as are kept; or a ShapeError."""
+    name, expected = type(recurrence).__name__, recurrence.state_shapes
+    if not isinstance(state, tuple) or len(state) != len(expected):
+        raise ShapeError(f"the state of {name} is {form}")
+    for part, shape in zip(state, expected, strict=True):
+        b, *rest = (n for n, want in zip(part.shape, shape, strict=False) if want)
+        if part.dim() != len(shape) or [b, *rest] != [n for n in shape if n]:
+            raise ShapeError(
+                f"{name} here has state shapes {list(expected)} (0: as many tokens as are kept), "
+                f"got {[tuple(s.shape) for s in state]}"
+            )
+    return state
+
+
+def served(groups: Tensor, heads: int) -> Tensor:
     """``[b g s ·]`` → ``[b h s ·]``: each group's keys for the query heads it serves."""
     return groups.repeat_interleave(heads // groups.shape[1], dim=1)

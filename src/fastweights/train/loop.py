@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from accelerate import Accelerator
+from filelock import FileLock, Timeout
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -134,23 +135,26 @@ def train(
     """
     accelerator = Accelerator(cpu=cpu)
     reporter = reporter if accelerator.is_main_process else Reporter()
-    run = _Run(config, out, accelerator, reporter)
-    while run.progress.step < config.steps and not _agreed(accelerator, stop()):
-        run.advance()
-    return run.finish()
+    with ExitStack() as held:
+        run = _Run(config, out, accelerator, reporter, held)
+        while run.progress.step < config.steps and not _agreed(accelerator, stop()):
+            run.advance()
+        return run.finish()
 
 
 class _Run:
-    """The state of a run between two steps."""
+    """The state of a run between two steps; `held` keeps other processes out of its folder."""
 
-    def __init__(self, config: TrainConfig, out: Path, accelerator: Accelerator, reporter: Reporter) -> None:
+    def __init__(
+        self, config: TrainConfig, out: Path, accelerator: Accelerator, reporter: Reporter, held: ExitStack
+    ) -> None:
         self.config, self.out, self.accelerator, self.reporter = config, out, accelerator, reporter
         share = accelerator.num_processes * config.accumulate
         if config.batch % share:
             raise TrainingError(f"batch = {config.batch} is not divisible by devices · accumulate = {share}")
         self.part = config.batch // share
         with accelerator.main_process_first():
-            self._open()
+            self._open(held)
         model = self.model.to(accelerator.device)
         optimizers = config.optimizer.build(model)
         set_rates(optimizers, 1.0)
@@ -160,7 +164,7 @@ class _Run:
         self.clock = _Clock(self.progress)
         self._introduce()
 
-    def _open(self) -> None:
+    def _open(self, held: ExitStack) -> None:
         """Everything that can be wrong with the arguments is found before anything is written."""
         config, data = self.config, self.out / "data"
         claimed = _claimed(self.out, config)
@@ -170,6 +174,8 @@ class _Run:
         self.model: PreTrainedModel = config.model.build(corpus.tokenizer)
         if not claimed:
             _claim(self.out, config)
+        if self.accelerator.is_main_process:
+            held.enter_context(_sole(self.out))
         sweep(self.out)
         self.corpus = corpus if data.exists() else corpus.save(data)
         self._continue()
@@ -367,6 +373,20 @@ def _claim(out: Path, config: TrainConfig) -> None:
     out.mkdir(parents=True, exist_ok=True)
     with whole_file(out / "run.json") as new:
         new.write_text(json.dumps(_plain(config), indent=1))
+
+
+@contextmanager
+def _sole(out: Path) -> Iterator[None]:
+    """Keeps other processes from training in `out`. Raises CheckpointError if one is there already."""
+    lock = FileLock(out / "run.lock", blocking=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise CheckpointError(f"another process trains in {out}; wait for it, or choose another folder") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _plain(value: Any) -> Any:

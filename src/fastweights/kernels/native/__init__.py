@@ -4,6 +4,7 @@ They are built with the package where a C compiler is found, and `python -m fast
 them in place. Without them the torch kernels take over; `explain` says so.
 """
 
+from fastweights.kernels.native import operators
 from fastweights.kernels.native.rules import NATIVE_DECAY, NATIVE_DELTA, NATIVE_SCAN
 
-__all__ = ["NATIVE_DECAY", "NATIVE_DELTA", "NATIVE_SCAN"]
+__all__ = ["NATIVE_DECAY", "NATIVE_DELTA", "NATIVE_SCAN", "operators"]

@@ -21,6 +21,12 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
+@torch.compiler.assume_constant_result
+def missing() -> bool:
+    """Whether there is no extension to call."""
+    return library() is None
+
+
 def view(tensor: Tensor | None) -> tuple[int, int, int, int, int]:
     """A `View` of problem.h; axes of length 1 broadcast."""
     if tensor is None:

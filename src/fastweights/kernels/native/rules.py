@@ -111,13 +111,21 @@ class _Native(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         *given, marks, missing = ctx.saved_tensors
-        streams, d_o, d_last = _Streams(*given), gradients[0], gradients[1].contiguous()
-        grads = [None if s is None else _gradient(s, d_last.shape[1]) for s in streams]
-        d_start = torch.empty_like(d_last)
-        problem = [*streams.problem(d_last), *view(None), *(address(s) for s in (None, None, marks, missing))]
-        views = [n for g in (d_o, *grads) for n in view(g)]
-        library.call(ctx.code.backward, [*problem, *views, address(d_last), address(d_start)])
-        return None, d_start, *(_summed(g, s) for g, s in zip(grads, streams, strict=True))
+        kept, d_last = _Kept(marks, missing), gradients[1].contiguous()
+        d_start, grads = _backward(ctx.code, _Streams(*given), kept, gradients[0], d_last)
+        return None, d_start, *grads
+
+
+def _backward(
+    code: _Code, streams: _Streams, kept: _Kept, d_o: Tensor, d_last: Tensor
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Gradients of the state before the record, and of the streams."""
+    grads = [None if s is None else _gradient(s, d_last.shape[1]) for s in streams]
+    d_start = torch.empty_like(d_last)
+    problem = [*streams.problem(d_last), *view(None), *(address(s) for s in (None, None, *kept))]
+    views = [n for g in (d_o, *grads) for n in view(g)]
+    library.call(code.backward, [*problem, *views, address(d_last), address(d_start)])
+    return d_start, [_summed(g, s) for g, s in zip(grads, streams, strict=True)]
 
 
 def _gradient(stream: Tensor, h: int) -> Tensor:
@@ -137,6 +145,9 @@ def _summed(gradient: Tensor | None, stream: Tensor | None) -> Tensor | None:
 
 def _run(code: _Code, recurrence: Decay | Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     streams, state = _Streams.of(recurrence), state.contiguous()
+    if torch.compiler.is_compiling():
+        given = streams.expanded(state, sharing=code is SCAN and state.shape[2] > 1)
+        return torch.ops.fastweights.native(code is SCAN, state, *given)[:2]
     if torch.is_grad_enabled() and any(s is not None and s.requires_grad for s in (state, *streams)):
         sharing = code is SCAN and state.shape[2] > 1
         return _Native.apply(code, state, *streams.expanded(state, sharing=sharing))  # type: ignore[return-value]
@@ -165,9 +176,7 @@ def _run_delta(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
 
 
 def _refuses(recurrence: Recurrence) -> str | None:
-    if torch.compiler.is_compiling():
-        return "torch.compile cannot look into it"
-    if library.library() is None:
+    if library.missing():
         return "the compiled extension is missing (python -m fastweights.kernels.native.build)"
     if recurrence.device.type != "cpu":
         return f"its streams are on {recurrence.device.type}"

@@ -1,0 +1,188 @@
+"""Which algorithms can run a linear time-varying system, and running it by them (DSF section 3.2)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fastweights.evaluate import Chunkwise, evaluate
+from fastweights.recurrence import LTV, Decay, Delayed, Delta, Diagonal, Erasing, Register, Transition
+from fastweights.shapes import Output
+
+
+class Algorithm(ABC):
+    """A way to compute y from u; all that do not refuse a system agree on it."""
+
+    name: str
+
+    @abstractmethod
+    def refuses(self, system: LTV) -> str | None:
+        """What the algorithm needs and `system` lacks, or None."""
+
+    @abstractmethod
+    def cost(self, system: LTV) -> str:
+        """Operations per head for T tokens and v value channels, with this system's k."""
+
+    @abstractmethod
+    def run(self, system: LTV, u: Tensor) -> Output:
+        """y ``[b t h v]`` for ``u [b t h v]``, from the empty state."""
+
+
+@dataclass(frozen=True)
+class Sequential(Algorithm):
+    """h_t = A_t h_{t-1} + B_t u_t, one token after the other."""
+
+    name = "recurrence"
+
+    def refuses(self, system: LTV) -> str | None:
+        return None
+
+    def cost(self, system: LTV) -> str:
+        k = system.A.width
+        return f"{2 * k}·v·T, in T steps" if isinstance(system.A, Diagonal) else f"{4 * k}·v·T, in T steps"
+
+    def run(self, system: LTV, u: Tensor) -> Output:
+        return system.simulate(u)[0]
+
+
+@dataclass(frozen=True)
+class KernelProduct(Algorithm):
+    """y = Φ u with Φ formed (DSF eq. 12): attention."""
+
+    name = "kernel Φ"
+
+    def refuses(self, system: LTV) -> str | None:
+        return None
+
+    def cost(self, system: LTV) -> str:
+        return f"({system.A.width} + v)·T²/2, in parallel"
+
+    def run(self, system: LTV, u: Tensor) -> Output:
+        phi = LTV(system.A, system.B, system.C).kernel()
+        y = torch.einsum("bhts,bshv->bthv", phi, u.to(phi.dtype).expand(*system.B.shape[:3], -1))
+        return _skipped(system, y, u)
+
+
+@dataclass(frozen=True)
+class AssociativeScan(Algorithm):
+    """(A, x) ∘ (A', x') = (A A', A x' + x) over all prefixes, in pairs of pairs (the parallel scan of S5 and Mamba)."""
+
+    name = "associative scan"
+
+    def refuses(self, system: LTV) -> str | None:
+        return None
+
+    def cost(self, system: LTV) -> str:
+        k = system.A.width
+        if isinstance(system.A, Diagonal):
+            return f"{4 * k}·v·T, in 2 log T rounds"
+        return f"({k}³ + {2 * k}²·v)·T, in 2 log T rounds: products of A_t fill up"
+
+    def run(self, system: LTV, u: Tensor) -> Output:
+        x = prefixes(system.A, system.B[..., None] * u[..., None, :])
+        return _skipped(system, (system.C[..., None, :] @ x).squeeze(-2), u)
+
+
+@dataclass(frozen=True)
+class ChunkwiseParallel(Algorithm):
+    """Φ inside chunks and the state between them (flash linear attention, SSD, DeltaNet's WY form)."""
+
+    name = "chunkwise parallel"
+    size: int = 64
+
+    def refuses(self, system: LTV) -> str | None:
+        match system.A:
+            case Diagonal(decay=decay) if decay.is_complex() or bool((decay >= 0).all()):
+                return None
+            case Diagonal():
+                return "a decay is negative, and has no real logarithm"
+            case Erasing(k=k, beta=beta):
+                return (
+                    None if torch.equal(system.B, beta * k) else "B is not β k: what is written is not what is erased"
+                )
+            case Delayed():
+                return "a query reads the state before its token is written (the rule Bonus shifts queries instead)"
+            case Register():
+                return "a window's products have no short form here (the rule WindowedLinear has one of its own)"
+            case _:
+                return "products of full matrices A_t have no short form"
+
+    def cost(self, system: LTV) -> str:
+        return f"({2 * system.A.width}·v + ({system.A.width} + v)·{self.size})·T, in T/{self.size} steps"
+
+    def run(self, system: LTV, u: Tensor) -> Output:
+        q, k = system.C, system.B
+        match system.A:
+            case Diagonal(decay=decay):
+                record = Decay(q, k, u, decay.log())
+            case Erasing(decay=decay, k=k, beta=beta):
+                record = Delta(q, k, u, beta, decay.log())
+            case _:
+                raise ValueError(f"{self.name} cannot run this system: {self.refuses(system)}")
+        return _skipped(system, evaluate(record, method=Chunkwise(self.size))[0], u)
+
+
+@dataclass(frozen=True)
+class Convolution(Algorithm):
+    """y = K * u with K_τ = C A^τ B, by the fast Fourier transform (S4, DSS, H3)."""
+
+    name = "convolution (FFT)"
+
+    def refuses(self, system: LTV) -> str | None:
+        streams = {"B": system.B, "C": system.C, "A": system.A.decay if isinstance(system.A, Diagonal) else None}
+        varying = [name for name, s in streams.items() if s is None or not torch.equal(s, s[:, :1].expand_as(s))]
+        return f"{', '.join(varying)} change over time" if varying else None
+
+    def cost(self, system: LTV) -> str:
+        return f"{system.A.width}·T + v·T·log T, in parallel"
+
+    def run(self, system: LTV, u: Tensor) -> Output:
+        length = len(system)
+        impulse = torch.zeros(1, length, 1, 1, dtype=system.B.dtype, device=system.B.device)
+        impulse[:, 0] = 1
+        response, _ = LTV(system.A, system.B, system.C).simulate(impulse.expand(*system.B.shape[:3], 1))
+        spectrum = torch.fft.fft(response, 2 * length, dim=1) * torch.fft.fft(u, 2 * length, dim=1)
+        y = torch.fft.ifft(spectrum, dim=1)[:, :length]
+        return _skipped(system, y if system.B.is_complex() else y.real, u)
+
+
+ALGORITHMS: tuple[Algorithm, ...] = (
+    Sequential(),
+    KernelProduct(),
+    AssociativeScan(),
+    ChunkwiseParallel(),
+    Convolution(),
+)
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Whether an algorithm can run a system: the reason if not, the cost if so."""
+
+    algorithm: Algorithm
+    refusal: str | None
+    cost: str
+
+
+def allowed(system: LTV) -> list[Allowed]:
+    """Every algorithm, with what the structure of `system` says to it."""
+    return [Allowed(a, a.refuses(system), a.cost(system)) for a in ALGORITHMS]
+
+
+def _skipped(system: LTV, y: Tensor, u: Tensor) -> Output:
+    return y if system.D is None else y + system.D * u
+
+
+def prefixes(a: Transition, x: Tensor) -> Tensor:
+    """h_t = A_t h_{t-1} + x_t for all t, ``x [b t h k v]``: pairs are merged, scanned, and told to the even ones."""
+    if x.shape[1] <= 1:
+        return x
+    even, odd = slice(0, x.shape[1] // 2 * 2, 2), slice(1, None, 2)
+    later = slice(2, None, 2)
+    h = x.clone()
+    h[:, odd] = prefixes(a[odd].after(a[even]), x[:, odd] + a[odd].apply(x[:, even]))
+    h[:, later] += a[later].apply(h[:, odd][:, : x[:, later].shape[1]])
+    return h

@@ -1,0 +1,359 @@
+"""Profiles as figures, with captions that say how to read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle
+from torch import Tensor
+
+from fastweights.analysis import maps
+from fastweights.analysis.plots import HEAT, PALETTE, canvas, label, legend
+from fastweights.analysis.profile import Layer, Memory, Profile
+
+Color = str | tuple[float, float, float, float]
+LONGEST = 1e5
+"""Half-lives above so many tokens, and eternal ones, are drawn as this."""
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A figure of a report."""
+
+    slug: str
+    title: str
+    caption: str
+    figure: Figure
+
+
+def pictures(profile: Profile) -> list[Picture]:
+    """All figures that the layers of `profile` have something for."""
+    drawn = (
+        _maps(profile),
+        _attention(profile),
+        *(f(profile) for f in _SYSTEMS),
+        _normalisers(profile),
+        _conditions(profile),
+    )
+    return [picture for picture in drawn if picture is not None]
+
+
+def comparison(profiles: Sequence[Profile]) -> Picture:
+    """The models side by side, against depth."""
+    figure, axes = canvas(2, 3)
+    for color, profile in zip(_colors(len(profiles)), profiles, strict=True):
+        linear = _linear(profile)
+        shown = [
+            [(depth, _middle(m.half_lives)) for depth, m in linear],
+            [(depth, float(m.dimensions.mean())) for depth, m in linear],
+            [(depth, float(m.log_gains.amax(-1).median()) / np.log(10)) for depth, m in linear],
+            _over_depth(profile, lambda phi: maps.dilution(phi)),
+            _over_depth(profile, lambda phi: maps.span(phi)),
+            _over_depth(profile, lambda phi: maps.rank(phi)),
+        ]
+        for one, points in zip(axes.flat, shown, strict=True):
+            if points:
+                one.plot(*zip(*points, strict=True), color=color, marker="o", markersize=3.5, label=profile.name)
+    titles = (
+        ("Median half-life", "tokens"),
+        ("Effective state dimension", "of k, mean over heads"),
+        ("Strongest transition over the window", "log₁₀ of the gain"),
+        ("Dilution of attention", "entropy / uniform entropy"),
+        ("Span of attention", "tokens back, mean"),
+        ("Effective rank of the map", "of the window"),
+    )
+    for one, (title, y) in zip(axes.flat, titles, strict=True):
+        label(one, title, "depth", y)
+        one.set_xlim(-0.03, 1.03)
+    axes[0, 0].set_yscale("log")
+    legend(axes[1, 0])
+    caption = (
+        "Depth runs from the first layer (0) to the last (1). The upper row needs a linear form, which softmax lacks; "
+        "the lower row is read off the attention maps of the first tokens."
+    )
+    return Picture("comparison", "Side by side", caption, figure)
+
+
+def teacher(profiles: Sequence[Profile]) -> Picture | None:
+    """Distances from the first model that is softmax throughout, if there is one and another."""
+    teachers = [p for p in profiles if all(layer.rule == "Softmax" for layer in p.layers)]
+    students = [p for p in profiles if teachers and p is not teachers[0] and _same_window(p, teachers[0])]
+    if not students:
+        return None
+    figure, axes = canvas(1, 3)
+    for color, student in zip(_colors(len(students)), students, strict=True):
+        found = [(depth, maps.distance(*pair)) for depth, pair in _beside(student, teachers[0])]
+        depths = [depth for depth, _ in found]
+        for one, values in zip(
+            axes.flat,
+            ([float(d.kl) for _, d in found], [float(d.mse) for _, d in found], [float(d.rank) for _, d in found]),
+            strict=True,
+        ):
+            one.plot(depths, values, color=color, marker="o", markersize=3.5, label=student.name)
+    label(axes[0, 0], f"KL({teachers[0].name} ‖ model)", "depth", "nats per query")
+    label(axes[0, 1], "Mean squared difference", "depth", "per pair of tokens")
+    label(axes[0, 2], "Effective rank minus the teacher's", "depth", "")
+    legend(axes[0, 0])
+    caption = (
+        "The maps of a layer are averaged over heads and compared with those of the teacher's layer at the same "
+        "relative depth. Rows of |Φ| are taken as distributions."
+    )
+    return Picture("teacher", f"Distance from {teachers[0].name}", caption, figure)
+
+
+def _maps(profile: Profile) -> Picture:
+    columns = min(4, max(len(layer.heads) for layer in profile.layers))
+    figure, axes = canvas(len(profile.layers), columns, 2.1, 2.1)
+    for row, layer in enumerate(profile.layers):
+        for column in range(columns):
+            _map(axes[row, column], layer, column, columns)
+        axes[row, 0].set_ylabel(f"layer {row} · {layer.mixer}\nquery", fontsize=7)
+    caption = (
+        "|Φ| with every row divided by its largest entry (dark: the token that a query reads most), queries downwards, "
+        "keys to the right, for heads spread over the layer. Columns are tokens that everyone reads, bands along the "
+        "diagonal are short memory, a dark triangle is dilution."
+    )
+    return Picture("maps", "Attention maps", caption, figure)
+
+
+def _map(axes: Axes, layer: Layer, column: int, columns: int) -> None:
+    axes.grid(visible=False)
+    axes.tick_params(labelsize=6)
+    if column >= len(layer.heads):
+        axes.set_visible(False)
+        return
+    place = round(column * (len(layer.heads) - 1) / max(1, columns - 1)) if len(layer.heads) > columns else column
+    size = layer.phi[place].abs().float()
+    top = size.amax(-1, keepdim=True)
+    axes.imshow(torch.where(top > 0, size / top, 0).numpy(), cmap=HEAT, vmin=0, vmax=1, interpolation="nearest")
+    axes.set_title(f"head {layer.heads[place]}", fontsize=7, loc="left")
+
+
+def _attention(profile: Profile) -> Picture:
+    figure, axes = canvas(1, 4, 3.0)
+    phis = [layer.phi for layer in profile.layers]
+    _dots(axes[0, 0], [maps.dilution(phi).mean(-1) for phi in phis])
+    _dots(axes[0, 1], [maps.span(phi).mean(-1) for phi in phis])
+    _dots(axes[0, 2], [maps.rank(phi) for phi in phis])
+    _dots(axes[0, 3], [maps.negative_share(phi) for phi in phis])
+    label(axes[0, 0], "Dilution", "layer", "entropy / uniform entropy")
+    label(axes[0, 1], "Span", "layer", "tokens back, mean")
+    label(axes[0, 2], "Effective rank", "layer", f"of {phis[0].shape[-1]}")
+    label(axes[0, 3], "Negative weights", "layer", "share of Σ|Φ|")
+    axes[0, 0].set_ylim(0, 1.02)
+    axes[0, 3].set_ylim(0, 1.02)
+    caption = (
+        "A dot per head, a bar for the layer's mean. Dilution 1 is a query that reads all tokens before it alike; "
+        "the rank says how many directions the map of the window really has."
+    )
+    return Picture("attention", "Attention by layer and head", caption, figure)
+
+
+def _half_lives(profile: Profile) -> Picture | None:
+    linear = _numbered(profile)
+    if not linear:
+        return None
+    figure, axes = canvas(1, 3, 3.9)
+    lives = [m.half_lives.clamp(max=LONGEST) for _, m in linear]
+    _bands(axes[0, 0], [number for number, _ in linear], lives)
+    heads = max(life.shape[1] for life in lives)
+    table = np.full((heads, len(profile.layers)), np.nan)
+    for (number, _), life in zip(linear, lives, strict=True):
+        table[: life.shape[1], number] = life.transpose(0, 1).flatten(1).median(1).values
+    image = axes[0, 1].imshow(np.log10(table), aspect="auto", cmap="viridis")
+    axes[0, 1].grid(visible=False)
+    axes[0, 1].set_xticks(range(len(profile.layers)))
+    figure.colorbar(image, ax=axes[0, 1], label="log₁₀ tokens")
+    for color, (number, _), life in zip(_depths(len(linear)), linear, lives, strict=True):
+        _timed(axes[0, 2], life.flatten(1).median(1).values, color, f"layer {number}")
+    for one in (axes[0, 0], axes[0, 2]):
+        one.set_yscale("log")
+    label(axes[0, 0], "By layer: median, 10 to 90 %", "layer", "half-life [tokens]")
+    label(axes[0, 1], "Median by head and layer", "layer", "head (of those chosen)")
+    label(axes[0, 2], "Over the text: running median", "token", "half-life [tokens]")
+    legend(axes[0, 2])
+    caption = (
+        "Tokens until a component of the state has halved, if each token's eigenvalue of Λ_t lasted. Components that "
+        f"never decay are drawn at {LONGEST:.0e}. What moves over the text is dynamic memory."
+    )
+    return Picture("half-lives", "Half-lives", caption, figure)
+
+
+def _eigenvalues(profile: Profile) -> Picture | None:
+    linear = _numbered(profile)
+    if not linear:
+        return None
+    figure, axes = canvas(1, len(linear), 2.5, 2.4)
+    for one, color, (number, m) in zip(axes.flat, _depths(len(linear)), linear, strict=True):
+        _spectrum(one, m.eigenvalues, color)
+        one.set_title(f"layer {number}", fontsize=9, loc="left")
+    caption = (
+        "All eigenvalues of Λ_t over the text, heads and components (in the complex plane where they are complex). "
+        "1 keeps, 0 forgets at once, -1 keeps and flips the sign; outside the unit circle states explode."
+    )
+    return Picture("eigenvalues", "Eigenvalues of the transitions", caption, figure)
+
+
+def _spectrum(axes: Axes, values: Tensor, color: Color) -> None:
+    if values.is_complex():
+        shown = values.flatten()[:: max(1, values.numel() // 4000)]
+        axes.scatter(shown.real, shown.imag, s=1.5, color=color, alpha=0.4)
+        axes.add_patch(Circle((0, 0), 1, fill=False, color=PALETTE[7], linewidth=0.8))
+        axes.set(xlim=(-1.1, 1.1), ylim=(-1.1, 1.1))
+        axes.set_aspect("equal")
+        return
+    flat = values.flatten().float().numpy()
+    low = min(0.0, float(flat.min()))
+    axes.hist(flat, bins=60, range=(low, max(1.0, float(flat.max()))), color=color, density=True)
+    axes.set_yticks([])
+    axes.set_xlabel("λ", fontsize=8)
+
+
+def _hankel(profile: Profile) -> Picture | None:
+    linear = _numbered(profile)
+    if not linear:
+        return None
+    figure, axes = canvas(1, 2, 4.2)
+    for color, (number, m) in zip(_depths(len(linear)), linear, strict=True):
+        top = m.hankel[..., :1]
+        middle = torch.where(top > 0, m.hankel / top, 0).flatten(0, 1).median(0).values
+        axes[0, 0].semilogy(1 + np.arange(len(middle)), middle.clamp(min=1e-9), color=color, label=f"layer {number}")
+    _dots(axes[0, 1], [m.dimensions.mean(0) for _, m in linear], [number for number, _ in linear])
+    axes[0, 0].set_ylim(1e-9, 2)
+    label(axes[0, 0], "Hankel singular values, over the largest", "number", "median over heads and cuts")
+    label(axes[0, 1], "Effective dimension of the state", "layer", "per head")
+    axes[0, 1].set_ylim(0, None)
+    legend(axes[0, 0])
+    k = ", ".join(str(n) for n in sorted({m.hankel.shape[-1] for _, m in linear}))
+    caption = (
+        f"The map from the {profile.extent.window} tokens before a place in the text to the outputs after it has as "
+        f"many singular values as the state has rows (here {k}); those that matter are the memory in use. The "
+        "effective dimension is the exponential of their entropy."
+    )
+    return Picture("hankel", "How much of the state is used", caption, figure)
+
+
+def _response(profile: Profile) -> Picture | None:
+    linear = _numbered(profile)
+    if not linear:
+        return None
+    figure, axes = canvas(1, 2, 4.2)
+    for color, (number, m) in zip(_depths(len(linear)), linear, strict=True):
+        size = m.response.mean(0)
+        axes[0, 0].loglog(1 + np.arange(len(size)), size / size[0], color=color, label=f"layer {number}")
+    gains = [m.log_gains.clamp(min=-690) / np.log(10) for _, m in linear]
+    _dots(axes[0, 1], [g[..., 0].median(0).values for g in gains], [number for number, _ in linear])
+    axes[0, 1].axhline(0, color=PALETTE[7], linewidth=0.8, linestyle=":")
+    label(axes[0, 0], "Impulse response", "lag + 1 [tokens]", "|Φ|, root mean square, over lag 0")
+    label(axes[0, 1], "Strongest direction through the window", "layer", "log₁₀ of its gain")
+    legend(axes[0, 0])
+    caption = (
+        "Left: how much of a token's value is still in the output after so many tokens. Right: the largest singular "
+        "value of the product of transitions over the window, a dot per head: above 0 gradients can explode, far below "
+        "0 they vanish."
+    )
+    return Picture("response", "Impulse responses and gradients", caption, figure)
+
+
+_SYSTEMS: tuple[Callable[[Profile], Picture | None], ...] = (_half_lives, _eigenvalues, _hankel, _response)
+
+
+def _normalisers(profile: Profile) -> Picture | None:
+    found = [(i, layer.normalisers) for i, layer in enumerate(profile.layers) if layer.normalisers is not None]
+    if not found:
+        return None
+    figure, axes = canvas(1, 1, 6.0)
+    for color, (number, eta) in zip(_depths(len(found)), found, strict=True):
+        _timed(axes[0, 0], eta.abs().median(1).values, color, f"layer {number}")
+    axes[0, 0].set_yscale("log")
+    label(axes[0, 0], "Running median over heads", "token", "|η|")
+    legend(axes[0, 0])
+    caption = "What outputs are divided by. In DSF η_{t-1}/η_t is the transition: where η grows, old tokens fade."
+    return Picture("normalisers", "Normalisers η", caption, figure)
+
+
+def _conditions(profile: Profile) -> Picture | None:
+    found = [(i, layer.examined, layer.solver) for i, layer in enumerate(profile.layers) if layer.solver is not None]
+    if not found:
+        return None
+    figure, axes = canvas(1, 2, 4.2)
+    for color, (number, places, solver) in zip(_depths(len(found)), found, strict=True):
+        for one, values in zip(axes.flat, (solver.condition[0], solver.residual[0]), strict=True):
+            one.semilogy(places, values.median(1).values, color=color, label=f"layer {number}")
+            one.fill_between(places, values.amin(1), values.amax(1), color=color, alpha=0.15, linewidth=0)
+    label(axes[0, 0], "Condition number of H + Λ", "token", "median over heads, and range")
+    label(axes[0, 1], "What the solver leaves", "token", "‖q - (H + Λ) x‖ / ‖q‖")
+    legend(axes[0, 0])
+    caption = (
+        "Conjugate gradients need about √condition steps per digit; with condition 1 Mesa is linear attention, which "
+        "needs none."
+    )
+    return Picture("conditions", "Mesa's linear systems", caption, figure)
+
+
+def _numbered(profile: Profile) -> list[tuple[int, Memory]]:
+    return [(i, layer.memory) for i, layer in enumerate(profile.layers) if layer.memory is not None]
+
+
+def _linear(profile: Profile) -> list[tuple[float, Memory]]:
+    last = max(1, len(profile.layers) - 1)
+    return [(i / last, m) for i, m in _numbered(profile)]
+
+
+def _over_depth(profile: Profile, measure: Callable[[Tensor], Tensor]) -> list[tuple[float, float]]:
+    last = max(1, len(profile.layers) - 1)
+    return [(i / last, float(measure(layer.phi).mean())) for i, layer in enumerate(profile.layers)]
+
+
+def _middle(lives: Tensor) -> float:
+    return float(lives.clamp(max=LONGEST).median())
+
+
+def _same_window(one: Profile, other: Profile) -> bool:
+    return one.layers[0].phi.shape[-1] == other.layers[0].phi.shape[-1]
+
+
+def _beside(student: Profile, teacher: Profile) -> Iterable[tuple[float, tuple[Tensor, Tensor]]]:
+    """(depth, the head averages of a layer of the student and of the teacher's at the same relative depth)."""
+    last = max(1, len(student.layers) - 1)
+    for i, layer in enumerate(student.layers):
+        model = teacher.layers[round(i / last * (len(teacher.layers) - 1))]
+        yield i / last, (maps.weights(layer.phi).mean(0), maps.weights(model.phi).mean(0))
+
+
+def _dots(axes: Axes, per_layer: Sequence[Tensor], numbers: Sequence[int] | None = None) -> None:
+    """A dot per head and a bar at the layer's mean."""
+    for number, values in zip(numbers or range(len(per_layer)), per_layer, strict=True):
+        jitter = np.linspace(-0.22, 0.22, len(values)) if len(values) > 1 else np.zeros(1)
+        axes.scatter(number + jitter, values, s=9, color=PALETTE[0], alpha=0.7, linewidths=0)
+        axes.plot([number - 0.32, number + 0.32], [float(values.mean())] * 2, color=PALETTE[1], linewidth=1.6)
+    axes.set_xticks(numbers or range(len(per_layer)))
+
+
+def _bands(axes: Axes, numbers: Sequence[int], lives: Sequence[Tensor]) -> None:
+    quantiles = np.array([np.quantile(life.flatten().float().numpy(), (0.1, 0.5, 0.9)) for life in lives])
+    below, above = quantiles[:, 1] - quantiles[:, 0], quantiles[:, 2] - quantiles[:, 1]
+    axes.errorbar(numbers, quantiles[:, 1], (below, above), fmt="o", color=PALETTE[0], capsize=3, markersize=5)
+    axes.set_xticks(numbers)
+
+
+def _timed(axes: Axes, values: Tensor, color: Color, name: str, points: int = 200) -> None:
+    """Medians over at most so many stretches of the text."""
+    stretches = np.array_split(values.float().numpy(), min(points, len(values)))
+    at = np.cumsum([len(s) for s in stretches]) - len(stretches[-1]) / 2
+    axes.plot(at, [float(np.median(s)) for s in stretches], color=color, linewidth=1, label=name)
+
+
+def _depths(count: int) -> list[Color]:
+    """Colours from the first layer to the last."""
+    return [matplotlib.colormaps["viridis"](0.88 * i / max(1, count - 1)) for i in range(count)]
+
+
+def _colors(count: int) -> list[str]:
+    return [PALETTE[i % len(PALETTE)] for i in range(count)]

@@ -1,0 +1,123 @@
+"""What a linear time-varying system remembers: for how long, of what, in how many dimensions.
+
+Everything here works per head on K×K or K×window matrices; N×N is never formed. A window is a slice of the system in
+time, and its map and factors come from running it on one impulse per token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log
+
+import torch
+from torch import Tensor
+
+from fastweights.evaluate import evaluate
+from fastweights.recurrence import LTV, Decay, Diagonal, Mesa, Normalized, Recurrence, Softmax, SolverStatistics
+from fastweights.shapes import Map
+
+
+def half_lives(system: LTV) -> Tensor:
+    """Tokens after which a state component has halved at the rate of each token, ``[b t h k]``; inf for |λ| = 1."""
+    return log(2) * system.memory_horizon()
+
+
+def reaching(window: LTV) -> tuple[Map, Tensor]:
+    """(Φ ``[b h t s]`` of the window alone, Ψ ``[b h k s]``: what an impulse at s leaves in the state at its end).
+
+    Ψ Ψᴴ is the controllability Gramian. D is left out.
+    """
+    b, length, h, _ = window.B.shape
+    impulses = torch.eye(length, dtype=window.B.dtype, device=window.B.device)
+    phi, state = replace(window, D=None).simulate(impulses[None, :, None].expand(b, length, h, length))
+    return phi.transpose(1, 2), state
+
+
+def reading(window: LTV) -> Tensor:
+    """Ω ``[b h k t]``: Ωᴴ S is the window's output for the state S before it and no input.
+
+    Ω Ωᴴ is the observability Gramian.
+    """
+    b, length, h, width = window.B.shape
+    read = window.C.new_zeros(b, h, width, length)
+    for t in reversed(range(length)):
+        read[..., t] = window.C[:, t].conj()
+        read = window.A[t : t + 1].apply_adjoint(read[:, None])[:, 0]
+    return read
+
+
+def controllability(window: LTV) -> Tensor:
+    """The Gramian Ψ Ψᴴ ``[b h k k]`` at the window's end: the states that unit inputs reach."""
+    reached = reaching(window)[1]
+    return reached @ reached.mH
+
+
+def observability(window: LTV) -> Tensor:
+    """The Gramian Ω Ωᴴ ``[b h k k]`` at the window's start: the energy of a state's future output."""
+    read = reading(window)
+    return read @ read.mH
+
+
+def hankel(system: LTV, cut: int, length: int) -> Tensor:
+    """Singular values ``[b h k]``, falling, of the map from the `length` inputs before `cut` to the outputs after it.
+
+    Those of Ωᴴ Ψ, from the triangular factors of both, so that small ones are not lost in squares.
+    """
+    past, future = system[max(0, cut - length) : cut], system[cut : cut + length]
+    reached, read = torch.linalg.qr(reaching(past)[1].mH).R, torch.linalg.qr(reading(future).mH).R
+    values = torch.linalg.svdvals(read @ reached.mH)
+    return torch.nn.functional.pad(values, (0, system.A.width - values.shape[-1]))
+
+
+def effective_dimension(singular_values: Tensor) -> Tensor:
+    """exp of the entropy of the normalised values: k if all are equal, 1 if one stands out, 0 for zeros  ``[…]``."""
+    total = singular_values.sum(-1, keepdim=True)
+    share = torch.where(total > 0, singular_values / total, 0)
+    dimension = torch.special.entr(share).sum(-1).exp()
+    return torch.where(total.squeeze(-1) > 0, dimension, 0)
+
+
+def log_gains(window: LTV) -> Tensor:
+    """log of the singular values of ∏ A_t over the window, ``[b h k]`` falling: how gradients grow or vanish."""
+    if isinstance(window.A, Diagonal):
+        logs = window.A.decay.abs().log().sum(1).expand(-1, -1, window.A.width)
+        return logs.sort(-1, descending=True).values
+    b, _, h, width = window.B.shape
+    product = torch.eye(width, dtype=window.B.dtype, device=window.B.device).expand(b, h, -1, -1)
+    for t in range(len(window)):
+        product = window.A[t : t + 1].apply(product[:, None])[:, 0]
+    return torch.linalg.svdvals(product).log()
+
+
+def response(phi: Map) -> Tensor:
+    """Root mean square of Φ_ts over all tokens s, for every lag t - s: ``[b h lag]``."""
+    power = phi.abs().square()
+    return torch.stack([power.diagonal(-lag, -2, -1).mean(-1) for lag in range(phi.shape[-1])], -1).sqrt()
+
+
+def normalisers(record: Recurrence) -> Tensor | None:
+    """η_t ``[b t h]``, what the output is divided by; None for a rule that does not normalise (DSF eq. 15, 18).
+
+    Of softmax only where every query sees all tokens before it.
+    """
+    match record:
+        case Normalized():
+            return record.normalisers().squeeze(-1)
+        case Softmax(q=q, k=k, window=None, kept=None, starts=None):
+            groups = q.shape[2] // k.shape[2]
+            scores = torch.einsum("bthk,bshk->bhts", q, k.repeat_interleave(groups, 2)) / q.shape[-1] ** 0.5
+            return scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf).logsumexp(-1).exp().mT
+        case _:
+            return None
+
+
+def solver_at(record: Mesa, cuts: tuple[int, ...]) -> SolverStatistics:
+    """`solver_statistics` of the last token before each of the rising `cuts` alone, ``[b cuts h]``."""
+    gram = Decay(record.k, record.k, record.beta * record.k, record.log_decay)
+    state, found, before = gram.initial_state(), [], 0
+    for cut in cuts:
+        _, state = evaluate(gram[before : cut - 1], state)
+        assert isinstance(state, Tensor)
+        found.append(record[cut - 1 : cut].chunk_statistics(state))
+        before = cut - 1
+    return SolverStatistics(*(torch.cat(parts, 1) for parts in zip(*found, strict=True)))

@@ -1,0 +1,156 @@
+"""One model on one text: the memory and the attention map of every layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fastweights.analysis import maps, memory
+from fastweights.analysis.algorithms import Allowed, allowed
+from fastweights.analysis.capture import captured
+from fastweights.mixer import Mixer
+from fastweights.recurrence import LTV, Mesa, NoFiniteFormError, Recurrence, SolverStatistics
+from fastweights.shapes import Map
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is looked at.
+
+    heads   at most so many of a layer, evenly spaced
+    window  tokens of the maps, and on each side of a cut for the Hankel values
+    cuts    places in the text where the state is examined
+    """
+
+    heads: int = 16
+    window: int = 128
+    cuts: int = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What the system of one layer remembers; h are the chosen heads.
+
+    eigenvalues  ``[t h k]``, of Λ_t
+    half_lives   ``[t h k]``, tokens
+    hankel       ``[cuts h k]``, singular values around each cut
+    dimensions   ``[cuts h]``, their effective number
+    log_gains    ``[cuts h k]``, of the transitions over the window before each cut
+    response     ``[h lag]``, |Φ| by lag
+    """
+
+    eigenvalues: Tensor
+    half_lives: Tensor
+    hankel: Tensor
+    dimensions: Tensor
+    log_gains: Tensor
+    response: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One mixer of the model on the text (its first sequence).
+
+    heads, of   the chosen heads, and how many there are
+    phi         ``[h t s]``, the map of the first `window` tokens
+    memory, algorithms  None for a rule without a finite linear form
+    normalisers ``[t h]`` or None
+    examined, solver  Mesa's `SolverStatistics` of the tokens at these places; none and None for others
+    """
+
+    path: str
+    mixer: str
+    rule: str
+    heads: list[int]
+    of: int
+    phi: Map
+    memory: Memory | None
+    algorithms: list[Allowed] | None
+    normalisers: Tensor | None
+    examined: tuple[int, ...]
+    solver: SolverStatistics | None
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """All layers of a model, under a `name`, on a text of so many tokens."""
+
+    name: str
+    tokens: int
+    parameters: int
+    extent: Extent
+    layers: list[Layer]
+
+
+def profile(name: str, model: nn.Module, ids: Tensor, extent: Extent = Extent()) -> Profile:
+    """`model` run on ``ids [1 t]`` and looked at, layer by layer; raises ValueError for too short a text."""
+    if ids.shape[1] < 8:
+        raise ValueError(f"the text has {ids.shape[1]} tokens; an analysis needs 8 or more")
+    with captured(model) as found, torch.no_grad():
+        model(ids)
+    if not found:
+        raise ValueError(f"{name} has no mixer of this library in it")
+    layers = []
+    for path in list(found):
+        mixer, driven = model.get_submodule(path), found.pop(path)
+        assert isinstance(mixer, Mixer)
+        with torch.no_grad():
+            layers.append(_layer(path, type(mixer).__name__, driven.recurrence, extent))
+    parameters = sum(p.numel() for p in model.parameters())
+    return Profile(name, ids.shape[1], parameters, extent, layers)
+
+
+def _layer(path: str, mixer: str, record: Recurrence, extent: Extent) -> Layer:
+    heads = evenly(record.shape[2], extent.heads)
+    system = _system(record)
+    first = record[: extent.window]
+    eta = memory.normalisers(record)
+    examined = cuts(len(record), 16) if isinstance(record, Mesa) else ()
+    return Layer(
+        path=path,
+        mixer=mixer,
+        rule=type(record).__name__,
+        heads=heads,
+        of=record.shape[2],
+        phi=maps.attention(first, heads)[0],
+        memory=None if system is None else _memory(system.heads(heads), extent),
+        algorithms=None if system is None else allowed(system),
+        normalisers=None if eta is None else eta[0][:, heads],
+        examined=examined,
+        solver=memory.solver_at(record, examined) if isinstance(record, Mesa) else None,
+    )
+
+
+def _system(record: Recurrence) -> LTV | None:
+    try:
+        return record.ltv()
+    except NoFiniteFormError:
+        return None
+
+
+def _memory(system: LTV, extent: Extent) -> Memory:
+    places = cuts(len(system) - 1, extent.cuts + 1)[:-1] or (len(system) // 2,)
+    window = min(extent.window, len(system) // 2)
+    hankel = torch.stack([memory.hankel(system, cut, window)[0] for cut in places])
+    gains = [memory.log_gains(system[max(0, cut - window) : cut])[0] for cut in places]
+    return Memory(
+        eigenvalues=system.eigenvalues()[0],
+        half_lives=memory.half_lives(system)[0],
+        hankel=hankel,
+        dimensions=memory.effective_dimension(hankel),
+        log_gains=torch.stack(gains),
+        response=memory.response(memory.reaching(system[: extent.window])[0])[0],
+    )
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """At most `most` of the numbers 0 … count - 1, evenly spaced, the first and the last among them."""
+    chosen = min(count, most)
+    return sorted({round(i * (count - 1) / max(1, chosen - 1)) for i in range(chosen)})
+
+
+def cuts(length: int, count: int) -> tuple[int, ...]:
+    """`count` rising places in 1 … length, the last of them `length`; fewer if there are fewer tokens."""
+    return tuple(sorted({max(1, round(length * (i + 1) / count)) for i in range(count)}))

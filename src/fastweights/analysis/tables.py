@@ -1,0 +1,192 @@
+"""The papers' tables, from the code: docstrings' rows, computed dimensions, groups, conditions and costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
+from inspect import cleandoc
+from typing import NamedTuple
+
+import torch
+
+from fastweights.analysis.conditions import Conditions, Groups, conditions, groups
+from fastweights.analysis.cost import cost, held, step
+from fastweights.analysis.notes import NOTES
+from fastweights.analysis.rows import DIMENSIONS, row
+from fastweights.layers import Past
+from fastweights.mixer import Mixer
+from fastweights.mixers import MIXERS, make
+from fastweights.recurrence import Amplified, ConjugateGradient, Decay, Delta, Mesa, Normalized, Recurrence, Softmax
+
+PROBE = 16
+"""The model width at which groups and conditions are found; they do not depend on it."""
+
+
+class Table(NamedTuple):
+    """Cells are text; `notes` say where a paper and its code, or a paper and we, disagree."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    notes: tuple[str, ...]
+
+    def markdown(self) -> str:
+        cells = [self.columns, tuple("---" for _ in self.columns), *self.rows]
+        lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in cells]
+        notes = ["", *(f"- {note}" for note in self.notes)] if self.notes else []
+        return "\n".join([f"## {self.title}", "", *lines, *notes])
+
+    def records(self) -> dict[str, object]:
+        """For JSON."""
+        return {"title": self.title, "rows": [dict(zip(self.columns, r, strict=True)) for r in self.rows],
+                "notes": list(self.notes)}  # fmt: skip
+
+
+def page(tables: Iterable[Table]) -> str:
+    """docs/tables.md, if given all tables."""
+    head = "# The papers' tables, from the code\n\n`make tables` writes this page; nothing on it is typed by hand."
+    return "\n\n".join([head, *(table.markdown() for table in tables)])
+
+
+def functions(title: str, names: tuple[str, ...]) -> Table:
+    """Parameter functions and dimensions of `names`, as their docstrings state them (MetaLA's Tables 1, A1-A3)."""
+    columns = ("f_q", "f_k", "f_v", "f_α", "f_g", DIMENSIONS)
+    rows = [(name, *(row(MIXERS[name]).get(column, "1") for column in columns)) for name in names]
+    return Table(title, ("model", *columns), rows, notes(names))
+
+
+def review() -> Table:
+    """MetaLA's Table 2 for every mixer: parameter groups, and the conditions that follow."""
+    found = [(name, group_of(name), conditions_of(name)) for name in MIXERS]
+    found.sort(key=lambda entry: (-len(entry[1]), named(entry[1])))
+    rows = [(name, named(letters), *map(mark, met)) for name, letters, met in found]
+    return Table("MetaLA, Table 2: parameter groups and conditions", ("model", "groups", "C0", "C1", "C2", "C3"), rows,
+                 notes(("table 2", *MIXERS)))  # fmt: skip
+
+
+@cache
+def group_of(name: str) -> Groups:
+    return groups(make(name, PROBE))
+
+
+@cache
+def conditions_of(name: str) -> Conditions:
+    return conditions(make(name, PROBE))
+
+
+def named(letters: Groups) -> str:
+    return ", ".join(letter for letter in ("Q", "K", "Λ", "Λ_t") if letter in letters)
+
+
+def mark(met: bool | None) -> str:
+    return "–" if met is None else "✓" if met else "✗"
+
+
+def recurrences() -> Table:
+    """MesaNet's Table 3: the rule of each layer, as the rules' docstrings state it."""
+    baselines = ("mamba2", "gla", "deltanet", "gated_deltanet", "mlstm")
+    names = (*(f"mesanet_{name}" for name in baselines), "mesa")
+    rows = []
+    for name in names:
+        record, said = _record(make(name, PROBE)), row(MIXERS[name])
+        written, read = _equations(record)
+        gate = said.get("f_β", said.get("f_i", "1"))
+        rows.append((name, written, read, said.get("f_α", said.get("f_γ", "1")), gate))
+    columns = ("layer", "recurrence", "read-out", "decay (α, γ)", "write gate (β, i)")
+    return Table("MesaNet, Table 3: recurrent layers", columns, rows, notes(("table 3",)))
+
+
+def _equations(record: Recurrence) -> tuple[str, str]:
+    """(what is written, what is read): the first lines of the docstrings of a rule and of its normaliser."""
+    rule, read = record, ""
+    while isinstance(rule, Normalized | Amplified):
+        read = _first_line(rule) if isinstance(rule, Normalized) else read
+        rule = rule.inner
+    *written, last = _first_line(rule).split(" ;  ")
+    return " ;  ".join(written), read or last
+
+
+def _first_line(record: Recurrence) -> str:
+    return re.sub(r"\s{3,}\(.*", "", cleandoc(type(record).__doc__ or "").splitlines()[0])
+
+
+def inference(width: int = 128, context: int = 2048, steps: int = 30) -> Table:
+    """MesaNet's Table 4: state and operations per head and token, for keys and values of `width` = n_a."""
+
+    def shown(number: int) -> tuple[str, str]:
+        return f"{number:,}", f"{number / width**2:.2f} n_a²"
+
+    heads = heads_of(width, steps).items()
+    rows = [(name, *shown(held(record, context)), *shown(step(record, context))) for name, record in heads]
+    columns = ("layer", "state", "state in n_a²", "operations per token", "operations in n_a²")
+    title = f"MesaNet, Table 4: inference per head, n_a = {width}, context t = {context}, k = {steps} steps"
+    return Table(title, columns, rows, notes(("table 4",)))
+
+
+def heads_of(width: int, steps: int = 30) -> dict[str, Recurrence]:
+    """One token of one head of each of Table 4's layers."""
+    x, scalar = torch.zeros(1, 1, 1, width), torch.zeros(1, 1, 1, 1)
+    return {
+        "MHA": Softmax(x, x, x),
+        "GLMHA": Decay(x, x, x, scalar),
+        "(gated) DeltaNet": Delta(x, x, x, scalar, scalar),
+        "Mesa": Mesa(x, x, x, scalar, scalar, x + 1, ConjugateGradient(steps)),
+    }
+
+
+def costs(d: int = 512, context: int = 2048) -> Table:
+    """Every mixer with its default arguments: dimensions, parameters, state and operations per layer."""
+    columns = ("model", "H × d'_k × d'_v", "parameters", "in d²", "state", "decode, Mflop", "train, Mflop")
+    title = f"Costs of one layer per token, d = {d}, context {context}, default arguments"
+    return Table(title, columns, [_cost_row(name, d, context) for name in MIXERS], notes(("costs",)))
+
+
+def _cost_row(name: str, d: int, context: int) -> tuple[str, ...]:
+    mixer = make(name, d)
+    found, record = cost(mixer, context), _record(mixer)
+    shape = (record.shape[2], record.streams["q"].shape[-1], record.values)
+    parameters = f"{found.parameters:,}", f"{found.parameters / d**2:.2f} d²"
+    operations = (f"{flops / 1e6:.2f}" for flops in (found.decode, found.train))
+    return name, " × ".join(map(str, shape)), *parameters, f"{found.state:,}", *operations
+
+
+def _record(mixer: Mixer) -> Recurrence:
+    """What the mixer makes of one token."""
+    x = torch.zeros(1, 1, mixer.d)
+    with torch.no_grad():
+        return mixer.project(x, Past(x, None, None, None, None))[0]
+
+
+def notes(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"**{name}**: {NOTES[name]}" for name in names if name in NOTES)
+
+
+FUNCTIONS = {
+    "metala-1": ("Table 1: from the general form to linear models", "gla transnormer hgrn rwkv4 mamba s5 metala"),
+    "metala-a1": ("Table A1: LinFormers", "linear retnet transnormer gla"),
+    "metala-a2": ("Table A2: state space models", "dss s4d h3 mamba s5"),
+    "metala-a3": ("Table A3: linear RNNs", "rwkv4 hgrn rglru lru"),
+}
+
+
+def others() -> Table:
+    """The rows of all mixers that MetaLA's tables of functions do not have."""
+    listed = {name for _, names in FUNCTIONS.values() for name in names.split()}
+    return functions("The other mixers in the form of MetaLA's tables", tuple(n for n in MIXERS if n not in listed))
+
+
+def _functions(name: str) -> Table:
+    title, names = FUNCTIONS[name]
+    return functions(f"MetaLA, {title}", tuple(names.split()))
+
+
+TABLES: Mapping[str, Callable[[], Table]] = {
+    **{name: partial(_functions, name) for name in FUNCTIONS},
+    "metala-2": review,
+    "others": others,
+    "mesanet-3": recurrences,
+    "mesanet-4": inference,
+    "costs": costs,
+}
+"""The tables by the names that the command takes."""

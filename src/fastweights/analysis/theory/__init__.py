@@ -1,0 +1,64 @@
+"""The papers' lemmas and propositions as programs: each returns its numbers, a verdict and a picture."""
+
+import torch
+from torch import Tensor
+
+from fastweights.analysis.theory.finding import Finding
+from fastweights.analysis.theory.lemmas import (
+    Embedding,
+    ReversedSigmoid,
+    TaylorSoftmax,
+    embedding,
+    reversed_sigmoid_transition,
+    taylor_softmax,
+)
+from fastweights.analysis.theory.propositions import (
+    Approximation,
+    LeastParameters,
+    Overwriting,
+    Solution,
+    approximation,
+    least_parameters,
+    overwriting,
+)
+from fastweights.recurrence import Decay
+
+
+def findings() -> list[Finding]:
+    """Every statement, on small random inputs that are always the same."""
+    g = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=g, dtype=torch.float64)
+
+    scores = 3 * drawn(16, 16)
+    target = scores.masked_fill(torch.ones(16, 16).triu(1).bool(), -torch.inf).softmax(-1)
+    system = Decay(drawn(1, 32, 2, 4), drawn(1, 32, 2, 4), drawn(1, 32, 2, 3), -drawn(1, 32, 2, 4).abs()).ltv()
+    overwritten, approximated = overwriting(drawn(4, 3), drawn(3)), approximation(target)
+    return [
+        taylor_softmax(drawn(1, 32, 2, 3), drawn(1, 32, 2, 3), drawn(1, 32, 2, 4)),
+        embedding(system, drawn(1, 32, 2, 3), (4, 8, 16, 32)),
+        reversed_sigmoid_transition(torch.linspace(-8, 8, 161, dtype=torch.float64)),
+        overwritten,
+        approximated,
+        least_parameters(overwritten, approximated),
+    ]
+
+
+__all__ = [
+    "Approximation",
+    "Embedding",
+    "Finding",
+    "LeastParameters",
+    "Overwriting",
+    "ReversedSigmoid",
+    "Solution",
+    "TaylorSoftmax",
+    "approximation",
+    "embedding",
+    "findings",
+    "least_parameters",
+    "overwriting",
+    "reversed_sigmoid_transition",
+    "taylor_softmax",
+]

@@ -1,0 +1,47 @@
+"""fastweights table"""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+
+from rich import box
+from rich import table as rich_table
+from rich.console import Console
+from rich.text import Text
+
+from fastweights.analysis.tables import TABLES, Table, page
+
+
+def table(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
+    """The papers' tables, computed from the code: parameter functions, groups, conditions, states, costs."""
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"which (default: all): {', '.join(TABLES)}")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--markdown", action="store_true", help="print Markdown, as docs/tables.md has it")
+    form.add_argument("--json", action="store_true", help="print JSON")
+    return _table
+
+
+def _table(chosen: Namespace, console: Console) -> None:
+    unknown = [name for name in chosen.tables if name not in TABLES]
+    if unknown:
+        raise ValueError(f"unknown tables: {', '.join(unknown)}; there are {', '.join(TABLES)}")
+    tables = [TABLES[name]() for name in chosen.tables or TABLES]
+    if chosen.json:
+        console.out(json.dumps([one.records() for one in tables], indent=1, ensure_ascii=False))
+    elif chosen.markdown:
+        console.out(page(tables))
+    else:
+        for one in tables:
+            _print(one, console)
+
+
+def _print(one: Table, console: Console) -> None:
+    shown = rich_table.Table(*one.columns, title=one.title, box=box.SIMPLE_HEAD, title_justify="left")
+    for cells in one.rows:
+        shown.add_row(*map(Text, cells))
+    console.print(shown)
+    for note in one.notes:
+        console.print(Text(note.replace("**", "").replace("`", ""), "dim"))
+    console.print()

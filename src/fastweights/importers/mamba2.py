@@ -1,0 +1,54 @@
+"""Mamba-2 as transformers names its weights (Codestral Mamba, mamba2-*-hf)."""
+
+from __future__ import annotations
+
+import math
+
+from fastweights.importers.mamba import OUTER
+from fastweights.importers.plan import Constant, Piece, Plan, Table, rows, stacked, taps
+from fastweights.importers.source import Source
+from fastweights.models import FastWeightsConfig
+
+
+def mamba2(source: Source) -> Plan:
+    """A stack of Mamba-2 layers without MLPs."""
+    settings = source.settings
+    settings.require("use_bias", False)
+    settings.require("hidden_act", "silu")
+    settings.require("time_step_limit", [0.0, math.inf], (0.0, math.inf))
+    heads, groups, state = settings["num_heads"], settings["n_groups"], settings["state_size"]
+    config = FastWeightsConfig(
+        **settings.common,
+        hidden_size=settings["hidden_size"],
+        num_hidden_layers=settings["num_hidden_layers"],
+        mixers=[
+            {
+                "name": "mamba2",
+                "heads": heads,
+                "state": state,
+                "expand": settings["expand"],
+                "conv": settings["conv_kernel"],
+                "groups": groups,
+                "eps": settings["layer_norm_epsilon"],
+            }
+        ],
+        norm_eps=settings["layer_norm_epsilon"],
+        mlp=None,
+        embedding_scale=1.0,
+    )
+    width = settings["expand"] * settings["hidden_size"]
+    convolved = 2 * width + 2 * groups * state
+    layer: Table = {
+        "mixer_norm.weight": "norm.weight",
+        "mixer.W_z.weight": Piece("mixer.in_proj.weight", rows(0, width)),
+        "mixer.W_xBC.weight": Piece("mixer.in_proj.weight", rows(width, convolved)),
+        "mixer.W_Delta.weight": Piece("mixer.in_proj.weight", rows(convolved, convolved + heads)),
+        "mixer.W_Delta.bias": "mixer.dt_bias",
+        "mixer.conv.weight": Piece("mixer.conv1d.weight", taps),
+        "mixer.conv_bias": "mixer.conv1d.bias" if settings["use_conv_bias"] else Constant(0.0),
+        "mixer.log_a": "mixer.A_log",
+        "mixer.D": "mixer.D",
+        "mixer.w_norm": "mixer.norm.weight",
+        "mixer.W_o.weight": "mixer.out_proj.weight",
+    }
+    return Plan(config, {**OUTER, **stacked(config, "backbone.layers", [layer])})

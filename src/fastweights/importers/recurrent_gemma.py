@@ -1,0 +1,74 @@
+"""RecurrentGemma, Griffin's open models, as transformers names their weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastweights.importers.attention import attention, projections
+from fastweights.importers.plan import Piece, Plan, Table, gated_mlp, linear, one_more, stacked, taps
+from fastweights.importers.source import Settings, Source
+from fastweights.models import FastWeightsConfig
+
+OUTER = {
+    "model.embed_tokens.weight": Piece("model.embed_tokens.weight"),
+    "model.norm.weight": Piece("model.final_norm.weight", one_more),
+    "lm_head.weight": Piece("lm_head.weight"),
+}
+RECURRENT: Table = {
+    **linear("mixer.W_u", "temporal_block.linear_x", bias=True),
+    **linear("mixer.W_g", "temporal_block.linear_y", bias=True),
+    **linear("mixer.W_o", "temporal_block.linear_out", bias=True),
+    "mixer.conv.weight": Piece("temporal_block.conv_1d.weight", taps),
+    "mixer.conv_bias": "temporal_block.conv_1d.bias",
+    "mixer.Lambda": Piece("temporal_block.rg_lru.recurrent_param", Tensor.neg),
+    "mixer.W_a": "temporal_block.rg_lru.recurrent_gate_weight",
+    "mixer.b_a": Piece("temporal_block.rg_lru.recurrent_gate_bias", Tensor.flatten),
+    "mixer.W_x": "temporal_block.rg_lru.input_gate_weight",
+    "mixer.b_x": Piece("temporal_block.rg_lru.input_gate_bias", Tensor.flatten),
+}
+
+
+def recurrent_gemma(source: Source) -> Plan:
+    """Recurrent blocks and sliding attention in turn, gated MLPs with biases, capped logits."""
+    settings = source.settings
+    settings.require("hidden_activation", "gelu_pytorch_tanh")
+    biased = "qkvo" if settings["attention_bias"] else "o"
+    local = attention(settings, settings["attention_window_size"]) | {"bias": True}
+    kinds = {
+        "recurrent": (_recurrent(settings), RECURRENT),
+        "attention": (local, projections(biased, "temporal_block")),
+    }
+    pattern = [kinds[kind] for kind in settings["block_types"]][: settings["num_hidden_layers"]]
+    d = settings["hidden_size"]
+    config = FastWeightsConfig(
+        **settings.common,
+        hidden_size=d,
+        num_hidden_layers=settings["num_hidden_layers"],
+        mixers=[mixer for mixer, _ in pattern],
+        norm_eps=settings["rms_norm_eps"],
+        hidden_act=settings["hidden_activation"],
+        intermediate_size=settings["intermediate_size"] // 2,
+        mlp_bias=True,
+        embedding_scale=torch.tensor(d**0.5, dtype=torch.bfloat16).item(),
+        logit_cap=settings["logits_soft_cap"],
+    )
+    block: Table = {
+        "mixer_norm.weight": Piece("temporal_pre_norm.weight", one_more),
+        "mlp_norm.weight": Piece("channel_pre_norm.weight", one_more),
+        **gated_mlp("mlp_block", bias=True),
+    }
+    tables = [{**block, **table} for _, table in pattern]
+    return Plan(config, {**OUTER, **stacked(config, "model.layers", tables)})
+
+
+def _recurrent(settings: Settings) -> dict[str, Any]:
+    return {
+        "name": "rglru",
+        "heads": settings["num_attention_heads"],
+        "expand": settings["lru_width"] / settings["hidden_size"],
+        "conv": settings["conv1d_width"],
+        "whole_start": True,
+    }

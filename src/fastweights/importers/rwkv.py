@@ -1,0 +1,70 @@
+"""RWKV-4 as transformers names its weights (rwkv-4-*-pile)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastweights.importers.plan import Piece, Plan, Table, linear, under
+from fastweights.importers.source import Source
+from fastweights.layers import precise
+from fastweights.models import FastWeightsConfig
+
+EPS = 1e-5
+PRE_NORM = tuple(f"rwkv.blocks.0.pre_ln.{part}" for part in ("weight", "bias"))
+TIME: Table = {
+    **linear("mixer_norm", "ln1", bias=True),
+    **{
+        f"mixer.shift_{ours}.mu": Piece(f"attention.time_mix_{theirs}", Tensor.flatten)
+        for ours, theirs in {"k": "key", "v": "value", "r": "receptance"}.items()
+    },
+    "mixer.w": "attention.time_decay",
+    "mixer.u": "attention.time_first",
+    **{
+        f"mixer.W_{ours}.weight": f"attention.{theirs}.weight"
+        for ours, theirs in {"k": "key", "v": "value", "r": "receptance", "o": "output"}.items()
+    },
+}
+CHANNEL: Table = {
+    **linear("mixer_norm", "ln2", bias=True),
+    **{
+        f"mixer.shift_{ours}.mu": Piece(f"feed_forward.time_mix_{theirs}", Tensor.flatten)
+        for ours, theirs in {"k": "key", "r": "receptance"}.items()
+    },
+    **{
+        f"mixer.W_{ours}.weight": f"feed_forward.{theirs}.weight"
+        for ours, theirs in {"k": "key", "r": "receptance", "o": "value"}.items()
+    },
+}
+
+
+def rwkv(source: Source) -> Plan:
+    """Time and channel mixing in turn, two layers of ours for each of theirs; the norm of the embeddings is applied
+    to their table. Their halving of the stream every few layers, against overflow in float16, is left out."""
+    settings = source.settings
+    d = settings["hidden_size"]
+    settings.require("attention_hidden_size", None, d)
+    settings.require("layer_norm_epsilon", EPS)
+    settings.require("tie_word_embeddings", False)
+    config = FastWeightsConfig(
+        **settings.common,
+        hidden_size=d,
+        num_hidden_layers=2 * settings["num_hidden_layers"],
+        mixers=[{"name": "rwkv4"}, {"name": "rwkv4_channel", "width": settings["intermediate_size"]}],
+        norm="layer",
+        norm_eps=EPS,
+        mlp=None,
+        embedding_scale=1.0,
+    )
+    tensors = {
+        "model.embed_tokens.weight": Piece("rwkv.embeddings.weight", _normalized, PRE_NORM),
+        **under("model.norm", "rwkv.ln_out", {"weight": "weight", "bias": "bias"}),
+        "lm_head.weight": Piece("head.weight"),
+    }
+    for layer in range(config.num_hidden_layers):
+        tensors |= under(f"model.layers.{layer}", f"rwkv.blocks.{layer // 2}", CHANNEL if layer % 2 else TIME)
+    return Plan(config, tensors)
+
+
+def _normalized(embeddings: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(precise(embeddings), weight.shape, precise(weight), precise(bias), EPS)

@@ -1,0 +1,81 @@
+"""The compiled kernels as torch operators, which torch.compile calls without looking into them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastweights.kernels.native.rules import MATRIX, SCAN, _backward, _forward, _Kept, _own_heads, _Streams
+
+_STREAMS = "Tensor q, Tensor? k, Tensor v, Tensor? log_decay, Tensor? beta"
+
+
+@torch.library.custom_op(
+    "fastweights::native",
+    mutates_args=(),
+    device_types="cpu",
+    schema=f"(bool scan, Tensor start, {_STREAMS}) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def native(scan: bool, start: Tensor, *streams: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(o, S_T, and what the backward needs: marks, missing) of S_0 and the streams, all axes but heads spelled out."""
+    code, start, given = SCAN if scan else MATRIX, start.contiguous(), _own(streams)
+    kept = _Kept.empty(code, given, start)
+    o, last = _forward(code, given, start, kept)
+    return o, last, kept.marks, _there(kept.missing, start)
+
+
+@native.register_fake
+def _(scan: bool, start: Tensor, *streams: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    given = _Streams(*streams)  # type: ignore[arg-type]
+    kept = _Kept.empty(SCAN if scan else MATRIX, given, start)
+    return start.new_empty(given.v.shape), start.new_empty(start.shape), kept.marks, _there(kept.missing, start)
+
+
+@torch.library.custom_op(
+    "fastweights::native_backward",
+    mutates_args=(),
+    device_types="cpu",
+    schema=f"(bool scan, Tensor d_o, Tensor d_last, Tensor marks, Tensor missing, {_STREAMS})"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def native_backward(
+    scan: bool, d_o: Tensor, d_last: Tensor, marks: Tensor, missing: Tensor, *streams: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Gradients of S_0 and the streams; empty for a stream that is not there."""
+    given = _own(streams)
+    kept = _Kept(marks, None if given.beta is None else missing)
+    d_start, grads = _backward(SCAN if scan else MATRIX, given, kept, d_o, d_last.contiguous())
+    return d_start, *(_there(g, d_start) for g in grads)
+
+
+@native_backward.register_fake
+def _(*arguments: Any) -> tuple[Tensor, ...]:
+    d_last, streams = arguments[2], arguments[5:]
+    return tuple(d_last.new_empty(0 if s is None else s.shape) for s in (d_last, *streams))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.scan, _, *streams = inputs
+    ctx.save_for_backward(*output[2:], *streams)
+
+
+def _differentiate(ctx: Any, d_o: Tensor, d_last: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    marks, missing, *streams = ctx.saved_tensors
+    d_start, *grads = native_backward(ctx.scan, d_o, d_last, marks, missing, *streams)
+    return None, d_start, *(None if s is None else g for s, g in zip(streams, grads, strict=True))
+
+
+native.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _own(streams: tuple[Tensor | None, ...]) -> _Streams:
+    """A compiled graph lays tensors out as it likes; heads that do not share their gradient must not look so."""
+    q, k, *others = streams
+    return _Streams(_own_heads(q), _own_heads(k), *others)  # type: ignore[arg-type]
+
+
+def _there(tensor: Tensor | None, like: Tensor) -> Tensor:
+    """An operator always returns tensors: an empty one for None."""
+    return like.new_empty(0) if tensor is None else tensor

@@ -1,0 +1,309 @@
+"""How (H_t + Λ) x_t = b_t is solved for every token, and how its solution is differentiated."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fastweights.recurrence.products import Products, decayed_products
+
+
+class Operator(ABC):
+    """A definite matrix H_t + Λ_t for every token of n tiles, acting on rows ``[n t k]``."""
+
+    @abstractmethod
+    def apply(self, p: Tensor) -> Tensor:
+        """(H_t + Λ) p_t for every token."""
+
+    @abstractmethod
+    def diagonal(self) -> Tensor:
+        """diag(H_t + Λ), ``[n t k]``."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """H_t + Λ, ``[n t k k]``."""
+
+    @abstractmethod
+    def take(self, tiles: Tensor) -> Self:
+        """The operator of some tiles, by their numbers."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenGram(Operator):
+    """H + Λ of one token: ``gram [n k k]``, ``ridge [n 1 k]``."""
+
+    gram: Tensor
+    ridge: Tensor
+
+    def apply(self, p: Tensor) -> Tensor:
+        return p @ self.gram.mT + self.ridge * p
+
+    def diagonal(self) -> Tensor:
+        return self.gram.diagonal(dim1=-2, dim2=-1)[..., None, :] + self.ridge
+
+    def dense(self) -> Tensor:
+        return self.gram[..., None, :, :] + torch.diag_embed(self.ridge)
+
+    def take(self, tiles: Tensor) -> TokenGram:
+        return TokenGram(self.gram[tiles], self.ridge[tiles])
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkGram(Operator):
+    """H_t + Λ of all tokens of a chunk, never formed: H_t p is `Decay` with v = βk and q = p (MesaNet app. C).
+
+    inner  ``[n t s]``, ∏_{j=s+1..t} γ_j
+    query  ``[n t 1]``, ∏_{j≤t} γ_j
+    start  ``[n k k]``, H before the chunk
+    """
+
+    inner: Tensor
+    query: Tensor
+    start: Tensor
+    k: Tensor
+    beta: Tensor
+    ridge: Tensor
+
+    @classmethod
+    def of(cls, start: Tensor, k: Tensor, beta: Tensor, ridge: Tensor, log_decay: Tensor) -> Self:
+        """From streams ``[n t ·]``."""
+        decays = decays_alone(log_decay)
+        return cls(decays.inner, decays.query, start, k, beta, ridge)
+
+    def apply(self, p: Tensor) -> Tensor:
+        own = ((p @ self.k.mT) * self.inner) @ (self.beta * self.k)
+        return own + self.query * (p @ self.start.mT) + self.ridge * p
+
+    def diagonal(self) -> Tensor:
+        own = self.inner @ (self.beta * self.k.square())
+        return own + self.query * self.start.diagonal(dim1=-2, dim2=-1)[..., None, :] + self.ridge
+
+    def dense(self) -> Tensor:
+        outer = self.k[..., :, None] * (self.beta * self.k)[..., None, :]
+        own = (self.inner @ outer.flatten(-2)).unflatten(-1, outer.shape[-2:])
+        return own + self.query[..., None] * self.start[..., None, :, :] + torch.diag_embed(self.ridge)
+
+    def take(self, tiles: Tensor) -> ChunkGram:
+        streams = (self.inner, self.query, self.start, self.k, self.beta, self.ridge)
+        return ChunkGram(*(s[tiles] for s in streams))
+
+
+def decays_alone(log_decay: Tensor) -> Products:
+    """The `Products` of queries and keys of width 1 that are all one."""
+    one = torch.ones_like(log_decay)
+    return decayed_products(one, one, log_decay)
+
+
+class Solution(NamedTuple):
+    """x ``[n t k]`` and how many steps each token took, ``[n t 1]``."""
+
+    x: Tensor
+    steps: Tensor
+
+
+class Solver(ABC):
+    """How (H_t + Λ) x_t = b_t is solved."""
+
+    @abstractmethod
+    def solve(self, operator: Operator, b: Tensor) -> Solution:
+        """The solution for the right-hand sides ``b [n t k]``."""
+
+    def optimum(self, build: Callable[..., Operator], b: Tensor, *theta: Tensor) -> Tensor:
+        """The solution for ``build(*theta)``, differentiable in b and θ by solving once more."""
+        return implicit(_Solve(self, build), _Product(build), b, *theta)
+
+
+class _Iterate(NamedTuple):
+    """Where conjugate gradients stand in some tiles: all ``[n t ·]``."""
+
+    x: Tensor
+    r: Tensor
+    p: Tensor
+    residual: Tensor
+    enough: Tensor
+    steps: Tensor
+
+    @classmethod
+    def start(cls, operator: Operator, b: Tensor, tol: float) -> _Iterate:
+        x = b / operator.diagonal()
+        r = b - operator.apply(x)
+        residual = r.square().sum(-1, keepdim=True)
+        return cls(x, r, r, residual, residual * tol**2, torch.zeros_like(residual))
+
+    @property
+    def active(self) -> Tensor:
+        return self.residual > self.enough
+
+    def step(self, operator: Operator) -> _Iterate:
+        active, product = self.active, operator.apply(self.p)
+        length = torch.where(active, ratio(self.residual, (self.p * product).sum(-1, keepdim=True)), 0)
+        x, r = self.x + length * self.p, self.r - length * product
+        residual = torch.where(active, r.square().sum(-1, keepdim=True), self.residual)
+        p = r + ratio(residual, self.residual) * self.p
+        return _Iterate(x, r, p, residual, self.enough, self.steps + active)
+
+    def take(self, tiles: Tensor) -> _Iterate:
+        return _Iterate(*(s[tiles] for s in self))
+
+
+@dataclass(frozen=True)
+class ConjugateGradient(Solver):
+    """At most `max_steps` steps from the Jacobi start b / diag; a token stops once its residual has fallen to
+    `tol` of the start's (MesaNet Algorithm 1). Scale invariant: nothing is ever added to a denominator."""
+
+    max_steps: int = 30
+    tol: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_steps < 0 or (self.tol is not None and self.tol < 0):
+            raise ValueError(f"{self}: steps and tolerance are not negative")
+
+    def solve(self, operator: Operator, b: Tensor) -> Solution:
+        scale = b.detach().abs().amax(-1, keepdim=True)
+        found = self._run(operator, _Iterate.start(operator, ratio(b, scale), self.tol or 0.0))
+        return Solution(found.x * scale, found.steps)
+
+    def _run(self, operator: Operator, iterate: _Iterate) -> _Iterate:
+        if self.tol is None or torch.compiler.is_compiling() or torch.is_grad_enabled():
+            for _ in range(self.max_steps):
+                iterate = iterate.step(operator)
+            return iterate
+        return self._run_active(operator, iterate)
+
+    def _run_active(self, operator: Operator, iterate: _Iterate) -> _Iterate:
+        """Tiles whose tokens have all converged are put aside as soon as they are half of what is left."""
+        whole, left = iterate, torch.arange(len(iterate.x), device=iterate.x.device)
+        for _ in range(self.max_steps):
+            busy = iterate.active.flatten(1).any(-1)
+            count = int(busy.sum())
+            if 2 * count <= len(left):
+                whole.x[left], whole.steps[left] = iterate.x, iterate.steps
+                left, operator, iterate = left[busy], operator.take(busy), iterate.take(busy)
+            if count == 0:
+                return whole
+            iterate = iterate.step(operator)
+        whole.x[left], whole.steps[left] = iterate.x, iterate.steps
+        return whole
+
+
+@dataclass(frozen=True)
+class Unrolled(Solver):
+    """`inner`, differentiated step by step: exact for a solution that few steps leave unfinished (MesaNet app. I),
+    at the cost of keeping every step. A converged system is better differentiated by solving once more."""
+
+    inner: ConjugateGradient
+
+    def solve(self, operator: Operator, b: Tensor) -> Solution:
+        return self.inner.solve(operator, b)
+
+    def optimum(self, build: Callable[..., Operator], b: Tensor, *theta: Tensor) -> Tensor:
+        return self.inner.solve(build(*theta), b).x
+
+
+@dataclass(frozen=True)
+class Cholesky(Solver):
+    """Direct and exact: every H_t is formed, ``k²`` numbers per token."""
+
+    def solve(self, operator: Operator, b: Tensor) -> Solution:
+        dense = operator.dense()
+        sign = dense[..., :1, 0].sign()
+        factor = torch.linalg.cholesky(sign[..., None] * dense)
+        x = torch.cholesky_solve((sign * b)[..., None], factor).squeeze(-1)
+        return Solution(x, torch.zeros_like(x[..., :1]))
+
+
+@dataclass(frozen=True)
+class ShermanMorrison(Solver):
+    """Recursive least squares: R_t ≈ (H_t + Λ)⁻¹ goes from token to token by rank-one updates (MesaNet app. G).
+
+    Exact while γ = 1. Forgetting also fades the ridge in R, so that every solution is checked: a head whose
+    residual exceeds `tol` of its query is solved by `fallback`, and its R made anew. Many tokens at once are solved
+    by `fallback` alone.
+    """
+
+    tol: float = 1e-4
+    fallback: Solver = ConjugateGradient(30, 1e-6)
+
+    def solve(self, operator: Operator, b: Tensor) -> Solution:
+        return self.fallback.solve(operator, b)
+
+    def advance(self, inverse: Tensor, decay: Tensor, k: Tensor, beta: Tensor) -> Tensor:
+        """R_t of ``R_{t-1} [n k k]``, and γ, k, β of one token ``[n 1 ·]``."""
+        inverse = inverse / decay
+        read = k @ inverse
+        return inverse - read.mT * (beta * read) / (1 + beta * (read @ k.mT))
+
+    def solve_from(self, inverse: Tensor, operator: Operator, b: Tensor) -> tuple[Solution, Tensor]:
+        """(solution, R) of one token, from an R that may be of no use: zeros, or not finite."""
+        x = b @ inverse
+        error = (b - operator.apply(x)).norm(dim=-1) - self.tol * b.norm(dim=-1)
+        bad = (~(error <= 0)).squeeze(-1).nonzero().squeeze(-1)
+        steps = torch.zeros_like(x[..., :1])
+        if len(bad):
+            left = operator.take(bad)
+            x, steps, inverse = x.clone(), steps, inverse.clone()
+            x[bad], steps[bad] = self.fallback.solve(left, b[bad])
+            inverse[bad] = inverted(left)
+        return Solution(x, steps), inverse
+
+
+def inverted(operator: Operator) -> Tensor:
+    """(H + Λ)⁻¹ ``[n k k]`` of single tokens."""
+    return torch.cholesky_inverse(torch.linalg.cholesky(operator.dense().squeeze(-3)))
+
+
+def ratio(a: Tensor, b: Tensor) -> Tensor:
+    """a / b, and 0 where b is 0."""
+    zero = b == 0
+    return torch.where(zero, 0, a / torch.where(zero, 1, b))
+
+
+@dataclass(frozen=True)
+class _Solve:
+    solver: Solver
+    build: Callable[..., Operator]
+
+    def __call__(self, b: Tensor, *theta: Tensor) -> Tensor:
+        return self.solver.solve(self.build(*theta), b).x
+
+
+@dataclass(frozen=True)
+class _Product:
+    build: Callable[..., Operator]
+
+    def __call__(self, x: Tensor, *theta: Tensor) -> Tensor:
+        return self.build(*theta).apply(x)
+
+
+def implicit(solve: Callable[..., Tensor], product: Callable[..., Tensor], b: Tensor, *theta: Tensor) -> Tensor:
+    """x = A(θ)⁻¹ b by `solve`, differentiable although the solver is never unrolled (MesaNet app. C).
+
+    With x fixed, dx = A⁻¹ d(b - A(θ) x): the gradient of the residual is e* = A⁻¹ ∂L/∂x, one more solve, and the
+    differentiable `product` A(θ) x hands -e* on to θ: ∂L/∂θ = -e*ᵀ (∂A/∂θ) x.
+    """
+    with torch.no_grad():
+        x = solve(b, *theta)
+    if not torch.is_grad_enabled():
+        return x
+    return Implicit.apply(solve, b - product(x, *theta), x, *theta)  # type: ignore[return-value]
+
+
+class Implicit(torch.autograd.Function):
+    """x, as a function of the residual b - A(θ) x."""
+
+    @staticmethod
+    def forward(ctx: Any, solve: Callable[..., Tensor], residual: Tensor, x: Tensor, *theta: Tensor | None) -> Tensor:
+        ctx.solve, ctx.operands = solve, len(theta)
+        ctx.save_for_backward(*theta)
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, ctx.solve(gradients[0], *ctx.saved_tensors), None, *[None] * ctx.operands

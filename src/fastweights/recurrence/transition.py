@@ -1,0 +1,282 @@
+"""What a linear time-varying system does to its state at every token, in the structure that it has."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastweights.shapes import Keys, PerToken
+
+
+@dataclass(frozen=True, eq=False)
+class Transition(ABC):
+    """The matrices A_t ``[b t h k k]`` of every token, kept as small as their structure allows."""
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """k, the rows of the state."""
+
+    @abstractmethod
+    def __getitem__(self, span: slice) -> Self:
+        """The transitions of the tokens in `span`."""
+
+    @abstractmethod
+    def heads(self, chosen: list[int]) -> Self:
+        """The transitions of the `chosen` heads."""
+
+    @abstractmethod
+    def apply(self, states: Tensor) -> Tensor:
+        """A_t S_t for ``states [b t h k v]``."""
+
+    @abstractmethod
+    def apply_adjoint(self, states: Tensor) -> Tensor:
+        """A_tᴴ S_t for ``states [b t h k v]``: how gradients travel."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """``[b t h k k]``."""
+
+    @abstractmethod
+    def eigenvalues(self) -> Tensor:
+        """``[b t h k]``; the zeros of rows that only wait are left out."""
+
+    @abstractmethod
+    def after(self, earlier: Transition) -> Transition:
+        """A_t A'_t, token by token."""
+
+    @abstractmethod
+    def extend(self, extra: int) -> Transition:
+        """With `extra` more rows, which are forgotten at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Diagonal(Transition):
+    """diag(α_t), ``decay [b t h k]``, or ``[b t h 1]``: a number per head times the identity of `size` rows."""
+
+    decay: Tensor
+    size: int
+
+    @property
+    def width(self) -> int:
+        return self.size
+
+    @property
+    def scalar(self) -> bool:
+        return self.decay.shape[-1] == 1 and self.size > 1
+
+    def __getitem__(self, span: slice) -> Self:
+        return replace(self, decay=self.decay[:, span])
+
+    def heads(self, chosen: list[int]) -> Self:
+        return replace(self, decay=self.decay[:, :, chosen])
+
+    def apply(self, states: Tensor) -> Tensor:
+        return self.decay[..., None] * states
+
+    def apply_adjoint(self, states: Tensor) -> Tensor:
+        return self.decay.conj()[..., None] * states
+
+    def dense(self) -> Tensor:
+        return torch.diag_embed(self._spelled_out())
+
+    def eigenvalues(self) -> Tensor:
+        return self._spelled_out()
+
+    def after(self, earlier: Transition) -> Transition:
+        if isinstance(earlier, Diagonal):
+            return replace(self, decay=self.decay * earlier.decay)
+        return Full(self.apply(earlier.dense()))
+
+    def extend(self, extra: int) -> Transition:
+        return replace(self, decay=F.pad(self._spelled_out(), (0, extra)), size=self.size + extra)
+
+    def _spelled_out(self) -> Tensor:
+        return self.decay.expand(*self.decay.shape[:-1], self.size)
+
+
+@dataclass(frozen=True, eq=False)
+class Erasing(Transition):
+    """(I - β_t k_tᵀ k_t) diag(α_t): identity plus rank one (DeltaNet), with real streams
+
+    decay ``[b t h 1|k]``,  k ``[b t h k]``,  beta ``[b t h 1]``
+    """
+
+    decay: Tensor
+    k: Keys
+    beta: PerToken
+
+    @property
+    def width(self) -> int:
+        return self.k.shape[-1]
+
+    def __getitem__(self, span: slice) -> Self:
+        return replace(self, decay=self.decay[:, span], k=self.k[:, span], beta=self.beta[:, span])
+
+    def heads(self, chosen: list[int]) -> Self:
+        decay, k, beta = (s[:, :, chosen] for s in (self.decay, self.k, self.beta))
+        return replace(self, decay=decay, k=k, beta=beta)
+
+    def apply(self, states: Tensor) -> Tensor:
+        return self._erased(self.decay[..., None] * states)
+
+    def apply_adjoint(self, states: Tensor) -> Tensor:
+        return self.decay[..., None] * self._erased(states)
+
+    def dense(self) -> Tensor:
+        return self.apply(torch.eye(self.width, dtype=self.k.dtype, device=self.k.device))
+
+    def eigenvalues(self) -> Tensor:
+        """Those of the similar symmetric matrix α^½ (I - β kᵀk) α^½; under one decay, α and once α (1 - β ‖k‖²)."""
+        if self.decay.shape[-1] == 1:
+            kept = 1 - self.beta * self.k.square().sum(-1, keepdim=True)
+            return self.decay * torch.cat([kept, torch.ones_like(self.k[..., 1:])], -1)
+        root = self.decay.sqrt()
+        scaled = root * self.k
+        erased = self.beta[..., None] * scaled[..., :, None] * scaled[..., None, :]
+        return torch.linalg.eigvalsh(torch.diag_embed(self.decay) - erased)
+
+    def after(self, earlier: Transition) -> Transition:
+        return Full(self.apply(earlier.dense()))
+
+    def extend(self, extra: int) -> Transition:
+        decay = self.decay.expand_as(self.k)
+        return replace(self, decay=F.pad(decay, (0, extra)), k=F.pad(self.k, (0, extra)))
+
+    def _erased(self, states: Tensor) -> Tensor:
+        return states - (self.beta * self.k)[..., :, None] * (self.k[..., None, :] @ states)
+
+
+@dataclass(frozen=True, eq=False)
+class Delayed(Transition):
+    """[diag(α_t) 0; I 0]: a diagonal transition of k/2 rows, followed by the state it had a token ago
+
+    decay ``[b t h 1|k/2]``, any, resets (0) included;  size  k
+    """
+
+    decay: Tensor
+    size: int
+
+    @property
+    def width(self) -> int:
+        return self.size
+
+    def __getitem__(self, span: slice) -> Self:
+        return replace(self, decay=self.decay[:, span])
+
+    def heads(self, chosen: list[int]) -> Self:
+        return replace(self, decay=self.decay[:, :, chosen])
+
+    def apply(self, states: Tensor) -> Tensor:
+        now, _ = states.chunk(2, -2)
+        return torch.cat([self.decay[..., None] * now, now.expand(*self.decay.shape[:3], -1, -1)], -2)
+
+    def apply_adjoint(self, states: Tensor) -> Tensor:
+        now, before = states.chunk(2, -2)
+        read = self.decay.conj()[..., None] * now + before
+        return torch.cat([read, torch.zeros_like(read)], -2)
+
+    def dense(self) -> Tensor:
+        return self.apply(torch.eye(self.size, dtype=self.decay.dtype, device=self.decay.device))
+
+    def eigenvalues(self) -> Tensor:
+        return self.decay.expand(*self.decay.shape[:-1], self.size // 2)
+
+    def after(self, earlier: Transition) -> Transition:
+        return Full(self.apply(earlier.dense()))
+
+    def extend(self, extra: int) -> Transition:
+        return Full(self.dense()).extend(extra)
+
+
+@dataclass(frozen=True, eq=False)
+class Register(Transition):
+    """A shift register of `slots` rows; what leaves it is added to the f rows below, along its features (LoLCATs)
+
+    leaving  ``[b t h f]``: the features of what leaves at each token
+    moves    ``[b t 1 1]`` bool: False leaves the state as it is (padding)
+    lasts    ``[b t 1 1]`` bool: False empties it (a new document)
+    """
+
+    leaving: Tensor
+    slots: int
+    moves: Tensor
+    lasts: Tensor
+
+    @property
+    def width(self) -> int:
+        return self.slots + self.leaving.shape[-1]
+
+    def __getitem__(self, span: slice) -> Self:
+        leaving, moves, lasts = (s[:, span] for s in (self.leaving, self.moves, self.lasts))
+        return replace(self, leaving=leaving, moves=moves, lasts=lasts)
+
+    def heads(self, chosen: list[int]) -> Self:
+        return replace(self, leaving=self.leaving[:, :, chosen])
+
+    def apply(self, states: Tensor) -> Tensor:
+        slots, memory = states.split([self.slots, self.width - self.slots], -2)
+        memory = memory + self.leaving[..., None] * slots[..., -1:, :]
+        slots = torch.cat([torch.zeros_like(slots[..., :1, :]), slots[..., :-1, :]], -2)
+        return self._masked(torch.cat([slots.expand(*memory.shape[:-2], -1, -1), memory], -2), states)
+
+    def apply_adjoint(self, states: Tensor) -> Tensor:
+        slots, memory = states.split([self.slots, self.width - self.slots], -2)
+        read = (self.leaving.conj()[..., None] * memory).sum(-2, keepdim=True)
+        slots = torch.cat([slots[..., 1:, :].expand(*read.shape[:-2], -1, -1), read], -2)
+        return self._masked(torch.cat([slots, memory.expand(*read.shape[:-2], -1, -1)], -2), states)
+
+    def dense(self) -> Tensor:
+        return self.apply(torch.eye(self.width, dtype=self.leaving.dtype, device=self.leaving.device))
+
+    def eigenvalues(self) -> Tensor:
+        return self.lasts.to(self.leaving.dtype).expand_as(self.leaving)
+
+    def after(self, earlier: Transition) -> Transition:
+        return Full(self.apply(earlier.dense()))
+
+    def extend(self, extra: int) -> Transition:
+        return Full(self.dense()).extend(extra)
+
+    def _masked(self, moved: Tensor, states: Tensor) -> Tensor:
+        return torch.where(self.moves[..., None], moved, states) * self.lasts[..., None]
+
+
+@dataclass(frozen=True, eq=False)
+class Full(Transition):
+    """Any ``matrix [b t h k k]``: products of several `Erasing` ones."""
+
+    matrix: Tensor
+
+    @property
+    def width(self) -> int:
+        return self.matrix.shape[-1]
+
+    def __getitem__(self, span: slice) -> Self:
+        return replace(self, matrix=self.matrix[:, span])
+
+    def heads(self, chosen: list[int]) -> Self:
+        return replace(self, matrix=self.matrix[:, :, chosen])
+
+    def apply(self, states: Tensor) -> Tensor:
+        return self.matrix @ states
+
+    def apply_adjoint(self, states: Tensor) -> Tensor:
+        return self.matrix.mH @ states
+
+    def dense(self) -> Tensor:
+        return self.matrix
+
+    def eigenvalues(self) -> Tensor:
+        return torch.linalg.eigvals(self.matrix)
+
+    def after(self, earlier: Transition) -> Transition:
+        return Full(self.apply(earlier.dense()))
+
+    def extend(self, extra: int) -> Transition:
+        return replace(self, matrix=F.pad(self.matrix, (0, extra, 0, extra)))

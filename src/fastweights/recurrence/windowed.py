@@ -1,0 +1,241 @@
+"""Softmax attention to the last few tokens and linear attention to all before them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from fastweights.recurrence.base import (
+    Recurrence,
+    ShapeError,
+    State,
+    broadcast_lengths,
+    check_mask,
+    heads_first,
+    reciprocal,
+    require_width,
+    starts,
+)
+from fastweights.recurrence.ltv import LTV
+from fastweights.recurrence.softmax import as_cached, served
+from fastweights.recurrence.timeline import FORGOTTEN, Timeline
+from fastweights.recurrence.transition import Diagonal, Register, Transition
+from fastweights.shapes import (
+    Features,
+    GroupFeatures,
+    GroupKeys,
+    GroupValues,
+    Keys,
+    Map,
+    Mask,
+    Output,
+    PerToken,
+    Segments,
+)
+
+WindowState = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class WindowedLinear(Recurrence):
+    """o_n = (γ_n Σ_{n-w<i≤n} e^(s_ni - c_n) v_i + φ_n S_n) / (γ_n Σ_{n-w<i≤n} e^(s_ni - c_n) + φ_n z_n)
+
+    with s_ni = q_n·k_i / √d_k, c_n their maximum in the window, S_n = Σ_{i≤n-w} φ_iᵀ v_i and z_n = Σ_{i≤n-w} φ_iᵀ
+    (LoLCATs, 2024). The window is exact softmax for the first w tokens, and for all if w is as large as T. With
+    ``shared=False`` each side has a normaliser of its own, the paper's eq. 8: γ Σ a_i v_i + (1-γ) Σ â_i v_i, where
+    a side without any tokens leaves all weight to the other.
+
+    q       ``[b t h k]``
+    k, v    ``[b t g k]``, ``[b t g v]`` with g | h: each key head serves h / g query heads (GQA)
+    fq, fk  φ of queries ``[b t h f]`` and of keys ``[b t g f]``
+    mix     γ ``[b t h 1]``, in (0, 1)
+    window  w ≥ 0; 0 leaves normalised linear attention
+    kept, starts  ``[b t 1 1]`` bool, set by `keep` and `segments`
+    State: keys ``[b g s k]``, values ``[b g s v]`` and features ``[b g s f]`` of the last s ≤ w - 1 tokens, oldest
+    first and in the streams' dtypes; S with z as its last column ``[b g f v+1]``, in float32 or wider; the age
+    ``[b s]`` of the s tokens as the next one will see it.
+    """
+
+    q: Keys
+    k: GroupKeys
+    v: GroupValues
+    fq: Features
+    fk: GroupFeatures
+    mix: PerToken
+    window: int
+    shared: bool = True
+    kept: Tensor | None = None
+    starts: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.window < 0:
+            raise ValueError(f"WindowedLinear(window={self.window}): a number of tokens; use window ≥ 0")
+        require_width("k", self.k, self.q.shape[-1])
+        require_width("fk", self.fk, self.fq.shape[-1])
+        require_width("mix", self.mix, 1)
+        if self.groups == 0 or self.shape[2] % self.groups:
+            raise ShapeError(f"q has {self.shape[2]} heads and k, v {self.groups}; the latter must divide the former")
+
+    @property
+    def groups(self) -> int:
+        """g"""
+        return max(s.shape[2] for s in (self.k, self.v, self.fk))
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        per_group = ("k", "v", "fk")
+        _, _, g = broadcast_lengths({name: s for name, s in self.streams.items() if name in per_group})
+        b, t, h = broadcast_lengths({n: s[:, :, :1] if n in per_group else s for n, s in self.streams.items()})
+        return b, t, max(h, g)
+
+    @property
+    def values(self) -> int:
+        return self.v.shape[-1]
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        b, g, f = self.shape[0], self.groups, self.fq.shape[-1]
+        cached = tuple((b, g, 0, width) for width in (self.q.shape[-1], self.values, f))
+        return *cached, (b, g, f, self.values + 1), (b, 0)
+
+    def initial_state(self) -> WindowState:
+        keys, values, features, memory, age = self.state_shapes
+        return (
+            self.k.new_zeros(keys),
+            self.v.new_zeros(values),
+            self.fk.new_zeros(features),
+            torch.zeros(memory, dtype=self.accumulator, device=self.device),
+            torch.zeros(age, dtype=torch.long, device=self.device),
+        )
+
+    def adopt(self, state: State) -> WindowState:
+        form = "(keys [b g s k], values [b g s v], features [b g s f], memory [b g f v+1], age [b s])"
+        keys, values, features, memory, age = as_cached(self, state, form)
+        return keys, values, features, memory.to(self.accumulator), age
+
+    def step(self, state: WindowState) -> tuple[Output, WindowState]:
+        """The equation above as it stands; a token is a chunk of one."""
+        return self.chunk(state)
+
+    def chunk(self, state: WindowState) -> tuple[Output, WindowState]:
+        seen = self._seen(state)
+        values = with_ones(seen.values.to(self.accumulator))
+        near, far = self._weights(seen)
+        first = (seen.time.document[:, -len(self) :] == 0)[:, None, :, None]
+        read = (self._queries(self.fq) * first) @ served(state[3], self.shape[2])
+        values = served(values, self.shape[2])
+        o = self._joined(near @ values, far @ values + read)
+        return o.transpose(1, 2).to(self.output), self._remembered(seen, state[3])
+
+    def attention_map(self) -> Map:
+        near, far = self._weights(self._seen(self.initial_state()))
+        return self._joined(_with_sum(near), _with_sum(far))
+
+    def ltv(self) -> LTV:
+        """The last w values in a shift register, whose end goes on into S: w + f rows."""
+        seen, w = self._seen(self.initial_state()), self.window
+        near, far = self._weights(seen)
+        behind = seen.time.distance[..., None] == torch.arange(w + 1, device=self.device)
+        behind = (behind & seen.time.same_document[..., None]).to(self.accumulator)
+        features = served(seen.features.to(self.accumulator), near.shape[1])
+        slots, fq = torch.einsum("bhts,btsj->bhtj", near, behind[..., :w]), self._queries(self.fq)
+        read = self._joined(
+            torch.cat([slots, 0 * fq, near.sum(-1, keepdim=True)], -1),
+            torch.cat([0 * slots, fq, far.sum(-1, keepdim=True)], -1),
+        )
+        A, B = self._register(torch.einsum("bhsf,bts->bthf", features, behind[..., w]))
+        return LTV(A, B, C=read.transpose(1, 2))
+
+    def _register(self, leaving: Tensor) -> tuple[Transition, Tensor]:
+        """(A, B) of `ltv`, from the features ``[b t h f]`` of the tokens that leave the window."""
+        b, t, _ = self.shape
+        always = torch.ones(b, t, 1, 1, dtype=torch.bool, device=self.device)
+        moves = always if self.kept is None else self.kept
+        lasts = always if self.starts is None else ~self.starts
+        if self.window == 0:
+            return Diagonal(lasts.to(leaving.dtype).expand(*leaving.shape[:3], 1), leaving.shape[-1]), moves * leaving
+        slots = torch.zeros(self.window + leaving.shape[-1], dtype=leaving.dtype, device=self.device)
+        slots[0] = 1
+        return Register(leaving, self.window, moves, lasts), moves * slots.expand(*leaving.shape[:3], -1)
+
+    def keep(self, mask: Mask) -> Self:
+        check_mask(self, mask, "keep mask")
+        return replace(self, kept=mask[..., None, None])
+
+    def segments(self, ids: Segments) -> Self:
+        check_mask(self, ids, "segment ids")
+        return replace(self, starts=starts(ids)[..., None, None])
+
+    def _joined(self, near: Tensor, far: Tensor) -> Tensor:
+        return divided(joined(near, far, self._queries(self.mix), shared=self.shared))[..., :-1]
+
+    def _queries(self, stream: Tensor) -> Tensor:
+        """`stream` of queries as ``[b h t ·]``, zero where a token is padding."""
+        b, t, h = self.shape
+        stream = heads_first(stream, self.accumulator).expand(b, h, t, -1)
+        return stream if self.kept is None else stream * self.kept.transpose(1, 2)
+
+    def _seen(self, state: WindowState) -> _Seen:
+        """The cache followed by the record's own tokens."""
+        b, t, _ = self.shape
+        *cached, _, age = state
+        own = (s.transpose(1, 2).expand(b, self.groups, t, -1) for s in (self.k, self.v, self.fk))
+        both = (torch.cat([old, new], 2) for old, new in zip(cached, own, strict=True))
+        return _Seen(*both, time=Timeline.of(age, t, self.kept, self.starts))
+
+    def _weights(self, seen: _Seen) -> tuple[Map, Map]:
+        """e^(s - c) inside the window and φ φᵀ before it."""
+        keys, features = (served(s.to(self.accumulator), self.shape[2]) for s in (seen.keys, seen.features))
+        reach = seen.time.same_document if self.kept is None else seen.time.same_document & self.kept[..., 0]
+        near = reach & (seen.time.distance < self.window)
+        far = reach & (seen.time.distance >= self.window) & (seen.time.distance < FORGOTTEN // 2)
+        scores = self._queries(self.q) @ keys.mT / self.q.shape[-1] ** 0.5
+        scores = scores.masked_fill(~near[:, None], -torch.inf)
+        highest = scores.amax(-1, keepdim=True)
+        weights = (scores - highest.masked_fill(highest == -torch.inf, 0)).exp()
+        return weights, (self._queries(self.fq) @ features.mT) * far[:, None]
+
+    def _remembered(self, seen: _Seen, memory: Tensor) -> WindowState:
+        """The last w - 1 tokens as they are, and all before them in S."""
+        age, newest = seen.time.age, seen.time.newest(max(self.window - 1, 0))
+        gone = ((age >= self.window) & (age < FORGOTTEN // 2))[:, None, :, None]
+        written = (seen.features * gone).to(memory.dtype).mT @ with_ones(seen.values.to(memory.dtype))
+        current = (seen.time.document[:, -1] == 0)[:, None, None, None]
+        last = age.take_along_dim(newest, 1)
+        last = torch.where(last < self.window, last, FORGOTTEN)
+        rows, there = newest[:, None, :, None], (last < FORGOTTEN)[:, None, :, None]
+        cached = (s.take_along_dim(rows, 2) * there for s in (seen.keys, seen.values, seen.features))
+        return *cached, memory * current + written, last  # type: ignore[return-value]
+
+
+class _Seen(NamedTuple):
+    """All that a record's queries may see, and where it stands."""
+
+    keys: Tensor
+    values: Tensor
+    features: Tensor
+    time: Timeline
+
+
+def with_ones(values: Tensor) -> Tensor:
+    """``[… v]`` → ``[… v+1]``: the last column sums the weights."""
+    return torch.cat([values, torch.ones_like(values[..., :1])], -1)
+
+
+def _with_sum(weights: Tensor) -> Tensor:
+    return torch.cat([weights, weights.sum(-1, keepdim=True)], -1)
+
+
+def joined(near: Tensor, far: Tensor, mix: Tensor, *, shared: bool) -> Tensor:
+    """What o is the quotient of, from both sides' sums ``[… v+1]``; the last column is the normaliser."""
+    if shared:
+        return mix * near + far
+    return mix * divided(near) + (1 - mix) * divided(far)
+
+
+def divided(sums: Tensor) -> Tensor:
+    """By the last column; a row without any weight stays zero."""
+    return sums * reciprocal(sums[..., -1:])
