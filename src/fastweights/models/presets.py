@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -38,7 +38,8 @@ class Preset:
 
     def config(self, **overrides: Any) -> FastWeightsConfig:
         """The configuration, with other values for some fields. Raises ValueError as that does."""
-        return self.model.config_class(**{**self.fields, **overrides})
+        kind = cast(type[FastWeightsConfig], self.model.config_class)
+        return kind(**{**self.fields, **overrides})
 
     def parameters(self) -> int:
         """How many a model has, counted without memory for it."""
