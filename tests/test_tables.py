@@ -19,7 +19,7 @@ from fastweights.evaluate import Recurrent, evaluate
 from fastweights.layers import Past
 from fastweights.mixer import Mixer
 from fastweights.mixers import MIXERS, make
-from fastweights.recurrence import Decay
+from fastweights.recurrence import Amplified, Decay, Delta, Mesa, Normalized
 from fastweights.shapes import Embedded
 
 PAGE = Path(__file__).parents[1] / "docs" / "tables.md"
@@ -104,7 +104,7 @@ def test_a_query_alone_meets_no_condition_but_linearity() -> None:
 @pytest.mark.parametrize("name", MIXERS)
 def test_docstrings_are_table_rows(name: str) -> None:
     found = row(MIXERS[name])
-    assert {"f_q", "f_k", "f_v", "f_g", DIMENSIONS} <= found.keys()
+    assert {"f_q", "f_k", "f_v", DIMENSIONS} <= found.keys()
     assert all(cell and not cell.startswith(("f_", "o_")) for cell in found.values())
     assert "d_v" in found[DIMENSIONS]
 
@@ -143,19 +143,46 @@ def test_dimensions_are_those_of_metalas_tables(name: str) -> None:
     d = 32
     x = torch.zeros(1, 1, d)
     record, _ = make(name, d).project(x, Past(x, None, None, None, None))
-    h, keys = record.shape[2], record.streams["q"].shape[-1]
-    k, v = DIMENSIONED[name]
-    widest = max(stream.shape[-1] for n, stream in record.streams.items() if n in ("q", "log_decay"))
-    assert (h * max(keys, widest), h * record.values) == (k * d, v * d)
+    h, (k, v) = record.shape[2], DIMENSIONED[name]
+    assert (h * record.streams["q"].shape[-1], h * record.values) == (k * d, v * d)
 
 
-@pytest.mark.parametrize(("name", "squares", "rest"), [("metala", 4, 1.5), ("gla", 4, 26), ("retnet", 8, 0)])
-def test_parameters_are_those_of_metalas_text(name: str, squares: int, rest: float) -> None:
-    """4d² + …, 4d² + 24d and 8d²; biases, norms, convolutions and w_aug are at most a few d more."""
+@pytest.mark.parametrize(
+    ("name", "squares", "least", "most"), [("metala", 4, 0, 6), ("gla", 4, 24, 26), ("retnet", 8, 0, 0)]
+)
+def test_parameters_are_those_of_metalas_text(name: str, squares: int, least: int, most: int) -> None:
+    """4d², 4d² + 24d and 8d²; MetaLA's biases, convolution and w_aug, and GLA's biases and norm come on top."""
     d = 256
-    extra = cost(make(name, d)).parameters - squares * d**2
-    assert 0 <= extra <= (rest + 6) * d
-    assert extra >= (24 * d if name == "gla" else 0)
+    assert least * d <= cost(make(name, d)).parameters - squares * d**2 <= most * d
+
+
+TABLE_3 = {
+    "mesanet_mamba2": (Decay, True, ()),
+    "mesanet_gla": (Decay, True, ("v",)),
+    "mesanet_deltanet": (Delta, False, ("beta",)),
+    "mesanet_gated_deltanet": (Delta, True, ("beta",)),
+    "mesanet_mlstm": (Decay, True, ("log_gain",)),
+    "mesa": (Mesa, True, ("beta",)),
+}
+"""Rule, whether γ_t decays the state (a scalar per head), the streams in which β_t is."""
+
+
+@pytest.mark.parametrize("name", TABLE_3)
+def test_rules_are_those_of_mesanets_table_3(name: str) -> None:
+    rule, forgets, gated = TABLE_3[name]
+    x, mixer = torch.randn(1, 3, 16), make(name, 16)
+    record, _ = mixer.project(x, Past(x, None, None, None, None))
+    streams = record.streams
+    while isinstance(record, Normalized | Amplified):
+        record = record.inner
+    assert type(record) is rule
+    assert ("log_decay" in streams) == forgets
+    assert not forgets or streams["log_decay"].shape == (1, 3, 4, 1)
+    gates = {n for n, p in mixer.named_parameters() if n.startswith("W_beta")}
+    for stream in gated:
+        found = torch.autograd.grad(streams[stream].sum(), [mixer.get_parameter(n) for n in gates])
+        assert all(gradient.any() for gradient in found)
+    assert bool(gates) == bool(gated)
 
 
 def products(record_name: str, width: int, steps: int = 30) -> float:

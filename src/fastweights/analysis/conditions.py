@@ -112,7 +112,7 @@ def _probe(mixer: Mixer) -> tuple[Recurrence, _Sources]:
     mixer, generator = deepcopy(mixer).double(), Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in mixer.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
     x = _tokens(mixer, 5).requires_grad_()
     recurrence, _ = mixer.project(x, Past(x, None, None, None, None))
     return recurrence, _Sources({"x": x, **dict(mixer.named_parameters())})

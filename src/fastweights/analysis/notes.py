@@ -40,12 +40,12 @@ NOTES: Mapping[str, str] = {
     "h3": "keys and queries multiply the state space's own; the paper's row shows the latter alone.",
     "rglru": "Table A3 writes f_g = σ, the text and Griffin GeLU: followed here.",
     "lru": "e^γ, a parameter of its own in the LRU, is part of f_v here as B is: group Λ, as in the paper.",
+    "rwkv4_channel": "a channel mixer stated as a mixer: its α = 0 keeps nothing.",
     "normalized": "η has parameters of its own, but only divides what the query reads: part of Q.",
     "table 3": (
-        "MesaNet's baselines share one parametrisation with scalar γ_t and β_t; each layer here is that of its own "
-        "paper, so that `gla` decays per channel, and neither `gla` nor `mamba2` has a write gate β: in `mamba2` Δ_t "
-        "in f_v takes its place. For Mamba2 the paper's Table 3 has γ_t, the text of appendix D.1 none "
-        "(`decays=False`). Our S is the paper's Gᵀ."
+        "S is the paper's Gᵀ; β multiplies v where it is not a field of the rule, and e^β kᵀv for the mLSTM, which is "
+        "stabilised. For Mamba2 the paper's table has γ_t, the text of appendix D.1 calls it non-gated: the table is "
+        "followed, `mamba2` with `decays=False` is the other."
     ),
     "table 4": (
         "the paper gives orders: O(n_a t) for attention, O(n_a²) for linear rules, O(n_a²) + O(k n_a²) for Mesa, whose "

@@ -15,6 +15,7 @@ from fastweights.analysis.cost import cost, held, step
 from fastweights.analysis.notes import NOTES
 from fastweights.analysis.rows import DIMENSIONS, row
 from fastweights.layers import Past
+from fastweights.mixer import Mixer
 from fastweights.mixers import MIXERS, make
 from fastweights.recurrence import Amplified, ConjugateGradient, Decay, Delta, Mesa, Normalized, Recurrence, Softmax
 
@@ -84,10 +85,11 @@ def mark(met: bool | None) -> str:
 
 def recurrences() -> Table:
     """MesaNet's Table 3: the rule of each layer, as the rules' docstrings state it."""
-    names = ("mamba2", "gla", "deltanet", "gated_deltanet", "mlstm", "mesa")
+    baselines = ("mamba2", "gla", "deltanet", "gated_deltanet", "mlstm")
+    names = (*(f"mesanet_{name}" for name in baselines), "mesa")
     rows = []
     for name in names:
-        record, said = _record(name, PROBE), row(MIXERS[name])
+        record, said = _record(make(name, PROBE)), row(MIXERS[name])
         written, read = _equations(record)
         gate = said.get("f_β", said.get("f_i", "1"))
         rows.append((name, written, read, said.get("f_α", said.get("f_γ", "1")), gate))
@@ -133,7 +135,7 @@ def heads_of(width: int, steps: int = 30) -> dict[str, Recurrence]:
     }
 
 
-def costs(d: int = 1024, context: int = 2048) -> Table:
+def costs(d: int = 512, context: int = 2048) -> Table:
     """Every mixer with its default arguments: dimensions, parameters, state and operations per layer."""
     columns = ("model", "H × d'_k × d'_v", "parameters", "in d²", "state", "decode, Mflop", "train, Mflop")
     title = f"Costs of one layer per token, d = {d}, context {context}, default arguments"
@@ -141,17 +143,19 @@ def costs(d: int = 1024, context: int = 2048) -> Table:
 
 
 def _cost_row(name: str, d: int, context: int) -> tuple[str, ...]:
-    found, record = cost(make(name, d), context), _record(name, d)
+    mixer = make(name, d)
+    found, record = cost(mixer, context), _record(mixer)
     shape = (record.shape[2], record.streams["q"].shape[-1], record.values)
     parameters = f"{found.parameters:,}", f"{found.parameters / d**2:.2f} d²"
     operations = (f"{flops / 1e6:.2f}" for flops in (found.decode, found.train))
     return name, " × ".join(map(str, shape)), *parameters, f"{found.state:,}", *operations
 
 
-def _record(name: str, d: int) -> Recurrence:
-    x = torch.zeros(1, 1, d)
+def _record(mixer: Mixer) -> Recurrence:
+    """What the mixer makes of one token."""
+    x = torch.zeros(1, 1, mixer.d)
     with torch.no_grad():
-        return make(name, d).project(x, Past(x, None, None, None, None))[0]
+        return mixer.project(x, Past(x, None, None, None, None))[0]
 
 
 def notes(names: tuple[str, ...]) -> tuple[str, ...]:
