@@ -109,8 +109,8 @@ def lolcats(
         rotated = np.stack([z[:, :, head] @ W[head].T for head in range(z.shape[2])], 2)
         return np.concatenate([softmax_of(rotated), softmax_of(-rotated)], -1)
 
-    q = rope(split(linear(x, p, "W_q"), heads))
-    k = rope(split(linear(x, p, "W_k"), kv_heads or heads))
+    q = turned(split(linear(x, p, "W_q"), heads))
+    k = turned(split(linear(x, p, "W_k"), kv_heads or heads))
     v, mix = split(linear(x, p, "W_v"), kv_heads or heads), sigmoid(p["mix"])[None, None, :, None]
     o, _ = oracles.windowed(q, k, v, phi(q, "phi_q"), phi(k, "phi_k"), mix, window, shared)
     return linear(join(o), p, "W_o")

@@ -180,7 +180,8 @@ def test_every_model_has_a_profile(name: str) -> None:
             continue
         m, k = layer.memory, layer.memory.hankel.shape[-1]
         assert m.eigenvalues.shape == m.half_lives.shape
-        assert m.eigenvalues.shape in ((17, count, k), (17, count, k // 2))
+        assert m.eigenvalues.shape[:2] == (17, count)
+        assert m.eigenvalues.shape[2] <= k
         assert m.hankel.shape == m.log_gains.shape == (2, count, k)
         assert (m.dimensions <= k + 1e-9).all()
         assert (m.eigenvalues.abs() <= 1 + 1e-9).all()

@@ -130,11 +130,11 @@ LAYERS = [
         floor=1e-2,
     ),
     layer("mesa", mixer_oracles.mesa, heads=2),
-    layer("mesanet_mamba2", mesanet_oracles.mamba2, heads=2),
-    layer("mesanet_gla", mesanet_oracles.gla, heads=2),
-    layer("mesanet_deltanet", mesanet_oracles.deltanet, heads=2),
-    layer("mesanet_gated_deltanet", mesanet_oracles.gated_deltanet, heads=2),
-    layer("mesanet_mlstm", mesanet_oracles.mlstm, heads=2),
+    layer("mesanet", mesanet_oracles.mamba2, heads=2, rule="mamba2"),
+    layer("mesanet", mesanet_oracles.gla, heads=4, rule="gla"),
+    layer("mesanet", mesanet_oracles.deltanet, heads=2, rule="deltanet"),
+    layer("mesanet", mesanet_oracles.gated_deltanet, heads=4, rule="gated_deltanet"),
+    layer("mesanet", mesanet_oracles.mlstm, heads=2, rule="mlstm"),
     layer("mesa", mixer_oracles.mesa, heads=2, bound=1.0, eps=1e-2, floor=1e-2),
 ]
 each_layer = pytest.mark.parametrize("layer", LAYERS, ids=str)

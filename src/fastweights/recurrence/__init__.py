@@ -9,7 +9,7 @@ from fastweights.recurrence.ltv import LTV, DenseLTV
 from fastweights.recurrence.mesa import Mesa, SolverStatistics, solver_statistics
 from fastweights.recurrence.softmax import Softmax
 from fastweights.recurrence.solvers import Cholesky, ConjugateGradient, ShermanMorrison, Solver, Unrolled
-from fastweights.recurrence.transition import Delayed, Diagonal, Erasing, Full, Transition
+from fastweights.recurrence.transition import Delayed, Diagonal, Erasing, Full, Register, Transition
 from fastweights.recurrence.windowed import WindowedLinear
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "NoFiniteFormError",
     "Normalized",
     "Recurrence",
+    "Register",
     "ShapeError",
     "ShermanMorrison",
     "Softmax",
