@@ -209,6 +209,8 @@ def test_choices_are_even() -> None:
 def test_what_cannot_be_looked_at_is_refused() -> None:
     with pytest.raises(ValueError, match="needs 8 or more"):
         profile("short", tiny("metala"), tokens(1, 5))
+    with pytest.raises(ValueError, match="at least one head"):
+        Extent(heads=0)
     with pytest.raises(ValueError, match="no mixer"):
         profile("linear", torch.nn.Linear(3, 3).double(), torch.zeros(1, 9, 3, dtype=torch.float64))
 
