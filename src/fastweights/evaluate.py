@@ -78,4 +78,6 @@ def evaluate(recurrence: Recurrence, state: State | None = None, method: Method 
 
 def _without_autocast(device: str) -> AbstractContextManager[object]:
     """The streams say in what precision they are read; autocast would round the products inside, and so the state."""
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()

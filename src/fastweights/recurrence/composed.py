@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -39,7 +40,7 @@ class Normalized(Recurrence):
             raise ValueError(f"Normalized(floor={self.floor}): the floor of a normaliser is above 0, or None")
         _ = self.shape
 
-    @property
+    @cached_property
     def streams(self) -> dict[str, Tensor]:
         floor = {"floor": self.floor} if isinstance(self.floor, Tensor) else {}
         return {**self.inner.streams, **floor}
@@ -50,7 +51,8 @@ class Normalized(Recurrence):
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return self.extended().state_shapes
+        ((*before, v),) = self.inner.state_shapes
+        return ((*before, v + 1),)
 
     def __getitem__(self, span: slice) -> Self:
         floor = self.floor

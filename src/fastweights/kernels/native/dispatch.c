@@ -30,3 +30,8 @@ void fw_forward(const Forward *p) { BEST(fw_forward, p); }
 void fw_backward(const Backward *p) { BEST(fw_backward, p); }
 void fw_scan_forward(const Forward *p) { BEST(fw_scan_forward, p); }
 void fw_scan_backward(const Backward *p) { BEST(fw_scan_backward, p); }
+
+/* What Python has to know to make room for results */
+const int64_t fw_matrix_marks = BLOCK, fw_scan_marks = SPAN, fw_widest_scan = WIDEST;
+
+int fw_scan_strips(const Forward *p) { return (int)strips(p); }
