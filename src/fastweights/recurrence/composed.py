@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import repeat
 from typing import Any, NamedTuple, Self
 
@@ -45,7 +46,7 @@ class Normalized(Recurrence):
             raise ValueError(f"Normalized(floor={self.floor}): the floor of a normaliser is above 0, or None")
         _ = self.shape
 
-    @property
+    @cached_property
     def streams(self) -> dict[str, Tensor]:
         floor = {"floor": self.floor} if isinstance(self.floor, Tensor) else {}
         return {**self.inner.streams, **floor}
@@ -56,7 +57,8 @@ class Normalized(Recurrence):
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return self.extended().state_shapes
+        ((*before, v),) = self.inner.state_shapes
+        return ((*before, v + 1),)
 
     def __getitem__(self, span: slice) -> Self:
         floor = self.floor

@@ -33,3 +33,8 @@ void fw_backward(const Backward *p) { BEST(fw_backward, p); }
 void fw_scan_forward(const Forward *p) { BEST(fw_scan_forward, p); }
 void fw_scan_backward(const Backward *p) { BEST(fw_scan_backward, p); }
 void fw_mesa(const MesaProblem *p) { BEST(fw_mesa, p); }
+
+/* What Python has to know to make room for results */
+const int64_t fw_matrix_marks = BLOCK, fw_scan_marks = SPAN, fw_widest_scan = WIDEST;
+
+int fw_scan_strips(const Forward *p) { return (int)strips(p); }
