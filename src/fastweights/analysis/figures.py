@@ -106,7 +106,7 @@ def teacher(profiles: Sequence[Profile]) -> Picture | None:
     legend(axes[0, 0])
     caption = (
         "The maps of a layer are averaged over heads and compared with those of the teacher's layer at the same "
-        "relative depth. Rows of |Φ| are taken as distributions; where a KL is missing it is infinite: the model has no "
+        "relative depth. Rows of |Φ| are taken as distributions; a KL that is missing is infinite: the model has no "
         "weight at all where its teacher has some."
     )
     return Picture("teacher", f"Distance from {teachers[0].name}", caption, figure)
