@@ -188,8 +188,11 @@ def test_python_threads_and_forked_processes_compute_too() -> None:
 
 @compiled
 @pytest.mark.parametrize("isa", ["portable", "avx2"])
-@pytest.mark.parametrize(("rule", "v"), [("decay", 20), ("delta", 20), ("decay", 1)])
-def test_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, isa: str, rule: str, v: int) -> None:
+@pytest.mark.parametrize(
+    ("rule", "h", "k", "v"),
+    [("decay", 3, 20, 20), ("delta", 3, 20, 20), ("decay", 3, 20, 1), ("decay", 21, 16, 1), ("decay", 40, 1, 1)],
+)
+def test_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, isa: str, rule: str, h: int, k: int, v: int) -> None:
     if isa == "avx2" and not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         pytest.skip("this CPU has no AVX2")
     for name in ("MATRIX", "SCAN"):
@@ -198,7 +201,7 @@ def test_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, isa: str, rule
             rules, name, code._replace(forward=f"{code.forward}_{isa}", backward=f"{code.backward}_{isa}")
         )
     for gate in ("gentle", "resets"):
-        assert_agrees(record(rule, "vector", gate, b=1, t=40, h=3, k=20, v=v))
+        assert_agrees(record(rule, "vector", gate, b=1, t=40, h=h, k=k, v=v))
 
 
 @compiled
