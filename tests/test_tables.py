@@ -41,6 +41,7 @@ PUBLISHED = {
     "metala": "Q, Λ_t: ✓ ✓ ✓ ✓",
     "lru": "Λ: ✓ ✗ ✗ ✗",
     "s5": "Λ: ✓ ✗ ✗ ✗",
+    "glru": "K, Λ_t: ✓ ✓ ✗ ✗",
     "hgrn": "Λ_t: ✓ ✓ ✗ ✗",
     "rglru": "Λ_t: ✓ ✓ ✗ ✗",
 }
@@ -64,7 +65,6 @@ def test_groups_are_those_of_metalas_table_2(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "want"),
     [
-        ("hgrn", {"tied": False}, "K, Λ_t"),
         ("rfa", {"gated": True}, "Q, K, Λ_t"),
         ("s4d", {"bilinear": True}, "Q, Λ"),
         ("metala", {"restore_key": True}, "Q, K, Λ_t"),
