@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastweights.evaluate import Chunkwise, evaluate
-from fastweights.recurrence import LTV, Decay, Delayed, Delta, Diagonal, Erasing, Transition
+from fastweights.recurrence import LTV, Decay, Delayed, Delta, Diagonal, Erasing, Register, Transition
 from fastweights.shapes import Output
 
 
@@ -105,6 +105,8 @@ class ChunkwiseParallel(Algorithm):
                 )
             case Delayed():
                 return "a query reads the state before its token is written (the rule Bonus shifts queries instead)"
+            case Register():
+                return "a window's products have no short form here (the rule WindowedLinear has one of its own)"
             case _:
                 return "products of full matrices A_t have no short form"
 

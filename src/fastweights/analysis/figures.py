@@ -10,14 +10,18 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.patches import Circle
+from matplotlib.ticker import LogFormatter, MaxNLocator
 from torch import Tensor
 
 from fastweights.analysis import maps
-from fastweights.analysis.plots import HEAT, PALETTE, canvas, label, legend
-from fastweights.analysis.profile import Layer, Memory, Profile
+from fastweights.analysis.plots import HEAT, PALETTE, canvas, label, legend, logarithmic
+from fastweights.analysis.profile import Layer, Memory, Profile, evenly
 
 Color = str | tuple[float, float, float, float]
+SHOWN = 8
+"""Layers that are drawn one by one, or named in a legend, at most; evenly spaced if there are more."""
 LONGEST = 1e5
 """Half-lives above so many tokens, and eternal ones, are drawn as this."""
 
@@ -71,7 +75,7 @@ def comparison(profiles: Sequence[Profile]) -> Picture:
     for one, (title, y) in zip(axes.flat, titles, strict=True):
         label(one, title, "depth", y)
         one.set_xlim(-0.03, 1.03)
-    axes[0, 0].set_yscale("log")
+    logarithmic(axes[0, 0])
     legend(axes[1, 0])
     caption = (
         "Depth runs from the first layer (0) to the last (1). The upper row needs a linear form, which softmax lacks; "
@@ -102,18 +106,21 @@ def teacher(profiles: Sequence[Profile]) -> Picture | None:
     legend(axes[0, 0])
     caption = (
         "The maps of a layer are averaged over heads and compared with those of the teacher's layer at the same "
-        "relative depth. Rows of |Φ| are taken as distributions."
+        "relative depth. Rows of |Φ| are taken as distributions; where a KL is missing it is infinite: the model has no "
+        "weight at all where its teacher has some."
     )
     return Picture("teacher", f"Distance from {teachers[0].name}", caption, figure)
 
 
 def _maps(profile: Profile) -> Picture:
     columns = min(4, max(len(layer.heads) for layer in profile.layers))
-    figure, axes = canvas(len(profile.layers), columns, 2.1, 2.1)
-    for row, layer in enumerate(profile.layers):
+    numbers = evenly(len(profile.layers), SHOWN)
+    figure, axes = canvas(len(numbers), columns, 2.1, 2.1)
+    for row, number in enumerate(numbers):
+        layer = profile.layers[number]
         for column in range(columns):
             _map(axes[row, column], layer, column, columns)
-        axes[row, 0].set_ylabel(f"layer {row} · {layer.mixer}\nquery", fontsize=7)
+        axes[row, 0].set_ylabel(f"layer {number} · {layer.mixer}\nquery", fontsize=7)
     caption = (
         "|Φ| with every row divided by its largest entry (dark: the token that a query reads most), queries downwards, "
         "keys to the right, for heads spread over the layer. Columns are tokens that everyone reads, bands along the "
@@ -166,14 +173,15 @@ def _half_lives(profile: Profile) -> Picture | None:
     table = np.full((heads, len(profile.layers)), np.nan)
     for (number, _), life in zip(linear, lives, strict=True):
         table[: life.shape[1], number] = life.transpose(0, 1).flatten(1).median(1).values
-    image = axes[0, 1].imshow(np.log10(table), aspect="auto", cmap="viridis")
+    image = axes[0, 1].imshow(table, aspect="auto", cmap="viridis", norm="log")
     axes[0, 1].grid(visible=False)
-    axes[0, 1].set_xticks(range(len(profile.layers)))
-    figure.colorbar(image, ax=axes[0, 1], label="log₁₀ tokens")
+    axes[0, 1].set_xticks([number for number, _ in linear])
+    axes[0, 1].yaxis.set_major_locator(MaxNLocator(integer=True))
+    _scale(figure, axes[0, 1], image)
     for color, (number, _), life in zip(_depths(len(linear)), linear, lives, strict=True):
-        _timed(axes[0, 2], life.flatten(1).median(1).values, color, f"layer {number}")
+        _timed(axes[0, 2], life.flatten(1).median(1).values, color, _named(number, profile))
     for one in (axes[0, 0], axes[0, 2]):
-        one.set_yscale("log")
+        logarithmic(one)
     label(axes[0, 0], "By layer: median, 10 to 90 %", "layer", "half-life [tokens]")
     label(axes[0, 1], "Median by head and layer", "layer", "head (of those chosen)")
     label(axes[0, 2], "Over the text: running median", "token", "half-life [tokens]")
@@ -185,12 +193,22 @@ def _half_lives(profile: Profile) -> Picture | None:
     return Picture("half-lives", "Half-lives", caption, figure)
 
 
+def _scale(figure: Figure, axes: Axes, image: AxesImage) -> None:
+    bar = figure.colorbar(image, ax=axes, format=LogFormatter(), label="tokens")
+    bar.ax.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.5)))
+    bar.ax.tick_params(which="both", labelsize=8)
+
+
 def _eigenvalues(profile: Profile) -> Picture | None:
     linear = _numbered(profile)
     if not linear:
         return None
-    figure, axes = canvas(1, len(linear), 2.5, 2.4)
-    for one, color, (number, m) in zip(axes.flat, _depths(len(linear)), linear, strict=True):
+    linear = [linear[i] for i in evenly(len(linear), SHOWN)]
+    columns = min(4, len(linear))
+    figure, axes = canvas(-(-len(linear) // columns), columns, 2.7, 2.4)
+    for one in axes.flat[len(linear) :]:
+        one.set_visible(False)
+    for one, color, (number, m) in zip(axes.flat, _depths(len(linear)), linear, strict=False):
         _spectrum(one, m.eigenvalues, color)
         one.set_title(f"layer {number}", fontsize=9, loc="left")
     caption = (
@@ -223,7 +241,7 @@ def _hankel(profile: Profile) -> Picture | None:
     for color, (number, m) in zip(_depths(len(linear)), linear, strict=True):
         top = m.hankel[..., :1]
         middle = torch.where(top > 0, m.hankel / top, 0).flatten(0, 1).median(0).values
-        axes[0, 0].semilogy(1 + np.arange(len(middle)), middle.clamp(min=1e-9), color=color, label=f"layer {number}")
+        axes[0, 0].semilogy(1 + np.arange(len(middle)), middle.clamp(min=1e-9), color=color, label=_named(number, profile))
     _dots(axes[0, 1], [m.dimensions.mean(0) for _, m in linear], [number for number, _ in linear])
     axes[0, 0].set_ylim(1e-9, 2)
     label(axes[0, 0], "Hankel singular values, over the largest", "number", "median over heads and cuts")
@@ -246,7 +264,7 @@ def _response(profile: Profile) -> Picture | None:
     figure, axes = canvas(1, 2, 4.2)
     for color, (number, m) in zip(_depths(len(linear)), linear, strict=True):
         size = m.response.mean(0)
-        axes[0, 0].loglog(1 + np.arange(len(size)), size / size[0], color=color, label=f"layer {number}")
+        axes[0, 0].loglog(1 + np.arange(len(size)), size / size[0], color=color, label=_named(number, profile))
     gains = [m.log_gains.clamp(min=-690) / np.log(10) for _, m in linear]
     _dots(axes[0, 1], [g[..., 0].median(0).values for g in gains], [number for number, _ in linear])
     axes[0, 1].axhline(0, color=PALETTE[7], linewidth=0.8, linestyle=":")
@@ -270,8 +288,8 @@ def _normalisers(profile: Profile) -> Picture | None:
         return None
     figure, axes = canvas(1, 1, 6.0)
     for color, (number, eta) in zip(_depths(len(found)), found, strict=True):
-        _timed(axes[0, 0], eta.abs().median(1).values, color, f"layer {number}")
-    axes[0, 0].set_yscale("log")
+        _timed(axes[0, 0], eta.abs().median(1).values, color, _named(number, profile))
+    logarithmic(axes[0, 0])
     label(axes[0, 0], "Running median over heads", "token", "|η|")
     legend(axes[0, 0])
     caption = "What outputs are divided by. In DSF η_{t-1}/η_t is the transition: where η grows, old tokens fade."
@@ -285,8 +303,10 @@ def _conditions(profile: Profile) -> Picture | None:
     figure, axes = canvas(1, 2, 4.2)
     for color, (number, places, solver) in zip(_depths(len(found)), found, strict=True):
         for one, values in zip(axes.flat, (solver.condition[0], solver.residual[0]), strict=True):
-            one.semilogy(places, values.median(1).values, color=color, label=f"layer {number}")
+            one.plot(places, values.median(1).values, color=color, label=_named(number, profile))
             one.fill_between(places, values.amin(1), values.amax(1), color=color, alpha=0.15, linewidth=0)
+    logarithmic(axes[0, 0])
+    logarithmic(axes[0, 1])
     label(axes[0, 0], "Condition number of H + Λ", "token", "median over heads, and range")
     label(axes[0, 1], "What the solver leaves", "token", "‖q - (H + Λ) x‖ / ‖q‖")
     legend(axes[0, 0])
@@ -343,11 +363,16 @@ def _bands(axes: Axes, numbers: Sequence[int], lives: Sequence[Tensor]) -> None:
     axes.set_xticks(numbers)
 
 
-def _timed(axes: Axes, values: Tensor, color: Color, name: str, points: int = 200) -> None:
+def _timed(axes: Axes, values: Tensor, color: Color, name: str, points: int = 60) -> None:
     """Medians over at most so many stretches of the text."""
     stretches = np.array_split(values.float().numpy(), min(points, len(values)))
     at = np.cumsum([len(s) for s in stretches]) - len(stretches[-1]) / 2
     axes.plot(at, [float(np.median(s)) for s in stretches], color=color, linewidth=1, label=name)
+
+
+def _named(number: int, profile: Profile) -> str:
+    """The entry of a legend; names that begin with _ have none."""
+    return f"layer {number}" if number in evenly(len(profile.layers), SHOWN) else "_"
 
 
 def _depths(count: int) -> list[Color]:

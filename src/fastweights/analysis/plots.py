@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 PALETTE = ("#4c78a8", "#d1495b", "#2e8b57", "#e09f3e", "#7b5ea7", "#4f9da6", "#a05a2c", "#767676")
 HEAT = "magma_r"
@@ -26,7 +27,13 @@ def canvas(rows: int = 1, columns: int = 1, width: float = 3.6, height: float = 
 def tidy(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
-    axes.tick_params(labelsize=8)
+    axes.tick_params(which="both", labelsize=8)
+
+
+def logarithmic(axes: Axes) -> None:
+    """A logarithmic y axis that has numbers on it even where it spans less than a decade."""
+    axes.set_yscale("log")
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.5)))
 
 
 def label(axes: Axes, title: str, x: str, y: str) -> None:

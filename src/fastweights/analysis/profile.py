@@ -28,6 +28,10 @@ class Extent:
     window: int = 128
     cuts: int = 4
 
+    def __post_init__(self) -> None:
+        if min(self.heads, self.window, self.cuts) < 1:
+            raise ValueError(f"{self}: at least one head, token and cut must be looked at")
+
 
 @dataclass(frozen=True, eq=False)
 class Memory:

@@ -233,8 +233,10 @@ class Amplified(Recurrence):
         """(the rescaled rule, the log of what its outputs are divided by)."""
         rule, written = self.inner.inner, self._exp(scales.gain - scales.after)
         if isinstance(rule, Bonus):
-            read = torch.maximum(scales.before, scales.gain).detach()
-            q, own = self._exp(scales.before - read), self._exp(scales.gain - read)
+            reading = (rule.q != 0).any(-1, keepdim=True)  # not what a document before this one has left
+            before = torch.where(reading, scales.before, EMPTY)
+            read = torch.maximum(before, scales.gain).clamp(min=self.least).detach()
+            q, own = self._exp(before - read), self._exp(scales.gain - read)
             return Bonus(rule.q * q, rule.k * written, rule.v, log_decay, rule.bonus * own), read
         assert isinstance(rule, Decay)
         skip = None if rule.skip is None else rule.skip * written

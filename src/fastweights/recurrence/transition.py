@@ -132,14 +132,15 @@ class Erasing(Transition):
         return self.apply(torch.eye(self.width, dtype=self.k.dtype, device=self.k.device))
 
     def eigenvalues(self) -> Tensor:
-        """Those of the similar symmetric matrix α^½ (I - β kᵀk) α^½; under one decay, α and once α (1 - β ‖k‖²)."""
+        """Those of the similar symmetric matrix |α|^½ (I - β kᵀk) |α|^½ times the sign that all decays share; under
+        one decay, α and once α (1 - β ‖k‖²)."""
         if self.decay.shape[-1] == 1:
             kept = 1 - self.beta * self.k.square().sum(-1, keepdim=True)
             return self.decay * torch.cat([kept, torch.ones_like(self.k[..., 1:])], -1)
-        root = self.decay.sqrt()
-        scaled = root * self.k
+        decay, sign = self.decay.abs(), torch.where((self.decay < 0).any(-1, keepdim=True), -1, 1)
+        scaled = decay.sqrt() * self.k
         erased = self.beta[..., None] * scaled[..., :, None] * scaled[..., None, :]
-        return torch.linalg.eigvalsh(torch.diag_embed(self.decay) - erased)
+        return sign * torch.linalg.eigvalsh(torch.diag_embed(decay) - erased)
 
     def after(self, earlier: Transition) -> Transition:
         return Full(self.apply(earlier.dense()))
@@ -192,6 +193,59 @@ class Delayed(Transition):
 
     def extend(self, extra: int) -> Transition:
         return Full(self.dense()).extend(extra)
+
+
+@dataclass(frozen=True, eq=False)
+class Register(Transition):
+    """A shift register of `slots` rows; what leaves it is added to the f rows below, along its features (LoLCATs)
+
+    leaving  ``[b t h f]``: the features of what leaves at each token
+    moves    ``[b t 1 1]`` bool: False leaves the state as it is (padding)
+    lasts    ``[b t 1 1]`` bool: False empties it (a new document)
+    """
+
+    leaving: Tensor
+    slots: int
+    moves: Tensor
+    lasts: Tensor
+
+    @property
+    def width(self) -> int:
+        return self.slots + self.leaving.shape[-1]
+
+    def __getitem__(self, span: slice) -> Self:
+        leaving, moves, lasts = (s[:, span] for s in (self.leaving, self.moves, self.lasts))
+        return replace(self, leaving=leaving, moves=moves, lasts=lasts)
+
+    def heads(self, chosen: list[int]) -> Self:
+        return replace(self, leaving=self.leaving[:, :, chosen])
+
+    def apply(self, states: Tensor) -> Tensor:
+        slots, memory = states.split([self.slots, self.width - self.slots], -2)
+        memory = memory + self.leaving[..., None] * slots[..., -1:, :]
+        slots = torch.cat([torch.zeros_like(slots[..., :1, :]), slots[..., :-1, :]], -2)
+        return self._masked(torch.cat([slots.expand(*memory.shape[:-2], -1, -1), memory], -2), states)
+
+    def apply_adjoint(self, states: Tensor) -> Tensor:
+        slots, memory = states.split([self.slots, self.width - self.slots], -2)
+        read = (self.leaving.conj()[..., None] * memory).sum(-2, keepdim=True)
+        slots = torch.cat([slots[..., 1:, :].expand(*read.shape[:-2], -1, -1), read], -2)
+        return self._masked(torch.cat([slots, memory.expand(*read.shape[:-2], -1, -1)], -2), states)
+
+    def dense(self) -> Tensor:
+        return self.apply(torch.eye(self.width, dtype=self.leaving.dtype, device=self.leaving.device))
+
+    def eigenvalues(self) -> Tensor:
+        return self.lasts.to(self.leaving.dtype).expand_as(self.leaving)
+
+    def after(self, earlier: Transition) -> Transition:
+        return Full(self.apply(earlier.dense()))
+
+    def extend(self, extra: int) -> Transition:
+        return Full(self.dense()).extend(extra)
+
+    def _masked(self, moved: Tensor, states: Tensor) -> Tensor:
+        return torch.where(self.moves[..., None], moved, states) * self.lasts[..., None]
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from fastweights.recurrence.base import (
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.softmax import as_cached, served
 from fastweights.recurrence.timeline import FORGOTTEN, Timeline
-from fastweights.recurrence.transition import Full
+from fastweights.recurrence.transition import Diagonal, Register, Transition
 from fastweights.shapes import (
     Features,
     GroupFeatures,
@@ -147,19 +147,19 @@ class WindowedLinear(Recurrence):
             torch.cat([0 * slots, fq, far.sum(-1, keepdim=True)], -1),
         )
         A, B = self._register(torch.einsum("bhsf,bts->bthf", features, behind[..., w]))
-        return LTV(Full(A), B, C=read.transpose(1, 2))
+        return LTV(A, B, C=read.transpose(1, 2))
 
-    def _register(self, leaving: Tensor) -> tuple[Tensor, Tensor]:
+    def _register(self, leaving: Tensor) -> tuple[Transition, Tensor]:
         """(A, B) of `ltv`, from the features ``[b t h f]`` of the tokens that leave the window."""
-        w, one = self.window, torch.eye(self.window + leaving.shape[-1], dtype=leaving.dtype, device=leaving.device)
-        A, B = one.expand(*leaving.shape[:3], -1, -1).clone(), leaving
-        if w:
-            A[..., :w, :w] = torch.diag(one.new_ones(w - 1), -1)
-            A[..., w:, w - 1] = leaving
-            B = one[0].expand_as(A[..., 0])
-        if self.kept is not None:
-            A, B = torch.where(self.kept[..., None], A, one), self.kept * B
-        return (A if self.starts is None else ~self.starts[..., None] * A), B
+        b, t, _ = self.shape
+        always = torch.ones(b, t, 1, 1, dtype=torch.bool, device=self.device)
+        moves = always if self.kept is None else self.kept
+        lasts = always if self.starts is None else ~self.starts
+        if self.window == 0:
+            return Diagonal(lasts.to(leaving.dtype).expand(*leaving.shape[:3], 1), leaving.shape[-1]), moves * leaving
+        slots = torch.zeros(self.window + leaving.shape[-1], dtype=leaving.dtype, device=self.device)
+        slots[0] = 1
+        return Register(leaving, self.window, moves, lasts), moves * slots.expand(*leaving.shape[:3], -1)
 
     def keep(self, mask: Mask) -> Self:
         check_mask(self, mask, "keep mask")

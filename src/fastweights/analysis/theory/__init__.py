@@ -36,7 +36,7 @@ def findings() -> list[Finding]:
     system = Decay(drawn(1, 32, 2, 4), drawn(1, 32, 2, 4), drawn(1, 32, 2, 3), -drawn(1, 32, 2, 4).abs()).ltv()
     overwritten, approximated = overwriting(drawn(4, 3), drawn(3)), approximation(target)
     return [
-        taylor_softmax(drawn(1, 32, 2, 3), drawn(1, 32, 2, 3), drawn(1, 32, 2, 4)),
+        taylor_softmax(0.7 * drawn(1, 32, 2, 2), 0.7 * drawn(1, 32, 2, 2), drawn(1, 32, 2, 4), tuple(range(9))),
         embedding(system, drawn(1, 32, 2, 3), (4, 8, 16, 32)),
         reversed_sigmoid_transition(torch.linspace(-8, 8, 161, dtype=torch.float64)),
         overwritten,

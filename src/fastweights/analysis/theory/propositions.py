@@ -170,8 +170,8 @@ class Approximation(Finding):
 
     def draw(self, axes: Axes) -> None:
         axes.semilogy(self.lengths, self.needed, color=PALETTE[1], marker="o", markersize=4, label="fixed α")
-        for color, s in zip((PALETTE[0], PALETTE[2], PALETTE[4]), self.solutions, strict=True):
-            axes.axhline(s.key, color=color, linestyle="--", linewidth=1.2, label=s.groups)
+        names = ", ".join(s.groups for s in self.solutions)
+        axes.axhline(max(s.key for s in self.solutions), color=PALETTE[0], linestyle="--", label=names)
         label(axes, "A2.2: keys needed for a map", "tokens T", "largest |k|")
         legend(axes)
 
@@ -239,10 +239,13 @@ class Groups:
 
 @dataclass(frozen=True, eq=False)
 class LeastParameters(Finding):
-    """All choices of parameter groups, with keys ≥ 0 wherever there are no queries (as in every such model)."""
+    """All choices of parameter groups; what A2.2 found no bounded solution for counts as none."""
 
     source: ClassVar[str] = "MetaLA Proposition A2.3"
-    statement: ClassVar[str] = "(Q, Λ_t) is the least choice of parameter groups with C1 and C2 (C3)."
+    statement: ClassVar[str] = (
+        "(Q, Λ_t) is the least choice of parameter groups with C1 and C2 (C3), if keys are ≥ 0 wherever there are no "
+        "queries."
+    )
 
     choices: tuple[Groups, ...]
 
@@ -264,6 +267,9 @@ class LeastParameters(Finding):
         axes.set_xticks(range(3), ["C1", "C2", "both"])
         axes.set_yticks(range(len(self.choices)), [c.name for c in self.choices])
         axes.grid(visible=False)
+        for row, cell in enumerate(cells):
+            for column, met in enumerate(cell):
+                axes.text(column, row, "yes" if met else "no", ha="center", va="center", fontsize=8)
         label(axes, "A2.3: what each choice of groups can do", "", "")
 
 
