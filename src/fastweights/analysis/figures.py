@@ -241,7 +241,9 @@ def _hankel(profile: Profile) -> Picture | None:
     for color, (number, m) in zip(_depths(len(linear)), linear, strict=True):
         top = m.hankel[..., :1]
         middle = torch.where(top > 0, m.hankel / top, 0).flatten(0, 1).median(0).values
-        axes[0, 0].semilogy(1 + np.arange(len(middle)), middle.clamp(min=1e-9), color=color, label=_named(number, profile))
+        axes[0, 0].semilogy(
+            1 + np.arange(len(middle)), middle.clamp(min=1e-9), color=color, label=_named(number, profile)
+        )
     _dots(axes[0, 1], [m.dimensions.mean(0) for _, m in linear], [number for number, _ in linear])
     axes[0, 0].set_ylim(1e-9, 2)
     label(axes[0, 0], "Hankel singular values, over the largest", "number", "median over heads and cuts")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from fastweights.analysis import notes
-from fastweights.analysis.conditions import Conditions, Groups, conditions, groups
+from fastweights.analysis.conditions import Conditions, Groups, conditions, groups, innermost
 from fastweights.analysis.cost import cost, held, step
 from fastweights.analysis.rows import DIMENSIONS, row
 from fastweights.layers import Past
@@ -98,27 +98,34 @@ def mark(met: bool | None) -> str:
     return "–" if met is None else "✓" if met else "✗"
 
 
+BASELINES: Mapping[str, tuple[str, dict[str, object]]] = {
+    **{rule: ("mesanet", {"rule": rule}) for rule in ("mamba2", "gla", "deltanet", "gated_deltanet", "mlstm")},
+    "mesa": ("mesa", {}),
+}
+"""The layers of MesaNet's Table 3."""
+
+
 def recurrences() -> Table:
-    """MesaNet's Table 3: the rule of each layer, as the rules' docstrings state it."""
-    baselines = ("mamba2", "gla", "deltanet", "gated_deltanet", "mlstm")
-    names = (*(f"mesanet_{name}" for name in baselines), "mesa")
-    rows = []
-    for name in names:
-        record, said = _record(make(name, PROBE)), _said(name)
-        written, read = _equations(record)
-        rows.append((name, written, read, said.get("f_α", "1"), said.get("f_β", "1")))
+    """MesaNet's Table 3: the rule of each layer, as the rules' docstrings state it, and the gates that it has."""
     columns = ("layer", "recurrence", "read-out", "decay γ_t (α_t)", "write gate β_t")
-    return Table("MesaNet, Table 3: recurrent layers", columns, rows, (notes.RULES,))
+    return Table("MesaNet, Table 3: recurrent layers", columns, list(map(_rule_row, BASELINES)), (notes.RULES,))
+
+
+def _rule_row(layer: str) -> tuple[str, ...]:
+    name, arguments = BASELINES[layer]
+    mixer, said = make(name, PROBE, **arguments), row(MIXERS[name])
+    parameters = {parameter.split(".")[0] for parameter, _ in mixer.named_parameters()}
+    gates = {"W_gamma": said["f_γ"], "W_beta": said["f_β"]}
+    return layer, *_equations(_record(mixer)), *(text if W in parameters else "1" for W, text in gates.items())
 
 
 def _equations(record: Recurrence) -> tuple[str, str]:
     """(what is written, what is read): the first lines of the docstrings of a rule and of its normaliser."""
-    rule, read = record, ""
-    while isinstance(rule, Normalized | Amplified):
-        read = _first_line(rule) if isinstance(rule, Normalized) else read
-        rule = rule.inner
-    *written, last = _first_line(rule).split(" ;  ")
-    return " ;  ".join(written), read or last
+    *written, read = _first_line(innermost(record)).split(" ;  ")
+    match record:
+        case Amplified(inner=normalized) | (Normalized() as normalized):
+            read = _first_line(normalized)
+    return " ;  ".join(written), read
 
 
 def _first_line(record: Recurrence) -> str:
