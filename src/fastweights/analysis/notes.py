@@ -53,9 +53,9 @@ GROUPS: Mapping[str, str] = {
 """On the groups and conditions of a mixer."""
 
 RULES = (
-    "layers of the mixer `mesanet`, by `rule`. S is the paper's Gᵀ; β multiplies v where it is no field of the rule, and "
-    "for the mLSTM it is e^(x W_β + b_β), stabilised. For Mamba2 the paper's table has γ_t, the text of appendix D.1 calls it "
-    "non-gated: the table is followed; the mixer `mamba2` with `decays=False` is the other."
+    "layers of the mixer `mesanet`, by `rule`. S is the paper's Gᵀ; β multiplies v where it is no field of the rule, "
+    "and is e^(x W_β + b_β) for the mLSTM, stabilised. For Mamba2 the paper's table has γ_t, the text of appendix D.1 "
+    "calls it non-gated: the table is followed; the mixer `mamba2` with `decays=False` is the other."
 )
 
 INFERENCE = (
