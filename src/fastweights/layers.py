@@ -167,8 +167,10 @@ class HeadNorm(nn.Module):
     def forward(self, o: Tensor) -> Tensor:
         if self.center:
             return F.layer_norm(o, (self.width,), self.weight, None, self.eps)
-        weight = None if self.weight is None else self.weight.to(o.dtype)
-        return F.rms_norm(o, (self.width,), weight, self.eps)
+        if self.weight is None:
+            return F.rms_norm(o, (self.width,), None, self.eps)
+        dtype = torch.promote_types(o.dtype, self.weight.dtype)
+        return F.rms_norm(o.to(dtype), (self.width,), self.weight.to(dtype), self.eps)
 
 
 class WholeNorm(HeadNorm):
