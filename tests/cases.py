@@ -22,6 +22,7 @@ from fastweights.recurrence import (
     Mesa,
     Normalized,
     Recurrence,
+    Signed,
     Softmax,
     WindowedLinear,
 )
@@ -254,6 +255,20 @@ def amplified_bonus(log_gain: Tensor, **streams: Any) -> Amplified:
     return Amplified(Normalized(Bonus(**streams)), log_gain)
 
 
+def signed(rule: Callable[..., Any]) -> Callable[..., Signed]:
+    """`rule` with the signs of its queries' first channel."""
+    return lambda **streams: Signed(rule(**streams), streams["q"][..., :1])
+
+
+def signed_oracle(oracle: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda **arrays: oracle(**arrays, sign=arrays["q"][..., :1])
+
+
+def large_ridge(s: Shape, g: Generator) -> Tensor:
+    """Above every eigenvalue that H can have."""
+    return 2 * s.t + ridge(s, g)
+
+
 QKV: dict[str, Draw] = {"q": keys, "k": keys, "v": values}
 ERASING: dict[str, Draw] = {"q": keys, "k": unit_keys, "v": values, "beta": doubled_gate}
 OPTIMAL: dict[str, Draw] = {"q": keys, "k": unit_keys, "v": values, "beta": gate, "ridge": ridge}
@@ -304,6 +319,24 @@ CASES = [
         symmetric,
     ),
     Case("mesa-direct", direct_mesa, oracles.mesa, {**OPTIMAL, "log_decay": log_scalar}, gram_and_matrix, symmetric),
+    Case("signed-decay", signed(Decay), signed_oracle(oracles.decay), {**QKV, "log_decay": log_vector}),
+    Case("signed-delta", signed(Delta), signed_oracle(oracles.delta), {**ERASING, "log_decay": log_scalar}),
+    Case(
+        "signed-mesa",
+        signed(Mesa),
+        signed_oracle(oracles.mesa),
+        {**OPTIMAL, "log_decay": log_scalar, "ridge": large_ridge},
+        gram_and_matrix,
+        symmetric,
+    ),
+    Case(
+        "signed-mesa-direct",
+        signed(direct_mesa),
+        signed_oracle(oracles.mesa),
+        {**OPTIMAL, "log_decay": log_scalar, "ridge": large_ridge},
+        gram_and_matrix,
+        symmetric,
+    ),
     Case("softmax", Softmax, oracles.softmax, QKV, full_cache),
     Case("softmax-grouped", Softmax, oracles.softmax, GROUPED, partial(cache, 4)),
     Case(

@@ -21,3 +21,14 @@ def unchecked() -> Iterator[None]:
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def registry() -> Iterator[None]:
+    """What a test registers goes again."""
+    from fastweights.mixers import MIXERS
+
+    known = dict(MIXERS)
+    yield
+    for name in MIXERS.keys() - known.keys():
+        del MIXERS[name]

@@ -109,8 +109,8 @@ def lolcats(
         rotated = np.stack([z[:, :, head] @ W[head].T for head in range(z.shape[2])], 2)
         return np.concatenate([softmax_of(rotated), softmax_of(-rotated)], -1)
 
-    q = rope(split(linear(x, p, "W_q"), heads))
-    k = rope(split(linear(x, p, "W_k"), kv_heads or heads))
+    q = turned(split(linear(x, p, "W_q"), heads))
+    k = turned(split(linear(x, p, "W_k"), kv_heads or heads))
     v, mix = split(linear(x, p, "W_v"), kv_heads or heads), sigmoid(p["mix"])[None, None, :, None]
     o, _ = oracles.windowed(q, k, v, phi(q, "phi_q"), phi(k, "phi_k"), mix, window, shared)
     return linear(join(o), p, "W_o")
@@ -199,10 +199,29 @@ def mesa(
     x: Array, p: Parameters, heads: int = 4, bound: float = 0.9975, eps: float = 1e-5, floor: float = 0.0
 ) -> Array:
     """MesaNet eq. 4-6 and appendices D, F.5: γ ← γ (1 - (1 - bound) β²), Λ = 0.25 + softplus(λ)."""
+    return _mesa(x, p, heads, sigmoid(linear(x, p, "W_gamma")), 0.25, bound, eps, floor)
+
+
+def mesa_signed(x: Array, p: Parameters, heads: int = 4) -> Array:
+    """Appendix H: γ = tanh, Λ = 49.25 + softplus(λ)."""
+    return _mesa(x, p, heads, np.tanh(linear(x, p, "W_gamma")), 49.25)
+
+
+def _mesa(
+    x: Array,
+    p: Parameters,
+    heads: int,
+    gamma: Array,
+    least: float,
+    bound: float = 0.9975,
+    eps: float = 1e-5,
+    floor: float = 0.0,
+) -> Array:
     q, k = (split(silu(convolution(linear(x, p, f"W_{name}"), p[f"conv_{name}.weight"])), heads) for name in "qk")
-    beta, gamma = (sigmoid(linear(x, p, name))[..., None] for name in ("W_beta", "W_gamma"))
-    gamma = gamma * (1 - (1 - bound) * beta**2)
-    ridge = 0.25 + softplus(p["ridge"])[None, None]
+    beta = sigmoid(linear(x, p, "W_beta"))[..., None]
+    gamma = gamma[..., None] * (1 - (1 - bound) * beta**2)
+    ridge = least + softplus(p["ridge"])[None, None]
     q, k = unit(q, floor), unit(k, floor)
-    o, _ = oracles.mesa(q, k, split(linear(x, p, "W_v"), heads), beta, ridge, np.log(gamma))
+    v = split(linear(x, p, "W_v"), heads)
+    o, _ = oracles.mesa(q, k, v, beta, ridge, np.log(np.abs(gamma)), sign=gamma)
     return linear(join(rms_norm(o, p["norm.weight"], eps)), p, "W_o")

@@ -16,9 +16,10 @@ def spread(*streams: Array) -> tuple[tuple[int, int, int], list[Array]]:
     return lengths, [np.broadcast_to(s, (*lengths, s.shape[3])) for s in streams]
 
 
-def decay_of(log_decay: Array | None, width: int) -> Array:
-    """α ``[b t h k]``; 1 without decay."""
+def decay_of(log_decay: Array | None, width: int, sign: Array | None = None) -> Array:
+    """α ``[b t h k]``; 1 without decay; negative where `sign` is."""
     alpha = np.ones((1, 1, 1, 1)) if log_decay is None else np.exp(log_decay)
+    alpha = alpha if sign is None else alpha * np.where(sign < 0, -1, 1)
     return np.broadcast_to(alpha, (*alpha.shape[:3], width))
 
 
@@ -29,9 +30,10 @@ def decay(
     log_decay: Array | None = None,
     skip: Array | None = None,
     state: Array | None = None,
+    sign: Array | None = None,
 ) -> tuple[Array, Array]:
     """S_t = diag(α_t) S_{t-1} + k_tᵀ v_t ;  o_t = q_t S_t + D_t v_t, k = 1 - α if None."""
-    alpha = decay_of(log_decay, q.shape[3])
+    alpha = decay_of(log_decay, q.shape[3], sign)
     k = 1 - alpha if k is None else k
     skip = np.zeros((1, 1, 1, 1)) if skip is None else skip
     (b, t, h), (q, k, v, alpha, skip) = spread(q, k, v, alpha, skip)
@@ -46,10 +48,16 @@ def decay(
 
 
 def delta(
-    q: Array, k: Array, v: Array, beta: Array, log_decay: Array | None = None, state: Array | None = None
+    q: Array,
+    k: Array,
+    v: Array,
+    beta: Array,
+    log_decay: Array | None = None,
+    state: Array | None = None,
+    sign: Array | None = None,
 ) -> tuple[Array, Array]:
     """S_t = (I - β_t k_tᵀ k_t) diag(α_t) S_{t-1} + β_t k_tᵀ v_t ;  o_t = q_t S_t."""
-    alpha = decay_of(log_decay, q.shape[3])
+    alpha = decay_of(log_decay, q.shape[3], sign)
     (b, t, h), (q, k, v, beta, alpha) = spread(q, k, v, beta, alpha)
     S = np.zeros((b, h, q.shape[3], v.shape[3])) if state is None else state.copy()
     o = np.zeros((b, t, h, v.shape[3]))
@@ -69,9 +77,10 @@ def mesa(
     ridge: Array,
     log_decay: Array | None = None,
     state: tuple[Array, Array] | None = None,
+    sign: Array | None = None,
 ) -> tuple[Array, tuple[Array, Array]]:
     """H_t = γ_t H_{t-1} + β_t k_tᵀ k_t ;  G_t = γ_t G_{t-1} + β_t k_tᵀ v_t ;  o_t = q_t (H_t + Λ)⁻¹ G_t."""
-    gamma = decay_of(log_decay, 1)
+    gamma = decay_of(log_decay, 1, sign)
     ridge = np.broadcast_to(ridge, np.broadcast_shapes(ridge.shape, (1, 1, 1, q.shape[3])))
     (b, t, h), (q, k, v, beta, gamma, ridge) = spread(q, k, v, beta, gamma, ridge)
     n, width = q.shape[3], v.shape[3]

@@ -203,18 +203,6 @@ ORIGINALS: dict[str, Original] = {
     "xLSTM": Original(
         "xlstm", {**SMALL, "hidden_size": 128, "num_hidden_layers": 2, "num_heads": 4, "chunk_size": 8, "eps": 0.0}
     ),
-    "xLSTM, fused": Original(
-        "xlstm",
-        {
-            **SMALL,
-            "hidden_size": 128,
-            "num_hidden_layers": 2,
-            "num_heads": 4,
-            "chunk_size": 8,
-            "eps": 0.0,
-            "weight_mode": "fused",
-        },
-    ),
     "Mamba": Original("mamba", {**SMALL, "state_size": 5, "time_step_rank": 3}),
     "Mamba, without bias": Original(
         "mamba", {**SMALL, "state_size": 4, "use_conv_bias": False, "tie_word_embeddings": False}

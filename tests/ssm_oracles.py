@@ -112,7 +112,15 @@ def lru(x: Array, p: Parameters) -> Array:
     return mimo(x, λ, np.exp(p["gamma"])[:, None] * B, C).real + p["D"] * x
 
 
-def mamba2(u: Array, p: Parameters, heads: int = 4, groups: int = 1, scaled: bool = True, decays: bool = True) -> Array:
+def mamba2(
+    u: Array,
+    p: Parameters,
+    heads: int = 4,
+    groups: int = 1,
+    scaled: bool = True,
+    decays: bool = True,
+    eps: float = 1e-5,
+) -> Array:
     """h_t = e^(-aΔ_t) h_{t-1} + Δ_t B_t x_tᵀ ;  y_t = C_t h_t + D x_t ;  RMSNorm(y ⊙ SiLU(z)) by group."""
     width = p["W_z.weight"].shape[0]
     n = (p["W_xBC.weight"].shape[0] - width) // (2 * groups)
@@ -131,11 +139,11 @@ def mamba2(u: Array, p: Parameters, heads: int = 4, groups: int = 1, scaled: boo
                 h = kept * h + written * np.outer(B[b, t, group], x[b, t, head])
                 y[b, t, head] = C[b, t, group] @ h + p["D"][head] * x[b, t, head]
     y = split(join(y) * silu(linear(u, p, "W_z")), groups)
-    y = join(y / np.sqrt((y**2).mean(-1, keepdims=True) + 1e-5)) * p["w_norm"]
+    y = join(y / np.sqrt((y**2).mean(-1, keepdims=True) + eps)) * p["w_norm"]
     return linear(y, p, "W_o")
 
 
-def rglru(u: Array, p: Parameters, heads: int = 4, c: float = 8.0) -> Array:
+def rglru(u: Array, p: Parameters, heads: int = 4, c: float = 8.0, whole_start: bool = False) -> Array:
     """h_t = a_t h_{t-1} + √(1 - a_t²) ⊙ (i_t ⊙ x_t) with a_t = σ(Λ)^(c r_t), block by block of W_a and W_x."""
 
     def gate(x: Array, name: str) -> Array:
@@ -147,7 +155,8 @@ def rglru(u: Array, p: Parameters, heads: int = 4, c: float = 8.0) -> Array:
     a = sigmoid(p["Lambda"]) ** (c * gate(x, "a"))
     h, y = np.zeros_like(x[:, 0]), np.zeros_like(x)
     for t in range(u.shape[1]):
-        h = a[:, t] * h + np.sqrt(1 - a[:, t] ** 2) * gate(x, "x")[:, t] * x[:, t]
+        written = 1 if whole_start and t == 0 else np.sqrt(1 - a[:, t] ** 2)
+        h = a[:, t] * h + written * gate(x, "x")[:, t] * x[:, t]
         y[:, t] = h
     return linear(y * gelu_tanh(linear(u, p, "W_g")), p, "W_o")
 
@@ -181,13 +190,36 @@ def rwkv4(x: Array, p: Parameters) -> Array:
     return linear(sigmoid(r) * wkv, p, "W_o")
 
 
-def mlstm(x: Array, p: Parameters, heads: int = 4, exponential_forget: bool = False) -> Array:
+def rwkv4_channel(x: Array, p: Parameters) -> Array:
+    """Eq. 18-20: r = W_r shift(x), k = W_k shift(x), σ(r) ⊙ (W_v max(k, 0)²)."""
+    y = np.zeros_like(x)
+    for t in range(x.shape[1]):
+        before = x[:, t - 1] if t else np.zeros_like(x[:, 0])
+        r, k = (
+            (p[f"shift_{name}.mu"] * x[:, t] + (1 - p[f"shift_{name}.mu"]) * before) @ p[f"W_{name}.weight"].T
+            for name in "rk"
+        )
+        y[:, t] = sigmoid(r) * (np.maximum(k, 0) ** 2 @ p["W_o.weight"].T)
+    return y
+
+
+def mlstm(
+    x: Array,
+    p: Parameters,
+    heads: int = 4,
+    conv: int = 4,
+    exponential_forget: bool = False,
+    cap: float | None = None,
+    eps: float = 1e-5,
+) -> Array:
     """Eq. 19-27: C_t = f C_{t-1} + i v kᵀ ;  n_t = f n_{t-1} + i k ;  h = C q / max(|nᵀq|, 1), gated, normalised."""
-    mixed = silu(convolution(x, p["conv.weight"]))
+    mixed = silu(convolution(x, p["conv.weight"])) if conv > 1 else x
     q, k = split(linear(mixed, p, "W_q"), heads), split(linear(mixed, p, "W_k"), heads)
     v = split(linear(x, p, "W_v"), heads)
     k = k / np.sqrt(k.shape[3])
-    i, f = np.exp(linear(x, p, "W_i")), linear(x, p, "W_f")
+    i, f = linear(x, p, "W_i"), linear(x, p, "W_f")
+    i, f = (i, f) if cap is None else (cap * np.tanh(i / cap), cap * np.tanh(f / cap))
+    i = np.exp(i)
     f = np.exp(f) if exponential_forget else sigmoid(f)
     o = np.zeros_like(v)
     for b in range(x.shape[0]):
@@ -198,4 +230,4 @@ def mlstm(x: Array, p: Parameters, heads: int = 4, exponential_forget: bool = Fa
                 C = f[at] * C + i[at] * np.outer(v[at], k[at])
                 n = f[at] * n + i[at] * k[at]
                 o[at] = C @ q[at] / max(abs(n @ q[at]), 1)
-    return linear(join(layer_norm(o, p["norm.weight"])) * sigmoid(linear(x, p, "W_g")), p, "W_o")
+    return linear(join(layer_norm(o, p["norm.weight"], eps)) * sigmoid(linear(x, p, "W_g")), p, "W_o")

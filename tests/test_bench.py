@@ -24,7 +24,9 @@ from fastweights.bench.report import FORMAT, Header, Report
 from fastweights.bench.timing import Budget, Failure, Times, WallClock, alternate
 from fastweights.bench.training import TrainPlan, equal_config
 from fastweights.cli import main
-from fastweights.models import FastWeightsForCausalLM
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.train import Bytes
+from fastweights.train.checkpoint import save_model
 
 CPU = torch.device("cpu")
 HEADER = Header("test", None, {}, {}, {})
@@ -238,6 +240,29 @@ def test_train(tmp_path):
     (row,) = rows(path)
     assert row["tokens_per_second"] > 0
     assert row["tokens"] == 128
+
+
+def test_mesa_kernels(tmp_path):
+    path = tmp_path / "mesa.json"
+    run("mesa", "--quick", "--out", path)
+    found = {row["contender"]: row for row in rows(path) if row["phase"] == "forward"}
+    assert found["1 steps"]["steps"] == 1
+    assert found["tol 1e-1"]["steps"] < found["tol 1e-5"]["steps"] <= found["30 steps"]["steps"]
+    assert found["1 steps"]["error"] > found["5 steps"]["error"] > found["30 steps"]["error"]
+    assert all(row["seconds"]["median"] > 0 for row in rows(path))
+
+
+def test_mesa_loss_by_position(tmp_path):
+    folder, path = tmp_path / "model", tmp_path / "loss.json"
+    config = FastWeightsConfig(vocab_size=256, hidden_size=16, num_hidden_layers=2, mixers=[{"name": "mesa"}])
+    save_model(FastWeightsForCausalLM(config), Bytes().build([]), folder)
+    run("mesa", "--checkpoint", folder, "--tokens", 200, "--length", 40, "--out", path)
+    found = {row["contender"]: row for row in rows(path)}
+    exact = found["30 steps"]
+    assert exact["positions"] == [0, 16, 32, 39]
+    assert len(exact["by_position"]) == 3
+    assert len(exact["by_layer"]) == 2
+    assert abs(found["tol 1e-5"]["loss"] - exact["loss"]) < abs(found["1 steps"]["loss"] - exact["loss"])
 
 
 def test_models_to_train_have_equal_size():

@@ -106,6 +106,10 @@ def test_generation_repeats_with_its_seed(capsys, trained):
     assert text("--temperature", 0) == text("--top-k", 1, "--seed", 5)
 
 
+def test_a_tolerance_needs_something_to_solve(capsys, trained):
+    assert "no Mesa layer" in fails(capsys, "generate", trained, "--tol", 1e-4, "--device", "cpu")
+
+
 def test_every_flag_of_train_reaches_the_run(capsys, tmp_path, data):
     flags = ["--steps", 3, "--mixers", '[{"name": "metala", "heads": 2}, {"name": "softmax", "window": 4}]']
     flags += [

@@ -194,6 +194,19 @@ def test_hostile_gains(case: Case, change: Callable[[Tensor], Tensor], dtype: to
             assert_close(gradient, want[name], f"gradient of {name} by {method}", dtype)
 
 
+@each_dtype
+@pytest.mark.parametrize("case", named("amplified"), ids=str)
+def test_documents_of_very_different_gains_do_not_see_each_other(case: Case, dtype: torch.dtype) -> None:
+    streams = case.streams(Shape(b=1, t=9), dtype)
+    streams["log_gain"][:, :5] += 300
+    streams["log_gain"][:, 5:] -= 300
+    ids = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1, 1]])
+    wanted, _ = oracle(case, {name: s[:, 5:] for name, s in streams.items()})
+    for method in (Recurrent(), Chunkwise(4), Auto()):
+        o, _ = evaluate(case.rule(**streams).segments(ids), None, method)
+        assert_close(o[:, 5:], wanted, f"o of {method}", floor=1e-30)
+
+
 @pytest.mark.parametrize("shift", [1e4, -1e4, 1e6])
 @pytest.mark.parametrize("case", named("amplified"), ids=str)
 def test_without_a_floor_only_ratios_of_gains_count(case: Case, shift: float) -> None:

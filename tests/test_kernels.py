@@ -143,7 +143,7 @@ def check(kernel: Kernel, make: Make, t: int, dtype: torch.dtype, state: State |
     if state is None:
         state = stream(*recurrence.state_shapes[0], dtype=recurrence.accumulator)
     got = outcome(recurrence, state, kernel.run)
-    exact = type(recurrence)(**{n: wide(s) if isinstance(s, Tensor) else s for n, s in vars(recurrence).items()})
+    exact = replace(recurrence, **{name: wide(s) for name, s in recurrence.streams.items()})
     want = outcome(exact, tuple(map(wide, state)) if isinstance(state, tuple) else wide(state), Recurrent().run)
     assert got.keys() == want.keys()
     for name, tensor in want.items():

@@ -104,6 +104,7 @@ def test_loads_bit_for_bit(layers: str, dtype: torch.dtype, tmp_path: Path) -> N
 @every_model
 def test_whatever_a_checkpoint_lacks_starts_properly_and_nothing_else_changes(layers: str, tmp_path: Path) -> None:
     model = tiny(layers, torch.float32)
+    usual = {name: 20 + 2 * value.abs().max() for name, value in model.state_dict().items()}
     for tensor in model.state_dict().values():
         tensor.add_(0.5)
     model.save_pretrained(tmp_path)
@@ -116,7 +117,7 @@ def test_whatever_a_checkpoint_lacks_starts_properly_and_nothing_else_changes(la
             AutoModelForCausalLM.from_pretrained(tmp_path)
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path, strict=False).state_dict()
         assert all(torch.equal(loaded[name], value) for name, value in present.items())
-        assert all(loaded[name].isfinite().all() and loaded[name].abs().max() < 20 for name in lacking)
+        assert all(loaded[name].isfinite().all() and loaded[name].abs().max() < usual[name] for name in lacking)
 
 
 def test_loads_in_shards_with_a_device_map(tmp_path: Path) -> None:

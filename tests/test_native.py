@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastweights import kernels
 from fastweights.evaluate import Recurrent, evaluate
-from fastweights.kernels.native import build, library, rules
+from fastweights.kernels.native import build, library, memory, rules
 from fastweights.recurrence import Decay, Delta, Recurrence
 
 TOLERANCE = 1e-5
@@ -188,8 +188,11 @@ def test_python_threads_and_forked_processes_compute_too() -> None:
 
 @compiled
 @pytest.mark.parametrize("isa", ["portable", "avx2"])
-@pytest.mark.parametrize(("rule", "v"), [("decay", 20), ("delta", 20), ("decay", 1)])
-def test_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, isa: str, rule: str, v: int) -> None:
+@pytest.mark.parametrize(
+    ("rule", "h", "k", "v"),
+    [("decay", 3, 20, 20), ("delta", 3, 20, 20), ("decay", 3, 20, 1), ("decay", 21, 16, 1), ("decay", 40, 1, 1)],
+)
+def test_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, isa: str, rule: str, h: int, k: int, v: int) -> None:
     if isa == "avx2" and not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         pytest.skip("this CPU has no AVX2")
     for name in ("MATRIX", "SCAN"):
@@ -198,7 +201,42 @@ def test_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, isa: str, rule
             rules, name, code._replace(forward=f"{code.forward}_{isa}", backward=f"{code.backward}_{isa}")
         )
     for gate in ("gentle", "resets"):
-        assert_agrees(record(rule, "vector", gate, b=1, t=40, h=3, k=20, v=v))
+        assert_agrees(record(rule, "vector", gate, b=1, t=40, h=h, k=k, v=v))
+
+
+@compiled
+@pytest.mark.parametrize("heads", [1, 300])
+def test_exponentials(heads: int) -> None:
+    """0 for −inf and for what float32 cannot hold; NaN stays NaN."""
+    log_decay = torch.tensor([0.0, -1e-9, -1.0, -86.0, -100.0, -1e30, -torch.inf, torch.nan]).reshape(8, 1, 1, 1)
+    ones = torch.ones(1, 1, heads, 1)
+    _, state = evaluate(Decay(ones, 0 * ones, ones, log_decay), torch.ones(8, heads, 1, 1))
+    wanted = log_decay.double().exp().expand(8, heads, 1, 1)
+    torch.testing.assert_close(state.double(), wanted, rtol=3e-7, atol=1e-37, equal_nan=True)
+
+
+def test_large_results_are_written_to_the_pages_of_dropped_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "PAGES", memory.Pages())
+    first, second = memory.empty(1 << 20), memory.empty(1 << 20)
+    place, part = first.data_ptr(), first[5:]
+    del first
+    third = memory.empty(1 << 20)
+    assert len({place, second.data_ptr(), third.data_ptr()}) == 3
+    del part
+    assert memory.empty(1 << 20).data_ptr() == place
+
+
+def test_no_more_pages_lie_idle_than_are_in_use() -> None:
+    pages = memory.Pages()
+    first, second, third = (pages.lend(1 << 22) for _ in range(3))
+    del first
+    assert pages.idle == 1 << 22
+    del second
+    assert pages.idle == 1 << 22
+    again = pages.lend(1 << 22)
+    assert pages.idle == 0
+    del third, again
+    assert pages.idle == 0
 
 
 @compiled

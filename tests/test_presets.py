@@ -50,7 +50,7 @@ def test_pythia_is_that_of_transformers() -> None:
 
 def test_recurrentgemma_is_that_of_transformers_but_for_one_bias() -> None:
     attention_layers, width = 8, 2560
-    theirs = size(RecurrentGemma, RecurrentGemmaConfig())
+    theirs = size(RecurrentGemma, RecurrentGemmaConfig(num_key_value_heads=1, intermediate_size=2 * 7680))
     assert PRESETS["recurrentgemma-2b"].parameters() == theirs - attention_layers * width
 
 

@@ -16,7 +16,7 @@ from cases import CASES, LINEAR, METHODS, Case, Shape, State, Streams, cast, eac
 from checks import as_tensors, check, check_gradients, check_states, gradients, oracle
 from fastweights.evaluate import Auto, Chunkwise, Method, Parallel, Recurrent, evaluate
 from fastweights.kernels import TABLE, only
-from fastweights.recurrence import LTV, Amplified, Decay, Delta, NoFiniteFormError, Normalized, Recurrence
+from fastweights.recurrence import LTV, Amplified, Decay, Delta, NoFiniteFormError, Normalized, Recurrence, Signed
 from tolerances import assert_close
 
 DTYPES = [torch.float64, torch.float32]
@@ -32,7 +32,7 @@ def scalar_skips(streams: Streams) -> Streams:
 
 
 def with_values(record: Recurrence, v: Tensor) -> Recurrence:
-    if isinstance(record, Normalized | Amplified):
+    if isinstance(record, Normalized | Amplified | Signed):
         return replace(record, inner=with_values(record.inner, v))
     return replace(record, v=v)
 

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fastweights.analysis.conditions import conditions, groups
+from fastweights.analysis.conditions import conditions, groups, innermost
 from fastweights.analysis.cost import cost, held, step
 from fastweights.analysis.rows import DIMENSIONS, row
-from fastweights.analysis.tables import TABLES, conditions_of, group_of, heads_of, mark, named, page
+from fastweights.analysis.tables import BASELINES, TABLES, conditions_of, group_of, heads_of, mark, named, page
 from fastweights.cli import main
 from fastweights.evaluate import Recurrent, evaluate
 from fastweights.layers import Past
 from fastweights.mixer import Mixer
 from fastweights.mixers import MIXERS, make
-from fastweights.recurrence import Amplified, Decay, Delta, Mesa, Normalized
+from fastweights.recurrence import Decay, Delta, Mesa
 from fastweights.shapes import Embedded
 
 PAGE = Path(__file__).parents[1] / "docs" / "tables.md"
@@ -41,6 +41,7 @@ PUBLISHED = {
     "metala": "Q, Λ_t: ✓ ✓ ✓ ✓",
     "lru": "Λ: ✓ ✗ ✗ ✗",
     "s5": "Λ: ✓ ✗ ✗ ✗",
+    "glru": "K, Λ_t: ✓ ✓ ✗ ✗",
     "hgrn": "Λ_t: ✓ ✓ ✗ ✗",
     "rglru": "Λ_t: ✓ ✓ ✗ ✗",
 }
@@ -64,7 +65,6 @@ def test_groups_are_those_of_metalas_table_2(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "want"),
     [
-        ("hgrn", {"tied": False}, "K, Λ_t"),
         ("rfa", {"gated": True}, "Q, K, Λ_t"),
         ("s4d", {"bilinear": True}, "Q, Λ"),
         ("metala", {"restore_key": True}, "Q, K, Λ_t"),
@@ -157,32 +157,36 @@ def test_parameters_are_those_of_metalas_text(name: str, squares: int, least: in
 
 
 TABLE_3 = {
-    "mesanet_mamba2": (Decay, True, ()),
-    "mesanet_gla": (Decay, True, ("v",)),
-    "mesanet_deltanet": (Delta, False, ("beta",)),
-    "mesanet_gated_deltanet": (Delta, True, ("beta",)),
-    "mesanet_mlstm": (Decay, True, ("log_gain",)),
-    "mesa": (Mesa, True, ("beta",)),
+    "mamba2": (Decay, True, None),
+    "gla": (Decay, True, "v"),
+    "deltanet": (Delta, False, "beta"),
+    "gated_deltanet": (Delta, True, "beta"),
+    "mlstm": (Decay, True, "log_gain"),
+    "mesa": (Mesa, True, "beta"),
 }
-"""Rule, whether γ_t decays the state (a scalar per head), the streams in which β_t is."""
+"""Rule, whether γ_t, a scalar per head, decays the state, and the stream in which β_t is."""
 
 
-@pytest.mark.parametrize("name", TABLE_3)
-def test_rules_are_those_of_mesanets_table_3(name: str) -> None:
-    rule, forgets, gated = TABLE_3[name]
-    x, mixer = torch.randn(1, 3, 16), make(name, 16)
+@pytest.mark.parametrize("layer", TABLE_3)
+def test_rules_are_those_of_mesanets_table_3(layer: str) -> None:
+    rule, forgets, gated = TABLE_3[layer]
+    name, arguments = BASELINES[layer]
+    mixer = make(name, 16, **arguments)
+    x = torch.randn(1, 3, 16)
     record, _ = mixer.project(x, Past(x, None, None, None, None))
     streams = record.streams
-    while isinstance(record, Normalized | Amplified):
-        record = record.inner
-    assert type(record) is rule
+    assert type(innermost(record)) is rule
     assert ("log_decay" in streams) == forgets
     assert not forgets or streams["log_decay"].shape == (1, 3, 4, 1)
-    gates = {n for n, p in mixer.named_parameters() if n.startswith("W_beta")}
-    for stream in gated:
-        found = torch.autograd.grad(streams[stream].sum(), [mixer.get_parameter(n) for n in gates])
-        assert all(gradient.any() for gradient in found)
-    assert bool(gates) == bool(gated)
+    gates = [parameter for name, parameter in mixer.named_parameters() if name.startswith("W_beta")]
+    assert bool(gates) == (gated is not None)
+    if gated is not None:
+        assert all(gradient.any() for gradient in torch.autograd.grad(streams[gated].sin().sum(), gates))
+
+
+def test_table_3_says_which_gates_there_are() -> None:
+    said = {cells[0]: (cells[3] != "1", cells[4] != "1") for cells in TABLES["mesanet-3"]().rows}
+    assert said == {layer: (forgets, gated is not None) for layer, (_, forgets, gated) in TABLE_3.items()}
 
 
 def products(record_name: str, width: int, steps: int = 30) -> float:

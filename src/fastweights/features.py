@@ -69,7 +69,8 @@ class PositiveRandom(nn.Module):
         self.shift = min(width / 2, LARGEST)  # typical of ‖ω‖²/2; a constant factor of all keys cancels as well
 
     def reset_parameters(self) -> None:
-        self.omega.copy_(orthogonal(*self.omega.shape, self.seed))
+        count, width = self.omega.shape
+        self.omega.copy_(orthogonal(count, width, self.seed))
 
     def query(self, q: Tensor) -> Tensor:
         exponent = self._projected(q) + self._half(q)
@@ -103,7 +104,8 @@ class RandomFourier(nn.Module):
 
     def reset_parameters(self) -> None:
         nn.init.ones_(self.sigma)
-        self.omega.copy_(gaussian(*self.omega.shape, self.seed))
+        count, width = self.omega.shape
+        self.omega.copy_(gaussian(count, width, self.seed))
 
     def forward(self, x: Tensor) -> Tensor:
         with without_autocast(x.device):

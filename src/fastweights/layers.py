@@ -96,9 +96,11 @@ class ShortConvolution(nn.Module):
         return self.weight
 
     def forward(self, x: Embedded, past: Past) -> Embedded:
-        b, t, _ = x.shape
-        before = self.size - 1
+        t, before = x.shape[1], self.size - 1
         seen = torch.cat([past.tail(x, before), x], dim=1)
+        if t == 1 and past.keep is None and past.document is None:
+            past.leave(seen[:, 1:])
+            return (seen * self.weight).sum(1, keepdim=True)
         document = None if past.document is None else F.pad(past.document, (before, 0))
         order = None
         if past.keep is not None:
@@ -165,8 +167,10 @@ class HeadNorm(nn.Module):
     def forward(self, o: Tensor) -> Tensor:
         if self.center:
             return F.layer_norm(o, (self.width,), self.weight, None, self.eps)
-        weight = None if self.weight is None else self.weight.to(o.dtype)
-        return F.rms_norm(o, (self.width,), weight, self.eps)
+        if self.weight is None:
+            return F.rms_norm(o, (self.width,), None, self.eps)
+        dtype = torch.promote_types(o.dtype, self.weight.dtype)
+        return F.rms_norm(o.to(dtype), (self.width,), self.weight.to(dtype), self.eps)
 
 
 class WholeNorm(HeadNorm):

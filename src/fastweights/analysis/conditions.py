@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from fastweights.layers import Past
 from fastweights.mixer import Mixer
-from fastweights.recurrence import Amplified, Bonus, Decay, Delta, Mesa, Normalized, Recurrence
+from fastweights.recurrence import Amplified, Bonus, Decay, Delta, Mesa, Normalized, Recurrence, Signed
 
 Groups = frozenset[str]
 
@@ -65,15 +65,21 @@ def groups(mixer: Mixer) -> Groups:
 def carried(recurrence: Recurrence) -> Tensor | None:
     """A_t applied to a state of ones, with nothing written; None for rules that keep tokens as they are.
 
-    Normalisers and gains change how a state is read and scaled, not how it moves; they are left out.
+    Normalisers, gains and signs, which change how a state is read and scaled, not whether it decays, are left out.
     """
-    while isinstance(recurrence, Normalized | Amplified):
-        recurrence = recurrence.inner
+    recurrence = innermost(recurrence)
     rule = recurrence.as_decay() if isinstance(recurrence, Mesa) else recurrence
     if not isinstance(rule, Decay | Delta | Bonus):
         return None
     silent = replace(rule, v=torch.zeros_like(rule.v))[-1:]
     return silent.step(torch.ones(rule.state_shapes[0], dtype=rule.accumulator))[1]
+
+
+def innermost(recurrence: Recurrence) -> Recurrence:
+    """The rule that a record is composed around."""
+    while isinstance(recurrence, Normalized | Amplified | Signed):
+        recurrence = recurrence.inner
+    return recurrence
 
 
 def grows(mixer: Mixer, lengths: tuple[int, int] = (1100, 1101)) -> bool:

@@ -18,6 +18,7 @@ from fastweights.recurrence import (
     Delta,
     Mesa,
     Normalized,
+    Signed,
     Softmax,
     WindowedLinear,
 )
@@ -98,7 +99,7 @@ def step(recurrence: Recurrence, context: int) -> int:
             return h * (_seen(window, context + 1) * (2 * k + 2 * v + SOFTMAX) + 4 * features * (v + 1))
         case Normalized():
             return step(recurrence.extended(), context) + h * v
-        case Amplified():
+        case Amplified() | Signed():
             return step(recurrence.inner, context)
     raise TypeError(f"the operations of a {type(recurrence).__name__} are not known here; state them in cost.step")
 
@@ -122,7 +123,7 @@ def chunk(recurrence: Recurrence, context: int, size: int) -> int:
             return h * (_seen(window, context) * (2 * k + 2 * v + SOFTMAX) + linear)
         case Normalized():
             return chunk(recurrence.extended(), context, size) + h * v
-        case Amplified():
+        case Amplified() | Signed():
             return chunk(recurrence.inner, context, size)
     raise TypeError(f"the operations of a {type(recurrence).__name__} are not known here; state them in cost.chunk")
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import torch
 
-from fastweights.analysis.conditions import Conditions, Groups, conditions, groups
+from fastweights.analysis import notes
+from fastweights.analysis.conditions import Conditions, Groups, conditions, groups, innermost
 from fastweights.analysis.cost import cost, held, step
-from fastweights.analysis.notes import NOTES
 from fastweights.analysis.rows import DIMENSIONS, row
 from fastweights.layers import Past
 from fastweights.mixer import Mixer
@@ -52,27 +52,42 @@ def page(tables: Iterable[Table]) -> str:
 def functions(title: str, names: tuple[str, ...]) -> Table:
     """Parameter functions and dimensions of `names`, as their docstrings state them (MetaLA's Tables 1, A1-A3)."""
     columns = ("f_q", "f_k", "f_v", "f_α", "f_g", DIMENSIONS)
-    rows = [(name, *(row(MIXERS[name]).get(column, "1") for column in columns)) for name in names]
-    return Table(title, ("model", *columns), rows, notes(names))
+    rows = [(name, *(_said(name).get(column, "1") for column in columns)) for name in names]
+    return Table(title, ("model", *columns), rows, _noted(notes.FUNCTIONS, names))
+
+
+def _said(name: str) -> dict[str, str]:
+    """The mixer's row; MesaNet's γ is the others' α."""
+    said = row(MIXERS[name])
+    return {"f_α": said["f_γ"], **said} if "f_γ" in said else said
 
 
 def review() -> Table:
     """MetaLA's Table 2 for every mixer: parameter groups, and the conditions that follow."""
-    found = [(name, group_of(name), conditions_of(name)) for name in MIXERS]
+    found = [(name, group_of(name), conditions_of(name)) for name in (*MIXERS, *VARIANTS)]
     found.sort(key=lambda entry: (-len(entry[1]), named(entry[1])))
     rows = [(name, named(letters), *map(mark, met)) for name, letters, met in found]
-    return Table("MetaLA, Table 2: parameter groups and conditions", ("model", "groups", "C0", "C1", "C2", "C3"), rows,
-                 notes(("table 2", *MIXERS)))  # fmt: skip
+    title, columns = "MetaLA, Table 2: parameter groups and conditions", ("model", "groups", "C0", "C1", "C2", "C3")
+    return Table(title, columns, rows, _noted(notes.GROUPS, ("all", *(name for name, *_ in found))))
+
+
+VARIANTS: Mapping[str, tuple[str, dict[str, object]]] = {"glru": ("hgrn", {"tied": False})}
+"""Models of Table 2 that are mixers with arguments."""
 
 
 @cache
 def group_of(name: str) -> Groups:
-    return groups(make(name, PROBE))
+    return groups(_probed(name))
 
 
 @cache
 def conditions_of(name: str) -> Conditions:
-    return conditions(make(name, PROBE))
+    return conditions(_probed(name))
+
+
+def _probed(name: str) -> Mixer:
+    mixer, arguments = VARIANTS.get(name, (name, {}))
+    return make(mixer, PROBE, **arguments)
 
 
 def named(letters: Groups) -> str:
@@ -83,28 +98,34 @@ def mark(met: bool | None) -> str:
     return "–" if met is None else "✓" if met else "✗"
 
 
+BASELINES: Mapping[str, tuple[str, dict[str, object]]] = {
+    **{rule: ("mesanet", {"rule": rule}) for rule in ("mamba2", "gla", "deltanet", "gated_deltanet", "mlstm")},
+    "mesa": ("mesa", {}),
+}
+"""The layers of MesaNet's Table 3."""
+
+
 def recurrences() -> Table:
-    """MesaNet's Table 3: the rule of each layer, as the rules' docstrings state it."""
-    baselines = ("mamba2", "gla", "deltanet", "gated_deltanet", "mlstm")
-    names = (*(f"mesanet_{name}" for name in baselines), "mesa")
-    rows = []
-    for name in names:
-        record, said = _record(make(name, PROBE)), row(MIXERS[name])
-        written, read = _equations(record)
-        gate = said.get("f_β", said.get("f_i", "1"))
-        rows.append((name, written, read, said.get("f_α", said.get("f_γ", "1")), gate))
-    columns = ("layer", "recurrence", "read-out", "decay (α, γ)", "write gate (β, i)")
-    return Table("MesaNet, Table 3: recurrent layers", columns, rows, notes(("table 3",)))
+    """MesaNet's Table 3: the rule of each layer, as the rules' docstrings state it, and the gates that it has."""
+    columns = ("layer", "recurrence", "read-out", "decay γ_t (α_t)", "write gate β_t")
+    return Table("MesaNet, Table 3: recurrent layers", columns, list(map(_rule_row, BASELINES)), (notes.RULES,))
+
+
+def _rule_row(layer: str) -> tuple[str, ...]:
+    name, arguments = BASELINES[layer]
+    mixer, said = make(name, PROBE, **arguments), row(MIXERS[name])
+    parameters = {parameter.split(".")[0] for parameter, _ in mixer.named_parameters()}
+    gates = {"W_gamma": said["f_γ"], "W_beta": said["f_β"]}
+    return layer, *_equations(_record(mixer)), *(text if W in parameters else "1" for W, text in gates.items())
 
 
 def _equations(record: Recurrence) -> tuple[str, str]:
     """(what is written, what is read): the first lines of the docstrings of a rule and of its normaliser."""
-    rule, read = record, ""
-    while isinstance(rule, Normalized | Amplified):
-        read = _first_line(rule) if isinstance(rule, Normalized) else read
-        rule = rule.inner
-    *written, last = _first_line(rule).split(" ;  ")
-    return " ;  ".join(written), read or last
+    *written, read = _first_line(innermost(record)).split(" ;  ")
+    match record:
+        case Amplified(inner=normalized) | (Normalized() as normalized):
+            read = _first_line(normalized)
+    return " ;  ".join(written), read
 
 
 def _first_line(record: Recurrence) -> str:
@@ -121,7 +142,7 @@ def inference(width: int = 128, context: int = 2048, steps: int = 30) -> Table:
     rows = [(name, *shown(held(record, context)), *shown(step(record, context))) for name, record in heads]
     columns = ("layer", "state", "state in n_a²", "operations per token", "operations in n_a²")
     title = f"MesaNet, Table 4: inference per head, n_a = {width}, context t = {context}, k = {steps} steps"
-    return Table(title, columns, rows, notes(("table 4",)))
+    return Table(title, columns, rows, (notes.INFERENCE,))
 
 
 def heads_of(width: int, steps: int = 30) -> dict[str, Recurrence]:
@@ -139,7 +160,7 @@ def costs(d: int = 512, context: int = 2048) -> Table:
     """Every mixer with its default arguments: dimensions, parameters, state and operations per layer."""
     columns = ("model", "H × d'_k × d'_v", "parameters", "in d²", "state", "decode, Mflop", "train, Mflop")
     title = f"Costs of one layer per token, d = {d}, context {context}, default arguments"
-    return Table(title, columns, [_cost_row(name, d, context) for name in MIXERS], notes(("costs",)))
+    return Table(title, columns, [_cost_row(name, d, context) for name in MIXERS], (notes.COSTS,))
 
 
 def _cost_row(name: str, d: int, context: int) -> tuple[str, ...]:
@@ -158,8 +179,8 @@ def _record(mixer: Mixer) -> Recurrence:
         return mixer.project(x, Past(x, None, None, None, None))[0]
 
 
-def notes(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"**{name}**: {NOTES[name]}" for name in names if name in NOTES)
+def _noted(about: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"**{name}**: {about[name]}" for name in names if name in about)
 
 
 FUNCTIONS = {
@@ -182,8 +203,11 @@ def _functions(name: str) -> Table:
 
 
 TABLES: Mapping[str, Callable[[], Table]] = {
-    **{name: partial(_functions, name) for name in FUNCTIONS},
+    "metala-1": partial(_functions, "metala-1"),
     "metala-2": review,
+    "metala-a1": partial(_functions, "metala-a1"),
+    "metala-a2": partial(_functions, "metala-a2"),
+    "metala-a3": partial(_functions, "metala-a3"),
     "others": others,
     "mesanet-3": recurrences,
     "mesanet-4": inference,

@@ -238,7 +238,9 @@ def _share(s: Sizes, g: torch.Generator) -> Tensor:
 
 
 def _windowed(x: Inputs) -> WindowedLinear:
-    return WindowedLinear(x["q"], x["k"], x["v"], x["fq"], x["fk"], x["mix"], WINDOW)
+    """A sequence that ends within the window has nothing linear to measure."""
+    window = min(WINDOW, x["q"].shape[1] // 4)
+    return WindowedLinear(x["q"], x["k"], x["v"], x["fq"], x["fk"], x["mix"], window)
 
 
 def _softmax(window: int | None, x: Inputs) -> Softmax:
@@ -274,6 +276,12 @@ _QKV = {"q": _queries, "k": _keys, "v": _values}
 _RAW = {"q": _keys, "k": _keys, "v": _values}
 _UNIT = {"q": _queries, "k": _unit_keys, "v": _values, "beta": _beta}
 _MESA = {**_UNIT, "q": _unit_keys, "log_decay": _scalar_decay, "ridge": _ridge}
+
+
+def mesa_case(solver: ConjugateGradient) -> RecurrenceCase:
+    """The Mesa rule on random streams, solved by `solver`."""
+    return RecurrenceCase("mesa", _MESA, partial(_mesa, solver), _mesa_flops)
+
 
 CASES: tuple[RecurrenceCase | ConvolutionCase, ...] = (
     RecurrenceCase("decay none", _QKV, _decay, _decay_flops, peers.DECAY_NONE, peers.TRITON_SCALAR),

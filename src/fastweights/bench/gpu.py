@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 
@@ -71,7 +72,7 @@ class CheckRow:
     """A kernel of ours on the device.
 
     syncs  how often forward and backward made the host wait; None where that cannot be counted
-    state  the dtype of the state
+    state  the dtype of the state, beside cached tokens
     """
 
     op: str
@@ -209,5 +210,5 @@ def _state_dtype(case: Case, inputs: Inputs) -> str:
         return ""
     with torch.no_grad():
         _, state = evaluate(case.record(inputs))
-    first = state[0] if isinstance(state, tuple) else state
-    return str(first.dtype).removeprefix("torch.")
+    numbers = [s.dtype for s in (state if isinstance(state, tuple) else (state,)) if s.dtype != torch.long]
+    return str(reduce(torch.promote_types, numbers)).removeprefix("torch.")

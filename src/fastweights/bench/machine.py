@@ -23,7 +23,7 @@ PACKAGES = ("torch", "transformers", "triton", "flash-linear-attention", "mamba-
 class Machine:
     """Where a benchmark ran.
 
-    float32_products  which library multiplies float32 matrices in the torch kernels on the CPU, and why
+    float32_products  which library multiplies float32 matrices in the torch kernels on the CPU
     """
 
     cpu: str
@@ -36,7 +36,9 @@ class Machine:
     @classmethod
     def here(cls, device: torch.device) -> Machine:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        return cls(_cpu_name(), os.cpu_count() or 1, torch.get_num_threads(), name, platform.platform(), str(verdict()))
+        return cls(
+            _cpu_name(), os.cpu_count() or 1, torch.get_num_threads(), name, platform.platform(), verdict().library
+        )
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,13 @@ from rich.text import Text
 from fastweights.bench.decode import DecodePlan, plot_flatness, run_decode
 from fastweights.bench.gpu import GpuPlan, run_gpu
 from fastweights.bench.machine import commit
+from fastweights.bench.mesa import MesaPlan, run_mesa
 from fastweights.bench.ops import Plan, run_ops, run_scaling
 from fastweights.bench.report import Report
 from fastweights.bench.targets import open_report
 from fastweights.bench.timing import Budget
 from fastweights.bench.training import TrainPlan, run_training
+from fastweights.train import model_folder
 
 QUICK = Budget(seconds=0.1, runs=5)
 WIDE = 170
@@ -71,10 +73,22 @@ def _gpu(parser: ArgumentParser) -> Target:
     return _run_gpu
 
 
+def _mesa(parser: ArgumentParser) -> Target:
+    """Mesa at fixed steps and at tolerances: time, steps and error; with a checkpoint, its loss by position."""
+    parser.add_argument("--quick", action="store_true", help="small shapes, short times: a check, not a measurement")
+    parser.add_argument("--checkpoint", type=Path, help="a run, checkpoint or model folder with Mesa layers")
+    default = MesaPlan()
+    parser.add_argument("--text", default=default.text, help="whose last tenth is read (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=default.tokens, help="of it (default: %(default)s)")
+    parser.add_argument("--length", type=int, default=default.length, help="of a sequence (default: %(default)s)")
+    return _run_mesa
+
+
 _TARGETS: dict[str, Callable[[ArgumentParser], Target]] = {
     "ops": _ops,
     "decode": _decode,
     "train": _train,
+    "mesa": _mesa,
     "gpu": _gpu,
 }
 
@@ -104,6 +118,13 @@ def _run_train(report: Report, chosen: Namespace, device: torch.device) -> None:
         TrainPlan.quick(chosen.only, compiled=compiled) if chosen.quick else TrainPlan(chosen.only, compiled=compiled)
     )
     run_training(report, plan, device)
+
+
+def _run_mesa(report: Report, chosen: Namespace, device: torch.device) -> None:
+    checkpoint = None if chosen.checkpoint is None else model_folder(chosen.checkpoint)
+    budget = QUICK if chosen.quick else Budget()
+    plan = MesaPlan(chosen.quick, checkpoint, chosen.text, chosen.tokens, chosen.length, budget=budget)
+    run_mesa(report, plan, device)
 
 
 def _run_gpu(report: Report, chosen: Namespace, device: torch.device) -> None:
@@ -181,6 +202,8 @@ _COLUMNS = (
     _Column("of GEMM", "gemm", _number("{:.1%}")),
     _Column("of bandwidth", "bandwidth", _number("{:.1%}")),
     _Column("× floor", "over_floor", _number("{:.2f}")),
+    _Column("steps", "steps", _number("{:.1f}")),
+    _Column("loss", "loss", _number("{:.4f}")),
     _Column("tokens/s", "tokens_per_second", _number("{:,.0f}")),
     _Column("error", "error", _number("{:.1e}")),
     _Column("of gradients", "gradient_error", _number("{:.1e}")),

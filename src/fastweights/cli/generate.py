@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 from fastweights.cli.arguments import add_device
 from fastweights.generate import stream
 from fastweights.models import FastWeightsForCausalLM
+from fastweights.models.mesa import solve_to
 from fastweights.train import TextStream, model_folder
 from fastweights.train.checkpoint import no_progress_bars
 
@@ -28,6 +29,9 @@ def generate(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default: 0.8)")
     parser.add_argument("--top-k", type=int, help="draw among the K likeliest tokens only (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same text (default: 0)")
+    parser.add_argument(
+        "--tol", type=float, help="Mesa layers: stop solving at this relative residual, such as 1e-4 (default: never)"
+    )
     add_device(parser)
     return _generate
 
@@ -41,6 +45,7 @@ class Request:
     temperature: float
     top_k: int | None
     seed: int
+    tol: float | None = None
 
 
 def write_continuation(source: str | Path, request: Request, device: torch.device) -> None:
@@ -48,6 +53,8 @@ def write_continuation(source: str | Path, request: Request, device: torch.devic
     with no_progress_bars():
         model = FastWeightsForCausalLM.from_pretrained(source).to(device).eval()
         tokenizer = AutoTokenizer.from_pretrained(source)
+    if request.tol is not None:
+        solve_to(model, request.tol)
     prompt = tokenizer.encode(request.prompt, add_special_tokens=False)
     if not prompt:
         raise ValueError("the prompt is empty; leave out --prompt to begin on a new line")
@@ -69,5 +76,5 @@ def write_continuation(source: str | Path, request: Request, device: torch.devic
 def _generate(chosen: Namespace, _: Console) -> None:
     path = Path(chosen.checkpoint)
     source = model_folder(path) if path.exists() else chosen.checkpoint
-    request = Request(chosen.prompt, chosen.tokens, chosen.temperature, chosen.top_k, chosen.seed)
+    request = Request(chosen.prompt, chosen.tokens, chosen.temperature, chosen.top_k, chosen.seed, chosen.tol)
     write_continuation(source, request, chosen.device.torch())

@@ -13,7 +13,7 @@ from fastweights.importers.llama import llama, mistral, qwen2, qwen3
 from fastweights.importers.mamba import mamba
 from fastweights.importers.mamba2 import mamba2
 from fastweights.importers.metala import metala
-from fastweights.importers.plan import Plan
+from fastweights.importers.plan import Plan, Watch
 from fastweights.importers.qwen3_next import qwen3_next
 from fastweights.importers.recurrent_gemma import recurrent_gemma
 from fastweights.importers.rwkv import rwkv
@@ -45,7 +45,7 @@ FAMILIES: dict[str, Callable[[Source], Plan]] = {
 def import_model(
     model: str | Path | PreTrainedModel,
     dtype: torch.dtype | None = None,
-    watch: Callable[[int, int], None] = lambda done, of: None,
+    watch: Watch = lambda done, of: None,
 ) -> FastWeightsForCausalLM:
     """A language model of another library as one of ours, which computes the same.
 

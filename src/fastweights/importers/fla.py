@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fastweights.importers.plan import Constant, Piece, Plan, Table, gated_mlp, linear, stacked, taps
+from fastweights.importers.plan import Constant, Piece, Plan, Table, gated_mlp, linear, period, stacked, taps
 from fastweights.importers.source import Settings, Source
 from fastweights.models import FastWeightsConfig
 
@@ -185,7 +185,7 @@ def _plan(source: Source, layer: Callable[[Settings], Layer]) -> Plan:
         **settings.common,
         hidden_size=settings["hidden_size"],
         num_hidden_layers=len(layers),
-        mixers=[mixer for mixer, _ in layers] if hybrid["layers"] else [recurrent[0]],
+        mixers=period([mixer for mixer, _ in layers]),
         norm_eps=settings["norm_eps"],
         intermediate_size=settings["intermediate_size"] or _mlp_size(settings),
         embedding_scale=1.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fastweights.importers.attention import HEAD_NORMS, attention, projections
-from fastweights.importers.plan import Piece, Plan, gated_mlp, stacked
+from fastweights.importers.plan import Piece, Plan, gated_mlp, period, stacked
 from fastweights.importers.source import Source
 from fastweights.models import FastWeightsConfig
 
@@ -52,7 +52,7 @@ def _plan(
         **settings.common,
         hidden_size=settings["hidden_size"],
         num_hidden_layers=settings["num_hidden_layers"],
-        mixers=[{**attention(settings, window), "bias": bool(biased), "qk_norm": qk_norm} for window in windows],
+        mixers=[{**attention(settings, w), "bias": bool(biased), "qk_norm": qk_norm} for w in period(windows)],
         norm_eps=settings["rms_norm_eps"],
         hidden_act=settings["hidden_act"],
         intermediate_size=settings["intermediate_size"],

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,10 @@ from fastweights.importers.source import Source
 from fastweights.layers import precise
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
+T = TypeVar("T")
 Convert = Callable[..., Tensor]
+Watch = Callable[[int, int], None]
+"""Told how many tensors are done, and of how many."""
 
 
 class Piece(NamedTuple):
@@ -55,12 +58,11 @@ class Plan:
         self,
         source: Source,
         dtype: torch.dtype | None = None,
-        watch: Callable[[int, int], None] = lambda done, all: None,
+        watch: Watch = lambda done, of: None,
     ) -> FastWeightsForCausalLM:
         """The model, made tensor by tensor.
 
         dtype  None for that of their embeddings
-        watch  told how many tensors are done, and of how many
         Raises ValueError, which names them, for tensors that are missing, left over or of another shape.
         """
         ours = _shapes(self.config)
@@ -101,6 +103,12 @@ def stacked(config: FastWeightsConfig, theirs: str, layers: Sequence[Table]) -> 
     return dict(
         chain.from_iterable(under(f"model.layers.{i}", f"{theirs}.{i}", t).items() for i, t in enumerate(tables))
     )
+
+
+def period(layers: Sequence[T]) -> list[T]:
+    """The shortest beginning of `layers` that, repeated, gives all of them."""
+    fits = (n for n in range(1, len(layers)) if all(layer == layers[i % n] for i, layer in enumerate(layers)))
+    return list(layers[: next(fits, len(layers))])
 
 
 def linear(ours: str, theirs: str, *, bias: bool = False) -> Table:

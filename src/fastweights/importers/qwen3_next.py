@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fastweights.importers.attention import HEAD_NORMS, attention
-from fastweights.importers.plan import Convert, Piece, Plan, Table, gated_mlp, one_more, rows, stacked, taps
+from fastweights.importers.plan import Convert, Piece, Plan, Table, gated_mlp, one_more, period, rows, stacked, taps
 from fastweights.importers.source import Settings, Source
 from fastweights.models import FastWeightsConfig
 
@@ -32,7 +32,7 @@ def qwen3_next(source: Source) -> Plan:
         **settings.common,
         hidden_size=settings["hidden_size"],
         num_hidden_layers=len(layers),
-        mixers=[mixer(settings) for mixer, _ in layers],
+        mixers=period([mixer(settings) for mixer, _ in layers]),
         norm_eps=settings["rms_norm_eps"],
         hidden_act=settings["hidden_act"],
         intermediate_size=settings["intermediate_size"],

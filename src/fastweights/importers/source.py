@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import CONFIG_MAPPING, PreTrainedModel, RwkvForCausalLM
+from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel, RwkvForCausalLM
 
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.jinja")
 """The files that make up a tokenizer."""
@@ -24,8 +24,7 @@ class Settings:
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self.kind = str(fields.get("model_type"))
-        known = self.kind in CONFIG_MAPPING
-        self._fields = CONFIG_MAPPING[self.kind].from_dict(dict(fields)).to_dict() if known else dict(fields)
+        self._fields = _completed(self.kind, fields) if self.kind in CONFIG_MAPPING else dict(fields)
         self.require("quantization_config", None)
 
     def __getitem__(self, name: str) -> Any:
@@ -91,7 +90,7 @@ class Folder(Source):
     def __init__(self, folder: Path) -> None:
         ends = folder / "generation_config.json"
         tokens = {name: value for name, value in _json(ends).items() if name in TOKENS} if ends.is_file() else {}
-        self.settings = Settings(_json(folder / "config.json") | tokens)
+        self.settings = Settings(_config(folder) | tokens)
         self._files = {path: _opened(path) for path in _weight_files(folder)}
         self._home = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
         self.names = frozenset(self._home)
@@ -113,6 +112,21 @@ def located(model: str | Path) -> Path:
 def tokenizer_files(folder: Path) -> list[Path]:
     """The files in `folder` that make up its tokenizer."""
     return sorted(path for pattern in TOKENIZER for path in folder.glob(pattern))
+
+
+def _completed(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with transformers' defaults."""
+    try:
+        return CONFIG_MAPPING[kind].from_dict(dict(fields)).to_dict()
+    except StrictDataclassError as error:
+        raise ValueError(f"the config.json of this {kind} checkpoint is contradictory: {error}") from error
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        return PretrainedConfig.get_config_dict(folder)[0]
+    except OSError as error:
+        raise ValueError(f"{folder / 'config.json'} is missing or damaged: {error}") from error
 
 
 def _weight_files(folder: Path) -> Iterable[Path]:

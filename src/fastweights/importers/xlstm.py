@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fastweights.importers.plan import Constant, Piece, Plan, Table, linear, rows, stacked
-from fastweights.importers.source import Settings, Source
+from fastweights.importers.plan import Constant, Piece, Plan, Table, linear, stacked
+from fastweights.importers.source import Source
 from fastweights.models import FastWeightsConfig
 
 OUTER = {
@@ -20,6 +20,7 @@ def xlstm(source: Source) -> Plan:
     settings = source.settings
     settings.require("use_bias", False)
     settings.require("v_dim_factor", 1.0)
+    settings.require("weight_mode", "single")
     d, rounding = settings["hidden_size"], settings["ffn_round_up_to_multiple_of"]
     config = FastWeightsConfig(
         **settings.common,
@@ -45,38 +46,13 @@ def xlstm(source: Source) -> Plan:
         "mixer_norm.weight": "norm_mlstm.weight",
         "mlp_norm.weight": "norm_ffn.weight",
         "mlp.W_3.weight": "ffn.proj_down.weight",
-        **(_fused(settings, config.mlp_size) if settings["weight_mode"] == "fused" else _single()),
-        "mixer.norm.weight": Constant(1.0),
-        "mixer.W_o.weight": Piece("mlstm_layer.out_proj.weight", Tensor.mul, ("mlstm_layer.multihead_norm.weight",)),
-    }
-    return Plan(config, {**OUTER, **stacked(config, "backbone.blocks", [layer])})
-
-
-def _single() -> Table:
-    """A matrix for each projection."""
-    return {
+        "mlp.W_1.weight": "ffn.proj_up_gate.weight",
+        "mlp.W_2.weight": "ffn.proj_up.weight",
         **{f"mixer.W_{name}.weight": f"mlstm_layer.{name}.weight" for name in "qkv"},
         "mixer.W_g.weight": "mlstm_layer.ogate_preact.weight",
         **linear("mixer.W_i", "mlstm_layer.igate_preact", bias=True),
         **linear("mixer.W_f", "mlstm_layer.fgate_preact", bias=True),
-        "mlp.W_1.weight": "ffn.proj_up_gate.weight",
-        "mlp.W_2.weight": "ffn.proj_up.weight",
+        "mixer.norm.weight": Constant(1.0),
+        "mixer.W_o.weight": Piece("mlstm_layer.out_proj.weight", Tensor.mul, ("mlstm_layer.multihead_norm.weight",)),
     }
-
-
-def _fused(settings: Settings, mlp: int) -> Table:
-    """One matrix for several projections, one below the other."""
-    d, heads = settings["hidden_size"], settings["num_heads"]
-    keys = int(d * settings["qk_dim_factor"])
-    ends = {"q": (0, keys), "k": (keys, 2 * keys), "v": (2 * keys, 2 * keys + d), "g": (2 * keys + d, 2 * (keys + d))}
-    gates = {"i": (0, heads), "f": (heads, 2 * heads)}
-    return {
-        **{f"mixer.W_{n}.weight": Piece("mlstm_layer.qkv_opreact.weight", rows(*span)) for n, span in ends.items()},
-        **{
-            f"mixer.W_{name}.{part}": Piece(f"mlstm_layer.ifgate_preact.{part}", rows(*span))
-            for name, span in gates.items()
-            for part in ("weight", "bias")
-        },
-        "mlp.W_1.weight": Piece("ffn.proj_up_gate_z.weight", rows(0, mlp)),
-        "mlp.W_2.weight": Piece("ffn.proj_up_gate_z.weight", rows(mlp, 2 * mlp)),
-    }
+    return Plan(config, {**OUTER, **stacked(config, "backbone.blocks", [layer])})

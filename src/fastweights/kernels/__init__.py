@@ -7,12 +7,15 @@ from fastweights.kernels.decay import CHUNKED_DECAY
 from fastweights.kernels.delta import CHUNKED_DELTA
 from fastweights.kernels.mesa import BLOCKED_MESA
 from fastweights.kernels.native import NATIVE_DECAY, NATIVE_DELTA, NATIVE_SCAN
+from fastweights.kernels.native.mesa import NATIVE_MESA
 from fastweights.kernels.scan import BLOCKED_SCAN
+from fastweights.kernels.signed import SIGNED
 from fastweights.kernels.table import TABLE, Kernel, explain, only, select
 from fastweights.kernels.windowed import BLOCKED_WINDOWS
 
-COMPILED = [NATIVE_SCAN, NATIVE_DECAY, NATIVE_DELTA]
+COMPILED = [NATIVE_SCAN, NATIVE_DECAY, NATIVE_DELTA, NATIVE_MESA]
 BLOCKED = [BLOCKED_SCAN, CHUNKED_DECAY, CHUNKED_DELTA, BLOCKED_MESA, BLOCKED_WINDOWS]
-TABLE.extend([*COMPILED, AMPLIFIED, NORMALIZED, STEP, BONUS, *BLOCKED, WINDOWED_ATTENTION, FUSED_ATTENTION, CHUNK_LOOP])
+COMPOSED = [AMPLIFIED, NORMALIZED, SIGNED]
+TABLE.extend([*COMPILED, *COMPOSED, STEP, BONUS, *BLOCKED, WINDOWED_ATTENTION, FUSED_ATTENTION, CHUNK_LOOP])
 
 __all__ = ["TABLE", "Kernel", "explain", "only", "select"]

@@ -6,10 +6,12 @@ them, its anchor, so that every exponent is a sum of log decays and none is abov
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fastweights.kernels.blocks import smallest_exponent
 
@@ -91,4 +93,4 @@ def _cross(inner: Tensor, m: int) -> Tensor:
 def _exp(log_decay: Tensor) -> Tensor:
     """e^x, and 0 where that is no normal number."""
     least = smallest_exponent(log_decay.dtype)
-    return log_decay.clamp(min=least).exp_().mul_(log_decay >= least)
+    return F.threshold_(log_decay.clamp(min=least - 0.5).exp_(), math.exp(least), 0.0)

@@ -49,15 +49,19 @@ class BlockedSolve:
         """Each time block with the operator of its chunks."""
         log_decay = torch.zeros_like(k[..., :1]) if log_decay is None else log_decay
         for span in self.plan.spans(k.shape[1]):
-            keys, strength, diagonal, decay = (
-                self.plan.tiles(s, state.dtype) for s in cut(span, k, beta, ridge, log_decay)
-            )
-            diagonal = diagonal.masked_fill(diagonal == 0, 1)  # a zero pads the last chunk, where H may be singular
+            streams = cut(span, k, beta, ridge, log_decay)
+            streams[2] = self._lasting(streams[2])
+            keys, strength, diagonal, decay = (self.plan.tiles(s, state.dtype) for s in streams)
             decays = decays_alone(decay)
             assert decays.carry is not None
             starts, state = _starts(state, (decays.key * keys).mT @ (strength * keys), decays.carry)
             parts = (decays.inner, decays.query, starts, keys, strength, diagonal)
             yield span, ChunkGram(*(s.flatten(0, 2) for s in parts))
+
+    def _lasting(self, ridge: Tensor) -> Tensor:
+        """Λ, and behind the end of the last chunk its last: H stays as it was there, and definite with that one."""
+        behind = -ridge.shape[1] % self.plan.chunk
+        return torch.cat([ridge, ridge[:, -1:].expand(-1, behind, -1, -1)], dim=1) if behind else ridge
 
 
 def _starts(state: Tensor, written: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:

@@ -131,9 +131,10 @@ class _Span(NamedTuple):
 
     @classmethod
     def of(cls, plan: _Plan, span: slice, q: Tensor, fq: Tensor, mix: Tensor, k: Tensor, fk: Tensor, v: Tensor) -> Self:
-        queries = (plan.queries(s, span) for s in (q, fq, mix))
         return cls(
-            *queries,
+            plan.queries(q, span),
+            plan.queries(fq, span),
+            plan.queries(mix, span),
             plan.strips(k, span, plan.strip),
             plan.strips(fk, span, plan.block),
             plan.strips(v, span, plan.strip),

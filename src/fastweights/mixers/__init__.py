@@ -17,14 +17,8 @@ from fastweights.mixers.lolcats import LoLCATs
 from fastweights.mixers.lru import LRU
 from fastweights.mixers.mamba import Mamba
 from fastweights.mixers.mamba2 import Mamba2
-from fastweights.mixers.mesa import MesaLayer
-from fastweights.mixers.mesanet import (
-    MesaNetDeltaNet,
-    MesaNetGatedDeltaNet,
-    MesaNetGLA,
-    MesaNetMamba2,
-    MesaNetMLSTM,
-)
+from fastweights.mixers.mesa import MesaLayer, SignedMesaLayer
+from fastweights.mixers.mesanet import MesaNetBaseline
 from fastweights.mixers.metala import MetaLA
 from fastweights.mixers.mlstm import MLSTM
 from fastweights.mixers.normalized import NormalizedAttention
@@ -70,11 +64,8 @@ MIXERS: dict[str, type[Mixer]] = {
     "deltanet": DeltaNet,
     "gated_deltanet": GatedDeltaNet,
     "mesa": MesaLayer,
-    "mesanet_mamba2": MesaNetMamba2,
-    "mesanet_gla": MesaNetGLA,
-    "mesanet_deltanet": MesaNetDeltaNet,
-    "mesanet_gated_deltanet": MesaNetGatedDeltaNet,
-    "mesanet_mlstm": MesaNetMLSTM,
+    "mesa_signed": SignedMesaLayer,
+    "mesanet": MesaNetBaseline,
     "lolcats": LoLCATs,
 }
 
@@ -123,16 +114,13 @@ __all__ = [
     "Mamba",
     "Mamba2",
     "MesaLayer",
-    "MesaNetDeltaNet",
-    "MesaNetGLA",
-    "MesaNetGatedDeltaNet",
-    "MesaNetMLSTM",
-    "MesaNetMamba2",
+    "MesaNetBaseline",
     "MetaLA",
     "NormalizedAttention",
     "Performer",
     "RWKV4Channel",
     "RetNet",
+    "SignedMesaLayer",
     "SlidingWindow",
     "SoftmaxAttention",
     "TransNormer",

@@ -43,10 +43,10 @@ class LRU(Mixer):
 
     def reset_parameters(self) -> None:
         """B of variance 1/d, half of it in each part; D is standard normal."""
+        decay = -torch.empty_like(self.nu).uniform_(self.r_min**2, self.r_max**2).log() / 2
         with torch.no_grad():
-            nn.init.uniform_(self.nu, self.r_min**2, self.r_max**2).log_().div_(-2)
-            nn.init.zeros_(self.gamma).add_((-torch.expm1(-2 * self.nu)).log() / 2)
-            self.nu.log_()
+            nn.init.zeros_(self.nu).add_(decay.log())
+            nn.init.zeros_(self.gamma).add_((-torch.expm1(-2 * decay)).log() / 2)
             nn.init.uniform_(self.theta, 0, self.max_phase).log_()
         nn.init.normal_(self.W_B.weight, std=(2 * self.d) ** -0.5)
         nn.init.normal_(self.D)

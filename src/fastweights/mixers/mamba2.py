@@ -35,7 +35,8 @@ class Mamba2(Mixer):
     ) -> None:  # fmt: skip
         super().__init__(d)
         width = expand * d
-        head_width("expand · d", width, heads), head_width("heads", heads, groups)
+        for name, channels, count in (("expand · d", width, heads), ("heads", heads, groups)):
+            head_width(name, channels, count)
         if not (scaled or decays):
             raise ValueError("mamba2(scaled=False, decays=False) has no use for Δ; keep one of the two")
         self.heads, self.groups, self.scaled = heads, groups, scaled

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.layers import HeadNorm, Past, ShortConvolution, head_width, heads, precise, unit
 from fastweights.mixer import Mixer
-from fastweights.recurrence import ConjugateGradient, Mesa
+from fastweights.recurrence import ConjugateGradient, Mesa, Signed, Solver, Unrolled
 from fastweights.shapes import Embedded
 
-SMALLEST_RIDGE = 0.25
+SOFTPLUS_START = 0.75
+UNROLLED_TOL = 1e-5
+"""Where random steps end early: a converged residual has no direction left to differentiate."""
 
 
 class MesaLayer(Mixer):
@@ -25,10 +28,14 @@ class MesaLayer(Mixer):
 
     and γ ← γ (1 - (1 - bound) β²), which keeps H well conditioned on repetitive inputs (appendix F.5).
 
-    steps, tol  of conjugate gradients
-    bound       the largest γ where β = 1; 1 leaves γ as it is
-    eps, floor  of the norm and of L2, see `unit`
+    steps, tol    of conjugate gradients
+    bound         the largest γ where β = 1; 1 leaves γ as it is
+    eps, floor    of the norm and of L2, see `unit`
+    random_steps  in training, each batch solves in 0 to `steps` steps and is differentiated through them, so that
+                  one model serves at any number of steps (appendix I)
     """
+
+    least_ridge: ClassVar[float] = 0.25
 
     def __init__(
         self,
@@ -40,10 +47,12 @@ class MesaLayer(Mixer):
         bound: float = 0.9975,
         eps: float = 1e-5,
         floor: float = 0.0,
+        random_steps: bool = False,
     ) -> None:
         super().__init__(d)
         width = head_width("d", d, heads)
-        self.heads, self.bound, self.floor, self.solver = heads, bound, floor, ConjugateGradient(steps, tol)
+        self.heads, self.bound, self.floor, self.random_steps = heads, bound, floor, random_steps
+        self.solver: Solver = ConjugateGradient(steps, tol)
         self.W_q = nn.Linear(d, d, bias=False)
         self.W_k = nn.Linear(d, d, bias=False)
         self.W_v = nn.Linear(d, d, bias=False)
@@ -56,14 +65,45 @@ class MesaLayer(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.constant_(self.ridge, math.log(math.expm1(1 - SMALLEST_RIDGE)))
+        nn.init.constant_(self.ridge, math.log(math.expm1(SOFTPLUS_START)))
 
-    def project(self, x: Embedded, past: Past) -> tuple[Mesa, None]:
+    def project(self, x: Embedded, past: Past) -> tuple[Mesa | Signed, None]:
         q = heads(F.silu(self.conv_q(self.W_q(x), past)), self.heads)
         k = heads(F.silu(self.conv_k(self.W_k(x), past)), self.heads)
-        beta = self.W_beta(x).sigmoid()[..., None]
-        log_gamma = F.logsigmoid(precise(self.W_gamma(x)))[..., None]
-        log_gamma = log_gamma + torch.log1p(-(1 - self.bound) * precise(beta).square())
-        ridge = SMALLEST_RIDGE + F.softplus(precise(self.ridge))
         q, k, v = unit(q, self.floor), unit(k, self.floor), heads(self.W_v(x), self.heads)
-        return Mesa(q, k, v, beta, log_gamma, ridge, self.solver), None
+        beta, gamma = self.W_beta(x).sigmoid()[..., None], precise(self.W_gamma(x))[..., None]
+        bounded = torch.log1p(-(1 - self.bound) * precise(beta).square())
+        ridge = self.least_ridge + F.softplus(precise(self.ridge))
+        return Mesa(q, k, v, beta, self.log_gamma(gamma) + bounded, ridge, self.chosen_solver()), None
+
+    def log_gamma(self, logits: Tensor) -> Tensor:
+        """log |γ|"""
+        return F.logsigmoid(logits)
+
+    def chosen_solver(self) -> Solver:
+        """`solver`, or one with a random number of steps while such a layer trains."""
+        if not (self.random_steps and self.training and isinstance(self.solver, ConjugateGradient)):
+            return self.solver
+        steps = int(torch.randint(self.solver.max_steps + 1, ()))
+        return Unrolled(ConjugateGradient(steps, UNROLLED_TOL))
+
+
+class SignedMesaLayer(MesaLayer):
+    """
+    f_q  L2(SiLU(conv(x W_Q)))        f_γ  tanh(x W_γ + b_γ), one per head
+    f_k  L2(SiLU(conv(x W_K)))        f_β  σ(x W_β + b_β), one per head
+    f_v  x W_V                        f_g  1
+    d_k = d_v = d, RMSNorm per head, Λ = 49.25 + softplus(λ), 50 at first
+
+    for state tracking (appendix H): γ in (-1, 1) may make H indefinite, which a large Λ outweighs.
+    """
+
+    least_ridge = 49.25
+
+    def project(self, x: Embedded, past: Past) -> tuple[Signed, None]:
+        mesa, _ = super().project(x, past)
+        assert isinstance(mesa, Mesa)
+        return Signed(mesa, self.W_gamma(x)[..., None].detach()), None
+
+    def log_gamma(self, logits: Tensor) -> Tensor:
+        return logits.tanh().abs().clamp(min=torch.finfo(logits.dtype).tiny).log()

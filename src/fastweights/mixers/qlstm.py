@@ -1,4 +1,4 @@
-"""qLSTM: Quasi-recurrent LSTM (Bradbury et al., 2016; Stanić et al., 2023) as DSF eq. 8, 20 and 23 have it."""
+"""qLSTM: quasi LSTM, whose gates see the input alone (Stanić et al., 2023), as DSF eq. 8, 20 and 23 have it."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -38,7 +38,8 @@ class Preset:
 
     def config(self, **overrides: Any) -> FastWeightsConfig:
         """The configuration, with other values for some fields. Raises ValueError as that does."""
-        return self.model.config_class(**{**self.fields, **overrides})
+        kind = cast(type[FastWeightsConfig], self.model.config_class)
+        return kind(**{**self.fields, **overrides})
 
     def parameters(self) -> int:
         """How many a model has, counted without memory for it."""
@@ -89,7 +90,7 @@ def _mesanet_layers(heads: int) -> dict[str, list[dict[str, Any]]]:
     mesa = {"name": "mesa", "heads": heads}
     hawk = {"name": "rglru", "heads": heads, "expand": HAWK_WIDTH[heads] / (KEY * heads)}
     rules = ("mamba2", "gla", "deltanet", "gated_deltanet", "mlstm")
-    baselines = {f"-{rule.replace('_', '-')}": [{"name": f"mesanet_{rule}", "heads": heads}] for rule in rules}
+    baselines = {f"-{rule.replace('_', '-')}": [{"name": "mesanet", "heads": heads, "rule": rule}] for rule in rules}
     windows = {f"-swa-{w}": [{"name": "swa", "heads": heads, "window": w}] for w in (4, 16, 64, 256, 1024)}
     transformer = {"-transformer": [{"name": "softmax", "heads": heads}]}
     return {"": [mesa], "-hawk": [hawk], "-hawk-mesa": [hawk, mesa], **baselines, **transformer, **windows}

@@ -6,7 +6,8 @@ from fastweights.recurrence.composed import Amplified, Normalized
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
 from fastweights.recurrence.ltv import LTV, DenseLTV
-from fastweights.recurrence.mesa import Mesa, SolverStatistics, solver_statistics
+from fastweights.recurrence.mesa import Mesa, SolverStatistics, condition_numbers, solver_statistics
+from fastweights.recurrence.signed import Signed
 from fastweights.recurrence.softmax import Softmax
 from fastweights.recurrence.solvers import Cholesky, ConjugateGradient, ShermanMorrison, Solver, Unrolled
 from fastweights.recurrence.transition import Delayed, Diagonal, Erasing, Full, Register, Transition
@@ -32,6 +33,7 @@ __all__ = [
     "Register",
     "ShapeError",
     "ShermanMorrison",
+    "Signed",
     "Softmax",
     "Solver",
     "SolverStatistics",
@@ -39,5 +41,6 @@ __all__ = [
     "Transition",
     "Unrolled",
     "WindowedLinear",
+    "condition_numbers",
     "solver_statistics",
 ]

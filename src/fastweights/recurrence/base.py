@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -38,13 +39,13 @@ class Recurrence(ABC):
     of the record at once), on a `State` of its own form. Everything else follows from these two.
     """
 
-    @property
+    @cached_property
     def streams(self) -> dict[str, Tensor]:
         """The tensors among the fields, by name."""
         named = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int, int]:
         """(b, t, h) after broadcasting."""
         return broadcast_lengths(self.streams)
@@ -53,7 +54,7 @@ class Recurrence(ABC):
     def device(self) -> torch.device:
         return next(iter(self.streams.values())).device
 
-    @property
+    @cached_property
     def accumulator(self) -> torch.dtype:
         """The dtype of states and inner products: that of the streams, but at least float32."""
         dtype = torch.float32
@@ -61,7 +62,7 @@ class Recurrence(ABC):
             dtype = torch.promote_types(dtype, stream.dtype)
         return dtype
 
-    @property
+    @cached_property
     def output(self) -> torch.dtype:
         """The dtype of o: that of q and v together."""
         dtype = torch.promote_types(self.streams["q"].dtype, self.streams["v"].dtype)
@@ -93,12 +94,14 @@ class Recurrence(ABC):
     def adopt(self, state: State) -> State:
         """`state` in this record's dtype and batch, or a ShapeError."""
         parts = state if isinstance(state, tuple) else (state,)
-        shapes = [tuple(part.shape) for part in parts]
+        shapes = tuple(tuple(part.shape) for part in parts)
+        if shapes == self.state_shapes and all(part.dtype == self.accumulator for part in parts):
+            return state
         try:
             expanded = [p.expand(s) for p, s in zip(parts, self.state_shapes, strict=True)]
         except (RuntimeError, ValueError):
             raise ShapeError(
-                f"{type(self).__name__} here has state shapes {list(self.state_shapes)}, got {shapes}"
+                f"{type(self).__name__} here has state shapes {list(self.state_shapes)}, got {list(shapes)}"
             ) from None
         return one_or_all([part.to(self.accumulator) for part in expanded])
 
@@ -139,18 +142,21 @@ class Recurrence(ABC):
 
 def broadcast_lengths(streams: dict[str, Tensor]) -> tuple[int, int, int]:
     """(b, t, h) of ``[b t h ·]`` streams, or a ShapeError that names the one that does not fit."""
+    lengths = [1, 1, 1]
     for name, stream in streams.items():
-        if stream.dim() != 4:
+        shape = stream.shape
+        if len(shape) != 4:
             raise ShapeError(
-                f"{name} has shape {list(stream.shape)}; streams are [batch, time, heads, width]: "
+                f"{name} has shape {list(shape)}; streams are [batch, time, heads, width]: "
                 "add the missing axes with length 1"
             )
-    try:
-        b, t, h = torch.broadcast_shapes(*(s.shape[:3] for s in streams.values()))
-    except RuntimeError:
-        shapes = ", ".join(f"{n} {list(s.shape)}" for n, s in streams.items())
-        raise ShapeError(f"streams must agree, or have length 1, in batch, time and heads; got {shapes}") from None
-    return b, t, h
+        for axis in range(3):
+            if lengths[axis] == 1:
+                lengths[axis] = shape[axis]
+            elif shape[axis] not in (1, lengths[axis]):
+                shapes = ", ".join(f"{n} {list(s.shape)}" for n, s in streams.items())
+                raise ShapeError(f"streams must agree, or have length 1, in batch, time and heads; got {shapes}")
+    return lengths[0], lengths[1], lengths[2]
 
 
 def require_width(name: str, stream: Tensor | None, *allowed: int) -> None:
@@ -214,5 +220,6 @@ def one_or_all(parts: list[Tensor]) -> State:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """The streams say in what precision they are read; autocast would round the products inside, and so the state."""
-    available = torch.amp.is_autocast_available(device.type)
-    return torch.autocast(device.type, enabled=False) if available else nullcontext()
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()

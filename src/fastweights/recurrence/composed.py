@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import repeat
 from typing import Any, NamedTuple, Self
 
@@ -45,7 +46,7 @@ class Normalized(Recurrence):
             raise ValueError(f"Normalized(floor={self.floor}): the floor of a normaliser is above 0, or None")
         _ = self.shape
 
-    @property
+    @cached_property
     def streams(self) -> dict[str, Tensor]:
         floor = {"floor": self.floor} if isinstance(self.floor, Tensor) else {}
         return {**self.inner.streams, **floor}
@@ -56,7 +57,8 @@ class Normalized(Recurrence):
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return self.extended().state_shapes
+        ((*before, v),) = self.inner.state_shapes
+        return ((*before, v + 1),)
 
     def __getitem__(self, span: slice) -> Self:
         floor = self.floor
@@ -233,8 +235,10 @@ class Amplified(Recurrence):
         """(the rescaled rule, the log of what its outputs are divided by)."""
         rule, written = self.inner.inner, self._exp(scales.gain - scales.after)
         if isinstance(rule, Bonus):
-            read = torch.maximum(scales.before, scales.gain).detach()
-            q, own = self._exp(scales.before - read), self._exp(scales.gain - read)
+            reading = (rule.q != 0).any(-1, keepdim=True)  # not what a document before this one has left
+            before = torch.where(reading, scales.before, EMPTY)
+            read = torch.maximum(before, scales.gain).clamp(min=self.least).detach()
+            q, own = self._exp(before - read), self._exp(scales.gain - read)
             return Bonus(rule.q * q, rule.k * written, rule.v, log_decay, rule.bonus * own), read
         assert isinstance(rule, Decay)
         skip = None if rule.skip is None else rule.skip * written

@@ -124,15 +124,14 @@ class Mesa(Recurrence):
         """The linear rule that reads G with the optimal queries of this record, from the empty state."""
         return Decay(self.optimal_queries(), self.k, self.beta * self.v, self.log_decay)
 
-    def chunk_statistics(self, gram: Tensor) -> SolverStatistics:
-        """`solver_statistics` of all tokens at once, from H before them."""
-        (b, t, h), q = self.shape, self._rows(self.q)
-        operator = ChunkGram.of(*self._theta(gram))
-        x, steps = self.solver.solve(operator, q)
-        residual = ratio((q - operator.apply(x)).norm(dim=-1), q.norm(dim=-1))
-        curvature = torch.linalg.eigvalsh(operator.dense())
-        condition = curvature.abs().amax(-1) / curvature.abs().amin(-1)
-        return SolverStatistics(*(s.reshape(b, h, t).transpose(1, 2) for s in (steps, residual, condition)))
+    def systems(self, state: State | None = None, size: int = 32) -> Iterator[tuple[ChunkGram, Tensor]]:
+        """The systems (H_t + Λ) x = q_t that this record solves from `state`, `size` tokens at a time."""
+        gram = (self.initial_state() if state is None else self.adopt(state))[0]
+        for first in range(0, len(self), size):
+            part = self[first : first + size]
+            yield ChunkGram.of(*part._theta(gram)), part._rows(part.q)
+            keys = timed(part, part.k)
+            gram = decayed_products(keys, keys, part.log_decays()).advance(gram, timed(part, part.beta) * keys)
 
     def _advanced(self, solver: ShermanMorrison, gram: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
         """q* of the one token, and R after it."""
@@ -197,22 +196,34 @@ class Mesa(Recurrence):
 
 
 class SolverStatistics(NamedTuple):
-    """Of every token and head, ``[b t h]``: steps taken, ‖q - (H + Λ) x‖ / ‖q‖, condition number of H + Λ
-    (MesaNet Fig. 7 and 13)."""
+    """Of every token and head, ``[b t h]``: the steps taken, and ‖q - (H + Λ) x‖ / ‖q‖ (MesaNet Fig. 7)."""
 
     steps: Tensor
     residual: Tensor
-    condition: Tensor
 
 
 @torch.no_grad()
-def solver_statistics(recurrence: Mesa, state: State | None = None, size: int = 32) -> SolverStatistics:
-    """What solving for this record from `state` takes, and how hard its systems are, `size` tokens at a time."""
-    gram = (recurrence.initial_state() if state is None else recurrence.adopt(state))[0]
+def solver_statistics(recurrence: Mesa, state: State | None = None) -> SolverStatistics:
+    """What the solver of this record does on its systems, from `state` or the empty one."""
+    steps, residuals = [], []
+    for operator, q in recurrence.systems(state):
+        x, taken = recurrence.solver.solve(operator, q)
+        steps.append(taken)
+        residuals.append(ratio((q - operator.apply(x)).norm(dim=-1, keepdim=True), q.norm(dim=-1, keepdim=True)))
+    return SolverStatistics(_by_head(recurrence, steps), _by_head(recurrence, residuals))
+
+
+@torch.no_grad()
+def condition_numbers(recurrence: Mesa, state: State | None = None) -> Tensor:
+    """The condition number of every H_t + Λ_t, ``[b t h]`` (MesaNet Fig. 13)."""
     found = []
-    for first in range(0, len(recurrence), size):
-        part = recurrence[first : first + size]
-        found.append(part.chunk_statistics(gram))
-        keys = timed(part, part.k)
-        gram = decayed_products(keys, keys, part.log_decays()).advance(gram, timed(part, part.beta) * keys)
-    return SolverStatistics(*(torch.cat(parts, 1) for parts in zip(*found, strict=True)))
+    for operator, _ in recurrence.systems(state):
+        curvature = torch.linalg.eigvalsh(operator.dense()).abs()
+        found.append(curvature.amax(-1, keepdim=True) / curvature.amin(-1, keepdim=True))
+    return _by_head(recurrence, found)
+
+
+def _by_head(recurrence: Mesa, rows: list[Tensor]) -> Tensor:
+    """``[b·h t 1]`` pieces → ``[b t h]``"""
+    b, t, h = recurrence.shape
+    return torch.cat(rows, 1).reshape(b, h, t).transpose(1, 2)

@@ -255,7 +255,7 @@ class ShermanMorrison(Solver):
 
 def inverted(operator: Operator) -> Tensor:
     """(H + Λ)⁻¹ ``[n k k]`` of single tokens."""
-    return torch.cholesky_inverse(torch.linalg.cholesky(operator.dense().squeeze(-3)))
+    return torch.linalg.inv(operator.dense().squeeze(-3))
 
 
 def ratio(a: Tensor, b: Tensor) -> Tensor:
@@ -298,7 +298,7 @@ class Implicit(torch.autograd.Function):
     """x, as a function of the residual b - A(θ) x."""
 
     @staticmethod
-    def forward(ctx: Any, solve: Callable[..., Tensor], residual: Tensor, x: Tensor, *theta: Tensor | None) -> Tensor:
+    def forward(ctx: Any, solve: Callable[..., Tensor], _: Tensor, x: Tensor, *theta: Tensor | None) -> Tensor:
         ctx.solve, ctx.operands = solve, len(theta)
         ctx.save_for_backward(*theta)
         return x.view_as(x)

@@ -132,14 +132,15 @@ class Erasing(Transition):
         return self.apply(torch.eye(self.width, dtype=self.k.dtype, device=self.k.device))
 
     def eigenvalues(self) -> Tensor:
-        """Those of the similar symmetric matrix α^½ (I - β kᵀk) α^½; under one decay, α and once α (1 - β ‖k‖²)."""
+        """Those of the similar symmetric matrix |α|^½ (I - β kᵀk) |α|^½ times the sign that all decays share; under
+        one decay, α and once α (1 - β ‖k‖²)."""
         if self.decay.shape[-1] == 1:
             kept = 1 - self.beta * self.k.square().sum(-1, keepdim=True)
             return self.decay * torch.cat([kept, torch.ones_like(self.k[..., 1:])], -1)
-        root = self.decay.sqrt()
-        scaled = root * self.k
+        decay, sign = self.decay.abs(), torch.where((self.decay < 0).any(-1, keepdim=True), -1, 1)
+        scaled = decay.sqrt() * self.k
         erased = self.beta[..., None] * scaled[..., :, None] * scaled[..., None, :]
-        return torch.linalg.eigvalsh(torch.diag_embed(self.decay) - erased)
+        return sign * torch.linalg.eigvalsh(torch.diag_embed(decay) - erased)
 
     def after(self, earlier: Transition) -> Transition:
         return Full(self.apply(earlier.dense()))

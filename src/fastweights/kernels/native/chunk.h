@@ -136,7 +136,7 @@ INLINE void decay_lane(Chunk *c, long lane, int scalar)
 static inline void prepare_decays(Chunk *c, int scalar)
 {
     long width = scalar ? W : c->keys;
-    int gentle = 1;
+    int gentle = c->tokens > 1; /* one token alone is no more work exactly */
     for (long lane = 0; lane < width; lane += W)
         gentle &= gentle_lane(c, lane);
     c->scaled = gentle, c->exact = !gentle;

@@ -1,11 +1,13 @@
 /* The exported functions: each calls itself as compiled for the best instruction set this CPU has. */
+#include "mesa.h"
 #include "problem.h"
 
 #define DECLARE(isa)                         \
     void JOIN(fw_forward, isa)(const Forward *); \
     void JOIN(fw_backward, isa)(const Backward *); \
     void JOIN(fw_scan_forward, isa)(const Forward *); \
-    void JOIN(fw_scan_backward, isa)(const Backward *);
+    void JOIN(fw_scan_backward, isa)(const Backward *); \
+    void JOIN(fw_mesa, isa)(const MesaProblem *);
 
 DECLARE(portable)
 
@@ -30,3 +32,9 @@ void fw_forward(const Forward *p) { BEST(fw_forward, p); }
 void fw_backward(const Backward *p) { BEST(fw_backward, p); }
 void fw_scan_forward(const Forward *p) { BEST(fw_scan_forward, p); }
 void fw_scan_backward(const Backward *p) { BEST(fw_scan_backward, p); }
+void fw_mesa(const MesaProblem *p) { BEST(fw_mesa, p); }
+
+/* What Python has to know to make room for results */
+const int64_t fw_matrix_marks = BLOCK, fw_scan_marks = SPAN, fw_widest_scan = WIDEST;
+
+int fw_scan_strips(const Forward *p) { return (int)strips(p); }

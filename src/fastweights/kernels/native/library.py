@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from struct import Struct
 
@@ -32,11 +33,18 @@ def view(tensor: Tensor | None) -> tuple[int, int, int, int, int]:
     if tensor is None:
         return 0, 0, 0, 0, 0
     (b, t, h, _), (by_b, by_t, by_h, by_w) = tensor.shape, tensor.stride()
-    return tensor.data_ptr(), by_b * (b > 1), by_t * (t > 1), by_h * (h > 1), by_w
+    return tensor.data_ptr(), by_b if b > 1 else 0, by_t if t > 1 else 0, by_h if h > 1 else 0, by_w
 
 
 def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
+
+
+@torch.compiler.assume_constant_result
+@cache
+def constant(name: str) -> int:
+    """A number that the C code exports."""
+    return ctypes.c_int64.in_dll(_loaded(), name).value
 
 
 @cache
@@ -44,11 +52,15 @@ def _packer(count: int) -> Struct:
     return Struct(f"{count}q")
 
 
-def call(name: str, arguments: list[int]) -> None:
+def call(name: str, arguments: Sequence[int]) -> int:
     """Call the C function `name` with a pointer to a struct of these integers."""
+    return getattr(_loaded(), name)(_packer(len(arguments)).pack(*arguments))
+
+
+def _loaded() -> ctypes.CDLL:
     loaded = library()
     assert loaded is not None, "the kernels refuse every record where the extension is missing"
-    loaded[name](_packer(len(arguments)).pack(*arguments))
+    return loaded
 
 
 def threads(elements: int) -> int:

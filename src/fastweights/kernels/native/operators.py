@@ -22,15 +22,15 @@ def native(scan: bool, start: Tensor, *streams: Tensor | None) -> tuple[Tensor, 
     """(o, S_T, and what the backward needs: marks, missing) of S_0 and the streams, all axes but heads spelled out."""
     code, start, given = SCAN if scan else MATRIX, start.contiguous(), _own(streams)
     kept = _Kept.empty(code, given, start)
-    o, last = _forward(code, given, start, kept)
+    o, last = _forward(code, given, given.v.shape[1], start, kept)
     return o, last, kept.marks, _there(kept.missing, start)
 
 
 @native.register_fake
 def _(scan: bool, start: Tensor, *streams: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     given = _Streams(*streams)  # type: ignore[arg-type]
-    kept = _Kept.empty(SCAN if scan else MATRIX, given, start)
-    return start.new_empty(given.v.shape), start.new_empty(start.shape), kept.marks, _there(kept.missing, start)
+    kept = _Kept.shapes(SCAN if scan else MATRIX, given, start)
+    return start.new_empty(given.v.shape), start.new_empty(start.shape), *(start.new_empty(s or 0) for s in kept)
 
 
 @torch.library.custom_op(

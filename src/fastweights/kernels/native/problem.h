@@ -29,9 +29,20 @@ typedef struct {
 /* Tokens that share their decays' scale, and tokens between two marks. */
 #define CHUNK 32
 #define BLOCK 256
-/* The scans: lanes of a strip, so ⌊STRIP / k⌋ heads or one, and tokens between two marks. */
-#define STRIP 128
-#define SPAN 32
+/* The scans: the widest key; lanes of a strip, if there are enough for all threads; and tokens between two marks. */
+#define WIDEST 128
+#define STRIP 1024
+#define SPAN 16
+
+/* Whole heads, and unless they are wide a multiple of all vector lengths */
+static inline int64_t heads_per_strip(const Forward *p)
+{
+    int64_t fair = p->b * p->h * p->k / (2 * p->threads);
+    int64_t heads = (fair < WIDEST ? WIDEST : fair < STRIP ? fair : STRIP) / p->k;
+    return heads < 16 ? heads : heads / 16 * 16;
+}
+
+static inline int64_t strips(const Forward *p) { return (p->h + heads_per_strip(p) - 1) / heads_per_strip(p); }
 
 /* Every kernel is compiled once per instruction set, under names of its own. */
 #define JOIN_(a, b) a##_##b

@@ -10,25 +10,24 @@ from torch.autograd.function import once_differentiable
 
 from fastweights.kernels.native import library
 from fastweights.kernels.native.library import address, view
+from fastweights.kernels.native.memory import empty
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence, State
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
 
-STRIP = 128
-"""STRIP of problem.h: state elements that a scan takes at once, and so the widest key it takes."""
-
 
 class _Code(NamedTuple):
-    """The two C functions of a kernel, and the tokens between two states that the first keeps for the second."""
+    """The two C functions of a kernel, and the constant that says how many tokens lie between two states which the
+    first keeps for the second."""
 
     forward: str
     backward: str
-    marked: int
+    marked: str
 
 
-MATRIX = _Code("fw_forward", "fw_backward", marked=256)
-SCAN = _Code("fw_scan_forward", "fw_scan_backward", marked=32)
+MATRIX = _Code("fw_forward", "fw_backward", "fw_matrix_marks")
+SCAN = _Code("fw_scan_forward", "fw_scan_backward", "fw_scan_marks")
 
 
 class _Streams(NamedTuple):
@@ -46,26 +45,19 @@ class _Streams(NamedTuple):
         streams = (recurrence.q, recurrence.k, recurrence.v, recurrence.log_decay, beta)
         return cls(*(s if s is None or s.dtype == torch.float32 else s.float() for s in streams))  # type: ignore[arg-type]
 
-    def lengths(self, start: Tensor) -> tuple[int, int, int]:
-        """(b, t, h)"""
-        b, h, _, _ = start.shape
-        return b, max(s.shape[1] for s in self if s is not None), h
-
-    def expanded(self, start: Tensor, *, sharing: bool) -> _Streams:
+    def expanded(self, b: int, t: int, h: int, *, sharing: bool) -> _Streams:
         """Batch, time and heads spelled out, so that autograd sums the gradients; q and k may stay shared by heads."""
-        b, t, h = self.lengths(start)
         q, k = (self.q, self.k) if not sharing else (_own_heads(self.q), _own_heads(self.k))
         q, k = (None if s is None else s.expand(b, t, s.shape[2] if sharing else h, -1) for s in (q, k))
         others = (None if s is None else s.expand(b, t, h, -1) for s in (self.v, self.log_decay, self.beta))
         return _Streams(q, k, *others)  # type: ignore[arg-type]
 
-    def problem(self, start: Tensor) -> list[int]:
+    def problem(self, t: int, start: Tensor) -> list[int]:
         """The sizes and views of `Forward` in problem.h."""
-        b, t, h = self.lengths(start)
-        k, v = start.shape[2:]
+        b, h, k, v = start.shape
         decays = 0 if self.log_decay is None else self.log_decay.shape[-1]
-        sizes = [b, t, h, k, v, decays, library.threads(t * start.numel())]
-        return sizes + [n for s in self for n in view(s)]
+        views = (*view(self.q), *view(self.k), *view(self.v), *view(self.log_decay), *view(self.beta))
+        return [b, t, h, k, v, decays, library.threads(b * t * h * k * v), *views]
 
 
 def _own_heads(stream: Tensor | None) -> Tensor | None:
@@ -79,19 +71,26 @@ class _Kept(NamedTuple):
     marks: Tensor
     missing: Tensor | None
 
+    @staticmethod
+    def shapes(code: _Code, streams: _Streams, start: Tensor) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """Of the two; None for what is not there."""
+        b, t, h, v = streams.v.shape
+        marks = (-(-t // library.constant(code.marked)), *start.shape)
+        return marks, None if streams.beta is None else (b, h, t, v)
+
     @classmethod
     def empty(cls, code: _Code, streams: _Streams, start: Tensor) -> _Kept:
-        b, t, h, v = streams.v.shape
-        marks = start.new_empty(-(-t // code.marked), *start.shape)
-        return cls(marks, None if streams.beta is None else start.new_empty(b, h, t, v))
+        marks, missing = cls.shapes(code, streams, start)
+        return cls(empty(*marks), None if missing is None else empty(*missing))
 
 
-def _forward(code: _Code, streams: _Streams, start: Tensor, kept: _Kept | None) -> tuple[Tensor, Tensor]:
+def _forward(code: _Code, streams: _Streams, t: int, start: Tensor, kept: _Kept | None) -> tuple[Tensor, Tensor]:
     """(o, last state)"""
-    o, last = torch.empty(*streams.lengths(start), start.shape[3], dtype=torch.float32), torch.empty_like(start)
+    b, h, k, v = start.shape
+    o, last = empty(b, t, h, v), empty(b, h, k, v)
     marks, missing = kept or (None, None)
-    states = [address(s) for s in (start, last, marks, missing)]
-    library.call(code.forward, [*streams.problem(start), *view(o), *states])
+    states = address(start), address(last), address(marks), address(missing)
+    library.call(code.forward, (*streams.problem(t, start), *view(o), *states))
     return o, last
 
 
@@ -102,7 +101,7 @@ class _Native(torch.autograd.Function):
     def forward(ctx: Any, code: _Code, start: Tensor, *streams: Tensor | None) -> tuple[Tensor, Tensor]:
         given = _Streams(*streams)  # type: ignore[arg-type]
         kept = _Kept.empty(code, given, start)
-        o, last = _forward(code, given, start, kept)
+        o, last = _forward(code, given, given.v.shape[1], start, kept)
         ctx.code = code
         ctx.save_for_backward(*given, *kept)
         return o, last
@@ -120,21 +119,20 @@ def _backward(
     code: _Code, streams: _Streams, kept: _Kept, d_o: Tensor, d_last: Tensor
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Gradients of the state before the record, and of the streams."""
-    grads = [None if s is None else _gradient(s, d_last.shape[1]) for s in streams]
-    d_start = torch.empty_like(d_last)
-    problem = [*streams.problem(d_last), *view(None), *(address(s) for s in (None, None, *kept))]
+    problem = [*streams.problem(d_o.shape[1], d_last), *view(None), *(address(s) for s in (None, None, *kept))]
+    grads = [None if s is None else _gradient(s, d_last.shape[1], problem) for s in streams]
+    d_start = empty(*d_last.shape)
     views = [n for g in (d_o, *grads) for n in view(g)]
     library.call(code.backward, [*problem, *views, address(d_last), address(d_start)])
     return d_start, [_summed(g, s) for g, s in zip(grads, streams, strict=True)]
 
 
-def _gradient(stream: Tensor, h: int) -> Tensor:
+def _gradient(stream: Tensor, h: int, problem: list[int]) -> Tensor:
     """``[b t h ·]``, or ``[b t strips ·]`` partial sums for a stream that the heads share."""
     b, t, heads, width = stream.shape
     if heads == h:
-        return torch.empty(b, t, h, width, dtype=torch.float32)
-    strips = -(-h // (STRIP // width))
-    return torch.empty(strips, b, t, width, dtype=torch.float32).permute(1, 2, 0, 3)
+        return empty(b, t, h, width)
+    return empty(library.call("fw_scan_strips", problem), b, t, width).permute(1, 2, 0, 3)
 
 
 def _summed(gradient: Tensor | None, stream: Tensor | None) -> Tensor | None:
@@ -145,13 +143,13 @@ def _summed(gradient: Tensor | None, stream: Tensor | None) -> Tensor | None:
 
 def _run(code: _Code, recurrence: Decay | Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     streams, state = _Streams.of(recurrence), state.contiguous()
+    b, t, h = recurrence.shape
+    sharing = code is SCAN and state.shape[2] > 1
     if torch.compiler.is_compiling():
-        given = streams.expanded(state, sharing=code is SCAN and state.shape[2] > 1)
-        return torch.ops.fastweights.native(code is SCAN, state, *given)[:2]
+        return torch.ops.fastweights.native(code is SCAN, state, *streams.expanded(b, t, h, sharing=sharing))[:2]
     if torch.is_grad_enabled() and any(s is not None and s.requires_grad for s in (state, *streams)):
-        sharing = code is SCAN and state.shape[2] > 1
-        return _Native.apply(code, state, *streams.expanded(state, sharing=sharing))  # type: ignore[return-value]
-    return _forward(code, streams, state, None)
+        return _Native.apply(code, state, *streams.expanded(b, t, h, sharing=sharing))  # type: ignore[return-value]
+    return _forward(code, streams, t, state, None)
 
 
 def _run_decay(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
@@ -205,9 +203,10 @@ def _refuses_scan(recurrence: Recurrence) -> str | None:
         return f"its heads hold {recurrence.values} values, not one"
     if recurrence.log_decay is None or recurrence.log_decay.shape[-1] != width:
         return "not every key has a decay of its own"
-    if not 1 <= width <= STRIP:
-        return f"its keys are {width} wide, not 1 to {STRIP}"
-    return _refuses(recurrence)
+    refusal = _refuses(recurrence)
+    if refusal is None and not 1 <= width <= (widest := library.constant("fw_widest_scan")):
+        return f"its keys are {width} wide, not 1 to {widest}"
+    return refusal
 
 
 NATIVE_SCAN = Kernel("scan (compiled)", _refuses_scan, _run_scan)

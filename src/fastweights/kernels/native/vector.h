@@ -30,7 +30,6 @@ typedef float unaligned_vec __attribute__((vector_size(4 * W), aligned(4), may_a
 INLINE vec load(const float *p) { return *(const unaligned_vec *)p; }
 INLINE void store(float *p, vec x) { *(unaligned_vec *)p = x; }
 INLINE vec all(float x) { return x - (vec){0}; }
-INLINE vec choose(ivec yes, vec a, vec b) { return (vec)((yes & (ivec)a) | (~yes & (ivec)b)); }
 
 INLINE float total(vec x)
 {
@@ -45,11 +44,52 @@ INLINE float total(vec x)
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-/* e^x = 2ⁿ + 2ⁿ (e^r - 1) with x = n log 2 + r: n by rounding, e^r - 1 by a polynomial on |r| ≤ ½ log 2.
- * 0 below -87 (so for −inf), and NaN stays NaN. x ≤ 88. */
-INLINE void exponent(vec x, vec *power, vec *rest)
+/* x[i] summed over its lanes, in lane i: halves of the lanes of pairs of vectors change places before every addition. */
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (ivec){__VA_ARGS__})
+#endif
+#define NEAR(i, s) ((i) & (s) ? W + (i) - (s) : (i))
+#define FAR(i, s) ((i) & (s) ? W + (i) : (i) + (s))
+#define FOUR(F, i, s) F(i, s), F(i + 1, s), F(i + 2, s), F(i + 3, s)
+#if W == 16
+#define EACH(F, s) FOUR(F, 0, s), FOUR(F, 4, s), FOUR(F, 8, s), FOUR(F, 12, s)
+#elif W == 8
+#define EACH(F, s) FOUR(F, 0, s), FOUR(F, 4, s)
+#else
+#define EACH(F, s) FOUR(F, 0, s)
+#endif
+#define FOLD(x, s)                      \
+    for (int i = 0; i < W; i += 2 * s) \
+        x[i] = SHUFFLE(x[i], x[i + s], EACH(NEAR, s)) + SHUFFLE(x[i], x[i + s], EACH(FAR, s));
+
+INLINE vec totals(vec x[W])
 {
-    const vec magic = all(12582912.0f);
+    FOLD(x, 1)
+    FOLD(x, 2)
+#if W > 4
+    FOLD(x, 4)
+#endif
+#if W > 8
+    FOLD(x, 8)
+#endif
+    return x[0];
+}
+
+/* The larger one; NaN stays NaN. */
+INLINE vec at_least(vec low, vec x)
+{
+    ivec less = x < low;
+    return (vec)((less & (ivec)low) | (~less & (ivec)x));
+}
+
+/* e^x = 2ⁿ + 2ⁿ (e^r - 1) with x = n log 2 + r: n by rounding, e^r - 1, returned, by a polynomial on |r| ≤ ½ log 2.
+ * 2ⁿ is 0 where n = -127, so from below -87.7 (and for −inf) on; NaN stays NaN. x ≤ 88. */
+INLINE vec exponent(vec x, vec *power)
+{
+    const vec magic = all(12582912.0f + 127.0f); /* the last bits of n + magic are those of the exponent of 2ⁿ */
+    x = at_least(all(-88.0f), x);
     vec t = x * 1.44269504f + magic;
     vec n = t - magic;
     vec r = x - n * 0.693145752f;
@@ -60,24 +100,21 @@ INLINE void exponent(vec x, vec *power, vec *rest)
     p = p * r + 4.1666667e-2f;
     p = p * r + 1.6666667e-1f;
     p = p * r + 0.5f;
-    *power = (vec)((((ivec)t - (ivec)magic) + 127) << 23);
-    *rest = *power * (p * (r * r) + r);
+    *power = (vec)((ivec)t << 23);
+    return p * (r * r) + r;
 }
 
 INLINE vec vexp(vec x)
 {
-    vec power, rest, low = all(-87.0f);
-    ivec gone = x < low;
-    exponent(choose(gone, low, x), &power, &rest);
-    return (vec)(~gone & (ivec)(power + rest));
+    vec power, rest = exponent(x, &power);
+    return power + power * rest;
 }
 
 /* 1 - e^x, to full relative accuracy */
 INLINE vec one_minus_exp(vec x)
 {
-    vec power, rest, low = all(-87.0f);
-    exponent(choose(x < low, low, x), &power, &rest);
-    return (1.0f - power) - rest;
+    vec power, rest = exponent(x, &power);
+    return (1.0f - power) - power * rest;
 }
 
 INLINE long padded(long width) { return (width + W - 1) / W * W; }

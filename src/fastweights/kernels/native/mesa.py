@@ -1,0 +1,93 @@
+"""`Mesa` through the compiled extension: mesa.c solves, and reads where no gradient is wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from struct import Struct
+
+import torch
+from torch import Tensor
+
+from fastweights.kernels.mesa import solved_and_read
+from fastweights.kernels.native import library
+from fastweights.kernels.native.library import address, view
+from fastweights.kernels.native.rules import _refuses as _refuses_all
+from fastweights.kernels.table import Kernel
+from fastweights.recurrence.base import Recurrence, State
+from fastweights.recurrence.mesa import Mesa
+from fastweights.recurrence.solvers import ConjugateGradient
+
+CODE = "fw_mesa"
+SPAN = 256
+"""SOLVED of mesa.h: tokens between two states from which threads may start."""
+
+_DOUBLE, _INTEGER = Struct("d"), Struct("q")
+
+
+@dataclass(frozen=True)
+class NativeSolve:
+    """q* by mesa.c, each token for as many steps as it needs; a call is a `kernels.mesa.Solve`."""
+
+    solver: ConjugateGradient
+
+    def __call__(
+        self, b: Tensor, start: Tensor, k: Tensor, beta: Tensor, ridge: Tensor, log_decay: Tensor | None
+    ) -> Tensor:
+        x = torch.empty(b.shape)
+        self.run((b, k, beta, ridge, log_decay, None), (x, None), (start.contiguous(), None))
+        return x
+
+    def run(
+        self,
+        streams: tuple[Tensor | None, ...],
+        outputs: tuple[Tensor | None, Tensor | None],
+        state: tuple[Tensor, Tensor | None],
+        taken: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """The last states. `streams`: b, k, β, Λ, log γ, v; `outputs`: x and o; `state`: H and, with v, G."""
+        last = [None if s is None else torch.empty_like(s) for s in state]
+        (b, h, k, _), t = state[0].shape, max(s.shape[1] for s in streams if s is not None)
+        v = 0 if state[1] is None else state[1].shape[-1]
+        threads = library.threads(t * state[0].numel())
+        marks = None
+        if t > SPAN and threads > 1 and b * h < 4 * threads:
+            marks = torch.empty(-(-t // SPAN), b * h * k * (k + v))
+        tol = _INTEGER.unpack(_DOUBLE.pack(-1.0 if self.solver.tol is None else self.solver.tol))[0]
+        views = [n for s in (*streams, *outputs) for n in view(s)]
+        pointers = [address(s) for s in (*state, *last, marks, taken)]
+        library.call(CODE, [b, t, h, k, v, self.solver.max_steps, tol, threads, *views, *pointers])
+        return tuple(s for s in last if s is not None)
+
+
+def _run(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
+    assert isinstance(recurrence, Mesa)
+    assert isinstance(recurrence.solver, ConjugateGradient)
+    solve = NativeSolve(recurrence.solver)
+    if torch.is_grad_enabled() and any(s.requires_grad for s in (*recurrence.streams.values(), *state)):
+        return solved_and_read(solve, recurrence, state)
+    o, last, _ = solved_and_counted(recurrence, state, counted=False)
+    return o, last
+
+
+def solved_and_counted(recurrence: Mesa, state: State, *, counted: bool = True) -> tuple[Tensor, State, Tensor | None]:
+    """(o, final state, steps of every token ``[b h t]``), without gradients."""
+    (b, t, h), values = recurrence.shape, recurrence.values
+    streams = (recurrence.q, recurrence.k, recurrence.beta, recurrence.ridge, recurrence.log_decay, recurrence.v)
+    single = tuple(None if s is None or s.dtype == torch.float32 else s.float() for s in streams)
+    streams = tuple(s if f is None else f for s, f in zip(streams, single, strict=True))
+    o, taken = torch.empty(b, t, h, values), torch.empty(b, h, t) if counted else None
+    assert isinstance(recurrence.solver, ConjugateGradient)
+    gram, memory = (s.contiguous() for s in state)
+    last = NativeSolve(recurrence.solver).run(streams, (None, o), (gram, memory), taken)
+    return o.to(recurrence.output), last, taken
+
+
+def _refuses(recurrence: Recurrence) -> str | None:
+    if not isinstance(recurrence, Mesa):
+        return f"it is a {type(recurrence).__name__}, not a Mesa"
+    if not isinstance(recurrence.solver, ConjugateGradient):
+        return f"its solver is a {type(recurrence.solver).__name__}"
+    return _refuses_all(recurrence)
+
+
+NATIVE_MESA = Kernel("mesa (compiled)", _refuses, _run)
