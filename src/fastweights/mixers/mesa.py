@@ -10,13 +10,11 @@ from torch.nn import functional as F
 
 from fastweights.layers import HeadNorm, Past, ShortConvolution, head_width, heads, precise
 from fastweights.mixer import Mixer
-from fastweights.recurrence import ConjugateGradient, Mesa, Signed, Solver, Unrolled
+from fastweights.recurrence import ConjugateGradient, Mesa, Signed, Solver
 from fastweights.recurrence.base import ShapeError
 from fastweights.shapes import Embedded
 
 SOFTPLUS_START = 0.75
-UNROLLED_TOL = 1e-5
-"""Where random steps end early: a converged residual has no direction left to differentiate."""
 
 
 class MesaLayer(Mixer):
@@ -73,16 +71,10 @@ class MesaLayer(Mixer):
         beta, gamma = self.W_beta(x).sigmoid()[..., None], precise(self.W_gamma(x))[..., None]
         bounded = torch.log1p(-(1 - self.bound) * precise(beta).square())
         ridge = self.least_ridge + F.softplus(precise(self.ridge))
+        solver = self.solver.shortened() if self.random_steps and self.training else self.solver
         streams = (q, k, heads(self.W_v(x), self.heads), beta)
         if not self.signed:
-            return Mesa(*streams, F.logsigmoid(gamma) + bounded, ridge, self.chosen_solver()), None
+            return Mesa(*streams, F.logsigmoid(gamma) + bounded, ridge, solver), None
         gamma = gamma.tanh()
         magnitude = gamma.abs().clamp(min=torch.finfo(gamma.dtype).tiny).log()
-        return Signed(Mesa(*streams, magnitude + bounded, ridge, self.chosen_solver()), gamma.detach()), None
-
-    def chosen_solver(self) -> Solver:
-        """`solver`, or one with a random number of steps while such a layer trains."""
-        if not (self.random_steps and self.training and isinstance(self.solver, ConjugateGradient)):
-            return self.solver
-        steps = int(torch.randint(self.solver.max_steps + 1, ()))
-        return Unrolled(ConjugateGradient(steps, UNROLLED_TOL))
+        return Signed(Mesa(*streams, magnitude + bounded, ridge, solver), gamma.detach()), None
