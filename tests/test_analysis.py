@@ -264,7 +264,8 @@ def test_reports_are_whole_and_self_contained(tmp_path: Path) -> None:
 
 
 def test_pictures_show_what_a_model_has() -> None:
-    slugs = {name: {p.slug for p in pictures(profiled(name, num_hidden_layers=1))} for name in ("softmax", "linear", "mesa")}
+    names = ("softmax", "linear", "mesa")
+    slugs = {name: {p.slug for p in pictures(profiled(name, num_hidden_layers=1))} for name in names}
     assert slugs["softmax"] == {"maps", "attention", "normalisers"}
     assert slugs["mesa"] == {"maps", "attention", "half-lives", "eigenvalues", "hankel", "response", "conditions"}
     assert "normalisers" in slugs["linear"]

@@ -11,12 +11,10 @@ from torch.nn import functional as F
 
 from fastweights.layers import HeadNorm, Past, ShortConvolution, head_width, heads, precise, unit
 from fastweights.mixer import Mixer
-from fastweights.recurrence import ConjugateGradient, Mesa, Signed, Solver, Unrolled
+from fastweights.recurrence import ConjugateGradient, Mesa, Signed, Solver
 from fastweights.shapes import Embedded
 
 SOFTPLUS_START = 0.75
-UNROLLED_TOL = 1e-5
-"""Where random steps end early: a converged residual has no direction left to differentiate."""
 
 
 class MesaLayer(Mixer):
@@ -74,18 +72,12 @@ class MesaLayer(Mixer):
         beta, gamma = self.W_beta(x).sigmoid()[..., None], precise(self.W_gamma(x))[..., None]
         bounded = torch.log1p(-(1 - self.bound) * precise(beta).square())
         ridge = self.least_ridge + F.softplus(precise(self.ridge))
-        return Mesa(q, k, v, beta, self.log_gamma(gamma) + bounded, ridge, self.chosen_solver()), None
+        solver = self.solver.shortened() if self.random_steps and self.training else self.solver
+        return Mesa(q, k, v, beta, self.log_gamma(gamma) + bounded, ridge, solver), None
 
     def log_gamma(self, logits: Tensor) -> Tensor:
         """log |γ|"""
         return F.logsigmoid(logits)
-
-    def chosen_solver(self) -> Solver:
-        """`solver`, or one with a random number of steps while such a layer trains."""
-        if not (self.random_steps and self.training and isinstance(self.solver, ConjugateGradient)):
-            return self.solver
-        steps = int(torch.randint(self.solver.max_steps + 1, ()))
-        return Unrolled(ConjugateGradient(steps, UNROLLED_TOL))
 
 
 class SignedMesaLayer(MesaLayer):

@@ -118,6 +118,10 @@ class Solver(ABC):
         """The solution for ``build(*theta)``, differentiable in b and θ by solving once more."""
         return implicit(_Solve(self, build), _Product(build), b, *theta)
 
+    def shortened(self) -> Solver:
+        """This solver as one that trains a model for any number of steps would draw it (MesaNet app. I)."""
+        return self
+
 
 class _Iterate(NamedTuple):
     """Where conjugate gradients stand in some tiles: all ``[n t ·]``."""
@@ -133,8 +137,9 @@ class _Iterate(NamedTuple):
     def start(cls, operator: Operator, b: Tensor, tol: float) -> _Iterate:
         x = b / operator.diagonal()
         r = b - operator.apply(x)
-        residual = r.square().sum(-1, keepdim=True)
-        return cls(x, r, r, residual, residual * tol**2, torch.zeros_like(residual))
+        residual, size = (s.detach().square().sum(-1, keepdim=True) for s in (r, b))
+        enough = torch.maximum(tol**2 * residual, (torch.finfo(b.dtype).eps / 8) ** 2 * size)
+        return cls(x, r, r, r.square().sum(-1, keepdim=True), enough, torch.zeros_like(residual))
 
     @property
     def active(self) -> Tensor:
@@ -155,7 +160,10 @@ class _Iterate(NamedTuple):
 @dataclass(frozen=True)
 class ConjugateGradient(Solver):
     """At most `max_steps` steps from the Jacobi start b / diag; a token stops once its residual has fallen to
-    `tol` of the start's (MesaNet Algorithm 1). Scale invariant: nothing is ever added to a denominator."""
+    `tol` of the start's (MesaNet Algorithm 1), or to what is a rounding error of b.
+
+    Scale invariant: nothing is ever added to a denominator.
+    """
 
     max_steps: int = 30
     tol: float | None = None
@@ -169,15 +177,24 @@ class ConjugateGradient(Solver):
         found = self._run(operator, _Iterate.start(operator, ratio(b, scale), self.tol or 0.0))
         return Solution(found.x * scale, found.steps)
 
+    def shortened(self) -> Unrolled:
+        """A random number of steps from 0 to all, differentiated as they are. They end with the accuracy of float32:
+        the residual of a converged system has no direction left to differentiate."""
+        return Unrolled(ConjugateGradient(int(torch.randint(self.max_steps + 1, ())), self.tol or 1e-5))
+
     def _run(self, operator: Operator, iterate: _Iterate) -> _Iterate:
-        if self.tol is None or torch.compiler.is_compiling() or torch.is_grad_enabled():
+        unseen = torch.compiler.is_compiling() or (self.tol is None and iterate.x.device.type != "cpu")
+        if unseen or torch.is_grad_enabled():
             for _ in range(self.max_steps):
                 iterate = iterate.step(operator)
             return iterate
         return self._run_active(operator, iterate)
 
     def _run_active(self, operator: Operator, iterate: _Iterate) -> _Iterate:
-        """Tiles whose tokens have all converged are put aside as soon as they are half of what is left."""
+        """Tiles whose tokens have all converged are put aside as soon as they are half of what is left.
+
+        Looking at numbers makes the host wait for an accelerator, which only a tolerance is worth.
+        """
         whole, left = iterate, torch.arange(len(iterate.x), device=iterate.x.device)
         for _ in range(self.max_steps):
             busy = iterate.active.flatten(1).any(-1)

@@ -186,6 +186,8 @@ def _refuses(recurrence: Recurrence) -> str | None:
 def _refuses_decay(recurrence: Recurrence) -> str | None:
     if not isinstance(recurrence, Decay):
         return f"it is a {type(recurrence).__name__}, not a Decay"
+    if recurrence.q.shape[-1] == 1 and recurrence.values == 2 and len(recurrence) > 1:
+        return "its states are two numbers per head, for which matrix products do not pay"
     return _refuses(recurrence)
 
 
