@@ -226,21 +226,35 @@ def one_key_window(t: int, dtype: torch.dtype) -> WindowedLinear:
     return linear_beyond(t, dtype, window=1, shared=False)
 
 
-BEYOND = (linear_beyond, linear_beyond_padded, linear_beyond_packed, linear_beyond_both, linear_alone, one_key_window)
+def wide_window(t: int, dtype: torch.dtype) -> WindowedLinear:
+    """Wider than all tokens, or than all but a few, as they come after none, five or forty."""
+    return linear_beyond(t, dtype, window=103).keep(torch.rand(2, t) > torch.tensor([[0.0], [0.5]]))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+BEYOND = (
+    linear_beyond,
+    linear_beyond_padded,
+    linear_beyond_packed,
+    linear_beyond_both,
+    linear_alone,
+    one_key_window,
+    wide_window,
+)
+
+
+@pytest.mark.parametrize(("fewest", "most"), [(8, 256), (4, 4)])
 @pytest.mark.parametrize("past", [0, 5, 40])
 @pytest.mark.parametrize("make", BEYOND, ids=lambda make: make.__name__)
 def test_blocked_windows_are_the_definition(
-    make: Make, past: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    make: Make, past: int, fewest: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fastweights.kernels.windowed.QUERIES", 8)
+    monkeypatch.setattr("fastweights.kernels.windowed.FEWEST", fewest)
+    monkeypatch.setattr("fastweights.kernels.windowed.MOST", most)
     torch.manual_seed(past)
-    before = make(max(past, 1), dtype)
+    before, dtype = make(max(past, 1), torch.float64), torch.float64
     with torch.no_grad():
         state = before.chunk(before.initial_state())[1] if past else before.initial_state()
-    for t in (1, 16, 100):
+    for t in (1, 70):
         check(BLOCKED_WINDOWS, make, t, dtype, state)
 
 

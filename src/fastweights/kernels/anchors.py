@@ -36,8 +36,8 @@ class Anchors(NamedTuple):
         while m < log_decay.shape[-2]:
             before, after = (_halves(s, m) for s in (prefix, suffix))
             left, right = before[..., 0, -1:, :].clone(), before[..., 1, -1:, :].clone()
-            queries.append(_exp(before[..., 1, :, :]))
-            keys.append(_exp(after[..., 0, :, :]))
+            queries.append(_exp(before[..., 1, :, :], factors=2))
+            keys.append(_exp(after[..., 0, :, :], factors=2))
             before[..., 1, :, :] += left
             after[..., 0, :, :] += right
             m *= 2
@@ -90,7 +90,7 @@ def _cross(inner: Tensor, m: int) -> Tensor:
     return pairs[..., m:, :m, :].movedim(-1, -3)
 
 
-def _exp(log_decay: Tensor) -> Tensor:
-    """e^x, and 0 where that is no normal number."""
-    least = smallest_exponent(log_decay.dtype)
+def _exp(log_decay: Tensor, factors: int = 1) -> Tensor:
+    """e^x, and 0 where the product of so many of them is no normal number, which would slow matrix products down."""
+    least = smallest_exponent(log_decay.dtype) / factors
     return F.threshold_(log_decay.clamp(min=least - 0.5).exp_(), math.exp(least), 0.0)

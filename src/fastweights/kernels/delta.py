@@ -19,13 +19,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fastweights.kernels.anchors import Anchors
-from fastweights.kernels.blocks import Factors, Plan, cut, decayed, harmless_chunk, state_gradient_of_middle
+from fastweights.kernels.blocks import (
+    STEEP_CHUNK,
+    Factors,
+    Plan,
+    cut,
+    decayed,
+    harmless_chunk,
+    state_gradient_of_middle,
+)
 from fastweights.kernels.gemm import routed
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.delta import Delta
-
-STEEP_CHUNK = 64
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
 ChunksOf = Callable[..., Any]

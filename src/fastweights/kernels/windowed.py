@@ -26,10 +26,10 @@ from fastweights.recurrence.base import Recurrence, reciprocal
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.recurrence.windowed import WindowedLinear, WindowState, divided, joined, with_ones
 
-QUERIES = 64
-"""Queries per block at least: fewer are too few for a matrix product."""
-TILES = 64
-"""Blocks × heads at once."""
+FEWEST, MOST = 64, 256
+"""Queries per block: fewer are too few for a matrix product, and more than the window has keys bring nothing."""
+SCORES = 1 << 19
+"""Queries × keys at once, over all heads."""
 
 
 class _Plan(NamedTuple):
@@ -42,10 +42,13 @@ class _Plan(NamedTuple):
     shared: bool
 
     @classmethod
-    def of(cls, recurrence: WindowedLinear) -> Self:
+    def of(cls, recurrence: WindowedLinear, past: int) -> Self:
+        """`past` tokens are cached; a window that reaches beyond the first of them need not be as wide."""
         b, t, h = recurrence.shape
-        block = max(recurrence.window, QUERIES)
-        return cls(block, recurrence.window, -(-t // block), max(1, TILES // (b * h)), recurrence.shared)
+        window = min(recurrence.window, past + t + 1)
+        block = min(max(window, FEWEST), MOST)
+        at_once = SCORES // (b * h * block * (block + window))
+        return cls(block, window, -(-t // block), max(1, at_once), recurrence.shared)
 
     @property
     def strip(self) -> int:
@@ -215,7 +218,7 @@ class _Blocked(torch.autograd.Function):
 
 def _masks(plan: _Plan, span: slice, plain: bool, documents: _Documents) -> _Masks:
     """Only the first blocks of plain sequences reach tokens that may be absent."""
-    unseen = None if plain and span.start else documents
+    unseen = None if plain and span.start * plan.block >= plan.window else documents
     return _Masks.of(plan, span, unseen, documents.present.device)
 
 
@@ -314,8 +317,9 @@ class _Arranged(NamedTuple):
 
 def blocked_windows(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, WindowState]:
     """(o, state)"""
-    plan, dtype, w = _Plan.of(recurrence), recurrence.accumulator, recurrence.window
     (b, t, h), g, (*cached, memory, age) = recurrence.shape, recurrence.groups, state
+    plan, dtype = _Plan.of(recurrence, age.shape[1]), recurrence.accumulator
+    w = plan.window
     arranged = _Arranged.of(recurrence, plan, age)
     _, length, documents = arranged
     queries = (arranged.tokens(s.to(dtype).expand(b, t, h, -1)) for s in (recurrence.q, recurrence.fq, recurrence.mix))
@@ -335,7 +339,7 @@ def blocked_windows(recurrence: WindowedLinear, state: WindowState) -> tuple[Ten
     current, ended = documents.running[:, -1:], documents.running[:, plan.length - 1 : plan.length]
     rest = fk * (documents.present == current)[:, None, :, None]
     memory = last * (ended == current)[..., None, None] + rest[:, :, plan.length :].mT @ v[:, :, plan.length :]
-    left = torch.arange(min(max(w - 1, 0), t + age.shape[1]), 0, -1, device=age.device)
+    left = torch.arange(min(max(recurrence.window - 1, 0), t + age.shape[1]), 0, -1, device=age.device)
     rows = length + w - left
     there = documents.present.take_along_dim(rows, 1) == current
     ring = (s.take_along_dim(rows[:, None, :, None], 2) * there[:, None, :, None] for s in (keys, values, features))
