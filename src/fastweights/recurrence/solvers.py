@@ -195,7 +195,8 @@ class ConjugateGradient(Solver):
 
         Looking at numbers makes the host wait for an accelerator, which only a tolerance is worth.
         """
-        whole, left = iterate, torch.arange(len(iterate.x), device=iterate.x.device)
+        whole = iterate._replace(x=iterate.x.clone(), steps=iterate.steps.clone())
+        left = torch.arange(len(iterate.x), device=iterate.x.device)
         for _ in range(self.max_steps):
             busy = iterate.active.flatten(1).any(-1)
             count = int(busy.sum())
