@@ -100,7 +100,7 @@ class ShortConvolution(nn.Module):
         seen = torch.cat([past.tail(x, before), x], dim=1)
         if t == 1 and past.keep is None and past.document is None:
             past.leave(seen[:, 1:])
-            return (seen * self.weight).sum(1, keepdim=True)
+            return (seen * self.taps).sum(1, keepdim=True)
         document = None if past.document is None else F.pad(past.document, (before, 0))
         order = None
         if past.keep is not None:
