@@ -31,12 +31,14 @@ class Plan:
     """What to measure, and how long.
 
     only           a shell pattern, or a part, of the cases' names
+    first          whether only the first of a case's sizes is measured
     error_tokens   errors are found on sequences of at most this length; 0 for no errors
     memory_limit   seconds after which a measurement of memory is given up; 0 for none
     """
 
     quick: bool = False
     only: str = "*"
+    first: bool = False
     dtype: torch.dtype = torch.float32
     budget: Budget = Budget()
     error_tokens: int = 512
@@ -50,6 +52,10 @@ class Plan:
         return found
 
     def sizes(self, case: Case) -> Sequence[Sizes]:
+        """Those to measure a case at."""
+        return self._all_sizes(case)[: 1 if self.first else None]
+
+    def _all_sizes(self, case: Case) -> Sequence[Sizes]:
         if not case.channels:
             return QUICK_MATRIX_SIZES if self.quick else MATRIX_SIZES
         channels = QUICK_CHANNEL_SIZES if self.quick else CHANNEL_SIZES

@@ -49,7 +49,11 @@ def _ops(parser: ArgumentParser) -> Target:
     """Every recurrence, forward and with backward, beside its peers."""
     _add_common(parser)
     parser.add_argument("--scaling", action="store_true", help="instead: our time against T, from 512 to 64k tokens")
+    parser.add_argument("--first", action="store_true", help="only the first of each case's sizes")
     parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
+    parser.add_argument(
+        "--seconds", type=float, default=Budget.seconds, help="per contender, after its warm-up (default: %(default)s)"
+    )
     return _run_ops
 
 
@@ -100,7 +104,8 @@ def _add_common(parser: ArgumentParser) -> None:
 
 def _run_ops(report: Report, chosen: Namespace, device: torch.device) -> None:
     memory = 0.0 if chosen.no_memory else Plan.memory_limit
-    plan = Plan(chosen.quick, chosen.only, budget=QUICK if chosen.quick else Budget(), memory_limit=memory)
+    budget = QUICK if chosen.quick else Budget(chosen.seconds)
+    plan = Plan(chosen.quick, chosen.only, first=chosen.first, budget=budget, memory_limit=memory)
     (run_scaling if chosen.scaling else run_ops)(report, plan, device)
 
 
