@@ -19,7 +19,7 @@ from fastweights.analysis.capture import captured
 from fastweights.evaluate import Recurrent
 from fastweights.mixer import Mixer
 from fastweights.mixers import MIXERS, make
-from fastweights.recurrence import LTV, Decay, Delayed, Delta, DenseLTV, Diagonal, NoFiniteFormError, Register
+from fastweights.recurrence import LTV, Decay, Delayed, Delta, DenseLTV, Diagonal, Erasing, NoFiniteFormError, Register
 from fastweights.recurrence.ltv import kron
 from tiny import tiny, tokens
 from tolerances import array, assert_close
@@ -92,7 +92,8 @@ def test_algorithms_agree_or_refuse(name: str, algorithm: Algorithm) -> None:
         assert_close(algorithm.run(system, u), system.simulate(u)[0], "y")
     else:
         assert algorithm in (ChunkwiseParallel(), Convolution())
-        assert name in VARYING if algorithm == Convolution() else isinstance(system.A, Delayed | Register)
+        negative = isinstance(system.A, Diagonal | Erasing) and (system.A.decay.real < 0).any()
+        assert name in VARYING if algorithm == Convolution() else negative or isinstance(system.A, Delayed | Register)
 
 
 @each_algorithm
@@ -145,6 +146,16 @@ def test_transitions_do_what_their_matrices_do(case: Case, masked: bool) -> None
     assert_close(A[2:4].dense(), matrices[:, 2:4], "span")
     assert_close(A.heads([1]).dense(), matrices[:, :, [1]], "heads")
     assert_close(A.extend(2).dense(), F.pad(matrices, (0, 2, 0, 2)), "extended")
+
+
+def test_negative_decays_of_an_erasing_transition() -> None:
+    streams = {c.name: c for c in LINEAR}["delta-vector"].streams()
+    A = Delta(**streams).ltv().A
+    flipped = replace(A, decay=-A.decay)
+    got, want = (torch.linalg.eigvals(-A.dense()).real, flipped.eigenvalues().real)
+    assert_close(got.sort(-1).values, want.sort(-1).values, "eigenvalues")
+    system = replace(Delta(**streams).ltv(), A=flipped)
+    assert "negative" in str(ChunkwiseParallel().refuses(system))
 
 
 def test_convolution_takes_what_is_constant_in_time() -> None:

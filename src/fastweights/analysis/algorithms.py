@@ -95,10 +95,12 @@ class ChunkwiseParallel(Algorithm):
 
     def refuses(self, system: LTV) -> str | None:
         match system.A:
-            case Diagonal(decay=decay) if decay.is_complex() or bool((decay >= 0).all()):
+            case Diagonal(decay=decay) if decay.is_complex():
                 return None
+            case Diagonal(decay=decay) | Erasing(decay=decay) if bool((decay < 0).any()):
+                return "a decay is negative, and has no real logarithm (the rule Signed carries its sign apart)"
             case Diagonal():
-                return "a decay is negative, and has no real logarithm"
+                return None
             case Erasing(k=k, beta=beta):
                 return (
                     None if torch.equal(system.B, beta * k) else "B is not β k: what is written is not what is erased"
