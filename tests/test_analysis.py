@@ -120,7 +120,7 @@ def test_conditions_are_those_of_the_gram_matrix() -> None:
         gram = np.exp(gamma[:, t])[..., None] * gram + outer
         values = np.linalg.eigvalsh(gram + np.einsum("hi,ij->hij", array(streams["ridge"]), np.eye(3)))
         want.append(values[..., -1] / values[..., 0])
-    found = memory.solver_at(record, (1, 4, 9))
+    found = memory.linear_systems(record, (1, 4, 9))
     assert_close(found.condition, np.stack([want[0], want[3], want[8]], 1), "condition numbers")
 
 

@@ -38,7 +38,7 @@ def with_values(record: Recurrence, v: Tensor) -> Recurrence:
 
 
 def values_of(record: Recurrence) -> Tensor:
-    return values_of(record.inner) if isinstance(record, Normalized | Amplified) else record.v
+    return values_of(record.inner) if isinstance(record, Normalized | Amplified | Signed) else record.v
 
 
 def dense_output(system: LTV, u: Tensor) -> Tensor:

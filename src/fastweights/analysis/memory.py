@@ -8,12 +8,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import log
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastweights.evaluate import evaluate
-from fastweights.recurrence import LTV, Decay, Diagonal, Mesa, Normalized, Recurrence, Softmax, SolverStatistics
+from fastweights.recurrence import (
+    LTV,
+    Decay,
+    Diagonal,
+    Mesa,
+    Normalized,
+    Recurrence,
+    Softmax,
+    condition_numbers,
+    solver_statistics,
+)
 from fastweights.shapes import Map
 
 
@@ -111,13 +122,20 @@ def normalisers(record: Recurrence) -> Tensor | None:
             return None
 
 
-def solver_at(record: Mesa, cuts: tuple[int, ...]) -> SolverStatistics:
-    """`solver_statistics` of the last token before each of the rising `cuts` alone, ``[b cuts h]``."""
+class LinearSystems(NamedTuple):
+    """Mesa's systems at some tokens, ``[b cuts h]``: condition numbers, and the residuals that its solver leaves."""
+
+    condition: Tensor
+    residual: Tensor
+
+
+def linear_systems(record: Mesa, cuts: tuple[int, ...]) -> LinearSystems:
+    """Of the last token before each of the rising `cuts`."""
     gram = Decay(record.k, record.k, record.beta * record.k, record.log_decay)
     state, found, before = gram.initial_state(), [], 0
     for cut in cuts:
         _, state = evaluate(gram[before : cut - 1], state)
-        assert isinstance(state, Tensor)
-        found.append(record[cut - 1 : cut].chunk_statistics(state))
-        before = cut - 1
-    return SolverStatistics(*(torch.cat(parts, 1) for parts in zip(*found, strict=True)))
+        token, before = record[cut - 1 : cut], cut - 1
+        given = (state, *token.initial_state()[1:])
+        found.append((condition_numbers(token, given), solver_statistics(token, given).residual))
+    return LinearSystems(*(torch.cat(parts, 1) for parts in zip(*found, strict=True)))

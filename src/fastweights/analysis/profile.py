@@ -11,7 +11,7 @@ from fastweights.analysis import maps, memory
 from fastweights.analysis.algorithms import Allowed, allowed
 from fastweights.analysis.capture import captured
 from fastweights.mixer import Mixer
-from fastweights.recurrence import LTV, Mesa, NoFiniteFormError, Recurrence, SolverStatistics
+from fastweights.recurrence import LTV, Mesa, NoFiniteFormError, Recurrence
 from fastweights.shapes import Map
 
 
@@ -61,7 +61,7 @@ class Layer:
     phi         ``[h t s]``, the map of the first `window` tokens
     memory, algorithms  None for a rule without a finite linear form
     normalisers ``[t h]`` or None
-    examined, solver  Mesa's `SolverStatistics` of the tokens at these places; none and None for others
+    examined, solver  Mesa's `LinearSystems` of the tokens at these places; none and None for others
     """
 
     path: str
@@ -74,7 +74,7 @@ class Layer:
     algorithms: list[Allowed] | None
     normalisers: Tensor | None
     examined: tuple[int, ...]
-    solver: SolverStatistics | None
+    solver: memory.LinearSystems | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +123,7 @@ def _layer(path: str, mixer: str, record: Recurrence, extent: Extent) -> Layer:
         algorithms=None if system is None else allowed(system),
         normalisers=None if eta is None else eta[0][:, heads],
         examined=examined,
-        solver=memory.solver_at(record, examined) if isinstance(record, Mesa) else None,
+        solver=memory.linear_systems(record, examined) if isinstance(record, Mesa) else None,
     )
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from fastweights.recurrence.ltv import LTV
 
 State = Tensor | tuple[Tensor, ...]
+
+T = TypeVar("T")
 
 CHUNK = 64
 """Tokens that are computed in parallel where nobody says how many."""
@@ -31,6 +32,25 @@ class NoFiniteFormError(TypeError):
     """The rule has no finite-dimensional linear form (DSF Lemma 1)."""
 
 
+class Once(Generic[T]):
+    """A property of a record that is computed at the first reading: records do not change.
+
+    functools.cached_property takes a lock (before Python 3.12), which torch.compile cannot trace.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self.compute, self.__doc__ = compute, compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, record: Any, owner: type | None = None) -> T:
+        found = self.compute(record)
+        if not torch.compiler.is_compiling():
+            record.__dict__[self.name] = found
+        return found
+
+
 @dataclass(frozen=True, eq=False)
 class Recurrence(ABC):
     """The per-token streams ``[b t h ·]`` of one fast-weight rule.
@@ -39,13 +59,13 @@ class Recurrence(ABC):
     of the record at once), on a `State` of its own form. Everything else follows from these two.
     """
 
-    @cached_property
+    @Once
     def streams(self) -> dict[str, Tensor]:
         """The tensors among the fields, by name."""
         named = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
-    @cached_property
+    @Once
     def shape(self) -> tuple[int, int, int]:
         """(b, t, h) after broadcasting."""
         return broadcast_lengths(self.streams)
@@ -54,7 +74,7 @@ class Recurrence(ABC):
     def device(self) -> torch.device:
         return next(iter(self.streams.values())).device
 
-    @cached_property
+    @Once
     def accumulator(self) -> torch.dtype:
         """The dtype of states and inner products: that of the streams, but at least float32."""
         dtype = torch.float32
@@ -62,7 +82,7 @@ class Recurrence(ABC):
             dtype = torch.promote_types(dtype, stream.dtype)
         return dtype
 
-    @cached_property
+    @Once
     def output(self) -> torch.dtype:
         """The dtype of o: that of q and v together."""
         dtype = torch.promote_types(self.streams["q"].dtype, self.streams["v"].dtype)

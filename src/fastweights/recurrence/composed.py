@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import repeat
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.base import CHUNK, Recurrence, State, check_mask, masked_stream, reciprocal, require_width
+from fastweights.recurrence.base import (
+    CHUNK,
+    Once,
+    Recurrence,
+    State,
+    check_mask,
+    masked_stream,
+    reciprocal,
+    require_width,
+)
 from fastweights.recurrence.bonus import Bonus
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
@@ -46,7 +54,7 @@ class Normalized(Recurrence):
             raise ValueError(f"Normalized(floor={self.floor}): the floor of a normaliser is above 0, or None")
         _ = self.shape
 
-    @cached_property
+    @Once
     def streams(self) -> dict[str, Tensor]:
         floor = {"floor": self.floor} if isinstance(self.floor, Tensor) else {}
         return {**self.inner.streams, **floor}

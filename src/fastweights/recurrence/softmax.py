@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import NamedTuple, NoReturn, Self
 
 import torch
@@ -12,6 +11,7 @@ from torch.nn import functional as F
 
 from fastweights.recurrence.base import (
     NoFiniteFormError,
+    Once,
     Recurrence,
     ShapeError,
     State,
@@ -55,13 +55,13 @@ class Softmax(Recurrence):
             raise ShapeError(f"q has {heads} heads and k, v {groups}; the latter must divide the former")
         _ = self.shape
 
-    @cached_property
+    @Once
     def shape(self) -> tuple[int, int, int]:
         one_head = {name: s[:, :, :1] if name == "q" else s for name, s in self.streams.items()}
         b, t, _ = broadcast_lengths(one_head)
         return b, t, self.q.shape[2]
 
-    @cached_property
+    @Once
     def output(self) -> torch.dtype:
         return torch.promote_types(torch.promote_types(self.q.dtype, self.k.dtype), self.v.dtype)
 

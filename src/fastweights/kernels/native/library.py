@@ -41,9 +41,13 @@ def address(tensor: Tensor | None) -> int:
 
 
 @torch.compiler.assume_constant_result
-@cache
 def constant(name: str) -> int:
     """A number that the C code exports."""
+    return _constant(name)
+
+
+@cache
+def _constant(name: str) -> int:
     return ctypes.c_int64.in_dll(_loaded(), name).value
 
 
