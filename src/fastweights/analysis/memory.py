@@ -136,6 +136,9 @@ def linear_systems(record: Mesa, cuts: tuple[int, ...]) -> LinearSystems:
     for cut in cuts:
         _, state = evaluate(gram[before : cut - 1], state)
         token, before = record[cut - 1 : cut], cut - 1
-        given = (state, *token.initial_state()[1:])
+        empty = token.initial_state()
+        assert isinstance(state, Tensor)
+        assert isinstance(empty, tuple)
+        given = (state, *empty[1:])
         found.append((condition_numbers(token, given), solver_statistics(token, given).residual))
     return LinearSystems(*(torch.cat(parts, 1) for parts in zip(*found, strict=True)))

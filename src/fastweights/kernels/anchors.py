@@ -93,4 +93,4 @@ def _cross(inner: Tensor, m: int) -> Tensor:
 def _exp(log_decay: Tensor, factors: int = 1) -> Tensor:
     """e^x, and 0 where the product of so many of them is no normal number, which would slow matrix products down."""
     least = smallest_exponent(log_decay.dtype) / factors
-    return F.threshold_(log_decay.clamp(min=least - 0.5).exp_(), math.exp(least), 0.0)
+    return F.threshold(log_decay.clamp(min=least - 0.5).exp_(), math.exp(least), 0.0, inplace=True)

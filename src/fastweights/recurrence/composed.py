@@ -179,7 +179,7 @@ class Amplified(Recurrence):
         require_width("log_decay (of an Amplified)", self.inner.inner.log_decay, 1)
         _ = self.shape
 
-    @property
+    @Once
     def streams(self) -> dict[str, Tensor]:
         return {**self.inner.streams, "log_gain": self.log_gain}
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.base import CHUNK, Recurrence, State, masked_stream, one_or_all, require_width
+from fastweights.recurrence.base import CHUNK, Once, Recurrence, State, masked_stream, one_or_all, require_width
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
 from fastweights.recurrence.ltv import LTV
@@ -39,7 +39,7 @@ class Signed(Recurrence):
         require_width("sign", self.sign, 1)
         _ = self.shape
 
-    @property
+    @Once
     def streams(self) -> dict[str, Tensor]:
         return {**self.inner.streams, "sign": self.sign}
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fastweights.recurrence.base import (
+    Once,
     Recurrence,
     ShapeError,
     State,
@@ -84,7 +85,7 @@ class WindowedLinear(Recurrence):
         """g"""
         return max(s.shape[2] for s in (self.k, self.v, self.fk))
 
-    @property
+    @Once
     def shape(self) -> tuple[int, int, int]:
         per_group = ("k", "v", "fk")
         _, _, g = broadcast_lengths({name: s for name, s in self.streams.items() if name in per_group})

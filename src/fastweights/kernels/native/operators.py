@@ -29,8 +29,9 @@ def native(scan: bool, start: Tensor, *streams: Tensor | None) -> tuple[Tensor, 
 @native.register_fake
 def _(scan: bool, start: Tensor, *streams: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     given = _Streams(*streams)  # type: ignore[arg-type]
-    kept = _Kept.shapes(SCAN if scan else MATRIX, given, start)
-    return start.new_empty(given.v.shape), start.new_empty(start.shape), *(start.new_empty(s or 0) for s in kept)
+    marks, missing = _Kept.shapes(SCAN if scan else MATRIX, given, start)
+    o, last = start.new_empty(given.v.shape), start.new_empty(start.shape)
+    return o, last, start.new_empty(marks), start.new_empty(missing or 0)
 
 
 @torch.library.custom_op(
