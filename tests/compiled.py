@@ -16,7 +16,11 @@ def _fresh_compiler() -> None:
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("layer", LAYERS, ids=str)
+ONE_OF_EACH = {layer.name: layer for layer in reversed(LAYERS)}.values()
+"""Tracing takes a second or two per layer, whatever its options."""
+
+
+@pytest.mark.parametrize("layer", ONE_OF_EACH, ids=str)
 def test_compiled_layers_agree(layer: Layer) -> None:
     check(layer, torch.float64, "eager")
 
