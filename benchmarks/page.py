@@ -199,9 +199,10 @@ def _slopes(rows: list[Row]) -> Iterator[str]:
     for row in rows:
         times = " | ".join(f"{1e3 * seconds:.3g}" for seconds in row["seconds"])
         yield f"| {row['op']} | {row['phase']} | {row['slope']:.3f} | {row['upper_slope']:.3f} | {times} |"
-    yield ""
-    yield "Faster than softmax attention (SDPA) of the same sizes from this length on, of those measured:"
-    yield f"{'; '.join(_crossovers(rows))}."
+    if crossovers := list(_crossovers(rows)):
+        yield ""
+        yield "Faster than softmax attention (SDPA) of the same sizes from this length on, of those measured:"
+        yield f"{'; '.join(crossovers)}."
     yield ""
     yield "![Time against length](measured/scaling.png)"
 
