@@ -92,15 +92,21 @@ class Recurrence(ABC):
         return self.shape[1]
 
     def __getitem__(self, span: slice) -> Self:
-        """The record of the tokens in `span`; streams constant in time stay so."""
-        length = len(self)
-        return replace(self, **{n: s[:, span] for n, s in self.streams.items() if s.shape[1] == length})
+        """The record of the tokens in `span`; what is constant in time stays so."""
+        timed = self._timed_fields().items()
+        return replace(self, **{n: part[:, span] if isinstance(part, Tensor) else part[span] for n, part in timed})
 
     def split(self, size: int = CHUNK) -> Iterator[Self]:
         """The record in pieces of `size` tokens; unlike slices, they cost autograd no more than the whole."""
-        timed = {n: s for n, s in self.streams.items() if s.shape[1] == len(self)}
-        for pieces in zip(*(s.split(size, dim=1) for s in timed.values()), strict=True):
+        timed = self._timed_fields()
+        cut = (part.split(size, dim=1) if isinstance(part, Tensor) else part.split(size) for part in timed.values())
+        for pieces in zip(*cut, strict=True):
             yield replace(self, **dict(zip(timed, pieces, strict=True)))
+
+    def _timed_fields(self) -> dict[str, Tensor | Recurrence]:
+        """The streams, and the records this one is made of, that have a part for every token."""
+        named = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: part for name, part in named.items() if _tokens(part) == len(self)}
 
     @property
     @abstractmethod
@@ -158,6 +164,13 @@ class Recurrence(ABC):
     @abstractmethod
     def segments(self, ids: Segments) -> Self:
         """The same record with an empty state wherever `ids` changes (packed documents)."""
+
+
+def _tokens(part: object) -> int | None:
+    """The length of a stream or record in time; None for other fields."""
+    if isinstance(part, Tensor):
+        return part.shape[1]
+    return len(part) if isinstance(part, Recurrence) else None
 
 
 def broadcast_lengths(streams: dict[str, Tensor]) -> tuple[int, int, int]:

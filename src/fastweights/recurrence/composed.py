@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import repeat
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from fastweights.recurrence.base import (
-    CHUNK,
     Once,
     Recurrence,
     State,
@@ -67,20 +65,6 @@ class Normalized(Recurrence):
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
         ((*before, v),) = self.inner.state_shapes
         return ((*before, v + 1),)
-
-    def __getitem__(self, span: slice) -> Self:
-        floor = self.floor
-        if isinstance(floor, Tensor) and floor.shape[1] == len(self):
-            floor = floor[:, span]
-        return replace(self, inner=self.inner[span], floor=floor)
-
-    def split(self, size: int = CHUNK) -> Iterator[Self]:
-        floors: Iterable[Any] = repeat(self.floor)
-        if isinstance(self.floor, Tensor) and self.floor.shape[1] == len(self):
-            floors = self.floor.split(size, dim=1)
-        inner = self.inner.split(size) if len(self.inner) == len(self) else repeat(self.inner)
-        for piece, floor in zip(inner, floors, strict=False):
-            yield replace(self, inner=piece, floor=floor)
 
     def step(self, state: Tensor) -> tuple[Output, State]:
         return self.divided(self.extended().step(state))
@@ -201,17 +185,6 @@ class Amplified(Recurrence):
     def initial_state(self) -> State:
         memory, m = (torch.zeros(s, dtype=self.accumulator, device=self.device) for s in self.state_shapes)
         return memory, m + self.least
-
-    def __getitem__(self, span: slice) -> Self:
-        inner = self.inner if len(self.inner) < len(self) else self.inner[span]
-        gain = self.log_gain if self.log_gain.shape[1] < len(self) else self.log_gain[:, span]
-        return replace(self, inner=inner, log_gain=gain)
-
-    def split(self, size: int = CHUNK) -> Iterator[Self]:
-        inner = repeat(self.inner) if len(self.inner) < len(self) else self.inner.split(size)
-        gains = repeat(self.log_gain) if self.log_gain.shape[1] < len(self) else self.log_gain.split(size, dim=1)
-        for piece, gain in zip(inner, gains, strict=False):
-            yield replace(self, inner=piece, log_gain=gain)
 
     def step(self, state: tuple[Tensor, Tensor]) -> tuple[Output, State]:
         return self.through(Normalized.step, state)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import repeat
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.base import CHUNK, Once, Recurrence, State, masked_stream, one_or_all, require_width
+from fastweights.recurrence.base import Once, Recurrence, State, masked_stream, one_or_all, require_width
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
 from fastweights.recurrence.ltv import LTV
@@ -50,17 +48,6 @@ class Signed(Recurrence):
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
         return self.unsigned().state_shapes
-
-    def __getitem__(self, span: slice) -> Self:
-        constant = self.sign.shape[1] != len(self)
-        inner = self.inner[span] if len(self.inner) == len(self) else self.inner
-        return replace(self, inner=inner, sign=self.sign if constant else self.sign[:, span])
-
-    def split(self, size: int = CHUNK) -> Iterator[Self]:
-        inner = repeat(self.inner) if len(self.inner) < len(self) else self.inner.split(size)
-        signs = repeat(self.sign) if self.sign.shape[1] < len(self) else self.sign.split(size, dim=1)
-        for piece, sign in zip(inner, signs, strict=False):
-            yield replace(self, inner=piece, sign=sign)
 
     def step(self, state: Any) -> tuple[Output, State]:
         return self.inner.step(self._times(self._signs(), state))
