@@ -161,7 +161,7 @@ def _softmax(name: str, module: nn.Module) -> Callable[..., tuple[Tensor, Tensor
 
 
 def take_memory(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """The pre-hook of a converted attention: finds its layer in the cache, which the attention function does not see."""
+    """The pre-hook of a converted attention: finds the layer of the cache, which attention functions do not see."""
     caches = [x for x in (*args, *kwargs.values()) if isinstance(x, Cache)]
     kept = caches if module.linear_mode.constant else []
     module.linear_memory = state_layer(kept[0], module.layer_idx) if kept else None
