@@ -1,11 +1,12 @@
 """The field's benchmarks: tasks as pure functions of a generator, and the protocols they are used with, by name."""
 
-from fastweights.tasks import mqar
+from fastweights.tasks import mqar, state
 from fastweights.tasks.base import Batch, ImageTask, PairTask, Score, SequenceTask, Task, TokenTask
 from fastweights.tasks.mqar import MQAR
 from fastweights.tasks.protocol import Backbone, Constant, Cosine, Protocol, Segment, Training
+from fastweights.tasks.state import Cyclic, Group, ModularArithmetic, Permutations, WordProblem
 
-TASKS: dict[str, Protocol] = {**mqar.PROTOCOLS}
+TASKS: dict[str, Protocol] = {**mqar.PROTOCOLS, **state.PROTOCOLS}
 
 __all__ = [
     "MQAR",
@@ -14,8 +15,12 @@ __all__ = [
     "Batch",
     "Constant",
     "Cosine",
+    "Cyclic",
+    "Group",
     "ImageTask",
+    "ModularArithmetic",
     "PairTask",
+    "Permutations",
     "Protocol",
     "Score",
     "Segment",
@@ -23,4 +28,5 @@ __all__ = [
     "Task",
     "TokenTask",
     "Training",
+    "WordProblem",
 ]
