@@ -377,6 +377,19 @@ def test_model_loss(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> 
     assert_close(model(ids, labels=labels, num_items_in_batch=4).loss, plain_loss(evaluated.logits, labels, 4))
 
 
+def test_aligned_labels_get_logits_of_their_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = tiny(), tokens(2, 9)
+    labels = ids.masked_fill(ids % 4 != 0, -100)
+    computed: list[int] = []
+    plain = model.logits
+    monkeypatch.setattr(model, "logits", lambda x: computed.append(len(x)) or plain(x))
+    loss = model(ids, shift_labels=labels, skip_logits=True).loss
+    assert computed == [int((labels != -100).sum())]
+    assert_close(loss, F.cross_entropy(model(ids).logits.flatten(0, 1), labels.flatten()))
+    with pytest.raises(ValueError, match="either labels or shift_labels"):
+        model(ids, labels=labels, shift_labels=labels)
+
+
 # training -----------------------------------------------------------------------------------------------------------
 
 

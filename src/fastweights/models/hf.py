@@ -17,7 +17,7 @@ from fastweights.models.block import Block, normalization
 from fastweights.models.cache import FastWeightsCache
 from fastweights.models.config import FastWeightsConfig
 from fastweights.models.inputs import kept, require_cache, require_ids, require_positions
-from fastweights.models.loss import LOGITS_AT_ONCE, next_token_loss
+from fastweights.models.loss import LOGITS_AT_ONCE, labelled, mean_loss, next_token_loss
 from fastweights.shapes import Embedded, Mask, Segments
 
 
@@ -238,11 +238,14 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
         skip_logits: bool | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        shift_labels: Tensor | None = None,
     ) -> CausalLMOutputWithPast:
-        """Logits ``[b t vocab]``, and with `labels` the mean loss; see `FastWeightsModel.forward` for the rest.
+        """Logits ``[b t vocab]``, and with labels the mean loss; see `FastWeightsModel.forward` for the rest.
 
         labels              ``[b t]``, like input_ids; −100 is not counted, the shift by one happens here. Give the
                             first token of a packed document −100 if the one before it is not to predict it
+        shift_labels        in place of `labels`: ``[b t]``, what each token is to predict, without a shift; the loss
+                            computes logits only where they are not −100
         logits_to_keep      only of the last so many tokens (0: all), or of the tokens with these indices
         num_items_in_batch  what the summed loss is divided by instead of the number of labels
         skip_logits         None: in training with labels, where the loss never holds the logits of all tokens
@@ -259,10 +262,11 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
             return_dict=True,
         )
         x = outputs.last_hidden_state
-        skip_logits = self.training and labels is not None if skip_logits is None else skip_logits
+        loss = self._loss(x, labels, shift_labels, num_items_in_batch)
+        skip_logits = self.training and loss is not None if skip_logits is None else skip_logits
         span = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         return CausalLMOutputWithPast(
-            loss=None if labels is None else self._loss(x, labels, num_items_in_batch),
+            loss=loss,
             logits=None if skip_logits else self.logits(x[:, span]),
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
@@ -273,9 +277,15 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
         z, cap = self.lm_head(x), self.config.logit_cap
         return z if cap is None else cap * torch.tanh(z / cap)
 
-    def _loss(self, x: Embedded, labels: Tensor, items: Tensor | int | None) -> Tensor:
+    def _loss(
+        self, x: Embedded, labels: Tensor | None, shifted: Tensor | None, items: Tensor | int | None
+    ) -> Tensor | None:
         chunk = max(1, LOGITS_AT_ONCE // self.config.vocab_size)
-        return next_token_loss(self.logits, x, labels, items=items, chunk=chunk)
+        if labels is not None and shifted is not None:
+            raise ValueError("pass either labels or shift_labels")
+        if shifted is not None:
+            return mean_loss(self.logits, *labelled(x, shifted), items=items, chunk=chunk)
+        return None if labels is None else next_token_loss(self.logits, x, labels, items=items, chunk=chunk)
 
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any

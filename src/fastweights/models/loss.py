@@ -30,11 +30,29 @@ def next_token_loss(
     labels  ``[b t]``, aligned with x: the shift happens here
     items   what to divide the sum by instead of the number of labels (gradient accumulation)
     """
-    if labels.shape != x.shape[:2]:
-        raise ValueError(f"labels have shape {list(labels.shape)}, must be [batch, time] = {list(x.shape[:2])}")
+    _require_aligned(x, labels)
     x, targets = x[:, :-1].flatten(0, 1), labels[:, 1:].flatten().to(x.device)
+    return mean_loss(logits, x, targets, items=items, chunk=chunk)
+
+
+def mean_loss(
+    logits: Callable[[Tensor], Tensor], x: Tensor, targets: Tensor, *, items: Tensor | int | None = None, chunk: int
+) -> Tensor:
+    """Mean of -log p(targets | x) over the ``targets [n]`` that are not −100, of ``x [n d]``; see `next_token_loss`."""
     count = (targets != IGNORED).sum().clamp(min=1) if items is None else items
     return _summed(logits, x, targets, chunk) / (count.to(x.device) if isinstance(count, Tensor) else count)
+
+
+def labelled(x: Embedded, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """(``[n d]``, ``[n]``): the vectors and labels of the tokens whose label, aligned with x, is not −100."""
+    _require_aligned(x, labels)
+    labels = labels.to(x.device)
+    return x[labels != IGNORED], labels[labels != IGNORED]
+
+
+def _require_aligned(x: Embedded, labels: Tensor) -> None:
+    if labels.shape != x.shape[:2]:
+        raise ValueError(f"labels have shape {list(labels.shape)}, must be [batch, time] = {list(x.shape[:2])}")
 
 
 def _summed(logits: Callable[[Tensor], Tensor], x: Tensor, targets: Tensor, chunk: int) -> Tensor:
