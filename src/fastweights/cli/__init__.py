@@ -12,9 +12,11 @@ from rich.console import Console
 
 from fastweights.cli.analyze import analyze
 from fastweights.cli.bench import bench
+from fastweights.cli.eval import eval_
 from fastweights.cli.generate import generate
 from fastweights.cli.imports import imports
 from fastweights.cli.mixers import mixers
+from fastweights.cli.sweep import sweep
 from fastweights.cli.table import table
 from fastweights.cli.train import train
 
@@ -29,6 +31,8 @@ VERBS: dict[str, Verb] = {
     "table": table,
     "bench": bench,
     "analyze": analyze,
+    "eval": eval_,
+    "sweep": sweep,
 }
 
 
