@@ -64,18 +64,24 @@ def backbone(name: str, start: tuple[float, float] | None = None, **arguments: o
     return Backbone(({"name": name, "heads": HEADS, **arguments},), start=start)
 
 
-RULES = ("gla", "mamba2", "deltanet", "gated_deltanet", "mlstm")
+START = (4.0, 4.0)
+"""γ = 0.98 in all heads; None in the rules without γ."""
+
 CONTENDERS: Mapping[str, Backbone] = {
-    "mesa": backbone("mesa"),
-    **{rule: backbone("mesanet", rule=rule) for rule in RULES},
+    "mesa": backbone("mesa", START),
+    "gla": backbone("mesanet", START, rule="gla"),
+    "transformer": backbone("softmax"),
+    "deltanet": backbone("mesanet", rule="deltanet"),
+    "gated_deltanet": backbone("mesanet", START, rule="gated_deltanet"),
+    "mamba2": backbone("mesanet", START, rule="mamba2"),
+    "mlstm": backbone("mesanet", START, rule="mlstm"),
     "hawk": Backbone((HAWK,)),
     "swa-64": backbone("swa", window=64),
-    "transformer": backbone("softmax"),
 }
 STARTS: Mapping[str, Backbone] = {
-    f"mesa, b_γ {first:g} to {last:g}": backbone("mesa", (first, last)) for first, last in ((0, 0), (4, 4), (2, 6))
+    f"mesa, b_γ {first:g} to {last:g}": backbone("mesa", (first, last)) for first, last in ((0, 0), (2, 6))
 }
-RANDOM: Mapping[str, Backbone] = {"mesa, random steps": backbone("mesa", random_steps=True)}
+RANDOM: Mapping[str, Backbone] = {"mesa, random steps": backbone("mesa", START, random_steps=True)}
 
 
 def configuration(model: Backbone, rate: float, work: Path) -> TrainConfig:
@@ -111,7 +117,7 @@ def body(book: str) -> str:
 
 
 def runs(pattern: str, rates: tuple[float, ...]) -> Iterator[tuple[str, Backbone, float]]:
-    models = {**STARTS, **CONTENDERS, **RANDOM}
+    models = {**CONTENDERS, **STARTS, **RANDOM}
     for rate in rates:
         for name, model in models.items():
             if fnmatch(name, pattern):
