@@ -34,7 +34,7 @@ class Setting:
     batch: int = 64
     trained: int = 40
     width: int = 64
-    lr: float = 3e-3
+    lr: float = 1e-2
     weight_decay: float = 0.03
 
 

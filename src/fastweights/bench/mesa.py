@@ -139,7 +139,7 @@ def _losses(plan: MesaPlan, folder: Path, device: torch.device) -> list[LossRow]
     rows = []
     for name, solver in SOLVERS.items():
         with solved_by(model, solver):
-            losses = _by_token(model, batches)
+            losses = by_token(model, batches)
             layers = [solver_statistics(r).steps.mean().item() for r in mesa_records(model, batches[0][:1].to(device))]
         positions = _positions(losses.shape[1])
         rows.append(
@@ -194,7 +194,7 @@ def _positions(length: int) -> list[int]:
 
 
 @torch.no_grad()
-def _by_token(model: FastWeightsForCausalLM, batches: list[Tensor]) -> Tensor:
+def by_token(model: FastWeightsForCausalLM, batches: list[Tensor]) -> Tensor:
     """``[n t-1]``, nats of every token of the sequences of full length."""
     losses = [_token_losses(model, ids) for ids in batches]
     return torch.cat([loss for loss in losses if loss.shape[1] == losses[0].shape[1]])
