@@ -244,7 +244,7 @@ def test_train(tmp_path):
 
 def test_mesa_kernels(tmp_path):
     path = tmp_path / "mesa.json"
-    run("mesa", "--quick", "--out", path)
+    run("mesa", "--quick", "--parts", "solvers", "--out", path)
     found = {row["contender"]: row for row in rows(path) if row["phase"] == "forward"}
     assert found["1 steps"]["steps"] == 1
     assert found["tol 1e-1"]["steps"] < found["tol 1e-5"]["steps"] <= found["30 steps"]["steps"]
@@ -252,16 +252,37 @@ def test_mesa_kernels(tmp_path):
     assert all(row["seconds"]["median"] > 0 for row in rows(path))
 
 
+def test_mesa_beside_gated_linear_attention(tmp_path):
+    path = tmp_path / "lengths.json"
+    run("mesa", "--quick", "--parts", "lengths", "chunks", "--out", path)
+    found = {(row["length"], row["contender"]): row for row in rows(path) if row.get("phase") == "forward+backward"}
+    for length in (64, 128):
+        assert found[length, "gated linear attention"]["over_gla"] == 1
+        stopping, full = (found[length, f"Mesa, {how}"] for how in ("tol 1e-4", "30 steps"))
+        assert stopping["steps"] < full["steps"] <= 30
+        assert full["over_gla_per_step"] == pytest.approx((full["over_gla"] - 1) / full["steps"])
+    assert [row["over"] for row in rows(path) if row.get("contender") == "chunks of 32"] == [1, 1]
+
+
+def test_mesa_decodes_by_recursive_least_squares_where_nothing_is_forgotten(tmp_path):
+    path = tmp_path / "decode.json"
+    run("mesa", "--quick", "--parts", "decode", "--out", path)
+    found = {row["gamma"]: row for row in rows(path) if row["contender"] == "Sherman-Morrison"}
+    assert found[1.0]["fallbacks"] == 0 < found[0.9]["fallbacks"]
+    assert all(row["error"] < 1e-3 for row in rows(path))
+
+
 def test_mesa_loss_by_position(tmp_path):
     folder, path = tmp_path / "model", tmp_path / "loss.json"
     config = FastWeightsConfig(vocab_size=256, hidden_size=16, num_hidden_layers=2, mixers=[{"name": "mesa"}])
     save_model(FastWeightsForCausalLM(config), Bytes().build([]), folder)
-    run("mesa", "--checkpoint", folder, "--tokens", 200, "--length", 40, "--out", path)
+    run("mesa", "--quick", "--checkpoint", folder, "--tokens", 200, "--length", 40, "--out", path)
     found = {row["contender"]: row for row in rows(path)}
     exact = found["30 steps"]
     assert exact["positions"] == [0, 16, 32, 39]
     assert len(exact["by_position"]) == 3
     assert len(exact["by_layer"]) == 2
+    assert exact["over"] == 1
     assert abs(found["tol 1e-5"]["loss"] - exact["loss"]) < abs(found["1 steps"]["loss"] - exact["loss"])
 
 

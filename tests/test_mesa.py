@@ -232,6 +232,16 @@ def test_unrolled_steps_have_the_gradients_of_finite_differences(steps: int) -> 
     assert torch.autograd.gradcheck(run, leaves, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("steps", [0, 2])
+def test_unrolled_steps_of_all_chunks_at_once_are_those_of_one_token_after_the_other(steps: int) -> None:
+    given = replace(record(2, 300, 2, 5, 3), solver=Unrolled(ConjugateGradient(steps)))
+    state = states(given)
+    with kernels.only("blocked mesa (torch)"):
+        got = results(given, state)
+    for x, y in zip(got, results(given, state, method=Recurrent()), strict=True):
+        assert_close(x, y, "unrolled")
+
+
 def model(**arguments: object) -> FastWeightsForCausalLM:
     mixer = {"name": "mesa", "heads": 2, **arguments}
     return FastWeightsForCausalLM(FastWeightsConfig(vocab_size=16, hidden_size=16, num_hidden_layers=2, mixers=[mixer]))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import cast
@@ -14,15 +14,16 @@ from torch import Tensor
 
 from fastweights.bench.cases import RecurrenceCase, mesa_case
 from fastweights.bench.contenders import Phase, Sizes, bind
+from fastweights.bench.mesa_speed import PARTS, SpeedPlan, run_speed
 from fastweights.bench.ops import relative
 from fastweights.bench.report import Report
-from fastweights.bench.timing import Budget, Times, alternate, clock_of
+from fastweights.bench.timing import Budget, Failure, Function, Times, alternate, clock_of
 from fastweights.evals.perplexity import token_losses
 from fastweights.evaluate import evaluate
 from fastweights.generate import stream
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.models.mesa import mesa_records, solved_by
-from fastweights.recurrence import ConjugateGradient, Mesa, solver_statistics
+from fastweights.recurrence import ConjugateGradient, Mesa, Solver, solver_statistics
 from fastweights.train import Pretrained, Text, cover, read
 
 STEPS = 30
@@ -39,7 +40,9 @@ COUNTED = 512
 class MesaPlan:
     """checkpoint  folder of a model whose loss is measured, on `text` (a source as `fastweights train` reads it)
 
-    tokens  of that text's last tenth, in sequences of `length`, `batch` at a time; and tokens to decode
+    tokens   of that text's last tenth, in sequences of `length`, `batch` at a time
+    decoded  tokens in a call of those that are timed
+    parts    of what is measured without a checkpoint: "solvers", and the `PARTS` of `mesa_speed`
     """
 
     quick: bool = False
@@ -48,8 +51,9 @@ class MesaPlan:
     tokens: int = 32_768
     length: int = 1024
     batch: int = 8
-    decoded: int = 64
+    decoded: int = 8
     budget: Budget = Budget()
+    parts: tuple[str, ...] = ("solvers", *PARTS)
 
     @property
     def sizes(self) -> tuple[Sizes, ...]:
@@ -72,19 +76,21 @@ class SolveRow:
 class LossRow:
     """A model whose Mesa layers solve one way.
 
-    seconds            for reading all tokens
     loss               nats per token; by_position: of tokens from one of `positions` up to the next
     steps              per token and head on average; by_layer: of every layer
-    tokens_per_second  decoded, one sequence
+    seconds            for reading one sequence, in turn with the other solvers
+    over               that time / that of all fixed steps
+    tokens_per_second  decoded after that sequence, again in turn
     """
 
     contender: str
-    seconds: Times
     loss: float
     positions: list[int]
     by_position: list[float]
     steps: float
     by_layer: list[float]
+    seconds: Times
+    over: float
     tokens_per_second: float
 
 
@@ -94,7 +100,8 @@ def run_mesa(report: Report, plan: MesaPlan, device: torch.device) -> None:
         if not report.has("loss"):
             report.add("loss", _losses(plan, plan.checkpoint, device))
         return
-    for sizes in plan.sizes:
+    run_speed(report, SpeedPlan(tuple(p for p in plan.parts if p in PARTS), plan.quick, plan.budget), device)
+    for sizes in plan.sizes if "solvers" in plan.parts else ():
         for phase in Phase:
             if not report.has(group := f"mesa {sizes} {phase.value}"):
                 report.add(group, _solved(plan, sizes, phase, device))
@@ -127,36 +134,67 @@ def _losses(plan: MesaPlan, folder: Path, device: torch.device) -> list[LossRow]
     model = FastWeightsForCausalLM.from_pretrained(folder).to(device).eval()
     tokens = read(Text((plan.text,), tokenization=Pretrained(str(folder)))).validation[: plan.tokens]
     batches = list(cover(tokens, min(plan.length, len(tokens)), plan.batch))
+    reading, decoding = (_timed(calls, plan, device) for calls in _calls(model, batches[0][:1].to(device), plan))
+    full = reading[f"{STEPS} steps"].median
     rows = []
     for name, solver in SOLVERS.items():
         with solved_by(model, solver):
-            rows.append(_loss(name, model, batches, plan))
+            losses = by_token(model, batches)
+            layers = [solver_statistics(r).steps.mean().item() for r in mesa_records(model, batches[0][:1].to(device))]
+        positions = _positions(losses.shape[1])
+        rows.append(
+            LossRow(
+                contender=name,
+                loss=losses.mean().item(),
+                positions=positions,
+                by_position=[losses[:, first:last].mean().item() for first, last in pairwise(positions)],
+                steps=sum(layers) / len(layers),
+                by_layer=layers,
+                seconds=reading[name],
+                over=reading[name].median / full,
+                tokens_per_second=plan.decoded / decoding[name].median,
+            )
+        )
     return rows
 
 
-def _loss(name: str, model: FastWeightsForCausalLM, batches: list[Tensor], plan: MesaPlan) -> LossRow:
-    start = time.perf_counter()
+def _timed(calls: Mapping[str, Function], plan: MesaPlan, device: torch.device) -> dict[str, Times]:
+    found = alternate(calls, clock_of(device), plan.budget)
+    failed = [f"{name}: {times.reason}" for name, times in found.items() if isinstance(times, Failure)]
+    if failed:
+        raise RuntimeError(failed[0])
+    return cast(dict[str, Times], found)
+
+
+def _calls(model: FastWeightsForCausalLM, ids: Tensor, plan: MesaPlan) -> tuple[dict[str, Function], ...]:
+    """By solver: reading the sequence ``ids [1 t]``; and decoding some tokens after it, with each call others."""
+    reading = {name: partial(_read, model, solver, ids) for name, solver in SOLVERS.items()}
+    decoding = {}
+    for name, solver in SOLVERS.items():
+        tokens = stream(model, ids, temperature=0)
+        decoding[name] = partial(_decode, model, solver, tokens, plan.decoded)
+    return reading, decoding
+
+
+@torch.no_grad()
+def _read(model: FastWeightsForCausalLM, solver: Solver, ids: Tensor) -> None:
+    with solved_by(model, solver):
+        model(ids, use_cache=False, logits_to_keep=1)
+
+
+def _decode(model: FastWeightsForCausalLM, solver: Solver, tokens: Iterator[Tensor], count: int) -> None:
+    with solved_by(model, solver):
+        for _ in islice(tokens, count):
+            pass
+
+
+def _positions(length: int) -> list[int]:
+    """0, 16, 32, 64 and so on, and the end."""
+    return [0, *(1 << n for n in range(4, 24) if 1 << n < length), length]
+
+
+@torch.no_grad()
+def by_token(model: FastWeightsForCausalLM, batches: list[Tensor]) -> Tensor:
+    """``[n t-1]``, nats of every token of the sequences of full length."""
     losses = [token_losses(model, ids) for ids in batches]
-    seconds = time.perf_counter() - start
-    full = torch.cat([loss for loss in losses if loss.shape[1] == losses[0].shape[1]])
-    positions = [0, *(1 << n for n in range(4, 24) if 1 << n < full.shape[1]), full.shape[1]]
-    layers = [solver_statistics(r).steps.mean().item() for r in mesa_records(model, batches[0][:1])]
-    return LossRow(
-        contender=name,
-        seconds=Times.of([seconds]),
-        loss=full.mean().item(),
-        positions=positions,
-        by_position=[full[:, first:last].mean().item() for first, last in pairwise(positions)],
-        steps=sum(layers) / len(layers),
-        by_layer=layers,
-        tokens_per_second=_decoded_per_second(model, batches[0][:1], plan.decoded),
-    )
-
-
-def _decoded_per_second(model: FastWeightsForCausalLM, prompt: Tensor, count: int) -> float:
-    tokens = stream(model, prompt.to(model.device), temperature=0)
-    next(tokens)
-    start = time.perf_counter()
-    for _ in islice(tokens, count):
-        pass
-    return count / (time.perf_counter() - start)
+    return torch.cat([loss for loss in losses if loss.shape[1] == losses[0].shape[1]])

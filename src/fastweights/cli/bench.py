@@ -82,6 +82,7 @@ def _mesa(parser: ArgumentParser) -> Target:
     parser.add_argument("--quick", action="store_true", help="small shapes, short times: a check, not a measurement")
     parser.add_argument("--checkpoint", type=Path, help="a run, checkpoint or model folder with Mesa layers")
     default = MesaPlan()
+    parser.add_argument("--parts", nargs="+", default=default.parts, choices=default.parts, help="without a checkpoint")
     parser.add_argument("--text", default=default.text, help="whose last tenth is read (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=default.tokens, help="of it (default: %(default)s)")
     parser.add_argument("--length", type=int, default=default.length, help="of a sequence (default: %(default)s)")
@@ -128,7 +129,8 @@ def _run_train(report: Report, chosen: Namespace, device: torch.device) -> None:
 def _run_mesa(report: Report, chosen: Namespace, device: torch.device) -> None:
     checkpoint = None if chosen.checkpoint is None else model_folder(chosen.checkpoint)
     budget = QUICK if chosen.quick else Budget()
-    plan = MesaPlan(chosen.quick, checkpoint, chosen.text, chosen.tokens, chosen.length, budget=budget)
+    sizes = {"tokens": chosen.tokens, "length": chosen.length}
+    plan = MesaPlan(chosen.quick, checkpoint, chosen.text, **sizes, budget=budget, parts=tuple(chosen.parts))
     run_mesa(report, plan, device)
 
 
@@ -207,6 +209,11 @@ _COLUMNS = (
     _Column("of GEMM", "gemm", _number("{:.1%}")),
     _Column("of bandwidth", "bandwidth", _number("{:.1%}")),
     _Column("× floor", "over_floor", _number("{:.2f}")),
+    _Column("× GLA", "over_gla", _number("{:.2f}")),
+    _Column("per step", "over_gla_per_step", _number("{:.2f}")),
+    _Column("γ", "gamma", str),
+    _Column("× base", "over", _number("{:.2f}")),
+    _Column("fallbacks", "fallbacks", _number("{:.1%}")),
     _Column("steps", "steps", _number("{:.1f}")),
     _Column("loss", "loss", _number("{:.4f}")),
     _Column("tokens/s", "tokens_per_second", _number("{:,.0f}")),

@@ -36,12 +36,12 @@ class BlockedSolve:
     def __call__(
         self, b: Tensor, start: Tensor, k: Tensor, beta: Tensor, ridge: Tensor, log_decay: Tensor | None
     ) -> Tensor:
-        x = torch.empty_like(b)
+        pieces = []
         for span, gram in self._blocks(start, k, beta, ridge, log_decay):
             rows = self.plan.tiles(b[:, span], start.dtype)
             solved = self.solver.solve(gram, rows.flatten(0, 2)).x.view_as(rows)
-            x[:, span] = self.plan.untile(solved, span.stop - span.start)
-        return x
+            pieces.append(self.plan.untile(solved, span.stop - span.start))
+        return torch.cat(pieces, dim=1)
 
     def _blocks(
         self, state: Tensor, k: Tensor, beta: Tensor, ridge: Tensor, log_decay: Tensor | None
@@ -66,15 +66,16 @@ class BlockedSolve:
 
 def _starts(state: Tensor, written: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
     """(the state before every chunk ``[b h n k k]``, the state after the last)."""
-    starts = torch.empty_like(written)
+    starts = []
     for n in range(written.shape[2]):
-        starts[:, :, n] = state
+        starts.append(state)
         state = carry[:, :, n] * state + written[:, :, n]
-    return starts, state
+    return torch.stack(starts, dim=2), state
 
 
 def solved_and_read(solve: Solve, recurrence: Mesa, state: State) -> tuple[Tensor, State]:
-    """(o, final state) with the optimal queries that `solve` finds."""
+    """(o, final state) with the optimal queries that `solve` finds: differentiated by solving once more, or step by
+    step if the record's solver is `Unrolled`."""
     b, t, h = recurrence.shape
     dtype, (gram, memory, *_) = recurrence.accumulator, state
     q, k, v, beta, ridge = (
@@ -83,10 +84,11 @@ def solved_and_read(solve: Solve, recurrence: Mesa, state: State) -> tuple[Tenso
     )
     log_decay = None if recurrence.log_decay is None else recurrence.log_decay.to(dtype).expand(b, t, h, -1)
     system = (gram, k, beta, ridge, log_decay)
-    with torch.no_grad():
+    unrolled = isinstance(recurrence.solver, Unrolled)
+    with torch.set_grad_enabled(unrolled and torch.is_grad_enabled()):
         x = solve(q, *system)
     product, gram = run_fastest(Decay(x, k, beta * k, log_decay), gram)
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() and not unrolled:
         x = Implicit.apply(solve, q - product - ridge * x, x, *system)
     o, memory = run_fastest(Decay(x, k, beta * v, log_decay), memory)  # type: ignore[arg-type]
     return o.to(recurrence.output), recurrence.finished(gram, memory)
@@ -101,8 +103,6 @@ def blocked_mesa(recurrence: Mesa, state: State) -> tuple[Tensor, State]:
 def refuses(recurrence: Recurrence) -> str | None:
     if not isinstance(recurrence, Mesa):
         return f"it is a {type(recurrence).__name__}, not a Mesa"
-    if isinstance(recurrence.solver, Unrolled):
-        return "its solver is to be differentiated step by step"
     return None
 
 
