@@ -103,9 +103,9 @@ def _offer(pages: mmap.mmap) -> None:
 PAGES = Pages()
 
 
-def empty(*shape: int) -> Tensor:
-    """float32, with anything in it"""
-    size = 4 * math.prod(shape)
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A tensor with anything in it"""
+    size = dtype.itemsize * math.prod(shape)
     if size < LARGE:
-        return torch.empty(shape, dtype=torch.float32)
-    return torch.frombuffer(PAGES.lend(size), dtype=torch.float32).view(shape)
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(PAGES.lend(size), dtype=dtype).view(shape)
