@@ -65,24 +65,29 @@ def results(recurrence: Recurrence, state: Tensor, **how: object) -> list[Tensor
     state = state.detach().requires_grad_()
     o, last = evaluate(replace(recurrence, **leaves), state, **how)
     weights = torch.Generator().manual_seed(1)
-    loss = sum((x.double() * torch.randn(x.shape, generator=weights, dtype=torch.float64)).sum() for x in (o, last))
+    exact = torch.promote_types(o.dtype, torch.float64)
+    loss = sum((x * torch.randn(x.shape, generator=weights, dtype=exact)).sum().real for x in (o, last))
     return [o, last, *torch.autograd.grad(loss, [*leaves.values(), state])]
 
 
+def halved(x: Tensor) -> Tensor:
+    return x.to(torch.complex64 if x.is_complex() else torch.float32)
+
+
 def single(recurrence: Recurrence) -> Recurrence:
-    """In float32, strides kept."""
-    return replace(recurrence, **{name: stream.to(torch.float32) for name, stream in recurrence.streams.items()})
+    """In float32 or complex64, strides kept."""
+    return replace(recurrence, **{name: halved(stream) for name, stream in recurrence.streams.items()})
 
 
 def assert_agrees(recurrence: Recurrence, kernel: str | None = None) -> None:
     """`recurrence`, float64, evaluated by the compiled kernels in float32."""
     b, _, h = recurrence.shape
-    state = torch.randn(b, h, *recurrence.state_shapes[0][2:], dtype=torch.float64)
+    state = torch.randn(b, h, *recurrence.state_shapes[0][2:], dtype=recurrence.accumulator)
     kernel = kernel or kernels.select(single(recurrence)).name
     assert "compiled" in kernel
     wanted = results(recurrence, state, method=Recurrent())
     with kernels.only(kernel):
-        got = results(single(recurrence), state.float())
+        got = results(single(recurrence), halved(state))
     for name, x, y in zip(["o", "state", *recurrence.streams, "initial state"], got, wanted, strict=True):
         assert x.isfinite().all(), name
         assert (x - y).abs().max() <= TOLERANCE * y.abs().max(), name
@@ -123,13 +128,61 @@ def test_scans_share_queries_keys_and_decays(k: int, expanded: bool) -> None:
     assert_agrees(replace(given, **shared), "scan (compiled)")
 
 
+def turning(given: Recurrence, *real: str) -> Decay:
+    """The record on complex numbers, with an angle to its decays; the streams `real` stay as they are."""
+    assert isinstance(given, Decay)
+    wide = {n: torch.complex(s, 3 * torch.randn_like(s)) for n, s in given.streams.items() if n not in real}
+    return replace(given, **wide)
+
+
 @compiled
-@pytest.mark.parametrize("rule", ["decay", "delta"])
+@pytest.mark.parametrize(("k", "h"), [(1, 300), (1, 16), (16, 21), (5, 40), (32, 16)])
+@pytest.mark.parametrize("decay", ["vector", "tied"])
+@pytest.mark.parametrize("gate", ["gentle", "resets"])
+def test_complex_scans(decay: str, gate: str, k: int, h: int) -> None:
+    assert_agrees(turning(record("decay", decay, gate, b=2, t=41, h=h, k=k, v=1), "q"), "scan (compiled)")
+
+
+@compiled
+@pytest.mark.parametrize("k", [1, 16])
+def test_systems_constant_in_time(k: int) -> None:
+    """S4D and the LRU: real values, and all else without batch and time."""
+    given = turning(record("decay", "vector", "gentle", b=2, t=50, h=40, k=k, v=1), "v")
+    constant = {n: s[:1, :1] for n, s in given.streams.items() if n != "v"}
+    assert_agrees(replace(given, **constant), "scan (compiled)")
+
+
+@compiled
+def test_angles_however_large_and_conjugates() -> None:
+    given = turning(record("decay", "vector", "gentle", b=1, t=9, h=20, k=3, v=1))
+    far = torch.complex(given.log_decay.real, torch.randn_like(given.log_decay.real).mul(1e6).round().float().double())
+    assert_agrees(replace(given, log_decay=far, q=given.q.conj(), v=given.v.conj()))
+
+
+@compiled
+@pytest.mark.parametrize("k", [1, 5])
+@pytest.mark.parametrize("number", ["real", "complex"])
+def test_only_wanted_gradients_are_found(number: str, k: int) -> None:
+    given = record("decay", "vector", "mixed", b=1, t=20, h=6, k=k, v=1)
+    given = single(turning(given) if number == "complex" else given)
+    wanted = results(given, halved(given.initial_state()))[2:]
+    for (name, stream), gradient in zip(given.streams.items(), wanted, strict=False):
+        leaf = stream.detach().requires_grad_()
+        o, last = evaluate(replace(given, **{name: leaf}))
+        weights = torch.Generator().manual_seed(1)
+        exact = torch.promote_types(o.dtype, torch.float64)
+        loss = sum((x * torch.randn(x.shape, generator=weights, dtype=exact)).sum().real for x in (o, last))
+        assert torch.equal(torch.autograd.grad(loss, leaf)[0], gradient), name
+
+
+@compiled
+@pytest.mark.parametrize(("rule", "k", "v"), [("decay", 5, 6), ("decay", 5, 1), ("decay", 1, 1), ("delta", 5, 6)])
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_streams_broadcast(rule: str, axis: int) -> None:
-    given = record(rule, "vector", "mixed", b=2, t=35, h=3, k=5, v=6)
+def test_streams_broadcast(rule: str, k: int, v: int, axis: int) -> None:
+    given = record(rule, "vector", "mixed", b=2, t=35, h=3, k=k, v=v)
     for name, stream in given.streams.items():
         assert_agrees(replace(given, **{name: stream.narrow(axis, 0, 1)}))
+        assert_agrees(replace(given, **{name: stream.narrow(axis, 0, 1).expand_as(stream)}))
 
 
 @compiled
@@ -195,13 +248,16 @@ def test_python_threads_and_forked_processes_compute_too() -> None:
 def test_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, isa: str, rule: str, h: int, k: int, v: int) -> None:
     if isa == "avx2" and not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         pytest.skip("this CPU has no AVX2")
-    for name in ("MATRIX", "SCAN"):
+    for name in ("MATRIX", "SCAN", "COMPLEX"):
         code = getattr(rules, name)
         monkeypatch.setattr(
             rules, name, code._replace(forward=f"{code.forward}_{isa}", backward=f"{code.backward}_{isa}")
         )
     for gate in ("gentle", "resets"):
-        assert_agrees(record(rule, "vector", gate, b=1, t=40, h=h, k=k, v=v))
+        given = record(rule, "vector", gate, b=1, t=40, h=h, k=k, v=v)
+        assert_agrees(given)
+        if v == 1:
+            assert_agrees(turning(given))
 
 
 @compiled
@@ -226,17 +282,26 @@ def test_large_results_are_written_to_the_pages_of_dropped_ones(monkeypatch: pyt
     assert memory.empty(1 << 20).data_ptr() == place
 
 
-def test_no_more_pages_lie_idle_than_are_in_use() -> None:
+def test_no_more_pages_are_kept_than_were_in_use_at_once() -> None:
+    pages, size = memory.Pages(), 1 << 22
+    first, second = pages.lend(size), pages.lend(size)
+    del first, second
+    assert (pages.in_use, pages.idle) == (0, 2 * size)
+    larger = pages.lend(size + 4096)
+    assert pages.in_use + pages.idle <= 2 * size
+    again = pages.lend(size)
+    assert (pages.in_use, pages.idle) == (2 * size + 4096, 0)
+    del larger, again
+
+
+def test_pages_that_are_no_longer_needed_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "PERIOD", 4)
     pages = memory.Pages()
-    first, second, third = (pages.lend(1 << 22) for _ in range(3))
-    del first
-    assert pages.idle == 1 << 22
-    del second
-    assert pages.idle == 1 << 22
-    again = pages.lend(1 << 22)
-    assert pages.idle == 0
-    del third, again
-    assert pages.idle == 0
+    several = [pages.lend(1 << 22) for _ in range(3)]
+    several.clear()
+    for _ in range(8):
+        pages.lend(1 << 20)
+    assert pages.idle <= 1 << 20
 
 
 @compiled
@@ -248,10 +313,15 @@ def test_records_without_heads() -> None:
 
 @compiled
 @pytest.mark.parametrize(
-    ("dtype", "reason"), [(torch.float64, "float64, not float32"), (torch.complex64, "complex64, not float32")]
+    ("dtype", "v", "reason"),
+    [
+        (torch.float64, 1, "float64, not torch.float32 or"),
+        (torch.complex64, 2, "complex64, not torch.float32 or"),
+        (torch.complex128, 1, "complex128, not torch.float32 or"),
+    ],
 )
-def test_refuses_what_c_does_not_read(dtype: torch.dtype, reason: str) -> None:
-    given = record("decay", "vector", "gentle", b=1, t=3, h=2, k=4, v=1)
+def test_refuses_what_c_does_not_read(dtype: torch.dtype, v: int, reason: str) -> None:
+    given = record("decay", "vector", "gentle", b=1, t=3, h=2, k=4, v=v)
     given = replace(given, q=given.q.to(dtype), v=given.v.float(), k=given.k.float(), log_decay=given.log_decay.float())
     assert reason in kernels.explain(given)
     assert "compiled" not in kernels.select(given).name

@@ -9,6 +9,7 @@
 #define FASTWEIGHTS_CHUNK_H
 
 #include "problem.h"
+#include "rows.h"
 #include "vector.h"
 
 #define GENTLE 1.25f
@@ -24,19 +25,6 @@ typedef struct {
     float *up, *down, *middle; /* [t k], [t k], [k] */
     float *d_key, *d_decay;    /* [t k], gradients under way */
 } Chunk;
-
-/* A cursor over one piece of scratch memory; with at = NULL it only counts. */
-typedef struct {
-    float *at;
-    size_t used;
-} Arena;
-
-INLINE float *take(Arena *arena, size_t floats)
-{
-    float *found = arena->at ? arena->at + arena->used : NULL;
-    arena->used += (floats + 15) & ~(size_t)15;
-    return found;
-}
 
 static inline void take_chunk(Arena *arena, Chunk *c, const Forward *p, int backward)
 {
@@ -60,20 +48,6 @@ static inline void take_chunk(Arena *arena, Chunk *c, const Forward *p, int back
     }
 }
 
-static inline void load_rows(float *to, long width, long step, const View *view, long b, long t, long h, long tokens)
-{
-    const float *from = view->at + b * view->b + t * view->t + h * view->h;
-    for (long i = 0; i < tokens; i++, from += view->t, to += step) {
-        if (view->w == 1)
-            memcpy(to, from, width * sizeof(float));
-        else
-            for (long j = 0; j < width; j++)
-                to[j] = from[j * view->w];
-        for (long j = width; j < step; j++)
-            to[j] = 0;
-    }
-}
-
 /* Announces rows that will be stored: they lie kilobytes apart, and no hardware prefetcher sees them coming. */
 static inline void expect_rows(const View *view, long width, long b, long t, long h, long tokens)
 {
@@ -81,13 +55,6 @@ static inline void expect_rows(const View *view, long width, long b, long t, lon
     for (long i = 0; view->at && i < tokens; i++, row += view->t)
         for (long j = 0; j < width; j += 16)
             __builtin_prefetch(row + j, 1);
-}
-
-static inline void store_rows(const float *from, long width, long step, const View *view, long b, long t, long h, long tokens)
-{
-    float *to = view->at + b * view->b + t * view->t + h * view->h;
-    for (long i = 0; i < tokens; i++, from += step, to += view->t)
-        memcpy(to, from, width * sizeof(float));
 }
 
 /* One value for all lanes of the row if the decay is a scalar, else the next W lanes. */

@@ -7,6 +7,8 @@
     void JOIN(fw_backward, isa)(const Backward *); \
     void JOIN(fw_scan_forward, isa)(const Forward *); \
     void JOIN(fw_scan_backward, isa)(const Backward *); \
+    void JOIN(fw_complex_forward, isa)(const Forward *); \
+    void JOIN(fw_complex_backward, isa)(const Backward *); \
     void JOIN(fw_mesa, isa)(const MesaProblem *);
 
 DECLARE(portable)
@@ -32,6 +34,8 @@ void fw_forward(const Forward *p) { BEST(fw_forward, p); }
 void fw_backward(const Backward *p) { BEST(fw_backward, p); }
 void fw_scan_forward(const Forward *p) { BEST(fw_scan_forward, p); }
 void fw_scan_backward(const Backward *p) { BEST(fw_scan_backward, p); }
+void fw_complex_forward(const Forward *p) { BEST(fw_complex_forward, p); }
+void fw_complex_backward(const Backward *p) { BEST(fw_complex_backward, p); }
 void fw_mesa(const MesaProblem *p) { BEST(fw_mesa, p); }
 
 /* What Python has to know to make room for results */

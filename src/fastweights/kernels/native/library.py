@@ -33,7 +33,8 @@ def view(tensor: Tensor | None) -> tuple[int, int, int, int, int]:
     if tensor is None:
         return 0, 0, 0, 0, 0
     (b, t, h, _), (by_b, by_t, by_h, by_w) = tensor.shape, tensor.stride()
-    return tensor.data_ptr(), by_b if b > 1 else 0, by_t if t > 1 else 0, by_h if h > 1 else 0, by_w
+    n = 2 if tensor.is_complex() else 1
+    return tensor.data_ptr(), n * by_b if b > 1 else 0, n * by_t if t > 1 else 0, n * by_h if h > 1 else 0, n * by_w
 
 
 def address(tensor: Tensor | None) -> int:

@@ -1,8 +1,9 @@
 """Memory for large results: pages that are handed out again.
 
-The system clears every page it hands out, which takes longer than a kernel takes to fill it: so decoding, which
-writes a new state per token and drops the old one, writes to the pages of the one before that. No more memory lies
-idle than is in use.
+The system clears every page it hands out, which takes longer than a kernel takes to fill it: so a training step
+writes its gradients to the pages of the step before, and decoding a new state to those of the one before that. Pages
+in use and idle together are never more than were lately in use at once, and the system may take idle ones back
+whenever memory is short.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-LARGE = 1 << 22
+LARGE = 1 << 20
 """Bytes from which on memory comes from here; below, the allocator of the system keeps what it was given back."""
+PERIOD = 1 << 12
+"""Buffers lent between two looks at how many pages are needed: more than a training step takes."""
 
 
 class _Lease(ref[memoryview]):
@@ -32,31 +35,50 @@ class Pages:
     def __init__(self) -> None:
         self._leases: dict[int, _Lease] = {}
         self._idle: dict[int, list[mmap.mmap]] = {}
+        self._lent = 0
+        self._most = self._most_before = 0
 
     def lend(self, size: int) -> memoryview:
         """A buffer of `size` bytes, with anything in it."""
         try:
             pages = self._idle[size].pop()
         except (KeyError, IndexError):
+            self._make_room(size)
             pages = _new(size)
         buffer = memoryview(pages)
         lease = _Lease(buffer, self._take_back)
         lease.pages = pages
         self._leases[id(lease)] = lease
+        self._count()
         return buffer
+
+    def _count(self) -> None:
+        """Remember the most that was in use in this period and the one before."""
+        self._most, self._lent = max(self._most, self.in_use), self._lent + 1
+        if self._lent % PERIOD == 0:
+            self._most, self._most_before = self.in_use, self._most
+            self._make_room(0)
 
     def _take_back(self, lease: _Lease) -> None:
         del self._leases[id(lease)]
-        size = len(lease.pages)
-        self._idle.setdefault(size, []).append(lease.pages)
-        in_use = sum(len(other.pages) for other in list(self._leases.values()))
-        while self.idle > in_use:
+        _offer(lease.pages)
+        self._idle.setdefault(len(lease.pages), []).append(lease.pages)
+
+    def _make_room(self, size: int) -> None:
+        """Drop idle buffers, the sizes unused for longest first, until `size` bytes fit."""
+        room = max(self._most, self._most_before) - self.in_use - size
+        while (idle := self.idle) and idle > room:
             self._drop()
 
     def _drop(self) -> None:
         for size in [size for size, spare in self._idle.items() if not spare]:
             del self._idle[size]
         next(iter(self._idle.values())).pop()
+
+    @property
+    def in_use(self) -> int:
+        """Bytes that tensors hold."""
+        return sum(len(lease.pages) for lease in list(self._leases.values()))
 
     @property
     def idle(self) -> int:
@@ -72,12 +94,18 @@ def _new(size: int) -> mmap.mmap:
     return pages
 
 
+def _offer(pages: mmap.mmap) -> None:
+    """Let the system have them if it runs short; until then they stay as they are."""
+    if sys.platform == "linux":
+        pages.madvise(mmap.MADV_FREE)
+
+
 PAGES = Pages()
 
 
-def empty(*shape: int) -> Tensor:
-    """float32, with anything in it"""
-    size = 4 * math.prod(shape)
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A tensor with anything in it"""
+    size = dtype.itemsize * math.prod(shape)
     if size < LARGE:
-        return torch.empty(shape, dtype=torch.float32)
-    return torch.frombuffer(PAGES.lend(size), dtype=torch.float32).view(shape)
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(PAGES.lend(size), dtype=dtype).view(shape)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastweights.kernels.native.rules import MATRIX, SCAN, _backward, _forward, _Kept, _own_heads, _Streams
+from fastweights.kernels.native.rules import MATRIX, _backward, _Code, _forward, _Kept, _Streams, scan_of
 
 _STREAMS = "Tensor q, Tensor? k, Tensor v, Tensor? log_decay, Tensor? beta"
 
@@ -20,7 +20,7 @@ _STREAMS = "Tensor q, Tensor? k, Tensor v, Tensor? log_decay, Tensor? beta"
 )
 def native(scan: bool, start: Tensor, *streams: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(o, S_T, and what the backward needs: marks, missing) of S_0 and the streams, all axes but heads spelled out."""
-    code, start, given = SCAN if scan else MATRIX, start.contiguous(), _own(streams)
+    code, start, given = _code(scan, start), start.contiguous(), _own(streams)
     kept = _Kept.empty(code, given, start)
     o, last = _forward(code, given, given.v.shape[1], start, kept)
     return o, last, kept.marks, _there(kept.missing, start)
@@ -29,7 +29,7 @@ def native(scan: bool, start: Tensor, *streams: Tensor | None) -> tuple[Tensor, 
 @native.register_fake
 def _(scan: bool, start: Tensor, *streams: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     given = _Streams(*streams)  # type: ignore[arg-type]
-    marks, missing = _Kept.shapes(SCAN if scan else MATRIX, given, start)
+    marks, missing = _Kept.shapes(_code(scan, start), given, start)
     o, last = start.new_empty(given.v.shape), start.new_empty(start.shape)
     return o, last, start.new_empty(marks), start.new_empty(missing or 0)
 
@@ -38,23 +38,30 @@ def _(scan: bool, start: Tensor, *streams: Tensor | None) -> tuple[Tensor, Tenso
     "fastweights::native_backward",
     mutates_args=(),
     device_types="cpu",
-    schema=f"(bool scan, Tensor d_o, Tensor d_last, Tensor marks, Tensor missing, {_STREAMS})"
+    schema=f"(bool scan, bool[] wanted, Tensor d_o, Tensor d_last, Tensor marks, Tensor missing, {_STREAMS})"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def native_backward(
-    scan: bool, d_o: Tensor, d_last: Tensor, marks: Tensor, missing: Tensor, *streams: Tensor | None
+    scan: bool,
+    wanted: list[bool],
+    d_o: Tensor,
+    d_last: Tensor,
+    marks: Tensor,
+    missing: Tensor,
+    *streams: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """Gradients of S_0 and the streams; empty for a stream that is not there."""
+    """Gradients of S_0 and the streams; empty for a stream that is not there or whose gradient is not wanted."""
     given = _own(streams)
     kept = _Kept(marks, None if given.beta is None else missing)
-    d_start, grads = _backward(SCAN if scan else MATRIX, given, kept, d_o, d_last.contiguous())
-    return d_start, *(_there(g, d_start) for g in grads)
+    d_start, grads = _backward(_code(scan, d_last), given, wanted, kept, d_o, d_last.contiguous())
+    return d_start, *(_there(g if want else None, d_start) for g, want in zip(grads, wanted, strict=True))
 
 
 @native_backward.register_fake
 def _(*arguments: Any) -> tuple[Tensor, ...]:
-    d_last, streams = arguments[2], arguments[5:]
-    return tuple(d_last.new_empty(0 if s is None else s.shape) for s in (d_last, *streams))
+    _, wanted, _, d_last, _, _, *streams = arguments
+    shapes = (s.shape if want else 0 for s, want in zip(streams, wanted, strict=True))
+    return d_last.new_empty(d_last.shape), *(d_last.new_empty(shape) for shape in shapes)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -64,17 +71,21 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _differentiate(ctx: Any, d_o: Tensor, d_last: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     marks, missing, *streams = ctx.saved_tensors
-    d_start, *grads = native_backward(ctx.scan, d_o, d_last, marks, missing, *streams)
-    return None, d_start, *(None if s is None else g for s, g in zip(streams, grads, strict=True))
+    wanted = list(ctx.needs_input_grad[2:])
+    d_start, *grads = native_backward(ctx.scan, wanted, d_o, d_last, marks, missing, *streams)
+    return None, d_start, *(g if want else None for g, want in zip(grads, wanted, strict=True))
 
 
 native.register_autograd(_differentiate, setup_context=_keep)
 
 
+def _code(scan: bool, state: Tensor) -> _Code:
+    return scan_of(state.dtype) if scan else MATRIX
+
+
 def _own(streams: tuple[Tensor | None, ...]) -> _Streams:
     """A compiled graph lays tensors out as it likes; heads that do not share their gradient must not look so."""
-    q, k, *others = streams
-    return _Streams(_own_heads(q), _own_heads(k), *others)  # type: ignore[arg-type]
+    return _Streams(*streams).own()  # type: ignore[arg-type]
 
 
 def _there(tensor: Tensor | None, like: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-/* What Python hands over: sizes, and tensors as raw float32 pointers with strides counted in elements. */
+/* What Python hands over: sizes, and tensors as raw float32 pointers with strides counted in floats.
+ * Complex numbers are pairs of them. */
 #ifndef FASTWEIGHTS_PROBLEM_H
 #define FASTWEIGHTS_PROBLEM_H
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,10 +29,16 @@ class _Code(NamedTuple):
 
 MATRIX = _Code("fw_forward", "fw_backward", "fw_matrix_marks")
 SCAN = _Code("fw_scan_forward", "fw_scan_backward", "fw_scan_marks")
+COMPLEX = _Code("fw_complex_forward", "fw_complex_backward", "fw_scan_marks")
+
+
+def scan_of(dtype: torch.dtype) -> _Code:
+    """The scan for streams and states of this dtype."""
+    return COMPLEX if dtype.is_complex else SCAN
 
 
 class _Streams(NamedTuple):
-    """Float32 streams; k is None for the tied key. C reads an axis of length 1 with a stride of 0."""
+    """Streams, float32 or all complex64; k is None for the tied key. C reads an axis of length 1 with a stride of 0."""
 
     q: Tensor
     k: Tensor | None
@@ -41,16 +48,25 @@ class _Streams(NamedTuple):
 
     @classmethod
     def of(cls, recurrence: Decay | Delta) -> _Streams:
-        beta = recurrence.beta if isinstance(recurrence, Delta) else None
+        beta, dtype = recurrence.beta if isinstance(recurrence, Delta) else None, recurrence.accumulator
         streams = (recurrence.q, recurrence.k, recurrence.v, recurrence.log_decay, beta)
-        return cls(*(s if s is None or s.dtype == torch.float32 else s.float() for s in streams))  # type: ignore[arg-type]
+        return cls(*(None if s is None else _plain(s, dtype) for s in streams))  # type: ignore[arg-type]
 
-    def expanded(self, b: int, t: int, h: int, *, sharing: bool) -> _Streams:
-        """Batch, time and heads spelled out, so that autograd sums the gradients; q and k may stay shared by heads."""
-        q, k = (self.q, self.k) if not sharing else (_own_heads(self.q), _own_heads(self.k))
-        q, k = (None if s is None else s.expand(b, t, s.shape[2] if sharing else h, -1) for s in (q, k))
-        others = (None if s is None else s.expand(b, t, h, -1) for s in (self.v, self.log_decay, self.beta))
-        return _Streams(q, k, *others)  # type: ignore[arg-type]
+    def expanded(self, b: int, t: int, h: int) -> _Streams:
+        """Batch, time and heads spelled out, so that autograd sums the gradients."""
+        return _Streams(*(None if s is None else s.expand(b, t, h, -1) for s in self))  # type: ignore[arg-type]
+
+    def scanned(self, b: int, t: int, h: int, *, sharing: bool) -> _Streams:
+        """The same, but q, k and log_decay may stay constant in time, and q and k shared by heads."""
+        q, k, _, log_decay, _ = self.own()
+        q, k = (None if s is None else s.expand(b, -1, s.shape[2] if sharing else h, -1) for s in (q, k))
+        assert log_decay is not None
+        return _Streams(q, k, self.v.expand(b, t, h, -1), log_decay.expand(b, -1, h, -1), None)  # type: ignore[arg-type]
+
+    def own(self) -> _Streams:
+        """Strides of 0 tell C that heads or tokens share their gradient too: they do only along an axis of length 1."""
+        q, k, v, log_decay, beta = self
+        return _Streams(_own(q), _own(k), v, _own(log_decay), beta)  # type: ignore[arg-type]
 
     def problem(self, t: int, start: Tensor) -> list[int]:
         """The sizes and views of `Forward` in problem.h."""
@@ -60,9 +76,17 @@ class _Streams(NamedTuple):
         return [b, t, h, k, v, decays, library.threads(b * t * h * k * v), *views]
 
 
-def _own_heads(stream: Tensor | None) -> Tensor | None:
-    """Heads of stride 0 tell C that they share their gradient too, which they do only where the axis has length 1."""
-    return stream.contiguous() if stream is not None and stream.shape[2] > 1 and stream.stride(2) == 0 else stream
+def _plain(stream: Tensor, dtype: torch.dtype) -> Tensor:
+    """As C reads it: in `dtype`, and in memory as it is."""
+    if stream.dtype != dtype:
+        stream = stream.to(dtype)
+    return stream.resolve_conj() if dtype.is_complex else stream
+
+
+def _own(stream: Tensor | None) -> Tensor | None:
+    if stream is None or all(stream.stride(axis) for axis in (1, 2) if stream.shape[axis] > 1):
+        return stream
+    return stream.contiguous()
 
 
 class _Kept(NamedTuple):
@@ -81,13 +105,13 @@ class _Kept(NamedTuple):
     @classmethod
     def empty(cls, code: _Code, streams: _Streams, start: Tensor) -> _Kept:
         marks, missing = cls.shapes(code, streams, start)
-        return cls(empty(*marks), None if missing is None else empty(*missing))
+        return cls(empty(*marks, dtype=start.dtype), None if missing is None else empty(*missing))
 
 
 def _forward(code: _Code, streams: _Streams, t: int, start: Tensor, kept: _Kept | None) -> tuple[Tensor, Tensor]:
     """(o, last state)"""
     b, h, k, v = start.shape
-    o, last = empty(b, t, h, v), empty(b, h, k, v)
+    o, last = empty(b, t, h, v, dtype=start.dtype), empty(b, h, k, v, dtype=start.dtype)
     marks, missing = kept or (None, None)
     states = address(start), address(last), address(marks), address(missing)
     library.call(code.forward, (*streams.problem(t, start), *view(o), *states))
@@ -111,17 +135,22 @@ class _Native(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         *given, marks, missing = ctx.saved_tensors
         kept, d_last = _Kept(marks, missing), gradients[1].contiguous()
-        d_start, grads = _backward(ctx.code, _Streams(*given), kept, gradients[0], d_last)
+        wanted = ctx.needs_input_grad[2:]
+        d_start, grads = _backward(ctx.code, _Streams(*given), wanted, kept, gradients[0], d_last)
         return None, d_start, *grads
 
 
 def _backward(
-    code: _Code, streams: _Streams, kept: _Kept, d_o: Tensor, d_last: Tensor
+    code: _Code, streams: _Streams, wanted: Sequence[bool], kept: _Kept, d_o: Tensor, d_last: Tensor
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Gradients of the state before the record, and of the streams."""
+    """Gradients of the state before the record, and of those streams where they are wanted; matrix.c finds all."""
+    d_o, d_last = d_o.resolve_conj(), d_last.resolve_conj()
     problem = [*streams.problem(d_o.shape[1], d_last), *view(None), *(address(s) for s in (None, None, *kept))]
-    grads = [None if s is None else _gradient(s, d_last.shape[1], problem) for s in streams]
-    d_start = empty(*d_last.shape)
+    grads = [
+        None if s is None or not (want or code is MATRIX) else _gradient(s, d_last.shape[1], problem)
+        for s, want in zip(streams, wanted, strict=True)
+    ]
+    d_start = empty(*d_last.shape, dtype=d_last.dtype)
     views = [n for g in (d_o, *grads) for n in view(g)]
     library.call(code.backward, [*problem, *views, address(d_last), address(d_start)])
     return d_start, [_summed(g, s) for g, s in zip(grads, streams, strict=True)]
@@ -131,8 +160,8 @@ def _gradient(stream: Tensor, h: int, problem: list[int]) -> Tensor:
     """``[b t h ·]``, or ``[b t strips ·]`` partial sums for a stream that the heads share."""
     b, t, heads, width = stream.shape
     if heads == h:
-        return empty(b, t, h, width)
-    return empty(library.call("fw_scan_strips", problem), b, t, width).permute(1, 2, 0, 3)
+        return empty(b, t, h, width, dtype=stream.dtype)
+    return empty(library.call("fw_scan_strips", problem), b, t, width, dtype=stream.dtype).permute(1, 2, 0, 3)
 
 
 def _summed(gradient: Tensor | None, stream: Tensor | None) -> Tensor | None:
@@ -142,14 +171,18 @@ def _summed(gradient: Tensor | None, stream: Tensor | None) -> Tensor | None:
 
 
 def _run(code: _Code, recurrence: Decay | Delta, state: Tensor) -> tuple[Tensor, Tensor]:
-    streams, state = _Streams.of(recurrence), state.contiguous()
-    b, t, h = recurrence.shape
-    sharing = code is SCAN and state.shape[2] > 1
+    streams, state = _Streams.of(recurrence), _plain(state, state.dtype).contiguous()
     if torch.compiler.is_compiling():
-        return torch.ops.fastweights.native(code is SCAN, state, *streams.expanded(b, t, h, sharing=sharing))[:2]
+        return torch.ops.fastweights.native(code is not MATRIX, state, *_spelled_out(code, recurrence, streams))[:2]
     if torch.is_grad_enabled() and any(s is not None and s.requires_grad for s in (state, *streams)):
-        return _Native.apply(code, state, *streams.expanded(b, t, h, sharing=sharing))  # type: ignore[return-value]
-    return _forward(code, streams, t, state, None)
+        return _Native.apply(code, state, *_spelled_out(code, recurrence, streams))  # type: ignore[return-value]
+    return _forward(code, streams, len(recurrence), state, None)
+
+
+def _spelled_out(code: _Code, recurrence: Decay | Delta, streams: _Streams) -> _Streams:
+    if code is MATRIX:
+        return streams.expanded(*recurrence.shape)
+    return streams.scanned(*recurrence.shape, sharing=recurrence.q.shape[-1] > 1)
 
 
 def _run_decay(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
@@ -162,7 +195,7 @@ def _run_decay(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
 def _run_scan(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
     assert isinstance(recurrence, Decay)
     assert isinstance(state, Tensor)
-    o, last = _run(SCAN, recurrence, state)
+    o, last = _run(scan_of(state.dtype), recurrence, state)
     return recurrence.skipped(o), last
 
 
@@ -173,13 +206,13 @@ def _run_delta(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
     return o.to(recurrence.output), last
 
 
-def _refuses(recurrence: Recurrence) -> str | None:
+def _refuses(recurrence: Recurrence, numbers: Sequence[torch.dtype] = (torch.float32,)) -> str | None:
     if library.missing():
         return "the compiled extension is missing (python -m fastweights.kernels.native.build)"
     if recurrence.device.type != "cpu":
         return f"its streams are on {recurrence.device.type}"
-    if recurrence.accumulator != torch.float32:
-        return f"its streams are {recurrence.accumulator}, not float32 or narrower"
+    if recurrence.accumulator not in numbers:
+        return f"its streams are {recurrence.accumulator}, not {' or '.join(map(str, numbers))} or narrower"
     return None
 
 
@@ -205,7 +238,7 @@ def _refuses_scan(recurrence: Recurrence) -> str | None:
         return f"its heads hold {recurrence.values} values, not one"
     if recurrence.log_decay is None or recurrence.log_decay.shape[-1] != width:
         return "not every key has a decay of its own"
-    refusal = _refuses(recurrence)
+    refusal = _refuses(recurrence, (torch.float32, torch.complex64))
     if refusal is None and not 1 <= width <= (widest := library.constant("fw_widest_scan")):
         return f"its keys are {width} wide, not 1 to {widest}"
     return refusal

@@ -1,35 +1,38 @@
 /* Decay with one value per head: the element-wise scan (k = 1) and the selective scan (Mamba, k = N).
  *
  *     S_t = α_t ⊙ S_{t-1} + k_t v_t ;   o_t = Σ_k q_t ⊙ S_t                         (DSF eq. 19; MetaLA eq. 13-14)
- *     G_t = α_{t+1} ⊙ G_{t+1} + q_t do_t
- *     dq_t = do_t S_t    dk_t = v_t G_t    dv_t = Σ_k k_t ⊙ G_t    d log α_t = α_t ⊙ S_{t-1} ⊙ G_t
+ *     G_t = ᾱ_{t+1} ⊙ G_{t+1} + q̄_t do_t
+ *     dq_t = do_t S̄_t    dk_t = v̄_t G_t    dv_t = Σ_k k̄_t ⊙ G_t    d log α_t = ᾱ_t ⊙ S̄_{t-1} ⊙ G_t
  *
- * Vectors hold neighbouring heads (k = 1) or the keys of one head. A strip of heads goes through time on its own, SPAN
- * tokens at a time; its streams are read and written where they lie if that is in whole vectors, else through copies.
- * The backward runs a span forwards again from the state marked at its start. Queries or keys (k > 1) shared by all
- * heads (stride 0) stay shared: their gradients come as one sum per strip, in d_q and d_key with the strip's stride in
- * place of the head's.
+ * All numbers are real, or all are complex (number.h). Vectors hold neighbouring heads (k = 1) or the keys of one head.
+ * A strip of heads goes through time on its own, SPAN tokens at a time; its streams are read and written where they lie
+ * if that is in whole vectors, else through copies. The backward runs a span forwards again from the state marked at
+ * its start. Queries or keys (k > 1) shared by all heads (stride 0) stay shared: their gradients come as one sum per
+ * strip, in d_q and d_key with the strip's stride in place of the head's. Queries, keys and decays constant in time
+ * (stride 0) have gradients that are: sums over all tokens. What has no room for its gradient (NULL) gets none.
  */
-#include "chunk.h"
+#include "number.h"
 #include "pool.h"
 #include "problem.h"
-#include "vector.h"
+#include "rows.h"
 
-/* The tokens of a span in one stream; keys, or heads if k = 1, lie side by side. */
+/* The tokens of a span in one stream; keys, or heads if k = 1, lie side by side. All steps count floats. */
 typedef struct {
     float *at;
     long token, head;
+    int sums; /* a gradient that is added to, token after token */
 } Rows;
 
 typedef struct {
     const Forward *p;
     long b, number, first, heads; /* the strip */
-    long keys, lanes;             /* padded width of a head (1 if k = 1) and of the strip */
+    long keys, lanes;             /* floats of a head (padded unless k = 1) and of the strip */
     long t, tokens;               /* the span */
+    int fixed;                    /* decays are constant in time */
     Rows q, key, value, decay, o, d_o, d_q, d_key, d_value, d_decay;
     float *copies[10];            /* [t lanes] each, for these */
     float *states;                /* [t+1 lanes], the first the one before the span; without backward [lanes] */
-    float *alpha, *tied;          /* [t lanes] α and 1 - α, for the backward */
+    float *alpha, *tied;          /* α and 1 - α: [lanes] if fixed, else [t lanes], for the backward */
     float *G;                     /* [lanes] */
 } Strip;
 
@@ -39,17 +42,17 @@ static void open_strip(Strip *s, const Forward *p, long task, int backward)
 {
     long of = strips(p), heads = heads_per_strip(p), number = task % of, tokens = p->t < SPAN ? p->t : SPAN;
     *s = (Strip){.p = p, .b = task / of, .number = number, .first = number * heads};
+    s->fixed = p->log_decay.t == 0 && p->t > 1;
     s->heads = p->h - s->first < heads ? p->h - s->first : heads;
-    s->keys = p->k == 1 ? 1 : padded(p->k);
-    s->lanes = padded(s->heads * s->keys);
+    s->keys = (p->k == 1 ? 1 : padded(p->k)) * PARTS;
+    s->lanes = p->k == 1 ? padded(s->heads) * PARTS : s->heads * s->keys;
+    long alphas = s->fixed ? s->lanes : backward ? tokens * s->lanes : 0;
     for (Arena arena = {NULL, 0}; ; arena = (Arena){fw_scratch(arena.used), 0}) {
         for (int i = 0; i < (backward ? 10 : 5); i++)
             s->copies[i] = take(&arena, tokens * s->lanes);
         s->states = take(&arena, backward ? (tokens + 1) * s->lanes : s->lanes);
-        if (backward) {
-            s->alpha = take(&arena, tokens * s->lanes), s->tied = take(&arena, tokens * s->lanes);
-            s->G = take(&arena, s->lanes);
-        }
+        s->alpha = take(&arena, alphas), s->tied = take(&arena, alphas);
+        s->G = take(&arena, backward ? s->lanes : 0);
         if (arena.at)
             return;
     }
@@ -57,24 +60,28 @@ static void open_strip(Strip *s, const Forward *p, long task, int backward)
 
 /* ---- rows in place or copied ---- */
 
+/* Rows that lie side by side: all heads, or the keys of each */
+static long rows_of(const Strip *s) { return s->p->k == 1 ? 1 : s->heads; }
+static long row_width(const Strip *s) { return (s->p->k == 1 ? s->heads : s->p->k) * PARTS; }
+
 static int shared(const Strip *s, const View *view) { return view->at && s->p->k > 1 && view->h == 0; }
 
 static int whole(const Strip *s, const View *view)
 {
-    return s->p->k == 1 ? view->h == 1 && s->heads % W == 0 : view->w == 1 && s->keys == s->p->k;
+    return s->p->k == 1 ? view->h == PARTS && s->heads % W == 0 : view->w == PARTS && s->keys == s->p->k * PARTS;
 }
 
 static Rows in_place(const Strip *s, const View *view, long head)
 {
-    return (Rows){view->at + s->b * view->b + s->t * view->t + head * view->h, view->t, view->h};
+    return (Rows){view->at + s->b * view->b + s->t * view->t + head * view->h, view->t, view->h, 0};
 }
 
 static void fill(float *to, const Strip *s, const View *view, long tokens)
 {
     const float *from = view->at + s->b * view->b + s->t * view->t;
     for (long i = 0; i < tokens; i++)
-        for (long j = 0; j < s->lanes; j += W)
-            store(to + i * s->lanes + j, all(from[i * view->t]));
+        for (long j = 0; j < s->lanes; j += STEP)
+            put(to + i * s->lanes + j, one(from + i * view->t));
 }
 
 /* One number per head */
@@ -85,10 +92,10 @@ static Rows given_heads(const Strip *s, const View *view, float *copy)
     long tokens = view->t ? s->tokens : 1;
     View row = {view->at + s->first * view->h, view->b, view->t, 0, view->h};
     if (view->h)
-        load_rows(copy, s->heads, s->lanes, &row, s->b, s->t, 0, tokens);
+        load_numbers(copy, s->heads, s->lanes, PARTS, &row, s->b, s->t, 0, tokens);
     else
         fill(copy, s, view, tokens);
-    return (Rows){copy, view->t ? s->lanes : 0, 1};
+    return (Rows){copy, view->t ? s->lanes : 0, PARTS, 0};
 }
 
 static Rows given_keys(const Strip *s, const View *view, float *copy)
@@ -100,38 +107,47 @@ static Rows given_keys(const Strip *s, const View *view, float *copy)
     long tokens = view->t ? s->tokens : 1, heads = view->h ? s->heads : 1, row = heads * s->keys;
     for (long i = 0; i < tokens; i++)
         for (long h = 0; h < heads; h++)
-            load_rows(copy + i * row + h * s->keys, s->p->k, s->keys, view, s->b, s->t + i, s->first + h, 1);
-    return (Rows){copy, view->t ? row : 0, view->h ? s->keys : 0};
+            load_numbers(copy + i * row + h * s->keys, s->p->k, s->keys, PARTS, view, s->b, s->t + i, s->first + h, 1);
+    return (Rows){copy, view->t ? row : 0, view->h ? s->keys : 0, 0};
 }
 
 static Rows wanted_heads(const Strip *s, const View *view, float *copy)
 {
-    return s->p->k > 1 || whole(s, view) ? in_place(s, view, s->first) : (Rows){copy, s->lanes, 1};
+    if (!view->at)
+        return (Rows){0};
+    return s->p->k > 1 || whole(s, view) ? in_place(s, view, s->first) : (Rows){copy, s->lanes, PARTS, 0};
 }
 
 /* share: one row for all heads of the strip */
 static Rows wanted_keys(const Strip *s, const View *view, int share, float *copy)
 {
-    if (s->p->k == 1)
+    if (s->p->k == 1 || !view->at)
         return wanted_heads(s, view, copy);
     Rows rows = whole(s, view) ? in_place(s, view, share ? s->number : s->first)
-                               : (Rows){copy, share ? s->keys : s->lanes, s->keys};
-    return share ? (Rows){rows.at, rows.token, 0} : rows;
+                               : (Rows){copy, share ? s->keys : s->lanes, s->keys, 0};
+    return share ? (Rows){rows.at, rows.token, 0, 0} : rows;
+}
+
+/* The gradient of a stream that is constant in time */
+static Rows wanted_sum(const Strip *s, int share, float *copy)
+{
+    memset(copy, 0, s->lanes * sizeof(float));
+    return (Rows){copy, 0, share ? 0 : s->keys, 1};
 }
 
 /* Copies back what did not go in place. */
-static void hand_out(const Strip *s, const Rows *rows, const View *view, const float *copy)
+static void hand_out(const Strip *s, const Rows *rows, const View *view, const float *copy, long tokens)
 {
     if (rows->at != copy)
         return;
     if (s->p->k == 1) {
-        store_rows(copy, s->heads, s->lanes, view, s->b, s->t, s->first, s->tokens);
+        store_rows(copy, s->heads * PARTS, s->lanes, view, s->b, s->t, s->first, tokens);
         return;
     }
     long heads = rows->head ? s->heads : 1, first = rows->head ? s->first : s->number;
-    for (long i = 0; i < s->tokens; i++)
+    for (long i = 0; i < tokens; i++)
         for (long h = 0; h < heads; h++)
-            store_rows(copy + i * rows->token + h * s->keys, s->p->k, s->keys, view, s->b, s->t + i, first + h, 1);
+            store_rows(copy + i * rows->token + h * s->keys, s->p->k * PARTS, s->keys, view, s->b, s->t + i, first + h, 1);
 }
 
 static void open_span(Strip *s, long t)
@@ -139,71 +155,93 @@ static void open_span(Strip *s, long t)
     const Forward *p = s->p;
     s->t = t, s->tokens = p->t - t < SPAN ? p->t - t : SPAN;
     s->q = given_keys(s, &p->q, s->copies[Q]);
-    s->decay = given_keys(s, &p->log_decay, s->copies[DECAY]);
     s->value = given_heads(s, &p->value, s->copies[VALUE]);
+    if (!s->fixed)
+        s->decay = given_keys(s, &p->log_decay, s->copies[DECAY]);
     if (p->key.at)
         s->key = given_keys(s, &p->key, s->copies[KEY]);
 }
 
+/* α and 1 - α of all tokens */
+static void fix_decays(Strip *s)
+{
+    long rows = rows_of(s), row = s->lanes / rows;
+    num rest;
+    s->tokens = 1;
+    s->decay = given_keys(s, &s->p->log_decay, s->copies[DECAY]);
+    for (long i = 0; i < rows; i++)
+        for (long j = 0; j < row; j += STEP) {
+            put_by(s->alpha + i * row + j, exponential(get(s->decay.at + i * s->decay.head + j), &rest));
+            put_by(s->tied + i * row + j, rest);
+        }
+}
+
 /* ---- forward ---- */
 
-enum { TIED = 1, KEEPS = 2, READS = 4 };
+enum { TIED = 1, KEEPS = 2, READS = 4, FIXED = 8 };
 
 /* Announces the token after the next one: its row lies on another page, where no hardware prefetcher looks. */
 INLINE void expect(const Rows *rows, const float *here) { __builtin_prefetch(here + 2 * rows->token); }
 
-INLINE vec advance(Strip *s, const int does, const float *decay, const float *key, vec value, float *S, long kept)
+/* The state of `lane` after token t */
+INLINE num advance(Strip *s, const int does, const float *decay, const float *key, num value, long t, long lane)
 {
-    vec log_alpha = load(decay), alpha = vexp(log_alpha), k = does & TIED ? one_minus_exp(log_alpha) : load(key);
-    vec state = load(S) * alpha + k * value;
+    float *S = s->states + lane + (does & KEEPS ? t * s->lanes : 0);
+    num alpha, rest;
+    if (does & FIXED)
+        alpha = own(s->alpha + lane), rest = does & TIED ? own(s->tied + lane) : alpha;
+    else
+        alpha = exponential(get(decay), &rest);
+    num state = plus(times(own(S), alpha), times(does & TIED ? rest : get(key), value));
     if (does & KEEPS) {
-        store(s->alpha + kept, alpha);
-        if (does & TIED)
-            store(s->tied + kept, k);
+        if (!(does & FIXED))
+            put_by(s->alpha + t * s->lanes + lane, alpha);
+        if (does & TIED && !(does & FIXED))
+            put_by(s->tied + t * s->lanes + lane, rest);
         S += s->lanes;
     }
-    store(S, state);
+    put_by(S, state);
     return state;
 }
 
 INLINE void step_heads(Strip *s, const int does, long t)
 {
-    float *S = s->states + (does & KEEPS ? t * s->lanes : 0), *o = s->o.at + t * s->o.token;
+    float *o = s->o.at + t * s->o.token;
     const float *decay = s->decay.at + t * s->decay.token, *key = s->key.at + t * s->key.token;
     const float *value = s->value.at + t * s->value.token, *q = s->q.at + t * s->q.token;
-    for (long j = 0; j < s->lanes; j += W) {
-        vec state = advance(s, does, decay + j, key + j, load(value + j), S + j, t * s->lanes + j);
+    for (long j = 0; j < s->lanes; j += STEP) {
+        num state = advance(s, does, decay + j, key + j, get(value + j), t, j);
         if (does & READS)
-            store(o + j, load(q + j) * state);
+            put(o + j, times(get(q + j), state));
     }
 }
 
 /* `count` ≤ W heads from `first` on; a constant where it is W. */
 INLINE void step_group(Strip *s, const int does, long t, long first, const long count)
 {
-    float *S = s->states + (does & KEEPS ? t * s->lanes : 0) + first * s->keys;
     const float *decay = s->decay.at + t * s->decay.token + first * s->decay.head;
     const float *key = s->key.at + t * s->key.token + first * s->key.head;
     const float *value = s->value.at + t * s->value.token + first * s->value.head;
     const float *q = s->q.at + t * s->q.token + first * s->q.head;
-    vec sums[W] = {0};
-    for (long j = 0; j < s->keys; j += W)
+    num sums[W] = {0};
+    for (long j = 0; j < s->keys; j += STEP)
         for (long h = 0; h < count; h++) {
             const float *log_alpha = decay + h * s->decay.head + j;
-            long lane = h * s->keys + j;
-            expect(&s->decay, log_alpha);
-            vec state = advance(s, does, log_alpha, key + h * s->key.head + j, all(value[h * s->value.head]), S + lane,
-                                t * s->lanes + first * s->keys + lane);
+            if (!(does & FIXED))
+                expect(&s->decay, log_alpha);
+            num state = advance(s, does, log_alpha, key + h * s->key.head + j, one(value + h * s->value.head), t,
+                                (first + h) * s->keys + j);
             if (does & READS)
-                sums[h] += load(q + h * s->q.head + j) * state;
+                sums[h] = plus(sums[h], times(get(q + h * s->q.head + j), state));
         }
     if (does & READS) {
-        vec o = totals(sums);
-        memcpy(s->o.at + t * s->o.token + first, &o, count * sizeof(float));
+        float o[STEP];
+        put(o, every_total(sums));
+        memcpy(s->o.at + t * s->o.token + first * PARTS, o, count * PARTS * sizeof(float));
     }
 }
 
-INLINE void run_span(Strip *s, const int does)
+INLINE void run_tokens(Strip *s, const int does)
 {
     for (long t = 0; t < s->tokens; t++) {
         long h = 0;
@@ -218,39 +256,54 @@ INLINE void run_span(Strip *s, const int does)
     }
 }
 
+INLINE void run_span(Strip *s, const int does)
+{
+    if (s->p->key.at)
+        s->fixed ? run_tokens(s, does | FIXED) : run_tokens(s, does);
+    else
+        s->fixed ? run_tokens(s, does | TIED | FIXED) : run_tokens(s, does | TIED);
+}
+
 /* The strip's part of a state [b h k 1] in memory ↔ its lanes */
 static void load_lanes(float *to, const Strip *s, const float *from)
 {
-    from += (s->b * s->p->h + s->first) * s->p->k;
+    long rows = rows_of(s), row = s->lanes / rows, width = row_width(s);
+    from += (s->b * s->p->h + s->first) * s->p->k * PARTS;
     memset(to, 0, s->lanes * sizeof(float));
-    for (long h = 0; h < s->heads; h++)
-        memcpy(to + h * s->keys, from + h * s->p->k, s->p->k * sizeof(float));
+    for (long i = 0; i < rows; i++)
+        memcpy(to + i * row, from + i * width, width * sizeof(float));
+    for (long j = 0; j < s->lanes; j += STEP)
+        put_by(to + j, get(to + j));
 }
 
 static void store_lanes(const float *from, const Strip *s, float *to)
 {
-    to += (s->b * s->p->h + s->first) * s->p->k;
-    for (long h = 0; h < s->heads; h++)
-        memcpy(to + h * s->p->k, from + h * s->keys, s->p->k * sizeof(float));
+    long rows = rows_of(s), row = s->lanes / rows, width = row_width(s);
+    float numbers[STEP];
+    to += (s->b * s->p->h + s->first) * s->p->k * PARTS;
+    for (long i = 0; i < rows; i++)
+        for (long j = 0; j < width; j += STEP) {
+            put(numbers, own(from + i * row + j));
+            memcpy(to + i * width + j, numbers, (width - j < STEP ? width - j : STEP) * sizeof(float));
+        }
 }
 
 static void scan_forward_task(const void *problem, long task)
 {
     const Forward *p = problem;
-    long size = p->b * p->h * p->k;
+    long size = p->b * p->h * p->k * PARTS;
     Strip s;
     open_strip(&s, p, task, 0);
+    if (s.fixed)
+        fix_decays(&s);
     load_lanes(s.states, &s, p->start);
     for (long t = 0; t < p->t; t += SPAN) {
         if (p->marks)
             store_lanes(s.states, &s, p->marks + t / SPAN * size);
         open_span(&s, t);
         s.o = wanted_heads(&s, &p->o, s.copies[OUT]);
-        if (p->key.at)
-            run_span(&s, READS);
-        else
-            run_span(&s, READS | TIED);
-        hand_out(&s, &s.o, &p->o, s.copies[OUT]);
+        run_span(&s, READS);
+        hand_out(&s, &s.o, &p->o, s.copies[OUT], s.tokens);
     }
     store_lanes(s.states, &s, p->last);
 }
@@ -259,70 +312,91 @@ void FOR_ISA(fw_scan_forward)(const Forward *p) { fw_parallel(scan_forward_task,
 
 /* ---- backward ---- */
 
+/* A row of a gradient, at a token */
+typedef struct {
+    float *at;
+    long head;
+    int sums;
+} Room;
+
+INLINE Room room(const Rows *rows, long t, long first)
+{
+    float *at = rows->at ? rows->at + t * rows->token + first * rows->head : NULL;
+    return (Room){at, rows->head, rows->sums};
+}
+
+INLINE void give(const Room *to, long offset, num x)
+{
+    if (to->at)
+        put(to->at + offset, to->sums ? plus(get(to->at + offset), x) : x);
+}
+
 INLINE void step_heads_back(Strip *s, const int tied, long t)
 {
-    float *d_q = s->d_q.at + t * s->d_q.token, *d_key = s->d_key.at + t * s->d_key.token;
-    float *d_value = s->d_value.at + t * s->d_value.token, *d_decay = s->d_decay.at + t * s->d_decay.token;
+    const Room d_q = room(&s->d_q, t, 0), d_key = room(&s->d_key, t, 0), d_value = room(&s->d_value, t, 0);
+    const Room d_decay = room(&s->d_decay, t, 0);
     const float *q = s->q.at + t * s->q.token, *value = s->value.at + t * s->value.token;
-    const float *d_out = s->d_o.at + t * s->d_o.token, *alphas = s->alpha + t * s->lanes;
-    const float *key = tied ? s->tied + t * s->lanes : s->key.at + t * s->key.token;
+    const float *d_out = s->d_o.at + t * s->d_o.token, *key = s->key.at + t * s->key.token;
+    const long known = s->fixed ? 0 : t * s->lanes;
     const float *before = s->states + t * s->lanes, *after = before + s->lanes;
-    for (long j = 0; j < s->lanes; j += W) {
-        vec d_o = load(d_out + j), alpha = load(alphas + j), G = load(s->G + j) + load(q + j) * d_o;
-        vec dk = load(value + j) * G, through = alpha * G, decay = load(before + j) * through;
-        store(d_q + j, d_o * load(after + j));
-        store(d_value + j, load(key + j) * G);
-        store(d_decay + j, tied ? decay - alpha * dk : decay);
-        store(s->G + j, through);
-        if (!tied)
-            store(d_key + j, dk);
+    for (long j = 0; j < s->lanes; j += STEP) {
+        num d_o = get(d_out + j), alpha = conjugate(own(s->alpha + known + j));
+        num G = plus(own(s->G + j), times(conjugate(get(q + j)), d_o)), through = times(alpha, G);
+        num dk = times(conjugate(get(value + j)), G), decay = times(conjugate(own(before + j)), through);
+        give(&d_q, j, times(d_o, conjugate(own(after + j))));
+        give(&d_value, j, times(conjugate(tied ? own(s->tied + known + j) : get(key + j)), G));
+        give(&d_decay, j, tied ? minus(decay, times(alpha, dk)) : decay);
+        give(&d_key, j, dk);
+        put_by(s->G + j, through);
     }
 }
 
 INLINE void step_group_back(Strip *s, const int tied, const int shared_q, const int shared_key, long t, long first,
                             const long count)
 {
-    long row = t * s->lanes + first * s->keys;
+    const Room d_q = room(&s->d_q, t, first), d_key = room(&s->d_key, t, first), d_decay = room(&s->d_decay, t, first);
     const float *q = s->q.at + t * s->q.token + first * s->q.head;
-    const float *key = tied ? s->tied + row : s->key.at + t * s->key.token + first * s->key.head;
-    long key_head = tied ? s->keys : s->key.head;
-    float *d_q = s->d_q.at + t * s->d_q.token + first * s->d_q.head;
-    float *d_key = s->d_key.at + t * s->d_key.token + first * s->d_key.head;
-    float *d_decay = s->d_decay.at + t * s->d_decay.token + first * s->d_decay.head;
+    const float *key = s->key.at + t * s->key.token + first * s->key.head;
     const float *value = s->value.at + t * s->value.token + first * s->value.head;
     const float *d_out = s->d_o.at + t * s->d_o.token + first * s->d_o.head;
-    float *G = s->G + first * s->keys;
-    vec sums[W] = {0};
-    for (long j = 0; j < s->keys; j += W) {
-        vec q_sum = all(0), key_sum = all(0);
+    const long known = s->fixed ? 0 : t * s->lanes;
+    const float *before = s->states + t * s->lanes, *after = before + s->lanes;
+    num sums[W] = {0};
+    for (long j = 0; j < s->keys; j += STEP) {
+        num q_sum = {0}, key_sum = {0};
         for (long h = 0; h < count; h++) {
-            long lane = h * s->keys + j;
-            vec d_o = all(d_out[h * s->d_o.head]), alpha = load(s->alpha + row + lane);
-            vec g = load(G + lane) + load(q + h * s->q.head + j) * d_o, through = alpha * g;
-            vec dq = d_o * load(s->states + row + s->lanes + lane), dk = all(value[h * s->value.head]) * g;
-            vec decay = load(s->states + row + lane) * through;
-            sums[h] += load(key + h * key_head + j) * g;
-            store(G + lane, through);
-            store(d_decay + h * s->d_decay.head + j, tied ? decay - alpha * dk : decay);
+            long lane = (first + h) * s->keys + j;
+            num d_o = one(d_out + h * s->d_o.head), alpha = conjugate(own(s->alpha + known + lane));
+            num G = plus(own(s->G + lane), times(conjugate(get(q + h * s->q.head + j)), d_o)), through = times(alpha, G);
+            num dq = times(d_o, conjugate(own(after + lane)));
+            num dk = times(conjugate(one(value + h * s->value.head)), G);
+            num decay = times(conjugate(own(before + lane)), through);
+            num k = tied ? own(s->tied + known + lane) : get(key + h * s->key.head + j);
+            sums[h] = plus(sums[h], times(conjugate(k), G));
+            put_by(s->G + lane, through);
+            give(&d_decay, h * d_decay.head + j, tied ? minus(decay, times(alpha, dk)) : decay);
             if (shared_q)
-                q_sum += dq;
+                q_sum = plus(q_sum, dq);
             else
-                store(d_q + h * s->d_q.head + j, dq);
+                give(&d_q, h * d_q.head + j, dq);
             if (shared_key)
-                key_sum += dk;
-            else if (!tied)
-                store(d_key + h * s->d_key.head + j, dk);
+                key_sum = plus(key_sum, dk);
+            else
+                give(&d_key, h * d_key.head + j, dk);
         }
         if (shared_q)
-            store(d_q + j, first ? load(d_q + j) + q_sum : q_sum);
+            give(&(Room){d_q.at, 0, d_q.sums | (first > 0)}, j, q_sum);
         if (shared_key)
-            store(d_key + j, first ? load(d_key + j) + key_sum : key_sum);
+            give(&(Room){d_key.at, 0, d_key.sums | (first > 0)}, j, key_sum);
     }
-    vec d_value = totals(sums);
-    memcpy(s->d_value.at + t * s->d_value.token + first, &d_value, count * sizeof(float));
+    if (s->d_value.at) {
+        float d_value[STEP];
+        put(d_value, every_total(sums));
+        memcpy(s->d_value.at + t * s->d_value.token + first * PARTS, d_value, count * PARTS * sizeof(float));
+    }
 }
 
-INLINE void run_span_back(Strip *s, const int tied, const int shared_q, const int shared_key)
+INLINE void run_tokens_back(Strip *s, const int tied, const int shared_q, const int shared_key)
 {
     for (long t = s->tokens - 1; t >= 0; t--) {
         long h = 0;
@@ -337,44 +411,59 @@ INLINE void run_span_back(Strip *s, const int tied, const int shared_q, const in
     }
 }
 
-static void open_span_back(Strip *s, const Backward *back)
+static void run_span_back(Strip *s)
 {
-    const Forward *p = s->p;
-    s->d_o = given_heads(s, &back->d_o, s->copies[D_OUT]);
-    s->d_q = wanted_keys(s, &back->d_q, shared(s, &p->q), s->copies[D_Q]);
-    s->d_decay = wanted_keys(s, &back->d_log_decay, 0, s->copies[D_DECAY]);
-    s->d_value = wanted_heads(s, &back->d_value, s->copies[D_VALUE]);
-    if (p->key.at)
-        s->d_key = wanted_keys(s, &back->d_key, shared(s, &p->key), s->copies[D_KEY]);
+    int shared_q = shared(s, &s->p->q), shared_key = shared(s, &s->p->key);
+    if (!s->p->key.at)
+        shared_q ? run_tokens_back(s, 1, 1, 0) : run_tokens_back(s, 1, 0, 0);
+    else if (shared_key)
+        shared_q ? run_tokens_back(s, 0, 1, 1) : run_tokens_back(s, 0, 0, 1);
+    else
+        shared_q ? run_tokens_back(s, 0, 1, 0) : run_tokens_back(s, 0, 0, 0);
 }
 
-static void hand_out_all(const Strip *s, const Backward *back)
-{
-    hand_out(s, &s->d_q, &back->d_q, s->copies[D_Q]);
-    hand_out(s, &s->d_decay, &back->d_log_decay, s->copies[D_DECAY]);
-    hand_out(s, &s->d_value, &back->d_value, s->copies[D_VALUE]);
-    if (s->p->key.at)
-        hand_out(s, &s->d_key, &back->d_key, s->copies[D_KEY]);
-}
+/* The three streams that may be constant in time: the room for their gradients, and where it is handed out to. */
+typedef struct {
+    Rows *rows;
+    const View *stream, *gradient;
+    float *copy;
+    int sums, share;
+} Result;
 
-static void span_back(Strip *s, const Backward *back, long t)
+enum { RESULTS = 3 };
+
+static void list_results(Result *list, Strip *s, const Backward *back)
 {
     const Forward *p = s->p;
-    load_lanes(s->states, s, p->marks + t / SPAN * p->b * p->h * p->k);
+    list[0] = (Result){&s->d_q, &p->q, &back->d_q, s->copies[D_Q], 0, shared(s, &p->q)};
+    list[1] = (Result){&s->d_key, &p->key, &back->d_key, s->copies[D_KEY], 0, shared(s, &p->key)};
+    list[2] = (Result){&s->d_decay, &p->log_decay, &back->d_log_decay, s->copies[D_DECAY], 0, 0};
+    for (int i = 0; i < RESULTS; i++)
+        list[i].sums = list[i].stream->t == 0 && p->t > 1;
+}
+
+static void open_sums(Result *list, const Strip *s)
+{
+    for (int i = 0; i < RESULTS; i++)
+        *list[i].rows = list[i].sums && list[i].gradient->at ? wanted_sum(s, list[i].share, list[i].copy) : (Rows){0};
+}
+
+static void span_back(Strip *s, const Backward *back, Result *list, long t)
+{
+    const Forward *p = s->p;
+    load_lanes(s->states, s, p->marks + t / SPAN * p->b * p->h * p->k * PARTS);
     open_span(s, t);
-    open_span_back(s, back);
-    int shared_q = shared(s, &p->q), shared_key = shared(s, &p->key);
-    if (!p->key.at) {
-        run_span(s, KEEPS | TIED);
-        shared_q ? run_span_back(s, 1, 1, 0) : run_span_back(s, 1, 0, 0);
-    } else {
-        run_span(s, KEEPS);
-        if (shared_key)
-            shared_q ? run_span_back(s, 0, 1, 1) : run_span_back(s, 0, 0, 1);
-        else
-            shared_q ? run_span_back(s, 0, 1, 0) : run_span_back(s, 0, 0, 0);
-    }
-    hand_out_all(s, back);
+    s->d_o = given_heads(s, &back->d_o, s->copies[D_OUT]);
+    s->d_value = wanted_heads(s, &back->d_value, s->copies[D_VALUE]);
+    for (int i = 0; i < RESULTS; i++)
+        if (!list[i].sums)
+            *list[i].rows = wanted_keys(s, list[i].gradient, list[i].share, list[i].copy);
+    run_span(s, KEEPS);
+    run_span_back(s);
+    hand_out(s, &s->d_value, &back->d_value, s->copies[D_VALUE], s->tokens);
+    for (int i = 0; i < RESULTS; i++)
+        if (!list[i].sums)
+            hand_out(s, list[i].rows, list[i].gradient, list[i].copy, s->tokens);
 }
 
 static void scan_backward_task(const void *problem, long task)
@@ -382,10 +471,19 @@ static void scan_backward_task(const void *problem, long task)
     const Backward *back = problem;
     const Forward *p = &back->forward;
     Strip s;
+    Result list[RESULTS];
     open_strip(&s, p, task, 1);
+    if (s.fixed)
+        fix_decays(&s);
+    list_results(list, &s, back);
+    open_sums(list, &s);
     load_lanes(s.G, &s, back->d_last);
     for (long i = (p->t + SPAN - 1) / SPAN - 1; i >= 0; i--)
-        span_back(&s, back, i * SPAN);
+        span_back(&s, back, list, i * SPAN);
+    s.t = 0;
+    for (int i = 0; i < RESULTS; i++)
+        if (list[i].sums)
+            hand_out(&s, list[i].rows, list[i].gradient, list[i].copy, 1);
     store_lanes(s.G, &s, back->d_start);
 }
 
