@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator
 from filelock import FileLock, Timeout
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, named
 from fastweights.train.checkpoint import Checkpoints, Progress, save_model
@@ -79,6 +79,29 @@ class Named:
 
 
 @dataclass(frozen=True)
+class HuggingFace:
+    """A new language model of another architecture that transformers has, such as a softmax one to linearize.
+
+    name    its model_type, such as ``"llama"``
+    fields  of its configuration; the vocabulary and the end of text are the tokenizer's
+    """
+
+    name: str
+    fields: Mapping[str, object] = field(default_factory=dict)
+
+    def build(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        """A new model for this tokenizer. Raises ValueError for a name or fields that transformers refuses."""
+        end = cast(int | None, tokenizer.eos_token_id)
+        special = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
+        config = AutoConfig.for_model(self.name, **{"vocab_size": len(tokenizer), **special, **self.fields})
+        return AutoModelForCausalLM.from_config(config)
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}: " + ", ".join(f"{name} {value}" for name, value in self.fields.items())
+
+
+@dataclass(frozen=True)
 class Every:
     """How often, in steps, to write a line of metrics, to evaluate, and to save a checkpoint."""
 
@@ -99,7 +122,7 @@ class TrainConfig:
     """
 
     text: Text = Text()
-    model: Architecture | Named = Architecture()
+    model: Architecture | Named | HuggingFace = Architecture()
     optimizer: Recipe = AdamW()
     schedule: Schedule = Cosine()
     every: Every = Every()

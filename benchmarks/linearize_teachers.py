@@ -1,0 +1,93 @@
+"""The softmax models that docs/linearize.md converts: ``python benchmarks/linearize_teachers.py DATA --out FOLDER``.
+
+DATA is a folder with English books and other text (.txt, .jsonl with a field "text"; also .gz). The last twentieth of
+every document is held out. The run can be stopped and started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from fastweights.cli.progress import reporter
+from fastweights.train import BPE, AdamW, Cosine, Every, HuggingFace, StopOnSignal, Text, TrainConfig, train
+from fastweights.train.files import whole_folder
+
+LLAMA = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": True,
+}
+HELD_OUT = 20
+_LICENCE = re.compile(r"\A.*?\*\*\* ?START OF[^\n]*\n|(?:\*\*\* ?END OF|End of the Project Gutenberg).*\Z", re.DOTALL)
+_WRAPPED = re.compile(r"(?<=\S)[ ]*\n[ ]*(?=\S)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=2600)
+    chosen = parser.parse_args()
+    corpus = chosen.out / "corpus"
+    if not corpus.exists():
+        write_corpus(chosen.data, corpus)
+    console = Console(highlight=False)
+    with reporter(console) as watch, StopOnSignal() as stop:
+        train(recipe(corpus, chosen.steps), chosen.out / "text", cpu=True, reporter=watch, stop=stop)
+
+
+def recipe(corpus: Path, steps: int) -> TrainConfig:
+    """A Llama of 4.6 million parameters on sequences of 256 tokens."""
+    return TrainConfig(
+        text=Text((str(corpus / "train.jsonl"),), (str(corpus / "validation.jsonl"),), BPE(4096)),
+        model=HuggingFace("llama", LLAMA),
+        optimizer=AdamW(lr=3e-3),
+        schedule=Cosine(warmup=100, floor=0.02),
+        every=Every(log=10, evaluation=300, checkpoint=100),
+        steps=steps,
+        batch=8,
+        length=256,
+    )
+
+
+def write_corpus(data: Path, folder: Path) -> None:
+    """train.jsonl and validation.jsonl of `folder`, from all documents in `data` that are no test set."""
+    documents = [document for path in sorted(data.rglob("*.*")) if _usable(path) for document in _documents(path)]
+    with whole_folder(folder) as new:
+        cuts = [len(document) - len(document) // HELD_OUT for document in documents]
+        _write(new / "train.jsonl", [text[:cut] for text, cut in zip(documents, cuts, strict=True)])
+        _write(new / "validation.jsonl", [text[cut:] for text, cut in zip(documents, cuts, strict=True)])
+
+
+def _usable(path: Path) -> bool:
+    name = path.name.removesuffix(".gz")
+    return name.endswith((".txt", ".jsonl")) and "_test" not in name and "_tokenised" not in name
+
+
+def _documents(path: Path) -> Iterator[str]:
+    text = (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode()
+    if path.name.removesuffix(".gz").endswith(".jsonl"):
+        yield from (json.loads(line)["text"] for line in text.splitlines() if line.strip())
+    elif "Project Gutenberg" in text[:4000]:
+        yield _WRAPPED.sub(" ", _LICENCE.sub("", text)).strip()
+    else:
+        yield text
+
+
+def _write(path: Path, documents: list[str]) -> None:
+    path.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents if document.strip()))
+
+
+if __name__ == "__main__":
+    main()
