@@ -22,7 +22,7 @@ from fastweights.train.files import whole_folder
 LLAMA = {
     "hidden_size": 256,
     "intermediate_size": 512,
-    "num_hidden_layers": 6,
+    "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 1024,
@@ -37,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=2600)
+    parser.add_argument("--steps", type=int, default=2200)
     chosen = parser.parse_args()
     corpus = chosen.out / "corpus"
     if not corpus.exists():
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def recipe(corpus: Path, steps: int) -> TrainConfig:
-    """A Llama of 4.6 million parameters on sequences of 256 tokens."""
+    """A Llama of 3.4 million parameters on sequences of 256 tokens."""
     return TrainConfig(
         text=Text((str(corpus / "train.jsonl"),), (str(corpus / "validation.jsonl"),), BPE(4096)),
         model=HuggingFace("llama", LLAMA),
