@@ -11,13 +11,13 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fastweights.bench.cases import RecurrenceCase, mesa_case
 from fastweights.bench.contenders import Phase, Sizes, bind
 from fastweights.bench.ops import relative
 from fastweights.bench.report import Report
 from fastweights.bench.timing import Budget, Times, alternate, clock_of
+from fastweights.evals.perplexity import token_losses
 from fastweights.evaluate import evaluate
 from fastweights.generate import stream
 from fastweights.models import FastWeightsForCausalLM
@@ -134,10 +134,9 @@ def _losses(plan: MesaPlan, folder: Path, device: torch.device) -> list[LossRow]
     return rows
 
 
-@torch.no_grad()
 def _loss(name: str, model: FastWeightsForCausalLM, batches: list[Tensor], plan: MesaPlan) -> LossRow:
     start = time.perf_counter()
-    losses = [_token_losses(model, ids) for ids in batches]
+    losses = [token_losses(model, ids) for ids in batches]
     seconds = time.perf_counter() - start
     full = torch.cat([loss for loss in losses if loss.shape[1] == losses[0].shape[1]])
     positions = [0, *(1 << n for n in range(4, 24) if 1 << n < full.shape[1]), full.shape[1]]
@@ -152,13 +151,6 @@ def _loss(name: str, model: FastWeightsForCausalLM, batches: list[Tensor], plan:
         by_layer=layers,
         tokens_per_second=_decoded_per_second(model, batches[0][:1], plan.decoded),
     )
-
-
-def _token_losses(model: FastWeightsForCausalLM, ids: Tensor) -> Tensor:
-    """``[b t-1]``, nats"""
-    ids = ids.to(model.device)
-    logits = model(ids, use_cache=False).logits[:, :-1]
-    return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none").view(len(ids), -1)
 
 
 def _decoded_per_second(model: FastWeightsForCausalLM, prompt: Tensor, count: int) -> float:

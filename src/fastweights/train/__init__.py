@@ -1,7 +1,7 @@
 """Training language models on text."""
 
 from fastweights.train.checkpoint import model_folder
-from fastweights.train.data import Corpus, Text, Windows, cover, read
+from fastweights.train.data import Corpus, Size, Text, Windows, cover, read, tokenized
 from fastweights.train.errors import CheckpointError, DataError, NonFiniteError, TrainingError
 from fastweights.train.loop import Architecture, Every, HuggingFace, Named, TrainConfig, train
 from fastweights.train.optim import AdamW, Cosine, Linear, Recipe, Schedule
@@ -28,6 +28,7 @@ __all__ = [
     "Reporter",
     "Result",
     "Schedule",
+    "Size",
     "StopOnSignal",
     "Summary",
     "Text",
@@ -39,5 +40,6 @@ __all__ = [
     "cover",
     "model_folder",
     "read",
+    "tokenized",
     "train",
 ]

@@ -41,8 +41,14 @@ class Text:
 
 @dataclass(frozen=True)
 class Size:
+    """Of a text."""
+
     tokens: int
     bytes: int
+
+    @property
+    def tokens_per_byte(self) -> float:
+        return self.tokens / self.bytes
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class Corpus:
     @property
     def tokens_per_byte(self) -> float:
         """Of the validation text; turns nats per token into nats per byte."""
-        return self.sizes["validation"].tokens / self.sizes["validation"].bytes
+        return self.sizes["validation"].tokens_per_byte
 
     def save(self, folder: Path) -> Corpus:
         """The same corpus, its tokens in files of `folder` that are mapped into memory."""
@@ -86,14 +92,20 @@ def read(text: Text) -> Corpus:
     documents = _documents(text.sources)
     parts = (documents, _documents(text.validation)) if text.validation else split(documents)
     tokenizer = text.tokenization.build(parts[0])
-    train, validation = (encode(tokenizer, part) for part in parts)
+    (train, train_size), (validation, size) = (_tokens(tokenizer, part) for part in parts)
     if len(validation) < 2:
         raise DataError("the validation text has fewer than 2 tokens; give more text, or validation files")
-    sizes = {
-        name: Size(len(tokens), sum(len(document.encode()) for document in part))
-        for name, tokens, part in zip(("train", "validation"), (train, validation), parts, strict=True)
-    }
-    return Corpus(tokenizer, train, validation, sizes)
+    return Corpus(tokenizer, train, validation, {"train": train_size, "validation": size})
+
+
+def tokenized(sources: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> tuple[np.ndarray, Size]:
+    """All text of `sources`, as `Text` has them, in tokens ``[n]``, and its size. Raises DataError."""
+    return _tokens(tokenizer, _documents(sources))
+
+
+def _tokens(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str]) -> tuple[np.ndarray, Size]:
+    tokens = encode(tokenizer, documents)
+    return tokens, Size(len(tokens), sum(len(document.encode()) for document in documents))
 
 
 def split(documents: Sequence[str], fraction: float = 0.9) -> tuple[list[str], list[str]]:

@@ -1,0 +1,1 @@
+"""Measuring language models: loss by position, multiple choice, recall."""
