@@ -13,22 +13,22 @@ from fastweights.evals.perplexity import reading
 from fastweights.linearize.adapt import TokenLoss
 from fastweights.linearize.attach import branches
 from fastweights.linearize.fit import Stage
-from fastweights.linearize.text import Stream
+from fastweights.linearize.text import Batches
 from fastweights.linearize.transfer import Inside, Measured, TransferLoss, attend_all, only_branches
 
 
 class TextStage(Stage):
     """A stage on streams of text, for training and validation; `together` sequences are validated at once."""
 
-    def __init__(self, model: Any, train: Stream, validation: Stream, together: int = 4) -> None:
+    def __init__(self, model: Any, train: Batches, validation: Batches, together: int = 4) -> None:
         self.model, self.train, self.validation, self.together = model, train, validation, together
         self.tokens_per_sequence = train.length
 
     def summary(self) -> Mapping[str, int]:
         return {
             "vocabulary": self.model.config.vocab_size,
-            "train_tokens": len(self.train.sequences),
-            "validation_tokens": len(self.validation.sequences),
+            "train_tokens": self.train.tokens,
+            "validation_tokens": self.validation.tokens,
         }
 
     def on_device(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -41,8 +41,8 @@ class TransferStage(TextStage):
     def __init__(
         self,
         model: PreTrainedModel,
-        train: Stream,
-        validation: Stream,
+        train: Batches,
+        validation: Batches,
         loss: TransferLoss = TransferLoss(),
         dropout: float = 0.0,
     ) -> None:
@@ -81,7 +81,7 @@ def _named(name: str, losses: Mapping[int, Tensor]) -> dict[str, Tensor]:
 class AdaptStage(TextStage):
     """Low-rank adaptation, of a model that `adapted` has prepared; ``val_loss`` is the next token's, in nats."""
 
-    def __init__(self, model: Any, train: Stream, validation: Stream, loss: TokenLoss = TokenLoss()) -> None:
+    def __init__(self, model: Any, train: Batches, validation: Batches, loss: TokenLoss = TokenLoss()) -> None:
         super().__init__(model, train, validation)
         self.loss = loss
 

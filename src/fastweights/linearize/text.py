@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -91,9 +92,28 @@ class Sequences:
         return cls(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "response", "document")))
 
 
+class Batches(ABC):
+    """Sequences of `length` tokens, out of `tokens` different ones, as inputs of a model with ``labels``."""
+
+    length: int
+
+    @property
+    @abstractmethod
+    def tokens(self) -> int:
+        """How many there are to learn from."""
+
+    @abstractmethod
+    def batch(self, first: int, count: int) -> dict[str, Tensor]:
+        """Sequences `first` … `first + count - 1` of an endless stream, a function of these numbers."""
+
+    @abstractmethod
+    def cover(self, count: int) -> Iterator[dict[str, Tensor]]:
+        """All of them once and in order, at most `count` sequences at a time."""
+
+
 @dataclass(frozen=True, eq=False)
-class Stream:
-    """Batches as a function of their place: a shuffled cover of `sequences` in every epoch (`Windows`)."""
+class Stream(Batches):
+    """A shuffled cover of `sequences` in every epoch (`Windows`)."""
 
     sequences: Sequences
     length: int
@@ -101,16 +121,18 @@ class Stream:
     responses: bool = False
     boundaries: bool = True
 
+    @property
+    def tokens(self) -> int:
+        return len(self.sequences)
+
     @cached_property
     def windows(self) -> Windows:
         return Windows(np.arange(len(self.sequences)), self.length, self.seed)
 
     def batch(self, first: int, count: int) -> dict[str, Tensor]:
-        """Sequences `first` … `first + count - 1` of the endless stream: inputs of a model with ``labels``."""
         return self._inputs(self.windows.batch(first, count))
 
     def cover(self, count: int) -> Iterator[dict[str, Tensor]]:
-        """All sequences once and in order, at most `count` at a time."""
         for places in cover(np.arange(len(self.sequences)), self.length, count):
             yield self._inputs(places)
 
