@@ -26,6 +26,8 @@ def linearize(model: PreTrainedModel, analog: Analog = Analog(), layers: Iterabl
     """
     if isinstance(model, LinearizedModel):
         raise CannotLinearize(_name(model), "it is linearized already", "load the model it was made from")
+    if model.config.is_encoder_decoder:
+        raise CannotLinearize(_name(model), "its decoder also attends to an encoder", "use a decoder-only model")
     sites = chosen_sites(model, layers)
     config: Any = model.config
     made = model_class(type(model))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -30,20 +31,63 @@ def implementation_name(softmax: str) -> str:
     return f"linearized_{softmax}"
 
 
+@dataclass(frozen=True, eq=False)
 class Masks:
     """What a forward pass says of its tokens, to linear layers and, if one asks, to softmax layers.
 
-    keep      ``[b t]``, False for padding; None if there is none
-    segments  ``[b t]``, the documents that are packed into each sequence; None if there is one
-    softmax   the mask that the softmax implementation wants
+    build     makes the mask that the softmax implementation wants
+    visible   (sequence, head, query, key) → whether the query sees the key, were there no padding
+    given     the call's ``attention_mask [b s+t]``, or None
+    plain     whether a token surely sees all those before it and no other
+    b, t, offset  sequences, tokens, and how many the cache has seen
     """
 
-    def __init__(self, keep: Mask | None, segments: Segments | None, build: Callable[[], Any]) -> None:
-        self.keep, self.segments, self._build = keep, segments, build
+    build: Callable[[], Any]
+    visible: Callable[..., Tensor]
+    given: Tensor | None
+    plain: bool
+    b: int
+    t: int
+    offset: int
+    device: torch.device
 
     @cached_property
     def softmax(self) -> Any:
-        return self._build()
+        return self.build()
+
+    @cached_property
+    def keep(self) -> Mask | None:
+        """``[b t]``, False for padding; None if there is none."""
+        if self.given is None:
+            return None
+        keep = self.given[:, self.offset : self.offset + self.t]
+        if keep.shape[1] != self.t:
+            raise ShapeError(
+                f"attention_mask has {self.given.shape[1]} columns, must be one for each of the {self.offset} tokens "
+                f"in the cache and of the {self.t} given"
+            )
+        return None if not is_tracing(keep) and bool(keep.all()) else keep.bool()
+
+    @cached_property
+    def segments(self) -> Segments | None:
+        """``[b t]``: where a token does not see the one before it, a packed document begins; None if there is one."""
+        if self.plain:
+            return None
+        ahead = self._sees(1)[:, :-1]
+        if not is_tracing(ahead) and bool(ahead.any()):
+            raise CannotLinearize(
+                "this mask",
+                "it lets tokens see some of those after them, a state only those before",
+                "use the model for text alone, or convert one whose layers are causal",
+            )
+        return (~self._sees(-1)).cumsum(1)
+
+    def _sees(self, step: int) -> Tensor:
+        """``[b t]``: whether each token sees the one `step` further on."""
+        rows = torch.arange(self.b, device=self.device)[:, None]
+        tokens = self.offset + torch.arange(self.t, device=self.device)[None].expand(self.b, -1)
+        others = (tokens + step).clamp(self.offset, self.offset + self.t - 1)
+        return self.visible(rows, rows * 0, tokens, others).expand(self.b, self.t)
 
 
 def make_masks(
@@ -55,43 +99,23 @@ def make_masks(
     mask_function: Callable[..., Tensor],
     attention_mask: Tensor | None,
     allow_is_causal_skip: bool,
-    use_vmap: bool,
     device: torch.device,
     **options: Any,
 ) -> Masks:
     """The mask function: `softmax` names the implementation whose masks the softmax layers get."""
-    if use_vmap:
-        raise CannotLinearize(
-            "this model's mask",
-            "it lets tokens see others than those before them, or not all of those",
-            "convert a model whose layers are causal",
-        )
-    shape = {"batch_size": batch_size, "q_length": q_length, "q_offset": q_offset, "mask_function": mask_function}
-    flags = {"allow_is_causal_skip": allow_is_causal_skip, "use_vmap": use_vmap, "device": device}
-    given = AttentionMaskInterface()[softmax]
-    build = partial(given, **shape, **flags, **options, attention_mask=attention_mask)
-    segments = None if allow_is_causal_skip else _segments(mask_function, batch_size, q_offset, q_length, device)
-    return Masks(_kept(attention_mask, q_offset, q_length), segments, build)
-
-
-def _kept(attention_mask: Tensor | None, offset: int, length: int) -> Mask | None:
-    if attention_mask is None:
-        return None
-    keep = attention_mask[:, offset : offset + length]
-    if keep.shape[1] != length:
-        raise ShapeError(
-            f"attention_mask has {attention_mask.shape[1]} columns, must be one for each of the {offset} tokens in "
-            f"the cache and of the {length} given"
-        )
-    return None if not is_tracing(keep) and bool(keep.all()) else keep.bool()
-
-
-def _segments(visible: Callable[..., Tensor], b: int, offset: int, length: int, device: torch.device) -> Segments:
-    """Where a token does not see the one before it, a document begins."""
-    rows = torch.arange(b, device=device)[:, None]
-    tokens = offset + torch.arange(length, device=device)[None].expand(b, -1)
-    before = visible(rows, rows * 0, tokens, (tokens - 1).clamp(min=0))
-    return (~before).expand(b, length).cumsum(1)
+    build = partial(
+        AttentionMaskInterface()[softmax],
+        batch_size=batch_size,
+        q_length=q_length,
+        q_offset=q_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        allow_is_causal_skip=allow_is_causal_skip,
+        device=device,
+        **options,
+    )
+    sizes = {"b": batch_size, "t": q_length, "offset": int(q_offset), "device": device}
+    return Masks(build, mask_function, attention_mask, allow_is_causal_skip, **sizes)
 
 
 def attend(
@@ -111,18 +135,19 @@ def attend(
         )
     memory, module.linear_memory = module.linear_memory, None
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    keep, segments = masks.keep, masks.segments
     call = Call(
         layer=module.layer_idx,
         branch=branch,
         q=q,
         k=k,
         v=v,
-        keep=masks.keep,
-        record=lambda: branch.record(q, k, v, masks.keep, masks.segments),
-        linear=lambda: branch(q, k, v, masks.keep, masks.segments, module.linear_mode, memory),
+        keep=keep,
+        record=lambda: branch.record(q, k, v, keep, segments),
+        linear=lambda: branch(q, k, v, keep, segments, module.linear_mode, memory),
         softmax=lambda: given(masks.softmax)[0],
     )
-    return module.linear_mode.attend(call), None
+    return module.linear_mode.attend(call).contiguous(), None
 
 
 def _shape(mask: Any) -> Any:
@@ -136,10 +161,10 @@ def _softmax(name: str, module: nn.Module) -> Callable[..., tuple[Tensor, Tensor
 
 
 def take_memory(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """The pre-hook of a converted attention: finds its layer in the cache, which its attention function is not given."""
-    cache = next((x for x in (*args, *kwargs.values()) if isinstance(x, Cache)), None)
-    constant = cache is not None and module.linear_mode.constant
-    module.linear_memory = state_layer(cache, module.layer_idx) if constant else None
+    """The pre-hook of a converted attention: finds the layer of the cache, which attention functions do not see."""
+    caches = [x for x in (*args, *kwargs.values()) if isinstance(x, Cache)]
+    kept = caches if module.linear_mode.constant else []
+    module.linear_memory = state_layer(kept[0], module.layer_idx) if kept else None
 
 
 def convert(module: Any, branch: LinearBranch) -> None:

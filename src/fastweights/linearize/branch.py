@@ -16,7 +16,7 @@ from fastweights.linearize.cache import StateLayer
 from fastweights.linearize.modes import Mode
 from fastweights.linearize.sites import Site
 from fastweights.recurrence import Recurrence, State, WindowedLinear
-from fastweights.recurrence.base import without_autocast
+from fastweights.recurrence.base import one_or_all, without_autocast
 from fastweights.shapes import Mask, Output, Segments
 
 FEATURE_MAPS: Mapping[str, type[LearnedFeatures]] = {
@@ -110,7 +110,7 @@ class LinearBranch(nn.Module, ABC):
 
     def unpacked(self, kept: tuple[Tensor, ...], t: int) -> State:
         """The state again, for `t` more tokens."""
-        return kept if len(kept) > 1 else kept[0]
+        return one_or_all(list(kept))
 
 
 class WindowedBranch(LinearBranch):
@@ -139,8 +139,9 @@ class WindowedBranch(LinearBranch):
     def project(self, q: Tensor, k: Tensor, v: Tensor) -> WindowedLinear:
         k, v = (s.repeat_interleave(self.served, dim=2) if self.served > 1 else s for s in (k, v))
         scaled = q if abs(self.factor - 1) < 1e-9 else precise(q) * self.factor
-        mix = precise(self.mix).sigmoid()[None, None, :, None]
-        return WindowedLinear(scaled, k, v, self.phi_q(q), self.phi_k(k), mix, self.analog.window, self.analog.shared)
+        mix, analog = precise(self.mix).sigmoid()[None, None, :, None], self.analog
+        fq, fk, cap = self.phi_q(q), self.phi_k(k), self.site.softcap
+        return WindowedLinear(scaled, k, v, fq, fk, mix, analog.window, analog.shared, cap)
 
     def packed(self, state: State) -> tuple[Tensor, ...]:
         keys, values, _, memory, age = state

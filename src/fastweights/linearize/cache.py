@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,12 +69,11 @@ class StateLayer(CacheLayerMixin):
     def offload(self) -> None:
         self.apply(lambda x: x.to("cpu", non_blocking=True))
 
-    def crop(self, tokens_to_remove: int) -> NoReturn | None:
+    def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
             raise NotImplementedError(
                 "a linear state cannot forget its last tokens; copy.deepcopy the cache before feeding them"
             )
-        return None
 
 
 def state_layer(cache: Cache, index: int) -> StateLayer:
@@ -93,7 +92,7 @@ def state_layer(cache: Cache, index: int) -> StateLayer:
         if layers[index].is_initialized:
             raise CannotLinearize(
                 f"layer {index} of this cache",
-                f"it holds a {type(layers[index]).__name__}, what a softmax layer has seen, and not a linear state",
+                "it holds keys and values that a softmax layer has seen, and not a linear state",
                 "begin a new cache, and feed the text again",
             )
         layers[index] = StateLayer()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class CannotLinearize(ValueError):
+class CannotLinearize(ValueError):  # noqa: N818
     """A model, layer or call that has no linear counterpart here: what, why, and the way out."""
 
     def __init__(self, what: str, why: str, fix: str) -> None:

@@ -68,9 +68,9 @@ def install(model: PreTrainedModel, sites: list[Site], analog: Analog) -> None:
     use_softmax(model, softmax)
 
 
-def use_softmax(model: PreTrainedModel, name: str) -> None:
+def use_softmax(model: PreTrainedModel, name: str | None) -> None:
     """Have the softmax layers of a linearized model use the implementation `name`."""
-    name = name.removeprefix(PREFIX)
+    name = str(name).removeprefix(PREFIX)
     if name not in SOFTMAX:
         raise CannotLinearize(
             f"attn_implementation={name!r}",
