@@ -21,9 +21,14 @@ def llama(layers: int = 2, dtype: torch.dtype = torch.float64, **fields: object)
     return LlamaForCausalLM(config).to(dtype).eval()
 
 
-def linear_llama(analog: Analog = Analog(window=3), layers: int = 2, dtype: torch.dtype = torch.float64):
-    """The same, linearized; its branches in `dtype` too."""
-    return linearize(llama(layers, dtype), analog).to(dtype)
+def linear_llama(
+    analog: Analog = Analog(window=3),
+    layers: int = 2,
+    dtype: torch.dtype = torch.float64,
+    chosen: list[int] | None = None,
+):
+    """The same, its `chosen` layers (all of them) linearized; their branches in `dtype` too."""
+    return linearize(llama(layers, dtype), analog, chosen).to(dtype)
 
 
 def sequences(count: int = 400, documents: int = 4, seed: int = 0) -> Sequences:

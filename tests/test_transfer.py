@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import Trainer, TrainingArguments
 
 from fastweights.linearize import Analog, Mode, Teacher, branches, running
+from fastweights.linearize.blocks import transfer_blockwise
 from fastweights.linearize.fit import Fit, fit, rows, trained
 from fastweights.linearize.stages import TransferStage
 from fastweights.linearize.transfer import (
@@ -234,3 +235,31 @@ def test_transformers_trainer_takes_the_mode_that_returns_losses(tmp_path: Path)
     )
     Trainer(model=model, args=arguments, train_dataset=examples).train()
     assert all(not torch.equal(p, before[name]) for name, p in trained(model).items() if not name.endswith("mix"))
+
+
+@pytest.mark.parametrize("layers", [None, [0, 2]], ids=["all layers", "some layers"])
+def test_block_by_block_is_the_same_training(tmp_path, layers):
+    config, ends = Fit(steps=3, batch=4, accumulate=2), []
+    for blockwise in (False, True):
+        model = linear_llama(layers=3, chosen=layers)
+        if blockwise:
+            assert transfer_blockwise(model, stream(), config, tmp_path / "blocks")
+        else:
+            fit(TransferStage(model, stream(), stream()), config, tmp_path / "joint")
+        ends.append(model.state_dict())
+    for name, tensor in ends[0].items():
+        assert_close(ends[1][name], tensor, name)
+    assert not list((tmp_path / "blocks").glob("*.bin"))
+
+
+def test_block_by_block_goes_on_where_it_stopped(tmp_path):
+    config, ends = Fit(steps=2, batch=2), []
+    for name, sittings in (("once", [99]), ("twice", [3, 99])):
+        for calls in sittings:
+            model, left = linear_llama(layers=3), iter(range(calls, -1, -1))
+            complete = transfer_blockwise(
+                model, stream(), config, tmp_path / name, stop=lambda left=left: not next(left)
+            )
+        assert complete
+        ends.append(model.state_dict())
+    assert all(torch.equal(ends[0][name], tensor) for name, tensor in ends[1].items())
