@@ -89,10 +89,10 @@ def test_sites_say_what_attention_sees() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "mixtral", "deepseek_v3"])
 def test_sites_are_found_without_weights(family: str) -> None:
-    config = teacher(family).config
+    model = teacher(family)
     with torch.device("meta"):
-        empty = type(teacher(family))(config).to(torch.bfloat16)
-    assert find_sites(empty) == find_sites(teacher(family))
+        empty = type(model)(model.config).to(torch.bfloat16)
+    assert find_sites(empty) == find_sites(model)
 
 
 def test_probing_leaves_no_trace() -> None:
@@ -249,7 +249,7 @@ def test_a_call_has_the_record_and_both_outputs() -> None:
 
 def test_beams_are_reordered() -> None:
     model, inputs = student(), padded()
-    beams = {"num_beams": 4, "num_return_sequences": 2, "output_logits": False}
+    beams = {"num_beams": 4, "num_return_sequences": 2, "output_scores": True}
     with_cache, without = (generated(model, inputs, use_cache=cached, **beams) for cached in (True, False))
     assert torch.equal(with_cache.sequences, without.sequences)
     assert torch.allclose(with_cache.sequences_scores, without.sequences_scores)
@@ -347,7 +347,7 @@ def test_packed_documents_do_not_meet() -> None:
         assert error(packed, torch.cat(apart, 1)) <= SAME
 
 
-# precision, compilation, training -------------------------------------------------------------------------------------
+# precision, training -------------------------------------------------------------------------------------
 
 
 def test_low_precision_keeps_states_in_float32() -> None:
@@ -369,15 +369,6 @@ def test_autocast_does_not_round_the_state() -> None:
     memory = cache.layers[0].state[2]
     assert memory.dtype == torch.float32
     assert not torch.equal(memory, memory.bfloat16().float())
-
-
-def test_a_compiled_model_is_the_same() -> None:
-    model, inputs = student(), padded()
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    with torch.no_grad():
-        got = compiled(**inputs, use_cache=False).logits
-        want = model(**inputs, use_cache=False).logits
-    assert_same(got, want, inputs, "compiled")
 
 
 def test_checkpointed_gradients_are_the_same() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from fastweights.linearize.branch import LinearBranch
 from fastweights.linearize.cache import state_layer
 from fastweights.linearize.errors import CannotLinearize
 from fastweights.linearize.modes import LINEAR, Call
-from fastweights.recurrence.base import ShapeError
+from fastweights.recurrence.base import Once, ShapeError
 from fastweights.shapes import Mask, Segments
 
 SOFTMAX = ("sdpa", "eager")
@@ -51,11 +51,11 @@ class Masks:
     offset: int
     device: torch.device
 
-    @cached_property
+    @Once
     def softmax(self) -> Any:
         return self.build()
 
-    @cached_property
+    @Once
     def keep(self) -> Mask | None:
         """``[b t]``, False for padding; None if there is none."""
         if self.given is None:
@@ -68,7 +68,7 @@ class Masks:
             )
         return None if not is_tracing(keep) and bool(keep.all()) else keep.bool()
 
-    @cached_property
+    @Once
     def segments(self) -> Segments | None:
         """``[b t]``: where a token does not see the one before it, a packed document begins; None if there is one."""
         if self.plain:
