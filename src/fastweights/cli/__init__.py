@@ -15,6 +15,7 @@ from fastweights.cli.bench import bench
 from fastweights.cli.generate import generate
 from fastweights.cli.imports import imports
 from fastweights.cli.mixers import mixers
+from fastweights.cli.reproduce import reproduce_verb
 from fastweights.cli.table import table
 from fastweights.cli.train import train
 
@@ -29,6 +30,7 @@ VERBS: dict[str, Verb] = {
     "table": table,
     "bench": bench,
     "analyze": analyze,
+    "reproduce": reproduce_verb,
 }
 
 

@@ -66,10 +66,10 @@ class Check:
 
 
 class Statement(ABC):
-    """Something that two numbers can bear out or contradict."""
+    """Something that two numbers, measured or given, can bear out or contradict."""
 
     first: Term
-    second: Term
+    second: Term | float
 
     @abstractmethod
     def sentence(self, first: str, second: str) -> str:
@@ -81,9 +81,18 @@ class Statement(ABC):
 
     def check(self, measures: Measures) -> Check:
         """The test of the statement on what was measured. Raises ValueError if its terms were not."""
-        (x, a), (y, b) = self.first.sample(measures), self.second.sample(measures)
+        first, a = _found(self.first, measures)
+        second, b = _found(self.second, measures)
         difference = shift(a, b)
-        return Check(self.sentence(self.first.named(x), self.second.named(y)), difference, self.judged(difference))
+        return Check(self.sentence(first, second), difference, self.judged(difference))
+
+
+def _found(term: Term | float, measures: Measures) -> tuple[str, Sample]:
+    """(its name in a sentence, its values)"""
+    if isinstance(term, Term):
+        x, sample = term.sample(measures)
+        return term.named(x), sample
+    return f"{term:g}", Sample((term,), exact=True)
 
 
 @dataclass(frozen=True)
@@ -91,7 +100,7 @@ class Above(Statement):
     """first > second + by"""
 
     first: Term
-    second: Term
+    second: Term | float
     by: float = 0.0
 
     def sentence(self, first: str, second: str) -> str:
@@ -108,7 +117,7 @@ class Near(Statement):
     """|first - second| ≤ within"""
 
     first: Term
-    second: Term
+    second: Term | float
     within: float
 
     def sentence(self, first: str, second: str) -> str:
