@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fastweights.cli.arguments import add_device
-from fastweights.reproduce import CLAIMS, Check, Claim, Measures, Outcome, Trial, Verdict, claim, reproduce
-from fastweights.reproduce.measures import Place, Sample
+from fastweights.reproduce import CLAIMS, Check, Claim, Measures, Outcome, Place, Trial, Verdict, claim, reproduce
+from fastweights.reproduce.measures import At, Sample
 
 WIDE = 170
 COLOURS = {Verdict.HOLDS: "green", Verdict.FAILS: "red", Verdict.OPEN: "yellow"}
@@ -26,6 +26,7 @@ def reproduce_verb(parser: ArgumentParser) -> Callable[[Namespace, Console], Non
     parser.add_argument("--size", default="cpu", metavar="cpu|gpu|paper", help="how large (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="folder (default: runs/reproduce/CLAIM-SIZE); a run there goes on")
     parser.add_argument("--data", type=Path, help="folder with data that a size asks for")
+    parser.add_argument("--workers", type=int, help="processes for independent trainings (default: one per core)")
     add_device(parser)
     return _reproduce
 
@@ -38,10 +39,8 @@ def _reproduce(chosen: Namespace, console: Console) -> None:
         return
     found = claim(chosen.claim)
     out = chosen.out or Path("runs", "reproduce", f"{chosen.claim}-{chosen.size}")
-    listener = partial(_begin, console)
-    outcome = reproduce(
-        chosen.claim, found, chosen.size, out, device=chosen.device.torch(), data=chosen.data, listener=listener
-    )
+    place = Place(out.parent / "shared", chosen.device.torch(), chosen.data, chosen.workers)
+    outcome = reproduce(chosen.claim, found, chosen.size, out, place, partial(_begin, console))
     _print(outcome, console)
     console.print(f"{out / 'outcome.json'}, {out / 'picture.png'}", soft_wrap=True)
 
@@ -80,7 +79,7 @@ def _numbers(one: Claim, measures: Measures, title: str) -> Table:
     return table
 
 
-def _cell(one: Claim, series: str, x: Place, sample: Sample | None) -> str:
+def _cell(one: Claim, series: str, x: At, sample: Sample | None) -> str:
     if sample is None:
         return ""
     several = f" ({sample.low:.3g} – {sample.high:.3g})" if len(sample.values) > 1 else ""

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from fastweights.reproduce.claim import Above, Check, Claim, Near, Recipe, Site, Size, Statement, Term, Trial, Verdict
 from fastweights.reproduce.claims import dsf, lolcats, mesanet, metala
 from fastweights.reproduce.measures import Measure, Measures, Sample, shift
-from fastweights.reproduce.run import Outcome, reproduce
+from fastweights.reproduce.run import Outcome, Place, reproduce
 
 CLAIMS: dict[str, Claim] = {**metala.CLAIMS, **lolcats.CLAIMS, **mesanet.CLAIMS, **dsf.CLAIMS}
 
@@ -29,6 +29,7 @@ __all__ = [
     "Measures",
     "Near",
     "Outcome",
+    "Place",
     "Recipe",
     "Sample",
     "Site",

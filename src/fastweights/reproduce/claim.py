@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from fastweights.reproduce.measures import Interval, Measure, Measures, Place, Sample, shift
+from fastweights.reproduce.measures import At, Interval, Measure, Measures, Sample, shift
 
 Figures = Mapping[str, Mapping[str, float]]
 """Numbers of a paper: series → column → number."""
@@ -37,7 +37,7 @@ class Term:
     at: str | int = -1
     quantity: str = ""
 
-    def sample(self, measures: Measures) -> tuple[Place, Sample]:
+    def sample(self, measures: Measures) -> tuple[At, Sample]:
         """(where, the values there). Raises ValueError if it was not measured."""
         rows = measures.of(self.quantity)
         places = rows.places(self.series)
@@ -50,7 +50,7 @@ class Term:
             raise ValueError(f"{self} was not measured; there are {measures.series} at {places}")
         return found, sample
 
-    def named(self, x: Place) -> str:
+    def named(self, x: At) -> str:
         """Its name in a sentence, at the place `x`."""
         where = "" if x is None else f" at {x}" if isinstance(x, str) else f" at {x:g}"
         return f"{self.series}{where}{self.quantity and f' ({self.quantity})'}"
@@ -132,11 +132,19 @@ class Near(Statement):
 
 @dataclass(frozen=True)
 class Site:
-    """Where a trial works: a folder of its own, the device, and the folder with data that the user has, if any."""
+    """Where a trial works.
+
+    folder   of its own
+    shared   for what other trials and claims can use as well; what lies there is named by all that decides it
+    data     the user's, if any
+    workers  processes for runs that do not depend on each other; None for as many as there are cores
+    """
 
     folder: Path
+    shared: Path
     device: torch.device
     data: Path | None = None
+    workers: int | None = None
 
     def file(self, name: str) -> Path:
         """A file of the user's data. Raises ValueError if there is none."""

@@ -13,7 +13,8 @@ from typing import Self
 DOUBT = 0.05
 """The chance, on either side, that an interval misses the difference."""
 
-Place = float | str | None
+At = float | str | None
+"""Where on a curve a number stands, or in which column of a table."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Measure:
 
     series: str
     value: float
-    x: Place = None
+    x: At = None
     quantity: str = ""
     seed: int | None = None
 
@@ -86,13 +87,13 @@ class Measures:
     def series(self) -> list[str]:
         return list(dict.fromkeys(row.series for row in self.rows))
 
-    def places(self, series: str | None = None) -> list[Place]:
+    def places(self, series: str | None = None) -> list[At]:
         """Where `series`, or any of them, was measured: numbers ascending, names as they came."""
         found = dict.fromkeys(row.x for row in self.rows if series in (None, row.series))
         numbers = sorted(x for x in found if isinstance(x, int | float))
         return [*numbers, *(x for x in found if not isinstance(x, int | float))]
 
-    def sample(self, series: str, x: Place) -> Sample | None:
+    def sample(self, series: str, x: At) -> Sample | None:
         """The values there; None if there are none."""
         rows = [row for row in self.rows if (row.series, row.x) == (series, x)]
         return Sample(tuple(row.value for row in rows), all(row.seed is None for row in rows)) if rows else None

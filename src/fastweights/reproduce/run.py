@@ -62,8 +62,8 @@ class Ledger:
             os.fsync(file.fileno())
         self.done[done.trial] = done
 
-    def site(self, trial: Trial) -> Path:
-        """The folder of a trial."""
+    def folder_of(self, trial: Trial) -> Path:
+        """The folder in which it works."""
         return self.folder / "trials" / sha256(repr(trial).encode()).hexdigest()[:16]
 
 
@@ -117,6 +117,19 @@ class Outcome:
         }
 
 
+@dataclass(frozen=True)
+class Place:
+    """What all trials of a claim have in common of their `Site`."""
+
+    shared: Path
+    device: torch.device
+    data: Path | None = None
+    workers: int | None = None
+
+    def site(self, folder: Path) -> Site:
+        return Site(folder, self.shared, self.device, self.data, self.workers)
+
+
 Listener = Callable[[Trial, int, int], None]
 """Called before a trial that is not done yet, with its number and how many there are."""
 
@@ -126,9 +139,7 @@ def reproduce(
     claim: Claim,
     size: str,
     out: Path,
-    *,
-    device: torch.device,
-    data: Path | None = None,
+    place: Place,
     listener: Listener = lambda trial, number, count: None,
 ) -> Outcome:
     """Test `claim` at one of its sizes in the folder `out`, going on after the trials that were done there.
@@ -139,24 +150,22 @@ def reproduce(
     if size not in claim.sizes:
         raise ValueError(f"size = {size!r}; there are {', '.join(claim.sizes)}")
     recipe = claim.sizes[size].recipe
-    done = run_trials(recipe, Ledger(out), device, data, listener)
+    done = run_trials(recipe, Ledger(out), place, listener)
     outcome = judged(name, claim, size, done)
     with whole_file(out / "outcome.json") as new:
-        new.write_text(json.dumps(outcome.content(device), indent=1, ensure_ascii=False), encoding="utf-8")
+        new.write_text(json.dumps(outcome.content(place.device), indent=1, ensure_ascii=False), encoding="utf-8")
     (out / "picture.png").write_bytes(png(claim.picture.draw(outcome.measures, f"{claim.paper}, {claim.place}")))
     return outcome
 
 
-def run_trials(
-    recipe: Recipe, ledger: Ledger, device: torch.device, data: Path | None, listener: Listener
-) -> list[Done]:
+def run_trials(recipe: Recipe, ledger: Ledger, place: Place, listener: Listener) -> list[Done]:
     """The trials of `recipe`, those that the ledger does not have having been run."""
     trials = recipe.trials()
     for number, trial in enumerate(trials, 1):
         if repr(trial) not in ledger.done:
             listener(trial, number, len(trials))
             start = time.perf_counter()
-            measures = tuple(trial.run(Site(ledger.site(trial), device, data)))
+            measures = tuple(trial.run(place.site(ledger.folder_of(trial))))
             minutes = (time.perf_counter() - start) / 60
             ledger.add(Done(repr(trial), trial.name, minutes, commit(), measures))
     return [ledger.done[repr(trial)] for trial in trials]
