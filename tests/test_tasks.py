@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import permutations
 
 import numpy as np
@@ -25,24 +24,7 @@ from fastweights.tasks import (
 )
 from fastweights.tasks.mqar import arranged
 from fastweights.tasks.sampling import distinct, weighted
-
-
-def rng(*seed: int) -> np.random.Generator:
-    return np.random.default_rng(seed or 0)
-
-
-def assert_same_law(ours: Iterable[float], theirs: Iterable[float], what: str) -> None:
-    """The means of two independent samples are within five standard errors."""
-    a, b = np.asarray(list(ours), float), np.asarray(list(theirs), float)
-    error = np.sqrt(a.var() / len(a) + b.var() / len(b))
-    assert abs(a.mean() - b.mean()) <= 5 * error + 1e-12, f"{what}: {a.mean():.5f} and {b.mean():.5f} ± {error:.1e}"
-
-
-def assert_frequencies(counts: np.ndarray, p: np.ndarray, what: str) -> None:
-    """Every count is within five standard deviations of its binomial law."""
-    n = counts.sum()
-    assert (abs(counts - n * p) <= 5 * np.sqrt(n * p * (1 - p)) + 1).all(), f"{what}: {counts} of {n * p}"
-
+from laws import assert_frequencies, assert_same_law, rng
 
 # every protocol -----------------------------------------------------------------------------------------------------
 

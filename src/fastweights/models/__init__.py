@@ -19,6 +19,7 @@ from fastweights.models.classify import (
 from fastweights.models.config import FastWeightsConfig
 from fastweights.models.hf import FastWeightsForCausalLM, FastWeightsModel
 from fastweights.models.presets import PRESETS, Preset, named, preset
+from fastweights.models.reconstruct import FastWeightsForReconstruction
 
 AutoConfig.register(FastWeightsConfig.model_type, FastWeightsConfig)
 AutoModel.register(FastWeightsConfig, FastWeightsModel)
@@ -34,6 +35,7 @@ __all__ = [
     "FastWeightsConfig",
     "FastWeightsForCausalLM",
     "FastWeightsForImageClassification",
+    "FastWeightsForReconstruction",
     "FastWeightsForSequenceClassification",
     "FastWeightsForSequencePairClassification",
     "FastWeightsModel",

@@ -24,10 +24,10 @@ class Segment:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Linear warm-up from `start` of the peak, then half a cosine to a rate.
+    """Linear warm-up from the rate `start`, then half a cosine to a rate.
 
     warmup    updates, or below 1 a fraction of them all
-    final     the last learning rate (not a fraction of the peak)
+    final     the last learning rate
     relative  whether `final` is a fraction of the peak after all
     by_epoch  whether the rate changes between epochs only
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-BLOCK = 4096
+BLOCK = 1024
 
 
 def distinct(generator: np.random.Generator, rows: int, count: int, size: int) -> np.ndarray:
@@ -17,7 +17,7 @@ def distinct(generator: np.random.Generator, rows: int, count: int, size: int) -
     chosen = generator.integers(size, size=(rows, count))
     left = np.arange(rows)
     while len(left):
-        again = _repeated(chosen[left])
+        again = repeated(chosen[left])
         left, again = left[again.any(1)], again[again.any(1)]
         fresh = generator.integers(size, size=int(again.sum()))
         part = chosen[left]
@@ -41,18 +41,18 @@ def weighted(generator: np.random.Generator, rows: int, count: int, weights: np.
 def _first(generator: np.random.Generator, rows: int, count: int, scale: np.ndarray) -> np.ndarray:
     """The indices of the first arrivals, in order: the bits of a positive float sort as the float does."""
     arrivals = generator.standard_exponential((rows, len(scale)), dtype=np.float32) * scale
-    return _ordered(arrivals.view(np.uint32).astype(np.uint64))[1][:, :count]
+    return ordered(arrivals.view(np.uint32).astype(np.uint64))[1][:, :count]
 
 
-def _repeated(rows: np.ndarray) -> np.ndarray:
+def repeated(rows: np.ndarray) -> np.ndarray:
     """Where a number stands that an earlier column of its row has too."""
-    numbers, columns = _ordered(rows.astype(np.uint64))
+    numbers, columns = ordered(rows.astype(np.uint64))
     same = np.zeros(rows.shape, bool)
     np.put_along_axis(same, columns[:, 1:], numbers[:, 1:] == numbers[:, :-1], 1)
     return same
 
 
-def _ordered(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def ordered(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(numbers, columns) of every row of ``rows [n m]`` (uint64, below 2³²) in order, the first of equals first.
 
     Number and column are sorted as one integer, which is several times faster than an argsort.
