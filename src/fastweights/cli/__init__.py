@@ -16,6 +16,7 @@ from fastweights.cli.eval import eval_
 from fastweights.cli.generate import generate
 from fastweights.cli.imports import imports
 from fastweights.cli.mixers import mixers
+from fastweights.cli.reproduce import reproduce_verb
 from fastweights.cli.sweep import sweep
 from fastweights.cli.table import table
 from fastweights.cli.train import train
@@ -33,6 +34,7 @@ VERBS: dict[str, Verb] = {
     "analyze": analyze,
     "eval": eval_,
     "sweep": sweep,
+    "reproduce": reproduce_verb,
 }
 
 

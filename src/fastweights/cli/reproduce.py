@@ -1,0 +1,96 @@
+"""fastweights reproduce"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fastweights.cli.arguments import add_device
+from fastweights.reproduce import CLAIMS, Check, Claim, Measures, Outcome, Place, Trial, Verdict, claim, reproduce
+from fastweights.reproduce.measures import At, Sample
+
+WIDE = 170
+COLOURS = {Verdict.HOLDS: "green", Verdict.FAILS: "red", Verdict.OPEN: "yellow"}
+
+
+def reproduce_verb(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
+    """Test a claim of the papers, at a size that the machine allows; without a claim, list them."""
+    parser.add_argument("claim", nargs="?", metavar="CLAIM", help="its name; none for the list of all")
+    parser.add_argument("--size", default="cpu", metavar="cpu|gpu|paper", help="how large (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="folder (default: runs/reproduce/CLAIM-SIZE); a run there goes on")
+    parser.add_argument("--data", type=Path, help="folder with data that a size asks for")
+    parser.add_argument("--workers", type=int, help="processes for independent trainings (default: one per core)")
+    add_device(parser)
+    return _reproduce
+
+
+def _reproduce(chosen: Namespace, console: Console) -> None:
+    if not console.is_terminal:
+        console.width = WIDE
+    if chosen.claim is None:
+        console.print(_list())
+        return
+    found = claim(chosen.claim)
+    out = chosen.out or Path("runs", "reproduce", f"{chosen.claim}-{chosen.size}")
+    place = Place(out.parent / "shared", chosen.device.torch(), chosen.data, chosen.workers)
+    outcome = reproduce(chosen.claim, found, chosen.size, out, place, partial(_begin, console))
+    _print(outcome, console)
+    console.print(f"{out / 'outcome.json'}, {out / 'picture.png'}", soft_wrap=True)
+
+
+def _list() -> Table:
+    table = Table("claim", "paper", "where", "statement", box=box.SIMPLE)
+    for size in ("cpu", "gpu", "paper"):
+        table.add_column(f"{size} [min]", justify="right")
+    for name, one in CLAIMS.items():
+        minutes = (f"{size.minutes:g}" for size in one.sizes.values())
+        table.add_row(name, one.paper, one.place, one.statement, *minutes)
+    return table
+
+
+def _begin(console: Console, trial: Trial, number: int, count: int) -> None:
+    console.print(Text(f"{number}/{count}  {trial.name}"), soft_wrap=True)
+
+
+def _print(outcome: Outcome, console: Console) -> None:
+    console.print(Text(f"{outcome.claim.paper}, {outcome.claim.place}: {outcome.claim.statement}"), soft_wrap=True)
+    for quantity in outcome.measures.quantities:
+        console.print(_numbers(outcome.claim, outcome.measures.of(quantity), quantity or outcome.claim.unit))
+    console.print(_checks(outcome.checks))
+    verdict, tally = outcome.verdict, ", ".join(f"{count} {name}" for name, count in outcome.tally.items())
+    console.print(Text(verdict.value, style=COLOURS[verdict]), f"({tally}), {outcome.minutes:.1f} minutes")
+    for line in filter(None, (outcome.claim.remark, outcome.claim.sizes[outcome.size].note)):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _numbers(one: Claim, measures: Measures, title: str) -> Table:
+    """Medians and ranges; beside them what the paper prints."""
+    places = measures.places()
+    table = Table("", *("" if x is None else str(x) for x in places), title=title, box=box.SIMPLE, title_justify="left")
+    for series in measures.series:
+        table.add_row(series, *(_cell(one, series, x, measures.sample(series, x)) for x in places))
+    return table
+
+
+def _cell(one: Claim, series: str, x: At, sample: Sample | None) -> str:
+    if sample is None:
+        return ""
+    several = f" ({sample.low:.3g} – {sample.high:.3g})" if len(sample.values) > 1 else ""
+    printed = one.figures.get(series, {}).get("" if x is None else str(x))
+    return f"{sample.median:.4g}{several}" + ("" if printed is None else f" [paper {printed:g}]")
+
+
+def _checks(checks: tuple[Check, ...]) -> Table:
+    table = Table("statement", "difference", "interval", "", box=box.SIMPLE)
+    for check in checks:
+        low, middle, high = check.difference.low, check.difference.middle, check.difference.high
+        verdict = Text(check.verdict.value, style=COLOURS[check.verdict])
+        table.add_row(Text(check.sentence), f"{middle:.3g}", f"{low:.3g} … {high:.3g}", verdict)
+    return table

@@ -1,0 +1,96 @@
+"""Claims about tasks: models trained on a protocol, over learning rates and seeds, by the sweep engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from fastweights.reproduce.claim import Recipe, Site, Trial
+from fastweights.reproduce.measures import At, Measure, Measures
+from fastweights.sweep import Contender, Local, Plan, Row, best, sweep
+from fastweights.tasks import TASKS
+
+FIVE = (0, 1, 2, 3, 4)
+UPDATES = "updates until solved"
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How a protocol is trained where that differs from its own; empty means as it says.
+
+    training  fields of `Training`, such as fewer steps
+    every     updates between evaluations where there are no epochs
+    """
+
+    seeds: tuple[int, ...] = FIVE
+    rates: tuple[float, ...] = ()
+    decays: tuple[float, ...] = ()
+    training: Mapping[str, Any] = field(default_factory=dict)
+    every: int = 100
+
+
+@dataclass(frozen=True)
+class Training(Trial):
+    """One model on one protocol: accuracies in per cent at the best learning rate, and updates until it was solved
+    (all that were made where it never was)."""
+
+    series: str
+    x: At
+    task: str
+    contender: str
+    fields: Mapping[str, Any]
+    effort: Effort
+
+    @property
+    def name(self) -> str:
+        return f"{self.series} on {self.task}" + ("" if self.x in (None, self.task) else f" at {self.x}")
+
+    def run(self, site: Site) -> list[Measure]:
+        effort = self.effort
+        plan = Plan(
+            tasks={self.task: TASKS[self.task]},
+            mixers=(Contender(self.series, self.contender, self.fields),),
+            rates=effort.rates,
+            decays=effort.decays,
+            seeds=effort.seeds,
+            training=effort.training,
+            every=effort.every,
+        )
+        rows = sweep(plan, site.shared / "sweep", Local(site.workers), device=str(site.device))
+        if len(rows) < len(list(plan.runs())):
+            raise RuntimeError(f"runs of {self.name} failed; {site.shared / 'sweep' / 'failed'} says why")
+        return list(self._measures(rows))
+
+    def _measures(self, rows: Sequence[Row]) -> Iterable[Measure]:
+        chosen = best(rows)[0]
+        for row in rows:
+            if (row.rate, row.decay) == (chosen.rate, chosen.decay):
+                yield Measure(self.series, 100 * row.accuracy, self.x, seed=row.seed)
+                yield Measure(self.series, row.steps if row.solved is None else row.solved, self.x, UPDATES, row.seed)
+
+
+@dataclass(frozen=True)
+class Trainings(Recipe):
+    """Trials on tasks; a series that was measured in several `columns` also has their mean, per seed."""
+
+    cells: tuple[Training, ...]
+    columns: tuple[str, ...] = ()
+
+    def trials(self) -> Sequence[Trial]:
+        return self.cells
+
+    def summary(self, measures: Measures) -> Measures:
+        if not self.columns:
+            return measures
+        rows = measures.of("")
+        found = [m for series in rows.series for m in self._mean(rows, series)]
+        return Measures([*measures, *found])
+
+    def _mean(self, rows: Measures, series: str) -> list[Measure]:
+        samples = [sample for column in self.columns if (sample := rows.sample(series, column))]
+        if len(samples) < len(self.columns):
+            return []
+        seeds = zip(*(sample.values for sample in samples), strict=True)
+        return [Measure(series, fmean(values), "average", seed=seed) for seed, values in enumerate(seeds)]

@@ -1,0 +1,1 @@
+"""The papers' claims, a file per paper."""

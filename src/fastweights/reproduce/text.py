@@ -1,0 +1,177 @@
+"""Claims about language models: one is trained for each mixer and seed, and asked for its loss in several ways."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from fastweights.evals.perplexity import PositionLoss, nll_by_position
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.reproduce.claim import Recipe, Site, Trial
+from fastweights.reproduce.measures import Measure, Measures
+from fastweights.train import AdamW, Architecture, Corpus, Cosine, Every, Text, TrainConfig, train
+from fastweights.train.data import load
+
+Fields = Mapping[str, Any]
+POSITION, FAR = "by position", "mean so far"
+
+
+@dataclass(frozen=True)
+class Configured(Architecture):
+    """`fields` of the configuration besides its mixers, layers and width."""
+
+    fields: Fields = field(default_factory=dict)
+
+    def build(self, tokenizer: PreTrainedTokenizerBase) -> FastWeightsForCausalLM:
+        return FastWeightsForCausalLM(
+            FastWeightsConfig(
+                vocab_size=len(tokenizer),
+                hidden_size=self.width,
+                num_hidden_layers=self.layers,
+                mixers=[dict(mixer) for mixer in self.mixers],
+                **self.fields,
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """How every model of an experiment is trained; they differ in mixers and seed.
+
+    data  files of the user's data folder to read in place of `text`
+    """
+
+    text: Text
+    layers: int
+    width: int
+    fields: Fields
+    rate: float
+    steps: int
+    batch: int
+    length: int
+    warmup: int
+    bf16: bool = False
+    data: tuple[str, ...] = ()
+
+    def config(self, mixers: Sequence[Fields], seed: int, site: Site) -> TrainConfig:
+        text = Text(tuple(str(site.file(n)) for n in self.data), (), self.text.tokenization) if self.data else self.text
+        return TrainConfig(
+            text=text,
+            model=Configured(tuple(mixers), self.layers, self.width, self.fields),
+            optimizer=AdamW(lr=self.rate),
+            schedule=Cosine(warmup=self.warmup),
+            every=Every(log=self.steps, evaluation=self.steps, checkpoint=max(self.steps // 10, 100)),
+            steps=self.steps,
+            batch=self.batch,
+            length=self.length,
+            bf16=self.bf16,
+            seed=seed,
+        )
+
+    def trained(self, mixers: Sequence[Fields], seed: int, site: Site) -> tuple[FastWeightsForCausalLM, Corpus]:
+        """The model, trained if nobody has done so before, and its text."""
+        config = self.config(mixers, seed, site)
+        folder = site.shared / "models" / sha256(repr(config).encode()).hexdigest()[:16]
+        if not (folder / "model").exists():
+            train(config, folder, cpu=site.device.type == "cpu")
+        model: Any = FastWeightsForCausalLM.from_pretrained(folder / "model")
+        return model.to(site.device).eval(), load(folder / "data")
+
+
+class Reading(ABC):
+    """What a trained model is asked, a frozen value."""
+
+    @abstractmethod
+    def measures(self, series: str, seed: int, model: FastWeightsForCausalLM, corpus: Corpus) -> Iterator[Measure]:
+        """The answers."""
+
+
+@dataclass(frozen=True)
+class Positions(Reading):
+    """The loss of `tokens` validation tokens in sequences of `length`: over all, and by position, in octaves."""
+
+    tokens: int
+    length: int
+
+    def measures(self, series: str, seed: int, model: FastWeightsForCausalLM, corpus: Corpus) -> Iterator[Measure]:
+        loss = nll_by_position(model, corpus.validation[: self.tokens], self.length, batch=16, chunk=None)
+        yield Measure(series, loss.mean, seed=seed)
+        yield from by_octave(series, loss, seed)
+
+
+@dataclass(frozen=True)
+class Extrapolation(Reading):
+    """The mean loss up to each of `lengths`, of sequences as long as the last, the state carried along."""
+
+    tokens: int
+    lengths: tuple[int, ...]
+    batch: int = 4
+
+    def measures(self, series: str, seed: int, model: FastWeightsForCausalLM, corpus: Corpus) -> Iterator[Measure]:
+        loss = nll_by_position(model, corpus.validation[: self.tokens], self.lengths[-1] + 1, batch=self.batch)
+        for length in self.lengths:
+            yield Measure(series, float(loss.mean_so_far[length - 1]), length, FAR, seed)
+
+
+def by_octave(series: str, loss: PositionLoss, seed: int) -> Iterator[Measure]:
+    """Nats per token from each power of two up to the next."""
+    edges = np.unique([*(2 ** np.arange(int(np.log2(len(loss.nll))) + 1)), len(loss.nll) + 1])
+    for edge, value in zip(edges, loss.pooled(edges), strict=False):
+        yield Measure(series, float(value), int(edge), POSITION, seed)
+
+
+@dataclass(frozen=True)
+class Model(Trial):
+    """One model trained from one seed, and read."""
+
+    series: str
+    mixers: tuple[Fields, ...]
+    seed: int
+    pretraining: Pretraining
+    readings: tuple[Reading, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.series}, seed {self.seed}"
+
+    def run(self, site: Site) -> list[Measure]:
+        model, corpus = self.pretraining.trained(self.mixers, self.seed, site)
+        found = (reading.measures(self.series, self.seed, model, corpus) for reading in self.readings)
+        return [measure for some in found for measure in some]
+
+
+@dataclass(frozen=True)
+class LanguageModels(Recipe):
+    """Models by series, each from several seeds; with a `reference` among them, differences to it by position."""
+
+    models: Mapping[str, tuple[Fields, ...]]
+    pretraining: Pretraining
+    readings: tuple[Reading, ...]
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    reference: str | None = None
+
+    def trials(self) -> Sequence[Trial]:
+        return [
+            Model(series, mixers, seed, self.pretraining, self.readings)
+            for seed in self.seeds
+            for series, mixers in self.models.items()
+        ]
+
+    def summary(self, measures: Measures) -> Measures:
+        if self.reference is None:
+            return measures
+        rows = measures.of(POSITION)
+        base = {(row.x, row.seed): row.value for row in rows if row.series == self.reference}
+        quantity = f"difference to {self.reference}"
+        differences = (
+            Measure(row.series, row.value - base[row.x, row.seed], row.x, quantity, row.seed)
+            for row in rows
+            if row.series != self.reference
+        )
+        return Measures([*measures, *differences])
