@@ -24,7 +24,7 @@ from fastweights.models.mesa import solved_by
 from fastweights.recurrence import ConjugateGradient, Solver
 from fastweights.train import Pretrained, Text, cover, read
 
-SEQUENCES, BATCH = 128, 8
+SEQUENCES, BATCH = 64, 8
 POSITIONS = (0, 16, 32, 64, 128, 256, LENGTH - 1)
 MESA = "mesa"
 OWN = "30 steps"

@@ -86,6 +86,9 @@ def _mesa(parser: ArgumentParser) -> Target:
     parser.add_argument("--text", default=default.text, help="whose last tenth is read (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=default.tokens, help="of it (default: %(default)s)")
     parser.add_argument("--length", type=int, default=default.length, help="of a sequence (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=Budget.seconds, help="per contender, after its warm-up (default: %(default)s)"
+    )
     return _run_mesa
 
 
@@ -128,7 +131,7 @@ def _run_train(report: Report, chosen: Namespace, device: torch.device) -> None:
 
 def _run_mesa(report: Report, chosen: Namespace, device: torch.device) -> None:
     checkpoint = None if chosen.checkpoint is None else model_folder(chosen.checkpoint)
-    budget = QUICK if chosen.quick else Budget()
+    budget = QUICK if chosen.quick else Budget(chosen.seconds)
     sizes = {"tokens": chosen.tokens, "length": chosen.length}
     plan = MesaPlan(chosen.quick, checkpoint, chosen.text, **sizes, budget=budget, parts=tuple(chosen.parts))
     run_mesa(report, plan, device)
