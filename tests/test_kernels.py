@@ -341,8 +341,8 @@ def test_exponential_gates_go_by_the_kernels_of_plain_ones() -> None:
 
 
 def test_a_window_goes_block_by_block_once_there_are_three_blocks() -> None:
-    assert torch_kernel(windowed(257, torch.float32)) is WINDOWED
-    assert torch_kernel(windowed(256, torch.float32)) is not WINDOWED
+    assert torch_kernel(windowed(129, torch.float32)) is WINDOWED
+    assert torch_kernel(windowed(128, torch.float32)) is not WINDOWED
     assert torch_kernel(windowed(600, torch.float32, window=300)) is not WINDOWED
 
 

@@ -224,9 +224,9 @@ def _complex_scan(x: Inputs) -> Decay:
 
 
 def _selective(x: Inputs) -> Decay:
-    """Discretisation included, as in the peers."""
-    delta = x["delta"][..., None]
-    return Decay(x["C"][:, :, None], delta * x["B"][:, :, None], x["x"][..., None], delta * x["A"])
+    """Discretisation included, as in the peers; the step goes to the values, so that all channels share B."""
+    step = x["delta"][..., None]
+    return Decay(x["C"][:, :, None], x["B"][:, :, None], step * x["x"][..., None], step * x["A"])
 
 
 def _features(s: Sizes, g: torch.Generator) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fastweights.kernels.chunked import chunk_loop
 from fastweights.kernels.composed import only_takes
@@ -10,7 +12,8 @@ from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence, State
 from fastweights.recurrence.softmax import Cache, Softmax
 
-SMALLEST_BLOCK = 128
+SMALLEST_BLOCK = 64
+"""Queries per block, unless the window is wider."""
 
 
 def fused_attention(recurrence: Softmax, state: Cache) -> tuple[Tensor, Cache]:
@@ -18,14 +21,44 @@ def fused_attention(recurrence: Softmax, state: Cache) -> tuple[Tensor, Cache]:
     return recurrence.chunk(state)
 
 
-def windowed_attention(recurrence: Softmax, state: State) -> tuple[Tensor, State]:
+def windowed_attention(recurrence: Softmax, state: Cache) -> tuple[Tensor, Cache]:
     """(o, cache), block by block: each sees itself and the cache of the window before it."""
     assert recurrence.window is not None
-    return chunk_loop(recurrence, state, _block(recurrence.window))
+    block = _block(recurrence.window)
+    if recurrence.kept is None and recurrence.starts is None and state[0].shape[2] == 0:
+        return _all_blocks(recurrence, block), recurrence[-recurrence.window :].remembered(state)
+    return chunk_loop(recurrence, state, block)  # type: ignore[return-value]
+
+
+def _all_blocks(recurrence: Softmax, block: int) -> Tensor:
+    """o ``[b t h v]`` where every token counts: blocks beside each other, each with the block before it as keys."""
+    b, t, h = recurrence.shape
+    n = -(-t // block)
+    q, k, v = (
+        F.pad(s.to(recurrence.output).expand(b, t, -1, -1), (0, 0, 0, 0, 0, n * block - t)).unflatten(1, (n, block))
+        for s in (recurrence.q, recurrence.k, recurrence.v)
+    )
+    queries = q.expand(-1, -1, -1, h, -1).flatten(0, 1).transpose(1, 2)
+    keys, values = (torch.cat([_block_before(s), s], 2).flatten(0, 1).transpose(1, 2) for s in (k, v))
+    mask = _band(recurrence.window or 1, n, block, k.device).expand(b, -1, -1, -1).flatten(0, 1)[:, None]
+    o = F.scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
+    return o.transpose(1, 2).unflatten(0, (b, n)).flatten(1, 2)[:, :t]
+
+
+def _block_before(x: Tensor) -> Tensor:
+    """``[b n c g ·]`` one block later; zeros before the first"""
+    return F.pad(x, (0, 0, 0, 0, 0, 0, 1, -1))
+
+
+def _band(window: int, n: int, block: int, device: torch.device) -> Tensor:
+    """``[n c 2c]``: which keys of the block before and its own each query sees; there are none before the first."""
+    ours, keys = torch.arange(block, 2 * block, device=device)[:, None], torch.arange(2 * block, device=device)
+    seen = (keys <= ours) & (keys > ours - window)
+    first = torch.arange(n, device=device)[:, None, None] == 0
+    return seen & ~(first & (keys < block))
 
 
 def _block(window: int) -> int:
-    """Queries per block: as many as the window has tokens, unless that is too few for a call."""
     return max(window, SMALLEST_BLOCK)
 
 

@@ -97,6 +97,10 @@ class Softmax(Recurrence):
         o = F.scaled_dot_product_attention(q, seen.keys, seen.values, mask, is_causal=causal, enable_gqa=True)
         return o.transpose(1, 2), self._remembered(seen)
 
+    def remembered(self, state: Cache) -> Cache:
+        """The cache behind the record."""
+        return self._remembered(self._seen(state))
+
     def attention_map(self) -> Map:
         return self._weights(self._seen(self.initial_state()))
 

@@ -13,22 +13,23 @@ INLINE void write_lanes(const Sweep *s, const int does, const int nv, const floa
 {
     const float *from = s->from + lane;
     float *to = s->to + lane;
+    const long rows = s->rows, to_step = s->to_step;
     long from_step = s->from_step;
     vec found[NV], missing[NV], read[NV];
 
     for (int j = 0; j < nv; j++)
         found[j] = all(0);
-    for (long i = 0; i < s->rows; i++)
+    for (long i = 0; i < rows; i++)
         for (int j = 0; j < nv; j++) {
             vec S = load(from + i * from_step + j * W);
             if (s->enter) {
                 S *= s->enter[i];
-                store(to + i * s->to_step + j * W, S);
+                store(to + i * to_step + j * W, S);
             }
             found[j] += s->p[i] * S;
         }
     if (s->enter)
-        from = to, from_step = s->to_step;
+        from = to, from_step = to_step;
     for (long t = 0; t < s->tokens; t++) {
         const float *restrict a = s->a + t * s->row_step, *restrict r = s->r + t * s->row_step;
         const float *restrict alpha = s->alpha + t * s->row_step;
@@ -39,24 +40,27 @@ INLINE void write_lanes(const Sweep *s, const int does, const int nv, const floa
             missing[j] *= beta[t];
             found[j] = read[j] = all(0);
         }
-        for (long i = 0; i < s->rows; i++)
+        for (long i = 0; i < rows; i++) {
+            vec S[NV];
             for (int j = 0; j < nv; j++) {
-                vec S = load(from + i * from_step + j * W);
+                S[j] = load(from + i * from_step + j * W);
                 if (does & DECAY_ROWS)
-                    S *= alpha[i];
-                S += a[i] * missing[j];
-                read[j] += r[i] * S;
-                found[j] += p[i] * S;
-                store(to + i * s->to_step + j * W, S);
+                    S[j] *= alpha[i];
+                S[j] += a[i] * missing[j];
+                read[j] += r[i] * S[j];
+                found[j] += p[i] * S[j];
             }
+            for (int j = 0; j < nv; j++)
+                store(to + i * to_step + j * W, S[j]);
+        }
         for (int j = 0; j < nv; j++)
             store(s->o + t * s->lane_step + lane + j * W, read[j]);
-        from = to, from_step = s->to_step;
+        from = to, from_step = to_step;
     }
     if (s->leave)
-        for (long i = 0; i < s->rows; i++)
+        for (long i = 0; i < rows; i++)
             for (int j = 0; j < nv; j++)
-                store(to + i * s->to_step + j * W, load(to + i * s->to_step + j * W) * s->leave[i]);
+                store(to + i * to_step + j * W, load(to + i * to_step + j * W) * s->leave[i]);
 }
 
 /* Backwards: G ← α_{t+1} (G - z_{t+1}ᵀ y_{t+1}) + a_tᵀ x_t;  e_t = p_t G;  y_t = β_t e_t.   The steps are negative,
@@ -64,6 +68,7 @@ INLINE void write_lanes(const Sweep *s, const int does, const int nv, const floa
 INLINE void unwrite_lanes(const Sweep *s, const int does, const int nv, const float *beta, float *y, long lane)
 {
     float *G_lane = s->to + lane;
+    const long rows = s->rows, step = s->to_step;
     vec found[NV], wanted[NV], erased[NV];
 
     for (int j = 0; j < nv; j++)
@@ -76,18 +81,22 @@ INLINE void unwrite_lanes(const Sweep *s, const int does, const int nv, const fl
             wanted[j] = load(s->x + t * s->lane_step + lane + j * W);
             found[j] = all(0);
         }
-        for (long i = 0; i < s->rows; i++)
+        const float *enter = t == 0 ? s->enter : NULL;
+        for (long i = 0; i < rows; i++) {
+            vec G[NV];
             for (int j = 0; j < nv; j++) {
-                vec G = load(G_lane + i * s->to_step + j * W);
-                if (t == 0 && s->enter)
-                    G *= s->enter[i];
-                G -= z[i] * erased[j];
+                G[j] = load(G_lane + i * step + j * W);
+                if (enter)
+                    G[j] *= enter[i];
+                G[j] -= z[i] * erased[j];
                 if (does & DECAY_ROWS)
-                    G *= alpha[i];
-                G += a[i] * wanted[j];
-                found[j] += p[i] * G;
-                store(G_lane + i * s->to_step + j * W, G);
+                    G[j] *= alpha[i];
+                G[j] += a[i] * wanted[j];
+                found[j] += p[i] * G[j];
             }
+            for (int j = 0; j < nv; j++)
+                store(G_lane + i * step + j * W, G[j]);
+        }
         for (int j = 0; j < nv; j++) {
             store(s->e + t * s->lane_step + lane + j * W, found[j]);
             erased[j] = found[j] * beta[-t];
@@ -95,10 +104,10 @@ INLINE void unwrite_lanes(const Sweep *s, const int does, const int nv, const fl
         }
     }
     const float *restrict z = s->z + (s->tokens - 1) * s->row_step;
-    for (long i = 0; i < s->rows; i++)
+    for (long i = 0; i < rows; i++)
         for (int j = 0; j < nv; j++) {
-            vec G = load(G_lane + i * s->to_step + j * W) - z[i] * erased[j];
-            store(G_lane + i * s->to_step + j * W, s->leave ? G * s->leave[i] : G);
+            vec G = load(G_lane + i * step + j * W) - z[i] * erased[j];
+            store(G_lane + i * step + j * W, s->leave ? G * s->leave[i] : G);
         }
 }
 

@@ -36,6 +36,19 @@ typedef struct {
 
 typedef vec Kept[CHUNK][ROWS][NV];
 
+/* o += r S; every r is loaded once, because nothing is stored until all are. */
+INLINE void add_read(float *o, const float *r, vec S[ROWS][NV], const int nv)
+{
+    vec sum[NV];
+    for (int j = 0; j < nv; j++)
+        sum[j] = load(o + j * W);
+    for (int i = 0; i < ROWS; i++)
+        for (int j = 0; j < nv; j++)
+            sum[j] += r[i] * S[i][j];
+    for (int j = 0; j < nv; j++)
+        store(o + j * W, sum[j]);
+}
+
 INLINE void tile(const Sweep *s, const int does, const int nv, long row, long lane, vec (*kept)[ROWS][NV])
 {
     const float *restrict a = s->a + row, *restrict x = s->x + lane;
@@ -72,12 +85,7 @@ INLINE void tile(const Sweep *s, const int does, const int nv, long row, long la
                 for (int j = 0; j < nv; j++)
                     kept[t][i][j] = S[i][j];
         if (does & PEEK) {
-            for (int j = 0; j < nv; j++) {
-                vec sum = load(e + j * W);
-                for (int i = 0; i < ROWS; i++)
-                    sum += p[i] * S[i][j];
-                store(e + j * W, sum);
-            }
+            add_read(e, p, S, nv);
             p += row_step, e += lane_step;
         }
         for (int j = 0; j < nv; j++) {
@@ -87,12 +95,7 @@ INLINE void tile(const Sweep *s, const int does, const int nv, long row, long la
         }
         a += row_step, x += lane_step;
         if (does & READ) {
-            for (int j = 0; j < nv; j++) {
-                vec sum = load(o + j * W);
-                for (int i = 0; i < ROWS; i++)
-                    sum += r[i] * S[i][j];
-                store(o + j * W, sum);
-            }
+            add_read(o, r, S, nv);
             r += row_step, o += lane_step;
         }
         if (does & ERASE) {
