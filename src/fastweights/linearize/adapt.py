@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,16 +67,28 @@ def teacher_logits(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     training = model.training
     model.eval()
     try:
-        with _without_adapters(model), running(model, Teacher()):
+        with without_adapters(model), running(model, Teacher()):
             return next_logits(model, inputs)
     finally:
         model.train(training)
 
 
-def _without_adapters(model: Any) -> Any:
+def without_adapters(model: Any) -> AbstractContextManager[Any]:
+    """Inside the block the adapters that `model` may have do nothing."""
+    return model.disable_adapter() if _has_adapters(model) else nullcontext()
+
+
+def inner(model: Any) -> PreTrainedModel:
+    """The model that adapters may be wrapped around."""
+    return model.get_base_model() if _has_adapters(model) else model
+
+
+def _has_adapters(model: Any) -> bool:
+    if isinstance(model, PreTrainedModel):
+        return False
     from peft import PeftModel
 
-    return model.disable_adapter() if isinstance(model, PeftModel) else nullcontext()
+    return isinstance(model, PeftModel)
 
 
 def kl(teacher: Tensor, student: Tensor) -> Tensor:
@@ -134,6 +146,4 @@ def projections(model: PreTrainedModel) -> list[str]:
 
 def merged(model: Any) -> PreTrainedModel:
     """The model with its adapters added to its weights."""
-    from peft import PeftModel
-
-    return model.merge_and_unload() if isinstance(model, PeftModel) else model
+    return model.merge_and_unload() if _has_adapters(model) else model
