@@ -11,9 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.evals.perplexity import PositionLoss, reading
+from fastweights.evaluate import evaluate
 from fastweights.linearize.adapt import kl, next_logits, teacher_logits
 from fastweights.linearize.attach import branches
-from fastweights.linearize.modes import Linear, LinearOnly, Mode, Teacher, WindowOnly, running
+from fastweights.linearize.modes import Call, Linear, LinearOnly, Mode, Teacher, WindowOnly, running
+from fastweights.linearize.transfer import attend_all, divergence, output_error
+from fastweights.recurrence import WindowedLinear
+from fastweights.shapes import Output
 
 SOFTMAX, LINEAR = "softmax", "linear"
 
@@ -62,6 +66,33 @@ def judge(
 def _logits(model: nn.Module, given: Mapping[str, Tensor], mode: Mode) -> Tensor:
     with running(model, mode):
         return next_logits(model, given)
+
+
+class _Distances(Mode):
+    """Softmax passed on, and meanwhile how far every layer is from it."""
+
+    constant = False
+
+    def __init__(self) -> None:
+        self.found: list[tuple[float, float | None]] = []
+
+    def attend(self, call: Call) -> Output:
+        target, record = call.softmax(), call.record()
+        error = output_error(evaluate(record)[0], target, call.keep)
+        apart = divergence(record, call.keep) if isinstance(record, WindowedLinear) else None
+        self.found.append((float(error), None if apart is None else float(apart)))
+        return target
+
+
+def distances(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:
+    """Table 1's MSE and KLD, means over layers: ``error``, relative, of outputs, and ``divergence``, of weights."""
+    mode = _Distances()
+    with reading(model):
+        for batch in batches:
+            attend_all(model, {name: x.to(model.device) for name, x in batch.items() if name != "labels"}, mode)
+    errors, apart = [error for error, _ in mode.found], [d for _, d in mode.found if d is not None]
+    named = {"error": errors, "divergence": apart}
+    return {name: float(np.mean(values)) for name, values in named.items() if values}
 
 
 class _Tally:

@@ -19,7 +19,7 @@ from fastweights.linearize.adapt import adapted, merged, next_logits, teacher_lo
 from fastweights.linearize.attach import branches, linearize
 from fastweights.linearize.baselines import Adapting, Method
 from fastweights.linearize.fit import adopt, fit
-from fastweights.linearize.judge import LINEAR, Judged, ablations, judge
+from fastweights.linearize.judge import LINEAR, Judged, ablations, distances, judge
 from fastweights.linearize.modes import Linear, running, windowed
 from fastweights.linearize.plan import Plan, plan
 from fastweights.linearize.ranking import damages, kept_softmax
@@ -35,7 +35,7 @@ from fastweights.train.folder import claim, claimed, sole
 VERBS = ("plan", "convert", "transfer", "rank-layers", "finetune", "eval", "report", "export")
 """The stages in their order."""
 JUDGED = 16
-"""Sequences of validation text that layers are ranked by, at most."""
+"""Sequences of validation text that layers are ranked and measured by, at most."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class _Run:
             test = {}
             if "window" in asdict(self.conversion.method.analog):
                 test = {"largest_difference": _difference(self.model, given)}
-            self._write("convert", {**test, LINEAR: self._judged()[LINEAR].row()})
+            self._write("convert", {**test, **self._branches_alone()})
         return True
 
     def _transfer(self) -> bool:
@@ -148,8 +148,13 @@ class _Run:
         if not fit(stage, settings.fit, self.out / "transfer", reporter=self.reporter, stop=self.stop):
             return False
         if not self._has("transfer"):
-            self._write("transfer", {LINEAR: self._judged()[LINEAR].row()})
+            self._write("transfer", self._branches_alone())
         return True
+
+    def _branches_alone(self) -> dict[str, Any]:
+        """The model before stage two: how well it predicts, and how far its layers are from softmax."""
+        batches = [batch for _, batch in zip(range(JUDGED), self.validation.cover(1), strict=False)]
+        return {LINEAR: self._judged()[LINEAR].row(), **distances(self.model, batches)}
 
     def _rank(self) -> bool:
         """Damage by layer, and the model whose worst layers are softmax again."""
