@@ -1,4 +1,4 @@
-"""LoLCATs' Table 1, the published methods, recall and the cost of transfer: ``python benchmarks/linearize.py TEACHERS``.
+"""LoLCATs' Table 1, published methods, recall, the cost of transfer: ``python benchmarks/linearize.py TEACHERS``.
 
 TEACHERS is the folder that benchmarks/linearize_teachers.py has written. Every conversion is a run of its own in
 TEACHERS/runs, which can be stopped and started again; the figures go to docs/measured/linearize.json and its pictures,
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from linearize_teachers import Repeats
 from rich.console import Console
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -36,6 +35,7 @@ from fastweights.linearize.text import IGNORED, Data
 from fastweights.linearize.transfer import Inside, Returned, attend_all, only_branches
 from fastweights.train import AdamW, Every, StopOnSignal
 from fastweights.train.files import whole_file
+from linearize_teachers import Repeats
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "measured" / "linearize.json"
@@ -203,7 +203,7 @@ def _step(tokens: int, name: str, sender: Any) -> None:
         max_position_embeddings=tokens,
     )
     model = only_branches(linearize(LlamaForCausalLM(config), Analog(window=64)))
-    seconds = _transfer_step(model, 64, name)
+    _transfer_step(model, 64, name)
     before = _largest()
     seconds = min(_transfer_step(model, tokens, name) for _ in range(2))
     sender.send({"seconds": seconds, "bytes": _largest() - before, "layers": config.num_hidden_layers})
