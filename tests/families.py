@@ -7,6 +7,7 @@ from inspect import signature
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -112,12 +113,14 @@ def positions(mask: Tensor) -> Tensor:
 
 
 def logits(model: Any, inputs: dict[str, Tensor], **options: Any) -> Tensor:
-    """Of all tokens ``[b t vocab]``, with the positions that generate() uses."""
+    """Of all tokens ``[b t vocab]``, with the positions that generate() uses; zeros for padding."""
     mask = inputs["attention_mask"]
     with torch.no_grad():
-        return model(**inputs, **_placed(model, mask, inputs["input_ids"].shape[1]), **options).logits
+        found = model(**inputs, **_placed(model, mask, inputs["input_ids"].shape[1]), **options).logits
+    return found * mask[..., None].to(found.dtype)
 
 
 def _placed(model: Any, mask: Tensor, t: int) -> dict[str, Tensor]:
+    model = model.get_base_model() if isinstance(model, PeftModel) else model
     takes = "position_ids" in signature(model.forward).parameters
     return {"position_ids": positions(mask)[:, -t:]} if takes else {}

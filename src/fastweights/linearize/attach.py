@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from fastweights.linearize.attention import converted
 from fastweights.linearize.branch import Analog, LinearBranch
 from fastweights.linearize.errors import CannotLinearize
-from fastweights.linearize.families import LinearizedModel, config_class, install, model_class
+from fastweights.linearize.families import LinearizedModel, config_class, install, known_softmax, model_class
 from fastweights.linearize.sites import Site, find_sites
 
 
@@ -28,6 +28,7 @@ def linearize(model: PreTrainedModel, analog: Analog = Analog(), layers: Iterabl
         raise CannotLinearize(_name(model), "it is linearized already", "load the model it was made from")
     if model.config.is_encoder_decoder:
         raise CannotLinearize(_name(model), "its decoder also attends to an encoder", "use a decoder-only model")
+    known_softmax(model.config._attn_implementation)
     sites = chosen_sites(model, layers)
     config: Any = model.config
     made = model_class(type(model))

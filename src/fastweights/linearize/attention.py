@@ -16,7 +16,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.utils.import_utils import is_tracing
 
 from fastweights.linearize.branch import LinearBranch
-from fastweights.linearize.cache import state_layer
+from fastweights.linearize.cache import refuse_state, state_layer
 from fastweights.linearize.errors import CannotLinearize
 from fastweights.linearize.modes import LINEAR, Call
 from fastweights.recurrence.base import Once, ShapeError
@@ -162,9 +162,12 @@ def _softmax(name: str, module: nn.Module) -> Callable[..., tuple[Tensor, Tensor
 
 def take_memory(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """The pre-hook of a converted attention: finds the layer of the cache, which attention functions do not see."""
-    caches = [x for x in (*args, *kwargs.values()) if isinstance(x, Cache)]
-    kept = caches if module.linear_mode.constant else []
-    module.linear_memory = state_layer(kept[0], module.layer_idx) if kept else None
+    module.linear_memory = None
+    for cache in (x for x in (*args, *kwargs.values()) if isinstance(x, Cache)):
+        if module.linear_mode.constant:
+            module.linear_memory = state_layer(cache, module.layer_idx)
+        else:
+            refuse_state(cache, module.layer_idx)
 
 
 def convert(module: Any, branch: LinearBranch) -> None:

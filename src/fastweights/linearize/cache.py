@@ -99,6 +99,16 @@ def state_layer(cache: Cache, index: int) -> StateLayer:
     return layers[index]
 
 
+def refuse_state(cache: Cache, index: int) -> None:
+    """Raises CannotLinearize if the layer `index` of `cache` has no keys and values for a softmax to read."""
+    if index < len(cache.layers) and isinstance(cache.layers[index], StateLayer):
+        raise CannotLinearize(
+            f"layer {index} of this cache",
+            "it holds a linear state, and softmax attention needs all keys and values",
+            "begin a new cache, and feed the text again",
+        )
+
+
 def cache_bytes(cache: Cache) -> int:
     """Bytes that `cache` holds for all sequences together, of linear states and of softmax layers' keys and values."""
     return sum(map(_layer_bytes, cache.layers))

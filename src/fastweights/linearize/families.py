@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -70,6 +71,11 @@ def install(model: PreTrainedModel, sites: list[Site], analog: Analog) -> None:
 
 def use_softmax(model: PreTrainedModel, name: str | None) -> None:
     """Have the softmax layers of a linearized model use the implementation `name`."""
+    set_implementation(configurations(model), implementation_name(known_softmax(name)))
+
+
+def known_softmax(name: str | None) -> str:
+    """`name` without our prefix, or a CannotLinearize."""
     name = str(name).removeprefix(PREFIX)
     if name not in SOFTMAX:
         raise CannotLinearize(
@@ -77,13 +83,14 @@ def use_softmax(model: PreTrainedModel, name: str | None) -> None:
             "softmax layers beside linear ones go through sdpa or eager",
             "load the model with attn_implementation='sdpa', which takes the fused kernels there are",
         )
-    set_implementation(configurations(model), implementation_name(name))
+    return name
 
 
 @cache
 def config_class(base: type[PretrainedConfig]) -> Any:
     """``Linearized<Base>``, whose model type makes sure that nothing loads its checkpoints as softmax models."""
     made = _made(base, (base,), {"model_type": PREFIX + base.model_type})
+    _convert_alike(made.model_type, base.model_type)
     AutoConfig.register(made.model_type, made, exist_ok=True)
     return made
 
@@ -108,7 +115,15 @@ def _made(base: type, bases: tuple[type, ...], members: dict[str, Any]) -> Any:
     """A class that pickle finds in this module, here and through `__getattr__` in another process."""
     made = type(f"Linearized{base.__name__}", bases, {**members, "__module__": __name__})
     setattr(sys.modules[__name__], made.__name__, made)
+    _convert_alike(made.__name__, base.__name__)
     return made
+
+
+def _convert_alike(made: str, base: str) -> None:
+    """Checkpoints name and stack weights (experts, say) as those of the model type or class `base` do."""
+    mapping = get_checkpoint_conversion_mapping(base)
+    if mapping is not None:
+        register_checkpoint_conversion_mapping(made, mapping, overwrite=True)
 
 
 def __getattr__(name: str) -> Any:
