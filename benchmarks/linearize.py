@@ -61,8 +61,10 @@ def main() -> None:
         "scaling": scaling,
     }
     for name, measure in parts.items():
-        if chosen.only in (None, name):
-            _record(name, measure())
+        found: list[Row] = []
+        for row in measure() if chosen.only in (None, name) else ():
+            found.append(row)
+            _record(name, found)
 
 
 def _record(name: str, found: Any) -> None:
@@ -77,8 +79,10 @@ def methods(transfer_steps: int, finetune_steps: int, batch: int) -> dict[str, M
     """What is compared on text; all with the same steps."""
     every = Every(log=10, evaluation=1000, checkpoint=25)
     first = Transferring(fit=replace(TRANSFER, steps=transfer_steps, batch=batch, every=every))
-    second = Adapting(fit=replace(ADAPT, steps=finetune_steps, batch=batch, every=every))
-    everything = replace(second, lora=None, branches=True)
+    rates = [AdamW(lr=lr, betas=(0.9, 0.999), weight_decay=0.0) for lr in (1e-3, 3e-4)]
+    settings = replace(ADAPT, steps=finetune_steps, batch=batch, every=every)
+    second = Adapting(fit=replace(settings, optimizer=rates[0]))
+    everything = Adapting(lora=None, branches=True, fit=replace(settings, optimizer=rates[1]))
     table = {
         f"{name}, {'transfer' if transfer else 'no transfer'}": Method(Analog(name, window=0), transfer, second)
         for name in FEATURES
@@ -87,14 +91,14 @@ def methods(transfer_steps: int, finetune_steps: int, batch: int) -> dict[str, M
     return {
         f"window {WINDOW}, transfer": Method(Analog(window=WINDOW), first, second),
         f"window {WINDOW}, no transfer": Method(Analog(window=WINDOW), None, second),
-        f"window {WINDOW}, dropout 0.5": Method(Analog(window=WINDOW), replace(first, dropout=0.5), second),
-        **table,
+        **dict(reversed(table.items())),
         "T2R, all weights": Method(Analog("relu", window=0), None, everything),
         "SUPRA-like, all weights": Method(Analog("elu", window=0), None, everything),
+        f"window {WINDOW}, dropout 0.5": Method(Analog(window=WINDOW), replace(first, dropout=0.5), second),
     }
 
 
-def text(teachers: Path, transfer_steps: int, finetune_steps: int, batch: int) -> list[Row]:
+def text(teachers: Path, transfer_steps: int, finetune_steps: int, batch: int) -> Iterator[Row]:
     """The Llama of text, by every method."""
     corpus = teachers / "corpus"
     data = Data(
@@ -102,9 +106,11 @@ def text(teachers: Path, transfer_steps: int, finetune_steps: int, batch: int) -
         (str(corpus / "validation.jsonl"),),
         length=LENGTH,
         boundaries=False,
-        held_out=1 << 14,
+        held_out=1 << 13,
     )
-    return list(_rows(teachers, data, methods(transfer_steps, finetune_steps, batch)))
+    tokens = {"transfer_tokens": transfer_steps * batch * LENGTH, "finetune_tokens": finetune_steps * batch * LENGTH}
+    for row in _rows(teachers, data, methods(transfer_steps, finetune_steps, batch)):
+        yield {**row, **tokens}
 
 
 def _rows(teachers: Path, data: Data, methods: dict[str, Method]) -> Iterator[Row]:
@@ -127,7 +133,7 @@ def _read(out: Path, name: str) -> Any:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def recall(teachers: Path) -> list[Row]:
+def recall(teachers: Path) -> Iterator[Row]:
     """The Llama that repeats at a distance of 40: fully linear, and with the layers that matter kept."""
     source, work = teachers / "recall" / "model", teachers / "runs" / "recall"
     first = Fit(steps=200, batch=32, every=Every(50, 200, 100))
@@ -135,11 +141,11 @@ def recall(teachers: Path) -> list[Row]:
         steps=200, batch=32, every=Every(50, 200, 100), optimizer=AdamW(1e-3, betas=(0.9, 0.999), weight_decay=0.0)
     )
     model = _original(source)
-    rows: list[Row] = [{"model": "softmax", "accuracy": accuracy(model)}]
+    yield {"model": "softmax", "accuracy": accuracy(model)}
     model = linearize(model, Analog(window=WINDOW))
-    rows.append({"model": "swapped", "accuracy": accuracy(model)})
+    yield {"model": "swapped", "accuracy": accuracy(model)}
     fit(TransferStage(model, Repeats(), Repeats(count=64)), first, work / "transfer")
-    rows.append({"model": "after transfer", "accuracy": accuracy(model)})
+    yield {"model": "after transfer", "accuracy": accuracy(model)}
     batch = Repeats().batch(0, 64)
     found = damages(model, [batch])
     kept = kept_softmax(found, 1)
@@ -148,11 +154,10 @@ def recall(teachers: Path) -> list[Row]:
         _original(source), Analog(window=WINDOW), [layer for layer in branches(model) if layer not in kept]
     )
     adopt(hybrid, trained)
-    rows.append({"model": f"layer {kept[0]} kept as softmax", "accuracy": accuracy(hybrid), "damage": found})
+    yield {"model": f"layer {kept[0]} kept as softmax", "accuracy": accuracy(hybrid), "damage": found}
     adapter = adapted(model, LoRA())
     fit(AdaptStage(adapter, Repeats(), Repeats(count=64), TokenLoss()), second, work / "finetune")
-    rows.append({"model": "all linear, after LoRA", "accuracy": accuracy(merged(adapter))})
-    return rows
+    yield {"model": "all linear, after LoRA", "accuracy": accuracy(merged(adapter))}
 
 
 def _original(source: Path) -> Any:
@@ -172,13 +177,11 @@ def accuracy(model: Any) -> float:
     return right / count
 
 
-def scaling() -> list[Row]:
+def scaling() -> Iterator[Row]:
     """Seconds and peak memory of one transfer step against its length, backward inside the forward and after it."""
-    return [
-        {"tokens": tokens, "backward": name, **_measured(tokens, name)}
-        for tokens in LENGTHS
-        for name in ("inside the forward", "after it")
-    ]
+    for tokens in LENGTHS:
+        for name in ("inside the forward", "after it"):
+            yield {"tokens": tokens, "backward": name, **_measured(tokens, name)}
 
 
 def _measured(tokens: int, name: str) -> Row:
