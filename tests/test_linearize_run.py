@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from fastweights.linearize.pipeline import Conversion, run
 from fastweights.linearize.text import Data
 from fastweights.train import Bytes, CheckpointError, Every
 from pretrained import llama
+from sittings import FORKS, kill_at
 
 EVERY = Every(log=1, evaluation=2, checkpoint=2)
 SHORT = Fit(steps=4, batch=2, every=EVERY)
@@ -119,3 +122,45 @@ def test_a_model_that_cannot_be_converted_leaves_nothing_behind(source, tmp_path
     )
     assert "has no such layers" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_the_commands_of_the_page_run(source, tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[1] / "docs" / "linearize.md").read_text()
+    commands = re.findall(r"<!-- run -->\n```sh\nfastweights (.*?)```", page, re.DOTALL)
+    assert len(commands) == 3
+    monkeypatch.chdir(tmp_path)
+    given = {"MODEL": str(source / "model"), "TEXT": str(source / "text.txt")}
+    for command in commands:
+        assert main([given.get(word, word) for word in shlex.split(command.replace("\\\n", " "))]) == 0
+    assert "Once upon a time" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", [10, 40, 90, 150])
+def test_a_run_killed_while_it_writes_goes_on_to_the_same_model(source, tmp_path, calls):
+    """It dies at its call number `calls` that makes something on disk final."""
+    whole = conversion(source, softmax_layers=1)
+    process = FORKS.Process(target=_sit, args=(whole, tmp_path / "killed", calls))
+    process.start()
+    process.join()
+    assert process.exitcode == -9
+    for name in ("killed", "once"):
+        assert run(whole, tmp_path / name)
+    once, killed = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("once", "killed"))
+    assert all(torch.equal(once[name], killed[name]) for name in once | killed)
+
+
+def _sit(conversion: Conversion, out: Path, calls: int) -> None:
+    kill_at(calls)
+    run(conversion, out)
+
+
+def test_block_by_block_is_the_same_run(source, tmp_path):
+    method = Method(Analog(window=4), Transferring(fit=SHORT), None)
+    ends = []
+    for blockwise in (False, True):
+        transfer = Transferring(fit=SHORT, blockwise=blockwise)
+        whole = conversion(source, method=replace(method, transfer=transfer))
+        assert run(whole, tmp_path / str(blockwise))
+        ends.append(load_file(tmp_path / str(blockwise) / "model" / "model.safetensors"))
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])

@@ -97,6 +97,7 @@ def _add_training(group: _ArgumentGroup) -> None:
     add("--batch", type=int, help="sequences per update; default: 8")
     add("--accumulate", type=int, help="parts of a batch, to save memory; default: 1")
     add("--dropout", type=float, metavar="P", help="how often transfer shows a layer without its window; default: 0")
+    add("--blockwise", action="store_true", help="transfer block by block, hidden states on disk: for large models")
     add("--kl", type=float, metavar="FACTOR", help="of KL to the softmax model in adaptation; default: 0")
     add("--log-every", type=int, default=10, metavar="STEPS")
     add("--eval-every", type=int, default=100, metavar="STEPS")
@@ -140,7 +141,8 @@ def _trained(method: Method, chosen: Namespace) -> Method:
     if chosen.dropout is not None:
         transfer = replace(transfer or Transferring(), dropout=chosen.dropout)
     if transfer is not None:
-        transfer = replace(transfer, fit=_fit(transfer.fit, chosen, chosen.transfer_steps))
+        fit = _fit(transfer.fit, chosen, chosen.transfer_steps)
+        transfer = replace(transfer, fit=fit, blockwise=chosen.blockwise)
     if adapt is not None:
         loss = adapt.loss if chosen.kl is None else replace(adapt.loss, kl=chosen.kl)
         adapt = replace(adapt, loss=loss, fit=_fit(adapt.fit, chosen, chosen.finetune_steps))

@@ -17,11 +17,16 @@ ADAPT = Fit(steps=400, optimizer=AdamW(lr=1e-4, betas=(0.9, 0.999), weight_decay
 
 @dataclass(frozen=True)
 class Transferring:
-    """Stage one. dropout: how often a layer is shown without its window."""
+    """Stage one.
+
+    dropout    how often a layer is shown without its window
+    blockwise  a block of the model after another, the hidden states on disk: for models larger than memory
+    """
 
     loss: TransferLoss = TransferLoss()
     dropout: float = 0.0
     fit: Fit = TRANSFER
+    blockwise: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from fastweights.evals.perplexity import reading
 from fastweights.linearize.adapt import adapted, merged, next_logits, teacher_logits
 from fastweights.linearize.attach import branches, linearize
-from fastweights.linearize.baselines import Adapting, Method
+from fastweights.linearize.baselines import Adapting, Method, Transferring
+from fastweights.linearize.blocks import transfer_blockwise
 from fastweights.linearize.fit import adopt, fit
 from fastweights.linearize.judge import LINEAR, Judged, ablations, distances, judge
 from fastweights.linearize.modes import Linear, running, windowed
@@ -144,12 +145,18 @@ class _Run:
         settings = self.conversion.method.transfer
         if settings is None or self._adapting:
             return True
-        stage = TransferStage(self.model, self.train, self.validation, settings.loss, settings.dropout)
-        if not fit(stage, settings.fit, self.out / "transfer", reporter=self.reporter, stop=self.stop):
+        if not self._transferred(settings):
             return False
         if not self._has("transfer"):
             self._write("transfer", self._branches_alone())
         return True
+
+    def _transferred(self, settings: Transferring) -> bool:
+        folder = self.out / "transfer"
+        if settings.blockwise:
+            return transfer_blockwise(self.model, self.train, settings, folder, reporter=self.reporter, stop=self.stop)
+        stage = TransferStage(self.model, self.train, self.validation, settings.loss, settings.dropout)
+        return fit(stage, settings.fit, folder, reporter=self.reporter, stop=self.stop)
 
     def _branches_alone(self) -> dict[str, Any]:
         """The model before stage two: how well it predicts, and how far its layers are from softmax."""

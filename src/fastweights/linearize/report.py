@@ -152,7 +152,7 @@ def _map(axes: Axes, phi: Tensor, title: str) -> None:
 
 
 def _losses(run: Path, out: Path) -> str:
-    transfer, finetune = rows(run / "transfer"), rows(run / "finetune")
+    transfer, finetune = _transfer_rows(run / "transfer"), rows(run / "finetune")
     if not transfer and not finetune:
         return ""
     drawing, axes = canvas(1, 2, 4.6, 3.2)
@@ -170,10 +170,14 @@ def _losses(run: Path, out: Path) -> str:
         if curve:
             legend(one)
     caption = "Left: each layer's loss, relative squared error of its output unless chosen otherwise. Right: stage two."
-    last = transfer[-1] if transfer else {}
-    figures: list[Row] = [{"layer": _number(n), "validation loss": last.get(f"val_{n}")} for n in layers]
+    figures: list[Row] = [{"layer": _number(n), "last loss": _curve(transfer, n)[1][-1].item()} for n in layers]
     body = figure(Picture("losses", "Training", caption, drawing), "", out, titled=False) + table(figures)
     return section("Training", "", body)
+
+
+def _transfer_rows(folder: Path) -> list[Mapping[str, float]]:
+    """The curve of all layers together, or those of the blocks."""
+    return [*rows(folder), *(row for block in sorted(folder.glob("block-*")) for row in rows(block))]
 
 
 def _ranking(ranking: Mapping[str, Any] | None, out: Path) -> str:
