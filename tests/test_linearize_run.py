@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from fastweights.cli import main
-from fastweights.linearize import Analog
+from fastweights.linearize import Analog, linearize
 from fastweights.linearize.baselines import Adapting, Method, Transferring
 from fastweights.linearize.fit import Fit
 from fastweights.linearize.pipeline import Conversion, run
@@ -60,6 +61,11 @@ def test_a_run_gives_a_model_its_numbers_and_a_report(source, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
     assert model.config.model_type == "linearized_llama"
     kept = read("ranking")["softmax"]
+    rest = [layer for layer in range(3) if layer not in kept]
+    again = linearize(AutoModelForCausalLM.from_pretrained(source / "model"), Analog(window=4), rest)
+    light = PeftModel.from_pretrained(again, tmp_path / "run" / "adapter")
+    ids = torch.arange(20)[None]
+    torch.testing.assert_close(light(ids).logits, model(ids).logits)
     assert len(kept) == 1
     assert sorted(kept + [site["layer"] for site in model.config.linearize["sites"]]) == [0, 1, 2]
     assert read("convert")["largest_difference"] < 1e-5

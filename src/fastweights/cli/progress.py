@@ -11,7 +11,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fastweights.train import Reporter, Summary
 from fastweights.train.metrics import Row
 
-
 MOST = 8
 """Layers that a line of progress has room for."""
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from fastweights.layers import precise
+from fastweights.linearize.attach import branches
 from fastweights.linearize.attention import converted
 from fastweights.linearize.errors import CannotLinearize
 from fastweights.linearize.modes import Mode, Teacher, running
@@ -105,8 +106,11 @@ def divergence_of(model: nn.Module, inputs: Mapping[str, Tensor], mode: Mode) ->
     return float(kl(teacher_logits(model, given).flatten(0, 1), logits.flatten(0, 1)))
 
 
-def adapted(model: PreTrainedModel, lora: LoRA | None, branches: bool = False) -> Any:
-    """`model` with adapters, which alone are trained; None trains all weights. `branches` trains the branches too."""
+def adapted(model: PreTrainedModel, lora: LoRA | None, train_branches: bool = False) -> Any:
+    """`model` with adapters, which alone are trained; None trains all weights. `train_branches` trains these too.
+
+    The branches go with the adapters: saved alone, they make the linear model from the softmax one.
+    """
     if lora is None:
         return model.requires_grad_(True)
     from peft import LoraConfig, get_peft_model
@@ -116,11 +120,12 @@ def adapted(model: PreTrainedModel, lora: LoRA | None, branches: bool = False) -
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
         lora_dropout=lora.dropout,
         target_modules=projections(model),
+        modules_to_save=["linear_branch"],
         task_type="CAUSAL_LM",
     )
     wrapped = get_peft_model(model, config)
-    for module in converted(model) if branches else []:
-        module.linear_branch.requires_grad_(True)
+    for branch in branches(wrapped).values():
+        branch.requires_grad_(train_branches)
     return wrapped
 
 

@@ -70,9 +70,9 @@ def run(
 ) -> bool:
     """Convert in the folder `out`, or go on in it, up to and with stage `until`; whether that is reached.
 
-    out/model is the result, a folder that ``AutoModelForCausalLM.from_pretrained`` reads, out/report/report.html the
-    report, and the JSON files beside them its numbers. When `stop()` turns true the step is finished and a checkpoint
-    written.
+    out/model is the result, a folder that ``AutoModelForCausalLM.from_pretrained`` reads, out/adapter what it takes to
+    make it from the softmax model, out/report/report.html the report, and the JSON files beside them its numbers. When
+    `stop()` turns true the step is finished and a checkpoint written.
     Raises CannotLinearize, DataError, CheckpointError (`out` holds another run, or damage) or NonFiniteError.
     """
     with ExitStack() as held:
@@ -192,6 +192,9 @@ class _Run:
     def _export(self) -> bool:
         """The whole model, its adapters merged: the last stage, since they can no more be switched off then."""
         if not (self.out / "model").exists():
+            if self._adapting and not _all_weights(self.conversion.method.adapt):
+                with whole_folder(self.out / "adapter") as folder:
+                    self.model.save_pretrained(folder)
             self.model = merged(self.model)
             with no_progress_bars(), whole_folder(self.out / "model") as folder:
                 save_model(self.model, self.tokenizer, folder)
