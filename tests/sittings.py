@@ -12,8 +12,8 @@ from pathlib import Path
 
 from fastweights.train import AdamW, Architecture, Cosine, Every, Text, TrainConfig, train
 
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["fastweights.train"])
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["fastweights.train"])
 
 
 def tiny(folder: Path, **changes) -> TrainConfig:
@@ -36,18 +36,18 @@ def tiny(folder: Path, **changes) -> TrainConfig:
 
 def sitting(config: TrainConfig, out: Path, calls: int | None = None) -> BaseProcess:
     """A process that trains; it kills itself at its call number `calls` that makes something on disk final."""
-    process = _FORKS.Process(target=_sit, args=(config, out, calls))
+    process = FORKS.Process(target=_sit, args=(config, out, calls))
     process.start()
     return process
 
 
 def _sit(config: TrainConfig, out: Path, calls: int | None) -> None:
     if calls is not None:
-        _kill_at(calls)
+        kill_at(calls)
     train(config, out, cpu=True)
 
 
-def _kill_at(calls: int) -> None:
+def kill_at(calls: int) -> None:
     left = iter(range(calls, -1, -1))
 
     def mortal(function):

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import Trainer, TrainingArguments
 
 from fastweights.linearize import Analog, Mode, Teacher, branches, running
+from fastweights.linearize.baselines import Transferring
 from fastweights.linearize.blocks import transfer_blockwise
 from fastweights.linearize.fit import Fit, fit, rows, trained
 from fastweights.linearize.stages import TransferStage
@@ -243,7 +244,7 @@ def test_block_by_block_is_the_same_training(tmp_path, layers):
     for blockwise in (False, True):
         model = linear_llama(layers=3, chosen=layers)
         if blockwise:
-            assert transfer_blockwise(model, stream(), config, tmp_path / "blocks")
+            assert transfer_blockwise(model, stream(), Transferring(fit=config), tmp_path / "blocks")
         else:
             fit(TransferStage(model, stream(), stream()), config, tmp_path / "joint")
         ends.append(model.state_dict())

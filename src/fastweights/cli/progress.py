@@ -11,6 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fastweights.train import Reporter, Summary
 from fastweights.train.metrics import Row
 
+MOST = 8
+"""Layers that a line of progress has room for."""
+
 
 class Lines(Reporter):
     """A line of text per line of metrics."""
@@ -38,7 +41,8 @@ class Lines(Reporter):
             self.note(f"going on after step {summary.step:,}, where this run was stopped")
 
     def progress(self, row: Row) -> None:
-        self.note(f"step {row['step']:,}/{self.steps:,}  {_losses(row)}  {row['tokens_per_second']:,} tokens/s")
+        done = f"step {row['step']:,}/{self.steps:,}  {_losses(row)}  {row['tokens_per_second']:,} tokens/s"
+        self.note(f"{done}  {_time(row['seconds'] / row['step'] * (self.steps - row['step']))} left")
 
     def note(self, message: str) -> None:
         self.console.print(message, markup=False, soft_wrap=True)
@@ -84,4 +88,16 @@ def reporter(console: Console) -> Lines:
 
 def _losses(row: Row) -> str:
     validation = f"  validation {row['val_loss']:.4f}" if "val_loss" in row else ""
-    return f"loss {row['loss']:.4f}{validation}  lr {row['lr']:.2e}"
+    return f"loss {row['loss']:.4f}{validation}{_layers(row)}  lr {row['lr']:.2e}"
+
+
+def _layers(row: Row) -> str:
+    """The losses of layers that have losses of their own; of many the largest."""
+    losses = {int(name.removeprefix("loss/")): loss for name, loss in row.items() if name.startswith("loss/")}
+    worst = sorted(sorted(losses, key=lambda layer: -losses[layer])[:MOST])
+    return "".join(f"  {layer}: {losses[layer]:.3f}" for layer in worst)
+
+
+def _time(seconds: float) -> str:
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}"

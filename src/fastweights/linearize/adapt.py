@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from fastweights.layers import precise
+from fastweights.linearize.attach import branches
 from fastweights.linearize.attention import converted
 from fastweights.linearize.errors import CannotLinearize
 from fastweights.linearize.modes import Mode, Teacher, running
@@ -67,16 +68,28 @@ def teacher_logits(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     training = model.training
     model.eval()
     try:
-        with _without_adapters(model), running(model, Teacher()):
+        with without_adapters(model), running(model, Teacher()):
             return next_logits(model, inputs)
     finally:
         model.train(training)
 
 
-def _without_adapters(model: Any) -> Any:
+def without_adapters(model: Any) -> AbstractContextManager[Any]:
+    """Inside the block the adapters that `model` may have do nothing."""
+    return model.disable_adapter() if _has_adapters(model) else nullcontext()
+
+
+def inner(model: Any) -> PreTrainedModel:
+    """The model that adapters may be wrapped around."""
+    return model.get_base_model() if _has_adapters(model) else model
+
+
+def _has_adapters(model: Any) -> bool:
+    if isinstance(model, PreTrainedModel):
+        return False
     from peft import PeftModel
 
-    return model.disable_adapter() if isinstance(model, PeftModel) else nullcontext()
+    return isinstance(model, PeftModel)
 
 
 def kl(teacher: Tensor, student: Tensor) -> Tensor:
@@ -93,8 +106,11 @@ def divergence_of(model: nn.Module, inputs: Mapping[str, Tensor], mode: Mode) ->
     return float(kl(teacher_logits(model, given).flatten(0, 1), logits.flatten(0, 1)))
 
 
-def adapted(model: PreTrainedModel, lora: LoRA | None, branches: bool = False) -> Any:
-    """`model` with adapters, which alone are trained; None trains all weights. `branches` trains the branches too."""
+def adapted(model: PreTrainedModel, lora: LoRA | None, train_branches: bool = False) -> Any:
+    """`model` with adapters, which alone are trained; None trains all weights. `train_branches` trains these too.
+
+    The branches go with the adapters: saved alone, they make the linear model from the softmax one.
+    """
     if lora is None:
         return model.requires_grad_(True)
     from peft import LoraConfig, get_peft_model
@@ -104,11 +120,12 @@ def adapted(model: PreTrainedModel, lora: LoRA | None, branches: bool = False) -
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
         lora_dropout=lora.dropout,
         target_modules=projections(model),
+        modules_to_save=["linear_branch"],
         task_type="CAUSAL_LM",
     )
     wrapped = get_peft_model(model, config)
-    for module in converted(model) if branches else []:
-        module.linear_branch.requires_grad_(True)
+    for branch in branches(wrapped).values():
+        branch.requires_grad_(train_branches)
     return wrapped
 
 
@@ -134,6 +151,4 @@ def projections(model: PreTrainedModel) -> list[str]:
 
 def merged(model: Any) -> PreTrainedModel:
     """The model with its adapters added to its weights."""
-    from peft import PeftModel
-
-    return model.merge_and_unload() if isinstance(model, PeftModel) else model
+    return model.merge_and_unload() if _has_adapters(model) else model

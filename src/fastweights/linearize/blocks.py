@@ -19,9 +19,10 @@ from transformers import PreTrainedModel
 
 from fastweights.linearize.attach import branches
 from fastweights.linearize.attention import converted
-from fastweights.linearize.fit import TRAINED, Fit, Stage, fit, load_trained
+from fastweights.linearize.baselines import Transferring
+from fastweights.linearize.fit import TRAINED, Stage, fit, load_trained
 from fastweights.linearize.text import Batches
-from fastweights.linearize.transfer import Inside, TransferLoss, attend_all
+from fastweights.linearize.transfer import Inside, attend_all
 from fastweights.train import Every, Reporter
 from fastweights.train.files import sync
 
@@ -42,9 +43,8 @@ def blocks(model: nn.Module) -> nn.ModuleList:
 def transfer_blockwise(
     model: PreTrainedModel,
     train: Batches,
-    config: Fit,
+    settings: Transferring,
     out: Path,
-    loss: TransferLoss = TransferLoss(),
     *,
     reporter: Reporter = Reporter(),
     stop: Callable[[], bool] = lambda: False,
@@ -60,9 +60,7 @@ def transfer_blockwise(
         done = out / f"block-{number:04d}"
         if (done / TRAINED).exists():
             load_trained(model, done)
-        elif not (done / PASSED).exists() and not _Block(model, number, train, config, out, loss).run(
-            done, reporter, stop
-        ):
+        elif not (done / PASSED).exists() and not _Block(model, number, train, settings, out).run(done, reporter, stop):
             return False
         block.requires_grad_(False)
         _file(out, number).unlink(missing_ok=True)
@@ -73,13 +71,11 @@ def transfer_blockwise(
 class _Block(Stage):
     """One block, on the hidden states that the block before it has left."""
 
-    def __init__(
-        self, model: PreTrainedModel, number: int, train: Batches, config: Fit, out: Path, loss: TransferLoss
-    ) -> None:
-        self.model, self.number, self.train, self.loss, self.out = model, number, train, loss, out
+    def __init__(self, model: PreTrainedModel, number: int, train: Batches, settings: Transferring, out: Path) -> None:
+        self.model, self.number, self.train, self.settings, self.out = model, number, train, settings, out
         self.tokens_per_sequence = train.length
-        every = Every(config.every.log, config.steps, config.steps)
-        self.config = replace(config, every=every)
+        config = settings.fit
+        self.config = replace(config, every=Every(config.every.log, config.steps, config.steps))
         self.last = 0.0
         self.branch = dict(_branches_of(model, number))
         for branch in self.branch.values():
@@ -96,7 +92,7 @@ class _Block(Stage):
         return True
 
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
-        mode = Inside(self.loss, share=share)
+        mode = Inside(self.settings.loss, self.settings.dropout, share=share)
         self._forward(first, count, mode)
         loss = mode.losses[next(iter(self.branch))].cpu()
         self.last = float(loss)
@@ -116,7 +112,7 @@ class _Block(Stage):
         """A block with nothing to learn."""
         size = self.config.batch // self.config.accumulate
         for first in range(0, self.config.steps * self.config.batch, size):
-            self._forward(first, size, Inside(self.loss))
+            self._forward(first, size, Inside())
         sync(_file(self.out, self.number + 1))
 
     def parts(self) -> Iterable[nn.Module]:
