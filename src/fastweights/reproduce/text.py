@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from fastweights.evals.perplexity import PositionLoss, nll_by_position
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.reproduce.claim import Recipe, Site, Trial
 from fastweights.reproduce.measures import Measure, Measures
-from fastweights.train import AdamW, Architecture, Corpus, Cosine, Every, Text, TrainConfig, read, train
+from fastweights.train import AdamW, Architecture, Corpus, Cosine, Every, Text, TrainConfig, train
 from fastweights.train.data import load
 
 Fields = Mapping[str, Any]
