@@ -12,10 +12,12 @@ from rich.console import Console
 
 from fastweights.cli.analyze import analyze
 from fastweights.cli.bench import bench
+from fastweights.cli.eval import eval_
 from fastweights.cli.generate import generate
 from fastweights.cli.imports import imports
 from fastweights.cli.mixers import mixers
 from fastweights.cli.reproduce import reproduce_verb
+from fastweights.cli.sweep import sweep
 from fastweights.cli.table import table
 from fastweights.cli.train import train
 
@@ -31,6 +33,8 @@ VERBS: dict[str, Verb] = {
     "bench": bench,
     "analyze": analyze,
     "reproduce": reproduce_verb,
+    "eval": eval_,
+    "sweep": sweep,
 }
 
 

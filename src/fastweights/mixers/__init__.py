@@ -1,5 +1,10 @@
 """One file per paper; `MIXERS` names them all."""
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from inspect import signature
 
 from fastweights.mixer import Mixer
@@ -79,10 +84,37 @@ def register(name: str, mixer: type[Mixer]) -> None:
     MIXERS[name] = mixer
 
 
+def plugin(path: str) -> str:
+    """Register the mixer that ``package.module:Class`` names, under this very name, and return it.
+
+    The module is looked for where Python looks, and in the working folder. Raises ValueError if it cannot be had.
+    """
+    module, separator, name = path.partition(":")
+    if not (module and separator and name):
+        raise ValueError(f"{path!r} names no class; write package.module:Class, such as mypkg.mymixer:MyMixer")
+    with _working_folder_importable():
+        try:
+            register(path, getattr(import_module(module), name))
+        except (ImportError, AttributeError, TypeError) as error:
+            raise ValueError(f"cannot use {path!r} as a mixer: {error}") from error
+    return path
+
+
+@contextmanager
+def _working_folder_importable() -> Iterator[None]:
+    folder = os.getcwd()
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
 def make(name: str, d: int, **arguments: object) -> Mixer:
     """The mixer called `name` for model width `d`; an unknown name or argument is an error that lists the known."""
     if name not in MIXERS:
-        raise ValueError(f"unknown mixer {name!r}; there are {', '.join(sorted(MIXERS))}")
+        yours = f"; fastweights.mixers.plugin({name!r}) makes it known" if ":" in name else ""
+        raise ValueError(f"unknown mixer {name!r}{yours}; there are {', '.join(sorted(MIXERS))}")
     known = signature(MIXERS[name]).parameters
     unknown = sorted(arguments.keys() - known.keys())
     if unknown:
@@ -125,5 +157,6 @@ __all__ = [
     "SoftmaxAttention",
     "TransNormer",
     "make",
+    "plugin",
     "register",
 ]

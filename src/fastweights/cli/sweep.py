@@ -1,0 +1,125 @@
+"""fastweights sweep"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fastweights.analysis.plots import png
+from fastweights.cli.arguments import add_device
+from fastweights.sweep import AXES, Contender, Failed, Folder, Here, Local, Plan, Pool, Ray, Row, Run, best, draw
+from fastweights.sweep import read as read_plan
+from fastweights.sweep import sweep as run
+from fastweights.train.files import whole_file
+
+RUNNING = 8
+"""Runs in progress that are shown."""
+
+
+def sweep(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
+    """Train small models over tasks × mixers × learning rates × seeds; the same command again goes on."""
+    parser.add_argument("plan", type=Path, help="a TOML file, see docs/sweeps.md")
+    parser.add_argument("--out", type=Path, help="folder (default: runs/sweeps/<name of the plan>)")
+    parser.add_argument(
+        "--mixer",
+        action="append",
+        default=[],
+        metavar="NAME|PACKAGE.MODULE:CLASS",
+        help="also this one, of the library or your own; may be repeated",
+    )
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="processes (default: one per core; 0: no processes but this one)"
+    )
+    parser.add_argument(
+        "--ray", nargs="?", const="", metavar="ADDRESS", help="run on a Ray cluster, or on one of this machine's own"
+    )
+    add_device(parser)
+    return _sweep
+
+
+def _sweep(chosen: Namespace, console: Console) -> None:
+    plan = read_plan(chosen.plan)
+    plan = replace(plan, mixers=(*plan.mixers, *map(Contender.of, chosen.mixer)))
+    out = chosen.out or Path("runs/sweeps") / chosen.plan.stem
+    rows = _watched(plan, out, _pool(chosen), chosen.device.torch().type, console)
+    if not rows:
+        raise ValueError(f"no run ended without an error; their tracebacks are in {out / 'failed'}")
+    figures = [name for name, axis in AXES.items() if axis.separates(rows)]
+    for name in figures:
+        with whole_file(out / f"{name}.png") as new:
+            new.write_bytes(png(draw(rows, AXES[name])))
+    names = ["rows.json", *(f"{name}.png" for name in figures)]
+    console.print(f"{out}: {', '.join(names)}", markup=False, soft_wrap=True)
+
+
+def _pool(chosen: Namespace) -> Pool:
+    if chosen.ray is not None:
+        return Ray(chosen.ray or None)
+    return Here() if chosen.workers == 0 else Local(chosen.workers)
+
+
+def _watched(plan: Plan, out: Path, pool: Pool, device: str, console: Console) -> list[Row]:
+    runs, folder = list(plan.runs()), Folder(out)
+    board = _Board(runs, folder)
+    console.print(f"{len(runs)} runs, {len(board.rows)} of them done before", markup=False)
+    with Live(get_renderable=board.picture, console=console, refresh_per_second=1, transient=not console.is_terminal):
+        rows = run(plan, out, pool, device=device, listener=board.take)
+    if not console.is_terminal:
+        console.print(board.table())
+    return rows
+
+
+class _Board:
+    """What is known of a sweep while it runs."""
+
+    def __init__(self, runs: Sequence[Run], folder: Folder) -> None:
+        self.folder, self.failed = folder, list[Failed]()
+        self.left = {run.key: run for run in runs}
+        self.rows = [row for run in runs if (row := folder.row(run)) is not None]
+        for row in self.rows:
+            self.left.pop(row.key, None)
+        self.total = len(runs)
+
+    def take(self, result: Row | Failed) -> None:
+        key = result.run.key if isinstance(result, Failed) else result.key
+        self.left.pop(key, None)
+        (self.failed if isinstance(result, Failed) else self.rows).append(result)  # pyright: ignore[reportArgumentType]
+
+    def picture(self) -> Group:
+        counts = f"{len(self.rows)} of {self.total} done" + (f", {len(self.failed)} failed" if self.failed else "")
+        return Group(self.table(), Text(counts), *self._running())
+
+    def table(self) -> Table:
+        """Every model at its best learning rate so far."""
+        table = Table(
+            "task", "mixer", "width", "lr", "seeds", "accuracy", "± over seeds", "updates to the mark", "state [B]",
+            box=box.SIMPLE_HEAD,
+        )  # fmt: skip
+        for one in best(self.rows):
+            solved = "" if one.solved is None else f"{one.solved:g}"
+            spread = f"{one.deviation:.3f}" if len(one.accuracies) > 1 else ""
+            accuracy, seeds = f"{one.mean:.3f}", str(len(one.accuracies))
+            state = "" if one.state is None else f"{one.state:,}"
+            table.add_row(
+                one.task, one.mixer, str(one.width), f"{one.rate:.2g}", seeds, accuracy, spread, solved, state
+            )
+        return table
+
+    def _running(self) -> list[Text]:
+        begun = [(run, points) for run in self.left.values() if (points := self.folder.points(run))]
+        return [
+            Text(
+                f"  {run.contender.label}, {run.task}, lr {run.rate:.2g}, seed {run.seed}: "
+                f"step {points[-1].step}, loss {points[-1].loss:.3f}, accuracy {points[-1].accuracy:.3f}",
+                "dim",
+            )
+            for run, points in begun[-RUNNING:]
+        ]
