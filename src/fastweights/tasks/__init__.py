@@ -1,15 +1,17 @@
 """The field's benchmarks: tasks as pure functions of a generator, and the protocols they are used with, by name."""
 
-from fastweights.tasks import mad, mqar, state
+from fastweights.tasks import mad, mqar, regbench, state
 from fastweights.tasks.base import Batch, ImageTask, PairTask, Score, SequenceTask, Task, TokenTask
 from fastweights.tasks.mad import Compression, FuzzyRecall, InContextRecall, Memorization, SelectiveCopying
 from fastweights.tasks.mqar import MQAR
 from fastweights.tasks.protocol import Backbone, Constant, Cosine, Protocol, Segment, Training
+from fastweights.tasks.regbench import DFA, RegBench
 from fastweights.tasks.state import Cyclic, Group, ModularArithmetic, Permutations, WordProblem
 
-TASKS: dict[str, Protocol] = {**mqar.PROTOCOLS, **state.PROTOCOLS, **mad.PROTOCOLS}
+TASKS: dict[str, Protocol] = {**mqar.PROTOCOLS, **state.PROTOCOLS, **mad.PROTOCOLS, **regbench.PROTOCOLS}
 
 __all__ = [
+    "DFA",
     "MQAR",
     "TASKS",
     "Backbone",
@@ -27,6 +29,7 @@ __all__ = [
     "PairTask",
     "Permutations",
     "Protocol",
+    "RegBench",
     "Score",
     "Segment",
     "SelectiveCopying",
