@@ -9,7 +9,7 @@ from typing import Any
 
 from fastweights.reproduce.claim import Recipe, Site, Trial
 from fastweights.reproduce.measures import At, Measure, Measures
-from fastweights.sweep import Contender, Local, Plan, Row, best, sweep
+from fastweights.sweep import Contender, Here, Local, Plan, Row, best, sweep
 from fastweights.tasks import Protocol
 
 FIVE = (0, 1, 2, 3, 4)
@@ -63,7 +63,9 @@ class Training(Trial):
             training=effort.training,
             every=effort.every,
         )
-        rows = sweep(plan, site.shared / "sweep", Local(site.workers), device=str(site.device))
+        rows = sweep(
+            plan, site.shared / "sweep", Here() if site.workers == 1 else Local(site.workers), device=str(site.device)
+        )
         if len(rows) < len(list(plan.runs())):
             raise RuntimeError(f"runs of {self.name} failed; {site.shared / 'sweep' / 'failed'} says why")
         return list(self._measures(rows))
