@@ -28,6 +28,7 @@ from fastweights.train import (
     read,
     train,
 )
+from fastweights.train.checkpoint import no_progress_bars
 from fastweights.train.data import load
 from fastweights.train.files import whole_folder
 
@@ -91,7 +92,8 @@ class Pretraining:
         folder = site.shared / "models" / _key((self, mixers, seed))
         if not (folder / "model").exists():
             train(self.config(mixers, seed, self._tokenized(site)), folder, cpu=site.device.type == "cpu")
-        model: Any = FastWeightsForCausalLM.from_pretrained(folder / "model")
+        with no_progress_bars():
+            model: Any = FastWeightsForCausalLM.from_pretrained(folder / "model")
         return model.to(site.device).eval(), load(folder / "data")
 
     def _tokenized(self, site: Site) -> Text:
