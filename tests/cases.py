@@ -363,6 +363,16 @@ CASES = [
         )
         for window, shared in [(5, True), (5, False), (1, True), (0, True), (0, False)]
     ),
+    *(
+        Case(
+            "windowed-5-capped" + "-two" * (not shared),
+            partial(WindowedLinear, window=5, shared=shared, softcap=1.5),
+            partial(oracles.windowed, window=5, shared=shared, softcap=1.5),
+            WINDOWED,
+            partial(window_state, 4),
+        )
+        for shared in (True, False)
+    ),
     Case("normalized-none", normalized_decay, oracles.normalized, POSITIVE, positive_matrix),
     Case(
         "normalized-scalar",

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from families import padded, positions, student
 from test_mixers import LAYERS, Layer, inputs, tensors
 from tolerances import assert_close
 
@@ -45,3 +46,13 @@ def check(layer: Layer, dtype: torch.dtype, backend: str) -> None:
     want_gradients = torch.autograd.grad(want.square().sum(), parameters)
     for a, b in zip(torch.autograd.grad(y.square().sum(), parameters), want_gradients, strict=True):
         assert_close(a, b, "gradient")
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_compiled_linearized_models_agree(family: str) -> None:
+    model, inputs = student(family), padded()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        got, want = (m(**inputs, position_ids=positions(inputs["attention_mask"])).logits for m in (compiled, model))
+    there = inputs["attention_mask"].bool()
+    assert_close(got[there], want[there], "logits")

@@ -129,6 +129,7 @@ def windowed(
     mix: Array,
     window: int,
     shared: bool = True,
+    softcap: float = np.inf,
     state: tuple[Array, Array, Array, Array, Array] | None = None,
 ) -> tuple[Array, tuple[Array, Array, Array, Array, Array]]:
     """LoLCATs: γ e^(s - max s) over 0 ≤ t - s < window, φ(q)·φ(k) over all before; one normaliser, or eq. 8's two."""
@@ -148,6 +149,7 @@ def windowed(
         group, now = head // (h // groups), length + j
         near = range(max(now - window + 1, 0), now + 1)
         scores = [q[i, j, head] @ k[i, group, s] / np.sqrt(k.shape[3]) for s in near]
+        scores = scores if np.isinf(softcap) else [softcap * np.tanh(score / softcap) for score in scores]
         weights = [np.exp(score - max(scores)) for score in scores]
         exact = sum((a * v[i, group, s] for a, s in zip(weights, near, strict=True)), np.zeros(v.shape[3]))
         kernel = fq[i, j, head] @ memory[i, group]

@@ -226,6 +226,14 @@ def one_key_window(t: int, dtype: torch.dtype) -> WindowedLinear:
     return linear_beyond(t, dtype, window=1, shared=False)
 
 
+def capped_windows(t: int, dtype: torch.dtype) -> WindowedLinear:
+    return replace(linear_beyond_padded(t, dtype), softcap=1.5)
+
+
+def capped_apart(t: int, dtype: torch.dtype) -> WindowedLinear:
+    return replace(linear_beyond_packed(t, dtype), softcap=1.5, shared=False)
+
+
 def wide_window(t: int, dtype: torch.dtype) -> WindowedLinear:
     """Wider than all tokens, or than all but a few, as they come after none, five or forty."""
     return linear_beyond(t, dtype, window=103).keep(torch.rand(2, t) > torch.tensor([[0.0], [0.5]]))
@@ -238,6 +246,8 @@ BEYOND = (
     linear_beyond_both,
     linear_alone,
     one_key_window,
+    capped_windows,
+    capped_apart,
     wide_window,
 )
 

@@ -16,6 +16,10 @@ TOLERANCE = {
 }
 
 
+SAME = 1e-5
+"""Two ways to the same float32 numbers that differ only in the order of sums."""
+
+
 def array(x: Tensor | np.ndarray) -> np.ndarray:
     """x in float64 or complex128."""
     if isinstance(x, np.ndarray):

@@ -1,5 +1,6 @@
 """Linear-time sequence models, each defined once."""
 
+from fastweights import linearize
 from fastweights.evaluate import Auto, Chunkwise, Method, Parallel, Recurrent, evaluate
 from fastweights.generate import stream
 from fastweights.kernels import explain
@@ -69,6 +70,7 @@ __all__ = [
     "WindowedLinear",
     "evaluate",
     "explain",
+    "linearize",
     "preset",
     "register",
     "stream",

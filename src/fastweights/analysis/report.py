@@ -37,19 +37,29 @@ def write_report(profiles: Sequence[Profile], findings: Sequence[Finding], out: 
     """Write ``report.html`` and its PNG files into the folder `out`; the page's path."""
     out.mkdir(parents=True, exist_ok=True)
     sections = [*_compared(profiles, out), *(_model(p, out) for p in profiles), *_theory(findings, out)]
-    names = [re.search(r"<h2 id='([^']+)'>(.*?)</h2>", section) for section in sections]
-    links = "".join(f"<a href='#{found[1]}'>{found[2]}</a>" for found in names if found)
     title = " · ".join(p.name for p in profiles) or "The theory"
+    return write_page(title, "As linear time-varying systems and as attention maps.", sections, out)
+
+
+def write_page(title: str, intro: str, sections: Sequence[str], out: Path) -> Path:
+    """``report.html`` in the folder `out`, made of `section`s; its path."""
+    names = [re.search(r"<h2 id='([^']+)'>(.*?)</h2>", part) for part in sections]
+    links = "".join(f"<a href='#{found[1]}'>{found[2]}</a>" for found in names if found)
     page = (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{escape(title)}</h1><p>As linear time-varying systems and as attention maps.</p>"
+        f"<h1>{escape(title)}</h1><p>{escape(intro)}</p>"
         f"<nav>{links}</nav>{''.join(sections)}</body></html>"
     )
     path = out / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
+
+
+def section(title: str, intro: str, body: str) -> str:
+    """A part of a page, with its place in the page's navigation."""
+    return f"<section><h2 id='{_slug(title)}'>{escape(title)}</h2><p>{escape(intro)}</p>{body}</section>"
 
 
 def layer_rows(profile: Profile) -> list[Row]:
@@ -80,7 +90,7 @@ def _compared(profiles: Sequence[Profile], out: Path) -> list[str]:
         return []
     drawn = [comparison(profiles), teacher(profiles)]
     rows: list[Row] = [{"model": p.name, "parameters": f"{p.parameters:,}", **_means(p)} for p in profiles]
-    body = table(rows) + "".join(_figure(p, "", out) for p in drawn if p is not None)
+    body = table(rows) + "".join(figure(p, "", out) for p in drawn if p is not None)
     return [f"<section><h2 id='compared'>Compared</h2>{body}</section>"]
 
 
@@ -105,8 +115,8 @@ def _model(profile: Profile, out: Path) -> str:
         f"{seen.heads} heads of a layer, windows of {seen.window} tokens."
     )
     body = table(layer_rows(profile)) + _algorithms(profile)
-    drawn = "".join(_figure(picture, f"{slug}-", out) for picture in pictures(profile))
-    return f"<section><h2 id='{slug}'>{escape(profile.name)}</h2><p>{escape(intro)}</p>{body}{drawn}</section>"
+    drawn = "".join(figure(picture, f"{slug}-", out) for picture in pictures(profile))
+    return section(profile.name, intro, body + drawn)
 
 
 def _algorithms(profile: Profile) -> str:
@@ -128,19 +138,20 @@ def _theory(findings: Sequence[Finding], out: Path) -> list[str]:
         return []
     parts = []
     for finding in findings:
-        figure, axes = canvas(1, 1, 5.2, 3.2)
+        drawing, axes = canvas(1, 1, 5.2, 3.2)
         finding.draw(axes[0, 0])
         verdict = "<span class='yes'>borne out</span>" if finding.verdict else "<span class='no'>refuted</span>"
-        picture = Picture(_slug(finding.source), finding.source, "", figure)
+        picture = Picture(_slug(finding.source), finding.source, "", drawing)
         parts.append(
             f"<h3>{escape(finding.source)}</h3><p>{escape(finding.statement)} {verdict}</p>"
             + table(finding.figures())
-            + _figure(picture, "", out, titled=False)
+            + figure(picture, "", out, titled=False)
         )
     return [f"<section><h2 id='theory'>The theory, executed</h2>{''.join(parts)}</section>"]
 
 
-def _figure(picture: Picture, prefix: str, out: Path, titled: bool = True) -> str:
+def figure(picture: Picture, prefix: str, out: Path, titled: bool = True) -> str:
+    """The picture as HTML, and as ``<prefix><slug>.png`` in the folder `out`."""
     content = png(picture.figure)
     (out / f"{prefix}{picture.slug}.png").write_bytes(content)
     title = f"<h3>{escape(picture.title)}</h3>" if titled else ""

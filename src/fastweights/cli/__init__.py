@@ -11,17 +11,19 @@ from importlib.metadata import PackageNotFoundError, version
 from rich.console import Console
 
 from fastweights.cli.analyze import analyze
+from fastweights.cli.arguments import Parser
 from fastweights.cli.bench import bench
 from fastweights.cli.eval import eval_
 from fastweights.cli.generate import generate
 from fastweights.cli.imports import imports
+from fastweights.cli.linearize import linearize
 from fastweights.cli.mixers import mixers
 from fastweights.cli.reproduce import reproduce_verb
 from fastweights.cli.sweep import sweep
 from fastweights.cli.table import table
 from fastweights.cli.train import train
 
-Verb = Callable[[ArgumentParser], Callable[[Namespace, Console], None]]
+Verb = Callable[[Parser], Callable[[Namespace, Console], None]]
 """Adds arguments to the parser of the verb; the first line of its docstring is the verb's help."""
 
 VERBS: dict[str, Verb] = {
@@ -35,6 +37,7 @@ VERBS: dict[str, Verb] = {
     "reproduce": reproduce_verb,
     "eval": eval_,
     "sweep": sweep,
+    "linearize": linearize,
 }
 
 
@@ -60,7 +63,7 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="fastweights", description="Linear-time sequence models: train, decode, compare.")
     parser.add_argument("--version", action="version", version=f"fastweights {_version()}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
     for name, verb in VERBS.items():
         summary = (verb.__doc__ or name).splitlines()[0]
         subparser = verbs.add_parser(name, help=summary, description=summary)

@@ -4,9 +4,29 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+
+class Parser(ArgumentParser):
+    """A parser whose first argument may be left out.
+
+    implied  the sub-verb that is meant where none is named
+    """
+
+    implied: str | None = None
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self.implied is not None and args and args[0] not in self._verbs and not args[0].startswith("-"):
+            args = [self.implied, *args]
+        return super().parse_known_args(args, namespace)
+
+    @property
+    def _verbs(self) -> Collection[str]:
+        return [name for action in self._actions for name in action.choices or ()]
 
 
 @dataclass(frozen=True)

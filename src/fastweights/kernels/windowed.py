@@ -24,7 +24,7 @@ from fastweights.kernels.gemm import routed
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence, reciprocal
 from fastweights.recurrence.timeline import FORGOTTEN
-from fastweights.recurrence.windowed import WindowedLinear, WindowState, divided, joined, with_ones
+from fastweights.recurrence.windowed import WindowedLinear, WindowState, capped, divided, joined, with_ones
 
 FEWEST, MOST = 64, 256
 """Queries per block: fewer are too few for a matrix product, and more than the window has keys bring nothing."""
@@ -33,13 +33,15 @@ SCORES = 1 << 19
 
 
 class _Plan(NamedTuple):
-    """Queries per block, window, blocks in all, blocks at once, and whether both sides share one normaliser."""
+    """Queries per block, window, blocks in all, blocks at once; of the record whether both sides share one normaliser,
+    and what bounds the scores."""
 
     block: int
     window: int
     blocks: int
     at_once: int
     shared: bool
+    softcap: float | None
 
     @classmethod
     def of(cls, recurrence: WindowedLinear, past: int) -> Self:
@@ -48,7 +50,7 @@ class _Plan(NamedTuple):
         window = min(recurrence.window, past + t + 1)
         block = min(max(window, FEWEST), MOST)
         at_once = SCORES // (b * h * block * (block + window))
-        return cls(block, window, -(-t // block), max(1, at_once), recurrence.shared)
+        return cls(block, window, -(-t // block), max(1, at_once), recurrence.shared, recurrence.softcap)
 
     @property
     def strip(self) -> int:
@@ -148,10 +150,10 @@ class _Span(NamedTuple):
         """The values of the keys that S takes up."""
         return self.v[..., : self.fk.shape[3], :]
 
-    def weights(self, masks: _Masks) -> tuple[Tensor, Tensor]:
+    def weights(self, masks: _Masks, softcap: float | None) -> tuple[Tensor, Tensor]:
         """near ``[b g n r·c strip]`` and far ``[b g n r·c c]``."""
         c = self.fk.shape[3]
-        scores = (self.q @ self.k.mT).unflatten(3, (-1, c)).masked_fill_(~masks.near, -torch.inf)
+        scores = capped(self.q @ self.k.mT, softcap).unflatten(3, (-1, c)).masked_fill_(~masks.near, -torch.inf)
         highest = scores.amax(-1, keepdim=True)
         scores.sub_(highest.masked_fill_(highest == -torch.inf, 0)).clamp_(min=smallest_exponent(scores.dtype))
         near = scores.exp_().mul_(masks.near).flatten(3, 4)
@@ -188,7 +190,7 @@ class _Blocked(torch.autograd.Function):
             starts.append(memory)
             blocks, masks = _Span.of(plan, span, *streams), _masks(plan, span, plain, documents)
             states = blocks.states(masks, memory)
-            near, far = blocks.weights(masks)
+            near, far = blocks.weights(masks, plan.softcap)
             sums = joined(*_sums(blocks, masks, near, far, states), blocks.mix, shared=plan.shared)
             o[..., span.start * plan.block : span.stop * plan.block, :] = plan.unqueries(divided(sums)[..., :-1])
             memory = states[:, :, -1]
@@ -234,7 +236,7 @@ def _span_back(
     q, fq, mix, k, fk, v = blocks
     c, old, readers = fk.shape[3], blocks.old, blocks.readers(masks)
     states = blocks.states(masks, memory)
-    near, far = blocks.weights(masks)
+    near, far = blocks.weights(masks, plan.softcap)
     sums = _sums(blocks, masks, near, far, states)
     dnear, dfar, dmix = _joined_back(*sums, mix, do, shared=plan.shared)
 
@@ -244,6 +246,8 @@ def _span_back(
     if plan.shared:  # moving c_n moves the whole near side against the far one
         share = (dnear * sums[0]).sum(-1, keepdim=True) / top.sum(-1, keepdim=True).clamp(min=1)
         dscores.sub_(top * share)
+    if plan.softcap is not None:
+        dscores.mul_(1 - ((q @ k.mT) / plan.softcap).tanh_().square_())
     dfar_weights = (dfar @ old.mT).unflatten(3, (-1, c)).mul_(masks.far).flatten(3, 4)
     dread = dfar @ states[:, :, :-1].mT
     dfq = (dfar_weights @ fk).add_(dread if masks.reads is None else _rows(dread, masks.reads))

@@ -54,6 +54,7 @@ class WindowedLinear(Recurrence):
     fq, fk  φ of queries ``[b t h f]`` and of keys ``[b t g f]``
     mix     γ ``[b t h 1]``, in (0, 1)
     window  w ≥ 0; 0 leaves normalised linear attention
+    softcap  a > 0: a tanh(s_ni / a) for s_ni (Gemma 2); None: scores as they are
     kept, starts  ``[b t 1 1]`` bool, set by `keep` and `segments`
     State: keys ``[b g s k]``, values ``[b g s v]`` and features ``[b g s f]`` of the last s ≤ w - 1 tokens, oldest
     first and in the streams' dtypes; S with z as its last column ``[b g f v+1]``, in float32 or wider; the age
@@ -68,12 +69,15 @@ class WindowedLinear(Recurrence):
     mix: PerToken
     window: int
     shared: bool = True
+    softcap: float | None = None
     kept: Tensor | None = None
     starts: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.window < 0:
             raise ValueError(f"WindowedLinear(window={self.window}): a number of tokens; use window ≥ 0")
+        if self.softcap is not None and self.softcap <= 0:
+            raise ValueError(f"WindowedLinear(softcap={self.softcap}): use a bound above 0, or None for no bound")
         require_width("k", self.k, self.q.shape[-1])
         require_width("fk", self.fk, self.fq.shape[-1])
         require_width("mix", self.mix, 1)
@@ -193,7 +197,7 @@ class WindowedLinear(Recurrence):
         reach = seen.time.same_document if self.kept is None else seen.time.same_document & self.kept[..., 0]
         near = reach & (seen.time.distance < self.window)
         far = reach & (seen.time.distance >= self.window) & (seen.time.distance < FORGOTTEN // 2)
-        scores = self._queries(self.q) @ keys.mT / self.q.shape[-1] ** 0.5
+        scores = capped(self._queries(self.q) @ keys.mT / self.q.shape[-1] ** 0.5, self.softcap)
         scores = scores.masked_fill(~near[:, None], -torch.inf)
         highest = scores.amax(-1, keepdim=True)
         weights = (scores - highest.masked_fill(highest == -torch.inf, 0)).exp()
@@ -219,6 +223,11 @@ class _Seen(NamedTuple):
     values: Tensor
     features: Tensor
     time: Timeline
+
+
+def capped(scores: Tensor, softcap: float | None) -> Tensor:
+    """a tanh(s / a), between -a and a."""
+    return scores if softcap is None else softcap * (scores / softcap).tanh()
 
 
 def with_ones(values: Tensor) -> Tensor:

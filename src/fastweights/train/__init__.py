@@ -3,7 +3,7 @@
 from fastweights.train.checkpoint import model_folder
 from fastweights.train.data import Corpus, Size, Text, Windows, cover, read, tokenized
 from fastweights.train.errors import CheckpointError, DataError, NonFiniteError, TrainingError
-from fastweights.train.loop import Architecture, Every, Named, TrainConfig, train
+from fastweights.train.loop import Architecture, Every, HuggingFace, Named, TrainConfig, train
 from fastweights.train.optim import AdamW, Cosine, Linear, Recipe, Schedule
 from fastweights.train.report import Reporter, Result, Summary
 from fastweights.train.signals import StopOnSignal
@@ -19,6 +19,7 @@ __all__ = [
     "Cosine",
     "DataError",
     "Every",
+    "HuggingFace",
     "Linear",
     "Named",
     "NonFiniteError",

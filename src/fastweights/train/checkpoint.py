@@ -59,11 +59,19 @@ class Checkpoints:
         tokenizer: PreTrainedTokenizerBase,
         optimizer: Mapping[str, Tensor],
     ) -> None:
-        """Write one, then remove those before the one before it."""
-        target = self._at(progress.step)
-        with whole_folder(target) as folder:
+        """Write one that is a model's folder too."""
+
+        def fill(folder: Path) -> None:
             save_model(model, tokenizer, folder)
             save_file(dict(optimizer), folder / "optimizer.safetensors")
+
+        self.write(progress, fill)
+
+    def write(self, progress: Progress, fill: Callable[[Path], None]) -> None:
+        """Write what `fill` puts into the folder it is given, then remove those before the one before it."""
+        target = self._at(progress.step)
+        with whole_folder(target) as folder:
+            fill(folder)
             files = {path.name: _hash(path) for path in sorted(folder.iterdir())}
             (folder / "training.json").write_text(json.dumps({**asdict(progress), "files": files}, indent=1))
         for old in self._all()[:-KEPT]:

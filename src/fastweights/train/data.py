@@ -184,14 +184,14 @@ def _shuffled(seed: int, epoch: int, count: int, shifts: int) -> tuple[int, np.n
 
 
 def _documents(sources: Sequence[str]) -> list[str]:
-    documents = [document for source in sources for path in _paths(source) for document in _read(path)]
+    documents = [document for source in sources for path in paths(source) for document in _read(path)]
     if not any(documents):
         raise DataError(f"there is no text in {', '.join(sources)}")
     return [document for document in documents if document]
 
 
-def _paths(source: str) -> list[Path]:
-    """The files that a source names, in alphabetical order."""
+def paths(source: str, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
+    """The files that a source names, in alphabetical order. Raises DataError if there are none."""
     if source in BUNDLED:
         with as_file(files("fastweights") / "data" / BUNDLED[source]) as path:
             return [path]
@@ -199,15 +199,23 @@ def _paths(source: str) -> list[Path]:
     if path.is_file():
         return [path]
     found = path.rglob("*") if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))
-    texts = sorted(p for p in found if p.is_file() and p.name.endswith(SUFFIXES))
+    texts = sorted(p for p in found if p.is_file() and p.name.endswith(suffixes))
     if not texts:
-        kinds, names = ", ".join(SUFFIXES), ", ".join(BUNDLED)
+        kinds, names = ", ".join(suffixes), ", ".join(BUNDLED)
         raise DataError(f"no text found at {source!r}; give files, folders or globs of {kinds}, or a name: {names}")
     return texts
 
 
 def _read(path: Path) -> list[str]:
     """The documents of one file."""
+    text = contents(path)
+    if path.name.removesuffix(".gz").endswith(".jsonl"):
+        return [_field(path, number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    return [text]
+
+
+def contents(path: Path) -> str:
+    """The text of a file, which may be packed. Raises DataError, which names it, if it has none."""
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = raw.decode()
@@ -217,9 +225,7 @@ def _read(path: Path) -> list[str]:
         raise DataError(f"cannot read {path}: {error}") from error
     if not text.strip():
         raise DataError(f"{path} is empty; leave it out")
-    if path.name.removesuffix(".gz").endswith(".jsonl"):
-        return [_field(path, number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    return [text]
+    return text
 
 
 def _field(path: Path, number: int, line: str) -> str:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-import numpy as np
 import torch
 from accelerate import Accelerator
-from filelock import FileLock, Timeout
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, named
 from fastweights.train.checkpoint import Checkpoints, Progress, save_model
 from fastweights.train.data import Text, Windows, cover, load, read
-from fastweights.train.errors import CheckpointError, NonFiniteError, TrainingError
-from fastweights.train.files import PARTIAL, sweep, whole_file, whole_folder
+from fastweights.train.errors import NonFiniteError, TrainingError
+from fastweights.train.files import sweep, whole_folder
+from fastweights.train.folder import Clock, claim, claimed, seeded, sole
 from fastweights.train.metrics import Metrics
 from fastweights.train.optim import AdamW, Cosine, Recipe, Schedule, load_state, set_rates, state_tensors
 from fastweights.train.plot import plot
@@ -79,6 +76,29 @@ class Named:
 
 
 @dataclass(frozen=True)
+class HuggingFace:
+    """A new language model of another architecture that transformers has, such as a softmax one to linearize.
+
+    name    its model_type, such as ``"llama"``
+    fields  of its configuration; the vocabulary and the end of text are the tokenizer's
+    """
+
+    name: str
+    fields: Mapping[str, object] = field(default_factory=dict)
+
+    def build(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        """A new model for this tokenizer. Raises ValueError for a name or fields that transformers refuses."""
+        end = cast(int | None, tokenizer.eos_token_id)
+        special = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
+        config = AutoConfig.for_model(self.name, **{"vocab_size": len(tokenizer), **special, **self.fields})
+        return AutoModelForCausalLM.from_config(config)
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}: " + ", ".join(f"{name} {value}" for name, value in self.fields.items())
+
+
+@dataclass(frozen=True)
 class Every:
     """How often, in steps, to write a line of metrics, to evaluate, and to save a checkpoint."""
 
@@ -99,7 +119,7 @@ class TrainConfig:
     """
 
     text: Text = Text()
-    model: Architecture | Named = Architecture()
+    model: Architecture | Named | HuggingFace = Architecture()
     optimizer: Recipe = AdamW()
     schedule: Schedule = Cosine()
     every: Every = Every()
@@ -161,21 +181,21 @@ class _Run:
         if self.checkpoint is not None:
             load_state(optimizers, model, self.checkpoint.optimizer())
         self.wrapped, *self.optimizers = accelerator.prepare(model, *optimizers)
-        self.clock = _Clock(self.progress)
+        self.clock = Clock(self.progress)
         self._introduce()
 
     def _open(self, held: ExitStack) -> None:
         """Everything that can be wrong with the arguments is found before anything is written."""
         config, data = self.config, self.out / "data"
-        claimed = _claimed(self.out, config)
-        corpus = load(data) if claimed and data.exists() else read(config.text)
+        ours = claimed(self.out, config)
+        corpus = load(data) if ours and data.exists() else read(config.text)
         self.windows = Windows(corpus.train, config.length, config.seed)
         torch.manual_seed(config.seed)
         self.model: PreTrainedModel = config.model.build(corpus.tokenizer)
-        if not claimed:
-            _claim(self.out, config)
+        if not ours:
+            claim(self.out, config)
         if self.accelerator.is_main_process:
-            held.enter_context(_sole(self.out))
+            held.enter_context(sole(self.out))
         sweep(self.out)
         self.corpus = corpus if data.exists() else corpus.save(data)
         self._continue()
@@ -232,7 +252,7 @@ class _Run:
 
     def _update(self, step: int) -> None:
         config, accelerator = self.config, self.accelerator
-        torch.manual_seed(_seed(config.seed, step, accelerator.process_index))
+        torch.manual_seed(seeded(config.seed, step, accelerator.process_index))
         set_rates(self.optimizers, config.schedule.factor(step, config.steps))
         self.wrapped.train()
         losses = [self._backward(step, part) for part in range(config.accumulate)]
@@ -315,31 +335,6 @@ class _Run:
         return self.accelerator.unwrap_model(self.wrapped)
 
 
-class _Clock:
-    """Seconds of a run over all its sittings, and its speed."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._began = time.perf_counter() - progress.seconds
-        self.restart(progress.step)
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self._began
-
-    def restart(self, step: int) -> None:
-        """Measure the speed from here."""
-        self._since, self._step = self.seconds, step
-
-    def speed(self, step: int) -> float:
-        """Steps per second."""
-        return (step - self._step) / max(self.seconds - self._since, 1e-9)
-
-
-def _seed(*numbers: int) -> int:
-    """One seed from several numbers, so that randomness is a function of the step."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
-
-
 def _agreed(accelerator: Accelerator, wish: bool) -> bool:
     """Whether any process wishes to stop."""
     if accelerator.num_processes == 1:
@@ -347,59 +342,3 @@ def _agreed(accelerator: Accelerator, wish: bool) -> bool:
     if wish:
         accelerator.set_trigger()
     return accelerator.check_trigger()
-
-
-def _claimed(out: Path, config: TrainConfig) -> bool:
-    """Whether `out` is this run's already. Raises CheckpointError if it is something else's."""
-    record = out / "run.json"
-    if not record.exists():
-        if out.exists() and any(not path.name.endswith(PARTIAL) for path in out.iterdir()):
-            raise CheckpointError(f"{out} exists and is not a training run; choose another folder, or remove it")
-        return False
-    try:
-        theirs = _flat(json.loads(record.read_text()))
-    except (ValueError, AttributeError) as error:
-        raise CheckpointError(f"{record} is damaged; choose another folder, or remove {out}") from error
-    ours = _flat(_plain(config))
-    changed = [
-        f"{key} was {theirs.get(key)}, is {ours.get(key)}" for key in theirs | ours if theirs.get(key) != ours.get(key)
-    ]
-    if changed:
-        raise CheckpointError(f"{out} holds another run ({'; '.join(changed)}); choose another folder, or remove it")
-    return True
-
-
-def _claim(out: Path, config: TrainConfig) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    with whole_file(out / "run.json") as new:
-        new.write_text(json.dumps(_plain(config), indent=1))
-
-
-@contextmanager
-def _sole(out: Path) -> Iterator[None]:
-    """Keeps other processes from training in `out`. Raises CheckpointError if one is there already."""
-    lock = FileLock(out / "run.lock", blocking=False)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise CheckpointError(f"another process trains in {out}; wait for it, or choose another folder") from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON has it, dataclasses with the names of their types."""
-    if is_dataclass(value):
-        content = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-        return {"type": type(value).__name__, **content}
-    return json.loads(json.dumps(value))
-
-
-def _flat(value: Any, path: str = "") -> dict[str, object]:
-    """Nested dictionaries as one, keys joined by dots."""
-    if not isinstance(value, dict):
-        return {path: value}
-    inner = [_flat(part, f"{path}.{key}" if path else key) for key, part in value.items()]
-    return {key: part for flat in inner for key, part in flat.items()}

@@ -81,11 +81,11 @@ def encode(tokenizer: PreTrainedTokenizerFast, documents: Iterable[str]) -> np.n
     A tokenizer without that token has an empty line there.
     """
     end = tokenizer.eos_token_id
-    between = _ids(tokenizer, "\n\n") if end is None else np.array([end])
+    between = ids_of(tokenizer, "\n\n") if end is None else np.array([end])
     parts: list[np.ndarray] = []
     for document in documents:
         parts += [between] if parts else []
-        parts.append(_ids(tokenizer, document))
+        parts.append(ids_of(tokenizer, document))
     return np.concatenate(parts).astype(np.uint16 if len(tokenizer) <= 1 << 16 else np.int32)
 
 
@@ -137,7 +137,8 @@ class TextStream:
         return str(self._tokenizer.decode(self._recent, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-def _ids(tokenizer: PreTrainedTokenizerFast, document: str) -> np.ndarray:
+def ids_of(tokenizer: PreTrainedTokenizerFast, document: str) -> np.ndarray:
+    """``[n]`` int32: the tokens of one text, without special ones."""
     encoded = tokenizer.backend_tokenizer.encode_batch_fast(list(pieces(document)), add_special_tokens=False)
     return np.concatenate([np.array(piece.ids, dtype=np.int32) for piece in encoded])
 

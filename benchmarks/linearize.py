@@ -1,0 +1,230 @@
+"""LoLCATs' Table 1, published methods, recall, the cost of transfer: ``python benchmarks/linearize.py TEACHERS``.
+
+TEACHERS is the folder that benchmarks/linearize_teachers.py has written. Every conversion is a run of its own in
+TEACHERS/runs, which can be stopped and started again; the figures go to docs/measured/linearize.json and its pictures,
+and from there, with --page alone, into docs/linearize.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from fastweights.bench.machine import Machine, commit, versions
+from fastweights.cli.progress import reporter
+from fastweights.linearize import Analog, Linear, branches, linearize, running
+from fastweights.linearize.adapt import LoRA, TokenLoss, adapted, merged, next_logits
+from fastweights.linearize.baselines import ADAPT, TRANSFER, Adapting, Method, Transferring
+from fastweights.linearize.fit import Fit, adopt, fit
+from fastweights.linearize.pipeline import Conversion, run
+from fastweights.linearize.ranking import damages, kept_softmax
+from fastweights.linearize.stages import AdaptStage, TransferStage
+from fastweights.linearize.text import IGNORED, Data
+from fastweights.linearize.transfer import Inside, Returned, attend_all, only_branches
+from fastweights.train import AdamW, Every, StopOnSignal
+from fastweights.train.files import whole_file
+from linearize_teachers import Repeats
+
+DOCS = Path(__file__).parents[1] / "docs"
+RESULTS = DOCS / "measured" / "linearize.json"
+WINDOW = 16
+LENGTH = 256
+FEATURES = ("elu", "relu", "exp", "hedgehog")
+LENGTHS = (256, 1024, 4096)
+_FORKS = multiprocessing.get_context("forkserver")
+Row = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("teachers", type=Path)
+    parser.add_argument("--transfer-steps", type=int, default=200)
+    parser.add_argument("--finetune-steps", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--only", choices=("text", "recall", "scaling"), help="measure this part anew")
+    chosen = parser.parse_args()
+    parts = {
+        "text": lambda: text(chosen.teachers, chosen.transfer_steps, chosen.finetune_steps, chosen.batch),
+        "recall": lambda: recall(chosen.teachers),
+        "scaling": scaling,
+    }
+    for name, measure in parts.items():
+        found: list[Row] = []
+        for row in measure() if chosen.only in (None, name) else ():
+            found.append(row)
+            _record(name, found)
+
+
+def _record(name: str, found: Any) -> None:
+    """Put a part into the file of results, beside what was measured before."""
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    header = {"commit": commit(), "machine": asdict(Machine.here(torch.device("cpu"))), "versions": versions()}
+    with whole_file(RESULTS) as new:
+        new.write_text(json.dumps({**results, name: {**header, "rows": found}}, indent=1) + "\n")
+
+
+def methods(transfer_steps: int, finetune_steps: int, batch: int) -> dict[str, Method]:
+    """What is compared on text; all with the same steps."""
+    every = Every(log=10, evaluation=1000, checkpoint=25)
+    first = Transferring(fit=replace(TRANSFER, steps=transfer_steps, batch=batch, every=every))
+    rates = [AdamW(lr=lr, betas=(0.9, 0.999), weight_decay=0.0) for lr in (1e-3, 3e-4)]
+    settings = replace(ADAPT, steps=finetune_steps, batch=batch, every=every)
+    second = Adapting(fit=replace(settings, optimizer=rates[0]))
+    everything = Adapting(lora=None, branches=True, fit=replace(settings, optimizer=rates[1]))
+    table = {
+        f"{name}, {'transfer' if transfer else 'no transfer'}": Method(Analog(name, window=0), transfer, second)
+        for name in FEATURES
+        for transfer in (None, first)
+    }
+    return {
+        f"window {WINDOW}, transfer": Method(Analog(window=WINDOW), first, second),
+        f"window {WINDOW}, no transfer": Method(Analog(window=WINDOW), None, second),
+        **dict(reversed(table.items())),
+        "T2R, all weights": Method(Analog("relu", window=0), None, everything),
+        "SUPRA-like, all weights": Method(Analog("elu", window=0), None, everything),
+        f"window {WINDOW}, dropout 0.5": Method(Analog(window=WINDOW), replace(first, dropout=0.5), second),
+    }
+
+
+def text(teachers: Path, transfer_steps: int, finetune_steps: int, batch: int) -> Iterator[Row]:
+    """The Llama of text, by every method."""
+    corpus = teachers / "corpus"
+    data = Data(
+        (str(corpus / "train.jsonl"),),
+        (str(corpus / "validation.jsonl"),),
+        length=LENGTH,
+        boundaries=False,
+        held_out=1 << 13,
+    )
+    tokens = {"transfer_tokens": transfer_steps * batch * LENGTH, "finetune_tokens": finetune_steps * batch * LENGTH}
+    for row in _rows(teachers, data, methods(transfer_steps, finetune_steps, batch)):
+        yield {**row, **tokens}
+
+
+def _rows(teachers: Path, data: Data, methods: dict[str, Method]) -> Iterator[Row]:
+    console = Console(highlight=False)
+    for name, method in methods.items():
+        out = teachers / "runs" / "".join(c if c.isalnum() else "-" for c in name)
+        conversion = Conversion(str(teachers / "text" / "model"), data, method)
+        console.print(f"\n{name}", markup=False)
+        with reporter(console) as watch, StopOnSignal() as stop:
+            if not run(conversion, out, until="report", reporter=watch, stop=stop):
+                raise SystemExit("stopped; the same command goes on from here")
+        if name == f"window {WINDOW}, transfer":
+            for picture in ("maps", "positions"):
+                shutil.copyfile(out / "report" / f"{picture}.png", DOCS / "measured" / f"linearize-{picture}.png")
+        yield {"method": name, **{part: _read(out, part) for part in ("convert", "transfer", "evaluation")}}
+
+
+def _read(out: Path, name: str) -> Any:
+    path = out / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def recall(teachers: Path) -> Iterator[Row]:
+    """The Llama that repeats at a distance of 40: fully linear, and with the layers that matter kept."""
+    source, work = teachers / "recall" / "model", teachers / "runs" / "recall"
+    first = Fit(steps=200, batch=32, every=Every(50, 200, 100))
+    second = Fit(
+        steps=200, batch=32, every=Every(50, 200, 100), optimizer=AdamW(1e-3, betas=(0.9, 0.999), weight_decay=0.0)
+    )
+    model = _original(source)
+    yield {"model": "softmax", "accuracy": accuracy(model)}
+    model = linearize(model, Analog(window=WINDOW))
+    yield {"model": "swapped", "accuracy": accuracy(model)}
+    fit(TransferStage(model, Repeats(), Repeats(count=64)), first, work / "transfer")
+    yield {"model": "after transfer", "accuracy": accuracy(model)}
+    batch = Repeats().batch(0, 64)
+    found = damages(model, [batch])
+    kept = kept_softmax(found, 1)
+    trained = {name: p.detach().clone() for name, p in model.named_parameters() if "linear_branch" in name}
+    hybrid = linearize(
+        _original(source), Analog(window=WINDOW), [layer for layer in branches(model) if layer not in kept]
+    )
+    adopt(hybrid, trained)
+    yield {"model": f"layer {kept[0]} kept as softmax", "accuracy": accuracy(hybrid), "damage": found}
+    adapter = adapted(model, LoRA())
+    fit(AdaptStage(adapter, Repeats(), Repeats(count=64), TokenLoss()), second, work / "finetune")
+    yield {"model": "all linear, after LoRA", "accuracy": accuracy(merged(adapter))}
+
+
+def _original(source: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(source)
+
+
+@torch.no_grad()
+def accuracy(model: Any) -> float:
+    """Of the second halves of 256 sequences that training has not seen."""
+    right, count = 0, 0
+    with running(model.eval(), Linear()):
+        for batch in Repeats(count=256).cover(64):
+            labels = batch["labels"][:, 1:]
+            learnt = labels != IGNORED
+            right += int((next_logits(model, {"input_ids": batch["input_ids"]}).argmax(-1) == labels)[learnt].sum())
+            count += int(learnt.sum())
+    return right / count
+
+
+def scaling() -> Iterator[Row]:
+    """Seconds and peak memory of one transfer step against its length, backward inside the forward and after it."""
+    for tokens in LENGTHS:
+        for name in ("inside the forward", "after it"):
+            yield {"tokens": tokens, "backward": name, **_measured(tokens, name)}
+
+
+def _measured(tokens: int, name: str) -> Row:
+    """In a process of its own, for its peak."""
+    receiver, sender = _FORKS.Pipe(duplex=False)
+    process = _FORKS.Process(target=_step, args=(tokens, name, sender))
+    process.start()
+    found = receiver.recv()
+    process.join()
+    return found
+
+
+def _step(tokens: int, name: str, sender: Any) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=tokens,
+    )
+    model = only_branches(linearize(LlamaForCausalLM(config), Analog(window=64)))
+    _transfer_step(model, 64, name)
+    before = _largest()
+    seconds = min(_transfer_step(model, tokens, name) for _ in range(2))
+    sender.send({"seconds": seconds, "bytes": _largest() - before, "layers": config.num_hidden_layers})
+
+
+def _transfer_step(model: Any, tokens: int, name: str) -> float:
+    start = time.perf_counter()
+    mode = Inside() if name == "inside the forward" else Returned()
+    attend_all(model, {"input_ids": torch.arange(tokens)[None] % 512}, mode)
+    if isinstance(mode, Returned):
+        torch.stack(list(mode.losses.values())).sum().backward()
+    model.zero_grad()
+    return time.perf_counter() - start
+
+
+def _largest() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    main()

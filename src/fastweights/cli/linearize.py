@@ -1,0 +1,237 @@
+"""fastweights linearize"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, _ArgumentGroup
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
+
+from fastweights.cli.arguments import Parser, add_device
+from fastweights.cli.imports import DTYPES
+from fastweights.cli.progress import reporter
+from fastweights.linearize.baselines import METHODS, Method, Transferring
+from fastweights.linearize.branch import FEATURE_MAPS
+from fastweights.linearize.pipeline import Conversion, run
+from fastweights.linearize.plan import Plan, plan
+from fastweights.linearize.text import Data
+from fastweights.train import Every, StopOnSignal
+from fastweights.train.checkpoint import no_progress_bars
+
+_HELP = {
+    "convert": "attach the linear attentions and test that a window over the whole text changes nothing",
+    "transfer": "… and train them on the softmax's outputs",
+    "rank-layers": "… and measure which layers do damage when they are linear",
+    "finetune": "… and adapt the model to them with LoRA",
+    "eval": "… and compare the model with its softmax, and with each side of its attention alone",
+    "report": "… and draw the report",
+    "export": "… and write the model: the same as run",
+    "run": "all of it, which a MODEL without a verb means; the same command again goes on where it was stopped",
+}
+
+
+def linearize(parser: Parser) -> Callable[[Namespace, Console], None]:
+    """Make a pretrained softmax model linear: attention transfer, LoRA, constant-memory generation."""
+    parser.implied = "run"
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    text = "what a conversion would do and take; reads no weights"
+    _add_plan(verbs.add_parser("plan", help=text, description=text))
+    for verb, text in _HELP.items():
+        subparser = verbs.add_parser(verb, help=text, description=text)
+        _add_run(subparser)
+        subparser.set_defaults(act=_run, until="export" if verb == "run" else verb)
+    text = "continue a text with a linearized model, in constant memory"
+    _add_generate(verbs.add_parser("generate", help=text, description=text))
+    return lambda chosen, console: chosen.act(chosen, console)
+
+
+def _add_plan(parser: ArgumentParser) -> None:
+    parser.add_argument("model", help="folder or name on the Hugging Face hub")
+    parser.add_argument("--length", type=int, default=1024, help="tokens per training sequence; default: %(default)s")
+    parser.add_argument("--dtype", type=_dtype, metavar="|".join(DTYPES), help="of the weights (default: as they are)")
+    _add_method(parser.add_argument_group("method"))
+    parser.set_defaults(act=_plan)
+
+
+def _add_run(parser: ArgumentParser) -> None:
+    parser.add_argument("model", help="folder or name on the Hugging Face hub")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the run")
+    _add_data(parser.add_argument_group("text"))
+    _add_method(parser.add_argument_group("method"))
+    _add_training(parser.add_argument_group("training"))
+    parser.add_argument("--dtype", type=_dtype, metavar="|".join(DTYPES), help="of the weights (default: as they are)")
+    add_device(parser)
+
+
+def _add_data(group: _ArgumentGroup) -> None:
+    group.add_argument(
+        "--data",
+        nargs="+",
+        required=True,
+        metavar="SOURCE",
+        help="files of text, Alpaca JSON or chat JSONL (also .gz), folders, globs, shakespeare, hub:NAME[:SPLIT]",
+    )
+    group.add_argument("--validation", nargs="+", default=(), metavar="SOURCE", help="default: a part of the data")
+    group.add_argument("--length", type=int, default=Data.length, help="tokens per sequence; default: %(default)s")
+    group.add_argument("--responses", action="store_true", help="learn the responses of instruction data only")
+    group.add_argument("--across", action="store_true", help="let tokens see other documents packed with theirs")
+
+
+def _add_method(group: _ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--method", choices=METHODS, default="lolcats", help="a published way, which the other options change")
+    add("--features", choices=FEATURE_MAPS, help="feature map φ")
+    add("--window", type=int, metavar="TOKENS", help="of softmax beside linear attention; 0 for none")
+    add("--layers", type=_numbers, metavar="0,1,…", help="those to convert (default: all that can be)")
+    add("--softmax-layers", type=int, default=0, metavar="K", help="keep the K that do the most damage as they are")
+
+
+def _add_training(group: _ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--transfer-steps", type=int, metavar="N", help="default: 400; 0 for no transfer")
+    add("--finetune-steps", type=int, metavar="N", help="default: 400; 0 for no adaptation")
+    add("--batch", type=int, help="sequences per update; default: 8")
+    add("--accumulate", type=int, help="parts of a batch, to save memory; default: 1")
+    add("--dropout", type=float, metavar="P", help="how often transfer shows a layer without its window; default: 0")
+    add("--kl", type=float, metavar="FACTOR", help="of KL to the softmax model in adaptation; default: 0")
+    add("--log-every", type=int, default=10, metavar="STEPS")
+    add("--eval-every", type=int, default=100, metavar="STEPS")
+    add("--checkpoint-every", type=int, default=100, metavar="STEPS")
+    add("--seed", type=int, default=0, help="default: %(default)s")
+
+
+def _add_generate(parser: ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, help="folder of a run, or its model")
+    parser.add_argument("prompt")
+    parser.add_argument("--tokens", type=int, default=200, help="default: %(default)s")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 for the likeliest; default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    add_device(parser)
+    parser.set_defaults(act=_generate)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not a list of layers such as 0,2,5") from None
+
+
+def _dtype(name: str) -> str:
+    if name not in DTYPES:
+        raise ArgumentTypeError(f"{name!r} is not one of {', '.join(DTYPES)}")
+    return name
+
+
+def _method(chosen: Namespace) -> Method:
+    """The named method with what the options change of its analog."""
+    method = METHODS[chosen.method]
+    given = {name: value for name in ("features", "window") if (value := getattr(chosen, name)) is not None}
+    return replace(method, analog=replace(method.analog, **given))
+
+
+def _trained(method: Method, chosen: Namespace) -> Method:
+    """… and of its training."""
+    transfer, adapt = method.transfer, method.adapt
+    if chosen.dropout is not None:
+        transfer = replace(transfer or Transferring(), dropout=chosen.dropout)
+    if transfer is not None:
+        transfer = replace(transfer, fit=_fit(transfer.fit, chosen, chosen.transfer_steps))
+    if adapt is not None:
+        loss = adapt.loss if chosen.kl is None else replace(adapt.loss, kl=chosen.kl)
+        adapt = replace(adapt, loss=loss, fit=_fit(adapt.fit, chosen, chosen.finetune_steps))
+    return replace(
+        method,
+        transfer=None if chosen.transfer_steps == 0 else transfer,
+        adapt=None if chosen.finetune_steps == 0 else adapt,
+    )
+
+
+def _fit(fit, chosen: Namespace, steps: int | None):
+    every = Every(chosen.log_every, chosen.eval_every, chosen.checkpoint_every)
+    given = {"steps": steps or None, "batch": chosen.batch, "accumulate": chosen.accumulate}
+    return replace(fit, every=every, seed=chosen.seed, **{name: n for name, n in given.items() if n is not None})
+
+
+def _conversion(chosen: Namespace) -> Conversion:
+    data = Data(tuple(chosen.data), tuple(chosen.validation), chosen.length, chosen.responses, not chosen.across)
+    return Conversion(
+        model=chosen.model,
+        data=data,
+        method=_trained(_method(chosen), chosen),
+        layers=chosen.layers,
+        softmax_layers=chosen.softmax_layers,
+        dtype=chosen.dtype or "auto",
+        seed=chosen.seed,
+    )
+
+
+def _plan(chosen: Namespace, console: Console) -> None:
+    dtype = None if chosen.dtype is None else DTYPES[chosen.dtype]
+    for line in described(plan(chosen.model, _method(chosen), layers=chosen.layers, length=chosen.length, dtype=dtype)):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _run(chosen: Namespace, console: Console) -> None:
+    told = "finishing the step and saving; once more to stop at once"
+    with reporter(console) as watch, StopOnSignal(lambda: watch.note(told)) as stop:
+        device = chosen.device.torch()
+        complete = run(_conversion(chosen), chosen.out, until=chosen.until, device=device, reporter=watch, stop=stop)
+    shown = {"model": chosen.out / "model", "report": chosen.out / "report" / "report.html"}
+    for name, path in shown.items():
+        if path.exists():
+            console.print(f"{name:<12}{path}", markup=False, soft_wrap=True)
+    if not complete:
+        console.print("stopped; the same command goes on from here", markup=False)
+
+
+def _generate(chosen: Namespace, _: Console) -> None:
+    folder = chosen.model / "model" if (chosen.model / "model").is_dir() else chosen.model
+    with no_progress_bars():
+        model = AutoModelForCausalLM.from_pretrained(folder).to(chosen.device.torch()).eval()
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    given = tokenizer(chosen.prompt, return_tensors="pt").to(model.device)
+    torch.manual_seed(chosen.seed)
+    sampling = {"temperature": chosen.temperature} if chosen.temperature else {}
+    model.generate(
+        **given,
+        **sampling,
+        do_sample=bool(sampling),
+        max_new_tokens=chosen.tokens,
+        pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
+        streamer=TextStreamer(tokenizer, skip_special_tokens=True),
+    )
+
+
+def described(plan: Plan) -> list[str]:
+    """A plan in words."""
+    layers = ", ".join(str(site.layer) for site in plan.converted)
+    stages = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in plan.seconds.items())
+    return [
+        f"model       {plan.model_type}, {plan.parameters:,} parameters",
+        f"linear      layers {layers}",
+        *(f"softmax     layer {layer}: {why}" for layer, why in plan.left),
+        f"trained     {plan.branch:,} parameters of feature maps, then {plan.adapter:,} of adapters",
+        f"state       {_bytes(plan.state)} per sequence, at any length",
+        f"cache       {_bytes(plan.cache_per_token)} per token before: more, from {plan.break_even:,} tokens on",
+        f"memory      {_bytes(plan.weights)} of weights and {_bytes(plan.training)} to train, besides activations",
+        f"time        {stages or 'no training'} on this machine's CPU",
+    ]
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} GiB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,28 @@
+"""Pretrained language models with softmax attention, made linear: LoLCATs (Zhang et al., 2024) and others."""
+
+from fastweights.linearize.attach import branches, linearize
+from fastweights.linearize.branch import FEATURE_MAPS, Analog, LinearBranch
+from fastweights.linearize.cache import StateLayer, cache_bytes
+from fastweights.linearize.errors import CannotLinearize
+from fastweights.linearize.modes import Call, Linear, LinearOnly, Mode, Teacher, WindowOnly, running
+from fastweights.linearize.sites import Site, find_sites
+
+__all__ = [
+    "FEATURE_MAPS",
+    "Analog",
+    "Call",
+    "CannotLinearize",
+    "Linear",
+    "LinearBranch",
+    "LinearOnly",
+    "Mode",
+    "Site",
+    "StateLayer",
+    "Teacher",
+    "WindowOnly",
+    "branches",
+    "cache_bytes",
+    "find_sites",
+    "linearize",
+    "running",
+]

@@ -1,0 +1,156 @@
+"""What takes softmax's place in a layer: a module of its own, from the layer's q, k, v to a recurrence."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fastweights.evaluate import evaluate
+from fastweights.features import Elu, Exponential, Hedgehog, LearnedFeatures, Relu
+from fastweights.layers import choose, precise
+from fastweights.linearize.cache import StateLayer
+from fastweights.linearize.modes import Mode
+from fastweights.linearize.sites import Site
+from fastweights.recurrence import Recurrence, State, WindowedLinear
+from fastweights.recurrence.base import one_or_all, without_autocast
+from fastweights.shapes import Mask, Output, Segments
+
+FEATURE_MAPS: Mapping[str, type[LearnedFeatures]] = {
+    "hedgehog": Hedgehog,
+    "exp": Exponential,
+    "elu": Elu,
+    "relu": Relu,
+}
+"""Learnt feature maps by the names that configurations use."""
+
+START = -2.1972
+"""m of γ = σ(m): γ = 0.1 (LoLCATs)."""
+
+
+@dataclass(frozen=True)
+class Analog:
+    """What softmax is replaced by: plain data, kept in the model's configuration.
+
+    features        φ: a name of `FEATURE_MAPS`
+    feature_dim     columns of each W_φ (φ has twice as many, for x and -x); None: half of the head's width
+    window          softmax over so many tokens, linear attention to all before them; 0: linear attention alone
+    shared          one normaliser for both sides, or False: one for each (the workshop paper's eq. 8)
+    per_query_head  φ_k for every query head, as in LoLCATs' own code, instead of every key head: a larger state
+    """
+
+    features: str = "hedgehog"
+    feature_dim: int | None = None
+    window: int = 64
+    shared: bool = True
+    per_query_head: bool = False
+
+    def __post_init__(self) -> None:
+        choose("features", self.features, FEATURE_MAPS)
+        if self.feature_dim is not None and self.feature_dim < 1:
+            raise ValueError(f"feature_dim = {self.feature_dim}; use a number of columns, or None for half a head")
+        if self.window < 0:
+            raise ValueError(f"window = {self.window}; a number of tokens, 0 for linear attention alone")
+
+    def branch(self, site: Site) -> LinearBranch:
+        """The module for one attention, in float32."""
+        return WindowedBranch(site, self).float()
+
+
+class LinearBranch(nn.Module, ABC):
+    """q, k, v of one attention → its linear counterpart; owns all the new parameters, and uses them only in here."""
+
+    def __init__(self, site: Site, analog: Analog) -> None:
+        super().__init__()
+        self.site, self.analog = site, analog
+
+    @abstractmethod
+    def project(self, q: Tensor, k: Tensor, v: Tensor) -> Recurrence:
+        """The recurrence of q ``[b t h k]``, k ``[b t g k]`` and v ``[b t g v]``, after norms and RoPE."""
+
+    @abstractmethod
+    def reset_parameters(self) -> None:
+        """The start, from which transfer begins."""
+
+    def record(
+        self, q: Tensor, k: Tensor, v: Tensor, keep: Mask | None = None, segments: Segments | None = None
+    ) -> Recurrence:
+        """`project` with padding and packed documents applied, in float32 or wider."""
+        with without_autocast(q.device):
+            record = self.project(q, k, v)
+        record = record if keep is None else record.keep(keep)
+        return record if segments is None else record.segments(segments)
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        keep: Mask | None,
+        segments: Segments | None,
+        mode: Mode,
+        memory: StateLayer | None,
+    ) -> Output:
+        """o ``[b t h v]`` in v's dtype; continues from `memory`, and advances it."""
+        record = mode.altered(self.record(q, k, v, keep, segments))
+        if memory is None:
+            o, _ = evaluate(record)
+            return o.to(v.dtype)
+        before = None if memory.state is None else self.unpacked(memory.state, len(record))
+        o, state = evaluate(record, before)
+        memory.state = self.packed(state)
+        return o.to(v.dtype)
+
+    def packed(self, state: State) -> tuple[Tensor, ...]:
+        """What the cache keeps of a recurrence's state."""
+        return state if isinstance(state, tuple) else (state,)
+
+    def unpacked(self, kept: tuple[Tensor, ...], t: int) -> State:
+        """The state again, for `t` more tokens."""
+        return one_or_all(list(kept))
+
+
+class WindowedBranch(LinearBranch):
+    """LoLCATs: `WindowedLinear` with learnt φ and γ.
+
+    The cache keeps the last w - 1 keys and values of the key heads as they are, and (S ‖ z) in float32. φ of a cached
+    key is computed when the key leaves the window.
+    """
+
+    def __init__(self, site: Site, analog: Analog) -> None:
+        super().__init__(site, analog)
+        columns = max(site.head_dim // 2, 1) if analog.feature_dim is None else analog.feature_dim
+        phi = FEATURE_MAPS[analog.features]
+        self.served = site.heads // site.kv_heads if analog.per_query_head else 1
+        self.factor = site.scaling * site.head_dim**0.5
+        self.phi_q = phi(site.heads, site.head_dim, columns)
+        self.phi_k = phi(site.kv_heads * self.served, site.head_dim, columns)
+        self.mix = nn.Parameter(torch.empty(site.heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.phi_q.reset_parameters()
+        self.phi_k.reset_parameters()
+        nn.init.constant_(self.mix, START)
+
+    def project(self, q: Tensor, k: Tensor, v: Tensor) -> WindowedLinear:
+        k, v = (s.repeat_interleave(self.served, dim=2) if self.served > 1 else s for s in (k, v))
+        scaled = q if abs(self.factor - 1) < 1e-9 else precise(q) * self.factor
+        mix, analog = precise(self.mix).sigmoid()[None, None, :, None], self.analog
+        fq, fk, cap = self.phi_q(q), self.phi_k(k), self.site.softcap
+        return WindowedLinear(scaled, k, v, fq, fk, mix, analog.window, analog.shared, cap)
+
+    def packed(self, state: State) -> tuple[Tensor, ...]:
+        keys, values, _, memory, age = state
+        return keys[:, :: self.served].contiguous(), values[:, :: self.served].contiguous(), memory, age
+
+    def unpacked(self, kept: tuple[Tensor, ...], t: int) -> State:
+        keys, values, memory, age = kept
+        keys, values = (s.repeat_interleave(self.served, dim=1) if self.served > 1 else s for s in (keys, values))
+        leaving = self.phi_k(keys[:, :, :t].transpose(1, 2)).transpose(1, 2)
+        features = leaving.new_zeros(*keys.shape[:3], leaving.shape[3])
+        features[:, :, :t] = leaving
+        return keys, values, features, memory, age
