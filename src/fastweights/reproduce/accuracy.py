@@ -9,8 +9,8 @@ from typing import Any
 
 from fastweights.reproduce.claim import Recipe, Site, Trial
 from fastweights.reproduce.measures import At, Measure, Measures
-from fastweights.sweep import Contender, Local, Plan, Row, best, sweep
-from fastweights.tasks import TASKS
+from fastweights.sweep import Contender, Here, Local, Plan, Row, best, sweep
+from fastweights.tasks import Protocol
 
 FIVE = (0, 1, 2, 3, 4)
 UPDATES = "updates until solved"
@@ -34,23 +34,28 @@ class Effort:
 @dataclass(frozen=True)
 class Training(Trial):
     """One model on one protocol: accuracies in per cent at the best learning rate, and updates until it was solved
-    (all that were made where it never was)."""
+    (all that were made where it never was).
+
+    contender  one of the protocol's, or a mixer's name, with `fields` of the configuration in place of its own
+    macro      whether classes count alike, instead of labels
+    """
 
     series: str
     x: At
-    task: str
+    protocol: Protocol
     contender: str
     fields: Mapping[str, Any]
     effort: Effort
+    macro: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.series} on {self.task}" + ("" if self.x in (None, self.task) else f" at {self.x}")
+        return self.series + ("" if self.x is None else f" at {self.x}")
 
     def run(self, site: Site) -> list[Measure]:
         effort = self.effort
         plan = Plan(
-            tasks={self.task: TASKS[self.task]},
+            tasks={self.name: self.protocol},
             mixers=(Contender(self.series, self.contender, self.fields),),
             rates=effort.rates,
             decays=effort.decays,
@@ -58,7 +63,9 @@ class Training(Trial):
             training=effort.training,
             every=effort.every,
         )
-        rows = sweep(plan, site.shared / "sweep", Local(site.workers), device=str(site.device))
+        rows = sweep(
+            plan, site.shared / "sweep", Here() if site.workers == 1 else Local(site.workers), device=str(site.device)
+        )
         if len(rows) < len(list(plan.runs())):
             raise RuntimeError(f"runs of {self.name} failed; {site.shared / 'sweep' / 'failed'} says why")
         return list(self._measures(rows))
@@ -67,7 +74,7 @@ class Training(Trial):
         chosen = best(rows)[0]
         for row in rows:
             if (row.rate, row.decay) == (chosen.rate, chosen.decay):
-                yield Measure(self.series, 100 * row.accuracy, self.x, seed=row.seed)
+                yield Measure(self.series, 100 * (row.macro if self.macro else row.accuracy), self.x, seed=row.seed)
                 yield Measure(self.series, row.steps if row.solved is None else row.solved, self.x, UPDATES, row.seed)
 
 

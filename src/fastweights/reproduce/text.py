@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
@@ -15,8 +15,22 @@ from fastweights.evals.perplexity import PositionLoss, nll_by_position
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.reproduce.claim import Recipe, Site, Trial
 from fastweights.reproduce.measures import Measure, Measures
-from fastweights.train import AdamW, Architecture, Corpus, Cosine, Every, Text, TrainConfig, train
+from fastweights.train import (
+    BPE,
+    AdamW,
+    Architecture,
+    Corpus,
+    Cosine,
+    Every,
+    Pretrained,
+    Text,
+    TrainConfig,
+    read,
+    train,
+)
+from fastweights.train.checkpoint import no_progress_bars
 from fastweights.train.data import load
+from fastweights.train.files import whole_folder
 
 Fields = Mapping[str, Any]
 POSITION, FAR = "by position", "mean so far"
@@ -59,8 +73,7 @@ class Pretraining:
     bf16: bool = False
     data: tuple[str, ...] = ()
 
-    def config(self, mixers: Sequence[Fields], seed: int, site: Site) -> TrainConfig:
-        text = Text(tuple(str(site.file(n)) for n in self.data), (), self.text.tokenization) if self.data else self.text
+    def config(self, mixers: Sequence[Fields], seed: int, text: Text) -> TrainConfig:
         return TrainConfig(
             text=text,
             model=Configured(tuple(mixers), self.layers, self.width, self.fields),
@@ -76,12 +89,45 @@ class Pretraining:
 
     def trained(self, mixers: Sequence[Fields], seed: int, site: Site) -> tuple[FastWeightsForCausalLM, Corpus]:
         """The model, trained if nobody has done so before, and its text."""
-        config = self.config(mixers, seed, site)
-        folder = site.shared / "models" / sha256(repr(config).encode()).hexdigest()[:16]
+        folder = site.shared / "models" / _key((self, mixers, seed))
         if not (folder / "model").exists():
-            train(config, folder, cpu=site.device.type == "cpu")
-        model: Any = FastWeightsForCausalLM.from_pretrained(folder / "model")
+            train(self.config(mixers, seed, self._tokenized(site)), folder, cpu=site.device.type == "cpu")
+        with no_progress_bars():
+            model: Any = FastWeightsForCausalLM.from_pretrained(folder / "model")
         return model.to(site.device).eval(), load(folder / "data")
+
+    def _tokenized(self, site: Site) -> Text:
+        """The text with a tokenizer that all models share."""
+        text = replace(self.text, sources=tuple(str(site.file(n)) for n in self.data)) if self.data else self.text
+        folder = site.shared / "tokenizers" / _key(text)
+        if not folder.exists():
+            with whole_folder(folder) as new:
+                read(text).tokenizer.save_pretrained(new)
+        return replace(text, tokenization=Pretrained(str(folder)))
+
+
+def _key(value: object) -> str:
+    """A name for what is decided by a frozen value."""
+    return sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def _backbone(layers: int, width: int, rate: float, steps: int, batch: int, length: int, text: Text) -> Pretraining:
+    """MesaNet's (appendix D)."""
+    fields = {"intermediate_size": 3 * width, "tie_word_embeddings": True, "logit_cap": 30.0}
+    return Pretraining(text, layers, width, fields, rate, steps, batch, length, warmup=steps // 10)
+
+
+def _on_books(pretraining: Pretraining) -> Pretraining:
+    return replace(pretraining, bf16=True, data=("books",))
+
+
+FIVE = (0, 1, 2, 3, 4)
+SMALL = _backbone(2, 64, 6e-3, 200, 8, 256, Text(("shakespeare",), tokenization=BPE(512)))
+"""Seconds on a CPU, on the megabyte of text that is in the package."""
+MEDIUM = _on_books(_backbone(4, 256, 3e-3, 600, 16, 512, Text(tokenization=BPE(4096))))
+"""A quarter of a minute on a GPU, on the texts in the folder `books` of the user's data."""
+LARGE = _on_books(_backbone(14, 768, 1.5e-3, 28_600, 256, 2048, Text(tokenization=BPE(50_257))))
+"""MesaNet's 145 million parameters and 15 billion tokens, which the user brings."""
 
 
 class Reading(ABC):

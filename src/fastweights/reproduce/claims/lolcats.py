@@ -8,7 +8,7 @@ from fastweights.reproduce.speed import Generation, Models, Stretch, Timed
 
 PAPER = "LoLCATs"
 
-# Figure 2: decoding ---------------------------------------------------------------------------------------------------
+# Figure 2: decoding --------------------------------------------------------------------------------------------------
 
 
 def _models(width: int, layers: int, heads: int, window: int, dtype: str = "float32") -> Models:
