@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
 from fastweights.cli.arguments import Parser, add_device
 from fastweights.cli.imports import DTYPES
 from fastweights.cli.progress import reporter
+from fastweights.linearize.analog import FEATURE_MAPS
 from fastweights.linearize.baselines import METHODS, Method, Transferring
-from fastweights.linearize.branch import FEATURE_MAPS
 from fastweights.linearize.pipeline import Conversion, run
 from fastweights.linearize.plan import Plan, plan
 from fastweights.linearize.text import Data

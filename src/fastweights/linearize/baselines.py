@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastweights.linearize.adapt import LoRA, TokenLoss
-from fastweights.linearize.branch import Analog
+from fastweights.linearize.analog import Analog
 from fastweights.linearize.fit import Fit
 from fastweights.linearize.transfer import TransferLoss
 from fastweights.train import AdamW
