@@ -194,12 +194,18 @@ def test_adapters_generate_with_a_constant_cache() -> None:
 # quantised weights ----------------------------------------------------------------------------------------------------
 
 
+BLOCKS = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
+"""4-bit weights come in blocks of 64."""
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_weights_may_be_quantised(bits: int, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     quantised = BitsAndBytesConfig(load_in_4bit=bits == 4, load_in_8bit=bits == 8)
-    student(analog=Analog(window=64)).save_pretrained(tmp_path / "linear")
-    teacher().save_pretrained(tmp_path / "softmax")
+    config = type(teacher().config).from_dict({**teacher().config.to_dict(), **BLOCKS})
+    original = AutoModelForCausalLM.from_config(config).eval()
+    original.save_pretrained(tmp_path / "softmax")
+    linearize(original, Analog(window=64)).save_pretrained(tmp_path / "linear")
     options = {"quantization_config": quantised, "device_map": "cpu"}
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "softmax", **options)
     want = read(model)
