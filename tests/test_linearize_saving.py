@@ -14,7 +14,7 @@ from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
 from families import FAMILIES, logits, padded, shaken, student, teacher
 from fastweights.linearize import RULES, Analog, Teacher, branches, linearize, running
@@ -189,3 +189,27 @@ def test_adapters_generate_with_a_constant_cache() -> None:
     lengths = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
     got, want = (model.generate(**inputs, **lengths, use_cache=cached) for cached in (True, False))
     assert torch.equal(got, want)
+
+
+# quantised weights ----------------------------------------------------------------------------------------------------
+
+
+BLOCKS = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
+"""4-bit weights come in blocks of 64."""
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weights_may_be_quantised(bits: int, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    quantised = BitsAndBytesConfig(load_in_4bit=bits == 4, load_in_8bit=bits == 8)
+    config = type(teacher().config).from_dict({**teacher().config.to_dict(), **BLOCKS})
+    original = AutoModelForCausalLM.from_config(config).eval()
+    original.save_pretrained(tmp_path / "softmax")
+    linearize(original, Analog(window=64)).save_pretrained(tmp_path / "linear")
+    options = {"quantization_config": quantised, "device_map": "cpu"}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "softmax", **options)
+    want = read(model)
+    assert error(read(linearize(model, Analog(window=64))), want) <= SAME
+    assert {w.dtype for w in branches(model)[0].parameters()} == {torch.float32}
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "linear", **options)
+    assert error(read(loaded), want) <= SAME

@@ -5,6 +5,7 @@ from fastweights.linearize.attach import branches, linearize
 from fastweights.linearize.branch import LinearBranch
 from fastweights.linearize.cache import StateLayer, cache_bytes
 from fastweights.linearize.errors import CannotLinearize
+from fastweights.linearize.lolcats import from_lolcats
 from fastweights.linearize.modes import Call, Linear, LinearOnly, Mode, Teacher, WindowOnly, running
 from fastweights.linearize.sites import Site, find_sites
 
@@ -25,6 +26,7 @@ __all__ = [
     "branches",
     "cache_bytes",
     "find_sites",
+    "from_lolcats",
     "linearize",
     "running",
 ]
