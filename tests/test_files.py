@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fastweights.tasks import FILES, Crop, ImageFolder, ListOps, Protocol
+from fastweights.tasks import FILES, Crop, ImageFolder, ListOps, Pathfinder, Protocol
 from fastweights.tasks.archives import Characters, grey
 from fastweights.tasks.listops import SYMBOLS
 from laws import assert_frequencies, rng
@@ -53,6 +53,45 @@ def test_listops_has_the_law_of_the_reference() -> None:
     operators = torch.bincount(batch.inputs[batch.keep], minlength=18)[4:8].numpy()
     assert_frequencies(operators, np.full(4, 0.25), "operators")
     assert len(SYMBOLS) == 18
+
+
+# Pathfinder ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_pathfinder_shows_what_its_label_says(seed: int) -> None:
+    task = Pathfinder()
+    scene = task.scene(rng(seed))
+    first, second, *short = scene.curves
+    ends = [(curve[0, 0], curve[-1, 1]) for curve in (first, second)]
+    begin, end = ([np.allclose(marker, pair[i]) for pair in ends] for i, marker in enumerate(scene.markers))
+    assert sum(begin) == sum(end) == 1
+    assert (begin == end) == bool(scene.label)
+    assert len(first) == len(second) == 14
+    assert all(len(curve) == 4 for curve in short)
+    for curve in scene.curves:
+        steps = np.linalg.norm(curve[1:, 0] - curve[:-1, 1], axis=1)
+        np.testing.assert_allclose(steps, task.gap)
+        np.testing.assert_allclose(np.linalg.norm(curve[:, 1] - curve[:, 0], axis=1), task.dash)
+        towards = (curve[:, 1] - curve[:, 0]) / task.dash
+        assert ((towards[1:] * towards[:-1]).sum(1) > 0).all()
+        assert ((curve >= 0) & (curve <= 32)).all()
+    for i, one in enumerate(scene.curves):
+        for other in scene.curves[:i]:
+            near = np.linalg.norm(one.reshape(-1, 1, 2) - other.reshape(1, -1, 2), axis=2).min()
+            assert near >= task.gap + task.width - 1e-9
+    picture = task.picture(scene)
+    lit = np.argwhere(picture > 0) + 0.5
+    ink = np.concatenate([*(curve.reshape(-1, 2) for curve in scene.curves), scene.markers])
+    assert (np.linalg.norm(lit[:, None] - ink[None], axis=2).min(1) < 2.6).all()
+    assert (picture[tuple(np.floor(scene.markers).astype(int).T)] == 255).all()
+
+
+def test_pathfinder_is_balanced() -> None:
+    task = Pathfinder(side=16, dashes=3, distractors=1, distractor_dashes=2, apart=4.0)
+    batch = task.draw(rng(), 200)
+    assert batch.inputs.shape == (200, 256)
+    assert_frequencies(torch.bincount(batch.labels).numpy(), np.full(2, 0.5), "labels")
 
 
 # readers ------------------------------------------------------------------------------------------------------------

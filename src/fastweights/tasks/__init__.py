@@ -8,6 +8,7 @@ from fastweights.tasks.lra import FILES
 from fastweights.tasks.mad import Compression, FuzzyRecall, InContextRecall, Memorization, SelectiveCopying
 from fastweights.tasks.mqar import MQAR
 from fastweights.tasks.needle import Needle, haystack
+from fastweights.tasks.pathfinder import Pathfinder
 from fastweights.tasks.protocol import Backbone, Constant, Cosine, Protocol, Segment, Training
 from fastweights.tasks.questions import Answering, Question
 from fastweights.tasks.regbench import DFA, RegBench
@@ -46,6 +47,7 @@ __all__ = [
     "Memorization",
     "ModularArithmetic",
     "Needle",
+    "Pathfinder",
     "Permutations",
     "Protocol",
     "Question",

@@ -12,6 +12,7 @@ from fastweights.models import PRESETS
 from fastweights.tasks.archives import aan, cifar10, grey, imdb, mnist
 from fastweights.tasks.images import Crop, ImageFolder, Images
 from fastweights.tasks.listops import ListOps
+from fastweights.tasks.pathfinder import Pathfinder
 from fastweights.tasks.protocol import Backbone, Cosine, Fields, Protocol, Segment, Training
 from fastweights.tasks.stored import Rows, StoredPairs, StoredSequences
 
@@ -54,7 +55,37 @@ def _listops_small() -> Protocol:
     )
 
 
-PROTOCOLS: dict[str, Protocol] = {"lra-listops": _listops(), "lra-listops-small": _listops_small()}
+def _pathfinder() -> Protocol:
+    training, backbone = _metala("pathfinder", 2e-3, 256, 0.0, 50_000, 500_000)
+    return Protocol(
+        train=(Segment(Pathfinder(), 160_000),),
+        test=(Segment(Pathfinder(), 20_000),),
+        training=training,
+        backbone=backbone,
+        source=f"Long Range Arena; pictures after drewlinsley/pathfinder @ 7b53886; {_A4}",
+        differs="a generator of our own with the sizes and turns of the reference, so that figures are not comparable",
+    )
+
+
+def _pathfinder_small() -> Protocol:
+    task = Pathfinder(side=16, dashes=4, distractors=1, distractor_dashes=2, apart=4.0)
+    return replace(
+        _pathfinder(),
+        train=(Segment(task, 20_000),),
+        test=(Segment(task, 1_000),),
+        training=Training((1e-3, 3e-3), (0.01,), 64, epochs=10, schedule=Cosine(0.1), best=True),
+        backbone=Backbone({"num_hidden_layers": 2, "bidirectional": True}, (64,)),
+        source="this library",
+        differs="curves of 4 dashes on 16 pixels: minutes on a CPU",
+    )
+
+
+PROTOCOLS: dict[str, Protocol] = {
+    "lra-listops": _listops(),
+    "lra-listops-small": _listops_small(),
+    "lra-pathfinder": _pathfinder(),
+    "lra-pathfinder-small": _pathfinder_small(),
+}
 
 
 # of files -----------------------------------------------------------------------------------------------------------
