@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from transformers import (
 
 import eval_files
 from fastweights import FastWeightsForCausalLM
+from fastweights.cli import main
 from fastweights.evals.answers import answers
 from fastweights.evals.harness import HarnessModel, export, run
 from fastweights.evals.items import SOURCES, Choice, Ending, Prompt, few_shot, text_and_value
@@ -37,7 +39,8 @@ from fastweights.evals.perplexity import (
     token_losses,
 )
 from fastweights.evals.score import Answered, Chosen, matches, score
-from fastweights.train import BPE, Bytes
+from fastweights.train import BPE, Bytes, tokenized
+from fastweights.train.checkpoint import save_model
 from tiny import VOCABULARY, tiny, tokens
 from tolerances import TOLERANCE, array, assert_close, error
 
@@ -398,3 +401,64 @@ def test_the_harness_may_not_draw(bytewise) -> None:
     request = Instance("generate_until", {}, ("a", {"do_sample": True, "until": "\n"}), 0)
     with pytest.raises(ValueError, match="only greedy"):
         HarnessModel(*bytewise).generate_until([request])
+
+
+# the command --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(bytewise, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model, tokenizer = bytewise
+    path = tmp_path_factory.mktemp("checkpoint") / "model"
+    save_model(model, tokenizer, path)
+    return path
+
+
+def test_the_command_measures_perplexity(bytewise, folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Où l'on mange « bien ». " * 20)
+    out = tmp_path / "out"
+    command = ["--debug", "eval", "perplexity", str(folder), "--text", str(text), "--length", "64", "--out", str(out)]
+    assert main([*command, "--chunk", "16", "--reference", str(folder), "--device", "cpu"]) == 0
+    (saved,) = out.glob("*.json")
+    loss = PositionLoss.load(saved)
+    tokens = np.frombuffer(text.read_bytes(), dtype=np.uint8)
+    assert loss.tokens_per_byte == 1
+    assert np.allclose(loss.nll, nll_by_position(bytewise[0], tokens, 64).nll, rtol=TOLERANCE[torch.float64])
+    assert (out / "positions.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("kind", ["tasks", "harness"])
+def test_the_command_scores_items(bytewise, folder: Path, tmp_path: Path, kind: str) -> None:
+    data, out = eval_files.write(tmp_path / "data"), tmp_path / "out"
+    command = ["--debug", "eval", kind, str(folder), "--data", str(data), "--tasks", "hellaswag", "lambada"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert main([*command, "--out", str(out), "--limit", "1", "--device", "cpu"]) == 0
+    (saved,) = out.glob("*.json")
+    found = json.loads(saved.read_text())
+    want = score(*bytewise, eval_files.ITEMS["hellaswag"][:1]).metrics["accuracy"]
+    ours = kind == "tasks"
+    assert (found["hellaswag"]["metrics"]["accuracy"] if ours else found["results"]["hellaswag"]["acc,none"]) == want
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["perplexity", "{}", "--text", "shakespeare", "--reference", "other"], "none of the models"),
+        (["tasks", "{}", "--data", ".", "--tasks", "hellaswagg"], "no task is called 'hellaswagg'"),
+        (["tasks", "{}", "--data", "nowhere", "--tasks", "copa"], "does not exist"),
+    ],
+)
+def test_the_command_says_what_is_wrong(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    command = [argument.replace("{}", str(folder)) for argument in arguments]
+    assert main(["eval", *command, "--out", str(tmp_path), "--device", "cpu"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_tokenized_text_has_its_size() -> None:
+    tokens, size = tokenized(["shakespeare"], Bytes().build([]))
+    assert len(tokens) == size.tokens == size.bytes
+    assert size.tokens_per_byte == 1
