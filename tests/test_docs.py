@@ -9,7 +9,7 @@ import pytest
 from test_readme import BLOCK, blocks, command_lines
 
 DOCS = Path(__file__).parents[1] / "docs"
-LITERATE = ["dsf-by-example.md", "evals.md", "new-mixer.md", "sweeps.md"]
+LITERATE = ["dsf-by-example.md", "evals.md", "new-mixer.md", "sweeps.md", "tasks.md"]
 
 
 @pytest.mark.usefixtures("registry")

@@ -28,7 +28,7 @@ from fastweights import FastWeightsForCausalLM
 from fastweights.cli import main
 from fastweights.evals.answers import answers
 from fastweights.evals.harness import HarnessModel, export, run
-from fastweights.evals.items import SOURCES, Choice, Ending, Prompt, few_shot, text_and_value
+from fastweights.evals.items import SOURCES, Choice, Ending, Prompt, asked
 from fastweights.evals.likelihood import Query, likelihoods, query
 from fastweights.evals.perplexity import (
     PositionLoss,
@@ -38,7 +38,8 @@ from fastweights.evals.perplexity import (
     octaves,
     token_losses,
 )
-from fastweights.evals.score import Answered, Chosen, matches, score
+from fastweights.evals.score import Answered, Chosen, score
+from fastweights.tasks.questions import Question
 from fastweights.train import BPE, Bytes, tokenized
 from fastweights.train.checkpoint import save_model
 from tiny import VOCABULARY, tiny, tokens
@@ -193,7 +194,7 @@ def test_items_are_what_the_file_says(name: str, tmp_path: Path) -> None:
 
 def test_recall_in_its_minimal_form(tmp_path: Path) -> None:
     (tmp_path / "swde.jsonl").write_text('{"text": "Born in", "value": "Ulm"}\n')
-    assert text_and_value(tmp_path / "swde.jsonl") == [Prompt("Born in", ("Ulm",))]
+    assert asked(tmp_path / "swde.jsonl") == [Prompt(Question("Born in", ("Ulm",)))]
 
 
 @pytest.mark.parametrize("content", [b"{", b'{"ctx": 1}\n', b"\x1f\x8b", b"[1, 2]\n", b"\xff"])
@@ -208,18 +209,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         SOURCES["piqa"].items(tmp_path)
 
 
-def test_shots_are_other_prompts_with_their_answers() -> None:
-    prompts = [Prompt(f"\n{n} =", (f" {n * n}",), exact=True) for n in range(6)]
-    for original, shown in zip(prompts, few_shot(prompts, 3), strict=True):
-        *examples, question = shown.context.split("\n")[1:]
-        assert question == original.context.strip("\n")
-        assert len(set(examples)) == 3
-        for example in examples:
-            number, square = example.split(" = ")
-            assert int(square) == int(number) ** 2
-            assert number != question.split()[0]
-    with pytest.raises(ValueError, match="take fewer"):
-        few_shot(prompts, 6)
+def test_shots_are_solved_words_before_the_word(tmp_path: Path) -> None:
+    (item,) = SOURCES["anagrams1"].items(eval_files.write(tmp_path), shots=2)
+    assert isinstance(item, Prompt)
+    assert item.question.text == "\nskcits = sticks\nrorrim = mirror\nonisac ="
 
 
 # likelihood ---------------------------------------------------------------------------------------------------------
@@ -310,18 +303,10 @@ def test_scores_are_of_one_kind_of_items(bytewise) -> None:
         score(*bytewise, [])
 
 
-@pytest.mark.parametrize(
-    ("prompt", "text", "right"),
-    [
-        (Prompt("", (" casino",), exact=True), " casino", True),
-        (Prompt("", (" casino",), exact=True), " Casino", False),
-        (Prompt("", (" casino",), exact=True), " casino royale", False),
-        (Prompt("", ("Bob", "Ann")), " it was ANN, perhaps", True),
-        (Prompt("", ("Bob", "Ann")), " nobody else", False),
-    ],
-)
-def test_matches(prompt: Prompt, text: str, right: bool) -> None:
-    assert matches(prompt, text) is (right or "bob" in text.lower())
+def test_answers_are_exact_or_contain_a_value() -> None:
+    exact, contained = Prompt(Question("", (" casino",)), exact=True), Prompt(Question("", ("Bob", "Ann")))
+    assert [exact.right(text) for text in (" casino", " Casino", " casino royale")] == [True, False, False]
+    assert [contained.right(text) for text in (" it was ANN, perhaps", " no one")] == [True, False]
 
 
 # answers ------------------------------------------------------------------------------------------------------------

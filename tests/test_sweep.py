@@ -128,7 +128,7 @@ def test_cosine_is_pytorchs(by_epoch: bool) -> None:
 
 @pytest.mark.parametrize("warmup", [10, 0.1])
 def test_warm_up_is_a_straight_line(warmup: float) -> None:
-    schedule = Cosine(warmup=warmup, start=0.25, final=0.1, relative=True)
+    schedule = Cosine(warmup=warmup, start=0.5, final=0.1, relative=True)
     rates = [learning_rate(schedule, 2.0, step, 100, 1) for step in range(100)]
     assert np.allclose(rates[:11], np.linspace(0.5, 2.0, 11), rtol=TOLERANCE[torch.float64])
     middle = 0.2 + (2.0 - 0.2) / 2
@@ -189,7 +189,7 @@ def test_training_stops_at_the_mark() -> None:
 @pytest.mark.parametrize("best_counts", [True, False])
 def test_the_model_that_counts(best_counts: bool) -> None:
     """At this rate accuracy falls in the end."""
-    protocol = replace(COPY, training=replace(TRAINING, steps=40, schedule=Constant(), best=best_counts))
+    protocol = replace(COPY, training=replace(TRAINING, steps=12, schedule=Constant(), best=best_counts))
     row = fit(run(protocol, rate=0.5))
     accuracies = [point.accuracy for point in row.curve]
     assert max(accuracies) > accuracies[-1]
@@ -447,7 +447,7 @@ tasks = ["mqar-small-32x4"]
 mixers = ["linear"]
 rates = [1e-2]
 widths = [8, 16]
-every = 2
+every = 4
 [training]
 steps = 4
 batch = 4

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from fastweights.analysis.plots import png
 from fastweights.cli.arguments import add_device, add_plugins
-from fastweights.evals.items import SOURCES, Item, Prompt, few_shot, text_and_value
+from fastweights.evals.items import SOURCES, Item, asked
 from fastweights.evals.perplexity import PositionLoss, draw, nll_by_position
 from fastweights.evals.score import Scores, score
 from fastweights.models import FastWeightsForCausalLM
@@ -151,7 +151,9 @@ def _add_items(parser: ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="of the evaluation files")
     parser.add_argument("--tasks", nargs="+", metavar="NAME", help=f"{', '.join(SOURCES)}, or a file .jsonl of recall")
     parser.add_argument("--limit", type=int, metavar="N", help="items per task, the first ones (default: all)")
-    parser.add_argument("--shots", type=int, default=0, metavar="N", help="examples before every prompt (default: 0)")
+    parser.add_argument(
+        "--shots", type=int, default=0, metavar="N", help="solved words before a scrambled one (default: 0)"
+    )
 
 
 def _items(chosen: Namespace) -> dict[str, Sequence[Item]]:
@@ -161,10 +163,8 @@ def _items(chosen: Namespace) -> dict[str, Sequence[Item]]:
 def _of(name: str, chosen: Namespace) -> Sequence[Item]:
     if name not in SOURCES and not Path(name).is_file():
         raise ValueError(f"no task is called {name!r}; there are {', '.join(SOURCES)}, and files of recall")
-    items = SOURCES[name].items(chosen.data) if name in SOURCES else text_and_value(Path(name))
-    prompts = [item for item in items if isinstance(item, Prompt)]
-    shown = few_shot(prompts, chosen.shots) if chosen.shots and prompts else items
-    return shown[: chosen.limit]
+    items = SOURCES[name].items(chosen.data, chosen.shots) if name in SOURCES else asked(Path(name))
+    return items[: chosen.limit]
 
 
 def _loaded(source: str, device: torch.device) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
