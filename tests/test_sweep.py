@@ -202,6 +202,7 @@ def test_a_run_that_diverges_ends_there() -> None:
     row = fit(run(protocol, rate=1e30))
     assert row.diverged
     assert row.steps < 40
+    json.dumps(row.flat(), allow_nan=False)
 
 
 # keys ---------------------------------------------------------------------------------------------------------------
