@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from fastweights.evals.items import Choice, Ending, Item, Prompt
+from fastweights.tasks.questions import SCRAMBLING, Question
 
 PARAGRAPH = {"context": "It has 24.", "qas": [{"question": "How many?", "answers": [{"text": "24"}]}]}
 LINES: dict[str, list[dict[str, object]]] = {
@@ -79,12 +80,12 @@ ITEMS: dict[str, list[Item]] = {
     "winogrande": [Choice(("She beat Bo so she", "She beat Bo so Bo"), ("won.",) * 2, 0)],
     "lambada": [Ending("He came in.\n\nShe saw", " him"), Ending("It was", " cold")],
     "anagrams1": [
-        Prompt("\nskcits =", (" sticks",), exact=True),
-        Prompt("\nrorrim =", (" mirror",), exact=True),
-        Prompt("\nonisac =", (" casino",), exact=True),
+        Prompt(Question("\nskcits =", ("sticks",)), SCRAMBLING, exact=True),
+        Prompt(Question("\nrorrim =", ("mirror",)), SCRAMBLING, exact=True),
+        Prompt(Question("\nonisac =", ("casino",)), SCRAMBLING, exact=True),
     ],
-    "squad": [Prompt("It has 24.\nQuestion: How many?\nAnswer:", ("24",))],
-    "nq_open": [Prompt("Question: who wrote it?\nAnswer:", ("Bobby Scott", "Bob"))],
+    "squad": [Prompt(Question("It has 24.\nQuestion: How many?\nAnswer:", ("24",)))],
+    "nq_open": [Prompt(Question("Question: who wrote it?\nAnswer:", ("Bobby Scott", "Bob")))],
 }
 """What they say, by the names of `fastweights.evals.items.SOURCES`."""
 

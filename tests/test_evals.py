@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +25,10 @@ from transformers import (
 
 import eval_files
 from fastweights import FastWeightsForCausalLM
+from fastweights.cli import main
 from fastweights.evals.answers import answers
 from fastweights.evals.harness import HarnessModel, export, run
-from fastweights.evals.items import SOURCES, Choice, Ending, Prompt, few_shot, text_and_value
+from fastweights.evals.items import SOURCES, Choice, Ending, Prompt, asked
 from fastweights.evals.likelihood import Query, likelihoods, query
 from fastweights.evals.perplexity import (
     PositionLoss,
@@ -36,8 +38,10 @@ from fastweights.evals.perplexity import (
     octaves,
     token_losses,
 )
-from fastweights.evals.score import Answered, Chosen, matches, score
-from fastweights.train import BPE, Bytes
+from fastweights.evals.score import Answered, Chosen, score
+from fastweights.tasks.questions import Question
+from fastweights.train import BPE, Bytes, tokenized
+from fastweights.train.checkpoint import save_model
 from tiny import VOCABULARY, tiny, tokens
 from tolerances import TOLERANCE, array, assert_close, error
 
@@ -190,7 +194,7 @@ def test_items_are_what_the_file_says(name: str, tmp_path: Path) -> None:
 
 def test_recall_in_its_minimal_form(tmp_path: Path) -> None:
     (tmp_path / "swde.jsonl").write_text('{"text": "Born in", "value": "Ulm"}\n')
-    assert text_and_value(tmp_path / "swde.jsonl") == [Prompt("Born in", ("Ulm",))]
+    assert asked(tmp_path / "swde.jsonl") == [Prompt(Question("Born in", ("Ulm",)))]
 
 
 @pytest.mark.parametrize("content", [b"{", b'{"ctx": 1}\n', b"\x1f\x8b", b"[1, 2]\n", b"\xff"])
@@ -205,18 +209,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         SOURCES["piqa"].items(tmp_path)
 
 
-def test_shots_are_other_prompts_with_their_answers() -> None:
-    prompts = [Prompt(f"\n{n} =", (f" {n * n}",), exact=True) for n in range(6)]
-    for original, shown in zip(prompts, few_shot(prompts, 3), strict=True):
-        *examples, question = shown.context.split("\n")[1:]
-        assert question == original.context.strip("\n")
-        assert len(set(examples)) == 3
-        for example in examples:
-            number, square = example.split(" = ")
-            assert int(square) == int(number) ** 2
-            assert number != question.split()[0]
-    with pytest.raises(ValueError, match="take fewer"):
-        few_shot(prompts, 6)
+def test_shots_are_solved_words_before_the_word(tmp_path: Path) -> None:
+    (item,) = SOURCES["anagrams1"].items(eval_files.write(tmp_path), shots=2)
+    assert isinstance(item, Prompt)
+    assert item.question.text == "\nskcits = sticks\nrorrim = mirror\nonisac ="
 
 
 # likelihood ---------------------------------------------------------------------------------------------------------
@@ -307,18 +303,10 @@ def test_scores_are_of_one_kind_of_items(bytewise) -> None:
         score(*bytewise, [])
 
 
-@pytest.mark.parametrize(
-    ("prompt", "text", "right"),
-    [
-        (Prompt("", (" casino",), exact=True), " casino", True),
-        (Prompt("", (" casino",), exact=True), " Casino", False),
-        (Prompt("", (" casino",), exact=True), " casino royale", False),
-        (Prompt("", ("Bob", "Ann")), " it was ANN, perhaps", True),
-        (Prompt("", ("Bob", "Ann")), " nobody else", False),
-    ],
-)
-def test_matches(prompt: Prompt, text: str, right: bool) -> None:
-    assert matches(prompt, text) is (right or "bob" in text.lower())
+def test_answers_are_exact_or_contain_a_value() -> None:
+    exact, contained = Prompt(Question("", (" casino",)), exact=True), Prompt(Question("", ("Bob", "Ann")))
+    assert [exact.right(text) for text in (" casino", " Casino", " casino royale")] == [True, False, False]
+    assert [contained.right(text) for text in (" it was ANN, perhaps", " no one")] == [True, False]
 
 
 # answers ------------------------------------------------------------------------------------------------------------
@@ -398,3 +386,64 @@ def test_the_harness_may_not_draw(bytewise) -> None:
     request = Instance("generate_until", {}, ("a", {"do_sample": True, "until": "\n"}), 0)
     with pytest.raises(ValueError, match="only greedy"):
         HarnessModel(*bytewise).generate_until([request])
+
+
+# the command --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(bytewise, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model, tokenizer = bytewise
+    path = tmp_path_factory.mktemp("checkpoint") / "model"
+    save_model(model, tokenizer, path)
+    return path
+
+
+def test_the_command_measures_perplexity(bytewise, folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Où l'on mange « bien ». " * 20)
+    out = tmp_path / "out"
+    command = ["--debug", "eval", "perplexity", str(folder), "--text", str(text), "--length", "64", "--out", str(out)]
+    assert main([*command, "--chunk", "16", "--reference", str(folder), "--device", "cpu"]) == 0
+    (saved,) = out.glob("*.json")
+    loss = PositionLoss.load(saved)
+    tokens = np.frombuffer(text.read_bytes(), dtype=np.uint8)
+    assert loss.tokens_per_byte == 1
+    assert np.allclose(loss.nll, nll_by_position(bytewise[0], tokens, 64).nll, rtol=TOLERANCE[torch.float64])
+    assert (out / "positions.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("kind", ["tasks", "harness"])
+def test_the_command_scores_items(bytewise, folder: Path, tmp_path: Path, kind: str) -> None:
+    data, out = eval_files.write(tmp_path / "data"), tmp_path / "out"
+    command = ["--debug", "eval", kind, str(folder), "--data", str(data), "--tasks", "hellaswag", "lambada"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert main([*command, "--out", str(out), "--limit", "1", "--device", "cpu"]) == 0
+    (saved,) = out.glob("*.json")
+    found = json.loads(saved.read_text())
+    want = score(*bytewise, eval_files.ITEMS["hellaswag"][:1]).metrics["accuracy"]
+    ours = kind == "tasks"
+    assert (found["hellaswag"]["metrics"]["accuracy"] if ours else found["results"]["hellaswag"]["acc,none"]) == want
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["perplexity", "{}", "--text", "shakespeare", "--reference", "other"], "none of the models"),
+        (["tasks", "{}", "--data", ".", "--tasks", "hellaswagg"], "no task is called 'hellaswagg'"),
+        (["tasks", "{}", "--data", "nowhere", "--tasks", "copa"], "does not exist"),
+    ],
+)
+def test_the_command_says_what_is_wrong(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    command = [argument.replace("{}", str(folder)) for argument in arguments]
+    assert main(["eval", *command, "--out", str(tmp_path), "--device", "cpu"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_tokenized_text_has_its_size() -> None:
+    tokens, size = tokenized(["shakespeare"], Bytes().build([]))
+    assert len(tokens) == size.tokens == size.bytes
+    assert size.tokens_per_byte == 1

@@ -13,13 +13,13 @@ PROGRAMS = {"make", "pip", "fastweights"}
 BLOCK = re.compile(r"^```(?P<language>\w+)[^\n]*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def blocks(*languages: str) -> list[str]:
-    return [found["text"] for found in BLOCK.finditer(README.read_text()) if found["language"] in languages]
+def blocks(*languages: str, page: Path = README) -> list[str]:
+    return [found["text"] for found in BLOCK.finditer(page.read_text()) if found["language"] in languages]
 
 
-def command_lines() -> list[list[str]]:
+def command_lines(page: Path = README) -> list[list[str]]:
     """The words of every shell command: prompts and comments dropped, continued lines joined."""
-    lines = "\n".join(blocks("bash", "sh", "shell", "console")).replace("\\\n", " ").splitlines()
+    lines = "\n".join(blocks("bash", "sh", "shell", "console", page=page)).replace("\\\n", " ").splitlines()
     words = [shlex.split(line.removeprefix("$ "), comments=True) for line in lines]
     return [line for line in words if line]
 

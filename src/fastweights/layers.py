@@ -344,6 +344,8 @@ class Rope:
 
     def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
         """``x [b t h width]`` turned by its ``positions [b t]``."""
+        if not self.turned:
+            return x
         turning, rest = x.split([self.turned, self.width - self.turned], dim=-1)
         turned = _turned(turning, positions[..., None] * self._frequencies(x))
         return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned

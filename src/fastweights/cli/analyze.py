@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from fastweights.analysis.profile import Extent, Profile, profile
 from fastweights.analysis.report import write_report
 from fastweights.analysis.theory import findings
+from fastweights.cli.arguments import add_plugins
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.train import model_folder
 from fastweights.train.checkpoint import no_progress_bars
@@ -26,6 +27,7 @@ def analyze(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
     parser.add_argument("--tokens", type=int, default=1024, help="of the text, at most (default: %(default)s)")
     parser.add_argument("--window", type=int, default=Extent.window, help="tokens of a map (default: %(default)s)")
     parser.add_argument("--heads", type=int, default=Extent.heads, help="of a layer, at most (default: %(default)s)")
+    add_plugins(parser)
     return _analyze
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from fastweights.mixers import plugin
+
 
 class Parser(ArgumentParser):
     """A parser whose first argument may be left out.
@@ -46,8 +48,34 @@ def add_device(parser: ArgumentParser) -> None:
     )
 
 
+def mixer_name(text: str) -> str:
+    """A mixer's name; ``package.module:Class``, one of the user's own, is known from then on."""
+    try:
+        return plugin(text) if ":" in text else text
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
+def add_plugins(parser: ArgumentParser) -> None:
+    """Mixers that a checkpoint needs and the library lacks."""
+    parser.add_argument(
+        "--mixer",
+        action="append",
+        type=mixer_name,
+        metavar="PACKAGE.MODULE:CLASS",
+        help="a mixer of your own that a model has; may be repeated",
+    )
+
+
 def mixer_list(text: str) -> tuple[dict[str, object], ...]:
-    """``metala,softmax`` or ``[{"name": "metala", "heads": 2}, …]``."""
+    """``metala,softmax`` or ``[{"name": "metala", "heads": 2}, …]``, names as `mixer_name` takes them."""
+    mixers = _mixers(text)
+    for mixer in mixers:
+        mixer_name(str(mixer["name"]))
+    return mixers
+
+
+def _mixers(text: str) -> tuple[dict[str, object], ...]:
     if not text.lstrip().startswith("["):
         return tuple({"name": name.strip()} for name in text.split(","))
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,7 @@ from fastweights.bench.report import Report
 from fastweights.bench.targets import open_report
 from fastweights.bench.timing import Budget
 from fastweights.bench.training import TrainPlan, run_training
+from fastweights.cli.arguments import mixer_name
 from fastweights.train import model_folder
 
 QUICK = Budget(seconds=0.1, runs=5)
@@ -60,6 +61,7 @@ def _ops(parser: ArgumentParser) -> Target:
 def _decode(parser: ArgumentParser) -> Target:
     """One token: of a rule, a mixer and a model; and how flat it stays."""
     _add_common(parser)
+    _add_own_mixer(parser)
     parser.add_argument("--tokens", type=int, default=0, metavar="N", help="follow time and state for N tokens")
     return _run_decode
 
@@ -67,6 +69,7 @@ def _decode(parser: ArgumentParser) -> Target:
 def _train(parser: ArgumentParser) -> Target:
     """Training steps of small models of equal size, eager and compiled."""
     _add_common(parser)
+    _add_own_mixer(parser)
     parser.add_argument("--eager", action="store_true", help="leave torch.compile out")
     return _run_train
 
@@ -104,6 +107,12 @@ _TARGETS: dict[str, Callable[[ArgumentParser], Target]] = {
 def _add_common(parser: ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="small shapes, short times: a check, not a measurement")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="only what matches, such as 'decay*' or mesa")
+
+
+def _add_own_mixer(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--mixer", dest="only", type=mixer_name, default=SUPPRESS, metavar="PACKAGE.MODULE:CLASS", help="only this one"
+    )
 
 
 def _run_ops(report: Report, chosen: Namespace, device: torch.device) -> None:

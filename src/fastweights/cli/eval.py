@@ -16,16 +16,16 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from fastweights.analysis.plots import png
-from fastweights.cli.arguments import add_device
-from fastweights.evals.items import SOURCES, Item, Prompt, few_shot, text_and_value
+from fastweights.cli.arguments import add_device, add_plugins
+from fastweights.evals.items import SOURCES, Item, asked
 from fastweights.evals.perplexity import PositionLoss, draw, nll_by_position
 from fastweights.evals.score import Scores, score
-from fastweights.mixers import plugin
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.train import model_folder, tokenized
 from fastweights.train.checkpoint import no_progress_bars
 from fastweights.train.files import whole_file
 
+METRICS = ("accuracy", "accuracy_per_token", "accuracy_per_character", "nll")
 Evaluation = Callable[[Namespace, Console], None]
 
 
@@ -40,17 +40,13 @@ def eval_(parser: ArgumentParser) -> Evaluation:
         )
         kind.add_argument("--out", type=Path, default=Path("runs/eval") / name, help="folder (default: %(default)s)")
         kind.add_argument("--batch", type=int, default=8, help="sequences at once (default: %(default)s)")
-        kind.add_argument(
-            "--mixer", action="append", default=[], metavar="PACKAGE.MODULE:CLASS", help="a mixer that a model needs"
-        )
+        add_plugins(kind)
         add_device(kind)
         kind.set_defaults(evaluate=declare(kind))
     return _eval
 
 
 def _eval(chosen: Namespace, console: Console) -> None:
-    for mixer in chosen.mixer:
-        plugin(mixer)
     chosen.out.mkdir(parents=True, exist_ok=True)
     chosen.evaluate(chosen, console)
     console.print(f"{chosen.out}", markup=False, soft_wrap=True)
@@ -103,19 +99,21 @@ def _tasks(parser: ArgumentParser) -> Evaluation:
 
 def _measure_tasks(chosen: Namespace, console: Console) -> None:
     tasks = _items(chosen)
-    table = Table("model", "task", "items", "metric", "value", "±", box=box.SIMPLE_HEAD)
     for source in chosen.models:
+        columns = ("task", "items", "accuracy", "per token", "per character", "nats")
+        table = Table(*columns, title=source, box=box.SIMPLE_HEAD)
         model, tokenizer = _loaded(source, chosen.device.torch())
         results = {name: score(model, tokenizer, items, batch=chosen.batch) for name, items in tasks.items()}
         _write(chosen.out / f"{_file_name(source)}.json", {name: asdict(one) for name, one in results.items()})
         for name, one in results.items():
-            _add_rows(table, source, name, one)
-    console.print(table)
+            table.add_row(name, str(len(one.rows)), *(_cell(one, metric) for metric in METRICS))
+        console.print(table)
 
 
-def _add_rows(table: Table, source: str, name: str, scores: Scores) -> None:
-    for metric, value in scores.metrics.items():
-        table.add_row(source, name, str(len(scores.rows)), metric, f"{value:.4f}", f"{scores.errors[metric]:.4f}")
+def _cell(scores: Scores, metric: str) -> str:
+    if metric not in scores.metrics:
+        return ""
+    return f"{scores.metrics[metric]:.3f} ± {scores.errors[metric]:.3f}"
 
 
 def _harness(parser: ArgumentParser) -> Evaluation:
@@ -153,7 +151,9 @@ def _add_items(parser: ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="of the evaluation files")
     parser.add_argument("--tasks", nargs="+", metavar="NAME", help=f"{', '.join(SOURCES)}, or a file .jsonl of recall")
     parser.add_argument("--limit", type=int, metavar="N", help="items per task, the first ones (default: all)")
-    parser.add_argument("--shots", type=int, default=0, metavar="N", help="examples before every prompt (default: 0)")
+    parser.add_argument(
+        "--shots", type=int, default=0, metavar="N", help="solved words before a scrambled one (default: 0)"
+    )
 
 
 def _items(chosen: Namespace) -> dict[str, Sequence[Item]]:
@@ -163,10 +163,8 @@ def _items(chosen: Namespace) -> dict[str, Sequence[Item]]:
 def _of(name: str, chosen: Namespace) -> Sequence[Item]:
     if name not in SOURCES and not Path(name).is_file():
         raise ValueError(f"no task is called {name!r}; there are {', '.join(SOURCES)}, and files of recall")
-    items = SOURCES[name].items(chosen.data) if name in SOURCES else text_and_value(Path(name))
-    prompts = [item for item in items if isinstance(item, Prompt)]
-    shown = few_shot(prompts, chosen.shots) if chosen.shots and prompts else items
-    return shown[: chosen.limit]
+    items = SOURCES[name].items(chosen.data, chosen.shots) if name in SOURCES else asked(Path(name))
+    return items[: chosen.limit]
 
 
 def _loaded(source: str, device: torch.device) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:

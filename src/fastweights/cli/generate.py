@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from fastweights.cli.arguments import add_device
+from fastweights.cli.arguments import add_device, add_plugins
 from fastweights.generate import stream
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.models.mesa import solve_to
@@ -32,6 +32,7 @@ def generate(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
     parser.add_argument(
         "--tol", type=float, help="Mesa layers: stop solving at this relative residual, such as 1e-4 (default: never)"
     )
+    add_plugins(parser)
     add_device(parser)
     return _generate
 

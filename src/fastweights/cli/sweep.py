@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastweights.analysis.plots import png
-from fastweights.cli.arguments import add_device
+from fastweights.cli.arguments import add_device, mixer_name
 from fastweights.sweep import AXES, Contender, Failed, Folder, Here, Local, Plan, Pool, Ray, Row, Run, best, draw
 from fastweights.sweep import read as read_plan
 from fastweights.sweep import sweep as run
@@ -31,6 +31,7 @@ def sweep(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
     parser.add_argument(
         "--mixer",
         action="append",
+        type=mixer_name,
         default=[],
         metavar="NAME|PACKAGE.MODULE:CLASS",
         help="also this one, of the library or your own; may be repeated",

@@ -77,9 +77,11 @@ def _add_model(group: _ArgumentGroup) -> None:
     default = Architecture()
     group.add_argument(
         "--mixers",
+        "--mixer",
         type=mixer_list,
         metavar="NAMES|JSON",
-        help='metala,softmax or [{"name": "metala", "heads": 2}], repeated over the layers (default: metala)',
+        help='metala,softmax or [{"name": "metala", "heads": 2}], repeated over the layers (default: metala); '
+        "package.module:Class is one of your own",
     )
     group.add_argument("--layers", type=int, help=f"default: {default.layers}")
     group.add_argument("--width", type=int, help=f"channels; default: {default.width}")

@@ -21,8 +21,8 @@ from fastweights.evals.answers import answers
 from fastweights.evals.items import Choice, Ending, Item, Prompt
 from fastweights.evals.likelihood import Likelihood, Query, boundary, likelihood
 from fastweights.evals.perplexity import reading, token_losses
-from fastweights.evals.score import matches
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
+from fastweights.tasks.questions import Question
 
 GENERATED = 256
 """Tokens of an answer where a task does not say: the harness's own number."""
@@ -159,8 +159,8 @@ def run(
 
 def accuracy(document: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
     """Of the answer to a prompt, as the exported tasks score it."""
-    prompt = Prompt(document["context"], tuple(document["answers"]), document["exact"])
-    return {"acc": float(matches(prompt, results[0]))}
+    prompt = Prompt(Question(document["context"], tuple(document["answers"])), exact=document["exact"])
+    return {"acc": float(prompt.right(results[0]))}
 
 
 def _document(item: Item) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _document(item: Item) -> dict[str, Any]:
         case Ending():
             return {"context": item.context, "ending": item.continuation}
         case Prompt():
-            return {"context": item.context, "answers": item.answers, "exact": item.exact}
+            return {"context": item.question.text, "answers": item.question.values, "exact": item.exact}
 
 
 def _yaml(name: str, item: Item, data: Path) -> str:
@@ -203,7 +203,8 @@ def _form(item: Item) -> dict[str, Any]:
             return {"output_type": "loglikelihood", **fields, "metric_list": [perplexity, *_means("acc")]}
         case Prompt():
             fields = {"doc_to_text": context, "doc_to_target": "{{answers[0]}}", "process_results": "!matching"}
-            generation = {"until": ["\n"], "max_gen_toks": 48, "do_sample": False}
+            how = item.answering
+            generation = {"until": [how.stop], "max_gen_toks": how.tokens, "do_sample": False}
             return {
                 "output_type": "generate_until",
                 **fields,

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import numpy as np
+from fastweights.tasks.questions import RECALL, SCRAMBLING, Answering, Question, recall, scrambling, squad
 
 Record = Mapping[str, Any]
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError, EOFError, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,14 @@ class Ending:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text to continue, right with any of `answers`: as its whole (`exact`) or somewhere in it, whatever the case."""
+    """A question that is answered by going on with its text; an answer is the whole of a value, or contains one."""
 
-    context: str
-    answers: tuple[str, ...]
+    question: Question
+    answering: Answering = RECALL
     exact: bool = False
+
+    def right(self, answer: str) -> bool:
+        return self.question.exact(answer) if self.exact else self.question.contained(answer)
 
 
 Item = Choice | Ending | Prompt
@@ -66,35 +70,24 @@ class Source:
 
     files: tuple[str, ...]
     read: Callable[..., list[Item]]
+    takes_shots: bool = False
 
-    def items(self, folder: Path) -> list[Item]:
-        """All of them. Raises ValueError, which names the file, for one that is missing or in another form."""
+    def items(self, folder: Path, shots: int = 0) -> list[Item]:
+        """All of them. Raises ValueError, which names the file, for one that is missing or in another form.
+
+        shots  how many solved ones stand before each, where the task takes any
+        """
         paths = [_found(folder, file) for file in self.files]
         try:
-            return self.read(*paths)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError, EOFError, zlib.error) as error:
+            return self.read(*paths, shots) if self.takes_shots else self.read(*paths)
+        except _MALFORMED as error:
             names = ", ".join(str(path) for path in paths)
             raise ValueError(f"{names} is not in the form of this task ({type(error).__name__}: {error})") from error
 
 
-def few_shot(prompts: list[Prompt], shots: int, seed: int = 0) -> list[Prompt]:
-    """Each prompt after `shots` others with their answers, drawn anew for every one."""
-    if shots >= len(prompts):
-        raise ValueError(f"shots = {shots}, but there are {len(prompts)} prompts in all; take fewer")
-    generator = np.random.default_rng(seed)
-    return [_after(prompts, i, generator.choice(len(prompts) - 1, shots, replace=False)) for i in range(len(prompts))]
-
-
-def _after(prompts: list[Prompt], index: int, others: np.ndarray) -> Prompt:
-    one = prompts[index]
-    examples = (prompts[other + (other >= index)] for other in others)
-    shown = "".join(example.context + example.answers[0] for example in examples)
-    return Prompt(shown + one.context, one.answers, one.exact)
-
-
-def text_and_value(path: Path) -> list[Item]:
-    """In-context recall in its minimal form (Arora et al.): lines ``{"text": …, "value": …}``."""
-    return [Prompt(record["text"], (record["value"],)) for record in _lines(path)]
+def asked(path: Path) -> list[Item]:
+    """In-context recall in its minimal form: lines ``{"text": …, "value": …}``."""
+    return [Prompt(question) for question in recall(path)]
 
 
 def _hellaswag(path: Path) -> list[Item]:
@@ -154,21 +147,16 @@ def _lambada(path: Path) -> list[Item]:
     return [Ending(context, f" {word}") for context, _, word in halves]
 
 
-def _scrambled(path: Path) -> list[Item]:
-    return [Prompt(r["context"], (r["completion"],), exact=True) for r in _lines(path)]
+def _scrambled(path: Path, shots: int) -> list[Item]:
+    return [Prompt(question, SCRAMBLING, exact=True) for question in scrambling(path, shots)]
 
 
 def _squad(path: Path) -> list[Item]:
-    paragraphs = [p for article in json.loads(_text(path))["data"] for p in article["paragraphs"]]
-    return [
-        Prompt(f"{p['context']}\nQuestion: {q['question']}\nAnswer:", tuple(a["text"] for a in q["answers"]))
-        for p in paragraphs
-        for q in p["qas"]
-    ]
+    return [Prompt(question) for question in squad(path)]
 
 
 def _nq(path: Path) -> list[Item]:
-    return [Prompt(f"Question: {r['question']}?\nAnswer:", tuple(r["answer"])) for r in _lines(path)]
+    return [Prompt(Question(f"Question: {r['question']}?\nAnswer:", tuple(r["answer"]))) for r in _lines(path)]
 
 
 SOURCES: dict[str, Source] = {
@@ -182,11 +170,11 @@ SOURCES: dict[str, Source] = {
     "winogrande": Source(("winogrande_dev.jsonl",), _schemas),
     "winograd": Source(("winograd_wsc.jsonl",), _schemas),
     "lambada": Source(("lambada_openai_test.jsonl",), _lambada),
-    "anagrams1": Source(("gpt3_mid_word_1_anagrams.jsonl",), _scrambled),
-    "anagrams2": Source(("gpt3_mid_word_2_anagrams.jsonl",), _scrambled),
-    "cycle_letters": Source(("gpt3_cycle_letters_in_word.jsonl",), _scrambled),
-    "random_insertion": Source(("gpt3_random_insertion_in_word.jsonl",), _scrambled),
-    "reversed_words": Source(("gpt3_reversed_words.jsonl",), _scrambled),
+    "anagrams1": Source(("gpt3_mid_word_1_anagrams.jsonl",), _scrambled, takes_shots=True),
+    "anagrams2": Source(("gpt3_mid_word_2_anagrams.jsonl",), _scrambled, takes_shots=True),
+    "cycle_letters": Source(("gpt3_cycle_letters_in_word.jsonl",), _scrambled, takes_shots=True),
+    "random_insertion": Source(("gpt3_random_insertion_in_word.jsonl",), _scrambled, takes_shots=True),
+    "reversed_words": Source(("gpt3_reversed_words.jsonl",), _scrambled, takes_shots=True),
     "squad": Source(("squad_xquad_en.json",), _squad),
     "nq_open": Source(("nq_open_dev.jsonl",), _nq),
 }

@@ -67,7 +67,7 @@ def score(
     """The model's score on items of one kind. Raises ValueError if there are none, or of several.
 
     Choices have ``accuracy`` by the sum of NLL, per token and per character; endings have ``accuracy`` (each token
-    the likeliest) and ``nll``; prompts have ``accuracy`` of the answer, greedy, up to a new line or 48 tokens.
+    the likeliest) and ``nll``; prompts have ``accuracy`` of the greedy answers, made as the first one says.
     """
     kinds = {type(item) for item in items}
     if len(kinds) != 1:
@@ -77,13 +77,6 @@ def score(
     if Ending in kinds:
         return _endings(model, tokenizer, [item for item in items if isinstance(item, Ending)], batch)
     return _prompts(model, tokenizer, [item for item in items if isinstance(item, Prompt)], batch)
-
-
-def matches(prompt: Prompt, text: str) -> bool:
-    """Whether `text` is one of the answers or, unless that has to be exact, contains one, whatever the case."""
-    if prompt.exact:
-        return text.strip() in [answer.strip() for answer in prompt.answers]
-    return any(answer.lower() in text.lower() for answer in prompt.answers)
 
 
 def _choices(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: Sequence[Choice], batch: int) -> Scores:
@@ -111,8 +104,17 @@ def _endings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: 
 
 
 def _prompts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: Sequence[Prompt], batch: int) -> Scores:
-    texts = answers(model, tokenizer, [item.context for item in items], batch=batch)
-    rows = [Answered(text, matches(item, text)) for item, text in zip(items, texts, strict=True)]
+    how = items[0].answering
+    texts = answers(
+        model,
+        tokenizer,
+        [item.question.text for item in items],
+        until=(how.stop,),
+        tokens=how.tokens,
+        context=how.context,
+        batch=batch,
+    )
+    rows = [Answered(text, item.right(text)) for item, text in zip(items, texts, strict=True)]
     return _scores(rows, accuracy=[row.right for row in rows])
 
 

@@ -124,6 +124,8 @@ class Softmax(Recurrence):
         keys, values, age = state
         k, v = (heads_first(s, self.output).expand(b, keys.shape[1], t, -1) for s in (self.k, self.v))
         time = Timeline.of(age, t, self.kept, self.starts)
+        if not keys.shape[2]:
+            return _Seen(k, v, time)
         return _Seen(torch.cat([keys, k], 2), torch.cat([values, v], 2), time)
 
     def _visible(self, seen: _Seen) -> Tensor:

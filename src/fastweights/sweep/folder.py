@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from fastweights.sweep.pool import Failed, Local, Pool
 from fastweights.sweep.trainer import Point, Row
 from fastweights.train.files import sweep as remove_partial
 from fastweights.train.files import whole_file
+from fastweights.train.metrics import rows as whole_lines
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,7 @@ class Folder:
 
     def points(self, run: Run) -> list[Point]:
         """How far a run has come that may not have ended."""
-        with suppress(FileNotFoundError, ValueError):
-            lines = (self.logs / f"{run.key}.jsonl").read_text(encoding="utf-8").splitlines()
-            return [Point(**json.loads(line)) for line in lines]
-        return []
+        return [Point(**point) for point in whole_lines(self.logs / f"{run.key}.jsonl")]
 
     def write(self, rows: Sequence[Row]) -> None:
         """rows.json and rows.parquet, without curves."""

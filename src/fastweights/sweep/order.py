@@ -45,6 +45,6 @@ def learning_rate(schedule: Cosine | Constant, peak: float, step: int, steps: in
         step, steps = step // epoch, steps // epoch
     warmup = schedule.warmup if schedule.warmup >= 1 else schedule.warmup * steps
     if step < warmup:
-        return peak * (schedule.start + (1 - schedule.start) * step / warmup)
+        return schedule.start + (peak - schedule.start) * step / warmup
     final = schedule.final * peak if schedule.relative else schedule.final
     return final + (peak - final) * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) / 2

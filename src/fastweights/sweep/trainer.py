@@ -17,6 +17,7 @@ from fastweights.sweep.order import batches, learning_rate, updates_per_epoch
 from fastweights.sweep.plan import Run
 from fastweights.tasks import Batch, Score, Task
 
+_INFINITE = (math.inf, -math.inf)
 TEST_SEED = 0
 """Validation and test sets are the same for all runs."""
 
@@ -76,8 +77,9 @@ class Row:
         return cls(**{**content, "curve": tuple(Point(**point) for point in content["curve"])})
 
     def flat(self) -> dict[str, Any]:
-        """Without the curve."""
-        return {name: value for name, value in asdict(self).items() if name != "curve"}
+        """Without the curve; numbers that are not finite are None, as in JSON."""
+        content = {name: value for name, value in asdict(self).items() if name != "curve"}
+        return {name: None if value != value or value in _INFINITE else value for name, value in content.items()}
 
 
 def fit(
@@ -155,9 +157,10 @@ class _Fit:
         score = self._score(self.validation)
         seconds = time.perf_counter() - self.began
         point = Point(self.step, float(self.loss), score.loss, score.accuracy, seconds)
-        best = not self.points or point.accuracy > max(earlier.accuracy for earlier in self.points)
+        best = all(point.accuracy > earlier.accuracy for earlier in self.points)
         self.points.append(point)
-        if best if self.training.best else self.over:
+        counts = best if self.training.best else self.over
+        if counts:
             self.result = self.step, self._score(self.test)
         return point
 
