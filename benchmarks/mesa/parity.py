@@ -1,8 +1,8 @@
 """Parity (MesaNet, appendix H and Figure 8): ``python benchmarks/mesa/parity.py --seeds 5``.
 
 The running parity of random bits is learned on strings of 40 and read off strings of 256. γ in (0, 1) cannot hold it;
-γ in (-1, 1), with Λ of 50 and more, can. What the file holds already is not trained again. The paper trains 10,000 batches of 256 strings, two layers of width 128; here
-are fewer and smaller ones.
+γ in (-1, 1), with Λ of 50 and more, can. The paper trains 10,000 batches of 256 strings, two layers of width 128; here
+are fewer and smaller ones. What the file holds already is not trained again.
 """
 
 from __future__ import annotations

@@ -168,8 +168,8 @@ def _timed(calls: Mapping[str, Function], plan: MesaPlan, device: torch.device) 
 
 def _calls(model: FastWeightsForCausalLM, ids: Tensor, plan: MesaPlan) -> tuple[dict[str, Function], ...]:
     """By solver: reading the sequence ``ids [1 t]``; and decoding some tokens after it, with each call others."""
-    reading = {name: partial(_read, model, solver, ids) for name, solver in SOLVERS.items()}
-    decoding = {}
+    reading: dict[str, Function] = {name: partial(_read, model, solver, ids) for name, solver in SOLVERS.items()}
+    decoding: dict[str, Function] = {}
     for name, solver in SOLVERS.items():
         tokens = stream(model, ids, temperature=0)
         decoding[name] = partial(_decode, model, solver, tokens, plan.decoded)
