@@ -110,6 +110,8 @@ def _by_solver(names: list[str], rows: list[Row]) -> str:
     lines = []
     for name in names:
         of = [row for row in rows if row["model"] == name and (row["solver"] or "").endswith("steps")]
+        if not of:
+            continue
         by = {row["solver"]: row["nats"] for row in of if row["lr"] == max(r["lr"] for r in of)}
         lines.append([_long(name), *(f"{by[s]:.4f}" if s in by else "" for s in FIXED)])
     return table(["trained", *FIXED], lines)
