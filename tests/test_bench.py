@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import runpy
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace
@@ -337,3 +338,21 @@ def test_an_unknown_name_is_an_error(capsys, tmp_path):
 def test_relative_error_of_zero():
     assert relative(torch.zeros(3), torch.zeros(3, dtype=torch.float64)) == 0
     assert relative(torch.ones(1), torch.zeros(1, dtype=torch.float64)) == 1
+
+
+def mesa_script(name):
+    return runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "mesa" / f"{name}.py"))
+
+
+def test_parity_is_learned_and_read_at_every_length():
+    parity = mesa_script("parity")
+    bits, odd = parity["strings"](3, 9, torch.Generator().manual_seed(0))
+    assert all(odd[i, t] == sum(bits[i, : t + 1].tolist()) % 2 for i in range(3) for t in range(9))
+    found = parity["accuracies"](parity["trained"](parity["Setting"](steps=2, batch=2, width=16)), 4)
+    assert all(0 <= found[length] <= 1 for length in parity["LENGTHS"])
+
+
+def test_page_on_mesa_is_what_was_measured():
+    page = mesa_script("page")
+    text = page["PAGE"].read_text()
+    assert page["rendered"](text) == text

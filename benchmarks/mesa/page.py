@@ -98,21 +98,21 @@ def beside_mesa() -> str:
 
 
 def starts() -> str:
-    columns, rows = _read()
-    names = [MESA, *dict.fromkeys(row["model"] for row in rows if "b_γ" in row["model"])]
-    return _by_solver(names, columns, rows)
+    _, rows = _read()
+    return _by_solver([MESA, *dict.fromkeys(row["model"] for row in rows if "b_γ" in row["model"])], rows)
 
 
 def random_steps() -> str:
-    columns, rows = _read()
-    return _by_solver([MESA, "mesa, random steps"], columns, rows)
+    return _by_solver([MESA, "mesa, random steps"], _read()[1])
 
 
-def _by_solver(names: list[str], columns: list[str], rows: list[Row]) -> str:
+def _by_solver(names: list[str], rows: list[Row]) -> str:
     lines = []
     for name in names:
         of = [row for row in rows if row["model"] == name and (row["solver"] or "").endswith("steps")]
-        by = {row["solver"]: row["nats"] for row in of if row["lr"] == min(r["lr"] for r in of)}
+        if not of:
+            continue
+        by = {row["solver"]: row["nats"] for row in of if row["lr"] == max(r["lr"] for r in of)}
         lines.append([_long(name), *(f"{by[s]:.4f}" if s in by else "" for s in FIXED)])
     return table(["trained", *FIXED], lines)
 
@@ -275,8 +275,8 @@ def heads_picture() -> bytes:
     found = measured("inside")
     heads, columns = sorted(found["heads"], key=lambda head: head["gamma"]), spans(found["positions"])
     figure, axes = canvas(1, 4, 3.6, 3.4)
-    for name, color in zip(("gamma", "beta", "ridge"), PALETTE, strict=False):
-        axes[0, 0].plot([head[name] for head in heads], ".-", color=color, label={"gamma": "γ", "beta": "β"}.get(name, "Λ"))
+    for (name, symbol), color in zip({"gamma": "γ", "beta": "β", "ridge": "Λ"}.items(), PALETTE, strict=False):
+        axes[0, 0].plot([head[name] for head in heads], ".-", color=color, label=symbol)
     label(axes[0, 0], "Gates and Λ by head, in the order of γ", "head", "mean")
     legend(axes[0, 0])
     low, high = heads[0]["gamma"], heads[-1]["gamma"]

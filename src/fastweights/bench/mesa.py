@@ -136,26 +136,31 @@ def _losses(plan: MesaPlan, folder: Path, device: torch.device) -> list[LossRow]
     batches = list(cover(tokens, min(plan.length, len(tokens)), plan.batch))
     reading, decoding = (_timed(calls, plan, device) for calls in _calls(model, batches[0][:1].to(device), plan))
     full = reading[f"{STEPS} steps"].median
-    rows = []
-    for name, solver in SOLVERS.items():
-        with solved_by(model, solver):
-            losses = by_token(model, batches)
-            layers = [solver_statistics(r).steps.mean().item() for r in mesa_records(model, batches[0][:1].to(device))]
-        positions = _positions(losses.shape[1])
-        rows.append(
-            LossRow(
-                contender=name,
-                loss=losses.mean().item(),
-                positions=positions,
-                by_position=[losses[:, first:last].mean().item() for first, last in pairwise(positions)],
-                steps=sum(layers) / len(layers),
-                by_layer=layers,
-                seconds=reading[name],
-                over=reading[name].median / full,
-                tokens_per_second=plan.decoded / decoding[name].median,
-            )
-        )
-    return rows
+    return [
+        _loss_row(name, model, batches, times, times.median / full, plan.decoded / decoding[name].median)
+        for name, times in reading.items()
+    ]
+
+
+@torch.no_grad()
+def _loss_row(
+    name: str, model: FastWeightsForCausalLM, batches: list[Tensor], seconds: Times, over: float, speed: float
+) -> LossRow:
+    with solved_by(model, SOLVERS[name]):
+        losses, records = by_token(model, batches), mesa_records(model, batches[0][:1].to(model.device))
+    layers = [solver_statistics(record).steps.mean().item() for record in records]
+    positions = _positions(losses.shape[1])
+    return LossRow(
+        contender=name,
+        loss=losses.mean().item(),
+        positions=positions,
+        by_position=[losses[:, first:last].mean().item() for first, last in pairwise(positions)],
+        steps=sum(layers) / len(layers),
+        by_layer=layers,
+        seconds=seconds,
+        over=over,
+        tokens_per_second=speed,
+    )
 
 
 def _timed(calls: Mapping[str, Function], plan: MesaPlan, device: torch.device) -> dict[str, Times]:
@@ -168,8 +173,8 @@ def _timed(calls: Mapping[str, Function], plan: MesaPlan, device: torch.device) 
 
 def _calls(model: FastWeightsForCausalLM, ids: Tensor, plan: MesaPlan) -> tuple[dict[str, Function], ...]:
     """By solver: reading the sequence ``ids [1 t]``; and decoding some tokens after it, with each call others."""
-    reading = {name: partial(_read, model, solver, ids) for name, solver in SOLVERS.items()}
-    decoding = {}
+    reading: dict[str, Function] = {name: partial(_read, model, solver, ids) for name, solver in SOLVERS.items()}
+    decoding: dict[str, Function] = {}
     for name, solver in SOLVERS.items():
         tokens = stream(model, ids, temperature=0)
         decoding[name] = partial(_decode, model, solver, tokens, plan.decoded)

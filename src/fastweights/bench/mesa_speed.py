@@ -14,7 +14,7 @@ from fastweights.bench import peers
 from fastweights.bench.cases import OURS, RecurrenceCase, mesa_case
 from fastweights.bench.contenders import Inputs, Phase, Run, Sizes, bind
 from fastweights.bench.memory import Task, peak_bytes
-from fastweights.bench.ops import relative
+from fastweights.bench.ops import load, relative
 from fastweights.bench.report import Report
 from fastweights.bench.timing import Budget, Failure, Function, Times, alternate, clock_of
 from fastweights.evaluate import Chunkwise, evaluate
@@ -160,10 +160,12 @@ def _at_length(plan: SpeedPlan, sizes: Sizes, phase: Phase, device: torch.device
         f"Mesa, {STEPS} steps, torch": partial(_mesa, full, "blocked mesa (torch)"),
     }
     failed: dict[str, Times | Failure] = {}
-    if phase is Phase.BOTH and sizes.t > NAIVE_BACKWARD:
-        failed[PEER] = Failure("not asked for: its memory grows by about 1 MB per token")
+    too_long = phase is Phase.BOTH and sizes.t > NAIVE_BACKWARD
+    peer = Failure("not asked for: its memory grows by about 1 MB per token") if too_long else load(peers.MESA[0])
+    if isinstance(peer, Failure):
+        failed[PEER] = peer
     else:
-        runs[PEER] = _naive
+        runs[PEER] = peer
     found = alternate({n: bind(run, inputs, phase) for n, run in runs.items()}, clock_of(device), plan.budget)
     steps = {
         f"Mesa, {STEPS} steps": _steps(full, inputs),
@@ -173,11 +175,6 @@ def _at_length(plan: SpeedPlan, sizes: Sizes, phase: Phase, device: torch.device
     }
     peak = partial(_peak, plan, sizes, phase, full, inputs, device)
     return [_length_row(n, t, found[GLA], steps.get(n), peak(n), sizes, phase) for n, t in {**found, **failed}.items()]
-
-
-def _naive(x: Inputs) -> Tensor:
-    """Imports it where it is wanted: what is missing says so."""
-    return peers.MESA[0].load()(x)
 
 
 def _steps(case: RecurrenceCase, inputs: Inputs) -> float:

@@ -152,7 +152,7 @@ def timed(
     """The times of all who can be loaded, in turn; a failure for who cannot."""
     functions, failed = {}, {}
     for contender in contenders:
-        loaded = _loaded(contender)
+        loaded = load(contender)
         if isinstance(loaded, Failure):
             failed[contender_key(contender)] = loaded
         else:
@@ -192,7 +192,8 @@ def relative(got: Tensor, want: Tensor) -> float:
     return (got - want).norm().item() / (norm or 1.0)
 
 
-def _loaded(contender: Contender) -> Run | Failure:
+def load(contender: Contender) -> Run | Failure:
+    """What it runs, or why it cannot be loaded; before it is timed."""
     try:
         return contender.load()
     except Exception as error:
