@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from fastweights.kernels.chunked import chunk_loop
 from fastweights.kernels.composed import only_takes
 from fastweights.kernels.table import Kernel
-from fastweights.recurrence.base import Recurrence, State
+from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.softmax import Cache, Softmax
 
 SMALLEST_BLOCK = 64

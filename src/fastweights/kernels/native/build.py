@@ -16,7 +16,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 LIBRARY = HERE / "fastweights.so"
-KERNELS = ("matrix.c", "scan.c", "complex.c", "mesa.c")
+KERNELS = ("matrix.c", "scan.c", "complex.c", "mesa.c", "convolution.c")
 COMMON = ("pool.c", "dispatch.c")
 FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-fvisibility=default", "-fno-math-errno", "-ffp-contract=fast", "-pthread"]
 X86 = {
@@ -62,7 +62,9 @@ def build() -> Path:
         jobs += [(k, [*flags, f"-DISA={isa}"]) for isa, flags in instruction_sets().items() for k in KERNELS]
         objects = [compile_object(cc, source, flags, folder) for source, flags in jobs]
         linked = Path(folder) / LIBRARY.name
-        done = subprocess.run([*cc, "-shared", "-pthread", *objects, "-o", str(linked), "-lm"], capture_output=True, text=True)
+        done = subprocess.run(
+            [*cc, "-shared", "-pthread", *objects, "-o", str(linked), "-lm"], capture_output=True, text=True
+        )
         if done.returncode != 0:
             raise BuildError(f"linking failed:\n{done.stderr}")
         beside = LIBRARY.with_suffix(".new")
