@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastweights import kernels
+from fastweights.convolution import convolved
 from fastweights.evaluate import Recurrent, evaluate
 from fastweights.kernels.native import build, library, memory, rules
 from fastweights.recurrence import Decay, Delta, Recurrence
@@ -269,6 +270,28 @@ def test_exponentials(heads: int) -> None:
     _, state = evaluate(Decay(ones, 0 * ones, ones, log_decay), torch.ones(8, heads, 1, 1))
     wanted = log_decay.double().exp().expand(8, heads, 1, 1)
     torch.testing.assert_close(state.double(), wanted, rtol=3e-7, atol=1e-37, equal_nan=True)
+
+
+@compiled
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize(("t", "d", "taps"), [(37, 100, 4), (2, 16, 4), (50, 300, 64), (5, 5, 2), (20, 33, 1)])
+def test_short_convolutions(t: int, d: int, taps: int, documents: bool) -> None:
+    """Against y_t = Σ_j w_j x_{t-n+j} in float64, tap by tap; channels apart in memory, as after a split."""
+    tail, weight = torch.randn(2, taps - 1, d), torch.randn(taps, d)
+    x = torch.randn(2, t, 2 * d)[..., :d]
+    ids = torch.randint(2, (2, taps - 1 + t)).cumsum(1)
+    upstream, found = torch.randn(2, t, d), []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [s.to(dtype).requires_grad_() for s in (tail, x, weight)]
+        y = convolved(*leaves, ids if documents else None)
+        found.append([y, *torch.autograd.grad(y, leaves, upstream.to(dtype))])
+    seen = torch.cat([tail, x], 1).double()
+    same = ids[:, None] == ids[:, taps - 1 :, None] if documents else torch.ones(2, t, taps - 1 + t, dtype=torch.bool)
+    for i in range(t):
+        terms = seen[:, i : i + taps] * weight.double() * same[:, i, i : i + taps, None]
+        torch.testing.assert_close(found[1][0][:, i], terms.sum(1))
+    for got, wanted in zip(*found, strict=True):
+        assert wanted.numel() == 0 or (got - wanted).abs().max() <= TOLERANCE * wanted.abs().max()
 
 
 def test_large_results_are_written_to_the_pages_of_dropped_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights.convolution import convolved
 from fastweights.recurrence.base import ShapeError, starts
 from fastweights.shapes import Embedded, Mask, Segments
 
@@ -97,41 +98,31 @@ class ShortConvolution(nn.Module):
 
     def forward(self, x: Embedded, past: Past) -> Embedded:
         t, before = x.shape[1], self.size - 1
-        seen = torch.cat([past.tail(x, before), x], dim=1)
+        tail = past.tail(x, before)
         if t == 1 and past.keep is None and past.document is None:
+            seen = torch.cat([tail, x], dim=1)
             past.leave(seen[:, 1:])
             return (seen * self.taps).sum(1, keepdim=True)
         document = None if past.document is None else F.pad(past.document, (before, 0))
-        order = None
-        if past.keep is not None:
-            kept = F.pad(past.keep, (before, 0), value=True)
-            order = kept.long().argsort(dim=1, stable=True)
-            seen = seen.take_along_dim(order[..., None], 1)
-            document = None if document is None else document.take_along_dim(order, 1)
-        past.leave(self._tail(seen, document))
-        y = self._convolved(seen, document, t)
-        if order is None:
-            return y
+        if past.keep is None:
+            return self._convolved(tail, x, document, past)
+        kept = F.pad(past.keep, (before, 0), value=True)
+        order = kept.long().argsort(dim=1, stable=True)
+        seen = torch.cat([tail, x], dim=1).take_along_dim(order[..., None], 1)
+        document = None if document is None else document.take_along_dim(order, 1)
+        y = self._convolved(seen[:, :before], seen[:, before:], document, past)
         behind = F.pad(y, (0, 0, before, 0))
         return behind.take_along_dim(order.argsort(dim=1)[..., None], 1)[:, before:]
 
-    def _convolved(self, seen: Tensor, document: Tensor | None, t: int) -> Tensor:
-        """The outputs of the last `t` of the seen inputs; inputs of other documents do not count."""
-        last, taps = self.size - 1, self.taps
-        y = seen[:, last:] * taps[last]
-        for tap in range(last):
-            x = seen[:, tap : tap + t]
-            if document is not None:
-                x = x * (document[:, tap : tap + t] == document[:, last:])[..., None]
-            y = torch.addcmul(y, x, taps[tap])
-        return y
-
-    def _tail(self, seen: Tensor, document: Tensor | None) -> Tensor:
-        start = seen.shape[1] - (self.size - 1)
-        tail = seen[:, start:]
+    def _convolved(self, tail: Tensor, x: Tensor, document: Tensor | None, past: Past) -> Tensor:
+        """The outputs; the tail for what follows is left in `past`."""
+        before, t = self.size - 1, x.shape[1]
+        last = torch.cat([tail, x[:, max(t - before, 0) :]], dim=1)
+        last = last[:, last.shape[1] - before :]
         if document is not None:
-            tail = tail * (document[:, start:] == document[:, -1:])[..., None]
-        return tail.clone()
+            last = last * (document[:, t:] == document[:, -1:])[..., None]
+        past.leave(last)
+        return convolved(tail, x, self.taps, document)
 
 
 class TokenShift(ShortConvolution):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any
@@ -99,6 +100,8 @@ def _measured(name: str, plan: TrainPlan, device: torch.device) -> list[TrainRow
     if plan.compiled:
         torch.compiler.reset()
         functions["torch.compile"] = _step(torch.compile(model), model, plan, device)
+        with suppress(Exception):  # it compiles; what fails fails again where that is reported
+            functions["torch.compile"]()
     times = alternate(functions, clock_of(device), plan.budget)
     return [_row(name, who, found, times["eager"], _parameters(config), plan) for who, found in times.items()]
 

@@ -1,4 +1,5 @@
 /* The exported functions: each calls itself as compiled for the best instruction set this CPU has. */
+#include "convolution.h"
 #include "mesa.h"
 #include "problem.h"
 
@@ -9,7 +10,9 @@
     void JOIN(fw_scan_backward, isa)(const Backward *); \
     void JOIN(fw_complex_forward, isa)(const Forward *); \
     void JOIN(fw_complex_backward, isa)(const Backward *); \
-    void JOIN(fw_mesa, isa)(const MesaProblem *);
+    void JOIN(fw_mesa, isa)(const MesaProblem *); \
+    void JOIN(fw_convolve, isa)(const Convolution *); \
+    void JOIN(fw_convolve_back, isa)(const Convolution *);
 
 DECLARE(portable)
 
@@ -37,8 +40,10 @@ void fw_scan_backward(const Backward *p) { BEST(fw_scan_backward, p); }
 void fw_complex_forward(const Forward *p) { BEST(fw_complex_forward, p); }
 void fw_complex_backward(const Backward *p) { BEST(fw_complex_backward, p); }
 void fw_mesa(const MesaProblem *p) { BEST(fw_mesa, p); }
+void fw_convolve(const Convolution *p) { BEST(fw_convolve, p); }
+void fw_convolve_back(const Convolution *p) { BEST(fw_convolve_back, p); }
 
 /* What Python has to know to make room for results */
-const int64_t fw_matrix_marks = BLOCK, fw_scan_marks = SPAN, fw_widest_scan = WIDEST;
+const int64_t fw_matrix_marks = BLOCK, fw_scan_marks = SPAN, fw_widest_scan = WIDEST, fw_most_taps = MOST_TAPS;
 
 int fw_scan_strips(const Forward *p) { return (int)strips(p); }
