@@ -6,6 +6,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace, _ArgumentGrou
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -16,6 +17,7 @@ from fastweights.cli.imports import DTYPES
 from fastweights.cli.progress import reporter
 from fastweights.linearize.baselines import METHODS, Method, Transferring
 from fastweights.linearize.branch import FEATURE_MAPS
+from fastweights.linearize.fit import Fit
 from fastweights.linearize.pipeline import Conversion, run
 from fastweights.linearize.plan import Plan, plan
 from fastweights.linearize.text import Data
@@ -153,7 +155,8 @@ def _trained(method: Method, chosen: Namespace) -> Method:
     )
 
 
-def _fit(fit, chosen: Namespace, steps: int | None):
+def _fit(fit: Fit, chosen: Namespace, steps: int | None) -> Fit:
+    """The settings of a stage, as far as options give them."""
     every = Every(chosen.log_every, chosen.eval_every, chosen.checkpoint_every)
     given = {"steps": steps or None, "batch": chosen.batch, "accumulate": chosen.accumulate}
     return replace(fit, every=every, seed=chosen.seed, **{name: n for name, n in given.items() if n is not None})
@@ -194,8 +197,9 @@ def _run(chosen: Namespace, console: Console) -> None:
 def _generate(chosen: Namespace, _: Console) -> None:
     folder = chosen.model / "model" if (chosen.model / "model").is_dir() else chosen.model
     with no_progress_bars():
-        model = AutoModelForCausalLM.from_pretrained(folder).to(chosen.device.torch()).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = model.to(chosen.device.torch()).eval()
     given = tokenizer(chosen.prompt, return_tensors="pt").to(model.device)
     torch.manual_seed(chosen.seed)
     sampling = {"temperature": chosen.temperature} if chosen.temperature else {}

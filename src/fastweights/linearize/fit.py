@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -52,7 +53,7 @@ class Fit:
 class Stage(ABC):
     """What a fit minimises, and on what."""
 
-    model: nn.Module
+    model: Any
     """Those of its parameters that require a gradient are trained."""
     tokens_per_sequence: int
 
