@@ -15,6 +15,7 @@ from transformers import DynamicCache
 from families import FAMILIES, LAYERS, logits, padded, positions, shaken, student, teacher
 from fastweights import WindowedLinear
 from fastweights.linearize import (
+    RULES,
     Analog,
     Call,
     LinearOnly,
@@ -130,6 +131,7 @@ ANALOGS = {
     **{features: Analog(features=features, window=3) for features in ("exp", "elu", "relu")},
     "features": Analog(feature_dim=3, window=3),
     "heads": Analog(per_query_head=True, window=3),
+    **{rule: Analog(rule=rule) for rule in RULES},
 }
 every_analog = pytest.mark.parametrize("analog", ANALOGS.values(), ids=ANALOGS)
 

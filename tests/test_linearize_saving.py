@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from families import FAMILIES, logits, padded, shaken, student, teacher
-from fastweights.linearize import Analog, Teacher, branches, linearize, running
+from fastweights.linearize import RULES, Analog, Teacher, branches, linearize, running
 from tolerances import SAME, error
 
 LORA = {"task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
@@ -43,6 +43,13 @@ def test_a_saved_model_is_the_same(family: str, tmp_path: Path) -> None:
     assert again.config.model_type == f"linearized_{family}"
     assert difference(read(again), read(model)) == 0
     assert branches(again).keys() == branches(model).keys()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_is_saved(rule: str, tmp_path: Path) -> None:
+    model = student(analog=Analog(rule=rule))
+    model.save_pretrained(tmp_path)
+    assert difference(read(AutoModelForCausalLM.from_pretrained(tmp_path)), read(model)) == 0
 
 
 def test_the_configuration_says_what_was_done(tmp_path: Path) -> None:
@@ -131,7 +138,7 @@ def adapted(model: Any, **options: Any) -> Any:
     wrapped = get_peft_model(model, LoraConfig(**LORA, **options))
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
-        for name, weight in wrapped.named_parameters():
+        for weight in wrapped.parameters():
             if weight.requires_grad:
                 weight.add_(torch.randn(weight.shape, generator=generator), alpha=0.1)
     return wrapped.eval()

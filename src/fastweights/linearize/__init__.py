@@ -1,7 +1,8 @@
 """Pretrained language models with softmax attention, made linear: LoLCATs (Zhang et al., 2024) and others."""
 
+from fastweights.linearize.analog import FEATURE_MAPS, RULES, Analog
 from fastweights.linearize.attach import branches, linearize
-from fastweights.linearize.branch import FEATURE_MAPS, Analog, LinearBranch
+from fastweights.linearize.branch import LinearBranch
 from fastweights.linearize.cache import StateLayer, cache_bytes
 from fastweights.linearize.errors import CannotLinearize
 from fastweights.linearize.modes import Call, Linear, LinearOnly, Mode, Teacher, WindowOnly, running
@@ -9,6 +10,7 @@ from fastweights.linearize.sites import Site, find_sites
 
 __all__ = [
     "FEATURE_MAPS",
+    "RULES",
     "Analog",
     "Call",
     "CannotLinearize",

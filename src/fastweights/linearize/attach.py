@@ -9,8 +9,9 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from fastweights.linearize.analog import Analog
 from fastweights.linearize.attention import converted
-from fastweights.linearize.branch import Analog, LinearBranch
+from fastweights.linearize.branch import LinearBranch
 from fastweights.linearize.errors import CannotLinearize
 from fastweights.linearize.families import LinearizedModel, config_class, install, known_softmax, model_class
 from fastweights.linearize.sites import Site, find_sites

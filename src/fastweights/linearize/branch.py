@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from fastweights.evaluate import evaluate
-from fastweights.features import Elu, Exponential, Hedgehog, LearnedFeatures, Relu
-from fastweights.layers import choose, precise
+from fastweights.layers import precise
 from fastweights.linearize.cache import StateLayer
 from fastweights.linearize.modes import Mode
 from fastweights.linearize.sites import Site
@@ -19,45 +17,11 @@ from fastweights.recurrence import Recurrence, State, WindowedLinear
 from fastweights.recurrence.base import one_or_all, without_autocast
 from fastweights.shapes import Mask, Output, Segments
 
-FEATURE_MAPS: Mapping[str, type[LearnedFeatures]] = {
-    "hedgehog": Hedgehog,
-    "exp": Exponential,
-    "elu": Elu,
-    "relu": Relu,
-}
-"""Learnt feature maps by the names that configurations use."""
+if TYPE_CHECKING:
+    from fastweights.linearize.analog import Analog
 
 START = -2.1972
 """m of γ = σ(m): γ = 0.1 (LoLCATs)."""
-
-
-@dataclass(frozen=True)
-class Analog:
-    """What softmax is replaced by: plain data, kept in the model's configuration.
-
-    features        φ: a name of `FEATURE_MAPS`
-    feature_dim     columns of each W_φ (φ has twice as many, for x and -x); None: half of the head's width
-    window          softmax over so many tokens, linear attention to all before them; 0: linear attention alone
-    shared          one normaliser for both sides, or False: one for each (the workshop paper's eq. 8)
-    per_query_head  φ_k for every query head, as in LoLCATs' own code, instead of every key head: a larger state
-    """
-
-    features: str = "hedgehog"
-    feature_dim: int | None = None
-    window: int = 64
-    shared: bool = True
-    per_query_head: bool = False
-
-    def __post_init__(self) -> None:
-        choose("features", self.features, FEATURE_MAPS)
-        if self.feature_dim is not None and self.feature_dim < 1:
-            raise ValueError(f"feature_dim = {self.feature_dim}; use a number of columns, or None for half a head")
-        if self.window < 0:
-            raise ValueError(f"window = {self.window}; a number of tokens, 0 for linear attention alone")
-
-    def branch(self, site: Site) -> LinearBranch:
-        """The module for one attention, in float32."""
-        return WindowedBranch(site, self).float()
 
 
 class LinearBranch(nn.Module, ABC):
@@ -98,11 +62,15 @@ class LinearBranch(nn.Module, ABC):
         record = mode.altered(self.record(q, k, v, keep, segments))
         if memory is None:
             o, _ = evaluate(record)
-            return o.to(v.dtype)
+            return self.read(o).to(v.dtype)
         before = None if memory.state is None else self.unpacked(memory.state, len(record))
         o, state = evaluate(record, before)
         memory.state = self.packed(state)
-        return o.to(v.dtype)
+        return self.read(o).to(v.dtype)
+
+    def read(self, o: Output) -> Output:
+        """What the layer makes of the recurrence's output."""
+        return o
 
     def packed(self, state: State) -> tuple[Tensor, ...]:
         """What the cache keeps of a recurrence's state."""
@@ -122,12 +90,10 @@ class WindowedBranch(LinearBranch):
 
     def __init__(self, site: Site, analog: Analog) -> None:
         super().__init__(site, analog)
-        columns = max(site.head_dim // 2, 1) if analog.feature_dim is None else analog.feature_dim
-        phi = FEATURE_MAPS[analog.features]
         self.served = site.heads // site.kv_heads if analog.per_query_head else 1
         self.factor = site.scaling * site.head_dim**0.5
-        self.phi_q = phi(site.heads, site.head_dim, columns)
-        self.phi_k = phi(site.kv_heads * self.served, site.head_dim, columns)
+        self.phi_q = analog.phi(site.heads, site.head_dim, analog.columns(site))
+        self.phi_k = analog.phi(site.kv_heads * self.served, site.head_dim, analog.columns(site))
         self.mix = nn.Parameter(torch.empty(site.heads))
         self.reset_parameters()
 

@@ -14,8 +14,9 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping, r
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from fastweights.linearize.analog import Analog
 from fastweights.linearize.attention import SOFTMAX, convert, implementation_name
-from fastweights.linearize.branch import Analog, LinearBranch
+from fastweights.linearize.branch import LinearBranch
 from fastweights.linearize.errors import CannotLinearize
 from fastweights.linearize.sites import Site, configurations, set_implementation
 

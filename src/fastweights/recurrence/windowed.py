@@ -7,6 +7,7 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fastweights.recurrence.base import (
     Once,
@@ -122,8 +123,23 @@ class WindowedLinear(Recurrence):
         return keys, values, features, memory.to(self.accumulator), age
 
     def step(self, state: WindowState) -> tuple[Output, WindowState]:
-        """The equation above as it stands; a token is a chunk of one."""
-        return self.chunk(state)
+        """The equation above as it stands; a token that may be padding or begin a document is a chunk of one."""
+        if self.kept is not None or self.starts is not None:
+            return self.chunk(state)
+        *cached, memory, age = state
+        keys, values, features = self._followed(cached)
+        age, exact = F.pad(age, (0, 1)), with_ones(values.to(self.accumulator))
+        q, fq, mix = (self._queries(s).unflatten(1, (self.groups, -1)).squeeze(3) for s in (self.q, self.fq, self.mix))
+        scores = capped(q @ keys.to(self.accumulator).mT / q.shape[-1] ** 0.5, self.softcap)
+        near = _exponentials(scores.masked_fill((age >= self.window)[:, None, None], -torch.inf)) @ exact
+        leaving = features[:, :, :1] * (age[:, :1] == max(self.window - 1, 0))[:, None, :, None]
+        written = memory + leaving.to(memory.dtype).mT @ exact[:, :, :1]
+        far = fq @ (memory if self.window else written)
+        o = divided(joined(near, far, mix, shared=self.shared))[..., :-1].flatten(1, 2)[:, None]
+        rest = slice(int(age.shape[1] >= self.window), None)
+        ring = (s[:, :, rest] for s in (keys, values, features))
+        age = torch.where(age < FORGOTTEN, age + 1, age)[:, rest]
+        return o.to(self.output), (*ring, written, age)  # type: ignore[return-value]
 
     def chunk(self, state: WindowState) -> tuple[Output, WindowState]:
         seen = self._seen(state)
@@ -185,11 +201,14 @@ class WindowedLinear(Recurrence):
 
     def _seen(self, state: WindowState) -> _Seen:
         """The cache followed by the record's own tokens."""
-        b, t, _ = self.shape
         *cached, _, age = state
+        return _Seen(*self._followed(cached), time=Timeline.of(age, len(self), self.kept, self.starts))
+
+    def _followed(self, cached: list[Tensor]) -> list[Tensor]:
+        """Cached keys, values and features ``[b g s ·]`` with the record's own behind them."""
+        b, t, _ = self.shape
         own = (s.transpose(1, 2).expand(b, self.groups, t, -1) for s in (self.k, self.v, self.fk))
-        both = (torch.cat([old, new], 2) for old, new in zip(cached, own, strict=True))
-        return _Seen(*both, time=Timeline.of(age, t, self.kept, self.starts))
+        return [torch.cat([old, new], 2) for old, new in zip(cached, own, strict=True)]
 
     def _weights(self, seen: _Seen) -> tuple[Map, Map]:
         """e^(s - c) inside the window and φ φᵀ before it."""
@@ -198,9 +217,7 @@ class WindowedLinear(Recurrence):
         near = reach & (seen.time.distance < self.window)
         far = reach & (seen.time.distance >= self.window) & (seen.time.distance < FORGOTTEN // 2)
         scores = capped(self._queries(self.q) @ keys.mT / self.q.shape[-1] ** 0.5, self.softcap)
-        scores = scores.masked_fill(~near[:, None], -torch.inf)
-        highest = scores.amax(-1, keepdim=True)
-        weights = (scores - highest.masked_fill(highest == -torch.inf, 0)).exp()
+        weights = _exponentials(scores.masked_fill(~near[:, None], -torch.inf))
         return weights, (self._queries(self.fq) @ features.mT) * far[:, None]
 
     def _remembered(self, seen: _Seen, memory: Tensor) -> WindowState:
@@ -223,6 +240,12 @@ class _Seen(NamedTuple):
     values: Tensor
     features: Tensor
     time: Timeline
+
+
+def _exponentials(scores: Tensor) -> Tensor:
+    """e^(s - c), c the largest of the row; zeros where all are −inf."""
+    highest = scores.amax(-1, keepdim=True)
+    return (scores - highest.masked_fill(highest == -torch.inf, 0)).exp()
 
 
 def capped(scores: Tensor, softcap: float | None) -> Tensor:
