@@ -93,7 +93,7 @@ def methods(transfer_steps: int, finetune_steps: int, batch: int) -> dict[str, M
         f"window {WINDOW}, no transfer": Method(Analog(window=WINDOW), None, second),
         **dict(reversed(table.items())),
         "T2R, all weights": Method(Analog("relu", window=0), None, everything),
-        "SUPRA-like, all weights": Method(Analog("elu", window=0), None, everything),
+        "SUPRA, all weights": Method(Analog("relu", rule="supra"), None, everything),
         f"window {WINDOW}, dropout 0.5": Method(Analog(window=WINDOW), replace(first, dropout=0.5), second),
     }
 

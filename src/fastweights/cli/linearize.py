@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
 from fastweights.cli.arguments import Parser, add_device
 from fastweights.cli.imports import DTYPES
 from fastweights.cli.progress import reporter
+from fastweights.linearize.analog import FEATURE_MAPS, RULES
 from fastweights.linearize.baselines import METHODS, Method, Transferring
-from fastweights.linearize.branch import FEATURE_MAPS
 from fastweights.linearize.fit import Fit
 from fastweights.linearize.pipeline import Conversion, run
 from fastweights.linearize.plan import Plan, plan
@@ -87,6 +87,7 @@ def _add_method(group: _ArgumentGroup) -> None:
     add = group.add_argument
     add("--method", choices=METHODS, default="lolcats", help="a published way, which the other options change")
     add("--features", choices=FEATURE_MAPS, help="feature map φ")
+    add("--rule", choices=RULES, help="what a layer becomes")
     add("--window", type=int, metavar="TOKENS", help="of softmax beside linear attention; 0 for none")
     add("--layers", type=_numbers, metavar="0,1,…", help="those to convert (default: all that can be)")
     add("--softmax-layers", type=int, default=0, metavar="K", help="keep the K that do the most damage as they are")
@@ -133,7 +134,7 @@ def _dtype(name: str) -> str:
 def _method(chosen: Namespace) -> Method:
     """The named method with what the options change of its analog."""
     method = METHODS[chosen.method]
-    given = {name: value for name in ("features", "window") if (value := getattr(chosen, name)) is not None}
+    given = {name: value for name in ("features", "rule", "window") if (value := getattr(chosen, name)) is not None}
     return replace(method, analog=replace(method.analog, **given))
 
 

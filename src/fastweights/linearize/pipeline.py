@@ -136,7 +136,7 @@ class _Run:
             batch = next(self.validation.cover(1))
             given = {name: x.to(self.device) for name, x in batch.items() if name != "labels"}
             test = {}
-            if "window" in asdict(self.conversion.method.analog):
+            if self.conversion.method.analog.rule == "windowed":
                 test = {"largest_difference": _difference(self.model, given)}
             self._write("convert", {**test, **self._branches_alone()})
         return True
