@@ -21,7 +21,7 @@ from fastweights.linearize.fit import Fit
 from fastweights.linearize.pipeline import Conversion, run
 from fastweights.linearize.plan import Plan, plan
 from fastweights.linearize.text import Data
-from fastweights.train import Every, StopOnSignal
+from fastweights.train import AdamW, Every, StopOnSignal
 from fastweights.train.checkpoint import no_progress_bars
 
 _HELP = {
@@ -97,6 +97,8 @@ def _add_training(group: _ArgumentGroup) -> None:
     add = group.add_argument
     add("--transfer-steps", type=int, metavar="N", help="default: 400; 0 for no transfer")
     add("--finetune-steps", type=int, metavar="N", help="default: 400; 0 for no adaptation")
+    add("--transfer-lr", type=float, metavar="RATE", help="default: 1e-2, LoLCATs'; short runs want more")
+    add("--finetune-lr", type=float, metavar="RATE", help="default: 1e-4")
     add("--batch", type=int, help="sequences per update; default: 8")
     add("--accumulate", type=int, help="parts of a batch, to save memory; default: 1")
     add("--dropout", type=float, metavar="P", help="how often transfer shows a layer without its window; default: 0")
@@ -144,11 +146,11 @@ def _trained(method: Method, chosen: Namespace) -> Method:
     if chosen.dropout is not None:
         transfer = replace(transfer or Transferring(), dropout=chosen.dropout)
     if transfer is not None:
-        fit = _fit(transfer.fit, chosen, chosen.transfer_steps)
+        fit = _fit(transfer.fit, chosen, chosen.transfer_steps, chosen.transfer_lr)
         transfer = replace(transfer, fit=fit, blockwise=chosen.blockwise)
     if adapt is not None:
         loss = adapt.loss if chosen.kl is None else replace(adapt.loss, kl=chosen.kl)
-        adapt = replace(adapt, loss=loss, fit=_fit(adapt.fit, chosen, chosen.finetune_steps))
+        adapt = replace(adapt, loss=loss, fit=_fit(adapt.fit, chosen, chosen.finetune_steps, chosen.finetune_lr))
     return replace(
         method,
         transfer=None if chosen.transfer_steps == 0 else transfer,
@@ -156,11 +158,18 @@ def _trained(method: Method, chosen: Namespace) -> Method:
     )
 
 
-def _fit(fit: Fit, chosen: Namespace, steps: int | None) -> Fit:
+def _fit(fit: Fit, chosen: Namespace, steps: int | None, lr: float | None) -> Fit:
     """The settings of a stage, as far as options give them."""
     every = Every(chosen.log_every, chosen.eval_every, chosen.checkpoint_every)
     given = {"steps": steps or None, "batch": chosen.batch, "accumulate": chosen.accumulate}
-    return replace(fit, every=every, seed=chosen.seed, **{name: n for name, n in given.items() if n is not None})
+    optimizer = fit.optimizer if lr is None else AdamW(lr=lr, betas=(0.9, 0.999), weight_decay=0.0)
+    return replace(
+        fit,
+        every=every,
+        seed=chosen.seed,
+        optimizer=optimizer,
+        **{name: n for name, n in given.items() if n is not None},
+    )
 
 
 def _conversion(chosen: Namespace) -> Conversion:
