@@ -161,15 +161,10 @@ def _trained(method: Method, chosen: Namespace) -> Method:
 def _fit(fit: Fit, chosen: Namespace, steps: int | None, lr: float | None) -> Fit:
     """The settings of a stage, as far as options give them."""
     every = Every(chosen.log_every, chosen.eval_every, chosen.checkpoint_every)
-    given = {"steps": steps or None, "batch": chosen.batch, "accumulate": chosen.accumulate}
-    optimizer = fit.optimizer if lr is None else AdamW(lr=lr, betas=(0.9, 0.999), weight_decay=0.0)
-    return replace(
-        fit,
-        every=every,
-        seed=chosen.seed,
-        optimizer=optimizer,
-        **{name: n for name, n in given.items() if n is not None},
-    )
+    optimizer = None if lr is None else AdamW(lr=lr, betas=(0.9, 0.999), weight_decay=0.0)
+    given = {"steps": steps or None, "batch": chosen.batch, "accumulate": chosen.accumulate, "optimizer": optimizer}
+    settings = replace(fit, every=every, seed=chosen.seed)
+    return replace(settings, **{name: value for name, value in given.items() if value is not None})
 
 
 def _conversion(chosen: Namespace) -> Conversion:
