@@ -27,7 +27,7 @@ from fastweights.linearize.transfer import (
     only_branches,
 )
 from fastweights.recurrence import Decay
-from fastweights.train import NonFiniteError
+from fastweights.train import CheckpointError, NonFiniteError
 from pretrained import VOCABULARY, linear_llama, stream
 from tolerances import assert_close
 
@@ -217,6 +217,12 @@ def test_each_layer_is_clipped_by_itself(tmp_path):
         fit(stage, Fit(steps=3, batch=2, clip=1e-3), tmp_path / str(factor))
         ends.append({name: p.detach() for name, p in trained(stage.model).items() if ".layers.0." in name})
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_another_fit_is_not_taken_for_this_one(tmp_path):
+    fit(TransferStage(linear_llama(), stream(), stream()), Fit(steps=1), tmp_path)
+    with pytest.raises(CheckpointError, match=r"holds another run \(steps was 1, is 2\)"):
+        fit(TransferStage(linear_llama(), stream(), stream()), Fit(steps=2), tmp_path)
 
 
 def test_a_loss_that_is_no_number_stops_the_fit(tmp_path):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fastweights.train import AdamW, Every, Linear, NonFiniteError, Recipe, Reporter, Schedule, Summary, TrainingError
 from fastweights.train.checkpoint import Checkpoints, Progress
 from fastweights.train.files import sweep, whole_file
-from fastweights.train.folder import Clock, seeded, sole
+from fastweights.train.folder import Clock, claim, claimed, seeded, sole
 from fastweights.train.metrics import Metrics, Row
 from fastweights.train.optim import load_state, set_rates, state_tensors
 
@@ -88,9 +88,11 @@ def fit(
     """Train in the folder `out`, or go on where training in it was stopped or killed; whether it is complete.
 
     out/trained.safetensors holds the trained parameters, out/metrics.jsonl the curve. When `stop()` turns true the
-    step is finished and a checkpoint written. Raises CheckpointError or NonFiniteError.
+    step is finished and a checkpoint written. Raises CheckpointError (`out` holds another fit, or damage) or
+    NonFiniteError.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    if not claimed(out, config):
+        claim(out, config)
     if (out / TRAINED).exists():
         load_trained(stage.model, out)
         return True
