@@ -78,8 +78,8 @@ def _record(name: str, found: Any) -> None:
 def methods(transfer_steps: int, finetune_steps: int, batch: int) -> dict[str, Method]:
     """What is compared on text; all with the same steps."""
     every = Every(log=10, evaluation=1000, checkpoint=25)
-    first = Transferring(fit=replace(TRANSFER, steps=transfer_steps, batch=batch, every=every))
-    rates = [AdamW(lr=lr, betas=(0.9, 0.999), weight_decay=0.0) for lr in (1e-3, 3e-4)]
+    rates = [AdamW(lr=lr, betas=(0.9, 0.999), weight_decay=0.0) for lr in (1e-3, 3e-4, 1e-1)]
+    first = Transferring(fit=replace(TRANSFER, steps=transfer_steps, batch=batch, every=every, optimizer=rates[2]))
     settings = replace(ADAPT, steps=finetune_steps, batch=batch, every=every)
     second = Adapting(fit=replace(settings, optimizer=rates[0]))
     everything = Adapting(lora=None, branches=True, fit=replace(settings, optimizer=rates[1]))
@@ -93,7 +93,7 @@ def methods(transfer_steps: int, finetune_steps: int, batch: int) -> dict[str, M
         f"window {WINDOW}, no transfer": Method(Analog(window=WINDOW), None, second),
         **dict(reversed(table.items())),
         "T2R, all weights": Method(Analog("relu", window=0), None, everything),
-        "SUPRA-like, all weights": Method(Analog("elu", window=0), None, everything),
+        "SUPRA, all weights": Method(Analog("relu", rule="supra"), None, everything),
         f"window {WINDOW}, dropout 0.5": Method(Analog(window=WINDOW), replace(first, dropout=0.5), second),
     }
 
@@ -106,7 +106,7 @@ def text(teachers: Path, transfer_steps: int, finetune_steps: int, batch: int) -
         (str(corpus / "validation.jsonl"),),
         length=LENGTH,
         boundaries=False,
-        held_out=1 << 13,
+        held_out=1 << 12,
     )
     tokens = {"transfer_tokens": transfer_steps * batch * LENGTH, "finetune_tokens": finetune_steps * batch * LENGTH}
     for row in _rows(teachers, data, methods(transfer_steps, finetune_steps, batch)):

@@ -52,6 +52,11 @@ def _text(rows: Sequence[Row]) -> Iterator[str]:
         (_row(row, softmax) for row in rows),
     )
     yield ""
+    yield (
+        "*window only* and *linear only* are the finished model with one side of its attention taken away: where "
+        "window only is as good, the linear side is hardly used, since the teacher itself looks back little further."
+    )
+    yield ""
     yield "![attention maps](measured/linearize-maps.png)"
     yield ""
     yield "![loss by position](measured/linearize-positions.png)"
@@ -69,7 +74,7 @@ def _row(row: Row, softmax: float) -> list[str]:
         f"{final / softmax:.3f}",
         f"{(plain - final) / (plain - softmax):.1%}",
         f"{before['error']:.3f}",
-        f"{before['divergence']:.3f}",
+        f"{before['divergence']:.3f}" if "divergence" in before else "",
         *("" if side is None else f"{side:.1f}" for side in sides),
     ]
 

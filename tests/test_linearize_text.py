@@ -129,6 +129,14 @@ def test_one_text_is_cut(tmp_path):
     assert bytes(validation.tokens.tolist()).decode() == "56789"
 
 
+def test_validation_is_from_all_over_the_text(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(chr(ord("a") + n // 40) for n in range(1000)))
+    data = Data((str(tmp_path / "a.txt"),), (str(tmp_path / "a.txt"),), length=10, held_out=50)
+    _, validation = read(data, TOKENIZER)
+    assert bytes(validation.tokens.tolist()).decode() == "".join(letter * 10 for letter in "afkpu")
+    assert len(set(validation.document.tolist())) == 5
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -6,6 +6,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace, _ArgumentGrou
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -14,12 +15,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
 from fastweights.cli.arguments import Parser, add_device
 from fastweights.cli.imports import DTYPES
 from fastweights.cli.progress import reporter
-from fastweights.linearize.analog import FEATURE_MAPS
+from fastweights.linearize.analog import FEATURE_MAPS, RULES
 from fastweights.linearize.baselines import METHODS, Method, Transferring
+from fastweights.linearize.fit import Fit
 from fastweights.linearize.pipeline import Conversion, run
 from fastweights.linearize.plan import Plan, plan
 from fastweights.linearize.text import Data
-from fastweights.train import Every, StopOnSignal
+from fastweights.train import AdamW, Every, StopOnSignal
 from fastweights.train.checkpoint import no_progress_bars
 
 _HELP = {
@@ -85,6 +87,7 @@ def _add_method(group: _ArgumentGroup) -> None:
     add = group.add_argument
     add("--method", choices=METHODS, default="lolcats", help="a published way, which the other options change")
     add("--features", choices=FEATURE_MAPS, help="feature map φ")
+    add("--rule", choices=RULES, help="what a layer becomes")
     add("--window", type=int, metavar="TOKENS", help="of softmax beside linear attention; 0 for none")
     add("--layers", type=_numbers, metavar="0,1,…", help="those to convert (default: all that can be)")
     add("--softmax-layers", type=int, default=0, metavar="K", help="keep the K that do the most damage as they are")
@@ -94,6 +97,8 @@ def _add_training(group: _ArgumentGroup) -> None:
     add = group.add_argument
     add("--transfer-steps", type=int, metavar="N", help="default: 400; 0 for no transfer")
     add("--finetune-steps", type=int, metavar="N", help="default: 400; 0 for no adaptation")
+    add("--transfer-lr", type=float, metavar="RATE", help="default: 1e-2, LoLCATs'; short runs want more")
+    add("--finetune-lr", type=float, metavar="RATE", help="default: 1e-4")
     add("--batch", type=int, help="sequences per update; default: 8")
     add("--accumulate", type=int, help="parts of a batch, to save memory; default: 1")
     add("--dropout", type=float, metavar="P", help="how often transfer shows a layer without its window; default: 0")
@@ -131,7 +136,7 @@ def _dtype(name: str) -> str:
 def _method(chosen: Namespace) -> Method:
     """The named method with what the options change of its analog."""
     method = METHODS[chosen.method]
-    given = {name: value for name in ("features", "window") if (value := getattr(chosen, name)) is not None}
+    given = {name: value for name in ("features", "rule", "window") if (value := getattr(chosen, name)) is not None}
     return replace(method, analog=replace(method.analog, **given))
 
 
@@ -141,11 +146,11 @@ def _trained(method: Method, chosen: Namespace) -> Method:
     if chosen.dropout is not None:
         transfer = replace(transfer or Transferring(), dropout=chosen.dropout)
     if transfer is not None:
-        fit = _fit(transfer.fit, chosen, chosen.transfer_steps)
+        fit = _fit(transfer.fit, chosen, chosen.transfer_steps, chosen.transfer_lr)
         transfer = replace(transfer, fit=fit, blockwise=chosen.blockwise)
     if adapt is not None:
         loss = adapt.loss if chosen.kl is None else replace(adapt.loss, kl=chosen.kl)
-        adapt = replace(adapt, loss=loss, fit=_fit(adapt.fit, chosen, chosen.finetune_steps))
+        adapt = replace(adapt, loss=loss, fit=_fit(adapt.fit, chosen, chosen.finetune_steps, chosen.finetune_lr))
     return replace(
         method,
         transfer=None if chosen.transfer_steps == 0 else transfer,
@@ -153,10 +158,13 @@ def _trained(method: Method, chosen: Namespace) -> Method:
     )
 
 
-def _fit(fit, chosen: Namespace, steps: int | None):
+def _fit(fit: Fit, chosen: Namespace, steps: int | None, lr: float | None) -> Fit:
+    """The settings of a stage, as far as options give them."""
     every = Every(chosen.log_every, chosen.eval_every, chosen.checkpoint_every)
-    given = {"steps": steps or None, "batch": chosen.batch, "accumulate": chosen.accumulate}
-    return replace(fit, every=every, seed=chosen.seed, **{name: n for name, n in given.items() if n is not None})
+    optimizer = None if lr is None else AdamW(lr=lr, betas=(0.9, 0.999), weight_decay=0.0)
+    given = {"steps": steps or None, "batch": chosen.batch, "accumulate": chosen.accumulate, "optimizer": optimizer}
+    settings = replace(fit, every=every, seed=chosen.seed)
+    return replace(settings, **{name: value for name, value in given.items() if value is not None})
 
 
 def _conversion(chosen: Namespace) -> Conversion:
@@ -194,8 +202,9 @@ def _run(chosen: Namespace, console: Console) -> None:
 def _generate(chosen: Namespace, _: Console) -> None:
     folder = chosen.model / "model" if (chosen.model / "model").is_dir() else chosen.model
     with no_progress_bars():
-        model = AutoModelForCausalLM.from_pretrained(folder).to(chosen.device.torch()).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = model.to(chosen.device.torch()).eval()
     given = tokenizer(chosen.prompt, return_tensors="pt").to(model.device)
     torch.manual_seed(chosen.seed)
     sampling = {"temperature": chosen.temperature} if chosen.temperature else {}

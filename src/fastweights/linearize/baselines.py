@@ -55,7 +55,7 @@ METHODS: dict[str, Method] = {
     "hedgehog": Method(Analog(window=0), Transferring(TransferLoss(0, 1))),
     "no-transfer": Method(transfer=None),
     "t2r": Method(Analog("relu", window=0), None, Adapting(lora=None, branches=True)),
-    "supra": Method(Analog("elu", window=0), None, Adapting(lora=None, branches=True)),
+    "supra": Method(Analog("relu", rule="supra"), None, Adapting(lora=None, branches=True)),
 }
 """Methods by name.
 
@@ -65,6 +65,6 @@ workshop        the ES-FoMo paper: a window of 16, eq. 8's two normalisers, cros
 hedgehog        Zhang et al. 2024: cross-entropy of weights, no window
 no-transfer     swap and adapt
 t2r             Kasai et al. 2021: ReLU features, no transfer, all weights adapted
-supra           Mercat et al. 2024, but for its fixed decay and its norm in place of the normaliser: normalised linear
-                attention with RoPE, no transfer, all weights adapted
+supra           Mercat et al. 2024: ReLU features, RetNet's decays, a norm in place of the normaliser, no transfer, all
+                weights adapted; RoPE stays, and φ is one matrix for x and -x where theirs is a small network
 """

@@ -6,6 +6,7 @@ import sys
 from functools import cache
 from typing import Any, ClassVar
 
+import torch
 import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -63,11 +64,17 @@ def install(model: PreTrainedModel, sites: list[Site], analog: Analog) -> None:
     softmax = model.config._attn_implementation
     for site in sites:
         module = model.get_submodule(site.path)
-        convert(module, analog.branch(site).to(next(module.parameters()).device))
+        convert(module, analog.branch(site).to(_device(module)))
     for part in model.modules():
         if isinstance(part, PreTrainedModel) and not isinstance(part, LinearizedPart):
             part.__class__ = part_class(type(part))
     use_softmax(model, softmax)
+
+
+def _device(module: nn.Module) -> torch.device:
+    """Where an attention computes: weights that accelerate has put elsewhere are on the meta device meanwhile."""
+    hooks = [part.__dict__["_hf_hook"] for part in module.modules() if "_hf_hook" in part.__dict__]
+    return torch.device(hooks[0].execution_device) if hooks else next(module.parameters()).device
 
 
 def use_softmax(model: PreTrainedModel, name: str | None) -> None:

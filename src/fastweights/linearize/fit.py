@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from fastweights.train import AdamW, Every, Linear, NonFiniteError, Recipe, Reporter, Schedule, Summary, TrainingError
 from fastweights.train.checkpoint import Checkpoints, Progress
 from fastweights.train.files import sweep, whole_file
-from fastweights.train.folder import Clock, seeded, sole
+from fastweights.train.folder import Clock, claim, claimed, seeded, sole
 from fastweights.train.metrics import Metrics, Row
 from fastweights.train.optim import load_state, set_rates, state_tensors
 
@@ -52,7 +53,7 @@ class Fit:
 class Stage(ABC):
     """What a fit minimises, and on what."""
 
-    model: nn.Module
+    model: Any
     """Those of its parameters that require a gradient are trained."""
     tokens_per_sequence: int
 
@@ -87,9 +88,11 @@ def fit(
     """Train in the folder `out`, or go on where training in it was stopped or killed; whether it is complete.
 
     out/trained.safetensors holds the trained parameters, out/metrics.jsonl the curve. When `stop()` turns true the
-    step is finished and a checkpoint written. Raises CheckpointError or NonFiniteError.
+    step is finished and a checkpoint written. Raises CheckpointError (`out` holds another fit, or damage) or
+    NonFiniteError.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    if not claimed(out, config):
+        claim(out, config)
     if (out / TRAINED).exists():
         load_trained(stage.model, out)
         return True

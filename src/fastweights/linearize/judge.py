@@ -38,9 +38,10 @@ class Judged:
 
 def ablations(model: nn.Module) -> dict[str, Mode]:
     """The modes to judge: softmax, the branches as they are, and where they have a window, each side alone."""
-    windows = [getattr(branch.analog, "window", 0) for branch in branches(model).values()]
+    analogs = [branch.analog for branch in branches(model).values()]
     sides: dict[str, Mode] = {"window only": WindowOnly(), "linear only": LinearOnly()}
-    return {SOFTMAX: Teacher(), LINEAR: Linear(), **(sides if min(windows) > 0 else {})}
+    both = all(analog.rule == "windowed" and analog.window > 0 for analog in analogs)
+    return {SOFTMAX: Teacher(), LINEAR: Linear(), **(sides if both else {})}
 
 
 def judge(
@@ -78,7 +79,7 @@ class _Distances(Mode):
 
     def attend(self, call: Call) -> Output:
         target, record = call.softmax(), call.record()
-        error = output_error(evaluate(record)[0], target, call.keep)
+        error = output_error(call.branch.read(evaluate(record)[0]), target, call.keep)
         apart = divergence(record, call.keep) if isinstance(record, WindowedLinear) else None
         self.found.append((float(error), None if apart is None else float(apart)))
         return target

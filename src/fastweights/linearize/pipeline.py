@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fastweights.evals.perplexity import reading
 from fastweights.linearize.adapt import adapted, merged, next_logits, teacher_logits
@@ -136,7 +136,7 @@ class _Run:
             batch = next(self.validation.cover(1))
             given = {name: x.to(self.device) for name, x in batch.items() if name != "labels"}
             test = {}
-            if "window" in asdict(self.conversion.method.analog):
+            if self.conversion.method.analog.rule == "windowed":
                 test = {"largest_difference": _difference(self.model, given)}
             self._write("convert", {**test, **self._branches_alone()})
         return True
@@ -242,11 +242,11 @@ class _Run:
     def model(self) -> Any:
         return self._linearized(self.conversion.layers)
 
-    def _linearized(self, layers: Any) -> PreTrainedModel:
+    def _linearized(self, layers: Any) -> Any:
         torch.manual_seed(self.conversion.seed)
         return linearize(self._original(), self.conversion.method.analog, layers).to(self.device)
 
-    def _original(self) -> PreTrainedModel:
+    def _original(self) -> Any:
         with no_progress_bars():
             return AutoModelForCausalLM.from_pretrained(self.conversion.model, dtype=self.conversion.dtype)
 

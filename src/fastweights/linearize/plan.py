@@ -141,8 +141,8 @@ def _tokens(fit: Any, length: int) -> int:
 def _operations_per_second(size: int = 768, repeats: int = 4) -> float:
     """Of float32 matrix products on this machine's CPU."""
     matrix = torch.ones(size, size)
-    matrix @ matrix
+    torch.mm(matrix, matrix)
     start = time.perf_counter()
     for _ in range(repeats):
-        matrix @ matrix
+        torch.mm(matrix, matrix)
     return 2 * size**3 * repeats / (time.perf_counter() - start)

@@ -44,7 +44,7 @@ class Data:
     length      tokens per sequence
     responses   whether only responses are learnt in stage two; plain text always is
     boundaries  whether a token sees only its own document of those packed into its sequence
-    held_out    tokens of validation text that are read, at most
+    held_out    tokens of validation text that are read, at most, from all over it
     """
 
     sources: tuple[str, ...]
@@ -161,12 +161,23 @@ def read(data: Data, tokenizer: PreTrainedTokenizerFast) -> tuple[Sequences, Seq
     documents = _documents(data.sources, tokenizer)
     parts = (documents, _documents(data.validation, tokenizer)) if data.validation else _parted(documents)
     train, validation = (encode(tokenizer, part) for part in parts)
-    most = data.held_out
-    validation = Sequences(validation.tokens[:most], validation.response[:most], validation.document[:most])
+    validation = _spread(validation, data.length, data.held_out)
     for name, part in (("training", train), ("validation", validation)):
         if len(part) < 2:
             raise DataError(f"the {name} text has {len(part)} tokens; one needs two to predict one from another")
     return train, validation
+
+
+def _spread(sequences: Sequences, length: int, most: int) -> Sequences:
+    """At most so many tokens, or one sequence: `length` at a time from all over the text, documents of their own."""
+    there = len(sequences) // length
+    count = max(1, most // length)
+    if count >= there:
+        return sequences
+    places = np.arange(count)[:, None] * there // count * length + np.arange(length)
+    piece = np.broadcast_to(np.arange(count)[:, None], places.shape)
+    number = sequences.document[places].astype(np.int64) * count + piece
+    return Sequences(sequences.tokens[places.ravel()], sequences.response[places.ravel()], number.ravel())
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, documents: Iterable[Document]) -> Sequences:

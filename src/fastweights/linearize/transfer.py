@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from fastweights.evaluate import evaluate
 from fastweights.layers import precise
 from fastweights.linearize.attach import branches
+from fastweights.linearize.branch import LinearBranch
 from fastweights.linearize.modes import Call, Mode, running, windowed
 from fastweights.recurrence import Recurrence, WindowedLinear
 from fastweights.shapes import Map, Mask, Output
@@ -39,11 +40,11 @@ class TransferLoss:
         if min(self.output, self.weights) < 0 or self.output + self.weights == 0:
             raise ValueError(f"{self}: both factors are at least 0, and one of them is more")
 
-    def __call__(self, record: Recurrence, target: Output, keep: Mask | None) -> Tensor:
+    def __call__(self, branch: LinearBranch, record: Recurrence, target: Output, keep: Mask | None) -> Tensor:
         """The loss of one layer, a number."""
         parts = []
         if self.output:
-            parts.append(self.output * output_error(evaluate(record)[0], target, keep))
+            parts.append(self.output * output_error(branch.read(evaluate(record)[0]), target, keep))
         if self.weights:
             parts.append(self.weights * cross_entropy(record, keep))
         return torch.stack(parts).sum()
@@ -109,7 +110,7 @@ class Transfer(Mode):
         with torch.no_grad():
             target = call.softmax()
         with torch.enable_grad():
-            self.take(call.layer, self.loss(self.altered(call.record()), target, call.keep))
+            self.take(call.layer, self.loss(call.branch, self.altered(call.record()), target, call.keep))
         return target
 
     def altered(self, record: Recurrence) -> Recurrence:
