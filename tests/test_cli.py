@@ -14,6 +14,7 @@ from rich.console import Console
 from fastweights import MIXERS, PRESETS
 from fastweights.cli import VERBS, main
 from fastweights.cli.progress import Bar
+from fastweights.tasks import TASKS
 from fastweights.train import BPE, train
 from sittings import tiny
 
@@ -173,6 +174,19 @@ def test_list_counts_the_parameters_of_presets(capsys, monkeypatch):
     assert counts["pythia-70m"] == ["70.43M", "70.43M"]
 
 
+def test_list_shows_tasks_and_an_example(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main(["list", "--tasks"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in TASKS)
+    assert main(["list", "--tasks", "mqar-small-32x4"]) == 0
+    shown = capsys.readouterr().out
+    inputs = next(line for line in shown.splitlines() if line.startswith("inputs")).split()[1:]
+    labels = next(line for line in shown.splitlines() if line.startswith("labels")).split()[1:]
+    assert len(inputs) == len(labels) == 32
+    assert sum(label != "." for label in labels) == 4
+
+
 def test_list_names_every_mixer(capsys):
     assert main(["list"]) == 0
     said = capsys.readouterr().out
@@ -196,6 +210,7 @@ def test_list_names_every_mixer(capsys):
         (["generate", "."], "no model at ."),
         (["list", "metallica"], "unknown mixers: metallica"),
         (["list", "--presets", "metallica"], "no preset begins with metallica"),
+        (["list", "--tasks", "metallica"], "no task begins with metallica"),
         (["train", "--preset", "metala-36m"], "did you mean metala-360m"),
         (["train", "--preset", "metala-deit-tiny"], "is a FastWeightsForImageClassification; training takes language"),
         (["train", "--preset", "hawk", "--layers", 2], "whole architecture; leave out --layers"),

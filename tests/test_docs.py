@@ -9,7 +9,7 @@ import pytest
 from test_readme import BLOCK
 
 DOCS = Path(__file__).parents[1] / "docs"
-LITERATE = ["dsf-by-example.md", "new-mixer.md"]
+LITERATE = ["dsf-by-example.md", "new-mixer.md", "tasks.md"]
 
 
 @pytest.mark.usefixtures("registry")

@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from inspect import Parameter, cleandoc, signature
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -15,17 +16,49 @@ from rich.text import Text
 from fastweights.mixer import Mixer
 from fastweights.mixers import MIXERS
 from fastweights.models import PRESETS
+from fastweights.models.loss import IGNORED
+from fastweights.tasks import TASKS, Protocol, Segment
 
 
 def mixers(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
-    """The mixers: their papers, what they compute, and their arguments; or the presets, and their sizes."""
+    """The mixers: their papers, what they compute, and their arguments; or the presets, or the benchmarks' tasks."""
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these (default: all)")
     parser.add_argument("--presets", action="store_true", help="named architectures (NAME: how their names begin)")
+    parser.add_argument("--tasks", action="store_true", help="benchmarks (NAME: how they begin; one alone: an example)")
     return _list
 
 
 def _list(chosen: Namespace, console: Console) -> None:
-    (_presets if chosen.presets else _mixers)(chosen, console)
+    (_presets if chosen.presets else _tasks if chosen.tasks else _mixers)(chosen, console)
+
+
+def _tasks(chosen: Namespace, console: Console) -> None:
+    wanted = [name for name in TASKS if not chosen.names or name.startswith(tuple(chosen.names))]
+    if not wanted:
+        raise ValueError(f"no task begins with {' or '.join(chosen.names)}; leave the name out to see all")
+    table = Table("name", "training", "tests", "length", "classes", "source", box=box.SIMPLE_HEAD)
+    for name in wanted:
+        one = TASKS[name]
+        train, test = (_examples(part) for part in (one.train, one.test))
+        table.add_row(Text(name, "bold"), train, test, f"{one.task.length:,}", f"{one.task.classes:,}", one.source)
+    console.print(table)
+    exact = [name for name in wanted if name in chosen.names]
+    for name in exact or (wanted if len(wanted) == 1 else []):
+        _shown(TASKS[name], console)
+
+
+def _examples(segments: tuple[Segment, ...]) -> str:
+    counts = [segment.examples for segment in segments if segment.examples is not None]
+    return f"{sum(counts):,}" if counts else "new"
+
+
+def _shown(protocol: Protocol, console: Console) -> None:
+    """What differs, and a test example: tokens, and below them the labels where there are some."""
+    console.print(protocol.differs or "as the source", markup=False)
+    batch = protocol.test[0].task.draw(np.random.default_rng(0), 1)
+    console.print(f"\ninputs  {' '.join(map(str, batch.inputs.flatten().tolist()))}", markup=False)
+    labels = ["." if label == IGNORED else str(label) for label in batch.labels.flatten().tolist()]
+    console.print(f"labels  {' '.join(labels)}", markup=False)
 
 
 def _presets(chosen: Namespace, console: Console) -> None:

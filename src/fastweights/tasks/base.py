@@ -18,7 +18,6 @@ from fastweights.models import (
     FastWeightsForCausalLM,
     FastWeightsForImageClassification,
     FastWeightsForSequenceClassification,
-    FastWeightsForSequencePairClassification,
 )
 from fastweights.models.loss import IGNORED, labelled
 
@@ -197,12 +196,6 @@ class SequenceTask(Task):
 
     def logits(self, model: Any, batch: Batch) -> Tensor:
         return model(input_ids=batch.inputs, attention_mask=batch.keep).logits
-
-
-class PairTask(SequenceTask):
-    """One label per pair of sequences."""
-
-    kind = FastWeightsForSequencePairClassification
 
 
 class ImageTask(Task):

@@ -92,9 +92,10 @@ class Backbone:
 class Protocol:
     """A benchmark at one version of its code.
 
-    source   paper, repository and commit
-    differs  what differs from the paper, from other versions, and of ours from theirs
-    figures  published accuracies in per cent, by model
+    validation  what may decide when to stop; None: other examples of the tests' law
+    source      paper, repository and commit
+    differs     what differs from the paper, from other versions, and of ours from theirs
+    figures     published accuracies in per cent, by model
     """
 
     train: tuple[Segment, ...]
@@ -104,6 +105,7 @@ class Protocol:
     source: str
     differs: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
+    validation: tuple[Segment, ...] | None = None
 
     @property
     def task(self) -> Task:
@@ -115,8 +117,8 @@ class Protocol:
         return _sets(self.train, seed, stream=0)
 
     def validation_set(self, seed: int) -> list[Batch]:
-        """As many as the test set has, from a stream of their own: what may decide when to stop."""
-        return _sets(self.test, seed, stream=1)
+        """One batch per segment, none of it in the test set."""
+        return _sets(self.test if self.validation is None else self.validation, seed, stream=1)
 
     def test_set(self, seed: int) -> list[Batch]:
         """All test examples, one batch per segment."""
