@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib.util import module_from_spec, spec_from_file_location
 from itertools import combinations
 from math import inf
 from pathlib import Path
@@ -43,7 +44,7 @@ from fastweights.reproduce.pictures import Bars, Curves
 from fastweights.reproduce.run import Ledger
 from fastweights.reproduce.small import behind, mqar
 from fastweights.reproduce.solving import ADDED, STEPS, Insides, Solvers, rank_correlation
-from fastweights.reproduce.speed import Generation, Models, Stretch, Timed, Token, TrainingSteps
+from fastweights.reproduce.speed import Generation, Models, Stretches, Timed, Token, TrainingSteps
 from fastweights.reproduce.text import FAR, SMALL, Extrapolation, LanguageModels, Model, Positions
 from fastweights.reproduce.theory import Theorem
 from fastweights.train import Text
@@ -268,9 +269,9 @@ def _timed(trial: Trial) -> list[Measure]:
             return [Measure(name, 1.0, x, "", seed) for name in models.mixers for seed in range(5)]
         case Token(models=models, context=x):
             return [Measure(name, 1.0, x, "decoding", seed) for name in models.mixers for seed in range(5)]
-        case Stretch(series=series, tokens=x):
-            speeds = [Measure(series, 1.0, x, "along one sequence", seed) for seed in range(5)]
-            return [*speeds, Measure(series, 1.0, x, "state [MB]")]
+        case Stretches(models=models, tokens=x):
+            speeds = [Measure(name, 1.0, x, "along one sequence", n) for name in models.mixers for n in range(5)]
+            return [*speeds, *(Measure(name, 1.0, x, "state [MB]") for name in models.mixers)]
     raise AssertionError(trial)
 
 
@@ -321,7 +322,7 @@ def test_times_are_measured_in_turn(tmp_path: Path) -> None:
         *(TrainingSteps(TINY_MODELS, 32, length, 2) for length in (16, 32)),
         Generation(TINY_MODELS, 2, 4, 2, 2),
         Token(TINY_MODELS, 2, 8, 2),
-        *(Stretch(TINY_MODELS, name, 16, 2) for name in TINY_MODELS.mixers),
+        Stretches(TINY_MODELS, 16, 2),
     )
     recipe = Timed(trials, ("metala",), (("metala", "softmax"),))
     statements = (
@@ -374,6 +375,20 @@ def test_the_destroyed_start_is_that_of_gpt2() -> None:
     (mixer,) = (module for module in model.modules() if isinstance(module, Destroyed))
     assert not mixer.W_Delta_2.bias.any()
     assert mixer.log_A.any()
+
+
+# the page -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_what_was_measured() -> None:
+    """`python benchmarks/reproduce_page.py` has been run."""
+    path = Path(__file__).parents[1] / "benchmarks" / "reproduce_page.py"
+    spec = spec_from_file_location("reproduce_page", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (path.parents[1] / "docs" / "reproduce.md").read_text(encoding="utf-8") == module.page()
 
 
 # the command --------------------------------------------------------------------------------------------------------
