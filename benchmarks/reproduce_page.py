@@ -51,11 +51,10 @@ def _head() -> Iterator[str]:
     yield ""
     yield "Written by `python benchmarks/reproduce_page.py` from the files in docs/measured/reproduce; do not edit."
     yield ""
-    yield "`fastweights reproduce` lists the claims, `fastweights reproduce CLAIM --size cpu|gpu|paper` tests one, and goes"
-    yield "on where it was stopped. A claim is a list of inequalities and equations between numbers that were measured over"
-    yield "seeds. Each is judged by the interval that belongs to the exact rank test (5 % doubt on either side): it"
-    yield "*holds*, *does not hold*, or *does not show* where the seeds' spread covers both. A claim holds if all of its"
-    yield "parts do."
+    yield "`fastweights reproduce` lists the claims; `fastweights reproduce CLAIM --size cpu|gpu|paper` tests one, and"
+    yield "goes on where it was stopped. A claim is a list of inequalities and equations between numbers measured over"
+    yield "seeds. Each is judged by the interval of the exact rank test (5 % doubt on either side): it *holds*, it"
+    yield "*does not hold*, or it *does not show*: the seeds' spread covers both. A claim holds if all of its parts do."
 
 
 def _table(found: dict[str, Outcome]) -> Iterator[str]:
