@@ -71,8 +71,8 @@ SPEED = {
             _times(_layers(1024, 8), 131_072, (2048, 8192, 32_768, 131_072), 4, (2048, 8192, 32_768, 131_072), 15), 30
         ),
         picture=Curves("tokens per sequence, or of context", "thousand tokens / s", "xy"),
-        remark="One layer with 8 heads of 128, 4 sequences, on a TPUv5; the figure prints no numbers. On a CPU a token's "
-        "steps end once its residual is rounding, so that 15 and 30 steps of an untrained layer cost the same.",
+        remark="One layer with 8 heads of 128, 4 sequences, on a TPUv5; the figure prints no numbers. On a CPU a "
+        "token's steps end once its residual is rounding: 15 and 30 steps of an untrained layer cost the same.",
     )
 }
 
