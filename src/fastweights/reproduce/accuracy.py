@@ -10,7 +10,7 @@ from typing import Any
 from fastweights.reproduce.claim import Recipe, Site, Trial
 from fastweights.reproduce.measures import At, Measure, Measures
 from fastweights.sweep import Contender, Here, Local, Plan, Row, best, sweep
-from fastweights.tasks import Protocol
+from fastweights.tasks import FILES, Protocol
 
 FIVE = (0, 1, 2, 3, 4)
 UPDATES = "updates until solved"
@@ -32,6 +32,17 @@ class Effort:
 
 
 @dataclass(frozen=True)
+class Stored:
+    """The protocol called `name` in `tasks.FILES`, on `file` of the user's data."""
+
+    name: str
+    file: str
+
+    def read(self, site: Site) -> Protocol:
+        return FILES[self.name](site.file(self.file))
+
+
+@dataclass(frozen=True)
 class Training(Trial):
     """One model on one protocol: accuracies in per cent at the best learning rate, and updates until it was solved
     (all that were made where it never was).
@@ -42,7 +53,7 @@ class Training(Trial):
 
     series: str
     x: At
-    protocol: Protocol
+    protocol: Protocol | Stored
     contender: str
     fields: Mapping[str, Any]
     effort: Effort
@@ -53,9 +64,9 @@ class Training(Trial):
         return self.series + ("" if self.x is None else f" at {self.x}")
 
     def run(self, site: Site) -> list[Measure]:
-        effort = self.effort
+        effort, protocol = self.effort, self.protocol
         plan = Plan(
-            tasks={self.name: self.protocol},
+            tasks={self.name: protocol.read(site) if isinstance(protocol, Stored) else protocol},
             mixers=(Contender(self.series, self.contender, self.fields),),
             rates=effort.rates,
             decays=effort.decays,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -9,14 +10,14 @@ from matplotlib.figure import Figure
 
 from fastweights.analysis.plots import PALETTE, canvas, label, legend
 from fastweights.reproduce.claim import Picture
-from fastweights.reproduce.measures import Measures
+from fastweights.reproduce.measures import At, Measures
 
 MARKERS = "osD^vP*X"
 
 
 @dataclass(frozen=True)
 class Curves(Picture):
-    """A line per series through the medians, the range over seeds behind it; a panel per quantity.
+    """A line per series through the medians, the range over seeds behind it; a panel per quantity that has places.
 
     log  the axes with a logarithmic scale: "", "x", "y" or "xy"
     """
@@ -26,7 +27,7 @@ class Curves(Picture):
     log: str = ""
 
     def draw(self, measures: Measures, title: str) -> Figure:
-        quantities = measures.quantities
+        quantities = [name for name in measures.quantities if _numbers(measures.of(name).places())]
         figure, axes = canvas(1, len(quantities), width=4.6, height=3.4)
         for panel, quantity in zip(axes[0], quantities, strict=True):
             self._panel(panel, measures.of(quantity))
@@ -36,7 +37,7 @@ class Curves(Picture):
 
     def _panel(self, axes: Axes, measures: Measures) -> None:
         for number, series in enumerate(measures.series):
-            places = [x for x in measures.places(series) if isinstance(x, int | float)]
+            places = _numbers(measures.places(series))
             samples = [sample for x in places if (sample := measures.sample(series, x))]
             color = PALETTE[number % len(PALETTE)]
             marker = MARKERS[number // len(PALETTE) % len(MARKERS)]
@@ -46,6 +47,10 @@ class Curves(Picture):
             axes.set_xscale("log", base=2)
         if "y" in self.log:
             axes.set_yscale("log")
+
+
+def _numbers(places: Iterable[At]) -> list[float]:
+    return [x for x in places if isinstance(x, int | float)]
 
 
 @dataclass(frozen=True)

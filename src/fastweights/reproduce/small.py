@@ -11,7 +11,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fastweights.tasks import MQAR, TASKS, Backbone, Constant, Protocol, Segment, Task, Training
+from fastweights.tasks import (
+    MQAR,
+    TASKS,
+    Backbone,
+    Constant,
+    ListOps,
+    Pathfinder,
+    Protocol,
+    Segment,
+    Task,
+    Training,
+)
 
 LOCAL = {"name": "rwkv4_channel"}
 FIELDS: Mapping[str, Any] = {
@@ -51,3 +62,16 @@ def mad(name: str, steps: int, width: int = 64, **sizes: int) -> Protocol:
     found = TASKS[f"mad-mesanet-{name}"]
     train, test = (replace(part[0].task, **sizes) for part in (found.train, found.test))
     return small(train, test, steps, width, 3e-3, norm="rms", mlp="gated", tie_word_embeddings=False)
+
+
+SHORT_LISTOPS = ListOps(shortest=10, longest=50)
+SHORT_CURVES = Pathfinder(side=16, dashes=4, distractors=1, distractor_dashes=2, apart=4.0)
+
+
+def long_range(steps: int) -> dict[str, Protocol]:
+    """ListOps with 10 to 50 tokens, and curves of 4 dashes on 16 × 16 pixels, read both ways."""
+    fields = {"norm": "layer", "mlp": "gated", "tie_word_embeddings": False, "initializer_range": None}
+    return {
+        "ListOps": small(SHORT_LISTOPS, SHORT_LISTOPS, steps, 32, 3e-3, **fields),
+        "Pathfinder": small(SHORT_CURVES, SHORT_CURVES, steps, 32, 3e-3, **fields, bidirectional=True),
+    }

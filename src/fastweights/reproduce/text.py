@@ -89,24 +89,28 @@ class Pretraining:
 
     def trained(self, mixers: Sequence[Fields], seed: int, site: Site) -> tuple[FastWeightsForCausalLM, Corpus]:
         """The model, trained if nobody has done so before, and its text."""
-        folder = site.shared / "models" / _key((self, mixers, seed))
+        folder = site.shared / "models" / key((self, mixers, seed))
         if not (folder / "model").exists():
-            train(self.config(mixers, seed, self._tokenized(site)), folder, cpu=site.device.type == "cpu")
+            train(self.config(mixers, seed, tokenized(self._own(site), site)), folder, cpu=site.device.type == "cpu")
         with no_progress_bars():
             model: Any = FastWeightsForCausalLM.from_pretrained(folder / "model")
         return model.to(site.device).eval(), load(folder / "data")
 
-    def _tokenized(self, site: Site) -> Text:
-        """The text with a tokenizer that all models share."""
-        text = replace(self.text, sources=tuple(str(site.file(n)) for n in self.data)) if self.data else self.text
-        folder = site.shared / "tokenizers" / _key(text)
-        if not folder.exists():
-            with whole_folder(folder) as new:
-                read(text).tokenizer.save_pretrained(new)
-        return replace(text, tokenization=Pretrained(str(folder)))
+    def _own(self, site: Site) -> Text:
+        """The text, from the user's data if it says so."""
+        return replace(self.text, sources=tuple(str(site.file(n)) for n in self.data)) if self.data else self.text
 
 
-def _key(value: object) -> str:
+def tokenized(text: Text, site: Site) -> Text:
+    """The text with a tokenizer that all models share."""
+    folder = site.shared / "tokenizers" / key(text)
+    if not folder.exists():
+        with whole_folder(folder) as new:
+            read(text).tokenizer.save_pretrained(new)
+    return replace(text, tokenization=Pretrained(str(folder)))
+
+
+def key(value: object) -> str:
     """A name for what is decided by a frozen value."""
     return sha256(repr(value).encode()).hexdigest()[:16]
 

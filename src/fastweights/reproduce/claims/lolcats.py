@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fastweights.linearize import Analog
+from fastweights.linearize.baselines import METHODS, Method, Transferring
+from fastweights.linearize.transfer import TransferLoss
 from fastweights.reproduce.claim import Above, Claim, Near, Size, Term
-from fastweights.reproduce.pictures import Curves
-from fastweights.reproduce.speed import Generation, Models, Stretch, Timed
+from fastweights.reproduce.conversion import AFTER, APART, BEFORE, ERROR, Conversions, Given, Made, shortened
+from fastweights.reproduce.pictures import Bars, Curves
+from fastweights.reproduce.speed import Generation, Models, Stretches, Timed
+from fastweights.train import BPE, Text
 
 PAPER = "LoLCATs"
 
@@ -21,8 +29,7 @@ def _decoding(
     models: Models, batches: tuple[int, ...], prompt: int, new: int, tokens: int, stretches: int, repeats: int
 ) -> Timed:
     batched = (Generation(models, batch, prompt, new, repeats) for batch in batches)
-    along = (Stretch(models, series, tokens, stretches) for series in models.mixers)
-    return Timed((*batched, *along), kept=tuple(models.mixers))
+    return Timed((*batched, Stretches(models, tokens, stretches)), kept=tuple(models.mixers))
 
 
 SPEED = {
@@ -33,12 +40,15 @@ SPEED = {
         statements=(
             Above(Term("lolcats"), Term("softmax")),
             Above(Term("lolcats", quantity="along one sequence"), Term("softmax", quantity="along one sequence")),
-            Above(Term("lolcats", quantity="kept, along one sequence"), 0.8),
+            Above(
+                Term("lolcats", quantity="kept, along one sequence"),
+                Term("softmax", quantity="kept, along one sequence"),
+            ),
             Near(Term("lolcats", 0, "state [MB]"), Term("lolcats", -1, "state [MB]"), 0),
             Above(Term("softmax", -1, "state [MB]"), Term("lolcats", -1, "state [MB]")),
         ),
         unit="thousand tokens per second",
-        cpu=Size(_decoding(_models(128, 2, 2, 16), (1, 8, 32), 1024, 64, 8192, 8, 5), 4),
+        cpu=Size(_decoding(_models(128, 2, 2, 16), (1, 8, 32), 1024, 64, 32_768, 8, 5), 4),
         gpu=Size(_decoding(_models(1024, 8, 8, 64, "bfloat16"), (1, 8, 32, 128), 2048, 128, 32_768, 16, 5), 9),
         paper_size=Size(
             _decoding(_models(4096, 32, 32, 64, "bfloat16"), (1, 4, 8, 16, 32), 2048, 128, 131_072, 32, 3), 180
@@ -50,4 +60,143 @@ SPEED = {
     )
 }
 
-CLAIMS: dict[str, Claim] = {**SPEED}
+# Table 1, Figures 3-6: attention transfer ----------------------------------------------------------------------------
+
+MAPS = ("elu", "relu", "exp")
+SMALL = Made(
+    "llama",
+    {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+    },
+    Text(("shakespeare",), tokenization=BPE(512)),
+    rate=3e-3,
+    steps=300,
+    batch=8,
+    length=128,
+)
+MEDIUM = replace(
+    SMALL,
+    fields={**SMALL.fields, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4},
+    steps=1500,
+    batch=32,
+    length=256,
+)
+LLAMA = Given("model", "alpaca.json")
+"""Llama 3 8B and Alpaca, in the paper's case."""
+
+
+def _table1(window: int = 0) -> dict[str, Method]:
+    """Every feature map with and without transfer."""
+    methods = {}
+    for name in MAPS:
+        transferred = Method(Analog(name, window=window), Transferring(TransferLoss(0, 1)))
+        methods |= {f"{name}, transfer": transferred, name: replace(transferred, transfer=None)}
+    return methods
+
+
+def _short(methods: Mapping[str, Method], transfer: int, adapt: int, rate: float, batch: int) -> dict[str, Method]:
+    return {name: shortened(method, transfer, adapt, rate, batch) for name, method in methods.items()}
+
+
+def _transfers(quantity: str) -> tuple[Above, ...]:
+    return tuple(Above(Term(name, quantity=quantity), Term(f"{name}, transfer", quantity=quantity)) for name in MAPS)
+
+
+def _best(quantity: str) -> tuple[Above, ...]:
+    exp = Term("exp, transfer", quantity=quantity)
+    return tuple(Above(Term(f"{name}, transfer", quantity=quantity), exp) for name in ("elu", "relu"))
+
+
+PUBLISHED = {
+    "elu": (6.58e4, 555.99, 17.13, 3.20),
+    "relu": (6.20e4, 1420.72, 17.25, 3.31),
+    "exp": (1.02e4, 6.78, 11.88, 1.76),
+    "elu, transfer": (386.92, 3.38, 1.89, 0.28),
+    "relu, transfer": (414.18, 3.52, 1.76, 0.21),
+    "exp, transfer": (10.42, 3.11, 0.98, 0.12),
+    "softmax": (20.51, 2.15, 0.0, 0.0),
+}
+
+TRANSFER = {
+    "lolcats-table1": Claim(
+        paper=PAPER,
+        place="Table 1",
+        statement="Attention transfer lowers perplexity before and after adapting, for all feature maps; exp is best.",
+        statements=(*_transfers(BEFORE), *_transfers(AFTER), *_best(BEFORE), *_best(AFTER)),
+        unit="",
+        cpu=Size(Conversions(_short(_table1(), 60, 60, 1e-3, 8), SMALL, 128, 8192), 10),
+        gpu=Size(Conversions(_short(_table1(), 200, 200, 1e-3, 8), MEDIUM, 256, 16_384), 10),
+        paper_size=Size(Conversions(_short(_table1(), 2500, 2500, 1e-4, 8), LLAMA, 1024, 65_536, (0,)), 1500),
+        picture=Bars("perplexity, or distance", log=True),
+        figures={name: dict(zip((BEFORE, AFTER, ERROR, APART), row, strict=True)) for name, row in PUBLISHED.items()},
+        remark="The paper's MSE is in its own units; here the error of outputs is relative.",
+    ),
+    "lolcats-fig3": Claim(
+        paper=PAPER,
+        place="Figures 3 to 6",
+        statement="With attention transfer the weights of linear attention look like softmax's; without, they do not.",
+        statements=(*_transfers(APART), *_transfers(ERROR)),
+        unit="",
+        cpu=Size(Conversions(_short(_table1(), 60, 60, 1e-3, 8), SMALL, 128, 8192), 1, "After Table 1."),
+        gpu=Size(Conversions(_short(_table1(), 200, 200, 1e-3, 8), MEDIUM, 256, 16_384), 1, "After Table 1."),
+        paper_size=Size(
+            Conversions(_short(_table1(), 2500, 2500, 1e-4, 8), LLAMA, 1024, 65_536, (0,)), 10, "After Table 1."
+        ),
+        picture=Bars("distance from softmax"),
+        remark="The figures are pictures of maps; those of every conversion are in shared/conversions/*/report.",
+    ),
+}
+
+# Table 2: methods ----------------------------------------------------------------------------------------------------
+
+
+def _table2(window: int) -> dict[str, Method]:
+    return {
+        "LOLCAT-w": Method(Analog("exp", window=window), Transferring(TransferLoss(0, 1))),
+        "LOLCAT-l": Method(Analog("exp", window=0), Transferring(TransferLoss(0, 1))),
+        "T2R": METHODS["t2r"],
+        "SUPRA": METHODS["supra"],
+    }
+
+
+METHODS_COMPARED = {
+    "lolcats-table2": Claim(
+        paper=PAPER,
+        place="Table 2",
+        statement="LOLCAT with a window beats LOLCAT without one, which beats T2R; it also beats SUPRA.",
+        statements=(
+            Above(Term("LOLCAT-l", quantity=AFTER), Term("LOLCAT-w", quantity=AFTER)),
+            Above(Term("T2R", quantity=AFTER), Term("LOLCAT-l", quantity=AFTER)),
+            Above(Term("SUPRA", quantity=AFTER), Term("LOLCAT-w", quantity=AFTER)),
+        ),
+        unit="",
+        cpu=Size(Conversions(_short(_table2(16), 60, 60, 1e-3, 8), SMALL, 128, 8192), 6, "Perplexity, not accuracy."),
+        gpu=Size(
+            Conversions(_short(_table2(16), 200, 200, 1e-3, 8), MEDIUM, 256, 16_384),
+            8,
+            "Perplexity, not zero-shot accuracy.",
+        ),
+        paper_size=Size(
+            Conversions(_short(_table2(16), 2500, 2500, 1e-4, 8), LLAMA, 1024, 65_536, (0,)),
+            1200,
+            "Perplexity; zero-shot accuracies by fastweights eval on the models it leaves.",
+        ),
+        picture=Bars("perplexity, or distance", log=True),
+        figures={
+            "LOLCAT-w": {"paper, mean accuracy": 72.28},
+            "LOLCAT-l": {"paper, mean accuracy": 62.32},
+            "T2R": {"paper, mean accuracy": 37.1},
+            "SUPRA": {"paper, mean accuracy": 71.1},
+        },
+        remark="The paper: Llama 3 8B (LOLCAT), Mistral 7B (T2R; SUPRA with 100 billion tokens), means of five tasks. "
+        "SUPRA here is without its fixed decay.",
+    )
+}
+
+CLAIMS: dict[str, Claim] = {**TRANSFER, **METHODS_COMPARED, **SPEED}

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from fastweights.reproduce import speed
-from fastweights.reproduce.accuracy import Effort, Training, Trainings
+from fastweights.reproduce.accuracy import Effort, Stored, Training, Trainings
 from fastweights.reproduce.claim import Above, Claim, Near, Size, Term
 from fastweights.reproduce.pictures import Bars, Curves
-from fastweights.reproduce.small import behind, mad, mqar
+from fastweights.reproduce.small import behind, long_range, mad, mqar, small
 from fastweights.reproduce.speed import Timed, TrainingSteps
 from fastweights.reproduce.text import FIVE, LARGE, MEDIUM, SMALL, LanguageModels, Positions, Pretraining
 from fastweights.reproduce.theory import Drawn, Theorem
-from fastweights.tasks import TASKS, Protocol
+from fastweights.tasks import TASKS, Needle, Protocol
 
 PAPER = "MetaLA"
 
@@ -290,4 +291,125 @@ ABLATION = {
     )
 }
 
-CLAIMS: dict[str, Claim] = {**THEORY, **SPEED, **MQAR, **MAD, **ABLATION}
+# Table 7: Long Range Arena -------------------------------------------------------------------------------------------
+
+ARENA: Models = {name: {"mixers": [{"name": name}]} for name in ("metala", "mamba", "softmax")}
+
+
+def _arena(protocols: Mapping[str, Protocol | Stored], effort: Effort) -> Trainings:
+    cells = product(protocols.items(), ARENA.items())
+    runs = tuple(Training(s, x, one, s, own, effort) for (x, one), (s, own) in cells)
+    return Trainings(runs, tuple(protocols))
+
+
+LRA_FILES = {
+    "Text": Stored("lra-text", "aclImdb_v1.tar.gz"),
+    "Retrieval": Stored("lra-retrieval", "aan"),
+    "Image": Stored("lra-image", "cifar-10-binary.tar.gz"),
+}
+LRA = {
+    "metala-table7": Claim(
+        paper=PAPER,
+        place="Table 7",
+        statement="On the Long Range Arena MetaLA is far above the Transformer and Mamba.",
+        statements=(
+            Above(Term("metala", "average"), Term("softmax", "average")),
+            Above(Term("metala", "average"), Term("mamba", "average")),
+        ),
+        unit="accuracy [%]",
+        cpu=Size(_arena(long_range(300), Effort()), 8, "ListOps and Pathfinder alone, far shorter: not long range."),
+        gpu=Size(
+            _arena(
+                {"ListOps": TASKS["lra-listops-small"], "Pathfinder": TASKS["lra-pathfinder-small"]},
+                Effort(rates=(1e-3,), training={"epochs": 4}),
+            ),
+            10,
+            "Short sequences, 4 of 10 epochs.",
+        ),
+        paper_size=Size(
+            _arena(
+                {"ListOps": TASKS["lra-listops"], "Pathfinder": TASKS["lra-pathfinder"], **LRA_FILES},
+                Effort(seeds=(0,)),
+            ),
+            20_000,
+            "Without Path-X; the curves of Pathfinder are of our own generator.",
+        ),
+        picture=Bars("accuracy [%]"),
+        figures={
+            "softmax": {"ListOps": 38.37, "Text": 61.95, "Retrieval": 80.69, "Image": 40.57, "Pathfinder": 65.26},
+            "mamba": {"ListOps": 38.02, "Text": 82.98, "Retrieval": 72.14, "Image": 69.82, "Pathfinder": 69.26},
+            "metala": {"ListOps": 59.34, "Text": 89.27, "Retrieval": 91.28, "Image": 91.88, "Pathfinder": 91.66},
+        },
+        remark="The baselines are cited from another paper.",
+    )
+}
+
+# Table 6: images -----------------------------------------------------------------------------------------------------
+
+VISION: Models = {name: {"mixers": [{"name": name}]} for name in ("metala", "hgrn", "gla", "mamba", "softmax")}
+
+
+def _images(protocol: Stored, effort: Effort) -> Trainings:
+    return Trainings(tuple(Training(s, None, protocol, s, own, effort) for s, own in VISION.items()))
+
+
+IMAGES = {
+    "metala-table6": Claim(
+        paper=PAPER,
+        place="Table 6",
+        statement="On images MetaLA is above HGRN, GLA, Mamba and DeiT of the same size.",
+        statements=tuple(Above(Term("metala"), Term(name)) for name in VISION if name != "metala"),
+        unit="accuracy [%]",
+        cpu=Size(_images(Stored("mnist", "mnist"), Effort(training={"steps": 100})), 15, "MNIST, 100 updates."),
+        gpu=Size(_images(Stored("mnist", "mnist"), Effort(training={"steps": 500})), 10, "MNIST, 500 updates."),
+        paper_size=Size(_images(Stored("image-folder", "imagenet"), Effort(seeds=(0,))), 50_000),
+        picture=Bars("accuracy [%]"),
+        figures={
+            "softmax": {"paper, 6M": 72.20},
+            "hgrn": {"paper, 6M": 74.40},
+            "gla": {"paper, 6M": 72.47},
+            "mamba": {"paper, 6M": 73.39},
+            "metala": {"paper, 6M": 75.33},
+        },
+        remark="The paper: ImageNet-1k.",
+    )
+}
+
+# Table A8: needle in a haystack --------------------------------------------------------------------------------------
+
+
+def _needles(trained: int, tested: tuple[int, ...], steps: int, width: int) -> Trainings:
+    models = {name: behind({"name": name, "heads": 2}) for name in ("metala", "hgrn2", "softmax")}
+    task = Needle(vocabulary=64, length=trained)
+    protocols = {str(n): small(task, replace(task, length=n), steps, width) for n in tested}
+    cells = product(protocols.items(), models.items())
+    return Trainings(
+        tuple(Training(s, x, one, s, own, Effort(every=50)) for (x, one), (s, own) in cells), tuple(protocols)
+    )
+
+
+NEEDLE = {
+    "metala-tablea8": Claim(
+        paper=PAPER,
+        place="Table A8",
+        statement="Needles: MetaLA is above HGRN2, below attention within the trained length, above it beyond.",
+        statements=(
+            Above(Term("metala", "average"), Term("hgrn2", "average")),
+            Above(Term("softmax", 0), Term("metala", 0)),
+            Above(Term("metala", 1), Term("softmax", 1)),
+        ),
+        unit="accuracy [%]",
+        cpu=Size(_needles(48, (48, 192), 400, 32), 8, "Trained on 48 tokens, tested there and on 192."),
+        gpu=Size(_needles(512, (512, 2048), 1000, 64), 10, "Trained on 512 tokens, tested there and on 2048."),
+        paper_size=Size(_needles(8192, (8192, 16_384), 5000, 1024), 6000, "Tokens, not text: no language models."),
+        picture=Bars("accuracy [%]"),
+        figures={
+            "softmax": {"paper, 1B, 8K": 73.3, "paper, 1B, 16K": 0.0},
+            "hgrn2": {"paper, 1B, 8K": 2.9, "paper, 1B, 16K": 3.5},
+            "metala": {"paper, 1B, 8K": 13.7, "paper, 1B, 16K": 17.8},
+        },
+        remark="The paper tests language models trained at 8K; weights, prompts and haystack are not given.",
+    )
+}
+
+CLAIMS: dict[str, Claim] = {**THEORY, **SPEED, **MQAR, **MAD, **LRA, **IMAGES, **ABLATION, **NEEDLE}

@@ -1,0 +1,134 @@
+"""Claims about linearizing: a softmax model converted by several methods, each from several seeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fastweights.linearize.baselines import Method
+from fastweights.linearize.pipeline import Conversion, run
+from fastweights.linearize.text import Data
+from fastweights.reproduce.claim import Recipe, Site, Trial
+from fastweights.reproduce.measures import Measure
+from fastweights.reproduce.text import FIVE, key, tokenized
+from fastweights.train import AdamW, Cosine, Every, HuggingFace, Text, TrainConfig, train
+
+AFTER, BEFORE = "PPL@2", "PPL@0"
+APART, ERROR = "KL of weights", "error of outputs"
+
+
+@dataclass(frozen=True)
+class Made:
+    """A small softmax model of transformers, trained here if nobody has done so before, and the text it has read."""
+
+    kind: str
+    fields: Mapping[str, Any]
+    text: Text
+    rate: float
+    steps: int
+    batch: int
+    length: int
+
+    def folder(self, site: Site) -> Path:
+        out = site.shared / "models" / key(self)
+        if not (out / "model").exists():
+            train(self._config(site), out, cpu=site.device.type == "cpu")
+        return out / "model"
+
+    def _config(self, site: Site) -> TrainConfig:
+        return TrainConfig(
+            text=tokenized(self.text, site),
+            model=HuggingFace(self.kind, self.fields),
+            optimizer=AdamW(lr=self.rate),
+            schedule=Cosine(warmup=self.steps // 10),
+            every=Every(log=self.steps, evaluation=self.steps, checkpoint=100),
+            steps=self.steps,
+            batch=self.batch,
+            length=self.length,
+        )
+
+    def sources(self, site: Site) -> tuple[str, ...]:
+        return self.text.sources
+
+
+@dataclass(frozen=True)
+class Given:
+    """The model in the folder `model` of the user's data, such as Llama 3 8B, and its file `text`, such as Alpaca."""
+
+    model: str
+    text: str
+
+    def folder(self, site: Site) -> Path:
+        return site.file(self.model)
+
+    def sources(self, site: Site) -> tuple[str, ...]:
+        return (str(site.file(self.text)),)
+
+
+@dataclass(frozen=True)
+class Converted(Trial):
+    """One conversion: perplexities after the swap (PPL@0) and after stage two (PPL@2), and how far the layers are from
+    softmax before stage two. Its report, with attention maps, stays among what claims share."""
+
+    series: str
+    method: Method
+    seed: int
+    teacher: Made | Given
+    length: int
+    held_out: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.series}, seed {self.seed}"
+
+    def run(self, site: Site) -> list[Measure]:
+        data = Data(self.teacher.sources(site), length=self.length, boundaries=False, held_out=self.held_out)
+        conversion = Conversion(str(self.teacher.folder(site)), data, self.method, seed=self.seed)
+        out = site.shared / "conversions" / key(self)
+        run(conversion, out, until="report", device=site.device)
+        first = _read(out, "convert" if self.method.transfer is None else "transfer")
+        found = {
+            AFTER: _read(out, "evaluation")["linear"]["perplexity"],
+            BEFORE: first["linear"]["perplexity"],
+            APART: first["divergence"],
+            ERROR: first["error"],
+        }
+        return [Measure(self.series, value, quantity=name, seed=self.seed) for name, value in found.items()]
+
+
+@dataclass(frozen=True)
+class Conversions(Recipe):
+    """Every method from every seed."""
+
+    methods: Mapping[str, Method]
+    teacher: Made | Given
+    length: int
+    held_out: int
+    seeds: tuple[int, ...] = field(default=FIVE)
+
+    def trials(self) -> Sequence[Trial]:
+        return [
+            Converted(series, method, seed, self.teacher, self.length, self.held_out)
+            for seed in self.seeds
+            for series, method in self.methods.items()
+        ]
+
+
+def shortened(method: Method, transfer: int, adapt: int, rate: float, batch: int) -> Method:
+    """A method with so many updates in its two stages, and another learning rate in the second."""
+    every = Every(log=max(transfer, adapt), evaluation=max(transfer, adapt), checkpoint=100)
+    first = method.transfer and replace(
+        method.transfer, fit=replace(method.transfer.fit, steps=transfer, batch=batch, every=every)
+    )
+    optimizer = AdamW(lr=rate, betas=(0.9, 0.999), weight_decay=0.0)
+    second = method.adapt and replace(
+        method.adapt, fit=replace(method.adapt.fit, steps=adapt, batch=batch, every=every, optimizer=optimizer)
+    )
+    return replace(method, transfer=first, adapt=second)
+
+
+def _read(folder: Path, name: str) -> Any:
+    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
