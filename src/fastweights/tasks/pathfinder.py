@@ -85,12 +85,12 @@ class Pathfinder(SequenceTask):
     def picture(self, scene: Scene) -> np.ndarray:
         """``[side side]`` uint8: dashes and dots, brighter than white before they are anti-aliased."""
         centres = (np.arange(self.side * FINE) + 0.5) / FINE
-        points = np.stack(np.meshgrid(centres, centres, indexing="ij"), axis=-1)
-        bright = np.zeros(points.shape[:2])
-        for low, high in np.concatenate(scene.curves):
-            bright[_distances(points, low, high) <= self.width / 2] = 1.5
-        for dot in scene.markers:
-            bright[((points - dot) ** 2).sum(-1) <= self.radius**2] = 1.5
+        bright = np.zeros((self.side * FINE, self.side * FINE))
+        dashes = [(low, high, self.width / 2) for low, high in np.concatenate(scene.curves)]
+        for low, high, reach in [*dashes, *((dot, dot, self.radius) for dot in scene.markers)]:
+            rows, columns = (_around(low[axis], high[axis], reach) for axis in (0, 1))
+            points = np.stack(np.meshgrid(centres[rows], centres[columns], indexing="ij"), axis=-1)
+            bright[rows, columns][_distances(points, low, high) <= reach] = 1.5
         shown = bright.reshape(self.side, FINE, self.side, FINE).mean((1, 3))
         return np.minimum(255 * shown, 255).astype(np.uint8)
 
@@ -135,6 +135,12 @@ class Pathfinder(SequenceTask):
         return bool(inside) and not (len(taken) and _distances(taken, *dash).min() < self.gap + self.width)
 
 
+def _around(low: float, high: float, reach: float) -> slice:
+    """The fine pixels within `reach` of an interval, along one axis."""
+    first, last = min(low, high) - reach, max(low, high) + reach
+    return slice(max(0, int(first * FINE)), int(last * FINE) + 1)
+
+
 def _towards(heading: float) -> np.ndarray:
     return np.array([np.sin(heading), np.cos(heading)])
 
@@ -146,6 +152,6 @@ def _points(dashes: np.ndarray) -> np.ndarray:
 
 
 def _distances(points: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """``[…]``: of ``points [… 2]`` from the segment between low and high."""
-    along = np.clip((points - low) @ (high - low) / ((high - low) @ (high - low)), 0, 1)
+    """``[…]``: of ``points [… 2]`` from the segment between low and high, which may be one point."""
+    along = np.clip((points - low) @ (high - low) / max((high - low) @ (high - low), np.finfo(float).tiny), 0, 1)
     return np.sqrt(((points - low - along[..., None] * (high - low)) ** 2).sum(-1))
