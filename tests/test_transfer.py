@@ -267,12 +267,12 @@ def test_block_by_block_is_the_same_training(tmp_path, layers):
 
 
 def test_block_by_block_goes_on_where_it_stopped(tmp_path):
-    config, ends = Fit(steps=2, batch=2), []
+    settings, ends = Transferring(fit=Fit(steps=2, batch=2)), []
     for name, sittings in (("once", [99]), ("twice", [3, 99])):
         for calls in sittings:
             model, left = linear_llama(layers=3), iter(range(calls, -1, -1))
             complete = transfer_blockwise(
-                model, stream(), config, tmp_path / name, stop=lambda left=left: not next(left)
+                model, stream(), settings, tmp_path / name, stop=lambda left=left: not next(left)
             )
         assert complete
         ends.append(model.state_dict())
