@@ -16,7 +16,7 @@ from fastweights.linearize import Analog, CannotLinearize, branches, from_lolcat
 
 def test_generation_rows_say_what_was_measured() -> None:
     model = student().train()
-    rows = bench_generation(model, batches=(1, 2), prompt=5, tokens=(6, 3))
+    rows = list(bench_generation(model, batches=(1, 2), prompt=5, tokens=(6, 3)))
     assert [(r.contender, r.batch, r.tokens) for r in rows] == [
         (name, batch, tokens) for batch in (1, 2) for tokens in (3, 6) for name in ("linear", "softmax")
     ]
@@ -29,7 +29,7 @@ def test_generation_rows_say_what_was_measured() -> None:
 
 
 def test_a_batch_is_over_when_its_time_is() -> None:
-    rows = bench_generation(student(), batches=(1, 2), prompt=2, tokens=(1, 2, 3), seconds=0.0)
+    rows = list(bench_generation(student(), batches=(1, 2), prompt=2, tokens=(1, 2, 3), seconds=0.0))
     assert [(row.batch, row.tokens) for row in rows[::2]] == [(1, 1), (2, 1)]
 
 

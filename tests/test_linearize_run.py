@@ -133,12 +133,17 @@ def test_a_model_that_cannot_be_converted_leaves_nothing_behind(source, tmp_path
 def test_the_commands_of_the_page_run(source, tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parents[1] / "docs" / "linearize.md").read_text()
     commands = re.findall(r"<!-- run -->\n```sh\nfastweights (.*?)```", page, re.DOTALL)
-    assert len(commands) == 3
+    assert len(commands) == 4
     monkeypatch.chdir(tmp_path)
     given = {"MODEL": str(source / "model"), "TEXT": str(source / "text.txt")}
     for command in commands:
         assert main([given.get(word, word) for word in shlex.split(command.replace("\\\n", " "))]) == 0
     assert "Once upon a time" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "runs" / "linear" / "bench.json").read_text())["rows"]
+    assert [(row["contender"], row["batch"], row["tokens"]) for row in rows] == [
+        (contender, batch, tokens) for batch in (1, 2) for tokens in (8, 32) for contender in ("linear", "softmax")
+    ]
+    assert (tmp_path / "runs" / "linear" / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

@@ -85,17 +85,19 @@ def bench_generation(
     prompt: int = 64,
     tokens: Sequence[int] = TOKENS,
     seconds: float = 600.0,
-) -> list[GenerationRow]:
-    """A row for each contender, batch and number of tokens, of a linearized `model` on random prompts.
+) -> Iterator[GenerationRow]:
+    """A row for each contender, batch and number of tokens, as it is measured, of a linearized `model`.
 
-    The contenders take turns after every stretch of tokens, so that whatever else the machine does meets both alike;
-    a batch is over when one of them has used up its `seconds`. A model with learnt positions needs as many of them.
+    Prompts are random. The contenders take turns after every stretch of tokens, so that whatever else the machine does
+    meets both alike; a batch is over when one of them has used up its `seconds`. A model with learnt positions needs as
+    many of them.
     """
     training = model.training
     with ExitStack() as after:
         after.callback(model.train, training)
         model.eval()
-        return [row for batch in batches for row in _raced(model, batch, prompt, sorted(tokens), seconds)]
+        for batch in batches:
+            yield from _raced(model, batch, prompt, sorted(tokens), seconds)
 
 
 def _raced(model: Any, batch: int, prompt: int, tokens: Iterable[int], seconds: float) -> Iterator[GenerationRow]:

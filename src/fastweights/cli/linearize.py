@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, _ArgumentGroup
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,29 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
 
+from fastweights.analysis.plots import png
+from fastweights.bench.linearized import (
+    TOKENS,
+    GenerationRow,
+    bench_generation,
+    crossover,
+    memory_ratio,
+    plot_generation,
+)
+from fastweights.bench.targets import open_report
 from fastweights.cli.arguments import Parser, add_device
 from fastweights.cli.imports import DTYPES
 from fastweights.cli.progress import reporter
 from fastweights.linearize.analog import FEATURE_MAPS, RULES
 from fastweights.linearize.baselines import METHODS, Method, Transferring
+from fastweights.linearize.families import LinearizedModel
 from fastweights.linearize.fit import Fit
 from fastweights.linearize.pipeline import Conversion, run
 from fastweights.linearize.plan import Plan, plan
 from fastweights.linearize.text import Data
 from fastweights.train import AdamW, Every, StopOnSignal
-from fastweights.train.checkpoint import no_progress_bars
+from fastweights.train.checkpoint import model_folder, no_progress_bars
+from fastweights.train.files import whole_file
 
 _HELP = {
     "convert": "attach the linear attentions and test that a window over the whole text changes nothing",
@@ -48,6 +60,8 @@ def linearize(parser: Parser) -> Callable[[Namespace, Console], None]:
         subparser.set_defaults(act=_run, until="export" if verb == "run" else verb)
     text = "continue a text with a linearized model, in constant memory"
     _add_generate(verbs.add_parser("generate", help=text, description=text))
+    text = "time and memory of generation beside the same model with softmax"
+    _add_bench(verbs.add_parser("bench", help=text, description=text))
     return lambda chosen, console: chosen.act(chosen, console)
 
 
@@ -120,11 +134,23 @@ def _add_generate(parser: ArgumentParser) -> None:
     parser.set_defaults(act=_generate)
 
 
+def _add_bench(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", type=Path, help="folder of a run, or its model")
+    add("--batches", type=_numbers, default=(1, 4, 16), metavar="1,4,…", help="sequences at a time; default: 1,4,16")
+    add("--tokens", type=_numbers, default=TOKENS, metavar="N,N,…", help="to generate; default: powers up to 32768")
+    add("--prompt", type=int, default=64, metavar="N", help="tokens; default: %(default)s")
+    add("--seconds", type=float, default=600.0, help="after which a batch is over; default: %(default)s")
+    add("--out", type=Path, help="JSON file, with a picture beside it (default: bench.json in the folder)")
+    add_device(parser)
+    parser.set_defaults(act=_bench)
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ArgumentTypeError(f"{text!r} is not a list of layers such as 0,2,5") from None
+        raise ArgumentTypeError(f"{text!r} is not a list of numbers such as 0,2,5") from None
 
 
 def _dtype(name: str) -> str:
@@ -200,11 +226,7 @@ def _run(chosen: Namespace, console: Console) -> None:
 
 
 def _generate(chosen: Namespace, _: Console) -> None:
-    folder = chosen.model / "model" if (chosen.model / "model").is_dir() else chosen.model
-    with no_progress_bars():
-        model: Any = AutoModelForCausalLM.from_pretrained(folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = model.to(chosen.device.torch()).eval()
+    model, tokenizer = _loaded(chosen), AutoTokenizer.from_pretrained(model_folder(chosen.model))
     given = tokenizer(chosen.prompt, return_tensors="pt").to(model.device)
     torch.manual_seed(chosen.seed)
     sampling = {"temperature": chosen.temperature} if chosen.temperature else {}
@@ -216,6 +238,44 @@ def _generate(chosen: Namespace, _: Console) -> None:
         pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
         streamer=TextStreamer(tokenizer, skip_special_tokens=True),
     )
+
+
+def _bench(chosen: Namespace, console: Console) -> None:
+    model = _loaded(chosen)
+    path = chosen.out or chosen.model / "bench.json"
+    settings = {"model": str(chosen.model), "prompt": chosen.prompt, "seconds": chosen.seconds}
+    report = open_report("generation", path, settings, model.device, lambda row: _show(console, row), quick=True)
+    for batch in chosen.batches:
+        group = f"batch {batch}, {', '.join(map(str, chosen.tokens))} tokens"
+        if not report.has(group):
+            report.add(group, list(bench_generation(model, (batch,), chosen.prompt, chosen.tokens, chosen.seconds)))
+    rows = [GenerationRow(**{f.name: row[f.name] for f in fields(GenerationRow)}) for row in report.rows]
+    with whole_file(path.with_suffix(".png")) as new:
+        new.write_bytes(png(plot_generation(rows)))
+    for batch in chosen.batches:
+        ahead = crossover(rows, batch)
+        since = "never ahead of softmax" if ahead is None else f"ahead of softmax from {ahead:,} tokens on"
+        console.print(f"batch {batch:<6}{since}", markup=False)
+    console.print(f"memory      {memory_ratio(rows):.2f} times as much after the most tokens as after the fewest")
+    console.print(f"{len(rows)} rows in {path}, drawn in {path.with_suffix('.png')}", markup=False, soft_wrap=True)
+
+
+def _show(console: Console, row: dict[str, Any]) -> None:
+    console.print(
+        f"{row['contender']:<12}{row['batch']} × {row['tokens']:,} tokens  {row['seconds']:.3g} s  "
+        f"{1e3 * row['last']:.3g} ms per token  state {_bytes(row['state_bytes'])}",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _loaded(chosen: Namespace) -> Any:
+    """The linearized model in a folder."""
+    with no_progress_bars():
+        model: Any = AutoModelForCausalLM.from_pretrained(model_folder(chosen.model))
+    if not isinstance(model, LinearizedModel):
+        raise ValueError(f"{chosen.model} is a {model.config.model_type}, not a linearized model; convert it first")
+    return model.to(chosen.device.torch()).eval()
 
 
 def described(plan: Plan) -> list[str]:
