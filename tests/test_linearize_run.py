@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,6 +128,13 @@ def test_a_model_that_cannot_be_converted_leaves_nothing_behind(source, tmp_path
         main(["linearize", str(source / "model"), "--data", "x", "--out", str(tmp_path / "run"), "--layers", "7"]) == 2
     )
     assert "has no such layers" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_peft_is_said_before_anything_is_done(source, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ValueError, match="LoRA needs peft: pip install"):
+        run(conversion(source), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

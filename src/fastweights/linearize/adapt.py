@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -104,6 +105,12 @@ def divergence_of(model: nn.Module, inputs: Mapping[str, Tensor], mode: Mode) ->
     with running(model, mode):
         logits = next_logits(model, given)
     return float(kl(teacher_logits(model, given).flatten(0, 1), logits.flatten(0, 1)))
+
+
+def require_peft() -> None:
+    """Raises ValueError, which says how to get it, if peft is missing."""
+    if find_spec("peft") is None:
+        raise ValueError("LoRA needs peft: pip install 'fastweights[linearize]', or take 0 steps of finetuning")
 
 
 def adapted(model: PreTrainedModel, lora: LoRA | None, train_branches: bool = False) -> Any:

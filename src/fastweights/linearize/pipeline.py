@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fastweights.evals.perplexity import reading
-from fastweights.linearize.adapt import adapted, merged, next_logits, teacher_logits
+from fastweights.linearize.adapt import adapted, merged, next_logits, require_peft, teacher_logits
 from fastweights.linearize.attach import branches, linearize
 from fastweights.linearize.baselines import Adapting, Method, Transferring
 from fastweights.linearize.blocks import transfer_blockwise
@@ -73,11 +73,15 @@ def run(
     out/model is the result, a folder that ``AutoModelForCausalLM.from_pretrained`` reads, out/adapter what it takes to
     make it from the softmax model, out/report/report.html the report, and the JSON files beside them its numbers. When
     `stop()` turns true the step is finished and a checkpoint written.
-    Raises CannotLinearize, DataError, CheckpointError (`out` holds another run, or damage) or NonFiniteError.
+    Raises CannotLinearize, DataError, CheckpointError (`out` holds another run, or damage), NonFiniteError, or
+    ValueError for LoRA without peft.
     """
+    verbs, adapting = VERBS[: VERBS.index(until) + 1], conversion.method.adapt
+    if "finetune" in verbs and adapting is not None and adapting.lora is not None:
+        require_peft()
     with ExitStack() as held:
         work = _Run(conversion, out, device or torch.device("cpu"), reporter, stop, held)
-        return all(not stop() and work.do(verb) for verb in VERBS[: VERBS.index(until) + 1])
+        return all(not stop() and work.do(verb) for verb in verbs)
 
 
 class Whole(Linear):
