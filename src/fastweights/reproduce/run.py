@@ -152,9 +152,9 @@ def reproduce(
     recipe = claim.sizes[size].recipe
     done = run_trials(recipe, Ledger(out), place, listener)
     outcome = judged(name, claim, size, done)
+    (out / "picture.png").write_bytes(png(claim.picture.draw(outcome.measures, f"{claim.paper}, {claim.place}")))
     with whole_file(out / "outcome.json") as new:
         new.write_text(json.dumps(outcome.content(place.device), indent=1, ensure_ascii=False), encoding="utf-8")
-    (out / "picture.png").write_bytes(png(claim.picture.draw(outcome.measures, f"{claim.paper}, {claim.place}")))
     return outcome
 
 
