@@ -165,8 +165,9 @@ def run_trials(recipe: Recipe, ledger: Ledger, place: Place, listener: Listener)
         if repr(trial) not in ledger.done:
             listener(trial, number, len(trials))
             start = time.perf_counter()
-            measures = tuple(trial.run(place.site(ledger.folder_of(trial))))
-            minutes = (time.perf_counter() - start) / 60
+            site = place.site(ledger.folder_of(trial))
+            measures = tuple(trial.run(site))
+            minutes = max((time.perf_counter() - start) / 60, trial.minutes(site))
             ledger.add(Done(repr(trial), trial.name, minutes, commit(), measures))
     return [ledger.done[repr(trial)] for trial in trials]
 
