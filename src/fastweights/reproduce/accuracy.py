@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -9,7 +10,7 @@ from typing import Any
 
 from fastweights.reproduce.claim import Recipe, Site, Trial
 from fastweights.reproduce.measures import At, Measure, Measures
-from fastweights.sweep import Contender, Here, Local, Plan, Row, best, sweep
+from fastweights.sweep import Contender, Folder, Here, Local, Plan, Row, best, sweep
 from fastweights.tasks import FILES, Protocol
 
 FIVE = (0, 1, 2, 3, 4)
@@ -64,8 +65,20 @@ class Training(Trial):
         return self.series + ("" if self.x is None else f" at {self.x}")
 
     def run(self, site: Site) -> list[Measure]:
+        plan, pool = self._plan(site), Here() if site.workers == 1 else Local(site.workers)
+        rows = sweep(plan, site.shared / "sweep", pool, device=str(site.device))
+        if len(rows) < len(list(plan.runs())):
+            raise RuntimeError(f"runs of {self.name} failed; {site.shared / 'sweep' / 'failed'} says why")
+        return list(self._measures(rows))
+
+    def minutes(self, site: Site) -> float:
+        folder = Folder(site.shared / "sweep")
+        rows = [folder.row(run) for run in self._plan(site).runs()]
+        return sum(row.seconds for row in rows if row is not None) / 60 / (site.workers or os.cpu_count() or 1)
+
+    def _plan(self, site: Site) -> Plan:
         effort, protocol = self.effort, self.protocol
-        plan = Plan(
+        return Plan(
             tasks={self.name: protocol.read(site) if isinstance(protocol, Stored) else protocol},
             mixers=(Contender(self.series, self.contender, self.fields),),
             rates=effort.rates,
@@ -74,12 +87,6 @@ class Training(Trial):
             training=effort.training,
             every=effort.every,
         )
-        rows = sweep(
-            plan, site.shared / "sweep", Here() if site.workers == 1 else Local(site.workers), device=str(site.device)
-        )
-        if len(rows) < len(list(plan.runs())):
-            raise RuntimeError(f"runs of {self.name} failed; {site.shared / 'sweep' / 'failed'} says why")
-        return list(self._measures(rows))
 
     def _measures(self, rows: Sequence[Row]) -> Iterable[Measure]:
         chosen = best(rows)[0]

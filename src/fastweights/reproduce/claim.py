@@ -165,6 +165,10 @@ class Trial(ABC):
     def run(self, site: Site) -> list[Measure]:
         """The numbers. A trial that takes long goes on where it was killed, in ``site.folder``."""
 
+    def minutes(self, site: Site) -> float:
+        """What earlier sittings, or other claims, have spent on it, where that is known."""
+        return 0.0
+
 
 class Recipe(ABC):
     """An experiment at one size, a frozen value."""

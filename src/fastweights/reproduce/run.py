@@ -152,9 +152,9 @@ def reproduce(
     recipe = claim.sizes[size].recipe
     done = run_trials(recipe, Ledger(out), place, listener)
     outcome = judged(name, claim, size, done)
+    (out / "picture.png").write_bytes(png(claim.picture.draw(outcome.measures, f"{claim.paper}, {claim.place}")))
     with whole_file(out / "outcome.json") as new:
         new.write_text(json.dumps(outcome.content(place.device), indent=1, ensure_ascii=False), encoding="utf-8")
-    (out / "picture.png").write_bytes(png(claim.picture.draw(outcome.measures, f"{claim.paper}, {claim.place}")))
     return outcome
 
 
@@ -165,8 +165,9 @@ def run_trials(recipe: Recipe, ledger: Ledger, place: Place, listener: Listener)
         if repr(trial) not in ledger.done:
             listener(trial, number, len(trials))
             start = time.perf_counter()
-            measures = tuple(trial.run(place.site(ledger.folder_of(trial))))
-            minutes = (time.perf_counter() - start) / 60
+            site = place.site(ledger.folder_of(trial))
+            measures = tuple(trial.run(site))
+            minutes = max((time.perf_counter() - start) / 60, trial.minutes(site))
             ledger.add(Done(repr(trial), trial.name, minutes, commit(), measures))
     return [ledger.done[repr(trial)] for trial in trials]
 

@@ -60,7 +60,8 @@ def behind(*mixers: Mapping[str, Any]) -> dict[str, Any]:
 def mad(name: str, steps: int, width: int = 64, **sizes: int) -> Protocol:
     """MAD's task of this name with other `sizes`, on MesaNet's blocks."""
     found = TASKS[f"mad-mesanet-{name}"]
-    train, test = (replace(part[0].task, **sizes) for part in (found.train, found.test))
+    tasks: tuple[Any, Any] = found.train[0].task, found.test[0].task
+    train, test = (replace(task, **sizes) for task in tasks)
     return small(train, test, steps, width, 3e-3, norm="rms", mlp="gated", tie_word_embeddings=False)
 
 

@@ -171,7 +171,8 @@ class Extrapolation(Reading):
 
 def by_octave(series: str, loss: PositionLoss, seed: int) -> Iterator[Measure]:
     """Nats per token from each power of two up to the next."""
-    edges = np.unique([*(2 ** np.arange(int(np.log2(len(loss.nll))) + 1)), len(loss.nll) + 1])
+    last = len(loss.nll)
+    edges = np.array(sorted({*(2**n for n in range(int(np.log2(last)) + 1)), last + 1}))
     for edge, value in zip(edges, loss.pooled(edges), strict=False):
         yield Measure(series, float(value), int(edge), POSITION, seed)
 
