@@ -42,6 +42,8 @@ RESULTS = DOCS / "measured" / "linearize.json"
 WINDOW = 16
 LENGTH = 256
 FEATURES = ("elu", "relu", "exp", "hedgehog")
+RATES = {"elu": 1e-1, "relu": 1e-1, "exp": 1e-2, "hedgehog": 1e-1}
+"""Of transfer; exp overflows at the rate that suits the others."""
 LENGTHS = (256, 1024, 4096)
 _FORKS = multiprocessing.get_context("forkserver")
 Row = dict[str, Any]
@@ -78,15 +80,16 @@ def _record(name: str, found: Any) -> None:
 def methods(transfer_steps: int, finetune_steps: int, batch: int) -> dict[str, Method]:
     """What is compared on text; all with the same steps."""
     every = Every(log=10, evaluation=1000, checkpoint=25)
-    rates = [AdamW(lr=lr, betas=(0.9, 0.999), weight_decay=0.0) for lr in (1e-3, 3e-4, 1e-1)]
-    first = Transferring(fit=replace(TRANSFER, steps=transfer_steps, batch=batch, every=every, optimizer=rates[2]))
+    settings = replace(TRANSFER, steps=transfer_steps, batch=batch, every=every)
+    transfers = {name: Transferring(fit=replace(settings, optimizer=_adam(RATES[name]))) for name in FEATURES}
+    first = transfers["hedgehog"]
     settings = replace(ADAPT, steps=finetune_steps, batch=batch, every=every)
-    second = Adapting(fit=replace(settings, optimizer=rates[0]))
-    everything = Adapting(lora=None, branches=True, fit=replace(settings, optimizer=rates[1]))
+    second = Adapting(fit=replace(settings, optimizer=_adam(1e-3)))
+    everything = Adapting(lora=None, branches=True, fit=replace(settings, optimizer=_adam(3e-4)))
     table = {
         f"{name}, {'transfer' if transfer else 'no transfer'}": Method(Analog(name, window=0), transfer, second)
         for name in FEATURES
-        for transfer in (None, first)
+        for transfer in (None, transfers[name])
     }
     return {
         f"window {WINDOW}, transfer": Method(Analog(window=WINDOW), first, second),
@@ -96,6 +99,10 @@ def methods(transfer_steps: int, finetune_steps: int, batch: int) -> dict[str, M
         "SUPRA, all weights": Method(Analog("relu", rule="supra"), None, everything),
         f"window {WINDOW}, dropout 0.5": Method(Analog(window=WINDOW), replace(first, dropout=0.5), second),
     }
+
+
+def _adam(lr: float) -> AdamW:
+    return AdamW(lr=lr, betas=(0.9, 0.999), weight_decay=0.0)
 
 
 def text(teachers: Path, transfer_steps: int, finetune_steps: int, batch: int) -> Iterator[Row]:
