@@ -51,7 +51,7 @@ class Folder:
 
     def points(self, run: Run) -> list[Point]:
         """How far a run has come that may not have ended."""
-        return [Point(int(point.pop("step")), **point) for point in whole_lines(self.logs / f"{run.key}.jsonl")]
+        return [Point(**{**point, "step": int(point["step"])}) for point in whole_lines(self.logs / f"{run.key}.jsonl")]
 
     def write(self, rows: Sequence[Row]) -> None:
         """rows.json and rows.parquet, without curves."""
