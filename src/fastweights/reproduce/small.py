@@ -23,16 +23,9 @@ from fastweights.tasks import (
     Task,
     Training,
 )
+from fastweights.tasks.mqar import SMALL
 
 LOCAL = {"name": "rwkv4_channel"}
-FIELDS: Mapping[str, Any] = {
-    "norm": "layer",
-    "embedding_scale": 1.0,
-    "initializer_range": 0.1,
-    "tie_word_embeddings": True,
-    "mlp": None,
-    "num_hidden_layers": 2,
-}
 
 
 def small(train: Task, test: Task, steps: int, width: int, rate: float = 1e-2, **fields: Any) -> Protocol:
@@ -41,7 +34,7 @@ def small(train: Task, test: Task, steps: int, width: int, rate: float = 1e-2, *
         train=(Segment(train, None),),
         test=(Segment(test, 500),),
         training=Training((rate,), (0.1,), 64, steps=steps, schedule=Constant(), stop=0.99, best=True),
-        backbone=Backbone({**FIELDS, **fields}, (width,)),
+        backbone=Backbone({**SMALL, **fields}, (width,)),
         source="this library",
     )
 
