@@ -375,3 +375,10 @@ def test_building_without_a_working_compiler_says_so(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("PATH", "")
     with pytest.raises(build.BuildError, match=message):
         build.build()
+
+
+@compiled
+def test_an_extension_of_other_sources_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "sources", lambda: 0)
+    with pytest.warns(UserWarning, match="older than its sources.* install fastweights again"):
+        assert library.library.__wrapped__() is None

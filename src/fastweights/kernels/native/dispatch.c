@@ -44,6 +44,7 @@ void fw_convolve(const Convolution *p) { BEST(fw_convolve, p); }
 void fw_convolve_back(const Convolution *p) { BEST(fw_convolve_back, p); }
 
 /* What Python has to know to make room for results */
+const int64_t fw_sources = SOURCES;
 const int64_t fw_matrix_marks = BLOCK, fw_scan_marks = SPAN, fw_widest_scan = WIDEST, fw_most_taps = MOST_TAPS;
 
 int fw_scan_strips(const Forward *p) { return (int)strips(p); }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from struct import Struct
@@ -10,15 +11,26 @@ from struct import Struct
 import torch
 from torch import Tensor
 
-from fastweights.kernels.native.build import LIBRARY
+from fastweights.kernels.native.build import LIBRARY, sources
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled extension, or None where it was not built or does not load."""
+    """The compiled extension, or None where it was not built, does not load, or is of other sources than those here."""
     try:
-        return ctypes.CDLL(str(LIBRARY))
+        found = ctypes.CDLL(str(LIBRARY))
     except OSError:
+        return None
+    if _made_of(found) == sources():
+        return found
+    warnings.warn(f"{LIBRARY} is older than its sources and is left out; install fastweights again", stacklevel=2)
+    return None
+
+
+def _made_of(loaded: ctypes.CDLL) -> int | None:
+    try:
+        return ctypes.c_int64.in_dll(loaded, "fw_sources").value
+    except ValueError:
         return None
 
 
