@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -23,12 +24,14 @@ def unchecked() -> Iterator[None]:
     config.update("jaxtyping_disable", False)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def registry() -> Iterator[None]:
-    """What a test registers goes again."""
+    """What a test registers goes again, and so do modules of its own, as the next test's are called alike."""
     from fastweights.mixers import MIXERS
 
     known = dict(MIXERS)
     yield
     for name in MIXERS.keys() - known.keys():
         del MIXERS[name]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mypkg"]:
+        del sys.modules[name]

@@ -12,7 +12,6 @@ DOCS = Path(__file__).parents[1] / "docs"
 LITERATE = ["dsf-by-example.md", "evals.md", "linearize.md", "new-mixer.md", "sweeps.md", "tasks.md"]
 
 
-@pytest.mark.usefixtures("registry")
 @pytest.mark.parametrize("page", LITERATE)
 def test_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -383,11 +383,11 @@ def test_aligned_labels_get_logits_of_their_own_alone(monkeypatch: pytest.Monkey
     computed: list[int] = []
     plain = model.logits
     monkeypatch.setattr(model, "logits", lambda x: computed.append(len(x)) or plain(x))
-    loss = model(ids, shift_labels=labels, skip_logits=True).loss
+    loss = model(ids, targets=labels, skip_logits=True).loss
     assert computed == [int((labels != -100).sum())]
     assert_close(loss, F.cross_entropy(model(ids).logits.flatten(0, 1), labels.flatten()))
-    with pytest.raises(ValueError, match="either labels or shift_labels"):
-        model(ids, labels=labels, shift_labels=labels)
+    with pytest.raises(ValueError, match="either labels or targets"):
+        model(ids, labels=labels, targets=labels)
 
 
 # training -----------------------------------------------------------------------------------------------------------

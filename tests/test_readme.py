@@ -24,7 +24,6 @@ def command_lines(page: Path = README) -> list[list[str]]:
     return [line for line in words if line]
 
 
-@pytest.mark.usefixtures("registry")
 def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All blocks in order, in one namespace, as a reader would type them."""
     monkeypatch.chdir(tmp_path)

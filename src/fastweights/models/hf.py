@@ -238,13 +238,13 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
         skip_logits: bool | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
-        shift_labels: Tensor | None = None,
+        targets: Tensor | None = None,
     ) -> CausalLMOutputWithPast:
         """Logits ``[b t vocab]``, and with labels the mean loss; see `FastWeightsModel.forward` for the rest.
 
         labels              ``[b t]``, like input_ids; −100 is not counted, the shift by one happens here. Give the
                             first token of a packed document −100 if the one before it is not to predict it
-        shift_labels        in place of `labels`: ``[b t]``, what each token is to predict, without a shift; the loss
+        targets             in place of `labels`: ``[b t]``, what each token is to predict, without a shift; the loss
                             computes logits only where they are not −100
         logits_to_keep      only of the last so many tokens (0: all), or of the tokens with these indices
         num_items_in_batch  what the summed loss is divided by instead of the number of labels
@@ -262,7 +262,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
             return_dict=True,
         )
         x = outputs.last_hidden_state
-        loss = self._loss(x, labels, shift_labels, num_items_in_batch)
+        loss = self._loss(x, labels, targets, num_items_in_batch)
         skip_logits = self.training and loss is not None if skip_logits is None else skip_logits
         span = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         return CausalLMOutputWithPast(
@@ -282,7 +282,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
     ) -> Tensor | None:
         chunk = max(1, LOGITS_AT_ONCE // self.config.vocab_size)
         if labels is not None and shifted is not None:
-            raise ValueError("pass either labels or shift_labels")
+            raise ValueError("pass either labels or targets")
         if shifted is not None:
             return mean_loss(self.logits, *labelled(x, shifted), items=items, chunk=chunk)
         return None if labels is None else next_token_loss(self.logits, x, labels, items=items, chunk=chunk)

@@ -174,7 +174,7 @@ class TokenTask(Task):
         return model(
             input_ids=batch.inputs,
             attention_mask=batch.keep,
-            shift_labels=batch.labels,
+            targets=batch.labels,
             use_cache=False,
             skip_logits=True,
         ).loss
