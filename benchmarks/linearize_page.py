@@ -27,6 +27,7 @@ def _sections(results: dict[str, Any]) -> Iterator[str]:
         yield from _recall(results["recall"]["rows"])
     if "scaling" in results:
         yield from _scaling(results["scaling"]["rows"])
+    yield from _generation(json.loads((DOCS / "measured" / "linearize_generation.json").read_text())["rows"])
 
 
 def _machine(results: dict[str, Any]) -> str:
@@ -105,6 +106,30 @@ def _scaling(rows: Sequence[Row]) -> Iterator[str]:
             for row in rows
         ),
     )
+
+
+def _generation(rows: Sequence[Row]) -> Iterator[str]:
+    yield ""
+    yield "### Generation"
+    yield ""
+    yield "The Llama of text with a window of 16, and with its softmax, by `fastweights linearize bench` on one thread:"
+    yield ""
+    yield from _table(
+        ("model", "sequences", "generated tokens", "seconds", "ms per token at the end", "state, MiB"),
+        (
+            [
+                row["contender"],
+                f"{row['batch']}",
+                f"{row['tokens']:,}",
+                f"{row['seconds']:.1f}",
+                f"{1e3 * row['last']:.1f}",
+                f"{row['state_bytes'] / 2**20:.2f}",
+            ]
+            for row in rows
+        ),
+    )
+    yield ""
+    yield "![throughput, time and state](measured/linearize_generation.png)"
 
 
 def _table(head: Sequence[str], rows: Iterator[list[str]] | Any) -> Iterator[str]:

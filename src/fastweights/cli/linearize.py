@@ -243,7 +243,7 @@ def _generate(chosen: Namespace, _: Console) -> None:
 def _bench(chosen: Namespace, console: Console) -> None:
     model = _loaded(chosen)
     path = chosen.out or chosen.model / "bench.json"
-    settings = {"model": str(chosen.model), "prompt": chosen.prompt, "seconds": chosen.seconds}
+    settings = {"model": chosen.model.name, "prompt": chosen.prompt, "seconds": chosen.seconds}
     report = open_report("generation", path, settings, model.device, lambda row: _show(console, row), quick=True)
     for batch in chosen.batches:
         group = f"batch {batch}, {', '.join(map(str, chosen.tokens))} tokens"
