@@ -10,9 +10,10 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from fastweights.linearize.errors import CannotLinearize
+from fastweights.models.cache import BatchFirst
 
 
-class StateLayer(CacheLayerMixin):
+class StateLayer(BatchFirst, CacheLayerMixin):
     """What a branch keeps of all tokens so far, a tuple of batch-first tensors, in place of their keys and values."""
 
     is_sliding = False
@@ -51,20 +52,10 @@ class StateLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length
 
     def apply(self, f: Callable[[Tensor], Tensor]) -> None:
-        """Replace every tensor by `f` of it."""
         self.state = None if self.state is None else tuple(map(f, self.state))
 
     def reset(self) -> None:
         self.state, self.tokens, self.is_initialized = None, 0, False
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.batch_select_indices(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self.apply(lambda x: x[indices.to(x.device)])
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self.apply(lambda x: x.repeat_interleave(repeats, dim=0))
 
     def offload(self) -> None:
         self.apply(lambda x: x.to("cpu", non_blocking=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -11,7 +12,24 @@ from transformers.cache_utils import Cache
 from fastweights.mixer import MixerState
 
 
-class FastWeightsCache(Cache):
+class BatchFirst(ABC):
+    """What transformers asks of a cache whose tensors are all batch first."""
+
+    @abstractmethod
+    def apply(self, f: Callable[[Tensor], Tensor]) -> None:
+        """Replace every tensor by `f` of it, such as ``Tensor.detach``."""
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.apply(lambda x: x[indices.to(x.device)])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.apply(lambda x: x.repeat_interleave(repeats, dim=0))
+
+
+class FastWeightsCache(BatchFirst, Cache):
     """One `MixerState` per layer, and how many tokens (padding counted) they have seen.
 
     Empty at first; a forward pass with ``use_cache=True`` advances it. Where all mixers are recurrent its size does
@@ -33,7 +51,6 @@ class FastWeightsCache(Cache):
         self.tokens += tokens
 
     def apply(self, f: Callable[[Tensor], Tensor]) -> None:
-        """Replace every tensor by `f` of it, such as ``Tensor.detach``."""
         self.states = tuple(state.map(f) for state in self.states)
 
     def before(self, layers: int, batch: int) -> Sequence[MixerState | None]:
@@ -69,15 +86,6 @@ class FastWeightsCache(Cache):
     def get_max_length(self, layer_idx: int | None = None) -> int:
         """-1: no limit."""
         return -1
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.batch_select_indices(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self.apply(lambda x: x[indices.to(x.device)])
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self.apply(lambda x: x.repeat_interleave(repeats, dim=0))
 
     def crop(self, tokens_to_remove: int) -> NoReturn:
         raise NotImplementedError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from fastweights.analysis.plots import png
 from fastweights.bench.machine import Machine, commit, versions
 from fastweights.reproduce.claim import Check, Claim, Recipe, Site, Trial, Verdict
 from fastweights.reproduce.measures import Measure, Measures
-from fastweights.train.files import whole_file
+from fastweights.train.files import append_line, whole_file, whole_lines
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Done:
 
     @property
     def line(self) -> str:
-        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False) + "\n"
+        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
 
 
 class Ledger:
@@ -47,19 +46,15 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.path = folder, folder / "trials.jsonl"
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.exists() else []
-        whole = [Done.of(line) for line in lines if line.endswith("\n")]
+        whole = [Done.of(line) for line in whole_lines(self.path)]
         self.done = {done.trial: done for done in whole}
-        if len(whole) < len(lines):
+        if self.path.exists():
             with whole_file(self.path) as new:
-                new.write_text("".join(done.line for done in whole), encoding="utf-8")
+                new.write_text("".join(done.line + "\n" for done in whole), encoding="utf-8")
 
     def add(self, done: Done) -> None:
         """Write it down for good."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(done.line)
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self.path, done.line)
         self.done[done.trial] = done
 
     def folder_of(self, trial: Trial) -> Path:

@@ -12,8 +12,7 @@ from fastweights.sweep.plan import Plan, Run
 from fastweights.sweep.pool import Failed, Local, Pool
 from fastweights.sweep.trainer import Point, Row
 from fastweights.train.files import sweep as remove_partial
-from fastweights.train.files import whole_file
-from fastweights.train.metrics import rows as whole_lines
+from fastweights.train.files import whole_file, whole_lines
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Folder:
 
     def points(self, run: Run) -> list[Point]:
         """How far a run has come that may not have ended."""
-        return [Point(**{**point, "step": int(point["step"])}) for point in whole_lines(self.logs / f"{run.key}.jsonl")]
+        return [Point(**json.loads(line)) for line in whole_lines(self.logs / f"{run.key}.jsonl")]
 
     def write(self, rows: Sequence[Row]) -> None:
         """rows.json and rows.parquet, without curves."""

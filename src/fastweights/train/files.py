@@ -36,6 +36,22 @@ def whole_file(target: Path) -> Iterator[Path]:
     sync(target.parent)
 
 
+def append_line(path: Path, line: str) -> None:
+    """Write a line, without its end, down for good."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file but for a torn last one; none if there is no file."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [line for line in lines if line.endswith("\n")]
+
+
 def discard(folder: Path) -> None:
     """Remove a folder such that no half of it is ever seen under its name."""
     if folder.exists() and not folder.name.endswith(PARTIAL):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from fastweights.train.files import whole_file
+from fastweights.train.files import append_line, whole_file, whole_lines
 
 Row = Mapping[str, float]
 """step, loss [nats/token], lr, tokens_per_second, seconds; val_loss [nats/token] where it was evaluated."""
@@ -23,23 +22,18 @@ class Metrics:
     def cut(self) -> None:
         """Remove later lines, and a torn last one, from the file."""
         with whole_file(self._path) as new:
-            new.write_text("".join(map(_line, self.rows)))
+            new.write_text("".join(_line(row) + "\n" for row in self.rows))
 
     def append(self, row: Row) -> None:
         """Write the row down for good."""
         self.rows.append(row)
-        with self._path.open("a") as file:
-            file.write(_line(row))
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self._path, _line(row))
 
 
 def rows(path: Path) -> list[Row]:
     """The whole lines of a metrics file; none if there is no file."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [json.loads(line) for line in whole_lines(path)]
 
 
 def _line(row: Row) -> str:
-    return json.dumps(row, allow_nan=False) + "\n"
+    return json.dumps(row, allow_nan=False)
