@@ -77,9 +77,11 @@ def _made(family: str) -> Any:
 
 
 def teacher(family: str = "llama", **fields: Any) -> Any:
-    """A softmax model in eval mode, the same for the same arguments."""
+    """A softmax model in eval mode, the same for the same arguments; with a softcap eager, for SDPA leaves it out
+    (transformers 5.16; later ones refuse)."""
     config = type(_made(family).config).from_dict({**_made(family).config.to_dict(), **fields})
-    model = AutoModelForCausalLM.from_config(config).eval()
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager" if capped else None).eval()
     model.load_state_dict(_made(family).state_dict())
     return model
 
