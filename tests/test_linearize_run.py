@@ -17,13 +17,14 @@ from transformers import AutoModelForCausalLM
 
 from fastweights.cli import main
 from fastweights.linearize import Analog, linearize
-from fastweights.linearize.baselines import Adapting, Method, Transferring
+from fastweights.linearize.baselines import METHODS, Adapting, Method, Transferring
 from fastweights.linearize.fit import Fit
 from fastweights.linearize.pipeline import Conversion, run
 from fastweights.linearize.text import Data
 from fastweights.train import Bytes, CheckpointError, Every
 from pretrained import llama
 from sittings import FORKS, kill_at
+from tolerances import SAME
 
 EVERY = Every(log=1, evaluation=2, checkpoint=2)
 SHORT = Fit(steps=4, batch=2, every=EVERY)
@@ -129,6 +130,42 @@ def test_a_model_that_cannot_be_converted_leaves_nothing_behind(source, tmp_path
     )
     assert "has no such layers" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_frozen_weights_may_be_quantised_while_the_rest_is_trained(source, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    original = llama(3, torch.float32, vocab_size=256, hidden_size=64, intermediate_size=64, head_dim=16)
+    original.save_pretrained(tmp_path / "softmax")
+    Bytes().build([]).save_pretrained(tmp_path / "softmax")
+    small = conversion(source, model=str(tmp_path / "softmax"), bits=8, softmax_layers=1)
+    assert run(small, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "convert.json").read_text())["largest_difference"] <= SAME
+    result = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model").state_dict()
+    assert {weight.dtype for weight in result.values()} == {torch.float32}
+    changed = {name for name, weight in original.state_dict().items() if not torch.equal(weight, result[name])}
+    assert changed
+    assert all(".self_attn." in name for name in changed)
+    assert any("linear_branch" in name for name in result)
+
+
+def test_weights_that_are_all_trained_are_not_quantised(source):
+    with pytest.raises(ValueError, match="bits=4 with a method that adapts all weights"):
+        conversion(source, method=METHODS["t2r"], bits=4)
+    with pytest.raises(ValueError, match="bits=3: the frozen weights have 4 or 8"):
+        conversion(source, bits=3)
+
+
+def test_four_bits_are_refused_where_they_pass_no_gradients(source, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    with pytest.raises(ValueError, match="bits=4 on a CPU"):
+        run(conversion(source, bits=4), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_bitsandbytes_is_said_before_anything_is_done(source, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ValueError, match="bits=8 needs bitsandbytes: pip install"):
+        run(conversion(source, bits=8), tmp_path / "run")
 
 
 def test_a_missing_peft_is_said_before_anything_is_done(source, tmp_path, monkeypatch):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from safetensors.torch import load_file, save_file
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainingArguments
 
 from fastweights.linearize import Analog, Mode, Teacher, branches, running
@@ -29,6 +35,7 @@ from fastweights.linearize.transfer import (
 from fastweights.recurrence import Decay
 from fastweights.train import CheckpointError, NonFiniteError
 from pretrained import VOCABULARY, linear_llama, stream
+from sittings import FORKS
 from tolerances import assert_close
 
 LOSSES = {"output": TransferLoss(), "weights": TransferLoss(0, 1), "both": TransferLoss(2, 0.5)}
@@ -249,6 +256,45 @@ def test_transformers_trainer_takes_the_mode_that_returns_losses(tmp_path: Path)
     )
     Trainer(model=model, args=arguments, train_dataset=examples).train()
     assert all(not torch.equal(p, before[name]) for name, p in trained(model).items() if not name.endswith("mix"))
+
+
+WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "DistributedDataParallel": DistributedDataParallel,
+    "FSDP": lambda model: fully_shard(model, mesh=init_device_mesh("cpu", (2,))),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_two_processes_have_the_gradients_of_one(tmp_path: Path, wrapper: str):
+    """Each has half of the sequences."""
+    given = [str(tmp_path / "meeting"), wrapper, str(tmp_path / "gradients.safetensors")]
+    processes = [FORKS.Process(target=_half, args=(rank, *given)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    model = TransferModel(linear_llama())
+    halves = [model(stream().batch(4 * rank, 4)["input_ids"])["loss"] for rank in range(2)]
+    torch.stack(halves).mean().backward()
+    found = load_file(tmp_path / "gradients.safetensors")
+    assert found.keys() == trained(model).keys()
+    for name, p in trained(model).items():
+        assert_close(found[name], p.grad, name)
+
+
+def _half(rank: int, meeting: str, wrapper: str, out: str) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    model = TransferModel(linear_llama())
+    wrapped = WRAPPERS[wrapper](model)
+    wrapped(stream().batch(4 * rank, 4)["input_ids"])["loss"].backward()
+    whole = {
+        name: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for name, p in trained(model).items()
+    }
+    if rank == 0:
+        save_file(whole, out)
+    distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("layers", [None, [0, 2]], ids=["all layers", "some layers"])

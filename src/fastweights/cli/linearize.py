@@ -80,6 +80,9 @@ def _add_run(parser: ArgumentParser) -> None:
     _add_method(parser.add_argument_group("method"))
     _add_training(parser.add_argument_group("training"))
     parser.add_argument("--dtype", type=_dtype, metavar="|".join(DTYPES), help="of the weights (default: as they are)")
+    parser.add_argument(
+        "--bits", type=int, choices=(4, 8), help="of the frozen weights in training, to save memory (bitsandbytes)"
+    )
     add_device(parser)
 
 
@@ -203,6 +206,7 @@ def _conversion(chosen: Namespace) -> Conversion:
         softmax_layers=chosen.softmax_layers,
         dtype=chosen.dtype or "auto",
         seed=chosen.seed,
+        bits=chosen.bits,
     )
 
 

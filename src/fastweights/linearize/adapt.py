@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -107,10 +108,10 @@ def divergence_of(model: nn.Module, inputs: Mapping[str, Tensor], mode: Mode) ->
     return float(kl(teacher_logits(model, given).flatten(0, 1), logits.flatten(0, 1)))
 
 
-def require_peft() -> None:
-    """Raises ValueError, which says how to get it, if peft is missing."""
-    if find_spec("peft") is None:
-        raise ValueError("LoRA needs peft: pip install 'fastweights[linearize]', or take 0 steps of finetuning")
+def require(package: str, user: str, otherwise: str) -> None:
+    """Raises ValueError, which says how to get it, if an optional package that `user` needs is missing."""
+    if find_spec(package) is None:
+        raise ValueError(f"{user} needs {package}: pip install {package}, {otherwise}")
 
 
 def adapted(model: PreTrainedModel, lora: LoRA | None, train_branches: bool = False) -> Any:
@@ -154,6 +155,13 @@ def projections(model: PreTrainedModel) -> list[str]:
             type(model).__name__, "its converted attentions have no linear layers to adapt", "train all weights"
         )
     return found
+
+
+def loaded(model: PreTrainedModel, folder: Path) -> Any:
+    """`model` with the adapters and branches that were saved in `folder`."""
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(model, folder)
 
 
 def merged(model: Any) -> PreTrainedModel:

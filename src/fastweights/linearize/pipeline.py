@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from fastweights.evals.perplexity import reading
-from fastweights.linearize.adapt import adapted, merged, next_logits, require_peft, teacher_logits
+from fastweights.linearize.adapt import adapted, loaded, merged, next_logits, require, teacher_logits
 from fastweights.linearize.attach import branches, linearize
 from fastweights.linearize.baselines import Adapting, Method, Transferring
 from fastweights.linearize.blocks import transfer_blockwise
@@ -48,6 +48,8 @@ class Conversion:
     softmax_layers  how many of them stay softmax after all: those that do the most damage
     dtype           of the model's own weights, such as "bfloat16"; "auto": as they are
     seed            of the order of the text
+    bits            4 or 8: of the frozen weights while the rest is trained (bitsandbytes); None: as in `dtype`. The
+                    result has its weights in `dtype` all the same.
     """
 
     model: str
@@ -57,6 +59,13 @@ class Conversion:
     softmax_layers: int = 0
     dtype: str = "auto"
     seed: int = 0
+    bits: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.bits not in (None, 4, 8):
+            raise ValueError(f"bits={self.bits}: the frozen weights have 4 or 8, or None to leave them as they are")
+        if self.bits is not None and _all_weights(self.method.adapt):
+            raise ValueError(f"bits={self.bits} with a method that adapts all weights: quantised ones are not trained")
 
 
 def run(
@@ -74,13 +83,16 @@ def run(
     make it from the softmax model, out/report/report.html the report, and the JSON files beside them its numbers. When
     `stop()` turns true the step is finished and a checkpoint written.
     Raises CannotLinearize, DataError, CheckpointError (`out` holds another run, or damage), NonFiniteError, or
-    ValueError for LoRA without peft.
+    ValueError for LoRA without peft, and for bits without bitsandbytes or, if they are 4, a GPU.
     """
     verbs, adapting = VERBS[: VERBS.index(until) + 1], conversion.method.adapt
     if "finetune" in verbs and adapting is not None and adapting.lora is not None:
-        require_peft()
+        require("peft", "LoRA", "or take 0 steps of finetuning")
+    device = device or torch.device("cpu")
+    if conversion.bits is not None:
+        _require_bits(conversion.bits, device)
     with ExitStack() as held:
-        work = _Run(conversion, out, device or torch.device("cpu"), reporter, stop, held)
+        work = _Run(conversion, out, device, reporter, stop, held)
         return all(not stop() and work.do(verb) for verb in verbs)
 
 
@@ -175,10 +187,9 @@ class _Run:
             found = damages(self.model, [{name: x.to(self.device) for name, x in b.items()} for b in batches])
             self._write("ranking", {"damage": found, "softmax": kept_softmax(found, kept)})
         if kept and not self._adapting:
-            trained = {name: x.detach().clone() for name, x in self.model.named_parameters() if "linear_branch" in name}
             softmax = self._read("ranking")["softmax"]
-            self.model = self._linearized([layer for layer in branches(self.model) if layer not in softmax])
-            adopt(self.model, trained)
+            layers = [layer for layer in branches(self.model) if layer not in softmax]
+            self.model = self._again(layers, self.conversion.bits)
         return True
 
     def _finetune(self) -> bool:
@@ -199,10 +210,19 @@ class _Run:
             if self._adapting and not _all_weights(self.conversion.method.adapt):
                 with whole_folder(self.out / "adapter") as folder:
                     self.model.save_pretrained(folder)
-            self.model = merged(self.model)
+            self.model = self._whole()
             with no_progress_bars(), whole_folder(self.out / "model") as folder:
                 save_model(self.model, self.tokenizer, folder)
         return True
+
+    def _whole(self) -> Any:
+        """The model with its adapters merged, in weights that were not quantised."""
+        if self.conversion.bits is None:
+            return merged(self.model)
+        layers = list(branches(self.model))
+        if self._adapting:
+            return merged(loaded(self._linearized(layers, None), self.out / "adapter"))
+        return self._again(layers, None)
 
     def _evaluate(self) -> bool:
         if not self._has("evaluation"):
@@ -244,15 +264,27 @@ class _Run:
 
     @cached_property
     def model(self) -> Any:
-        return self._linearized(self.conversion.layers)
+        return self._linearized(self.conversion.layers, self.conversion.bits)
 
-    def _linearized(self, layers: Any) -> Any:
+    def _again(self, layers: Any, bits: int | None) -> Any:
+        """A model with these layers converted, its branches as they have been trained."""
+        trained = {name: x.detach().clone() for name, x in self.model.named_parameters() if "linear_branch" in name}
+        model = self._linearized(layers, bits)
+        adopt(model, trained)
+        return model
+
+    def _linearized(self, layers: Any, bits: int | None) -> Any:
         torch.manual_seed(self.conversion.seed)
-        return linearize(self._original(), self.conversion.method.analog, layers).to(self.device)
+        return linearize(self._original(bits), self.conversion.method.analog, layers)
 
-    def _original(self) -> Any:
+    def _original(self, bits: int | None = None) -> Any:
+        options: dict[str, Any] = {"dtype": self.conversion.dtype}
+        if bits is not None:
+            options["quantization_config"] = BitsAndBytesConfig(load_in_4bit=bits == 4, load_in_8bit=bits == 8)
+            options["device_map"] = {"": self.device}
         with no_progress_bars():
-            return AutoModelForCausalLM.from_pretrained(self.conversion.model, dtype=self.conversion.dtype)
+            model = AutoModelForCausalLM.from_pretrained(self.conversion.model, **options)
+        return model if bits is not None else model.to(self.device)
 
     def _judged(self, modes: Mapping[str, Any] | None = None) -> dict[str, Judged]:
         teacher = self._kept_teacher if self._adapting and _all_weights(self.conversion.method.adapt) else None
@@ -261,7 +293,7 @@ class _Run:
     @cached_property
     def _kept_teacher(self) -> Callable[[Mapping[str, Tensor]], Tensor]:
         """The model as it was, where all its weights have changed."""
-        original = self._original().to(self.device).eval()
+        original = self._original().eval()
         return torch.no_grad()(lambda given: next_logits(original, given))
 
     def _has(self, name: str) -> bool:
@@ -274,6 +306,12 @@ class _Run:
         with whole_file(self.out / f"{name}.json") as new:
             new.write_text(json.dumps(content, indent=1))
         return True
+
+
+def _require_bits(bits: int, device: torch.device) -> None:
+    require("bitsandbytes", f"bits={bits}", "or leave the weights as they are")
+    if bits == 4 and device.type == "cpu":
+        raise ValueError("bits=4 on a CPU: bitsandbytes passes no gradients through such weights there; take bits=8")
 
 
 def _all_weights(adapting: Adapting | None) -> bool:
