@@ -202,8 +202,8 @@ def _small(length: int, pairs: int, steps: int) -> Protocol:
         training=Training((3e-3, 1e-2), (0.1,), 64, steps=steps, schedule=Constant(), stop=0.99, best=True),
         backbone=Backbone(SMALL, (64,), {"softmax": {**_SOFTMAX, "learnt_positions": length}}),
         source="this library",
-        differs="256 tokens, initial weights of 0.1, no dropout, a constant rate, new examples in every batch: a minute "
-        "on a CPU, where a rate that falls stops on the first plateau",
+        differs="256 tokens, initial weights of 0.1, no dropout, a constant rate, new examples in every batch: a "
+        "minute on a CPU, where a rate that falls stops on the first plateau",
     )
 
 
