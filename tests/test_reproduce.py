@@ -8,12 +8,13 @@ from itertools import combinations
 from math import inf
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from fastweights.cli import main
 from fastweights.mixers import plugin
-from fastweights.models import FastWeightsForCausalLM
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, FastWeightsForSequenceClassification
 from fastweights.recurrence import ConjugateGradient
 from fastweights.reproduce import (
     CLAIMS,
@@ -38,16 +39,17 @@ from fastweights.reproduce import (
 from fastweights.reproduce.accuracy import UPDATES, Effort, Training, Trainings
 from fastweights.reproduce.claims.lolcats import SMALL as TEACHER
 from fastweights.reproduce.conversion import Conversions, Converted, shortened
-from fastweights.reproduce.destroyed import Destroyed
 from fastweights.reproduce.measures import DOUBT, _ranks
 from fastweights.reproduce.pictures import Bars, Curves
+from fastweights.reproduce.published import Destroyed, twice
 from fastweights.reproduce.run import Ledger
-from fastweights.reproduce.small import behind, mqar
+from fastweights.reproduce.small import behind, long_range, mqar
 from fastweights.reproduce.solving import ADDED, STEPS, Insides, Solvers, rank_correlation
 from fastweights.reproduce.speed import Generation, Models, Stretches, Timed, Token, TrainingSteps
 from fastweights.reproduce.text import FAR, SMALL, Extrapolation, LanguageModels, Model, Positions
 from fastweights.reproduce.theory import Theorem
 from fastweights.train import Text
+from tolerances import assert_close
 
 CPU = torch.device("cpu")
 THEOREMS = [name for name, one in CLAIMS.items() if isinstance(one.cpu.recipe, Theorem)]
@@ -369,7 +371,7 @@ def test_conversions_start_from_one_teacher(tmp_path: Path) -> None:
 
 
 def test_the_destroyed_start_is_that_of_gpt2() -> None:
-    name = plugin("fastweights.reproduce.destroyed:Destroyed")
+    name = plugin("fastweights.reproduce.published:Destroyed")
     protocol = mqar(16, 4, 16, 2)
     model = FastWeightsForCausalLM(protocol.config(name))
     found = [module for module in model.modules() if isinstance(module, Destroyed)]
@@ -378,6 +380,19 @@ def test_the_destroyed_start_is_that_of_gpt2() -> None:
 
 
 # the page -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_softmax_is_learnt_through_but_not_predicted_by() -> None:
+    protocol = long_range(1)["ListOps"]
+    once, again = protocol.task, twice(protocol).task
+    batch = once.draw(np.random.default_rng(0), 4)
+    model = FastWeightsForSequenceClassification(
+        FastWeightsConfig(hidden_size=8, num_hidden_layers=1, mixers=[{"name": "linear"}], **once.demands)
+    ).eval()
+    logits = once.logits(model, batch)
+    wanted = -logits.softmax(-1).log_softmax(-1).gather(1, batch.labels[:, None]).mean()
+    assert_close(again.loss(model, batch), wanted, "loss")
+    assert torch.equal(again.right(again.logits(model, batch), batch), once.right(logits, batch))
 
 
 def test_the_page_is_what_was_measured() -> None:

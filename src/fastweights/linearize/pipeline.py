@@ -283,7 +283,7 @@ class _Run:
             options["quantization_config"] = BitsAndBytesConfig(load_in_4bit=bits == 4, load_in_8bit=bits == 8)
             options["device_map"] = {"": self.device}
         with no_progress_bars():
-            model = AutoModelForCausalLM.from_pretrained(self.conversion.model, **options)
+            model: Any = AutoModelForCausalLM.from_pretrained(self.conversion.model, **options)
         return model if bits is not None else model.to(self.device)
 
     def _judged(self, modes: Mapping[str, Any] | None = None) -> dict[str, Judged]:
