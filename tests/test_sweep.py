@@ -525,3 +525,11 @@ def test_ray_gives_the_same_rows(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")
         rows = sweep(one, tmp_path / "ray", Ray())
     assert [timeless(row) for row in rows] == [timeless(row) for row in sweep(one, tmp_path / "here", Here())]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["mqar-small-32x4", "mqar-small-64x8"])
+def test_softmax_solves_the_small_protocols(task: str, tmp_path: Path) -> None:
+    one = plan(tasks={task: TASKS[task]}, mixers=(Contender.of("softmax"),), rates=(3e-3,), seeds=(0,), every=100)
+    (row,) = sweep(one, tmp_path, Here())
+    assert row.accuracy > 0.98
