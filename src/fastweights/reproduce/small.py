@@ -17,7 +17,6 @@ from fastweights.tasks import (
     Backbone,
     Constant,
     ListOps,
-    Pathfinder,
     Protocol,
     Segment,
     Task,
@@ -59,13 +58,9 @@ def mad(name: str, steps: int, width: int = 64, **sizes: int) -> Protocol:
 
 
 SHORT_LISTOPS = ListOps(shortest=10, longest=50)
-SHORT_CURVES = Pathfinder(side=16, dashes=4, distractors=1, distractor_dashes=2, apart=4.0)
 
 
 def long_range(steps: int) -> dict[str, Protocol]:
-    """ListOps with 10 to 50 tokens, and curves of 4 dashes on 16 × 16 pixels, read both ways."""
+    """ListOps with 10 to 50 tokens."""
     fields = {"norm": "layer", "mlp": "gated", "tie_word_embeddings": False, "initializer_range": None}
-    return {
-        "ListOps": small(SHORT_LISTOPS, SHORT_LISTOPS, steps, 32, 3e-3, **fields),
-        "Pathfinder": small(SHORT_CURVES, SHORT_CURVES, steps, 32, 3e-3, **fields, bidirectional=True),
-    }
+    return {"ListOps": small(SHORT_LISTOPS, SHORT_LISTOPS, steps, 32, 3e-3, **fields)}

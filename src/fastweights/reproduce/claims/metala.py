@@ -317,7 +317,7 @@ LRA = {
             Above(Term("metala", "average"), Term("mamba", "average")),
         ),
         unit="accuracy [%]",
-        cpu=Size(_arena(long_range(300), Effort()), 8, "ListOps and Pathfinder alone, far shorter: not long range."),
+        cpu=Size(_arena(long_range(300), Effort()), 4, "ListOps alone, of 10 to 50 tokens: not long range."),
         gpu=Size(
             _arena(
                 {"ListOps": TASKS["lra-listops-small"], "Pathfinder": TASKS["lra-pathfinder-small"]},
