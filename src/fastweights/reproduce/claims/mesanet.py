@@ -297,7 +297,11 @@ TEXT = {
             Above(Term("gla", -1, DIFFERENCE), Term("gla", 2, DIFFERENCE)),
         ),
         unit=LOWER,
-        cpu=Size(_models(_contenders(2, 16), SMALL, FIVE, Positions(32_768, 257)), 15, "200 updates of 2,048 tokens."),
+        cpu=Size(
+            _models(_contenders(2, 16), SMALL, FIVE, Positions(32_768, 257)),
+            15,
+            "200 updates of 2,048 tokens: too few for the Transformer, which is behind even a window of 16.",
+        ),
         gpu=Size(
             _models(_contenders(4, 64), MEDIUM, FIVE, Positions(262_144, 513)), 10, "One seed: no spread, no verdict."
         ),
@@ -332,7 +336,9 @@ TEXT = {
         ),
         unit=LOWER,
         cpu=Size(
-            _models(_contenders(2, 16), SMALL, FIVE, Extrapolation(16_384, (256, 1024, 4096))), 3, "After Table 2."
+            _models(_contenders(2, 16), SMALL, FIVE, Extrapolation(16_384, (256, 1024, 4096))),
+            3,
+            "After Table 2. Longer means are over other text, which is harder for all models alike.",
         ),
         gpu=Size(
             _models(_contenders(4, 64), MEDIUM, FIVE, Extrapolation(131_072, (512, 4096, 16_384))),
@@ -356,7 +362,11 @@ TEXT = {
             Above(Term("tol 1e-1", "last quarter", ADDED), Term("tol 1e-4", "last quarter", ADDED)),
         ),
         unit=LOWER,
-        cpu=Size(_solved(2, SMALL, FIVE, Solvers(SOLVERS, "30 steps", 8192, 1024)), 4, "After Table 2."),
+        cpu=Size(
+            _solved(2, SMALL, FIVE, Solvers(SOLVERS, "30 steps", 8192, 1024)),
+            4,
+            "After Table 2. After 200 updates γ is so small that CG is done in 4 to 6 steps.",
+        ),
         gpu=Size(_solved(4, MEDIUM, FIVE, Solvers(SOLVERS, "30 steps", 65_536, 2048)), 4, "After Table 2."),
         paper_size=Size(_solved(6, LARGE, ONE, Solvers(SOLVERS, "30 steps", 1_000_000, 8192)), 30),
         picture=Bars(LOWER),
@@ -372,7 +382,11 @@ TEXT = {
             Above(Term("5 steps"), Term("15 steps")),
         ),
         unit=LOWER,
-        cpu=Size(_steps(2, SMALL, FIVE, Positions(32_768, 257)), 6),
+        cpu=Size(
+            _steps(2, SMALL, FIVE, Positions(32_768, 257)),
+            6,
+            "After 200 updates CG is done in 4 to 6 steps (Figure 7).",
+        ),
         gpu=Size(_steps(4, MEDIUM, FIVE, Positions(262_144, 513)), 8),
         paper_size=Size(_steps(6, LARGE, ONE, Positions(2_000_000, 2049)), 3000),
         picture=Bars(LOWER),

@@ -276,7 +276,9 @@ ABLATION = {
         statements=tuple(Above(Term(name), Term("metala")) for name in VARIANTS if name != "metala"),
         unit="nats per token (lower is better)",
         cpu=Size(
-            _ablation(SMALL, 2, FIVE, Positions(32_768, 257)), 8, "Loss, where the paper has zero-shot accuracies."
+            _ablation(SMALL, 2, FIVE, Positions(32_768, 257)),
+            8,
+            "Loss after 200 updates, where the paper has zero-shot accuracies of trained models.",
         ),
         gpu=Size(_ablation(MEDIUM, 4, FIVE, Positions(262_144, 513)), 10),
         paper_size=Size(_ablation(LARGE, 8, (0,), Positions(2_000_000, 2049)), 4000, "Loss instead of accuracies."),
