@@ -104,6 +104,14 @@ def test_equals_the_definition(rule: str, decay: str, gate: str) -> None:
 
 
 @compiled
+@pytest.mark.parametrize(("rule", "decay"), [("decay", "tied"), *product(["decay", "delta"], ["none", "vector"])])
+@pytest.mark.parametrize("v", [64, 144, 20])
+def test_a_token_of_many_heads(rule: str, decay: str, v: int) -> None:
+    """States that are written past the caches, if they are whole vectors."""
+    assert_agrees(record(rule, decay, "mixed", b=8, t=1, h=16, k=64, v=v))
+
+
+@compiled
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_in_batches(shape: tuple[int, int, int]) -> None:
     t, k, v = shape
@@ -142,6 +150,16 @@ def turning(given: Recurrence, *real: str) -> Decay:
 @pytest.mark.parametrize("gate", ["gentle", "resets"])
 def test_complex_scans(decay: str, gate: str, k: int, h: int) -> None:
     assert_agrees(turning(record("decay", decay, gate, b=2, t=41, h=h, k=k, v=1), "q"), "scan (compiled)")
+
+
+@compiled
+@pytest.mark.parametrize(("k", "v"), [(1, 3), (6, 2), (150, 2), (150, 1)])
+@pytest.mark.parametrize("decay", ["vector", "tied"])
+def test_complex_heads_of_several_values_and_wide_keys(decay: str, k: int, v: int) -> None:
+    """H3's: a system per product of a key with a value."""
+    given = turning(record("decay", decay, "mixed", b=2, t=20, h=3, k=k, v=v), "v")
+    assert_agrees(given, "scan (compiled)")
+    assert_agrees(replace(given, log_decay=given.log_decay[:1, :1]), "scan (compiled)")
 
 
 @compiled
@@ -254,8 +272,8 @@ def test_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, isa: str, rule
         monkeypatch.setattr(
             rules, name, code._replace(forward=f"{code.forward}_{isa}", backward=f"{code.backward}_{isa}")
         )
-    for gate in ("gentle", "resets"):
-        given = record(rule, "vector", gate, b=1, t=40, h=h, k=k, v=v)
+    for gate, t in (("gentle", 40), ("resets", 40), ("mixed", 1)):
+        given = record(rule, "vector", gate, b=1, t=t, h=h, k=k, v=v)
         assert_agrees(given)
         if v == 1:
             assert_agrees(turning(given))
