@@ -261,9 +261,11 @@ def _refuses_scan(recurrence: Recurrence) -> str | None:
     if recurrence.log_decay is None or recurrence.log_decay.shape[-1] != width:
         return "not every key has a decay of its own"
     refusal = _refuses(recurrence, (torch.float32, torch.complex64))
-    if refusal is None and not recurrence.accumulator.is_complex and width > (most := library.constant(WIDEST)):
-        return f"its real keys are {width} wide, more than {most}"
-    return refusal
+    if refusal or (values == 1 and width <= library.constant(WIDEST)):
+        return refusal
+    if not recurrence.accumulator.is_complex:
+        return f"its real keys are {width} wide, more than {library.constant(WIDEST)}"
+    return "it is one token, of which torch takes all values and keys at once" if len(recurrence) == 1 else None
 
 
 NATIVE_SCAN = Kernel("scan (compiled)", _refuses_scan, _run_scan)
