@@ -1,7 +1,8 @@
 """Render docs/measured/*.json as docs/performance.md and its picture: ``python benchmarks/page.py``.
 
-The figures are whatever `fastweights bench ops` and `fastweights bench ops --scaling` wrote into docs/measured/ops.json
-and docs/measured/scaling.json; the goals beside them are the ones the project set itself.
+The figures are whatever `fastweights bench ops`, `bench ops --scaling`, `bench decode` and `bench train` wrote into
+ops.json, scaling.json, decode.json and train.json there (the last two may be missing); the goals beside them are the
+ones the project set itself.
 """
 
 from __future__ import annotations
@@ -45,19 +46,26 @@ GOALS = {
 }
 OF_SCALAR = {"decay vector gentle": 1.3, "decay vector steep": 2.5, "decay tied": 1.3}
 SLOPE_GOAL = 1.05
+CROSSOVER_GOAL = 512
+STEP_GOALS = {"recurrence": 1.5, "model": 1.3}
 OTHER_FUNCTION = "SDPA"
 COMPILED = "(compiled)"
 MARKERS = "oDv^sP*X"
 
 
 def main() -> None:
-    ops, scaling = (json.loads((DOCS / "measured" / f"{name}.json").read_text()) for name in ("ops", "scaling"))
+    ops, scaling, decode, train = map(_measured, ("ops", "scaling", "decode", "train"))
     slopes = [row for row in scaling["rows"] if row["type"] == "SlopeRow"]
     _plot(slopes, DOCS / "measured" / "scaling.png")
-    (DOCS / "performance.md").write_text("\n".join(_page(ops, slopes)) + "\n")
+    (DOCS / "performance.md").write_text("\n".join(_page(ops, slopes, decode, train)) + "\n")
 
 
-def _page(ops: dict[str, Any], slopes: list[Row]) -> Iterator[str]:
+def _measured(name: str) -> dict[str, Any]:
+    path = DOCS / "measured" / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else {"rows": []}
+
+
+def _page(ops: dict[str, Any], slopes: list[Row], decode: dict[str, Any], train: dict[str, Any]) -> Iterator[str]:
     header = ops["header"]
     yield "# Measured on a CPU"
     yield ""
@@ -72,6 +80,8 @@ def _page(ops: dict[str, Any], slopes: list[Row]) -> Iterator[str]:
         yield from _section(op, list(of_op))
     yield from _beside_scalar(rows)
     yield from _slopes(slopes)
+    yield from _steps(decode)
+    yield from _training(train)
 
 
 def _machine(header: dict[str, Any]) -> str:
@@ -178,13 +188,16 @@ def _beside_scalar(rows: list[Row]) -> Iterator[str]:
 
 
 def _crossovers(rows: list[Row]) -> Iterator[str]:
-    """From which length on a linear rule is faster than softmax attention."""
-    times = {(row["op"], row["phase"]): dict(zip(row["lengths"], row["seconds"], strict=True)) for row in rows}
-    for (op, phase), ours in times.items():
-        softmax = times.get(("softmax", phase), {})
-        faster = [t for t, seconds in ours.items() if t in softmax and seconds < softmax[t]]
-        if op != "softmax" and faster:
-            yield f"{op}, {phase}: {min(faster)}"
+    """From which length on a linear rule on heads of the same sizes is faster than softmax attention."""
+    softmax = {row["phase"]: row for row in rows if row["op"] == "softmax"}
+    for row in rows:
+        other = softmax.get(row["phase"])
+        if row["op"] != "softmax" and other and row["sizes"] == other["sizes"]:
+            slower = dict(zip(other["lengths"], other["seconds"], strict=True))
+            ours = {t: seconds for t, seconds in zip(row["lengths"], row["seconds"], strict=True) if t in slower}
+            behind = max((t for t, seconds in ours.items() if seconds >= slower[t]), default=0)
+            first = min((t for t in ours if t > behind), default=None)
+            yield f"| {row['op']} | {row['phase']} | {first or f'beyond {behind}'} [{CROSSOVER_GOAL}] |"
 
 
 def _slopes(rows: list[Row]) -> Iterator[str]:
@@ -193,18 +206,78 @@ def _slopes(rows: list[Row]) -> Iterator[str]:
     yield ""
     yield f"Slope of log time over log T, from 512 to 64k tokens and over the upper half [goal {SLOPE_GOAL}]; ms."
     yield ""
-    lengths = rows[0]["lengths"] if rows else []
+    lengths = max((row["lengths"] for row in rows), key=len, default=[])
     yield f"| op | | slope | above | {' | '.join(map(str, lengths))} |"
     yield f"|---|---|---|---|{'---|' * len(lengths)}"
     for row in rows:
-        times = " | ".join(f"{1e3 * seconds:.3g}" for seconds in row["seconds"])
+        cells = [f"{1e3 * seconds:.3g}" for seconds in row["seconds"]]
+        times = " | ".join(cells + [""] * (len(lengths) - len(cells)))
         yield f"| {row['op']} | {row['phase']} | {row['slope']:.3f} | {row['upper_slope']:.3f} | {times} |"
     if crossovers := list(_crossovers(rows)):
         yield ""
         yield "Faster than softmax attention (SDPA) of the same sizes from this length on, of those measured:"
-        yield f"{'; '.join(crossovers)}."
+        yield ""
+        yield "| op | | from T [goal] |"
+        yield "|---|---|---|"
+        yield from crossovers
     yield ""
     yield "![Time against length](measured/scaling.png)"
+
+
+def _steps(decode: dict[str, Any]) -> Iterator[str]:
+    """Each of our tokens beside its floor and its fastest peer, rules before mixers before models."""
+    rows = [row for row in decode["rows"] if row["type"] == "StepRow" and row["seconds"]]
+    if not rows:
+        return
+    yield ""
+    yield "## One token"
+    yield ""
+    bandwidth = decode["ceilings"]["bandwidth"] / 1e9
+    yield f"Commit {decode['header']['commit'][:9]}. The floor is the time that reading the weights once, and reading"
+    yield f"and writing the state once, takes at {bandwidth:.0f} GB/s. Of GEMM: the model's products against the"
+    yield "machine's rate, which bounds many sequences at once."
+    yield ""
+    yield "| | | sizes | ours | × floor [goal] | of GEMM | fastest peer | × |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for (level, op, sizes), found in groupby(rows, lambda row: (row["level"], row["op"], row["sizes"])):
+        yield _step(level, op, sizes, list(found))
+
+
+def _step(level: str, op: str, sizes: str, rows: list[Row]) -> str:
+    ours = next(row for row in rows if row["library"] == OURS)
+    peer = _fastest([row for row in rows if row["library"] != OURS])
+    goal = f" [{STEP_GOALS[level]}]" if level in STEP_GOALS else ""
+    gemm = f"{ours['gemm']:.0%}" if ours.get("gemm") else ""
+    beside = f"{_ms(peer)} ({peer['contender']})" if peer else ""
+    cells = [level, op, sizes, _ms(ours), f"{ours['over_floor']:.2f}{goal}", gemm, beside, _times(peer, ours, None)]
+    return f"| {' | '.join(cells)} |"
+
+
+def _training(train: dict[str, Any]) -> Iterator[str]:
+    """A step of small models of equal size, eager and compiled."""
+    if not train["rows"]:
+        return
+    yield ""
+    yield "## Training step, eager and compiled"
+    yield ""
+    yield f"Commit {train['header']['commit'][:9]}. Forward, backward and optimiser of small language models of"
+    yield "equal size; compilation itself is not timed."
+    yield ""
+    yield "| mixer | parameters | tokens | eager | torch.compile | eager / compiled |"
+    yield "|---|---|---|---|---|---|"
+    for mixer, found in groupby(train["rows"], lambda row: row["mixer"]):
+        rows = {row["contender"]: row for row in found}
+        eager, compiled = rows["eager"], rows.get("torch.compile")
+        timed = [row for row in (eager, compiled) if row and row["seconds"]]
+        factor = _times(timed[0], timed[1], None) if len(timed) == 2 else ""
+        cells = [mixer, f"{eager['parameters']:,}", str(eager["tokens"]), _took(eager), _took(compiled), factor]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _took(row: Row | None) -> str:
+    if row is None:
+        return ""
+    return _ms(row) if row["seconds"] else row["note"]
 
 
 def _plot(rows: list[Row], path: Path) -> None:

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from importlib import import_module
 from inspect import unwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -27,6 +28,7 @@ from fastweights.evaluate import evaluate
 from fastweights.generate import stream
 from fastweights.mixers import MIXERS
 from fastweights.models import FastWeightsCache, FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.models.presets import preset
 from fastweights.recurrence.base import State
 
 SIZES = (Sizes(1, 1, 8, 64, 64), Sizes(32, 1, 16, 128, 128))
@@ -35,6 +37,7 @@ QUICK_SIZES = (Sizes(1, 1, 2, 16, 16),)
 QUICK_CHANNELS = (Sizes(1, 1, 32, 1, 1),)
 CONTEXT = 2048
 BATCHES = (1, 32)
+PRESET_NAMES = ("metala-360m", "mesanet-440m-gated-deltanet")
 SKIPPED = ("decay vector steep", "softmax window 64", "scan complex", "mesa tol 1e-5")
 FLAT = ("metala", "softmax")
 
@@ -62,6 +65,7 @@ class StepRow:
 
     ratio  its time / ours
     floor  seconds that reading the weights once and the state twice (read, written) takes at the machine's bandwidth
+    gemm   of a model, its products' FLOPs / seconds / the machine's rate: what many sequences at once are bound by
     """
 
     level: str
@@ -74,6 +78,7 @@ class StepRow:
     ratio: float | None
     floor: float | None
     over_floor: float | None
+    gemm: float | None
     note: str
 
 
@@ -167,7 +172,9 @@ def run_decode(report: Report, plan: DecodePlan, device: torch.device) -> None:
     for name in filter(plan.wants, MIXERS):
         for batch in BATCHES[:1] if plan.quick else BATCHES:
             _measure_mixer(report, plan, name, batch, device)
-        _measure_model(report, plan, name, device)
+        _measure_model(report, plan, name, partial(small_model, name, device, quick=plan.quick), (1,))
+    for name in () if plan.quick else filter(plan.wants, PRESET_NAMES):
+        _measure_model(report, plan, name, partial(_preset_model, name, device), BATCHES)
     for name in FLAT:
         if plan.tokens and plan.wants(name) and not report.has(group := f"flatness {name} {plan.tokens}"):
             report.add(group, [flatness(name, plan, device)])
@@ -191,7 +198,7 @@ def _measure_step(report: Report, plan: DecodePlan, case: RecurrenceCase, sizes:
         functions[peer.name] = _bound(peer, inputs, state)
     functions["SDPA with a cache"] = _attention(sizes, plan.context, device)
     moved = 2 * _nbytes(state) + sum(x.nbytes for x in inputs.values())
-    report.add(group, list(_rows("recurrence", case.name, str(sizes), functions, moved, report, plan, device)))
+    report.add(group, list(_rows("recurrence", case.name, str(sizes), functions, Moved(moved), report, plan, device)))
 
 
 def _before(case: RecurrenceCase, sizes: Sizes, context: int, device: torch.device) -> tuple[Inputs, State]:
@@ -227,12 +234,19 @@ def _nbytes(state: State) -> int:
     return sum(s.nbytes for s in (state if isinstance(state, tuple) else (state,)))
 
 
+class Moved(NamedTuple):
+    """What one token costs at least: bytes read and written, FLOPs of matrix products (0: not counted)."""
+
+    bytes: int
+    flops: float = 0.0
+
+
 def _rows(
     level: str,
     op: str,
     sizes: str,
     functions: dict[str, Function | Failure],
-    moved: int,
+    moved: Moved,
     report: Report,
     plan: DecodePlan,
     device: torch.device,
@@ -240,7 +254,8 @@ def _rows(
     callable_ = {name: f for name, f in functions.items() if not isinstance(f, Failure)}
     times = alternate(callable_, clock_of(device), plan.budget)
     first = times["fastweights"]
-    floor = moved / Ceilings.of(report.ceilings).bandwidth
+    ceilings = Ceilings.of(report.ceilings)
+    floor, products = moved.bytes / ceilings.bandwidth, moved.flops / ceilings.gemm(torch.float32)
     libraries = {"fastweights": "fastweights"} | {p.name: p.library for p in PEERS.get(op, ())}
     for name, function in functions.items():
         found = function if isinstance(function, Failure) else times[name]
@@ -256,6 +271,7 @@ def _rows(
             ratio=taken.median / first.median if taken and isinstance(first, Times) else None,
             floor=floor if ours else None,
             over_floor=taken.median / floor if taken and ours else None,
+            gemm=products / taken.median if taken and ours and products else None,
             note=found.reason if isinstance(found, Failure) else "",
         )
 
@@ -272,7 +288,7 @@ def _measure_mixer(report: Report, plan: DecodePlan, name: str, batch: int, devi
         _, state = mixer(x)
     moved = sum(p.nbytes for p in mixer.parameters()) + 2 * state.nbytes
     functions: dict[str, Function | Failure] = {"fastweights": _step(lambda: mixer(x[:, :1], state))}
-    report.add(group, list(_rows("mixer", name, f"b{batch} d{d}", functions, moved, report, plan, device)))
+    report.add(group, list(_rows("mixer", name, f"b{batch} d{d}", functions, Moved(moved), report, plan, device)))
 
 
 def small_model(mixer: str, device: torch.device, *, quick: bool) -> FastWeightsForCausalLM:
@@ -284,20 +300,37 @@ def small_model(mixer: str, device: torch.device, *, quick: bool) -> FastWeights
         return FastWeightsForCausalLM(config).eval()
 
 
-def _measure_model(report: Report, plan: DecodePlan, name: str, device: torch.device) -> None:
-    group = f"model {name} quick={plan.quick}"
-    if report.has(group):
+def _preset_model(name: str, device: torch.device) -> FastWeightsForCausalLM:
+    """A published architecture with random weights."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        return FastWeightsForCausalLM(preset(name)).eval()
+
+
+def _measure_model(
+    report: Report, plan: DecodePlan, name: str, build: Callable[[], FastWeightsForCausalLM], batches: Sequence[int]
+) -> None:
+    groups = {batch: f"model {name} b{batch} quick={plan.quick}" for batch in batches}
+    if all(map(report.has, groups.values())):
         return
-    model = small_model(name, device, quick=plan.quick)
-    prompt = torch.zeros(1, 8, dtype=torch.long, device=device)
-    tokens = stream(model, prompt, temperature=0)
-    cache = FastWeightsCache()
+    model = build()
+    for batch, group in groups.items():
+        if not report.has(group):
+            report.add(group, list(_model_rows(report, plan, name, model, batch)))
+
+
+def _model_rows(
+    report: Report, plan: DecodePlan, name: str, model: FastWeightsForCausalLM, batch: int
+) -> Iterator[StepRow]:
+    prompt, cache = torch.zeros(batch, 8, dtype=torch.long, device=model.device), FastWeightsCache()
     with torch.no_grad():
-        model(prompt, None, cache, use_cache=True)
-    moved = sum(p.nbytes for p in set(model.parameters())) + 2 * cache.nbytes
+        model(prompt, None, cache, use_cache=True, logits_to_keep=1)
+    weights = set(model.parameters())
+    count = sum(p.numel() for p in weights)
+    moved = Moved(sum(p.nbytes for p in weights) + 2 * cache.nbytes, 2.0 * batch * count)
+    tokens = stream(model, prompt, temperature=0)
     functions: dict[str, Function | Failure] = {"fastweights": lambda: next(tokens)}
-    sizes = f"b1 {sum(p.numel() for p in set(model.parameters()))} parameters"
-    report.add(group, list(_rows("model", name, sizes, functions, moved, report, plan, device)))
+    yield from _rows("model", name, f"b{batch} {count} parameters", functions, moved, report, plan, model.device)
 
 
 @torch.no_grad()

@@ -24,6 +24,8 @@ QUICK_CHANNEL_SIZES = (Sizes(1, 256, 32, 1, 1),)
 STATE_ROWS = 16
 SCALING = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 QUICK_SCALING = (64, 128, 256)
+PATIENCE = 3.0
+"""Seconds of a call after which a scaling goes no further: softmax takes four times as long for each doubling."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,13 @@ class OpRow:
 
 @dataclass(frozen=True)
 class SlopeRow:
-    """d log time / d log T of the kernel that `Auto()` takes, over all lengths and over the upper half of them."""
+    """d log time / d log T of the kernel that `Auto()` takes, over all lengths and over the upper half of them.
+
+    sizes  those of the first length
+    """
 
     op: str
+    sizes: Sizes
     phase: str
     lengths: tuple[int, ...]
     seconds: tuple[float, ...]
@@ -276,11 +282,15 @@ class _Measured:
 
 
 def _slope(plan: Plan, case: Case, sizes: Sizes, phase: Phase, device: torch.device) -> SlopeRow:
-    lengths = QUICK_SCALING if plan.quick else SCALING
-    seconds = tuple(_length_time(plan, case, sizes._replace(t=t), phase, device) for t in lengths)
+    found: dict[int, float] = {}
+    for t in QUICK_SCALING if plan.quick else SCALING:
+        if max(found.values(), default=0) < PATIENCE:
+            found[t] = _length_time(plan, case, sizes._replace(t=t), phase, device)
+    lengths, seconds = tuple(found), tuple(found.values())
     half = len(lengths) // 2
     return SlopeRow(
         case.name,
+        sizes._replace(t=lengths[0]),
         phase.value,
         lengths,
         seconds,

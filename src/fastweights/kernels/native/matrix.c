@@ -19,6 +19,7 @@
 #include "pool.h"
 #include "problem.h"
 #include "sweep.h"
+#include "token.h"
 
 /* ---- forward: a task is some neighbouring heads, or some lanes of one where there are fewer heads than threads.
  * Heads take turns chunk by chunk, because their rows are neighbours in memory. ---- */
@@ -55,6 +56,21 @@ static Share share_of(const Forward *p, long task)
     return (Share){group / groups_per_batch(p), h, heads, first, end - first};
 }
 
+/* The states of one token are read again after those of all other heads and layers: if they are large, from memory. */
+static int streams(const Forward *p)
+{
+    int aligned = p->v % W == 0 && p->k % ROWS == 0 && (uintptr_t)p->last % sizeof(vec) == 0;
+    return aligned && p->b * p->h * p->k * p->v * sizeof(float) >= STREAMED;
+}
+
+static void forward_token(const Sweep *s, const Forward *p, const Chunk *c)
+{
+    if (streams(p))
+        p->beta.at ? token_of(s, PEEK | STREAM, c->exact, c->beta) : token_of(s, STREAM, c->exact, NULL);
+    else
+        p->beta.at ? token_of(s, PEEK, c->exact, c->beta) : token_of(s, 0, c->exact, NULL);
+}
+
 static void forward_chunk(const Chunk *c, const Forward *p, Sweep *s, long first)
 {
     s->tokens = c->tokens;
@@ -62,8 +78,12 @@ static void forward_chunk(const Chunk *c, const Forward *p, Sweep *s, long first
     s->a = c->key, s->r = c->q, s->x = c->value + first;
     s->alpha = c->alpha;
     s->enter = s->leave = c->scaled ? c->middle : NULL;
+    s->p = c->peek;
+    if (p->t == 1) {
+        forward_token(s, p, c);
+        return;
+    }
     if (p->beta.at) {
-        s->p = c->peek;
         if (c->exact)
             write_tokens(s, DECAY_ROWS, c->beta);
         else
@@ -150,6 +170,7 @@ static void forward_task(const void *problem, long task)
     for (long t = 0; t < p->t; t += CHUNK)
         for (long i = 0; i < turn.of.heads; i++)
             forward_turn(&turn, t, i);
+    settle();
 }
 
 void FOR_ISA(fw_forward)(const Forward *p)

@@ -16,7 +16,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-LARGE = 1 << 20
+LARGE = 1 << 21
 """Bytes from which on memory comes from here; below, the allocator of the system keeps what it was given back."""
 PERIOD = 1 << 12
 """Buffers lent between two looks at how many pages are needed: more than a training step takes."""

@@ -30,6 +30,8 @@ typedef struct {
 /* Tokens that share their decays' scale, and tokens between two marks. */
 #define CHUNK 32
 #define BLOCK 256
+/* Bytes of states from which on one token writes them past the caches */
+#define STREAMED (1 << 21)
 /* The scans: the widest key; lanes of a strip, if there are enough for all threads; and tokens between two marks. */
 #define WIDEST 128
 #define STRIP 1024

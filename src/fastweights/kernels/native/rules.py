@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +31,8 @@ class _Code(NamedTuple):
 MATRIX = _Code("fw_forward", "fw_backward", "fw_matrix_marks")
 SCAN = _Code("fw_scan_forward", "fw_scan_backward", "fw_scan_marks")
 COMPLEX = _Code("fw_complex_forward", "fw_complex_backward", "fw_scan_marks")
+WIDEST = "fw_widest_scan"
+"""The constant that says how many keys of a head a scan takes."""
 
 
 def scan_of(dtype: torch.dtype) -> _Code:
@@ -195,8 +198,25 @@ def _run_decay(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
 def _run_scan(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
     assert isinstance(recurrence, Decay)
     assert isinstance(state, Tensor)
-    o, last = _run(scan_of(state.dtype), recurrence, state)
+    fits = recurrence.values == 1 and recurrence.q.shape[-1] <= library.constant(WIDEST)
+    o, last = _run(scan_of(state.dtype), recurrence, state) if fits else _run_parts(recurrence, state)
     return recurrence.skipped(o), last
+
+
+def _run_parts(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
+    """(o, last state) by one value and as many keys as C takes at a time: outputs of keys add up."""
+    plain, widest = replace(recurrence, skip=None), library.constant(WIDEST)
+    over_keys = {n: s.split(widest, -1) for n, s in plain.streams.items() if n != "v"}
+    outputs, states = [], []
+    for v, column in zip(plain.v.split(1, -1), state.split(1, -1), strict=True):
+        parts = zip(*over_keys.values(), column.split(widest, 2), strict=True)
+        found = [
+            _run(scan_of(state.dtype), replace(plain, v=v, **dict(zip(over_keys, streams, strict=True))), start)
+            for *streams, start in parts
+        ]
+        outputs.append(torch.stack([o for o, _ in found]).sum(0))
+        states.append(torch.cat([last for _, last in found], 2))
+    return torch.cat(outputs, -1), torch.cat(states, -1)
 
 
 def _run_delta(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
@@ -233,15 +253,19 @@ def _refuses_delta(recurrence: Recurrence) -> str | None:
 def _refuses_scan(recurrence: Recurrence) -> str | None:
     if not isinstance(recurrence, Decay):
         return f"it is a {type(recurrence).__name__}, not a Decay"
-    width = recurrence.q.shape[-1]
-    if recurrence.values != 1:
-        return f"its heads hold {recurrence.values} values, not one"
+    width, values = recurrence.q.shape[-1], recurrence.values
+    if width * values == 0:
+        return "its states are empty"
+    if values > 1 and not recurrence.accumulator.is_complex:
+        return f"its heads hold {values} real values, not one"
     if recurrence.log_decay is None or recurrence.log_decay.shape[-1] != width:
         return "not every key has a decay of its own"
     refusal = _refuses(recurrence, (torch.float32, torch.complex64))
-    if refusal is None and not 1 <= width <= (widest := library.constant("fw_widest_scan")):
-        return f"its keys are {width} wide, not 1 to {widest}"
-    return refusal
+    if refusal or (values == 1 and width <= library.constant(WIDEST)):
+        return refusal
+    if not recurrence.accumulator.is_complex:
+        return f"its real keys are {width} wide, more than {library.constant(WIDEST)}"
+    return "it is one token, of which torch takes all values and keys at once" if len(recurrence) == 1 else None
 
 
 NATIVE_SCAN = Kernel("scan (compiled)", _refuses_scan, _run_scan)

@@ -19,7 +19,8 @@
 #include "problem.h"
 #include "vector.h"
 
-enum { DECAY_ROWS = 1, DECAY_LANES = 2, PEEK = 4, READ = 8, ERASE = 16, KEEP = 32, WEIGH = 64, SCALE_ROWS = 128 };
+enum { DECAY_ROWS = 1, DECAY_LANES = 2, PEEK = 4, READ = 8, ERASE = 16, KEEP = 32, WEIGH = 64, SCALE_ROWS = 128,
+       STREAM = 256 };
 
 typedef struct {
     long tokens, rows, lanes; /* rows: a multiple of ROWS; lanes: of W */

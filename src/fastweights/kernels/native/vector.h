@@ -5,6 +5,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 /* NV: vectors side by side in a tile of the state; ROWS × NV of them stay in registers. */
 #define ROWS 4
 #if defined(__AVX512F__)
@@ -29,6 +33,23 @@ typedef float unaligned_vec __attribute__((vector_size(4 * W), aligned(4), may_a
 
 INLINE vec load(const float *p) { return *(const unaligned_vec *)p; }
 INLINE void store(float *p, vec x) { *(unaligned_vec *)p = x; }
+/* Past the caches, to an aligned address: for what is not read again soon. `settle` before others may read it. */
+#if W == 16
+INLINE void stream(float *p, vec x) { _mm512_stream_ps(p, (__m512)x); }
+#elif W == 8
+INLINE void stream(float *p, vec x) { _mm256_stream_ps(p, (__m256)x); }
+#elif defined(__x86_64__)
+INLINE void stream(float *p, vec x) { _mm_stream_ps(p, (__m128)x); }
+#else
+INLINE void stream(float *p, vec x) { store(p, x); }
+#endif
+INLINE void settle(void)
+{
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
+
 INLINE vec all(float x) { return x - (vec){0}; }
 
 INLINE float total(vec x)

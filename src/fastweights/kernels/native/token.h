@@ -1,0 +1,61 @@
+/* One token of decoding: the state is read and written once, row by row as it lies in memory.
+ *
+ *     e = v - p S;   S' = α S + aᵀ (β e), or α S + aᵀ v where nothing is erased;   o = r S'.       (p carries α.)
+ */
+#ifndef FASTWEIGHTS_TOKEN_H
+#define FASTWEIGHTS_TOKEN_H
+
+#include "sweep.h"
+
+/* Vectors of a row at a time */
+#define WIDE (2 * NV)
+
+INLINE void token_lanes(const Sweep *s, const int does, const int nv, const float *beta, long lane)
+{
+    const float *from = s->from + lane;
+    float *to = s->to + lane;
+    vec written[WIDE], read[WIDE];
+
+    for (int j = 0; j < nv; j++)
+        written[j] = load(s->x + lane + j * W), read[j] = all(0);
+    if (does & PEEK) {
+        for (long i = 0; i < s->rows; i++)
+            for (int j = 0; j < nv; j++)
+                written[j] -= s->p[i] * load(from + i * s->from_step + j * W);
+        for (int j = 0; j < nv; j++) {
+            store(s->e + lane + j * W, written[j]);
+            written[j] *= beta[0];
+        }
+    }
+    for (long i = 0; i < s->rows; i++)
+        for (int j = 0; j < nv; j++) {
+            vec S = load(from + i * s->from_step + j * W);
+            if (does & DECAY_ROWS)
+                S *= s->alpha[i];
+            S += s->a[i] * written[j];
+            read[j] += s->r[i] * S;
+            float *after = to + i * s->to_step + j * W;
+            does & STREAM ? stream(after, S) : store(after, S);
+        }
+    for (int j = 0; j < nv; j++)
+        store(s->o + lane + j * W, read[j]);
+}
+
+INLINE void token(const Sweep *s, const int does, const float *beta)
+{
+    long lane = 0;
+    for (; s->lanes - lane >= WIDE * W; lane += WIDE * W)
+        token_lanes(s, does, WIDE, beta, lane);
+    for (; s->lanes - lane >= NV * W; lane += NV * W)
+        token_lanes(s, does, NV, beta, lane);
+    for (; lane < s->lanes; lane += W)
+        token_lanes(s, does, 1, beta, lane);
+}
+
+/* `token` with DECAY_ROWS or without */
+INLINE void token_of(const Sweep *s, const int does, int decays, const float *beta)
+{
+    decays ? token(s, does | DECAY_ROWS, beta) : token(s, does, beta);
+}
+
+#endif
