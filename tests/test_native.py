@@ -417,7 +417,7 @@ def test_a_token_of_a_window_has_gradients(case: Case) -> None:
 @compiled
 def test_a_token_that_may_be_padding_is_not_for_c() -> None:
     recurrence, _ = token(WINDOWS[0], 2, 3, 5)
-    for given in (recurrence.keep(torch.tensor([[True], [False]])), recurrence.segments(torch.zeros(2, 1))):
+    for given in (recurrence.keep(torch.tensor([[True], [False]])), recurrence.segments(torch.zeros(2, 1).long())):
         assert "its token may be padding or begin a document" in kernels.explain(single(given))
 
 
