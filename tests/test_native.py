@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -13,11 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from cases import CASES, Case, Shape, cast, each
 from fastweights import kernels
 from fastweights.convolution import convolved
 from fastweights.evaluate import Recurrent, evaluate
-from fastweights.kernels.native import build, library, memory, rules
+from fastweights.kernels.native import build, library, memory, rules, windowed
 from fastweights.recurrence import Decay, Delta, Recurrence
+from fastweights.recurrence.timeline import FORGOTTEN
+from tolerances import SAME, error
+from tolerances import TOLERANCE as TOLERANCES
 
 TOLERANCE = 1e-5
 SHAPES = [(1, 16, 64), (2, 1, 3), (63, 64, 16), (64, 3, 65), (65, 65, 64), (257, 16, 16), (65, 16, 1), (40, 1, 1)]
@@ -344,6 +348,96 @@ def test_pages_that_are_no_longer_needed_are_dropped(monkeypatch: pytest.MonkeyP
     for _ in range(8):
         pages.lend(1 << 20)
     assert pages.idle <= 1 << 20
+
+
+WINDOWS = [case for case in CASES if case.name.startswith("windowed")]
+STATES: dict[str, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]] = {
+    "full": lambda state: state,
+    "growing": lambda state: (*(s[:, :, :1] for s in state[:3]), state[3], state[4][:, -1:]),
+    "forgotten": lambda state: (*state[:4], state[4].masked_fill(state[4] > 2, FORGOTTEN)),
+}
+
+
+def token(case: Case, h: int, k: int, v: int) -> tuple[Recurrence, tuple[Tensor, ...]]:
+    shape = Shape(b=2, t=1, h=h, k=k, v=v)
+    state = case.start(shape)
+    assert isinstance(state, tuple)
+    return case.rule(**case.streams(shape)), state
+
+
+def assert_steps(recurrence: Recurrence, state: tuple[Tensor, ...], dtype: torch.dtype = torch.float32) -> None:
+    """`windowed.c` on streams and caches in `dtype`, against the definition on the same numbers in float64."""
+    narrow = replace(recurrence, **{n: s.to(dtype) for n, s in recurrence.streams.items()})
+    *ring, memory, age = state
+    before = (*(s.to(dtype) for s in ring), memory.float(), age)
+    exact = replace(narrow, **{n: s.double() for n, s in narrow.streams.items()})
+    wanted, after = evaluate(exact, tuple(s.double() if s.is_floating_point() else s for s in before), Recurrent())
+    with kernels.only(windowed.NATIVE_WINDOW.name):
+        got, found = evaluate(narrow, before)
+    for x, y in zip((got, *found), (wanted, *after), strict=True):
+        assert error(x, y) <= (TOLERANCES[x.dtype] if x.dtype == torch.bfloat16 else SAME)
+    assert [s.dtype for s in found] == [s.dtype for s in before]
+
+
+@compiled
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("case", WINDOWS, ids=str)
+def test_one_token_of_a_window(case: Case, state: str) -> None:
+    for h, k, v in ((2, 3, 5), (4, 16, 70), (1, 33, 32)):
+        recurrence, full = token(case, h, k, v)
+        assert_steps(recurrence, STATES[state](full))
+
+
+@compiled
+@pytest.mark.parametrize("case", WINDOWS, ids=str)
+def test_one_token_of_any_strides_and_dtype(case: Case) -> None:
+    recurrence, state = token(case, 2, 20, 9)
+    streams = recurrence.streams.items()
+    turned = {n: s.transpose(1, 3).contiguous().transpose(1, 3) for n, s in streams}
+    assert_steps(replace(recurrence, **turned), state)
+    assert_steps(replace(recurrence, **{n: s.repeat_interleave(2, -1)[..., ::2] for n, s in streams}), state)
+    assert_steps(
+        replace(recurrence, q=recurrence.q[:1], v=recurrence.v[:, :, :1], mix=recurrence.mix[:1, :, :1]), state
+    )
+    assert_steps(recurrence, state, torch.bfloat16)
+
+
+@compiled
+@pytest.mark.parametrize("isa", ["portable", "avx2"])
+def test_one_token_by_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, isa: str) -> None:
+    if isa == "avx2" and not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+        pytest.skip("this CPU has no AVX2")
+    monkeypatch.setattr(windowed, "CODE", f"{windowed.CODE}_{isa}")
+    for case in WINDOWS:
+        assert_steps(*token(case, 4, 20, 37))
+
+
+@compiled
+def test_threads_share_the_heads_of_a_window() -> None:
+    recurrence, state = token(WINDOWS[0], 16, 64, 130)
+    torch.set_num_threads(2)
+    assert_steps(recurrence, state)
+
+
+@compiled
+@pytest.mark.parametrize("case", WINDOWS, ids=str)
+def test_a_token_of_a_window_has_gradients(case: Case) -> None:
+    recurrence, state = token(case, 2, 5, 6)
+    found = []
+    for given in (recurrence, single(recurrence)):
+        leaves = {n: s.detach().requires_grad_() for n, s in given.streams.items()}
+        o, after = evaluate(replace(given, **leaves), each(state, lambda s, like=given.q: cast(s, like.dtype)))
+        found.append(torch.autograd.grad(o.sum() + after[3].square().sum(), [*leaves.values()], allow_unused=True))
+    for exact, near in zip(*found, strict=True):
+        assert (exact is None) == (near is None)
+        assert exact is None or (near - exact).abs().max() <= TOLERANCE * max(exact.abs().max(), 1)
+
+
+@compiled
+def test_a_token_that_may_be_padding_is_not_for_c() -> None:
+    recurrence, _ = token(WINDOWS[0], 2, 3, 5)
+    for given in (recurrence.keep(torch.tensor([[True], [False]])), recurrence.segments(torch.zeros(2, 1).long())):
+        assert "its token may be padding or begin a document" in kernels.explain(single(given))
 
 
 @compiled

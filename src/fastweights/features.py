@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -123,6 +124,9 @@ class LearnedFeatures(nn.Module, ABC):
     W starts as the identity's first f columns (LoLCATs, 2024; Hedgehog, 2024).
     """
 
+    compiled: ClassVar[str | None] = None
+    """What the compiled step of `WindowedLinear` calls f, if it has it."""
+
     def __init__(self, heads: int, width: int, features: int) -> None:
         super().__init__()
         self.heads = heads
@@ -145,12 +149,16 @@ class LearnedFeatures(nn.Module, ABC):
 class Hedgehog(LearnedFeatures):
     """f = softmax over the features: bounded, and a row of keys weighs as much as any other."""
 
+    compiled = "softmax"
+
     def activate(self, x: Tensor) -> Tensor:
         return x.softmax(-1)
 
 
 class Exponential(LearnedFeatures):
     """f = exp"""
+
+    compiled = "exp"
 
     def activate(self, x: Tensor) -> Tensor:
         return x.exp()
@@ -159,12 +167,16 @@ class Exponential(LearnedFeatures):
 class Elu(LearnedFeatures):
     """f = 1 + ELU"""
 
+    compiled = "elu"
+
     def activate(self, x: Tensor) -> Tensor:
         return elu_plus_one(x)
 
 
 class Relu(LearnedFeatures):
     """f = ReLU (T2R, Kasai et al., 2021)"""
+
+    compiled = "relu"
 
     def activate(self, x: Tensor) -> Tensor:
         return F.relu(x)

@@ -71,7 +71,7 @@ class Masks:
     @Once
     def segments(self) -> Segments | None:
         """``[b t]``: where a token does not see the one before it, a packed document begins; None if there is one."""
-        if self.plain:
+        if self.plain or self.t == 1:
             return None
         ahead = self._sees(1)[:, :-1]
         if not is_tracing(ahead) and bool(ahead.any()):
@@ -144,7 +144,7 @@ def attend(
         v=v,
         keep=keep,
         record=lambda: branch.record(q, k, v, keep, segments),
-        linear=lambda: branch(q, k, v, keep, segments, module.linear_mode, memory),
+        linear=lambda altered=None: branch(q, k, v, keep, segments, memory, altered),
         softmax=lambda: given(masks.softmax)[0],
     )
     return module.linear_mode.attend(call).contiguous(), None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from fastweights.evaluate import evaluate
+from fastweights.kernels.native.windowed import Learned, Window, learned_step
 from fastweights.layers import precise
 from fastweights.linearize.cache import StateLayer
-from fastweights.linearize.modes import Mode
 from fastweights.linearize.sites import Site
 from fastweights.recurrence import Recurrence, State, WindowedLinear
 from fastweights.recurrence.base import one_or_all, without_autocast
@@ -55,11 +56,19 @@ class LinearBranch(nn.Module, ABC):
         v: Tensor,
         keep: Mask | None,
         segments: Segments | None,
-        mode: Mode,
         memory: StateLayer | None,
+        altered: Callable[[Recurrence], Recurrence] | None = None,
     ) -> Output:
-        """o ``[b t h v]`` in v's dtype; continues from `memory`, and advances it."""
-        record = mode.altered(self.record(q, k, v, keep, segments))
+        """o ``[b t h v]`` in v's dtype of the recurrence, or of what `altered` makes of it; continues from `memory`,
+        and advances it."""
+        plain = keep is None and segments is None and altered is None
+        if plain and memory is not None and memory.state is not None:
+            found = self.stepped(q, k, v, memory.state)
+            if found is not None:
+                o, memory.state = found
+                return o.to(v.dtype)
+        record = self.record(q, k, v, keep, segments)
+        record = record if altered is None else altered(record)
         if memory is None:
             o, _ = evaluate(record)
             return self.read(o).to(v.dtype)
@@ -67,6 +76,12 @@ class LinearBranch(nn.Module, ABC):
         o, state = evaluate(record, before)
         memory.state = self.packed(state)
         return self.read(o).to(v.dtype)
+
+    def stepped(
+        self, q: Tensor, k: Tensor, v: Tensor, kept: tuple[Tensor, ...]
+    ) -> tuple[Output, tuple[Tensor, ...]] | None:
+        """(o, what the cache keeps then) where there is a shorter way than by the record, which agrees."""
+        return None
 
     def read(self, o: Output) -> Output:
         """What the layer makes of the recurrence's output."""
@@ -108,6 +123,14 @@ class WindowedBranch(LinearBranch):
         mix, analog = precise(self.mix).sigmoid()[None, None, :, None], self.analog
         fq, fk, cap = self.phi_q(q), self.phi_k(k), self.site.softcap
         return WindowedLinear(scaled, k, v, fq, fk, mix, analog.window, analog.shared, cap)
+
+    def stepped(self, q: Tensor, k: Tensor, v: Tensor, kept: tuple[Tensor, ...]) -> Any:
+        analog, site, f = self.analog, self.site, self.phi_k.compiled
+        if f is None or self.served > 1:
+            return None
+        rule = Window(analog.window, analog.shared, site.scaling, site.softcap)
+        mix = precise(self.mix).sigmoid()[None, None, :, None]
+        return learned_step(rule, q, k, v, mix, Learned(f, self.phi_q.W, self.phi_k.W), kept)
 
     def packed(self, state: State) -> tuple[Tensor, ...]:
         keys, values, _, memory, age = state

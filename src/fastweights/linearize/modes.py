@@ -25,7 +25,8 @@ class Call:
     k, v     ``[b t g k]``, ``[b t g v]`` with g | h
     keep     ``[b t]``, False for padding; None if there is none
     record   the branch's recurrence on these streams, with padding and packed documents applied
-    linear   the branch's output ``[b t h v]``, which advances the cache if there is one
+    linear   the branch's output ``[b t h v]``, which advances the cache if there is one; given a function, the output
+             of what it makes of the branch's recurrence
     softmax  the output ``[b t h v]`` of the model's own attention, in its own dtype
     """
 
@@ -36,7 +37,7 @@ class Call:
     v: Tensor
     keep: Mask | None
     record: Callable[[], Recurrence]
-    linear: Callable[[], Output]
+    linear: Callable[..., Output]
     softmax: Callable[[], Output]
 
 
@@ -49,10 +50,6 @@ class Mode(ABC):
     @abstractmethod
     def attend(self, call: Call) -> Output:
         """``[b t h v]``"""
-
-    def altered(self, record: Recurrence) -> Recurrence:
-        """The recurrence that is evaluated instead of the branch's own."""
-        return record
 
 
 class Linear(Mode):
@@ -71,14 +68,25 @@ class Teacher(Mode):
         return call.softmax()
 
 
-class WindowOnly(Linear):
+class Altered(Mode):
+    """Another recurrence than the branch's own."""
+
+    def attend(self, call: Call) -> Output:
+        return call.linear(self.altered)
+
+    @abstractmethod
+    def altered(self, record: Recurrence) -> Recurrence:
+        """What is evaluated instead of `record`."""
+
+
+class WindowOnly(Altered):
     """`WindowedLinear` without the tokens before its window."""
 
     def altered(self, record: Recurrence) -> Recurrence:
         return replace(windowed(record, self), fq=0 * windowed(record, self).fq)
 
 
-class LinearOnly(Linear):
+class LinearOnly(Altered):
     """`WindowedLinear` without a window: normalised linear attention to all tokens."""
 
     def altered(self, record: Recurrence) -> Recurrence:

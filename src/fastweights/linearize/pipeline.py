@@ -21,7 +21,7 @@ from fastweights.linearize.baselines import Adapting, Method, Transferring
 from fastweights.linearize.blocks import transfer_blockwise
 from fastweights.linearize.fit import adopt, fit
 from fastweights.linearize.judge import LINEAR, Judged, ablations, distances, judge
-from fastweights.linearize.modes import Linear, running, windowed
+from fastweights.linearize.modes import Altered, Linear, running, windowed
 from fastweights.linearize.plan import Plan, plan
 from fastweights.linearize.ranking import damages, kept_softmax
 from fastweights.linearize.report import write_report
@@ -96,7 +96,7 @@ def run(
         return all(not stop() and work.do(verb) for verb in verbs)
 
 
-class Whole(Linear):
+class Whole(Altered):
     """`WindowedLinear` with a window over all tokens: what a right conversion cannot be told from softmax by."""
 
     def altered(self, record: Recurrence) -> Recurrence:

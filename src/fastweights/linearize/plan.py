@@ -13,7 +13,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from fastweights.linearize.attach import chosen_sites
 from fastweights.linearize.baselines import Method
 from fastweights.linearize.cache import StateLayer
-from fastweights.linearize.modes import Linear
 from fastweights.linearize.sites import Site, find_sites
 
 ADAM = 4 * 4
@@ -109,7 +108,7 @@ def _state_bytes(site: Site, method: Method, dtype: torch.dtype) -> int:
         )
     )
     with torch.no_grad():
-        branch(q, k, v, None, None, Linear(), memory)
+        branch(q, k, v, None, None, memory)
     return memory.nbytes
 
 

@@ -2,6 +2,7 @@
 #include "convolution.h"
 #include "mesa.h"
 #include "problem.h"
+#include "windowed.h"
 
 #define DECLARE(isa)                         \
     void JOIN(fw_forward, isa)(const Forward *); \
@@ -11,6 +12,7 @@
     void JOIN(fw_complex_forward, isa)(const Forward *); \
     void JOIN(fw_complex_backward, isa)(const Backward *); \
     void JOIN(fw_mesa, isa)(const MesaProblem *); \
+    void JOIN(fw_window_step, isa)(const WindowStep *); \
     void JOIN(fw_convolve, isa)(const Convolution *); \
     void JOIN(fw_convolve_back, isa)(const Convolution *);
 
@@ -40,6 +42,7 @@ void fw_scan_backward(const Backward *p) { BEST(fw_scan_backward, p); }
 void fw_complex_forward(const Forward *p) { BEST(fw_complex_forward, p); }
 void fw_complex_backward(const Backward *p) { BEST(fw_complex_backward, p); }
 void fw_mesa(const MesaProblem *p) { BEST(fw_mesa, p); }
+void fw_window_step(const WindowStep *p) { BEST(fw_window_step, p); }
 void fw_convolve(const Convolution *p) { BEST(fw_convolve, p); }
 void fw_convolve_back(const Convolution *p) { BEST(fw_convolve_back, p); }
 

@@ -1,0 +1,254 @@
+/* One token of WindowedLinear (LoLCATs): softmax over the last w tokens, linear attention to all before them,
+ *
+ *     N = Σ_i e^(s_i - max s) (v_i ‖ 1)  over the window,  s_i = q·k_i · scale      F = φ_q S       S' = S + φ_lᵀ (v_l ‖ 1)
+ *     o = (γ N + F) / its last column,  or  γ N / N's last column + (1-γ) F / F's   (eq. 8)
+ *
+ * where l is the token that leaves the window; without a window that is this one, and F = φ_q S'. Features are given, or
+ * made here of q and k_l. A task is a key head with the query heads that it serves.
+ */
+#include <math.h>
+
+#include "pool.h"
+#include "rows.h"
+#include "windowed.h"
+
+typedef struct {
+    const WindowStep *p;
+    long b, g;
+    const float *keys, *values, *features; /* the cache's rows of this head */
+    const int64_t *age;
+    float *key, *value, *fk; /* the token itself, its value with a 1 behind it */
+    float *leaving, *products;
+    float *q, *fq, *near, *far, *weights;
+} Turn;
+
+/* Where the rows of a head begin in [b g n width] */
+INLINE long place(const Turn *turn, long n, long width) { return (turn->b * turn->p->g + turn->g) * n * width; }
+
+static void take_turn(Turn *turn, const WindowStep *p, long task)
+{
+    *turn = (Turn){.p = p, .b = task / p->g, .g = task % p->g};
+    for (Arena arena = {NULL, 0}; ; arena = (Arena){fw_scratch(arena.used), 0}) {
+        turn->key = take(&arena, p->k), turn->value = take(&arena, p->v + 1), turn->fk = take(&arena, p->f);
+        turn->leaving = take(&arena, p->f), turn->products = take(&arena, 2 * padded(p->f / 2));
+        turn->q = take(&arena, p->k), turn->fq = take(&arena, p->f);
+        turn->near = take(&arena, p->v + 1), turn->far = take(&arena, p->v + 1);
+        turn->weights = take(&arena, padded(p->cached + 1));
+        if (arena.at)
+            break;
+    }
+    turn->keys = p->keys + place(turn, p->cached, p->k);
+    turn->values = p->values + place(turn, p->cached, p->v);
+    turn->age = p->age + turn->b * p->cached;
+    load_rows(turn->key, p->k, p->k, &p->key, turn->b, 0, turn->g, 1);
+    load_rows(turn->value, p->v, p->v, &p->value, turn->b, 0, turn->g, 1);
+    turn->value[p->v] = 1;
+    if (p->map == GIVEN) {
+        turn->features = p->features + place(turn, p->cached, p->f);
+        load_rows(turn->fk, p->f, p->f, &p->fk, turn->b, 0, turn->g, 1);
+    }
+}
+
+/* ---- rows ---- */
+
+
+INLINE float dot(const float *a, const float *b, long width)
+{
+    vec sum = all(0);
+    long j = 0;
+    for (; j + W <= width; j += W)
+        sum += load(a + j) * load(b + j);
+    float found = total(sum);
+    for (; j < width; j++)
+        found += a[j] * b[j];
+    return found;
+}
+
+/* to += Σ_i weights_i rows_i on `count` vectors of the rows */
+INLINE void add_lanes(float *to, const float *weights, const float *rows, long n, long step, const int count)
+{
+    vec sum[NV];
+    for (int c = 0; c < count; c++)
+        sum[c] = load(to + c * W);
+    for (long i = 0; i < n; i++)
+        for (int c = 0; c < count; c++)
+            sum[c] += weights[i] * load(rows + i * step + c * W);
+    for (int c = 0; c < count; c++)
+        store(to + c * W, sum[c]);
+}
+
+/* to += Σ_i weights_i rows_i */
+static void add_rows(float *to, const float *weights, const float *rows, long n, long width)
+{
+    long j = 0;
+    for (; j + NV * W <= width; j += NV * W)
+        add_lanes(to + j, weights, rows + j, n, width, NV);
+    for (; j + W <= width; j += W)
+        add_lanes(to + j, weights, rows + j, n, width, 1);
+    for (; j < width; j++)
+        for (long i = 0; i < n; i++)
+            to[j] += weights[i] * rows[i * width + j];
+}
+
+/* x becomes e^(x - max x), and the sum is returned; behind its end are −inf up to whole vectors. */
+static float exponentials(float *x, long count)
+{
+    float highest = -INFINITY;
+    vec sum = all(0);
+    for (long i = 0; i < count; i++)
+        highest = x[i] > highest ? x[i] : highest;
+    for (long i = 0; i < count; i += W) {
+        vec weights = vexp(load(x + i) - (highest == -INFINITY ? 0 : highest));
+        store(x + i, weights);
+        sum += weights;
+    }
+    return total(sum);
+}
+
+/* ---- features ---- */
+
+static float activated(int64_t map, float x)
+{
+    switch (map) {
+    case EXP: return expf(x);
+    case ELU: return x > 0 ? x + 1 : expf(x);
+    default: return x < 0 ? 0 : x;
+    }
+}
+
+/* f of `columns` products, behind whose end there is room up to whole vectors */
+static void activate(const Turn *turn, float *to, float *products, long columns)
+{
+    for (long j = columns; j < padded(columns); j++)
+        products[j] = -INFINITY;
+    float sum = turn->p->map == SOFTMAX ? exponentials(products, columns) : 1;
+    for (long j = 0; j < columns; j++)
+        to[j] = turn->p->map == SOFTMAX ? products[j] / sum : activated(turn->p->map, products[j]);
+}
+
+/* φ(x) of a head */
+static void map_row(const Turn *turn, float *to, const float *x, const float *weights, long head)
+{
+    long columns = turn->p->f / 2, width = turn->p->k;
+    float *plus = turn->products, *minus = plus + padded(columns);
+    for (long j = 0; j < columns; j++) {
+        plus[j] = dot(x, weights + (head * columns + j) * width, width);
+        minus[j] = -plus[j];
+    }
+    activate(turn, to, plus, columns);
+    activate(turn, to + columns, minus, columns);
+}
+
+/* ---- the state ---- */
+
+/* φ of the oldest token */
+static const float *leaving(const Turn *turn)
+{
+    const WindowStep *p = turn->p;
+    if (p->map == GIVEN)
+        return p->cached ? turn->features : turn->fk;
+    map_row(turn, turn->leaving, p->cached ? turn->keys : turn->key, p->W_k, turn->g);
+    return turn->leaving;
+}
+
+/* S', with the oldest token if it leaves the window */
+static void write_memory(const Turn *turn, const float *memory, float *next)
+{
+    const WindowStep *p = turn->p;
+    long oldest = p->cached ? turn->age[0] : 0, width = p->v + 1;
+    if (oldest != (p->window ? p->window - 1 : 0)) {
+        memcpy(next, memory, p->f * width * sizeof(float));
+        return;
+    }
+    const float *fk = leaving(turn), *value = p->cached ? turn->values : turn->value;
+    for (long i = 0; i < p->f; i++, memory += width, next += width) {
+        for (long j = 0; j < p->v; j++)
+            next[j] = memory[j] + fk[i] * value[j];
+        next[p->v] = memory[p->v] + fk[i];
+    }
+}
+
+/* The cached rows without the first `gone`, and the new one, as far as there is room */
+static void follow(float *next, const float *rows, const float *row, long cached, long gone, long width)
+{
+    if (cached + 1 == gone)
+        return;
+    memcpy(next, rows + gone * width, (cached - gone) * width * sizeof(float));
+    memcpy(next + (cached - gone) * width, row, width * sizeof(float));
+}
+
+static void write_cache(const Turn *turn)
+{
+    const WindowStep *p = turn->p;
+    long cached = p->cached, gone = cached + 1 >= p->window, kept = cached + 1 - gone;
+    follow(p->next_keys + place(turn, kept, p->k), turn->keys, turn->key, cached, gone, p->k);
+    follow(p->next_values + place(turn, kept, p->v), turn->values, turn->value, cached, gone, p->v);
+    if (p->map == GIVEN)
+        follow(p->next_features + place(turn, kept, p->f), turn->features, turn->fk, cached, gone, p->f);
+    for (long i = 0; i < kept && turn->g == 0; i++) {
+        int64_t age = i + gone < cached ? turn->age[i + gone] : 0;
+        p->next_age[turn->b * kept + i] = age < p->forgotten ? age + 1 : age;
+    }
+}
+
+/* ---- the output ---- */
+
+/* s of the cached tokens and of this one, −inf outside the window and behind them */
+static float score(const Turn *turn, long i)
+{
+    const WindowStep *p = turn->p;
+    if (i > p->cached || (i < p->cached ? turn->age[i] : 0) >= p->window)
+        return -INFINITY;
+    float s = dot(turn->q, i < p->cached ? turn->keys + i * p->k : turn->key, p->k) * (float)p->scale;
+    return p->softcap ? (float)p->softcap * tanhf(s / (float)p->softcap) : s;
+}
+
+/* o of a head from N and F, which are without weight where their last columns are 0 */
+static void join(const Turn *turn, float mix, float *o)
+{
+    const WindowStep *p = turn->p;
+    float near = turn->near[p->v], far = turn->far[p->v];
+    float a = mix, c = 1, sum = mix * near + far;
+    if (!p->shared) {
+        a = near != 0 ? mix / near : 0, c = far != 0 ? (1 - mix) / far : 0;
+        sum = (near != 0 ? mix : 0) + (far != 0 ? 1 - mix : 0);
+    }
+    for (long j = 0; j < p->v; j++)
+        o[j] = sum != 0 ? (a * turn->near[j] + c * turn->far[j]) / sum : 0;
+}
+
+static void attend(Turn *turn, const float *memory, long h)
+{
+    const WindowStep *p = turn->p;
+    float mix;
+    load_rows(turn->q, p->k, p->k, &p->q, turn->b, 0, h, 1);
+    if (p->map == GIVEN)
+        load_rows(turn->fq, p->f, p->f, &p->fq, turn->b, 0, h, 1);
+    else
+        map_row(turn, turn->fq, turn->q, p->W_q, h);
+    load_rows(&mix, 1, 1, &p->mix, turn->b, 0, h, 1);
+    memset(turn->near, 0, (p->v + 1) * sizeof(float));
+    memset(turn->far, 0, (p->v + 1) * sizeof(float));
+    for (long i = 0; i < padded(p->cached + 1); i++)
+        turn->weights[i] = score(turn, i);
+    turn->near[p->v] = exponentials(turn->weights, p->cached + 1);
+    add_rows(turn->near, turn->weights, turn->values, p->cached, p->v);
+    add_rows(turn->near, turn->weights + p->cached, turn->value, 1, p->v);
+    add_rows(turn->far, turn->fq, memory, p->f, p->v + 1);
+    join(turn, mix, p->o + (turn->b * p->h + h) * p->v);
+}
+
+static void step_task(const void *problem, long task)
+{
+    const WindowStep *p = problem;
+    Turn turn;
+    take_turn(&turn, p, task);
+    const float *memory = p->memory + place(&turn, p->f, p->v + 1);
+    float *next = p->next_memory + place(&turn, p->f, p->v + 1);
+    write_memory(&turn, memory, next);
+    write_cache(&turn);
+    for (long h = turn.g * (p->h / p->g); h < (turn.g + 1) * (p->h / p->g); h++)
+        attend(&turn, p->window ? memory : next, h);
+}
+
+void FOR_ISA(fw_window_step)(const WindowStep *p) { fw_parallel(step_task, p, p->b * p->g, p->threads); }

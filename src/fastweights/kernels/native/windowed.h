@@ -1,0 +1,33 @@
+/* What Python hands over for one token of softmax within a window and linear attention to all before it. */
+#ifndef FASTWEIGHTS_WINDOWED_H
+#define FASTWEIGHTS_WINDOWED_H
+
+#include "problem.h"
+
+/* φ(x) = (f(x W), f(-x W)), or given */
+enum { GIVEN, SOFTMAX, EXP, ELU, RELU };
+
+/* Whatever is no view is contiguous. */
+typedef struct {
+    int64_t b, h, g, k, v, f; /* g | h: a key head serves h / g query heads */
+    int64_t window, cached;   /* tokens: the window, and those of it that the state holds */
+    int64_t shared;           /* one normaliser for both sides, or 0: one for each */
+    int64_t forgotten;        /* the age of a token that is lost to all */
+    double scale, softcap;    /* of scores; 0: no cap */
+    int64_t threads;          /* at most so many */
+    View q, key, value, mix;
+    const float *keys, *values; /* [b g cached ·], oldest first */
+    const int64_t *age;         /* [b cached] */
+    const float *memory;        /* [b g f v+1] */
+    float *o;                   /* [b h v] */
+    float *next_keys, *next_values;
+    int64_t *next_age;
+    float *next_memory;
+    int64_t map;
+    View fq, fk;              /* given */
+    const float *features;    /* [b g cached f] */
+    float *next_features;
+    const float *W_q, *W_k;   /* [h f/2 k], [g f/2 k]: else */
+} WindowStep;
+
+#endif

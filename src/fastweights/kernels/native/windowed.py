@@ -1,0 +1,138 @@
+"""One token of `WindowedLinear` through the compiled extension: windowed.c."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastweights.kernels.native import library
+from fastweights.kernels.native.library import address, view
+from fastweights.kernels.native.memory import empty
+from fastweights.kernels.native.rules import _refuses as _refuses_all
+from fastweights.kernels.table import Kernel
+from fastweights.recurrence.base import Recurrence
+from fastweights.recurrence.timeline import FORGOTTEN
+from fastweights.recurrence.windowed import WindowedLinear, WindowState
+
+CODE = "fw_window_step"
+MAPS = ("given", "softmax", "exp", "elu", "relu")
+"""The f of learnt features φ(x) = (f(x W), f(-x W)), numbered as windowed.h does."""
+
+
+KeptState = tuple[Tensor, Tensor, Tensor, Tensor]
+"""`WindowState` without features: (keys, values, memory, age)."""
+
+_DOUBLE, _INTEGER = Struct("d"), Struct("q")
+
+
+class Window(NamedTuple):
+    """What is the same for all tokens: the fields of `WindowedLinear`, and what scores q·k are multiplied by."""
+
+    window: int
+    shared: bool
+    scale: float
+    softcap: float | None
+
+    def kept(self, cached: int) -> int:
+        """How many tokens are cached after the next."""
+        return cached + (cached + 1 < self.window)
+
+
+class Learned(NamedTuple):
+    """Features to be made of queries and of keys that leave the window: f, a name of `MAPS`, and W ``[h·f/2 k]``."""
+
+    f: str
+    W_q: Tensor
+    W_k: Tensor
+
+    def arguments(self) -> list[int]:
+        return [MAPS.index(self.f), *view(None) * 2, 0, 0, address(self.W_q), address(self.W_k)]
+
+
+class Given(NamedTuple):
+    """Features of the token ``[b 1 h f]``, ``[b 1 g f]``, those of the cache ``[b g s f]``, and room for the next."""
+
+    fq: Tensor
+    fk: Tensor
+    cached: Tensor
+    following: Tensor
+
+    def arguments(self) -> list[int]:
+        return [0, *view(self.fq), *view(self.fk), address(self.cached), address(self.following), 0, 0]
+
+
+def window_step(
+    rule: Window, q: Tensor, k: Tensor, v: Tensor, mix: Tensor, features: Learned | Given, state: KeptState
+) -> tuple[Tensor, KeptState]:
+    """(o ``[b 1 h v]`` in float32, the state behind the token) of streams and a state that fit each other."""
+    streams = [_single(s) for s in (q, k, v, mix)]
+    keys, values, memory, age = (s.contiguous() for s in (_single(state[0]), _single(state[1]), *state[2:]))
+    (b, g, f, width), h, cached = memory.shape, q.shape[2], age.shape[1]
+    kept = rule.kept(cached)
+    o, after = torch.empty(b, 1, h, width - 1), torch.empty(b, kept, dtype=torch.long)
+    ring = torch.empty(b, g, kept, keys.shape[3]), torch.empty(b, g, kept, width - 1)
+    written = empty(b, g, f, width)
+    sizes = (b, h, g, keys.shape[3], width - 1, f, rule.window, cached, rule.shared, FORGOTTEN)
+    constants = (_bits(rule.scale), _bits(rule.softcap or 0.0), library.threads(memory.numel()))
+    views = (n for s in streams for n in view(s))
+    pointers = map(address, (keys, values, age, memory, o, *ring, after, written))
+    library.call(CODE, [*sizes, *constants, *views, *pointers, *features.arguments()])
+    dtypes = torch.promote_types(state[0].dtype, k.dtype), torch.promote_types(state[1].dtype, v.dtype)
+    return o, (ring[0].to(dtypes[0]), ring[1].to(dtypes[1]), written, after)
+
+
+def _bits(x: float) -> int:
+    """A double among integers"""
+    return _INTEGER.unpack(_DOUBLE.pack(x))[0]
+
+
+def _single(stream: Tensor) -> Tensor:
+    return stream if stream.dtype == torch.float32 else stream.float()
+
+
+def learned_step(
+    rule: Window, q: Tensor, k: Tensor, v: Tensor, mix: Tensor, features: Learned, state: KeptState
+) -> tuple[Tensor, KeptState] | None:
+    """`window_step`, or None for what C cannot read or autograd wants to see."""
+    if library.missing() or torch.compiler.is_compiling() or torch.is_grad_enabled() or q.shape[1] != 1:
+        return None
+    if not all(W.dtype == torch.float32 and W.device.type == "cpu" and W.is_contiguous() for W in features[1:]):
+        return None
+    if q.device.type != "cpu" or torch.promote_types(q.dtype, torch.float32) != torch.float32:
+        return None
+    (b, _, g, width), values, s = k.shape, v.shape[3], state[3].shape[1]
+    f = 2 * len(features.W_k) // g
+    fits = tuple(part.shape for part in state) == ((b, g, s, width), (b, g, s, values), (b, g, f, values + 1), (b, s))
+    return window_step(rule, q, k, v, mix, features, state) if fits else None
+
+
+def _run(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, WindowState]:
+    keys, values, features, memory, age = state
+    if torch.is_grad_enabled() and any(s.requires_grad for s in (*recurrence.streams.values(), *state)):
+        return recurrence.step(state)
+    (b, t, h), g = recurrence.shape, recurrence.groups
+    q, fq, mix = (s.expand(b, t, h, -1) for s in (recurrence.q, recurrence.fq, recurrence.mix))
+    k, v, fk = (s.expand(b, t, g, -1) for s in (recurrence.k, recurrence.v, recurrence.fk))
+    rule = Window(recurrence.window, recurrence.shared, q.shape[-1] ** -0.5, recurrence.softcap)
+    following = torch.empty(b, g, rule.kept(age.shape[1]), fk.shape[-1])
+    given = Given(_single(fq), _single(fk), _single(features).contiguous(), following)
+    o, (keys, values, memory, age) = window_step(rule, q, k, v, mix, given, (keys, values, memory, age))
+    return o.to(recurrence.output), (keys, values, following.to(features.dtype), memory, age)
+
+
+def _refuses(recurrence: Recurrence) -> str | None:
+    if not isinstance(recurrence, WindowedLinear):
+        return f"it is a {type(recurrence).__name__}, not a WindowedLinear"
+    if len(recurrence) != 1:
+        return f"it has {len(recurrence)} tokens, not one"
+    if recurrence.kept is not None or recurrence.starts is not None:
+        return "its token may be padding or begin a document"
+    if torch.compiler.is_compiling():
+        return "a compiled graph makes one kernel of the step's own operations"
+    return _refuses_all(recurrence)
+
+
+NATIVE_WINDOW = Kernel("window and linear memory, one token (compiled)", _refuses, _run)
