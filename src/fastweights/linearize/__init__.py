@@ -6,12 +6,13 @@ from fastweights.linearize.branch import LinearBranch
 from fastweights.linearize.cache import StateLayer, cache_bytes
 from fastweights.linearize.errors import CannotLinearize
 from fastweights.linearize.lolcats import from_lolcats
-from fastweights.linearize.modes import Call, Linear, LinearOnly, Mode, Teacher, WindowOnly, running
+from fastweights.linearize.modes import Altered, Call, Linear, LinearOnly, Mode, Teacher, WindowOnly, running
 from fastweights.linearize.sites import Site, find_sites
 
 __all__ = [
     "FEATURE_MAPS",
     "RULES",
+    "Altered",
     "Analog",
     "Call",
     "CannotLinearize",

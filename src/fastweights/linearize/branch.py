@@ -130,7 +130,8 @@ class WindowedBranch(LinearBranch):
             return None
         rule = Window(analog.window, analog.shared, site.scaling, site.softcap)
         mix = precise(self.mix).sigmoid()[None, None, :, None]
-        return learned_step(rule, q, k, v, mix, Learned(f, self.phi_q.W, self.phi_k.W), kept)
+        keys, values, memory, age = kept
+        return learned_step(rule, q, k, v, mix, Learned(f, self.phi_q.W, self.phi_k.W), (keys, values, memory, age))
 
     def packed(self, state: State) -> tuple[Tensor, ...]:
         keys, values, _, memory, age = state
