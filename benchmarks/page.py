@@ -1,7 +1,7 @@
 """Render docs/measured/*.json as docs/performance.md and its picture: ``python benchmarks/page.py``.
 
 The figures are whatever `fastweights bench ops`, `bench ops --scaling`, `bench decode` and `bench train` wrote into
-ops.json, scaling.json, decode.json and train.json there (the last two may be missing); the goals beside them are the
+ops.json, scaling.json, steps.json and train.json there (the last two may be missing); the goals beside them are the
 ones the project set itself.
 """
 
@@ -54,7 +54,7 @@ MARKERS = "oDv^sP*X"
 
 
 def main() -> None:
-    ops, scaling, decode, train = map(_measured, ("ops", "scaling", "decode", "train"))
+    ops, scaling, decode, train = map(_measured, ("ops", "scaling", "steps", "train"))
     slopes = [row for row in scaling["rows"] if row["type"] == "SlopeRow"]
     _plot(slopes, DOCS / "measured" / "scaling.png")
     (DOCS / "performance.md").write_text("\n".join(_page(ops, slopes, decode, train)) + "\n")
