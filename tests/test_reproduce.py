@@ -360,13 +360,13 @@ def test_conversions_start_from_one_teacher(tmp_path: Path) -> None:
     methods = {
         name: shortened(method, 2, 2, 1e-3, 2)
         for name, method in CLAIMS["lolcats-table2"].cpu.recipe.methods.items()  # pyright: ignore
-        if name in ("LOLCAT-w", "T2R")
+        if name in ("LOLCAT-w", "SUPRA")
     }
     recipe = Conversions(methods, teacher, 32, 256, (0,))
     found = _tested(
-        recipe, (Above(Term("T2R", quantity="PPL@2"), Term("LOLCAT-w", quantity="PPL@2")),), Bars("", True), tmp_path
+        recipe, (Above(Term("SUPRA", quantity="PPL@2"), Term("LOLCAT-w", quantity="PPL@2")),), Bars("", True), tmp_path
     )
-    assert found.quantities == ["PPL@2", "PPL@0", "KL of weights", "error of outputs"]
+    assert found.quantities == ["PPL@2", "PPL@0", "error of outputs", "KL of weights"]
     assert len(list((tmp_path / "shared" / "models").iterdir())) == 1
 
 

@@ -93,9 +93,10 @@ class Converted(Trial):
         found = {
             AFTER: _read(out, "evaluation")["linear"]["perplexity"],
             BEFORE: first["linear"]["perplexity"],
-            APART: first["divergence"],
             ERROR: first["error"],
         }
+        if "divergence" in first:  # of weights, which SUPRA's norm does not leave
+            found[APART] = first["divergence"]
         return [Measure(self.series, value, quantity=name, seed=self.seed) for name, value in found.items()]
 
 

@@ -195,7 +195,7 @@ METHODS_COMPARED = {
             "SUPRA": {"paper, mean accuracy": 71.1},
         },
         remark="The paper: Llama 3 8B (LOLCAT), Mistral 7B (T2R; SUPRA with 100 billion tokens), means of five tasks. "
-        "SUPRA here is without its fixed decay.",
+        "SUPRA here keeps RoPE, and its φ is one matrix for x and -x.",
     )
 }
 
