@@ -176,7 +176,11 @@ METHODS_COMPARED = {
             Above(Term("SUPRA", quantity=AFTER), Term("LOLCAT-w", quantity=AFTER)),
         ),
         unit="",
-        cpu=Size(Conversions(_short(_table2(16), 60, 60, 1e-3, 8), SMALL, 128, 8192), 6, "Perplexity, not accuracy, after 60 updates."),
+        cpu=Size(
+            Conversions(_short(_table2(16), 60, 60, 1e-3, 8), SMALL, 128, 8192),
+            6,
+            "Perplexity, not accuracy, after 60 updates.",
+        ),
         gpu=Size(
             Conversions(_short(_table2(16), 200, 200, 1e-3, 8), MEDIUM, 256, 16_384),
             8,
