@@ -127,7 +127,7 @@ def _rows(teachers: Path, data: Data, methods: dict[str, Method]) -> Iterator[Ro
         conversion = Conversion(str(teachers / "text" / "model"), data, method)
         console.print(f"\n{name}", markup=False)
         with reporter(console) as watch, StopOnSignal() as stop:
-            if not run(conversion, out, until="report", reporter=watch, stop=stop):
+            if not run(conversion, out, reporter=watch, stop=stop):
                 raise SystemExit("stopped; the same command goes on from here")
         if name == f"window {WINDOW}, transfer":
             for picture in ("maps", "positions"):

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from extension import compiled, every_lesser_isa
 from fastweights import kernels
 from fastweights.evaluate import Auto, Chunkwise, Recurrent, evaluate
-from fastweights.kernels.native import library, mesa
+from fastweights.kernels.native import mesa
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.models.mesa import mesa_layers, mesa_records, solve_to, solved_by
 from fastweights.recurrence import (
@@ -29,7 +30,6 @@ from fastweights.recurrence.solvers import ChunkGram
 from tolerances import assert_close, error
 
 EXACT = ConjugateGradient(200, 1e-12)
-compiled = pytest.mark.skipif(library.library() is None, reason="the compiled extension is not built")
 
 
 @pytest.fixture(autouse=True)
@@ -89,10 +89,8 @@ def test_native_is_the_definition(t: int, k: int, v: int) -> None:
 
 
 @compiled
-@pytest.mark.parametrize("isa", ["portable", "avx2"])
+@every_lesser_isa
 def test_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, isa: str) -> None:
-    if isa == "avx2" and not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
-        pytest.skip("this CPU has no AVX2")
     monkeypatch.setattr(mesa, "CODE", f"fw_mesa_{isa}")
     for t in (1, 11):
         assert_native_agrees(record(1, t, 2, 20, 20))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cases import CASES, Case, Shape, cast, each
+from extension import compiled, every_lesser_isa
 from fastweights import kernels
 from fastweights.convolution import convolved
 from fastweights.evaluate import Recurrent, evaluate
@@ -29,8 +30,6 @@ GATES = ["gentle", "mixed", "steep", "resets", "empty"]
 RULES = [(rule, "none", "gentle") for rule in ("decay", "delta")]
 RULES += list(product(["decay", "delta"], ["scalar", "vector"], GATES))
 RULES += [("decay", "tied", gate) for gate in GATES]
-
-compiled = pytest.mark.skipif(library.library() is None, reason="the compiled extension is not built")
 
 
 @pytest.fixture(autouse=True)
@@ -264,14 +263,12 @@ def test_python_threads_and_forked_processes_compute_too() -> None:
 
 
 @compiled
-@pytest.mark.parametrize("isa", ["portable", "avx2"])
+@every_lesser_isa
 @pytest.mark.parametrize(
     ("rule", "h", "k", "v"),
     [("decay", 3, 20, 20), ("delta", 3, 20, 20), ("decay", 3, 20, 1), ("decay", 21, 16, 1), ("decay", 40, 1, 1)],
 )
 def test_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, isa: str, rule: str, h: int, k: int, v: int) -> None:
-    if isa == "avx2" and not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
-        pytest.skip("this CPU has no AVX2")
     for name in ("MATRIX", "SCAN", "COMPLEX"):
         code = getattr(rules, name)
         monkeypatch.setattr(
@@ -403,10 +400,8 @@ def test_one_token_of_any_strides_and_dtype(case: Case) -> None:
 
 
 @compiled
-@pytest.mark.parametrize("isa", ["portable", "avx2"])
+@every_lesser_isa
 def test_one_token_by_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, isa: str) -> None:
-    if isa == "avx2" and not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
-        pytest.skip("this CPU has no AVX2")
     monkeypatch.setattr(windowed, "CODE", f"{windowed.CODE}_{isa}")
     for case in WINDOWS:
         assert_steps(*token(case, 4, 20, 37))

@@ -11,7 +11,7 @@ from torch import Tensor
 from fastweights.kernels.mesa import solved_and_read
 from fastweights.kernels.native import library
 from fastweights.kernels.native.library import address, view
-from fastweights.kernels.native.rules import _refuses as _refuses_all
+from fastweights.kernels.native.rules import refuses
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence, State
 from fastweights.recurrence.mesa import Mesa
@@ -87,7 +87,7 @@ def _refuses(recurrence: Recurrence) -> str | None:
         return f"it is a {type(recurrence).__name__}, not a Mesa"
     if not isinstance(recurrence.solver, ConjugateGradient):
         return f"its solver is a {type(recurrence.solver).__name__}"
-    return _refuses_all(recurrence)
+    return refuses(recurrence)
 
 
 NATIVE_MESA = Kernel("mesa (compiled)", _refuses, _run)

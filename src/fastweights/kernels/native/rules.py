@@ -226,7 +226,8 @@ def _run_delta(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
     return o.to(recurrence.output), last
 
 
-def _refuses(recurrence: Recurrence, numbers: Sequence[torch.dtype] = (torch.float32,)) -> str | None:
+def refuses(recurrence: Recurrence, numbers: Sequence[torch.dtype] = (torch.float32,)) -> str | None:
+    """Why C takes no streams like these, of which it takes `numbers`; None if it does."""
     if library.missing():
         return "the compiled extension is missing (python -m fastweights.kernels.native.build)"
     if recurrence.device.type != "cpu":
@@ -241,13 +242,13 @@ def _refuses_decay(recurrence: Recurrence) -> str | None:
         return f"it is a {type(recurrence).__name__}, not a Decay"
     if recurrence.q.shape[-1] == 1 and recurrence.values == 2 and len(recurrence) > 1:
         return "its states are two numbers per head, for which matrix products do not pay"
-    return _refuses(recurrence)
+    return refuses(recurrence)
 
 
 def _refuses_delta(recurrence: Recurrence) -> str | None:
     if not isinstance(recurrence, Delta):
         return f"it is a {type(recurrence).__name__}, not a Delta"
-    return _refuses(recurrence)
+    return refuses(recurrence)
 
 
 def _refuses_scan(recurrence: Recurrence) -> str | None:
@@ -260,7 +261,7 @@ def _refuses_scan(recurrence: Recurrence) -> str | None:
         return f"its heads hold {values} real values, not one"
     if recurrence.log_decay is None or recurrence.log_decay.shape[-1] != width:
         return "not every key has a decay of its own"
-    refusal = _refuses(recurrence, (torch.float32, torch.complex64))
+    refusal = refuses(recurrence, (torch.float32, torch.complex64))
     if refusal or (values == 1 and width <= library.constant(WIDEST)):
         return refusal
     if not recurrence.accumulator.is_complex:

@@ -51,7 +51,6 @@ static void take_turn(Turn *turn, const WindowStep *p, long task)
 
 /* ---- rows ---- */
 
-
 INLINE float dot(const float *a, const float *b, long width)
 {
     vec sum = all(0);

@@ -11,7 +11,7 @@ from torch import Tensor
 from fastweights.kernels.native import library
 from fastweights.kernels.native.library import address, view
 from fastweights.kernels.native.memory import empty
-from fastweights.kernels.native.rules import _refuses as _refuses_all
+from fastweights.kernels.native.rules import refuses
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.timeline import FORGOTTEN
@@ -20,7 +20,6 @@ from fastweights.recurrence.windowed import WindowedLinear, WindowState
 CODE = "fw_window_step"
 MAPS = ("given", "softmax", "exp", "elu", "relu")
 """The f of learnt features φ(x) = (f(x W), f(-x W)), numbered as windowed.h does."""
-
 
 KeptState = tuple[Tensor, Tensor, Tensor, Tensor]
 """`WindowState` without features: (keys, values, memory, age)."""
@@ -132,7 +131,7 @@ def _refuses(recurrence: Recurrence) -> str | None:
         return "its token may be padding or begin a document"
     if torch.compiler.is_compiling():
         return "a compiled graph makes one kernel of the step's own operations"
-    return _refuses_all(recurrence)
+    return refuses(recurrence)
 
 
 NATIVE_WINDOW = Kernel("window and linear memory, one token (compiled)", _refuses, _run)
