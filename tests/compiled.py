@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from families import padded, positions, student
+from fastweights.generate import stream
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from test_mixers import LAYERS, Layer, inputs, tensors
 from tolerances import assert_close
 
@@ -56,3 +58,13 @@ def test_compiled_linearized_models_agree(family: str) -> None:
         got, want = (m(**inputs, position_ids=positions(inputs["attention_mask"])).logits for m in (compiled, model))
     there = inputs["attention_mask"].bool()
     assert_close(got[there], want[there], "logits")
+
+
+@pytest.mark.parametrize("name", ["metala", "gated_deltanet", "mamba"])
+def test_compiled_models_decode_the_same(name: str) -> None:
+    torch.manual_seed(0)
+    config = FastWeightsConfig(vocab_size=32, hidden_size=32, num_hidden_layers=2, mixers=[{"name": name}])
+    model, prompt = FastWeightsForCausalLM(config).double().eval(), torch.randint(32, (2, 5))
+    want = list(stream(model, prompt, max_new_tokens=6, temperature=0))
+    model.compile(backend="eager", fullgraph=True)
+    assert torch.equal(torch.stack(list(stream(model, prompt, max_new_tokens=6, temperature=0))), torch.stack(want))

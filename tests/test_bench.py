@@ -225,6 +225,17 @@ def test_decode_steps_of_peers_run(tmp_path):
     assert all(row["seconds"] for row in rows(path)), [row for row in rows(path) if not row["seconds"]]
 
 
+@pytest.mark.slow
+def test_compiled_models_are_decoded(tmp_path):
+    """In a process of its own: the compiler cannot trace the tests' type checker."""
+    path = tmp_path / "d.json"
+    asked = ["--quick", "--compile", "--only", "gla", "--out", str(path)]
+    subprocess.run([sys.executable, "-m", "fastweights.cli", "bench", "decode", *asked], check=True, timeout=600)
+    (row,) = (row for row in rows(path) if row["contender"] == "torch.compile")
+    assert row["level"] == "model"
+    assert row["seconds"], row["note"]
+
+
 def test_flatness_is_followed_and_drawn(tmp_path):
     path = tmp_path / "d.json"
     run("decode", "--quick", "--only", "metala", "--tokens", 12, "--out", path)

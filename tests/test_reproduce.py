@@ -38,7 +38,7 @@ from fastweights.reproduce import (
 )
 from fastweights.reproduce.accuracy import UPDATES, Effort, Training, Trainings
 from fastweights.reproduce.claims.lolcats import SMALL as TEACHER
-from fastweights.reproduce.conversion import Conversions, Converted, shortened
+from fastweights.reproduce.conversion import Conversions, Converted, Updates, shortened
 from fastweights.reproduce.measures import DOUBT, _ranks
 from fastweights.reproduce.pictures import Bars, Curves
 from fastweights.reproduce.published import Destroyed, twice
@@ -358,7 +358,7 @@ def test_language_models_are_shared_and_read(tmp_path: Path) -> None:
 def test_conversions_start_from_one_teacher(tmp_path: Path) -> None:
     teacher = replace(TEACHER, steps=2, batch=2, length=32)
     methods = {
-        name: shortened(method, 2, 2, 1e-3, 2)
+        name: shortened(method, Updates(2, 1e-2), Updates(2, 1e-3), 2)
         for name, method in CLAIMS["lolcats-table2"].cpu.recipe.methods.items()  # pyright: ignore
         if name in ("LOLCAT-w", "SUPRA")
     }

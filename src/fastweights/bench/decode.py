@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
@@ -40,16 +41,22 @@ BATCHES = (1, 32)
 PRESET_NAMES = ("metala-360m", "mesanet-440m-gated-deltanet")
 SKIPPED = ("decay vector steep", "softmax window 64", "scan complex", "mesa tol 1e-5")
 FLAT = ("metala", "softmax")
+COMPILED = "torch.compile"
 
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """What to measure. tokens: how far flatness is followed; 0 for not at all."""
+    """What to measure.
+
+    tokens    how far flatness is followed; 0 for not at all
+    compiled  whether models are decoded by torch.compile too, which takes about a minute each to make them
+    """
 
     quick: bool = False
     only: str = "*"
     budget: Budget = Budget()
     tokens: int = 0
+    compiled: bool = False
 
     def wants(self, name: str) -> bool:
         return fnmatch(name, self.only) or self.only in name
@@ -256,7 +263,7 @@ def _rows(
     first = times["fastweights"]
     ceilings = Ceilings.of(report.ceilings)
     floor, products = moved.bytes / ceilings.bandwidth, moved.flops / ceilings.gemm(torch.float32)
-    libraries = {"fastweights": "fastweights"} | {p.name: p.library for p in PEERS.get(op, ())}
+    libraries = {"fastweights": "fastweights", COMPILED: "fastweights"} | {p.name: p.library for p in PEERS.get(op, ())}
     for name, function in functions.items():
         found = function if isinstance(function, Failure) else times[name]
         taken, ours = found if isinstance(found, Times) else None, name == "fastweights"
@@ -328,9 +335,29 @@ def _model_rows(
     weights = set(model.parameters())
     count = sum(p.numel() for p in weights)
     moved = Moved(sum(p.nbytes for p in weights) + 2 * cache.nbytes, 2.0 * batch * count)
-    tokens = stream(model, prompt, temperature=0)
-    functions: dict[str, Function | Failure] = {"fastweights": lambda: next(tokens)}
+    functions = {"fastweights": _tokens(model, prompt)}
+    if plan.compiled:
+        functions[COMPILED] = _compiled(model, prompt)
     yield from _rows("model", name, f"b{batch} {count} parameters", functions, moved, report, plan, model.device)
+
+
+def _tokens(model: FastWeightsForCausalLM, prompt: Tensor) -> Function | Failure:
+    tokens = stream(model, prompt, temperature=0)
+    return lambda: next(tokens)
+
+
+def _compiled(model: FastWeightsForCausalLM, prompt: Tensor) -> Function | Failure:
+    """The tokens of a copy, of which the prompt and the first two are done: these wait for the compiler."""
+    torch.compiler.reset()
+    model = deepcopy(model)
+    model.compile()
+    tokens = stream(model, prompt, temperature=0)
+    try:
+        for _ in range(3):
+            next(tokens)
+    except Exception as error:
+        return Failure.of(error)
+    return lambda: next(tokens)
 
 
 @torch.no_grad()

@@ -63,6 +63,7 @@ def _decode(parser: ArgumentParser) -> Target:
     _add_common(parser)
     _add_own_mixer(parser)
     parser.add_argument("--tokens", type=int, default=0, metavar="N", help="follow time and state for N tokens")
+    parser.add_argument("--compile", action="store_true", help="decode models by torch.compile too (a minute for each)")
     return _run_decode
 
 
@@ -123,7 +124,7 @@ def _run_ops(report: Report, chosen: Namespace, device: torch.device) -> None:
 
 
 def _run_decode(report: Report, chosen: Namespace, device: torch.device) -> None:
-    plan = DecodePlan(chosen.quick, chosen.only, QUICK if chosen.quick else Budget(), chosen.tokens)
+    plan = DecodePlan(chosen.quick, chosen.only, QUICK if chosen.quick else Budget(), chosen.tokens, chosen.compile)
     run_decode(report, plan, device)
     flat = [row for row in report.rows if row["type"] == "FlatnessRow"]
     if flat:

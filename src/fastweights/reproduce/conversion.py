@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastweights.linearize.baselines import Method
+from fastweights.linearize.fit import Fit
 from fastweights.linearize.pipeline import Conversion, run
 from fastweights.linearize.text import Data
 from fastweights.reproduce.claim import Recipe, Site, Trial
@@ -118,16 +119,27 @@ class Conversions(Recipe):
         ]
 
 
-def shortened(method: Method, transfer: int, adapt: int, rate: float, batch: int) -> Method:
-    """A method with so many updates in its two stages, and another learning rate in the second."""
-    every = Every(log=max(transfer, adapt), evaluation=max(transfer, adapt), checkpoint=100)
-    first = method.transfer and replace(
-        method.transfer, fit=replace(method.transfer.fit, steps=transfer, batch=batch, every=every)
-    )
-    optimizer = AdamW(lr=rate, betas=(0.9, 0.999), weight_decay=0.0)
-    second = method.adapt and replace(
-        method.adapt, fit=replace(method.adapt.fit, steps=adapt, batch=batch, every=every, optimizer=optimizer)
-    )
+class Updates(NamedTuple):
+    """Of a stage: how many, at which learning rate to begin with."""
+
+    steps: int
+    rate: float
+
+    def of(self, fit: Fit, batch: int) -> Fit:
+        """`fit` with these, on so many sequences each."""
+        return replace(
+            fit,
+            steps=self.steps,
+            batch=batch,
+            optimizer=AdamW(lr=self.rate, betas=(0.9, 0.999), weight_decay=0.0),
+            every=Every(log=self.steps, evaluation=self.steps, checkpoint=100),
+        )
+
+
+def shortened(method: Method, transfer: Updates, adapt: Updates, batch: int) -> Method:
+    """A method with so many updates in those of its two stages that it has."""
+    first = method.transfer and replace(method.transfer, fit=transfer.of(method.transfer.fit, batch))
+    second = method.adapt and replace(method.adapt, fit=adapt.of(method.adapt.fit, batch))
     return replace(method, transfer=first, adapt=second)
 
 
