@@ -48,13 +48,24 @@ static inline void take_chunk(Arena *arena, Chunk *c, const Forward *p, int back
     }
 }
 
-/* Announces rows that will be stored: they lie kilobytes apart, and no hardware prefetcher sees them coming. */
-static inline void expect_rows(const View *view, long width, long b, long t, long h, long tokens)
+/* Announces rows that lie kilobytes apart, which no hardware prefetcher sees coming. */
+INLINE void expect_rows(const View *view, long width, long b, long t, long h, long tokens, const int stored)
 {
     const float *row = view->at + b * view->b + t * view->t + h * view->h;
     for (long i = 0; view->at && i < tokens; i++, row += view->t)
         for (long j = 0; j < width; j += 16)
-            __builtin_prefetch(row + j, 1);
+            stored ? __builtin_prefetch(row + j, 1) : __builtin_prefetch(row + j, 0, 2);
+}
+
+/* What `load_chunk` will read. */
+static inline void expect_chunk(const Forward *p, long b, long t, long h)
+{
+    long tokens = p->t - t < CHUNK ? p->t - t : CHUNK;
+    expect_rows(&p->q, p->k, b, t, h, tokens, 0);
+    expect_rows(&p->key, p->k, b, t, h, tokens, 0);
+    expect_rows(&p->value, p->v, b, t, h, tokens, 0);
+    if (p->decays > 1)
+        expect_rows(&p->log_decay, p->decays, b, t, h, tokens, 0);
 }
 
 /* One value for all lanes of the row if the decay is a scalar, else the next W lanes. */

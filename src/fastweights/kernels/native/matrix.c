@@ -151,7 +151,8 @@ static void forward_turn(Turn *turn, long t, long i)
     if (p->marks && t % BLOCK == 0)
         copy_columns(p->marks + (t / BLOCK * p->b * p->h + head) * size, p->v, from, values, p, of);
     load_chunk(c, p, of->b, t, h);
-    expect_rows(&p->o, p->v, of->b, t, h, c->tokens);
+    expect_rows(&p->o, p->v, of->b, t, h, c->tokens, 1);
+    i + 1 < of->heads ? expect_chunk(p, of->b, t, h + 1) : expect_chunk(p, of->b, t + CHUNK, of->h);
     Sweep s = {.rows = rows, .lanes = of->lanes, .o = turn->o + of->first, .e = turn->e + of->first,
                .from = from + of->first, .to = state + of->first, .from_step = values, .to_step = values};
     forward_chunk(c, p, &s, of->first);
@@ -220,7 +221,7 @@ static void values_back(Work *w, Chunk *c, long t)
     Sweep s = {.tokens = c->tokens, .rows = whole_rows(p->k), .lanes = values, .row_step = -keys, .lane_step = -values,
                .a = c->q + last * keys, .x = c->d_o + last * values, .alpha = c->alpha + (last + 1) * keys,
                .from = w->G, .to = w->G, .from_step = values, .to_step = values};
-    expect_rows(&w->p->d_value, p->v, w->b, t, w->h, c->tokens);
+    expect_rows(&w->p->d_value, p->v, w->b, t, w->h, c->tokens, 1);
     if (c->scaled)
         s.enter = s.leave = c->middle;
     if (c->exact)
@@ -271,7 +272,7 @@ static void queries_back(Work *w, Chunk *c, long t, const float *from, float *to
     long count = c->tokens * c->keys;
     int delta = p->beta.at != NULL;
     Sweep s = states_sweep(c, p, from);
-    expect_rows(&w->p->d_q, p->k, w->b, t, w->h, c->tokens);
+    expect_rows(&w->p->d_q, p->k, w->b, t, w->h, c->tokens, 1);
     s.to = to, s.r = c->d_o, s.o = w->found, s.p = c->y, s.e = w->peeked;
     memset(w->found, 0, count * sizeof(float));
     memset(w->peeked, 0, count * sizeof(float));
@@ -359,7 +360,7 @@ static void keys_back(Work *w, Chunk *c, long t, const float *before, const floa
                .o = w->found + last * keys, .z = c->y + last * values, .y = c->erase + last * keys,
                .w = c->d_decay + last * keys, .alpha = c->alpha + (last + 1) * keys,
                .from = w->turned, .to = w->turned, .from_step = keys, .to_step = keys};
-    expect_rows(&w->p->d_key, p->k, w->b, t, w->h, c->tokens);
+    expect_rows(&w->p->d_key, p->k, w->b, t, w->h, c->tokens, 1);
     memset(w->found, 0, c->tokens * keys * sizeof(float));
     if (c->exact) {
         memset(c->d_decay, 0, c->tokens * keys * sizeof(float));
