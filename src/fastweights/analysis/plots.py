@@ -46,6 +46,11 @@ def legend(axes: Axes) -> None:
     axes.legend(frameon=False, fontsize=7)
 
 
+def legend_beside(axes: Axes) -> None:
+    """Where bars would lie under it."""
+    axes.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+
+
 def png(figure: Figure) -> bytes:
     buffer = BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fastweights.analysis.plots import PALETTE, canvas, label, legend
+from fastweights.analysis.plots import PALETTE, canvas, label, legend, legend_beside
 from fastweights.reproduce.claim import Picture
 from fastweights.reproduce.measures import At, Measures
 
@@ -67,7 +67,7 @@ class Bars(Picture):
         for panel, quantity in zip(axes[:, 0], quantities, strict=True):
             self._panel(panel, measures.of(quantity))
             label(panel, title if quantity == "" else quantity, "", self.y if quantity == "" else "")
-        legend(axes[0, 0])
+        legend_beside(axes[0, 0])
         return figure
 
     def _panel(self, axes: Axes, measures: Measures) -> None:

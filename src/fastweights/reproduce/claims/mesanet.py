@@ -161,7 +161,7 @@ TABLE1 = {
         cpu=Size(
             _mad(SMALL_MAD, _rules(4, ("mamba2", "gla", "gated_deltanet")), Effort()),
             20,
-            "Short sequences, 300 updates; not all baselines.",
+            "Short sequences, 300 updates, after which softmax has learnt recall with few seeds; not all baselines.",
         ),
         gpu=Size(
             _mad(
