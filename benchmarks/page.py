@@ -76,8 +76,8 @@ def _page(ops: dict[str, Any], slopes: list[Row], decode: dict[str, Any], train:
     yield "kernel that `Auto()` takes, and of the best one without the compiled extension; in brackets the goal."
     yield "Memory is the growth of a fresh process at its peak. Errors are relative, against float64."
     rows = [row for row in ops["rows"] if row["type"] == "OpRow"]
-    for op, of_op in groupby(rows, lambda row: row["op"]):
-        yield from _section(op, list(of_op))
+    for op in dict.fromkeys(row["op"] for row in rows):
+        yield from _section(op, [row for row in rows if row["op"] == op])
     yield from _beside_scalar(rows)
     yield from _slopes(slopes)
     yield from _steps(decode)

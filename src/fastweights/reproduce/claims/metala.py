@@ -362,7 +362,11 @@ IMAGES = {
         statement="On images MetaLA is above HGRN, GLA, Mamba and DeiT of the same size.",
         statements=tuple(Above(Term("metala"), Term(name)) for name in VISION if name != "metala"),
         unit="accuracy [%]",
-        cpu=Size(_images(Stored("mnist", "mnist"), Effort(training={"steps": 100})), 15, "MNIST, 100 updates: how fast they learn."),
+        cpu=Size(
+            _images(Stored("mnist", "mnist"), Effort(training={"steps": 100})),
+            15,
+            "MNIST, 100 updates: how fast they learn.",
+        ),
         gpu=Size(_images(Stored("mnist", "mnist"), Effort(training={"steps": 500})), 10, "MNIST, 500 updates."),
         paper_size=Size(_images(Stored("image-folder", "imagenet"), Effort(seeds=(0,))), 50_000),
         picture=Bars("accuracy [%]"),
