@@ -87,7 +87,8 @@ def _page(ops: dict[str, Any], slopes: list[Row], decode: dict[str, Any], train:
 def _machine(header: dict[str, Any]) -> str:
     machine, versions = header["machine"], header["versions"]
     shown = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return f"Commit {header['commit'][:9]}; {machine['cpu']}, {machine['threads']} threads; {shown}"
+    threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
+    return f"Commit {header['commit'][:9]}; {machine['cpu']}, {threads}; {shown}"
 
 
 def _ceilings(ceilings: dict[str, float | None]) -> str:
@@ -261,8 +262,8 @@ def _training(train: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield "## Training step, eager and compiled"
     yield ""
-    yield f"{_machine(train['header']).partition(';')[0]}, {train['header']['machine']['threads']} thread(s). Forward,"
-    yield "backward and optimiser of small language models of equal size; compilation itself is not timed."
+    yield f"{_machine(train['header'])}."
+    yield "Forward, backward and optimiser of small language models of equal size; compilation itself is not timed."
     yield ""
     yield "| mixer | parameters | tokens | eager | torch.compile | eager / compiled |"
     yield "|---|---|---|---|---|---|"

@@ -49,7 +49,7 @@ class DecodePlan:
     """What to measure.
 
     tokens    how far flatness is followed; 0 for not at all
-    compiled  whether models are decoded by torch.compile too, which takes about a minute each to make them
+    compiled  whether models are decoded by torch.compile too, which compiles for a minute or more each
     """
 
     quick: bool = False
@@ -335,13 +335,13 @@ def _model_rows(
     weights = set(model.parameters())
     count = sum(p.numel() for p in weights)
     moved = Moved(sum(p.nbytes for p in weights) + 2 * cache.nbytes, 2.0 * batch * count)
-    functions = {"fastweights": _tokens(model, prompt)}
+    functions: dict[str, Function | Failure] = {"fastweights": _tokens(model, prompt)}
     if plan.compiled:
         functions[COMPILED] = _compiled(model, prompt)
     yield from _rows("model", name, f"b{batch} {count} parameters", functions, moved, report, plan, model.device)
 
 
-def _tokens(model: FastWeightsForCausalLM, prompt: Tensor) -> Function | Failure:
+def _tokens(model: FastWeightsForCausalLM, prompt: Tensor) -> Function:
     tokens = stream(model, prompt, temperature=0)
     return lambda: next(tokens)
 
@@ -351,13 +351,13 @@ def _compiled(model: FastWeightsForCausalLM, prompt: Tensor) -> Function | Failu
     torch.compiler.reset()
     model = deepcopy(model)
     model.compile()
-    tokens = stream(model, prompt, temperature=0)
+    token = _tokens(model, prompt)
     try:
         for _ in range(3):
-            next(tokens)
+            token()
     except Exception as error:
         return Failure.of(error)
-    return lambda: next(tokens)
+    return token
 
 
 @torch.no_grad()

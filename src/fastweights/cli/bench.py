@@ -63,7 +63,7 @@ def _decode(parser: ArgumentParser) -> Target:
     _add_common(parser)
     _add_own_mixer(parser)
     parser.add_argument("--tokens", type=int, default=0, metavar="N", help="follow time and state for N tokens")
-    parser.add_argument("--compile", action="store_true", help="decode models by torch.compile too (a minute for each)")
+    parser.add_argument("--compile", action="store_true", help="decode models by torch.compile too (minutes)")
     return _run_decode
 
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fastweights.linearize import Analog
-from fastweights.linearize.baselines import METHODS, Method, Transferring
-from fastweights.linearize.transfer import TransferLoss
+from fastweights.linearize.baselines import METHODS, Method
 from fastweights.reproduce.claim import Above, Claim, Near, Size, Term
 from fastweights.reproduce.conversion import AFTER, APART, BEFORE, ERROR, Conversions, Given, Made, Updates, shortened
 from fastweights.reproduce.pictures import Bars, Curves
@@ -95,12 +94,16 @@ PAPERS = (Updates(2500, 1e-2), Updates(2500, 1e-4))
 """Two epochs of 10 million tokens in each stage."""
 
 
-def _table1(window: int = 0) -> dict[str, Method]:
+def _linear(features: str) -> Method:
+    """The workshop's transfer, without its window."""
+    return replace(METHODS["workshop"], analog=Analog(features, window=0))
+
+
+def _table1() -> dict[str, Method]:
     """Every feature map with and without transfer."""
     methods = {}
     for name in MAPS:
-        transferred = Method(Analog(name, window=window), Transferring(TransferLoss(0, 1)))
-        methods |= {f"{name}, transfer": transferred, name: replace(transferred, transfer=None)}
+        methods |= {f"{name}, transfer": _linear(name), name: replace(_linear(name), transfer=None)}
     return methods
 
 
@@ -168,7 +171,7 @@ def _table2() -> dict[str, Method]:
     return {
         "LOLCAT-w": METHODS["workshop"],
         "LOLCAT-w, arXiv": replace(METHODS["lolcats"], analog=Analog(window=METHODS["workshop"].analog.window)),
-        "LOLCAT-l": replace(METHODS["workshop"], analog=Analog("exp", window=0)),
+        "LOLCAT-l": _linear("exp"),
         "T2R": METHODS["t2r"],
         "SUPRA": METHODS["supra"],
     }
