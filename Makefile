@@ -9,7 +9,7 @@ quickstart: $(VENV)/installed
 	$(BIN)/fastweights train --data shakespeare --mixers metala --steps 450 --lr 0.006 --out runs/quickstart
 
 test: $(VENV)/installed-test
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --max-worker-restart 0
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

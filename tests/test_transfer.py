@@ -266,7 +266,8 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_two_processes_have_the_gradients_of_one(tmp_path: Path, wrapper: str):
-    """Each has half of the sequences."""
+    """Each has half of the sequences, and ends with its process group: to destroy that beside a model that holds it
+    may block for ever, as Gloo's thread waits for the lock that the destruction holds (torch 2.13)."""
     given = [str(tmp_path / "meeting"), wrapper, str(tmp_path / "gradients.safetensors")]
     processes = [FORKS.Process(target=_half, args=(rank, *given)) for rank in range(2)]
     for process in processes:
@@ -294,7 +295,6 @@ def _half(rank: int, meeting: str, wrapper: str, out: str) -> None:
     }
     if rank == 0:
         save_file(whole, out)
-    distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("layers", [None, [0, 2]], ids=["all layers", "some layers"])
