@@ -12,8 +12,12 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from extension import compiled
 from families import FAMILIES, LAYERS, logits, padded, positions, shaken, student, teacher
-from fastweights import WindowedLinear
+from fastweights import WindowedLinear, kernels
+from fastweights.kernels import CHUNK_LOOP
+from fastweights.kernels.native import windowed
+from fastweights.kernels.native.windowed import NATIVE_WINDOW, window_step
 from fastweights.linearize import (
     RULES,
     Analog,
@@ -141,6 +145,17 @@ every_analog = pytest.mark.parametrize("analog", ANALOGS.values(), ids=ANALOGS)
 def test_every_analog_decodes_as_it_reads(analog: Analog, family: str) -> None:
     inputs = padded()
     assert_same(*both_ways(student(family, analog), inputs), family)
+
+
+@compiled
+@pytest.mark.parametrize(("kernel", "tokens_of_c"), [(NATIVE_WINDOW.name, True), (CHUNK_LOOP.name, False)])
+def test_tokens_are_made_by_the_kernel_that_is_asked_for(monkeypatch, kernel: str, tokens_of_c: bool) -> None:
+    model, inputs, seen = student(), padded(pad=0), []
+    cache = model(**inputs, use_cache=True).past_key_values
+    monkeypatch.setattr(windowed, "window_step", lambda *given: seen.append(given) or window_step(*given))
+    with kernels.only(kernel), torch.no_grad():
+        model(inputs["input_ids"][:, :1], past_key_values=cache)
+    assert len(seen) == (LAYERS if tokens_of_c else 0)
 
 
 def test_scores_are_scaled_as_the_model_scales_them() -> None:

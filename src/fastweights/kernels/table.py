@@ -38,6 +38,11 @@ def _wanted() -> str | None:
     return _only.get()
 
 
+def allowed(kernel: Kernel) -> bool:
+    """Whether `Auto()` may take `kernel` here, where `only` may speak of another."""
+    return _wanted() in (None, kernel.name)
+
+
 def select(recurrence: Recurrence) -> Kernel:
     """The kernel that `Auto()` takes."""
     return _first(recurrence, _wanted())

@@ -12,7 +12,7 @@ from fastweights.kernels.native import library
 from fastweights.kernels.native.library import address, view
 from fastweights.kernels.native.memory import empty
 from fastweights.kernels.native.rules import refuses
-from fastweights.kernels.table import Kernel
+from fastweights.kernels.table import Kernel, allowed
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.recurrence.windowed import WindowedLinear, WindowState
@@ -95,8 +95,10 @@ def _single(stream: Tensor) -> Tensor:
 def learned_step(
     rule: Window, q: Tensor, k: Tensor, v: Tensor, mix: Tensor, features: Learned, state: KeptState
 ) -> tuple[Tensor, KeptState] | None:
-    """`window_step`, or None for what C cannot read or autograd wants to see."""
+    """`window_step`, or None for what C cannot read, autograd wants to see, or `only` leaves to another kernel."""
     if library.missing() or torch.compiler.is_compiling() or torch.is_grad_enabled() or q.shape[1] != 1:
+        return None
+    if not allowed(NATIVE_WINDOW):
         return None
     if not all(W.dtype == torch.float32 and W.device.type == "cpu" and W.is_contiguous() for W in features[1:]):
         return None
