@@ -12,6 +12,7 @@ from itertools import product
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from cases import CASES, Case, Shape, cast, each
 from extension import compiled, every_lesser_isa
@@ -19,9 +20,10 @@ from fastweights import kernels
 from fastweights.convolution import convolved
 from fastweights.evaluate import Recurrent, evaluate
 from fastweights.kernels.native import build, library, memory, rules, windowed
+from fastweights.normalization import rms_normed
 from fastweights.recurrence import Decay, Delta, Recurrence
 from fastweights.recurrence.timeline import FORGOTTEN
-from tolerances import SAME, error
+from tolerances import SAME, assert_close, error
 from tolerances import TOLERANCE as TOLERANCES
 
 TOLERANCE = 1e-5
@@ -312,6 +314,73 @@ def test_short_convolutions(t: int, d: int, taps: int, documents: bool) -> None:
         torch.testing.assert_close(found[1][0][:, i], terms.sum(1))
     for got, wanted in zip(*found, strict=True):
         assert wanted.numel() == 0 or (got - wanted).abs().max() <= TOLERANCE * wanted.abs().max()
+
+
+NORMS = [((3, 5, 100), True), ((2, 16), False), ((130, 33), True), ((1, 1, 4, 7), True), ((70, 64), False)]
+
+
+def normed(x: Tensor, weight: Tensor | None, upstream: Tensor) -> list[Tensor]:
+    """y and the gradients."""
+    leaves = [s.detach().requires_grad_() for s in (x, weight) if s is not None]
+    y = rms_normed(leaves[0], None if weight is None else leaves[1], 1e-2)
+    return [y, *torch.autograd.grad(y, leaves, upstream)]
+
+
+def assert_norms(shape: tuple[int, ...], weighted: bool) -> None:
+    """Against x (mean x² + ε)^(-½) w in float64; vectors far apart in memory."""
+    x, upstream = (torch.randn(*shape, 2)[..., 0] for _ in range(2))
+    weight = torch.randn(shape[-1]) if weighted else None
+    exact = [None if s is None else s.double().requires_grad_() for s in (x, weight)]
+    y = exact[0] * (exact[0].square().mean(-1, keepdim=True) + 1e-2).rsqrt() * (1 if weight is None else exact[1])
+    wanted = [y, *torch.autograd.grad(y, [s for s in exact if s is not None], upstream.double())]
+    for got, want in zip(normed(x, weight, upstream), wanted, strict=True):
+        assert error(got, want) <= 1e-6
+
+
+@compiled
+@pytest.mark.parametrize(("shape", "weighted"), NORMS)
+def test_norms(shape: tuple[int, ...], weighted: bool) -> None:
+    assert_norms(shape, weighted)
+
+
+@compiled
+@every_lesser_isa
+def test_norms_by_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, isa: str) -> None:
+    asked, call = [], library.call
+    monkeypatch.setattr(library, "call", lambda name, given: asked.append(name) or call(f"{name}_{isa}", given))
+    for shape, weighted in NORMS:
+        assert_norms(shape, weighted)
+    assert set(asked) == {"fw_norm", "fw_norm_back"}
+
+
+@compiled
+def test_threads_share_the_rows_of_a_norm() -> None:
+    torch.set_num_threads(2)
+    assert_norms((4, 300, 64), True)
+
+
+def test_norms_in_other_precisions_and_transforms_are_those_of_torch() -> None:
+    x, weight = torch.randn(3, 5, 8), torch.randn(8)
+    for given in ((x.bfloat16(), weight.bfloat16()), (x.double(), weight.double()), (x[:0], weight)):
+        assert torch.equal(rms_normed(*given, 1e-5), F.rms_norm(given[0], (8,), given[1], 1e-5))
+    mapped = torch.func.vmap(torch.func.grad(lambda row, w: rms_normed(row, w, 1e-5).square().sum()), (0, None))
+    assert_close(mapped(x, weight), normed_gradient(x, weight), "gradient")
+
+
+def normed_gradient(x: Tensor, weight: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad(rms_normed(x, weight, 1e-5).square().sum(), x)[0]
+
+
+def test_norms_have_gradients_of_gradients() -> None:
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(0)
+        x, weight = torch.randn(6, 20).to(dtype).requires_grad_(), torch.randn(20).to(dtype).requires_grad_()
+        slope = torch.autograd.grad(rms_normed(x, weight, 1e-5).pow(3).sum(), x, create_graph=True)[0]
+        found.append(torch.autograd.grad(slope.square().sum(), (x, weight)))
+    for got, want in zip(*found, strict=True):
+        assert error(got, want) <= SAME
 
 
 def test_large_results_are_written_to_the_pages_of_dropped_ones(monkeypatch: pytest.MonkeyPatch) -> None:

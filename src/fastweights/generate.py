@@ -112,7 +112,7 @@ def _prefill(
     return logits
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def _next(model: FastWeightsForCausalLM, ids: Tensor, mask: Tensor | None, cache: FastWeightsCache) -> Tensor:
     """Logits ``[b vocab]`` after the last of these tokens."""
     return model(ids, mask, cache, use_cache=True, logits_to_keep=1, return_dict=True).logits[:, -1]

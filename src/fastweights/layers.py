@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.convolution import convolved
+from fastweights.normalization import rms_normed
 from fastweights.recurrence.base import ShapeError, starts
 from fastweights.shapes import Embedded, Mask, Segments
 
@@ -143,7 +144,7 @@ class TokenShift(ShortConvolution):
 
 
 class HeadNorm(nn.Module):
-    """Normalises each head's vector ``[… v]``; `center` subtracts the mean (LayerNorm) or not (RMSNorm)."""
+    """Normalises vectors ``[… width]``, as those of heads; `center` subtracts the mean (LayerNorm) or not (RMSNorm)."""
 
     def __init__(self, width: int, *, center: bool, affine: bool, eps: float = 1e-5) -> None:
         super().__init__()
@@ -159,9 +160,9 @@ class HeadNorm(nn.Module):
         if self.center:
             return F.layer_norm(o, (self.width,), self.weight, None, self.eps)
         if self.weight is None:
-            return F.rms_norm(o, (self.width,), None, self.eps)
+            return rms_normed(o, None, self.eps)
         dtype = torch.promote_types(o.dtype, self.weight.dtype)
-        return F.rms_norm(o.to(dtype), (self.width,), self.weight.to(dtype), self.eps)
+        return rms_normed(o.to(dtype), self.weight.to(dtype), self.eps)
 
 
 class WholeNorm(HeadNorm):
@@ -207,9 +208,9 @@ class MLP(nn.Module):
 
 
 NORMS: dict[str, Callable[..., nn.Module]] = {
-    "rms": nn.RMSNorm,
+    "rms": partial(HeadNorm, center=False, affine=True),
     "layer": nn.LayerNorm,
-    "simple_rms": partial(nn.RMSNorm, elementwise_affine=False),
+    "simple_rms": partial(HeadNorm, center=False, affine=False),
 }
 """Norms of the model width by name, called as (d, eps=…)."""
 

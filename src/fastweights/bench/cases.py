@@ -19,7 +19,9 @@ from fastweights.bench import peers
 from fastweights.bench.contenders import Case, Contender, Inputs, Phase, Run, Sizes
 from fastweights.evaluate import Chunkwise, evaluate
 from fastweights.kernels import TABLE, only, select
+from fastweights.kernels.native import library
 from fastweights.layers import Past, ShortConvolution, precise
+from fastweights.normalization import rms_normed
 from fastweights.recurrence import (
     Cholesky,
     ConjugateGradient,
@@ -35,6 +37,8 @@ from fastweights.recurrence import (
 CHUNK = 64
 WINDOW = 64
 STEPS = 30
+TAPS = 4
+EPSILON = 1e-5
 OURS = "fastweights"
 
 Draw = Callable[[Sizes, torch.Generator], Tensor]
@@ -89,37 +93,59 @@ class RecurrenceCase(Case):
 
 
 @dataclass(frozen=True)
-class ConvolutionCase(Case):
-    """The short causal convolution of `layers`, on h channels."""
+class LayerCase(Case):
+    """A layer on ``x [b t h]`` of h channels, with weights ``[… h]``.
 
-    name: str = "short convolution"
-    taps: int = 4
+    weights  the axes before h
+    ours     the layer; `peers`, others who compute it
+    exact    it again, by other operations
+    """
+
+    name: str
+    weights: tuple[int, ...]
+    ours: Run
+    peers: tuple[Contender, ...]
+    exact: Run
     channels: bool = True
 
     def inputs(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Inputs:
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(sizes.b, sizes.t, sizes.h, generator=generator)
-        weight = torch.randn(self.taps, sizes.h, generator=generator)
+        weight = torch.randn(*self.weights, sizes.h, generator=generator)
         return {"x": x.to(device, dtype), "weight": weight.to(device, dtype)}
 
     def contenders(self, inputs: Inputs) -> list[Contender]:
-        return [Contender("ShortConvolution", OURS, lambda: self._convolved), *peers.CONVOLUTION]
-
-    def _convolved(self, inputs: Inputs) -> Tensor:
-        x, weight = inputs["x"], inputs["weight"]
-        with torch.device(x.device):
-            module = ShortConvolution(weight.shape[1], weight.shape[0])
-        past = Past(x, None, None, None, None)
-        return torch.func.functional_call(module, {"weight": weight}, (x, past))
+        x = inputs["x"]
+        compiled = x.device.type == "cpu" and x.dtype == torch.float32 and not library.missing()
+        return [Contender(f"{self.name} ({'compiled' if compiled else 'torch'})", OURS, lambda: self.ours), *self.peers]
 
     def reference(self, inputs: Inputs) -> Tensor:
-        x, weight = inputs["x"], inputs["weight"]
-        taps = weight.shape[0]
-        seen = F.pad(x, (0, 0, taps - 1, 0)).unfold(1, taps, 1)
-        return torch.einsum("btdj,jd->btd", seen, weight)
+        return self.exact(inputs)
 
     def flops(self, sizes: Sizes, phase: Phase) -> float:
         return 0.0
+
+
+def _convolved(inputs: Inputs) -> Tensor:
+    x, weight = inputs["x"], inputs["weight"]
+    with torch.device(x.device):
+        module = ShortConvolution(weight.shape[1], weight.shape[0])
+    return torch.func.functional_call(module, {"weight": weight}, (x, Past(x, None, None, None, None)))
+
+
+def _convolved_at_once(inputs: Inputs) -> Tensor:
+    taps = inputs["weight"].shape[0]
+    seen = F.pad(inputs["x"], (0, 0, taps - 1, 0)).unfold(1, taps, 1)
+    return torch.einsum("btdj,jd->btd", seen, inputs["weight"])
+
+
+def _normed(inputs: Inputs) -> Tensor:
+    return rms_normed(inputs["x"], inputs["weight"], EPSILON)
+
+
+def _normed_in_steps(inputs: Inputs) -> Tensor:
+    x = inputs["x"]
+    return x / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt() * inputs["weight"]
 
 
 def _ours(record: Callable[[Inputs], Recurrence], kernel: str) -> Run:
@@ -283,7 +309,7 @@ def mesa_case(solver: ConjugateGradient) -> RecurrenceCase:
     return RecurrenceCase("mesa", _MESA, partial(_mesa, solver), _mesa_flops)
 
 
-CASES: tuple[RecurrenceCase | ConvolutionCase, ...] = (
+CASES: tuple[RecurrenceCase | LayerCase, ...] = (
     RecurrenceCase("decay none", _QKV, _decay, _decay_flops, peers.DECAY_NONE, peers.TRITON_SCALAR),
     RecurrenceCase(
         "decay scalar",
@@ -375,5 +401,6 @@ CASES: tuple[RecurrenceCase | ConvolutionCase, ...] = (
         (replace(peers.banded(WINDOW), exact=False, note="softmax in the window alone"),),
     ),
     RecurrenceCase("softmax", _RAW, partial(_softmax, None), _softmax_flops, (peers.SOFTMAX,)),
-    ConvolutionCase(),
+    LayerCase("short convolution", (TAPS,), _convolved, peers.CONVOLUTION, _convolved_at_once),
+    LayerCase("RMSNorm", (), _normed, peers.NORM, _normed_in_steps),
 )

@@ -225,6 +225,13 @@ def _convolution(x: Inputs) -> Tensor:
 CONVOLUTION = (Contender("conv1d", TORCH, lambda: _convolution),)
 
 
+def _norm(x: Inputs) -> Tensor:
+    return F.rms_norm(x["x"], x["x"].shape[-1:], x["weight"], 1e-5)
+
+
+NORM = (Contender("rms_norm", TORCH, lambda: _norm),)
+
+
 def _fla_gated(function: Callable[..., Any], x: Inputs) -> Tensor:
     return function(x["q"], x["k"], x["v"], _log_decay(x), scale=1.0)[0]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 LIBRARY = HERE / "fastweights.so"
-KERNELS = ("matrix.c", "scan.c", "complex.c", "mesa.c", "windowed.c", "convolution.c")
+KERNELS = ("matrix.c", "scan.c", "complex.c", "mesa.c", "windowed.c", "convolution.c", "norm.c")
 COMMON = ("pool.c", "dispatch.c")
 FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-fvisibility=default", "-fno-math-errno", "-ffp-contract=fast", "-pthread"]
 X86 = {

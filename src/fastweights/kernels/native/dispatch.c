@@ -1,6 +1,7 @@
 /* The exported functions: each calls itself as compiled for the best instruction set this CPU has. */
 #include "convolution.h"
 #include "mesa.h"
+#include "norm.h"
 #include "problem.h"
 #include "windowed.h"
 
@@ -14,7 +15,9 @@
     void JOIN(fw_mesa, isa)(const MesaProblem *); \
     void JOIN(fw_window_step, isa)(const WindowStep *); \
     void JOIN(fw_convolve, isa)(const Convolution *); \
-    void JOIN(fw_convolve_back, isa)(const Convolution *);
+    void JOIN(fw_convolve_back, isa)(const Convolution *); \
+    void JOIN(fw_norm, isa)(const Norm *); \
+    void JOIN(fw_norm_back, isa)(const Norm *);
 
 DECLARE(portable)
 
@@ -45,9 +48,12 @@ void fw_mesa(const MesaProblem *p) { BEST(fw_mesa, p); }
 void fw_window_step(const WindowStep *p) { BEST(fw_window_step, p); }
 void fw_convolve(const Convolution *p) { BEST(fw_convolve, p); }
 void fw_convolve_back(const Convolution *p) { BEST(fw_convolve_back, p); }
+void fw_norm(const Norm *p) { BEST(fw_norm, p); }
+void fw_norm_back(const Norm *p) { BEST(fw_norm_back, p); }
 
 /* What Python has to know to make room for results */
 const int64_t fw_sources = SOURCES;
-const int64_t fw_matrix_marks = BLOCK, fw_scan_marks = SPAN, fw_widest_scan = WIDEST, fw_most_taps = MOST_TAPS;
+const int64_t fw_matrix_marks = BLOCK, fw_scan_marks = SPAN, fw_widest_scan = WIDEST, fw_most_taps = MOST_TAPS,
+              fw_norm_rows = NORM_ROWS;
 
 int fw_scan_strips(const Forward *p) { return (int)strips(p); }

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from fastweights.kernels.native.build import LIBRARY, sources
 
+_DOUBLE, _INTEGER = Struct("d"), Struct("q")
+
 
 @cache
 def library() -> ctypes.CDLL | None:
@@ -51,6 +53,11 @@ def view(tensor: Tensor | None) -> tuple[int, int, int, int, int]:
 
 def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
+
+
+def bits(x: float) -> int:
+    """A double among integers"""
+    return _INTEGER.unpack(_DOUBLE.pack(x))[0]
 
 
 @torch.compiler.assume_constant_result

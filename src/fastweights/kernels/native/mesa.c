@@ -47,14 +47,6 @@ static void take_work(Work *w, const MesaProblem *p, int own_states)
     }
 }
 
-INLINE float dot(const float *a, const float *b, long count)
-{
-    vec sum = all(0);
-    for (long j = 0; j < count; j += W)
-        sum += load(a + j) * load(b + j);
-    return total(sum);
-}
-
 INLINE void add(float *y, float a, const float *x, long count)
 {
     for (long j = 0; j < count; j += W)

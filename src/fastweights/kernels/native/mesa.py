@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from struct import Struct
 
 import torch
 from torch import Tensor
 
 from fastweights.kernels.mesa import solved_and_read
 from fastweights.kernels.native import library
-from fastweights.kernels.native.library import address, view
+from fastweights.kernels.native.library import address, bits, view
 from fastweights.kernels.native.rules import refuses
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence, State
@@ -20,8 +19,6 @@ from fastweights.recurrence.solvers import ConjugateGradient
 CODE = "fw_mesa"
 SPAN = 256
 """SOLVED of mesa.h: tokens between two states from which threads may start."""
-
-_DOUBLE, _INTEGER = Struct("d"), Struct("q")
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class NativeSolve:
         marks = None
         if t > SPAN and threads > 1 and b * h < 4 * threads:
             marks = torch.empty(-(-t // SPAN), b * h * k * (k + v))
-        tol = _INTEGER.unpack(_DOUBLE.pack(-1.0 if self.solver.tol is None else self.solver.tol))[0]
+        tol = bits(-1.0 if self.solver.tol is None else self.solver.tol)
         views = [n for s in (*streams, *outputs) for n in view(s)]
         pointers = [address(s) for s in (*state, *last, marks, taken)]
         library.call(CODE, [b, t, h, k, v, self.solver.max_steps, tol, threads, *views, *pointers])

@@ -138,6 +138,18 @@ INLINE vec one_minus_exp(vec x)
     return (1.0f - power) - power * rest;
 }
 
+INLINE float dot(const float *a, const float *b, long width)
+{
+    vec sum = all(0);
+    long i = 0;
+    for (; i + W <= width; i += W)
+        sum += load(a + i) * load(b + i);
+    float found = total(sum);
+    for (; i < width; i++)
+        found += a[i] * b[i];
+    return found;
+}
+
 INLINE long padded(long width) { return (width + W - 1) / W * W; }
 
 #endif

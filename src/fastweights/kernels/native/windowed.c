@@ -51,18 +51,6 @@ static void take_turn(Turn *turn, const WindowStep *p, long task)
 
 /* ---- rows ---- */
 
-INLINE float dot(const float *a, const float *b, long width)
-{
-    vec sum = all(0);
-    long j = 0;
-    for (; j + W <= width; j += W)
-        sum += load(a + j) * load(b + j);
-    float found = total(sum);
-    for (; j < width; j++)
-        found += a[j] * b[j];
-    return found;
-}
-
 /* to += Σ_i weights_i rows_i on `count` vectors of the rows */
 INLINE void add_lanes(float *to, const float *weights, const float *rows, long n, long step, const int count)
 {

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from struct import Struct
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastweights.kernels.native import library
-from fastweights.kernels.native.library import address, view
+from fastweights.kernels.native.library import address, bits, view
 from fastweights.kernels.native.memory import empty
 from fastweights.kernels.native.rules import refuses
 from fastweights.kernels.table import Kernel, allowed
@@ -23,8 +22,6 @@ MAPS = ("given", "softmax", "exp", "elu", "relu")
 
 KeptState = tuple[Tensor, Tensor, Tensor, Tensor]
 """`WindowState` without features: (keys, values, memory, age)."""
-
-_DOUBLE, _INTEGER = Struct("d"), Struct("q")
 
 
 class Window(NamedTuple):
@@ -75,17 +72,12 @@ def window_step(
     ring = torch.empty(b, g, kept, keys.shape[3]), torch.empty(b, g, kept, width - 1)
     written = empty(b, g, f, width)
     sizes = (b, h, g, keys.shape[3], width - 1, f, rule.window, cached, rule.shared, FORGOTTEN)
-    constants = (_bits(rule.scale), _bits(rule.softcap or 0.0), library.threads(memory.numel()))
+    constants = (bits(rule.scale), bits(rule.softcap or 0.0), library.threads(memory.numel()))
     views = (n for s in streams for n in view(s))
     pointers = map(address, (keys, values, age, memory, o, *ring, after, written))
     library.call(CODE, [*sizes, *constants, *views, *pointers, *features.arguments()])
     dtypes = torch.promote_types(state[0].dtype, k.dtype), torch.promote_types(state[1].dtype, v.dtype)
     return o, (ring[0].to(dtypes[0]), ring[1].to(dtypes[1]), written, after)
-
-
-def _bits(x: float) -> int:
-    """A double among integers"""
-    return _INTEGER.unpack(_DOUBLE.pack(x))[0]
 
 
 def _single(stream: Tensor) -> Tensor:

@@ -1,0 +1,20 @@
+/* What Python hands over for RMSNorm. */
+#ifndef FASTWEIGHTS_NORM_H
+#define FASTWEIGHTS_NORM_H
+
+#include "problem.h"
+
+/* Rows that one task takes, and whose gradients of the weight it adds up */
+#define NORM_ROWS 64
+
+/* Everything is contiguous: [rows width], the weight [width], or NULL for ones. */
+typedef struct {
+    int64_t rows, width, threads;
+    double epsilon;
+    const float *x, *weight;
+    float *y;
+    const float *d_y;
+    float *d_x, *d_weight; /* [rows / NORM_ROWS, rounded up, width], or NULL */
+} Norm;
+
+#endif
