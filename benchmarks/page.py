@@ -1,8 +1,8 @@
 """Render docs/measured/*.json as docs/performance.md and its picture: ``python benchmarks/page.py``.
 
 The figures are whatever `fastweights bench ops`, `bench ops --scaling`, `bench decode` and `bench train` wrote into
-ops.json, scaling.json, steps.json and train.json there (the last two may be missing); the goals beside them are the
-ones the project set itself.
+ops.json (layers by `bench ops --only` in layers.json), scaling.json, steps.json and train.json there (the last two may
+be missing); the goals beside them are the ones the project set itself.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ MARKERS = "oDv^sP*X"
 
 
 def main() -> None:
-    ops, scaling, decode, train = map(_measured, ("ops", "scaling", "steps", "train"))
+    ops, layers, scaling, decode, train = map(_measured, ("ops", "layers", "scaling", "steps", "train"))
     slopes = [row for row in scaling["rows"] if row["type"] == "SlopeRow"]
     _plot(slopes, DOCS / "measured" / "scaling.png")
-    (DOCS / "performance.md").write_text("\n".join(_page(ops, slopes, decode, train)) + "\n")
+    (DOCS / "performance.md").write_text("\n".join(_page(ops, layers, slopes, decode, train)) + "\n")
 
 
 def _measured(name: str) -> dict[str, Any]:
@@ -65,7 +65,9 @@ def _measured(name: str) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {"rows": []}
 
 
-def _page(ops: dict[str, Any], slopes: list[Row], decode: dict[str, Any], train: dict[str, Any]) -> Iterator[str]:
+def _page(
+    ops: dict[str, Any], layers: dict[str, Any], slopes: list[Row], decode: dict[str, Any], train: dict[str, Any]
+) -> Iterator[str]:
     header = ops["header"]
     yield "# Measured on a CPU"
     yield ""
@@ -75,10 +77,11 @@ def _page(ops: dict[str, Any], slopes: list[Row], decode: dict[str, Any], train:
     yield "Times are medians of calls made in turn with the peers' in one run. `×` is the peer's time over ours: of the"
     yield "kernel that `Auto()` takes, and of the best one without the compiled extension; in brackets the goal."
     yield "Memory is the growth of a fresh process at its peak. Errors are relative, against float64."
-    rows = [row for row in ops["rows"] if row["type"] == "OpRow"]
-    for op in dict.fromkeys(row["op"] for row in rows):
-        yield from _section(op, [row for row in rows if row["op"] == op])
-    yield from _beside_scalar(rows)
+    yield from _sections(ops["rows"])
+    yield from _sections(layers["rows"])
+    yield ""
+    yield f"The layers {' and '.join(_operations(layers['rows']))} at commit {layers['header']['commit'][:9]}."
+    yield from _beside_scalar(ops["rows"])
     yield from _slopes(slopes)
     yield from _steps(decode)
     yield from _training(train)
@@ -99,6 +102,15 @@ def _ceilings(ceilings: dict[str, float | None]) -> str:
         if value is not None:
             parts.append(f"{name} {value / scale:.0f} {unit}")
     return ", ".join(parts)
+
+
+def _operations(rows: list[Row]) -> list[str]:
+    return list(dict.fromkeys(row["op"] for row in rows))
+
+
+def _sections(rows: list[Row]) -> Iterator[str]:
+    for op in _operations(rows):
+        yield from _section(op, [row for row in rows if row["op"] == op])
 
 
 def _section(op: str, rows: list[Row]) -> Iterator[str]:
