@@ -12,6 +12,7 @@ from itertools import product
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 from cases import CASES, Case, Shape, cast, each
@@ -370,6 +371,19 @@ def test_norms_in_other_precisions_and_transforms_are_those_of_torch() -> None:
 def normed_gradient(x: Tensor, weight: Tensor) -> Tensor:
     x = x.clone().requires_grad_()
     return torch.autograd.grad(rms_normed(x, weight, 1e-5).square().sum(), x)[0]
+
+
+def test_short_convolutions_are_mapped() -> None:
+    tail, x, taps = torch.randn(4, 2, 3, 5), torch.randn(4, 2, 7, 5), torch.randn(4, 5)
+    mapped = torch.func.vmap(lambda *given: convolved(*given, taps, None))(tail, x)
+    assert_close(mapped, torch.stack([convolved(*given, taps, None) for given in zip(tail, x, strict=True)]), "y")
+
+
+def test_layers_of_tensors_without_numbers_have_shapes() -> None:
+    with FakeTensorMode():
+        x, weight = torch.empty(2, 7, 5), torch.empty(5)
+        assert rms_normed(x, weight, 1e-5).shape == (2, 7, 5)
+        assert convolved(torch.empty(2, 3, 5), x, torch.empty(4, 5), None).shape == (2, 7, 5)
 
 
 def test_norms_have_gradients_of_gradients() -> None:

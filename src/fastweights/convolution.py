@@ -20,7 +20,7 @@ def convolved(tail: Tensor, x: Tensor, taps: Tensor, document: Tensor | None) ->
     taps      ``[n+1 d]``, that of the token itself last
     document  ``[b n+t]`` or None: only inputs of a token's own document count
     """
-    if torch.compiler.is_compiling() or _refuses(x, taps):
+    if torch.compiler.is_compiling() or _refuses(tail, x, taps):
         return _summed(torch.cat([tail, x], dim=1), taps, document, x.shape[1])
     if torch.is_grad_enabled() and (x.requires_grad or taps.requires_grad or tail.requires_grad):
         return _Convolved.apply(tail, x, taps, document)  # type: ignore[return-value]
@@ -39,10 +39,8 @@ def _summed(seen: Tensor, taps: Tensor, document: Tensor | None, t: int) -> Tens
     return y
 
 
-def _refuses(x: Tensor, taps: Tensor) -> bool:
-    if library.missing() or x.device.type != "cpu" or x.numel() == 0:
-        return True
-    return not x.dtype == taps.dtype == torch.float32 or len(taps) > library.constant("fw_most_taps")
+def _refuses(tail: Tensor, x: Tensor, taps: Tensor) -> bool:
+    return not library.readable(tail, x, taps) or x.numel() == 0 or len(taps) > library.constant("fw_most_taps")
 
 
 class _Given(NamedTuple):

@@ -15,18 +15,12 @@ from fastweights.kernels.native.memory import empty
 
 def rms_normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """x / √(mean x² + eps) ⊙ weight over the last axis of ``x [… d]``; without a weight, 1."""
-    if torch.compiler.is_compiling() or _refuses(x, weight):
+    if torch.compiler.is_compiling() or x.numel() == 0 or not library.readable(x, weight):
         return F.rms_norm(x, x.shape[-1:], weight, eps)
     x, weight = x.contiguous(), None if weight is None else weight.contiguous()
     if torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
         return _RMSNorm.apply(x, weight, eps)  # type: ignore[return-value]
     return _forward(x, weight, eps)
-
-
-def _refuses(x: Tensor, weight: Tensor | None) -> bool:
-    if library.missing() or x.device.type != "cpu" or x.numel() == 0 or x.dtype != torch.float32:
-        return True
-    return torch._C._are_functorch_transforms_active() or (weight is not None and weight.dtype != torch.float32)
 
 
 def _problem(x: Tensor, weight: Tensor | None, eps: float) -> list[int]:

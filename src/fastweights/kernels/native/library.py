@@ -9,10 +9,11 @@ from functools import cache
 from struct import Struct
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastweights.kernels.native.build import LIBRARY, sources
 
+_PLAIN = (Tensor, nn.Parameter)
 _DOUBLE, _INTEGER = Struct("d"), Struct("q")
 
 
@@ -40,6 +41,13 @@ def _made_of(loaded: ctypes.CDLL) -> int | None:
 def missing() -> bool:
     """Whether there is no extension to call."""
     return library() is None
+
+
+def readable(*tensors: Tensor | None) -> bool:
+    """Whether C can read these: float32 on the CPU, neither of a subclass nor under a transform of torch.func."""
+    if missing() or torch._C._are_functorch_transforms_active():
+        return False
+    return all(t is None or (type(t) in _PLAIN and t.dtype == torch.float32 and t.is_cpu) for t in tensors)
 
 
 def view(tensor: Tensor | None) -> tuple[int, int, int, int, int]:

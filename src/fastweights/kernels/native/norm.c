@@ -17,7 +17,7 @@ static long end_of(const Norm *p, long task) { return (task + 1) * NORM_ROWS < p
 
 static long tasks(const Norm *p) { return (p->rows + NORM_ROWS - 1) / NORM_ROWS; }
 
-/* to = a ⊙ w, for w = NULL a itself */
+/* to = scale a ⊙ w, without w scale a */
 INLINE void weigh(float *to, float scale, const float *a, const float *w, long width)
 {
     long i = 0;
@@ -27,7 +27,7 @@ INLINE void weigh(float *to, float scale, const float *a, const float *w, long w
         to[i] = w ? scale * a[i] * w[i] : scale * a[i];
 }
 
-/* to += scale a ⊙ b, for b = NULL scale a */
+/* to += scale a ⊙ b, without b scale a */
 INLINE void add(float *to, float scale, const float *a, const float *b, long width)
 {
     long i = 0;
