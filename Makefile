@@ -8,6 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 quickstart: $(VENV)/installed
 	$(BIN)/fastweights train --data shakespeare --mixers metala --steps 450 --lr 0.006 --out runs/quickstart
 
+# A worker that died is not replaced: the test that killed it would be given to the next one.
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --max-worker-restart 0
 

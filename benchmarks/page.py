@@ -77,11 +77,12 @@ def _page(
     yield "Times are medians of calls made in turn with the peers' in one run. `×` is the peer's time over ours: of the"
     yield "kernel that `Auto()` takes, and of the best one without the compiled extension; in brackets the goal."
     yield "Memory is the growth of a fresh process at its peak. Errors are relative, against float64."
-    yield from _sections(ops["rows"])
-    yield from _sections(layers["rows"])
+    rows, of_layers = ([row for row in run["rows"] if row["type"] == "OpRow"] for run in (ops, layers))
+    yield from _sections(rows)
+    yield from _sections(of_layers)
     yield ""
-    yield f"The layers {' and '.join(_operations(layers['rows']))} at commit {layers['header']['commit'][:9]}."
-    yield from _beside_scalar(ops["rows"])
+    yield f"The layers {' and '.join(_operations(of_layers))} at commit {layers['header']['commit'][:9]}."
+    yield from _beside_scalar(rows)
     yield from _slopes(slopes)
     yield from _steps(decode)
     yield from _training(train)

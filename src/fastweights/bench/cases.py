@@ -115,9 +115,8 @@ class LayerCase(Case):
         return {"x": x.to(device, dtype), "weight": weight.to(device, dtype)}
 
     def contenders(self, inputs: Inputs) -> list[Contender]:
-        x = inputs["x"]
-        compiled = x.device.type == "cpu" and x.dtype == torch.float32 and not library.missing()
-        return [Contender(f"{self.name} ({'compiled' if compiled else 'torch'})", OURS, lambda: self.ours), *self.peers]
+        by = "compiled" if library.readable(*inputs.values()) else "torch"
+        return [Contender(f"{self.name} ({by})", OURS, lambda: self.ours), *self.peers]
 
     def reference(self, inputs: Inputs) -> Tensor:
         return self.exact(inputs)
@@ -402,5 +401,5 @@ CASES: tuple[RecurrenceCase | LayerCase, ...] = (
     ),
     RecurrenceCase("softmax", _RAW, partial(_softmax, None), _softmax_flops, (peers.SOFTMAX,)),
     LayerCase("short convolution", (TAPS,), _convolved, peers.CONVOLUTION, _convolved_at_once),
-    LayerCase("RMSNorm", (), _normed, peers.NORM, _normed_in_steps),
+    LayerCase("RMSNorm", (), _normed, (peers.rms_norm(EPSILON),), _normed_in_steps),
 )

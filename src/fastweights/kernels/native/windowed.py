@@ -88,11 +88,10 @@ def learned_step(
     rule: Window, q: Tensor, k: Tensor, v: Tensor, mix: Tensor, features: Learned, state: KeptState
 ) -> tuple[Tensor, KeptState] | None:
     """`window_step`, or None for what C cannot read, autograd wants to see, or `only` leaves to another kernel."""
-    if library.missing() or torch.compiler.is_compiling() or torch.is_grad_enabled() or q.shape[1] != 1:
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or q.shape[1] != 1 or not allowed(NATIVE_WINDOW):
         return None
-    if not allowed(NATIVE_WINDOW):
-        return None
-    if not all(W.dtype == torch.float32 and W.device.type == "cpu" and W.is_contiguous() for W in features[1:]):
+    weights = features.W_q, features.W_k
+    if not library.readable(*weights) or not all(W.is_contiguous() for W in weights):
         return None
     if q.device.type != "cpu" or torch.promote_types(q.dtype, torch.float32) != torch.float32:
         return None
