@@ -1,4 +1,6 @@
-"""Compiles the optional extension into the package; without a C compiler the package is installed without it."""
+"""Compiles the optional extension into the package; without a C compiler the package is installed
+without it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ NATIVE = Path("src/fastweights/kernels/native")
 
 
 class NativeBuildHook(BuildHookInterface):
-    """For wheels, editable ones included. Having no Python API, a wheel serves every Python of its platform."""
+    """For wheels, editable ones included. Having no Python API, a wheel serves every Python of its
+    platform.
+    """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":

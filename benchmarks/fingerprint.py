@@ -4,9 +4,10 @@
     python benchmarks/fingerprint.py save FOLDER2       # after it
     python benchmarks/fingerprint.py compare FOLDER FOLDER2
 
-With fixed seeds: outputs, final states and all gradients of every mixer, by every method of evaluation, in float32
-and with padding and packed documents; a training of 50 steps; a small Llama trained and linearized; a sweep; a claim.
-`compare` prints what differs, by how much, and exits with 1 if anything does.
+With fixed seeds: outputs, final states and all gradients of every mixer, by every method of
+evaluation, in float32 and with padding and packed documents; a training of 50 steps; a small Llama
+trained and linearized; a sweep; a claim. `compare` prints what differs, by how much, and exits with
+1 if anything does.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ from torch import Tensor
 import fastweights
 from fastweights import MIXERS, Auto, Chunkwise, Parallel, Recurrent
 
-METHODS = {"auto": Auto(), "chunkwise": Chunkwise(16), "parallel": Parallel(), "recurrent": Recurrent()}
+METHODS = {
+    "auto": Auto(),
+    "chunkwise": Chunkwise(16),
+    "parallel": Parallel(),
+    "recurrent": Recurrent(),
+}
 PLAN = """tasks = ["mqar-small-32x4"]
 mixers = ["softmax", "metala", "deltanet"]
 rates = [3e-3]
@@ -40,7 +46,9 @@ steps = 20
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     verbs = parser.add_subparsers(dest="verb", required=True)
     saving = verbs.add_parser("save", help="write the numbers of this checkout to a folder")
     saving.add_argument("folder", type=Path)
@@ -60,7 +68,10 @@ def save(folder: Path) -> None:
     tensors: dict[str, Tensor] = {}
     for name in sorted(MIXERS):
         tensors |= dict(mixer_numbers(name))
-    save_file({name: t.detach().clone().contiguous() for name, t in tensors.items()}, folder / "mixers.safetensors")
+    save_file(
+        {name: t.detach().clone().contiguous() for name, t in tensors.items()},
+        folder / "mixers.safetensors",
+    )
     train(folder / "train")
     linearize(folder)
     sweep(folder)
@@ -71,13 +82,19 @@ def mixer_numbers(name: str) -> Iterator[tuple[str, Tensor]]:
     """Outputs, states and gradients of one mixer, by every method, with and without masks."""
     for label, method in METHODS.items():
         yield from (
-            (f"{name}/{label}/{key}", value) for key, value in run(name, method, keep=None, segments=None)
+            (f"{name}/{label}/{key}", value)
+            for key, value in run(name, method, keep=None, segments=None)
         )
     generator = torch.Generator().manual_seed(2)
     keep = torch.rand(2, 37, generator=generator) > 0.2
     segments = torch.arange(37).div(13, rounding_mode="floor").expand(2, -1)
-    yield from ((f"{name}/keep/{key}", value) for key, value in run(name, Auto(), keep=keep, segments=None))
-    yield from ((f"{name}/segments/{key}", value) for key, value in run(name, Auto(), keep=None, segments=segments))
+    yield from (
+        (f"{name}/keep/{key}", value) for key, value in run(name, Auto(), keep=keep, segments=None)
+    )
+    yield from (
+        (f"{name}/segments/{key}", value)
+        for key, value in run(name, Auto(), keep=None, segments=segments)
+    )
 
 
 def run(name: str, method: Any, **masks: Any) -> Iterator[tuple[str, Tensor]]:
@@ -109,7 +126,20 @@ def leaves(state: Any) -> Iterator[Tensor]:
 
 
 def train(out: Path) -> None:
-    small = ("--layers", "2", "--width", "64", "--length", "64", "--batch", "4", "--sample", "0", "--device", "cpu")
+    small = (
+        "--layers",
+        "2",
+        "--width",
+        "64",
+        "--length",
+        "64",
+        "--batch",
+        "4",
+        "--sample",
+        "0",
+        "--device",
+        "cpu",
+    )
     command("train", "--mixers", "metala,softmax", "--steps", "50", *small, "--out", out)
 
 
@@ -126,14 +156,34 @@ def linearize(folder: Path) -> None:
     tokenizer = folder / "train" / "model"
     for file in tokenizer.glob("tokenizer*"):
         (folder / "llama" / file.name).write_bytes(file.read_bytes())
-    steps = ("--transfer-steps", "10", "--finetune-steps", "10", "--batch", "4", "--length", "64", "--window", "8")
+    steps = (
+        "--transfer-steps",
+        "10",
+        "--finetune-steps",
+        "10",
+        "--batch",
+        "4",
+        "--length",
+        "64",
+        "--window",
+        "8",
+    )
     data = ("--data", "shakespeare", "--device", "cpu")
     command("linearize", folder / "llama", *data, *steps, "--out", folder / "linearized")
 
 
 def sweep(folder: Path) -> None:
     (folder / "plan.toml").write_text(PLAN)
-    command("sweep", folder / "plan.toml", "--workers", "0", "--device", "cpu", "--out", folder / "sweep")
+    command(
+        "sweep",
+        folder / "plan.toml",
+        "--workers",
+        "0",
+        "--device",
+        "cpu",
+        "--out",
+        folder / "sweep",
+    )
 
 
 def command(*words: object) -> None:
@@ -156,7 +206,9 @@ def compare(before: Path, after: Path) -> int:
 
 def tensor_differences(before: Path, after: Path) -> Iterator[str]:
     """Of every safetensors file that stays; the optimiser's and checkpoints' too."""
-    files = {path.relative_to(root) for root in (before, after) for path in root.rglob("*.safetensors")}
+    files = {
+        path.relative_to(root) for root in (before, after) for path in root.rglob("*.safetensors")
+    }
     for path in sorted(files):
         if not ((before / path).exists() and (after / path).exists()):
             yield f"{path}: only in {before if (before / path).exists() else after}"
@@ -174,7 +226,9 @@ def tensor_differences(before: Path, after: Path) -> Iterator[str]:
 
 
 def digest(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(
+        tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    ).hexdigest()
 
 
 TIMES = {"seconds", "tokens_per_second", "minutes", "time", "began", "versions", "machine", "key"}
@@ -194,7 +248,11 @@ def row_differences(before: Path, after: Path) -> Iterator[str]:
 
 def read(path: Path) -> Any:
     text = path.read_text()
-    return [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
+    return (
+        [json.loads(line) for line in text.splitlines()]
+        if path.suffix == ".jsonl"
+        else json.loads(text)
+    )
 
 
 def untimed(value: Any) -> Any:

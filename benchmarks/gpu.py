@@ -1,6 +1,8 @@
-"""Benchmark this library on one NVIDIA GPU: ``PYTHONPATH=src python benchmarks/gpu.py --out gpu.json``.
+"""Benchmark this library on one NVIDIA GPU: ``PYTHONPATH=src python benchmarks/gpu.py --out
+gpu.json``.
 
-Needs torch and transformers. Rows are on the disk as they come; the same command goes on where it was stopped.
+Needs torch and transformers. Rows are on the disk as they come; the same command goes on where it
+was stopped.
 """
 
 from __future__ import annotations
@@ -26,14 +28,16 @@ if find_spec("jaxtyping") is None:
 
 import torch
 
-from fastweights.bench.gpu import GpuPlan, run_gpu
-from fastweights.bench.targets import open_report
+from fastweights.lab.bench.gpu import GpuPlan, run_gpu
+from fastweights.lab.bench.targets import open_report
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
-    parser.add_argument("--seconds", type=float, default=GpuPlan.seconds, help="default: %(default)s")
+    parser.add_argument(
+        "--seconds", type=float, default=GpuPlan.seconds, help="default: %(default)s"
+    )
     chosen = parser.parse_args()
     if not torch.cuda.is_available():
         sys.stderr.write("benchmarks/gpu.py: this needs an NVIDIA GPU, and torch sees none\n")

@@ -1,8 +1,10 @@
-"""LoLCATs' Table 1, published methods, recall, the cost of transfer: ``python benchmarks/linearize.py TEACHERS``.
+"""LoLCATs' Table 1, published methods, recall, the cost of transfer: ``python
+benchmarks/linearize.py TEACHERS``.
 
-TEACHERS is the folder that benchmarks/linearize_teachers.py has written. Every conversion is a run of its own in
-TEACHERS/runs, which can be stopped and started again; the figures go to docs/measured/linearize.json and its pictures,
-and from there, with --page alone, into docs/linearize.md.
+TEACHERS is the folder that benchmarks/linearize_teachers.py has written. Every conversion is a run
+of its own in TEACHERS/runs, which can be stopped and started again; the figures go to
+docs/measured/linearize.json and its pictures, and from there, with --page alone, into
+docs/linearize.md.
 """
 
 from __future__ import annotations
@@ -22,19 +24,19 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from fastweights.bench.machine import Machine, commit, versions
 from fastweights.cli.progress import reporter
+from fastweights.lab.bench.machine import Machine, commit, versions
 from fastweights.linearize import Analog, Linear, branches, linearize, running
-from fastweights.linearize.adapt import LoRA, TokenLoss, adapted, merged, next_logits
-from fastweights.linearize.baselines import ADAPT, TRANSFER, Adapting, Method, Transferring
-from fastweights.linearize.fit import Fit, adopt, fit
-from fastweights.linearize.pipeline import Conversion, run
-from fastweights.linearize.ranking import damages, kept_softmax
-from fastweights.linearize.stages import AdaptStage, TransferStage
-from fastweights.linearize.text import IGNORED, Data
-from fastweights.linearize.transfer import Inside, Returned, attend_all, only_branches
+from fastweights.linearize.distill.adapt import LoRA, TokenLoss, adapted, merged, next_logits
+from fastweights.linearize.distill.baselines import ADAPT, TRANSFER, Adapting, Method, Transferring
+from fastweights.linearize.distill.fit import Fit, adopt, fit
+from fastweights.linearize.distill.pipeline import Conversion, run
+from fastweights.linearize.distill.ranking import damages, kept_softmax
+from fastweights.linearize.distill.stages import AdaptStage, TransferStage
+from fastweights.linearize.distill.transfer import Inside, Returned, attend_all, only_branches
+from fastweights.runs.files import whole_file
+from fastweights.text.documents import IGNORED, Data
 from fastweights.train import AdamW, Every, StopOnSignal
-from fastweights.train.files import whole_file
 from linearize_teachers import Repeats
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -55,10 +57,14 @@ def main() -> None:
     parser.add_argument("--transfer-steps", type=int, default=200)
     parser.add_argument("--finetune-steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--only", choices=("text", "recall", "scaling"), help="measure this part anew")
+    parser.add_argument(
+        "--only", choices=("text", "recall", "scaling"), help="measure this part anew"
+    )
     chosen = parser.parse_args()
     parts = {
-        "text": lambda: text(chosen.teachers, chosen.transfer_steps, chosen.finetune_steps, chosen.batch),
+        "text": lambda: text(
+            chosen.teachers, chosen.transfer_steps, chosen.finetune_steps, chosen.batch
+        ),
         "recall": lambda: recall(chosen.teachers),
         "scaling": scaling,
     }
@@ -72,7 +78,11 @@ def main() -> None:
 def _record(name: str, found: Any) -> None:
     """Put a part into the file of results, beside what was measured before."""
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    header = {"commit": commit(), "machine": asdict(Machine.here(torch.device("cpu"))), "versions": versions()}
+    header = {
+        "commit": commit(),
+        "machine": asdict(Machine.here(torch.device("cpu"))),
+        "versions": versions(),
+    }
     with whole_file(RESULTS) as new:
         new.write_text(json.dumps({**results, name: {**header, "rows": found}}, indent=1) + "\n")
 
@@ -81,13 +91,17 @@ def methods(transfer_steps: int, finetune_steps: int, batch: int) -> dict[str, M
     """What is compared on text; all with the same steps."""
     every = Every(log=10, evaluation=1000, checkpoint=25)
     settings = replace(TRANSFER, steps=transfer_steps, batch=batch, every=every)
-    transfers = {name: Transferring(fit=replace(settings, optimizer=_adam(RATES[name]))) for name in FEATURES}
+    transfers = {
+        name: Transferring(fit=replace(settings, optimizer=_adam(RATES[name]))) for name in FEATURES
+    }
     first = transfers["hedgehog"]
     settings = replace(ADAPT, steps=finetune_steps, batch=batch, every=every)
     second = Adapting(fit=replace(settings, optimizer=_adam(1e-3)))
     everything = Adapting(lora=None, branches=True, fit=replace(settings, optimizer=_adam(3e-4)))
     table = {
-        f"{name}, {'transfer' if transfer else 'no transfer'}": Method(Analog(name, window=0), transfer, second)
+        f"{name}, {'transfer' if transfer else 'no transfer'}": Method(
+            Analog(name, window=0), transfer, second
+        )
         for name in FEATURES
         for transfer in (None, transfers[name])
     }
@@ -97,7 +111,9 @@ def methods(transfer_steps: int, finetune_steps: int, batch: int) -> dict[str, M
         **dict(reversed(table.items())),
         "T2R, all weights": Method(Analog("relu", window=0), None, everything),
         "SUPRA, all weights": Method(Analog("relu", rule="supra"), None, everything),
-        f"window {WINDOW}, dropout 0.5": Method(Analog(window=WINDOW), replace(first, dropout=0.5), second),
+        f"window {WINDOW}, dropout 0.5": Method(
+            Analog(window=WINDOW), replace(first, dropout=0.5), second
+        ),
     }
 
 
@@ -115,7 +131,10 @@ def text(teachers: Path, transfer_steps: int, finetune_steps: int, batch: int) -
         boundaries=False,
         held_out=1 << 12,
     )
-    tokens = {"transfer_tokens": transfer_steps * batch * LENGTH, "finetune_tokens": finetune_steps * batch * LENGTH}
+    tokens = {
+        "transfer_tokens": transfer_steps * batch * LENGTH,
+        "finetune_tokens": finetune_steps * batch * LENGTH,
+    }
     for row in _rows(teachers, data, methods(transfer_steps, finetune_steps, batch)):
         yield {**row, **tokens}
 
@@ -131,8 +150,14 @@ def _rows(teachers: Path, data: Data, methods: dict[str, Method]) -> Iterator[Ro
                 raise SystemExit("stopped; the same command goes on from here")
         if name == f"window {WINDOW}, transfer":
             for picture in ("maps", "positions"):
-                shutil.copyfile(out / "report" / f"{picture}.png", DOCS / "measured" / f"linearize-{picture}.png")
-        yield {"method": name, **{part: _read(out, part) for part in ("convert", "transfer", "evaluation")}}
+                shutil.copyfile(
+                    out / "report" / f"{picture}.png",
+                    DOCS / "measured" / f"linearize-{picture}.png",
+                )
+        yield {
+            "method": name,
+            **{part: _read(out, part) for part in ("convert", "transfer", "evaluation")},
+        }
 
 
 def _read(out: Path, name: str) -> Any:
@@ -141,11 +166,16 @@ def _read(out: Path, name: str) -> Any:
 
 
 def recall(teachers: Path) -> Iterator[Row]:
-    """The Llama that repeats at a distance of 40: fully linear, and with the layers that matter kept."""
+    """The Llama that repeats at a distance of 40: fully linear, and with the layers that matter
+    kept.
+    """
     source, work = teachers / "recall" / "model", teachers / "runs" / "recall"
     first = Fit(steps=200, batch=32, every=Every(50, 200, 100))
     second = Fit(
-        steps=200, batch=32, every=Every(50, 200, 100), optimizer=AdamW(1e-3, betas=(0.9, 0.999), weight_decay=0.0)
+        steps=200,
+        batch=32,
+        every=Every(50, 200, 100),
+        optimizer=AdamW(1e-3, betas=(0.9, 0.999), weight_decay=0.0),
     )
     model = _original(source)
     yield {"model": "softmax", "accuracy": accuracy(model)}
@@ -156,12 +186,20 @@ def recall(teachers: Path) -> Iterator[Row]:
     batch = Repeats().batch(0, 64)
     found = damages(model, [batch])
     kept = kept_softmax(found, 1)
-    trained = {name: p.detach().clone() for name, p in model.named_parameters() if "linear_branch" in name}
+    trained = {
+        name: p.detach().clone() for name, p in model.named_parameters() if "linear_branch" in name
+    }
     hybrid = linearize(
-        _original(source), Analog(window=WINDOW), [layer for layer in branches(model) if layer not in kept]
+        _original(source),
+        Analog(window=WINDOW),
+        [layer for layer in branches(model) if layer not in kept],
     )
     adopt(hybrid, trained)
-    yield {"model": f"layer {kept[0]} kept as softmax", "accuracy": accuracy(hybrid), "damage": found}
+    yield {
+        "model": f"layer {kept[0]} kept as softmax",
+        "accuracy": accuracy(hybrid),
+        "damage": found,
+    }
     adapter = adapted(model, LoRA())
     fit(AdaptStage(adapter, Repeats(), Repeats(count=64), TokenLoss()), second, work / "finetune")
     yield {"model": "all linear, after LoRA", "accuracy": accuracy(merged(adapter))}
@@ -179,13 +217,19 @@ def accuracy(model: Any) -> float:
         for batch in Repeats(count=256).cover(64):
             labels = batch["labels"][:, 1:]
             learnt = labels != IGNORED
-            right += int((next_logits(model, {"input_ids": batch["input_ids"]}).argmax(-1) == labels)[learnt].sum())
+            right += int(
+                (next_logits(model, {"input_ids": batch["input_ids"]}).argmax(-1) == labels)[
+                    learnt
+                ].sum()
+            )
             count += int(learnt.sum())
     return right / count
 
 
 def scaling() -> Iterator[Row]:
-    """Seconds and peak memory of one transfer step against its length, backward inside the forward and after it."""
+    """Seconds and peak memory of one transfer step against its length, backward inside the forward
+    and after it.
+    """
     for tokens in LENGTHS:
         for name in ("inside the forward", "after it"):
             yield {"tokens": tokens, "backward": name, **_measured(tokens, name)}
@@ -216,7 +260,9 @@ def _step(tokens: int, name: str, sender: Any) -> None:
     _transfer_step(model, 64, name)
     before = _largest()
     seconds = min(_transfer_step(model, tokens, name) for _ in range(2))
-    sender.send({"seconds": seconds, "bytes": _largest() - before, "layers": config.num_hidden_layers})
+    sender.send(
+        {"seconds": seconds, "bytes": _largest() - before, "layers": config.num_hidden_layers}
+    )
 
 
 def _transfer_step(model: Any, tokens: int, name: str) -> float:

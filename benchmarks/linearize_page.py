@@ -1,4 +1,6 @@
-"""Render docs/measured/linearize.json into docs/linearize.md: ``python benchmarks/linearize_page.py``."""
+"""Render docs/measured/linearize.json into docs/linearize.md: ``python
+benchmarks/linearize_page.py``.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,19 @@ def main() -> None:
 
 
 def _sections(results: dict[str, Any]) -> Iterator[str]:
-    yield f"By `benchmarks/linearize.py`, on {_machine(results)}; `docs/measured/linearize.json` has all numbers."
+    yield (
+        f"By `benchmarks/linearize.py`, on {_machine(results)}; `docs/measured/linearize.json` has"
+        " all numbers."
+    )
     if "text" in results:
         yield from _text(results["text"]["rows"])
     if "recall" in results:
         yield from _recall(results["recall"]["rows"])
     if "scaling" in results:
         yield from _scaling(results["scaling"]["rows"])
-    yield from _generation(json.loads((DOCS / "measured" / "linearize_generation.json").read_text())["rows"])
+    yield from _generation(
+        json.loads((DOCS / "measured" / "linearize_generation.json").read_text())["rows"]
+    )
 
 
 def _machine(results: dict[str, Any]) -> str:
@@ -42,20 +49,32 @@ def _text(rows: Sequence[Row]) -> Iterator[str]:
     yield "### A Llama of text: LoLCATs' Table 1"
     yield ""
     yield (
-        f"A Llama of 3.4 million parameters, perplexity {softmax:.1f} on held-out text; {first['transfer_tokens']:,} "
-        f"tokens of transfer, {first['finetune_tokens']:,} of LoRA. The error of outputs is relative, KL is of "
-        "attention weights in nats per query, both means over layers before adaptation; *recovered* is the part of the "
-        "gap between the plain swap of the same features and softmax that both stages close."
+        f"A Llama of 3.4 million parameters, perplexity {softmax:.1f} on held-out text;"
+        f" {first['transfer_tokens']:,} tokens of transfer, {first['finetune_tokens']:,} of LoRA."
+        " The error of outputs is relative, KL is of attention weights in nats per query, both"
+        " means over layers before adaptation; *recovered* is the part of the gap between the"
+        " plain swap of the same features and softmax that both stages close."
     )
     yield ""
     yield from _table(
-        ("method", "PPL at swap", "PPL adapted", "/ softmax", "recovered", "error", "KL", "window only", "linear only"),
+        (
+            "method",
+            "PPL at swap",
+            "PPL adapted",
+            "/ softmax",
+            "recovered",
+            "error",
+            "KL",
+            "window only",
+            "linear only",
+        ),
         (_row(row, softmax) for row in rows),
     )
     yield ""
     yield (
-        "*window only* and *linear only* are the finished model with one side of its attention taken away: where "
-        "window only is as good, the linear side is hardly used, since the teacher itself looks back little further."
+        "*window only* and *linear only* are the finished model with one side of its attention"
+        " taken away: where window only is as good, the linear side is hardly used, since the"
+        " teacher itself looks back little further."
     )
     yield ""
     yield "![attention maps](measured/linearize-maps.png)"
@@ -67,7 +86,9 @@ def _row(row: Row, softmax: float) -> list[str]:
     before = row["transfer"] or row["convert"]
     swapped, final = before["linear"]["perplexity"], row["evaluation"]["linear"]["perplexity"]
     plain = row["convert"]["linear"]["perplexity"]
-    sides = [row["evaluation"].get(side, {}).get("perplexity") for side in ("window only", "linear only")]
+    sides = [
+        row["evaluation"].get(side, {}).get("perplexity") for side in ("window only", "linear only")
+    ]
     return [
         row["method"],
         f"{swapped:.1f}",
@@ -84,14 +105,19 @@ def _recall(rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     yield "### A Llama that recalls from 40 tokens back, window 16"
     yield ""
-    yield from _table(("model", "accuracy"), ([row["model"], f"{row['accuracy']:.1%}"] for row in rows))
+    yield from _table(
+        ("model", "accuracy"), ([row["model"], f"{row['accuracy']:.1%}"] for row in rows)
+    )
 
 
 def _scaling(rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     yield "### One step of transfer against its length"
     yield ""
-    yield f"A Llama of {rows[0]['layers']} layers and width 256, one sequence; memory beyond what the model takes."
+    yield (
+        f"A Llama of {rows[0]['layers']} layers and width 256, one sequence; memory beyond what the"
+        " model takes."
+    )
     yield ""
     yield from _table(
         ("tokens", "backward", "seconds", "µs per token", "MiB"),
@@ -112,10 +138,20 @@ def _generation(rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     yield "### Generation"
     yield ""
-    yield "The Llama of text with a window of 16, and with its softmax, by `fastweights linearize bench` on one thread:"
+    yield (
+        "The Llama of text with a window of 16, and with its softmax, by `fastweights linearize"
+        " bench` on one thread:"
+    )
     yield ""
     yield from _table(
-        ("model", "sequences", "generated tokens", "seconds", "ms per token at the end", "state, MiB"),
+        (
+            "model",
+            "sequences",
+            "generated tokens",
+            "seconds",
+            "ms per token at the end",
+            "state, MiB",
+        ),
         (
             [
                 row["contender"],

@@ -1,8 +1,10 @@
-"""The softmax models that docs/linearize.md converts: ``python benchmarks/linearize_teachers.py DATA --out FOLDER``.
+"""The softmax models that docs/linearize.md converts: ``python benchmarks/linearize_teachers.py
+DATA --out FOLDER``.
 
-FOLDER/text becomes a Llama of text, and FOLDER/recall one that repeats what it has read 40 tokens before. DATA is a
-folder with English books and other text (.txt, .jsonl with a field "text"; also .gz), of which the last twentieth of
-every document is held out. A run can be stopped and started again.
+FOLDER/text becomes a Llama of text, and FOLDER/recall one that repeats what it has read 40 tokens
+before. DATA is a folder with English books and other text (.txt, .jsonl with a field "text"; also
+.gz), of which the last twentieth of every document is held out. A run can be stopped and started
+again.
 """
 
 from __future__ import annotations
@@ -21,12 +23,23 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fastweights.cli.progress import reporter
-from fastweights.linearize.fit import Fit, fit
-from fastweights.linearize.stages import AdaptStage
-from fastweights.linearize.text import IGNORED, Batches
-from fastweights.train import BPE, AdamW, Cosine, Every, HuggingFace, Reporter, StopOnSignal, Text, TrainConfig, train
-from fastweights.train.files import whole_folder
-from fastweights.train.folder import seeded
+from fastweights.linearize.distill.fit import Fit, fit
+from fastweights.linearize.distill.stages import AdaptStage
+from fastweights.runs.files import whole_folder
+from fastweights.runs.folder import seeded
+from fastweights.text.documents import IGNORED, Batches
+from fastweights.train import (
+    BPE,
+    AdamW,
+    Cosine,
+    Every,
+    HuggingFace,
+    Reporter,
+    StopOnSignal,
+    Text,
+    TrainConfig,
+    train,
+)
 
 LLAMA = {
     "hidden_size": 256,
@@ -38,7 +51,9 @@ LLAMA = {
     "tie_word_embeddings": True,
 }
 HELD_OUT = 20
-_LICENCE = re.compile(r"\A.*?\*\*\* ?START OF[^\n]*\n|(?:\*\*\* ?END OF|End of the Project Gutenberg).*\Z", re.DOTALL)
+_LICENCE = re.compile(
+    r"\A.*?\*\*\* ?START OF[^\n]*\n|(?:\*\*\* ?END OF|End of the Project Gutenberg).*\Z", re.DOTALL
+)
 _WRAPPED = re.compile(r"(?<=\S)[ ]*\n[ ]*(?=\S)")
 
 
@@ -57,7 +72,13 @@ def main() -> None:
             corpus = chosen.out / "corpus"
             if not corpus.exists():
                 write_corpus(chosen.data, corpus)
-            train(recipe(corpus, chosen.steps), chosen.out / "text", cpu=True, reporter=watch, stop=stop)
+            train(
+                recipe(corpus, chosen.steps),
+                chosen.out / "text",
+                cpu=True,
+                reporter=watch,
+                stop=stop,
+            )
 
 
 def recipe(corpus: Path, steps: int) -> TrainConfig:
@@ -76,7 +97,9 @@ def recipe(corpus: Path, steps: int) -> TrainConfig:
 
 @dataclass(frozen=True)
 class Repeats(Batches):
-    """Random symbols, and the same again: every token of the second half stands `distance` tokens after its twin."""
+    """Random symbols, and the same again: every token of the second half stands `distance` tokens
+    after its twin.
+    """
 
     distance: int = 40
     symbols: int = 64
@@ -107,7 +130,12 @@ class Repeats(Batches):
 def train_recall(out: Path, watch: Reporter, stop: StopOnSignal) -> None:
     """A Llama of two layers: one finds what stood before, the other what came after it."""
     torch.manual_seed(0)
-    fields = {"vocab_size": Repeats.symbols, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    fields = {
+        "vocab_size": Repeats.symbols,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+    }
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
     special = {"bos_token_id": None, "eos_token_id": None}
     model = LlamaForCausalLM(LlamaConfig(**fields, **heads, **special))
@@ -118,17 +146,29 @@ def train_recall(out: Path, watch: Reporter, stop: StopOnSignal) -> None:
         schedule=Cosine(warmup=100),
         every=Every(log=50, evaluation=250, checkpoint=250),
     )
-    if fit(AdaptStage(model, Repeats(), Repeats(count=256)), settings, out, reporter=watch, stop=stop):
+    if fit(
+        AdaptStage(model, Repeats(), Repeats(count=256)), settings, out, reporter=watch, stop=stop
+    ):
         model.save_pretrained(out / "model")
 
 
 def write_corpus(data: Path, folder: Path) -> None:
-    """train.jsonl and validation.jsonl of `folder`, from all documents in `data` that are no test set."""
-    documents = [document for path in sorted(data.rglob("*.*")) if _usable(path) for document in _documents(path)]
+    """train.jsonl and validation.jsonl of `folder`, from all documents in `data` that are no test
+    set.
+    """
+    documents = [
+        document
+        for path in sorted(data.rglob("*.*"))
+        if _usable(path)
+        for document in _documents(path)
+    ]
     with whole_folder(folder) as new:
         cuts = [len(document) - len(document) // HELD_OUT for document in documents]
         _write(new / "train.jsonl", [text[:cut] for text, cut in zip(documents, cuts, strict=True)])
-        _write(new / "validation.jsonl", [text[cut:] for text, cut in zip(documents, cuts, strict=True)])
+        _write(
+            new / "validation.jsonl",
+            [text[cut:] for text, cut in zip(documents, cuts, strict=True)],
+        )
 
 
 def _usable(path: Path) -> bool:
@@ -137,7 +177,9 @@ def _usable(path: Path) -> bool:
 
 
 def _documents(path: Path) -> Iterator[str]:
-    text = (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode()
+    text = (
+        gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    ).decode()
     if path.name.removesuffix(".gz").endswith(".jsonl"):
         yield from (json.loads(line)["text"] for line in text.splitlines() if line.strip())
     elif "Project Gutenberg" in text[:4000]:
@@ -147,7 +189,9 @@ def _documents(path: Path) -> Iterator[str]:
 
 
 def _write(path: Path, documents: list[str]) -> None:
-    path.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents if document.strip()))
+    path.write_text(
+        "".join(json.dumps({"text": document}) + "\n" for document in documents if document.strip())
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""The compiled kernels against the torch kernels that take over without them, in one alternating run; prints JSON.
+"""The compiled kernels against the torch kernels that take over without them, in one alternating
+run; prints JSON.
 
     python benchmarks/native.py [--threads 2] [--repeats 7] [--cpu-time]
 
-`--cpu-time` counts processor time instead of wall time: on a busy machine, with one thread, it is the fairer clock.
+`--cpu-time` counts processor time instead of wall time: on a busy machine, with one thread, it is
+the fairer clock.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights import kernels
-from fastweights.evaluate import evaluate
+from fastweights.methods import evaluate
 from fastweights.recurrence import Decay, Delta, Recurrence
 
 FALLBACK = {"scan (compiled)": "blocked decay (torch)", "decay (compiled)": "blocked decay (torch)"}
@@ -40,7 +42,9 @@ def decay(b: int, t: int, h: int, d: int, width: int, steep: bool = False) -> De
 def delta(b: int, t: int, h: int, d: int, width: int, steep: bool = False) -> Delta:
     given = decay(b, t, h, d, width, steep)
     assert given.k is not None
-    return Delta(given.q, F.normalize(given.k, dim=-1), given.v, torch.rand(b, t, h, 1), given.log_decay)
+    return Delta(
+        given.q, F.normalize(given.k, dim=-1), given.v, torch.rand(b, t, h, 1), given.log_decay
+    )
 
 
 def records() -> Iterator[tuple[str, Recurrence]]:
@@ -56,10 +60,17 @@ def records() -> Iterator[tuple[str, Recurrence]]:
     yield "delta scalar B1 T2048 H8 d64", delta(1, 2048, 8, 64, 1)
     yield "delta vector B1 T2048 H8 d64", delta(1, 2048, 8, 64, 64)
     yield "delta vector, steep B1 T2048 H8 d64", delta(1, 2048, 8, 64, 64, steep=True)
-    yield "element-wise scan B1 T2048 d1024", replace(decay(1, 2048, 1024, 1, 1), q=torch.ones(1, 1, 1, 1))
+    yield (
+        "element-wise scan B1 T2048 d1024",
+        replace(decay(1, 2048, 1024, 1, 1), q=torch.ones(1, 1, 1, 1)),
+    )
     yield (
         "selective scan B1 T512 d1024 N16",
-        replace(decay(1, 512, 1024, 16, 16), q=torch.randn(1, 512, 1, 16), v=torch.randn(1, 512, 1024, 1)),
+        replace(
+            decay(1, 512, 1024, 16, 16),
+            q=torch.randn(1, 512, 1, 16),
+            v=torch.randn(1, 512, 1024, 1),
+        ),
     )
     yield "step decay B1 H8 d64", decay(1, 1, 8, 64, 1)
     yield "step delta B1 H8 d64", delta(1, 1, 8, 64, 1)
@@ -79,7 +90,9 @@ def both(recurrence: Recurrence, state: Tensor, kernel: str) -> None:
     o.sum().backward()
 
 
-def medians(run: Callable[[str], None], names: list[str], repeats: int, clock: Callable[[], float]) -> list[float]:
+def medians(
+    run: Callable[[str], None], names: list[str], repeats: int, clock: Callable[[], float]
+) -> list[float]:
     """Milliseconds per call of each, in turns."""
     times: dict[str, list[float]] = {name: [] for name in names}
     for name in names * (repeats + 1):
@@ -97,7 +110,9 @@ def error(recurrence: Recurrence, state: Tensor) -> float:
     return ((found - wanted).abs().max() / wanted.abs().max()).item()
 
 
-def measure(name: str, recurrence: Recurrence, repeats: int, clock: Callable[[], float]) -> dict[str, object]:
+def measure(
+    name: str, recurrence: Recurrence, repeats: int, clock: Callable[[], float]
+) -> dict[str, object]:
     b, _, h = recurrence.shape
     state = torch.randn(b, h, *recurrence.state_shapes[0][2:])
     native = kernels.select(recurrence).name
@@ -105,13 +120,20 @@ def measure(name: str, recurrence: Recurrence, repeats: int, clock: Callable[[],
     names = [native, "step (torch)" if stepping else FALLBACK[native]]
     found: dict[str, object] = {"record": name, "kernels": names, "error": error(recurrence, state)}
     for label, run in [("forward", forward)] + [("forward+backward", both)] * (not stepping):
-        ms = medians(lambda kernel, run=run: run(recurrence, state, kernel), names, repeats * (1 + 9 * stepping), clock)
+        ms = medians(
+            lambda kernel, run=run: run(recurrence, state, kernel),
+            names,
+            repeats * (1 + 9 * stepping),
+            clock,
+        )
         found[label] = {"ms": [round(x, 4) for x in ms], "ratio": round(ms[1] / ms[0], 2)}
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--cpu-time", action="store_true")
@@ -120,7 +142,11 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     clock = time.process_time if options.cpu_time else time.perf_counter
     rows = [measure(name, record, options.repeats, clock) for name, record in records()]
-    about = {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability(), "machine": platform.platform()}
+    about = {
+        "torch": torch.__version__,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "machine": platform.platform(),
+    }
     json.dump({**about, **vars(options), "rows": rows}, sys.stdout, indent=1)
 
 

@@ -1,11 +1,13 @@
-"""Errors against float64 over long sequences, for every mixer, whatever its decays; prints a table, writes JSON.
+"""Errors against float64 over long sequences, for every mixer, whatever its decays; prints a table,
+writes JSON.
 
     python benchmarks/numerics.py [--tokens 100000] [--d 16] [--only rwkv4] --out numerics.json
 
-A mixer projects noise. The record it drives keeps its own decays, or gets others (1e-6 to 1e4 nats per token, the same
-everywhere or mixed), is evaluated in float32 and with bfloat16 streams, and compared with float64 on the same numbers:
-streams are rounded to bfloat16 beforehand, decays and gains are float32 in all three. `layer` is the whole mixer with
-its own decays, float32 and bfloat16 weights and input, likewise compared. Errors are ‖o - o64‖ / ‖o64‖.
+A mixer projects noise. The record it drives keeps its own decays, or gets others (1e-6 to 1e4 nats
+per token, the same everywhere or mixed), is evaluated in float32 and with bfloat16 streams, and
+compared with float64 on the same numbers: streams are rounded to bfloat16 beforehand, decays and
+gains are float32 in all three. `layer` is the whole mixer with its own decays, float32 and bfloat16
+weights and input, likewise compared. Errors are ‖o - o64‖ / ‖o64‖.
 """
 
 from __future__ import annotations
@@ -21,14 +23,17 @@ import torch
 from torch import Tensor
 
 from fastweights import MIXERS, kernels
-from fastweights.evaluate import Auto, Chunkwise, Method, evaluate
 from fastweights.layers import Past
+from fastweights.methods import Auto, Chunkwise, Method, evaluate
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Amplified, Normalized, Recurrence, Softmax
 
 EXACT = {"log_decay", "log_gain", "ridge", "floor"}
 LEVELS: dict[str, Callable[[Tensor], Tensor]] = {
-    **{f"{level:g}": lambda x, level=level: torch.full_like(x, level) for level in (1e-6, 1e-3, 1.0, 1e4)},
+    **{
+        f"{level:g}": lambda x, level=level: torch.full_like(x, level)
+        for level in (1e-6, 1e-3, 1.0, 1e4)
+    },
     "mixed": lambda x: 10 ** (10 * torch.rand_like(x) - 6),
 }
 QUADRATIC = 4096
@@ -40,7 +45,9 @@ def mapped(record: Recurrence, f: Callable[[str, Tensor], Tensor]) -> Recurrence
     outer = {}
     if isinstance(record, Amplified | Normalized):
         outer = {"inner": mapped(record.inner, f)}
-    own = {name: f(name, s) for name, s in record.streams.items() if getattr(record, name, None) is s}
+    own = {
+        name: f(name, s) for name, s in record.streams.items() if getattr(record, name, None) is s
+    }
     return replace(record, **outer, **own)
 
 
@@ -62,7 +69,11 @@ def decaying(level: Callable[[Tensor], Tensor]) -> Callable[[str, Tensor], Tenso
     def change(name: str, stream: Tensor) -> Tensor:
         if name != "log_decay":
             return stream
-        return torch.complex(-level(stream.real), stream.imag) if stream.is_complex() else -level(stream)
+        return (
+            torch.complex(-level(stream.real), stream.imag)
+            if stream.is_complex()
+            else -level(stream)
+        )
 
     return change
 
@@ -101,25 +112,37 @@ def rows(name: str, d: int, tokens: int) -> list[dict[str, object]]:
         x, record = x[:, :QUADRATIC], record[:QUADRATIC]
     found = [record_row(record, "own")]
     if "log_decay" in record.streams:
-        found += [record_row(mapped(record, decaying(level)), decay) for decay, level in LEVELS.items()]
+        found += [
+            record_row(mapped(record, decaying(level)), decay) for decay, level in LEVELS.items()
+        ]
     return [{"mixer": name, **row} for row in [*found, layer_row(mixer, x)]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=100_000)
     parser.add_argument("--d", type=int, default=16)
     parser.add_argument("--only", nargs="*", default=sorted(MIXERS))
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    about = {"torch": torch.__version__, "machine": platform.platform(), "tokens": options.tokens, "d": options.d}
+    about = {
+        "torch": torch.__version__,
+        "machine": platform.platform(),
+        "tokens": options.tokens,
+        "d": options.d,
+    }
     found: list[dict[str, object]] = []
     print(f"{'mixer':<16}{'decay':<8}{'float32':>10}{'bfloat16':>10}  kernel")
     for name in options.only:
         torch.manual_seed(0)
         for row in rows(name, options.d, options.tokens):
             found.append(row)
-            print("{mixer:<16}{decay:<8}{float32:10.1e}{bfloat16:10.1e}  {kernel}".format(**row), flush=True)
+            print(
+                "{mixer:<16}{decay:<8}{float32:10.1e}{bfloat16:10.1e}  {kernel}".format(**row),
+                flush=True,
+            )
         options.out.write_text(json.dumps({**about, "rows": found}, indent=1))
 
 

@@ -1,8 +1,10 @@
-"""Render docs/measured/*.json as docs/performance.md and its picture: ``python benchmarks/page.py``.
+"""Render docs/measured/*.json as docs/performance.md and its picture: ``python
+benchmarks/page.py``.
 
-The figures are whatever `fastweights bench ops`, `bench ops --scaling`, `bench decode` and `bench train` wrote into
-ops.json (layers by `bench ops --only` in layers.json), scaling.json, steps.json and train.json there (the last two may
-be missing); the goals beside them are the ones the project set itself.
+The figures are whatever `fastweights bench ops`, `bench ops --scaling`, `bench decode` and `bench
+train` wrote into ops.json (layers by `bench ops --only` in layers.json), scaling.json, steps.json
+and train.json there (the last two may be missing); the goals beside them are the ones the project
+set itself.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Goal:
-    """How many times faster than the best peer, by the compiled extension and by torch alone, forward and with
-    backward; and the part of its memory. None: no goal was set."""
+    """How many times faster than the best peer, by the compiled extension and by torch alone,
+    forward and with backward; and the part of its memory. None: no goal was set.
+    """
 
     forward: tuple[float, float] | None = None
     both: tuple[float, float] | None = None
@@ -54,10 +57,14 @@ MARKERS = "oDv^sP*X"
 
 
 def main() -> None:
-    ops, layers, scaling, decode, train = map(_measured, ("ops", "layers", "scaling", "steps", "train"))
+    ops, layers, scaling, decode, train = map(
+        _measured, ("ops", "layers", "scaling", "steps", "train")
+    )
     slopes = [row for row in scaling["rows"] if row["type"] == "SlopeRow"]
     _plot(slopes, DOCS / "measured" / "scaling.png")
-    (DOCS / "performance.md").write_text("\n".join(_page(ops, layers, slopes, decode, train)) + "\n")
+    (DOCS / "performance.md").write_text(
+        "\n".join(_page(ops, layers, slopes, decode, train)) + "\n"
+    )
 
 
 def _measured(name: str) -> dict[str, Any]:
@@ -66,7 +73,11 @@ def _measured(name: str) -> dict[str, Any]:
 
 
 def _page(
-    ops: dict[str, Any], layers: dict[str, Any], slopes: list[Row], decode: dict[str, Any], train: dict[str, Any]
+    ops: dict[str, Any],
+    layers: dict[str, Any],
+    slopes: list[Row],
+    decode: dict[str, Any],
+    train: dict[str, Any],
 ) -> Iterator[str]:
     header = ops["header"]
     yield "# Measured on a CPU"
@@ -74,14 +85,27 @@ def _page(
     yield "Written by `python benchmarks/page.py` from the files in docs/measured; do not edit."
     yield ""
     yield f"{_machine(header)}. Ceilings: {_ceilings(ops['ceilings'])}."
-    yield "Times are medians of calls made in turn with the peers' in one run. `×` is the peer's time over ours: of the"
-    yield "kernel that `Auto()` takes, and of the best one without the compiled extension; in brackets the goal."
-    yield "Memory is the growth of a fresh process at its peak. Errors are relative, against float64."
-    rows, of_layers = ([row for row in run["rows"] if row["type"] == "OpRow"] for run in (ops, layers))
+    yield (
+        "Times are medians of calls made in turn with the peers' in one run. `×` is the peer's time"
+        " over ours: of the"
+    )
+    yield (
+        "kernel that `Auto()` takes, and of the best one without the compiled extension; in"
+        " brackets the goal."
+    )
+    yield (
+        "Memory is the growth of a fresh process at its peak. Errors are relative, against float64."
+    )
+    rows, of_layers = (
+        [row for row in run["rows"] if row["type"] == "OpRow"] for run in (ops, layers)
+    )
     yield from _sections(rows)
     yield from _sections(of_layers)
     yield ""
-    yield f"The layers {' and '.join(_operations(of_layers))} at commit {layers['header']['commit'][:9]}."
+    yield (
+        f"The layers {' and '.join(_operations(of_layers))} at commit"
+        f" {layers['header']['commit'][:9]}."
+    )
     yield from _beside_scalar(rows)
     yield from _slopes(slopes)
     yield from _steps(decode)
@@ -118,7 +142,10 @@ def _section(op: str, rows: list[Row]) -> Iterator[str]:
     yield ""
     yield f"## {op}"
     yield ""
-    yield "| sizes | | ours | without extension | best peer | × | × without | memory ours / peer | error |"
+    yield (
+        "| sizes | | ours | without extension | best peer | × | × without | memory ours / peer |"
+        " error |"
+    )
     yield "|---|---|---|---|---|---|---|---|---|"
     for (sizes, phase), found in groupby(rows, lambda row: (str(row["sizes"]), row["phase"])):
         yield _line(op, _sizes(json.loads(sizes)), phase, list(found))
@@ -127,7 +154,9 @@ def _section(op: str, rows: list[Row]) -> Iterator[str]:
 def _line(op: str, sizes: str, phase: str, rows: list[Row]) -> str:
     timed = [row for row in rows if row["seconds"]]
     ours = next(row for row in timed if row["library"] == OURS and row["auto"])
-    torch = _fastest([row for row in timed if row["library"] == OURS and COMPILED not in row["contender"]])
+    torch = _fastest(
+        [row for row in timed if row["library"] == OURS and COMPILED not in row["contender"]]
+    )
     peer = _fastest(_peers(timed))
     goal = GOALS.get(op, Goal())
     wanted = goal.forward if phase == "forward" else goal.both
@@ -146,7 +175,9 @@ def _line(op: str, sizes: str, phase: str, rows: list[Row]) -> str:
 
 
 def _peers(rows: list[Row]) -> list[Row]:
-    """Those who compute the same; SDPA stands beside a linear rule only where there is nobody else."""
+    """Those who compute the same; SDPA stands beside a linear rule only where there is
+    nobody else.
+    """
     peers = [row for row in rows if row["library"] != OURS]
     same = [row for row in peers if row["contender"] != OTHER_FUNCTION]
     return same or peers
@@ -178,7 +209,10 @@ def _memory(ours: Row, peer: Row | None, goal: float | None) -> str:
     if not (peer and peer["peak_bytes"]):
         return text
     wanted = f" [{goal:.2f}]" if goal else ""
-    return f"{text} / {peer['peak_bytes'] / 1e6:.0f} MB = {ours['peak_bytes'] / peer['peak_bytes']:.2f}{wanted}"
+    return (
+        f"{text} / {peer['peak_bytes'] / 1e6:.0f} MB ="
+        f" {ours['peak_bytes'] / peer['peak_bytes']:.2f}{wanted}"
+    )
 
 
 def _errors(row: Row) -> str:
@@ -188,7 +222,11 @@ def _errors(row: Row) -> str:
 
 def _beside_scalar(rows: list[Row]) -> Iterator[str]:
     """Time of decays per key channel over that of one decay per head."""
-    chosen = {(row["op"], str(row["sizes"]), row["phase"]): row for row in rows if row["auto"] and row["seconds"]}
+    chosen = {
+        (row["op"], str(row["sizes"]), row["phase"]): row
+        for row in rows
+        if row["auto"] and row["seconds"]
+    }
     yield ""
     yield "## Decay per channel against one decay per head"
     yield ""
@@ -202,23 +240,35 @@ def _beside_scalar(rows: list[Row]) -> Iterator[str]:
 
 
 def _crossovers(rows: list[Row]) -> Iterator[str]:
-    """From which length on a linear rule on heads of the same sizes is faster than softmax attention."""
+    """From which length on a linear rule on heads of the same sizes is faster than softmax
+    attention.
+    """
     softmax = {row["phase"]: row for row in rows if row["op"] == "softmax"}
     for row in rows:
         other = softmax.get(row["phase"])
         if row["op"] != "softmax" and other and row["sizes"] == other["sizes"]:
             slower = dict(zip(other["lengths"], other["seconds"], strict=True))
-            ours = {t: seconds for t, seconds in zip(row["lengths"], row["seconds"], strict=True) if t in slower}
+            ours = {
+                t: seconds
+                for t, seconds in zip(row["lengths"], row["seconds"], strict=True)
+                if t in slower
+            }
             behind = max((t for t, seconds in ours.items() if seconds >= slower[t]), default=0)
             first = min((t for t in ours if t > behind), default=None)
-            yield f"| {row['op']} | {row['phase']} | {first or f'beyond {behind}'} [{CROSSOVER_GOAL}] |"
+            yield (
+                f"| {row['op']} | {row['phase']} | {first or f'beyond {behind}'}"
+                f" [{CROSSOVER_GOAL}] |"
+            )
 
 
 def _slopes(rows: list[Row]) -> Iterator[str]:
     yield ""
     yield "## Time against length"
     yield ""
-    yield f"Slope of log time over log T, from 512 to 64k tokens and over the upper half [goal {SLOPE_GOAL}]; ms."
+    yield (
+        "Slope of log time over log T, from 512 to 64k tokens and over the upper half [goal"
+        f" {SLOPE_GOAL}]; ms."
+    )
     yield ""
     lengths = max((row["lengths"] for row in rows), key=len, default=[])
     yield f"| op | | slope | above | {' | '.join(map(str, lengths))} |"
@@ -226,10 +276,16 @@ def _slopes(rows: list[Row]) -> Iterator[str]:
     for row in rows:
         cells = [f"{1e3 * seconds:.3g}" for seconds in row["seconds"]]
         times = " | ".join(cells + [""] * (len(lengths) - len(cells)))
-        yield f"| {row['op']} | {row['phase']} | {row['slope']:.3f} | {row['upper_slope']:.3f} | {times} |"
+        yield (
+            f"| {row['op']} | {row['phase']} | {row['slope']:.3f} | {row['upper_slope']:.3f} |"
+            f" {times} |"
+        )
     if crossovers := list(_crossovers(rows)):
         yield ""
-        yield "Faster than softmax attention (SDPA) of the same sizes from this length on, of those measured:"
+        yield (
+            "Faster than softmax attention (SDPA) of the same sizes from this length on, of those"
+            " measured:"
+        )
         yield ""
         yield "| op | | from T [goal] |"
         yield "|---|---|---|"
@@ -239,7 +295,9 @@ def _slopes(rows: list[Row]) -> Iterator[str]:
 
 
 def _steps(decode: dict[str, Any]) -> Iterator[str]:
-    """Each of our tokens beside its floor and its fastest peer, rules before mixers before models."""
+    """Each of our tokens beside its floor and its fastest peer, rules before mixers before
+    models.
+    """
     rows = [row for row in decode["rows"] if row["type"] == "StepRow" and row["seconds"]]
     if not rows:
         return
@@ -247,13 +305,21 @@ def _steps(decode: dict[str, Any]) -> Iterator[str]:
     yield "## One token"
     yield ""
     bandwidth = decode["ceilings"]["bandwidth"] / 1e9
-    yield f"Commit {decode['header']['commit'][:9]}. The floor is the time that reading the weights once, and reading"
-    yield f"and writing the state once, takes at {bandwidth:.0f} GB/s. Of GEMM: the model's products against the"
+    yield (
+        f"Commit {decode['header']['commit'][:9]}. The floor is the time that reading the weights"
+        " once, and reading"
+    )
+    yield (
+        f"and writing the state once, takes at {bandwidth:.0f} GB/s. Of GEMM: the model's products"
+        " against the"
+    )
     yield "machine's rate, which bounds many sequences at once."
     yield ""
     yield "| | | sizes | ours | × floor [goal] | of GEMM | torch.compile | fastest peer | × |"
     yield "|---|---|---|---|---|---|---|---|---|"
-    for (level, op, sizes), found in groupby(rows, lambda row: (row["level"], row["op"], row["sizes"])):
+    for (level, op, sizes), found in groupby(
+        rows, lambda row: (row["level"], row["op"], row["sizes"])
+    ):
         yield _step(level, op, sizes, list(found))
 
 
@@ -276,7 +342,10 @@ def _training(train: dict[str, Any]) -> Iterator[str]:
     yield "## Training step, eager and compiled"
     yield ""
     yield f"{_machine(train['header'])}."
-    yield "Forward, backward and optimiser of small language models of equal size; compilation itself is not timed."
+    yield (
+        "Forward, backward and optimiser of small language models of equal size; compilation itself"
+        " is not timed."
+    )
     yield ""
     yield "| mixer | parameters | tokens | eager | torch.compile | eager / compiled |"
     yield "|---|---|---|---|---|---|"
@@ -285,7 +354,14 @@ def _training(train: dict[str, Any]) -> Iterator[str]:
         eager, compiled = rows["eager"], rows.get("torch.compile")
         timed = [row for row in (eager, compiled) if row and row["seconds"]]
         factor = _times(timed[0], timed[1], None) if len(timed) == 2 else ""
-        cells = [mixer, f"{eager['parameters']:,}", str(eager["tokens"]), _took(eager), _took(compiled), factor]
+        cells = [
+            mixer,
+            f"{eager['parameters']:,}",
+            str(eager["tokens"]),
+            _took(eager),
+            _took(compiled),
+            factor,
+        ]
         yield f"| {' | '.join(cells)} |"
 
 
@@ -299,7 +375,12 @@ def _plot(rows: list[Row], path: Path) -> None:
     figure, axes = pyplot.subplots(1, 2, figsize=(13, 5.5), sharey=True)
     for axis, phase in zip(axes, ("forward", "forward+backward"), strict=True):
         for number, row in enumerate(row for row in rows if row["phase"] == phase):
-            axis.loglog(row["lengths"], row["seconds"], marker=MARKERS[number % len(MARKERS)], label=row["op"])
+            axis.loglog(
+                row["lengths"],
+                row["seconds"],
+                marker=MARKERS[number % len(MARKERS)],
+                label=row["op"],
+            )
         axis.set(title=phase, xlabel="tokens")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("seconds")

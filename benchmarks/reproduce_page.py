@@ -1,7 +1,9 @@
-"""Write docs/reproduce.md from the outcomes of claims: ``python benchmarks/reproduce_page.py [RUNS]``.
+"""Write docs/reproduce.md from the outcomes of claims: ``python benchmarks/reproduce_page.py
+[RUNS]``.
 
-RUNS is a folder in which ``fastweights reproduce CLAIM --out RUNS/CLAIM`` was run; its outcomes and pictures are first
-taken over into docs/measured/reproduce. Without it the page is written again from what is there.
+RUNS is a folder in which ``fastweights reproduce CLAIM --out RUNS/CLAIM`` was run; its outcomes and
+pictures are first taken over into docs/measured/reproduce. Without it the page is written again
+from what is there.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fastweights.reproduce import CLAIMS, Claim
+from fastweights.lab.reproduce import CLAIMS, Claim
 
 DOCS = Path(__file__).parents[1] / "docs"
 MEASURED = DOCS / "measured" / "reproduce"
@@ -36,25 +38,45 @@ def take(runs: Path) -> None:
     for path in sorted(runs.glob("*/outcome.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
         name = f"{found['claim']}-{found['size']}"
-        (MEASURED / f"{name}.json").write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        (MEASURED / f"{name}.json").write_text(
+            json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
+        )
         shutil.copyfile(path.with_name("picture.png"), MEASURED / f"{name}.png")
 
 
 def page() -> str:
     """The page, from the claims and from what was measured of them."""
-    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(MEASURED.glob("*.json"))}
+    found = {
+        path.stem: json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(MEASURED.glob("*.json"))
+    }
     return "\n".join([*_head(), *_table(found), *_sections(found)]) + "\n"
 
 
 def _head() -> Iterator[str]:
     yield "# The papers' claims, tested"
     yield ""
-    yield "Written by `python benchmarks/reproduce_page.py` from the files in docs/measured/reproduce; do not edit."
+    yield (
+        "Written by `python benchmarks/reproduce_page.py` from the files in"
+        " docs/measured/reproduce; do not edit."
+    )
     yield ""
-    yield "`fastweights reproduce` lists the claims; `fastweights reproduce CLAIM --size cpu|gpu|paper` tests one, and"
-    yield "goes on where it was stopped. A claim is a list of inequalities and equations between numbers measured over"
-    yield "seeds. Each is judged by the interval of the exact rank test (5 % doubt on either side): it *holds*, it"
-    yield "*does not hold*, or it *does not show*: the seeds' spread covers both. A claim holds if all of its parts do."
+    yield (
+        "`fastweights reproduce` lists the claims; `fastweights reproduce CLAIM --size"
+        " cpu|gpu|paper` tests one, and"
+    )
+    yield (
+        "goes on where it was stopped. A claim is a list of inequalities and equations between"
+        " numbers measured over"
+    )
+    yield (
+        "seeds. Each is judged by the interval of the exact rank test (5 % doubt on either side):"
+        " it *holds*, it"
+    )
+    yield (
+        "*does not hold*, or it *does not show*: the seeds' spread covers both. A claim holds if"
+        " all of its parts do."
+    )
 
 
 def _table(found: dict[str, Outcome]) -> Iterator[str]:
@@ -68,8 +90,9 @@ def _table(found: dict[str, Outcome]) -> Iterator[str]:
         for outcome in sizes:
             parts = f"{outcome['tally'].get('holds', 0)} of {len(outcome['checks'])}"
             yield (
-                f"| [`{name}`](#{name}) | {one.paper}, {one.place} | {one.statement} | {outcome['size']} "
-                f"| **{outcome['verdict']}** | {parts} | {outcome['minutes']:.1f} |"
+                f"| [`{name}`](#{name}) | {one.paper}, {one.place} | {one.statement} |"
+                f" {outcome['size']} | **{outcome['verdict']}** | {parts} |"
+                f" {outcome['minutes']:.1f} |"
             )
 
 
@@ -86,7 +109,9 @@ def _section(name: str, one: Claim, outcome: Outcome) -> Iterator[str]:
     yield f"## {name}"
     yield ""
     yield f"{one.paper}, {one.place}: {one.statement}"
-    for remark in filter(None, (one.remark, f"Size {outcome['size']}: {size.note}" if size.note else "")):
+    for remark in filter(
+        None, (one.remark, f"Size {outcome['size']}: {size.note}" if size.note else "")
+    ):
         yield ""
         yield remark
     yield ""
@@ -117,7 +142,9 @@ def _ours(outcome: Outcome, series: str, column: str) -> str:
     values = [
         row["value"]
         for row in outcome["measures"]
-        if row["series"] == series and column in (str(row["x"]), row["quantity"]) and "updates" not in row["quantity"]
+        if row["series"] == series
+        and column in (str(row["x"]), row["quantity"])
+        and "updates" not in row["quantity"]
     ]
     return f"{median(values):.4g} ({min(values):.4g} – {max(values):.4g})" if values else ""
 

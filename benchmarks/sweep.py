@@ -1,4 +1,6 @@
-"""A sweep of 60 small runs: one by one, and by processes of which the first sitting is ended half-way."""
+"""A sweep of 60 small runs: one by one, and by processes of which the first sitting is ended
+half-way.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fastweights.bench.machine import commit
-from fastweights.sweep import Contender, Failed, Here, Local, Plan, Pool, Row, Run, sweep
-from fastweights.tasks import TASKS
+from fastweights.lab.bench.machine import commit
+from fastweights.lab.sweep import Contender, Failed, Here, Local, Plan, Pool, Row, Run, sweep
+from fastweights.lab.tasks import TASKS
 
 MIXERS = ("linear", "metala", "gated_deltanet", "softmax")
 
@@ -38,14 +40,22 @@ class Half(Pool):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=60, help="updates of a run (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=60, help="updates of a run (default: %(default)s)"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="default: %(default)s")
     parser.add_argument("--out", type=Path, default=Path("runs/bench/sweep.json"))
     chosen = parser.parse_args()
     name = "mqar-small-32x4"
     mixers = tuple(map(Contender.of, MIXERS))
     training = {"steps": chosen.steps, "stop": None}
-    plan = Plan({name: TASKS[name]}, mixers, rates=(1e-3, 3e-3, 1e-2), seeds=tuple(range(5)), training=training)
+    plan = Plan(
+        {name: TASKS[name]},
+        mixers,
+        rates=(1e-3, 3e-3, 1e-2),
+        seeds=tuple(range(5)),
+        training=training,
+    )
     with TemporaryDirectory() as folder:
         alone, rows = _timed(plan, Path(folder) / "alone", Here())
         first = _first_sitting(plan, Path(folder) / "pool", Local(chosen.workers))

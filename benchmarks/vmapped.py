@@ -1,6 +1,8 @@
-"""Five small models of one mixer trained one after the other, and all at once under ``torch.vmap``: milliseconds.
+"""Five small models of one mixer trained one after the other, and all at once under ``torch.vmap``:
+milliseconds.
 
-``torch.vmap`` has no rule for compiled kernels, so that the models trained at once take the loop over chunks in torch.
+``torch.vmap`` has no rule for compiled kernels, so that the models trained at once take the loop
+over chunks in torch.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from torch.nn import functional as F
 
 from fastweights.kernels import only
 from fastweights.kernels.chunked import CHUNK_LOOP
+from fastweights.lab.sweep import Contender, Plan
+from fastweights.lab.tasks import TASKS, Batch
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.models.loss import IGNORED
-from fastweights.sweep import Contender, Plan
-from fastweights.tasks import TASKS, Batch
 
 SEEDS = range(5)
 TASK = "mqar-small-32x4"
@@ -36,19 +38,28 @@ def main() -> None:
     chosen = parser.parse_args()
     for mixer in chosen.mixers:
         for width in chosen.widths:
-            print(json.dumps({"mixer": mixer, "width": width, **measured(mixer, width, chosen.repeats)}), flush=True)
+            print(
+                json.dumps(
+                    {"mixer": mixer, "width": width, **measured(mixer, width, chosen.repeats)}
+                ),
+                flush=True,
+            )
 
 
 def measured(mixer: str, width: int, repeats: int) -> dict[str, float]:
     """The least milliseconds in which all five models make an update; the two ways take turns."""
     protocol = replace(TASKS[TASK], backbone=replace(TASKS[TASK].backbone, widths=(width,)))
-    runs = list(Plan({TASK: protocol}, (Contender.of(mixer),), rates=(3e-3,), seeds=tuple(SEEDS)).runs())
+    runs = list(
+        Plan({TASK: protocol}, (Contender.of(mixer),), rates=(3e-3,), seeds=tuple(SEEDS)).runs()
+    )
     models = [FastWeightsForCausalLM(run.config()) for run in runs]
     batches = [protocol.fresh(seed, 0, protocol.training.batch) for seed in SEEDS]
     ways = {"one by one": one_by_one(models, batches), "vmapped": at_once(models, batches)}
     for update in ways.values():
         update()
-    rounds = [{name: _milliseconds(update) for name, update in ways.items()} for _ in range(repeats)]
+    rounds = [
+        {name: _milliseconds(update) for name, update in ways.items()} for _ in range(repeats)
+    ]
     return {name: round(min(times[name] for times in rounds), 2) for name in ways}
 
 
@@ -70,12 +81,18 @@ def at_once(models: list[nn.Module], batches: list[Batch]) -> Callable[[], None]
     stacked, buffers = stack_module_state(models)
     parameters = {name: p.detach() for name, p in stacked.items()}
     base: nn.Module = copy.deepcopy(models[0]).to("meta")
-    inputs, labels = (torch.stack(parts) for parts in zip(*((b.inputs, b.labels) for b in batches), strict=True))
+    inputs, labels = (
+        torch.stack(parts) for parts in zip(*((b.inputs, b.labels) for b in batches), strict=True)
+    )
     optimizer = torch.optim.AdamW(list(parameters.values()), fused=True)
 
-    def loss(own: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
+    def loss(
+        own: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, labels: Tensor
+    ) -> Tensor:
         embedded = F.embedding(inputs, own["model.embed_tokens.weight"])
-        return _loss(functional_call(base, (own, buffers), (), {"inputs_embeds": embedded}).logits, labels)
+        return _loss(
+            functional_call(base, (own, buffers), (), {"inputs_embeds": embedded}).logits, labels
+        )
 
     step = vmap(grad(loss))
 

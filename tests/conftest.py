@@ -9,7 +9,7 @@ import pytest
 import torch
 from jaxtyping import config, install_import_hook
 
-SHAPED = ("evaluate", "features", "kernels", "layers", "mixer", "mixers", "recurrence")
+SHAPED = ("methods", "features", "kernels", "layers", "mixer", "mixers", "recurrence")
 install_import_hook([f"fastweights.{part}" for part in SHAPED], "checker.check")
 
 torch.set_num_threads(1)
@@ -18,7 +18,9 @@ torch.set_num_threads(1)
 
 @pytest.fixture
 def unchecked() -> Iterator[None]:
-    """Without the type checker: the library's own errors come through, and torch.compile traces the library alone."""
+    """Without the type checker: the library's own errors come through, and torch.compile traces the
+    library alone.
+    """
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
@@ -26,7 +28,9 @@ def unchecked() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def registry() -> Iterator[None]:
-    """What a test registers goes again, and so do modules of its own, as the next test's are called alike."""
+    """What a test registers goes again, and so do modules of its own, as the next test's are called
+    alike.
+    """
     from fastweights.mixers import MIXERS
 
     known = dict(MIXERS)

@@ -1,7 +1,7 @@
 """What the Mesa layers of a trained model solve: ``python benchmarks/mesa/inside.py MODEL TEXT``.
 
-Figure 13 of the paper (gates, condition numbers and steps by head), warm starts of conjugate gradients at equal
-tolerance, and how far recursive least squares carry the model's own streams.
+Figure 13 of the paper (gates, condition numbers and steps by head), warm starts of conjugate
+gradients at equal tolerance, and how far recursive least squares carry the model's own streams.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.bench.mesa_speed import Counted
-from fastweights.evaluate import Chunkwise, evaluate
+from fastweights.lab.bench.mesa_speed import Counted
+from fastweights.methods import Chunkwise, evaluate
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.models.mesa import mesa_records
 from fastweights.recurrence import (
@@ -40,7 +40,9 @@ POSITIONS = (0, 16, 32, 64, 128, 256, 512)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path, help="a run or a model folder")
     parser.add_argument("text", help="whose last tenth is read")
     parser.add_argument("--out", type=Path, default=Path("docs/measured/mesa_inside.json"))
@@ -71,7 +73,10 @@ def heads(record: Mesa, layer: int) -> list[dict[str, object]]:
     optimal, _ = evaluate(record)
     unsolved, _ = evaluate(replace(record, solver=ConjugateGradient(0)))
     similarity = F.cosine_similarity(optimal, unsolved, dim=-1)
-    gamma, ridge = record.log_decays().exp()[..., 0].transpose(1, 2), record.ridge.expand(1, 1, record.shape[2], -1)
+    gamma, ridge = (
+        record.log_decays().exp()[..., 0].transpose(1, 2),
+        record.ridge.expand(1, 1, record.shape[2], -1),
+    )
     return [
         {
             "layer": layer,
@@ -87,13 +92,15 @@ def heads(record: Mesa, layer: int) -> list[dict[str, object]]:
     ]
 
 
-# warm starts --------------------------------------------------------------------------------------------------------
+# warm starts --------------------------------------------------------------------------------------
+# ------------------
 
 
 @dataclass(frozen=True)
 class Systems:
-    """(H_t + Λ) x_t = q_t of all tokens and heads: ``matrix [n t k k]``, ``q [n t k]``; exact solutions ``x``; and
-    H + Λ before the chunk of each token, solved: ``before [n t k]``."""
+    """(H_t + Λ) x_t = q_t of all tokens and heads: ``matrix [n t k k]``, ``q [n t k]``; exact
+    solutions ``x``; and H + Λ before the chunk of each token, solved: ``before [n t k]``.
+    """
 
     matrix: Tensor
     q: Tensor
@@ -105,7 +112,9 @@ class Systems:
         pieces = [(operator.dense(), q) for operator, q in record.systems(size=CHUNK)]
         matrix, q = (torch.cat(parts, 1) for parts in zip(*pieces, strict=True))
         last = matrix[:, CHUNK - 1 :: CHUNK].repeat_interleave(CHUNK, 1)
-        ridge = torch.diag_embed(record.ridge.expand(1, CHUNK, record.shape[2], -1)[0].transpose(0, 1))
+        ridge = torch.diag_embed(
+            record.ridge.expand(1, CHUNK, record.shape[2], -1)[0].transpose(0, 1)
+        )
         empty = ridge.repeat(record.shape[0], 1, 1, 1)
         stale = torch.cat([empty, last], 1)[:, : matrix.shape[1]]
         return cls(matrix, q, torch.linalg.solve(matrix, q), torch.linalg.solve(stale, q))
@@ -124,12 +133,24 @@ class Systems:
 
     def scaled(self, start: Tensor) -> Tensor:
         """The multiple of a start that is nearest to x in the norm of H + Λ."""
-        return ratio((start * self.q).sum(-1, keepdim=True), (start * self.times(start)).sum(-1, keepdim=True)) * start
+        return (
+            ratio(
+                (start * self.q).sum(-1, keepdim=True),
+                (start * self.times(start)).sum(-1, keepdim=True),
+            )
+            * start
+        )
 
     def both(self) -> Tensor:
-        """The point nearest to x, in the same norm, between and beyond the Jacobi start and x_{t-1}."""
-        basis = torch.stack([F.normalize(self.jacobi, dim=-1), F.normalize(self.previous, dim=-1)], -1)
-        weights = torch.linalg.lstsq(basis.mT @ self.matrix @ basis, basis.mT @ self.q[..., None]).solution
+        """The point nearest to x, in the same norm, between and beyond the Jacobi start and
+        x_{t-1}.
+        """
+        basis = torch.stack(
+            [F.normalize(self.jacobi, dim=-1), F.normalize(self.previous, dim=-1)], -1
+        )
+        weights = torch.linalg.lstsq(
+            basis.mT @ self.matrix @ basis, basis.mT @ self.q[..., None]
+        ).solution
         return (basis @ weights).squeeze(-1)
 
 
@@ -160,8 +181,12 @@ def steps_from(systems: Systems, start: Tensor, target: Tensor) -> Tensor:
 
 
 def warm_starts(record: Mesa, layer: int) -> list[dict[str, object]]:
-    """Steps per token until the residual is `tol` of the Jacobi start's, in float64: all starts have one target."""
-    systems = Systems.of(replace(record, **{name: s[:2].double() for name, s in record.streams.items()}))
+    """Steps per token until the residual is `tol` of the Jacobi start's, in float64: all starts
+    have one target.
+    """
+    systems = Systems.of(
+        replace(record, **{name: s[:2].double() for name, s in record.streams.items()})
+    )
     size = (systems.q - systems.times(systems.jacobi)).norm(dim=-1)
     starts = {name: start(systems) for name, start in STARTS.items()}
     return [
@@ -169,7 +194,9 @@ def warm_starts(record: Mesa, layer: int) -> list[dict[str, object]]:
             "layer": layer,
             "start": name,
             "tol": tol,
-            "residual": ((systems.q - systems.times(start)).norm(dim=-1).mean() / size.mean()).item(),
+            "residual": (
+                (systems.q - systems.times(start)).norm(dim=-1).mean() / size.mean()
+            ).item(),
             "steps": steps_from(systems, start, tol * size).mean().item(),
         }
         for tol in TOLERANCES
@@ -177,11 +204,14 @@ def warm_starts(record: Mesa, layer: int) -> list[dict[str, object]]:
     ]
 
 
-# recursive least squares --------------------------------------------------------------------------------------------
+# recursive least squares
+# --------------------------------------------------------------------------------------------
 
 
 def least_squares(record: Mesa, layer: int) -> list[dict[str, object]]:
-    """Per head, of the last quarter's tokens decoded one by one: how many the fallback had to solve."""
+    """Per head, of the last quarter's tokens decoded one by one: how many the fallback had to
+    solve.
+    """
     rows, first = [], 3 * LENGTH // 4
     for head in range(record.shape[2]):
         one = replace(record, **{n: _head(s, head) for n, s in record.streams.items()})
@@ -194,7 +224,9 @@ def least_squares(record: Mesa, layer: int) -> list[dict[str, object]]:
                 _, state = evaluate(decoded[t : t + 1], state)
             gamma = one.log_decays().exp()[..., first:, :].mean().item()
             part = sum(counted.systems) / (record.shape[0] * (LENGTH - first))
-            rows.append({"layer": layer, "head": head, "gamma": gamma, "tol": tol, "fallbacks": part})
+            rows.append(
+                {"layer": layer, "head": head, "gamma": gamma, "tol": tol, "fallbacks": part}
+            )
     return rows
 
 

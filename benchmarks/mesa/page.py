@@ -1,4 +1,5 @@
-"""Put docs/measured/mesa_*.json into docs/mesa.md as tables and pictures: ``python benchmarks/mesa/page.py``.
+"""Put docs/measured/mesa_*.json into docs/mesa.md as tables and pictures: ``python
+benchmarks/mesa/page.py``.
 
 A table stands between ``<!-- NAME -->`` and ``<!-- end -->``; what is between them is written anew.
 """
@@ -12,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fastweights.analysis.plots import PALETTE, canvas, label, legend, logarithmic, png
+from fastweights.render.plots import PALETTE, canvas, label, legend, logarithmic, png
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, MEASURED = DOCS / "mesa.md", DOCS / "measured"
@@ -50,7 +51,8 @@ def spans(positions: list[int]) -> list[str]:
     return [f"{first}-{last - 1}" for first, last in pairwise(positions)]
 
 
-# loss ---------------------------------------------------------------------------------------------------------------
+# loss ---------------------------------------------------------------------------------------------
+# ------------------
 
 
 def _read() -> tuple[list[str], list[Row]]:
@@ -99,7 +101,9 @@ def beside_mesa() -> str:
 
 def starts() -> str:
     _, rows = _read()
-    return _by_solver([MESA, *dict.fromkeys(row["model"] for row in rows if "b_γ" in row["model"])], rows)
+    return _by_solver(
+        [MESA, *dict.fromkeys(row["model"] for row in rows if "b_γ" in row["model"])], rows
+    )
 
 
 def random_steps() -> str:
@@ -109,7 +113,9 @@ def random_steps() -> str:
 def _by_solver(names: list[str], rows: list[Row]) -> str:
     lines = []
     for name in names:
-        of = [row for row in rows if row["model"] == name and (row["solver"] or "").endswith("steps")]
+        of = [
+            row for row in rows if row["model"] == name and (row["solver"] or "").endswith("steps")
+        ]
         if not of:
             continue
         by = {row["solver"]: row["nats"] for row in of if row["lr"] == max(r["lr"] for r in of)}
@@ -144,7 +150,8 @@ def solvers() -> str:
     return table(head, map(cells, of_mesa))
 
 
-# inside -------------------------------------------------------------------------------------------------------------
+# inside -------------------------------------------------------------------------------------------
+# ------------------
 
 
 def warm_starts() -> str:
@@ -156,10 +163,16 @@ def warm_starts() -> str:
         return sum(found) / len(found)
 
     lines = (
-        [name, f"{mean('residual', start=name):.2f}", *(f"{mean('steps', start=name, tol=t):.2f}" for t in tolerances)]
+        [
+            name,
+            f"{mean('residual', start=name):.2f}",
+            *(f"{mean('steps', start=name, tol=t):.2f}" for t in tolerances),
+        ]
         for name in names
     )
-    return table(["start", "its residual / Jacobi's", *(f"steps to {t:g}" for t in tolerances)], lines)
+    return table(
+        ["start", "its residual / Jacobi's", *(f"steps to {t:g}" for t in tolerances)], lines
+    )
 
 
 def least_squares() -> str:
@@ -171,11 +184,20 @@ def least_squares() -> str:
     for low, high in pairwise(edges):
         inside = [row for row in rows if low <= row["gamma"] < high]
         parts = [[row["fallbacks"] for row in inside if row["tol"] == tol] for tol in tolerances]
-        lines.append([f"{low:g}-{high:g}", str(len(parts[0])), *(f"{100 * sum(p) / len(p):.0f} %" for p in parts if p)])
-    return table(["mean γ of the head", "heads", *(f"fallbacks at tol {t:g}" for t in tolerances)], lines)
+        lines.append(
+            [
+                f"{low:g}-{high:g}",
+                str(len(parts[0])),
+                *(f"{100 * sum(p) / len(p):.0f} %" for p in parts if p),
+            ]
+        )
+    return table(
+        ["mean γ of the head", "heads", *(f"fallbacks at tol {t:g}" for t in tolerances)], lines
+    )
 
 
-# speed --------------------------------------------------------------------------------------------------------------
+# speed --------------------------------------------------------------------------------------------
+# ------------------
 
 
 def _ms(row: Row) -> str:
@@ -196,7 +218,14 @@ def lengths() -> str:
             _some(row["steps"], "{:.1f}"),
             _some(row["over_gla_per_step"], "{:.2f}"),
         )
-        return str(row["length"]), row["phase"], row["contender"], _ms(row), *numbers, _some(memory, "{:.0f} MB")
+        return (
+            str(row["length"]),
+            row["phase"],
+            row["contender"],
+            _ms(row),
+            *numbers,
+            _some(memory, "{:.0f} MB"),
+        )
 
     return table(["T", "", "", "time", "/ GLA", "steps", "per step", "memory"], map(cells, rows))
 
@@ -207,9 +236,15 @@ def chunks() -> str:
     names = list(dict.fromkeys(row["contender"] for row in rows))
 
     def over(name: str, phase: str) -> str:
-        return next(f"{r['over']:.2f}" for r in rows if r["contender"] == name and r["group"].endswith(" " + phase))
+        return next(
+            f"{r['over']:.2f}"
+            for r in rows
+            if r["contender"] == name and r["group"].endswith(" " + phase)
+        )
 
-    return table(["", *phases], ([name, *(over(name, phase) for phase in phases)] for name in names))
+    return table(
+        ["", *phases], ([name, *(over(name, phase) for phase in phases)] for name in names)
+    )
 
 
 def decoding() -> str:
@@ -217,11 +252,17 @@ def decoding() -> str:
 
     def cells(row: Row) -> Cells:
         batch = row["group"].split()[1]
-        numbers = (_some(row["over"], "{:.2f}"), _some(row["fallbacks"], "{:.0%}"), _some(row["error"], "{:.0e}"))
+        numbers = (
+            _some(row["over"], "{:.2f}"),
+            _some(row["fallbacks"], "{:.0%}"),
+            _some(row["error"], "{:.0e}"),
+        )
         micro = f"{1e6 * row['seconds']['median']:.0f} µs" if row["seconds"] else row["note"]
         return batch, f"{row['gamma']:g}", row["contender"], micro, *numbers
 
-    return table(["", "γ", "solver", "a token", "/ tol 1e-4", "fallbacks", "error"], map(cells, rows))
+    return table(
+        ["", "γ", "solver", "a token", "/ tol 1e-4", "fallbacks", "error"], map(cells, rows)
+    )
 
 
 def parity() -> str:
@@ -234,7 +275,8 @@ def parity() -> str:
     return table(["gate", "seed", *(f"length {n}" for n in lengths_read)], lines)
 
 
-# pictures -----------------------------------------------------------------------------------------------------------
+# pictures -----------------------------------------------------------------------------------------
+# ------------------
 
 
 def by_position_picture() -> bytes:
@@ -243,11 +285,21 @@ def by_position_picture() -> bytes:
     figure, axes = canvas(1, 2, 5.2, 3.8)
     for number, row in enumerate(_models(rows)):
         color = PALETTE[number % len(PALETTE)]
-        style = {"color": color, "marker": "o", "markersize": 3, "linestyle": "-" if number < len(PALETTE) else "--"}
+        style = {
+            "color": color,
+            "marker": "o",
+            "markersize": 3,
+            "linestyle": "-" if number < len(PALETTE) else "--",
+        }
         axes[0, 0].plot(columns, row["by_position"], label=row["model"], **style)
         axes[0, 1].errorbar(columns, row["from_mesa"], yerr=row["error"], capsize=2, **style)
     label(axes[0, 0], "Loss by token position", "position", "nats per token")
-    label(axes[0, 1], "Less that of MesaNet on the same tokens", "position", "nats per token, ± standard error")
+    label(
+        axes[0, 1],
+        "Less that of MesaNet on the same tokens",
+        "position",
+        "nats per token, ± standard error",
+    )
     legend(axes[0, 0])
     return png(figure)
 
@@ -259,28 +311,44 @@ def steps_picture() -> bytes:
     exact = next(row for row in of_mesa if row["solver"] == OWN)["by_position"]
     taken = {row["contender"]: row["steps"] for row in measured("loss")["rows"]}
     figure, axes = canvas(1, 2, 5.2, 3.6)
-    for one, kind, title in ((axes[0, 0], "steps", "Fixed steps"), (axes[0, 1], "tol", "Stopped at a tolerance")):
+    for one, kind, title in (
+        (axes[0, 0], "steps", "Fixed steps"),
+        (axes[0, 1], "tol", "Stopped at a tolerance"),
+    ):
         chosen = [row for row in of_mesa if kind in row["solver"] and row["solver"] != OWN]
         for color, row in zip(PALETTE, chosen, strict=False):
             extra = [value - least for value, least in zip(row["by_position"], exact, strict=True)]
             mean = f" ({taken[row['solver']]:.1f} steps)" if kind == "tol" else ""
-            one.plot(columns, extra, marker="o", markersize=3, color=color, label=row["solver"] + mean)
+            one.plot(
+                columns, extra, marker="o", markersize=3, color=color, label=row["solver"] + mean
+            )
         label(one, title, "position", "nats above 30 steps")
         legend(one)
     return png(figure)
 
 
 def heads_picture() -> bytes:
-    """Figure 13: gates by head, and condition number, steps and cosine by position; heads in the order of their γ."""
+    """Figure 13: gates by head, and condition number, steps and cosine by position; heads in the
+    order of their γ.
+    """
     found = measured("inside")
-    heads, columns = sorted(found["heads"], key=lambda head: head["gamma"]), spans(found["positions"])
+    heads, columns = (
+        sorted(found["heads"], key=lambda head: head["gamma"]),
+        spans(found["positions"]),
+    )
     figure, axes = canvas(1, 4, 3.6, 3.4)
-    for (name, symbol), color in zip({"gamma": "γ", "beta": "β", "ridge": "Λ"}.items(), PALETTE, strict=False):
+    for (name, symbol), color in zip(
+        {"gamma": "γ", "beta": "β", "ridge": "Λ"}.items(), PALETTE, strict=False
+    ):
         axes[0, 0].plot([head[name] for head in heads], ".-", color=color, label=symbol)
     label(axes[0, 0], "Gates and Λ by head, in the order of γ", "head", "mean")
     legend(axes[0, 0])
     low, high = heads[0]["gamma"], heads[-1]["gamma"]
-    parts = (("condition", "Condition number of H + Λ"), ("steps", "Steps to 1e-3"), ("cosine", "Cosine with no step"))
+    parts = (
+        ("condition", "Condition number of H + Λ"),
+        ("steps", "Steps to 1e-3"),
+        ("cosine", "Cosine with no step"),
+    )
     for one, (key, title) in zip(axes[0, 1:], parts, strict=True):
         for number, head in enumerate(heads):
             shade = number / max(1, len(heads) - 1)

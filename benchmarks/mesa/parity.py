@@ -1,8 +1,9 @@
 """Parity (MesaNet, appendix H and Figure 8): ``python benchmarks/mesa/parity.py --seeds 5``.
 
-The running parity of random bits is learned on strings of 40 and read off strings of 256. γ in (0, 1) cannot hold it;
-γ in (-1, 1), with Λ of 50 and more, can. The paper trains 10,000 batches of 256 strings, two layers of width 128; here
-are fewer and smaller ones. What the file holds already is not trained again.
+The running parity of random bits is learned on strings of 40 and read off strings of 256. γ in (0,
+1) cannot hold it; γ in (-1, 1), with Λ of 50 and more, can. The paper trains 10,000 batches of 256
+strings, two layers of width 128; here are fewer and smaller ones. What the file holds already is
+not trained again.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.runs.optimizers import set_rates
 from fastweights.train import AdamW, Cosine
-from fastweights.train.optim import set_rates
 
 MIXERS = {"γ in (0, 1)": "mesa", "γ in (-1, 1)": "mesa_signed"}
 LENGTHS = (40, 64, 128, 256)
@@ -55,7 +56,10 @@ def trained(setting: Setting) -> FastWeightsForCausalLM:
         intermediate_size=3 * setting.width,
     )
     model = FastWeightsForCausalLM(config).train()
-    optimizers, generator = AdamW(setting.lr, weight_decay=setting.weight_decay).build(model), torch.Generator()
+    optimizers, generator = (
+        AdamW(setting.lr, weight_decay=setting.weight_decay).build(model),
+        torch.Generator(),
+    )
     generator.manual_seed(setting.seed)
     for step in range(setting.steps):
         set_rates(optimizers, Cosine(warmup=20).factor(step, setting.steps))
@@ -77,7 +81,9 @@ def accuracies(model: FastWeightsForCausalLM, count: int = 256) -> dict[int, flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=Setting.steps)
     parser.add_argument("--out", type=Path, default=Path("docs/measured/mesa_parity.json"))

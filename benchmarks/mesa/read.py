@@ -1,8 +1,10 @@
-"""The loss of the trained models by token position: ``python benchmarks/mesa/read.py``, after train.py.
+"""The loss of the trained models by token position: ``python benchmarks/mesa/read.py``, after
+train.py.
 
-All models read the same sequences of the book that was held out, so that differences from MesaNet are differences on
-the same tokens. MesaNet, and models trained with another start or with a random number of steps, are also read with
-other solvers than their own. What the file holds already is not read again.
+All models read the same sequences of the book that was held out, so that differences from MesaNet
+are differences on the same tokens. MesaNet, and models trained with another start or with a random
+number of steps, are also read with other solvers than their own. What the file holds already is not
+read again.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor
 from train import CONTENDERS, LENGTH, RANDOM, RATES, STARTS, folder
 
-from fastweights.bench.mesa import SOLVERS, by_token
+from fastweights.lab.bench.mesa import SOLVERS, by_token
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.models.mesa import solved_by
 from fastweights.recurrence import ConjugateGradient, Solver
@@ -33,7 +35,9 @@ Row = dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--work", type=Path, default=Path("runs/mesa"))
     parser.add_argument("--out", type=Path, default=Path("docs/measured/mesa_text.json"))
     chosen = parser.parse_args()
@@ -45,12 +49,17 @@ def main() -> None:
             rows.append(readings.row(name, rate, solver))
             print(name, f"lr {rate:g}", solver or "", f"{rows[-1]['nats']:.4f}", flush=True)
             chosen.out.parent.mkdir(parents=True, exist_ok=True)
-            chosen.out.write_text(json.dumps({"positions": POSITIONS, "rows": rows}, indent=1, ensure_ascii=False))
+            chosen.out.write_text(
+                json.dumps({"positions": POSITIONS, "rows": rows}, indent=1, ensure_ascii=False)
+            )
 
 
 def wanted(work: Path) -> Iterator[tuple[str, float, str | None]]:
     """(model, learning rate, solver or None for none) of all models that are trained."""
-    others = {MESA: tuple(STEPS), **dict.fromkeys((*STARTS, *RANDOM), tuple(n for n in STEPS if n.endswith("steps")))}
+    others = {
+        MESA: tuple(STEPS),
+        **dict.fromkeys((*STARTS, *RANDOM), tuple(n for n in STEPS if n.endswith("steps"))),
+    }
     for rate in RATES:
         for name in (*CONTENDERS, *STARTS, *RANDOM):
             if (folder(work, name, rate) / "model").exists():
@@ -61,7 +70,9 @@ class _Readings:
     """Losses ``[n t]`` of models in the folder `work`, on the same sequences."""
 
     def __init__(self, work: Path) -> None:
-        text = Text((str(work / "train"),), (str(work / "held_out"),), Pretrained(str(work / "tokenizer")))
+        text = Text(
+            (str(work / "train"),), (str(work / "held_out"),), Pretrained(str(work / "tokenizer"))
+        )
         tokens = read(text).validation[: SEQUENCES * (LENGTH - 1) + 1]
         self.work, self.batches = work, list(cover(tokens, LENGTH, BATCH))
         self.mesa: dict[float, Tensor] = {}
@@ -83,7 +94,9 @@ class _Readings:
 
     @torch.no_grad()
     def losses(self, name: str, rate: float, solver: str | None) -> Tensor:
-        model = FastWeightsForCausalLM.from_pretrained(folder(self.work, name, rate) / "model").eval()
+        model = FastWeightsForCausalLM.from_pretrained(
+            folder(self.work, name, rate) / "model"
+        ).eval()
         if solver is None:
             return by_token(model, self.batches)
         with solved_by(model, STEPS[solver]):
@@ -91,7 +104,9 @@ class _Readings:
 
 
 def by_position(losses: Tensor, *, spread: bool = False) -> list[float]:
-    """Means of ``[n t]`` between neighbours of `POSITIONS`; or the standard error of those means over sequences."""
+    """Means of ``[n t]`` between neighbours of `POSITIONS`; or the standard error of those means
+    over sequences.
+    """
     means = [losses[:, first:last].mean(1) for first, last in pairwise(POSITIONS)]
     return [(m.std() / len(m) ** 0.5 if spread else m.mean()).item() for m in means]
 

@@ -1,7 +1,9 @@
-"""Train MesaNet and its baselines on the same text with the same budget: ``python benchmarks/mesa/train.py FOLDER``.
+"""Train MesaNet and its baselines on the same text with the same budget: ``python
+benchmarks/mesa/train.py FOLDER``.
 
-The argument is a folder of Project Gutenberg books (.txt.gz). The models are trained on some of them and read another,
-by an author of whom they have seen nothing. Every run goes on where it was stopped, and is left alone once complete.
+The argument is a folder of Project Gutenberg books (.txt.gz). The models are trained on some of
+them and read another, by an author of whom they have seen nothing. Every run goes on where it was
+stopped, and is left alone once complete.
 """
 
 from __future__ import annotations
@@ -18,7 +20,18 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
-from fastweights.train import BPE, AdamW, Architecture, Cosine, Every, Pretrained, Reporter, Text, TrainConfig, train
+from fastweights.train import (
+    BPE,
+    AdamW,
+    Architecture,
+    Cosine,
+    Every,
+    Pretrained,
+    Reporter,
+    Text,
+    TrainConfig,
+    train,
+)
 
 BOOKS = {
     "train": ("david_copperfield", "great_expectations", "moby_dick"),
@@ -36,7 +49,9 @@ HAWK = {"name": "rglru", "heads": HEADS, "expand": 1.125}
 class Backbone(Architecture):
     """MesaNet's (appendix D): SwiGLU of width 3 d, tied embeddings, capped logits.
 
-    start  b_γ of the first and of the last head before training, those between evenly spaced; None: the mixer's own
+    Attributes:
+        start: b_γ of the first and of the last head before training, those between evenly
+            spaced; None: the mixer's own
     """
 
     start: tuple[float, float] | None = None
@@ -79,7 +94,8 @@ CONTENDERS: Mapping[str, Backbone] = {
     "swa-64": backbone("swa", window=64),
 }
 STARTS: Mapping[str, Backbone] = {
-    f"mesa, b_γ {first:g} to {last:g}": backbone("mesa", (first, last)) for first, last in ((0, 0), (2, 6))
+    f"mesa, b_γ {first:g} to {last:g}": backbone("mesa", (first, last))
+    for first, last in ((0, 0), (2, 6))
 }
 RANDOM: Mapping[str, Backbone] = {"mesa, random steps": backbone("mesa", START, random_steps=True)}
 
@@ -87,7 +103,9 @@ RANDOM: Mapping[str, Backbone] = {"mesa, random steps": backbone("mesa", START, 
 def configuration(model: Backbone, rate: float, work: Path) -> TrainConfig:
     """The run of one model: all of them differ in the model and in the learning rate alone."""
     return TrainConfig(
-        text=Text((str(work / "train"),), (str(work / "held_out"),), Pretrained(str(work / "tokenizer"))),
+        text=Text(
+            (str(work / "train"),), (str(work / "held_out"),), Pretrained(str(work / "tokenizer"))
+        ),
         model=model,
         optimizer=AdamW(lr=rate),
         schedule=Cosine(warmup=30),
@@ -99,7 +117,9 @@ def configuration(model: Backbone, rate: float, work: Path) -> TrainConfig:
 
 
 def prepare(books: Path, work: Path) -> None:
-    """The text of the books without the licence around it, and a tokenizer learned from the training part."""
+    """The text of the books without the licence around it, and a tokenizer learned from the
+    training part.
+    """
     if (work / "tokenizer").exists():
         return
     for part, names in BOOKS.items():
@@ -113,7 +133,10 @@ def prepare(books: Path, work: Path) -> None:
 
 def body(book: str) -> str:
     """What stands between the lines with which Project Gutenberg opens and closes a book."""
-    return re.split(r"\*\*\* *END OF|End of (?:the )?Project Gutenberg", re.split(r"\*\*\* *START OF.*\n", book)[1])[0]
+    return re.split(
+        r"\*\*\* *END OF|End of (?:the )?Project Gutenberg",
+        re.split(r"\*\*\* *START OF.*\n", book)[1],
+    )[0]
 
 
 def runs(pattern: str, rates: tuple[float, ...]) -> Iterator[tuple[str, Backbone, float]]:
@@ -129,7 +152,9 @@ def folder(work: Path, name: str, rate: float) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("books", type=Path)
     parser.add_argument("--work", type=Path, default=Path("runs/mesa"))
     parser.add_argument("--only", default="*", help="models whose name matches")
@@ -139,7 +164,9 @@ def main() -> None:
     for name, model, rate in runs(chosen.only, tuple(chosen.rates)):
         out = folder(chosen.work, name, rate)
         if not (out / "model").exists():
-            result = train(configuration(model, rate, chosen.work), out, cpu=True, reporter=Reporter())
+            result = train(
+                configuration(model, rate, chosen.work), out, cpu=True, reporter=Reporter()
+            )
             print(f"{name:24} lr {rate:g}: {result.nats_per_token:.4f} nats/token", flush=True)
 
 

@@ -1,9 +1,9 @@
 """Linear-time sequence models, each defined once."""
 
 from fastweights import linearize
-from fastweights.evaluate import Auto, Chunkwise, Method, Parallel, Recurrent, evaluate
 from fastweights.generate import stream
 from fastweights.kernels import explain
+from fastweights.methods import Auto, Chunkwise, Method, Parallel, Recurrent, evaluate
 from fastweights.mixer import Bidirectional, Mixer, MixerState
 from fastweights.mixers import MIXERS, register
 from fastweights.models import (

@@ -21,14 +21,18 @@ LARGEST = 40.0
 
 
 def turned(x: Tensor, angle: Tensor) -> Tensor:
-    """``[… w]`` → ``[… 2w]``, (x cos, x sin): products of q and k have channel i times cos(angle_ti - angle_si)."""
+    """``[… w]`` → ``[… 2w]``, (x cos, x sin): products of q and k have channel i times cos(angle_ti
+    - angle_si).
+    """
     return torch.cat([x * angle.cos().to(x.dtype), x * angle.sin().to(x.dtype)], dim=-1)
 
 
 def taylor(x: Tensor) -> Tensor:
-    """``[… w]`` → ``[… 1 + w + w(w+1)/2]`` with φ(q)·φ(k) = 1 + q·k + (q·k)²/2 (Based eq. 2; DSF eq. 18 cut off).
+    """``[… w]`` → ``[… 1 + w + w(w+1)/2]`` with φ(q)·φ(k) = 1 + q·k + (q·k)²/2 (Based eq. 2; DSF
+    eq. 18 cut off).
 
-    Of the products x_i x_j only those with i ≤ j are kept, since q_i q_j k_i k_j counts twice for i < j.
+    Of the products x_i x_j only those with i ≤ j are kept, since q_i q_j k_i k_j counts twice for i
+    < j.
     """
     width = x.shape[-1]
     i, j = torch.triu_indices(width, width, device=x.device)
@@ -38,18 +42,25 @@ def taylor(x: Tensor) -> Tensor:
 
 def gaussian(count: int, width: int, seed: int) -> Tensor:
     """``[count width]``: rows from N(0, I), the same for the same seed on every machine."""
-    return torch.randn(count, width, generator=Generator().manual_seed(seed), dtype=torch.float32, device="cpu")
+    return torch.randn(
+        count, width, generator=Generator().manual_seed(seed), dtype=torch.float32, device="cpu"
+    )
 
 
 def orthogonal(count: int, width: int, seed: int) -> Tensor:
-    """`gaussian` with every block of `width` rows made orthogonal, the rows' lengths kept (Performer, section 2.4)."""
+    """`gaussian` with every block of `width` rows made orthogonal, the rows' lengths kept
+    (Performer, section 2.4).
+    """
     lengths = gaussian(count, width, seed).norm(dim=-1, keepdim=True)
-    return lengths * torch.cat([_rotation(block) for block in gaussian(count, width, seed + 1).split(width)])
+    return lengths * torch.cat(
+        [_rotation(block) for block in gaussian(count, width, seed + 1).split(width)]
+    )
 
 
 def _rotation(rows: Tensor) -> Tensor:
-    """Orthonormal rows, uniform if `rows` are Gaussian: with R's diagonal made positive, as QR alone leaves it to
-    the sign of the first component, and the mean of the rows away from zero."""
+    """Orthonormal rows, uniform if `rows` are Gaussian: with R's diagonal made positive, as QR
+    alone leaves it to the sign of the first component, and the mean of the rows away from zero.
+    """
     q, r = torch.linalg.qr(rows.mT)
     return (q * r.diagonal().sign()).mT
 
@@ -57,8 +68,9 @@ def _rotation(rows: Tensor) -> Tensor:
 class PositiveRandom(nn.Module):
     """FAVOR+: E φ(q)·φ(k) = exp(q·k) with φ_i(x) = exp(ω_i·x - ‖x‖²/2)      (Performer, Lemma 1)
 
-    The factor exp(‖ω_i‖²/2) is moved from the key, where it leaves exp(-‖k - ω_i‖²/2) ≤ 1, to the query, where a
-    factor common to all i cancels in the normaliser: nothing overflows, and no maximum is taken over time.
+    The factor exp(‖ω_i‖²/2) is moved from the key, where it leaves exp(-‖k - ω_i‖²/2) ≤ 1, to the
+    query, where a factor common to all i cancels in the normaliser: nothing overflows, and no
+    maximum is taken over time.
     """
 
     omega: Tensor
@@ -67,7 +79,9 @@ class PositiveRandom(nn.Module):
         super().__init__()
         self.seed = seed
         self.register_buffer("omega", orthogonal(count, width, seed).to(torch.get_default_dtype()))
-        self.shift = min(width / 2, LARGEST)  # typical of ‖ω‖²/2; a constant factor of all keys cancels as well
+        self.shift = min(
+            width / 2, LARGEST
+        )  # typical of ‖ω‖²/2; a constant factor of all keys cancels as well
 
     def reset_parameters(self) -> None:
         count, width = self.omega.shape
@@ -78,7 +92,9 @@ class PositiveRandom(nn.Module):
         return (exponent - exponent.detach().amax(-1, keepdim=True)).exp().to(q.dtype)
 
     def key(self, k: Tensor) -> Tensor:
-        distance = precise(k).square().sum(-1, keepdim=True) / 2 + self._half(k) - self._projected(k)
+        distance = (
+            precise(k).square().sum(-1, keepdim=True) / 2 + self._half(k) - self._projected(k)
+        )
         return (self.shift - distance).exp().to(k.dtype)
 
     def _half(self, x: Tensor) -> Tensor:
@@ -90,7 +106,8 @@ class PositiveRandom(nn.Module):
 
 
 class RandomFourier(nn.Module):
-    """E φ(q)·φ(k) = exp(-‖σ ⊙ (q - k)‖²/2), φ(x) = (sin Wx, cos Wx) / √D, W = ω diag(σ)      (RFA eq. 3-4)
+    """E φ(q)·φ(k) = exp(-‖σ ⊙ (q - k)‖²/2), φ(x) = (sin Wx, cos Wx) / √D, W = ω diag(σ)      (RFA
+    eq. 3-4)
 
     σ is learnt per head and channel, 1 at first.
     """
@@ -119,7 +136,8 @@ class RandomFourier(nn.Module):
 
 
 class LearnedFeatures(nn.Module, ABC):
-    """φ(x) = (f(x W), f(-x W)) of ``x [b t h w]`` for a W ``[w f]`` per head, in float32 or wider: ``[b t h 2f]``.
+    """φ(x) = (f(x W), f(-x W)) of ``x [b t h w]`` for a W ``[w f]`` per head, in float32 or wider:
+    ``[b t h 2f]``.
 
     W starts as the identity's first f columns (LoLCATs, 2024; Hedgehog, 2024).
     """

@@ -17,9 +17,10 @@ from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
 class Sampler:
     """How a token is drawn from logits ``[b vocab]``: → ``[b]``.
 
-    temperature  0 takes the likeliest
-    top_k        only among the k likeliest
-    top_p        then only among the fewest likeliest that weigh p together
+    Attributes:
+        temperature: 0 takes the likeliest
+        top_k: only among the k likeliest
+        top_p: then only among the fewest likeliest that weigh p together
     """
 
     temperature: float = 1.0
@@ -69,16 +70,20 @@ def stream(
 ) -> Iterator[Tensor]:
     """The continuation of ``input_ids [b t]``: one token ``[b]`` after the other.
 
-    The prompt is read `chunk` tokens at a time, then memory stays constant (softmax layers aside). The stream ends
-    after `max_new_tokens`, or when every sequence has ended with an eos token of ``model.generation_config``; one
-    that ends early goes on with pad tokens. At temperature 0 this is greedy ``model.generate``.
+    The prompt is read `chunk` tokens at a time, then memory stays constant (softmax layers aside).
+    The stream ends after `max_new_tokens`, or when every sequence has ended with an eos token of
+    ``model.generation_config``; one that ends early goes on with pad tokens. At temperature 0 this
+    is greedy ``model.generate``.
 
-    attention_mask  ``[b t]``, 0 for the padding on the left
+    Args:
+        attention_mask: ``[b t]``, 0 for the padding on the left
     """
     if chunk < 1:
         raise ValueError(f"chunk = {chunk}; a prompt is read at least one token at a time")
     if max_new_tokens is not None and max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens = {max_new_tokens}; it is at least 1, or None for no limit")
+        raise ValueError(
+            f"max_new_tokens = {max_new_tokens}; it is at least 1, or None for no limit"
+        )
     sampler = Sampler(temperature, top_k, top_p, generator)
     tokens = islice(_endless(model, input_ids, attention_mask, sampler, chunk), max_new_tokens)
     eos = _ends(model)
@@ -103,7 +108,11 @@ def _endless(
 
 
 def _prefill(
-    model: FastWeightsForCausalLM, ids: Tensor, mask: Tensor | None, cache: FastWeightsCache, chunk: int
+    model: FastWeightsForCausalLM,
+    ids: Tensor,
+    mask: Tensor | None,
+    cache: FastWeightsCache,
+    chunk: int,
 ) -> Tensor:
     masks = [None] * len(ids.split(chunk, 1)) if mask is None else mask.split(chunk, 1)
     logits = ids.new_empty(0)
@@ -113,7 +122,9 @@ def _prefill(
 
 
 @torch.inference_mode()
-def _next(model: FastWeightsForCausalLM, ids: Tensor, mask: Tensor | None, cache: FastWeightsCache) -> Tensor:
+def _next(
+    model: FastWeightsForCausalLM, ids: Tensor, mask: Tensor | None, cache: FastWeightsCache
+) -> Tensor:
     """Logits ``[b vocab]`` after the last of these tokens."""
     return model(ids, mask, cache, use_cache=True, logits_to_keep=1, return_dict=True).logits[:, -1]
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Self
 
 from torch import Tensor, nn
 
-from fastweights.evaluate import Auto, Method, evaluate
 from fastweights.layers import Past, both_ways
+from fastweights.methods import Auto, Method, evaluate
 from fastweights.recurrence.base import Recurrence, ShapeError, State
 from fastweights.shapes import Embedded, Mask, Output, Segments
 
@@ -17,9 +17,11 @@ from fastweights.shapes import Embedded, Mask, Output, Segments
 class MixerState(NamedTuple):
     """What a mixer remembers of a sequence; every tensor is batch first.
 
-    memory    the recurrence's state
-    tails     the last inputs of its short convolutions, ``[b w-1 c]`` each
-    position  ``[b]``, how many tokens of the present document it has seen, padding not counted
+    Attributes:
+        memory: the recurrence's state
+        tails: the last inputs of its short convolutions, ``[b w-1 c]`` each
+        position: ``[b]``, how many tokens of the present document it has seen, padding not
+            counted
     """
 
     memory: State
@@ -28,7 +30,9 @@ class MixerState(NamedTuple):
 
     def map(self, f: Callable[[Tensor], Tensor]) -> Self:
         """`f` of every tensor: to select, repeat, move or detach sequences."""
-        memory = tuple(f(s) for s in self.memory) if isinstance(self.memory, tuple) else f(self.memory)
+        memory = (
+            tuple(f(s) for s in self.memory) if isinstance(self.memory, tuple) else f(self.memory)
+        )
         return type(self)(memory, tuple(f(tail) for tail in self.tails), f(self.position))
 
     @property
@@ -41,10 +45,11 @@ class MixerState(NamedTuple):
 class Driven(NamedTuple):
     """A mixer's recurrence on some x.
 
-    recurrence  with padding and segments applied: what is evaluated
-    projected   without them, as `project` returned it
-    gate        the output gate ``[b t h·v]`` or None
-    past        what the projection leaves behind
+    Attributes:
+        recurrence: with padding and segments applied: what is evaluated
+        projected: without them, as `project` returned it
+        gate: the output gate ``[b t h·v]`` or None
+        past: what the projection leaves behind
     """
 
     recurrence: Recurrence
@@ -56,8 +61,9 @@ class Driven(NamedTuple):
 class Mixer(nn.Module, ABC):
     """x ``[b t d]`` → y ``[b t d]`` through a recurrence: y = W_o(norm(o) ⊙ gate).
 
-    A subclass sets ``W_o`` and, unless it overrides `read`, ``norm`` (on ``[b t h v]``); it states `project`
-    and, for parameters that are not to start as PyTorch's layers do, `reset_parameters` (by ``nn.init`` only).
+    A subclass sets ``W_o`` and, unless it overrides `read`, ``norm`` (on ``[b t h v]``); it states
+    `project` and, for parameters that are not to start as PyTorch's layers do, `reset_parameters`
+    (by ``nn.init`` only).
     """
 
     norm: nn.Module
@@ -92,9 +98,9 @@ class Mixer(nn.Module, ABC):
     ) -> tuple[Embedded, MixerState]:
         """(y, state after the last token), continuing from `state`.
 
-        keep      ``[b t]``, False for padding: such a token leaves no trace in any other or in the state
-        segments  ``[b t]``, an integer per packed document; where it changes, memory starts anew
-        Raises ShapeError for an x, mask or state that does not fit.
+        keep      ``[b t]``, False for padding: such a token leaves no trace in any other or in the
+        state segments  ``[b t]``, an integer per packed document; where it changes, memory starts
+        anew Raises ShapeError for an x, mask or state that does not fit.
         """
         driven, recurrence, gate, past = self.drive(x, state, keep=keep, segments=segments)
         o, memory = evaluate(driven, None if state is None else state.memory, method)
@@ -121,18 +127,25 @@ class Mixer(nn.Module, ABC):
 
     def _check(self, x: Tensor, keep: Tensor | None, segments: Tensor | None) -> None:
         if x.dim() != 3 or x.shape[-1] != self.d:
-            raise ShapeError(f"{type(self).__name__}(d={self.d}) reads [batch, time, {self.d}], got {list(x.shape)}")
+            raise ShapeError(
+                f"{type(self).__name__}(d={self.d}) reads [batch, time, {self.d}], got"
+                f" {list(x.shape)}"
+            )
         for name, mask in (("keep", keep), ("segments", segments)):
             if mask is not None and mask.shape != x.shape[:2]:
-                raise ShapeError(f"{name} has shape {list(mask.shape)}, must be [batch, time] = {list(x.shape[:2])}")
+                raise ShapeError(
+                    f"{name} has shape {list(mask.shape)}, must be [batch, time] ="
+                    f" {list(x.shape[:2])}"
+                )
 
 
 class Bidirectional(nn.Module):
-    """y = M(x) + R M(R x), where R turns time around: the mixer M reads both ways with the same weights.
+    """y = M(x) + R M(R x), where R turns time around: the mixer M reads both ways with the same
+    weights.
 
-    For whole inputs such as images (MetaLA appendix A4). Padding leaves no trace, and documents of `segments` do not
-    meet, wherever they stand. A sequence read backwards gives y backwards: where the direction matters, a token at
-    one end (or learnt positions) must tell it.
+    For whole inputs such as images (MetaLA appendix A4). Padding leaves no trace, and documents of
+    `segments` do not meet, wherever they stand. A sequence read backwards gives y backwards: where
+    the direction matters, a token at one end (or learnt positions) must tell it.
     """
 
     def __init__(self, mixer: Mixer) -> None:
@@ -152,11 +165,13 @@ class Bidirectional(nn.Module):
         segments: Segments | None = None,
         method: Method = Auto(),
     ) -> tuple[Embedded, None]:
-        """(y, None), as `Mixer.forward`; raises ValueError for a state, as there is none to go on from."""
+        """(y, None), as `Mixer.forward`; raises ValueError for a state, as there is none to go on
+        from.
+        """
         if state is not None:
             raise ValueError(
-                f"Bidirectional({type(self.mixer).__name__}) reads sequences as a whole and keeps no state; give it "
-                "all tokens at once, or use the mixer alone"
+                f"Bidirectional({type(self.mixer).__name__}) reads sequences as a whole and keeps"
+                " no state; give it all tokens at once, or use the mixer alone"
             )
         y, _ = self.mixer(
             both_ways(x),

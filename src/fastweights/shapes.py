@@ -1,7 +1,7 @@
 """The shape letters used everywhere, as jaxtyping aliases.
 
-b batch · t time (query) · s time (key) · h head · g head of grouped keys · k key width · v value width · f features ·
-d model width
+b batch · t time (query) · s time (key) · h head · g head of grouped keys · k key width · v value
+width · f features · d model width
 
 Streams are ``[b t h ·]`` and broadcast over b, t, h where an axis has length 1 (``#`` below).
 States are ``[b h k v]`` (or tuples of batch-first tensors), in float32 or wider.

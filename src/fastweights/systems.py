@@ -1,6 +1,8 @@
-"""Diagonal linear systems h' = A h + B u in continuous time, and how they are held from one token to the next.
+"""Diagonal linear systems h' = A h + B u in continuous time, and how they are held from one token
+to the next.
 
-Complex parameters are real pairs ``[… 2]``: optimisers, `.double()` and safetensors mishandle complex ones.
+Complex parameters are real pairs ``[… 2]``: optimisers, `.double()` and safetensors mishandle
+complex ones.
 """
 
 from __future__ import annotations
@@ -28,10 +30,13 @@ class Diagonal(nn.Module):
     Called, it gives log Ā and what B is multiplied with, both complex.
     """
 
-    def __init__(self, shape: tuple[int, int], steps: tuple[int, int], start: Start, hold: Hold) -> None:
+    def __init__(
+        self, shape: tuple[int, int], steps: tuple[int, int], start: Start, hold: Hold
+    ) -> None:
         super().__init__()
         self.start, self.hold = start, hold
-        self.log_A_re, self.A_im = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
+        self.log_A_re = nn.Parameter(torch.empty(shape))
+        self.A_im = nn.Parameter(torch.empty(shape))
         self.log_Delta = nn.Parameter(torch.empty(steps))
         self.reset_parameters()
 
@@ -78,11 +83,15 @@ def linear_start(n: int) -> Tensor:
 def inverse_start(n: int) -> Tensor:
     """A_n = -½ + i N/π (N / (2n + 1) - 1) for N = 2n pairs (S4D-Inv)."""
     whole = 2 * n
-    return torch.complex(torch.full((n,), -0.5), whole / math.pi * (whole / (2 * torch.arange(n) + 1) - 1))
+    return torch.complex(
+        torch.full((n,), -0.5), whole / math.pi * (whole / (2 * torch.arange(n) + 1) - 1)
+    )
 
 
 def hippo_start(n: int) -> Tensor:
-    """The n eigenvalues in the upper half plane of the normal part of HiPPO-LegS with 2n states (DSS, S5)."""
+    """The n eigenvalues in the upper half plane of the normal part of HiPPO-LegS with 2n states
+    (DSS, S5).
+    """
     p = (torch.arange(2 * n, dtype=torch.float64) + 0.5).sqrt()
     skew = torch.outer(p, p).triu(1)
     frequencies = torch.linalg.eigvalsh(1j * (skew - skew.mT))[n:]
@@ -92,7 +101,9 @@ def hippo_start(n: int) -> Tensor:
 def pairs(state: int) -> int:
     """How many conjugate pairs `state` states are."""
     if state < 2 or state % 2:
-        raise ShapeError(f"state = {state}: complex states come in conjugate pairs; use an even number")
+        raise ShapeError(
+            f"state = {state}: complex states come in conjugate pairs; use an even number"
+        )
     return state // 2
 
 

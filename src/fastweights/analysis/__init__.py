@@ -1,1 +1,3 @@
-"""Mixers and models as dynamical systems and as attention maps, and the papers' tables and theory as programs."""
+"""Mixers and models as dynamical systems and as attention maps, and the papers' tables and theory
+as programs.
+"""

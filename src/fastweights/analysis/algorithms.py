@@ -1,4 +1,6 @@
-"""Which algorithms can run a linear time-varying system, and running it by them (DSF section 3.2)."""
+"""Which algorithms can run a linear time-varying system, and running it by them (DSF
+section 3.2).
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastweights.evaluate import Chunkwise, evaluate
-from fastweights.recurrence import LTV, Decay, Delayed, Delta, Diagonal, Erasing, Register, Transition
+from fastweights.methods import Chunkwise, evaluate
+from fastweights.recurrence import (
+    LTV,
+    Decay,
+    Delayed,
+    Delta,
+    Diagonal,
+    Erasing,
+    Register,
+    Transition,
+)
 from fastweights.shapes import Output
 
 
@@ -42,7 +53,11 @@ class Sequential(Algorithm):
 
     def cost(self, system: LTV) -> str:
         k = system.A.width
-        return f"{2 * k}·v·T, in T steps" if isinstance(system.A, Diagonal) else f"{4 * k}·v·T, in T steps"
+        return (
+            f"{2 * k}·v·T, in T steps"
+            if isinstance(system.A, Diagonal)
+            else f"{4 * k}·v·T, in T steps"
+        )
 
     def run(self, system: LTV, u: Tensor) -> Output:
         return system.simulate(u)[0]
@@ -68,7 +83,9 @@ class KernelProduct(Algorithm):
 
 @dataclass(frozen=True)
 class AssociativeScan(Algorithm):
-    """(A, x) ∘ (A', x') = (A A', A x' + x) over all prefixes, in pairs of pairs (the parallel scan of S5 and Mamba)."""
+    """(A, x) ∘ (A', x') = (A A', A x' + x) over all prefixes, in pairs of pairs (the parallel scan
+    of S5 and Mamba).
+    """
 
     name = "associative scan"
 
@@ -88,7 +105,9 @@ class AssociativeScan(Algorithm):
 
 @dataclass(frozen=True)
 class ChunkwiseParallel(Algorithm):
-    """Φ inside chunks and the state between them (flash linear attention, SSD, DeltaNet's WY form)."""
+    """Φ inside chunks and the state between them (flash linear attention, SSD, DeltaNet's
+    WY form).
+    """
 
     name = "chunkwise parallel"
     size: int = 64
@@ -98,22 +117,36 @@ class ChunkwiseParallel(Algorithm):
             case Diagonal(decay=decay) if decay.is_complex():
                 return None
             case Diagonal(decay=decay) | Erasing(decay=decay) if bool((decay < 0).any()):
-                return "a decay is negative, and has no real logarithm (the rule Signed carries its sign apart)"
+                return (
+                    "a decay is negative, and has no real logarithm (the rule Signed carries its"
+                    " sign apart)"
+                )
             case Diagonal():
                 return None
             case Erasing(k=k, beta=beta):
                 return (
-                    None if torch.equal(system.B, beta * k) else "B is not β k: what is written is not what is erased"
+                    None
+                    if torch.equal(system.B, beta * k)
+                    else "B is not β k: what is written is not what is erased"
                 )
             case Delayed():
-                return "a query reads the state before its token is written (the rule Bonus shifts queries instead)"
+                return (
+                    "a query reads the state before its token is written (the rule Bonus shifts"
+                    " queries instead)"
+                )
             case Register():
-                return "a window's products have no short form here (the rule WindowedLinear has one of its own)"
+                return (
+                    "a window's products have no short form here (the rule WindowedLinear has one"
+                    " of its own)"
+                )
             case _:
                 return "products of full matrices A_t have no short form"
 
     def cost(self, system: LTV) -> str:
-        return f"({2 * system.A.width}·v + ({system.A.width} + v)·{self.size})·T, in T/{self.size} steps"
+        return (
+            f"({2 * system.A.width}·v + ({system.A.width} + v)·{self.size})·T, in T/{self.size}"
+            " steps"
+        )
 
     def run(self, system: LTV, u: Tensor) -> Output:
         q, k = system.C, system.B
@@ -134,8 +167,16 @@ class Convolution(Algorithm):
     name = "convolution (FFT)"
 
     def refuses(self, system: LTV) -> str | None:
-        streams = {"B": system.B, "C": system.C, "A": system.A.decay if isinstance(system.A, Diagonal) else None}
-        varying = [name for name, s in streams.items() if s is None or not torch.equal(s, s[:, :1].expand_as(s))]
+        streams = {
+            "B": system.B,
+            "C": system.C,
+            "A": system.A.decay if isinstance(system.A, Diagonal) else None,
+        }
+        varying = [
+            name
+            for name, s in streams.items()
+            if s is None or not torch.equal(s, s[:, :1].expand_as(s))
+        ]
         return f"{', '.join(varying)} change over time" if varying else None
 
     def cost(self, system: LTV) -> str:
@@ -145,7 +186,9 @@ class Convolution(Algorithm):
         length = len(system)
         impulse = torch.zeros(1, length, 1, 1, dtype=system.B.dtype, device=system.B.device)
         impulse[:, 0] = 1
-        response, _ = LTV(system.A, system.B, system.C).simulate(impulse.expand(*system.B.shape[:3], 1))
+        response, _ = LTV(system.A, system.B, system.C).simulate(
+            impulse.expand(*system.B.shape[:3], 1)
+        )
         spectrum = torch.fft.fft(response, 2 * length, dim=1) * torch.fft.fft(u, 2 * length, dim=1)
         y = torch.fft.ifft(spectrum, dim=1)[:, :length]
         return _skipped(system, y if system.B.is_complex() else y.real, u)
@@ -179,7 +222,9 @@ def _skipped(system: LTV, y: Tensor, u: Tensor) -> Output:
 
 
 def prefixes(a: Transition, x: Tensor) -> Tensor:
-    """h_t = A_t h_{t-1} + x_t for all t, ``x [b t h k v]``: pairs are merged, scanned, and told to the even ones."""
+    """h_t = A_t h_{t-1} + x_t for all t, ``x [b t h k v]``: pairs are merged, scanned, and told to
+    the even ones.
+    """
     if x.shape[1] <= 1:
         return x
     even, odd = slice(0, x.shape[1] // 2 * 2, 2), slice(1, None, 2)

@@ -16,7 +16,8 @@ from fastweights.mixer import Driven, Mixer
 
 @contextmanager
 def captured(model: nn.Module) -> Iterator[dict[str, Driven]]:
-    """Inside the block, every mixer of `model` leaves what its last forward evaluated, under its path in the model.
+    """Inside the block, every mixer of `model` leaves what its last forward evaluated, under its
+    path in the model.
 
     The streams are projected once more, without gradients; the forward itself is not touched.
     """
@@ -29,7 +30,11 @@ def captured(model: nn.Module) -> Iterator[dict[str, Driven]]:
         yield found
 
 
-def _leave(found: dict[str, Driven], path: str, mixer: Mixer, args: Any, kwargs: Any, _: Any) -> None:
-    given = signature(mixer.drive).bind(*args, **{n: value for n, value in kwargs.items() if n != "method"})
+def _leave(
+    found: dict[str, Driven], path: str, mixer: Mixer, args: Any, kwargs: Any, _: Any
+) -> None:
+    given = signature(mixer.drive).bind(
+        *args, **{n: value for n, value in kwargs.items() if n != "method"}
+    )
     with torch.no_grad():
         found[path] = mixer.drive(*given.args, **given.kwargs)

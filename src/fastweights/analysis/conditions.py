@@ -1,4 +1,6 @@
-"""MetaLA's parameter groups and conditions (Definition 4.1), found by running a mixer's projections."""
+"""MetaLA's parameter groups and conditions (Definition 4.1), found by running a mixer's
+projections.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ from torch import Generator, Tensor
 
 from fastweights.layers import Past
 from fastweights.mixer import Mixer
-from fastweights.recurrence import Amplified, Bonus, Decay, Delta, Mesa, Normalized, Recurrence, Signed
+from fastweights.recurrence import (
+    Amplified,
+    Bonus,
+    Decay,
+    Delta,
+    Mesa,
+    Normalized,
+    Recurrence,
+    Signed,
+)
 
 Groups = frozenset[str]
 
@@ -19,11 +30,15 @@ APPROXIMATE = (frozenset({"Q", "K", "Λ_t"}), frozenset({"Q", "K"}), frozenset({
 """The groups that can take any attention map (Proposition A2.2)."""
 
 WRITES = ("k", "log_gain")
-"""The streams that say how much of a value is written; a `beta` goes with k, whose group there is in any case."""
+"""The streams that say how much of a value is written; a `beta` goes with k, whose group there is
+in any case.
+"""
 
 
 class Conditions(NamedTuple):
-    """C0 linear complexity, C1 dynamic memory, C2 static approximation, C3 least parameters; None: does not apply."""
+    """C0 linear complexity, C1 dynamic memory, C2 static approximation, C3 least parameters; None:
+    does not apply.
+    """
 
     linear: bool
     dynamic: bool
@@ -34,22 +49,25 @@ class Conditions(NamedTuple):
 def conditions(mixer: Mixer) -> Conditions:
     """Definition 4.1 for a mixer, by the propositions of appendix A2 on its `groups`.
 
-    Softmax attention has no linear form: over the tokens that it stores its map is what the others approximate (C2),
-    and it need not choose what to forget (C1) while it stores them all.
+    Softmax attention has no linear form: over the tokens that it stores its map is what the others
+    approximate (C2), and it need not choose what to forget (C1) while it stores them all.
     """
     linear = not grows(mixer)
     if carried(_probe(mixer)[0]) is None:
         return Conditions(linear, dynamic=not linear, approximates=True, least=None)
     found = groups(mixer)
     dynamic, approximates = "Λ_t" in found, found in APPROXIMATE
-    return Conditions(linear, dynamic, approximates, least=dynamic and approximates and len(found) == 2)
+    return Conditions(
+        linear, dynamic, approximates, least=dynamic and approximates and len(found) == 2
+    )
 
 
 def groups(mixer: Mixer) -> Groups:
-    """Which of Q, K and Λ (a decay that is a constant of time) or Λ_t (one that x drives) the mixer has.
+    """Which of Q, K and Λ (a decay that is a constant of time) or Λ_t (one that x drives) the mixer
+    has.
 
-    Q and K are groups if parameters drive them; a key with none that the decay lacks is tied to it and is not. What
-    a delta rule erases counts as decay.
+    Q and K are groups if parameters drive them; a key with none that the decay lacks is tied to it
+    and is not. What a delta rule erases counts as decay.
     """
     recurrence, sources = _probe(mixer)
     streams, kept = recurrence.streams, carried(recurrence)
@@ -63,9 +81,11 @@ def groups(mixer: Mixer) -> Groups:
 
 
 def carried(recurrence: Recurrence) -> Tensor | None:
-    """A_t applied to a state of ones, with nothing written; None for rules that keep tokens as they are.
+    """A_t applied to a state of ones, with nothing written; None for rules that keep tokens as they
+    are.
 
-    Normalisers, gains and signs, which change how a state is read and scaled, not whether it decays, are left out.
+    Normalisers, gains and signs, which change how a state is read and scaled, not whether it
+    decays, are left out.
     """
     recurrence = innermost(recurrence)
     rule = recurrence.as_decay() if isinstance(recurrence, Mesa) else recurrence
@@ -83,7 +103,9 @@ def innermost(recurrence: Recurrence) -> Recurrence:
 
 
 def grows(mixer: Mixer, lengths: tuple[int, int] = (1100, 1101)) -> bool:
-    """Whether the state still grows with the sequence after 1100 tokens, longer than any default window."""
+    """Whether the state still grows with the sequence after 1100 tokens, longer than any default
+    window.
+    """
     with torch.no_grad():
         shorter, longer = (mixer(_tokens(mixer, length))[1].nbytes for length in lengths)
     return shorter < longer
@@ -104,21 +126,30 @@ class _Sources:
         if stream is None or not stream.requires_grad:
             return frozenset()
         real = torch.view_as_real(stream) if stream.is_complex() else stream
-        weighted = real * torch.rand(real.shape, generator=Generator().manual_seed(1), dtype=real.dtype)
-        found = torch.autograd.grad(weighted.sum(), list(self.leaves.values()), retain_graph=True, allow_unused=True)
+        weighted = real * torch.rand(
+            real.shape, generator=Generator().manual_seed(1), dtype=real.dtype
+        )
+        found = torch.autograd.grad(
+            weighted.sum(), list(self.leaves.values()), retain_graph=True, allow_unused=True
+        )
         named = zip(self.leaves, found, strict=True)
-        return frozenset(name for name, gradient in named if gradient is not None and bool(gradient.any()))
+        return frozenset(
+            name for name, gradient in named if gradient is not None and bool(gradient.any())
+        )
 
 
 def _probe(mixer: Mixer) -> tuple[Recurrence, _Sources]:
     """The recurrence of a few random tokens, and what tells where its streams come from.
 
-    The parameters of a copy are moved a little first: one that starts at zero hides what it multiplies.
+    The parameters of a copy are moved a little first: one that starts at zero hides what it
+    multiplies.
     """
     mixer, generator = deepcopy(mixer).double(), Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in mixer.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+            parameter.add_(
+                0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            )
     x = _tokens(mixer, 5).requires_grad_()
     recurrence, _ = mixer.project(x, Past(x, None, None, None, None))
     return recurrence, _Sources({"x": x, **dict(mixer.named_parameters())})

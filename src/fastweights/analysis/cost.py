@@ -34,12 +34,14 @@ SOFTMAX = 5
 class Cost(NamedTuple):
     """Of one layer and one sequence.
 
-    parameters  learnt numbers
-    state       numbers remembered after `context` tokens; complex ones count twice
-    decode      operations for one more token then
-    train       operations per token, forward and backward, of a sequence of `context` tokens
+    Attributes:
+        parameters: learnt numbers
+        state: numbers remembered after `context` tokens; complex ones count twice
+        decode: operations for one more token then
+        train: operations per token, forward and backward, of a sequence of `context` tokens
 
-    Counted are the products of projections and what the memory does; activations, norms and convolutions are not.
+    Counted are the products of projections and what the memory does; activations, norms and
+    convolutions are not.
     """
 
     parameters: int
@@ -49,14 +51,17 @@ class Cost(NamedTuple):
 
 
 def cost(mixer: Mixer, context: int = 2048, size: int = 64) -> Cost:
-    """The cost of `mixer`; in training its records are evaluated in chunks of `size` tokens, or token by token if
-    that takes fewer operations."""
+    """The cost of `mixer`; in training its records are evaluated in chunks of `size` tokens, or
+    token by token if that takes fewer operations.
+    """
     x = torch.zeros(1, 1, mixer.d, dtype=next(mixer.parameters()).dtype)
     past = Past(x, None, None, None, None)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         recurrence, gate = mixer.project(x, past)
         b, t, h = recurrence.shape
-        mixer.read(torch.zeros(b, t, h, recurrence.values, dtype=recurrence.output), gate, recurrence)
+        mixer.read(
+            torch.zeros(b, t, h, recurrence.values, dtype=recurrence.output), gate, recurrence
+        )
     projections, decode = counter.get_total_flops(), step(recurrence, context)
     return Cost(
         parameters=sum(p.numel() for p in mixer.parameters()),
@@ -75,8 +80,12 @@ def held(recurrence: Recurrence, context: int) -> int:
             return tokens * groups * (recurrence.k.shape[-1] + recurrence.v.shape[-1])
         case WindowedLinear(window=window):
             k, v, f = (s.shape[-1] for s in (recurrence.k, recurrence.v, recurrence.fk))
-            return recurrence.groups * (f * (v + 1) + min(context, max(window - 1, 0)) * (k + v + f))
-    return (2 if recurrence.accumulator.is_complex else 1) * sum(map(math.prod, recurrence.state_shapes))
+            return recurrence.groups * (
+                f * (v + 1) + min(context, max(window - 1, 0)) * (k + v + f)
+            )
+    return (2 if recurrence.accumulator.is_complex else 1) * sum(
+        map(math.prod, recurrence.state_shapes)
+    )
 
 
 def step(recurrence: Recurrence, context: int) -> int:
@@ -96,16 +105,23 @@ def step(recurrence: Recurrence, context: int) -> int:
             return h * _seen(window, context + 1) * (2 * k + 2 * v + SOFTMAX)
         case WindowedLinear(window=window):
             features = recurrence.fq.shape[-1]
-            return h * (_seen(window, context + 1) * (2 * k + 2 * v + SOFTMAX) + 4 * features * (v + 1))
+            return h * (
+                _seen(window, context + 1) * (2 * k + 2 * v + SOFTMAX) + 4 * features * (v + 1)
+            )
         case Normalized():
             return step(recurrence.extended(), context) + h * v
         case Amplified() | Signed():
             return step(recurrence.inner, context)
-    raise TypeError(f"the operations of a {type(recurrence).__name__} are not known here; state them in cost.step")
+    raise TypeError(
+        f"the operations of a {type(recurrence).__name__} are not known here; state them in"
+        " cost.step"
+    )
 
 
 def chunk(recurrence: Recurrence, context: int, size: int) -> int:
-    """Operations of the memory per token of a forward pass over `context` tokens in chunks of `size`."""
+    """Operations of the memory per token of a forward pass over `context` tokens in chunks of
+    `size`.
+    """
     h, k, v = _sizes(recurrence)
     match recurrence:
         case Decay() | Bonus():
@@ -125,7 +141,10 @@ def chunk(recurrence: Recurrence, context: int, size: int) -> int:
             return chunk(recurrence.extended(), context, size) + h * v
         case Amplified() | Signed():
             return chunk(recurrence.inner, context, size)
-    raise TypeError(f"the operations of a {type(recurrence).__name__} are not known here; state them in cost.chunk")
+    raise TypeError(
+        f"the operations of a {type(recurrence).__name__} are not known here; state them in"
+        " cost.chunk"
+    )
 
 
 def _sizes(recurrence: Recurrence) -> tuple[int, int, int]:

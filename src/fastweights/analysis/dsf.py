@@ -1,7 +1,9 @@
-"""The architectures as the Dynamical Systems Framework writes them: dense matrices of its equations 15 to 30.
+"""The architectures as the Dynamical Systems Framework writes them: dense matrices of its equations
+15 to 30.
 
-Inputs are column vectors u_i, ``u [b t d]``; a weight matrix W maps them as W u_i does, as `nn.Linear` stores it. The
-systems have one head that holds all channels, N = n·d. They exist to be compared with, not to be run.
+Inputs are column vectors u_i, ``u [b t d]``; a weight matrix W maps them as W u_i does, as
+`nn.Linear` stores it. The systems have one head that holds all channels, N = n·d. They exist to be
+compared with, not to be run.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ C_RG_LRU = 8.0
 
 
 def separable_attention(phi: Tensor, psi: Tensor, eta: Tensor, W_V: Tensor) -> DenseLTV:
-    """Eq. 15: Λ_i = (η_{i-1}/η_i) I_N, B_i = (1/η_i) (I_d ⊗ ψ(k_i)) W_V, C_i = I_d ⊗ φ(q_i)ᵀ, D_i = 0
+    """Eq. 15: Λ_i = (η_{i-1}/η_i) I_N, B_i = (1/η_i) (I_d ⊗ ψ(k_i)) W_V, C_i = I_d ⊗ φ(q_i)ᵀ, D_i =
+    0
 
     phi, psi ``[b t n]``, eta ``[b t]`` not 0, W_V ``[v d]``. Λ_0 meets no state; it is I.
     """
@@ -42,13 +45,17 @@ def linear_attention(u: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor) -> DenseL
     return separable_attention(phi, psi, (phi * psi.cumsum(1)).sum(-1), W_V)
 
 
-def generalized_linear_attention(u: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, eta: Tensor) -> DenseLTV:
+def generalized_linear_attention(
+    u: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, eta: Tensor
+) -> DenseLTV:
     """Eq. 17: φ and ψ are linear, η ``[b t]`` is any normaliser."""
     return separable_attention(u @ W_Q.mT, u @ W_K.mT, eta, W_V)
 
 
 def softmax_attention(u: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, order: int) -> DenseLTV:
-    """Eq. 18 with Taylor features up to `order` instead of all: φ = ψ = `taylor_features`, η_i = Σ_j exp(q_iᵀ k_j)."""
+    """Eq. 18 with Taylor features up to `order` instead of all: φ = ψ = `taylor_features`, η_i =
+    Σ_j exp(q_iᵀ k_j).
+    """
     q, k = u @ W_Q.mT, u @ W_K.mT
     eta = (q @ k.mT).exp().tril().sum(-1)
     return separable_attention(taylor_features(q, order), taylor_features(k, order), eta, W_V)
@@ -64,7 +71,8 @@ def taylor_features(x: Tensor, order: int) -> Tensor:
 
 
 def s6(u: Tensor, delta: Tensor, A: Tensor, W_B: Tensor, W_C: Tensor, D: Tensor) -> DenseLTV:
-    """Eq. 19: Λ_i = exp(-(Δ_i ⊗ I_n) ⊙ A), B_i = Δ_i ⊗ (W_B u_i), C_i = I_d ⊗ (W_C u_i)ᵀ, D_i = diag(D)
+    """Eq. 19: Λ_i = exp(-(Δ_i ⊗ I_n) ⊙ A), B_i = Δ_i ⊗ (W_B u_i), C_i = I_d ⊗ (W_C u_i)ᵀ, D_i =
+    diag(D)
 
     delta ``[b t d]`` the diagonal of Δ_i, A ``[d n]`` > 0, W_B, W_C ``[n d]``, D ``[d]``.
     """
@@ -78,15 +86,29 @@ def s6(u: Tensor, delta: Tensor, A: Tensor, W_B: Tensor, W_C: Tensor, D: Tensor)
 
 
 def qlstm(u: Tensor, f: Tensor, i: Tensor, o: Tensor, W_u: Tensor) -> DenseLTV:
-    """Eq. 20: Λ_i = diag(f_i), B_i = diag(i_i) W_u, C_i = diag(o_i), D_i = 0, with the gates ``[b t d]``."""
-    return _system(torch.diag_embed(f), i[..., :, None] * W_u, torch.diag_embed(o), u.new_zeros(*o.shape, u.shape[-1]))
+    """Eq. 20: Λ_i = diag(f_i), B_i = diag(i_i) W_u, C_i = diag(o_i), D_i = 0, with the gates ``[b t
+    d]``.
+    """
+    return _system(
+        torch.diag_embed(f),
+        i[..., :, None] * W_u,
+        torch.diag_embed(o),
+        u.new_zeros(*o.shape, u.shape[-1]),
+    )
 
 
 def rg_lru(r: Tensor, g: Tensor, A: Tensor) -> DenseLTV:
-    """Eq. 21: a_i = exp(-c softplus(A) r_i), Λ_i = diag(a_i), B_i = diag(√(1 - a_i²) ⊙ g_i), C_i = I, D_i = 0."""
+    """Eq. 21: a_i = exp(-c softplus(A) r_i), Λ_i = diag(a_i), B_i = diag(√(1 - a_i²) ⊙ g_i), C_i =
+    I, D_i = 0.
+    """
     a = (-C_RG_LRU * F.softplus(A) * r).exp()
     eye = torch.eye(a.shape[-1], dtype=a.dtype).expand(*a.shape, -1)
-    return _system(torch.diag_embed(a), torch.diag_embed((1 - a.square()).sqrt() * g), eye, torch.zeros_like(eye))
+    return _system(
+        torch.diag_embed(a),
+        torch.diag_embed((1 - a.square()).sqrt() * g),
+        eye,
+        torch.zeros_like(eye),
+    )
 
 
 def reversed_sigmoid(x: Tensor, a: Tensor | float) -> Tensor:
@@ -110,8 +132,13 @@ def sigmoid_normaliser(u: Tensor, W_eta: Tensor) -> Tensor:
 
 
 def multi_head(heads: Sequence[DenseLTV]) -> DenseLTV:
-    """Eq. 28: every head reads the same u, has its own η in its own part of Λ, and writes its own part of y."""
-    A, C = (block_diagonal(torch.cat(parts, 2)) for parts in ([s.A for s in heads], [s.C for s in heads]))
+    """Eq. 28: every head reads the same u, has its own η in its own part of Λ, and writes its own
+    part of y.
+    """
+    A, C = (
+        block_diagonal(torch.cat(parts, 2))
+        for parts in ([s.A for s in heads], [s.C for s in heads])
+    )
     return DenseLTV(A, torch.cat([s.B for s in heads], 3), C, torch.cat([s.D for s in heads], 3))
 
 

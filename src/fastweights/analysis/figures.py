@@ -16,12 +16,14 @@ from matplotlib.ticker import LogFormatter, MaxNLocator
 from torch import Tensor
 
 from fastweights.analysis import maps
-from fastweights.analysis.plots import HEAT, PALETTE, canvas, label, legend, logarithmic
 from fastweights.analysis.profile import Layer, Memory, Profile, evenly
+from fastweights.render.plots import HEAT, PALETTE, canvas, label, legend, logarithmic
 
 Color = str | tuple[float, float, float, float]
 SHOWN = 8
-"""Layers that are drawn one by one, or named in a legend, at most; evenly spaced if there are more."""
+"""Layers that are drawn one by one, or named in a legend, at most; evenly spaced if there
+are more.
+"""
 LONGEST = 1e5
 """Half-lives above so many tokens, and eternal ones, are drawn as this."""
 
@@ -63,7 +65,13 @@ def comparison(profiles: Sequence[Profile]) -> Picture:
         ]
         for one, points in zip(axes.flat, shown, strict=True):
             if points:
-                one.plot(*zip(*points, strict=True), color=color, marker="o", markersize=3.5, label=profile.name)
+                one.plot(
+                    *zip(*points, strict=True),
+                    color=color,
+                    marker="o",
+                    markersize=3.5,
+                    label=profile.name,
+                )
     titles = (
         ("Median half-life", "tokens"),
         ("Effective state dimension", "of k, mean over heads"),
@@ -78,8 +86,8 @@ def comparison(profiles: Sequence[Profile]) -> Picture:
     logarithmic(axes[0, 0])
     legend(axes[1, 0])
     caption = (
-        "Depth runs from the first layer (0) to the last (1). The upper row needs a linear form, which softmax lacks; "
-        "the lower row is read off the attention maps of the first tokens."
+        "Depth runs from the first layer (0) to the last (1). The upper row needs a linear form,"
+        " which softmax lacks; the lower row is read off the attention maps of the first tokens."
     )
     return Picture("comparison", "Side by side", caption, figure)
 
@@ -87,7 +95,9 @@ def comparison(profiles: Sequence[Profile]) -> Picture:
 def teacher(profiles: Sequence[Profile]) -> Picture | None:
     """Distances from the first model that is softmax throughout, if there is one and another."""
     teachers = [p for p in profiles if all(layer.rule == "Softmax" for layer in p.layers)]
-    students = [p for p in profiles if teachers and p is not teachers[0] and _same_window(p, teachers[0])]
+    students = [
+        p for p in profiles if teachers and p is not teachers[0] and _same_window(p, teachers[0])
+    ]
     if not students:
         return None
     figure, axes = canvas(1, 3)
@@ -96,7 +106,11 @@ def teacher(profiles: Sequence[Profile]) -> Picture | None:
         depths = [depth for depth, _ in found]
         for one, values in zip(
             axes.flat,
-            ([float(d.kl) for _, d in found], [float(d.mse) for _, d in found], [float(d.rank) for _, d in found]),
+            (
+                [float(d.kl) for _, d in found],
+                [float(d.mse) for _, d in found],
+                [float(d.rank) for _, d in found],
+            ),
             strict=True,
         ):
             one.plot(depths, values, color=color, marker="o", markersize=3.5, label=student.name)
@@ -105,9 +119,9 @@ def teacher(profiles: Sequence[Profile]) -> Picture | None:
     label(axes[0, 2], "Effective rank minus the teacher's", "depth", "")
     legend(axes[0, 0])
     caption = (
-        "The maps of a layer are averaged over heads and compared with those of the teacher's layer at the same "
-        "relative depth. Rows of |Φ| are taken as distributions; a KL that is missing is infinite: the model has no "
-        "weight at all where its teacher has some."
+        "The maps of a layer are averaged over heads and compared with those of the teacher's layer"
+        " at the same relative depth. Rows of |Φ| are taken as distributions; a KL that is missing"
+        " is infinite: the model has no weight at all where its teacher has some."
     )
     return Picture("teacher", f"Distance from {teachers[0].name}", caption, figure)
 
@@ -122,9 +136,10 @@ def _maps(profile: Profile) -> Picture:
             _map(axes[row, column], layer, column, columns)
         axes[row, 0].set_ylabel(f"layer {number} · {layer.mixer}\nquery", fontsize=7)
     caption = (
-        "|Φ| with every row divided by its largest entry (dark: the token that a query reads most), queries downwards, "
-        "keys to the right, for heads spread over the layer. Columns are tokens that everyone reads, bands along the "
-        "diagonal are short memory, a dark triangle is dilution."
+        "|Φ| with every row divided by its largest entry (dark: the token that a query reads most),"
+        " queries downwards, keys to the right, for heads spread over the layer. Columns are tokens"
+        " that everyone reads, bands along the diagonal are short memory, a dark triangle is"
+        " dilution."
     )
     return Picture("maps", "Attention maps", caption, figure)
 
@@ -135,10 +150,20 @@ def _map(axes: Axes, layer: Layer, column: int, columns: int) -> None:
     if column >= len(layer.heads):
         axes.set_visible(False)
         return
-    place = round(column * (len(layer.heads) - 1) / max(1, columns - 1)) if len(layer.heads) > columns else column
+    place = (
+        round(column * (len(layer.heads) - 1) / max(1, columns - 1))
+        if len(layer.heads) > columns
+        else column
+    )
     size = layer.phi[place].abs().float()
     top = size.amax(-1, keepdim=True)
-    axes.imshow(torch.where(top > 0, size / top, 0).numpy(), cmap=HEAT, vmin=0, vmax=1, interpolation="nearest")
+    axes.imshow(
+        torch.where(top > 0, size / top, 0).numpy(),
+        cmap=HEAT,
+        vmin=0,
+        vmax=1,
+        interpolation="nearest",
+    )
     axes.set_title(f"head {layer.heads[place]}", fontsize=7, loc="left")
 
 
@@ -156,8 +181,8 @@ def _attention(profile: Profile) -> Picture:
     axes[0, 0].set_ylim(0, 1.02)
     axes[0, 3].set_ylim(0, 1.02)
     caption = (
-        "A dot per head, a bar for the layer's mean. Dilution 1 is a query that reads all tokens before it alike; "
-        "the rank says how many directions the map of the window really has."
+        "A dot per head, a bar for the layer's mean. Dilution 1 is a query that reads all tokens"
+        " before it alike; the rank says how many directions the map of the window really has."
     )
     return Picture("attention", "Attention by layer and head", caption, figure)
 
@@ -187,8 +212,9 @@ def _half_lives(profile: Profile) -> Picture | None:
     label(axes[0, 2], "Over the text: running median", "token", "half-life [tokens]")
     legend(axes[0, 2])
     caption = (
-        "Tokens until a component of the state has halved, if each token's eigenvalue of Λ_t lasted. Components that "
-        f"never decay are drawn at {LONGEST:.0e}. What moves over the text is dynamic memory."
+        "Tokens until a component of the state has halved, if each token's eigenvalue of Λ_t"
+        f" lasted. Components that never decay are drawn at {LONGEST:.0e}. What moves over the text"
+        " is dynamic memory."
     )
     return Picture("half-lives", "Half-lives", caption, figure)
 
@@ -212,8 +238,9 @@ def _eigenvalues(profile: Profile) -> Picture | None:
         _spectrum(one, m.eigenvalues, color)
         one.set_title(f"layer {number}", fontsize=9, loc="left")
     caption = (
-        "All eigenvalues of Λ_t over the text, heads and components (in the complex plane where they are complex). "
-        "1 keeps, 0 forgets at once, -1 keeps and flips the sign; outside the unit circle states explode."
+        "All eigenvalues of Λ_t over the text, heads and components (in the complex plane where"
+        " they are complex). 1 keeps, 0 forgets at once, -1 keeps and flips the sign; outside the"
+        " unit circle states explode."
     )
     return Picture("eigenvalues", "Eigenvalues of the transitions", caption, figure)
 
@@ -242,19 +269,27 @@ def _hankel(profile: Profile) -> Picture | None:
         top = m.hankel[..., :1]
         middle = torch.where(top > 0, m.hankel / top, 0).flatten(0, 1).median(0).values
         axes[0, 0].semilogy(
-            1 + np.arange(len(middle)), middle.clamp(min=1e-9), color=color, label=_named(number, profile)
+            1 + np.arange(len(middle)),
+            middle.clamp(min=1e-9),
+            color=color,
+            label=_named(number, profile),
         )
     _dots(axes[0, 1], [m.dimensions.mean(0) for _, m in linear], [number for number, _ in linear])
     axes[0, 0].set_ylim(1e-9, 2)
-    label(axes[0, 0], "Hankel singular values, over the largest", "number", "median over heads and cuts")
+    label(
+        axes[0, 0],
+        "Hankel singular values, over the largest",
+        "number",
+        "median over heads and cuts",
+    )
     label(axes[0, 1], "Effective dimension of the state", "layer", "per head")
     axes[0, 1].set_ylim(0, None)
     legend(axes[0, 0])
     k = ", ".join(str(n) for n in sorted({m.hankel.shape[-1] for _, m in linear}))
     caption = (
-        f"The map from the {profile.extent.window} tokens before a place in the text to the outputs after it has as "
-        f"many singular values as the state has rows (here {k}); those that matter are the memory in use. The "
-        "effective dimension is the exponential of their entropy."
+        f"The map from the {profile.extent.window} tokens before a place in the text to the outputs"
+        f" after it has as many singular values as the state has rows (here {k}); those that matter"
+        " are the memory in use. The effective dimension is the exponential of their entropy."
     )
     return Picture("hankel", "How much of the state is used", caption, figure)
 
@@ -266,7 +301,9 @@ def _response(profile: Profile) -> Picture | None:
     figure, axes = canvas(1, 2, 4.2)
     for color, (number, m) in zip(_depths(len(linear)), linear, strict=True):
         size = m.response.mean(0)
-        axes[0, 0].loglog(1 + np.arange(len(size)), size / size[0], color=color, label=_named(number, profile))
+        axes[0, 0].loglog(
+            1 + np.arange(len(size)), size / size[0], color=color, label=_named(number, profile)
+        )
     gains = [m.log_gains.clamp(min=-690) / np.log(10) for _, m in linear]
     _dots(axes[0, 1], [g[..., 0].median(0).values for g in gains], [number for number, _ in linear])
     axes[0, 1].axhline(0, color=PALETTE[7], linewidth=0.8, linestyle=":")
@@ -274,18 +311,27 @@ def _response(profile: Profile) -> Picture | None:
     label(axes[0, 1], "Strongest direction through the window", "layer", "log₁₀ of its gain")
     legend(axes[0, 0])
     caption = (
-        "Left: how much of a token's value is still in the output after so many tokens. Right: the largest singular "
-        "value of the product of transitions over the window, a dot per head: above 0 gradients can explode, far below "
-        "0 they vanish."
+        "Left: how much of a token's value is still in the output after so many tokens. Right: the"
+        " largest singular value of the product of transitions over the window, a dot per head:"
+        " above 0 gradients can explode, far below 0 they vanish."
     )
     return Picture("response", "Impulse responses and gradients", caption, figure)
 
 
-_SYSTEMS: tuple[Callable[[Profile], Picture | None], ...] = (_half_lives, _eigenvalues, _hankel, _response)
+_SYSTEMS: tuple[Callable[[Profile], Picture | None], ...] = (
+    _half_lives,
+    _eigenvalues,
+    _hankel,
+    _response,
+)
 
 
 def _normalisers(profile: Profile) -> Picture | None:
-    found = [(i, layer.normalisers) for i, layer in enumerate(profile.layers) if layer.normalisers is not None]
+    found = [
+        (i, layer.normalisers)
+        for i, layer in enumerate(profile.layers)
+        if layer.normalisers is not None
+    ]
     if not found:
         return None
     figure, axes = canvas(1, 1, 6.0)
@@ -294,27 +340,36 @@ def _normalisers(profile: Profile) -> Picture | None:
     logarithmic(axes[0, 0])
     label(axes[0, 0], "Running median over heads", "token", "|η|")
     legend(axes[0, 0])
-    caption = "What outputs are divided by. In DSF η_{t-1}/η_t is the transition: where η grows, old tokens fade."
+    caption = (
+        "What outputs are divided by. In DSF η_{t-1}/η_t is the transition: where η grows, old"
+        " tokens fade."
+    )
     return Picture("normalisers", "Normalisers η", caption, figure)
 
 
 def _conditions(profile: Profile) -> Picture | None:
-    found = [(i, layer.examined, layer.solver) for i, layer in enumerate(profile.layers) if layer.solver is not None]
+    found = [
+        (i, layer.examined, layer.solver)
+        for i, layer in enumerate(profile.layers)
+        if layer.solver is not None
+    ]
     if not found:
         return None
     figure, axes = canvas(1, 2, 4.2)
     for color, (number, places, solver) in zip(_depths(len(found)), found, strict=True):
         for one, values in zip(axes.flat, (solver.condition[0], solver.residual[0]), strict=True):
             one.plot(places, values.median(1).values, color=color, label=_named(number, profile))
-            one.fill_between(places, values.amin(1), values.amax(1), color=color, alpha=0.15, linewidth=0)
+            one.fill_between(
+                places, values.amin(1), values.amax(1), color=color, alpha=0.15, linewidth=0
+            )
     logarithmic(axes[0, 0])
     logarithmic(axes[0, 1])
     label(axes[0, 0], "Condition number of H + Λ", "token", "median over heads, and range")
     label(axes[0, 1], "What the solver leaves", "token", "‖q - (H + Λ) x‖ / ‖q‖")
     legend(axes[0, 0])
     caption = (
-        "Conjugate gradients need about √condition steps per digit; with condition 1 Mesa is linear attention, which "
-        "needs none."
+        "Conjugate gradients need about √condition steps per digit; with condition 1 Mesa is linear"
+        " attention, which needs none."
     )
     return Picture("conditions", "Mesa's linear systems", caption, figure)
 
@@ -342,7 +397,9 @@ def _same_window(one: Profile, other: Profile) -> bool:
 
 
 def _beside(student: Profile, teacher: Profile) -> Iterable[tuple[float, tuple[Tensor, Tensor]]]:
-    """(depth, the head averages of a layer of the student and of the teacher's at the same relative depth)."""
+    """(depth, the head averages of a layer of the student and of the teacher's at the same relative
+    depth).
+    """
     last = max(1, len(student.layers) - 1)
     for i, layer in enumerate(student.layers):
         model = teacher.layers[round(i / last * (len(teacher.layers) - 1))]
@@ -354,14 +411,23 @@ def _dots(axes: Axes, per_layer: Sequence[Tensor], numbers: Sequence[int] | None
     for number, values in zip(numbers or range(len(per_layer)), per_layer, strict=True):
         jitter = np.linspace(-0.22, 0.22, len(values)) if len(values) > 1 else np.zeros(1)
         axes.scatter(number + jitter, values, s=9, color=PALETTE[0], alpha=0.7, linewidths=0)
-        axes.plot([number - 0.32, number + 0.32], [float(values.mean())] * 2, color=PALETTE[1], linewidth=1.6)
+        axes.plot(
+            [number - 0.32, number + 0.32],
+            [float(values.mean())] * 2,
+            color=PALETTE[1],
+            linewidth=1.6,
+        )
     axes.set_xticks(numbers or range(len(per_layer)))
 
 
 def _bands(axes: Axes, numbers: Sequence[int], lives: Sequence[Tensor]) -> None:
-    quantiles = np.array([np.quantile(life.flatten().float().numpy(), (0.1, 0.5, 0.9)) for life in lives])
+    quantiles = np.array(
+        [np.quantile(life.flatten().float().numpy(), (0.1, 0.5, 0.9)) for life in lives]
+    )
     below, above = quantiles[:, 1] - quantiles[:, 0], quantiles[:, 2] - quantiles[:, 1]
-    axes.errorbar(numbers, quantiles[:, 1], (below, above), fmt="o", color=PALETTE[0], capsize=3, markersize=5)
+    axes.errorbar(
+        numbers, quantiles[:, 1], (below, above), fmt="o", color=PALETTE[0], capsize=3, markersize=5
+    )
     axes.set_xticks(numbers)
 
 

@@ -13,9 +13,11 @@ from fastweights.shapes import Map
 
 
 def attention(record: Recurrence, heads: list[int]) -> Map:
-    """``[b h t s]`` of the chosen heads, from the empty state; a skip that differs between values is left out.
+    """``[b h t s]`` of the chosen heads, from the empty state; a skip that differs between values
+    is left out.
 
-    A linear rule's comes from its system, for these heads alone; softmax forms the maps of all heads.
+    A linear rule's comes from its system, for these heads alone; softmax forms the maps of all
+    heads.
     """
     try:
         system = record.ltv()
@@ -25,11 +27,15 @@ def attention(record: Recurrence, heads: list[int]) -> Map:
     phi = reaching(system)[0]
     if system.D is None or system.D.shape[-1] != 1:
         return phi
-    return phi + torch.diag_embed(system.D.expand(*system.B.shape[:3], 1).squeeze(-1).transpose(1, 2))
+    return phi + torch.diag_embed(
+        system.D.expand(*system.B.shape[:3], 1).squeeze(-1).transpose(1, 2)
+    )
 
 
 def weights(phi: Map) -> Tensor:
-    """The rows of |Φ| divided by their sums: distributions over the past; zeros where a row is zero."""
+    """The rows of |Φ| divided by their sums: distributions over the past; zeros where a row is
+    zero.
+    """
     size = phi.abs()
     total = size.sum(-1, keepdim=True)
     return torch.where(total > 0, size / total, 0)
@@ -41,7 +47,9 @@ def entropy(phi: Map) -> Tensor:
 
 
 def dilution(phi: Map) -> Tensor:
-    """Entropy over that of the uniform distribution, ``[b h t-1]`` without the first query: 1 is fully diluted."""
+    """Entropy over that of the uniform distribution, ``[b h t-1]`` without the first query: 1 is
+    fully diluted.
+    """
     length = phi.shape[-1]
     uniform = torch.arange(1, length + 1, dtype=phi.abs().dtype, device=phi.device).log()
     return entropy(phi)[..., 1:] / uniform[1:]
@@ -61,7 +69,9 @@ def negative_share(phi: Map) -> Tensor:
 
 
 def rank(phi: Map) -> Tensor:
-    """``[b h]``: the effective rank of the map, exp of the entropy of its normalised singular values."""
+    """``[b h]``: the effective rank of the map, exp of the entropy of its normalised singular
+    values.
+    """
     return effective_dimension(torch.linalg.svdvals(phi))
 
 
@@ -69,9 +79,11 @@ def rank(phi: Map) -> Tensor:
 class Distance:
     """Of a student's map from its teacher's, ``[b h]`` each, rows of |Φ| taken as distributions.
 
-    kl    mean over queries of KL(teacher ‖ student), in nats; inf where the student cannot look
-    mse   mean squared difference over the pairs t ≥ s
-    rank  the student's effective rank minus the teacher's
+    Attributes:
+        kl: mean over queries of KL(teacher ‖ student), in nats; inf where the student cannot
+            look
+        mse: mean squared difference over the pairs t ≥ s
+        rank: the student's effective rank minus the teacher's
     """
 
     kl: Tensor

@@ -1,7 +1,7 @@
 """What a linear time-varying system remembers: for how long, of what, in how many dimensions.
 
-Everything here works per head on K×K or K×window matrices; N×N is never formed. A window is a slice of the system in
-time, and its map and factors come from running it on one impulse per token.
+Everything here works per head on K×K or K×window matrices; N×N is never formed. A window is a slice
+of the system in time, and its map and factors come from running it on one impulse per token.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastweights.evaluate import evaluate
+from fastweights.methods import evaluate
 from fastweights.recurrence import (
     LTV,
     Decay,
@@ -29,18 +29,23 @@ from fastweights.shapes import Map
 
 
 def half_lives(system: LTV) -> Tensor:
-    """Tokens after which a state component has halved at the rate of each token, ``[b t h k]``; inf for |λ| = 1."""
+    """Tokens after which a state component has halved at the rate of each token, ``[b t h k]``; inf
+    for |λ| = 1.
+    """
     return log(2) * system.memory_horizon()
 
 
 def reaching(window: LTV) -> tuple[Map, Tensor]:
-    """(Φ ``[b h t s]`` of the window alone, Ψ ``[b h k s]``: what an impulse at s leaves in the state at its end).
+    """(Φ ``[b h t s]`` of the window alone, Ψ ``[b h k s]``: what an impulse at s leaves in the
+    state at its end).
 
     Ψ Ψᴴ is the controllability Gramian. D is left out.
     """
     b, length, h, _ = window.B.shape
     impulses = torch.eye(length, dtype=window.B.dtype, device=window.B.device)
-    phi, state = replace(window, D=None).simulate(impulses[None, :, None].expand(b, length, h, length))
+    phi, state = replace(window, D=None).simulate(
+        impulses[None, :, None].expand(b, length, h, length)
+    )
     return phi.transpose(1, 2), state
 
 
@@ -64,13 +69,16 @@ def controllability(window: LTV) -> Tensor:
 
 
 def observability(window: LTV) -> Tensor:
-    """The Gramian Ω Ωᴴ ``[b h k k]`` at the window's start: the energy of a state's future output."""
+    """The Gramian Ω Ωᴴ ``[b h k k]`` at the window's start: the energy of a state's future
+    output.
+    """
     read = reading(window)
     return read @ read.mH
 
 
 def hankel(system: LTV, cut: int, length: int) -> Tensor:
-    """Singular values ``[b h k]``, falling, of the map from the `length` inputs before `cut` to the outputs after it.
+    """Singular values ``[b h k]``, falling, of the map from the `length` inputs before `cut` to the
+    outputs after it.
 
     Those of Ωᴴ Ψ, from the triangular factors of both, so that small ones are not lost in squares.
     """
@@ -81,7 +89,9 @@ def hankel(system: LTV, cut: int, length: int) -> Tensor:
 
 
 def effective_dimension(singular_values: Tensor) -> Tensor:
-    """exp of the entropy of the normalised values: k if all are equal, 1 if one stands out, 0 for zeros  ``[…]``."""
+    """exp of the entropy of the normalised values: k if all are equal, 1 if one stands out, 0 for
+    zeros  ``[…]``.
+    """
     total = singular_values.sum(-1, keepdim=True)
     share = torch.where(total > 0, singular_values / total, 0)
     dimension = torch.special.entr(share).sum(-1).exp()
@@ -89,7 +99,9 @@ def effective_dimension(singular_values: Tensor) -> Tensor:
 
 
 def log_gains(window: LTV) -> Tensor:
-    """log of the singular values of ∏ A_t over the window, ``[b h k]`` falling: how gradients grow or vanish."""
+    """log of the singular values of ∏ A_t over the window, ``[b h k]`` falling: how gradients grow
+    or vanish.
+    """
     if isinstance(window.A, Diagonal):
         logs = window.A.decay.abs().log().sum(1).expand(-1, -1, window.A.width)
         return logs.sort(-1, descending=True).values
@@ -103,11 +115,14 @@ def log_gains(window: LTV) -> Tensor:
 def response(phi: Map) -> Tensor:
     """Root mean square of Φ_ts over all tokens s, for every lag t - s: ``[b h lag]``."""
     power = phi.abs().square()
-    return torch.stack([power.diagonal(-lag, -2, -1).mean(-1) for lag in range(phi.shape[-1])], -1).sqrt()
+    return torch.stack(
+        [power.diagonal(-lag, -2, -1).mean(-1) for lag in range(phi.shape[-1])], -1
+    ).sqrt()
 
 
 def normalisers(record: Recurrence) -> Tensor | None:
-    """η_t ``[b t h]``, what the output is divided by; None for a rule that does not normalise (DSF eq. 15, 18).
+    """η_t ``[b t h]``, what the output is divided by; None for a rule that does not normalise (DSF
+    eq. 15, 18).
 
     Of softmax only where every query sees all tokens before it.
     """
@@ -116,14 +131,24 @@ def normalisers(record: Recurrence) -> Tensor | None:
             return record.normalisers().squeeze(-1)
         case Softmax(q=q, k=k, window=None, kept=None, starts=None):
             groups = q.shape[2] // k.shape[2]
-            scores = torch.einsum("bthk,bshk->bhts", q, k.repeat_interleave(groups, 2)) / q.shape[-1] ** 0.5
-            return scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf).logsumexp(-1).exp().mT
+            scores = (
+                torch.einsum("bthk,bshk->bhts", q, k.repeat_interleave(groups, 2))
+                / q.shape[-1] ** 0.5
+            )
+            return (
+                scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+                .logsumexp(-1)
+                .exp()
+                .mT
+            )
         case _:
             return None
 
 
 class LinearSystems(NamedTuple):
-    """Mesa's systems at some tokens, ``[b cuts h]``: condition numbers, and the residuals that its solver leaves."""
+    """Mesa's systems at some tokens, ``[b cuts h]``: condition numbers, and the residuals that its
+    solver leaves.
+    """
 
     condition: Tensor
     residual: Tensor

@@ -19,9 +19,10 @@ from fastweights.shapes import Map
 class Extent:
     """How much is looked at.
 
-    heads   at most so many of a layer, evenly spaced
-    window  tokens of the maps, and on each side of a cut for the Hankel values
-    cuts    places in the text where the state is examined
+    Attributes:
+        heads: at most so many of a layer, evenly spaced
+        window: tokens of the maps, and on each side of a cut for the Hankel values
+        cuts: places in the text where the state is examined
     """
 
     heads: int = 16
@@ -37,12 +38,13 @@ class Extent:
 class Memory:
     """What the system of one layer remembers; h are the chosen heads.
 
-    eigenvalues  ``[t h k]``, of Λ_t
-    half_lives   ``[t h k]``, tokens
-    hankel       ``[cuts h k]``, singular values around each cut
-    dimensions   ``[cuts h]``, their effective number
-    log_gains    ``[cuts h k]``, of the transitions over the window before each cut
-    response     ``[h lag]``, |Φ| by lag
+    Attributes:
+        eigenvalues: ``[t h k]``, of Λ_t
+        half_lives: ``[t h k]``, tokens
+        hankel: ``[cuts h k]``, singular values around each cut
+        dimensions: ``[cuts h]``, their effective number
+        log_gains: ``[cuts h k]``, of the transitions over the window before each cut
+        response: ``[h lag]``, |Φ| by lag
     """
 
     eigenvalues: Tensor
@@ -89,7 +91,9 @@ class Profile:
 
 
 def profile(name: str, model: nn.Module, ids: Tensor, extent: Extent = Extent()) -> Profile:
-    """`model` run on ``ids [1 t]`` and looked at, layer by layer; raises ValueError for too short a text."""
+    """`model` run on ``ids [1 t]`` and looked at, layer by layer; raises ValueError for too short a
+    text.
+    """
     if ids.shape[1] < 8:
         raise ValueError(f"the text has {ids.shape[1]} tokens; an analysis needs 8 or more")
     with captured(model) as found, torch.no_grad():
@@ -150,11 +154,15 @@ def _memory(system: LTV, extent: Extent) -> Memory:
 
 
 def evenly(count: int, most: int) -> list[int]:
-    """At most `most` of the numbers 0 … count - 1, evenly spaced, the first and the last among them."""
+    """At most `most` of the numbers 0 … count - 1, evenly spaced, the first and the last among
+    them.
+    """
     chosen = min(count, most)
     return sorted({round(i * (count - 1) / max(1, chosen - 1)) for i in range(chosen)})
 
 
 def cuts(length: int, count: int) -> tuple[int, ...]:
-    """`count` rising places in 1 … length, the last of them `length`; fewer if there are fewer tokens."""
+    """`count` rising places in 1 … length, the last of them `length`; fewer if there are fewer
+    tokens.
+    """
     return tuple(sorted({max(1, round(length * (i + 1) / count)) for i in range(count)}))

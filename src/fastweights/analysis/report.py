@@ -1,4 +1,6 @@
-"""Profiles and findings as one self-contained HTML page, with its pictures beside it as PNG files."""
+"""Profiles and findings as one self-contained HTML page, with its pictures beside it as PNG
+files.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from pathlib import Path
 
 from fastweights.analysis import maps
 from fastweights.analysis.figures import LONGEST, Picture, comparison, pictures, teacher
-from fastweights.analysis.plots import canvas, png
 from fastweights.analysis.profile import Layer, Profile
 from fastweights.analysis.theory import Finding
+from fastweights.render.plots import canvas, png
 
 Row = dict[str, object]
 
@@ -36,7 +38,11 @@ details summary { cursor: pointer; color: var(--accent); }
 def write_report(profiles: Sequence[Profile], findings: Sequence[Finding], out: Path) -> Path:
     """Write ``report.html`` and its PNG files into the folder `out`; the page's path."""
     out.mkdir(parents=True, exist_ok=True)
-    sections = [*_compared(profiles, out), *(_model(p, out) for p in profiles), *_theory(findings, out)]
+    sections = [
+        *_compared(profiles, out),
+        *(_model(p, out) for p in profiles),
+        *_theory(findings, out),
+    ]
     title = " · ".join(p.name for p in profiles) or "The theory"
     return write_page(title, "As linear time-varying systems and as attention maps.", sections, out)
 
@@ -59,7 +65,10 @@ def write_page(title: str, intro: str, sections: Sequence[str], out: Path) -> Pa
 
 def section(title: str, intro: str, body: str) -> str:
     """A part of a page, with its place in the page's navigation."""
-    return f"<section><h2 id='{_slug(title)}'>{escape(title)}</h2><p>{escape(intro)}</p>{body}</section>"
+    return (
+        "<section><h2"
+        f" id='{_slug(title)}'>{escape(title)}</h2><p>{escape(intro)}</p>{body}</section>"
+    )
 
 
 def layer_rows(profile: Profile) -> list[Row]:
@@ -89,7 +98,9 @@ def _compared(profiles: Sequence[Profile], out: Path) -> list[str]:
     if len(profiles) < 2:
         return []
     drawn = [comparison(profiles), teacher(profiles)]
-    rows: list[Row] = [{"model": p.name, "parameters": f"{p.parameters:,}", **_means(p)} for p in profiles]
+    rows: list[Row] = [
+        {"model": p.name, "parameters": f"{p.parameters:,}", **_means(p)} for p in profiles
+    ]
     body = table(rows) + "".join(figure(p, "", out) for p in drawn if p is not None)
     return [f"<section><h2 id='compared'>Compared</h2>{body}</section>"]
 
@@ -111,8 +122,8 @@ def _model(profile: Profile, out: Path) -> str:
     slug = _slug(profile.name)
     seen = profile.extent
     intro = (
-        f"{profile.parameters:,} parameters, {len(profile.layers)} layers, {profile.tokens} tokens of text; at most "
-        f"{seen.heads} heads of a layer, windows of {seen.window} tokens."
+        f"{profile.parameters:,} parameters, {len(profile.layers)} layers, {profile.tokens} tokens"
+        f" of text; at most {seen.heads} heads of a layer, windows of {seen.window} tokens."
     )
     body = table(layer_rows(profile)) + _algorithms(profile)
     drawn = "".join(figure(picture, f"{slug}-", out) for picture in pictures(profile))
@@ -126,11 +137,15 @@ def _algorithms(profile: Profile) -> str:
             name = verdict.algorithm.name
             answer = verdict.cost if verdict.refusal is None else f"no: {verdict.refusal}"
             rows.setdefault(
-                (layer.mixer, name), {"mixer": layer.mixer, "algorithm": name, "operations per head": answer}
+                (layer.mixer, name),
+                {"mixer": layer.mixer, "algorithm": name, "operations per head": answer},
             )
     if not rows:
         return "<p>No layer has a finite linear form.</p>"
-    return f"<details><summary>Algorithms that its structure allows</summary>{table(list(rows.values()))}</details>"
+    return (
+        "<details><summary>Algorithms that its structure"
+        f" allows</summary>{table(list(rows.values()))}</details>"
+    )
 
 
 def _theory(findings: Sequence[Finding], out: Path) -> list[str]:
@@ -140,7 +155,11 @@ def _theory(findings: Sequence[Finding], out: Path) -> list[str]:
     for finding in findings:
         drawing, axes = canvas(1, 1, 5.2, 3.2)
         finding.draw(axes[0, 0])
-        verdict = "<span class='yes'>borne out</span>" if finding.verdict else "<span class='no'>refuted</span>"
+        verdict = (
+            "<span class='yes'>borne out</span>"
+            if finding.verdict
+            else "<span class='no'>refuted</span>"
+        )
         picture = Picture(_slug(finding.source), finding.source, "", drawing)
         parts.append(
             f"<h3>{escape(finding.source)}</h3><p>{escape(finding.statement)} {verdict}</p>"
@@ -165,7 +184,10 @@ def table(rows: Sequence[Row]) -> str:
     columns = list(dict.fromkeys(name for row in rows for name in row))
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     body = "".join(f"<tr>{''.join(_cell(row.get(name)) for name in columns)}</tr>" for row in rows)
-    return f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    return (
+        "<div"
+        f" class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
 
 
 def _cell(value: object) -> str:

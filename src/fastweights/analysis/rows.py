@@ -13,10 +13,12 @@ DIMENSION = re.compile(r"d_\w( ?[=/]|,)")
 
 
 def row(mixer: type[Mixer]) -> dict[str, str]:
-    """``{"f_q": "x W_Q", …, "dimensions": "d_k = d/2, d_v = d"}`` from the first paragraph of the docstring.
+    """``{"f_q": "x W_Q", …, "dimensions": "d_k = d/2, d_v = d"}`` from the first paragraph of the
+    docstring.
 
-    There, two spaces or more separate ``f_q  x W_Q`` from ``f_α  …`` on the same line, and what begins with ``d_k =``
-    or the like states dimensions, to the end. Raises ValueError for a docstring that is not such a row.
+    There, two spaces or more separate ``f_q  x W_Q`` from ``f_α  …`` on the same line, and what
+    begins with ``d_k =`` or the like states dimensions, to the end. Raises ValueError for a
+    docstring that is not such a row.
     """
     found: dict[str, str] = {}
     key, named = "", False
@@ -28,7 +30,10 @@ def row(mixer: type[Mixer]) -> dict[str, str]:
         else:
             found[key], named = f"{found[key]} {token}" if key in found else token, False
     if not {"f_q", "f_k", "f_v", DIMENSIONS} <= found.keys():
-        raise ValueError(f"the docstring of {mixer.__name__} does not begin with a table row (f_q, f_k, f_v, d_k, d_v)")
+        raise ValueError(
+            f"the docstring of {mixer.__name__} does not begin with a table row (f_q, f_k, f_v,"
+            " d_k, d_v)"
+        )
     return found
 
 

@@ -1,11 +1,12 @@
-"""The papers' tables, from the code: docstrings' rows, computed dimensions, groups, conditions and costs."""
+"""The papers' tables, from the code: docstrings' rows, computed dimensions, groups, conditions and
+costs.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
-from inspect import cleandoc
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,17 @@ from fastweights.analysis.rows import DIMENSIONS, row
 from fastweights.layers import Past
 from fastweights.mixer import Mixer
 from fastweights.mixers import MIXERS, make
-from fastweights.recurrence import Amplified, ConjugateGradient, Decay, Delta, Mesa, Normalized, Recurrence, Softmax
+from fastweights.recurrence import (
+    Amplified,
+    ConjugateGradient,
+    Decay,
+    Delta,
+    Mesa,
+    Normalized,
+    Recurrence,
+    Softmax,
+)
+from fastweights.render.docstrings import first_paragraph
 
 PROBE = 16
 """The model width at which groups and conditions are found; they do not depend on it."""
@@ -33,7 +44,9 @@ class Table(NamedTuple):
 
     def markdown(self) -> str:
         cells = [self.columns, tuple("---" for _ in self.columns), *self.rows]
-        lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in cells]
+        lines = [
+            "| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in cells
+        ]
         notes = ["", *(f"- {note}" for note in self.notes)] if self.notes else []
         return "\n".join([f"## {self.title}", "", *lines, *notes])
 
@@ -45,12 +58,17 @@ class Table(NamedTuple):
 
 def page(tables: Iterable[Table]) -> str:
     """docs/tables.md, if given all tables."""
-    head = "# The papers' tables, from the code\n\n`make tables` writes this page; nothing on it is typed by hand."
+    head = (
+        "# The papers' tables, from the code\n\n`make tables` writes this page; nothing on it is"
+        " typed by hand."
+    )
     return "\n\n".join([head, *(table.markdown() for table in tables)])
 
 
 def functions(title: str, names: tuple[str, ...]) -> Table:
-    """Parameter functions and dimensions of `names`, as their docstrings state them (MetaLA's Tables 1, A1-A3)."""
+    """Parameter functions and dimensions of `names`, as their docstrings state them (MetaLA's
+    Tables 1, A1-A3).
+    """
     columns = ("f_q", "f_k", "f_v", "f_α", "f_g", DIMENSIONS)
     rows = [(name, *(_said(name).get(column, "1") for column in columns)) for name in names]
     return Table(title, ("model", *columns), rows, _noted(notes.FUNCTIONS, names))
@@ -67,7 +85,10 @@ def review() -> Table:
     found = [(name, group_of(name), conditions_of(name)) for name in (*MIXERS, *VARIANTS)]
     found.sort(key=lambda entry: (-len(entry[1]), named(entry[1])))
     rows = [(name, named(letters), *map(mark, met)) for name, letters, met in found]
-    title, columns = "MetaLA, Table 2: parameter groups and conditions", ("model", "groups", "C0", "C1", "C2", "C3")
+    title, columns = (
+        "MetaLA, Table 2: parameter groups and conditions",
+        ("model", "groups", "C0", "C1", "C2", "C3"),
+    )
     return Table(title, columns, rows, _noted(notes.GROUPS, ("all", *(name for name, *_ in found))))
 
 
@@ -99,16 +120,26 @@ def mark(met: bool | None) -> str:
 
 
 BASELINES: Mapping[str, tuple[str, dict[str, object]]] = {
-    **{rule: ("mesanet", {"rule": rule}) for rule in ("mamba2", "gla", "deltanet", "gated_deltanet", "mlstm")},
+    **{
+        rule: ("mesanet", {"rule": rule})
+        for rule in ("mamba2", "gla", "deltanet", "gated_deltanet", "mlstm")
+    },
     "mesa": ("mesa", {}),
 }
 """The layers of MesaNet's Table 3."""
 
 
 def recurrences() -> Table:
-    """MesaNet's Table 3: the rule of each layer, as the rules' docstrings state it, and the gates that it has."""
+    """MesaNet's Table 3: the rule of each layer, as the rules' docstrings state it, and the gates
+    that it has.
+    """
     columns = ("layer", "recurrence", "read-out", "decay γ_t (α_t)", "write gate β_t")
-    return Table("MesaNet, Table 3: recurrent layers", columns, list(map(_rule_row, BASELINES)), (notes.RULES,))
+    return Table(
+        "MesaNet, Table 3: recurrent layers",
+        columns,
+        list(map(_rule_row, BASELINES)),
+        (notes.RULES,),
+    )
 
 
 def _rule_row(layer: str) -> tuple[str, ...]:
@@ -116,11 +147,17 @@ def _rule_row(layer: str) -> tuple[str, ...]:
     mixer, said = make(name, PROBE, **arguments), row(MIXERS[name])
     parameters = {parameter.split(".")[0] for parameter, _ in mixer.named_parameters()}
     gates = {"W_gamma": said["f_γ"], "W_beta": said["f_β"]}
-    return layer, *_equations(_record(mixer)), *(text if W in parameters else "1" for W, text in gates.items())
+    return (
+        layer,
+        *_equations(_record(mixer)),
+        *(text if W in parameters else "1" for W, text in gates.items()),
+    )
 
 
 def _equations(record: Recurrence) -> tuple[str, str]:
-    """(what is written, what is read): the first lines of the docstrings of a rule and of its normaliser."""
+    """(what is written, what is read): the first lines of the docstrings of a rule and of its
+    normaliser.
+    """
     *written, read = _first_line(innermost(record)).split(" ;  ")
     match record:
         case Amplified(inner=normalized) | (Normalized() as normalized):
@@ -129,19 +166,27 @@ def _equations(record: Recurrence) -> tuple[str, str]:
 
 
 def _first_line(record: Recurrence) -> str:
-    return re.sub(r"\s{3,}\(.*", "", cleandoc(type(record).__doc__ or "").splitlines()[0])
+    return re.sub(r"\s{3,}\(.*", "", first_paragraph(type(record)))
 
 
 def inference(width: int = 128, context: int = 2048, steps: int = 30) -> Table:
-    """MesaNet's Table 4: state and operations per head and token, for keys and values of `width` = n_a."""
+    """MesaNet's Table 4: state and operations per head and token, for keys and values of `width` =
+    n_a.
+    """
 
     def shown(number: int) -> tuple[str, str]:
         return f"{number:,}", f"{number / width**2:.2f} n_a²"
 
     heads = heads_of(width, steps).items()
-    rows = [(name, *shown(held(record, context)), *shown(step(record, context))) for name, record in heads]
+    rows = [
+        (name, *shown(held(record, context)), *shown(step(record, context)))
+        for name, record in heads
+    ]
     columns = ("layer", "state", "state in n_a²", "operations per token", "operations in n_a²")
-    title = f"MesaNet, Table 4: inference per head, n_a = {width}, context t = {context}, k = {steps} steps"
+    title = (
+        f"MesaNet, Table 4: inference per head, n_a = {width}, context t = {context}, k = {steps}"
+        " steps"
+    )
     return Table(title, columns, rows, (notes.INFERENCE,))
 
 
@@ -157,8 +202,18 @@ def heads_of(width: int, steps: int = 30) -> dict[str, Recurrence]:
 
 
 def costs(d: int = 512, context: int = 2048) -> Table:
-    """Every mixer with its default arguments: dimensions, parameters, state and operations per layer."""
-    columns = ("model", "H × d'_k × d'_v", "parameters", "in d²", "state", "decode, Mflop", "train, Mflop")
+    """Every mixer with its default arguments: dimensions, parameters, state and operations per
+    layer.
+    """
+    columns = (
+        "model",
+        "H × d'_k × d'_v",
+        "parameters",
+        "in d²",
+        "state",
+        "decode, Mflop",
+        "train, Mflop",
+    )
     title = f"Costs of one layer per token, d = {d}, context {context}, default arguments"
     return Table(title, columns, [_cost_row(name, d, context) for name in MIXERS], (notes.COSTS,))
 
@@ -184,7 +239,10 @@ def _noted(about: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 FUNCTIONS = {
-    "metala-1": ("Table 1: from the general form to linear models", "gla transnormer hgrn rwkv4 mamba s5 metala"),
+    "metala-1": (
+        "Table 1: from the general form to linear models",
+        "gla transnormer hgrn rwkv4 mamba s5 metala",
+    ),
     "metala-a1": ("Table A1: LinFormers", "linear retnet transnormer gla"),
     "metala-a2": ("Table A2: state space models", "dss s4d h3 mamba s5"),
     "metala-a3": ("Table A3: linear RNNs", "rwkv4 hgrn rglru lru"),
@@ -194,7 +252,10 @@ FUNCTIONS = {
 def others() -> Table:
     """The rows of all mixers that MetaLA's tables of functions do not have."""
     listed = {name for _, names in FUNCTIONS.values() for name in names.split()}
-    return functions("The other mixers in the form of MetaLA's tables", tuple(n for n in MIXERS if n not in listed))
+    return functions(
+        "The other mixers in the form of MetaLA's tables",
+        tuple(n for n in MIXERS if n not in listed),
+    )
 
 
 def _functions(name: str) -> Table:

@@ -1,4 +1,6 @@
-"""The `fastweights` command. A verb is a function that declares its arguments and returns what runs them."""
+"""The `fastweights` command. A verb is a function that declares its arguments and returns what runs
+them.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,7 @@ from fastweights.cli.reproduce import reproduce_verb
 from fastweights.cli.sweep import sweep
 from fastweights.cli.table import table
 from fastweights.cli.train import train
+from fastweights.render.docstrings import first_paragraph
 
 Verb = Callable[[Parser], Callable[[Namespace, Console], None]]
 """Adds arguments to the parser of the verb; the first line of its docstring is the verb's help."""
@@ -42,7 +45,9 @@ VERBS: dict[str, Verb] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status: 0, 2 for what its user can put right, 130 when interrupted."""
+    """Run the command; the exit status: 0, 2 for what its user can put right, 130 when
+    interrupted.
+    """
     chosen = _parser().parse_args(arguments)
     try:
         chosen.run(chosen, Console(highlight=False))
@@ -60,12 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="fastweights", description="Linear-time sequence models: train, decode, compare.")
+    parser = ArgumentParser(
+        prog="fastweights", description="Linear-time sequence models: train, decode, compare."
+    )
     parser.add_argument("--version", action="version", version=f"fastweights {_version()}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
     for name, verb in VERBS.items():
-        summary = (verb.__doc__ or name).splitlines()[0]
+        summary = first_paragraph(verb) or name
         subparser = verbs.add_parser(name, help=summary, description=summary)
         subparser.add_argument("--debug", action="store_true", default=SUPPRESS, help=SUPPRESS)
         subparser.set_defaults(run=verb(subparser))

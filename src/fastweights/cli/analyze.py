@@ -15,18 +15,32 @@ from fastweights.analysis.report import write_report
 from fastweights.analysis.theory import findings
 from fastweights.cli.arguments import add_plugins
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.train import model_folder
-from fastweights.train.checkpoint import no_progress_bars
+from fastweights.runs.checkpoint import model_folder, no_progress_bars
 
 
 def analyze(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
-    """Models as dynamical systems and attention maps, side by side; without models, the papers' theory."""
-    parser.add_argument("models", nargs="*", metavar="MODEL", help="a run, a checkpoint or model folder, or a hub name")
+    """Models as dynamical systems and attention maps, side by side; without models, the papers'
+    theory.
+    """
+    parser.add_argument(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="a run, a checkpoint or model folder, or a hub name",
+    )
     parser.add_argument("--text", type=Path, help="the text to read (needed with models)")
-    parser.add_argument("--out", type=Path, default=Path("runs/analysis"), help="folder (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=1024, help="of the text, at most (default: %(default)s)")
-    parser.add_argument("--window", type=int, default=Extent.window, help="tokens of a map (default: %(default)s)")
-    parser.add_argument("--heads", type=int, default=Extent.heads, help="of a layer, at most (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/analysis"), help="folder (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=1024, help="of the text, at most (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--window", type=int, default=Extent.window, help="tokens of a map (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--heads", type=int, default=Extent.heads, help="of a layer, at most (default: %(default)s)"
+    )
     add_plugins(parser)
     return _analyze
 
@@ -38,7 +52,9 @@ def _analyze(chosen: Namespace, console: Console) -> None:
     profiles = []
     for name, source in zip(_names(chosen.models), chosen.models, strict=True):
         console.print(f"{name} …")
-        profiles.append(_profiled(name, source, chosen.text.read_text(encoding="utf-8"), chosen.tokens, extent))
+        profiles.append(
+            _profiled(name, source, chosen.text.read_text(encoding="utf-8"), chosen.tokens, extent)
+        )
     page = write_report(profiles, [] if profiles else findings(), chosen.out)
     console.print(f"{page}", soft_wrap=True)
 
@@ -55,4 +71,7 @@ def _profiled(name: str, source: str, text: str, tokens: int, extent: Extent) ->
 def _names(sources: Sequence[str]) -> list[str]:
     """The last part of each path, or the whole of it where two would be called the same."""
     last = [Path(source).name or source for source in sources]
-    return [name if last.count(name) == 1 else source for name, source in zip(last, sources, strict=True)]
+    return [
+        name if last.count(name) == 1 else source
+        for name, source in zip(last, sources, strict=True)
+    ]

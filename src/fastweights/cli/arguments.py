@@ -16,13 +16,19 @@ from fastweights.mixers import plugin
 class Parser(ArgumentParser):
     """A parser whose first argument may be left out.
 
-    implied  the sub-verb that is meant where none is named
+    Attributes:
+        implied: the sub-verb that is meant where none is named
     """
 
     implied: str | None = None
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        if self.implied is not None and args and args[0] not in self._verbs and not args[0].startswith("-"):
+        if (
+            self.implied is not None
+            and args
+            and args[0] not in self._verbs
+            and not args[0].startswith("-")
+        ):
             args = [self.implied, *args]
         return super().parse_known_args(args, namespace)
 
@@ -38,13 +44,19 @@ class Device:
     cpu: bool
 
     def torch(self) -> torch.device:
-        accelerator = None if self.cpu else torch.accelerator.current_accelerator(check_available=True)
+        accelerator = (
+            None if self.cpu else torch.accelerator.current_accelerator(check_available=True)
+        )
         return torch.device("cpu") if accelerator is None else accelerator
 
 
 def add_device(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--device", type=_device, default=Device(cpu=False), metavar="auto|cpu", help="auto (default) prefers a GPU"
+        "--device",
+        type=_device,
+        default=Device(cpu=False),
+        metavar="auto|cpu",
+        help="auto (default) prefers a GPU",
     )
 
 
@@ -68,7 +80,9 @@ def add_plugins(parser: ArgumentParser) -> None:
 
 
 def mixer_list(text: str) -> tuple[dict[str, object], ...]:
-    """``metala,softmax`` or ``[{"name": "metala", "heads": 2}, …]``, names as `mixer_name` takes them."""
+    """``metala,softmax`` or ``[{"name": "metala", "heads": 2}, …]``, names as `mixer_name` takes
+    them.
+    """
     mixers = _mixers(text)
     for mixer in mixers:
         mixer_name(str(mixer["name"]))
@@ -83,11 +97,15 @@ def _mixers(text: str) -> tuple[dict[str, object], ...]:
     except ValueError as error:
         raise ArgumentTypeError(f"not a JSON list: {error}") from error
     if not mixers or not all(isinstance(mixer, dict) and "name" in mixer for mixer in mixers):
-        raise ArgumentTypeError('every entry must be an object with a "name", such as [{"name": "metala"}]')
+        raise ArgumentTypeError(
+            'every entry must be an object with a "name", such as [{"name": "metala"}]'
+        )
     return tuple(mixers)
 
 
 def _device(text: str) -> Device:
     if text not in ("auto", "cpu"):
-        raise ArgumentTypeError(f"{text!r} is not auto or cpu; choose among several GPUs with accelerate launch")
+        raise ArgumentTypeError(
+            f"{text!r} is not auto or cpu; choose among several GPUs with accelerate launch"
+        )
     return Device(cpu=text == "cpu")

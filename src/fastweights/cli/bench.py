@@ -16,17 +16,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fastweights.bench.decode import DecodePlan, plot_flatness, run_decode
-from fastweights.bench.gpu import GpuPlan, run_gpu
-from fastweights.bench.machine import commit
-from fastweights.bench.mesa import MesaPlan, run_mesa
-from fastweights.bench.ops import Plan, run_ops, run_scaling
-from fastweights.bench.report import Report
-from fastweights.bench.targets import open_report
-from fastweights.bench.timing import Budget
-from fastweights.bench.training import TrainPlan, run_training
 from fastweights.cli.arguments import mixer_name
-from fastweights.train import model_folder
+from fastweights.lab.bench.decode import DecodePlan, plot_flatness, run_decode
+from fastweights.lab.bench.gpu import GpuPlan, run_gpu
+from fastweights.lab.bench.machine import commit
+from fastweights.lab.bench.mesa import MesaPlan, run_mesa
+from fastweights.lab.bench.ops import Plan, run_ops, run_scaling
+from fastweights.lab.bench.report import Report
+from fastweights.lab.bench.targets import open_report
+from fastweights.lab.bench.timing import Budget
+from fastweights.lab.bench.training import TrainPlan, run_training
+from fastweights.render.docstrings import first_paragraph
+from fastweights.runs.checkpoint import model_folder
 
 QUICK = Budget(seconds=0.1, runs=5)
 WIDE = 170
@@ -38,9 +39,11 @@ def bench(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
     """Measure time, error and memory beside other libraries and beside this machine's ceilings."""
     targets = parser.add_subparsers(metavar="TARGET", required=True)
     for name, declare in _TARGETS.items():
-        summary = (declare.__doc__ or name).splitlines()[0]
+        summary = first_paragraph(declare) or name
         target = targets.add_parser(name, help=summary, description=summary)
-        target.add_argument("--out", type=Path, help=f"JSON file (default: runs/bench/{name}-<commit>.json)")
+        target.add_argument(
+            "--out", type=Path, help=f"JSON file (default: runs/bench/{name}-<commit>.json)"
+        )
         run = declare(target)
         target.set_defaults(target=name, measure=run, quick=False)
     return _bench
@@ -49,11 +52,16 @@ def bench(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
 def _ops(parser: ArgumentParser) -> Target:
     """Every recurrence, forward and with backward, beside its peers."""
     _add_common(parser)
-    parser.add_argument("--scaling", action="store_true", help="instead: our time against T, from 512 to 64k tokens")
+    parser.add_argument(
+        "--scaling", action="store_true", help="instead: our time against T, from 512 to 64k tokens"
+    )
     parser.add_argument("--first", action="store_true", help="only the first of each case's sizes")
     parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
     parser.add_argument(
-        "--seconds", type=float, default=Budget.seconds, help="per contender, after its warm-up (default: %(default)s)"
+        "--seconds",
+        type=float,
+        default=Budget.seconds,
+        help="per contender, after its warm-up (default: %(default)s)",
     )
     return _run_ops
 
@@ -62,8 +70,12 @@ def _decode(parser: ArgumentParser) -> Target:
     """One token: of a rule, a mixer and a model; and how flat it stays."""
     _add_common(parser)
     _add_own_mixer(parser)
-    parser.add_argument("--tokens", type=int, default=0, metavar="N", help="follow time and state for N tokens")
-    parser.add_argument("--compile", action="store_true", help="decode models by torch.compile too (minutes)")
+    parser.add_argument(
+        "--tokens", type=int, default=0, metavar="N", help="follow time and state for N tokens"
+    )
+    parser.add_argument(
+        "--compile", action="store_true", help="decode models by torch.compile too (minutes)"
+    )
     return _run_decode
 
 
@@ -77,21 +89,44 @@ def _train(parser: ArgumentParser) -> Target:
 
 def _gpu(parser: ArgumentParser) -> Target:
     """What benchmarks/gpu.py measures, on one NVIDIA GPU."""
-    parser.add_argument("--seconds", type=float, default=GpuPlan.seconds, help="time in all (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=GpuPlan.seconds, help="time in all (default: %(default)s)"
+    )
     return _run_gpu
 
 
 def _mesa(parser: ArgumentParser) -> Target:
-    """Mesa at fixed steps and at tolerances: time, steps and error; with a checkpoint, its loss by position."""
-    parser.add_argument("--quick", action="store_true", help="small shapes, short times: a check, not a measurement")
-    parser.add_argument("--checkpoint", type=Path, help="a run, checkpoint or model folder with Mesa layers")
-    default = MesaPlan()
-    parser.add_argument("--parts", nargs="+", default=default.parts, choices=default.parts, help="without a checkpoint")
-    parser.add_argument("--text", default=default.text, help="whose last tenth is read (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=default.tokens, help="of it (default: %(default)s)")
-    parser.add_argument("--length", type=int, default=default.length, help="of a sequence (default: %(default)s)")
+    """Mesa at fixed steps and at tolerances: time, steps and error; with a checkpoint, its loss by
+    position.
+    """
     parser.add_argument(
-        "--seconds", type=float, default=Budget.seconds, help="per contender, after its warm-up (default: %(default)s)"
+        "--quick", action="store_true", help="small shapes, short times: a check, not a measurement"
+    )
+    parser.add_argument(
+        "--checkpoint", type=Path, help="a run, checkpoint or model folder with Mesa layers"
+    )
+    default = MesaPlan()
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        default=default.parts,
+        choices=default.parts,
+        help="without a checkpoint",
+    )
+    parser.add_argument(
+        "--text", default=default.text, help="whose last tenth is read (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=default.tokens, help="of it (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--length", type=int, default=default.length, help="of a sequence (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=Budget.seconds,
+        help="per contender, after its warm-up (default: %(default)s)",
     )
     return _run_mesa
 
@@ -106,13 +141,22 @@ _TARGETS: dict[str, Callable[[ArgumentParser], Target]] = {
 
 
 def _add_common(parser: ArgumentParser) -> None:
-    parser.add_argument("--quick", action="store_true", help="small shapes, short times: a check, not a measurement")
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="only what matches, such as 'decay*' or mesa")
+    parser.add_argument(
+        "--quick", action="store_true", help="small shapes, short times: a check, not a measurement"
+    )
+    parser.add_argument(
+        "--only", default="*", metavar="PATTERN", help="only what matches, such as 'decay*' or mesa"
+    )
 
 
 def _add_own_mixer(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--mixer", dest="only", type=mixer_name, default=SUPPRESS, metavar="PACKAGE.MODULE:CLASS", help="only this one"
+        "--mixer",
+        dest="only",
+        type=mixer_name,
+        default=SUPPRESS,
+        metavar="PACKAGE.MODULE:CLASS",
+        help="only this one",
     )
 
 
@@ -124,7 +168,13 @@ def _run_ops(report: Report, chosen: Namespace, device: torch.device) -> None:
 
 
 def _run_decode(report: Report, chosen: Namespace, device: torch.device) -> None:
-    plan = DecodePlan(chosen.quick, chosen.only, QUICK if chosen.quick else Budget(), chosen.tokens, chosen.compile)
+    plan = DecodePlan(
+        chosen.quick,
+        chosen.only,
+        QUICK if chosen.quick else Budget(),
+        chosen.tokens,
+        chosen.compile,
+    )
     run_decode(report, plan, device)
     flat = [row for row in report.rows if row["type"] == "FlatnessRow"]
     if flat:
@@ -134,7 +184,9 @@ def _run_decode(report: Report, chosen: Namespace, device: torch.device) -> None
 def _run_train(report: Report, chosen: Namespace, device: torch.device) -> None:
     compiled = not chosen.eager
     plan = (
-        TrainPlan.quick(chosen.only, compiled=compiled) if chosen.quick else TrainPlan(chosen.only, compiled=compiled)
+        TrainPlan.quick(chosen.only, compiled=compiled)
+        if chosen.quick
+        else TrainPlan(chosen.only, compiled=compiled)
     )
     run_training(report, plan, device)
 
@@ -143,7 +195,9 @@ def _run_mesa(report: Report, chosen: Namespace, device: torch.device) -> None:
     checkpoint = None if chosen.checkpoint is None else model_folder(chosen.checkpoint)
     budget = QUICK if chosen.quick else Budget(chosen.seconds)
     sizes = {"tokens": chosen.tokens, "length": chosen.length}
-    plan = MesaPlan(chosen.quick, checkpoint, chosen.text, **sizes, budget=budget, parts=tuple(chosen.parts))
+    plan = MesaPlan(
+        chosen.quick, checkpoint, chosen.text, **sizes, budget=budget, parts=tuple(chosen.parts)
+    )
     run_mesa(report, plan, device)
 
 
@@ -179,13 +233,17 @@ class _Live:
     console: Console
 
     def __call__(self, row: Row) -> None:
-        line = "  ".join(filter(None, (f"{c.name} {c.cell(row)}" if c.cell(row) else "" for c in _COLUMNS)))
+        line = "  ".join(
+            filter(None, (f"{c.name} {c.cell(row)}" if c.cell(row) else "" for c in _COLUMNS))
+        )
         self.console.print(Text(f"{row['group']}: {line}"), soft_wrap=True)
 
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of the tables, and the text of a row in it: empty where the row has no such figure."""
+    """A column of the tables, and the text of a row in it: empty where the row has no such
+    figure.
+    """
 
     name: str
     key: str
@@ -265,7 +323,9 @@ def _table(rows: list[Row]) -> Table:
     for column in [] if one else ["what"]:
         table.add_column(column, no_wrap=True)
     for column in shown:
-        table.add_column(column.name, justify="left" if column.text is str else "right", overflow="fold")
+        table.add_column(
+            column.name, justify="left" if column.text is str else "right", overflow="fold"
+        )
     for row in rows:
         table.add_row(*([] if one else [row["group"]]), *(Text(c.cell(row)) for c in shown))
     return table

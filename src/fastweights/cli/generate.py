@@ -17,20 +17,32 @@ from fastweights.cli.arguments import add_device, add_plugins
 from fastweights.generate import stream
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.models.mesa import solve_to
-from fastweights.train import TextStream, model_folder
-from fastweights.train.checkpoint import no_progress_bars
+from fastweights.runs.checkpoint import model_folder, no_progress_bars
+from fastweights.text.tokenizers import TextStream
 
 
 def generate(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
     """Continue a prompt, token by token, in constant memory."""
-    parser.add_argument("checkpoint", help="a run, a checkpoint or model folder, or a name on the Hugging Face hub")
-    parser.add_argument("--prompt", default="\n", help="the text to continue (default: a new line)")
-    parser.add_argument("--tokens", type=int, default=300, help="how many tokens to generate (default: 300)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default: 0.8)")
-    parser.add_argument("--top-k", type=int, help="draw among the K likeliest tokens only (default: all)")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same text (default: 0)")
     parser.add_argument(
-        "--tol", type=float, help="Mesa layers: stop solving at this relative residual, such as 1e-4 (default: never)"
+        "checkpoint", help="a run, a checkpoint or model folder, or a name on the Hugging Face hub"
+    )
+    parser.add_argument("--prompt", default="\n", help="the text to continue (default: a new line)")
+    parser.add_argument(
+        "--tokens", type=int, default=300, help="how many tokens to generate (default: 300)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, help="0 takes the likeliest token (default: 0.8)"
+    )
+    parser.add_argument(
+        "--top-k", type=int, help="draw among the K likeliest tokens only (default: all)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="the same seed gives the same text (default: 0)"
+    )
+    parser.add_argument(
+        "--tol",
+        type=float,
+        help="Mesa layers: stop solving at this relative residual, such as 1e-4 (default: never)",
     )
     add_plugins(parser)
     add_device(parser)
@@ -77,5 +89,7 @@ def write_continuation(source: str | Path, request: Request, device: torch.devic
 def _generate(chosen: Namespace, _: Console) -> None:
     path = Path(chosen.checkpoint)
     source = model_folder(path) if path.exists() else chosen.checkpoint
-    request = Request(chosen.prompt, chosen.tokens, chosen.temperature, chosen.top_k, chosen.seed, chosen.tol)
+    request = Request(
+        chosen.prompt, chosen.tokens, chosen.temperature, chosen.top_k, chosen.seed, chosen.tol
+    )
     write_continuation(source, request, chosen.device.torch())

@@ -12,17 +12,32 @@ from rich.console import Console
 from rich.progress import Progress
 
 from fastweights.importers import FAMILIES, import_model, located, tokenizer_files
-from fastweights.train.checkpoint import no_progress_bars
-from fastweights.train.files import whole_folder
+from fastweights.runs.checkpoint import no_progress_bars
+from fastweights.runs.files import whole_folder
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
 
 
 def imports(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
     """Make a model that others have trained one of ours, with its tokenizer."""
-    parser.add_argument("model", help=f"folder or name on the Hugging Face hub; of type {', '.join(sorted(FAMILIES))}")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write, which must not exist")
-    parser.add_argument("--dtype", type=_dtype, metavar="|".join(DTYPES), help="of the weights (default: as they are)")
+    parser.add_argument(
+        "model",
+        help=f"folder or name on the Hugging Face hub; of type {', '.join(sorted(FAMILIES))}",
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder to write, which must not exist"
+    )
+    parser.add_argument(
+        "--dtype",
+        type=_dtype,
+        metavar="|".join(DTYPES),
+        help="of the weights (default: as they are)",
+    )
     return _import
 
 
@@ -38,7 +53,9 @@ def _import(chosen: Namespace, console: Console) -> None:
     source = located(chosen.model)
     with no_progress_bars(), Progress(console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("tensors")
-        model = import_model(source, chosen.dtype, lambda done, of: bar.update(task, completed=done, total=of))
+        model = import_model(
+            source, chosen.dtype, lambda done, of: bar.update(task, completed=done, total=of)
+        )
     with no_progress_bars(), whole_folder(chosen.out.resolve()) as folder:
         model.save_pretrained(folder)
         for path in tokenizer_files(source):

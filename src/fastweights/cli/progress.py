@@ -6,10 +6,17 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
-from fastweights.train import Reporter, Summary
-from fastweights.train.metrics import Row
+from fastweights.runs.metrics import Row
+from fastweights.runs.report import Reporter, Summary
 
 MOST = 8
 """Layers that a line of progress has room for."""
@@ -26,23 +33,40 @@ class Lines(Reporter):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None: ...
 
     def begin(self, summary: Summary) -> None:
         self.steps = summary.steps
-        self.note(f"model       {summary.parameters:,} parameters, {summary.vocabulary:,} token vocabulary")
-        self.note(f"text        {summary.train_tokens:,} tokens to train on, {summary.validation_tokens:,} to validate")
+        self.note(
+            f"model       {summary.parameters:,} parameters, {summary.vocabulary:,} token"
+            " vocabulary"
+        )
+        self.note(
+            f"text        {summary.train_tokens:,} tokens to train on,"
+            f" {summary.validation_tokens:,} to validate"
+        )
         epochs = summary.steps * summary.tokens_per_step / summary.train_tokens
-        self.note(f"training    {summary.steps:,} steps of {summary.tokens_per_step:,} tokens, {epochs:.1f} epochs")
+        self.note(
+            f"training    {summary.steps:,} steps of {summary.tokens_per_step:,} tokens,"
+            f" {epochs:.1f} epochs"
+        )
         self.note(f"device      {summary.device}")
         self.note(f"writes to   {summary.out}")
         if summary.step:
             self.note(f"going on after step {summary.step:,}, where this run was stopped")
 
     def progress(self, row: Row) -> None:
-        done = f"step {row['step']:,}/{self.steps:,}  {_losses(row)}  {row['tokens_per_second']:,} tokens/s"
-        self.note(f"{done}  {_time(row['seconds'] / row['step'] * (self.steps - row['step']))} left")
+        done = (
+            f"step {row['step']:,}/{self.steps:,}  {_losses(row)}  {row['tokens_per_second']:,}"
+            " tokens/s"
+        )
+        self.note(
+            f"{done}  {_time(row['seconds'] / row['step'] * (self.steps - row['step']))} left"
+        )
 
     def note(self, message: str) -> None:
         self.console.print(message, markup=False, soft_wrap=True)
@@ -65,7 +89,10 @@ class Bar(Lines):
         )
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._bar.stop()
 
@@ -93,7 +120,11 @@ def _losses(row: Row) -> str:
 
 def _layers(row: Row) -> str:
     """The losses of layers that have losses of their own; of many the largest."""
-    losses = {int(name.removeprefix("loss/")): loss for name, loss in row.items() if name.startswith("loss/")}
+    losses = {
+        int(name.removeprefix("loss/")): loss
+        for name, loss in row.items()
+        if name.startswith("loss/")
+    }
     worst = sorted(sorted(losses, key=lambda layer: -losses[layer])[:MOST])
     return "".join(f"  {layer}: {losses[layer]:.3f}" for layer in worst)
 

@@ -13,8 +13,19 @@ from rich.table import Table
 from rich.text import Text
 
 from fastweights.cli.arguments import add_device
-from fastweights.reproduce import CLAIMS, Check, Claim, Measures, Outcome, Place, Trial, Verdict, claim, reproduce
-from fastweights.reproduce.measures import At, Sample
+from fastweights.lab.reproduce import (
+    CLAIMS,
+    Check,
+    Claim,
+    Measures,
+    Outcome,
+    Place,
+    Trial,
+    Verdict,
+    claim,
+    reproduce,
+)
+from fastweights.lab.reproduce.measures import At, Sample
 
 WIDE = 170
 COLOURS = {Verdict.HOLDS: "green", Verdict.FAILS: "red", Verdict.OPEN: "yellow"}
@@ -22,11 +33,19 @@ COLOURS = {Verdict.HOLDS: "green", Verdict.FAILS: "red", Verdict.OPEN: "yellow"}
 
 def reproduce_verb(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
     """Test a claim of the papers, at a size that the machine allows; without a claim, list them."""
-    parser.add_argument("claim", nargs="?", metavar="CLAIM", help="its name; none for the list of all")
-    parser.add_argument("--size", default="cpu", metavar="cpu|gpu|paper", help="how large (default: %(default)s)")
-    parser.add_argument("--out", type=Path, help="folder (default: runs/reproduce/CLAIM-SIZE); a run there goes on")
+    parser.add_argument(
+        "claim", nargs="?", metavar="CLAIM", help="its name; none for the list of all"
+    )
+    parser.add_argument(
+        "--size", default="cpu", metavar="cpu|gpu|paper", help="how large (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder (default: runs/reproduce/CLAIM-SIZE); a run there goes on"
+    )
     parser.add_argument("--data", type=Path, help="folder with data that a size asks for")
-    parser.add_argument("--workers", type=int, help="processes for independent trainings (default: one per core)")
+    parser.add_argument(
+        "--workers", type=int, help="processes for independent trainings (default: one per core)"
+    )
     add_device(parser)
     return _reproduce
 
@@ -60,12 +79,22 @@ def _begin(console: Console, trial: Trial, number: int, count: int) -> None:
 
 
 def _print(outcome: Outcome, console: Console) -> None:
-    console.print(Text(f"{outcome.claim.paper}, {outcome.claim.place}: {outcome.claim.statement}"), soft_wrap=True)
+    console.print(
+        Text(f"{outcome.claim.paper}, {outcome.claim.place}: {outcome.claim.statement}"),
+        soft_wrap=True,
+    )
     for quantity in outcome.measures.quantities:
-        console.print(_numbers(outcome.claim, outcome.measures.of(quantity), quantity or outcome.claim.unit))
+        console.print(
+            _numbers(outcome.claim, outcome.measures.of(quantity), quantity or outcome.claim.unit)
+        )
     console.print(_checks(outcome.checks))
-    verdict, tally = outcome.verdict, ", ".join(f"{count} {name}" for name, count in outcome.tally.items())
-    console.print(Text(verdict.value, style=COLOURS[verdict]), f"({tally}), {outcome.minutes:.1f} minutes")
+    verdict, tally = (
+        outcome.verdict,
+        ", ".join(f"{count} {name}" for name, count in outcome.tally.items()),
+    )
+    console.print(
+        Text(verdict.value, style=COLOURS[verdict]), f"({tally}), {outcome.minutes:.1f} minutes"
+    )
     for line in filter(None, (outcome.claim.remark, outcome.claim.sizes[outcome.size].note)):
         console.print(Text(line), soft_wrap=True)
 
@@ -73,7 +102,13 @@ def _print(outcome: Outcome, console: Console) -> None:
 def _numbers(one: Claim, measures: Measures, title: str) -> Table:
     """Medians and ranges; beside them what the paper prints."""
     places = measures.places()
-    table = Table("", *("" if x is None else str(x) for x in places), title=title, box=box.SIMPLE, title_justify="left")
+    table = Table(
+        "",
+        *("" if x is None else str(x) for x in places),
+        title=title,
+        box=box.SIMPLE,
+        title_justify="left",
+    )
     for series in measures.series:
         table.add_row(series, *(_cell(one, series, x, measures.sample(series, x)) for x in places))
     return table

@@ -13,19 +13,35 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fastweights.analysis.plots import png
 from fastweights.cli.arguments import add_device, mixer_name
-from fastweights.sweep import AXES, Contender, Failed, Folder, Here, Local, Plan, Pool, Ray, Row, Run, best, draw
-from fastweights.sweep import read as read_plan
-from fastweights.sweep import sweep as run
-from fastweights.train.files import whole_file
+from fastweights.lab.sweep import (
+    AXES,
+    Contender,
+    Failed,
+    Folder,
+    Here,
+    Local,
+    Plan,
+    Pool,
+    Ray,
+    Row,
+    Run,
+    best,
+    draw,
+)
+from fastweights.lab.sweep import read as read_plan
+from fastweights.lab.sweep import sweep as run
+from fastweights.render.plots import png
+from fastweights.runs.files import whole_file
 
 RUNNING = 8
 """Runs in progress that are shown."""
 
 
 def sweep(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
-    """Train small models over tasks × mixers × learning rates × seeds; the same command again goes on."""
+    """Train small models over tasks × mixers × learning rates × seeds; the same command again goes
+    on.
+    """
     parser.add_argument("plan", type=Path, help="a TOML file, see docs/sweeps.md")
     parser.add_argument("--out", type=Path, help="folder (default: runs/sweeps/<name of the plan>)")
     parser.add_argument(
@@ -37,10 +53,17 @@ def sweep(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
         help="also this one, of the library or your own; may be repeated",
     )
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="processes (default: one per core; 0: no processes but this one)"
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes (default: one per core; 0: no processes but this one)",
     )
     parser.add_argument(
-        "--ray", nargs="?", const="", metavar="ADDRESS", help="run on a Ray cluster, or on one of this machine's own"
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="run on a Ray cluster, or on one of this machine's own",
     )
     add_device(parser)
     return _sweep
@@ -71,7 +94,12 @@ def _watched(plan: Plan, out: Path, pool: Pool, device: str, console: Console) -
     runs, folder = list(plan.runs()), Folder(out)
     board = _Board(runs, folder)
     console.print(f"{len(runs)} runs, {len(board.rows)} of them done before", markup=False)
-    with Live(get_renderable=board.picture, console=console, refresh_per_second=1, transient=not console.is_terminal):
+    with Live(
+        get_renderable=board.picture,
+        console=console,
+        refresh_per_second=1,
+        transient=not console.is_terminal,
+    ):
         rows = run(plan, out, pool, device=device, listener=board.take)
     if not console.is_terminal:
         console.print(board.table())
@@ -95,7 +123,9 @@ class _Board:
         (self.failed if isinstance(result, Failed) else self.rows).append(result)  # pyright: ignore[reportArgumentType]
 
     def picture(self) -> Group:
-        counts = f"{len(self.rows)} of {self.total} done" + (f", {len(self.failed)} failed" if self.failed else "")
+        counts = f"{len(self.rows)} of {self.total} done" + (
+            f", {len(self.failed)} failed" if self.failed else ""
+        )
         return Group(self.table(), Text(counts), *self._running())
 
     def table(self) -> Table:
@@ -110,7 +140,15 @@ class _Board:
             accuracy, seeds = f"{one.mean:.3f}", str(len(one.accuracies))
             state = "" if one.state is None else f"{one.state:,}"
             table.add_row(
-                one.task, one.mixer, str(one.width), f"{one.rate:.2g}", seeds, accuracy, spread, solved, state
+                one.task,
+                one.mixer,
+                str(one.width),
+                f"{one.rate:.2g}",
+                seeds,
+                accuracy,
+                spread,
+                solved,
+                state,
             )
         return table
 
@@ -118,8 +156,9 @@ class _Board:
         begun = [(run, points) for run in self.left.values() if (points := self.folder.points(run))]
         return [
             Text(
-                f"  {run.contender.label}, {run.task}, lr {run.rate:.2g}, seed {run.seed}: "
-                f"step {points[-1].step}, loss {points[-1].loss:.3f}, accuracy {points[-1].accuracy:.3f}",
+                f"  {run.contender.label}, {run.task}, lr {run.rate:.2g}, seed {run.seed}: step"
+                f" {points[-1].step}, loss {points[-1].loss:.3f}, accuracy"
+                f" {points[-1].accuracy:.3f}",
                 "dim",
             )
             for run, points in begun[-RUNNING:]

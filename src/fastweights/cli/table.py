@@ -15,10 +15,16 @@ from fastweights.analysis.tables import TABLES, Table, page
 
 
 def table(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
-    """The papers' tables, computed from the code: parameter functions, groups, conditions, states, costs."""
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"which (default: all): {', '.join(TABLES)}")
+    """The papers' tables, computed from the code: parameter functions, groups, conditions, states,
+    costs.
+    """
+    parser.add_argument(
+        "tables", nargs="*", metavar="TABLE", help=f"which (default: all): {', '.join(TABLES)}"
+    )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--markdown", action="store_true", help="print Markdown, as docs/tables.md has it")
+    form.add_argument(
+        "--markdown", action="store_true", help="print Markdown, as docs/tables.md has it"
+    )
     form.add_argument("--json", action="store_true", help="print JSON")
     return _table
 
@@ -38,7 +44,9 @@ def _table(chosen: Namespace, console: Console) -> None:
 
 
 def _print(one: Table, console: Console) -> None:
-    shown = rich_table.Table(*one.columns, title=one.title, box=box.SIMPLE_HEAD, title_justify="left")
+    shown = rich_table.Table(
+        *one.columns, title=one.title, box=box.SIMPLE_HEAD, title_justify="left"
+    )
     for cells in one.rows:
         shown.add_row(*map(Text, cells))
     console.print(shown)

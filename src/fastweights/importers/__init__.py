@@ -59,7 +59,9 @@ def import_model(
     source = Memory(model) if isinstance(model, PreTrainedModel) else Folder(located(model))
     kind = source.settings.kind
     if kind not in FAMILIES:
-        raise ValueError(f"no importer for model_type {kind!r}; there are {', '.join(sorted(FAMILIES))}")
+        raise ValueError(
+            f"no importer for model_type {kind!r}; there are {', '.join(sorted(FAMILIES))}"
+        )
     return FAMILIES[kind](source).carry_out(source, dtype, watch)
 
 

@@ -1,4 +1,6 @@
-"""Softmax attention as transformers names it, for the families that have it in all or some layers."""
+"""Softmax attention as transformers names it, for the families that have it in all or some
+layers.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ def attention(settings: Settings, window: int | None = None) -> dict[str, Any]:
         "name": "softmax",
         "heads": settings["num_attention_heads"],
         "kv_heads": settings["num_key_value_heads"],
-        "width": settings.get("head_dim", None) or settings["hidden_size"] // settings["num_attention_heads"],
+        "width": (
+            settings.get("head_dim", None)
+            or settings["hidden_size"] // settings["num_attention_heads"]
+        ),
         "window": window,
         "rope": rope(settings),
     }
@@ -44,11 +49,17 @@ def rope(settings: Settings) -> dict[str, float]:
             f"{' or '.join(map(repr, STRETCHES))}"
         )
     stretch = {field: given[name] for field, name in STRETCHES[kind].items()}
-    return {"base": given["rope_theta"], "fraction": given.get("partial_rotary_factor", 1.0), **stretch}
+    return {
+        "base": given["rope_theta"],
+        "fraction": given.get("partial_rotary_factor", 1.0),
+        **stretch,
+    }
 
 
 def projections(biased: str, theirs: str = "self_attn") -> Table:
-    """The four matrices and, if any have one, their biases: zero for those not in `biased`, such as "qkv"."""
+    """The four matrices and, if any have one, their biases: zero for those not in `biased`, such as
+    "qkv".
+    """
     table: Table = {}
     for name in "qkvo":
         table |= linear(f"mixer.W_{name}", f"{theirs}.{name}_proj", bias=name in biased)

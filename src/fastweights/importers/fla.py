@@ -1,11 +1,23 @@
-"""The language models of flash-linear-attention, by its names: GLA, RetNet, DeltaNet, gated DeltaNet, MesaNet."""
+"""The language models of flash-linear-attention, by its names: GLA, RetNet, DeltaNet, gated
+DeltaNet, MesaNet.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from fastweights.importers.plan import Constant, Piece, Plan, Table, gated_mlp, linear, period, stacked, taps
+from fastweights.importers.plan import (
+    Constant,
+    Piece,
+    Plan,
+    Table,
+    gated_mlp,
+    linear,
+    period,
+    stacked,
+    taps,
+)
 from fastweights.importers.source import Settings, Source
 from fastweights.models import FastWeightsConfig
 
@@ -31,7 +43,12 @@ def gla(source: Source) -> Plan:
         settings.require("feature_map", None)
         settings.require("use_short_conv", False)
         settings.require("clamp_min", None)
-        mixer = {"name": "gla", "heads": settings["num_heads"], "center": False, "eps": settings["norm_eps"]}
+        mixer = {
+            "name": "gla",
+            "heads": settings["num_heads"],
+            "center": False,
+            "eps": settings["norm_eps"],
+        }
         table = {
             **projections("q", "k", "v", "o"),
             "mixer.W_r.weight": "attn.g_proj.weight",
@@ -61,7 +78,10 @@ def retnet(source: Source) -> Plan:
             "affine": True,
             "eps": settings["norm_eps"],
         }
-        return mixer, {**projections("q", "k", "v", "g", "o"), "mixer.norm.weight": _gated_norm(settings)}
+        return mixer, {
+            **projections("q", "k", "v", "g", "o"),
+            "mixer.norm.weight": _gated_norm(settings),
+        }
 
     return _plan(source, layer)
 
@@ -152,7 +172,9 @@ def mesa_net(source: Source) -> Plan:
             **convolutions("q", "k"),
             **linear("mixer.W_gamma", "attn.a_proj", bias=True),
             **linear("mixer.W_beta", "attn.b_proj", bias=True),
-            "mixer.ridge": Piece("attn.lambda_params", lambda ridge: ridge.unflatten(0, (heads, -1))),
+            "mixer.ridge": Piece(
+                "attn.lambda_params", lambda ridge: ridge.unflatten(0, (heads, -1))
+            ),
             "mixer.norm.weight": "attn.o_norm.weight",
         }
         return mixer, table
@@ -165,7 +187,9 @@ def projections(*names: str) -> Table:
 
 
 def convolutions(*names: str) -> Table:
-    return {f"mixer.conv_{name}.weight": Piece(f"attn.{name}_conv1d.weight", taps) for name in names}
+    return {
+        f"mixer.conv_{name}.weight": Piece(f"attn.{name}_conv1d.weight", taps) for name in names
+    }
 
 
 def _gated_norm(settings: Settings) -> str:
@@ -180,7 +204,10 @@ def _plan(source: Source, layer: Callable[[Settings], Layer]) -> Plan:
     settings.require("hidden_act", "swish", "silu")
     settings.require("attnres_block_size", None)
     recurrent, hybrid = layer(settings), settings.get("attn", None) or {"layers": ()}
-    layers = [_attention(hybrid) if i in hybrid["layers"] else recurrent for i in range(settings["num_hidden_layers"])]
+    layers = [
+        _attention(hybrid) if i in hybrid["layers"] else recurrent
+        for i in range(settings["num_hidden_layers"])
+    ]
     config = FastWeightsConfig(
         **settings.common,
         hidden_size=settings["hidden_size"],
@@ -190,7 +217,11 @@ def _plan(source: Source, layer: Callable[[Settings], Layer]) -> Plan:
         intermediate_size=settings["intermediate_size"] or _mlp_size(settings),
         embedding_scale=1.0,
     )
-    block = {"mixer_norm.weight": "attn_norm.weight", "mlp_norm.weight": "mlp_norm.weight", **gated_mlp()}
+    block = {
+        "mixer_norm.weight": "attn_norm.weight",
+        "mlp_norm.weight": "mlp_norm.weight",
+        **gated_mlp(),
+    }
     tables = [{**block, **table} for _, table in layers]
     return Plan(config, {**OUTER, **stacked(config, "model.layers", tables)})
 

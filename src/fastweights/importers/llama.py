@@ -40,11 +40,16 @@ def qwen3(source: Source) -> Plan:
 
 def _windows(source: Source) -> list[int | None]:
     window = source.settings["sliding_window"]
-    return [window if kind == "sliding_attention" else None for kind in source.settings["layer_types"]]
+    return [
+        window if kind == "sliding_attention" else None for kind in source.settings["layer_types"]
+    ]
 
 
 def _plan(
-    source: Source, biased: str = "", windows: Sequence[int | None] = (None,), qk_norm: float | None = None
+    source: Source,
+    biased: str = "",
+    windows: Sequence[int | None] = (None,),
+    qk_norm: float | None = None,
 ) -> Plan:
     settings = source.settings
     mlp_bias = settings.get("mlp_bias", False)
@@ -52,7 +57,10 @@ def _plan(
         **settings.common,
         hidden_size=settings["hidden_size"],
         num_hidden_layers=settings["num_hidden_layers"],
-        mixers=[{**attention(settings, w), "bias": bool(biased), "qk_norm": qk_norm} for w in period(windows)],
+        mixers=[
+            {**attention(settings, w), "bias": bool(biased), "qk_norm": qk_norm}
+            for w in period(windows)
+        ],
         norm_eps=settings["rms_norm_eps"],
         hidden_act=settings["hidden_act"],
         intermediate_size=settings["intermediate_size"],
@@ -66,4 +74,8 @@ def _plan(
         **(HEAD_NORMS if qk_norm else {}),
         **gated_mlp(bias=mlp_bias),
     }
-    return Plan(config, {**OUTER, **stacked(config, "model.layers", [layer])}, ignored=("*.rotary_emb.inv_freq",))
+    return Plan(
+        config,
+        {**OUTER, **stacked(config, "model.layers", [layer])},
+        ignored=("*.rotary_emb.inv_freq",),
+    )

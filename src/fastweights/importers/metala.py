@@ -10,15 +10,19 @@ HEAD = "lm_head.weight"
 
 
 def metala(source: Source) -> Plan:
-    """SimpleRMSNorm, one convolution before all projections, q scaled in the recurrence but not beside it, and
-    1 - α in the precision of the weights, with which they were trained."""
+    """SimpleRMSNorm, one convolution before all projections, q scaled in the recurrence but not
+    beside it, and 1 - α in the precision of the weights, with which they were trained.
+    """
     settings = source.settings
     settings.require("causal", True)
     settings.require("norm_type", "simplermsnorm")
     settings.require("add_bos_token", False)
     d, heads = settings["decoder_embed_dim"], settings["decoder_attention_heads"]
     config = FastWeightsConfig(
-        **{**settings.common, "tie_word_embeddings": settings.get("tie_word_embeddings", HEAD not in source.names)},
+        **{
+            **settings.common,
+            "tie_word_embeddings": settings.get("tie_word_embeddings", HEAD not in source.names),
+        },
         hidden_size=d,
         num_hidden_layers=settings["decoder_layers"],
         mixers=[{"name": "metala", "heads": heads, "scaled": True, "rounded": True}],
@@ -36,7 +40,9 @@ def metala(source: Source) -> Plan:
         "mixer.W_v.weight": "token_mixer.v_proj.weight",
         **linear("mixer.W_g", "token_mixer.g_proj", bias=True),
         "mixer.W_o.weight": "token_mixer.out_proj.weight",
-        "mixer.w_aug": Piece("token_mixer.aug_balance", lambda w_aug: w_aug.unflatten(0, (heads, -1))),
+        "mixer.w_aug": Piece(
+            "token_mixer.aug_balance", lambda w_aug: w_aug.unflatten(0, (heads, -1))
+        ),
         **linear("mlp.W_1", "channel_mixer.l1", bias=settings["bias"]),
         **linear("mlp.W_2", "channel_mixer.l2", bias=settings["bias"]),
         **linear("mlp.W_3", "channel_mixer.l3", bias=settings["bias"]),

@@ -47,7 +47,8 @@ Table = dict[str, str | Piece | Constant]
 class Plan:
     """`config` of our model, and its tensors by name; those that it ties need not be there.
 
-    ignored  patterns of their tensors that hold no weights of the language model
+    Attributes:
+        ignored: patterns of their tensors that hold no weights of the language model
     """
 
     config: FastWeightsConfig
@@ -62,8 +63,8 @@ class Plan:
     ) -> FastWeightsForCausalLM:
         """The model, made tensor by tensor.
 
-        dtype  None for that of their embeddings
-        Raises ValueError, which names them, for tensors that are missing, left over or of another shape.
+        dtype  None for that of their embeddings Raises ValueError, which names them, for tensors
+        that are missing, left over or of another shape.
         """
         ours = _shapes(self.config)
         self._check_names(source, ours)
@@ -75,17 +76,26 @@ class Plan:
             watch(done, len(ours))
             state[name] = _made(name, self.tensors[name], shape, source, dtype)
         watch(len(ours), len(ours))
-        return FastWeightsForCausalLM.from_pretrained(None, config=self.config, state_dict=state, dtype=dtype)
+        return FastWeightsForCausalLM.from_pretrained(
+            None, config=self.config, state_dict=state, dtype=dtype
+        )
 
     def _check_names(self, source: Source, ours: Mapping[str, torch.Size]) -> None:
-        read = {name: part.sources for name, part in self.tensors.items() if isinstance(part, Piece)}
-        missing = {theirs for name, sources in read.items() if name in ours for theirs in sources} - source.names
+        read = {
+            name: part.sources for name, part in self.tensors.items() if isinstance(part, Piece)
+        }
+        missing = {
+            theirs for name, sources in read.items() if name in ours for theirs in sources
+        } - source.names
         left = {
             n
             for n in source.names.difference(*read.values())
             if not any(fnmatch(n, pattern) for pattern in self.ignored)
         }
-        lacks, holds = f"lacks {_few(missing)}", f"holds {_few(left)}, which no {source.settings.kind} model has"
+        lacks, holds = (
+            f"lacks {_few(missing)}",
+            f"holds {_few(left)}, which no {source.settings.kind} model has",
+        )
         if missing or left:
             problems = " and ".join([lacks] * bool(missing) + [holds] * bool(left))
             raise ValueError(f"this {source.settings.kind} checkpoint {problems}")
@@ -97,17 +107,27 @@ def under(ours: str, theirs: str, table: Table) -> dict[str, Piece | Constant]:
     return {f"{ours}.{name}": _placed(theirs, part) for name, part in table.items()}
 
 
-def stacked(config: FastWeightsConfig, theirs: str, layers: Sequence[Table]) -> dict[str, Piece | Constant]:
-    """The tensors of all layers, those of layer i below ``{theirs}.i``; `layers` are repeated over the depth."""
+def stacked(
+    config: FastWeightsConfig, theirs: str, layers: Sequence[Table]
+) -> dict[str, Piece | Constant]:
+    """The tensors of all layers, those of layer i below ``{theirs}.i``; `layers` are repeated over
+    the depth.
+    """
     tables = (layers[i % len(layers)] for i in range(config.num_hidden_layers))
     return dict(
-        chain.from_iterable(under(f"model.layers.{i}", f"{theirs}.{i}", t).items() for i, t in enumerate(tables))
+        chain.from_iterable(
+            under(f"model.layers.{i}", f"{theirs}.{i}", t).items() for i, t in enumerate(tables)
+        )
     )
 
 
 def period(layers: Sequence[T]) -> list[T]:
     """The shortest beginning of `layers` that, repeated, gives all of them."""
-    fits = (n for n in range(1, len(layers)) if all(layer == layers[i % n] for i, layer in enumerate(layers)))
+    fits = (
+        n
+        for n in range(1, len(layers))
+        if all(layer == layers[i % n] for i, layer in enumerate(layers))
+    )
     return list(layers[: next(fits, len(layers))])
 
 
@@ -119,7 +139,11 @@ def linear(ours: str, theirs: str, *, bias: bool = False) -> Table:
 def gated_mlp(theirs: str = "mlp", *, bias: bool = False) -> Table:
     """The MLP of most decoders: gate_proj, up_proj and down_proj."""
     names = {"W_1": "gate_proj", "W_2": "up_proj", "W_3": "down_proj"}
-    return dict(chain.from_iterable(linear(f"mlp.{a}", f"{theirs}.{b}", bias=bias).items() for a, b in names.items()))
+    return dict(
+        chain.from_iterable(
+            linear(f"mlp.{a}", f"{theirs}.{b}", bias=bias).items() for a, b in names.items()
+        )
+    )
 
 
 def rows(start: int, stop: int | None = None) -> Convert:
@@ -142,7 +166,9 @@ def _placed(theirs: str, part: str | Piece | Constant) -> Piece | Constant:
         case Constant():
             return part
         case Piece(source, convert, others):
-            return Piece(f"{theirs}.{source}", convert, tuple(f"{theirs}.{name}" for name in others))
+            return Piece(
+                f"{theirs}.{source}", convert, tuple(f"{theirs}.{name}" for name in others)
+            )
         case _:
             return Piece(f"{theirs}.{part}")
 
@@ -155,19 +181,24 @@ def _shapes(config: FastWeightsConfig) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in model.state_dict().items() if name not in tied}
 
 
-def _made(name: str, part: Piece | Constant, shape: torch.Size, source: Source, dtype: torch.dtype) -> Tensor:
+def _made(
+    name: str, part: Piece | Constant, shape: torch.Size, source: Source, dtype: torch.dtype
+) -> Tensor:
     if isinstance(part, Constant):
         return torch.full(shape, part.value, dtype=dtype)
     theirs = source.read(part.source)
     tensor = part.convert(theirs, *map(source.read, part.others))
     if tensor.shape != shape:
         raise ValueError(
-            f"{part.source} of this {source.settings.kind} checkpoint has shape {list(theirs.shape)}, which gives "
-            f"{list(tensor.shape)} for our {name}; its config.json calls for {list(shape)}"
+            f"{part.source} of this {source.settings.kind} checkpoint has shape"
+            f" {list(theirs.shape)}, which gives {list(tensor.shape)} for our {name}; its"
+            f" config.json calls for {list(shape)}"
         )
     return tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def _few(names: set[str]) -> str:
     first = sorted(names)[:4]
-    return ", ".join(first) + (f" and {len(names) - len(first)} more" if len(names) > len(first) else "")
+    return ", ".join(first) + (
+        f" and {len(names) - len(first)} more" if len(names) > len(first) else ""
+    )

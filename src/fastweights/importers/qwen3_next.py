@@ -1,4 +1,6 @@
-"""Qwen3-Next: gated delta layers with gated softmax attention in between, as transformers names their weights."""
+"""Qwen3-Next: gated delta layers with gated softmax attention in between, as transformers names
+their weights.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,18 @@ from typing import Any
 from torch import Tensor
 
 from fastweights.importers.attention import HEAD_NORMS, attention
-from fastweights.importers.plan import Convert, Piece, Plan, Table, gated_mlp, one_more, period, rows, stacked, taps
+from fastweights.importers.plan import (
+    Convert,
+    Piece,
+    Plan,
+    Table,
+    gated_mlp,
+    one_more,
+    period,
+    rows,
+    stacked,
+    taps,
+)
 from fastweights.importers.source import Settings, Source
 from fastweights.models import FastWeightsConfig
 
@@ -26,7 +39,10 @@ def qwen3_next(source: Source) -> Plan:
     settings = source.settings
     _refuse_experts(settings)
     settings.require("attention_bias", False)
-    kinds = {"linear_attention": (_delta, _delta_weights), "full_attention": (_softmax, _softmax_weights)}
+    kinds = {
+        "linear_attention": (_delta, _delta_weights),
+        "full_attention": (_softmax, _softmax_weights),
+    }
     layers = [kinds[kind] for kind in settings["layer_types"]]
     config = FastWeightsConfig(
         **settings.common,
@@ -57,8 +73,8 @@ def _refuse_experts(settings: Settings) -> None:
     ]
     if sparse:
         raise ValueError(
-            f"layers {', '.join(map(str, sparse))} of this {settings.kind} checkpoint are mixtures of experts, which "
-            "cannot be imported; only dense MLPs can"
+            f"layers {', '.join(map(str, sparse))} of this {settings.kind} checkpoint are mixtures"
+            " of experts, which cannot be imported; only dense MLPs can"
         )
 
 
@@ -90,9 +106,13 @@ def _delta_weights(settings: Settings) -> Table:
             for n, s in fused.items()
         },
         **{
-            f"mixer.W_{n}.weight": Piece("linear_attn.in_proj_ba.weight", of_heads(heads, *s)) for n, s in small.items()
+            f"mixer.W_{n}.weight": Piece("linear_attn.in_proj_ba.weight", of_heads(heads, *s))
+            for n, s in small.items()
         },
-        **{f"mixer.conv_{n}.weight": Piece("linear_attn.conv1d.weight", _taps_of(*s)) for n, s in convolved.items()},
+        **{
+            f"mixer.conv_{n}.weight": Piece("linear_attn.conv1d.weight", _taps_of(*s))
+            for n, s in convolved.items()
+        },
         "mixer.log_a": "linear_attn.A_log",
         "mixer.b_alpha": "linear_attn.dt_bias",
         "mixer.norm.weight": "linear_attn.norm.weight",
@@ -115,7 +135,9 @@ def _softmax_weights(settings: Settings) -> Table:
 
 
 def of_heads(heads: int, start: int, stop: int) -> Convert:
-    """Of a fused projection that is ordered by heads, the outputs from `start` up to `stop` of every head."""
+    """Of a fused projection that is ordered by heads, the outputs from `start` up to `stop` of
+    every head.
+    """
 
     def convert(weight: Tensor) -> Tensor:
         return weight.unflatten(0, (heads, -1))[:, start:stop].flatten(0, 1)

@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 
 from fastweights.importers.attention import attention, projections
-from fastweights.importers.plan import Piece, Plan, Table, gated_mlp, linear, one_more, stacked, taps
+from fastweights.importers.plan import (
+    Piece,
+    Plan,
+    Table,
+    gated_mlp,
+    linear,
+    one_more,
+    stacked,
+    taps,
+)
 from fastweights.importers.source import Settings, Source
 from fastweights.models import FastWeightsConfig
 

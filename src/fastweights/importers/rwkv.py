@@ -39,8 +39,10 @@ CHANNEL: Table = {
 
 
 def rwkv(source: Source) -> Plan:
-    """Time and channel mixing in turn, two layers of ours for each of theirs; the norm of the embeddings is applied
-    to their table. Their halving of the stream every few layers, against overflow in float16, is left out."""
+    """Time and channel mixing in turn, two layers of ours for each of theirs; the norm of the
+    embeddings is applied to their table. Their halving of the stream every few layers, against
+    overflow in float16, is left out.
+    """
     settings = source.settings
     d = settings["hidden_size"]
     settings.require("attention_hidden_size", None, d)
@@ -50,7 +52,10 @@ def rwkv(source: Source) -> Plan:
         **settings.common,
         hidden_size=d,
         num_hidden_layers=2 * settings["num_hidden_layers"],
-        mixers=[{"name": "rwkv4"}, {"name": "rwkv4_channel", "width": settings["intermediate_size"]}],
+        mixers=[
+            {"name": "rwkv4"},
+            {"name": "rwkv4_channel", "width": settings["intermediate_size"]},
+        ],
         norm="layer",
         norm_eps=EPS,
         mlp=None,
@@ -62,7 +67,9 @@ def rwkv(source: Source) -> Plan:
         "lm_head.weight": Piece("head.weight"),
     }
     for layer in range(config.num_hidden_layers):
-        tensors |= under(f"model.layers.{layer}", f"rwkv.blocks.{layer // 2}", CHANNEL if layer % 2 else TIME)
+        tensors |= under(
+            f"model.layers.{layer}", f"rwkv.blocks.{layer // 2}", CHANNEL if layer % 2 else TIME
+        )
     return Plan(config, tensors)
 
 

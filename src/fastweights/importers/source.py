@@ -14,17 +14,28 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel, RwkvForCausalLM
 
-TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.jinja")
+TOKENIZER = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.jinja",
+)
 """The files that make up a tokenizer."""
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class Settings:
-    """The fields of a checkpoint's config.json, with the defaults of transformers where it knows the type."""
+    """The fields of a checkpoint's config.json, with the defaults of transformers where it knows
+    the type.
+    """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self.kind = str(fields.get("model_type"))
-        self._fields = _completed(self.kind, fields) if self.kind in CONFIG_MAPPING else dict(fields)
+        self._fields = (
+            _completed(self.kind, fields) if self.kind in CONFIG_MAPPING else dict(fields)
+        )
         self.require("quantization_config", None)
 
     def __getitem__(self, name: str) -> Any:
@@ -41,7 +52,8 @@ class Settings:
         if name in self._fields and self._fields[name] not in accepted:
             values = " or ".join(map(repr, accepted))
             raise ValueError(
-                f"a {self.kind} checkpoint with {name} = {self._fields[name]!r} cannot be imported, only with {values}"
+                f"a {self.kind} checkpoint with {name} = {self._fields[name]!r} cannot be imported,"
+                f" only with {values}"
             )
 
     @property
@@ -71,7 +83,8 @@ class Memory(Source):
     def __init__(self, model: PreTrainedModel) -> None:
         if isinstance(model, RwkvForCausalLM) and model.rwkv.layers_are_rescaled:
             raise ValueError(
-                "this RWKV model has run, and has rescaled its weights for that; import its folder instead"
+                "this RWKV model has run, and has rescaled its weights for that; import its folder"
+                " instead"
             )
         self.settings = Settings(model.config.to_dict())
         self._tensors = model.state_dict()
@@ -89,7 +102,11 @@ class Folder(Source):
 
     def __init__(self, folder: Path) -> None:
         ends = folder / "generation_config.json"
-        tokens = {name: value for name, value in _json(ends).items() if name in TOKENS} if ends.is_file() else {}
+        tokens = (
+            {name: value for name, value in _json(ends).items() if name in TOKENS}
+            if ends.is_file()
+            else {}
+        )
         self.settings = Settings(_config(folder) | tokens)
         self._files = {path: _opened(path) for path in _weight_files(folder)}
         self._home = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
@@ -100,13 +117,19 @@ class Folder(Source):
 
 
 def located(model: str | Path) -> Path:
-    """The folder `model`, or what the Hugging Face hub has under that name, downloaded: no pickled weights."""
+    """The folder `model`, or what the Hugging Face hub has under that name, downloaded: no pickled
+    weights.
+    """
     if Path(model).is_dir():
         return Path(model)
     try:
-        return Path(snapshot_download(str(model), allow_patterns=["*.json", "*.safetensors", *TOKENIZER]))
+        return Path(
+            snapshot_download(str(model), allow_patterns=["*.json", "*.safetensors", *TOKENIZER])
+        )
     except HFValidationError as error:
-        raise ValueError(f"{model} is neither a folder nor a name on the Hugging Face hub") from error
+        raise ValueError(
+            f"{model} is neither a folder nor a name on the Hugging Face hub"
+        ) from error
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
@@ -119,7 +142,9 @@ def _completed(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return CONFIG_MAPPING[kind].from_dict(dict(fields)).to_dict()
     except StrictDataclassError as error:
-        raise ValueError(f"the config.json of this {kind} checkpoint is contradictory: {error}") from error
+        raise ValueError(
+            f"the config.json of this {kind} checkpoint is contradictory: {error}"
+        ) from error
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -138,7 +163,11 @@ def _weight_files(folder: Path) -> Iterable[Path]:
     pickled = sorted(path.name for path in folder.glob("*.bin"))
     raise ValueError(
         f"{folder} holds no model.safetensors"
-        + (f"; {pickled[0]} is a pickle, which can run code: save the model as safetensors first" if pickled else "")
+        + (
+            f"; {pickled[0]} is a pickle, which can run code: save the model as safetensors first"
+            if pickled
+            else ""
+        )
     )
 
 

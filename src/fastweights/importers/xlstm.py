@@ -53,6 +53,8 @@ def xlstm(source: Source) -> Plan:
         **linear("mixer.W_i", "mlstm_layer.igate_preact", bias=True),
         **linear("mixer.W_f", "mlstm_layer.fgate_preact", bias=True),
         "mixer.norm.weight": Constant(1.0),
-        "mixer.W_o.weight": Piece("mlstm_layer.out_proj.weight", Tensor.mul, ("mlstm_layer.multihead_norm.weight",)),
+        "mixer.W_o.weight": Piece(
+            "mlstm_layer.out_proj.weight", Tensor.mul, ("mlstm_layer.multihead_norm.weight",)
+        ),
     }
     return Plan(config, {**OUTER, **stacked(config, "backbone.blocks", [layer])})

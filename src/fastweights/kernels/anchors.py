@@ -1,7 +1,8 @@
 """Inner products of keys that decay at any rate, for chunks too steep for `blocks.Factors`.
 
-A chunk is halved again and again. A query of a right half meets a key of the left one through the boundary between
-them, its anchor, so that every exponent is a sum of log decays and none is above 0; a reset (−inf) is exact.
+A chunk is halved again and again. A query of a right half meets a key of the left one through the
+boundary between them, its anchor, so that every exponent is a sum of log decays and none is above
+0; a reset (−inf) is exact.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from fastweights.kernels.blocks import smallest_exponent
 class Anchors(NamedTuple):
     """Decays inside chunks ``[… c k|1]``.
 
-    queries, keys  per level, e^(log decay from the anchor to t, from s to the anchor) ``[… n m k|1]``
-    read           from the chunk's start to t: of what queries read from the state
-    write          from s to the chunk's end: of what keys leave in the state
+    Attributes:
+        queries, keys: per level, e^(log decay from the anchor to t, from s to the anchor) ``[…
+            n m k|1]``
+        read: from the chunk's start to t: of what queries read from the state
+        write: from s to the chunk's end: of what keys leave in the state
     """
 
     queries: tuple[Tensor, ...]
@@ -55,7 +58,9 @@ class Anchors(NamedTuple):
         for level, (query, key) in enumerate(zip(self.queries, self.keys, strict=True)):
             m = 1 << level
             right, left = _halves(q, m)[..., 1, :, :] * query, _halves(k, m)[..., 0, :, :] * key
-            _cross(inner, m).copy_(right @ left.mT if level else (right * left).sum(-1, keepdim=True))
+            _cross(inner, m).copy_(
+                right @ left.mT if level else (right * left).sum(-1, keepdim=True)
+            )
         return inner
 
     def inner_back(self, q: Tensor, k: Tensor, dinner: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,14 +70,17 @@ class Anchors(NamedTuple):
         for level, (query, key) in enumerate(zip(self.queries, self.keys, strict=True)):
             m, cross = 1 << level, _cross(dinner, 1 << level)
             right, left = _halves(q, m)[..., 1, :, :] * query, _halves(k, m)[..., 0, :, :] * key
-            of_right, of_left = (cross @ left, cross.mT @ right) if level else (cross * left, cross * right)
+            of_right, of_left = (
+                (cross @ left, cross.mT @ right) if level else (cross * left, cross * right)
+            )
             _halves(dq, m)[..., 1, :, :] += of_right * query
             _halves(dk, m)[..., 0, :, :] += of_left * key
         return dq, dk
 
     def backward(self, dtotal: Tensor, dend: Tensor) -> Tensor:
-        """d log α from d c, c_t = Σ_{j≤t} log α_j, and from the state after the chunk, that of its end
-        (``[… k]``)."""
+        """d log α from d c, c_t = Σ_{j≤t} log α_j, and from the state after the chunk, that of its
+        end (``[… k]``).
+        """
         dend = dend.unsqueeze(-2)
         if self.read.shape[-1] == 1:
             dtotal, dend = dtotal.sum(-1, keepdim=True), dend.sum(-1, keepdim=True)
@@ -85,12 +93,16 @@ def _halves(stream: Tensor, m: int) -> Tensor:
 
 
 def _cross(inner: Tensor, m: int) -> Tensor:
-    """``[… c c]`` → ``[… n m m]``: queries of the right with keys of the left one of each pair of blocks."""
+    """``[… c c]`` → ``[… n m m]``: queries of the right with keys of the left one of each pair of
+    blocks.
+    """
     pairs = inner.unflatten(-1, (-1, 2 * m)).unflatten(-3, (-1, 2 * m)).diagonal(dim1=-4, dim2=-2)
     return pairs[..., m:, :m, :].movedim(-1, -3)
 
 
 def _exp(log_decay: Tensor, factors: int = 1) -> Tensor:
-    """e^x, and 0 where the product of so many of them is no normal number, which would slow matrix products down."""
+    """e^x, and 0 where the product of so many of them is no normal number, which would slow matrix
+    products down.
+    """
     least = smallest_exponent(log_decay.dtype) / factors
     return F.threshold(log_decay.clamp(min=least - 0.5).exp_(), math.exp(least), 0.0, inplace=True)

@@ -31,16 +31,26 @@ def windowed_attention(recurrence: Softmax, state: Cache) -> tuple[Tensor, Cache
 
 
 def _all_blocks(recurrence: Softmax, block: int) -> Tensor:
-    """o ``[b t h v]`` where every token counts: blocks beside each other, each with the block before it as keys."""
+    """o ``[b t h v]`` where every token counts: blocks beside each other, each with the block
+    before it as keys.
+    """
     b, t, h = recurrence.shape
     n = -(-t // block)
     q, k, v = (
-        F.pad(s.to(recurrence.output).expand(b, t, -1, -1), (0, 0, 0, 0, 0, n * block - t)).unflatten(1, (n, block))
+        F.pad(
+            s.to(recurrence.output).expand(b, t, -1, -1), (0, 0, 0, 0, 0, n * block - t)
+        ).unflatten(1, (n, block))
         for s in (recurrence.q, recurrence.k, recurrence.v)
     )
     queries = q.expand(-1, -1, -1, h, -1).flatten(0, 1).transpose(1, 2)
-    keys, values = (torch.cat([_block_before(s), s], 2).flatten(0, 1).transpose(1, 2) for s in (k, v))
-    mask = _band(recurrence.window or 1, n, block, k.device).expand(b, -1, -1, -1).flatten(0, 1)[:, None]
+    keys, values = (
+        torch.cat([_block_before(s), s], 2).flatten(0, 1).transpose(1, 2) for s in (k, v)
+    )
+    mask = (
+        _band(recurrence.window or 1, n, block, k.device)
+        .expand(b, -1, -1, -1)
+        .flatten(0, 1)[:, None]
+    )
     o = F.scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
     return o.transpose(1, 2).unflatten(0, (b, n)).flatten(1, 2)[:, :t]
 
@@ -51,8 +61,13 @@ def _block_before(x: Tensor) -> Tensor:
 
 
 def _band(window: int, n: int, block: int, device: torch.device) -> Tensor:
-    """``[n c 2c]``: which keys of the block before and its own each query sees; there are none before the first."""
-    ours, keys = torch.arange(block, 2 * block, device=device)[:, None], torch.arange(2 * block, device=device)
+    """``[n c 2c]``: which keys of the block before and its own each query sees; there are none
+    before the first.
+    """
+    ours, keys = (
+        torch.arange(block, 2 * block, device=device)[:, None],
+        torch.arange(2 * block, device=device),
+    )
     seen = (keys <= ours) & (keys > ours - window)
     first = torch.arange(n, device=device)[:, None, None] == 0
     return seen & ~(first & (keys < block))
@@ -73,5 +88,7 @@ def refuses_window(recurrence: Recurrence) -> str | None:
     return None
 
 
-WINDOWED_ATTENTION = Kernel("windowed attention, block by block (torch)", refuses_window, windowed_attention)
+WINDOWED_ATTENTION = Kernel(
+    "windowed attention, block by block (torch)", refuses_window, windowed_attention
+)
 FUSED_ATTENTION = Kernel("fused attention (torch)", only_takes(Softmax), fused_attention)

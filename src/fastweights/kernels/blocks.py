@@ -1,9 +1,10 @@
 """Time blocks, chunks and the factorisation of decays that the blocked kernels share.
 
-A block is a few chunks of all sequences and heads at once, small enough for the cache. With c_t = Σ_{j≤t} log α_j
-inside a chunk and μ = ½ c_last, a query carries e^(c_t-μ) and a key e^(μ-c_s), so that all products inside the chunk
-are one matrix product. The exponents reach ± half the chunk's total log decay: the chunk is shortened until that is
-harmless, and a record that decays faster still goes by `anchors`.
+A block is a few chunks of all sequences and heads at once, small enough for the cache. With c_t =
+Σ_{j≤t} log α_j inside a chunk and μ = ½ c_last, a query carries e^(c_t-μ) and a key e^(μ-c_s), so
+that all products inside the chunk are one matrix product. The exponents reach ± half the chunk's
+total log decay: the chunk is shortened until that is harmless, and a record that decays faster
+still goes by `anchors`.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class Factors(NamedTuple):
         return cls(total.sub_(middle).exp_(), middle.exp().mT)
 
     def backward(self, dtotal: Tensor, dmiddle: Tensor) -> Tensor:
-        """d log α from d c, summed over all that carries e^(c-μ), and what else depends on μ (``[b h n 1 k]``).
+        """d log α from d c, summed over all that carries e^(c-μ), and what else depends on μ (``[b
+        h n 1 k]``).
 
         c_t holds every log α up to t, and μ half of all of them.
         """
@@ -73,7 +75,8 @@ class Factors(NamedTuple):
 def harmless_chunk(log_decay: Tensor | None) -> int | None:
     """The longest chunk in which ``log_decay [b t h ·]`` stays harmless, or None.
 
-    Looking at numbers breaks a compiled graph, and makes the host wait for an accelerator: there it is None unseen.
+    Looking at numbers breaks a compiled graph, and makes the host wait for an accelerator: there it
+    is None unseen.
     """
     if log_decay is None:
         return CHUNKS[0]
@@ -91,7 +94,9 @@ def harmless_chunk(log_decay: Tensor | None) -> int | None:
 
 
 def smallest_exponent(dtype: torch.dtype) -> float:
-    """Below it exp comes near what is no normal number any more, and takes 20 to 70 times as long."""
+    """Below it exp comes near what is no normal number any more, and takes 20 to 70 times
+    as long.
+    """
     return math.log(torch.finfo(dtype).tiny) + 1
 
 
@@ -105,6 +110,8 @@ def decayed(state: Tensor, m: Tensor | None, n: int, out: Tensor) -> Tensor:
     return out.copy_(state) if m is None else torch.mul(state, m[:, :, n], out=out)
 
 
-def state_gradient_of_middle(before: Tensor, dbefore: Tensor, after: Tensor, dafter: Tensor) -> Tensor:
+def state_gradient_of_middle(
+    before: Tensor, dbefore: Tensor, after: Tensor, dafter: Tensor
+) -> Tensor:
     """d μ ``[b h n 1 k]`` through R = m ⊙ S and S' = m ⊙ (R + …), from both and their gradients."""
     return ((dbefore * before).sum(-1) + (dafter * after).sum(-1)).unsqueeze(-2)

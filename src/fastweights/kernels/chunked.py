@@ -1,4 +1,6 @@
-"""The kernels that take every rule: `step` for one token, `chunk` on one chunk after the other; under autograd."""
+"""The kernels that take every rule: `step` for one token, `chunk` on one chunk after the other;
+under autograd.
+"""
 
 from __future__ import annotations
 

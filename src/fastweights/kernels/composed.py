@@ -29,7 +29,9 @@ def bonus(recurrence: Bonus, state: Tensor) -> tuple[Tensor, State]:
 def only_takes(kind: type[Recurrence]):
     """Refuses every record but those of one rule."""
     return lambda recurrence: (
-        None if isinstance(recurrence, kind) else f"it is a {type(recurrence).__name__}, not a {kind.__name__}"
+        None
+        if isinstance(recurrence, kind)
+        else f"it is a {type(recurrence).__name__}, not a {kind.__name__}"
     )
 
 

@@ -1,6 +1,8 @@
-"""`Decay` in time blocks that fit the cache, with a hand-written backward that recomputes inside a block.
+"""`Decay` in time blocks that fit the cache, with a hand-written backward that recomputes inside a
+block.
 
-With Q = q e^(c-μ), K = k e^(μ-c) and m = e^μ of `blocks`, and R = m ⊙ S for the state S before a chunk,
+With Q = q e^(c-μ), K = k e^(μ-c) and m = e^μ of `blocks`, and R = m ⊙ S for the state S before a
+chunk,
 
     o = tril(Q Kᵀ) V + Q R          S' = m ⊙ (R + Kᵀ V)
 
@@ -36,7 +38,9 @@ ChunksOf = Callable[..., Any]
 
 
 class _Chunks(NamedTuple):
-    """Q, K ``[b h n c k]`` and V ``[b h n c v]`` of n chunks, and the factors that are in Q and K."""
+    """Q, K ``[b h n c k]`` and V ``[b h n c v]`` of n chunks, and the factors that are in Q
+    and K.
+    """
 
     q: Tensor
     k: Tensor
@@ -45,7 +49,13 @@ class _Chunks(NamedTuple):
 
     @classmethod
     def of(
-        cls, plan: Plan, dtype: torch.dtype, q: Tensor, k: Tensor | None, v: Tensor, log_decay: Tensor | None
+        cls,
+        plan: Plan,
+        dtype: torch.dtype,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor,
+        log_decay: Tensor | None,
     ) -> _Chunks:
         q, v = plan.tiles(q, dtype), plan.tiles(v, dtype)
         k = None if k is None else plan.tiles(k, dtype)
@@ -71,7 +81,9 @@ class _Chunks(NamedTuple):
         return before, after, state
 
     def scan_back(self, dbefore: Tensor, dstate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(gradients of R and R + KᵀV, of the state before the first), from Qᵀ dO (overwritten) and dS'."""
+        """(gradients of R and R + KᵀV, of the state before the first), from Qᵀ dO (overwritten) and
+        dS'.
+        """
         dafter, first = torch.empty_like(dbefore), torch.empty_like(dstate)
         for n in reversed(range(dbefore.shape[2])):
             dbefore[:, :, n] += decayed(dstate, self.m, n, out=dafter[:, :, n])
@@ -82,7 +94,9 @@ class _Chunks(NamedTuple):
         return ((self.q @ self.k.mT).tril_() @ self.v).add_(self.q @ before)
 
     def back(self, start: Tensor, do: Tensor, dstate: Tensor) -> tuple[Gradients, Tensor]:
-        """Gradients of the streams ``[b h n c ·]``, that of k as if it were given, and of the state before them."""
+        """Gradients of the streams ``[b h n c ·]``, that of k as if it were given, and of the state
+        before them.
+        """
         before, after, _ = self.scan(start)
         dbefore, dafter, dstart = self.scan_back(self.q.mT @ do, dstate)
         dinner = (do @ self.v.mT).tril_()
@@ -107,7 +121,13 @@ class _SteepChunks(NamedTuple):
 
     @classmethod
     def of(
-        cls, plan: Plan, dtype: torch.dtype, q: Tensor, k: Tensor | None, v: Tensor, log_decay: Tensor | None
+        cls,
+        plan: Plan,
+        dtype: torch.dtype,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor,
+        log_decay: Tensor | None,
     ) -> _SteepChunks:
         assert log_decay is not None
         log_decay = plan.tiles(log_decay, dtype)
@@ -124,7 +144,9 @@ class _SteepChunks(NamedTuple):
         return before, after, state.clone()
 
     def scan_back(self, dbefore: Tensor, dstate: Tensor) -> tuple[Tensor, Tensor]:
-        """(gradients of the states after every chunk, of the first), from what o gives of those before."""
+        """(gradients of the states after every chunk, of the first), from what o gives of those
+        before.
+        """
         dafter, carry = torch.empty_like(dbefore), self.anchors.carry
         for n in reversed(range(dbefore.shape[2])):
             dafter[:, :, n] = dstate
@@ -132,7 +154,9 @@ class _SteepChunks(NamedTuple):
         return dafter, dstate.clone()
 
     def output(self, before: Tensor) -> Tensor:
-        return (self.anchors.inner(self.q, self.k) @ self.v).add_((self.q * self.anchors.read) @ before)
+        return (self.anchors.inner(self.q, self.k) @ self.v).add_(
+            (self.q * self.anchors.read) @ before
+        )
 
     def back(self, start: Tensor, do: Tensor, dstate: Tensor) -> tuple[Gradients, Tensor]:
         """As `_Chunks.back`."""
@@ -143,11 +167,18 @@ class _SteepChunks(NamedTuple):
         dq.addcmul_(do @ before.mT, anchors.read)
         dk.addcmul_(v @ dafter.mT, anchors.write)
         dv = (anchors.inner(q, k).mT @ do).add_((k * anchors.write) @ dafter)
-        return (dq, dk, dv, anchors.backward((q * dq).sub_(k * dk), (dafter * after).sum(-1))), dstart
+        return (
+            dq,
+            dk,
+            dv,
+            anchors.backward((q * dq).sub_(k * dk), (dafter * after).sum(-1)),
+        ), dstart
 
 
 class _ChunkedDecay(torch.autograd.Function):
-    """(o ``[b t h v]``, S_T) of q, k, v, log_decay with all axes but the last spelled out, and S_0."""
+    """(o ``[b t h v]``, S_T) of q, k, v, log_decay with all axes but the last spelled out,
+    and S_0.
+    """
 
     @staticmethod
     @routed
@@ -182,7 +213,9 @@ class _ChunkedDecay(torch.autograd.Function):
         for span, start in reversed(list(zip(plan.spans(q.shape[1]), starts, strict=True))):
             chunks = ctx.chunks_of(plan, start.dtype, *cut(span, q, k, v, log_decay))
             found, dstate = chunks.back(start, plan.tiles(do[:, span], start.dtype), dstate)
-            for grad, tiles in zip(grads, _untied(plan, found, k, cut(span, log_decay)[0]), strict=True):
+            for grad, tiles in zip(
+                grads, _untied(plan, found, k, cut(span, log_decay)[0]), strict=True
+            ):
                 if grad is not None and tiles is not None:
                     grad[:, span] = plan.untile(tiles, span.stop - span.start)
         return None, None, *grads, dstate

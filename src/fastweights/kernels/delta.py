@@ -1,12 +1,13 @@
-"""`Delta` in time blocks that fit the cache, with a hand-written backward that recomputes inside a block.
+"""`Delta` in time blocks that fit the cache, with a hand-written backward that recomputes inside a
+block.
 
-With Q = q e^(c-μ), E = k e^(c-μ), K = k e^(μ-c), m = e^μ of `blocks`, and R = m ⊙ S for the state S before a chunk,
-the values that the chunk really writes solve a unit lower triangular system,
+With Q = q e^(c-μ), E = k e^(c-μ), K = k e^(μ-c), m = e^μ of `blocks`, and R = m ⊙ S for the state S
+before a chunk, the values that the chunk really writes solve a unit lower triangular system,
 
     (I + β ⊙ tril(E Kᵀ, -1)) U = β ⊙ (V - E R)      o = tril(Q Kᵀ) U + Q R      S' = m ⊙ (R + Kᵀ U)
 
-whose inverse T is taken once per chunk, so that only U = T βV - (T βE) R waits for the chunk before.
-Kept for the backward are the streams and the states at block starts, nothing else.
+whose inverse T is taken once per chunk, so that only U = T βV - (T βE) R waits for the chunk
+before. Kept for the backward are the streams and the states at block starts, nothing else.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ ChunksOf = Callable[..., Any]
 
 
 class _Chunks(NamedTuple):
-    """Q, E, K, V, β of n chunks (``[b h n c ·]``), T ``[b h n c c]``, and the factors that are in Q, E and K."""
+    """Q, E, K, V, β of n chunks (``[b h n c ·]``), T ``[b h n c c]``, and the factors that are in
+    Q, E and K.
+    """
 
     q: Tensor
     e: Tensor
@@ -50,7 +53,14 @@ class _Chunks(NamedTuple):
 
     @classmethod
     def of(
-        cls, plan: Plan, dtype: torch.dtype, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None
+        cls,
+        plan: Plan,
+        dtype: torch.dtype,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        beta: Tensor,
+        log_decay: Tensor | None,
     ) -> _Chunks:
         q, k, v, beta = (plan.tiles(s, dtype) for s in (q, k, v, beta))
         e, factors = k, None
@@ -77,8 +87,12 @@ class _Chunks(NamedTuple):
             state = decayed(after[:, :, n], self.m, n, out=last)
         return before, after, written, state
 
-    def scan_back(self, dwritten: Tensor, dbefore: Tensor, dstate: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(gradients of U, R, R + KᵀU, of the state before the first), from what o gives of the first two."""
+    def scan_back(
+        self, dwritten: Tensor, dbefore: Tensor, dstate: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(gradients of U, R, R + KᵀU, of the state before the first), from what o gives of the
+        first two.
+        """
         erased = self.inverse @ (self.beta * self.e)
         dafter, first = torch.empty_like(dbefore), torch.empty_like(dstate)
         for n in reversed(range(dbefore.shape[2])):
@@ -92,7 +106,9 @@ class _Chunks(NamedTuple):
         return ((self.q @ self.k.mT).tril_() @ written).add_(self.q @ before)
 
     def back(self, start: Tensor, do: Tensor, dstate: Tensor) -> tuple[Gradients, Tensor]:
-        """Tiles of dq, dk, dv, dβ and d log_decay, and the gradient of the state before the block."""
+        """Tiles of dq, dk, dv, dβ and d log_decay, and the gradient of the state before the
+        block.
+        """
         q, e, k, v, beta, inverse, factors = self
         before, after, written, _ = self.scan(start)
         inner = (q @ k.mT).tril_()
@@ -104,7 +120,9 @@ class _Chunks(NamedTuple):
         solved = inverse.mT @ dwritten
         dv = beta * solved
         dsystem = (solved @ written.mT).tril_(-1).neg_()
-        dbeta = (solved * (v - e @ before)).sum(-1, keepdim=True) + (dsystem * (e @ k.mT)).sum(-1, keepdim=True)
+        dbeta = (solved * (v - e @ before)).sum(-1, keepdim=True) + (dsystem * (e @ k.mT)).sum(
+            -1, keepdim=True
+        )
         dsystem.mul_(beta)
         de = (dsystem @ k).sub_(dv @ before.mT)
         dk.add_(dsystem.mT @ e)
@@ -112,7 +130,13 @@ class _Chunks(NamedTuple):
             return (dq, dk.add_(de), dv, dbeta, None), dstart
         dtotal = (q * dq).add_(e * de).sub_(k * dk)
         ddecay = factors.backward(dtotal, state_gradient_of_middle(before, dbefore, after, dafter))
-        return (dq * factors.scale, (de * factors.scale).add_(dk / factors.scale), dv, dbeta, ddecay), dstart
+        return (
+            dq * factors.scale,
+            (de * factors.scale).add_(dk / factors.scale),
+            dv,
+            dbeta,
+            ddecay,
+        ), dstart
 
 
 class _SteepChunks(NamedTuple):
@@ -127,7 +151,14 @@ class _SteepChunks(NamedTuple):
 
     @classmethod
     def of(
-        cls, plan: Plan, dtype: torch.dtype, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor
+        cls,
+        plan: Plan,
+        dtype: torch.dtype,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        beta: Tensor,
+        log_decay: Tensor,
     ) -> _SteepChunks:
         q, k, v, beta = (plan.tiles(s, dtype) for s in (q, k, v, beta))
         anchors = Anchors.of(plan.tiles(log_decay, dtype))
@@ -146,21 +177,31 @@ class _SteepChunks(NamedTuple):
             after[:, :, n] = state
         return before, after, written, state
 
-    def scan_back(self, dwritten: Tensor, dbefore: Tensor, dstate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(gradients of U, of S after every chunk, of S before the first), from what o gives of U and S."""
+    def scan_back(
+        self, dwritten: Tensor, dbefore: Tensor, dstate: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(gradients of U, of S after every chunk, of S before the first), from what o gives of U
+        and S.
+        """
         erased, keys, carry = self._erased().mT, self.k * self.anchors.write, self.anchors.carry
         dafter = torch.empty_like(dbefore)
         for n in reversed(range(dbefore.shape[2])):
             dafter[:, :, n] = dstate
             dwritten[:, :, n] += keys[:, :, n] @ dstate
-            dstate = dbefore[:, :, n].addcmul(carry[:, :, n], dstate).sub_(erased[:, :, n] @ dwritten[:, :, n])
+            dstate = (
+                dbefore[:, :, n]
+                .addcmul(carry[:, :, n], dstate)
+                .sub_(erased[:, :, n] @ dwritten[:, :, n])
+            )
         return dwritten, dafter, dstate
 
     def _erased(self) -> Tensor:
         return self.inverse @ (self.beta * self.k * self.anchors.read)
 
     def output(self, before: Tensor, written: Tensor) -> Tensor:
-        return (self.anchors.inner(self.q, self.k) @ written).add_((self.q * self.anchors.read) @ before)
+        return (self.anchors.inner(self.q, self.k) @ written).add_(
+            (self.q * self.anchors.read) @ before
+        )
 
     def back(self, start: Tensor, do: Tensor, dstate: Tensor) -> tuple[Gradients, Tensor]:
         """As `_Chunks.back`."""
@@ -176,7 +217,9 @@ class _SteepChunks(NamedTuple):
         dv = beta * solved
         dsystem = (solved @ written.mT).tril_(-1).neg_()
         missing = v - (k * anchors.read) @ before
-        dbeta = (solved * missing).sum(-1, keepdim=True) + (dsystem * anchors.inner(k, k)).sum(-1, keepdim=True)
+        dbeta = (solved * missing).sum(-1, keepdim=True) + (dsystem * anchors.inner(k, k)).sum(
+            -1, keepdim=True
+        )
         de, dkey = anchors.inner_back(k, k, dsystem.mul_(beta))
         de.addcmul_(dv @ before.mT, anchors.read, value=-1)
         dk.add_(dkey)
@@ -191,7 +234,9 @@ def _inverse(system: Tensor) -> Tensor:
 
 
 class _ChunkedDelta(torch.autograd.Function):
-    """(o ``[b t h v]``, S_T) of q, k, v, beta, log_decay with all axes but the last spelled out, and S_0."""
+    """(o ``[b t h v]``, S_T) of q, k, v, beta, log_decay with all axes but the last spelled out,
+    and S_0.
+    """
 
     @staticmethod
     @routed
@@ -225,7 +270,9 @@ class _ChunkedDelta(torch.autograd.Function):
         q, k, v, beta, log_decay, *starts = ctx.saved_tensors
         streams = (q, k, v, beta)
         grads = [None if s is None else torch.empty_like(s) for s in (*streams, log_decay)]
-        for span, start in reversed(list(zip(plan.spans(streams[0].shape[1]), starts, strict=True))):
+        for span, start in reversed(
+            list(zip(plan.spans(streams[0].shape[1]), starts, strict=True))
+        ):
             chunks = ctx.chunks_of(plan, start.dtype, *cut(span, *streams, log_decay))
             found, dstate = chunks.back(start, plan.tiles(do[:, span], start.dtype), dstate)
             for grad, tiles in zip(grads, found, strict=True):

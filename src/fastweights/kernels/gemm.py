@@ -1,8 +1,10 @@
-"""float32 matrix products on the CPU through oneDNN, inside our kernels, where it is as accurate and faster.
+"""float32 matrix products on the CPU through oneDNN, inside our kernels, where it is as accurate
+and faster.
 
-torch sends them to MKL, which runs at half its speed on other makers' processors. What torch calls bfloat16 precision
-sends them to oneDNN, which still computes in float32 where the processor has no matrix unit for bfloat16, and rounds
-where it has one. So a probe asks both questions once per process, and answers no in doubt.
+torch sends them to MKL, which runs at half its speed on other makers' processors. What torch calls
+bfloat16 precision sends them to oneDNN, which still computes in float32 where the processor has no
+matrix unit for bfloat16, and rounds where it has one. So a probe asks both questions once per
+process, and answers no in doubt.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ R = TypeVar("R")
 
 
 class Verdict(NamedTuple):
-    """What the probe found: oneDNN's relative error and its speed in units of torch's own way; None without oneDNN."""
+    """What the probe found: oneDNN's relative error and its speed in units of torch's own way; None
+    without oneDNN.
+    """
 
     error: float | None
     speed: float
@@ -43,7 +47,10 @@ class Verdict(NamedTuple):
             return f"{self.library}: there is no oneDNN"
         if self.error >= ACCURATE:
             return f"{self.library}: oneDNN rounds them (error {self.error:.0e})"
-        return f"{self.library}: oneDNN has {self.speed:.2f} times torch's speed, error {self.error:.0e}"
+        return (
+            f"{self.library}: oneDNN has {self.speed:.2f} times torch's speed, error"
+            f" {self.error:.0e}"
+        )
 
 
 @cache
@@ -90,7 +97,9 @@ def precision(backend: Any, name: str) -> Iterator[None]:
 
 
 class _Route:
-    """The switch is the process's: the first thread to come in turns it, the last to leave turns it back."""
+    """The switch is the process's: the first thread to come in turns it, the last to leave turns it
+    back.
+    """
 
     def __init__(self) -> None:
         self.lock, self.inside, self.before = Lock(), 0, ""
@@ -112,8 +121,9 @@ _ROUTE = _Route()
 
 
 def routed(kernel: Callable[P, R]) -> Callable[P, R]:
-    """`kernel` with its float32 products on the CPU by whichever library the probe chose; compiled graphs choose
-    for themselves."""
+    """`kernel` with its float32 products on the CPU by whichever library the probe chose; compiled
+    graphs choose for themselves.
+    """
 
     @wraps(kernel)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -126,6 +136,8 @@ def routed(kernel: Callable[P, R]) -> Callable[P, R]:
 
 
 def _single(args: tuple[object, ...]) -> bool:
-    """Whether the tensors are float32 on the CPU, by the last one: a kernel's state, or its gradient."""
+    """Whether the tensors are float32 on the CPU, by the last one: a kernel's state, or its
+    gradient.
+    """
     last = next((x for x in reversed(args) if isinstance(x, Tensor)), None)
     return last is not None and last.dtype == torch.float32 and last.device.type == "cpu"

@@ -1,8 +1,9 @@
 """`Mesa` by solving for all tokens of a time block at once, and reading with `Decay`.
 
-The states H at chunk starts come from one pass over the keys; from them each conjugate-gradient step is three matrix
-products per chunk (`ChunkGram`), for a block of chunks that stays in the cache. The optimal queries then read G
-through the `Decay` kernel, and the backward's ∂(H_t q*_t) is that kernel's too: states are kept at block starts only.
+The states H at chunk starts come from one pass over the keys; from them each conjugate-gradient
+step is three matrix products per chunk (`ChunkGram`), for a block of chunks that stays in the
+cache. The optimal queries then read G through the `Decay` kernel, and the backward's ∂(H_t q*_t) is
+that kernel's too: states are kept at block starts only.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from fastweights.recurrence.solvers import ChunkGram, Implicit, Solver, Unrolled
 CHUNK = 32
 
 Solve = Callable[..., Tensor]
-"""q* ``[b t h k]`` of q, H before it, k, β, Λ and log γ: the system's right-hand side and the rest of the system."""
+"""q* ``[b t h k]`` of q, H before it, k, β, Λ and log γ: the system's right-hand side and the rest
+of the system.
+"""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,13 @@ class BlockedSolve:
     plan: Plan
 
     def __call__(
-        self, b: Tensor, start: Tensor, k: Tensor, beta: Tensor, ridge: Tensor, log_decay: Tensor | None
+        self,
+        b: Tensor,
+        start: Tensor,
+        k: Tensor,
+        beta: Tensor,
+        ridge: Tensor,
+        log_decay: Tensor | None,
     ) -> Tensor:
         pieces = []
         for span, gram in self._blocks(start, k, beta, ridge, log_decay):
@@ -59,9 +68,13 @@ class BlockedSolve:
             yield span, ChunkGram(*(s.flatten(0, 2) for s in parts))
 
     def _lasting(self, ridge: Tensor) -> Tensor:
-        """Λ, and behind the end of the last chunk its last: H stays as it was there, and definite with that one."""
+        """Λ, and behind the end of the last chunk its last: H stays as it was there, and definite
+        with that one.
+        """
         behind = -ridge.shape[1] % self.plan.chunk
-        return torch.cat([ridge, ridge[:, -1:].expand(-1, behind, -1, -1)], dim=1) if behind else ridge
+        return (
+            torch.cat([ridge, ridge[:, -1:].expand(-1, behind, -1, -1)], dim=1) if behind else ridge
+        )
 
 
 def _starts(state: Tensor, written: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,15 +87,18 @@ def _starts(state: Tensor, written: Tensor, carry: Tensor) -> tuple[Tensor, Tens
 
 
 def solved_and_read(solve: Solve, recurrence: Mesa, state: State) -> tuple[Tensor, State]:
-    """(o, final state) with the optimal queries that `solve` finds: differentiated by solving once more, or step by
-    step if the record's solver is `Unrolled`."""
+    """(o, final state) with the optimal queries that `solve` finds: differentiated by solving once
+    more, or step by step if the record's solver is `Unrolled`.
+    """
     b, t, h = recurrence.shape
     dtype, (gram, memory, *_) = recurrence.accumulator, state
     q, k, v, beta, ridge = (
         s.to(dtype).expand(b, t, h, -1)
         for s in (recurrence.q, recurrence.k, recurrence.v, recurrence.beta, recurrence.ridge)
     )
-    log_decay = None if recurrence.log_decay is None else recurrence.log_decay.to(dtype).expand(b, t, h, -1)
+    log_decay = (
+        None if recurrence.log_decay is None else recurrence.log_decay.to(dtype).expand(b, t, h, -1)
+    )
     system = (gram, k, beta, ridge, log_decay)
     unrolled = isinstance(recurrence.solver, Unrolled)
     with torch.set_grad_enabled(unrolled and torch.is_grad_enabled()):
@@ -97,7 +113,9 @@ def solved_and_read(solve: Solve, recurrence: Mesa, state: State) -> tuple[Tenso
 def blocked_mesa(recurrence: Mesa, state: State) -> tuple[Tensor, State]:
     """(o, final state)."""
     b, t, h = recurrence.shape
-    return solved_and_read(BlockedSolve(recurrence.solver, Plan.of(CHUNK, b * h, t)), recurrence, state)
+    return solved_and_read(
+        BlockedSolve(recurrence.solver, Plan.of(CHUNK, b * h, t)), recurrence, state
+    )
 
 
 def refuses(recurrence: Recurrence) -> str | None:

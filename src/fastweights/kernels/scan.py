@@ -1,14 +1,17 @@
-"""`Decay` with a small state per head, element by element: S_t = α_t S_{t-1} + x_t with x_t = k_tᵀ v_t.
+"""`Decay` with a small state per head, element by element: S_t = α_t S_{t-1} + x_t with x_t = k_tᵀ
+v_t.
 
-A time block is a few chunks of all sequences and heads. Where one token has enough elements to keep the processor
-busy, a block is one chunk, whose tokens follow each other. Else the chunks advance side by side, twice: first from
-nothing, for what each adds to the state; then, with the states at their starts known, for good.
+A time block is a few chunks of all sequences and heads. Where one token has enough elements to keep
+the processor busy, a block is one chunk, whose tokens follow each other. Else the chunks advance
+side by side, twice: first from nothing, for what each adds to the state; then, with the states at
+their starts known, for good.
 
-Kept for the backward are the streams and the states at block starts. What reaches S_{t-1} is the same scan in
-reverse, G_t = ᾱ_t (G_{t+1} + q̄_t do_t); with it dS_t = G_{t+1} + q̄_t do_t and d log α_t = S̄_{t-1} G_t.
+Kept for the backward are the streams and the states at block starts. What reaches S_{t-1} is the
+same scan in reverse, G_t = ᾱ_t (G_{t+1} + q̄_t do_t); with it dS_t = G_{t+1} + q̄_t do_t and d log
+α_t = S̄_{t-1} G_t.
 
-Inside, streams are ``[b t k v h]``, with length 1 where they do not vary; such an axis is never spelled out, in time
-neither. Only log α ≤ 0 is exponentiated.
+Inside, streams are ``[b t k v h]``, with length 1 where they do not vary; such an axis is never
+spelled out, in time neither. Only log α ≤ 0 is exponentiated.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ BUSY = 1 << 13
 """Elements per operation from which on its fixed cost no longer shows."""
 CHUNK = 32
 MOST_KEYS, MOST_VALUES, MOST_ELEMENTS = 256, 32, 4
-"""Up to how many keys with one value, values with one key, and k·v of any, this beats matrix products over chunks."""
+"""Up to how many keys with one value, values with one key, and k·v of any, this beats matrix
+products over chunks.
+"""
 MOST_COMPLEX = 1024
 """The same k·v for complex records, which no other blocked kernel takes."""
 
@@ -63,14 +68,25 @@ class _Block(NamedTuple):
 
     @classmethod
     def of(
-        cls, span: slice, dtype: torch.dtype, q: Tensor, k: Tensor | None, v: Tensor, log_decay: Tensor | None
+        cls,
+        span: slice,
+        dtype: torch.dtype,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor,
+        log_decay: Tensor | None,
     ) -> _Block:
         rows, columns = (_tokens(s, span).to(dtype).mT for s in (q, v))
         log_alpha = torch.zeros((), dtype=dtype, device=q.device).expand(1, 1, 1, 1)
         if log_decay is not None:
             log_alpha = _tokens(log_decay, span).to(dtype).mT
         key = torch.expm1(log_alpha).neg_() if k is None else _tokens(k, span).to(dtype).mT
-        return cls(rows[:, :, :, None], key[:, :, :, None], columns[:, :, None], log_alpha.exp()[:, :, :, None])
+        return cls(
+            rows[:, :, :, None],
+            key[:, :, :, None],
+            columns[:, :, None],
+            log_alpha.exp()[:, :, :, None],
+        )
 
     def states(self, start: Tensor, length: int, chunk: int) -> Tensor:
         """S after each token ``[b t k v h]``, from the state before the first ``[b k v h]``."""
@@ -80,11 +96,15 @@ class _Block(NamedTuple):
 
     def product(self, a: Tensor, b: Tensor, shape: Shape) -> Tensor:
         """a ⊙ b spelled out to `shape`, laid out in memory as α is."""
-        return torch.mul(a.expand(shape), b, out=torch.empty_like(self.alpha.expand(shape), dtype=a.dtype))
+        return torch.mul(
+            a.expand(shape), b, out=torch.empty_like(self.alpha.expand(shape), dtype=a.dtype)
+        )
 
 
 class _Scan(torch.autograd.Function):
-    """(o ``[b t v h]``, S_T ``[b k v h]``) of q, k, v, log_decay as the record has them, and S_0."""
+    """(o ``[b t v h]``, S_T ``[b k v h]``) of q, k, v, log_decay as the record has them,
+    and S_0.
+    """
 
     @staticmethod
     def forward(
@@ -103,7 +123,9 @@ class _Scan(torch.autograd.Function):
             starts.append(state)
             block = _Block.of(span, state.dtype, q, k, v, log_decay)
             states = block.states(state, span.stop - span.start, plan.chunk)
-            o[:, span] = _summed(block.q, states, (b, span.stop - span.start, 1, values, h)).squeeze(2)
+            o[:, span] = _summed(
+                block.q, states, (b, span.stop - span.start, 1, values, h)
+            ).squeeze(2)
             state = states[:, -1].clone()
         ctx.length, ctx.plan = length, plan
         ctx.save_for_backward(q, k, v, log_decay, *starts)
@@ -117,17 +139,25 @@ class _Scan(torch.autograd.Function):
         grads = [None if s is None else _room(s, dstate.dtype) for s in streams]
         for span, start in reversed(list(zip(ctx.plan.spans(ctx.length), starts, strict=True))):
             block = _Block.of(span, start.dtype, *streams)
-            found, dstate = _block_back(block, start, do[:, span, None], dstate, ctx.plan.chunk, tied=k is None)
+            found, dstate = _block_back(
+                block, start, do[:, span, None], dstate, ctx.plan.chunk, tied=k is None
+            )
             for grad, part in zip(grads, found, strict=True):
                 if grad is not None:
                     _put(grad, span, part)
-        return None, *(g if g is None else g.to(s.dtype) for g, s in zip(grads, streams, strict=True)), dstate
+        return (
+            None,
+            *(g if g is None else g.to(s.dtype) for g, s in zip(grads, streams, strict=True)),
+            dstate,
+        )
 
 
 def _block_back(
     block: _Block, start: Tensor, do: Tensor, dstate: Tensor, chunk: int, *, tied: bool
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """(dq, dk, dv, d log α, each ``[b t k|v h]`` with the lengths 1 of its stream; dS before the block)."""
+    """(dq, dk, dv, d log α, each ``[b t k|v h]`` with the lengths 1 of its stream; dS before the
+    block).
+    """
     length = do.shape[1]
     states = block.states(start, length, chunk)
     q, k, v, alpha = (s.conj().resolve_conj() for s in block)
@@ -148,7 +178,9 @@ def _block_back(
 
 
 def _scan(alpha: Tensor, x: Tensor, state: Tensor, chunk: int, *, reverse: bool = False) -> Tensor:
-    """x_t ← α_t x_{t-1} + x_t along the time axis of ``x [b t …]``, from `state`; returns the last."""
+    """x_t ← α_t x_{t-1} + x_t along the time axis of ``x [b t …]``, from `state`; returns
+    the last.
+    """
     alpha = alpha.expand(-1, x.shape[1], *alpha.shape[2:])
     if x.shape[1] <= chunk:
         return _follow(_ordered(alpha, 1, reverse), _ordered(x, 1, reverse), state)
@@ -158,7 +190,9 @@ def _scan(alpha: Tensor, x: Tensor, state: Tensor, chunk: int, *, reverse: bool 
     for decay, token in zip(decays[1:], tokens[1:], strict=True):
         added = torch.addcmul(token, decay, added)
     starts = torch.empty_like(added)
-    for kept, addition, start in zip(*(_ordered(s, 1, reverse) for s in (alpha.prod(2), added, starts)), strict=True):
+    for kept, addition, start in zip(
+        *(_ordered(s, 1, reverse) for s in (alpha.prod(2), added, starts)), strict=True
+    ):
         start.copy_(state)
         state = torch.addcmul(addition, kept, state)
     _follow(decays, tokens, starts)

@@ -15,7 +15,11 @@ def signed(recurrence: Signed, state: State) -> tuple[Tensor, State]:
 
 
 def refuses(recurrence: Recurrence) -> str | None:
-    return None if isinstance(recurrence, Signed) else f"it is a {type(recurrence).__name__}, not a Signed"
+    return (
+        None
+        if isinstance(recurrence, Signed)
+        else f"it is a {type(recurrence).__name__}, not a Signed"
+    )
 
 
 SIGNED = Kernel("signed: the inner record's kernel", refuses, signed)

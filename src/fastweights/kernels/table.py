@@ -19,8 +19,10 @@ from fastweights.recurrence.base import Recurrence, State
 class Kernel:
     """One way to compute (o, final state).
 
-    refuses   why the kernel cannot take a record, or None if it can
-    run       the computation, for what it does not refuse; it agrees with `Recurrence.chunk`, gradients included
+    Attributes:
+        refuses: why the kernel cannot take a record, or None if it can
+        run: the computation, for what it does not refuse; it agrees with `Recurrence.chunk`,
+            gradients included
     """
 
     name: str
@@ -34,7 +36,9 @@ _only: ContextVar[str | None] = ContextVar("only", default=None)
 
 @torch.compiler.assume_constant_result
 def _wanted() -> str | None:
-    """The one kernel allowed here, or None for all; torch.compile, which cannot trace context, fixes it."""
+    """The one kernel allowed here, or None for all; torch.compile, which cannot trace context,
+    fixes it.
+    """
     return _only.get()
 
 
@@ -61,7 +65,9 @@ def _first(recurrence: Recurrence, wanted: str | None) -> Kernel:
 
 
 def explain(recurrence: Recurrence) -> str:
-    """A line per kernel: taken, possible, or why it refused; and one on float32 products where torch makes them."""
+    """A line per kernel: taken, possible, or why it refused; and one on float32 products where
+    torch makes them.
+    """
     wanted, taken, lines = _wanted(), False, []
     for kernel in TABLE:
         reason = kernel.refuses(recurrence)

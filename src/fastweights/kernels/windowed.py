@@ -1,13 +1,16 @@
-"""`WindowedLinear` in blocks of queries, time and memory linear in T, with a hand-written backward that recomputes.
+"""`WindowedLinear` in blocks of queries, time and memory linear in T, with a hand-written backward
+that recomputes.
 
-A block of c queries sees a strip of w + c keys, its own and the w before them, and S, which holds all older ones:
+A block of c queries sees a strip of w + c keys, its own and the w before them, and S, which holds
+all older ones:
 
     near = e^(s - c)        where the key is in the window        N = near (V ‖ 1)
     far  = φ(Q) φ(K)ᵀ       where it is before it                 F = far (V ‖ 1) + φ(Q) S
 
-and o is what `WindowedLinear.joined` makes of N and F. Within a row the window begins at the column after the query's
-own number, so that one pattern serves all blocks, and the keys of a block's first c columns are those that S takes up
-after it. Padding is moved behind the tokens first. Kept for the backward are the streams and S at time blocks' starts.
+and o is what `WindowedLinear.joined` makes of N and F. Within a row the window begins at the column
+after the query's own number, so that one pattern serves all blocks, and the keys of a block's first
+c columns are those that S takes up after it. Padding is moved behind the tokens first. Kept for the
+backward are the streams and S at time blocks' starts.
 """
 
 from __future__ import annotations
@@ -24,17 +27,27 @@ from fastweights.kernels.gemm import routed
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence, reciprocal
 from fastweights.recurrence.timeline import FORGOTTEN
-from fastweights.recurrence.windowed import WindowedLinear, WindowState, capped, divided, joined, with_ones
+from fastweights.recurrence.windowed import (
+    WindowedLinear,
+    WindowState,
+    capped,
+    divided,
+    joined,
+    with_ones,
+)
 
 FEWEST, MOST = 64, 256
-"""Queries per block: fewer are too few for a matrix product, and more than the window has keys bring nothing."""
+"""Queries per block: fewer are too few for a matrix product, and more than the window has keys
+bring nothing.
+"""
 SCORES = 1 << 19
 """Queries × keys at once, over all heads."""
 
 
 class _Plan(NamedTuple):
-    """Queries per block, window, blocks in all, blocks at once; of the record whether both sides share one normaliser,
-    and what bounds the scores."""
+    """Queries per block, window, blocks in all, blocks at once; of the record whether both sides
+    share one normaliser, and what bounds the scores.
+    """
 
     block: int
     window: int
@@ -45,12 +58,16 @@ class _Plan(NamedTuple):
 
     @classmethod
     def of(cls, recurrence: WindowedLinear, past: int) -> Self:
-        """`past` tokens are cached; a window that reaches beyond the first of them need not be as wide."""
+        """`past` tokens are cached; a window that reaches beyond the first of them need not be as
+        wide.
+        """
         b, t, h = recurrence.shape
         window = min(recurrence.window, past + t + 1)
         block = min(max(window, FEWEST), MOST)
         at_once = SCORES // (b * h * block * (block + window))
-        return cls(block, window, -(-t // block), max(1, at_once), recurrence.shared, recurrence.softcap)
+        return cls(
+            block, window, -(-t // block), max(1, at_once), recurrence.shared, recurrence.softcap
+        )
 
     @property
     def strip(self) -> int:
@@ -62,7 +79,10 @@ class _Plan(NamedTuple):
 
     def spans(self) -> list[slice]:
         """The blocks that are evaluated together."""
-        return [slice(n, min(n + self.at_once, self.blocks)) for n in range(0, self.blocks, self.at_once)]
+        return [
+            slice(n, min(n + self.at_once, self.blocks))
+            for n in range(0, self.blocks, self.at_once)
+        ]
 
     def queries(self, stream: Tensor, span: slice) -> Tensor:
         """``[b g r T ·]`` → ``[b g n r·c ·]``, the blocks of the span."""
@@ -74,7 +94,9 @@ class _Plan(NamedTuple):
         return blocks.unflatten(3, (-1, self.block)).transpose(2, 3).flatten(3, 4)
 
     def strips(self, stream: Tensor, span: slice, width: int) -> Tensor:
-        """``[b g w+T ·]`` → ``[b g n width ·]``, the first `width` tokens of every strip of the span."""
+        """``[b g w+T ·]`` → ``[b g n width ·]``, the first `width` tokens of every strip of the
+        span.
+        """
         tokens = stream[:, :, span.start * self.block : (span.stop - 1) * self.block + width]
         return tokens.unfold(2, width, self.block).mT.contiguous()
 
@@ -86,15 +108,19 @@ class _Plan(NamedTuple):
 
 
 class _Documents(NamedTuple):
-    """``[b w+T]``: the segment that each token is in, and the same or -1 if it is absent (padding, no such past)."""
+    """``[b w+T]``: the segment that each token is in, and the same or -1 if it is absent (padding,
+    no such past).
+    """
 
     running: Tensor
     present: Tensor
 
 
 class _Masks(NamedTuple):
-    """What the queries of a span see: keys in the window ``[… c strip]`` and before it ``[… c c]``, S ``[… c 1]``;
-    what S keeps from one block's start to another's ``[… n+1 n+1]`` and what it takes up ``[… c 1]`` (None: all)."""
+    """What the queries of a span see: keys in the window ``[… c strip]`` and before it ``[… c c]``,
+    S ``[… c 1]``; what S keeps from one block's start to another's ``[… n+1 n+1]`` and what it
+    takes up ``[… c 1]`` (None: all).
+    """
 
     near: Tensor
     far: Tensor
@@ -103,8 +129,13 @@ class _Masks(NamedTuple):
     takes: Tensor | None = None
 
     @classmethod
-    def of(cls, plan: _Plan, span: slice, documents: _Documents | None, device: torch.device) -> Self:
-        n, row, column = (torch.arange(x, device=device) for x in (span.stop - span.start + 1, plan.block, plan.strip))
+    def of(
+        cls, plan: _Plan, span: slice, documents: _Documents | None, device: torch.device
+    ) -> Self:
+        n, row, column = (
+            torch.arange(x, device=device)
+            for x in (span.stop - span.start + 1, plan.block, plan.strip)
+        )
         behind = row[:, None] + plan.window - column
         near, far = (behind >= 0) & (behind < plan.window), (behind >= plan.window)[:, : plan.block]
         carry = n[:, None] >= n
@@ -113,7 +144,9 @@ class _Masks(NamedTuple):
         present = documents.present[:, None, :, None]
         keys = plan.strips(present, span, plan.strip)[:, :, :, None, None, :, 0]
         queries = plan.strips(present[:, :, plan.window :], span, plan.block)[:, :, :, None]
-        ends = F.pad(documents.running, (1, 0))[:, : plan.length + 1 : plan.block][:, span.start : span.stop + 1]
+        ends = F.pad(documents.running, (1, 0))[:, : plan.length + 1 : plan.block][
+            :, span.start : span.stop + 1
+        ]
         same = (queries == keys) & (keys >= 0)
         return cls(
             near & same,
@@ -125,7 +158,9 @@ class _Masks(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """The streams of n blocks: queries ``[b g n r·c ·]``, strips of keys ``[b g n strip ·]``, φ(K) ``[b g n c f]``."""
+    """The streams of n blocks: queries ``[b g n r·c ·]``, strips of keys ``[b g n strip ·]``, φ(K)
+    ``[b g n c f]``.
+    """
 
     q: Tensor
     fq: Tensor
@@ -135,7 +170,17 @@ class _Span(NamedTuple):
     v: Tensor
 
     @classmethod
-    def of(cls, plan: _Plan, span: slice, q: Tensor, fq: Tensor, mix: Tensor, k: Tensor, fk: Tensor, v: Tensor) -> Self:
+    def of(
+        cls,
+        plan: _Plan,
+        span: slice,
+        q: Tensor,
+        fq: Tensor,
+        mix: Tensor,
+        k: Tensor,
+        fk: Tensor,
+        v: Tensor,
+    ) -> Self:
         return cls(
             plan.queries(q, span),
             plan.queries(fq, span),
@@ -153,9 +198,15 @@ class _Span(NamedTuple):
     def weights(self, masks: _Masks, softcap: float | None) -> tuple[Tensor, Tensor]:
         """near ``[b g n r·c strip]`` and far ``[b g n r·c c]``."""
         c = self.fk.shape[3]
-        scores = capped(self.q @ self.k.mT, softcap).unflatten(3, (-1, c)).masked_fill_(~masks.near, -torch.inf)
+        scores = (
+            capped(self.q @ self.k.mT, softcap)
+            .unflatten(3, (-1, c))
+            .masked_fill_(~masks.near, -torch.inf)
+        )
         highest = scores.amax(-1, keepdim=True)
-        scores.sub_(highest.masked_fill_(highest == -torch.inf, 0)).clamp_(min=smallest_exponent(scores.dtype))
+        scores.sub_(highest.masked_fill_(highest == -torch.inf, 0)).clamp_(
+            min=smallest_exponent(scores.dtype)
+        )
         near = scores.exp_().mul_(masks.near).flatten(3, 4)
         far = (self.fq @ self.fk.mT).unflatten(3, (-1, c)).mul_(masks.far).flatten(3, 4)
         return near, far
@@ -177,7 +228,9 @@ def _rows(queries: Tensor, mask: Tensor) -> Tensor:
 
 
 class _Blocked(torch.autograd.Function):
-    """(o ``[b g r T v]``, S after the last block) of queries ``[b g r T ·]``, keys ``[b g w+T ·]`` and S_0."""
+    """(o ``[b g r T v]``, S after the last block) of queries ``[b g r T ·]``, keys ``[b g w+T ·]``
+    and S_0.
+    """
 
     @staticmethod
     @routed
@@ -192,7 +245,9 @@ class _Blocked(torch.autograd.Function):
             states = blocks.states(masks, memory)
             near, far = blocks.weights(masks, plan.softcap)
             sums = joined(*_sums(blocks, masks, near, far, states), blocks.mix, shared=plan.shared)
-            o[..., span.start * plan.block : span.stop * plan.block, :] = plan.unqueries(divided(sums)[..., :-1])
+            o[..., span.start * plan.block : span.stop * plan.block, :] = plan.unqueries(
+                divided(sums)[..., :-1]
+            )
             memory = states[:, :, -1]
         ctx.plan, ctx.plain = plan, plain
         ctx.save_for_backward(*documents, *streams, *starts)
@@ -224,7 +279,9 @@ def _masks(plan: _Plan, span: slice, plain: bool, documents: _Documents) -> _Mas
     return _Masks.of(plan, span, unseen, documents.present.device)
 
 
-def _sums(blocks: _Span, masks: _Masks, near: Tensor, far: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+def _sums(
+    blocks: _Span, masks: _Masks, near: Tensor, far: Tensor, states: Tensor
+) -> tuple[Tensor, Tensor]:
     """N and F ``[b g n r·c v+1]``."""
     return near @ blocks.v, (far @ blocks.old).add_(blocks.readers(masks) @ states[:, :, :-1])
 
@@ -255,7 +312,9 @@ def _span_back(
     dv[..., :c, :] += far.mT @ dfar
 
     dstates = torch.cat([readers.mT @ dfar, dmemory.unsqueeze(2)], 2)
-    dwritten = (masks.carry.to(dstates.dtype).mT @ dstates.flatten(3)).unflatten(3, memory.shape[2:])
+    dwritten = (masks.carry.to(dstates.dtype).mT @ dstates.flatten(3)).unflatten(
+        3, memory.shape[2:]
+    )
     taken, dtaken = fk, old @ dwritten[:, :, 1:].mT
     if masks.takes is not None:
         taken, dtaken = taken * masks.takes, dtaken * masks.takes
@@ -263,8 +322,12 @@ def _span_back(
     return _Span(dscores @ k, dfq, dmix, dscores.mT @ q, dfk.add_(dtaken), dv), dwritten[:, :, 0]
 
 
-def _joined_back(near: Tensor, far: Tensor, mix: Tensor, do: Tensor, *, shared: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of both sides' sums and of the mix, from that of o = divided(joined(near, far, mix))."""
+def _joined_back(
+    near: Tensor, far: Tensor, mix: Tensor, do: Tensor, *, shared: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of both sides' sums and of the mix, from that of o = divided(joined(near, far,
+    mix)).
+    """
     parts = (near, far) if shared else (divided(near), divided(far))
     sums = joined(near, far, mix, shared=shared)
     dsums = _divided_back(sums, F.pad(do, (0, 1)))
@@ -283,8 +346,9 @@ def _divided_back(sums: Tensor, d: Tensor) -> Tensor:
 
 
 class _Arranged(NamedTuple):
-    """The kept tokens in front of the padding: ``order [b t]`` of a record with padding, how many there are
-    ``[b 1]``, and where they belong."""
+    """The kept tokens in front of the padding: ``order [b t]`` of a record with padding, how many
+    there are ``[b 1]``, and where they belong.
+    """
 
     order: Tensor | None
     length: Tensor
@@ -302,7 +366,9 @@ class _Arranged(NamedTuple):
             order, length = (~keeps).long().argsort(dim=1, stable=True), keeps.sum(1, keepdim=True)
             own = own.take_along_dim(order, 1)
         there = torch.arange(t, device=age.device) < length
-        cached = F.pad(torch.where(age < plan.window, 0, -1), (plan.window - age.shape[1], 0), value=-1)
+        cached = F.pad(
+            torch.where(age < plan.window, 0, -1), (plan.window - age.shape[1], 0), value=-1
+        )
         behind = last.expand(b, plan.length - t)
         running = torch.cat([torch.zeros_like(cached), torch.where(there, own, last), behind], 1)
         present = torch.cat([cached, torch.where(there, own, -1), -torch.ones_like(behind)], 1)
@@ -316,7 +382,9 @@ class _Arranged(NamedTuple):
     def outputs(self, o: Tensor) -> Tensor:
         """The reverse of `tokens`."""
         o = o.transpose(1, 2)
-        return o if self.order is None else o.take_along_dim(self.order.argsort(1)[..., None, None], 1)
+        return (
+            o if self.order is None else o.take_along_dim(self.order.argsort(1)[..., None, None], 1)
+        )
 
 
 def blocked_windows(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, WindowState]:
@@ -326,9 +394,14 @@ def blocked_windows(recurrence: WindowedLinear, state: WindowState) -> tuple[Ten
     w = plan.window
     arranged = _Arranged.of(recurrence, plan, age)
     _, length, documents = arranged
-    queries = (arranged.tokens(s.to(dtype).expand(b, t, h, -1)) for s in (recurrence.q, recurrence.fq, recurrence.mix))
+    queries = (
+        arranged.tokens(s.to(dtype).expand(b, t, h, -1))
+        for s in (recurrence.q, recurrence.fq, recurrence.mix)
+    )
     q, fq, mix = (F.pad(s, (0, 0, 0, plan.length - t)).unflatten(1, (g, -1)) for s in queries)
-    own = (arranged.tokens(s.expand(b, t, g, -1)) for s in (recurrence.k, recurrence.v, recurrence.fk))
+    own = (
+        arranged.tokens(s.expand(b, t, g, -1)) for s in (recurrence.k, recurrence.v, recurrence.fk)
+    )
     keys, values, features = (
         F.pad(torch.cat([old, new], 2), (0, 0, w - old.shape[2], plan.length - t))
         for old, new in zip(cached, own, strict=True)
@@ -337,16 +410,26 @@ def blocked_windows(recurrence: WindowedLinear, state: WindowState) -> tuple[Ten
     fk = features.to(dtype) * ((documents.present >= 0) & gone)[:, None, :, None]
     v = with_ones(values.to(dtype)) * (documents.present >= 0)[:, None, :, None]
     plain = arranged.order is None and recurrence.starts is None
-    o, last = _Blocked.apply(plan, plain, documents, memory, q / q.shape[-1] ** 0.5, fq, mix, keys.to(dtype), fk, v)
+    o, last = _Blocked.apply(
+        plan, plain, documents, memory, q / q.shape[-1] ** 0.5, fq, mix, keys.to(dtype), fk, v
+    )
     o = arranged.outputs(o.flatten(1, 2)[:, :, :t])
 
     current, ended = documents.running[:, -1:], documents.running[:, plan.length - 1 : plan.length]
     rest = fk * (documents.present == current)[:, None, :, None]
-    memory = last * (ended == current)[..., None, None] + rest[:, :, plan.length :].mT @ v[:, :, plan.length :]
-    left = torch.arange(min(max(recurrence.window - 1, 0), t + age.shape[1]), 0, -1, device=age.device)
+    memory = (
+        last * (ended == current)[..., None, None]
+        + rest[:, :, plan.length :].mT @ v[:, :, plan.length :]
+    )
+    left = torch.arange(
+        min(max(recurrence.window - 1, 0), t + age.shape[1]), 0, -1, device=age.device
+    )
     rows = length + w - left
     there = documents.present.take_along_dim(rows, 1) == current
-    ring = (s.take_along_dim(rows[:, None, :, None], 2) * there[:, None, :, None] for s in (keys, values, features))
+    ring = (
+        s.take_along_dim(rows[:, None, :, None], 2) * there[:, None, :, None]
+        for s in (keys, values, features)
+    )
     return o.to(recurrence.output), (*ring, memory, torch.where(there, left, FORGOTTEN))  # type: ignore[return-value]
 
 
@@ -356,4 +439,6 @@ def refuses(recurrence: Recurrence) -> str | None:
     return None
 
 
-BLOCKED_WINDOWS = Kernel("windows and linear memory, block by block (torch)", refuses, blocked_windows)
+BLOCKED_WINDOWS = Kernel(
+    "windows and linear memory, block by block (torch)", refuses, blocked_windows
+)

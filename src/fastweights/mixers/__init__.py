@@ -1,13 +1,5 @@
 """One file per paper; `MIXERS` names them all."""
 
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
-from inspect import signature
-
-from fastweights.mixer import Mixer
 from fastweights.mixers.based import Based
 from fastweights.mixers.cosformer import CosFormer
 from fastweights.mixers.deltanet import DeltaNet
@@ -29,6 +21,7 @@ from fastweights.mixers.mlstm import MLSTM
 from fastweights.mixers.normalized import NormalizedAttention
 from fastweights.mixers.performer import Performer
 from fastweights.mixers.qlstm import QLSTM
+from fastweights.mixers.registry import MIXERS, make, plugin, register
 from fastweights.mixers.retnet import RetNet
 from fastweights.mixers.rfa import RFA
 from fastweights.mixers.rglru import RGLRU
@@ -38,89 +31,6 @@ from fastweights.mixers.s4d import S4D
 from fastweights.mixers.s5 import S5
 from fastweights.mixers.softmax import SlidingWindow, SoftmaxAttention
 from fastweights.mixers.transnormer import TransNormer
-
-MIXERS: dict[str, type[Mixer]] = {
-    "softmax": SoftmaxAttention,
-    "swa": SlidingWindow,
-    "linear": Linear,
-    "performer": Performer,
-    "rfa": RFA,
-    "cosformer": CosFormer,
-    "based": Based,
-    "normalized": NormalizedAttention,
-    "retnet": RetNet,
-    "transnormer": TransNormer,
-    "gla": GLA,
-    "hgrn": HGRN,
-    "hgrn2": HGRN2,
-    "metala": MetaLA,
-    "dss": DSS,
-    "s4d": S4D,
-    "h3": H3,
-    "s5": S5,
-    "mamba": Mamba,
-    "mamba2": Mamba2,
-    "lru": LRU,
-    "rglru": RGLRU,
-    "qlstm": QLSTM,
-    "rwkv4": RWKV4,
-    "rwkv4_channel": RWKV4Channel,
-    "mlstm": MLSTM,
-    "deltanet": DeltaNet,
-    "gated_deltanet": GatedDeltaNet,
-    "mesa": MesaLayer,
-    "mesa_signed": SignedMesaLayer,
-    "mesanet": MesaNetBaseline,
-    "lolcats": LoLCATs,
-}
-
-
-def register(name: str, mixer: type[Mixer]) -> None:
-    """Make `mixer` known as `name` to models, the command and checkpoints; raises if the name is taken."""
-    if MIXERS.get(name, mixer) is not mixer:
-        raise ValueError(f"the name {name!r} already means {MIXERS[name].__name__}; choose another")
-    if not issubclass(mixer, Mixer):
-        raise TypeError(f"{mixer!r} is not a Mixer")
-    MIXERS[name] = mixer
-
-
-def plugin(path: str) -> str:
-    """Register the mixer that ``package.module:Class`` names, under this very name, and return it.
-
-    The module is looked for where Python looks, and in the working folder. Raises ValueError if it cannot be had.
-    """
-    module, separator, name = path.partition(":")
-    if not (module and separator and name):
-        raise ValueError(f"{path!r} names no class; write package.module:Class, such as mypkg.mymixer:MyMixer")
-    with _working_folder_importable():
-        try:
-            register(path, getattr(import_module(module), name))
-        except (ImportError, AttributeError, TypeError) as error:
-            raise ValueError(f"cannot use {path!r} as a mixer: {error}") from error
-    return path
-
-
-@contextmanager
-def _working_folder_importable() -> Iterator[None]:
-    folder = os.getcwd()
-    sys.path.append(folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
-
-
-def make(name: str, d: int, **arguments: object) -> Mixer:
-    """The mixer called `name` for model width `d`; an unknown name or argument is an error that lists the known."""
-    if name not in MIXERS:
-        yours = f"; fastweights.mixers.plugin({name!r}) makes it known" if ":" in name else ""
-        raise ValueError(f"unknown mixer {name!r}{yours}; there are {', '.join(sorted(MIXERS))}")
-    known = signature(MIXERS[name]).parameters
-    unknown = sorted(arguments.keys() - known.keys())
-    if unknown:
-        raise ValueError(f"{name} does not take {', '.join(unknown)}; it takes {', '.join(known)}")
-    return MIXERS[name](d=d, **arguments)
-
 
 __all__ = [
     "DSS",

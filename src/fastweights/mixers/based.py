@@ -1,4 +1,6 @@
-"""Based: Simple linear attention language models balance the recall-throughput tradeoff (Arora et al., 2024)."""
+"""Based: Simple linear attention language models balance the recall-throughput tradeoff (Arora et
+al., 2024).
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,12 @@ class Based(Mixer):
     f_k  φ(x W_K)        f_g  1
     f_v  x W_V           d_k = 16·H,  d_v = d
 
-    with φ the Taylor features of exp to the second order, φ(q)·φ(k) = 1 + s + s²/2 of s = q·k / √d'_k; the output is
-    divided by q_t Σ_s k_s. A Based model alternates these layers with sliding windows: a hybrid of `based` and `swa`.
+    with φ the Taylor features of exp to the second order, φ(q)·φ(k) = 1 + s + s²/2 of s = q·k /
+    √d'_k; the output is divided by q_t Σ_s k_s. A Based model alternates these layers with sliding
+    windows: a hybrid of `based` and `swa`.
 
-    keys  d'_k, before φ; a head keeps 1 + d'_k (d'_k + 3) / 2 features
+    Attributes:
+        keys: d'_k, before φ; a head keeps 1 + d'_k (d'_k + 3) / 2 features
     """
 
     def __init__(self, d: int, heads: int = 4, keys: int = 16) -> None:

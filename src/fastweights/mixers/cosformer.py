@@ -20,10 +20,12 @@ class CosFormer(Mixer):
     f_k  φ(x W_K)        f_g  1
     f_v  x W_V           d_k = d_v = d
 
-    with φ(x)_t = (ReLU(x) cos(π t / 2M), ReLU(x) sin(π t / 2M)), which weighs q_t·k_s by cos(π (t - s) / 2M); the
-    output is divided by q_t Σ_s k_s.
+    with φ(x)_t = (ReLU(x) cos(π t / 2M), ReLU(x) sin(π t / 2M)), which weighs q_t·k_s by cos(π (t -
+    s) / 2M); the output is divided by q_t Σ_s k_s.
 
-    length  M, the length of the longest sequence; tokens further apart would count negatively
+    Attributes:
+        length: M, the length of the longest sequence; tokens further apart would count
+            negatively
     """
 
     def __init__(self, d: int, heads: int = 4, length: int = 8192) -> None:

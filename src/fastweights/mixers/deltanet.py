@@ -1,4 +1,6 @@
-"""DeltaNet: Linear Transformers Are Secretly Fast Weight Programmers (Schlag et al., 2021; Yang et al., 2024)."""
+"""DeltaNet: Linear Transformers Are Secretly Fast Weight Programmers (Schlag et al., 2021; Yang et
+al., 2024).
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ class DeltaNet(Mixer):
     f_v  SiLU(conv(x W_V))            f_g  1
     d_k = d_v = d, RMSNorm per head, q scaled by d'_k^(-1/2)
 
-    negative    f_β = 2 σ(x W_β): I - β kᵀk has eigenvalues down to -1 (Grazzi et al., 2024)
-    eps, floor  of the norm and of L2, see `unit`
+    Attributes:
+        negative: f_β = 2 σ(x W_β): I - β kᵀk has eigenvalues down to -1 (Grazzi et al., 2024)
+        eps, floor: of the norm and of L2, see `unit`
     """
 
     def __init__(

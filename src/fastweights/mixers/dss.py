@@ -20,9 +20,11 @@ class DSS(Mixer):
     f_k  (e^(ΔA) - 1) / A    f_g  1
     f_v  x                   d_v = H = d,  d_k / H = N
 
-    with y = GELU(Re(o) + D ⊙ x) W_O: DSS_exp, A = -e^(A_re) + i A_im shared by all channels, one Δ each, B = 1.
+    with y = GELU(Re(o) + D ⊙ x) W_O: DSS_exp, A = -e^(A_re) + i A_im shared by all channels, one Δ
+    each, B = 1.
 
-    state  N, the complex states per channel
+    Attributes:
+        state: N, the complex states per channel
     """
 
     def __init__(self, d: int, state: int = 64) -> None:

@@ -21,9 +21,11 @@ class GatedDeltaNet(Mixer):
     f_v  SiLU(conv(x W_V))            f_g  SiLU(x W_G)
     d_k = expand_k·d,  d_v = expand_v·d, RMSNorm per head, q scaled by d'_k^(-1/2)
 
-    value_heads  how many heads v has, the same number of them for each head of q and k; None for one
-    negative     f_β = 2 σ(x W_β): I - β kᵀk has eigenvalues down to -1 (Grazzi et al., 2024)
-    eps, floor   of the norm and of L2, see `unit`
+    Attributes:
+        value_heads: how many heads v has, the same number of them for each head of q and k;
+            None for one
+        negative: f_β = 2 σ(x W_β): I - β kᵀk has eigenvalues down to -1 (Grazzi et al., 2024)
+        eps, floor: of the norm and of L2, see `unit`
     """
 
     def __init__(

@@ -19,12 +19,19 @@ class GLA(Mixer):
 
     with q scaled by d'_k^(-1/2), LayerNorm per head.
 
-    rank    width of the bottleneck in f_α
-    center  whether the norm subtracts the mean; False makes it an RMSNorm
+    Attributes:
+        rank: width of the bottleneck in f_α
+        center: whether the norm subtracts the mean; False makes it an RMSNorm
     """
 
     def __init__(
-        self, d: int, heads: int = 4, tau: float = 16.0, rank: int = 16, center: bool = True, eps: float = 1e-5
+        self,
+        d: int,
+        heads: int = 4,
+        tau: float = 16.0,
+        rank: int = 16,
+        center: bool = True,
+        eps: float = 1e-5,
     ) -> None:
         super().__init__(d)
         keys = d // 2

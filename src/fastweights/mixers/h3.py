@@ -1,4 +1,6 @@
-"""H3: Hungry Hungry Hippos, Towards Language Modeling with State Space Models (Fu, Dao et al., 2022), Algorithm 1."""
+"""H3: Hungry Hungry Hippos, Towards Language Modeling with State Space Models (Fu, Dao et al.,
+2022), Algorithm 1.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,15 @@ class H3(Mixer):
     f_k  (e^(ΔA) - 1) / A ⊗ conv(x W_K)    f_g  1
     f_v  x W_V                             d_v = d,  d_k = N d
 
-    with y = 2 Re(o) + D (q·k) v per head, then W_O: one diagonal system (S4D-Lin, zero-order hold) per head for all
-    products of a key with a value. The shift system is the convolution it realises; its own skip is in the last tap.
+    with y = 2 Re(o) + D (q·k) v per head, then W_O: one diagonal system (S4D-Lin, zero-order hold)
+    per head for all products of a key with a value. The shift system is the convolution it
+    realises; its own skip is in the last tap.
 
-    heads  of one key and one value channel each in the paper's text; None for channels of 8 each, as it trains
-    state  N of the diagonal system
-    shift  the states of the shift system
+    Attributes:
+        heads: of one key and one value channel each in the paper's text; None for channels of 8
+            each, as it trains
+        state: N of the diagonal system
+        shift: the states of the shift system
     """
 
     def __init__(self, d: int, heads: int | None = None, state: int = 64, shift: int = 64) -> None:
@@ -50,7 +55,9 @@ class H3(Mixer):
         log_alpha, B = self.A()
         skip = (q * k).sum(-1, keepdim=True) * self.D[:, None]
         q, k = _outer(2 * as_complex(self.C), q), _outer(B, k)
-        return Decay(q, k, v, log_alpha.repeat_interleave(v.shape[-1], dim=-1)[None, None], skip), None
+        return Decay(
+            q, k, v, log_alpha.repeat_interleave(v.shape[-1], dim=-1)[None, None], skip
+        ), None
 
     def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
         return self.W_o(o.real.flatten(-2).to(self.D.dtype))

@@ -19,8 +19,9 @@ class HGRN(Mixer):
 
     with RMSNorm of all channels.
 
-    lower_bound  β, the least decay, rising from layer to layer
-    tied         False: f_k = σ(x W_i + b_i), the GLRU before its gates are tied
+    Attributes:
+        lower_bound: β, the least decay, rising from layer to layer
+        tied: False: f_k = σ(x W_i + b_i), the GLRU before its gates are tied
     """
 
     def __init__(self, d: int, lower_bound: float = 0.0, tied: bool = True) -> None:
@@ -37,4 +38,6 @@ class HGRN(Mixer):
         one = x.new_ones(1, 1, 1, 1)
         k = None if self.W_i is None else self.W_i(x).sigmoid()[..., None]
         log_alpha = log_gate(self.W_f(x), self.lower_bound)
-        return Decay(one, k, F.silu(self.W_c(x))[..., None], log_alpha[..., None]), F.silu(self.W_g(x))
+        return Decay(one, k, F.silu(self.W_c(x))[..., None], log_alpha[..., None]), F.silu(
+            self.W_g(x)
+        )

@@ -19,8 +19,9 @@ class HGRN2(Mixer):
 
     with RMSNorm of all heads together.
 
-    heads        H; the state is expanded d / H times
-    lower_bound  β, the least decay, rising from layer to layer
+    Attributes:
+        heads: H; the state is expanded d / H times
+        lower_bound: β, the least decay, rising from layer to layer
     """
 
     def __init__(self, d: int, heads: int = 4, lower_bound: float = 0.0) -> None:

@@ -19,7 +19,8 @@ class Linear(Mixer):
 
     with φ = 1 + ELU; the output is divided by q_t Σ_s k_s.
 
-    feature_map  φ: elu or relu
+    Attributes:
+        feature_map: φ: elu or relu
     """
 
     def __init__(self, d: int, heads: int = 4, feature_map: str = "elu") -> None:

@@ -1,4 +1,6 @@
-"""LoLCATs: On Low-Rank Linearizing of Large Language Models (Zhang et al., 2024), in the form of arXiv 2410.10254."""
+"""LoLCATs: On Low-Rank Linearizing of Large Language Models (Zhang et al., 2024), in the form of
+arXiv 2410.10254.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,23 @@ class LoLCATs(Mixer):
     f_k  RoPE(x W_K), φ_k of it      γ     σ(m) per head, 0.1 at the start
     f_v  x W_V                       d_q = d,  d_k = d_v = d · kv_heads / heads
 
-    softmax over the last `window` tokens, linear attention over all before, one normaliser (`WindowedLinear`).
+    softmax over the last `window` tokens, linear attention over all before, one normaliser
+    (`WindowedLinear`).
 
-    kv_heads  how many heads k and v have, each serving heads / kv_heads queries; None for all
-    shared    False: a normaliser for each side, mixed as γ : 1 - γ (the workshop paper's eq. 8)
+    Attributes:
+        kv_heads: how many heads k and v have, each serving heads / kv_heads queries; None for
+            all
+        shared: False: a normaliser for each side, mixed as γ : 1 - γ (the workshop paper's eq.
+            8)
     """
 
     def __init__(
-        self, d: int, heads: int = 4, kv_heads: int | None = None, window: int = 64, shared: bool = True
+        self,
+        d: int,
+        heads: int = 4,
+        kv_heads: int | None = None,
+        window: int = 64,
+        shared: bool = True,
     ) -> None:
         super().__init__(d)
         kv_heads = heads if kv_heads is None else kv_heads
@@ -54,4 +65,6 @@ class LoLCATs(Mixer):
         k = rotary(heads(self.W_k(x), self.kv_heads), past.positions)
         v = heads(self.W_v(x), self.kv_heads)
         mix = precise(self.mix).sigmoid()[None, None, :, None]
-        return WindowedLinear(q, k, v, self.phi_q(q), self.phi_k(k), mix, self.window, self.shared), None
+        return WindowedLinear(
+            q, k, v, self.phi_q(q), self.phi_k(k), mix, self.window, self.shared
+        ), None

@@ -21,19 +21,28 @@ class LRU(Mixer):
     f_k  1             f_g  1,  W_O = C
     f_v  e^γ ⊙ x W_B   d_v = H = N,  d_k / H = 1
 
-    with y = Re(C h) + D ⊙ x: complex B, C and λ, no conjugates; γ starts as log √(1 - |λ|²). W_B and W_O hold real and
-    imaginary parts in turn, W_O the sign of the latter. The GELU, GLU and norm around it are the block's.
+    with y = Re(C h) + D ⊙ x: complex B, C and λ, no conjugates; γ starts as log √(1 - |λ|²). W_B
+    and W_O hold real and imaginary parts in turn, W_O the sign of the latter. The GELU, GLU and
+    norm around it are the block's.
 
-    state         N
-    r_min, r_max  the ring in which λ starts, uniformly; max_phase its largest angle
+    Attributes:
+        state: N
+        r_min, r_max: the ring in which λ starts, uniformly; max_phase its largest angle
     """
 
     def __init__(
-        self, d: int, state: int = 64, r_min: float = 0.9, r_max: float = 0.999, max_phase: float = 2 * math.pi
+        self,
+        d: int,
+        state: int = 64,
+        r_min: float = 0.9,
+        r_max: float = 0.999,
+        max_phase: float = 2 * math.pi,
     ) -> None:
         super().__init__(d)
         if not 0 <= r_min < r_max < 1:
-            raise ValueError(f"the ring has radii r_min = {r_min} and r_max = {r_max}; use 0 ≤ r_min < r_max < 1")
+            raise ValueError(
+                f"the ring has radii r_min = {r_min} and r_max = {r_max}; use 0 ≤ r_min < r_max < 1"
+            )
         self.r_min, self.r_max, self.max_phase = r_min, r_max, max_phase
         self.nu, self.theta, self.gamma = (nn.Parameter(torch.empty(state)) for _ in range(3))
         self.W_B = nn.Linear(d, 2 * state, bias=False)

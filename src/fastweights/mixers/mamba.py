@@ -21,14 +21,17 @@ class Mamba(Mixer):
     f_k  x W_B             f_g  SiLU(u W_z)
     f_v  Δ_t ⊙ x           d_v = H = expand·d,  d_k / H = N
 
-    with x = SiLU(conv(u W_u)) of the layer's input u, and o_t ← o_t + D ⊙ x_t. The paper writes Δ_t with the key,
-    per channel; with the value it leaves one key for all of them.
+    with x = SiLU(conv(u W_u)) of the layer's input u, and o_t ← o_t + D ⊙ x_t. The paper writes Δ_t
+    with the key, per channel; with the value it leaves one key for all of them.
 
-    state  N, the state rows per channel
-    rank   width of the bottleneck in Δ; None for d / 16, rounded up
+    Attributes:
+        state: N, the state rows per channel
+        rank: width of the bottleneck in Δ; None for d / 16, rounded up
     """
 
-    def __init__(self, d: int, state: int = 16, expand: int = 2, conv: int = 4, rank: int | None = None) -> None:
+    def __init__(
+        self, d: int, state: int = 16, expand: int = 2, conv: int = 4, rank: int | None = None
+    ) -> None:
         super().__init__(d)
         width, rank = expand * d, math.ceil(d / 16) if rank is None else rank
         self.W_u = nn.Linear(d, width, bias=False)
@@ -48,7 +51,11 @@ class Mamba(Mixer):
         """A = -(1 … N) in every channel; softplus(b_Δ) log-uniform in [0.001, 0.1]."""
         with torch.no_grad():
             n = torch.arange(1, self.log_A.shape[1] + 1, dtype=torch.float32)
-            step = torch.empty(self.W_Delta_2.bias.shape).uniform_(math.log(1e-3), math.log(1e-1)).exp()
+            step = (
+                torch.empty(self.W_Delta_2.bias.shape)
+                .uniform_(math.log(1e-3), math.log(1e-1))
+                .exp()
+            )
             nn.init.zeros_(self.log_A).add_(n.log())
             nn.init.zeros_(self.W_Delta_2.bias).add_(step + torch.log(-torch.expm1(-step)))
         bound = self.W_Delta_2.in_features**-0.5

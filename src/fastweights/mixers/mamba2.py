@@ -1,4 +1,6 @@
-"""Mamba-2: Transformers are SSMs, structured state space duality, SSD (Dao & Gu, 2024); MesaNet Table 3."""
+"""Mamba-2: Transformers are SSMs, structured state space duality, SSD (Dao & Gu, 2024); MesaNet
+Table 3.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,15 @@ class Mamba2(Mixer):
     f_k  B          f_g  SiLU(u W_z)
     f_v  Δ_t x      d_v = expand·d,  d_k / H = N
 
-    with (x, B, C) = SiLU(conv(u W_xBC) + b), o_t ← o_t + D x_t, and RMSNorm of the gated output, o_t ⊙ f_g.
+    with (x, B, C) = SiLU(conv(u W_xBC) + b), o_t ← o_t + D x_t, and RMSNorm of the gated output,
+    o_t ⊙ f_g.
 
-    state   N
-    groups  of heads that share B and C, and of channels that are normalised together
-    scaled  f_v = Δ_t x, or f_v = x, the recurrence of MesaNet's Table 3
-    decays  whether α decays; False (α = 1) is what MesaNet's appendix D.1 says of the same baseline
+    Attributes:
+        state: N
+        groups: of heads that share B and C, and of channels that are normalised together
+        scaled: f_v = Δ_t x, or f_v = x, the recurrence of MesaNet's Table 3
+        decays: whether α decays; False (α = 1) is what MesaNet's appendix D.1 says of the same
+            baseline
     """
 
     def __init__(
@@ -38,21 +43,29 @@ class Mamba2(Mixer):
         for name, channels, count in (("expand · d", width, heads), ("heads", heads, groups)):
             head_width(name, channels, count)
         if not (scaled or decays):
-            raise ValueError("mamba2(scaled=False, decays=False) has no use for Δ; keep one of the two")
+            raise ValueError(
+                "mamba2(scaled=False, decays=False) has no use for Δ; keep one of the two"
+            )
         self.heads, self.groups, self.scaled = heads, groups, scaled
         self.split = [width, groups * state, groups * state]
-        self.W_z, self.W_xBC = nn.Linear(d, width, bias=False), nn.Linear(d, sum(self.split), bias=False)
+        self.W_z = nn.Linear(d, width, bias=False)
+        self.W_xBC = nn.Linear(d, sum(self.split), bias=False)
         self.W_Delta, self.W_o = nn.Linear(d, heads), nn.Linear(width, d, bias=False)
-        self.conv, self.conv_bias = ShortConvolution(sum(self.split), conv), nn.Parameter(torch.zeros(sum(self.split)))
+        self.conv = ShortConvolution(sum(self.split), conv)
+        self.conv_bias = nn.Parameter(torch.zeros(sum(self.split)))
         self.log_a = nn.Parameter(torch.empty(heads)) if decays else None
         self.D, self.w_norm = nn.Parameter(torch.ones(heads)), nn.Parameter(torch.ones(width))
-        self.norm = HeadNorm(head_width("expand · d", width, groups), center=False, affine=False, eps=eps)
+        self.norm = HeadNorm(
+            head_width("expand · d", width, groups), center=False, affine=False, eps=eps
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """a uniform in [1, 16]; softplus(b_Δ) log-uniform in [0.001, 0.1]."""
         with torch.no_grad():
-            step = torch.empty_like(self.W_Delta.bias).uniform_(math.log(1e-3), math.log(1e-1)).exp()
+            step = (
+                torch.empty_like(self.W_Delta.bias).uniform_(math.log(1e-3), math.log(1e-1)).exp()
+            )
             nn.init.zeros_(self.W_Delta.bias).add_(step + torch.log(-torch.expm1(-step)))
             if self.log_a is not None:
                 nn.init.uniform_(self.log_a, 1, 16).log_()
@@ -66,7 +79,8 @@ class Mamba2(Mixer):
         log_alpha = None if self.log_a is None else -delta * precise(self.log_a).exp()[:, None]
         u, k, q = xBC.split(self.split, dim=-1)
         v = heads(u, self.heads) * (delta.to(u.dtype) if self.scaled else 1)
-        return Decay(self._shared(q), self._shared(k), v, log_alpha), torch.cat([F.silu(self.W_z(x)), u], dim=-1)
+        gate = torch.cat([F.silu(self.W_z(x)), u], dim=-1)
+        return Decay(self._shared(q), self._shared(k), v, log_alpha), gate
 
     def _shared(self, x: Tensor) -> Tensor:
         x = heads(x, self.groups)

@@ -24,13 +24,15 @@ class MesaLayer(Mixer):
     f_v  x W_V                        f_g  1
     d_k = d_v = d, RMSNorm per head, Λ = 0.25 + softplus(λ), 1 at first
 
-    and γ ← γ (1 - (1 - bound) β²), which keeps H well conditioned on repetitive inputs (appendix F.5).
+    and γ ← γ (1 - (1 - bound) β²), which keeps H well conditioned on repetitive inputs (appendix
+    F.5).
 
-    steps, tol    of conjugate gradients
-    bound         the largest γ where β = 1; 1 leaves γ as it is
-    eps, floor    of the norm and of L2, see `unit`
-    random_steps  in training, each batch solves in 0 to `steps` steps and is differentiated through them, so that
-                  one model serves at any number of steps (appendix I)
+    Attributes:
+        steps, tol: of conjugate gradients
+        bound: the largest γ where β = 1; 1 leaves γ as it is
+        eps, floor: of the norm and of L2, see `unit`
+        random_steps: in training, each batch solves in 0 to `steps` steps and is differentiated
+            through them, so that one model serves at any number of steps (appendix I)
     """
 
     least_ridge: ClassVar[float] = 0.25

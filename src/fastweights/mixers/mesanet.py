@@ -1,4 +1,6 @@
-"""The baselines of MesaNet (von Oswald et al., 2025), Table 3: one parametrisation, and a rule each."""
+"""The baselines of MesaNet (von Oswald et al., 2025), Table 3: one parametrisation, and a rule
+each.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,16 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import HeadNorm, Past, ShortConvolution, choose, head_width, heads, precise, unit
+from fastweights.layers import (
+    HeadNorm,
+    Past,
+    ShortConvolution,
+    choose,
+    head_width,
+    heads,
+    precise,
+    unit,
+)
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Amplified, Decay, Delta, Normalized
 from fastweights.recurrence.base import Recurrence
@@ -16,7 +27,9 @@ from fastweights.shapes import Embedded
 
 
 class Rule(NamedTuple):
-    """The record of q, k (convolved), v and the logits of γ and β; which of the two gates there are."""
+    """The record of q, k (convolved), v and the logits of γ and β; which of the two gates there
+    are.
+    """
 
     record: Callable[[Any, Any, Any, Any, Any], Recurrence]
     forgets: bool = True
@@ -37,10 +50,16 @@ def _unit(x: Tensor) -> Tensor:
 
 
 RULES: Mapping[str, Rule] = {
-    "mamba2": Rule(lambda q, k, v, gamma, _: Decay(_unit(q), _unit(k), v, F.logsigmoid(gamma)), writes=False),
+    "mamba2": Rule(
+        lambda q, k, v, gamma, _: Decay(_unit(q), _unit(k), v, F.logsigmoid(gamma)), writes=False
+    ),
     "gla": Rule(_gla),
-    "deltanet": Rule(lambda q, k, v, _, beta: Delta(_unit(q), _unit(k), v, beta.sigmoid()), forgets=False),
-    "gated_deltanet": Rule(lambda q, k, v, gamma, b: Delta(_unit(q), _unit(k), v, b.sigmoid(), F.logsigmoid(gamma))),
+    "deltanet": Rule(
+        lambda q, k, v, _, beta: Delta(_unit(q), _unit(k), v, beta.sigmoid()), forgets=False
+    ),
+    "gated_deltanet": Rule(
+        lambda q, k, v, gamma, b: Delta(_unit(q), _unit(k), v, b.sigmoid(), F.logsigmoid(gamma))
+    ),
     "mlstm": Rule(_mlstm),
 }
 
@@ -52,8 +71,10 @@ class MesaNetBaseline(Mixer):
     f_v  x W_V                        f_g  1
     d_k = d_v = d, RMSNorm per head
 
-    rule  gla; mamba2, without β; deltanet, without γ; gated_deltanet; or mlstm: f_q = conv(x W_Q),
-          f_k = conv(x W_K) / √d'_k, f_β = e^(x W_β + b_β), the output divided by max(1, |q_t z_t|)
+    Attributes:
+        rule: gla; mamba2, without β; deltanet, without γ; gated_deltanet; or mlstm: f_q =
+            conv(x W_Q), f_k = conv(x W_K) / √d'_k, f_β = e^(x W_β + b_β), the output divided by
+            max(1, |q_t z_t|)
     """
 
     def __init__(self, d: int, heads: int = 4, rule: str = "gla", conv: int = 4) -> None:
@@ -68,5 +89,7 @@ class MesaNetBaseline(Mixer):
     def project(self, x: Embedded, past: Past) -> tuple[Recurrence, None]:
         q, k = self.conv_q(self.W_q(x), past), self.conv_k(self.W_k(x), past)
         q, k, v = (heads(s, self.heads) for s in (q, k, self.W_v(x)))
-        gamma, beta = (None if W is None else precise(W(x))[..., None] for W in (self.W_gamma, self.W_beta))
+        gamma, beta = (
+            None if W is None else precise(W(x))[..., None] for W in (self.W_gamma, self.W_beta)
+        )
         return RULES[self.rule].record(q, k, v, gamma, beta), None

@@ -1,4 +1,6 @@
-"""MetaLA: Unified Optimal Linear Approximation to Softmax Attention Map (Chou et al., 2024), appendix A3."""
+"""MetaLA: Unified Optimal Linear Approximation to Softmax Attention Map (Chou et al., 2024),
+appendix A3.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,13 @@ class MetaLA(Mixer):
 
     with x ← SiLU(conv(x)), and o_t ← o_t + σ(q_t (w_aug ⊙ k_t)ᵀ v_t), LayerNorm per head.
 
-    conv         size of the short convolution; 1 is none
-    augmented    whether a token adds itself once more (self-augmentation)
-    restore_key  f_k = x W_K instead, the paper's ablation "w/ key"
-    scaled       q scaled by d'_k^(-1/2), but not in the self-augmentation, as in the published code
-    rounded      α and 1 - α rounded to the streams' dtype, as in the published code
+    Attributes:
+        conv: size of the short convolution; 1 is none
+        augmented: whether a token adds itself once more (self-augmentation)
+        restore_key: f_k = x W_K instead, the paper's ablation "w/ key"
+        scaled: q scaled by d'_k^(-1/2), but not in the self-augmentation, as in the published
+            code
+        rounded: α and 1 - α rounded to the streams' dtype, as in the published code
     """
 
     def __init__(
@@ -49,7 +53,9 @@ class MetaLA(Mixer):
         self.W_v = nn.Linear(d, d, bias=False)
         self.W_g = nn.Linear(d, d)
         self.W_o = nn.Linear(d, d, bias=False)
-        self.w_aug = nn.Parameter(torch.zeros(heads, head_width("d_k", keys, heads))) if augmented else None
+        self.w_aug = (
+            nn.Parameter(torch.zeros(heads, head_width("d_k", keys, heads))) if augmented else None
+        )
         self.norm = HeadNorm(head_width("d", d, heads), center=True, affine=False)
 
     def reset_parameters(self) -> None:
@@ -67,7 +73,11 @@ class MetaLA(Mixer):
 
     def read(self, o: Output, gate: Tensor | None, recurrence: Decay) -> Embedded:
         if self.w_aug is not None:
-            own = (recurrence.q * (self.w_aug / self.scale) * recurrence.key).sum(-1, keepdim=True) * recurrence.v
-            half_less = (own / 2).tanh() / 2  # σ(·) - ½: LayerNorm removes a constant, whose bits low precision lacks
+            own = (recurrence.q * (self.w_aug / self.scale) * recurrence.key).sum(
+                -1, keepdim=True
+            ) * recurrence.v
+            half_less = (
+                own / 2
+            ).tanh() / 2  # σ(·) - ½: LayerNorm removes a constant, whose bits low precision lacks
             o = o + half_less.to(o.dtype)
         return super().read(o, gate, recurrence)

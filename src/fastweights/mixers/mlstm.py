@@ -19,13 +19,14 @@ class MLSTM(Mixer):
     f_v  x W_V + b_V                                f_g  σ(x W_G + b_G)
     d_k = d_v = d, LayerNorm per head; the output is divided by max(|q_t z_t|, 1).
 
-    The paper's eq. 26-27 stabilise the gates by m_t but leave the 1 as it is, which changes the layer; here, as in the
-    released code, the 1 is rescaled too, so that m_t changes nothing.
+    The paper's eq. 26-27 stabilise the gates by m_t but leave the 1 as it is, which changes the
+    layer; here, as in the released code, the 1 is rescaled too, so that m_t changes nothing.
 
-    conv                size of the short convolution; 1 is none, and no SiLU (xLSTM-7B)
-    exponential_forget  the second f_α, which may exceed 1
-    expand_k, bias      d_k / d, and whether W_Q, W_K, W_V and W_G have biases
-    cap                 bounds the gates' arguments: cap · tanh(· / cap) (xLSTM-7B); None for no bound
+    Attributes:
+        conv: size of the short convolution; 1 is none, and no SiLU (xLSTM-7B)
+        exponential_forget: the second f_α, which may exceed 1
+        expand_k, bias: d_k / d, and whether W_Q, W_K, W_V and W_G have biases
+        cap: bounds the gates' arguments: cap · tanh(· / cap) (xLSTM-7B); None for no bound
     """
 
     def __init__(
@@ -52,7 +53,9 @@ class MLSTM(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Gates start without weights; b_f from 3 in the first head to 6 in the last, b_i normal of std 0.1."""
+        """Gates start without weights; b_f from 3 in the first head to 6 in the last, b_i normal of
+        std 0.1.
+        """
         nn.init.zeros_(self.W_i.weight)
         nn.init.zeros_(self.W_f.weight)
         nn.init.normal_(self.W_i.bias, std=0.1)

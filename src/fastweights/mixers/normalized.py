@@ -29,7 +29,8 @@ class NormalizedAttention(Mixer):
 
     with one η per head; o_t = q_t Σ_s k_sᵀ v_s / η_t.
 
-    eta  exp, softplus or sigmoid
+    Attributes:
+        eta: exp, softplus or sigmoid
     """
 
     def __init__(self, d: int, heads: int = 4, eta: str = "exp") -> None:

@@ -17,11 +17,12 @@ class Performer(Mixer):
     f_k  φ(x W_K)        f_g  1
     f_v  x W_V           d_k = d_v = d
 
-    with φ = FAVOR+ of x d'_k^(-1/4), positive orthogonal random features of exp(q·k / √d'_k); the output is divided
-    by q_t Σ_s k_s.
+    with φ = FAVOR+ of x d'_k^(-1/4), positive orthogonal random features of exp(q·k / √d'_k); the
+    output is divided by q_t Σ_s k_s.
 
-    features  how many, for each head
-    seed      what they are drawn from; they are a buffer, saved with the weights
+    Attributes:
+        features: how many, for each head
+        seed: what they are drawn from; they are a buffer, saved with the weights
     """
 
     def __init__(self, d: int, heads: int = 4, features: int = 128, seed: int = 0) -> None:

@@ -1,4 +1,6 @@
-"""qLSTM: quasi LSTM, whose gates see the input alone (Stanić et al., 2023), as DSF eq. 8, 20 and 23 have it."""
+"""qLSTM: quasi LSTM, whose gates see the input alone (Stanić et al., 2023), as DSF eq. 8, 20 and 23
+have it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ class QLSTM(Mixer):
 
     W_q is the LSTM's output gate. The LSTM's two tanh's are left out, as in the DSF.
 
-    reversed  the transition of S6, which the DSF finds better (Figure 3); a starts at 1
+    Attributes:
+        reversed: the transition of S6, which the DSF finds better (Figure 3); a starts at 1
     """
 
     def __init__(self, d: int, reversed: bool = False) -> None:
@@ -37,6 +40,8 @@ class QLSTM(Mixer):
 
     def project(self, x: Embedded, past: Past) -> tuple[Decay, None]:
         forget = precise(self.W_f(x))
-        log_alpha = F.logsigmoid(forget) if self.a is None else F.relu(self.a) * F.logsigmoid(-forget)
+        log_alpha = (
+            F.logsigmoid(forget) if self.a is None else F.relu(self.a) * F.logsigmoid(-forget)
+        )
         q, k = self.W_q(x).sigmoid(), self.W_i(x).sigmoid()
         return Decay(q[..., None], k[..., None], self.W_v(x)[..., None], log_alpha[..., None]), None

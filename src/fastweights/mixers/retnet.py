@@ -19,10 +19,12 @@ class RetNet(Mixer):
     f_k  x W_K        f_g  SiLU(x W_G)
     f_v  x W_V        d_k = d,  d_v = 2d
 
-    with θ as in RoPE, which turns q and k instead of the state, k scaled by d'_k^(-1/2), LayerNorm per head.
+    with θ as in RoPE, which turns q and k instead of the state, k scaled by d'_k^(-1/2), LayerNorm
+    per head.
 
-    expand_v        d_v / d
-    center, affine  whether the norm subtracts the mean, and whether it has weights
+    Attributes:
+        expand_v: d_v / d
+        center, affine: whether the norm subtracts the mean, and whether it has weights
     """
 
     def __init__(
@@ -45,7 +47,9 @@ class RetNet(Mixer):
         self.W_v = nn.Linear(d, values, bias=False)
         self.W_g = nn.Linear(d, values, bias=False)
         self.W_o = nn.Linear(values, d, bias=False)
-        self.norm = HeadNorm(head_width("d_v", values, heads), center=center, affine=affine, eps=eps)
+        self.norm = HeadNorm(
+            head_width("d_v", values, heads), center=center, affine=affine, eps=eps
+        )
 
     def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
         q = rotary(heads(self.W_q(x), self.heads), past.positions)

@@ -18,16 +18,19 @@ class RFA(Mixer):
     f_k  φ(L2(x W_K))        f_g  1
     f_v  x W_V               d_k = d_v = d
 
-    with φ random Fourier features (sin, cos) of a Gaussian kernel with learnt widths σ; the output is divided by
-    q_t Σ_s k_s. Where that falls below exp(-2 max σ²), the least that one token can add to the kernel, it is noise of
-    the features, and the bound is taken in its place.
+    with φ random Fourier features (sin, cos) of a Gaussian kernel with learnt widths σ; the output
+    is divided by q_t Σ_s k_s. Where that falls below exp(-2 max σ²), the least that one token can
+    add to the kernel, it is noise of the features, and the bound is taken in its place.
 
-    features  how many frequencies; a head has 2·features keys
-    gated     f_α = σ(x W_α + b_α), and (1 - α) times f_k
-    seed      what the frequencies are drawn from; they are a buffer, saved with the weights
+    Attributes:
+        features: how many frequencies; a head has 2·features keys
+        gated: f_α = σ(x W_α + b_α), and (1 - α) times f_k
+        seed: what the frequencies are drawn from; they are a buffer, saved with the weights
     """
 
-    def __init__(self, d: int, heads: int = 4, features: int = 64, gated: bool = False, seed: int = 0) -> None:
+    def __init__(
+        self, d: int, heads: int = 4, features: int = 64, gated: bool = False, seed: int = 0
+    ) -> None:
         super().__init__(d)
         self.heads = heads
         self.W_q = nn.Linear(d, d, bias=False)
@@ -46,4 +49,6 @@ class RFA(Mixer):
             return Normalized(Decay(q, k, v, None), least), None
         logit = precise(self.W_alpha(x))[..., None]
         written = (-logit).sigmoid()
-        return Normalized(Decay(q, (k * written).to(k.dtype), v, F.logsigmoid(logit)), least * written), None
+        return Normalized(
+            Decay(q, (k * written).to(k.dtype), v, F.logsigmoid(logit)), least * written
+        ), None

@@ -1,4 +1,6 @@
-"""RG-LRU: Griffin, Mixing Gated Linear Recurrences with Local Attention (De et al., 2024); DSF eq. 21."""
+"""RG-LRU: Griffin, Mixing Gated Linear Recurrences with Local Attention (De et al., 2024); DSF eq.
+21.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,23 @@ class RGLRU(Mixer):
     f_k  √(1 - α²)                 f_g  GELU(u W_g + b_g)
     f_v  σ(x W_x + b_x) ⊙ x        d_k = d_v = H = expand·d
 
-    with x = conv(u W_u + b_u) + b of the layer's input u: the recurrent block of Griffin, and Hawk. W_a and W_x are
-    block-diagonal. The paper's text starts σ(Λ)^c, its released code σ(Λ), between 0.9 and 0.999; here the text holds.
+    with x = conv(u W_u + b_u) + b of the layer's input u: the recurrent block of Griffin, and Hawk.
+    W_a and W_x are block-diagonal. The paper's text starts σ(Λ)^c, its released code σ(Λ), between
+    0.9 and 0.999; here the text holds.
 
-    heads        the blocks of W_a and W_x
-    whole_start  f_k = 1 at the first token of a document, as in the released code
+    Attributes:
+        heads: the blocks of W_a and W_x
+        whole_start: f_k = 1 at the first token of a document, as in the released code
     """
 
     def __init__(
-        self, d: int, heads: int = 4, expand: float = 1.0, conv: int = 4, c: float = 8.0, whole_start: bool = False
+        self,
+        d: int,
+        heads: int = 4,
+        expand: float = 1.0,
+        conv: int = 4,
+        c: float = 8.0,
+        whole_start: bool = False,
     ) -> None:
         super().__init__(d)
         width = round(expand * d)
@@ -36,7 +46,8 @@ class RGLRU(Mixer):
         self.heads, self.c, self.whole_start = heads, c, whole_start
         self.W_u, self.W_g = nn.Linear(d, width), nn.Linear(d, width)
         self.conv = ShortConvolution(width, conv)
-        self.conv_bias, self.Lambda = nn.Parameter(torch.empty(width)), nn.Parameter(torch.empty(width))
+        self.conv_bias = nn.Parameter(torch.empty(width))
+        self.Lambda = nn.Parameter(torch.empty(width))
         self.W_a, self.W_x = (nn.Parameter(torch.empty(heads, block, block)) for _ in range(2))
         self.b_a, self.b_x = nn.Parameter(torch.empty(width)), nn.Parameter(torch.empty(width))
         self.W_o = nn.Linear(width, d)
@@ -64,4 +75,6 @@ class RGLRU(Mixer):
         return Decay(one, k, (i * x)[..., None], log_alpha), gate
 
     def _gate(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return (torch.einsum("bthi,hij->bthj", heads(x, self.heads), weight).flatten(-2) + bias).sigmoid()
+        return (
+            torch.einsum("bthi,hij->bthj", heads(x, self.heads), weight).flatten(-2) + bias
+        ).sigmoid()

@@ -1,4 +1,6 @@
-"""RWKV: Reinventing RNNs for the Transformer Era (Peng et al., 2023), its time mixing (version 4)."""
+"""RWKV: Reinventing RNNs for the Transformer Era (Peng et al., 2023), its time mixing
+(version 4).
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ class RWKV4(Mixer):
     f_k  e^(shift(x) W_K)   f_g  σ(shift(x) W_r)
     f_v  shift(x) W_V       d_k = d_v = H = d
 
-    with shift(x)_t = μ ⊙ x_t + (1 - μ) ⊙ x_{t-1}, a μ each, and o_t = (S_{t-1} + e^u k_t v_t) / (z_{t-1} + e^u k_t):
-    a token weighs e^u in its own output, undecayed. w, u and μ start as in the official code's first layer; how they
-    go on over the depth, a mixer does not know.
+    with shift(x)_t = μ ⊙ x_t + (1 - μ) ⊙ x_{t-1}, a μ each, and o_t = (S_{t-1} + e^u k_t v_t) /
+    (z_{t-1} + e^u k_t): a token weighs e^u in its own output, undecayed. w, u and μ start as in the
+    official code's first layer; how they go on over the depth, a mixer does not know.
     """
 
     def __init__(self, d: int) -> None:
@@ -31,18 +33,29 @@ class RWKV4(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """With c = channel / (d - 1): w = -5 + 8 c^0.7, u = log 0.3 ± ½ or 0 in turn, μ_k = μ_v = c, μ_r = √c."""
+        """With c = channel / (d - 1): w = -5 + 8 c^0.7, u = log 0.3 ± ½ or 0 in turn, μ_k = μ_v =
+        c, μ_r = √c.
+        """
         channel = torch.arange(self.d)
         c = channel / max(self.d - 1, 1)
-        starts = {self.w: -5 + 8 * c**0.7, self.u: torch.tensor(0.3).log() + ((channel + 1) % 3 - 1) / 2}
+        starts = {
+            self.w: -5 + 8 * c**0.7,
+            self.u: torch.tensor(0.3).log() + ((channel + 1) % 3 - 1) / 2,
+        }
         starts |= {self.shift_k.mu: c, self.shift_v.mu: c, self.shift_r.mu: c.sqrt()}
         with torch.no_grad():
             for parameter, start in starts.items():
                 nn.init.zeros_(parameter).add_(start)
 
     def project(self, x: Embedded, past: Past) -> tuple[Amplified, Tensor]:
-        k, v, r = self.W_k(self.shift_k(x, past)), self.W_v(self.shift_v(x, past)), self.W_r(self.shift_r(x, past))
+        k, v, r = (
+            self.W_k(self.shift_k(x, past)),
+            self.W_v(self.shift_v(x, past)),
+            self.W_r(self.shift_r(x, past)),
+        )
         log_alpha, bonus = -precise(self.w).exp(), precise(self.u).exp()
         one = torch.ones_like(x[:1, :1, :1, None])
-        rule = Bonus(one, one, v[..., None], log_alpha[None, None, :, None], bonus[None, None, :, None])
+        rule = Bonus(
+            one, one, v[..., None], log_alpha[None, None, :, None], bonus[None, None, :, None]
+        )
         return Amplified(Normalized(rule), precise(k)[..., None]), r.sigmoid()

@@ -1,4 +1,6 @@
-"""RWKV: Reinventing RNNs for the Transformer Era (Peng et al., 2023), its channel mixing (version 4), eq. 18-20."""
+"""RWKV: Reinventing RNNs for the Transformer Era (Peng et al., 2023), its channel mixing (version
+4), eq. 18-20.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ class RWKV4Channel(Mixer):
 
     and y = (o W_o) ⊙ f_g: an MLP, but for the token shift (see `RWKV4`), which needs a state.
 
-    width  of the hidden layer; None for 4 d
+    Attributes:
+        width: of the hidden layer; None for 4 d
     """
 
     def __init__(self, d: int, width: int | None = None) -> None:

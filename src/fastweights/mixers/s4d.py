@@ -1,4 +1,6 @@
-"""S4D: On the Parameterization and Initialization of Diagonal State Space Models (Gu, Gupta, Goel & Ré, 2022)."""
+"""S4D: On the Parameterization and Initialization of Diagonal State Space Models (Gu, Gupta, Goel &
+Ré, 2022).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.recurrence.base import Recurrence
 from fastweights.shapes import Embedded, Output
-from fastweights.systems import Diagonal, as_complex, inverse_start, linear_start, pairs, tustin, zero_order
+from fastweights.systems import (
+    Diagonal,
+    as_complex,
+    inverse_start,
+    linear_start,
+    pairs,
+    tustin,
+    zero_order,
+)
 
 
 class S4D(Mixer):
@@ -20,14 +30,18 @@ class S4D(Mixer):
     f_k  (e^(ΔA) - 1) / A, or Δ / (1 - ΔA/2)     f_g  1
     f_v  x                                       d_v = H = d,  d_k / H = N
 
-    with y = GLU(GELU(2 Re(o) + D ⊙ x) W_O): half of N conjugate pairs are kept; B = 1, which C absorbs.
+    with y = GLU(GELU(2 Re(o) + D ⊙ x) W_O): half of N conjugate pairs are kept; B = 1, which C
+    absorbs.
 
-    state     N
-    bilinear  the second discretisation (Tustin's) instead of the first (zero-order hold)
-    inverse   A starts as S4D-Inv instead of S4D-Lin
+    Attributes:
+        state: N
+        bilinear: the second discretisation (Tustin's) instead of the first (zero-order hold)
+        inverse: A starts as S4D-Inv instead of S4D-Lin
     """
 
-    def __init__(self, d: int, state: int = 64, bilinear: bool = False, inverse: bool = False) -> None:
+    def __init__(
+        self, d: int, state: int = 64, bilinear: bool = False, inverse: bool = False
+    ) -> None:
         super().__init__(d)
         start, hold = inverse_start if inverse else linear_start, tustin if bilinear else zero_order
         self.A = Diagonal((d, pairs(state)), (d, 1), start, hold)

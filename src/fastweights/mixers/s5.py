@@ -20,11 +20,13 @@ class S5(Mixer):
     f_k  1                                f_g  1,  W_O = C
     f_v  (e^(ΔA) - 1) / A ⊙ x W_B         d_v = H = N,  d_k / H = 1
 
-    with y = 2 Re(C h) + D ⊙ x, then GELU(y) ⊙ σ(GELU(y) W_G): half of N conjugate pairs are kept, one Δ each. W_B and
-    W_O hold real and imaginary parts in turn, W_O those of 2C and the sign of the latter. The paper's B and C start
-    in the eigenbasis of HiPPO, which is unitary: they start as normal as any.
+    with y = 2 Re(C h) + D ⊙ x, then GELU(y) ⊙ σ(GELU(y) W_G): half of N conjugate pairs are kept,
+    one Δ each. W_B and W_O hold real and imaginary parts in turn, W_O those of 2C and the sign of
+    the latter. The paper's B and C start in the eigenbasis of HiPPO, which is unitary: they start
+    as normal as any.
 
-    state  N, shared by all channels
+    Attributes:
+        state: N, shared by all channels
     """
 
     def __init__(self, d: int, state: int = 64) -> None:

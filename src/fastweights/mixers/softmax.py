@@ -1,4 +1,6 @@
-"""Softmax attention, whole or sliding, with rotary positions and grouped queries (Vaswani, 2017; Su et al., 2021)."""
+"""Softmax attention, whole or sliding, with rotary positions and grouped queries (Vaswani, 2017; Su
+et al., 2021).
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,15 @@ class SoftmaxAttention(Mixer):
     f_k  RoPE(x W_K)        f_g  1
     f_v  x W_V              d_q = d,  d_k = d_v = d · kv_heads / heads
 
-    kv_heads  how many heads k and v have, each serving heads / kv_heads queries; None for all
-    window    how many tokens a query sees; None for all
-    width     d'_k, the channels of a head; None for d / heads
-    bias      whether the four projections have one (Qwen2)
-    qk_norm   ε of an RMSNorm of every head of q and k (Qwen3); None for no norm
-    gated     f_g = σ(x W_g) (Qwen3-Next)
-    rope      fields of `Rope`
+    Attributes:
+        kv_heads: how many heads k and v have, each serving heads / kv_heads queries; None for
+            all
+        window: how many tokens a query sees; None for all
+        width: d'_k, the channels of a head; None for d / heads
+        bias: whether the four projections have one (Qwen2)
+        qk_norm: ε of an RMSNorm of every head of q and k (Qwen3); None for no norm
+        gated: f_g = σ(x W_g) (Qwen3-Next)
+        rope: fields of `Rope`
     """
 
     def __init__(
@@ -74,5 +78,7 @@ class SlidingWindow(SoftmaxAttention):
     f_v  x W_V              d_q = d,  d_k = d_v = d · kv_heads / heads
     """
 
-    def __init__(self, d: int, heads: int = 4, kv_heads: int | None = None, window: int = 1024) -> None:
+    def __init__(
+        self, d: int, heads: int = 4, kv_heads: int | None = None, window: int = 1024
+    ) -> None:
         super().__init__(d, heads, kv_heads, window)

@@ -1,4 +1,6 @@
-"""TransNormerLLM: A Faster and Better Large Language Model with Improved TransNormer (Qin et al., 2023)."""
+"""TransNormerLLM: A Faster and Better Large Language Model with Improved TransNormer (Qin et al.,
+2023).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.features import FEATURES, turned
-from fastweights.layers import Past, WholeNorm, choose, fraction, head_width, heads, per_head, precise
+from fastweights.layers import (
+    Past,
+    WholeNorm,
+    choose,
+    fraction,
+    head_width,
+    heads,
+    per_head,
+    precise,
+)
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.shapes import Embedded
@@ -21,17 +32,25 @@ class TransNormer(Mixer):
     f_k  φ(x W_K)        f_g  x W_U
     f_v  x W_V           d_k = d_v = d
 
-    with φ = SiLU (1 + ELU in the first TransNormer), RMSNorm of all heads together, without weight (SRMSNorm). θ is
-    learnt (LRPE), 10000^(-2i/d'_k) at first; a head keeps the real part, as 2 d'_k channels (cos, sin).
+    with φ = SiLU (1 + ELU in the first TransNormer), RMSNorm of all heads together, without weight
+    (SRMSNorm). θ is learnt (LRPE), 10000^(-2i/d'_k) at first; a head keeps the real part, as 2 d'_k
+    channels (cos, sin).
 
-    feature_map  φ: silu, elu or relu
-    depth        l / L, how far up the layer stands: upper layers forget less
+    Attributes:
+        feature_map: φ: silu, elu or relu
+        depth: l / L, how far up the layer stands: upper layers forget less
     """
 
-    def __init__(self, d: int, heads: int = 4, feature_map: str = "silu", depth: float = 0.0) -> None:
+    def __init__(
+        self, d: int, heads: int = 4, feature_map: str = "silu", depth: float = 0.0
+    ) -> None:
         super().__init__(d)
         width = head_width("d", d, heads)
-        self.heads, self.depth, self.phi = heads, fraction("depth", depth), choose("feature_map", feature_map, MAPS)
+        self.heads, self.depth, self.phi = (
+            heads,
+            fraction("depth", depth),
+            choose("feature_map", feature_map, MAPS),
+        )
         self.W_q = nn.Linear(d, d, bias=False)
         self.W_k = nn.Linear(d, d, bias=False)
         self.W_v = nn.Linear(d, d, bias=False)
@@ -44,10 +63,14 @@ class TransNormer(Mixer):
     def reset_parameters(self) -> None:
         width = self.theta.shape[1]
         with torch.no_grad():
-            nn.init.ones_(self.theta).mul_(1e4 ** (torch.arange(width, device=self.theta.device) * (-2 / width)))
+            nn.init.ones_(self.theta).mul_(
+                1e4 ** (torch.arange(width, device=self.theta.device) * (-2 / width))
+            )
 
     def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
         q, k, v = (heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
         angle = past.positions[..., None, None] * precise(self.theta)
         log_lambda = per_head(self.heads, x) * (-8 / self.heads * (1 - self.depth))
-        return Decay(turned(self.phi(q), angle), turned(self.phi(k), angle), v, log_lambda), self.W_u(x)
+        return Decay(
+            turned(self.phi(q), angle), turned(self.phi(k), angle), v, log_lambda
+        ), self.W_u(x)

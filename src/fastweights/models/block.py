@@ -1,4 +1,6 @@
-"""One layer of a model: a mixer over time, an MLP over channels, and the residual stream around them."""
+"""One layer of a model: a mixer over time, an MLP over channels, and the residual stream around
+them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from fastweights.shapes import Embedded, Mask, Segments
 
 
 class Block(GradientCheckpointingLayer):
-    """x ← x + Mixer(Norm x);  x ← x + MLP(Norm x), or both at once: x ← x + Mixer(Norm x) + MLP(Norm' x)"""
+    """x ← x + Mixer(Norm x);  x ← x + MLP(Norm x), or both at once: x ← x + Mixer(Norm x) +
+    MLP(Norm' x)
+    """
 
     def __init__(self, config: FastWeightsConfig, layer: int) -> None:
         super().__init__()
@@ -22,7 +26,9 @@ class Block(GradientCheckpointingLayer):
         self.mixer_norm = normalization(config)
         mixer = make(d=config.hidden_size, **config.layer_mixers[layer])
         self.mixer = Bidirectional(mixer) if config.bidirectional else mixer
-        self.mlp_norm, self.mlp = (None, None) if config.mlp is None else (normalization(config), _mlp(config))
+        self.mlp_norm, self.mlp = (
+            (None, None) if config.mlp is None else (normalization(config), _mlp(config))
+        )
         self.dropout = nn.Dropout(config.residual_dropout)
 
     def forward(

@@ -32,8 +32,9 @@ class BatchFirst(ABC):
 class FastWeightsCache(BatchFirst, Cache):
     """One `MixerState` per layer, and how many tokens (padding counted) they have seen.
 
-    Empty at first; a forward pass with ``use_cache=True`` advances it. Where all mixers are recurrent its size does
-    not depend on the number of tokens. A state cannot be wound back: keep a ``copy.deepcopy`` to return to.
+    Empty at first; a forward pass with ``use_cache=True`` advances it. Where all mixers are
+    recurrent its size does not depend on the number of tokens. A state cannot be wound back: keep a
+    ``copy.deepcopy`` to return to.
     """
 
     def __init__(self) -> None:
@@ -54,15 +55,19 @@ class FastWeightsCache(BatchFirst, Cache):
         self.states = tuple(state.map(f) for state in self.states)
 
     def before(self, layers: int, batch: int) -> Sequence[MixerState | None]:
-        """Each layer's state for `batch` sequences, or Nones at the start; raises ValueError if they do not fit."""
+        """Each layer's state for `batch` sequences, or Nones at the start; raises ValueError if
+        they do not fit.
+        """
         if not self.states:
             return [None] * layers
         if len(self.states) != layers:
-            raise ValueError(f"this cache comes from a model of {len(self.states)} layers, this one has {layers}")
+            raise ValueError(
+                f"this cache comes from a model of {len(self.states)} layers, this one has {layers}"
+            )
         if self.batch_size != batch:
             raise ValueError(
-                f"this cache holds {self.batch_size} sequences, the input {batch}; use batch_repeat_interleave or "
-                "batch_select_indices on the cache, or begin a new one"
+                f"this cache holds {self.batch_size} sequences, the input {batch}; use"
+                " batch_repeat_interleave or batch_select_indices on the cache, or begin a new one"
             )
         return self.states
 
@@ -89,7 +94,8 @@ class FastWeightsCache(BatchFirst, Cache):
 
     def crop(self, tokens_to_remove: int) -> NoReturn:
         raise NotImplementedError(
-            "a fast-weight state cannot forget its last tokens; copy.deepcopy the cache before feeding them"
+            "a fast-weight state cannot forget its last tokens; copy.deepcopy the cache before"
+            " feeding them"
         )
 
     def __len__(self) -> int:

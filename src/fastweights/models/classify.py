@@ -35,9 +35,12 @@ class FastWeightsForSequenceClassification(FastWeightsPreTrainedModel):
         labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
     ) -> SequenceClassifierOutput:
-        """Logits ``[b labels]`` of ``input_ids [b t]`` or ``inputs_embeds [b t d]``; padding may be on either side.
+        """Logits ``[b labels]`` of ``input_ids [b t]`` or ``inputs_embeds [b t d]``; padding may be
+        on either side.
 
-        labels  ``[b]`` classes, or what `config.problem_type` says; see transformers' sequence classifiers
+        Args:
+            labels: ``[b]`` classes, or what `config.problem_type` says; see transformers'
+                sequence classifiers
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -49,14 +52,18 @@ class FastWeightsForSequenceClassification(FastWeightsPreTrainedModel):
         )
         logits = self.score(pooled(self.config, outputs.last_hidden_state, attention_mask))
         return SequenceClassifierOutput(
-            loss=classification_loss(self.config, logits, labels), logits=logits, hidden_states=outputs.hidden_states
+            loss=classification_loss(self.config, logits, labels),
+            logits=logits,
+            hidden_states=outputs.hidden_states,
         )
 
 
 class FastWeightsForSequencePairClassification(FastWeightsPreTrainedModel):
-    """Two towers of the same weights, and an MLP on [a, b, a ⊙ b, a - b] (Long Range Arena's retrieval).
+    """Two towers of the same weights, and an MLP on [a, b, a ⊙ b, a - b] (Long Range Arena's
+    retrieval).
 
-    The MLP has two hidden layers of `config.mlp_size` and half as many channels, with ReLU, as in the benchmark.
+    The MLP has two hidden layers of `config.mlp_size` and half as many channels, with ReLU, as in
+    the benchmark.
     """
 
     def __init__(self, config: FastWeightsConfig) -> None:
@@ -74,23 +81,33 @@ class FastWeightsForSequencePairClassification(FastWeightsPreTrainedModel):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> SequenceClassifierOutput:
-        """Logits ``[b labels]`` of pairs ``input_ids [b 2 t]``, padding (0 in ``attention_mask [b 2 t]``) anywhere."""
+        """Logits ``[b labels]`` of pairs ``input_ids [b 2 t]``, padding (0 in ``attention_mask [b 2
+        t]``) anywhere.
+        """
         if input_ids.dim() != 3 or input_ids.shape[1] != 2:
-            raise ShapeError(f"input_ids have shape {list(input_ids.shape)}, must be [batch, 2, time]")
+            raise ShapeError(
+                f"input_ids have shape {list(input_ids.shape)}, must be [batch, 2, time]"
+            )
         mask = None if attention_mask is None else attention_mask.flatten(0, 1)
-        x = self.model(input_ids.flatten(0, 1), attention_mask=mask, use_cache=False, return_dict=True)
+        x = self.model(
+            input_ids.flatten(0, 1), attention_mask=mask, use_cache=False, return_dict=True
+        )
         a, b = pooled(self.config, x.last_hidden_state, mask).unflatten(0, (-1, 2)).unbind(1)
         logits = self.score(torch.cat([a, b, a * b, a - b], dim=-1))
-        return SequenceClassifierOutput(loss=classification_loss(self.config, logits, labels), logits=logits)
+        return SequenceClassifierOutput(
+            loss=classification_loss(self.config, logits, labels), logits=logits
+        )
 
 
 @strict
 class FastWeightsVisionConfig(FastWeightsConfig):
     """The configuration of an image classifier: that of a model whose tokens are patches.
 
-    image_size, patch_size  in pixels; images are square, and the latter divides the former
-    num_channels            3 for colour
-    class_token             whether a learnt token stands behind the patches (pooling = "last" reads it alone)
+    Attributes:
+        image_size, patch_size: in pixels; images are square, and the latter divides the former
+        num_channels: 3 for colour
+        class_token: whether a learnt token stands behind the patches (pooling = "last" reads it
+            alone)
 
     `vocab_size` and the ids of tokens are not used.
     """
@@ -115,17 +132,27 @@ class FastWeightsVisionConfig(FastWeightsConfig):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}; it is at least 1")
         if self.image_size % self.patch_size:
-            raise ValueError(f"image_size = {self.image_size} is not divisible by patch_size = {self.patch_size}")
+            raise ValueError(
+                f"image_size = {self.image_size} is not divisible by patch_size = {self.patch_size}"
+            )
 
 
 class Patches(nn.Module):
-    """Images ``[b c s s]`` → tokens ``[b t d]``: a linear map of every patch, row by row, and the class token."""
+    """Images ``[b c s s]`` → tokens ``[b t d]``: a linear map of every patch, row by row, and the
+    class token.
+    """
 
     def __init__(self, config: FastWeightsVisionConfig) -> None:
         super().__init__()
-        self.channels, self.size, self.patch = config.num_channels, config.image_size, config.patch_size
+        self.channels, self.size, self.patch = (
+            config.num_channels,
+            config.image_size,
+            config.patch_size,
+        )
         self.W = nn.Linear(self.channels * self.patch**2, config.hidden_size)
-        self.class_token = nn.Parameter(torch.empty(config.hidden_size)) if config.class_token else None
+        self.class_token = (
+            nn.Parameter(torch.empty(config.hidden_size)) if config.class_token else None
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -135,7 +162,9 @@ class Patches(nn.Module):
     def forward(self, images: Tensor) -> Embedded:
         expected = [self.channels, self.size, self.size]
         if images.dim() != 4 or list(images.shape[1:]) != expected:
-            raise ShapeError(f"pixel_values have shape {list(images.shape)}, must be [batch, {str(expected)[1:]}")
+            raise ShapeError(
+                f"pixel_values have shape {list(images.shape)}, must be [batch, {str(expected)[1:]}"
+            )
         rows = images.unflatten(3, (-1, self.patch)).unflatten(2, (-1, self.patch))
         x = self.W(rows.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)).to(self.W.weight.dtype)
         if self.class_token is None:
@@ -155,11 +184,15 @@ class FastWeightsVisionModel(FastWeightsTrunk):
 
     def forward(self, pixel_values: Tensor) -> Embedded:
         """Hidden states ``[b t d]`` of images ``[b c s s]``."""
-        return self.run(self.embed_tokens(pixel_values), None, None, FastWeightsCache(), use_cache=False)
+        return self.run(
+            self.embed_tokens(pixel_values), None, None, FastWeightsCache(), use_cache=False
+        )
 
 
 class FastWeightsForImageClassification(FastWeightsPreTrainedModel):
-    """A linear score of the pooled hidden states of an image's patches, `config.num_labels` wide."""
+    """A linear score of the pooled hidden states of an image's patches, `config.num_labels`
+    wide.
+    """
 
     config_class = FastWeightsVisionConfig
     main_input_name = "pixel_values"
@@ -174,7 +207,9 @@ class FastWeightsForImageClassification(FastWeightsPreTrainedModel):
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> ImageClassifierOutput:
         """Logits ``[b labels]`` of images ``[b c s s]``, and with `labels` their loss."""
         logits = self.score(pooled(self.config, self.model(pixel_values), None))
-        return ImageClassifierOutput(loss=classification_loss(self.config, logits, labels), logits=logits)
+        return ImageClassifierOutput(
+            loss=classification_loss(self.config, logits, labels), logits=logits
+        )
 
 
 def scores(config: FastWeightsConfig, width: int) -> nn.Linear:
@@ -186,10 +221,20 @@ def scores(config: FastWeightsConfig, width: int) -> nn.Linear:
 
 def pooled(config: FastWeightsConfig, x: Embedded, attention_mask: Tensor | None) -> Tensor:
     """``[b d]``: one vector per sequence ``x [b t d]``, of the tokens that are not padding."""
-    mask = torch.ones(x.shape[:2], device=x.device) if attention_mask is None else attention_mask.to(x.device)
+    mask = (
+        torch.ones(x.shape[:2], device=x.device)
+        if attention_mask is None
+        else attention_mask.to(x.device)
+    )
     return POOLINGS[config.pooling](x, mask.bool())
 
 
-def classification_loss(config: FastWeightsConfig, logits: Tensor, labels: Tensor | None) -> Tensor | None:
-    """transformers' loss for `config.problem_type` (found from the labels if it is None), in float32."""
-    return None if labels is None else ForSequenceClassificationLoss(labels, precise(logits), config)
+def classification_loss(
+    config: FastWeightsConfig, logits: Tensor, labels: Tensor | None
+) -> Tensor | None:
+    """transformers' loss for `config.problem_type` (found from the labels if it is None), in
+    float32.
+    """
+    return (
+        None if labels is None else ForSequenceClassificationLoss(labels, precise(logits), config)
+    )

@@ -18,26 +18,35 @@ from fastweights.mixers import make
 class FastWeightsConfig(PretrainedConfig):
     """A decoder of `num_hidden_layers` blocks, each a mixer and an MLP (by default a SwiGLU).
 
-    mixers             ``[{"name": "metala", …arguments}, …]``, repeated over the depth: several make a hybrid
-    norm, norm_eps     "rms", "layer" (LayerNorm with bias) or "simple_rms" (without weights), before every mixer and
-                       MLP and at the end
-    mlp                "gated" (σ(x W_1) ⊙ x W_2) W_3, "plain" σ(x W_1) W_2, "identity" (x itself), or None for none
-    hidden_act         σ, by its name in ``transformers.activations.ACT2FN``
-    intermediate_size  width of the MLP; None for 8 · hidden_size² weights: 8/3 · hidden_size (rounded up to a
-                       multiple of 8) if gated, else 4 · hidden_size
-    mlp_bias           whether the MLP's projections have biases
-    parallel_residual  whether mixer and MLP read the same x and are added together (GPT-NeoX)
-    learnt_positions   adds a learnt embedding to each of the first so many tokens of a document; None for none
-    embedding_scale    what the embeddings are multiplied by; None for √hidden_size
-    embedding_dropout  probability of dropping an embedding's channel
-    residual_dropout   probability of dropping a channel of what a mixer or MLP adds to the stream
-    initializer_range  standard deviation of new weights, 1 / √(2 · layers) of it in those that write to the stream
-                       (GPT-2); None for MesaNet's, see `FastWeightsPreTrainedModel`
-    logit_cap          c of c · tanh(z / c) on the logits; None for none
-    bidirectional      whether every mixer reads both ways, see `Bidirectional`; for classifiers
-    pooling            how a classifier makes one vector of a sequence's: "mean", "first" or "last", padding not counted
+    Attributes:
+        mixers: ``[{"name": "metala", …arguments}, …]``, repeated over the depth: several make a
+            hybrid
+        norm, norm_eps: "rms", "layer" (LayerNorm with bias) or "simple_rms" (without weights),
+            before every mixer and MLP and at the end
+        mlp: "gated" (σ(x W_1) ⊙ x W_2) W_3, "plain" σ(x W_1) W_2, "identity" (x itself), or
+            None for none
+        hidden_act: σ, by its name in ``transformers.activations.ACT2FN``
+        intermediate_size: width of the MLP; None for 8 · hidden_size² weights: 8/3 ·
+            hidden_size (rounded up to a multiple of 8) if gated, else 4 · hidden_size
+        mlp_bias: whether the MLP's projections have biases
+        parallel_residual: whether mixer and MLP read the same x and are added together
+            (GPT-NeoX)
+        learnt_positions: adds a learnt embedding to each of the first so many tokens of a
+            document; None for none
+        embedding_scale: what the embeddings are multiplied by; None for √hidden_size
+        embedding_dropout: probability of dropping an embedding's channel
+        residual_dropout: probability of dropping a channel of what a mixer or MLP adds to the
+            stream
+        initializer_range: standard deviation of new weights, 1 / √(2 · layers) of it in those
+            that write to the stream (GPT-2); None for MesaNet's, see
+            `FastWeightsPreTrainedModel`
+        logit_cap: c of c · tanh(z / c) on the logits; None for none
+        bidirectional: whether every mixer reads both ways, see `Bidirectional`; for classifiers
+        pooling: how a classifier makes one vector of a sequence's: "mean", "first" or "last",
+            padding not counted
 
-    Raises ValueError for sizes below 1, unknown names, misspelt fields, and mixers that cannot be built.
+    Raises ValueError for sizes below 1, unknown names, misspelt fields, and mixers that cannot be
+    built.
     """
 
     model_type = "fastweights"
@@ -77,12 +86,14 @@ class FastWeightsConfig(PretrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """The configuration in `config_dict`; raises ValueError if that one is of another kind of model."""
+        """The configuration in `config_dict`; raises ValueError if that one is of another kind of
+        model.
+        """
         kind = config_dict.get("model_type", cls.model_type)
         if kind != cls.model_type:
             raise ValueError(
-                f"this checkpoint holds a {kind!r} model, not a {cls.model_type!r} one; load it with "
-                "from_pretrained of the transformers.AutoModel… of its task"
+                f"this checkpoint holds a {kind!r} model, not a {cls.model_type!r} one; load it"
+                " with from_pretrained of the transformers.AutoModel… of its task"
             )
         return super().from_dict(config_dict, **kwargs)
 
@@ -104,39 +115,59 @@ class FastWeightsConfig(PretrainedConfig):
         return [self.mixers[layer % len(self.mixers)] for layer in range(self.num_hidden_layers)]
 
     def _check_names(self, unknown: Iterable[str]) -> None:
-        """transformers keeps whatever it is given; a misspelt field would silently leave its default."""
+        """transformers keeps whatever it is given; a misspelt field would silently leave its
+        default.
+        """
         for name in unknown:
             meant = get_close_matches(name, FastWeightsConfig.__annotations__, n=1, cutoff=0.72)
             if meant and not name.endswith("_token_id"):
-                raise ValueError(f"{type(self).__name__} has no field {name!r}; did you mean {meant[0]!r}?")
+                raise ValueError(
+                    f"{type(self).__name__} has no field {name!r}; did you mean {meant[0]!r}?"
+                )
 
     def _check_sizes(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "mlp_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}; it is at least 1")
-        for name in ("norm_eps", "embedding_scale", "initializer_range", "learnt_positions", "logit_cap"):
+        for name in (
+            "norm_eps",
+            "embedding_scale",
+            "initializer_range",
+            "learnt_positions",
+            "logit_cap",
+        ):
             value = getattr(self, name)
             if value is not None and value <= 0:
-                raise ValueError(f"{name} = {value}; it is above 0" + ("" if name == "norm_eps" else ", or None"))
+                raise ValueError(
+                    f"{name} = {value}; it is above 0" + ("" if name == "norm_eps" else ", or None")
+                )
         for name in ("embedding_dropout", "residual_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}; it is a probability below 1")
 
     def _check_choices(self) -> None:
-        for name, known in (("norm", NORMS), ("mlp", MLPS), ("hidden_act", ACT2FN), ("pooling", POOLINGS)):
+        for name, known in (
+            ("norm", NORMS),
+            ("mlp", MLPS),
+            ("hidden_act", ACT2FN),
+            ("pooling", POOLINGS),
+        ):
             value = getattr(self, name)
             if value not in known and (name, value) != ("mlp", None):
                 raise ValueError(f"{name} = {value!r}; there are {', '.join(sorted(known))}")
         if self.parallel_residual and self.mlp is None:
-            raise ValueError("parallel_residual = True, but there is no MLP to be parallel to; set mlp or leave it out")
+            raise ValueError(
+                "parallel_residual = True, but there is no MLP to be parallel to; set mlp or leave"
+                " it out"
+            )
 
     def _check_mixers(self) -> None:
         if not self.mixers:
             raise ValueError('mixers is empty; name at least one, such as [{"name": "metala"}]')
         if len(self.mixers) > self.num_hidden_layers:
             raise ValueError(
-                f"mixers lists {len(self.mixers)} layers, num_hidden_layers is {self.num_hidden_layers}; "
-                "drop some or add layers"
+                f"mixers lists {len(self.mixers)} layers, num_hidden_layers is"
+                f" {self.num_hidden_layers}; drop some or add layers"
             )
         for position, mixer in enumerate(self.mixers):
             self._try_mixer(position, mixer)

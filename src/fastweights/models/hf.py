@@ -29,10 +29,10 @@ class _Started(Protocol):
 class FastWeightsPreTrainedModel(PreTrainedModel):
     """How weights start and load.
 
-    Linear weights are normal with variance 1 / fan-in, those that write to the residual stream 2 / N of that for N
-    layers, embeddings with variance 1 / d (MesaNet appendix D); with `config.initializer_range` all have that
-    standard deviation, and those that write to the stream 1 / √(2 N) of it (GPT-2). What a mixer starts in its own
-    way comes last.
+    Linear weights are normal with variance 1 / fan-in, those that write to the residual stream 2 /
+    N of that for N layers, embeddings with variance 1 / d (MesaNet appendix D); with
+    `config.initializer_range` all have that standard deviation, and those that write to the stream
+    1 / √(2 N) of it (GPT-2). What a mixer starts in its own way comes last.
     """
 
     config: FastWeightsConfig
@@ -43,8 +43,12 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     _is_stateful = True
 
     @classmethod
-    def from_pretrained(cls, *args: Any, strict: bool = True, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """As in transformers, but weights that the checkpoint lacks are an error, unless ``strict=False``."""
+    def from_pretrained(
+        cls, *args: Any, strict: bool = True, output_loading_info: bool = False, **kwargs: Any
+    ) -> Any:
+        """As in transformers, but weights that the checkpoint lacks are an error, unless
+        ``strict=False``.
+        """
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, info = loaded
         missing = sorted(info["missing_keys"])
@@ -56,8 +60,10 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
         return loaded if output_loading_info else model
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        """Skips a module once all that is below it is loaded (transformers, for foreign code, looks only at what the
-        module itself owns, and so would skip blocks and mixers whose parameters all belong to their parts)."""
+        """Skips a module once all that is below it is loaded (transformers, for foreign code, looks
+        only at what the module itself owns, and so would skip blocks and mixers whose parameters
+        all belong to their parts).
+        """
         tensors = module.state_dict(keep_vars=True).values()
         if not (tensors and all(map(_is_loaded, tensors))):
             super()._initialize_weights(module)
@@ -65,11 +71,15 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         match module:
             case nn.Linear():
-                nn.init.normal_(module.weight, std=self.config.initializer_range or module.in_features**-0.5)
+                nn.init.normal_(
+                    module.weight, std=self.config.initializer_range or module.in_features**-0.5
+                )
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
             case nn.Embedding():
-                nn.init.normal_(module.weight, std=self.config.initializer_range or module.embedding_dim**-0.5)
+                nn.init.normal_(
+                    module.weight, std=self.config.initializer_range or module.embedding_dim**-0.5
+                )
             case Block():
                 for writer in module.writers:
                     self._shrink(writer)
@@ -102,16 +112,21 @@ def _loaded_kept(module: nn.Module) -> Iterator[None]:
 class FastWeightsTrunk(FastWeightsPreTrainedModel):
     """Vectors → hidden states: scale and learnt positions, the blocks, a final norm.
 
-    `embed_tokens` makes the vectors; what it reads is the business of subclasses, which end with ``post_init()``.
+    `embed_tokens` makes the vectors; what it reads is the business of subclasses, which end with
+    ``post_init()``.
     """
 
     def __init__(self, config: FastWeightsConfig, embed_tokens: nn.Module) -> None:
         super().__init__(config)
         self.embed_tokens = embed_tokens
         positions = config.learnt_positions
-        self.embed_positions = None if positions is None else nn.Embedding(positions, config.hidden_size)
+        self.embed_positions = (
+            None if positions is None else nn.Embedding(positions, config.hidden_size)
+        )
         self.dropout = nn.Dropout(config.embedding_dropout)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Block(config, layer) for layer in range(config.num_hidden_layers)
+        )
         self.norm = normalization(config)
 
     def run(
@@ -124,9 +139,11 @@ class FastWeightsTrunk(FastWeightsPreTrainedModel):
         use_cache: bool,
         trace: list[Embedded] | None = None,
     ) -> Embedded:
-        """Hidden states ``[b t d]`` of vectors ``x [b t d]`` after those in `cache`, advanced if `use_cache`.
+        """Hidden states ``[b t d]`` of vectors ``x [b t d]`` after those in `cache`, advanced if
+        `use_cache`.
 
-        trace  takes the input of every block, and the result
+        Args:
+            trace: takes the input of every block, and the result
         """
         before, states = cache.before(len(self.layers), len(x)), []
         position = None if before[0] is None else before[0].position
@@ -144,7 +161,9 @@ class FastWeightsTrunk(FastWeightsPreTrainedModel):
 
     def _placed(self, x: Embedded, past: Past) -> Embedded:
         if self.embed_positions is not None:
-            x = x + self.embed_positions(require_positions(past.positions, self.embed_positions.num_embeddings))
+            x = x + self.embed_positions(
+                require_positions(past.positions, self.embed_positions.num_embeddings)
+            )
         return self.dropout(x * self.config.input_scale)
 
 
@@ -169,13 +188,15 @@ class FastWeightsModel(FastWeightsTrunk):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPast:
-        """Hidden states ``[b t d]`` of ``input_ids [b t]``, or of ``inputs_embeds [b t d]`` (before the scale).
+        """Hidden states ``[b t d]`` of ``input_ids [b t]``, or of ``inputs_embeds [b t d]`` (before
+        the scale).
 
-        attention_mask    ``[b t]`` or, with all tokens that the cache has seen, ``[b s+t]``; 1 = real, 0 = padding
-        past_key_values   continued from, and advanced in place; with `use_cache` a new one is made if it is None
-        use_cache         None: `config.use_cache`, but not in training or if the model reads both ways
-        segments          ``[b t]`` integers; where they change, a packed document begins with an empty memory
-        Raises ValueError for inputs that do not fit.
+        attention_mask    ``[b t]`` or, with all tokens that the cache has seen, ``[b s+t]``; 1 =
+        real, 0 = padding past_key_values   continued from, and advanced in place; with `use_cache`
+        a new one is made if it is None use_cache         None: `config.use_cache`, but not in
+        training or if the model reads both ways segments          ``[b t]`` integers; where they
+        change, a packed document begins with an empty memory Raises ValueError for inputs that do
+        not fit.
         """
         if output_attentions:
             raise ValueError("there are no attentions to output; see Recurrence.attention_map()")
@@ -193,9 +214,13 @@ class FastWeightsModel(FastWeightsTrunk):
 
     def _cached(self, wanted: bool | None) -> bool:
         if wanted and self.config.bidirectional:
-            raise ValueError("use_cache = True, but a model that reads both ways cannot go on; leave it out")
+            raise ValueError(
+                "use_cache = True, but a model that reads both ways cannot go on; leave it out"
+            )
         return (
-            self.config.use_cache and not self.training and not self.config.bidirectional if wanted is None else wanted
+            self.config.use_cache and not self.training and not self.config.bidirectional
+            if wanted is None
+            else wanted
         )
 
     def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Embedded:
@@ -210,14 +235,19 @@ class FastWeightsModel(FastWeightsTrunk):
 
 
 class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
-    """The language model: `FastWeightsModel` and a linear head, tied to the embeddings if the config says so."""
+    """The language model: `FastWeightsModel` and a linear head, tied to the embeddings if the
+    config says so.
+    """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     accepts_loss_kwargs = True
 
     def __init__(self, config: FastWeightsConfig) -> None:
         if config.bidirectional:
-            raise ValueError("bidirectional = True, but a language model must not see the tokens it is to predict")
+            raise ValueError(
+                "bidirectional = True, but a language model must not see the tokens it is to"
+                " predict"
+            )
         super().__init__(config)
         self.model = FastWeightsModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -240,15 +270,21 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         targets: Tensor | None = None,
     ) -> CausalLMOutputWithPast:
-        """Logits ``[b t vocab]``, and with labels the mean loss; see `FastWeightsModel.forward` for the rest.
+        """Logits ``[b t vocab]``, and with labels the mean loss; see `FastWeightsModel.forward` for
+        the rest.
 
-        labels              ``[b t]``, like input_ids; −100 is not counted, the shift by one happens here. Give the
-                            first token of a packed document −100 if the one before it is not to predict it
-        targets             in place of `labels`: ``[b t]``, what each token is to predict, without a shift; the loss
-                            computes logits only where they are not −100
-        logits_to_keep      only of the last so many tokens (0: all), or of the tokens with these indices
-        num_items_in_batch  what the summed loss is divided by instead of the number of labels
-        skip_logits         None: in training with labels, where the loss never holds the logits of all tokens
+        Args:
+            labels: ``[b t]``, like input_ids; −100 is not counted, the shift by one happens
+                here. Give the first token of a packed document −100 if the one before it is not
+                to predict it
+            targets: in place of `labels`: ``[b t]``, what each token is to predict, without a
+                shift; the loss computes logits only where they are not −100
+            logits_to_keep: only of the last so many tokens (0: all), or of the tokens with
+                these indices
+            num_items_in_batch: what the summed loss is divided by instead of the number of
+                labels
+            skip_logits: None: in training with labels, where the loss never holds the logits of
+                all tokens
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -285,16 +321,24 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
             raise ValueError("pass either labels or targets")
         if shifted is not None:
             return mean_loss(self.logits, *labelled(x, shifted), items=items, chunk=chunk)
-        return None if labels is None else next_token_loss(self.logits, x, labels, items=items, chunk=chunk)
+        return (
+            None
+            if labels is None
+            else next_token_loss(self.logits, x, labels, items=items, chunk=chunk)
+        )
 
     def _prepare_cache_for_generation(
-        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+        self,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         wanted = generation_config.cache_implementation
         if wanted not in (None, "dynamic"):
             raise ValueError(
-                f"cache_implementation={wanted!r} does not exist for {type(self).__name__}, whose cache is a "
-                "FastWeightsCache of constant size per recurrent layer; leave it out"
+                f"cache_implementation={wanted!r} does not exist for {type(self).__name__}, whose"
+                " cache is a FastWeightsCache of constant size per recurrent layer; leave it out"
             )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = FastWeightsCache()

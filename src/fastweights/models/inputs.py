@@ -12,15 +12,16 @@ from fastweights.shapes import Embedded, Mask
 def kept(attention_mask: Tensor | None, x: Embedded, seen: int) -> Mask | None:
     """``[b t]``, False for padding among the tokens of ``x [b t d]``; None if there is none.
 
-    attention_mask  ``[b t]``, or ``[b seen+t]`` with the tokens that came before
+    Args:
+        attention_mask: ``[b t]``, or ``[b seen+t]`` with the tokens that came before
     """
     if attention_mask is None:
         return None
     b, t, _ = x.shape
     if attention_mask.dim() != 2:
         raise ValueError(
-            f"attention_mask has {attention_mask.dim()} axes; give [batch, time] with 0 for padding (models with a "
-            "state are causal by construction; packed documents go in `segments`)"
+            f"attention_mask has {attention_mask.dim()} axes; give [batch, time] with 0 for padding"
+            " (models with a state are causal by construction; packed documents go in `segments`)"
         )
     if attention_mask.shape[0] != b or attention_mask.shape[1] not in (t, seen + t):
         raise ValueError(
@@ -36,20 +37,28 @@ def require_cache(cache: object) -> FastWeightsCache:
     if cache is None:
         return FastWeightsCache()
     if not isinstance(cache, FastWeightsCache):
-        raise TypeError(f"past_key_values is a {type(cache).__name__}; pass a fastweights.FastWeightsCache() or None")
+        raise TypeError(
+            f"past_key_values is a {type(cache).__name__}; pass a fastweights.FastWeightsCache() or"
+            " None"
+        )
     return cache
 
 
 def require_ids(ids: Tensor | None, vocabulary: int) -> Tensor:
-    """`ids`, if they are ``[b t]`` and, where looking is cheap (on the CPU), inside the vocabulary."""
+    """`ids`, if they are ``[b t]`` and, where looking is cheap (on the CPU), inside the
+    vocabulary.
+    """
     if ids is None or ids.dim() != 2:
-        raise ValueError(f"input_ids have shape {None if ids is None else list(ids.shape)}, must be [batch, time]")
+        raise ValueError(
+            f"input_ids have shape {None if ids is None else list(ids.shape)}, must be [batch,"
+            " time]"
+        )
     if _cheap_to_look_at(ids):
         low, high = (int(end) for end in ids.aminmax())
         if low < 0 or high >= vocabulary:
             raise ValueError(
-                f"token ids reach from {low} to {high}, the vocabulary from 0 to {vocabulary - 1}; use the tokenizer "
-                "that the model was trained with, or resize_token_embeddings"
+                f"token ids reach from {low} to {high}, the vocabulary from 0 to {vocabulary - 1};"
+                " use the tokenizer that the model was trained with, or resize_token_embeddings"
             )
     return ids
 
@@ -58,8 +67,8 @@ def require_positions(positions: Tensor, known: int) -> Tensor:
     """`positions`, if they are, where looking is cheap, among the `known` ones."""
     if _cheap_to_look_at(positions) and (last := int(positions.max())) >= known:
         raise ValueError(
-            f"a document reaches position {last}, the model has learnt_positions = {known}; shorten it, or train with "
-            "more of them"
+            f"a document reaches position {last}, the model has learnt_positions = {known}; shorten"
+            " it, or train with more of them"
         )
     return positions
 

@@ -26,9 +26,11 @@ def next_token_loss(
 ) -> Tensor:
     """Mean of -log p(labels[t+1] | x[t]) over the labels that are not −100; 0 if all are.
 
-    logits  of hidden states ``[n d]``, ``[n vocab]``; called on `chunk` tokens at a time, once more in the backward
-    labels  ``[b t]``, aligned with x: the shift happens here
-    items   what to divide the sum by instead of the number of labels (gradient accumulation)
+    Args:
+        logits: of hidden states ``[n d]``, ``[n vocab]``; called on `chunk` tokens at a time,
+            once more in the backward
+        labels: ``[b t]``, aligned with x: the shift happens here
+        items: what to divide the sum by instead of the number of labels (gradient accumulation)
     """
     _require_aligned(x, labels)
     x, targets = x[:, :-1].flatten(0, 1), labels[:, 1:].flatten().to(x.device)
@@ -36,15 +38,26 @@ def next_token_loss(
 
 
 def mean_loss(
-    logits: Callable[[Tensor], Tensor], x: Tensor, targets: Tensor, *, items: Tensor | int | None = None, chunk: int
+    logits: Callable[[Tensor], Tensor],
+    x: Tensor,
+    targets: Tensor,
+    *,
+    items: Tensor | int | None = None,
+    chunk: int,
 ) -> Tensor:
-    """Mean of -log p(targets | x) over the ``targets [n]`` that are not −100, of ``x [n d]``; see `next_token_loss`."""
+    """Mean of -log p(targets | x) over the ``targets [n]`` that are not −100, of ``x [n d]``; see
+    `next_token_loss`.
+    """
     count = (targets != IGNORED).sum().clamp(min=1) if items is None else items
-    return _summed(logits, x, targets, chunk) / (count.to(x.device) if isinstance(count, Tensor) else count)
+    return _summed(logits, x, targets, chunk) / (
+        count.to(x.device) if isinstance(count, Tensor) else count
+    )
 
 
 def labelled(x: Embedded, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(``[n d]``, ``[n]``): the vectors and labels of the tokens whose label, aligned with x, is not −100."""
+    """(``[n d]``, ``[n]``): the vectors and labels of the tokens whose label, aligned with x, is
+    not −100.
+    """
     _require_aligned(x, labels)
     labels = labels.to(x.device)
     return x[labels != IGNORED], labels[labels != IGNORED]
@@ -52,7 +65,9 @@ def labelled(x: Embedded, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def _require_aligned(x: Embedded, labels: Tensor) -> None:
     if labels.shape != x.shape[:2]:
-        raise ValueError(f"labels have shape {list(labels.shape)}, must be [batch, time] = {list(x.shape[:2])}")
+        raise ValueError(
+            f"labels have shape {list(labels.shape)}, must be [batch, time] = {list(x.shape[:2])}"
+        )
 
 
 def _summed(logits: Callable[[Tensor], Tensor], x: Tensor, targets: Tensor, chunk: int) -> Tensor:

@@ -17,14 +17,22 @@ def mesa_layers(model: nn.Module) -> list[MesaLayer]:
     """The Mesa layers in order; raises ValueError if there is none."""
     found = [module for module in model.modules() if isinstance(module, MesaLayer)]
     if not found:
-        raise ValueError(f"this {type(model).__name__} has no Mesa layer: there is nothing to be solved")
+        raise ValueError(
+            f"this {type(model).__name__} has no Mesa layer: there is nothing to be solved"
+        )
     return found
 
 
 def solve_to(model: nn.Module, tol: float) -> None:
-    """Let conjugate gradients stop at this relative residual, each token on its own (MesaNet sec. 6: 1e-4)."""
+    """Let conjugate gradients stop at this relative residual, each token on its own (MesaNet sec.
+    6: 1e-4).
+    """
     for layer in mesa_layers(model):
-        steps = layer.solver.max_steps if isinstance(layer.solver, ConjugateGradient) else ConjugateGradient().max_steps
+        steps = (
+            layer.solver.max_steps
+            if isinstance(layer.solver, ConjugateGradient)
+            else ConjugateGradient().max_steps
+        )
         layer.solver = ConjugateGradient(steps, tol)
 
 
@@ -43,8 +51,10 @@ def solved_by(model: nn.Module, solver: Solver) -> Iterator[None]:
 
 @torch.no_grad()
 def mesa_records(model: nn.Module, input_ids: Tensor) -> list[Mesa]:
-    """What every Mesa layer solves while the model reads ``input_ids [b t]`` from an empty memory: for
-    `solver_statistics` and `condition_numbers`, by token, head and layer (MesaNet Fig. 7 and 13)."""
+    """What every Mesa layer solves while the model reads ``input_ids [b t]`` from an empty memory:
+    for `solver_statistics` and `condition_numbers`, by token, head and layer (MesaNet Fig. 7 and
+    13).
+    """
     records: list[Mesa] = []
 
     def record(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:

@@ -1,4 +1,6 @@
-"""The architectures of the papers by name: fields of a configuration, and what their source says of their size."""
+"""The architectures of the papers by name: fields of a configuration, and what their source says of
+their size.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,11 @@ Fields = Mapping[str, Any]
 class Preset:
     """A named architecture.
 
-    fields     of the configuration
-    source     the paper, and what of it is not followed or not said
-    published  the source's number of parameters, as rounded there; None if it gives none
-    model      the class that the fields are for
+    Attributes:
+        fields: of the configuration
+        source: the paper, and what of it is not followed or not said
+        published: the source's number of parameters, as rounded there; None if it gives none
+        model: the class that the fields are for
     """
 
     fields: Fields
@@ -60,12 +63,14 @@ def named(name: str) -> Preset:
     if name not in PRESETS:
         near = get_close_matches(name, PRESETS, n=3, cutoff=0.4) or sorted(PRESETS)
         raise ValueError(
-            f"there is no preset {name!r}; did you mean {', '.join(near)}? All: fastweights list --presets"
+            f"there is no preset {name!r}; did you mean {', '.join(near)}? All: fastweights list"
+            " --presets"
         )
     return PRESETS[name]
 
 
-# MesaNet: every layer on one backbone (appendices D and F) ----------------------------------------------------------
+# MesaNet: every layer on one backbone (appendices D and F)
+# ----------------------------------------------------------
 
 KEY = 128
 HAWK_WIDTH = {6: 906, 8: 1240, 12: 1920}
@@ -90,19 +95,38 @@ def _mesanet_layers(heads: int) -> dict[str, list[dict[str, Any]]]:
     mesa = {"name": "mesa", "heads": heads}
     hawk = {"name": "rglru", "heads": heads, "expand": HAWK_WIDTH[heads] / (KEY * heads)}
     rules = ("mamba2", "gla", "deltanet", "gated_deltanet", "mlstm")
-    baselines = {f"-{rule.replace('_', '-')}": [{"name": "mesanet", "heads": heads, "rule": rule}] for rule in rules}
-    windows = {f"-swa-{w}": [{"name": "swa", "heads": heads, "window": w}] for w in (4, 16, 64, 256, 1024)}
+    baselines = {
+        f"-{rule.replace('_', '-')}": [{"name": "mesanet", "heads": heads, "rule": rule}]
+        for rule in rules
+    }
+    windows = {
+        f"-swa-{w}": [{"name": "swa", "heads": heads, "window": w}] for w in (4, 16, 64, 256, 1024)
+    }
     transformer = {"-transformer": [{"name": "softmax", "heads": heads}]}
-    return {"": [mesa], "-hawk": [hawk], "-hawk-mesa": [hawk, mesa], **baselines, **transformer, **windows}
+    return {
+        "": [mesa],
+        "-hawk": [hawk],
+        "-hawk-mesa": [hawk, mesa],
+        **baselines,
+        **transformer,
+        **windows,
+    }
 
 
 MESANET = {
-    f"mesanet-{size}{end}": Preset(_mesanet(layers, heads, mixers), "MesaNet, appendices D, F", published)
-    for size, layers, heads, published in (("140m", 14, 6, 145e6), ("440m", 28, 8, 440e6), ("940m", 28, 12, 940e6))
+    f"mesanet-{size}{end}": Preset(
+        _mesanet(layers, heads, mixers), "MesaNet, appendices D, F", published
+    )
+    for size, layers, heads, published in (
+        ("140m", 14, 6, 145e6),
+        ("440m", 28, 8, 440e6),
+        ("940m", 28, 12, 940e6),
+    )
     for end, mixers in _mesanet_layers(heads).items()
 }
 
-# MetaLA: language models (Tables 4, 5, A9), Long Range Arena (Table A4), images (Table 6) ---------------------------
+# MetaLA: language models (Tables 4, 5, A9), Long Range Arena (Table A4), images (Table 6)
+# ---------------------------
 
 
 def _metala(layers: int, d: int, glu: int, *, tied: bool = True) -> Fields:
@@ -146,16 +170,30 @@ _text, _pair = FastWeightsForSequenceClassification, FastWeightsForSequencePairC
 _A4 = "MetaLA, Table A4; heads of 4 channels"
 
 METALA_LRA = {
-    "metala-lra-listops": Preset(_metala_lra(6, 32, 64, vocab_size=18, num_labels=10), _A4, None, _text),
-    "metala-lra-text": Preset(_metala_lra(4, 128, 256, vocab_size=135, residual_dropout=0.1), _A4, None, _text),
+    "metala-lra-listops": Preset(
+        _metala_lra(6, 32, 64, vocab_size=18, num_labels=10), _A4, None, _text
+    ),
+    "metala-lra-text": Preset(
+        _metala_lra(4, 128, 256, vocab_size=135, residual_dropout=0.1), _A4, None, _text
+    ),
     "metala-lra-retrieval": Preset(
-        _metala_lra(2, 256, 512, vocab_size=98, residual_dropout=0.1, bidirectional=True), _A4, None, _pair
+        _metala_lra(2, 256, 512, vocab_size=98, residual_dropout=0.1, bidirectional=True),
+        _A4,
+        None,
+        _pair,
     ),
     "metala-lra-image": Preset(
-        _metala_lra(6, 512, 512, vocab_size=256, num_labels=10, bidirectional=True), _A4, None, _text
+        _metala_lra(6, 512, 512, vocab_size=256, num_labels=10, bidirectional=True),
+        _A4,
+        None,
+        _text,
     ),
-    "metala-lra-pathfinder": Preset(_metala_lra(6, 128, 128, vocab_size=256, bidirectional=True), _A4, None, _text),
-    "metala-lra-path-x": Preset(_metala_lra(6, 32, 32, vocab_size=256, bidirectional=True), _A4, None, _text),
+    "metala-lra-pathfinder": Preset(
+        _metala_lra(6, 128, 128, vocab_size=256, bidirectional=True), _A4, None, _text
+    ),
+    "metala-lra-path-x": Preset(
+        _metala_lra(6, 32, 32, vocab_size=256, bidirectional=True), _A4, None, _text
+    ),
 }
 
 
@@ -174,23 +212,42 @@ def _metala_deit(heads: int) -> Fields:
     }
 
 
-_T6 = "MetaLA, Table 6: DeiT's shape; a GLU of 3 d and both directions of the same weights give the paper's size"
+_T6 = (
+    "MetaLA, Table 6: DeiT's shape; a GLU of 3 d and both directions of the same weights give the"
+    " paper's size"
+)
 
 METALA_IMAGE = {
     "metala-deit-tiny": Preset(_metala_deit(3), _T6, 6.1e6, FastWeightsForImageClassification),
     "metala-deit-small": Preset(_metala_deit(6), _T6, 23.7e6, FastWeightsForImageClassification),
 }
 
-# DSF and Zoology ----------------------------------------------------------------------------------------------------
+# DSF and Zoology ----------------------------------------------------------------------------------
+# ------------------
 
 _LIKE_GPT2: Fields = {"norm": "layer", "embedding_scale": 1.0, "initializer_range": 0.02}
 _NO_ROPE = {"rope": {"fraction": 0.0}}
 
 
 def _mqar(mixer: dict[str, Any], **fields: Any) -> Fields:
-    """Two layers of width 128 (the benchmark sweeps it), learnt positions, tied embeddings, one head."""
-    sizes = {"vocab_size": 8192, "hidden_size": 128, "num_hidden_layers": 2, "mixers": [mixer], "learnt_positions": 512}
-    return {**_LIKE_GPT2, **sizes, "tie_word_embeddings": True, "embedding_dropout": 0.1, "mlp": "identity", **fields}
+    """Two layers of width 128 (the benchmark sweeps it), learnt positions, tied embeddings, one
+    head.
+    """
+    sizes = {
+        "vocab_size": 8192,
+        "hidden_size": 128,
+        "num_hidden_layers": 2,
+        "mixers": [mixer],
+        "learnt_positions": 512,
+    }
+    return {
+        **_LIKE_GPT2,
+        **sizes,
+        "tie_word_embeddings": True,
+        "embedding_dropout": 0.1,
+        "mlp": "identity",
+        **fields,
+    }
 
 
 _GPT2_MLP = {"mlp": "plain", "hidden_act": "gelu", "mlp_bias": True}
@@ -199,14 +256,21 @@ _AS_CODE = "DSF, code of Figures 1-3 (no attention dropout)"
 
 MQAR = {
     "mqar-softmax": Preset(
-        _mqar(_softmax_1), "Zoology and DSF, code: the norm in the MLP's place (no attention dropout)"
+        _mqar(_softmax_1),
+        "Zoology and DSF, code: the norm in the MLP's place (no attention dropout)",
     ),
-    "mqar-softmax-mlp": Preset(_mqar(_softmax_1, **_GPT2_MLP), "DSF, text: GPT-2 style (no attention dropout)"),
+    "mqar-softmax-mlp": Preset(
+        _mqar(_softmax_1, **_GPT2_MLP), "DSF, text: GPT-2 style (no attention dropout)"
+    ),
     "mqar-linear": Preset(_mqar({"name": "linear", "heads": 1}), _AS_CODE),
-    "mqar-normalized": Preset(_mqar({"name": "normalized", "heads": 1}), "DSF, text: all but the attention equal"),
+    "mqar-normalized": Preset(
+        _mqar({"name": "normalized", "heads": 1}), "DSF, text: all but the attention equal"
+    ),
     "mqar-normalized-mlp": Preset(_mqar({"name": "normalized", "heads": 1}, **_GPT2_MLP), _AS_CODE),
     "mqar-qlstm": Preset(_mqar({"name": "qlstm"}), f"{_AS_CODE}; qLSTM alone, as the text has it"),
-    "mqar-qlstm-reversed": Preset(_mqar({"name": "qlstm", "reversed": True}), f"{_AS_CODE}; qLSTM alone"),
+    "mqar-qlstm-reversed": Preset(
+        _mqar({"name": "qlstm", "reversed": True}), f"{_AS_CODE}; qLSTM alone"
+    ),
     "mqar-metala": Preset(
         _mqar({"name": "metala", "heads": 2, "conv": 2}, mlp="gated", learnt_positions=None),
         "MetaLA, appendix A4; d_k = d / 2, where the paper has d_k = d",
@@ -219,34 +283,57 @@ def _pythia(mixer: dict[str, Any]) -> Fields:
     return {**_LIKE_GPT2, **sizes, **_GPT2_MLP, "parallel_residual": True}
 
 
-_J3 = "DSF, appendix J.3: Pythia with another attention, which here has no rotary positions and no biases"
+_J3 = (
+    "DSF, appendix J.3: Pythia with another attention, which here has no rotary positions and no"
+    " biases"
+)
 
 PYTHIA = {
     "pythia-70m": Preset(
-        _pythia({"name": "softmax", "heads": 8, "bias": True, "rope": {"fraction": 0.25}}), "Pythia", 70_426_624
+        _pythia({"name": "softmax", "heads": 8, "bias": True, "rope": {"fraction": 0.25}}),
+        "Pythia",
+        70_426_624,
     ),
     "pythia-70m-linear": Preset(_pythia({"name": "linear", "heads": 8}), _J3, 70_426_624),
     "pythia-70m-normalized": Preset(_pythia({"name": "normalized", "heads": 8}), _J3, 70_426_624),
 }
 
-# hybrids by listing names -------------------------------------------------------------------------------------------
+# hybrids by listing names
+# -------------------------------------------------------------------------------------------
 
-_GRIFFIN: Fields = {"hidden_act": "gelu_pytorch_tanh", "mlp_bias": True, "norm_eps": 1e-6, "tie_word_embeddings": True}
+_GRIFFIN: Fields = {
+    "hidden_act": "gelu_pytorch_tanh",
+    "mlp_bias": True,
+    "norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
 
 
 def _griffin(mixers: list[dict[str, Any]]) -> Fields:
-    sizes = {"vocab_size": 32_000, "hidden_size": 768, "num_hidden_layers": 12, "intermediate_size": 3 * 768}
+    sizes = {
+        "vocab_size": 32_000,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "intermediate_size": 3 * 768,
+    }
     return {**_GRIFFIN, **sizes, "mixers": mixers}
 
 
 _recurrent = {"name": "rglru", "heads": 16, "expand": 4 / 3}
 _local = {"name": "swa", "heads": 6, "kv_heads": 1, "window": 1024}
-_gemma_attention = {"name": "softmax", "heads": 10, "kv_heads": 1, "window": 2048, "rope": {"fraction": 0.5}}
+_gemma_attention = {
+    "name": "softmax",
+    "heads": 10,
+    "kv_heads": 1,
+    "window": 2048,
+    "rope": {"fraction": 0.5},
+}
 
 HYBRIDS = {
     "hawk": Preset(_griffin([_recurrent]), "Hawk (De et al., 2024), its pattern at width 768"),
     "griffin": Preset(
-        _griffin([_recurrent, _recurrent, _local]), "Griffin (De et al., 2024), its pattern at width 768"
+        _griffin([_recurrent, _recurrent, _local]),
+        "Griffin (De et al., 2024), its pattern at width 768",
     ),
     "recurrentgemma-2b": Preset(
         {
@@ -281,8 +368,17 @@ HYBRIDS = {
             "mixers": [{"name": "based", "heads": 12}, {"name": "swa", "heads": 12, "window": 64}],
             "tie_word_embeddings": True,
         },
-        "Based (Arora et al., 2024), its pattern at width 768, without its layers of convolution alone",
+        "Based (Arora et al., 2024), its pattern at width 768, without its layers of convolution"
+        " alone",
     ),
 }
 
-PRESETS: dict[str, Preset] = {**MESANET, **METALA, **METALA_LRA, **METALA_IMAGE, **MQAR, **PYTHIA, **HYBRIDS}
+PRESETS: dict[str, Preset] = {
+    **MESANET,
+    **METALA,
+    **METALA_LRA,
+    **METALA_IMAGE,
+    **MQAR,
+    **PYTHIA,
+    **HYBRIDS,
+}

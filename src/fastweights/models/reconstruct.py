@@ -17,9 +17,11 @@ from fastweights.models.loss import IGNORED
 
 
 class FastWeightsForReconstruction(FastWeightsPreTrainedModel):
-    """The pooled hidden state plus the sines and cosines of a position, through an MLP: the token there.
+    """The pooled hidden state plus the sines and cosines of a position, through an MLP: the token
+    there.
 
-    The MLP (norm, linear, GELU, twice) and the head do not widen, and have biases (MAD, auto_encoder.py).
+    The MLP (norm, linear, GELU, twice) and the head do not widen, and have biases (MAD,
+    auto_encoder.py).
     """
 
     def __init__(self, config: FastWeightsConfig) -> None:
@@ -35,16 +37,26 @@ class FastWeightsForReconstruction(FastWeightsPreTrainedModel):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None
     ) -> CausalLMOutput:
-        """Logits ``[b t vocab]`` of the tokens ``input_ids [b t]`` themselves; `labels` are aligned with them."""
-        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, return_dict=True)
+        """Logits ``[b t vocab]`` of the tokens ``input_ids [b t]`` themselves; `labels` are aligned
+        with them.
+        """
+        outputs = self.model(
+            input_ids=input_ids, attention_mask=attention_mask, use_cache=False, return_dict=True
+        )
         code = pooled(self.config, outputs.last_hidden_state, attention_mask)
         logits = self.head(self.decoder(code[:, None] + sinusoids(input_ids.shape[1], code)))
-        loss = None if labels is None else F.cross_entropy(precise(logits).mT, labels, ignore_index=IGNORED)
+        loss = (
+            None
+            if labels is None
+            else F.cross_entropy(precise(logits).mT, labels, ignore_index=IGNORED)
+        )
         return CausalLMOutput(loss=loss, logits=logits)
 
 
 def sinusoids(length: int, like: Tensor) -> Tensor:
-    """``[t d]``: sines, then cosines, of positions times frequencies from 1 to 1/10000, for ``like [… d]``."""
+    """``[t d]``: sines, then cosines, of positions times frequencies from 1 to 1/10000, for ``like
+    [… d]``.
+    """
     half = like.shape[-1] // 2
     frequencies = 10_000 ** -torch.linspace(0, 1, half, device=like.device)
     angles = torch.arange(length, device=like.device)[:, None] * frequencies

@@ -9,7 +9,13 @@ from fastweights.recurrence.ltv import LTV, DenseLTV
 from fastweights.recurrence.mesa import Mesa, SolverStatistics, condition_numbers, solver_statistics
 from fastweights.recurrence.signed import Signed
 from fastweights.recurrence.softmax import Softmax
-from fastweights.recurrence.solvers import Cholesky, ConjugateGradient, ShermanMorrison, Solver, Unrolled
+from fastweights.recurrence.solvers import (
+    Cholesky,
+    ConjugateGradient,
+    ShermanMorrison,
+    Solver,
+    Unrolled,
+)
 from fastweights.recurrence.transition import Delayed, Diagonal, Erasing, Full, Register, Transition
 from fastweights.recurrence.windowed import WindowedLinear
 

@@ -1,4 +1,6 @@
-"""What every recurrence is: a frozen record of streams with one equation, evaluated in several ways."""
+"""What every recurrence is: a frozen record of streams with one equation, evaluated in several
+ways.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,9 @@ class Once(Generic[T]):
 class Recurrence(ABC):
     """The per-token streams ``[b t h ·]`` of one fast-weight rule.
 
-    Subclasses state the rule in `step` (the paper's equation, for one token) and in `chunk` (all tokens
-    of the record at once), on a `State` of its own form. Everything else follows from these two.
+    Subclasses state the rule in `step` (the paper's equation, for one token) and in `chunk` (all
+    tokens of the record at once), on a `State` of its own form. Everything else follows from these
+    two.
     """
 
     @Once
@@ -94,12 +97,20 @@ class Recurrence(ABC):
     def __getitem__(self, span: slice) -> Self:
         """The record of the tokens in `span`; what is constant in time stays so."""
         timed = self._timed_fields().items()
-        return replace(self, **{n: part[:, span] if isinstance(part, Tensor) else part[span] for n, part in timed})
+        return replace(
+            self,
+            **{n: part[:, span] if isinstance(part, Tensor) else part[span] for n, part in timed},
+        )
 
     def split(self, size: int = CHUNK) -> Iterator[Self]:
-        """The record in pieces of `size` tokens; unlike slices, they cost autograd no more than the whole."""
+        """The record in pieces of `size` tokens; unlike slices, they cost autograd no more than the
+        whole.
+        """
         timed = self._timed_fields()
-        cut = (part.split(size, dim=1) if isinstance(part, Tensor) else part.split(size) for part in timed.values())
+        cut = (
+            part.split(size, dim=1) if isinstance(part, Tensor) else part.split(size)
+            for part in timed.values()
+        )
         for pieces in zip(*cut, strict=True):
             yield replace(self, **dict(zip(timed, pieces, strict=True)))
 
@@ -115,7 +126,9 @@ class Recurrence(ABC):
 
     def initial_state(self) -> State:
         """The state before the first token: zeros."""
-        return one_or_all([torch.zeros(s, dtype=self.accumulator, device=self.device) for s in self.state_shapes])
+        return one_or_all(
+            [torch.zeros(s, dtype=self.accumulator, device=self.device) for s in self.state_shapes]
+        )
 
     def adopt(self, state: State) -> State:
         """`state` in this record's dtype and batch, or a ShapeError."""
@@ -127,7 +140,8 @@ class Recurrence(ABC):
             expanded = [p.expand(s) for p, s in zip(parts, self.state_shapes, strict=True)]
         except (RuntimeError, ValueError):
             raise ShapeError(
-                f"{type(self).__name__} here has state shapes {list(self.state_shapes)}, got {list(shapes)}"
+                f"{type(self).__name__} here has state shapes {list(self.state_shapes)}, got"
+                f" {list(shapes)}"
             ) from None
         return one_or_all([part.to(self.accumulator) for part in expanded])
 
@@ -143,7 +157,9 @@ class Recurrence(ABC):
 
     @abstractmethod
     def step(self, state: Any) -> tuple[Output, State]:
-        """The rule for a record of one token: the definition, and the oracle of every other form."""
+        """The rule for a record of one token: the definition, and the oracle of every other
+        form.
+        """
 
     @abstractmethod
     def chunk(self, state: Any) -> tuple[Output, State]:
@@ -188,7 +204,9 @@ def broadcast_lengths(streams: dict[str, Tensor]) -> tuple[int, int, int]:
                 lengths[axis] = shape[axis]
             elif shape[axis] not in (1, lengths[axis]):
                 shapes = ", ".join(f"{n} {list(s.shape)}" for n, s in streams.items())
-                raise ShapeError(f"streams must agree, or have length 1, in batch, time and heads; got {shapes}")
+                raise ShapeError(
+                    f"streams must agree, or have length 1, in batch, time and heads; got {shapes}"
+                )
     return lengths[0], lengths[1], lengths[2]
 
 
@@ -252,7 +270,9 @@ def one_or_all(parts: list[Tensor]) -> State:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """The streams say in what precision they are read; autocast would round the products inside, and so the state."""
+    """The streams say in what precision they are read; autocast would round the products inside,
+    and so the state.
+    """
     if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()

@@ -1,4 +1,6 @@
-"""A query reads the state that precedes its token, and the token itself with a weight of its own."""
+"""A query reads the state that precedes its token, and the token itself with a weight of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -79,10 +81,14 @@ class Bonus(Recurrence):
         return below + torch.diag_embed(heads_first(self.bonus, below.dtype).squeeze(-1))
 
     def ltv(self) -> LTV:
-        """On the state and the one before it, which is what a query reads: 2k rows, of which k only wait."""
+        """On the state and the one before it, which is what a query reads: 2k rows, of which k only
+        wait.
+        """
         q, k = (s.to(self.accumulator).expand(*self.shape, -1) for s in (self.q, self.k))
         decay, width = decay_factors(self, self.log_decay), q.shape[-1]
-        return LTV(Delayed(decay, 2 * width), B=F.pad(k, (0, width)), C=F.pad(q, (width, 0)), D=self.bonus)
+        return LTV(
+            Delayed(decay, 2 * width), B=F.pad(k, (0, width)), C=F.pad(q, (width, 0)), D=self.bonus
+        )
 
     def keep(self, mask: Mask) -> Self:
         check_mask(self, mask, "keep mask")
@@ -91,4 +97,8 @@ class Bonus(Recurrence):
 
     def segments(self, ids: Segments) -> Self:
         check_mask(self, ids, "segment ids")
-        return replace(self, q=masked_stream(self.q, ~starts(ids)), log_decay=with_resets(self, self.log_decay, ids))
+        return replace(
+            self,
+            q=masked_stream(self.q, ~starts(ids)),
+            log_decay=with_resets(self, self.log_decay, ids),
+        )

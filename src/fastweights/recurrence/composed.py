@@ -30,10 +30,12 @@ EMPTY = -1e30
 
 @dataclass(frozen=True, eq=False)
 class Normalized(Recurrence):
-    """o_t = q_t S_t / n_t, n_t = q_t z_t, or max(|q_t z_t|, floor_t)      (DSF eq. 13-16; mLSTM's max{1, ·})
+    """o_t = q_t S_t / n_t, n_t = q_t z_t, or max(|q_t z_t|, floor_t)      (DSF eq. 13-16; mLSTM's
+    max{1, ·})
 
-    z is the state of an extra value column of ones, so that the rows of the attention map sum to one (or, under
-    the floor, to less). A row without weight (n = 0: nothing but padding so far) gives o = 0.
+    z is the state of an extra value column of ones, so that the rows of the attention map sum to
+    one (or, under the floor, to less). A row without weight (n = 0: nothing but padding so far)
+    gives o = 0.
 
     inner  a `Decay`, `Delta` or `Bonus`; its skip, if any, has width 1
     floor  None, a number > 0, or ``[b t h 1]``
@@ -49,7 +51,9 @@ class Normalized(Recurrence):
         if isinstance(self.floor, Tensor):
             require_width("floor", self.floor, 1)
         elif self.floor is not None and self.floor <= 0:
-            raise ValueError(f"Normalized(floor={self.floor}): the floor of a normaliser is above 0, or None")
+            raise ValueError(
+                f"Normalized(floor={self.floor}): the floor of a normaliser is above 0, or None"
+            )
         _ = self.shape
 
     @Once
@@ -74,7 +78,9 @@ class Normalized(Recurrence):
 
     def attention_map(self) -> Map:
         weights = self.inner.attention_map()
-        return weights * self._reciprocal(weights.sum(-1, keepdim=True).transpose(1, 2)).transpose(1, 2)
+        return weights * self._reciprocal(weights.sum(-1, keepdim=True).transpose(1, 2)).transpose(
+            1, 2
+        )
 
     def extended(self) -> Decay | Delta | Bonus:
         """The inner record with the column of ones on v."""
@@ -88,7 +94,11 @@ class Normalized(Recurrence):
 
     def _reciprocal(self, n: Tensor) -> Tensor:
         if self.floor is not None:
-            n = n.abs().clamp(min=self.floor) if isinstance(self.floor, float | int) else n.abs().maximum(self.floor)
+            n = (
+                n.abs().clamp(min=self.floor)
+                if isinstance(self.floor, float | int)
+                else n.abs().maximum(self.floor)
+            )
         return reciprocal(n)
 
     def ltv(self) -> LTV:
@@ -99,7 +109,9 @@ class Normalized(Recurrence):
 
     def normalisers(self) -> Tensor:
         """q_t z_t ``[b t h 1]`` from the empty state, before the floor: DSF's η."""
-        weights = replace(self.inner, v=torch.ones_like(self.inner.v[..., :1], dtype=self.accumulator))
+        weights = replace(
+            self.inner, v=torch.ones_like(self.inner.v[..., :1], dtype=self.accumulator)
+        )
         state: Any = weights.initial_state()
         found = [weights.empty_output()]
         for piece in weights.split():
@@ -115,15 +127,21 @@ class Normalized(Recurrence):
 
 
 class Scales(NamedTuple):
-    """Logs in float64, ``[b t h 1]``: of e^{w_t}, and of what the state is divided by before and after token t."""
+    """Logs in float64, ``[b t h 1]``: of e^{w_t}, and of what the state is divided by before and
+    after token t.
+    """
 
     gain: Tensor
     before: Tensor
     after: Tensor
 
     @classmethod
-    def of(cls, gain: Tensor, log_decay: Tensor, start: Tensor, least: float, dtype: torch.dtype) -> Scales:
-        """The smallest under which nothing grows, m_t = max(m_{t-1} + log α_t, w_t, least); the last fits `dtype`."""
+    def of(
+        cls, gain: Tensor, log_decay: Tensor, start: Tensor, least: float, dtype: torch.dtype
+    ) -> Scales:
+        """The smallest under which nothing grows, m_t = max(m_{t-1} + log α_t, w_t, least); the
+        last fits `dtype`.
+        """
         with torch.no_grad():
             first = torch.maximum(gain[:, :1], start + log_decay[:, :1])
             after = running_maximum(log_decay, torch.cat([first, gain[:, 1:]], 1).clamp(min=least))
@@ -138,15 +156,18 @@ class Scales(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Amplified(Recurrence):
-    """`Normalized` with exponential gates: e^{w_t} k_t for k_t       (mLSTM, xLSTM eq. 19-27; RWKV eq. 16)
+    """`Normalized` with exponential gates: e^{w_t} k_t for k_t       (mLSTM, xLSTM eq. 19-27; RWKV
+    eq. 16)
 
-    e^{w_t} also multiplies the token's skip or bonus; the floor it does not. Any finite w_t is exact, and so is −inf,
-    a token without weight; log α_t may be above 0 here. The state is kept divided by e^{m_t}, m_t about the
-    largest log weight in it, so that the rule becomes, with decays ≤ 1 and gains ≤ 1,
+    e^{w_t} also multiplies the token's skip or bonus; the floor it does not. Any finite w_t is
+    exact, and so is −inf, a token without weight; log α_t may be above 0 here. The state is kept
+    divided by e^{m_t}, m_t about the largest log weight in it, so that the rule becomes, with
+    decays ≤ 1 and gains ≤ 1,
 
         S_t e^{-m_t} = e^{log α_t + m_{t-1} - m_t} S_{t-1} e^{-m_{t-1}} + e^{w_t - m_t} k_tᵀ v_t
 
-    and the floor e^{-m_t} floor. This holds for every m, which is a constant to differentiation for that reason.
+    and the floor e^{-m_t} floor. This holds for every m, which is a constant to differentiation for
+    that reason.
 
     inner     of a `Decay` or `Bonus` with one decay per head, or none
     log_gain  w, ``[b t h 1]``
@@ -158,7 +179,10 @@ class Amplified(Recurrence):
 
     def __post_init__(self) -> None:
         if isinstance(self.inner.inner, Delta):
-            raise TypeError("Amplified(Normalized(Delta)): a gain would erase as well as write; use Decay or Bonus")
+            raise TypeError(
+                "Amplified(Normalized(Delta)): a gain would erase as well as write; use Decay or"
+                " Bonus"
+            )
         require_width("log_gain", self.log_gain, 1)
         require_width("log_decay (of an Amplified)", self.inner.inner.log_decay, 1)
         _ = self.shape
@@ -179,11 +203,15 @@ class Amplified(Recurrence):
 
     @property
     def least(self) -> float:
-        """The m of an empty state. Only under a floor do weights count absolutely, so that those far below 1 vanish."""
+        """The m of an empty state. Only under a floor do weights count absolutely, so that those
+        far below 1 vanish.
+        """
         return EMPTY if self.inner.floor is None else 0.0
 
     def initial_state(self) -> State:
-        memory, m = (torch.zeros(s, dtype=self.accumulator, device=self.device) for s in self.state_shapes)
+        memory, m = (
+            torch.zeros(s, dtype=self.accumulator, device=self.device) for s in self.state_shapes
+        )
         return memory, m + self.least
 
     def step(self, state: tuple[Tensor, Tensor]) -> tuple[Output, State]:
@@ -193,7 +221,9 @@ class Amplified(Recurrence):
         return self.through(Normalized.chunk, state)
 
     def through(
-        self, evaluate: Callable[[Normalized, Any], tuple[Tensor, State]], state: tuple[Tensor, Tensor]
+        self,
+        evaluate: Callable[[Normalized, Any], tuple[Tensor, State]],
+        state: tuple[Tensor, Tensor],
     ) -> tuple[Output, State]:
         """(o, state) by an evaluation of the rescaled record."""
         memory, m = state
@@ -216,7 +246,9 @@ class Amplified(Recurrence):
         """(the rescaled rule, the log of what its outputs are divided by)."""
         rule, written = self.inner.inner, self._exp(scales.gain - scales.after)
         if isinstance(rule, Bonus):
-            reading = (rule.q != 0).any(-1, keepdim=True)  # not what a document before this one has left
+            reading = (rule.q != 0).any(
+                -1, keepdim=True
+            )  # not what a document before this one has left
             before = torch.where(reading, scales.before, EMPTY)
             read = torch.maximum(before, scales.gain).clamp(min=self.least).detach()
             q, own = self._exp(before - read), self._exp(scales.gain - read)
@@ -229,7 +261,9 @@ class Amplified(Recurrence):
         return log.exp().to(self.accumulator)
 
     def _alone(self) -> Normalized:
-        """The rescaled record from the empty state, whose m is free: one that the first token does not leave."""
+        """The rescaled record from the empty state, whose m is free: one that the first token does
+        not leave.
+        """
         m = self.log_gain[:, 0].double().clamp(min=self.least)
         return self.rescaled(m.expand(self.state_shapes[1]))[0]
 
@@ -241,17 +275,23 @@ class Amplified(Recurrence):
 
     def keep(self, mask: Mask) -> Self:
         check_mask(self, mask, "keep mask")
-        return replace(self, inner=self.inner.keep(mask), log_gain=masked_stream(self.log_gain, mask, -torch.inf))
+        return replace(
+            self,
+            inner=self.inner.keep(mask),
+            log_gain=masked_stream(self.log_gain, mask, -torch.inf),
+        )
 
     def segments(self, ids: Segments) -> Self:
         return replace(self, inner=self.inner.segments(ids))
 
 
 def running_maximum(log_decay: Tensor, w: Tensor) -> Tensor:
-    """m_t = max(m_{t-1} + log α_t, w_t) from m_0 = −∞, along the time axis of ``[b t …]``, for w > −∞.
+    """m_t = max(m_{t-1} + log α_t, w_t) from m_0 = −∞, along the time axis of ``[b t …]``, for w >
+    −∞.
 
-    Of every two neighbours the second follows from the seconds before it, and the firsts from the seconds: linear
-    work, and no difference of sums, which would lose the digits of whatever is far behind.
+    Of every two neighbours the second follows from the seconds before it, and the firsts from the
+    seconds: linear work, and no difference of sums, which would lose the digits of whatever is far
+    behind.
     """
     if w.shape[1] == 1:
         return w
@@ -265,6 +305,10 @@ def running_maximum(log_decay: Tensor, w: Tensor) -> Tensor:
 
 
 def rounded_up(m: Tensor, dtype: torch.dtype) -> Tensor:
-    """The nearest numbers not below ``m`` that `dtype` has: so rounded, m only shrinks what it divides."""
+    """The nearest numbers not below ``m`` that `dtype` has: so rounded, m only shrinks what it
+    divides.
+    """
     near = m.to(dtype)
-    return torch.where(near < m, torch.nextafter(near, torch.full_like(near, torch.inf)), near).to(m.dtype)
+    return torch.where(near < m, torch.nextafter(near, torch.full_like(near, torch.inf)), near).to(
+        m.dtype
+    )

@@ -26,7 +26,8 @@ from fastweights.shapes import Keys, LogDecay, Map, Mask, Output, Segments, Skip
 
 @dataclass(frozen=True, eq=False)
 class Decay(Recurrence):
-    """S_t = diag(α_t) S_{t-1} + k_tᵀ v_t ;  o_t = q_t S_t + skip_t v_t      (MetaLA eq. 13-14; DSF eq. 11)
+    """S_t = diag(α_t) S_{t-1} + k_tᵀ v_t ;  o_t = q_t S_t + skip_t v_t      (MetaLA eq. 13-14; DSF
+    eq. 11)
 
     q          ``[b t h k]``
     k          ``[b t h k]``, or None for the tied key 1 - α_t (MetaLA, HGRN)
@@ -100,7 +101,9 @@ class Decay(Recurrence):
 
     def ltv(self) -> LTV:
         q, k = (s.to(self.accumulator).expand(*self.shape, -1) for s in (self.q, self.key))
-        return LTV(A=Diagonal(decay_factors(self, self.log_decay), q.shape[-1]), B=k, C=q, D=self.skip)
+        return LTV(
+            A=Diagonal(decay_factors(self, self.log_decay), q.shape[-1]), B=k, C=q, D=self.skip
+        )
 
     def keep(self, mask: Mask) -> Self:
         check_mask(self, mask, "keep mask")

@@ -26,13 +26,12 @@ from fastweights.shapes import Keys, LogDecay, Map, Mask, Output, PerToken, Segm
 
 @dataclass(frozen=True, eq=False)
 class Delta(Recurrence):
-    """S_t = (I - β_t k_tᵀ k_t) diag(α_t) S_{t-1} + β_t k_tᵀ v_t ;  o_t = q_t S_t      (MesaNet Table 3)
+    """S_t = (I - β_t k_tᵀ k_t) diag(α_t) S_{t-1} + β_t k_tᵀ v_t ;  o_t = q_t S_t      (MesaNet
+    Table 3)
 
-    q, k       ``[b t h k]``; the state stays bounded for ‖k‖ = 1 and β in [0, 2]
-    v          ``[b t h v]``
-    beta       ``[b t h 1]``
-    log_decay  log α_t ≤ 0: None (DeltaNet), ``[b t h 1]`` (gated DeltaNet) or ``[b t h k]``; −inf empties the state
-    State ``[b h k v]``.
+    q, k       ``[b t h k]``; the state stays bounded for ‖k‖ = 1 and β in [0, 2] v          ``[b t
+    h v]`` beta       ``[b t h 1]`` log_decay  log α_t ≤ 0: None (DeltaNet), ``[b t h 1]`` (gated
+    DeltaNet) or ``[b t h k]``; −inf empties the state State ``[b h k v]``.
     """
 
     q: Keys
@@ -65,8 +64,10 @@ class Delta(Recurrence):
         return (q @ state).transpose(1, 2).to(self.output), state
 
     def chunk(self, state: Tensor) -> tuple[Output, Tensor]:
-        """With u_t = β_t (v_t - k_t diag(α_t) S_{t-1}) the rule is `Decay` writing u, and u solves a unit lower
-        triangular system: (I + β ⊙ strict P(k, k)) u = β (v - k̃ S_0), P the decayed products of keys with keys."""
+        """With u_t = β_t (v_t - k_t diag(α_t) S_{t-1}) the rule is `Decay` writing u, and u solves
+        a unit lower triangular system: (I + β ⊙ strict P(k, k)) u = β (v - k̃ S_0), P the decayed
+        products of keys with keys.
+        """
         reads, erases = self._products()
         u = self._written(erases, timed(self, self.v) - erases.query @ state)
         o = reads.inner @ u + reads.query @ state
@@ -92,7 +93,9 @@ class Delta(Recurrence):
         return torch.linalg.solve_triangular(system, beta * wanted, upper=False, unitriangular=True)
 
     def ltv(self) -> LTV:
-        q, k, beta = (s.to(self.accumulator).expand(*self.shape, -1) for s in (self.q, self.k, self.beta))
+        q, k, beta = (
+            s.to(self.accumulator).expand(*self.shape, -1) for s in (self.q, self.k, self.beta)
+        )
         return LTV(A=Erasing(decay_factors(self, self.log_decay), k, beta), B=beta * k, C=q)
 
     def keep(self, mask: Mask) -> Self:

@@ -15,8 +15,10 @@ from fastweights.shapes import Map, Output
 
 @dataclass(frozen=True, eq=False)
 class DenseLTV:
-    """The system in DSF's own dimensions, N = k·v: Λ ``[b t h N N]``, B ``[b t h N u]``, C ``[b t h y N]``,
-    D ``[b t h y u]``; states are ordered channel by channel, as ``I_v ⊗ ·`` does (DSF eq. 15, 19)."""
+    """The system in DSF's own dimensions, N = k·v: Λ ``[b t h N N]``, B ``[b t h N u]``, C ``[b t h
+    y N]``, D ``[b t h y u]``; states are ordered channel by channel, as ``I_v ⊗ ·`` does (DSF eq.
+    15, 19).
+    """
 
     A: Tensor
     B: Tensor
@@ -45,7 +47,9 @@ class DenseLTV:
         return phi
 
     def driven_by(self, W: Tensor) -> Self:
-        """The system with W u in the place of its input, ``W [u d]``: B W and D W (DSF's B holds W_V)."""
+        """The system with W u in the place of its input, ``W [u d]``: B W and D W (DSF's B holds
+        W_V).
+        """
         return replace(self, B=self.B @ W, D=self.D @ W)
 
     def joined(self) -> Self:
@@ -55,7 +59,8 @@ class DenseLTV:
 
 @dataclass(frozen=True, eq=False)
 class LTV:
-    """h_t = A_t h_{t-1} + B_t u_t ;  y_t = C_t h_t + D_t u_t            (DSF eq. 11), per head, u = v
+    """h_t = A_t h_{t-1} + B_t u_t ;  y_t = C_t h_t + D_t u_t            (DSF eq. 11), per head, u =
+    v
 
     The v columns of the state share A, B and C, which are therefore kept without their ``I_v ⊗``:
     A  a `Transition` of k rows;  B, C ``[b t h k]``;  D ``[b t h 1|v]`` or None.
@@ -77,7 +82,9 @@ class LTV:
     def heads(self, chosen: list[int]) -> Self:
         """The systems of the `chosen` heads."""
         D = self.D if self.D is None or self.D.shape[2] == 1 else self.D[:, :, chosen]
-        return replace(self, A=self.A.heads(chosen), B=self.B[:, :, chosen], C=self.C[:, :, chosen], D=D)
+        return replace(
+            self, A=self.A.heads(chosen), B=self.B[:, :, chosen], C=self.C[:, :, chosen], D=D
+        )
 
     def simulate(self, u: Tensor, state: Tensor | None = None) -> tuple[Output, Tensor]:
         """(y, h_T) for the inputs ``u [b t h v]``, by the recurrence."""
@@ -86,7 +93,10 @@ class LTV:
             state = self.B.new_zeros(b, h, width, u.shape[-1])
         outputs = []
         for t in range(length):
-            state = self.A[t : t + 1].apply(state[:, None])[:, 0] + self.B[:, t, :, :, None] * u[:, t, :, None]
+            state = (
+                self.A[t : t + 1].apply(state[:, None])[:, 0]
+                + self.B[:, t, :, :, None] * u[:, t, :, None]
+            )
             outputs.append((self.C[:, t, :, None] @ state).squeeze(-2))
         y = torch.stack(outputs, 1) if outputs else state.new_zeros(b, 0, h, u.shape[-1])
         return (y if self.D is None else y + self.D * u), state
@@ -96,19 +106,27 @@ class LTV:
         b, length, h, _ = self.B.shape
         impulses = torch.eye(length, dtype=self.B.dtype, device=self.B.device)
         plain = replace(self, D=None)
-        phi = plain.simulate(impulses[None, :, None].expand(b, length, h, length))[0].transpose(1, 2)
+        phi = plain.simulate(impulses[None, :, None].expand(b, length, h, length))[0].transpose(
+            1, 2
+        )
         if self.D is None:
             return phi
         if self.D.shape[-1] != 1:
-            raise ValueError("D differs between the value channels: Φ is not one map per head; use dense()")
+            raise ValueError(
+                "D differs between the value channels: Φ is not one map per head; use dense()"
+            )
         return phi + torch.diag_embed(self.D.expand(b, length, h, 1).squeeze(-1).transpose(1, 2))
 
     def eigenvalues(self) -> Tensor:
-        """The eigenvalues of every A_t, ``[b t h k]``, without the zeros of rows that only wait (`Delayed`)."""
+        """The eigenvalues of every A_t, ``[b t h k]``, without the zeros of rows that only wait
+        (`Delayed`).
+        """
         return self.A.eigenvalues()
 
     def memory_horizon(self) -> Tensor:
-        """Tokens after which a state component has decayed to 1/e, -1/log|λ|: ``[b t h k]``; inf for |λ| = 1."""
+        """Tokens after which a state component has decayed to 1/e, -1/log|λ|: ``[b t h k]``; inf
+        for |λ| = 1.
+        """
         rate = self.eigenvalues().abs().log()
         return torch.where(rate == 0, torch.inf, -1 / rate)
 
@@ -116,7 +134,11 @@ class LTV:
         """DSF's matrices with N = k·values: each of A, B, C is I_values ⊗ its shared factor."""
         b, length, h, _ = self.B.shape
         eye = torch.eye(values, dtype=self.B.dtype, device=self.B.device)
-        skip = torch.zeros(1, dtype=eye.dtype, device=eye.device) if self.D is None else self.D.to(eye.dtype)
+        skip = (
+            torch.zeros(1, dtype=eye.dtype, device=eye.device)
+            if self.D is None
+            else self.D.to(eye.dtype)
+        )
         return DenseLTV(
             A=kron(eye, self.A.dense()),
             B=kron(eye, self.B[..., :, None]),
@@ -125,11 +147,17 @@ class LTV:
         )
 
     def extend(self, width: int) -> Self:
-        """The same input-output map with `width` ≥ k state rows: the new ones are never read (DSF Lemma 2)."""
+        """The same input-output map with `width` ≥ k state rows: the new ones are never read (DSF
+        Lemma 2).
+        """
         extra = width - self.B.shape[-1]
         if extra < 0:
-            raise ValueError(f"cannot extend a state of {self.B.shape[-1]} rows to {width}; only upwards")
-        return replace(self, A=self.A.extend(extra), B=F.pad(self.B, (0, extra)), C=F.pad(self.C, (0, extra)))
+            raise ValueError(
+                f"cannot extend a state of {self.B.shape[-1]} rows to {width}; only upwards"
+            )
+        return replace(
+            self, A=self.A.extend(extra), B=F.pad(self.B, (0, extra)), C=F.pad(self.C, (0, extra))
+        )
 
 
 def kron(a: Tensor, b: Tensor) -> Tensor:

@@ -37,9 +37,11 @@ from fastweights.shapes import Keys, Map, Mask, Output, PerToken, Segments, Valu
 
 @dataclass(frozen=True, eq=False)
 class Mesa(Recurrence):
-    """H_t = γ_t H_{t-1} + β_t k_tᵀ k_t ;  G_t = γ_t G_{t-1} + β_t k_tᵀ v_t ;  o_t = q_t (H_t + Λ)⁻¹ G_t
+    """H_t = γ_t H_{t-1} + β_t k_tᵀ k_t ;  G_t = γ_t G_{t-1} + β_t k_tᵀ v_t ;  o_t = q_t (H_t + Λ)⁻¹
+    G_t
 
-    The minimiser of ½ Σ_s ζ_ts β_s ‖v_s - k_s Φ‖² + ½ tr(Φᵀ Λ Φ), read by q_t      (MesaNet eq. 4-6)
+    The minimiser of ½ Σ_s ζ_ts β_s ‖v_s - k_s Φ‖² + ½ tr(Φᵀ Λ Φ), read by q_t      (MesaNet eq.
+    4-6)
 
     q, k       ``[b t h k]``
     v          ``[b t h v]``
@@ -68,8 +70,8 @@ class Mesa(Recurrence):
         require_width("beta", self.beta, 1)
         if self.log_decay is not None and self.log_decay.shape[-1] != 1:
             raise ShapeError(
-                f"Mesa's log_decay has width {self.log_decay.shape[-1]}; H stays symmetric only under one decay "
-                "per head: give it width 1"
+                f"Mesa's log_decay has width {self.log_decay.shape[-1]}; H stays symmetric only"
+                " under one decay per head: give it width 1"
             )
         if self.accumulator.is_complex:
             raise ShapeError("Mesa's streams are real; got a complex one")
@@ -96,7 +98,9 @@ class Mesa(Recurrence):
             x, inverse = self._advanced(self.solver, gram, state[2])
             return (x @ memory).transpose(1, 2).to(self.output), (gram, memory, inverse)
         q, ridge = self._rows(self.q), self._rows(self.ridge)
-        x = self.solver.optimum(TokenGram, q, gram.flatten(0, 1), ridge).unflatten(0, gram.shape[:2])
+        x = self.solver.optimum(TokenGram, q, gram.flatten(0, 1), ridge).unflatten(
+            0, gram.shape[:2]
+        )
         return (x @ memory).transpose(1, 2).to(self.output), self.finished(gram, memory)
 
     def chunk(self, state: tuple[Tensor, ...]) -> tuple[Output, State]:
@@ -106,7 +110,9 @@ class Mesa(Recurrence):
         written = timed(self, self.beta) * timed(self, self.v)
         o = reads.inner @ written + reads.query @ memory
         gram = reads.advance(gram, timed(self, self.beta) * timed(self, self.k))
-        return o.transpose(1, 2).to(self.output), self.finished(gram, reads.advance(memory, written))
+        return o.transpose(1, 2).to(self.output), self.finished(
+            gram, reads.advance(memory, written)
+        )
 
     def finished(self, gram: Tensor, memory: Tensor) -> State:
         """The state of this record that holds H and G of its last token."""
@@ -121,19 +127,29 @@ class Mesa(Recurrence):
         return self._solved(self._gram() if gram is None else gram).transpose(1, 2)
 
     def as_decay(self) -> Decay:
-        """The linear rule that reads G with the optimal queries of this record, from the empty state."""
+        """The linear rule that reads G with the optimal queries of this record, from the empty
+        state.
+        """
         return Decay(self.optimal_queries(), self.k, self.beta * self.v, self.log_decay)
 
-    def systems(self, state: State | None = None, size: int = 32) -> Iterator[tuple[ChunkGram, Tensor]]:
-        """The systems (H_t + Λ) x = q_t that this record solves from `state`, `size` tokens at a time."""
+    def systems(
+        self, state: State | None = None, size: int = 32
+    ) -> Iterator[tuple[ChunkGram, Tensor]]:
+        """The systems (H_t + Λ) x = q_t that this record solves from `state`, `size` tokens at a
+        time.
+        """
         gram = (self.initial_state() if state is None else self.adopt(state))[0]
         for first in range(0, len(self), size):
             part = self[first : first + size]
             yield ChunkGram.of(*part._theta(gram)), part._rows(part.q)
             keys = timed(part, part.k)
-            gram = decayed_products(keys, keys, part.log_decays()).advance(gram, timed(part, part.beta) * keys)
+            gram = decayed_products(keys, keys, part.log_decays()).advance(
+                gram, timed(part, part.beta) * keys
+            )
 
-    def _advanced(self, solver: ShermanMorrison, gram: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    def _advanced(
+        self, solver: ShermanMorrison, gram: Tensor, inverse: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """q* of the one token, and R after it."""
         q, k, beta, decay, ridge = (
             self._rows(s) for s in (self.q, self.k, self.beta, self._log_decay().exp(), self.ridge)
@@ -171,12 +187,20 @@ class Mesa(Recurrence):
 
     def attention_map(self) -> Map:
         reading = self.as_decay()
-        return replace(reading, v=self.v).attention_map() * heads_first(self.beta, self.accumulator).mT
+        return (
+            replace(reading, v=self.v).attention_map() * heads_first(self.beta, self.accumulator).mT
+        )
 
     def ltv(self) -> LTV:
-        """Read by the optimal queries of this record, which depend on its keys, from the empty state."""
+        """Read by the optimal queries of this record, which depend on its keys, from the empty
+        state.
+        """
         system = Decay(self.q, self.k, self.v, self.log_decay).ltv()
-        return replace(system, B=system.B * self.beta, C=torch.cat([system.C[:, :0], *self._queries_by_pieces()], 1))
+        return replace(
+            system,
+            B=system.B * self.beta,
+            C=torch.cat([system.C[:, :0], *self._queries_by_pieces()], 1),
+        )
 
     def _queries_by_pieces(self) -> Iterator[Tensor]:
         """`optimal_queries` in time and memory linear in the record's length."""
@@ -196,7 +220,9 @@ class Mesa(Recurrence):
 
 
 class SolverStatistics(NamedTuple):
-    """Of every token and head, ``[b t h]``: the steps taken, and ‖q - (H + Λ) x‖ / ‖q‖ (MesaNet Fig. 7)."""
+    """Of every token and head, ``[b t h]``: the steps taken, and ‖q - (H + Λ) x‖ / ‖q‖ (MesaNet
+    Fig. 7).
+    """
 
     steps: Tensor
     residual: Tensor
@@ -209,7 +235,9 @@ def solver_statistics(recurrence: Mesa, state: State | None = None) -> SolverSta
     for operator, q in recurrence.systems(state):
         x, taken = recurrence.solver.solve(operator, q)
         steps.append(taken)
-        residuals.append(ratio((q - operator.apply(x)).norm(dim=-1, keepdim=True), q.norm(dim=-1, keepdim=True)))
+        residuals.append(
+            ratio((q - operator.apply(x)).norm(dim=-1, keepdim=True), q.norm(dim=-1, keepdim=True))
+        )
     return SolverStatistics(_by_head(recurrence, steps), _by_head(recurrence, residuals))
 
 

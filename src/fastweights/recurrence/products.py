@@ -12,16 +12,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 VANISHED = -1e4
-"""A log decay that is an exact reset in every dtype; it stands for −inf where complex arithmetic makes that NaN."""
+"""A log decay that is an exact reset in every dtype; it stands for −inf where complex arithmetic
+makes that NaN.
+"""
 
 
 class Products(NamedTuple):
     """What a chunk of t tokens needs of its queries, keys and decays log α.
 
-    inner  ``[… t s]``  P_ts = Σ_i q_ti exp(Σ_{j=s+1..t} log α_ji) k_si for s ≤ t, zero above the diagonal
-    query  ``[… t k]``  q_t exp(Σ_{j≤t} log α_j): reads the state before the chunk
-    key    ``[… t k]``  k_s exp(Σ_{j>s} log α_j): what token s leaves in the state after the chunk
-    carry  ``[… k 1]``  exp(Σ_j log α_j): what is left of the state before the chunk; None without decay
+    Attributes:
+        inner: ``[… t s]``  P_ts = Σ_i q_ti exp(Σ_{j=s+1..t} log α_ji) k_si for s ≤ t, zero
+            above the diagonal
+        query: ``[… t k]``  q_t exp(Σ_{j≤t} log α_j): reads the state before the chunk
+        key: ``[… t k]``  k_s exp(Σ_{j>s} log α_j): what token s leaves in the state after the
+            chunk
+        carry: ``[… k 1]``  exp(Σ_j log α_j): what is left of the state before the chunk; None
+            without decay
     """
 
     inner: Tensor
@@ -30,13 +36,17 @@ class Products(NamedTuple):
     carry: Tensor | None
 
     def advance(self, state: Tensor, values: Tensor) -> Tensor:
-        """The state after the chunk, from the one before it and the values ``[… t v]`` written in it."""
+        """The state after the chunk, from the one before it and the values ``[… t v]`` written in
+        it.
+        """
         kept = state if self.carry is None else self.carry * state
         return kept + self.key.mT @ values
 
 
 def decayed_products(q: Tensor, k: Tensor, log_decay: Tensor | None) -> Products:
-    """`Products` of ``q, k [… t k]`` and ``log_decay [… t 1|k]``, exact for every decay, resets (−inf) included."""
+    """`Products` of ``q, k [… t k]`` and ``log_decay [… t 1|k]``, exact for every decay, resets
+    (−inf) included.
+    """
     if log_decay is None:
         return Products((q @ k.mT).tril(), q, k, None)
     if log_decay.is_complex():
@@ -53,9 +63,10 @@ def decayed_products(q: Tensor, k: Tensor, log_decay: Tensor | None) -> Products
 def _halving(q: Tensor, k: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(P, log decay from the start to t, from s to the end, of the whole chunk).
 
-    MetaLA eq. 16-18 writes the map as (Q ⊙ A)(K / A)ᵀ, which overflows. Here neighbouring blocks of tokens are
-    merged until one is left; a query of the right block meets a key of the left one through the boundary between
-    them, so that only sums of log decays, never differences, are exponentiated, and each of them is ≤ 0.
+    MetaLA eq. 16-18 writes the map as (Q ⊙ A)(K / A)ᵀ, which overflows. Here neighbouring blocks of
+    tokens are merged until one is left; a query of the right block meets a key of the left one
+    through the boundary between them, so that only sums of log decays, never differences, are
+    exponentiated, and each of them is ≤ 0.
     """
     t = log_decay.shape[-2]
     padding = (0, 0, 0, (1 << max(t - 1, 0).bit_length()) - t)
@@ -68,12 +79,19 @@ def _halving(q: Tensor, k: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, T
         (before, prefix), (suffix, after) = _neighbours(prefix), _neighbours(suffix)
         cross = (q * prefix.exp()) @ (k * suffix.exp()).mT
         left, right = _neighbours(inner)
-        inner = torch.cat([torch.cat([left, torch.zeros_like(cross)], -1), torch.cat([cross, right], -1)], -2)
+        inner = torch.cat(
+            [torch.cat([left, torch.zeros_like(cross)], -1), torch.cat([cross, right], -1)], -2
+        )
         suffix = torch.cat([suffix + prefix[..., -1:, :], after], -2)
         prefix = torch.cat([before, prefix + before[..., -1:, :]], -2)
         q, k = torch.cat([q_left, q], -2), torch.cat([k, k_right], -2)
     prefix, suffix = prefix.squeeze(-3), suffix.squeeze(-3)
-    return inner.squeeze(-3)[..., :t, :t], prefix[..., :t, :], suffix[..., :t, :], prefix[..., -1:, :]
+    return (
+        inner.squeeze(-3)[..., :t, :t],
+        prefix[..., :t, :],
+        suffix[..., :t, :],
+        prefix[..., -1:, :],
+    )
 
 
 def _neighbours(blocks: Tensor) -> tuple[Tensor, Tensor]:

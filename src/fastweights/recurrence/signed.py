@@ -8,7 +8,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.base import Once, Recurrence, State, masked_stream, one_or_all, require_width
+from fastweights.recurrence.base import (
+    Once,
+    Recurrence,
+    State,
+    masked_stream,
+    one_or_all,
+    require_width,
+)
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
 from fastweights.recurrence.ltv import LTV
@@ -19,11 +26,13 @@ from fastweights.shapes import Map, Mask, Output, PerToken, Segments
 
 @dataclass(frozen=True, eq=False)
 class Signed(Recurrence):
-    """The inner rule with a decay of either sign: log |α_t| is the inner record's, the sign of α_t stands here.
+    """The inner rule with a decay of either sign: log |α_t| is the inner record's, the sign of α_t
+    stands here.
 
-    With σ_t = ∏_{s≤t} sign α_s, the state σ_t S_t decays by |α_t| alone, so that signs travel as factors ±1:
-    on q and v of a `Decay` or `Delta`; on β and Λ of a `Mesa`, for σ_t (σ_t H_t + Λ) is what it then solves with.
-    α ∈ (-1, 1) is what state tracking takes                                              (MesaNet app. H)
+    With σ_t = ∏_{s≤t} sign α_s, the state σ_t S_t decays by |α_t| alone, so that signs travel as
+    factors ±1: on q and v of a `Decay` or `Delta`; on β and Λ of a `Mesa`, for σ_t (σ_t H_t + Λ) is
+    what it then solves with. α ∈ (-1, 1) is what state tracking takes
+    (MesaNet app. H)
 
     inner  its decay, if any, stands for |α_t|
     sign   ``[b t h 1]``, only whether it is negative counts; it has no gradient
@@ -79,7 +88,11 @@ class Signed(Recurrence):
 
     def attention_map(self) -> Map:
         weights = self.unsigned().attention_map()
-        return weights if isinstance(self.inner, Mesa) else weights * self._signs().cumprod(1).transpose(1, 2).mT
+        return (
+            weights
+            if isinstance(self.inner, Mesa)
+            else weights * self._signs().cumprod(1).transpose(1, 2).mT
+        )
 
     def ltv(self) -> LTV:
         signs = self._signs()
@@ -87,7 +100,12 @@ class Signed(Recurrence):
         if isinstance(self.inner, Mesa):
             system, read = self.unsigned().ltv(), signs.cumprod(1)
         assert isinstance(system.A, Diagonal | Erasing)
-        return replace(system, A=replace(system.A, decay=system.A.decay * signs), B=system.B * read, C=system.C * read)
+        return replace(
+            system,
+            A=replace(system.A, decay=system.A.decay * signs),
+            B=system.B * read,
+            C=system.C * read,
+        )
 
     def keep(self, mask: Mask) -> Self:
         return replace(self, inner=self.inner.keep(mask), sign=masked_stream(self.sign, mask, 1.0))

@@ -31,12 +31,11 @@ Cache = tuple[Tensor, Tensor, Tensor]
 class Softmax(Recurrence):
     """o_t = Σ_s softmax_s(q_t·k_s / √d_k) v_s over s ≤ t, or over the last `window` tokens only
 
-    q       ``[b t h k]``
-    k, v    ``[b t g k]``, ``[b t g v]`` with g | h: each key head serves h / g query heads (GQA)
-    window  None, or how many tokens, itself included, a query sees
-    kept, starts  ``[b t 1 1]`` bool, set by `keep` and `segments`
-    State: (keys ``[b g s k]``, values ``[b g s v]``, age ``[b s]`` in tokens as the next token will see it),
-    in the streams' dtype; s grows with the sequence, or stays at most window - 1.
+    q       ``[b t h k]`` k, v    ``[b t g k]``, ``[b t g v]`` with g | h: each key head serves h /
+    g query heads (GQA) window  None, or how many tokens, itself included, a query sees kept, starts
+    ``[b t 1 1]`` bool, set by `keep` and `segments` State: (keys ``[b g s k]``, values ``[b g s
+    v]``, age ``[b s]`` in tokens as the next token will see it), in the streams' dtype; s grows
+    with the sequence, or stays at most window - 1.
     """
 
     q: Keys
@@ -48,11 +47,16 @@ class Softmax(Recurrence):
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
-            raise ValueError(f"Softmax(window={self.window}): a query sees at least itself; use window ≥ 1 or None")
+            raise ValueError(
+                f"Softmax(window={self.window}): a query sees at least itself; use window ≥ 1 or"
+                " None"
+            )
         require_width("k", self.k, self.q.shape[-1])
         heads, groups = self.q.shape[2], max(self.k.shape[2], self.v.shape[2])
         if groups == 0 or heads % groups:
-            raise ShapeError(f"q has {heads} heads and k, v {groups}; the latter must divide the former")
+            raise ShapeError(
+                f"q has {heads} heads and k, v {groups}; the latter must divide the former"
+            )
         _ = self.shape
 
     @Once
@@ -77,7 +81,11 @@ class Softmax(Recurrence):
     def initial_state(self) -> Cache:
         keys, values, age = self.state_shapes
         new = self.k.new_zeros
-        return new(keys, dtype=self.output), new(values, dtype=self.output), new(age, dtype=torch.long)
+        return (
+            new(keys, dtype=self.output),
+            new(values, dtype=self.output),
+            new(age, dtype=torch.long),
+        )
 
     def adopt(self, state: State) -> Cache:
         keys, values, age = as_cached(self, state, "(keys [b g s k], values [b g s v], age [b s])")
@@ -94,7 +102,9 @@ class Softmax(Recurrence):
         past = seen.keys.shape[2] - len(self)
         causal = past == 0 and self.window is None and self.kept is None and self.starts is None
         mask = None if causal else self._visible(seen)[:, None]
-        o = F.scaled_dot_product_attention(q, seen.keys, seen.values, mask, is_causal=causal, enable_gqa=True)
+        o = F.scaled_dot_product_attention(
+            q, seen.keys, seen.values, mask, is_causal=causal, enable_gqa=True
+        )
         return o.transpose(1, 2), self._remembered(seen)
 
     def remembered(self, state: Cache) -> Cache:
@@ -122,7 +132,9 @@ class Softmax(Recurrence):
         """The cache followed by the record's own tokens."""
         b, t, _ = self.shape
         keys, values, age = state
-        k, v = (heads_first(s, self.output).expand(b, keys.shape[1], t, -1) for s in (self.k, self.v))
+        k, v = (
+            heads_first(s, self.output).expand(b, keys.shape[1], t, -1) for s in (self.k, self.v)
+        )
         time = Timeline.of(age, t, self.kept, self.starts)
         if not keys.shape[2]:
             return _Seen(k, v, time)
@@ -149,7 +161,11 @@ class Softmax(Recurrence):
             return seen.keys, seen.values, age
         newest = seen.time.newest(self.window - 1)
         rows = newest[:, None, :, None]
-        return seen.keys.take_along_dim(rows, 2), seen.values.take_along_dim(rows, 2), age.take_along_dim(newest, 1)
+        return (
+            seen.keys.take_along_dim(rows, 2),
+            seen.values.take_along_dim(rows, 2),
+            age.take_along_dim(newest, 1),
+        )
 
 
 class _Seen(NamedTuple):
@@ -161,7 +177,9 @@ class _Seen(NamedTuple):
 
 
 def as_cached(recurrence: Recurrence, state: State, form: str) -> tuple[Tensor, ...]:
-    """`state` if its shapes are the record's, where 0 stands for as many tokens as are kept; or a ShapeError."""
+    """`state` if its shapes are the record's, where 0 stands for as many tokens as are kept; or a
+    ShapeError.
+    """
     name, expected = type(recurrence).__name__, recurrence.state_shapes
     if not isinstance(state, tuple) or len(state) != len(expected):
         raise ShapeError(f"the state of {name} is {form}")

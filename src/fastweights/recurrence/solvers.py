@@ -56,11 +56,13 @@ class TokenGram(Operator):
 
 @dataclass(frozen=True, eq=False)
 class ChunkGram(Operator):
-    """H_t + Λ of all tokens of a chunk, never formed: H_t p is `Decay` with v = βk and q = p (MesaNet app. C).
+    """H_t + Λ of all tokens of a chunk, never formed: H_t p is `Decay` with v = βk and q = p
+    (MesaNet app. C).
 
-    inner  ``[n t s]``, ∏_{j=s+1..t} γ_j
-    query  ``[n t 1]``, ∏_{j≤t} γ_j
-    start  ``[n k k]``, H before the chunk
+    Attributes:
+        inner: ``[n t s]``, ∏_{j=s+1..t} γ_j
+        query: ``[n t 1]``, ∏_{j≤t} γ_j
+        start: ``[n k k]``, H before the chunk
     """
 
     inner: Tensor
@@ -87,7 +89,9 @@ class ChunkGram(Operator):
     def dense(self) -> Tensor:
         outer = self.k[..., :, None] * (self.beta * self.k)[..., None, :]
         own = (self.inner @ outer.flatten(-2)).unflatten(-1, outer.shape[-2:])
-        return own + self.query[..., None] * self.start[..., None, :, :] + torch.diag_embed(self.ridge)
+        return (
+            own + self.query[..., None] * self.start[..., None, :, :] + torch.diag_embed(self.ridge)
+        )
 
     def take(self, tiles: Tensor) -> ChunkGram:
         streams = (self.inner, self.query, self.start, self.k, self.beta, self.ridge)
@@ -119,7 +123,9 @@ class Solver(ABC):
         return implicit(_Solve(self, build), _Product(build), b, *theta)
 
     def shortened(self) -> Solver:
-        """This solver as one that trains a model for any number of steps would draw it (MesaNet app. I)."""
+        """This solver as one that trains a model for any number of steps would draw it (MesaNet
+        app. I).
+        """
         return self
 
 
@@ -147,7 +153,9 @@ class _Iterate(NamedTuple):
 
     def step(self, operator: Operator) -> _Iterate:
         active, product = self.active, operator.apply(self.p)
-        length = torch.where(active, ratio(self.residual, (self.p * product).sum(-1, keepdim=True)), 0)
+        length = torch.where(
+            active, ratio(self.residual, (self.p * product).sum(-1, keepdim=True)), 0
+        )
         x, r = self.x + length * self.p, self.r - length * product
         residual = torch.where(active, r.square().sum(-1, keepdim=True), self.residual)
         p = r + ratio(residual, self.residual) * self.p
@@ -159,8 +167,8 @@ class _Iterate(NamedTuple):
 
 @dataclass(frozen=True)
 class ConjugateGradient(Solver):
-    """At most `max_steps` steps from the Jacobi start b / diag; a token stops once its residual has fallen to
-    `tol` of the start's (MesaNet Algorithm 1), or to what is a rounding error of b.
+    """At most `max_steps` steps from the Jacobi start b / diag; a token stops once its residual has
+    fallen to `tol` of the start's (MesaNet Algorithm 1), or to what is a rounding error of b.
 
     Scale invariant: nothing is ever added to a denominator.
     """
@@ -178,12 +186,18 @@ class ConjugateGradient(Solver):
         return Solution(found.x * scale, found.steps)
 
     def shortened(self) -> Unrolled:
-        """A random number of steps from 0 to all, differentiated as they are. They end with the accuracy of float32:
-        the residual of a converged system has no direction left to differentiate."""
-        return Unrolled(ConjugateGradient(int(torch.randint(self.max_steps + 1, ())), self.tol or 1e-5))
+        """A random number of steps from 0 to all, differentiated as they are. They end with the
+        accuracy of float32: the residual of a converged system has no direction left to
+        differentiate.
+        """
+        return Unrolled(
+            ConjugateGradient(int(torch.randint(self.max_steps + 1, ())), self.tol or 1e-5)
+        )
 
     def _run(self, operator: Operator, iterate: _Iterate) -> _Iterate:
-        unseen = torch.compiler.is_compiling() or (self.tol is None and iterate.x.device.type != "cpu")
+        unseen = torch.compiler.is_compiling() or (
+            self.tol is None and iterate.x.device.type != "cpu"
+        )
         if unseen or torch.is_grad_enabled():
             for _ in range(self.max_steps):
                 iterate = iterate.step(operator)
@@ -191,7 +205,8 @@ class ConjugateGradient(Solver):
         return self._run_active(operator, iterate)
 
     def _run_active(self, operator: Operator, iterate: _Iterate) -> _Iterate:
-        """Tiles whose tokens have all converged are put aside as soon as they are half of what is left.
+        """Tiles whose tokens have all converged are put aside as soon as they are half of what is
+        left.
 
         Looking at numbers makes the host wait for an accelerator, which only a tolerance is worth.
         """
@@ -212,8 +227,10 @@ class ConjugateGradient(Solver):
 
 @dataclass(frozen=True)
 class Unrolled(Solver):
-    """`inner`, differentiated step by step: exact for a solution that few steps leave unfinished (MesaNet app. I),
-    at the cost of keeping every step. A converged system is better differentiated by solving once more."""
+    """`inner`, differentiated step by step: exact for a solution that few steps leave unfinished
+    (MesaNet app. I), at the cost of keeping every step. A converged system is better differentiated
+    by solving once more.
+    """
 
     inner: ConjugateGradient
 
@@ -238,11 +255,12 @@ class Cholesky(Solver):
 
 @dataclass(frozen=True)
 class ShermanMorrison(Solver):
-    """Recursive least squares: R_t ≈ (H_t + Λ)⁻¹ goes from token to token by rank-one updates (MesaNet app. G).
+    """Recursive least squares: R_t ≈ (H_t + Λ)⁻¹ goes from token to token by rank-one updates
+    (MesaNet app. G).
 
-    Exact while γ = 1. Forgetting also fades the ridge in R, so that every solution is checked: a head whose
-    residual exceeds `tol` of its query is solved by `fallback`, and its R made anew. Many tokens at once are solved
-    by `fallback` alone.
+    Exact while γ = 1. Forgetting also fades the ridge in R, so that every solution is checked: a
+    head whose residual exceeds `tol` of its query is solved by `fallback`, and its R made anew.
+    Many tokens at once are solved by `fallback` alone.
     """
 
     tol: float = 1e-4
@@ -299,11 +317,14 @@ class _Product:
         return self.build(*theta).apply(x)
 
 
-def implicit(solve: Callable[..., Tensor], product: Callable[..., Tensor], b: Tensor, *theta: Tensor) -> Tensor:
-    """x = A(θ)⁻¹ b by `solve`, differentiable although the solver is never unrolled (MesaNet app. C).
+def implicit(
+    solve: Callable[..., Tensor], product: Callable[..., Tensor], b: Tensor, *theta: Tensor
+) -> Tensor:
+    """x = A(θ)⁻¹ b by `solve`, differentiable although the solver is never unrolled (MesaNet app.
+    C).
 
-    With x fixed, dx = A⁻¹ d(b - A(θ) x): the gradient of the residual is e* = A⁻¹ ∂L/∂x, one more solve, and the
-    differentiable `product` A(θ) x hands -e* on to θ: ∂L/∂θ = -e*ᵀ (∂A/∂θ) x.
+    With x fixed, dx = A⁻¹ d(b - A(θ) x): the gradient of the residual is e* = A⁻¹ ∂L/∂x, one more
+    solve, and the differentiable `product` A(θ) x hands -e* on to θ: ∂L/∂θ = -e*ᵀ (∂A/∂θ) x.
     """
     with torch.no_grad():
         x = solve(b, *theta)
@@ -316,7 +337,9 @@ class Implicit(torch.autograd.Function):
     """x, as a function of the residual b - A(θ) x."""
 
     @staticmethod
-    def forward(ctx: Any, solve: Callable[..., Tensor], _: Tensor, x: Tensor, *theta: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, solve: Callable[..., Tensor], _: Tensor, x: Tensor, *theta: Tensor | None
+    ) -> Tensor:
         ctx.solve, ctx.operands = solve, len(theta)
         ctx.save_for_backward(*theta)
         return x.view_as(x)

@@ -1,4 +1,6 @@
-"""Where cached tokens and a record's own stand: what is visible to whom, and what the cache keeps."""
+"""Where cached tokens and a record's own stand: what is visible to whom, and what the cache
+keeps.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,12 @@ FORGOTTEN = 1 << 40
 class Timeline(NamedTuple):
     """The tokens that a record's queries may see: the s - t cached ones, then its own.
 
-    position  ``[b s]`` counts kept tokens (1: the record's first; ≤ 0: cached; far below: padding or forgotten)
-    document  ``[b s]`` numbers segments, 0 is the one that the cache belongs to
-    query     ``[b t]`` where the queries stand (padding: where the next token will)
-    length    ``[b 1]`` how many of the record's tokens are kept
+    Attributes:
+        position: ``[b s]`` counts kept tokens (1: the record's first; ≤ 0: cached; far below:
+            padding or forgotten)
+        document: ``[b s]`` numbers segments, 0 is the one that the cache belongs to
+        query: ``[b t]`` where the queries stand (padding: where the next token will)
+        length: ``[b 1]`` how many of the record's tokens are kept
     """
 
     position: Tensor
@@ -27,12 +31,20 @@ class Timeline(NamedTuple):
 
     @classmethod
     def of(cls, age: Tensor, t: int, kept: Tensor | None, starts: Tensor | None) -> Self:
-        """`t` tokens after a cache of ages ``[b s-t]``; `kept` and `starts` are ``[b t 1 1]`` or None."""
+        """`t` tokens after a cache of ages ``[b s-t]``; `kept` and `starts` are ``[b t 1 1]`` or
+        None.
+        """
         b = age.shape[0]
-        keeps = age.new_ones(b, t, dtype=torch.bool) if kept is None else kept[..., 0, 0].expand(b, t)
+        keeps = (
+            age.new_ones(b, t, dtype=torch.bool) if kept is None else kept[..., 0, 0].expand(b, t)
+        )
         position = keeps.cumsum(1)
         own = torch.where(keeps, position, -FORGOTTEN)
-        document = torch.zeros_like(position) if starts is None else starts[..., 0, 0].expand(b, t).cumsum(1)
+        document = (
+            torch.zeros_like(position)
+            if starts is None
+            else starts[..., 0, 0].expand(b, t).cumsum(1)
+        )
         return cls(
             position=torch.cat([1 - age, own], 1),
             document=torch.cat([torch.zeros_like(age), document], 1),
@@ -42,12 +54,16 @@ class Timeline(NamedTuple):
 
     @property
     def distance(self) -> Tensor:
-        """``[b t s]``: how many kept tokens a key lies behind a query; FORGOTTEN or so if it is lost to all."""
+        """``[b t s]``: how many kept tokens a key lies behind a query; FORGOTTEN or so if it is
+        lost to all.
+        """
         return self.query[:, :, None] - self.position[:, None, :]
 
     @property
     def same_document(self) -> Tensor:
-        """``[b t s]``: whether a key belongs to its query's document and is not behind it in the record."""
+        """``[b t s]``: whether a key belongs to its query's document and is not behind it in the
+        record.
+        """
         t, s = self.query.shape[1], self.position.shape[1]
         causal = torch.ones(t, s, dtype=torch.bool, device=self.query.device).tril(s - t)
         return causal & (self.document[:, s - t :, None] == self.document[:, None, :])
@@ -60,6 +76,8 @@ class Timeline(NamedTuple):
         return torch.where(current & (age < FORGOTTEN // 2), age, FORGOTTEN)
 
     def newest(self, count: int) -> Tensor:
-        """``[b ≤ count]``: the tokens that the next ones will see longest, oldest first, forgotten ones in front."""
+        """``[b ≤ count]``: the tokens that the next ones will see longest, oldest first, forgotten
+        ones in front.
+        """
         order = self.age.argsort(dim=1, stable=True, descending=True)
         return order[:, max(order.shape[1] - count, 0) :]

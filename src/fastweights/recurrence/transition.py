@@ -1,4 +1,6 @@
-"""What a linear time-varying system does to its state at every token, in the structure that it has."""
+"""What a linear time-varying system does to its state at every token, in the structure that
+it has.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ class Transition(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Diagonal(Transition):
-    """diag(α_t), ``decay [b t h k]``, or ``[b t h 1]``: a number per head times the identity of `size` rows."""
+    """diag(α_t), ``decay [b t h k]``, or ``[b t h 1]``: a number per head times the identity of
+    `size` rows.
+    """
 
     decay: Tensor
     size: int
@@ -132,8 +136,9 @@ class Erasing(Transition):
         return self.apply(torch.eye(self.width, dtype=self.k.dtype, device=self.k.device))
 
     def eigenvalues(self) -> Tensor:
-        """Those of the similar symmetric matrix |α|^½ (I - β kᵀk) |α|^½ times the sign that all decays share; under
-        one decay, α and once α (1 - β ‖k‖²)."""
+        """Those of the similar symmetric matrix |α|^½ (I - β kᵀk) |α|^½ times the sign that all
+        decays share; under one decay, α and once α (1 - β ‖k‖²).
+        """
         if self.decay.shape[-1] == 1:
             kept = 1 - self.beta * self.k.square().sum(-1, keepdim=True)
             return self.decay * torch.cat([kept, torch.ones_like(self.k[..., 1:])], -1)
@@ -155,7 +160,8 @@ class Erasing(Transition):
 
 @dataclass(frozen=True, eq=False)
 class Delayed(Transition):
-    """[diag(α_t) 0; I 0]: a diagonal transition of k/2 rows, followed by the state it had a token ago
+    """[diag(α_t) 0; I 0]: a diagonal transition of k/2 rows, followed by the state it had a token
+    ago
 
     decay ``[b t h 1|k/2]``, any, resets (0) included;  size  k
     """
@@ -175,7 +181,9 @@ class Delayed(Transition):
 
     def apply(self, states: Tensor) -> Tensor:
         now, _ = states.chunk(2, -2)
-        return torch.cat([self.decay[..., None] * now, now.expand(*self.decay.shape[:3], -1, -1)], -2)
+        return torch.cat(
+            [self.decay[..., None] * now, now.expand(*self.decay.shape[:3], -1, -1)], -2
+        )
 
     def apply_adjoint(self, states: Tensor) -> Tensor:
         now, before = states.chunk(2, -2)
@@ -197,11 +205,13 @@ class Delayed(Transition):
 
 @dataclass(frozen=True, eq=False)
 class Register(Transition):
-    """A shift register of `slots` rows; what leaves it is added to the f rows below, along its features (LoLCATs)
+    """A shift register of `slots` rows; what leaves it is added to the f rows below, along its
+    features (LoLCATs)
 
-    leaving  ``[b t h f]``: the features of what leaves at each token
-    moves    ``[b t 1 1]`` bool: False leaves the state as it is (padding)
-    lasts    ``[b t 1 1]`` bool: False empties it (a new document)
+    Attributes:
+        leaving: ``[b t h f]``: the features of what leaves at each token
+        moves: ``[b t 1 1]`` bool: False leaves the state as it is (padding)
+        lasts: ``[b t 1 1]`` bool: False empties it (a new document)
     """
 
     leaving: Tensor
@@ -224,7 +234,9 @@ class Register(Transition):
         slots, memory = states.split([self.slots, self.width - self.slots], -2)
         memory = memory + self.leaving[..., None] * slots[..., -1:, :]
         slots = torch.cat([torch.zeros_like(slots[..., :1, :]), slots[..., :-1, :]], -2)
-        return self._masked(torch.cat([slots.expand(*memory.shape[:-2], -1, -1), memory], -2), states)
+        return self._masked(
+            torch.cat([slots.expand(*memory.shape[:-2], -1, -1), memory], -2), states
+        )
 
     def apply_adjoint(self, states: Tensor) -> Tensor:
         slots, memory = states.split([self.slots, self.width - self.slots], -2)
@@ -233,7 +245,9 @@ class Register(Transition):
         return self._masked(torch.cat([slots, memory.expand(*read.shape[:-2], -1, -1)], -2), states)
 
     def dense(self) -> Tensor:
-        return self.apply(torch.eye(self.width, dtype=self.leaving.dtype, device=self.leaving.device))
+        return self.apply(
+            torch.eye(self.width, dtype=self.leaving.dtype, device=self.leaving.device)
+        )
 
     def eigenvalues(self) -> Tensor:
         return self.lasts.to(self.leaving.dtype).expand_as(self.leaving)

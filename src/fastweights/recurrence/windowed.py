@@ -43,23 +43,23 @@ WindowState = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class WindowedLinear(Recurrence):
-    """o_n = (γ_n Σ_{n-w<i≤n} e^(s_ni - c_n) v_i + φ_n S_n) / (γ_n Σ_{n-w<i≤n} e^(s_ni - c_n) + φ_n z_n)
+    """o_n = (γ_n Σ_{n-w<i≤n} e^(s_ni - c_n) v_i + φ_n S_n) / (γ_n Σ_{n-w<i≤n} e^(s_ni - c_n) + φ_n
+    z_n)
 
-    with s_ni = q_n·k_i / √d_k, c_n their maximum in the window, S_n = Σ_{i≤n-w} φ_iᵀ v_i and z_n = Σ_{i≤n-w} φ_iᵀ
-    (LoLCATs, 2024). The window is exact softmax for the first w tokens, and for all if w is as large as T. With
-    ``shared=False`` each side has a normaliser of its own, the paper's eq. 8: γ Σ a_i v_i + (1-γ) Σ â_i v_i, where
-    a side without any tokens leaves all weight to the other.
+    with s_ni = q_n·k_i / √d_k, c_n their maximum in the window, S_n = Σ_{i≤n-w} φ_iᵀ v_i and z_n =
+    Σ_{i≤n-w} φ_iᵀ (LoLCATs, 2024). The window is exact softmax for the first w tokens, and for all
+    if w is as large as T. With ``shared=False`` each side has a normaliser of its own, the paper's
+    eq. 8: γ Σ a_i v_i + (1-γ) Σ â_i v_i, where a side without any tokens leaves all weight to the
+    other.
 
-    q       ``[b t h k]``
-    k, v    ``[b t g k]``, ``[b t g v]`` with g | h: each key head serves h / g query heads (GQA)
-    fq, fk  φ of queries ``[b t h f]`` and of keys ``[b t g f]``
-    mix     γ ``[b t h 1]``, in (0, 1)
-    window  w ≥ 0; 0 leaves normalised linear attention
-    softcap  a > 0: a tanh(s_ni / a) for s_ni (Gemma 2); None: scores as they are
-    kept, starts  ``[b t 1 1]`` bool, set by `keep` and `segments`
-    State: keys ``[b g s k]``, values ``[b g s v]`` and features ``[b g s f]`` of the last s ≤ w - 1 tokens, oldest
-    first and in the streams' dtypes; S with z as its last column ``[b g f v+1]``, in float32 or wider; the age
-    ``[b s]`` of the s tokens as the next one will see it.
+    q       ``[b t h k]`` k, v    ``[b t g k]``, ``[b t g v]`` with g | h: each key head serves h /
+    g query heads (GQA) fq, fk  φ of queries ``[b t h f]`` and of keys ``[b t g f]`` mix     γ ``[b
+    t h 1]``, in (0, 1) window  w ≥ 0; 0 leaves normalised linear attention softcap  a > 0: a
+    tanh(s_ni / a) for s_ni (Gemma 2); None: scores as they are kept, starts  ``[b t 1 1]`` bool,
+    set by `keep` and `segments` State: keys ``[b g s k]``, values ``[b g s v]`` and features ``[b g
+    s f]`` of the last s ≤ w - 1 tokens, oldest first and in the streams' dtypes; S with z as its
+    last column ``[b g f v+1]``, in float32 or wider; the age ``[b s]`` of the s tokens as the next
+    one will see it.
     """
 
     q: Keys
@@ -76,14 +76,21 @@ class WindowedLinear(Recurrence):
 
     def __post_init__(self) -> None:
         if self.window < 0:
-            raise ValueError(f"WindowedLinear(window={self.window}): a number of tokens; use window ≥ 0")
+            raise ValueError(
+                f"WindowedLinear(window={self.window}): a number of tokens; use window ≥ 0"
+            )
         if self.softcap is not None and self.softcap <= 0:
-            raise ValueError(f"WindowedLinear(softcap={self.softcap}): use a bound above 0, or None for no bound")
+            raise ValueError(
+                f"WindowedLinear(softcap={self.softcap}): use a bound above 0, or None for no bound"
+            )
         require_width("k", self.k, self.q.shape[-1])
         require_width("fk", self.fk, self.fq.shape[-1])
         require_width("mix", self.mix, 1)
         if self.groups == 0 or self.shape[2] % self.groups:
-            raise ShapeError(f"q has {self.shape[2]} heads and k, v {self.groups}; the latter must divide the former")
+            raise ShapeError(
+                f"q has {self.shape[2]} heads and k, v {self.groups}; the latter must divide the"
+                " former"
+            )
 
     @property
     def groups(self) -> int:
@@ -93,8 +100,12 @@ class WindowedLinear(Recurrence):
     @Once
     def shape(self) -> tuple[int, int, int]:
         per_group = ("k", "v", "fk")
-        _, _, g = broadcast_lengths({name: s for name, s in self.streams.items() if name in per_group})
-        b, t, h = broadcast_lengths({n: s[:, :, :1] if n in per_group else s for n, s in self.streams.items()})
+        _, _, g = broadcast_lengths(
+            {name: s for name, s in self.streams.items() if name in per_group}
+        )
+        b, t, h = broadcast_lengths(
+            {n: s[:, :, :1] if n in per_group else s for n, s in self.streams.items()}
+        )
         return b, t, max(h, g)
 
     @property
@@ -118,20 +129,30 @@ class WindowedLinear(Recurrence):
         )
 
     def adopt(self, state: State) -> WindowState:
-        form = "(keys [b g s k], values [b g s v], features [b g s f], memory [b g f v+1], age [b s])"
+        form = (
+            "(keys [b g s k], values [b g s v], features [b g s f], memory [b g f v+1], age [b s])"
+        )
         keys, values, features, memory, age = as_cached(self, state, form)
         return keys, values, features, memory.to(self.accumulator), age
 
     def step(self, state: WindowState) -> tuple[Output, WindowState]:
-        """The equation above as it stands; a token that may be padding or begin a document is a chunk of one."""
+        """The equation above as it stands; a token that may be padding or begin a document is a
+        chunk of one.
+        """
         if self.kept is not None or self.starts is not None:
             return self.chunk(state)
         *cached, memory, age = state
         keys, values, features = self._followed(cached)
         age, exact = F.pad(age, (0, 1)), with_ones(values.to(self.accumulator))
-        q, fq, mix = (self._queries(s).unflatten(1, (self.groups, -1)).squeeze(3) for s in (self.q, self.fq, self.mix))
+        q, fq, mix = (
+            self._queries(s).unflatten(1, (self.groups, -1)).squeeze(3)
+            for s in (self.q, self.fq, self.mix)
+        )
         scores = capped(q @ keys.to(self.accumulator).mT / q.shape[-1] ** 0.5, self.softcap)
-        near = _exponentials(scores.masked_fill((age >= self.window)[:, None, None], -torch.inf)) @ exact
+        near = (
+            _exponentials(scores.masked_fill((age >= self.window)[:, None, None], -torch.inf))
+            @ exact
+        )
         leaving = features[:, :, :1] * (age[:, :1] == max(self.window - 1, 0))[:, None, :, None]
         written = memory + leaving.to(memory.dtype).mT @ exact[:, :, :1]
         far = fq @ (memory if self.window else written)
@@ -177,10 +198,17 @@ class WindowedLinear(Recurrence):
         moves = always if self.kept is None else self.kept
         lasts = always if self.starts is None else ~self.starts
         if self.window == 0:
-            return Diagonal(lasts.to(leaving.dtype).expand(*leaving.shape[:3], 1), leaving.shape[-1]), moves * leaving
-        slots = torch.zeros(self.window + leaving.shape[-1], dtype=leaving.dtype, device=self.device)
+            return (
+                Diagonal(lasts.to(leaving.dtype).expand(*leaving.shape[:3], 1), leaving.shape[-1]),
+                moves * leaving,
+            )
+        slots = torch.zeros(
+            self.window + leaving.shape[-1], dtype=leaving.dtype, device=self.device
+        )
         slots[0] = 1
-        return Register(leaving, self.window, moves, lasts), moves * slots.expand(*leaving.shape[:3], -1)
+        return Register(leaving, self.window, moves, lasts), moves * slots.expand(
+            *leaving.shape[:3], -1
+        )
 
     def keep(self, mask: Mask) -> Self:
         check_mask(self, mask, "keep mask")
@@ -202,7 +230,9 @@ class WindowedLinear(Recurrence):
     def _seen(self, state: WindowState) -> _Seen:
         """The cache followed by the record's own tokens."""
         *cached, _, age = state
-        return _Seen(*self._followed(cached), time=Timeline.of(age, len(self), self.kept, self.starts))
+        return _Seen(
+            *self._followed(cached), time=Timeline.of(age, len(self), self.kept, self.starts)
+        )
 
     def _followed(self, cached: list[Tensor]) -> list[Tensor]:
         """Cached keys, values and features ``[b g s ·]`` with the record's own behind them."""
@@ -212,8 +242,14 @@ class WindowedLinear(Recurrence):
 
     def _weights(self, seen: _Seen) -> tuple[Map, Map]:
         """e^(s - c) inside the window and φ φᵀ before it."""
-        keys, features = (served(s.to(self.accumulator), self.shape[2]) for s in (seen.keys, seen.features))
-        reach = seen.time.same_document if self.kept is None else seen.time.same_document & self.kept[..., 0]
+        keys, features = (
+            served(s.to(self.accumulator), self.shape[2]) for s in (seen.keys, seen.features)
+        )
+        reach = (
+            seen.time.same_document
+            if self.kept is None
+            else seen.time.same_document & self.kept[..., 0]
+        )
         near = reach & (seen.time.distance < self.window)
         far = reach & (seen.time.distance >= self.window) & (seen.time.distance < FORGOTTEN // 2)
         scores = capped(self._queries(self.q) @ keys.mT / self.q.shape[-1] ** 0.5, self.softcap)
@@ -224,12 +260,16 @@ class WindowedLinear(Recurrence):
         """The last w - 1 tokens as they are, and all before them in S."""
         age, newest = seen.time.age, seen.time.newest(max(self.window - 1, 0))
         gone = ((age >= self.window) & (age < FORGOTTEN // 2))[:, None, :, None]
-        written = (seen.features * gone).to(memory.dtype).mT @ with_ones(seen.values.to(memory.dtype))
+        written = (seen.features * gone).to(memory.dtype).mT @ with_ones(
+            seen.values.to(memory.dtype)
+        )
         current = (seen.time.document[:, -1] == 0)[:, None, None, None]
         last = age.take_along_dim(newest, 1)
         last = torch.where(last < self.window, last, FORGOTTEN)
         rows, there = newest[:, None, :, None], (last < FORGOTTEN)[:, None, :, None]
-        cached = (s.take_along_dim(rows, 2) * there for s in (seen.keys, seen.values, seen.features))
+        cached = (
+            s.take_along_dim(rows, 2) * there for s in (seen.keys, seen.values, seen.features)
+        )
         return *cached, memory * current + written, last  # type: ignore[return-value]
 
 
@@ -263,7 +303,9 @@ def _with_sum(weights: Tensor) -> Tensor:
 
 
 def joined(near: Tensor, far: Tensor, mix: Tensor, *, shared: bool) -> Tensor:
-    """What o is the quotient of, from both sides' sums ``[… v+1]``; the last column is the normaliser."""
+    """What o is the quotient of, from both sides' sums ``[… v+1]``; the last column is the
+    normaliser.
+    """
     if shared:
         return mix * near + far
     return mix * divided(near) + (1 - mix) * divided(far)

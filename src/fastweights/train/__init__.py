@@ -1,13 +1,13 @@
 """Training language models on text."""
 
-from fastweights.train.checkpoint import model_folder
-from fastweights.train.data import Corpus, Size, Text, Windows, cover, read, tokenized
-from fastweights.train.errors import CheckpointError, DataError, NonFiniteError, TrainingError
+from fastweights.runs.checkpoint import model_folder
+from fastweights.runs.errors import CheckpointError, DataError, NonFiniteError, TrainingError
+from fastweights.runs.optimizers import AdamW, Cosine, Linear, Recipe, Schedule
+from fastweights.runs.report import Reporter, Result, Summary
+from fastweights.runs.signals import StopOnSignal
+from fastweights.text.corpus import Corpus, Size, Text, Windows, cover, read, tokenized
+from fastweights.text.tokenizers import BPE, Bytes, Pretrained, TextStream, Tokenization
 from fastweights.train.loop import Architecture, Every, HuggingFace, Named, TrainConfig, train
-from fastweights.train.optim import AdamW, Cosine, Linear, Recipe, Schedule
-from fastweights.train.report import Reporter, Result, Summary
-from fastweights.train.signals import StopOnSignal
-from fastweights.train.tokens import BPE, Bytes, Pretrained, TextStream, Tokenization
 
 __all__ = [
     "BPE",

@@ -1,4 +1,6 @@
-"""Training a language model on text, such that it can be killed at any moment and go on to the same end."""
+"""Training a language model on text, such that it can be killed at any moment and go on to the same
+end.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +18,39 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, named
-from fastweights.train.checkpoint import Checkpoints, Progress, save_model
-from fastweights.train.data import Text, Windows, cover, load, read
-from fastweights.train.errors import NonFiniteError, TrainingError
-from fastweights.train.files import sweep, whole_folder
-from fastweights.train.folder import Clock, claim, claimed, seeded, sole
-from fastweights.train.metrics import Metrics
-from fastweights.train.optim import AdamW, Cosine, Recipe, Schedule, load_state, set_rates, state_tensors
+from fastweights.runs.checkpoint import Checkpoints, Progress, save_model
+from fastweights.runs.errors import NonFiniteError, TrainingError
+from fastweights.runs.files import sweep, whole_folder
+from fastweights.runs.folder import Clock, claim, claimed, seeded, sole
+from fastweights.runs.metrics import Metrics
+from fastweights.runs.optimizers import (
+    AdamW,
+    Cosine,
+    Recipe,
+    Schedule,
+    load_state,
+    set_rates,
+    state_tensors,
+)
+from fastweights.runs.report import Reporter, Result, Summary
+from fastweights.text.corpus import Text, Windows, cover, load, read
 from fastweights.train.plot import plot
-from fastweights.train.report import Reporter, Result, Summary
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A language model: `mixers`, ``{"name": …, …arguments}`` each, repeated over `layers` blocks of width `width`."""
+    """A language model: `mixers`, ``{"name": …, …arguments}`` each, repeated over `layers` blocks
+    of width `width`.
+    """
 
     mixers: tuple[Mapping[str, object], ...] = ({"name": "metala"},)
     layers: int = 4
     width: int = 128
 
     def build(self, tokenizer: PreTrainedTokenizerBase) -> FastWeightsForCausalLM:
-        """A new model for this tokenizer. Raises ValueError for sizes that do not fit each other."""
+        """A new model for this tokenizer. Raises ValueError for sizes that do not fit each
+        other.
+        """
         config = FastWeightsConfig(
             vocab_size=len(tokenizer),
             hidden_size=self.width,
@@ -63,10 +77,14 @@ class Named:
     name: str
 
     def build(self, tokenizer: PreTrainedTokenizerBase) -> FastWeightsForCausalLM:
-        """A new model for this tokenizer. Raises ValueError for a name of no preset, or of a classifier."""
+        """A new model for this tokenizer. Raises ValueError for a name of no preset, or of a
+        classifier.
+        """
         found = named(self.name)
         if found.model is not FastWeightsForCausalLM:
-            raise ValueError(f"{self.name} is a {found.model.__name__}; training takes language models")
+            raise ValueError(
+                f"{self.name} is a {found.model.__name__}; training takes language models"
+            )
         end = cast(int | None, tokenizer.eos_token_id)
         return FastWeightsForCausalLM(found.config(vocab_size=len(tokenizer), eos_token_id=end))
 
@@ -77,25 +95,33 @@ class Named:
 
 @dataclass(frozen=True)
 class HuggingFace:
-    """A new language model of another architecture that transformers has, such as a softmax one to linearize.
+    """A new language model of another architecture that transformers has, such as a softmax one to
+    linearize.
 
-    name    its model_type, such as ``"llama"``
-    fields  of its configuration; the vocabulary and the end of text are the tokenizer's
+    Attributes:
+        name: its model_type, such as ``"llama"``
+        fields: of its configuration; the vocabulary and the end of text are the tokenizer's
     """
 
     name: str
     fields: Mapping[str, object] = field(default_factory=dict)
 
     def build(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-        """A new model for this tokenizer. Raises ValueError for a name or fields that transformers refuses."""
+        """A new model for this tokenizer. Raises ValueError for a name or fields that transformers
+        refuses.
+        """
         end = cast(int | None, tokenizer.eos_token_id)
         special = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
-        config = AutoConfig.for_model(self.name, **{"vocab_size": len(tokenizer), **special, **self.fields})
+        config = AutoConfig.for_model(
+            self.name, **{"vocab_size": len(tokenizer), **special, **self.fields}
+        )
         return AutoModelForCausalLM.from_config(config)
 
     @property
     def title(self) -> str:
-        return f"{self.name}: " + ", ".join(f"{name} {value}" for name, value in self.fields.items())
+        return f"{self.name}: " + ", ".join(
+            f"{name} {value}" for name, value in self.fields.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -109,13 +135,15 @@ class Every:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything that decides the curve of a run; the same value on the same machine gives the same weights.
+    """Everything that decides the curve of a run; the same value on the same machine gives the same
+    weights.
 
-    batch       sequences per update, over all devices
-    length      tokens per sequence
-    accumulate  parts in which each device takes its share of a batch, to save memory
-    clip        largest norm of the gradient
-    bf16        whether matrix products are in bfloat16 (parameters stay float32)
+    Attributes:
+        batch: sequences per update, over all devices
+        length: tokens per sequence
+        accumulate: parts in which each device takes its share of a batch, to save memory
+        clip: largest norm of the gradient
+        bf16: whether matrix products are in bfloat16 (parameters stay float32)
     """
 
     text: Text = Text()
@@ -133,7 +161,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         counts = {name: getattr(self, name) for name in ("steps", "batch", "length", "accumulate")}
-        counts |= {f"every.{field.name}": getattr(self.every, field.name) for field in fields(self.every)}
+        counts |= {
+            f"every.{field.name}": getattr(self.every, field.name) for field in fields(self.every)
+        }
         for name, count in counts.items():
             if count < 1:
                 raise TrainingError(f"{name} = {count}; it must be 1 or more")
@@ -147,11 +177,13 @@ def train(
     reporter: Reporter = Reporter(),
     stop: Callable[[], bool] = lambda: False,
 ) -> Result:
-    """Train in the folder `out`, or go on where training in it was stopped or killed; seeds PyTorch's generators.
+    """Train in the folder `out`, or go on where training in it was stopped or killed; seeds
+    PyTorch's generators.
 
-    out/model is the result, a plain Hugging Face folder; out/metrics.jsonl and out/curves.png are its curve.
-    With `cpu` no accelerator is used. When `stop()` turns true the step is finished and a checkpoint written.
-    Raises DataError, CheckpointError (`out` holds another run, or damage), NonFiniteError, or the model's errors.
+    out/model is the result, a plain Hugging Face folder; out/metrics.jsonl and out/curves.png are
+    its curve. With `cpu` no accelerator is used. When `stop()` turns true the step is finished and
+    a checkpoint written. Raises DataError, CheckpointError (`out` holds another run, or damage),
+    NonFiniteError, or the model's errors.
     """
     accelerator = Accelerator(cpu=cpu)
     reporter = reporter if accelerator.is_main_process else Reporter()
@@ -166,12 +198,19 @@ class _Run:
     """The state of a run between two steps; `held` keeps other processes out of its folder."""
 
     def __init__(
-        self, config: TrainConfig, out: Path, accelerator: Accelerator, reporter: Reporter, held: ExitStack
+        self,
+        config: TrainConfig,
+        out: Path,
+        accelerator: Accelerator,
+        reporter: Reporter,
+        held: ExitStack,
     ) -> None:
         self.config, self.out, self.accelerator, self.reporter = config, out, accelerator, reporter
         share = accelerator.num_processes * config.accumulate
         if config.batch % share:
-            raise TrainingError(f"batch = {config.batch} is not divisible by devices · accumulate = {share}")
+            raise TrainingError(
+                f"batch = {config.batch} is not divisible by devices · accumulate = {share}"
+            )
         self.part = config.batch // share
         with accelerator.main_process_first():
             self._open(held)
@@ -247,8 +286,16 @@ class _Run:
             self._save()
         if step == steps and self.accelerator.is_main_process:
             self._finish()
-        nats = next((row["val_loss"] for row in reversed(self.metrics.rows) if "val_loss" in row), None)
-        return Result(self.out, step, steps, nats, None if nats is None else nats * self.corpus.tokens_per_byte)
+        nats = next(
+            (row["val_loss"] for row in reversed(self.metrics.rows) if "val_loss" in row), None
+        )
+        return Result(
+            self.out,
+            step,
+            steps,
+            nats,
+            None if nats is None else nats * self.corpus.tokens_per_byte,
+        )
 
     def _update(self, step: int) -> None:
         config, accelerator = self.config, self.accelerator
@@ -257,16 +304,22 @@ class _Run:
         self.wrapped.train()
         losses = [self._backward(step, part) for part in range(config.accumulate)]
         self.loss = torch.stack(losses).sum()
-        self.norm = torch.as_tensor(accelerator.clip_grad_norm_(self.wrapped.parameters(), config.clip))
+        self.norm = torch.as_tensor(
+            accelerator.clip_grad_norm_(self.wrapped.parameters(), config.clip)
+        )
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
 
     def _backward(self, step: int, part: int) -> Tensor:
-        """Add a part's gradient; its share of the loss. Devices exchange gradients after the last part only."""
+        """Add a part's gradient; its share of the loss. Devices exchange gradients after the last
+        part only.
+        """
         config, accelerator = self.config, self.accelerator
         index = accelerator.process_index * config.accumulate + part
-        tokens = self.windows.batch(step * config.batch + index * self.part, self.part).to(accelerator.device)
+        tokens = self.windows.batch(step * config.batch + index * self.part, self.part).to(
+            accelerator.device
+        )
         last = part == config.accumulate - 1
         with nullcontext() if last else accelerator.no_sync(self.wrapped):
             with self._precision():
@@ -276,12 +329,20 @@ class _Run:
 
     def _precision(self) -> AbstractContextManager[object]:
         """Not the Accelerator's, which one process can set only once."""
-        return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.config.bf16)
+        return torch.autocast(
+            self.accelerator.device.type, torch.bfloat16, enabled=self.config.bf16
+        )
 
     def _log(self, evaluate: bool) -> None:
-        row = {"step": self.progress.step, "loss": self._sound_loss(), "lr": self.optimizers[0].param_groups[0]["lr"]}
+        row = {
+            "step": self.progress.step,
+            "loss": self._sound_loss(),
+            "lr": self.optimizers[0].param_groups[0]["lr"],
+        }
         row |= {
-            "tokens_per_second": round(self.clock.speed(self.progress.step) * self.config.batch * self.config.length)
+            "tokens_per_second": round(
+                self.clock.speed(self.progress.step) * self.config.batch * self.config.length
+            )
         }
         row |= {"seconds": round(self.clock.seconds, 3)}
         row |= {"val_loss": self._evaluate()} if evaluate else {}
@@ -297,8 +358,9 @@ class _Run:
         loss = float(torch.as_tensor(self.accelerator.reduce(self.loss, "mean")))
         if not (math.isfinite(loss) and math.isfinite(float(self.norm))):
             raise NonFiniteError(
-                f"loss {loss}, gradient norm {float(self.norm)} by step {self.progress.step}; the checkpoints before "
-                "are untouched; try a lower learning rate, a longer warm-up, or float32 in place of bf16"
+                f"loss {loss}, gradient norm {float(self.norm)} by step {self.progress.step}; the"
+                " checkpoints before are untouched; try a lower learning rate, a longer warm-up,"
+                " or float32 in place of bf16"
             )
         return loss
 
@@ -308,18 +370,24 @@ class _Run:
         model, device = self.plain.eval(), self.accelerator.device
         total = torch.zeros(2, dtype=torch.float64, device=device)
         batches = cover(self.corpus.validation, self.config.length, self.part)
-        for tokens in islice(batches, self.accelerator.process_index, None, self.accelerator.num_processes):
+        for tokens in islice(
+            batches, self.accelerator.process_index, None, self.accelerator.num_processes
+        ):
             targets = tokens[:, 1:].numel()
             with self._precision():
                 loss = model(input_ids=tokens.to(device), labels=tokens.to(device)).loss
-            total += torch.stack([loss.double() * targets, loss.new_tensor(targets, dtype=torch.float64)])
+            total += torch.stack(
+                [loss.double() * targets, loss.new_tensor(targets, dtype=torch.float64)]
+            )
         nats, targets = torch.as_tensor(self.accelerator.reduce(total, "sum")).tolist()
         return nats / targets
 
     def _save(self) -> None:
         self._sound_loss()
         if self.accelerator.is_main_process:
-            state = state_tensors([optimizer.optimizer for optimizer in self.optimizers], self.plain)
+            state = state_tensors(
+                [optimizer.optimizer for optimizer in self.optimizers], self.plain
+            )
             self.checkpoints.save(self.progress, self.plain, self.corpus.tokenizer, state)
         self.accelerator.wait_for_everyone()
 

@@ -10,14 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fastweights.train.files import whole_file
-from fastweights.train.metrics import Row
+from fastweights.runs.files import whole_file
+from fastweights.runs.metrics import Row
 
 _TRAIN, _VALIDATION, _RATE = "#4c78a8", "#d1495b", "#767676"
 
 
 def plot(rows: Sequence[Row], path: Path, title: str = "") -> None:
-    """Write a PNG of the training loss (smoothed), the validation loss and the learning rate against the step."""
+    """Write a PNG of the training loss (smoothed), the validation loss and the learning rate
+    against the step.
+    """
     figure = Figure(figsize=(7, 5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     loss, rate = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
@@ -47,7 +49,15 @@ def _losses(axes: Axes, rows: Sequence[Row]) -> None:
     steps, validation = _series(rows, "val_loss")
     if len(steps):
         label = f"validation, {validation[-1]:.3f} at the end, {validation.min():.3f} at best"
-        axes.plot(steps, validation, color=_VALIDATION, marker="o", markersize=3.5, linewidth=1.6, label=label)
+        axes.plot(
+            steps,
+            validation,
+            color=_VALIDATION,
+            marker="o",
+            markersize=3.5,
+            linewidth=1.6,
+            label=label,
+        )
     axes.set_ylabel("loss [nats / token]")
     axes.legend(frameon=False)
 

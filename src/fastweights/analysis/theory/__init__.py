@@ -1,4 +1,6 @@
-"""The papers' lemmas and propositions as programs: each returns its numbers, a verdict and a picture."""
+"""The papers' lemmas and propositions as programs: each returns its numbers, a verdict and a
+picture.
+"""
 
 import torch
 from torch import Tensor
@@ -33,10 +35,14 @@ def findings() -> list[Finding]:
 
     scores = 3 * drawn(16, 16)
     target = scores.masked_fill(torch.ones(16, 16).triu(1).bool(), -torch.inf).softmax(-1)
-    system = Decay(drawn(1, 32, 2, 4), drawn(1, 32, 2, 4), drawn(1, 32, 2, 3), -drawn(1, 32, 2, 4).abs()).ltv()
+    system = Decay(
+        drawn(1, 32, 2, 4), drawn(1, 32, 2, 4), drawn(1, 32, 2, 3), -drawn(1, 32, 2, 4).abs()
+    ).ltv()
     overwritten, approximated = overwriting(drawn(4, 3), drawn(3)), approximation(target)
     return [
-        taylor_softmax(0.7 * drawn(1, 32, 2, 2), 0.7 * drawn(1, 32, 2, 2), drawn(1, 32, 2, 4), tuple(range(9))),
+        taylor_softmax(
+            0.7 * drawn(1, 32, 2, 2), 0.7 * drawn(1, 32, 2, 2), drawn(1, 32, 2, 4), tuple(range(9))
+        ),
         embedding(system, drawn(1, 32, 2, 3), (4, 8, 16, 32)),
         reversed_sigmoid_transition(torch.linspace(-8, 8, 161, dtype=torch.float64)),
         overwritten,

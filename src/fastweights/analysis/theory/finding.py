@@ -11,12 +11,16 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 ROUNDING = 1e4
-"""Two numbers are equal when they differ by less than so many units of float64's last place: 2e-12."""
+"""Two numbers are equal when they differ by less than so many units of float64's last
+place: 2e-12.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Finding(ABC):
-    """A statement of a paper, the numbers it came to on some input, and whether they bear it out."""
+    """A statement of a paper, the numbers it came to on some input, and whether they bear
+    it out.
+    """
 
     source: ClassVar[str]
     statement: ClassVar[str]

@@ -1,4 +1,6 @@
-"""DSF's Lemma 1 (softmax needs an infinite state), Lemma 2 (a larger state loses nothing) and appendix I."""
+"""DSF's Lemma 1 (softmax needs an infinite state), Lemma 2 (a larger state loses nothing) and
+appendix I.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from fastweights.analysis import dsf
-from fastweights.analysis.plots import PALETTE, label, legend
 from fastweights.analysis.theory.finding import Finding, equal, largest
 from fastweights.recurrence import LTV, Decay, Diagonal, Normalized, Softmax
+from fastweights.render.plots import PALETTE, label, legend
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +30,9 @@ class TaylorSoftmax(Finding):
     """
 
     source: ClassVar[str] = "DSF Lemma 1"
-    statement: ClassVar[str] = "Softmax attention is a linear system only with infinitely many state rows."
+    statement: ClassVar[str] = (
+        "Softmax attention is a linear system only with infinitely many state rows."
+    )
 
     orders: tuple[int, ...]
     features: tuple[int, ...]
@@ -41,7 +45,10 @@ class TaylorSoftmax(Finding):
 
     @property
     def verdict(self) -> bool:
-        bounded = all(equal(error - bound, bound) for error, bound in zip(self.score_errors, self.bounds, strict=True))
+        bounded = all(
+            equal(error - bound, bound)
+            for error, bound in zip(self.score_errors, self.bounds, strict=True)
+        )
         inexact = all(not equal(error) for error in self.score_errors)
         return bounded and inexact and self.ranks == self.points
 
@@ -62,16 +69,41 @@ class TaylorSoftmax(Finding):
     def draw(self, axes: Axes) -> None:
         sizes = [n * self.values for n in self.features]
         axes.loglog(sizes, self.bounds, color=PALETTE[7], linestyle=":", label="remainder's bound")
-        axes.loglog(sizes, self.score_errors, color=PALETTE[0], marker="o", markersize=4, label="of $e^{q·k}$")
-        axes.loglog(sizes, self.map_errors, color=PALETTE[1], marker="o", markersize=4, label="of the map")
+        axes.loglog(
+            sizes,
+            self.score_errors,
+            color=PALETTE[0],
+            marker="o",
+            markersize=4,
+            label="of $e^{q·k}$",
+        )
+        axes.loglog(
+            sizes, self.map_errors, color=PALETTE[1], marker="o", markersize=4, label="of the map"
+        )
         for size, error, order in zip(sizes, self.map_errors, self.orders, strict=True):
-            axes.annotate(str(order), (size, error), (0, -11), textcoords="offset points", fontsize=7, ha="center")
-        label(axes, "Lemma 1: softmax by Taylor features of each order", "state size N", "largest error")
+            axes.annotate(
+                str(order),
+                (size, error),
+                (0, -11),
+                textcoords="offset points",
+                fontsize=7,
+                ha="center",
+            )
+        label(
+            axes,
+            "Lemma 1: softmax by Taylor features of each order",
+            "state size N",
+            "largest error",
+        )
         legend(axes)
 
 
-def taylor_softmax(q: Tensor, k: Tensor, v: Tensor, orders: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6)) -> TaylorSoftmax:
-    """Lemma 1 on the streams ``q, k [b t h k]``, ``v [b t h v]``; scores are q·k / √d_k as in `Softmax`."""
+def taylor_softmax(
+    q: Tensor, k: Tensor, v: Tensor, orders: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6)
+) -> TaylorSoftmax:
+    """Lemma 1 on the streams ``q, k [b t h k]``, ``v [b t h v]``; scores are q·k / √d_k as in
+    `Softmax`.
+    """
     width = q.shape[-1]
     wanted, scaled = Softmax(q, k, v).attention_map(), q / width**0.5
     scores = (scaled.transpose(1, 2) @ k.permute(0, 2, 3, 1)).tril()
@@ -87,7 +119,14 @@ def taylor_softmax(q: Tensor, k: Tensor, v: Tensor, orders: tuple[int, ...] = (0
     points = (2, 4, 8, 16)
     ranks = tuple(_rank_of_exponentials(m) for m in points)
     return TaylorSoftmax(
-        orders, tuple(features), v.shape[-1], tuple(score_errors), bounds, tuple(map_errors), points, ranks
+        orders,
+        tuple(features),
+        v.shape[-1],
+        tuple(score_errors),
+        bounds,
+        tuple(map_errors),
+        points,
+        ranks,
     )
 
 
@@ -98,13 +137,17 @@ def _rank_of_exponentials(points: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Embedding(Finding):
-    """A system of `width` rows inside larger ones, whose other rows do as they please but are never read.
+    """A system of `width` rows inside larger ones, whose other rows do as they please but are never
+    read.
 
-    differences  max |y - ȳ| for each of the `widths`, relative to max |y|
+    Attributes:
+        differences: max |y - ȳ| for each of the `widths`, relative to max |y|
     """
 
     source: ClassVar[str] = "DSF Lemma 2"
-    statement: ClassVar[str] = "A system with a larger state reproduces every system with a smaller one."
+    statement: ClassVar[str] = (
+        "A system with a larger state reproduces every system with a smaller one."
+    )
 
     width: int
     widths: tuple[int, ...]
@@ -116,7 +159,9 @@ class Embedding(Finding):
 
     def figures(self) -> list[dict[str, object]]:
         pairs = zip(self.widths, self.differences, strict=True)
-        return [{"rows": self.width, "embedded in": wide, "difference": error} for wide, error in pairs]
+        return [
+            {"rows": self.width, "embedded in": wide, "difference": error} for wide, error in pairs
+        ]
 
     def draw(self, axes: Axes) -> None:
         axes.bar([str(wide) for wide in self.widths], self.differences, color=PALETTE[0], width=0.5)
@@ -130,10 +175,14 @@ class Embedding(Finding):
 
 
 def embedding(system: LTV, u: Tensor, widths: tuple[int, ...], seed: int = 0) -> Embedding:
-    """Lemma 2 for a diagonal `system` and the inputs ``u [b t h v]``, with random rows beside its own."""
+    """Lemma 2 for a diagonal `system` and the inputs ``u [b t h v]``, with random rows beside its
+    own.
+    """
     y = system.simulate(u)[0]
     g = torch.Generator().manual_seed(seed)
-    differences = tuple(largest(_embedded(system, wide, g).simulate(u)[0] - y) / largest(y) for wide in widths)
+    differences = tuple(
+        largest(_embedded(system, wide, g).simulate(u)[0] - y) / largest(y) for wide in widths
+    )
     return Embedding(system.A.width, widths, differences)
 
 
@@ -141,9 +190,13 @@ def _embedded(system: LTV, width: int, g: torch.Generator) -> LTV:
     """`extend` with any Λ and B in the new rows instead of zeros."""
     wide, own = system.extend(width), system.A.width
     if not isinstance(wide.A, Diagonal):
-        raise ValueError("the embedding draws diagonal rows; give it a system with a diagonal transition")
+        raise ValueError(
+            "the embedding draws diagonal rows; give it a system with a diagonal transition"
+        )
     new = torch.arange(width) >= own
-    decay = torch.where(new, torch.rand(wide.B.shape, generator=g, dtype=torch.float64), wide.A.decay)
+    decay = torch.where(
+        new, torch.rand(wide.B.shape, generator=g, dtype=torch.float64), wide.A.decay
+    )
     B = torch.where(new, torch.randn(wide.B.shape, generator=g, dtype=torch.float64), wide.B)
     return replace(wide, A=Diagonal(decay, width), B=B)
 
@@ -152,13 +205,16 @@ def _embedded(system: LTV, width: int, g: torch.Generator) -> LTV:
 class ReversedSigmoid(Finding):
     """S6's Λ_i = exp(-softplus(x) a) beside σ(-x)^a, for every power.
 
-    x            ``[n]``, the projected inputs W u + b
-    transitions  ``[powers n]``
-    differences  max |exp(-softplus(x) a) - σ(-x)^a| of each power
+    Attributes:
+        x: ``[n]``, the projected inputs W u + b
+        transitions: ``[powers n]``
+        differences: max |exp(-softplus(x) a) - σ(-x)^a| of each power
     """
 
     source: ClassVar[str] = "DSF appendix I, eq. 23"
-    statement: ClassVar[str] = "S6's transition with A = a I is a reversed sigmoid to the power a: a forget gate."
+    statement: ClassVar[str] = (
+        "S6's transition with A = a I is a reversed sigmoid to the power a: a forget gate."
+    )
 
     x: Tensor
     powers: tuple[float, ...]
@@ -177,16 +233,26 @@ class ReversedSigmoid(Finding):
         order = self.x.argsort()
         for color, power, transition in zip(PALETTE, self.powers, self.transitions, strict=False):
             axes.plot(self.x[order], transition[order], color=color, label=f"a = {power:g}")
-        axes.plot(self.x[order], self.x[order].sigmoid(), color=PALETTE[7], linestyle=":", label="σ(x), qLSTM")
+        axes.plot(
+            self.x[order],
+            self.x[order].sigmoid(),
+            color=PALETTE[7],
+            linestyle=":",
+            label="σ(x), qLSTM",
+        )
         label(axes, "Appendix I: S6's transition is σ(-x)^a", "x = W u + b", "Λ")
         legend(axes)
 
 
-def reversed_sigmoid_transition(x: Tensor, powers: tuple[float, ...] = (0.25, 1.0, 4.0, 16.0)) -> ReversedSigmoid:
+def reversed_sigmoid_transition(
+    x: Tensor, powers: tuple[float, ...] = (0.25, 1.0, 4.0, 16.0)
+) -> ReversedSigmoid:
     """Appendix I at the projected inputs ``x [n]``, with Λ taken from eq. 19's matrices."""
     u, weight = x[None, :, None], torch.ones(1, 1, dtype=x.dtype)
     delta = torch.nn.functional.softplus(u)
-    transitions = torch.stack([dsf.s6(u, delta, a * weight, weight, weight, weight[0]).A.flatten() for a in powers])
+    transitions = torch.stack(
+        [dsf.s6(u, delta, a * weight, weight, weight, weight[0]).A.flatten() for a in powers]
+    )
     reversed_ones = [dsf.reversed_sigmoid(x, a) for a in powers]
     differences = tuple(largest(t - r) for t, r in zip(transitions, reversed_ones, strict=True))
     return ReversedSigmoid(x, powers, transitions, differences)

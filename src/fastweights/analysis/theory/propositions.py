@@ -1,4 +1,6 @@
-"""MetaLA's appendix A2: who can overwrite (A2.1), who can draw any attention map (A2.2), who needs least (A2.3)."""
+"""MetaLA's appendix A2: who can overwrite (A2.1), who can draw any attention map (A2.2), who needs
+least (A2.3).
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,19 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from fastweights.analysis.plots import PALETTE, label, legend
 from fastweights.analysis.theory.finding import Finding, equal, largest
 from fastweights.recurrence import Decay, Delta, Recurrence
+from fastweights.render.plots import PALETTE, label, legend
 
 
 @dataclass(frozen=True)
 class Attempt:
     """A model tries to replace row 1 of a full state by the new value.
 
-    row     ‖(S_{t+1})_1 - v_{t+1}‖ with the paper's key k = 1
-    others  largest change of another row under the key that harms least: e_1
-    least   the smallest ‖(S_{t+1})_1 - v_{t+1}‖ that any key reaches
+    Attributes:
+        row: ‖(S_{t+1})_1 - v_{t+1}‖ with the paper's key k = 1
+        others: largest change of another row under the key that harms least: e_1
+        least: the smallest ‖(S_{t+1})_1 - v_{t+1}‖ that any key reaches
     """
 
     model: str
@@ -32,10 +35,14 @@ class Attempt:
 
 @dataclass(frozen=True, eq=False)
 class Overwriting(Finding):
-    """The attempts of models without decay, with a fixed one, with a dynamic one, and with the delta rule."""
+    """The attempts of models without decay, with a fixed one, with a dynamic one, and with the
+    delta rule.
+    """
 
     source: ClassVar[str] = "MetaLA Proposition A2.1"
-    statement: ClassVar[str] = "Only a dynamic decay (or an erasing key) replaces an old value by a new one (C1)."
+    statement: ClassVar[str] = (
+        "Only a dynamic decay (or an erasing key) replaces an old value by a new one (C1)."
+    )
 
     attempts: tuple[Attempt, ...]
 
@@ -45,14 +52,23 @@ class Overwriting(Finding):
 
     def figures(self) -> list[dict[str, object]]:
         return [
-            {"model": a.model, "error of row 1, k = 1": a.row, "at best": a.least, "other rows": a.others}
+            {
+                "model": a.model,
+                "error of row 1, k = 1": a.row,
+                "at best": a.least,
+                "other rows": a.others,
+            }
             for a in self.attempts
         ]
 
     def draw(self, axes: Axes) -> None:
         places = torch.arange(len(self.attempts))
-        axes.bar(places - 0.2, [a.row for a in self.attempts], 0.4, color=PALETTE[0], label="key of ones")
-        axes.bar(places + 0.2, [a.least for a in self.attempts], 0.4, color=PALETTE[1], label="best key")
+        axes.bar(
+            places - 0.2, [a.row for a in self.attempts], 0.4, color=PALETTE[0], label="key of ones"
+        )
+        axes.bar(
+            places + 0.2, [a.least for a in self.attempts], 0.4, color=PALETTE[1], label="best key"
+        )
         axes.set_xticks(places, [a.model for a in self.attempts], fontsize=7)
         label(axes, "A2.1: overwriting row 1 of a full state", "", "‖row 1 - new value‖")
         legend(axes)
@@ -62,7 +78,9 @@ _OVERWRITING = ("dynamic decay", "tied key 1 - α", "delta rule")
 
 
 def overwriting(values: Tensor, new: Tensor, decay: float = 0.9) -> Overwriting:
-    """Prop. A2.1 with the stored rows ``values [k v]``, the value ``new [v]`` and a fixed `decay` in (0, 1)."""
+    """Prop. A2.1 with the stored rows ``values [k v]``, the value ``new [v]`` and a fixed `decay`
+    in (0, 1).
+    """
     one = torch.ones(len(values), dtype=values.dtype)
     first = torch.zeros_like(one).index_fill(0, torch.tensor(0), 1)
     dynamic, fixed = 1 - first, torch.full_like(one, decay)
@@ -77,11 +95,18 @@ def overwriting(values: Tensor, new: Tensor, decay: float = 0.9) -> Overwriting:
     )
 
 
-def _attempt(model: str, values: Tensor, new: Tensor, key: Tensor, first: Tensor, decay: Tensor | None) -> Attempt:
-    """The record writes with `key`, and once more with the key e_1; the best k_1 is a least-squares one."""
+def _attempt(
+    model: str, values: Tensor, new: Tensor, key: Tensor, first: Tensor, decay: Tensor | None
+) -> Attempt:
+    """The record writes with `key`, and once more with the key e_1; the best k_1 is a least-squares
+    one.
+    """
     log_decay = None if decay is None else decay.log()[None, None, None]
     rows = [
-        _stepped(Decay(k[None, None, None], k[None, None, None], new[None, None, None], log_decay), values)
+        _stepped(
+            Decay(k[None, None, None], k[None, None, None], new[None, None, None], log_decay),
+            values,
+        )
         for k in (key, first)
     ]
     kept = values[0] if decay is None else decay[0] * values[0]
@@ -111,9 +136,10 @@ def _stepped(record: Recurrence, values: Tensor) -> Tensor:
 class Solution:
     """Streams that some parameter groups found for a given map, with one channel per query.
 
-    error                max |P_ts - p_ts| of the record's attention map
-    query, key           the largest |q|, |k| used
-    decays               the smallest and the largest α
+    Attributes:
+        error: max |P_ts - p_ts| of the record's attention map
+        query, key: the largest |q|, |k| used
+        decays: the smallest and the largest α
     """
 
     groups: str
@@ -143,8 +169,8 @@ class Approximation(Finding):
 
     source: ClassVar[str] = "MetaLA Proposition A2.2"
     statement: ClassVar[str] = (
-        "(Q, Λ_t), (Q, K) and (Q, K, Λ_t) draw any attention map with bounded parameters; a fixed decay does not, "
-        "nor does (K, Λ_t) with keys ≥ 0."
+        "(Q, Λ_t), (Q, K) and (Q, K, Λ_t) draw any attention map with bounded parameters; a fixed"
+        " decay does not, nor does (K, Λ_t) with keys ≥ 0."
     )
 
     solutions: tuple[Solution, ...]
@@ -157,27 +183,49 @@ class Approximation(Finding):
     @property
     def verdict(self) -> bool:
         grows = all(b > a for a, b in zip(self.needed, self.needed[1:], strict=False))
-        return all(s.exact for s in self.solutions) and grows and self.needed[-1] > 1 and not equal(self.monotone)
+        return (
+            all(s.exact for s in self.solutions)
+            and grows
+            and self.needed[-1] > 1
+            and not equal(self.monotone)
+        )
 
     def figures(self) -> list[dict[str, object]]:
         rows: list[dict[str, object]] = [
-            {"groups": s.groups, "error": s.error, "max |k|": s.key, "α from": s.decays[0], "to": s.decays[1]}
+            {
+                "groups": s.groups,
+                "error": s.error,
+                "max |k|": s.key,
+                "α from": s.decays[0],
+                "to": s.decays[1],
+            }
             for s in (*self.solutions, self.signed)
         ]
         rows.append({"groups": "(K, Λ_t), k ≥ 0", "error": f"≥ {self.monotone:.3g}"})
         fixed = zip(self.lengths, self.needed, strict=True)
-        return rows + [{"groups": f"fixed α = {self.decay}, T = {t}", "max |k|": f"≥ {k:.3g}"} for t, k in fixed]
+        return rows + [
+            {"groups": f"fixed α = {self.decay}, T = {t}", "max |k|": f"≥ {k:.3g}"}
+            for t, k in fixed
+        ]
 
     def draw(self, axes: Axes) -> None:
-        axes.semilogy(self.lengths, self.needed, color=PALETTE[1], marker="o", markersize=4, label="fixed α")
+        axes.semilogy(
+            self.lengths, self.needed, color=PALETTE[1], marker="o", markersize=4, label="fixed α"
+        )
         names = ", ".join(s.groups for s in self.solutions)
-        axes.axhline(max(s.key for s in self.solutions), color=PALETTE[0], linestyle="--", label=names)
+        axes.axhline(
+            max(s.key for s in self.solutions), color=PALETTE[0], linestyle="--", label=names
+        )
         label(axes, "A2.2: keys needed for a map", "tokens T", "largest |k|")
         legend(axes)
 
 
-def approximation(target: Tensor, decay: float = 0.8, lengths: tuple[int, ...] = (8, 16, 32, 64, 128)) -> Approximation:
-    """Prop. A2.2 for the softmax map ``target [t s]``: lower triangular, ≥ 0, rows that sum to one."""
+def approximation(
+    target: Tensor, decay: float = 0.8, lengths: tuple[int, ...] = (8, 16, 32, 64, 128)
+) -> Approximation:
+    """Prop. A2.2 for the softmax map ``target [t s]``: lower triangular, ≥ 0, rows that sum
+    to one.
+    """
     return Approximation(
         solutions=(
             _solved("(Q, K)", target, *_constructed(target, 0.0)),
@@ -193,7 +241,9 @@ def approximation(target: Tensor, decay: float = 0.8, lengths: tuple[int, ...] =
 
 
 def _constructed(target: Tensor, theta: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(q, k, α) ``[t c]``, a channel c per query: q_t = e_t; eq. A16-A21 are θ = 1, where k = 1 - α."""
+    """(q, k, α) ``[t c]``, a channel c per query: q_t = e_t; eq. A16-A21 are θ = 1, where k = 1 -
+    α.
+    """
     p = target.mT
     total = p.cumsum(0)
     before = total - p
@@ -213,7 +263,13 @@ def _without_queries(target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _solved(groups: str, target: Tensor, q: Tensor, k: Tensor, alpha: Tensor) -> Solution:
     record = Decay(*(s[None, :, None] for s in (q, k, torch.ones_like(q), alpha.log())))
     found = record.attention_map()[0, 0]
-    return Solution(groups, largest(found - target), largest(q), largest(k), (float(alpha.min()), float(alpha.max())))
+    return Solution(
+        groups,
+        largest(found - target),
+        largest(q),
+        largest(k),
+        (float(alpha.min()), float(alpha.max())),
+    )
 
 
 def _rise(target: Tensor) -> float:
@@ -243,8 +299,8 @@ class LeastParameters(Finding):
 
     source: ClassVar[str] = "MetaLA Proposition A2.3"
     statement: ClassVar[str] = (
-        "(Q, Λ_t) is the least choice of parameter groups with C1 and C2 (C3), if keys are ≥ 0 wherever there are no "
-        "queries."
+        "(Q, Λ_t) is the least choice of parameter groups with C1 and C2 (C3), if keys are ≥ 0"
+        " wherever there are no queries."
     )
 
     choices: tuple[Groups, ...]
@@ -257,7 +313,12 @@ class LeastParameters(Finding):
 
     def figures(self) -> list[dict[str, object]]:
         return [
-            {"groups": c.name, "count": c.size, "C1": c.dynamic_memory, "C2": c.static_approximation}
+            {
+                "groups": c.name,
+                "count": c.size,
+                "C1": c.dynamic_memory,
+                "C2": c.static_approximation,
+            }
             for c in self.choices
         ]
 
@@ -282,7 +343,9 @@ def least_parameters(overwrite: Overwriting, approximate: Approximation) -> Leas
         for others in chain.from_iterable(combinations(("Q", "K"), n) for n in range(3)):
             groups = (*others, *decay)
             if groups:
-                memory = dynamic["dynamic decay" if decay == ("Λ_t",) else "fixed decay" if decay else "no decay"]
+                memory = dynamic[
+                    "dynamic decay" if decay == ("Λ_t",) else "fixed decay" if decay else "no decay"
+                ]
                 name = ", ".join(groups)
                 choices.append(Groups(name, len(groups), memory, static.get(f"({name})", False)))
     return LeastParameters(tuple(choices))

@@ -1,7 +1,9 @@
-"""The optional compiled kernels: C without Python or torch headers, called through ctypes with raw pointers.
+"""The optional compiled kernels: C without Python or torch headers, called through ctypes with raw
+pointers.
 
-They are built with the package where a C compiler is found, and `python -m fastweights.kernels.native.build` builds
-them in place. Without them the torch kernels take over; `explain` says so.
+They are built with the package where a C compiler is found, and `python -m
+fastweights.kernels.native.build` builds them in place. Without them the torch kernels take over;
+`explain` says so.
 """
 
 from fastweights.kernels.native import operators

@@ -1,6 +1,8 @@
-"""Compiles the C sources here into one shared library: `python -m fastweights.kernels.native.build`.
+"""Compiles the C sources here into one shared library: `python -m
+fastweights.kernels.native.build`.
 
-Only the standard library is used, because the build hook of the package runs this file before anything is installed.
+Only the standard library is used, because the build hook of the package runs this file before
+anything is installed.
 """
 
 from __future__ import annotations
@@ -19,10 +21,26 @@ HERE = Path(__file__).parent
 LIBRARY = HERE / "fastweights.so"
 KERNELS = ("matrix.c", "scan.c", "complex.c", "mesa.c", "windowed.c", "convolution.c", "norm.c")
 COMMON = ("pool.c", "dispatch.c")
-FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-fvisibility=default", "-fno-math-errno", "-ffp-contract=fast", "-pthread"]
+FLAGS = [
+    "-std=gnu11",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=default",
+    "-fno-math-errno",
+    "-ffp-contract=fast",
+    "-pthread",
+]
 X86 = {
     "avx2": ["-mavx2", "-mfma", "-mprfchw"],
-    "avx512": ["-mavx2", "-mfma", "-mprfchw", "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl"],
+    "avx512": [
+        "-mavx2",
+        "-mfma",
+        "-mprfchw",
+        "-mavx512f",
+        "-mavx512dq",
+        "-mavx512bw",
+        "-mavx512vl",
+    ],
 }
 
 
@@ -55,7 +73,11 @@ def sources() -> int:
 
 def compile_object(cc: list[str], source: str, flags: list[str], folder: str) -> str:
     target = str(Path(folder) / f"{len(os.listdir(folder))}.o")
-    done = subprocess.run([*cc, *FLAGS, *flags, "-c", str(HERE / source), "-o", target], capture_output=True, text=True)
+    done = subprocess.run(
+        [*cc, *FLAGS, *flags, "-c", str(HERE / source), "-o", target],
+        capture_output=True,
+        text=True,
+    )
     if done.returncode != 0:
         raise BuildError(f"{shlex.join(cc)} failed on {source}:\n{done.stderr}")
     return target
@@ -68,11 +90,17 @@ def build() -> Path:
     cc = compiler()
     with tempfile.TemporaryDirectory() as folder:
         jobs = [(source, [f"-DSOURCES={sources()}"]) for source in COMMON]
-        jobs += [(k, [*flags, f"-DISA={isa}"]) for isa, flags in instruction_sets().items() for k in KERNELS]
+        jobs += [
+            (k, [*flags, f"-DISA={isa}"])
+            for isa, flags in instruction_sets().items()
+            for k in KERNELS
+        ]
         objects = [compile_object(cc, source, flags, folder) for source, flags in jobs]
         linked = Path(folder) / LIBRARY.name
         done = subprocess.run(
-            [*cc, "-shared", "-pthread", *objects, "-o", str(linked), "-lm"], capture_output=True, text=True
+            [*cc, "-shared", "-pthread", *objects, "-o", str(linked), "-lm"],
+            capture_output=True,
+            text=True,
         )
         if done.returncode != 0:
             raise BuildError(f"linking failed:\n{done.stderr}")

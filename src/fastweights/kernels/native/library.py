@@ -19,14 +19,19 @@ _DOUBLE, _INTEGER = Struct("d"), Struct("q")
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled extension, or None where it was not built, does not load, or is of other sources than those here."""
+    """The compiled extension, or None where it was not built, does not load, or is of other sources
+    than those here.
+    """
     try:
         found = ctypes.CDLL(str(LIBRARY))
     except OSError:
         return None
     if _made_of(found) == sources():
         return found
-    warnings.warn(f"{LIBRARY} is older than its sources and is left out; install fastweights again", stacklevel=2)
+    warnings.warn(
+        f"{LIBRARY} is older than its sources and is left out; install fastweights again",
+        stacklevel=2,
+    )
     return None
 
 
@@ -44,10 +49,14 @@ def missing() -> bool:
 
 
 def readable(*tensors: Tensor | None) -> bool:
-    """Whether C can read these: float32 on the CPU, neither of a subclass nor under a transform of torch.func."""
+    """Whether C can read these: float32 on the CPU, neither of a subclass nor under a transform of
+    torch.func.
+    """
     if missing() or torch._C._are_functorch_transforms_active():
         return False
-    return all(t is None or (type(t) in _PLAIN and t.dtype == torch.float32 and t.is_cpu) for t in tensors)
+    return all(
+        t is None or (type(t) in _PLAIN and t.dtype == torch.float32 and t.is_cpu) for t in tensors
+    )
 
 
 def view(tensor: Tensor | None) -> tuple[int, int, int, int, int]:
@@ -56,7 +65,13 @@ def view(tensor: Tensor | None) -> tuple[int, int, int, int, int]:
         return 0, 0, 0, 0, 0
     (b, t, h, _), (by_b, by_t, by_h, by_w) = tensor.shape, tensor.stride()
     n = 2 if tensor.is_complex() else 1
-    return tensor.data_ptr(), n * by_b if b > 1 else 0, n * by_t if t > 1 else 0, n * by_h if h > 1 else 0, n * by_w
+    return (
+        tensor.data_ptr(),
+        n * by_b if b > 1 else 0,
+        n * by_t if t > 1 else 0,
+        n * by_h if h > 1 else 0,
+        n * by_w,
+    )
 
 
 def address(tensor: Tensor | None) -> int:

@@ -1,9 +1,9 @@
 """Memory for large results: pages that are handed out again.
 
-The system clears every page it hands out, which takes longer than a kernel takes to fill it: so a training step
-writes its gradients to the pages of the step before, and decoding a new state to those of the one before that. Pages
-in use and idle together are never more than were lately in use at once, and the system may take idle ones back
-whenever memory is short.
+The system clears every page it hands out, which takes longer than a kernel takes to fill it: so a
+training step writes its gradients to the pages of the step before, and decoding a new state to
+those of the one before that. Pages in use and idle together are never more than were lately in use
+at once, and the system may take idle ones back whenever memory is short.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 LARGE = 1 << 21
-"""Bytes from which on memory comes from here; below, the allocator of the system keeps what it was given back."""
+"""Bytes from which on memory comes from here; below, the allocator of the system keeps what it was
+given back.
+"""
 PERIOD = 1 << 12
 """Buffers lent between two looks at how many pages are needed: more than a training step takes."""
 

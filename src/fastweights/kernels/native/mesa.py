@@ -28,7 +28,13 @@ class NativeSolve:
     solver: ConjugateGradient
 
     def __call__(
-        self, b: Tensor, start: Tensor, k: Tensor, beta: Tensor, ridge: Tensor, log_decay: Tensor | None
+        self,
+        b: Tensor,
+        start: Tensor,
+        k: Tensor,
+        beta: Tensor,
+        ridge: Tensor,
+        log_decay: Tensor | None,
     ) -> Tensor:
         x = torch.empty(b.shape)
         self.run((b, k, beta, ridge, log_decay, None), (x, None), (start.contiguous(), None))
@@ -41,7 +47,9 @@ class NativeSolve:
         state: tuple[Tensor, Tensor | None],
         taken: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """The last states. `streams`: b, k, β, Λ, log γ, v; `outputs`: x and o; `state`: H and, with v, G."""
+        """The last states. `streams`: b, k, β, Λ, log γ, v; `outputs`: x and o; `state`: H and,
+        with v, G.
+        """
         last = [None if s is None else torch.empty_like(s) for s in state]
         (b, h, k, _), t = state[0].shape, max(s.shape[1] for s in streams if s is not None)
         v = 0 if state[1] is None else state[1].shape[-1]
@@ -60,16 +68,27 @@ def _run(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
     assert isinstance(recurrence, Mesa)
     assert isinstance(recurrence.solver, ConjugateGradient)
     solve = NativeSolve(recurrence.solver)
-    if torch.is_grad_enabled() and any(s.requires_grad for s in (*recurrence.streams.values(), *state)):
+    if torch.is_grad_enabled() and any(
+        s.requires_grad for s in (*recurrence.streams.values(), *state)
+    ):
         return solved_and_read(solve, recurrence, state)
     o, last, _ = solved_and_counted(recurrence, state, counted=False)
     return o, last
 
 
-def solved_and_counted(recurrence: Mesa, state: State, *, counted: bool = True) -> tuple[Tensor, State, Tensor | None]:
+def solved_and_counted(
+    recurrence: Mesa, state: State, *, counted: bool = True
+) -> tuple[Tensor, State, Tensor | None]:
     """(o, final state, steps of every token ``[b h t]``), without gradients."""
     (b, t, h), values = recurrence.shape, recurrence.values
-    streams = (recurrence.q, recurrence.k, recurrence.beta, recurrence.ridge, recurrence.log_decay, recurrence.v)
+    streams = (
+        recurrence.q,
+        recurrence.k,
+        recurrence.beta,
+        recurrence.ridge,
+        recurrence.log_decay,
+        recurrence.v,
+    )
     single = tuple(None if s is None or s.dtype == torch.float32 else s.float() for s in streams)
     streams = tuple(s if f is None else f for s, f in zip(streams, single, strict=True))
     o, taken = torch.empty(b, t, h, values), torch.empty(b, h, t) if counted else None

@@ -7,7 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastweights.kernels.native.rules import MATRIX, _backward, _Code, _forward, _Kept, _Streams, scan_of
+from fastweights.kernels.native.rules import (
+    MATRIX,
+    _backward,
+    _Code,
+    _forward,
+    _Kept,
+    _Streams,
+    scan_of,
+)
 
 _STREAMS = "Tensor q, Tensor? k, Tensor v, Tensor? log_decay, Tensor? beta"
 
@@ -18,8 +26,12 @@ _STREAMS = "Tensor q, Tensor? k, Tensor v, Tensor? log_decay, Tensor? beta"
     device_types="cpu",
     schema=f"(bool scan, Tensor start, {_STREAMS}) -> (Tensor, Tensor, Tensor, Tensor)",
 )
-def native(scan: bool, start: Tensor, *streams: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(o, S_T, and what the backward needs: marks, missing) of S_0 and the streams, all axes but heads spelled out."""
+def native(
+    scan: bool, start: Tensor, *streams: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(o, S_T, and what the backward needs: marks, missing) of S_0 and the streams, all axes but
+    heads spelled out.
+    """
     code, start, given = _code(scan, start), start.contiguous(), _own(streams)
     kept = _Kept.empty(code, given, start)
     o, last = _forward(code, given, given.v.shape[1], start, kept)
@@ -38,8 +50,10 @@ def _(scan: bool, start: Tensor, *streams: Tensor | None) -> tuple[Tensor, Tenso
     "fastweights::native_backward",
     mutates_args=(),
     device_types="cpu",
-    schema=f"(bool scan, bool[] wanted, Tensor d_o, Tensor d_last, Tensor marks, Tensor missing, {_STREAMS})"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema=(
+        "(bool scan, bool[] wanted, Tensor d_o, Tensor d_last, Tensor marks, Tensor missing,"
+        f" {_STREAMS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    ),
 )
 def native_backward(
     scan: bool,
@@ -50,11 +64,15 @@ def native_backward(
     missing: Tensor,
     *streams: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """Gradients of S_0 and the streams; empty for a stream that is not there or whose gradient is not wanted."""
+    """Gradients of S_0 and the streams; empty for a stream that is not there or whose gradient is
+    not wanted.
+    """
     given = _own(streams)
     kept = _Kept(marks, None if given.beta is None else missing)
     d_start, grads = _backward(_code(scan, d_last), given, wanted, kept, d_o, d_last.contiguous())
-    return d_start, *(_there(g if want else None, d_start) for g, want in zip(grads, wanted, strict=True))
+    return d_start, *(
+        _there(g if want else None, d_start) for g, want in zip(grads, wanted, strict=True)
+    )
 
 
 @native_backward.register_fake
@@ -84,7 +102,9 @@ def _code(scan: bool, state: Tensor) -> _Code:
 
 
 def _own(streams: tuple[Tensor | None, ...]) -> _Streams:
-    """A compiled graph lays tensors out as it likes; heads that do not share their gradient must not look so."""
+    """A compiled graph lays tensors out as it likes; heads that do not share their gradient must
+    not look so.
+    """
     return _Streams(*streams).own()  # type: ignore[arg-type]
 
 

@@ -1,4 +1,6 @@
-"""`Decay` and `Delta` through the compiled extension: matrix.c, and scan.c where a head holds a single value."""
+"""`Decay` and `Delta` through the compiled extension: matrix.c, and scan.c where a head holds a
+single value.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ from fastweights.recurrence.delta import Delta
 
 
 class _Code(NamedTuple):
-    """The two C functions of a kernel, and the constant that says how many tokens lie between two states which the
-    first keeps for the second."""
+    """The two C functions of a kernel, and the constant that says how many tokens lie between two
+    states which the first keeps for the second.
+    """
 
     forward: str
     backward: str
@@ -41,7 +44,9 @@ def scan_of(dtype: torch.dtype) -> _Code:
 
 
 class _Streams(NamedTuple):
-    """Streams, float32 or all complex64; k is None for the tied key. C reads an axis of length 1 with a stride of 0."""
+    """Streams, float32 or all complex64; k is None for the tied key. C reads an axis of length 1
+    with a stride of 0.
+    """
 
     q: Tensor
     k: Tensor | None
@@ -51,7 +56,10 @@ class _Streams(NamedTuple):
 
     @classmethod
     def of(cls, recurrence: Decay | Delta) -> _Streams:
-        beta, dtype = recurrence.beta if isinstance(recurrence, Delta) else None, recurrence.accumulator
+        beta, dtype = (
+            recurrence.beta if isinstance(recurrence, Delta) else None,
+            recurrence.accumulator,
+        )
         streams = (recurrence.q, recurrence.k, recurrence.v, recurrence.log_decay, beta)
         return cls(*(None if s is None else _plain(s, dtype) for s in streams))  # type: ignore[arg-type]
 
@@ -60,14 +68,20 @@ class _Streams(NamedTuple):
         return _Streams(*(None if s is None else s.expand(b, t, h, -1) for s in self))  # type: ignore[arg-type]
 
     def scanned(self, b: int, t: int, h: int, *, sharing: bool) -> _Streams:
-        """The same, but q, k and log_decay may stay constant in time, and q and k shared by heads."""
+        """The same, but q, k and log_decay may stay constant in time, and q and k shared by
+        heads.
+        """
         q, k, _, log_decay, _ = self.own()
-        q, k = (None if s is None else s.expand(b, -1, s.shape[2] if sharing else h, -1) for s in (q, k))
+        q, k = (
+            None if s is None else s.expand(b, -1, s.shape[2] if sharing else h, -1) for s in (q, k)
+        )
         assert log_decay is not None
         return _Streams(q, k, self.v.expand(b, t, h, -1), log_decay.expand(b, -1, h, -1), None)  # type: ignore[arg-type]
 
     def own(self) -> _Streams:
-        """Strides of 0 tell C that heads or tokens share their gradient too: they do only along an axis of length 1."""
+        """Strides of 0 tell C that heads or tokens share their gradient too: they do only along an
+        axis of length 1.
+        """
         q, k, v, log_decay, beta = self
         return _Streams(_own(q), _own(k), v, _own(log_decay), beta)  # type: ignore[arg-type]
 
@@ -75,7 +89,13 @@ class _Streams(NamedTuple):
         """The sizes and views of `Forward` in problem.h."""
         b, h, k, v = start.shape
         decays = 0 if self.log_decay is None else self.log_decay.shape[-1]
-        views = (*view(self.q), *view(self.k), *view(self.v), *view(self.log_decay), *view(self.beta))
+        views = (
+            *view(self.q),
+            *view(self.k),
+            *view(self.v),
+            *view(self.log_decay),
+            *view(self.beta),
+        )
         return [b, t, h, k, v, decays, library.threads(b * t * h * k * v), *views]
 
 
@@ -93,13 +113,17 @@ def _own(stream: Tensor | None) -> Tensor | None:
 
 
 class _Kept(NamedTuple):
-    """What the backward needs beside the streams: some states, and what the delta rule found missing."""
+    """What the backward needs beside the streams: some states, and what the delta rule found
+    missing.
+    """
 
     marks: Tensor
     missing: Tensor | None
 
     @staticmethod
-    def shapes(code: _Code, streams: _Streams, start: Tensor) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    def shapes(
+        code: _Code, streams: _Streams, start: Tensor
+    ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         """Of the two; None for what is not there."""
         b, t, h, v = streams.v.shape
         marks = (-(-t // library.constant(code.marked)), *start.shape)
@@ -111,7 +135,9 @@ class _Kept(NamedTuple):
         return cls(empty(*marks, dtype=start.dtype), None if missing is None else empty(*missing))
 
 
-def _forward(code: _Code, streams: _Streams, t: int, start: Tensor, kept: _Kept | None) -> tuple[Tensor, Tensor]:
+def _forward(
+    code: _Code, streams: _Streams, t: int, start: Tensor, kept: _Kept | None
+) -> tuple[Tensor, Tensor]:
     """(o, last state)"""
     b, h, k, v = start.shape
     o, last = empty(b, t, h, v, dtype=start.dtype), empty(b, h, k, v, dtype=start.dtype)
@@ -125,7 +151,9 @@ class _Native(torch.autograd.Function):
     """(o ``[b t h v]``, S_T) of S_0 ``[b h k v]`` and the streams."""
 
     @staticmethod
-    def forward(ctx: Any, code: _Code, start: Tensor, *streams: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, code: _Code, start: Tensor, *streams: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         given = _Streams(*streams)  # type: ignore[arg-type]
         kept = _Kept.empty(code, given, start)
         o, last = _forward(code, given, given.v.shape[1], start, kept)
@@ -146,11 +174,21 @@ class _Native(torch.autograd.Function):
 def _backward(
     code: _Code, streams: _Streams, wanted: Sequence[bool], kept: _Kept, d_o: Tensor, d_last: Tensor
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Gradients of the state before the record, and of those streams where they are wanted; matrix.c finds all."""
+    """Gradients of the state before the record, and of those streams where they are wanted;
+    matrix.c finds all.
+    """
     d_o, d_last = d_o.resolve_conj(), d_last.resolve_conj()
-    problem = [*streams.problem(d_o.shape[1], d_last), *view(None), *(address(s) for s in (None, None, *kept))]
+    problem = [
+        *streams.problem(d_o.shape[1], d_last),
+        *view(None),
+        *(address(s) for s in (None, None, *kept)),
+    ]
     grads = [
-        None if s is None or not (want or code is MATRIX) else _gradient(s, d_last.shape[1], problem)
+        (
+            None
+            if s is None or not (want or code is MATRIX)
+            else _gradient(s, d_last.shape[1], problem)
+        )
         for s, want in zip(streams, wanted, strict=True)
     ]
     d_start = empty(*d_last.shape, dtype=d_last.dtype)
@@ -164,7 +202,9 @@ def _gradient(stream: Tensor, h: int, problem: list[int]) -> Tensor:
     b, t, heads, width = stream.shape
     if heads == h:
         return empty(b, t, h, width, dtype=stream.dtype)
-    return empty(library.call("fw_scan_strips", problem), b, t, width, dtype=stream.dtype).permute(1, 2, 0, 3)
+    return empty(library.call("fw_scan_strips", problem), b, t, width, dtype=stream.dtype).permute(
+        1, 2, 0, 3
+    )
 
 
 def _summed(gradient: Tensor | None, stream: Tensor | None) -> Tensor | None:
@@ -176,8 +216,12 @@ def _summed(gradient: Tensor | None, stream: Tensor | None) -> Tensor | None:
 def _run(code: _Code, recurrence: Decay | Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     streams, state = _Streams.of(recurrence), _plain(state, state.dtype).contiguous()
     if torch.compiler.is_compiling():
-        return torch.ops.fastweights.native(code is not MATRIX, state, *_spelled_out(code, recurrence, streams))[:2]
-    if torch.is_grad_enabled() and any(s is not None and s.requires_grad for s in (state, *streams)):
+        return torch.ops.fastweights.native(
+            code is not MATRIX, state, *_spelled_out(code, recurrence, streams)
+        )[:2]
+    if torch.is_grad_enabled() and any(
+        s is not None and s.requires_grad for s in (state, *streams)
+    ):
         return _Native.apply(code, state, *_spelled_out(code, recurrence, streams))  # type: ignore[return-value]
     return _forward(code, streams, len(recurrence), state, None)
 
@@ -199,19 +243,27 @@ def _run_scan(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
     assert isinstance(recurrence, Decay)
     assert isinstance(state, Tensor)
     fits = recurrence.values == 1 and recurrence.q.shape[-1] <= library.constant(WIDEST)
-    o, last = _run(scan_of(state.dtype), recurrence, state) if fits else _run_parts(recurrence, state)
+    o, last = (
+        _run(scan_of(state.dtype), recurrence, state) if fits else _run_parts(recurrence, state)
+    )
     return recurrence.skipped(o), last
 
 
 def _run_parts(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
-    """(o, last state) by one value and as many keys as C takes at a time: outputs of keys add up."""
+    """(o, last state) by one value and as many keys as C takes at a time: outputs of keys
+    add up.
+    """
     plain, widest = replace(recurrence, skip=None), library.constant(WIDEST)
     over_keys = {n: s.split(widest, -1) for n, s in plain.streams.items() if n != "v"}
     outputs, states = [], []
     for v, column in zip(plain.v.split(1, -1), state.split(1, -1), strict=True):
         parts = zip(*over_keys.values(), column.split(widest, 2), strict=True)
         found = [
-            _run(scan_of(state.dtype), replace(plain, v=v, **dict(zip(over_keys, streams, strict=True))), start)
+            _run(
+                scan_of(state.dtype),
+                replace(plain, v=v, **dict(zip(over_keys, streams, strict=True))),
+                start,
+            )
             for *streams, start in parts
         ]
         outputs.append(torch.stack([o for o, _ in found]).sum(0))
@@ -226,14 +278,19 @@ def _run_delta(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
     return o.to(recurrence.output), last
 
 
-def refuses(recurrence: Recurrence, numbers: Sequence[torch.dtype] = (torch.float32,)) -> str | None:
+def refuses(
+    recurrence: Recurrence, numbers: Sequence[torch.dtype] = (torch.float32,)
+) -> str | None:
     """Why C takes no streams like these, of which it takes `numbers`; None if it does."""
     if library.missing():
         return "the compiled extension is missing (python -m fastweights.kernels.native.build)"
     if recurrence.device.type != "cpu":
         return f"its streams are on {recurrence.device.type}"
     if recurrence.accumulator not in numbers:
-        return f"its streams are {recurrence.accumulator}, not {' or '.join(map(str, numbers))} or narrower"
+        return (
+            f"its streams are {recurrence.accumulator}, not {' or '.join(map(str, numbers))} or"
+            " narrower"
+        )
     return None
 
 
@@ -266,7 +323,11 @@ def _refuses_scan(recurrence: Recurrence) -> str | None:
         return refusal
     if not recurrence.accumulator.is_complex:
         return f"its real keys are {width} wide, more than {library.constant(WIDEST)}"
-    return "it is one token, of which torch takes all values and keys at once" if len(recurrence) == 1 else None
+    return (
+        "it is one token, of which torch takes all values and keys at once"
+        if len(recurrence) == 1
+        else None
+    )
 
 
 NATIVE_SCAN = Kernel("scan (compiled)", _refuses_scan, _run_scan)

@@ -25,7 +25,9 @@ KeptState = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Window(NamedTuple):
-    """What is the same for all tokens: the fields of `WindowedLinear`, and what scores q·k are multiplied by."""
+    """What is the same for all tokens: the fields of `WindowedLinear`, and what scores q·k are
+    multiplied by.
+    """
 
     window: int
     shared: bool
@@ -38,7 +40,9 @@ class Window(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """Features to be made of queries and of keys that leave the window: f, a name of `MAPS`, and W ``[h·f/2 k]``."""
+    """Features to be made of queries and of keys that leave the window: f, a name of `MAPS`, and W
+    ``[h·f/2 k]``.
+    """
 
     f: str
     W_q: Tensor
@@ -49,7 +53,9 @@ class Learned(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Features of the token ``[b 1 h f]``, ``[b 1 g f]``, those of the cache ``[b g s f]``, and room for the next."""
+    """Features of the token ``[b 1 h f]``, ``[b 1 g f]``, those of the cache ``[b g s f]``, and
+    room for the next.
+    """
 
     fq: Tensor
     fk: Tensor
@@ -57,15 +63,33 @@ class Given(NamedTuple):
     following: Tensor
 
     def arguments(self) -> list[int]:
-        return [0, *view(self.fq), *view(self.fk), address(self.cached), address(self.following), 0, 0]
+        return [
+            0,
+            *view(self.fq),
+            *view(self.fk),
+            address(self.cached),
+            address(self.following),
+            0,
+            0,
+        ]
 
 
 def window_step(
-    rule: Window, q: Tensor, k: Tensor, v: Tensor, mix: Tensor, features: Learned | Given, state: KeptState
+    rule: Window,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mix: Tensor,
+    features: Learned | Given,
+    state: KeptState,
 ) -> tuple[Tensor, KeptState]:
-    """(o ``[b 1 h v]`` in float32, the state behind the token) of streams and a state that fit each other."""
+    """(o ``[b 1 h v]`` in float32, the state behind the token) of streams and a state that fit each
+    other.
+    """
     streams = [_single(s) for s in (q, k, v, mix)]
-    keys, values, memory, age = (s.contiguous() for s in (_single(state[0]), _single(state[1]), *state[2:]))
+    keys, values, memory, age = (
+        s.contiguous() for s in (_single(state[0]), _single(state[1]), *state[2:])
+    )
     (b, g, f, width), h, cached = memory.shape, q.shape[2], age.shape[1]
     kept = rule.kept(cached)
     o, after = torch.empty(b, 1, h, width - 1), torch.empty(b, kept, dtype=torch.long)
@@ -76,7 +100,10 @@ def window_step(
     views = (n for s in streams for n in view(s))
     pointers = map(address, (keys, values, age, memory, o, *ring, after, written))
     library.call(CODE, [*sizes, *constants, *views, *pointers, *features.arguments()])
-    dtypes = torch.promote_types(state[0].dtype, k.dtype), torch.promote_types(state[1].dtype, v.dtype)
+    dtypes = (
+        torch.promote_types(state[0].dtype, k.dtype),
+        torch.promote_types(state[1].dtype, v.dtype),
+    )
     return o, (ring[0].to(dtypes[0]), ring[1].to(dtypes[1]), written, after)
 
 
@@ -87,8 +114,15 @@ def _single(stream: Tensor) -> Tensor:
 def learned_step(
     rule: Window, q: Tensor, k: Tensor, v: Tensor, mix: Tensor, features: Learned, state: KeptState
 ) -> tuple[Tensor, KeptState] | None:
-    """`window_step`, or None for what C cannot read, autograd wants to see, or `only` leaves to another kernel."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or q.shape[1] != 1 or not allowed(NATIVE_WINDOW):
+    """`window_step`, or None for what C cannot read, autograd wants to see, or `only` leaves to
+    another kernel.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or torch.is_grad_enabled()
+        or q.shape[1] != 1
+        or not allowed(NATIVE_WINDOW)
+    ):
         return None
     weights = features.W_q, features.W_k
     if not library.readable(*weights) or not all(W.is_contiguous() for W in weights):
@@ -97,13 +131,20 @@ def learned_step(
         return None
     (b, _, g, width), values, s = k.shape, v.shape[3], state[3].shape[1]
     f = 2 * len(features.W_k) // g
-    fits = tuple(part.shape for part in state) == ((b, g, s, width), (b, g, s, values), (b, g, f, values + 1), (b, s))
+    fits = tuple(part.shape for part in state) == (
+        (b, g, s, width),
+        (b, g, s, values),
+        (b, g, f, values + 1),
+        (b, s),
+    )
     return window_step(rule, q, k, v, mix, features, state) if fits else None
 
 
 def _run(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, WindowState]:
     keys, values, features, memory, age = state
-    if torch.is_grad_enabled() and any(s.requires_grad for s in (*recurrence.streams.values(), *state)):
+    if torch.is_grad_enabled() and any(
+        s.requires_grad for s in (*recurrence.streams.values(), *state)
+    ):
         return recurrence.step(state)
     (b, t, h), g = recurrence.shape, recurrence.groups
     q, fq, mix = (s.expand(b, t, h, -1) for s in (recurrence.q, recurrence.fq, recurrence.mix))
@@ -111,7 +152,9 @@ def _run(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, Window
     rule = Window(recurrence.window, recurrence.shared, q.shape[-1] ** -0.5, recurrence.softcap)
     following = torch.empty(b, g, rule.kept(age.shape[1]), fk.shape[-1])
     given = Given(_single(fq), _single(fk), _single(features).contiguous(), following)
-    o, (keys, values, memory, age) = window_step(rule, q, k, v, mix, given, (keys, values, memory, age))
+    o, (keys, values, memory, age) = window_step(
+        rule, q, k, v, mix, given, (keys, values, memory, age)
+    )
     return o.to(recurrence.output), (keys, values, following.to(features.dtype), memory, age)
 
 

@@ -1,0 +1,3 @@
+"""The laboratory: tasks, sweeps, evaluations, benchmarks and the papers' claims. The core never
+imports it.
+"""

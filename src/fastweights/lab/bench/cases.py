@@ -1,0 +1,433 @@
+"""Every recurrence that is benchmarked: how its streams are drawn, what it costs, and who else
+computes it.
+
+FLOPs are those of the chunkwise form with chunks of 64, a product of two numbers and its sum
+counted as two: per token and head 4 d_k d_v + 2·64 (d_k + d_v) for `Decay`, 2.5 times that
+backward. They make rates comparable between machines; a kernel that needs fewer shows a higher
+fraction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastweights.kernels import TABLE, only, select
+from fastweights.kernels.native import library
+from fastweights.lab.bench import peers
+from fastweights.lab.bench.contenders import Case, Contender, Inputs, Phase, Run, Sizes
+from fastweights.layers import Past, ShortConvolution, precise
+from fastweights.methods import Chunkwise, evaluate
+from fastweights.ops.normalization import rms_normed
+from fastweights.recurrence import (
+    Cholesky,
+    ConjugateGradient,
+    Decay,
+    Delta,
+    Mesa,
+    Normalized,
+    Recurrence,
+    Softmax,
+    WindowedLinear,
+)
+
+CHUNK = 64
+WINDOW = 64
+STEPS = 30
+TAPS = 4
+EPSILON = 1e-5
+OURS = "fastweights"
+
+Draw = Callable[[Sizes, torch.Generator], Tensor]
+Flops = Callable[[Sizes], float]
+
+
+@dataclass(frozen=True)
+class RecurrenceCase(Case):
+    """A recurrence built from drawn streams.
+
+    Attributes:
+        draws: the inputs by name
+        record: the recurrence of the inputs
+        token_flops: forward, per token and head
+        peers: others who compute it anywhere; `gpu_peers`, those who need CUDA
+        accuracy: the relative error that its solver is content with
+    """
+
+    name: str
+    draws: dict[str, Draw]
+    record: Callable[[Inputs], Recurrence]
+    token_flops: Flops
+    peers: tuple[Contender, ...] = ()
+    gpu_peers: tuple[Contender, ...] = ()
+    channels: bool = False
+    accuracy: float = 0.0
+
+    def inputs(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Inputs:
+        generator = torch.Generator().manual_seed(0)
+        drawn = {name: draw(sizes, generator) for name, draw in self.draws.items()}
+        return {
+            name: x.to(device, dtype if name in ("q", "k", "v", "x") else _wide(dtype))
+            for name, x in drawn.items()
+        }
+
+    def contenders(self, inputs: Inputs) -> list[Contender]:
+        record = self.record(inputs)
+        chosen = select(record).name
+        possible = [kernel.name for kernel in TABLE if kernel.refuses(record) is None]
+        ordered = [chosen, *(name for name in possible if name != chosen)]
+        ours = [Contender(name, OURS, partial(_ours, self.record, name)) for name in ordered]
+        cuda = next(iter(inputs.values())).is_cuda
+        return [*ours, *self.peers, *(self.gpu_peers if cuda else ())]
+
+    def reference(self, inputs: Inputs) -> Tensor:
+        record = self.record(inputs)
+        if isinstance(record, Mesa):
+            record = replace(record, solver=Cholesky())
+        return evaluate(record, method=Chunkwise(CHUNK))[0]
+
+    def flops(self, sizes: Sizes, phase: Phase) -> float:
+        forward = self.token_flops(sizes) * sizes.tokens
+        return forward if phase is Phase.FORWARD else 3.5 * forward
+
+
+@dataclass(frozen=True)
+class LayerCase(Case):
+    """A layer on ``x [b t h]`` of h channels, with weights ``[… h]``.
+
+    Attributes:
+        weights: the axes before h
+        ours: the layer; `peers`, others who compute it
+        exact: it again, by other operations
+    """
+
+    name: str
+    weights: tuple[int, ...]
+    ours: Run
+    peers: tuple[Contender, ...]
+    exact: Run
+    channels: bool = True
+
+    def inputs(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Inputs:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(sizes.b, sizes.t, sizes.h, generator=generator)
+        weight = torch.randn(*self.weights, sizes.h, generator=generator)
+        return {"x": x.to(device, dtype), "weight": weight.to(device, dtype)}
+
+    def contenders(self, inputs: Inputs) -> list[Contender]:
+        by = "compiled" if library.readable(*inputs.values()) else "torch"
+        return [Contender(f"{self.name} ({by})", OURS, lambda: self.ours), *self.peers]
+
+    def reference(self, inputs: Inputs) -> Tensor:
+        return self.exact(inputs)
+
+    def flops(self, sizes: Sizes, phase: Phase) -> float:
+        return 0.0
+
+
+def _convolved(inputs: Inputs) -> Tensor:
+    x, weight = inputs["x"], inputs["weight"]
+    with torch.device(x.device):
+        module = ShortConvolution(weight.shape[1], weight.shape[0])
+    return torch.func.functional_call(
+        module, {"weight": weight}, (x, Past(x, None, None, None, None))
+    )
+
+
+def _convolved_at_once(inputs: Inputs) -> Tensor:
+    taps = inputs["weight"].shape[0]
+    seen = F.pad(inputs["x"], (0, 0, taps - 1, 0)).unfold(1, taps, 1)
+    return torch.einsum("btdj,jd->btd", seen, inputs["weight"])
+
+
+def _normed(inputs: Inputs) -> Tensor:
+    return rms_normed(inputs["x"], inputs["weight"], EPSILON)
+
+
+def _normed_in_steps(inputs: Inputs) -> Tensor:
+    x = inputs["x"]
+    return x / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt() * inputs["weight"]
+
+
+def _ours(record: Callable[[Inputs], Recurrence], kernel: str) -> Run:
+    def run(inputs: Inputs) -> Tensor:
+        with only(kernel):
+            return evaluate(record(inputs))[0]
+
+    return run
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Decays, gates and ridges stay in float32 beside streams in half precision."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _normal(s: Sizes, width: int, g: torch.Generator) -> Tensor:
+    return torch.randn(s.b, s.t, s.h, width, generator=g)
+
+
+def _queries(s: Sizes, g: torch.Generator) -> Tensor:
+    return _normal(s, s.k, g) * s.k**-0.5
+
+
+def _keys(s: Sizes, g: torch.Generator) -> Tensor:
+    return _normal(s, s.k, g)
+
+
+def _unit_keys(s: Sizes, g: torch.Generator) -> Tensor:
+    return F.normalize(_keys(s, g), dim=-1)
+
+
+def _positive(s: Sizes, g: torch.Generator) -> Tensor:
+    return F.elu(_keys(s, g)) + 1
+
+
+def _values(s: Sizes, g: torch.Generator) -> Tensor:
+    return _normal(s, s.v, g)
+
+
+def _beta(s: Sizes, g: torch.Generator) -> Tensor:
+    return _normal(s, 1, g).sigmoid()
+
+
+def _scalar_decay(s: Sizes, g: torch.Generator) -> Tensor:
+    return F.logsigmoid(_normal(s, 1, g) + 2)
+
+
+def _gentle(s: Sizes, g: torch.Generator) -> Tensor:
+    """As trained: logsigmoid / 16, the gates of GLA and MetaLA."""
+    return F.logsigmoid(_keys(s, g)) / 16
+
+
+def _steep(s: Sizes, g: torch.Generator) -> Tensor:
+    """A chunk of 16 decays by far more than float32 can hold."""
+    return 20 * F.logsigmoid(_keys(s, g))
+
+
+def _ridge(s: Sizes, g: torch.Generator) -> Tensor:
+    return 0.25 + F.softplus(torch.randn(s.h, s.k, generator=g))
+
+
+def _channel(s: Sizes, g: torch.Generator) -> Tensor:
+    return torch.randn(s.b, s.t, s.h, generator=g)
+
+
+def _step_size(s: Sizes, g: torch.Generator) -> Tensor:
+    return F.softplus(_channel(s, g) - 3)
+
+
+def _phase(s: Sizes, g: torch.Generator) -> Tensor:
+    return 3 * _keys(s, g)
+
+
+def _rows(s: Sizes, g: torch.Generator) -> Tensor:
+    return torch.randn(s.b, s.t, s.k, generator=g)
+
+
+def _rates(s: Sizes, _: torch.Generator) -> Tensor:
+    return -torch.arange(1.0, s.k + 1).expand(s.h, s.k).contiguous()
+
+
+def _decay(x: Inputs) -> Decay:
+    return Decay(x["q"], x.get("k"), x["v"], x.get("log_decay"))
+
+
+def _delta(x: Inputs) -> Delta:
+    return Delta(x["q"], x["k"], x["v"], x["beta"], x.get("log_decay"))
+
+
+def _mesa(solver: ConjugateGradient, x: Inputs) -> Mesa:
+    return Mesa(x["q"], x["k"], x["v"], x["beta"], x["log_decay"], x["ridge"], solver)
+
+
+def _scan(x: Inputs) -> Decay:
+    one = torch.ones_like(x["v"][:1, :1, :1]).expand_as(x["v"])
+    return Decay(one, one, x["v"], x["log_decay"])
+
+
+def _complex_scan(x: Inputs) -> Decay:
+    q, k = (torch.complex(precise(x[n]), torch.zeros_like(precise(x[n]))) for n in ("q", "k"))
+    return Decay(q, k, x["v"], torch.complex(x["log_decay"], x["phase"]))
+
+
+def _selective(x: Inputs) -> Decay:
+    """Discretisation included, as in the peers; the step goes to the values, so that all channels
+    share B.
+    """
+    step = x["delta"][..., None]
+    return Decay(x["C"][:, :, None], x["B"][:, :, None], step * x["x"][..., None], step * x["A"])
+
+
+def _features(s: Sizes, g: torch.Generator) -> Tensor:
+    return torch.cat(
+        [torch.randn(s.b, s.t, s.h, s.k // 2, generator=g).softmax(-1) for _ in range(2)], -1
+    )
+
+
+def _share(s: Sizes, g: torch.Generator) -> Tensor:
+    return torch.rand(1, 1, s.h, 1, generator=g)
+
+
+def _windowed(x: Inputs) -> WindowedLinear:
+    """A sequence that ends within the window has nothing linear to measure."""
+    window = min(WINDOW, x["q"].shape[1] // 4)
+    return WindowedLinear(x["q"], x["k"], x["v"], x["fq"], x["fk"], x["mix"], window)
+
+
+def _softmax(window: int | None, x: Inputs) -> Softmax:
+    return Softmax(x["q"], x["k"], x["v"], window)
+
+
+def _decay_flops(s: Sizes) -> float:
+    return 4.0 * s.k * s.v + 2 * CHUNK * (s.k + s.v)
+
+
+def _delta_flops(s: Sizes) -> float:
+    return 6.0 * s.k * s.v + CHUNK * (5 * s.k + 5 * s.v + CHUNK)
+
+
+def _mesa_flops(s: Sizes) -> float:
+    step = 2.0 * s.k * s.k + 4 * CHUNK * s.k
+    return STEPS * step + 2.0 * s.k * (s.k + s.v) + _decay_flops(s)
+
+
+def _softmax_flops(s: Sizes) -> float:
+    return float(s.t) * (s.k + s.v)
+
+
+def _window_flops(s: Sizes) -> float:
+    return 2.0 * WINDOW * (s.k + s.v)
+
+
+def _no_flops(_: Sizes) -> float:
+    return 0.0
+
+
+_QKV = {"q": _queries, "k": _keys, "v": _values}
+_RAW = {"q": _keys, "k": _keys, "v": _values}
+_UNIT = {"q": _queries, "k": _unit_keys, "v": _values, "beta": _beta}
+_MESA = {**_UNIT, "q": _unit_keys, "log_decay": _scalar_decay, "ridge": _ridge}
+
+
+def mesa_case(solver: ConjugateGradient) -> RecurrenceCase:
+    """The Mesa rule on random streams, solved by `solver`."""
+    return RecurrenceCase("mesa", _MESA, partial(_mesa, solver), _mesa_flops)
+
+
+CASES: tuple[RecurrenceCase | LayerCase, ...] = (
+    RecurrenceCase("decay none", _QKV, _decay, _decay_flops, peers.DECAY_NONE, peers.TRITON_SCALAR),
+    RecurrenceCase(
+        "decay scalar",
+        {**_QKV, "log_decay": _scalar_decay},
+        _decay,
+        _decay_flops,
+        peers.DECAY_SCALAR,
+        peers.TRITON_SCALAR,
+    ),
+    RecurrenceCase(
+        "decay vector gentle",
+        {**_QKV, "log_decay": _gentle},
+        _decay,
+        _decay_flops,
+        peers.DECAY_VECTOR,
+        peers.TRITON_VECTOR,
+    ),
+    RecurrenceCase(
+        "decay vector steep",
+        {**_QKV, "log_decay": _steep},
+        _decay,
+        _decay_flops,
+        peers.DECAY_VECTOR,
+        peers.TRITON_VECTOR,
+    ),
+    RecurrenceCase(
+        "decay tied",
+        {"q": _queries, "v": _values, "log_decay": _gentle},
+        _decay,
+        _decay_flops,
+        peers.DECAY_TIED,
+        peers.TRITON_TIED,
+    ),
+    RecurrenceCase("delta none", _UNIT, _delta, _delta_flops, peers.DELTA_NONE, peers.TRITON_DELTA),
+    RecurrenceCase(
+        "delta scalar",
+        {**_UNIT, "log_decay": _scalar_decay},
+        _delta,
+        _delta_flops,
+        peers.DELTA_SCALAR,
+        peers.TRITON_GATED_DELTA,
+    ),
+    RecurrenceCase(
+        "delta vector",
+        {**_UNIT, "log_decay": _gentle},
+        _delta,
+        _delta_flops,
+        peers.DELTA_VECTOR,
+        peers.TRITON_KDA,
+    ),
+    RecurrenceCase(
+        "mesa 30 steps",
+        _MESA,
+        partial(_mesa, ConjugateGradient(STEPS)),
+        _mesa_flops,
+        peers.MESA,
+        peers.TRITON_MESA,
+    ),
+    RecurrenceCase(
+        "mesa tol 1e-5",
+        _MESA,
+        partial(_mesa, ConjugateGradient(STEPS, 1e-5)),
+        _mesa_flops,
+        peers.MESA,
+        accuracy=1e-5,
+    ),
+    RecurrenceCase(
+        "normalized decay none",
+        {"q": _positive, "k": _positive, "v": _values},
+        lambda x: Normalized(_decay(x)),
+        _decay_flops,
+        (peers.SDPA,),
+    ),
+    RecurrenceCase(
+        "scan real",
+        {"v": _values, "log_decay": _scalar_decay},
+        _scan,
+        _no_flops,
+        peers.SCAN_REAL,
+        peers.TRITON_SCAN,
+        channels=True,
+    ),
+    RecurrenceCase(
+        "scan complex",
+        {"q": _keys, "k": _keys, "v": _values, "log_decay": _gentle, "phase": _phase},
+        _complex_scan,
+        _no_flops,
+        channels=True,
+    ),
+    RecurrenceCase(
+        "selective scan",
+        {"x": _channel, "delta": _step_size, "A": _rates, "B": _rows, "C": _rows},
+        _selective,
+        _no_flops,
+        peers.SELECTIVE,
+        channels=True,
+    ),
+    RecurrenceCase(
+        "softmax window 64", _RAW, partial(_softmax, WINDOW), _window_flops, (peers.banded(WINDOW),)
+    ),
+    RecurrenceCase(
+        "windowed linear 64",
+        {**_RAW, "fq": _features, "fk": _features, "mix": _share},
+        _windowed,
+        lambda s: _window_flops(s) + _decay_flops(s),
+        (replace(peers.banded(WINDOW), exact=False, note="softmax in the window alone"),),
+    ),
+    RecurrenceCase("softmax", _RAW, partial(_softmax, None), _softmax_flops, (peers.SOFTMAX,)),
+    LayerCase("short convolution", (TAPS,), _convolved, peers.CONVOLUTION, _convolved_at_once),
+    LayerCase("RMSNorm", (), _normed, (peers.rms_norm(EPSILON),), _normed_in_steps),
+)

@@ -1,0 +1,136 @@
+"""What is measured: functions of named input tensors, ours and our peers'."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Inputs = dict[str, Tensor]
+Run = Callable[[Inputs], Tensor]
+
+
+class Phase(Enum):
+    """What of a function is timed."""
+
+    FORWARD = "forward"
+    BOTH = "forward+backward"
+
+
+class Sizes(NamedTuple):
+    """b batch · t time · h heads (or channels, for the scans) · k, v widths"""
+
+    b: int
+    t: int
+    h: int
+    k: int
+    v: int
+
+    def __str__(self) -> str:
+        return f"b{self.b} t{self.t} h{self.h} k{self.k} v{self.v}"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all sequences and heads."""
+        return self.b * self.t * self.h
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to compute a case.
+
+    Attributes:
+        load: imports what it needs (and may fail) and returns the function
+        library: "fastweights", or where a peer comes from
+        exact: whether it computes the case's function, so that its error against float64 means
+            something
+        note: what else to know, such as what it computes instead
+    """
+
+    name: str
+    library: str
+    load: Callable[[], Run]
+    exact: bool = True
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a case costs at least: FLOPs of its matrix products, and bytes of its streams and
+    output, once each.
+    """
+
+    flops: float
+    bytes: float
+
+
+class Case(ABC):
+    """Something to compute from inputs, and those who can; on single `channels` rather than heads
+    with widths.
+    """
+
+    name: str
+    channels: bool
+
+    @abstractmethod
+    def inputs(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Inputs:
+        """Random inputs, the same for the same arguments."""
+
+    @abstractmethod
+    def contenders(self, inputs: Inputs) -> list[Contender]:
+        """Those who take these inputs; the library's own choice comes first."""
+
+    @abstractmethod
+    def reference(self, inputs: Inputs) -> Tensor:
+        """The output, computed as plainly and exactly as possible."""
+
+    @abstractmethod
+    def flops(self, sizes: Sizes, phase: Phase) -> float:
+        """Of the matrix products that the case needs."""
+
+    def work(self, inputs: Inputs, output_bytes: int, sizes: Sizes, phase: Phase) -> Work:
+        """Forward reads the inputs and writes o; backward reads them and do, and writes a gradient
+        for each.
+        """
+        read = sum(x.nbytes for x in inputs.values())
+        moved = read + output_bytes if phase is Phase.FORWARD else 3 * read + 2 * output_bytes
+        return Work(self.flops(sizes, phase), float(moved))
+
+
+def bind(run: Run, inputs: Inputs, phase: Phase) -> Callable[[], object]:
+    """A call of `run` as `phase` has it: without autograd, or with the gradients of all inputs."""
+    if phase is Phase.FORWARD:
+        return torch.no_grad()(lambda: run(inputs))
+    return _Both(run, {name: x.detach().requires_grad_() for name, x in inputs.items()})
+
+
+class _Both:
+    """Forward and backward; the upstream gradient is drawn at the first call, the warm-up, only."""
+
+    def __init__(self, run: Run, leaves: Inputs) -> None:
+        self.run, self.leaves = run, leaves
+        self.upstream: Tensor | None = None
+
+    def __call__(self) -> object:
+        o = self.run(self.leaves)
+        if self.upstream is None:
+            self.upstream = _upstream(o)
+        return torch.autograd.grad(o, list(self.leaves.values()), self.upstream, allow_unused=True)
+
+
+def gradients(run: Run, leaves: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
+    """The output, and the gradient of every input for the same random upstream gradient."""
+    o = run(leaves)
+    found = torch.autograd.grad(o, list(leaves.values()), _upstream(o), allow_unused=True)
+    pairs = zip(leaves.items(), found, strict=True)
+    return o.detach(), {name: torch.zeros_like(x) if g is None else g for (name, x), g in pairs}
+
+
+def _upstream(o: Tensor) -> Tensor:
+    drawn = torch.randn(o.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float32)
+    return drawn.to(device=o.device, dtype=o.dtype)

@@ -1,0 +1,474 @@
+"""One token at a time: a layer's step, a whole model's token, and how flat its time and memory
+stay.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import partial
+from importlib import import_module
+from inspect import unwrap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastweights.generate import stream
+from fastweights.lab.bench.cases import CASES, RecurrenceCase
+from fastweights.lab.bench.contenders import Inputs, Sizes
+from fastweights.lab.bench.machine import Ceilings
+from fastweights.lab.bench.report import Report
+from fastweights.lab.bench.timing import Budget, Failure, Function, Times, alternate, clock_of
+from fastweights.methods import evaluate
+from fastweights.mixers import MIXERS
+from fastweights.models import FastWeightsCache, FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.models.presets import preset
+from fastweights.recurrence.base import State
+
+SIZES = (Sizes(1, 1, 8, 64, 64), Sizes(32, 1, 16, 128, 128))
+CHANNELS = (Sizes(1, 1, 1024, 1, 1), Sizes(32, 1, 1024, 1, 1))
+QUICK_SIZES = (Sizes(1, 1, 2, 16, 16),)
+QUICK_CHANNELS = (Sizes(1, 1, 32, 1, 1),)
+CONTEXT = 2048
+BATCHES = (1, 32)
+PRESET_NAMES = ("metala-360m", "mesanet-440m-gated-deltanet")
+SKIPPED = ("decay vector steep", "softmax window 64", "scan complex", "mesa tol 1e-5")
+FLAT = ("metala", "softmax")
+COMPILED = "torch.compile"
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """What to measure.
+
+    Attributes:
+        tokens: how far flatness is followed; 0 for not at all
+        compiled: whether models are decoded by torch.compile too, which compiles for a minute
+            or more each
+    """
+
+    quick: bool = False
+    only: str = "*"
+    budget: Budget = Budget()
+    tokens: int = 0
+    compiled: bool = False
+
+    def wants(self, name: str) -> bool:
+        return fnmatch(name, self.only) or self.only in name
+
+    @property
+    def context(self) -> int:
+        return 64 if self.quick else CONTEXT
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One token through one rule (level "recurrence"), mixer (projections included) or model.
+
+    Attributes:
+        ratio: its time / ours
+        floor: seconds that reading the weights once and the state twice (read, written) takes
+            at the machine's bandwidth
+        gemm: of a model, its products' FLOPs / seconds / the machine's rate: what many
+            sequences at once are bound by
+    """
+
+    level: str
+    op: str
+    sizes: str
+    contender: str
+    library: str
+    seconds: Times | None
+    spread: float | None
+    ratio: float | None
+    floor: float | None
+    over_floor: float | None
+    gemm: float | None
+    note: str
+
+
+@dataclass(frozen=True)
+class FlatnessRow:
+    """Median seconds per token, and bytes of state, at the end of each stretch of tokens."""
+
+    mixer: str
+    tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
+    state_bytes: tuple[int, ...]
+    growth: float
+
+
+@dataclass(frozen=True)
+class StepPeer:
+    """``load`` imports; ``use(function, inputs, state)`` is one step from ``state [b h k v]``."""
+
+    name: str
+    path: str
+    use: Callable[[Callable[..., Any], Inputs, Tensor], object]
+
+    @property
+    def library(self) -> str:
+        return self.path.partition(".")[0]
+
+    def bound(self, inputs: Inputs, state: Tensor) -> Function:
+        module, _, attribute = self.path.partition(":")
+        function = unwrap(getattr(import_module(module), attribute))
+        return torch.no_grad()(lambda: self.use(function, inputs, state))
+
+
+def _mamba2(f: Callable[..., Any], x: Inputs, state: Tensor) -> object:
+    q, k, v, dt = x["q"][:, 0], x["k"][:, 0], x["v"][:, 0], -x["log_decay"][:, 0]
+    return f(state, v, dt.expand_as(v), -torch.ones(1), k, q)
+
+
+def _gated_delta(f: Callable[..., Any], x: Inputs, state: Tensor) -> object:
+    g = x["log_decay"][..., 0]
+    return f(
+        x["q"],
+        x["k"],
+        x["v"],
+        g=g,
+        beta=x["beta"][..., 0],
+        initial_state=state,
+        output_final_state=True,
+    )
+
+
+def _kda(f: Callable[..., Any], x: Inputs, state: Tensor) -> object:
+    return f(x["q"], x["k"], x["v"], x["log_decay"], x["beta"][..., 0], state, True)
+
+
+def _mlstm(f: Callable[..., Any], x: Inputs, state: Tensor) -> object:
+    gate = x["log_decay"][:, 0]
+    n, m = state[..., 0], torch.zeros_like(gate)
+    return f(x["q"][:, 0], x["k"][:, 0], x["v"][:, 0], gate, gate, state, n, m)
+
+
+def _mesa(f: Callable[..., Any], x: Inputs, state: Tensor) -> object:
+    q, k, v, g, beta = (x[n][:, 0] for n in ("q", "k", "v", "log_decay", "beta"))
+    return f(q, k, v, g[..., 0], x["ridge"], beta[..., 0], state, state)
+
+
+def _selective(f: Callable[..., Any], x: Inputs, state: Tensor) -> object:
+    return f(state.squeeze(-1), x["x"][:, 0], x["delta"][:, 0], x["A"], x["B"][:, 0], x["C"][:, 0])
+
+
+_MODELS = "transformers.models"
+PEERS: dict[str, tuple[StepPeer, ...]] = {
+    "decay scalar": (
+        StepPeer(
+            "Mamba-2 state update",
+            f"{_MODELS}.mamba2.modeling_mamba2:mamba2_selective_state_update",
+            _mamba2,
+        ),
+        StepPeer(
+            "mLSTM step", f"{_MODELS}.xlstm.modeling_xlstm:mlstm_recurrent_step_native", _mlstm
+        ),
+    ),
+    "delta scalar": (
+        StepPeer(
+            "gated delta step",
+            f"{_MODELS}.qwen3_next.modeling_qwen3_next:torch_recurrent_gated_delta_rule",
+            _gated_delta,
+        ),
+    ),
+    "delta vector": (
+        StepPeer(
+            "KDA step",
+            f"{_MODELS}.kimi_linear.modeling_kimi_linear:recurrent_kimi_delta_attention",
+            _kda,
+        ),
+    ),
+    "mesa 30 steps": (
+        StepPeer("naive step", "fla.ops.mesa_net.naive:naive_mesa_net_decoding_one_step", _mesa),
+    ),
+    "selective scan": (
+        StepPeer(
+            "Mamba state update",
+            f"{_MODELS}.mamba.modeling_mamba:mamba_selective_state_update",
+            _selective,
+        ),
+    ),
+}
+
+
+def run_decode(report: Report, plan: DecodePlan, device: torch.device) -> None:
+    """Rules, mixers, models, flatness."""
+    for case in CASES:
+        if isinstance(case, RecurrenceCase) and case.name not in SKIPPED and plan.wants(case.name):
+            for sizes in _sizes(case, quick=plan.quick):
+                _measure_step(report, plan, case, sizes, device)
+    for name in filter(plan.wants, MIXERS):
+        for batch in BATCHES[:1] if plan.quick else BATCHES:
+            _measure_mixer(report, plan, name, batch, device)
+        _measure_model(
+            report, plan, name, partial(small_model, name, device, quick=plan.quick), (1,)
+        )
+    for name in () if plan.quick else filter(plan.wants, PRESET_NAMES):
+        _measure_model(report, plan, name, partial(_preset_model, name, device), BATCHES)
+    for name in FLAT:
+        if (
+            plan.tokens
+            and plan.wants(name)
+            and not report.has(group := f"flatness {name} {plan.tokens}")
+        ):
+            report.add(group, [flatness(name, plan, device)])
+
+
+def _sizes(case: RecurrenceCase, *, quick: bool) -> Sequence[Sizes]:
+    if not case.channels:
+        return QUICK_SIZES if quick else SIZES
+    channels = QUICK_CHANNELS if quick else CHANNELS
+    return [s._replace(k=16) for s in channels] if case.name == "selective scan" else channels
+
+
+def _measure_step(
+    report: Report, plan: DecodePlan, case: RecurrenceCase, sizes: Sizes, device: torch.device
+) -> None:
+    group = f"step {case.name} {sizes}"
+    if report.has(group):
+        return
+    inputs, state = _before(case, sizes, plan.context, device)
+    record = case.record(inputs)
+    functions: dict[str, Function | Failure] = {
+        "fastweights": _step(lambda: evaluate(record, state))
+    }
+    for peer in PEERS.get(case.name, ()):
+        functions[peer.name] = _bound(peer, inputs, state)
+    functions["SDPA with a cache"] = _attention(sizes, plan.context, device)
+    moved = 2 * _nbytes(state) + sum(x.nbytes for x in inputs.values())
+    report.add(
+        group,
+        list(
+            _rows(
+                "recurrence", case.name, str(sizes), functions, Moved(moved), report, plan, device
+            )
+        ),
+    )
+
+
+def _before(
+    case: RecurrenceCase, sizes: Sizes, context: int, device: torch.device
+) -> tuple[Inputs, State]:
+    """One token's inputs, and the state after a few tokens (softmax: after the whole context)."""
+    length = context if case.name == "softmax" else 8
+    past = case.inputs(sizes._replace(t=length), torch.float32, device)
+    with torch.no_grad():
+        _, state = evaluate(case.record(past))
+    return case.inputs(sizes, torch.float32, device), state
+
+
+def _step(function: Function) -> Function:
+    return torch.no_grad()(function)
+
+
+def _bound(peer: StepPeer, inputs: Inputs, state: State) -> Function | Failure:
+    memory = state[-1] if isinstance(state, tuple) else state
+    try:
+        return peer.bound(inputs, memory.clone())
+    except Exception as error:
+        return Failure.of(error)
+
+
+def _attention(sizes: Sizes, context: int, device: torch.device) -> Function:
+    """Softmax attention of one query to a cache as wide as the rule's streams."""
+    heads, width = (sizes.h, sizes.k) if sizes.v > 1 else (max(sizes.h // 64, 1), 64)
+    q = torch.randn(sizes.b, heads, 1, width, device=device)
+    k, v = torch.randn(2, sizes.b, heads, context, width, device=device)
+    return _step(lambda: F.scaled_dot_product_attention(q, k, v))
+
+
+def _nbytes(state: State) -> int:
+    return sum(s.nbytes for s in (state if isinstance(state, tuple) else (state,)))
+
+
+class Moved(NamedTuple):
+    """What one token costs at least: bytes read and written, FLOPs of matrix products (0: not
+    counted).
+    """
+
+    bytes: int
+    flops: float = 0.0
+
+
+def _rows(
+    level: str,
+    op: str,
+    sizes: str,
+    functions: dict[str, Function | Failure],
+    moved: Moved,
+    report: Report,
+    plan: DecodePlan,
+    device: torch.device,
+) -> Iterator[StepRow]:
+    callable_ = {name: f for name, f in functions.items() if not isinstance(f, Failure)}
+    times = alternate(callable_, clock_of(device), plan.budget)
+    first = times["fastweights"]
+    ceilings = Ceilings.of(report.ceilings)
+    floor, products = moved.bytes / ceilings.bandwidth, moved.flops / ceilings.gemm(torch.float32)
+    libraries = {"fastweights": "fastweights", COMPILED: "fastweights"} | {
+        p.name: p.library for p in PEERS.get(op, ())
+    }
+    for name, function in functions.items():
+        found = function if isinstance(function, Failure) else times[name]
+        taken, ours = found if isinstance(found, Times) else None, name == "fastweights"
+        yield StepRow(
+            level=level,
+            op=op,
+            sizes=sizes,
+            contender=name,
+            library=libraries.get(name, "torch"),
+            seconds=taken,
+            spread=taken.spread if taken else None,
+            ratio=taken.median / first.median if taken and isinstance(first, Times) else None,
+            floor=floor if ours else None,
+            over_floor=taken.median / floor if taken and ours else None,
+            gemm=products / taken.median if taken and ours and products else None,
+            note=found.reason if isinstance(found, Failure) else "",
+        )
+
+
+def _measure_mixer(
+    report: Report, plan: DecodePlan, name: str, batch: int, device: torch.device
+) -> None:
+    d = 64 if plan.quick else 512
+    group = f"mixer {name} b{batch} d{d}"
+    if report.has(group):
+        return
+    torch.manual_seed(0)
+    mixer = MIXERS[name](d=d).to(device).eval()
+    x = torch.randn(batch, plan.context if name == "softmax" else 8, d, device=device)
+    with torch.no_grad():
+        _, state = mixer(x)
+    moved = sum(p.nbytes for p in mixer.parameters()) + 2 * state.nbytes
+    functions: dict[str, Function | Failure] = {
+        "fastweights": _step(lambda: mixer(x[:, :1], state))
+    }
+    report.add(
+        group,
+        list(_rows("mixer", name, f"b{batch} d{d}", functions, Moved(moved), report, plan, device)),
+    )
+
+
+def small_model(mixer: str, device: torch.device, *, quick: bool) -> FastWeightsForCausalLM:
+    """The model that is decoded: four layers of width 256, or two of 32."""
+    torch.manual_seed(0)
+    width, layers = (32, 2) if quick else (256, 4)
+    config = FastWeightsConfig(
+        vocab_size=256, hidden_size=width, num_hidden_layers=layers, mixers=[{"name": mixer}]
+    )
+    with torch.device(device):
+        return FastWeightsForCausalLM(config).eval()
+
+
+def _preset_model(name: str, device: torch.device) -> FastWeightsForCausalLM:
+    """A published architecture with random weights."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        return FastWeightsForCausalLM(preset(name)).eval()
+
+
+def _measure_model(
+    report: Report,
+    plan: DecodePlan,
+    name: str,
+    build: Callable[[], FastWeightsForCausalLM],
+    batches: Sequence[int],
+) -> None:
+    groups = {batch: f"model {name} b{batch} quick={plan.quick}" for batch in batches}
+    if all(map(report.has, groups.values())):
+        return
+    model = build()
+    for batch, group in groups.items():
+        if not report.has(group):
+            report.add(group, list(_model_rows(report, plan, name, model, batch)))
+
+
+def _model_rows(
+    report: Report, plan: DecodePlan, name: str, model: FastWeightsForCausalLM, batch: int
+) -> Iterator[StepRow]:
+    prompt, cache = torch.zeros(batch, 8, dtype=torch.long, device=model.device), FastWeightsCache()
+    with torch.no_grad():
+        model(prompt, None, cache, use_cache=True, logits_to_keep=1)
+    weights = set(model.parameters())
+    count = sum(p.numel() for p in weights)
+    moved = Moved(sum(p.nbytes for p in weights) + 2 * cache.nbytes, 2.0 * batch * count)
+    functions: dict[str, Function | Failure] = {"fastweights": _tokens(model, prompt)}
+    if plan.compiled:
+        functions[COMPILED] = _compiled(model, prompt)
+    yield from _rows(
+        "model", name, f"b{batch} {count} parameters", functions, moved, report, plan, model.device
+    )
+
+
+def _tokens(model: FastWeightsForCausalLM, prompt: Tensor) -> Function:
+    tokens = stream(model, prompt, temperature=0)
+    return lambda: next(tokens)
+
+
+def _compiled(model: FastWeightsForCausalLM, prompt: Tensor) -> Function | Failure:
+    """The tokens of a copy, of which the prompt and the first two are done: these wait for the
+    compiler.
+    """
+    torch.compiler.reset()
+    model = deepcopy(model)
+    model.compile()
+    token = _tokens(model, prompt)
+    try:
+        for _ in range(3):
+            token()
+    except Exception as error:
+        return Failure.of(error)
+    return token
+
+
+@torch.no_grad()
+def flatness(name: str, plan: DecodePlan, device: torch.device, stretches: int = 40) -> FlatnessRow:
+    """Follow a small model for `plan.tokens` tokens. growth: time at the end / time in the second
+    stretch.
+    """
+    model, cache = small_model(name, device, quick=plan.quick), FastWeightsCache()
+    token = torch.zeros(1, 1, dtype=torch.long, device=device)
+    length = max(1, plan.tokens // stretches)
+    ends, seconds, sizes = [], [], []
+    for end in range(length, plan.tokens + 1, length):
+        seconds.append(statistics.median(_one_token(model, token, cache) for _ in range(length)))
+        ends.append(end)
+        sizes.append(cache.nbytes)
+    growth = seconds[-1] / seconds[min(1, len(seconds) - 1)]
+    return FlatnessRow(name, tuple(ends), tuple(seconds), tuple(sizes), growth)
+
+
+def _one_token(model: FastWeightsForCausalLM, token: Tensor, cache: FastWeightsCache) -> float:
+    start = time.perf_counter()
+    model(token, None, cache, use_cache=True, logits_to_keep=1)
+    if token.is_cuda:
+        torch.cuda.synchronize(token.device)
+    return time.perf_counter() - start
+
+
+def plot_flatness(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Write a PNG of time per token and state size against the token."""
+    figure = Figure(figsize=(7, 5), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    above, below = figure.subplots(2, 1, sharex=True)
+    for row in rows:
+        above.plot(row["tokens"], [1e6 * s for s in row["seconds"]], label=row["mixer"])
+        below.plot(row["tokens"], [n / 1e6 for n in row["state_bytes"]], label=row["mixer"])
+    above.set(ylabel="µs per token", ylim=(0, None))
+    below.set(ylabel="state [MB]", xlabel="token", ylim=(0, None))
+    if rows:
+        above.legend(frameon=False)
+    for axes in (above, below):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25, linewidth=0.6)
+    figure.savefig(path, format="png")

@@ -1,0 +1,172 @@
+"""What was measured on what: the machine, the versions, and the ceilings of the one and the
+other.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastweights.kernels.gemm import ACCURATE, precision, verdict
+from fastweights.lab.bench.timing import Budget, Times, alternate, clock_of
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "triton",
+    "flash-linear-attention",
+    "mamba-ssm",
+    "xlstm",
+    "numpy",
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a benchmark ran.
+
+    Attributes:
+        float32_products: which library multiplies float32 matrices in the torch kernels on the
+            CPU
+    """
+
+    cpu: str
+    cores: int
+    threads: int
+    device: str
+    system: str
+    float32_products: str
+
+    @classmethod
+    def here(cls, device: torch.device) -> Machine:
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        return cls(
+            _cpu_name(),
+            os.cpu_count() or 1,
+            torch.get_num_threads(),
+            name,
+            platform.platform(),
+            verdict().library,
+        )
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Rates that the machine reaches: FLOP/s of square matrix products, bytes/s (read + written) of
+    a copy.
+
+    Attributes:
+        fp32_onednn: the same through oneDNN, on a CPU where that is as accurate
+        tf32: on a GPU
+    """
+
+    fp32: float
+    fp32_onednn: float | None
+    tf32: float | None
+    bf16: float
+    bandwidth: float
+
+    def gemm(self, dtype: torch.dtype) -> float:
+        """The best rate at the accuracy of `dtype`; tf32 is not fp32's."""
+        return (
+            self.bf16
+            if dtype in (torch.bfloat16, torch.float16)
+            else max(self.fp32, self.fp32_onednn or 0.0)
+        )
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Ceilings:
+        """From the JSON of a report."""
+        return cls(**found)
+
+    @classmethod
+    def measured(cls, device: torch.device, *, quick: bool) -> Ceilings:
+        """Measured now; `quick` uses smaller matrices and a smaller copy."""
+        size = 256 if quick else 8192 if device.type == "cuda" else 1536
+        return cls(
+            fp32=_gemm_rate(device, size, torch.float32),
+            fp32_onednn=_onednn_rate(device, size),
+            tf32=_tf32_rate(device, size),
+            bf16=_gemm_rate(device, size, torch.bfloat16),
+            bandwidth=_copy_rate(device, 1 << (24 if quick else 28)),
+        )
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of what takes part, where installed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {**found, "torch": torch.__version__}
+
+
+def commit() -> str | None:
+    """The commit that this file comes from, with ``+`` if the checkout differs from it; None
+    outside of one.
+    """
+    try:
+        head = _git("rev-parse", "HEAD")
+        return head + "+" if _git("status", "--porcelain", "--untracked-files=no") else head
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    folder = Path(__file__).parent
+    done = subprocess.run(
+        ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=20
+    )
+    return done.stdout.strip()
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _rate(device: torch.device, work: float, function: Callable[[], object]) -> float:
+    times = alternate({"it": function}, clock_of(device), Budget(seconds=1.0, runs=9))["it"]
+    assert isinstance(times, Times), times.reason
+    return work / times.low
+
+
+def _gemm_rate(device: torch.device, size: int, dtype: torch.dtype) -> float:
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    return _rate(device, 2.0 * size**3, lambda: torch.mm(a, b, out=out))
+
+
+def _copy_rate(device: torch.device, size: int) -> float:
+    a = torch.ones(size, dtype=torch.uint8, device=device)
+    out = torch.empty_like(a)
+    return _rate(device, 2.0 * size, lambda: out.copy_(a))
+
+
+def _onednn_rate(device: torch.device, size: int) -> float | None:
+    if device.type != "cpu":
+        return None
+    error = verdict().error
+    if error is None or error > ACCURATE:
+        return None
+    with precision(torch.backends.mkldnn.matmul, "bf16"):  # pyright: ignore[reportAttributeAccessIssue]
+        return _gemm_rate(device, size, torch.float32)
+
+
+def _tf32_rate(device: torch.device, size: int) -> float | None:
+    if device.type != "cuda":
+        return None
+    with precision(torch.backends.cuda.matmul, "tf32"):
+        return _gemm_rate(device, size, torch.float32)

@@ -1,0 +1,97 @@
+"""Peak memory of one contender's forward and backward.
+
+On a CPU: how much the largest resident size of a fresh process grows beyond what it holds with the
+inputs drawn and the libraries' threads and tables warmed up on a short sequence. Nothing that an
+earlier measurement left in an allocator counts; temporaries of C++ code, the output, its upstream
+gradient and the gradients found do. On CUDA: the growth of torch's peak in this process.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import sys
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+
+import torch
+
+from fastweights.lab.bench.cases import CASES
+from fastweights.lab.bench.contenders import Case, Inputs, Phase, Run, Sizes, bind
+
+_FORKS = multiprocessing.get_context("forkserver")
+WARM_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Task:
+    """A contender by the names under which `CASES` knows it."""
+
+    case: str
+    contender: str
+    sizes: Sizes
+    dtype: torch.dtype
+    phase: Phase
+    threads: int
+
+    def inputs(self, device: torch.device) -> Inputs:
+        return _case(self.case).inputs(self.sizes, self.dtype, device)
+
+    def run(self, inputs: Inputs) -> Run:
+        found = {c.name: c for c in _case(self.case).contenders(inputs)}
+        return found[self.contender].load()
+
+
+def peak_bytes(task: Task, device: torch.device, seconds: float) -> int | None:
+    """Bytes beyond the inputs at the peak; None if it fails or takes longer than `seconds`."""
+    return _cuda_peak(task, device) if device.type == "cuda" else _cpu_peak(task, seconds)
+
+
+def _case(name: str) -> Case:
+    return next(case for case in CASES if case.name == name)
+
+
+def _cuda_peak(task: Task, device: torch.device) -> int | None:
+    inputs = task.inputs(device)
+    function = bind(task.run(inputs), inputs, task.phase)
+    function()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    function()
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _cpu_peak(task: Task, seconds: float) -> int | None:
+    _FORKS.set_forkserver_preload(["fastweights.lab.bench.memory"])
+    receiver, sender = _FORKS.Pipe(duplex=False)
+    process = _FORKS.Process(target=_report_growth, args=(task, sender))
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv() if receiver.poll(seconds) else None
+    except EOFError:
+        return None
+    finally:
+        process.kill()
+        process.join()
+        receiver.close()
+
+
+def _report_growth(task: Task, sender: Connection) -> None:
+    torch.set_num_threads(task.threads)
+    cpu = torch.device("cpu")
+    short = replace(task, sizes=task.sizes._replace(t=min(task.sizes.t, WARM_TOKENS)))
+    warm = short.inputs(cpu)
+    bind(task.run(warm), warm, task.phase)()
+    inputs = task.inputs(cpu)
+    function = bind(task.run(inputs), inputs, task.phase)
+    before = _largest()
+    function()
+    sender.send(_largest() - before)
+
+
+def _largest() -> int:
+    """The largest resident size of this process so far, in bytes."""
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest if sys.platform == "darwin" else 1024 * largest

@@ -1,0 +1,363 @@
+"""Recurrences beside their peers: time, error, memory, scaling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+
+import torch
+from torch import Tensor
+
+from fastweights.lab.bench.cases import CASES, OURS
+from fastweights.lab.bench.contenders import (
+    Case,
+    Contender,
+    Inputs,
+    Phase,
+    Run,
+    Sizes,
+    Work,
+    bind,
+    gradients,
+)
+from fastweights.lab.bench.machine import Ceilings
+from fastweights.lab.bench.memory import Task, peak_bytes
+from fastweights.lab.bench.report import Report
+from fastweights.lab.bench.timing import Budget, Failure, Times, alternate, clock_of
+
+MATRIX_SIZES = (Sizes(1, 2048, 8, 64, 64), Sizes(1, 2048, 8, 128, 128), Sizes(4, 2048, 16, 64, 64))
+CHANNEL_SIZES = (Sizes(1, 2048, 1024, 1, 1), Sizes(4, 2048, 1024, 1, 1))
+QUICK_MATRIX_SIZES = (Sizes(1, 256, 2, 16, 16),)
+QUICK_CHANNEL_SIZES = (Sizes(1, 256, 32, 1, 1),)
+STATE_ROWS = 16
+SCALING = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+QUICK_SCALING = (64, 128, 256)
+PATIENCE = 3.0
+"""Seconds of a call after which a scaling goes no further: softmax takes four times as long for
+each doubling.
+"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure, and how long.
+
+    Attributes:
+        only: a shell pattern, or a part, of the cases' names
+        first: whether only the first of a case's sizes is measured
+        error_tokens: errors are found on sequences of at most this length; 0 for no errors
+        memory_limit: seconds after which a measurement of memory is given up; 0 for none
+    """
+
+    quick: bool = False
+    only: str = "*"
+    first: bool = False
+    dtype: torch.dtype = torch.float32
+    budget: Budget = Budget()
+    error_tokens: int = 512
+    memory_limit: float = 120.0
+
+    def cases(self) -> list[Case]:
+        """Raises ValueError if none has that name."""
+        found: list[Case] = [
+            case for case in CASES if fnmatch(case.name, self.only) or self.only in case.name
+        ]
+        if not found:
+            raise ValueError(
+                f"no case matches {self.only!r}; there are {', '.join(case.name for case in CASES)}"
+            )
+        return found
+
+    def sizes(self, case: Case) -> Sequence[Sizes]:
+        """Those to measure a case at."""
+        return self._all_sizes(case)[: 1 if self.first else None]
+
+    def _all_sizes(self, case: Case) -> Sequence[Sizes]:
+        if not case.channels:
+            return QUICK_MATRIX_SIZES if self.quick else MATRIX_SIZES
+        channels = QUICK_CHANNEL_SIZES if self.quick else CHANNEL_SIZES
+        return (
+            [s._replace(k=STATE_ROWS) for s in channels]
+            if case.name == "selective scan"
+            else channels
+        )
+
+
+@dataclass(frozen=True)
+class OpRow:
+    """One contender on one case.
+
+    Attributes:
+        auto: whether `Auto()` takes this kernel
+        seconds: None where it failed; `note` says why
+        ratio: its time / that of the kernel that `Auto()` takes
+        gemm: the case's FLOPs / seconds / the machine's rate of matrix products, if it computes
+            the case
+        bandwidth: the case's bytes / seconds / the machine's bandwidth, likewise
+        error: of o, ‖o - o₆₄‖ / ‖o₆₄‖; and the largest such of the gradients
+    """
+
+    op: str
+    sizes: Sizes
+    dtype: str
+    device: str
+    phase: str
+    contender: str
+    library: str
+    auto: bool
+    seconds: Times | None
+    spread: float | None
+    ratio: float | None
+    gemm: float | None
+    bandwidth: float | None
+    error: float | None
+    gradient_error: float | None
+    peak_bytes: int | None
+    note: str
+
+
+@dataclass(frozen=True)
+class SlopeRow:
+    """d log time / d log T of the kernel that `Auto()` takes, over all lengths and over the upper
+    half of them.
+
+    Attributes:
+        sizes: those of the first length
+    """
+
+    op: str
+    sizes: Sizes
+    phase: str
+    lengths: tuple[int, ...]
+    seconds: tuple[float, ...]
+    slope: float
+    upper_slope: float
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Relative, against float64; None where the contender computes something else, or for the
+    `reason`.
+    """
+
+    output: float | None = None
+    gradients: float | None = None
+    reason: str = ""
+
+
+def run_ops(report: Report, plan: Plan, device: torch.device) -> None:
+    """Every case in every size, forward and with backward."""
+    for case in plan.cases():
+        for sizes in plan.sizes(case):
+            measure(report, plan, case, sizes, device)
+
+
+def measure(report: Report, plan: Plan, case: Case, sizes: Sizes, device: torch.device) -> None:
+    """All contenders on one case and size: two groups of rows."""
+    groups = {phase: f"{case.name} {sizes} {_short(plan.dtype)} {phase.value}" for phase in Phase}
+    if all(map(report.has, groups.values())):
+        return
+    inputs = case.inputs(sizes, plan.dtype, device)
+    contenders = case.contenders(inputs)
+    errors = {c.name: error_of(case, c, plan, sizes, device) for c in contenders}
+    for phase, group in groups.items():
+        if not report.has(group):
+            times = timed(contenders, inputs, phase, plan.budget, device)
+            measured = _Measured(case, sizes, plan, phase, inputs, errors)
+            report.add(
+                group, list(measured.rows(contenders, times, Ceilings.of(report.ceilings), device))
+            )
+
+
+def run_scaling(report: Report, plan: Plan, device: torch.device) -> None:
+    """Time against T from 512 to 64k, of our own kernels."""
+    for case in plan.cases():
+        first = plan.sizes(case)[0]
+        for phase in Phase:
+            group = f"scaling {case.name} {phase.value}"
+            if not report.has(group):
+                report.add(group, [_slope(plan, case, first, phase, device)])
+
+
+def timed(
+    contenders: Sequence[Contender],
+    inputs: Inputs,
+    phase: Phase,
+    budget: Budget,
+    device: torch.device,
+) -> dict[str, Times | Failure]:
+    """The times of all who can be loaded, in turn; a failure for who cannot."""
+    functions, failed = {}, {}
+    for contender in contenders:
+        loaded = load(contender)
+        if isinstance(loaded, Failure):
+            failed[contender_key(contender)] = loaded
+        else:
+            functions[contender_key(contender)] = bind(loaded, inputs, phase)
+    return {**alternate(functions, clock_of(device), budget), **failed}
+
+
+def contender_key(contender: Contender) -> str:
+    return f"{contender.library}: {contender.name}"
+
+
+def error_of(
+    case: Case, contender: Contender, plan: Plan, sizes: Sizes, device: torch.device
+) -> Errors:
+    """On `device` against the CPU in float64, on a short sequence of the same distribution."""
+    if not (contender.exact and plan.error_tokens):
+        return Errors()
+    inputs = case.inputs(sizes._replace(t=min(sizes.t, plan.error_tokens)), plan.dtype, device)
+    try:
+        return errors_on(case, contender.load(), inputs)
+    except Exception as error:
+        return Errors(reason=f"error unknown: {Failure.of(error).reason}")
+
+
+def errors_on(case: Case, run: Run, inputs: Inputs) -> Errors:
+    """Those of `run` on these inputs, wherever they are."""
+    o, found = gradients(run, {n: x.detach().requires_grad_() for n, x in inputs.items()})
+    exact = {n: x.detach().cpu().double().requires_grad_() for n, x in inputs.items()}
+    want, wanted = gradients(case.reference, exact)
+    return Errors(relative(o, want), max(relative(found[n], wanted[n]) for n in inputs))
+
+
+def relative(got: Tensor, want: Tensor) -> float:
+    """‖got - want‖ / ‖want‖; got's own norm where want is zero. Raises ValueError if the shapes
+    differ.
+    """
+    if got.shape != want.shape:
+        raise ValueError(f"got shape {list(got.shape)}, not {list(want.shape)}")
+    got = got.cpu().to(want.dtype)
+    norm = want.norm().item()
+    return (got - want).norm().item() / (norm or 1.0)
+
+
+def load(contender: Contender) -> Run | Failure:
+    """What it runs, or why it cannot be loaded; before it is timed."""
+    try:
+        return contender.load()
+    except Exception as error:
+        return Failure.of(error)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(filter(None, notes))
+
+
+@dataclass(frozen=True)
+class _Measured:
+    case: Case
+    sizes: Sizes
+    plan: Plan
+    phase: Phase
+    inputs: Inputs
+    errors: dict[str, Errors]
+
+    def rows(
+        self,
+        contenders: Sequence[Contender],
+        times: dict[str, Times | Failure],
+        ceilings: Ceilings,
+        device: torch.device,
+    ) -> Iterator[OpRow]:
+        first = times[contender_key(contenders[0])]
+        for place, contender in enumerate(contenders):
+            found = times[contender_key(contender)]
+            yield self._row(contender, found, first, ceilings, device, auto=place == 0)
+
+    def _row(
+        self,
+        contender: Contender,
+        found: Times | Failure,
+        first: Times | Failure,
+        ceilings: Ceilings,
+        device: torch.device,
+        *,
+        auto: bool,
+    ) -> OpRow:
+        times = found if isinstance(found, Times) else None
+        work = self._work() if times and contender.exact else None
+        errors = self.errors[contender.name]
+        return OpRow(
+            op=self.case.name,
+            sizes=self.sizes,
+            dtype=_short(self.plan.dtype),
+            device=device.type,
+            phase=self.phase.value,
+            contender=contender.name,
+            library=contender.library,
+            auto=auto,
+            seconds=times,
+            spread=times.spread if times else None,
+            ratio=times.median / first.median if times and isinstance(first, Times) else None,
+            gemm=work.flops / times.median / ceilings.gemm(self.plan.dtype)
+            if times and work and work.flops
+            else None,
+            bandwidth=work.bytes / times.median / ceilings.bandwidth if times and work else None,
+            error=errors.output,
+            gradient_error=errors.gradients,
+            peak_bytes=self._peak(contender, device) if times else None,
+            note=found.reason
+            if isinstance(found, Failure)
+            else _joined(contender.note, errors.reason),
+        )
+
+    def _work(self) -> Work:
+        values = self.sizes.v if not self.case.channels else 1
+        element = torch.finfo(self.plan.dtype).bits // 8
+        return self.case.work(
+            self.inputs, self.sizes.tokens * values * element, self.sizes, self.phase
+        )
+
+    def _peak(self, contender: Contender, device: torch.device) -> int | None:
+        if not self.plan.memory_limit:
+            return None
+        threads = torch.get_num_threads()
+        task = Task(
+            self.case.name, contender.name, self.sizes, self.plan.dtype, self.phase, threads
+        )
+        return peak_bytes(task, device, self.plan.memory_limit)
+
+
+def _slope(plan: Plan, case: Case, sizes: Sizes, phase: Phase, device: torch.device) -> SlopeRow:
+    found: dict[int, float] = {}
+    for t in QUICK_SCALING if plan.quick else SCALING:
+        if max(found.values(), default=0) < PATIENCE:
+            found[t] = _length_time(plan, case, sizes._replace(t=t), phase, device)
+    lengths, seconds = tuple(found), tuple(found.values())
+    half = len(lengths) // 2
+    return SlopeRow(
+        case.name,
+        sizes._replace(t=lengths[0]),
+        phase.value,
+        lengths,
+        seconds,
+        _log_slope(lengths, seconds),
+        _log_slope(lengths[half:], seconds[half:]),
+    )
+
+
+def _length_time(plan: Plan, case: Case, sizes: Sizes, phase: Phase, device: torch.device) -> float:
+    """Of a warm call: in the first, while the system clears the pages of long results, lengths
+    would not compare.
+    """
+    inputs = case.inputs(sizes, plan.dtype, device)
+    ours = case.contenders(inputs)[0]
+    assert ours.library == OURS
+    budget = replace(plan.budget, seconds=max(plan.budget.seconds, PATIENCE))
+    found = timed([ours], inputs, phase, budget, device)[contender_key(ours)]
+    return found.median if isinstance(found, Times) else math.nan
+
+
+def _log_slope(lengths: Sequence[int], seconds: Sequence[float]) -> float:
+    """Of the least-squares line."""
+    x, y = (torch.tensor(values, dtype=torch.float64).log() for values in (lengths, seconds))
+    x = x - x.mean()
+    return ((x * y).sum() / x.square().sum()).item()

@@ -1,0 +1,167 @@
+"""How long a function takes: the one definition that every benchmark uses.
+
+Contenders are called in turn, A B A B, so that whatever else the machine does meets all of them
+alike. The first call of each is a warm-up; it counts only where it alone has used up the
+contender's time. A sample is one call, or as many as fill a millisecond. Reported are the median
+and the quantiles at 20 and 80 %.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import quantiles
+
+import torch
+
+Function = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds per call."""
+
+    median: float
+    low: float
+    high: float
+    runs: int
+
+    @classmethod
+    def of(cls, samples: list[float]) -> Times:
+        """The median and the quantiles at 20 and 80 % of at least one sample."""
+        cuts = quantiles([*samples, *samples], n=10, method="inclusive")
+        return cls(median=cuts[4], low=cuts[1], high=cuts[7], runs=len(samples))
+
+    @property
+    def spread(self) -> float:
+        """high - low as a fraction of the median."""
+        return (self.high - self.low) / self.median
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no time."""
+
+    reason: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        lines = str(error).strip().splitlines() or ["(no message)"]
+        return cls(f"{type(error).__name__}: {lines[0]}")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one contender may use: `seconds` after its warm-up, and at most `runs` samples."""
+
+    seconds: float = 2.0
+    runs: int = 15
+
+
+class Clock(ABC):
+    """Measures calls on one kind of device."""
+
+    @abstractmethod
+    def sample(self, function: Function, calls: int) -> float:
+        """Seconds per call of `calls` calls."""
+
+    @abstractmethod
+    def calls(self, first: float) -> int:
+        """How many calls make a sample, given what the first took."""
+
+
+class WallClock(Clock):
+    """For devices that have finished when a call returns: CPUs."""
+
+    def sample(self, function: Function, calls: int) -> float:
+        start = time.perf_counter()
+        for _ in range(calls):
+            function()
+        return (time.perf_counter() - start) / calls
+
+    def calls(self, first: float) -> int:
+        return max(1, min(1000, math.ceil(1e-3 / max(first, 1e-9))))
+
+
+class CudaClock(Clock):
+    """Events on the stream, the level-2 cache flushed before every call."""
+
+    def __init__(self, device: torch.device, flush_bytes: int = 1 << 28) -> None:
+        self._dirt = torch.empty(flush_bytes, dtype=torch.int8, device=device)
+
+    def sample(self, function: Function, calls: int) -> float:
+        total = 0.0
+        for _ in range(calls):
+            self._dirt.zero_()
+            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            before.record()
+            function()
+            after.record()
+            torch.cuda.synchronize(self._dirt.device)
+            total += before.elapsed_time(after) / 1e3
+        return total / calls
+
+    def calls(self, first: float) -> int:
+        return 1
+
+
+def clock_of(device: torch.device) -> Clock:
+    """The clock for work on `device`."""
+    return CudaClock(device) if device.type == "cuda" else WallClock()
+
+
+@dataclass
+class _Contender:
+    function: Function
+    calls: int
+    first: float
+    samples: list[float] = field(default_factory=list)
+    spent: float = 0.0
+
+    def goes_on(self, budget: Budget) -> bool:
+        return (
+            self.spent < budget.seconds
+            and self.first < budget.seconds
+            and len(self.samples) < budget.runs
+        )
+
+    def run(self, clock: Clock) -> None:
+        self.samples.append(clock.sample(self.function, self.calls))
+        self.spent += self.samples[-1] * self.calls
+
+    def times(self) -> Times:
+        return Times.of(self.samples or [self.first])
+
+
+def alternate(
+    functions: Mapping[str, Function], clock: Clock, budget: Budget
+) -> dict[str, Times | Failure]:
+    """How long each of the functions takes, measured in turn; one that raises has the reason
+    instead.
+    """
+    gc.collect()
+    found: dict[str, _Contender | Failure] = {
+        name: _begun(f, clock) for name, f in functions.items()
+    }
+    while running := [
+        (n, c) for n, c in found.items() if isinstance(c, _Contender) and c.goes_on(budget)
+    ]:
+        for name, contender in running:
+            try:
+                contender.run(clock)
+            except Exception as error:
+                found[name] = Failure.of(error)
+    return {name: c.times() if isinstance(c, _Contender) else c for name, c in found.items()}
+
+
+def _begun(function: Function, clock: Clock) -> _Contender | Failure:
+    try:
+        first = clock.sample(function, 1)
+        again = first if first > 0.1 else clock.sample(function, 1)
+    except Exception as error:
+        return Failure.of(error)
+    return _Contender(function, clock.calls(again), first)

@@ -1,0 +1,155 @@
+"""Training steps of small language models with the same number of parameters, eager and
+compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastweights.lab.bench.report import Report
+from fastweights.lab.bench.timing import Budget, Failure, Function, Times, alternate, clock_of
+from fastweights.mixers import MIXERS
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.runs.optimizers import AdamW
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """The models and batches. parameters: what every model's SwiGLU is sized to reach."""
+
+    only: str = "*"
+    budget: Budget = Budget(seconds=5.0, runs=9)
+    width: int = 256
+    layers: int = 4
+    parameters: int = 4_000_000
+    batch: int = 4
+    length: int = 512
+    compiled: bool = True
+
+    @classmethod
+    def quick(cls, only: str = "*", *, compiled: bool = False) -> TrainPlan:
+        return cls(
+            only,
+            Budget(0.2, 3),
+            width=32,
+            layers=2,
+            parameters=60_000,
+            batch=2,
+            length=64,
+            compiled=compiled,
+        )
+
+    def mixers(self) -> list[str]:
+        """Raises ValueError if none has that name."""
+        found = [name for name in MIXERS if fnmatch(name, self.only) or self.only in name]
+        if not found:
+            raise ValueError(f"no mixer matches {self.only!r}; there are {', '.join(MIXERS)}")
+        return found
+
+
+@dataclass(frozen=True)
+class TrainRow:
+    """Forward, backward and optimiser step on one batch.
+
+    Attributes:
+        ratio: its time / eager's
+    """
+
+    mixer: str
+    contender: str
+    parameters: int
+    tokens: int
+    seconds: Times | None
+    spread: float | None
+    tokens_per_second: float | None
+    ratio: float | None
+    note: str
+
+
+def run_training(report: Report, plan: TrainPlan, device: torch.device) -> None:
+    """One group of rows per mixer."""
+    for name in plan.mixers():
+        group = f"train {name}"
+        if not report.has(group):
+            report.add(group, _measured(name, plan, device))
+
+
+def equal_config(name: str, plan: TrainPlan) -> FastWeightsConfig:
+    """A configuration whose SwiGLU brings the model as near to `plan.parameters` as it can."""
+    sizes = [_parameters(_config(name, plan, width)) for width in (1, 2)]
+    slope = sizes[1] - sizes[0]
+    return _config(name, plan, max(1, 1 + round((plan.parameters - sizes[0]) / slope)))
+
+
+def _config(name: str, plan: TrainPlan, mlp: int) -> FastWeightsConfig:
+    return FastWeightsConfig(
+        vocab_size=256,
+        hidden_size=plan.width,
+        num_hidden_layers=plan.layers,
+        intermediate_size=mlp,
+        mixers=[{"name": name}],
+    )
+
+
+def _parameters(config: FastWeightsConfig) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in set(FastWeightsForCausalLM(config).parameters()))
+
+
+def _measured(name: str, plan: TrainPlan, device: torch.device) -> list[TrainRow]:
+    torch.manual_seed(0)
+    config = equal_config(name, plan)
+    with torch.device(device):
+        model = FastWeightsForCausalLM(config).train()
+    functions = {"eager": _step(model, model, plan, device)}
+    if plan.compiled:
+        torch.compiler.reset()
+        functions["torch.compile"] = _step(torch.compile(model), model, plan, device)
+        with suppress(Exception):  # it compiles; what fails fails again where that is reported
+            functions["torch.compile"]()
+    times = alternate(functions, clock_of(device), plan.budget)
+    return [
+        _row(name, who, found, times["eager"], _parameters(config), plan)
+        for who, found in times.items()
+    ]
+
+
+def _step(
+    forward: Callable[..., Any], model: nn.Module, plan: TrainPlan, device: torch.device
+) -> Function:
+    ids = torch.randint(
+        256, (plan.batch, plan.length), generator=torch.Generator().manual_seed(0)
+    ).to(device)
+    optimizers = AdamW().build(model)
+
+    def step() -> None:
+        forward(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
+def _row(
+    name: str,
+    who: str,
+    found: Times | Failure,
+    eager: Times | Failure,
+    parameters: int,
+    plan: TrainPlan,
+) -> TrainRow:
+    tokens = plan.batch * plan.length
+    if isinstance(found, Failure):
+        return TrainRow(name, who, parameters, tokens, None, None, None, None, found.reason)
+    ratio = found.median / eager.median if isinstance(eager, Times) else None
+    return TrainRow(
+        name, who, parameters, tokens, found, found.spread, tokens / found.median, ratio, ""
+    )

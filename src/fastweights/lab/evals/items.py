@@ -1,0 +1,246 @@
+"""The published evaluation files as items: a choice, an ending, or a prompt. Prompts are
+lm-evaluation-harness's.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from fastweights.lab.tasks.questions import (
+    RECALL,
+    SCRAMBLING,
+    Answering,
+    Question,
+    recall,
+    scrambling,
+    squad,
+)
+
+Record = Mapping[str, Any]
+_MALFORMED = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    OSError,
+    EOFError,
+    zlib.error,
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several texts is right: continuations of one context, or one continuation of several
+    contexts.
+
+    Attributes:
+        contexts: one per option
+        continuations: one per option; a space goes between the two
+        gold: the number of the right option
+    """
+
+    contexts: tuple[str, ...]
+    continuations: tuple[str, ...]
+    gold: int
+
+    @classmethod
+    def of(cls, context: str, continuations: Iterable[str], gold: int) -> Choice:
+        continuations = tuple(continuations)
+        return cls((context,) * len(continuations), continuations, gold)
+
+    @property
+    def partial(self) -> bool:
+        """Whether the contexts differ (Trinh & Le's partial scoring)."""
+        return len(set(self.contexts)) > 1
+
+
+@dataclass(frozen=True)
+class Ending:
+    """`continuation` (with the space before it) is what follows `context`."""
+
+    context: str
+    continuation: str
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A question that is answered by going on with its text; an answer is the whole of a value, or
+    contains one.
+    """
+
+    question: Question
+    answering: Answering = RECALL
+    exact: bool = False
+
+    def right(self, answer: str) -> bool:
+        return self.question.exact(answer) if self.exact else self.question.contained(answer)
+
+
+Item = Choice | Ending | Prompt
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the items of a task are: `files` in a folder (with .gz or without), and how to `read`
+    them.
+    """
+
+    files: tuple[str, ...]
+    read: Callable[..., list[Item]]
+    takes_shots: bool = False
+
+    def items(self, folder: Path, shots: int = 0) -> list[Item]:
+        """All of them. Raises ValueError, which names the file, for one that is missing or in
+        another form.
+
+        Args:
+            shots: how many solved ones stand before each, where the task takes any
+        """
+        paths = [_found(folder, file) for file in self.files]
+        try:
+            return self.read(*paths, shots) if self.takes_shots else self.read(*paths)
+        except _MALFORMED as error:
+            names = ", ".join(str(path) for path in paths)
+            raise ValueError(
+                f"{names} is not in the form of this task ({type(error).__name__}: {error})"
+            ) from error
+
+
+def asked(path: Path) -> list[Item]:
+    """In-context recall in its minimal form: lines ``{"text": …, "value": …}``."""
+    return [Prompt(question) for question in recall(path)]
+
+
+def _hellaswag(path: Path) -> list[Item]:
+    return [
+        Choice.of(f"{r['activity_label']}: {r['ctx']}", r["endings"], r["label"])
+        for r in _lines(path)
+    ]
+
+
+def _piqa(path: Path, labels: Path) -> list[Item]:
+    golds = _text(labels).split()
+    return [
+        Choice.of(f"Question: {r['goal']}\nAnswer:", (r["sol1"], r["sol2"]), int(gold))
+        for r, gold in zip(_lines(path), golds, strict=True)
+    ]
+
+
+def _arc(path: Path) -> list[Item]:
+    return [_arc_item(record) for record in _lines(path)]
+
+
+def _arc_item(record: Record) -> Choice:
+    choices = record["question"]["choices"]
+    gold = [choice["label"] for choice in choices].index(record["answerKey"])
+    return Choice.of(
+        f"Question: {record['question']['stem']}\nAnswer:", [c["text"] for c in choices], gold
+    )
+
+
+def _openbookqa(path: Path) -> list[Item]:
+    return [Choice.of(r["query"], r["choices"], r["gold"]) for r in _lines(path)]
+
+
+def _boolq(path: Path) -> list[Item]:
+    return [
+        Choice.of(
+            f"{r['passage']}\nQuestion: {r['question']}?\nAnswer:", ("no", "yes"), int(r["answer"])
+        )
+        for r in _lines(path)
+    ]
+
+
+def _copa(path: Path) -> list[Item]:
+    return [_copa_item(item) for item in ElementTree.fromstring(_text(path)).iter("item")]
+
+
+def _copa_item(item: ElementTree.Element) -> Choice:
+    premise, *options = (item.findtext(tag, "").strip() for tag in ("p", "a1", "a2"))
+    connector = {"cause": "because", "effect": "therefore"}[item.attrib["asks-for"]]
+    continuations = [option[0].lower() + option[1:] for option in options]
+    return Choice.of(
+        f"{premise[:-1]} {connector}",
+        continuations,
+        int(item.attrib["most-plausible-alternative"]) - 1,
+    )
+
+
+def _schemas(path: Path) -> list[Item]:
+    """WinoGrande and Winograd: what follows the pronoun, after either referent."""
+    return [
+        Choice(
+            tuple(r["context_options"]), (r["continuation"],) * len(r["context_options"]), r["gold"]
+        )
+        for r in _lines(path)
+    ]
+
+
+def _lambada(path: Path) -> list[Item]:
+    halves = (record["text"].rpartition(" ") for record in _lines(path))
+    return [Ending(context, f" {word}") for context, _, word in halves]
+
+
+def _scrambled(path: Path, shots: int) -> list[Item]:
+    return [Prompt(question, SCRAMBLING, exact=True) for question in scrambling(path, shots)]
+
+
+def _squad(path: Path) -> list[Item]:
+    return [Prompt(question) for question in squad(path)]
+
+
+def _nq(path: Path) -> list[Item]:
+    return [
+        Prompt(Question(f"Question: {r['question']}?\nAnswer:", tuple(r["answer"])))
+        for r in _lines(path)
+    ]
+
+
+SOURCES: dict[str, Source] = {
+    "hellaswag": Source(("hellaswag_val.jsonl",), _hellaswag),
+    "piqa": Source(("piqa_valid.jsonl", "piqa_valid-labels.lst"), _piqa),
+    "arc_easy": Source(("arc_easy_test.jsonl",), _arc),
+    "arc_challenge": Source(("arc_challenge_test.jsonl",), _arc),
+    "openbookqa": Source(("openbookqa_test.jsonl",), _openbookqa),
+    "boolq": Source(("boolq_dev.jsonl",), _boolq),
+    "copa": Source(("copa_test.xml",), _copa),
+    "winogrande": Source(("winogrande_dev.jsonl",), _schemas),
+    "winograd": Source(("winograd_wsc.jsonl",), _schemas),
+    "lambada": Source(("lambada_openai_test.jsonl",), _lambada),
+    "anagrams1": Source(("gpt3_mid_word_1_anagrams.jsonl",), _scrambled, takes_shots=True),
+    "anagrams2": Source(("gpt3_mid_word_2_anagrams.jsonl",), _scrambled, takes_shots=True),
+    "cycle_letters": Source(("gpt3_cycle_letters_in_word.jsonl",), _scrambled, takes_shots=True),
+    "random_insertion": Source(
+        ("gpt3_random_insertion_in_word.jsonl",), _scrambled, takes_shots=True
+    ),
+    "reversed_words": Source(("gpt3_reversed_words.jsonl",), _scrambled, takes_shots=True),
+    "squad": Source(("squad_xquad_en.json",), _squad),
+    "nq_open": Source(("nq_open_dev.jsonl",), _nq),
+}
+"""The tasks by name, and the files of each as they are published."""
+
+
+def _found(folder: Path, file: str) -> Path:
+    for path in (folder / file, folder / f"{file}.gz"):
+        if path.is_file():
+            return path
+    raise ValueError(
+        f"{folder / file} does not exist, nor with .gz; give the folder of the evaluation files"
+    )
+
+
+def _text(path: Path) -> str:
+    raw = path.read_bytes()
+    return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
+
+
+def _lines(path: Path) -> list[Record]:
+    return [json.loads(line) for line in _text(path).split("\n") if line.strip()]

@@ -1,0 +1,92 @@
+"""How likely a continuation is after a context, for any causal language model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from fastweights.layers import precise
+from fastweights.train.perplexity import reading
+
+
+class Query(NamedTuple):
+    """Token ids of a context (at least one) and of what follows it (at least one)."""
+
+    context: list[int]
+    continuation: list[int]
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Of a continuation of `tokens` tokens: Σ -log p in nats, and whether each of them was the
+    likeliest.
+    """
+
+    nll: float
+    tokens: int
+    greedy: bool
+
+
+def query(tokenizer: PreTrainedTokenizerBase, context: str, continuation: str) -> Query:
+    """The two texts in tokens, cut where lm-evaluation-harness does.
+
+    Spaces that end the context belong to the continuation. Both are tokenized as one text, and its
+    first tokens, as many as the context alone has, are the context; an empty one is what stands
+    between documents in training.
+    """
+    whole, kept = context + continuation, context.rstrip()
+    before = _ids(tokenizer, kept) if kept else [boundary(tokenizer)]
+    after = _ids(tokenizer, whole)[len(before) if kept else 0 :]
+    if not after:
+        raise ValueError(
+            f"the continuation {continuation!r} adds no token to its context; it cannot be scored"
+        )
+    return Query(before, after)
+
+
+def boundary(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token that documents begin after: the end-of-text token or, for a tokenizer without one,
+    a new line's.
+    """
+    end = cast(int | None, tokenizer.eos_token_id)
+    return _ids(tokenizer, "\n\n")[-1] if end is None else end
+
+
+def likelihoods(
+    model: PreTrainedModel, queries: Sequence[Query], *, batch: int = 16
+) -> list[Likelihood]:
+    """In the order of `queries`; they are read as wholes, `batch` of similar length at once."""
+    order = sorted(range(len(queries)), key=lambda i: sum(map(len, queries[i])))
+    found: dict[int, Likelihood] = {}
+    with reading(model):
+        for first in range(0, len(order), batch):
+            chosen = order[first : first + batch]
+            found |= zip(chosen, _read(model, [queries[i] for i in chosen]), strict=True)
+    return [found[i] for i in range(len(queries))]
+
+
+def _read(model: PreTrainedModel, queries: Sequence[Query]) -> Iterator[Likelihood]:
+    """Padding on the right is seen by no token that is scored."""
+    rows = [torch.tensor(context + continuation) for context, continuation in queries]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(model.device)
+    logits = model(input_ids=ids, use_cache=False, return_dict=True).logits
+    for row, (context, continuation), scores in zip(rows, queries, logits, strict=True):
+        last = len(context) + len(continuation) - 1
+        yield likelihood(scores[len(context) - 1 : last], row[len(context) :])
+
+
+def likelihood(logits: Tensor, targets: Tensor) -> Likelihood:
+    """Of ``targets [t]`` by ``logits [t vocab]``, each before its target."""
+    log_p = precise(logits).log_softmax(-1)
+    targets = targets.to(log_p.device)
+    nll = -log_p.gather(-1, targets[:, None]).double().sum()
+    return Likelihood(float(nll), len(targets), bool((log_p.argmax(-1) == targets).all()))
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)

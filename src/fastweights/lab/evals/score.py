@@ -1,0 +1,149 @@
+"""A model's score on the items of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from fastweights.lab.evals.answers import answers
+from fastweights.lab.evals.items import Choice, Ending, Item, Prompt
+from fastweights.lab.evals.likelihood import Likelihood, likelihoods, query
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The options of one choice: Σ -log p, tokens and characters of each continuation; which one is
+    right.
+    """
+
+    nll: tuple[float, ...]
+    tokens: tuple[int, ...]
+    characters: tuple[int, ...]
+    gold: int
+
+    @property
+    def by_sum(self) -> bool:
+        """Whether the likeliest continuation is right (lm-evaluation-harness's acc)."""
+        return self._right(np.ones(len(self.nll)))
+
+    @property
+    def by_token(self) -> bool:
+        """Whether that of least NLL per token is (MesaNet appendix L)."""
+        return self._right(np.array(self.tokens))
+
+    @property
+    def by_character(self) -> bool:
+        """Whether that of least NLL per character is (lm-evaluation-harness's acc_norm)."""
+        return self._right(np.array(self.characters))
+
+    def _right(self, sizes: np.ndarray) -> bool:
+        return int(np.argmin(np.array(self.nll) / sizes)) == self.gold
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What a model said to a prompt, and whether that is right."""
+
+    text: str
+    right: bool
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Means over the items, and one row per item.
+
+    Attributes:
+        errors: the standard error of each mean
+    """
+
+    metrics: dict[str, float]
+    errors: dict[str, float]
+    rows: tuple[Chosen | Likelihood | Answered, ...]
+
+
+def score(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    items: Sequence[Item],
+    *,
+    batch: int = 16,
+) -> Scores:
+    """The model's score on items of one kind. Raises ValueError if there are none, or of several.
+
+    Choices have ``accuracy`` by the sum of NLL, per token and per character; endings have
+    ``accuracy`` (each token the likeliest) and ``nll``; prompts have ``accuracy`` of the greedy
+    answers, made as the first one says.
+    """
+    kinds = {type(item) for item in items}
+    if len(kinds) != 1:
+        raise ValueError(
+            "items are of one kind, these are"
+            f" {', '.join(kind.__name__ for kind in kinds) or 'none'}"
+        )
+    if Choice in kinds:
+        return _choices(
+            model, tokenizer, [item for item in items if isinstance(item, Choice)], batch
+        )
+    if Ending in kinds:
+        return _endings(
+            model, tokenizer, [item for item in items if isinstance(item, Ending)], batch
+        )
+    return _prompts(model, tokenizer, [item for item in items if isinstance(item, Prompt)], batch)
+
+
+def _choices(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: Sequence[Choice], batch: int
+) -> Scores:
+    options = [
+        pair for item in items for pair in zip(item.contexts, item.continuations, strict=True)
+    ]
+    queries = [query(tokenizer, context, f" {continuation}") for context, continuation in options]
+    found = iter(likelihoods(model, queries, batch=batch))
+    rows = [_chosen(item, [next(found) for _ in item.continuations]) for item in items]
+    return _scores(
+        rows,
+        accuracy=[row.by_sum for row in rows],
+        accuracy_per_token=[row.by_token for row in rows],
+        accuracy_per_character=[row.by_character for row in rows],
+    )
+
+
+def _chosen(item: Choice, found: Sequence[Likelihood]) -> Chosen:
+    characters = tuple(map(len, item.continuations))
+    return Chosen(
+        tuple(one.nll for one in found), tuple(one.tokens for one in found), characters, item.gold
+    )
+
+
+def _endings(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: Sequence[Ending], batch: int
+) -> Scores:
+    queries = [query(tokenizer, item.context, item.continuation) for item in items]
+    rows = likelihoods(model, queries, batch=batch)
+    return _scores(rows, accuracy=[row.greedy for row in rows], nll=[row.nll for row in rows])
+
+
+def _prompts(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: Sequence[Prompt], batch: int
+) -> Scores:
+    how = items[0].answering
+    texts = answers(
+        model,
+        tokenizer,
+        [item.question.text for item in items],
+        until=(how.stop,),
+        tokens=how.tokens,
+        context=how.context,
+        batch=batch,
+    )
+    rows = [Answered(text, item.right(text)) for item, text in zip(items, texts, strict=True)]
+    return _scores(rows, accuracy=[row.right for row in rows])
+
+
+def _scores(rows: Sequence[Chosen | Likelihood | Answered], **columns: Sequence[float]) -> Scores:
+    metrics = {name: float(np.mean(values)) for name, values in columns.items()}
+    errors = {name: float(np.std(values) / len(values) ** 0.5) for name, values in columns.items()}
+    return Scores(metrics, errors, tuple(rows))

@@ -1,0 +1,59 @@
+"""The papers' claims, each of them one command: ``fastweights reproduce CLAIM``."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from fastweights.lab.reproduce.claim import (
+    Above,
+    Check,
+    Claim,
+    Near,
+    Recipe,
+    Site,
+    Size,
+    Statement,
+    Term,
+    Trial,
+    Verdict,
+)
+from fastweights.lab.reproduce.claims import dsf, lolcats, mesanet, metala
+from fastweights.lab.reproduce.measures import Measure, Measures, Sample, shift
+from fastweights.lab.reproduce.run import Outcome, Place, reproduce
+
+CLAIMS: dict[str, Claim] = {**metala.CLAIMS, **lolcats.CLAIMS, **mesanet.CLAIMS, **dsf.CLAIMS}
+
+
+def claim(name: str) -> Claim:
+    """The claim of this name, or a ValueError that suggests one."""
+    if name not in CLAIMS:
+        near = get_close_matches(name, CLAIMS, n=3, cutoff=0.4) or list(CLAIMS)
+        raise ValueError(
+            f"there is no claim {name!r}; did you mean {', '.join(near)}? All: fastweights"
+            " reproduce"
+        )
+    return CLAIMS[name]
+
+
+__all__ = [
+    "CLAIMS",
+    "Above",
+    "Check",
+    "Claim",
+    "Measure",
+    "Measures",
+    "Near",
+    "Outcome",
+    "Place",
+    "Recipe",
+    "Sample",
+    "Site",
+    "Size",
+    "Statement",
+    "Term",
+    "Trial",
+    "Verdict",
+    "claim",
+    "reproduce",
+    "shift",
+]

@@ -1,0 +1,391 @@
+"""The Dynamical Systems Framework (Sieber et al., 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+from fastweights.lab.reproduce.accuracy import Effort, Training, Trainings
+from fastweights.lab.reproduce.claim import Above, Claim, Near, Size, Term
+from fastweights.lab.reproduce.pictures import Bars, Curves
+from fastweights.lab.reproduce.published import twice
+from fastweights.lab.reproduce.small import behind, long_range, mqar
+from fastweights.lab.reproduce.text import (
+    FIVE,
+    LARGE,
+    MEDIUM,
+    SMALL,
+    LanguageModels,
+    Positions,
+    Pretraining,
+)
+from fastweights.lab.reproduce.theory import Drawn, Theorem
+from fastweights.lab.tasks import TASKS
+
+PAPER = "DSF"
+
+
+def _theorem(place: str, statement: str, *statements: Above | Near) -> Claim:
+    source = f"DSF {place}"
+    size = Size(Theorem(source), 0.1)
+    return Claim(PAPER, place, statement, statements, "", size, size, size, Drawn(source))
+
+
+def _error_of_map(order: int) -> Term:
+    return Term("Taylor features", order, "error of the map")
+
+
+THEORY = {
+    "dsf-lemma1": _theorem(
+        "Lemma 1",
+        "Softmax attention is a linear system only with infinitely many state rows.",
+        Above(_error_of_map(-1), 0),
+        *(Above(_error_of_map(place), _error_of_map(place + 1)) for place in range(8)),
+        *(Near(Term("rank of e^(x y)", place, "rank / points"), 1, 0) for place in range(4)),
+    ),
+    "dsf-lemma2": _theorem(
+        "Lemma 2",
+        "A system with a larger state reproduces every system with a smaller one.",
+        *(Near(Term("larger state", place, "difference"), 0, 1e-12) for place in range(4)),
+    ),
+}
+
+# Figure 1: state expansion
+# -------------------------------------------------------------------------------------------
+
+Fields = Mapping[str, Any]
+SHORT = Effort(rates=(1e-3,), training={"epochs": 2})
+"""Of the paper's 64 epochs, with one learning rate: what fits into ten minutes."""
+
+
+def _expansions(
+    protocol: Any, width: int, sizes: tuple[int, ...], start: list[Fields], effort: Effort
+) -> Trainings:
+    """n features per key, as d / n heads of n: the state has N = n d numbers. Softmax attention has
+    one head.
+    """
+    runs = []
+    for n in sizes:
+        for name, heads in (("linear", width // n), ("softmax", 1)):
+            fields = {"hidden_size": width, "mixers": [*start, {"name": name, "heads": heads}]}
+            runs.append(Training(name, n, protocol, name, fields, effort))
+    return Trainings(tuple(runs))
+
+
+_LOCAL = behind()["mixers"]
+
+FIG1 = {
+    "dsf-fig1": Claim(
+        paper=PAPER,
+        place="Figure 1",
+        statement=(
+            "Linear attention comes nearer to softmax attention as the state expansion n grows."
+        ),
+        statements=(
+            Above(Term("linear", -1), Term("linear", 0)),
+            Above(Term("softmax", 0), Term("linear", 0)),
+            Near(Term("linear", -1), Term("softmax", -1), 5),
+            Above(Term("softmax", -1), 99),
+        ),
+        unit="accuracy [%]",
+        cpu=Size(_expansions(mqar(16, 4, 64, 500), 64, (4, 16, 64), _LOCAL, Effort(every=50)), 6),
+        gpu=Size(
+            _expansions(TASKS["mqar-dsf-256x16"], 256, (32, 256), [], SHORT),
+            10,
+            "2 of 64 epochs, width 256.",
+        ),
+        paper_size=Size(
+            _expansions(TASKS["mqar-dsf-512x64"], 512, (32, 64, 128, 256), [], Effort()), 6000
+        ),
+        picture=Curves("state expansion n", "accuracy [%]", "x"),
+        remark=(
+            "The paper has one head with n-dimensional keys beside d-dimensional values; here d / n"
+            " heads of n channels have a state of the same size."
+        ),
+    )
+}
+
+# Figures 2 and 7: normalisation
+# --------------------------------------------------------------------------------------
+
+MLP: Fields = {"mlp": "plain", "hidden_act": "gelu", "mlp_bias": True}
+DESTROYED = "fastweights.lab.reproduce.published:Destroyed"
+
+
+def _compared(models: Mapping[str, Fields]) -> dict[str, Fields]:
+    """Both versions of the comparison: with and without the MLP that the code gave to one model
+    only.
+    """
+    with_mlp = {f"{name} + MLP": {**models[name], **MLP} for name in ("normalized", "linear")}
+    return {**models, **with_mlp}
+
+
+SHORT_MODELS: dict[str, Fields] = _compared(
+    {
+        "softmax": behind({"name": "softmax", "heads": 1}),
+        "linear": behind({"name": "linear", "heads": 1}),
+        "normalized": behind({"name": "normalized", "heads": 1}),
+        "S6": behind({"name": "mamba", "conv": 1, "expand": 1}),
+        "SSD": behind({"name": "mamba2", "conv": 1, "expand": 1, "heads": 1, "state": 16}),
+        "S6, start destroyed": behind({"name": DESTROYED, "conv": 1, "expand": 1}),
+    }
+)
+FULL_MODELS: dict[str, Fields] = _compared(
+    {
+        "softmax": {
+            "mixers": [{"name": "softmax", "heads": 1, "bias": True, "rope": {"fraction": 0.0}}]
+        },
+        "linear": {"mixers": [{"name": "linear", "heads": 1}]},
+        "normalized": {"mixers": [{"name": "normalized", "heads": 1}]},
+        "S6": {"mixers": [{"name": "mamba", "conv": 1, "state": 128}]},
+        "SSD": {"mixers": [{"name": "mamba2", "conv": 1, "state": 128}]},
+        "S6, start destroyed": {"mixers": [{"name": DESTROYED, "conv": 1, "state": 128}]},
+    }
+)
+
+
+def _normalisations(
+    protocol: Any, models: Mapping[str, Fields], widths: tuple[int, ...], effort: Effort
+) -> Trainings:
+    cells = product(widths, models.items())
+    return Trainings(
+        tuple(
+            Training(s, d, protocol, "softmax", {"hidden_size": d, **own}, effort)
+            for d, (s, own) in cells
+        )
+    )
+
+
+FIG2 = {
+    "dsf-fig2": Claim(
+        paper=PAPER,
+        place="Figures 2 and 7",
+        statement="Normalized attention beats linear attention and equals S6; SSD beats S6.",
+        statements=(
+            Above(Term("normalized + MLP"), Term("linear")),
+            Above(Term("normalized"), Term("linear")),
+            Above(Term("normalized + MLP"), Term("linear + MLP")),
+            Above(Term("SSD"), Term("S6, start destroyed")),
+            Above(Term("SSD"), Term("S6")),
+            Near(Term("normalized"), Term("S6"), 5),
+            Above(Term("softmax"), 99),
+        ),
+        unit="accuracy [%]",
+        cpu=Size(_normalisations(mqar(16, 4, 48, 500), SHORT_MODELS, (48,), Effort(every=50)), 8),
+        gpu=Size(
+            _normalisations(TASKS["mqar-dsf-256x16"], FULL_MODELS, (128,), SHORT),
+            10,
+            "2 of 64 epochs, 16 pairs, width 128.",
+        ),
+        paper_size=Size(
+            _normalisations(TASKS["mqar-dsf-512x64"], FULL_MODELS, (64, 128, 256, 512), Effort()),
+            12_000,
+        ),
+        picture=Bars("accuracy [%]"),
+        remark=(
+            "In the paper's code normalized attention alone has an MLP (first comparison: as"
+            " published; second and third: alike), and S6 and SSD lose Mamba's initial step sizes"
+            " (dt = 0.69 instead of 0.001 to 0.1)."
+        ),
+    )
+}
+
+# Figure 3: the reversed sigmoid
+# --------------------------------------------------------------------------------------
+
+
+def _lstms(
+    protocol: Any, widths: tuple[int, ...], start: list[Fields], effort: Effort
+) -> Trainings:
+    mixers = {"qLSTM": {"name": "qlstm"}, "reversed qLSTM": {"name": "qlstm", "reversed": True}}
+    cells = product(widths, mixers.items())
+    return Trainings(
+        tuple(
+            Training(s, d, protocol, "qlstm", {"hidden_size": d, "mixers": [*start, own]}, effort)
+            for d, (s, own) in cells
+        )
+    )
+
+
+FIG3 = {
+    "dsf-fig3": Claim(
+        paper=PAPER,
+        place="Figure 3",
+        statement="A qLSTM with the reversed sigmoid of S6 beats the plain one at every width.",
+        statements=(
+            Above(Term("reversed qLSTM", 0), Term("qLSTM", 0), 1),
+            Above(Term("reversed qLSTM", -1), Term("qLSTM", -1), 1),
+        ),
+        unit="accuracy [%]",
+        cpu=Size(
+            _lstms(mqar(16, 4, 48, 500), (48, 96), _LOCAL, Effort(every=50)),
+            4,
+            "Neither gets far beyond one in four, the values in the context: no state expansion.",
+        ),
+        gpu=Size(
+            _lstms(
+                TASKS["mqar-dsf-64x4"],
+                (64, 256),
+                [],
+                Effort(rates=(2e-3,), training={"epochs": 16}),
+            ),
+            8,
+        ),
+        paper_size=Size(_lstms(TASKS["mqar-dsf-256x16"], (64, 128, 256, 512), [], Effort()), 3000),
+        picture=Curves("model width d", "accuracy [%]", "x"),
+        remark=(
+            "The paper's code has a convolution, a gate and an expansion around the cell; here is"
+            " the cell alone. σ(-(x W + b)) is σ of the negative weights, so that but for the"
+            " learnt exponent both are the same family."
+        ),
+    )
+}
+
+# Table 2: other normalisers
+# ------------------------------------------------------------------------------------------
+
+ETAS = ("exp", "softplus", "sigmoid")
+
+
+def _etas(protocol: Any, width: int, start: list[Fields], own: Fields, effort: Effort) -> Trainings:
+    runs = []
+    for eta in ETAS:
+        mixers = [*start, {"name": "normalized", "heads": 1, "eta": eta}]
+        fields = {**own, "hidden_size": width, "mixers": mixers}
+        runs.append(Training(eta, None, protocol, "normalized", fields, effort))
+    return Trainings(tuple(runs))
+
+
+TABLE2 = {
+    "dsf-table2": Claim(
+        paper=PAPER,
+        place="Table 2",
+        statement="The normalisers exp, softplus and sigmoid perform alike; exp is the best.",
+        statements=(
+            Near(Term("exp"), Term("softplus"), 5),
+            Near(Term("exp"), Term("sigmoid"), 5),
+            Above(Term("exp"), Term("softplus")),
+            Above(Term("exp"), Term("sigmoid")),
+        ),
+        unit="accuracy [%]",
+        cpu=Size(
+            _etas(mqar(16, 4, 48, 500), 48, _LOCAL, {}, Effort(every=50)),
+            3,
+            "MQAR alone, without LRA Image.",
+        ),
+        gpu=Size(
+            _etas(TASKS["mqar-dsf-256x16"], 128, [], MLP, SHORT), 6, "MQAR alone, 2 of 64 epochs."
+        ),
+        paper_size=Size(
+            _etas(TASKS["mqar-dsf-512x64"], 128, [], MLP, Effort()), 1500, "MQAR alone."
+        ),
+        picture=Bars("accuracy [%]"),
+        remark="The table's numbers are lost in the text at hand.",
+    )
+}
+
+# Table 1: language --------------------------------------------------------------------------------
+# -------------------
+
+
+def _language(
+    pretraining: Pretraining, heads: int, seeds: tuple[int, ...], reading: Positions
+) -> LanguageModels:
+    models = {
+        name: ({"name": name, "heads": heads},) for name in ("softmax", "normalized", "linear")
+    }
+    return LanguageModels(models, pretraining, (reading,), seeds)
+
+
+TABLE1 = {
+    "dsf-table1": Claim(
+        paper=PAPER,
+        place="Table 1, language",
+        statement=(
+            "Normalized attention closes a part of the gap between linear and softmax attention."
+        ),
+        statements=(
+            Above(Term("linear"), Term("normalized")),
+            Above(Term("normalized"), Term("softmax")),
+        ),
+        unit="nats per token (lower is better)",
+        cpu=Size(_language(SMALL, 2, FIVE, Positions(32_768, 257)), 6),
+        gpu=Size(_language(MEDIUM, 8, FIVE, Positions(262_144, 513)), 8),
+        paper_size=Size(
+            _language(LARGE, 8, (0,), Positions(2_000_000, 2049)),
+            3000,
+            "MesaNet's backbone, not Pythia's.",
+        ),
+        picture=Bars("nats per token"),
+        remark=(
+            "The paper: a quarter of the gap, on WikiText-103 with Pythia-70M; its numbers are lost"
+            " in the text at hand. The table's other column is Table 3's average."
+        ),
+    )
+}
+
+# Table 3: Long Range Arena
+# -------------------------------------------------------------------------------------------
+
+
+def _arena(protocols: Mapping[str, Any], effort: Effort, s6: Mapping[str, Any]) -> Trainings:
+    """The tasks, and ListOps as the paper's code trains it, which the average leaves out."""
+    models = {"softmax": "softmax", "linear": "linear", "normalized": "normalized", "S6": "mamba"}
+    columns = {**protocols, "ListOps, softmax twice": twice(protocols["ListOps"])}
+    cells = product(columns.items(), models.items())
+    runs = (
+        Training(s, x, one, name, s6 if s == "S6" else {}, effort) for (x, one), (s, name) in cells
+    )
+    return Trainings(tuple(runs), tuple(protocols))
+
+
+_PLAIN_S6 = {"mixers": [{"name": "mamba", "conv": 1, "expand": 1}]}
+
+TABLE3 = {
+    "dsf-table3": Claim(
+        paper=PAPER,
+        place="Table 3",
+        statement=(
+            "On LRA normalized attention beats softmax and linear attention; S6 beats all three."
+        ),
+        statements=(
+            Above(Term("normalized", "average"), Term("softmax", "average")),
+            Above(Term("normalized", "average"), Term("linear", "average")),
+            Above(Term("S6", "average"), Term("normalized", "average")),
+        ),
+        unit="accuracy [%]",
+        cpu=Size(
+            _arena(long_range(300), Effort(), _PLAIN_S6), 8, "ListOps alone, of 10 to 50 tokens."
+        ),
+        gpu=Size(
+            _arena(
+                {
+                    "ListOps": TASKS["lra-listops-small"],
+                    "Pathfinder": TASKS["lra-pathfinder-small"],
+                },
+                Effort(rates=(1e-3,), training={"epochs": 3}),
+                _PLAIN_S6,
+            ),
+            10,
+            "Short sequences, 3 of 10 epochs.",
+        ),
+        paper_size=Size(
+            _arena({"ListOps": TASKS["lra-listops-dsf"]}, Effort(), {}), 5000, "ListOps alone."
+        ),
+        picture=Bars("accuracy [%]"),
+        figures={
+            "softmax": {"ListOps": 35.72, "Pathfinder": 69.32},
+            "linear": {"ListOps": 16.12, "Pathfinder": 72.64},
+            "normalized": {"ListOps": 38.24, "Pathfinder": 71.56},
+            "S6": {"ListOps": 38.02, "Pathfinder": 69.26},
+        },
+        remark=(
+            "The paper's code trains on the softmax of a softmax, pools over padding, has models of"
+            " different sizes and tests a whole Mamba block as S6; here are the models alone,"
+            " alike, and one softmax; beside it, ListOps with two."
+        ),
+    )
+}
+
+CLAIMS: dict[str, Claim] = {**THEORY, **FIG1, **FIG2, **FIG3, **TABLE1, **TABLE2, **TABLE3}

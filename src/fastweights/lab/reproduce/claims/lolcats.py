@@ -1,0 +1,301 @@
+"""LoLCATs (Zhang et al., 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fastweights.lab.reproduce.claim import Above, Claim, Near, Size, Term
+from fastweights.lab.reproduce.conversion import (
+    AFTER,
+    APART,
+    BEFORE,
+    ERROR,
+    Conversions,
+    Given,
+    Made,
+    Updates,
+    shortened,
+)
+from fastweights.lab.reproduce.pictures import Bars, Curves
+from fastweights.lab.reproduce.speed import Generation, Models, Stretches, Timed
+from fastweights.linearize import Analog
+from fastweights.linearize.distill.baselines import METHODS, Method
+from fastweights.text.corpus import Text
+from fastweights.text.tokenizers import BPE
+
+PAPER = "LoLCATs"
+
+# Figure 2: decoding
+# --------------------------------------------------------------------------------------------------
+
+
+def _models(width: int, layers: int, heads: int, window: int, dtype: str = "float32") -> Models:
+    fields = {"vocab_size": 256, "hidden_size": width, "num_hidden_layers": layers}
+    windowed = {"name": "lolcats", "heads": heads, "window": window}
+    return Models(
+        fields, {"lolcats": (windowed,), "softmax": ({"name": "softmax", "heads": heads},)}, dtype
+    )
+
+
+def _decoding(
+    models: Models,
+    batches: tuple[int, ...],
+    prompt: int,
+    new: int,
+    tokens: int,
+    stretches: int,
+    repeats: int,
+) -> Timed:
+    batched = (Generation(models, batch, prompt, new, repeats) for batch in batches)
+    return Timed((*batched, Stretches(models, tokens, stretches)), kept=tuple(models.mixers))
+
+
+SPEED = {
+    "lolcats-fig2": Claim(
+        paper=PAPER,
+        place="Figure 2",
+        statement=(
+            "Linearized models generate faster at large batches and past some length; speed and"
+            " memory stay."
+        ),
+        statements=(
+            Above(Term("lolcats"), Term("softmax")),
+            Above(
+                Term("lolcats", quantity="along one sequence"),
+                Term("softmax", quantity="along one sequence"),
+            ),
+            Above(
+                Term("lolcats", quantity="kept, along one sequence"),
+                Term("softmax", quantity="kept, along one sequence"),
+            ),
+            Near(Term("lolcats", 0, "state [MB]"), Term("lolcats", -1, "state [MB]"), 0),
+            Above(Term("softmax", -1, "state [MB]"), Term("lolcats", -1, "state [MB]")),
+        ),
+        unit="thousand tokens per second",
+        cpu=Size(_decoding(_models(128, 2, 2, 16), (1, 8, 32), 1024, 64, 32_768, 8, 5), 4),
+        gpu=Size(
+            _decoding(
+                _models(1024, 8, 8, 64, "bfloat16"), (1, 8, 32, 128), 2048, 128, 32_768, 16, 5
+            ),
+            9,
+        ),
+        paper_size=Size(
+            _decoding(
+                _models(4096, 32, 32, 64, "bfloat16"), (1, 4, 8, 16, 32), 2048, 128, 131_072, 32, 3
+            ),
+            180,
+        ),
+        picture=Curves("batch, or tokens generated", "thousand tokens / s", "x"),
+        remark=(
+            "Mistral 7B beside FlashAttention-2 on an A100: 2.5 to 4 times as fast at large"
+            " batches, up to twice beyond 16k tokens, slower below; memory × 1.1 from 512 to 131k"
+            " tokens. The cost of a layer does not depend on its weights: these are new ones."
+        ),
+    )
+}
+
+# Table 1, Figures 3-6: attention transfer
+# ----------------------------------------------------------------------------
+
+MAPS = ("elu", "relu", "exp")
+SMALL = Made(
+    "llama",
+    {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+    },
+    Text(("shakespeare",), tokenization=BPE(512)),
+    rate=3e-3,
+    steps=300,
+    batch=8,
+    length=128,
+)
+TRAINED = replace(SMALL, steps=1500)
+"""After 300 steps, whoever trains all weights gains from the training alone."""
+MEDIUM = replace(
+    SMALL,
+    fields={**SMALL.fields, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4},
+    steps=1500,
+    batch=32,
+    length=256,
+)
+LLAMA = Given("model", "alpaca.json")
+"""Llama 3 8B and Alpaca, in the paper's case."""
+PAPERS = (Updates(2500, 1e-2), Updates(2500, 1e-4))
+"""Two epochs of 10 million tokens in each stage."""
+
+
+def _linear(features: str) -> Method:
+    """The workshop's transfer, without its window."""
+    return replace(METHODS["workshop"], analog=Analog(features, window=0))
+
+
+def _table1() -> dict[str, Method]:
+    """Every feature map with and without transfer."""
+    methods = {}
+    for name in MAPS:
+        methods |= {f"{name}, transfer": _linear(name), name: replace(_linear(name), transfer=None)}
+    return methods
+
+
+def _short(methods: Mapping[str, Method], transfer: Updates, adapt: Updates) -> dict[str, Method]:
+    return {name: shortened(method, transfer, adapt, batch=8) for name, method in methods.items()}
+
+
+def _transfers(quantity: str) -> tuple[Above, ...]:
+    return tuple(
+        Above(Term(name, quantity=quantity), Term(f"{name}, transfer", quantity=quantity))
+        for name in MAPS
+    )
+
+
+def _best(quantity: str) -> tuple[Above, ...]:
+    exp = Term("exp, transfer", quantity=quantity)
+    return tuple(
+        Above(Term(f"{name}, transfer", quantity=quantity), exp) for name in ("elu", "relu")
+    )
+
+
+PUBLISHED = {
+    "elu": (6.58e4, 555.99, 17.13, 3.20),
+    "relu": (6.20e4, 1420.72, 17.25, 3.31),
+    "exp": (1.02e4, 6.78, 11.88, 1.76),
+    "elu, transfer": (386.92, 3.38, 1.89, 0.28),
+    "relu, transfer": (414.18, 3.52, 1.76, 0.21),
+    "exp, transfer": (10.42, 3.11, 0.98, 0.12),
+    "softmax": (20.51, 2.15, 0.0, 0.0),
+}
+
+TRANSFER = {
+    "lolcats-table1": Claim(
+        paper=PAPER,
+        place="Table 1",
+        statement=(
+            "Attention transfer lowers perplexity before and after adapting, for all feature maps;"
+            " exp is best."
+        ),
+        statements=(*_transfers(BEFORE), *_transfers(AFTER), *_best(BEFORE), *_best(AFTER)),
+        unit="",
+        cpu=Size(
+            Conversions(_short(_table1(), Updates(60, 1e-2), Updates(60, 1e-3)), SMALL, 128, 8192),
+            10,
+        ),
+        gpu=Size(
+            Conversions(
+                _short(_table1(), Updates(200, 1e-2), Updates(200, 1e-3)), MEDIUM, 256, 16_384
+            ),
+            10,
+        ),
+        paper_size=Size(Conversions(_short(_table1(), *PAPERS), LLAMA, 1024, 65_536, (0,)), 1500),
+        picture=Bars("perplexity, or distance", log=True),
+        figures={
+            name: dict(zip((BEFORE, AFTER, ERROR, APART), row, strict=True))
+            for name, row in PUBLISHED.items()
+        },
+        remark="The paper's MSE is in its own units; here the error of outputs is relative.",
+    ),
+    "lolcats-fig3": Claim(
+        paper=PAPER,
+        place="Figures 3 to 6",
+        statement=(
+            "With attention transfer the weights of linear attention look like softmax's; without,"
+            " they do not."
+        ),
+        statements=(*_transfers(APART), *_transfers(ERROR)),
+        unit="",
+        cpu=Size(
+            Conversions(_short(_table1(), Updates(60, 1e-2), Updates(60, 1e-3)), SMALL, 128, 8192),
+            1,
+            "After Table 1.",
+        ),
+        gpu=Size(
+            Conversions(
+                _short(_table1(), Updates(200, 1e-2), Updates(200, 1e-3)), MEDIUM, 256, 16_384
+            ),
+            1,
+            "After Table 1.",
+        ),
+        paper_size=Size(
+            Conversions(_short(_table1(), *PAPERS), LLAMA, 1024, 65_536, (0,)), 10, "After Table 1."
+        ),
+        picture=Bars("distance from softmax"),
+        remark=(
+            "The figures are pictures of maps; those of every conversion are in"
+            " shared/conversions/*/report."
+        ),
+    ),
+}
+
+# Table 2: methods ---------------------------------------------------------------------------------
+# -------------------
+
+
+def _table2() -> dict[str, Method]:
+    return {
+        "LOLCAT-w": METHODS["workshop"],
+        "LOLCAT-w, arXiv": replace(
+            METHODS["lolcats"], analog=Analog(window=METHODS["workshop"].analog.window)
+        ),
+        "LOLCAT-l": _linear("exp"),
+        "T2R": METHODS["t2r"],
+        "SUPRA": METHODS["supra"],
+    }
+
+
+METHODS_COMPARED = {
+    "lolcats-table2": Claim(
+        paper=PAPER,
+        place="Table 2",
+        statement=(
+            "LOLCAT with a window beats LOLCAT without one, which beats T2R; it also beats SUPRA."
+        ),
+        statements=(
+            Above(Term("LOLCAT-l", quantity=AFTER), Term("LOLCAT-w", quantity=AFTER)),
+            Above(Term("T2R", quantity=AFTER), Term("LOLCAT-l", quantity=AFTER)),
+            Above(Term("SUPRA", quantity=AFTER), Term("LOLCAT-w", quantity=AFTER)),
+            Above(Term("LOLCAT-l", quantity=AFTER), Term("LOLCAT-w, arXiv", quantity=AFTER)),
+        ),
+        unit="",
+        cpu=Size(
+            Conversions(
+                _short(_table2(), Updates(60, 1e-1), Updates(60, 1e-3)), TRAINED, 128, 8192
+            ),
+            8,
+            "Perplexity, not accuracy, after 60 updates. At the paper's transfer rate of 1e-2 so"
+            " few hardly move γ from its 0.1: it is 1e-1 here.",
+        ),
+        gpu=Size(
+            Conversions(
+                _short(_table2(), Updates(200, 1e-1), Updates(200, 1e-3)), MEDIUM, 256, 16_384
+            ),
+            10,
+            "Perplexity, not zero-shot accuracy.",
+        ),
+        paper_size=Size(
+            Conversions(_short(_table2(), *PAPERS), LLAMA, 1024, 65_536, (0,)),
+            1200,
+            "Perplexity; zero-shot accuracies by fastweights eval on the models it leaves.",
+        ),
+        picture=Bars("perplexity, or distance", log=True),
+        figures={
+            "LOLCAT-w": {"paper, mean accuracy": 72.28},
+            "LOLCAT-l": {"paper, mean accuracy": 62.32},
+            "T2R": {"paper, mean accuracy": 37.1},
+            "SUPRA": {"paper, mean accuracy": 71.1},
+        },
+        remark=(
+            "The paper: Llama 3 8B (LOLCAT), Mistral 7B (T2R; SUPRA with 100 billion tokens), means"
+            " of five tasks. SUPRA here keeps RoPE, and its φ is one matrix for x and -x. Beside"
+            " LOLCAT-w, the later form with one normaliser, Hedgehog's features and the error of"
+            " outputs."
+        ),
+    )
+}
+
+CLAIMS: dict[str, Claim] = {**TRANSFER, **METHODS_COMPARED, **SPEED}

@@ -1,0 +1,513 @@
+"""MesaNet (von Oswald et al., 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from fastweights.lab.reproduce.accuracy import Effort, Training, Trainings
+from fastweights.lab.reproduce.claim import Above, Claim, Near, Size, Term
+from fastweights.lab.reproduce.pictures import Bars, Curves
+from fastweights.lab.reproduce.small import mad, small
+from fastweights.lab.reproduce.solving import ADDED, STEPS, Insides, Solvers
+from fastweights.lab.reproduce.speed import Models, Timed, Token, TrainingSteps
+from fastweights.lab.reproduce.text import (
+    FAR,
+    FIVE,
+    LARGE,
+    MEDIUM,
+    POSITION,
+    SMALL,
+    Extrapolation,
+    LanguageModels,
+    Positions,
+    Pretraining,
+    Reading,
+)
+from fastweights.lab.tasks import TASKS, Protocol, RegBench, Segment
+from fastweights.recurrence import ConjugateGradient
+
+PAPER = "MesaNet"
+
+# Figure 2: the cost of solving
+# ---------------------------------------------------------------------------------------
+
+
+def _layers(width: int, heads: int, dtype: str = "float32") -> Models:
+    """One layer and the loss, as in the figure."""
+    fields = {"vocab_size": 256, "hidden_size": width, "num_hidden_layers": 1, "mlp": None}
+    mesa = {
+        f"mesa, {n} steps": ({"name": "mesa", "heads": heads, "steps": n},) for n in (5, 15, 30)
+    }
+    gla = {"gla": ({"name": "mesanet", "heads": heads, "rule": "gla"},)}
+    return Models(fields, {**mesa, **gla, "softmax": ({"name": "softmax", "heads": heads},)}, dtype)
+
+
+def _times(
+    models: Models,
+    tokens: int,
+    lengths: tuple[int, ...],
+    batch: int,
+    contexts: tuple[int, ...],
+    repeats: int,
+) -> Timed:
+    training = (TrainingSteps(models, tokens, length, repeats) for length in lengths)
+    decoding = (Token(models, batch, context, repeats) for context in contexts)
+    return Timed((*training, *decoding), kept=tuple(models.mixers))
+
+
+SPEED = {
+    "mesanet-fig2": Claim(
+        paper=PAPER,
+        place="Figure 2",
+        statement=(
+            "Time grows with the solver's steps, not with the length; past some length Mesa beats"
+            " softmax."
+        ),
+        statements=(
+            Above(Term("gla"), Term("mesa, 5 steps")),
+            Above(Term("mesa, 5 steps"), Term("mesa, 15 steps")),
+            Above(Term("mesa, 15 steps"), Term("mesa, 30 steps")),
+            Above(Term("mesa, 30 steps", quantity="kept"), 0.8),
+            Above(Term("mesa, 30 steps"), Term("softmax")),
+            Above(Term("mesa, 30 steps", quantity="kept, decoding"), 0.8),
+            Above(
+                Term("mesa, 30 steps", quantity="decoding"), Term("softmax", quantity="decoding")
+            ),
+        ),
+        unit="thousand tokens per second",
+        cpu=Size(_times(_layers(128, 2), 8192, (512, 2048, 8192), 4, (1024, 4096, 16_384), 5), 3),
+        gpu=Size(
+            _times(_layers(1024, 8), 32_768, (2048, 8192, 32_768), 4, (2048, 8192, 32_768), 7), 6
+        ),
+        paper_size=Size(
+            _times(
+                _layers(1024, 8),
+                131_072,
+                (2048, 8192, 32_768, 131_072),
+                4,
+                (2048, 8192, 32_768, 131_072),
+                15,
+            ),
+            30,
+        ),
+        picture=Curves("tokens per sequence, or of context", "thousand tokens / s", "xy"),
+        remark=(
+            "One layer with 8 heads of 128, 4 sequences, on a TPUv5; the figure prints no numbers."
+            " On a CPU a token's steps end once its residual is rounding: 15 and 30 steps of an"
+            " untrained layer cost the same."
+        ),
+    )
+}
+
+# Figure 8: parity ---------------------------------------------------------------------------------
+# -------------------
+
+GATES = {"γ in (-1, 1)": "mesa_signed", "γ in (0, 1)": "mesa"}
+
+
+def _parity(protocol: Protocol, effort: Effort) -> Trainings:
+    """Trained as the protocol says, tested on each of its lengths alone."""
+    lengths = {segment.task.length: replace(protocol, test=(segment,)) for segment in protocol.test}
+    cells = product(lengths.items(), GATES.items())
+    return Trainings(tuple(Training(s, x, one, name, {}, effort) for (x, one), (s, name) in cells))
+
+
+def _at_lengths(protocol: Protocol, *lengths: int) -> Protocol:
+    segment = protocol.test[-1]
+    task: Any = segment.task
+    return replace(
+        protocol, test=tuple(Segment(replace(task, length=n), segment.examples) for n in lengths)
+    )
+
+
+FIG8 = {
+    "mesanet-fig8": Claim(
+        paper=PAPER,
+        place="Figure 8",
+        statement=(
+            "Mesa with γ in (-1, 1) and Λ = 50 solves parity beyond the trained length; with γ in"
+            " (0, 1) not."
+        ),
+        statements=(
+            Above(Term("γ in (-1, 1)", -1), 99),
+            Near(Term("γ in (0, 1)", -1), 50, 15),
+            Above(Term("γ in (-1, 1)", -1), Term("γ in (0, 1)", -1), 20),
+        ),
+        unit="accuracy [%]",
+        cpu=Size(
+            _parity(
+                _at_lengths(TASKS["parity-small"], 256),
+                Effort(rates=(3e-3,), training={"steps": 600}),
+            ),
+            4,
+        ),
+        gpu=Size(
+            _parity(
+                _at_lengths(TASKS["parity-mesanet"], 40, 256), Effort(training={"steps": 2000})
+            ),
+            8,
+            "2,000 of 10,000 batches.",
+        ),
+        paper_size=Size(
+            _parity(_at_lengths(TASKS["parity-mesanet"], 40, 64, 128, 256), Effort()), 120
+        ),
+        picture=Bars("accuracy [%]"),
+        figures={"γ in (-1, 1)": {"256": 100.0}},
+        remark="Curves only: perfect up to 256 bits with negative γ, failure without.",
+    )
+}
+
+# Table 1: MAD -------------------------------------------------------------------------------------
+# -------------------
+
+RULES = ("mamba2", "gla", "mlstm", "deltanet", "gated_deltanet")
+COLUMNS = ("recall", "fuzzy-recall", "memorization", "copying", "compression")
+SMALL_MAD = {
+    "recall": mad("recall", 300, length=32),
+    "fuzzy-recall": mad("fuzzy-recall", 300, length=32, motif=2),
+    "memorization": mad("memorization", 300, vocabulary=64),
+    "copying": mad("copying", 300, length=32, tokens=4),
+    "compression": mad("compression", 300, length=8),
+}
+
+
+def _rules(heads: int, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """MesaNet's layers on its own parametrisation (Table 3), and the Transformer."""
+    baselines = {
+        rule: {"mixers": [{"name": "mesanet", "heads": heads, "rule": rule}]} for rule in names
+    }
+    others = {name: {"mixers": [{"name": name, "heads": heads}]} for name in ("mesa", "softmax")}
+    return {**others, **baselines}
+
+
+def _mad(
+    protocols: Mapping[str, Protocol], models: Mapping[str, dict[str, Any]], effort: Effort
+) -> Trainings:
+    cells = product(protocols.items(), models.items())
+    runs = tuple(
+        Training(s, x, one, "softmax", own, effort, macro=True) for (x, one), (s, own) in cells
+    )
+    return Trainings(runs, tuple(protocols))
+
+
+def _published() -> dict[str, Protocol]:
+    return {column: TASKS[f"mad-mesanet-{column}"] for column in COLUMNS}
+
+
+TABLE1 = {
+    "mesanet-table1": Claim(
+        paper=PAPER,
+        place="Table 1",
+        statement=(
+            "On MAD MesaNet has the best average of the recurrent models, and that of the"
+            " Transformer."
+        ),
+        statements=(
+            *(
+                Above(Term("mesa", "average"), Term(rule, "average"))
+                for rule in ("mamba2", "gla", "gated_deltanet")
+            ),
+            Near(Term("mesa", "average"), Term("softmax", "average"), 3),
+        ),
+        unit="macro accuracy [%]",
+        cpu=Size(
+            _mad(SMALL_MAD, _rules(4, ("mamba2", "gla", "gated_deltanet")), Effort()),
+            20,
+            "Short sequences, 300 updates, after which softmax has learnt recall with few seeds;"
+            " not all baselines.",
+        ),
+        gpu=Size(
+            _mad(
+                _published(),
+                _rules(8, ("mamba2", "gla", "gated_deltanet")),
+                Effort(rates=(1e-3,), decays=(0.1,), training={"epochs": 2}),
+            ),
+            10,
+            "The five base settings, 2 of 200 epochs, one learning rate; not all baselines.",
+        ),
+        paper_size=Size(
+            _mad(_published(), _rules(8, RULES), Effort()),
+            20_000,
+            "The five base settings; the paper averages 66.",
+        ),
+        picture=Bars("macro accuracy [%]"),
+        figures={
+            name: dict(zip((*COLUMNS, "average"), row, strict=True))
+            for name, row in {
+                "mamba2": (100, 51.2, 42.0, 95.4, 41.3, 66.0),
+                "gla": (100, 39.0, 82.5, 96.1, 42.3, 72.0),
+                "mlstm": (100, 47.6, 79.8, 95.4, 43.4, 73.2),
+                "deltanet": (100, 55.5, 40.8, 98.8, 43.3, 67.7),
+                "gated_deltanet": (100, 32.7, 81.7, 95.7, 45.0, 71.0),
+                "mesa": (100, 58.5, 77.2, 99.2, 45.4, 76.1),
+                "softmax": (100, 48.6, 84.7, 96.0, 49.5, 75.8),
+            }.items()
+        },
+        remark="The paper's settings are not those of MAD's code, which it names as their source.",
+    )
+}
+
+# Figure 3: RegBench
+# --------------------------------------------------------------------------------------------------
+
+
+def _languages(protocol: Protocol, names: tuple[str, ...], heads: int, effort: Effort) -> Trainings:
+    models = _rules(heads, names)
+    return Trainings(
+        tuple(Training(s, None, protocol, "softmax", own, effort) for s, own in models.items())
+    )
+
+
+SHORT_LANGUAGES = RegBench(words=(4, 6), letters=(1, 6))
+FIG3 = {
+    "mesanet-fig3": Claim(
+        paper=PAPER,
+        place="Figure 3",
+        statement=(
+            "On RegBench MesaNet beats the other recurrent models and equals the Transformer."
+        ),
+        statements=(
+            *(Above(Term("mesa"), Term(rule)) for rule in ("mamba2", "gla", "gated_deltanet")),
+            Near(Term("mesa"), Term("softmax"), 2),
+        ),
+        unit="accuracy [%]",
+        cpu=Size(
+            _languages(
+                small(SHORT_LANGUAGES, SHORT_LANGUAGES, 400, 64, 3e-3, norm="rms", mlp="gated"),
+                ("mamba2", "gla", "gated_deltanet"),
+                4,
+                Effort(),
+            ),
+            12,
+            "Words of at most five letters, 400 updates.",
+        ),
+        gpu=Size(
+            _languages(
+                TASKS["regbench-mesanet"],
+                ("mamba2", "gla", "gated_deltanet"),
+                1,
+                Effort(rates=(1e-3,), decays=(0.1,), training={"epochs": 1}),
+            ),
+            10,
+            "One of 50 epochs, width 128, 2 layers; its warm-up does not end.",
+        ),
+        paper_size=Size(
+            _languages(TASKS["regbench-mesanet"], RULES, 1, Effort()),
+            3000,
+            "Width 128 and 2 layers alone.",
+        ),
+        picture=Bars("accuracy [%]"),
+        remark="Curves only. The paper sweeps widths, layers and heads.",
+    )
+}
+
+# Language models: Table 2, Figures 4, 5, 7, 12, 13
+# -------------------------------------------------------------------
+
+Mixers = tuple[Mapping[str, Any], ...]
+
+
+def _contenders(heads: int, window: int) -> dict[str, Mixers]:
+    rules = {
+        rule: ({"name": "mesanet", "heads": heads, "rule": rule},)
+        for rule in ("mamba2", "gla", "gated_deltanet")
+    }
+    return {
+        "transformer": ({"name": "softmax", "heads": heads},),
+        "mesa": ({"name": "mesa", "heads": heads},),
+        **rules,
+        f"swa-{window}": ({"name": "swa", "heads": heads, "window": window},),
+    }
+
+
+def _everyone(heads: int, window: int) -> dict[str, Mixers]:
+    others = {
+        rule: ({"name": "mesanet", "heads": heads, "rule": rule},) for rule in ("mlstm", "deltanet")
+    }
+    return {**_contenders(heads, window), **others, "hawk": ({"name": "rglru", "heads": heads},)}
+
+
+def _models(
+    models: Mapping[str, Mixers],
+    pretraining: Pretraining,
+    seeds: tuple[int, ...],
+    *readings: Reading,
+) -> LanguageModels:
+    return LanguageModels(models, pretraining, readings, seeds, "transformer")
+
+
+def _solved(
+    heads: int, pretraining: Pretraining, seeds: tuple[int, ...], reading: Reading
+) -> LanguageModels:
+    return LanguageModels({"mesa": _contenders(heads, 64)["mesa"]}, pretraining, (reading,), seeds)
+
+
+def _steps(
+    heads: int, pretraining: Pretraining, seeds: tuple[int, ...], reading: Reading
+) -> LanguageModels:
+    models = {
+        f"{n} steps": ({"name": "mesa", "heads": heads, **({} if n == 30 else {"steps": n})},)
+        for n in (5, 15, 30)
+    }
+    return LanguageModels(models, pretraining, (reading,), seeds)
+
+
+ONE = (0,)
+SOLVERS = {f"{n} steps": ConjugateGradient(n) for n in (1, 2, 5, 10, 30)} | {
+    f"tol 1e-{n}": ConjugateGradient(30, 10.0**-n) for n in range(1, 5)
+}
+DIFFERENCE = "difference to transformer"
+LOWER = "nats per token (lower is better)"
+
+TEXT = {
+    "mesanet-table2": Claim(
+        paper=PAPER,
+        place="Table 2 and Figure 4",
+        statement=(
+            "MesaNet has the lowest loss of the recurrent models, that of the Transformer;"
+            " recurrent models win early in the sequence, the Transformer later."
+        ),
+        statements=(
+            *(Above(Term(rule), Term("mesa")) for rule in ("mamba2", "gla", "gated_deltanet")),
+            Near(Term("mesa"), Term("transformer"), 0.02),
+            Above(Term("transformer", 2, POSITION), Term("mesa", 2, POSITION)),
+            Above(Term("mesa", -1, DIFFERENCE), Term("mesa", 2, DIFFERENCE)),
+            Above(Term("gla", -1, DIFFERENCE), Term("gla", 2, DIFFERENCE)),
+        ),
+        unit=LOWER,
+        cpu=Size(
+            _models(_contenders(2, 16), SMALL, FIVE, Positions(32_768, 257)),
+            15,
+            "200 updates of 2,048 tokens: too few for the Transformer, which is behind even a"
+            " window of 16.",
+        ),
+        gpu=Size(
+            _models(_contenders(4, 64), MEDIUM, FIVE, Positions(262_144, 513)),
+            10,
+            "One seed: no spread, no verdict.",
+        ),
+        paper_size=Size(
+            _models(_everyone(6, 1024), LARGE, ONE, Positions(2_000_000, 2049)), 10_000
+        ),
+        picture=Curves("position", LOWER, "x"),
+        figures={
+            name: {"paper, perplexity": value}
+            for name, value in {
+                "hawk": 11.24,
+                "mamba2": 11.39,
+                "gla": 10.99,
+                "mlstm": 11.01,
+                "deltanet": 11.01,
+                "gated_deltanet": 10.89,
+                "mesa": 10.83,
+                "swa-1024": 11.00,
+                "transformer": 10.86,
+            }.items()
+        },
+        remark="The paper's perplexities are of a billion parameters and 50 billion tokens.",
+    ),
+    "mesanet-fig5": Claim(
+        paper=PAPER,
+        place="Figure 5",
+        statement="Beyond the trained length the Transformer fails and MesaNet holds.",
+        statements=(
+            Above(Term("transformer", -1, FAR), Term("transformer", 0, FAR)),
+            Above(Term("transformer", -1, FAR), Term("mesa", -1, FAR)),
+            Near(Term("mesa", -1, FAR), Term("mesa", 0, FAR), 0.05),
+            Above(Term("gla", -1, FAR), Term("mesa", -1, FAR)),
+            Near(Term("mesa", -1, FAR), Term("gated_deltanet", -1, FAR), 0.05),
+        ),
+        unit=LOWER,
+        cpu=Size(
+            _models(_contenders(2, 16), SMALL, FIVE, Extrapolation(16_384, (256, 1024, 4096))),
+            3,
+            "After Table 2. Longer means are over other text, which is harder for all models"
+            " alike.",
+        ),
+        gpu=Size(
+            _models(_contenders(4, 64), MEDIUM, FIVE, Extrapolation(131_072, (512, 4096, 16_384))),
+            4,
+            "After Table 2.",
+        ),
+        paper_size=Size(
+            _models(_everyone(6, 1024), LARGE, ONE, Extrapolation(1_000_000, (2048, 8192, 32_768))),
+            60,
+        ),
+        picture=Curves("length", LOWER, "x"),
+        remark="Curves only, on WikiText, GovReport and Qasper up to 32k tokens.",
+    ),
+    "mesanet-fig7": Claim(
+        paper=PAPER,
+        place="Figure 7",
+        statement=(
+            "Fewer fixed steps cost most late in the sequence; stopping at a residual of 1e-4 is as"
+            " good as 30 steps in about 9."
+        ),
+        statements=(
+            Above(Term("2 steps", "last quarter", ADDED), 0),
+            Above(Term("2 steps", "last quarter", ADDED), Term("2 steps", "first quarter", ADDED)),
+            Near(Term("tol 1e-4", "last quarter", ADDED), 0, 0.001),
+            Above(Term("30 steps", quantity=STEPS), Term("tol 1e-4", quantity=STEPS), 10),
+            Above(Term("tol 1e-1", "last quarter", ADDED), Term("tol 1e-4", "last quarter", ADDED)),
+        ),
+        unit=LOWER,
+        cpu=Size(
+            _solved(2, SMALL, FIVE, Solvers(SOLVERS, "30 steps", 8192, 1024)),
+            4,
+            "After Table 2. After 200 updates γ is so small that CG is done in 4 to 6 steps.",
+        ),
+        gpu=Size(
+            _solved(4, MEDIUM, FIVE, Solvers(SOLVERS, "30 steps", 65_536, 2048)),
+            4,
+            "After Table 2.",
+        ),
+        paper_size=Size(_solved(6, LARGE, ONE, Solvers(SOLVERS, "30 steps", 1_000_000, 8192)), 30),
+        picture=Bars(LOWER),
+        figures={"tol 1e-4": {"steps per token": 9}},
+    ),
+    "mesanet-fig12": Claim(
+        paper=PAPER,
+        place="Figure 12",
+        statement="Training with fewer steps costs little, except for very few (5).",
+        statements=(
+            Above(Term("5 steps"), Term("30 steps")),
+            Near(Term("15 steps"), Term("30 steps"), 0.02),
+            Above(Term("5 steps"), Term("15 steps")),
+        ),
+        unit=LOWER,
+        cpu=Size(
+            _steps(2, SMALL, FIVE, Positions(32_768, 257)),
+            6,
+            "After 200 updates CG is done in 4 to 6 steps (Figure 7).",
+        ),
+        gpu=Size(_steps(4, MEDIUM, FIVE, Positions(262_144, 513)), 8),
+        paper_size=Size(_steps(6, LARGE, ONE, Positions(2_000_000, 2049)), 3000),
+        picture=Bars(LOWER),
+        remark="Curves only.",
+    ),
+    "mesanet-fig13": Claim(
+        paper=PAPER,
+        place="Figure 13",
+        statement=(
+            "Heads that hardly forget have condition numbers that grow with the sequence, and need"
+            " more steps."
+        ),
+        statements=(
+            Above(Term("condition number"), 0.5),
+            Above(Term("growth of the condition number"), 0.5),
+            Above(Term("steps"), 0.5),
+            Above(Term("cosine to GLA"), 0),
+        ),
+        unit="rank correlation with γ over the heads",
+        cpu=Size(_solved(2, SMALL, FIVE, Insides(256)), 1, "After Table 2. Four heads in all."),
+        gpu=Size(_solved(4, MEDIUM, FIVE, Insides(512)), 8),
+        paper_size=Size(_solved(6, LARGE, FIVE, Insides(2048)), 5000),
+        picture=Bars("rank correlation with γ"),
+        remark="The paper shows one model of 400 million parameters, averaged over 500 sequences.",
+    ),
+}
+
+CLAIMS: dict[str, Claim] = {**SPEED, **TABLE1, **FIG3, **TEXT, **FIG8}

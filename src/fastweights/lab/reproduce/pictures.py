@@ -1,0 +1,112 @@
+"""The forms of the papers' figures: curves over a size, and bars for the rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fastweights.lab.reproduce.claim import Picture
+from fastweights.lab.reproduce.measures import At, Measures
+from fastweights.render.plots import PALETTE, canvas, label, legend, legend_beside
+
+MARKERS = "osD^vP*X"
+
+
+@dataclass(frozen=True)
+class Curves(Picture):
+    """A line per series through the medians, the range over seeds behind it; a panel per quantity
+    that has places.
+
+    Attributes:
+        log: the axes with a logarithmic scale: "", "x", "y" or "xy"
+    """
+
+    x: str
+    y: str
+    log: str = ""
+
+    def draw(self, measures: Measures, title: str) -> Figure:
+        quantities = [name for name in measures.quantities if _numbers(measures.of(name).places())]
+        figure, axes = canvas(1, len(quantities), width=4.6, height=3.4)
+        for panel, quantity in zip(axes[0], quantities, strict=True):
+            self._panel(panel, measures.of(quantity))
+            label(
+                panel,
+                title if quantity == "" else quantity,
+                self.x,
+                self.y if quantity == "" else "",
+            )
+        legend(axes[0][0])
+        return figure
+
+    def _panel(self, axes: Axes, measures: Measures) -> None:
+        for number, series in enumerate(measures.series):
+            places = _numbers(measures.places(series))
+            samples = [sample for x in places if (sample := measures.sample(series, x))]
+            color = PALETTE[number % len(PALETTE)]
+            marker = MARKERS[number // len(PALETTE) % len(MARKERS)]
+            axes.plot(
+                places,
+                [s.median for s in samples],
+                color=color,
+                marker=marker,
+                markersize=4,
+                label=series,
+            )
+            axes.fill_between(
+                places, [s.low for s in samples], [s.high for s in samples], color=color, alpha=0.15
+            )
+        if "x" in self.log:
+            axes.set_xscale("log", base=2)
+        if "y" in self.log:
+            axes.set_yscale("log")
+
+
+def _numbers(places: Iterable[At]) -> list[float]:
+    return [x for x in places if isinstance(x, int | float)]
+
+
+@dataclass(frozen=True)
+class Bars(Picture):
+    """A group of bars per column, one per series, at the medians; every seed is a point; a panel
+    per quantity.
+    """
+
+    y: str
+    log: bool = False
+
+    def draw(self, measures: Measures, title: str) -> Figure:
+        quantities = measures.quantities
+        columns = max(len(measures.of(quantity).places()) for quantity in quantities)
+        figure, axes = canvas(len(quantities), 1, width=max(4.6, 1.2 * columns + 2), height=3.2)
+        for panel, quantity in zip(axes[:, 0], quantities, strict=True):
+            self._panel(panel, measures.of(quantity))
+            label(
+                panel, title if quantity == "" else quantity, "", self.y if quantity == "" else ""
+            )
+        legend_beside(axes[0, 0])
+        return figure
+
+    def _panel(self, axes: Axes, measures: Measures) -> None:
+        places, count = measures.places(), len(measures.series)
+        for number, series in enumerate(measures.series):
+            color = PALETTE[number % len(PALETTE)]
+            found = [
+                (i, sample) for i, x in enumerate(places) if (sample := measures.sample(series, x))
+            ]
+            at = [i + 0.8 * (number + 0.5) / count - 0.4 for i, _ in found]
+            axes.bar(
+                at, [s.median for _, s in found], 0.75 / count, color=color, alpha=0.7, label=series
+            )
+            for x, (_, sample) in zip(at, found, strict=True):
+                axes.plot(
+                    [x] * len(sample.values), sample.values, ".", color="black", markersize=2.5
+                )
+        axes.set_xticks(
+            range(len(places)), ["" if x is None else str(x) for x in places], fontsize=7
+        )
+        if self.log:
+            axes.set_yscale("log")

@@ -1,0 +1,207 @@
+"""Testing a claim: its trials, each of them once; the verdict; the picture."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from fastweights.lab.bench.machine import Machine, commit, versions
+from fastweights.lab.reproduce.claim import Check, Claim, Recipe, Site, Trial, Verdict
+from fastweights.lab.reproduce.measures import Measure, Measures
+from fastweights.render.plots import png
+from fastweights.runs.files import append_line, whole_file, whole_lines
+
+
+@dataclass(frozen=True)
+class Done:
+    """A trial that was run: its repr, its numbers, how long it took, and of which commit it was."""
+
+    trial: str
+    name: str
+    minutes: float
+    commit: str | None
+    measures: tuple[Measure, ...]
+
+    @classmethod
+    def of(cls, line: str) -> Self:
+        found = json.loads(line)
+        return cls(**{**found, "measures": tuple(Measure(**row) for row in found["measures"])})
+
+    @property
+    def line(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
+
+
+class Ledger:
+    """The trials that were run in a folder: one line of JSON for each, only ever appended to."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.path = folder, folder / "trials.jsonl"
+        whole = [Done.of(line) for line in whole_lines(self.path)]
+        self.done = {done.trial: done for done in whole}
+        if self.path.exists():
+            with whole_file(self.path) as new:
+                new.write_text("".join(done.line + "\n" for done in whole), encoding="utf-8")
+
+    def add(self, done: Done) -> None:
+        """Write it down for good."""
+        append_line(self.path, done.line)
+        self.done[done.trial] = done
+
+    def folder_of(self, trial: Trial) -> Path:
+        """The folder in which it works."""
+        return self.folder / "trials" / sha256(repr(trial).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A claim tested at one size.
+
+    Attributes:
+        measures: what it was judged by
+        minutes: of all trials together
+    """
+
+    name: str
+    claim: Claim
+    size: str
+    measures: Measures
+    checks: tuple[Check, ...]
+    minutes: float
+    trials: int
+
+    @property
+    def verdict(self) -> Verdict:
+        """Fails if any part does, holds if all parts do."""
+        parts = {check.verdict for check in self.checks}
+        return (
+            Verdict.FAILS
+            if Verdict.FAILS in parts
+            else Verdict.OPEN
+            if Verdict.OPEN in parts
+            else Verdict.HOLDS
+        )
+
+    @property
+    def tally(self) -> dict[str, int]:
+        """How many parts of the statement have each verdict."""
+        return dict(Counter(check.verdict.value for check in self.checks))
+
+    def content(self, device: torch.device) -> dict[str, Any]:
+        """As JSON has it."""
+        claim = self.claim
+        return {
+            "claim": self.name,
+            "paper": claim.paper,
+            "place": claim.place,
+            "statement": claim.statement,
+            "size": self.size,
+            "unit": claim.unit,
+            "figures": claim.figures,
+            "verdict": self.verdict.value,
+            "tally": self.tally,
+            "checks": [_check(check) for check in self.checks],
+            "minutes": round(self.minutes, 2),
+            "trials": self.trials,
+            "commit": commit(),
+            "machine": asdict(Machine.here(device)),
+            "versions": versions(),
+            "measures": [asdict(row) for row in self.measures],
+        }
+
+
+@dataclass(frozen=True)
+class Place:
+    """What all trials of a claim have in common of their `Site`."""
+
+    shared: Path
+    device: torch.device
+    data: Path | None = None
+    workers: int | None = None
+
+    def site(self, folder: Path) -> Site:
+        return Site(folder, self.shared, self.device, self.data, self.workers)
+
+
+Listener = Callable[[Trial, int, int], None]
+"""Called before a trial that is not done yet, with its number and how many there are."""
+
+
+def reproduce(
+    name: str,
+    claim: Claim,
+    size: str,
+    out: Path,
+    place: Place,
+    listener: Listener = lambda trial, number, count: None,
+) -> Outcome:
+    """Test `claim` at one of its sizes in the folder `out`, going on after the trials that were
+    done there.
+
+    out/trials.jsonl has every trial's numbers, out/outcome.json the verdict and what it rests on,
+    out/picture.png the picture. Raises ValueError for an unknown size, and what the trials raise.
+    """
+    if size not in claim.sizes:
+        raise ValueError(f"size = {size!r}; there are {', '.join(claim.sizes)}")
+    recipe = claim.sizes[size].recipe
+    done = run_trials(recipe, Ledger(out), place, listener)
+    outcome = judged(name, claim, size, done)
+    (out / "picture.png").write_bytes(
+        png(claim.picture.draw(outcome.measures, f"{claim.paper}, {claim.place}"))
+    )
+    with whole_file(out / "outcome.json") as new:
+        new.write_text(
+            json.dumps(outcome.content(place.device), indent=1, ensure_ascii=False),
+            encoding="utf-8",
+        )
+    return outcome
+
+
+def run_trials(recipe: Recipe, ledger: Ledger, place: Place, listener: Listener) -> list[Done]:
+    """The trials of `recipe`, those that the ledger does not have having been run."""
+    trials = recipe.trials()
+    for number, trial in enumerate(trials, 1):
+        if repr(trial) not in ledger.done:
+            listener(trial, number, len(trials))
+            start = time.perf_counter()
+            site = place.site(ledger.folder_of(trial))
+            measures = tuple(trial.run(site))
+            minutes = max((time.perf_counter() - start) / 60, trial.minutes(site))
+            ledger.add(Done(repr(trial), trial.name, minutes, commit(), measures))
+    return [ledger.done[repr(trial)] for trial in trials]
+
+
+def judged(name: str, claim: Claim, size: str, done: Sequence[Done]) -> Outcome:
+    """The verdict on trials that were run."""
+    measures = claim.sizes[size].recipe.summary(
+        Measures(row for one in done for row in one.measures)
+    )
+    checks = tuple(statement.check(measures) for statement in claim.statements)
+    return Outcome(name, claim, size, measures, checks, sum(one.minutes for one in done), len(done))
+
+
+def _check(check: Check) -> dict[str, Any]:
+    low, middle, high = (
+        _finite(x) for x in (check.difference.low, check.difference.middle, check.difference.high)
+    )
+    return {
+        "sentence": check.sentence,
+        "difference": middle,
+        "low": low,
+        "high": high,
+        "verdict": check.verdict.value,
+    }
+
+
+def _finite(x: float) -> float | None:
+    """JSON has no infinity."""
+    return x if abs(x) < float("inf") else None

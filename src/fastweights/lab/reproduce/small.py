@@ -1,0 +1,78 @@
+"""Protocols for a CPU: what of a benchmark can be learnt in seconds, by all models alike.
+
+New examples in every batch, a constant rate, initial weights of 0.1 and no dropout, since small
+budgets do not get off the first plateau otherwise. MQAR models have one layer that mixes neighbours
+(RWKV's token shift) and one of the mixer in question: all find the next token's neighbour equally
+easily, and what differs is how much is remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fastweights.lab.tasks import (
+    MQAR,
+    TASKS,
+    Backbone,
+    Constant,
+    ListOps,
+    Protocol,
+    Segment,
+    Task,
+    Training,
+)
+from fastweights.lab.tasks.mqar import SMALL
+
+LOCAL = {"name": "rwkv4_channel"}
+
+
+def small(
+    train: Task, test: Task, steps: int, width: int, rate: float = 1e-2, **fields: Any
+) -> Protocol:
+    """`steps` updates of 64 sequences, tested on 500."""
+    return Protocol(
+        train=(Segment(train, None),),
+        test=(Segment(test, 500),),
+        training=Training(
+            (rate,), (0.1,), 64, steps=steps, schedule=Constant(), stop=0.99, best=True
+        ),
+        backbone=Backbone({**SMALL, **fields}, (width,)),
+        source="this library",
+    )
+
+
+def mqar(length: int, pairs: int, width: int, steps: int) -> Protocol:
+    """MQAR with 64 tokens."""
+    task = MQAR(vocabulary=64, length=length, pairs=pairs)
+    return small(task, task, steps, width)
+
+
+def behind(*mixers: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a model with these mixers behind the layer that mixes neighbours."""
+    return {"mixers": [LOCAL, *mixers]}
+
+
+def mad(name: str, steps: int, width: int = 64, **sizes: int) -> Protocol:
+    """MAD's task of this name with other `sizes`, on MesaNet's blocks."""
+    found = TASKS[f"mad-mesanet-{name}"]
+    tasks: tuple[Any, Any] = found.train[0].task, found.test[0].task
+    train, test = (replace(task, **sizes) for task in tasks)
+    return small(
+        train, test, steps, width, 3e-3, norm="rms", mlp="gated", tie_word_embeddings=False
+    )
+
+
+SHORT_LISTOPS = ListOps(shortest=10, longest=50)
+
+
+def long_range(steps: int) -> dict[str, Protocol]:
+    """ListOps with 10 to 50 tokens."""
+    fields = {
+        "norm": "layer",
+        "mlp": "gated",
+        "tie_word_embeddings": False,
+        "initializer_range": None,
+    }
+    return {"ListOps": small(SHORT_LISTOPS, SHORT_LISTOPS, steps, 32, 3e-3, **fields)}

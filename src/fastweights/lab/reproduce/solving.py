@@ -1,0 +1,114 @@
+"""What the Mesa layers of a trained model solve, and what fewer steps cost it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastweights.lab.reproduce.measures import Measure
+from fastweights.lab.reproduce.text import Reading
+from fastweights.methods import evaluate
+from fastweights.models import FastWeightsForCausalLM
+from fastweights.models.mesa import mesa_records, solved_by
+from fastweights.recurrence import (
+    ConjugateGradient,
+    Decay,
+    Mesa,
+    condition_numbers,
+    solver_statistics,
+)
+from fastweights.text.corpus import Corpus
+from fastweights.train.perplexity import nll_by_position
+
+STEPS = "steps per token"
+ADDED = "loss added to that of 30 steps"
+
+
+@dataclass(frozen=True)
+class Solvers(Reading):
+    """The loss with each of `solvers` in place of the model's own, what it adds to that of `base`
+    in the first and last quarter of the positions, and the steps taken on average. `length` may be
+    beyond that of training.
+    """
+
+    solvers: Mapping[str, ConjugateGradient]
+    base: str
+    tokens: int
+    length: int
+
+    def measures(
+        self, series: str, seed: int, model: FastWeightsForCausalLM, corpus: Corpus
+    ) -> Iterator[Measure]:
+        losses = {}
+        for name, solver in self.solvers.items():
+            with solved_by(model, solver):
+                losses[name] = nll_by_position(
+                    model, corpus.validation[: self.tokens], self.length, batch=8
+                ).nll
+                yield Measure(name, self._steps(model, corpus), quantity=STEPS, seed=seed)
+            yield Measure(name, float(losses[name].mean()), seed=seed)
+        quarter = self.length // 4
+        for name in [name for name in losses if name != self.base]:
+            added = losses[name] - losses[self.base]
+            yield Measure(name, float(added[:quarter].mean()), "first quarter", ADDED, seed)
+            yield Measure(name, float(added[-quarter:].mean()), "last quarter", ADDED, seed)
+
+    def _steps(self, model: FastWeightsForCausalLM, corpus: Corpus) -> float:
+        records = mesa_records(model, _ids(model, corpus, self.length))
+        return float(np.mean([solver_statistics(record).steps.mean().item() for record in records]))
+
+
+@dataclass(frozen=True)
+class Insides(Reading):
+    """Over all heads, the rank correlation of the mean γ with the condition number of H_t + Λ in
+    the last quarter of `length` tokens, with how often it grew since the first quarter, with the
+    steps to a residual of 0.001, and with the cosine between the output and that of gated linear
+    attention, which solves nothing.
+    """
+
+    length: int
+
+    @torch.no_grad()
+    def measures(
+        self, series: str, seed: int, model: FastWeightsForCausalLM, corpus: Corpus
+    ) -> Iterator[Measure]:
+        heads = [
+            _inside(record) for record in mesa_records(model, _ids(model, corpus, self.length))
+        ]
+        gamma, *others = (torch.cat(column) for column in zip(*heads, strict=True))
+        names = ("condition number", "growth of the condition number", "steps", "cosine to GLA")
+        for name, values in zip(names, others, strict=True):
+            yield Measure(name, rank_correlation(gamma, values), seed=seed)
+
+
+def _ids(model: FastWeightsForCausalLM, corpus: Corpus, length: int) -> Tensor:
+    return torch.tensor(
+        np.asarray(corpus.validation[:length]), dtype=torch.long, device=model.device
+    )[None]
+
+
+def _inside(record: Mesa) -> tuple[Tensor, ...]:
+    """``[h]`` each: γ, the last condition number, its growth, steps, cosine."""
+    quarter = len(record) // 4
+    condition = condition_numbers(record)
+    first, last = condition[:, :quarter].mean((0, 1)), condition[:, -quarter:].mean((0, 1))
+    steps = (
+        solver_statistics(replace(record, solver=ConjugateGradient(tol=1e-3)))
+        .steps.double()
+        .mean((0, 1))
+    )
+    plain = Decay(record.q, record.k, record.beta * record.v, record.log_decay)
+    cosine = F.cosine_similarity(evaluate(record)[0], evaluate(plain)[0], dim=-1).mean((0, 1))
+    assert record.log_decay is not None
+    return record.log_decay.exp().mean((0, 1, 3)), last, last / first, steps, cosine
+
+
+def rank_correlation(x: Tensor, y: Tensor) -> float:
+    """Spearman's, of numbers that are all different."""
+    ranks = torch.stack([x.argsort().argsort(), y.argsort().argsort()]).double()
+    return torch.corrcoef(ranks)[0, 1].item()

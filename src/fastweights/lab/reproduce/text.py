@@ -1,0 +1,253 @@
+"""Claims about language models: one is trained for each mixer and seed, and asked for its loss in
+several ways.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from fastweights.lab.reproduce.claim import Recipe, Site, Trial
+from fastweights.lab.reproduce.measures import Measure, Measures
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.runs.checkpoint import no_progress_bars
+from fastweights.runs.files import whole_folder
+from fastweights.runs.optimizers import AdamW, Cosine
+from fastweights.text.corpus import Corpus, Text, load, read
+from fastweights.text.tokenizers import BPE, Pretrained
+from fastweights.train.loop import Architecture, Every, TrainConfig, train
+from fastweights.train.perplexity import PositionLoss, nll_by_position
+
+Fields = Mapping[str, Any]
+POSITION, FAR = "by position", "mean so far"
+
+
+@dataclass(frozen=True)
+class Configured(Architecture):
+    """`fields` of the configuration besides its mixers, layers and width."""
+
+    fields: Fields = field(default_factory=dict)
+
+    def build(self, tokenizer: PreTrainedTokenizerBase) -> FastWeightsForCausalLM:
+        return FastWeightsForCausalLM(
+            FastWeightsConfig(
+                vocab_size=len(tokenizer),
+                hidden_size=self.width,
+                num_hidden_layers=self.layers,
+                mixers=[dict(mixer) for mixer in self.mixers],
+                **self.fields,
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """How every model of an experiment is trained; they differ in mixers and seed.
+
+    Attributes:
+        data: files of the user's data folder to read in place of `text`
+    """
+
+    text: Text
+    layers: int
+    width: int
+    fields: Fields
+    rate: float
+    steps: int
+    batch: int
+    length: int
+    warmup: int
+    bf16: bool = False
+    data: tuple[str, ...] = ()
+
+    def config(self, mixers: Sequence[Fields], seed: int, text: Text) -> TrainConfig:
+        return TrainConfig(
+            text=text,
+            model=Configured(tuple(mixers), self.layers, self.width, self.fields),
+            optimizer=AdamW(lr=self.rate),
+            schedule=Cosine(warmup=self.warmup),
+            every=Every(
+                log=self.steps, evaluation=self.steps, checkpoint=max(self.steps // 10, 100)
+            ),
+            steps=self.steps,
+            batch=self.batch,
+            length=self.length,
+            bf16=self.bf16,
+            seed=seed,
+        )
+
+    def trained(
+        self, mixers: Sequence[Fields], seed: int, site: Site
+    ) -> tuple[FastWeightsForCausalLM, Corpus]:
+        """The model, trained if nobody has done so before, and its text."""
+        folder = site.shared / "models" / key((self, mixers, seed))
+        if not (folder / "model").exists():
+            train(
+                self.config(mixers, seed, tokenized(self._own(site), site)),
+                folder,
+                cpu=site.device.type == "cpu",
+            )
+        with no_progress_bars():
+            model: Any = FastWeightsForCausalLM.from_pretrained(folder / "model")
+        return model.to(site.device).eval(), load(folder / "data")
+
+    def _own(self, site: Site) -> Text:
+        """The text, from the user's data if it says so."""
+        return (
+            replace(self.text, sources=tuple(str(site.file(n)) for n in self.data))
+            if self.data
+            else self.text
+        )
+
+
+def tokenized(text: Text, site: Site) -> Text:
+    """The text with a tokenizer that all models share."""
+    folder = site.shared / "tokenizers" / key(text)
+    if not folder.exists():
+        with whole_folder(folder) as new:
+            read(text).tokenizer.save_pretrained(new)
+    return replace(text, tokenization=Pretrained(str(folder)))
+
+
+def key(value: object) -> str:
+    """A name for what is decided by a frozen value."""
+    return sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def _backbone(
+    layers: int, width: int, rate: float, steps: int, batch: int, length: int, text: Text
+) -> Pretraining:
+    """MesaNet's (appendix D)."""
+    fields = {"intermediate_size": 3 * width, "tie_word_embeddings": True, "logit_cap": 30.0}
+    return Pretraining(text, layers, width, fields, rate, steps, batch, length, warmup=steps // 10)
+
+
+def _on_books(pretraining: Pretraining) -> Pretraining:
+    return replace(pretraining, bf16=True, data=("books",))
+
+
+FIVE = (0, 1, 2, 3, 4)
+SMALL = _backbone(2, 64, 6e-3, 200, 8, 256, Text(("shakespeare",), tokenization=BPE(512)))
+"""Seconds on a CPU, on the megabyte of text that is in the package."""
+MEDIUM = _on_books(_backbone(4, 256, 3e-3, 600, 16, 512, Text(tokenization=BPE(4096))))
+"""A quarter of a minute on a GPU, on the texts in the folder `books` of the user's data."""
+LARGE = _on_books(_backbone(14, 768, 1.5e-3, 28_600, 256, 2048, Text(tokenization=BPE(50_257))))
+"""MesaNet's 145 million parameters and 15 billion tokens, which the user brings."""
+
+
+class Reading(ABC):
+    """What a trained model is asked, a frozen value."""
+
+    @abstractmethod
+    def measures(
+        self, series: str, seed: int, model: FastWeightsForCausalLM, corpus: Corpus
+    ) -> Iterator[Measure]:
+        """The answers."""
+
+
+@dataclass(frozen=True)
+class Positions(Reading):
+    """The loss of `tokens` validation tokens in sequences of `length`: over all, and by position,
+    in octaves.
+    """
+
+    tokens: int
+    length: int
+
+    def measures(
+        self, series: str, seed: int, model: FastWeightsForCausalLM, corpus: Corpus
+    ) -> Iterator[Measure]:
+        loss = nll_by_position(
+            model, corpus.validation[: self.tokens], self.length, batch=16, chunk=None
+        )
+        yield Measure(series, loss.mean, seed=seed)
+        yield from by_octave(series, loss, seed)
+
+
+@dataclass(frozen=True)
+class Extrapolation(Reading):
+    """The mean loss up to each of `lengths`, of sequences as long as the last, the state carried
+    along.
+    """
+
+    tokens: int
+    lengths: tuple[int, ...]
+    batch: int = 4
+
+    def measures(
+        self, series: str, seed: int, model: FastWeightsForCausalLM, corpus: Corpus
+    ) -> Iterator[Measure]:
+        loss = nll_by_position(
+            model, corpus.validation[: self.tokens], self.lengths[-1] + 1, batch=self.batch
+        )
+        for length in self.lengths:
+            yield Measure(series, float(loss.mean_so_far[length - 1]), length, FAR, seed)
+
+
+def by_octave(series: str, loss: PositionLoss, seed: int) -> Iterator[Measure]:
+    """Nats per token from each power of two up to the next."""
+    last = len(loss.nll)
+    edges = np.array(sorted({*(2**n for n in range(int(np.log2(last)) + 1)), last + 1}))
+    for edge, value in zip(edges, loss.pooled(edges), strict=False):
+        yield Measure(series, float(value), int(edge), POSITION, seed)
+
+
+@dataclass(frozen=True)
+class Model(Trial):
+    """One model trained from one seed, and read."""
+
+    series: str
+    mixers: tuple[Fields, ...]
+    seed: int
+    pretraining: Pretraining
+    readings: tuple[Reading, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.series}, seed {self.seed}"
+
+    def run(self, site: Site) -> list[Measure]:
+        model, corpus = self.pretraining.trained(self.mixers, self.seed, site)
+        found = (
+            reading.measures(self.series, self.seed, model, corpus) for reading in self.readings
+        )
+        return [measure for some in found for measure in some]
+
+
+@dataclass(frozen=True)
+class LanguageModels(Recipe):
+    """Models by series, each from several seeds; with a `reference` among them, differences to it
+    by position.
+    """
+
+    models: Mapping[str, tuple[Fields, ...]]
+    pretraining: Pretraining
+    readings: tuple[Reading, ...]
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    reference: str | None = None
+
+    def trials(self) -> Sequence[Trial]:
+        return [
+            Model(series, mixers, seed, self.pretraining, self.readings)
+            for seed in self.seeds
+            for series, mixers in self.models.items()
+        ]
+
+    def summary(self, measures: Measures) -> Measures:
+        if self.reference is None:
+            return measures
+        rows = measures.of(POSITION)
+        base = {(row.x, row.seed): row.value for row in rows if row.series == self.reference}
+        quantity = f"difference to {self.reference}"
+        differences = (
+            Measure(row.series, row.value - base[row.x, row.seed], row.x, quantity, row.seed)
+            for row in rows
+            if row.series != self.reference
+        )
+        return Measures([*measures, *differences])

@@ -1,0 +1,100 @@
+"""Claims that are theorems: the propositions and lemmas of `analysis.theory`, executed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from fastweights.analysis.theory import (
+    Approximation,
+    Embedding,
+    Finding,
+    LeastParameters,
+    Overwriting,
+    TaylorSoftmax,
+    findings,
+)
+from fastweights.lab.reproduce.claim import Picture, Recipe, Site, Trial
+from fastweights.lab.reproduce.measures import Measure, Measures
+from fastweights.render.plots import canvas
+
+
+@dataclass(frozen=True)
+class Execution(Trial):
+    """The statement of this source, on the inputs of `findings`."""
+
+    source: str
+
+    @property
+    def name(self) -> str:
+        return self.source
+
+    def run(self, site: Site) -> list[Measure]:
+        return list(numbers(finding(self.source)))
+
+
+@dataclass(frozen=True)
+class Theorem(Recipe):
+    """A theorem needs no size: it is the same on any machine."""
+
+    source: str
+
+    def trials(self) -> Sequence[Trial]:
+        return [Execution(self.source)]
+
+
+@dataclass(frozen=True)
+class Drawn(Picture):
+    """The finding's own picture."""
+
+    source: str
+
+    def draw(self, measures: Measures, title: str) -> Figure:
+        figure, axes = canvas(width=5.2, height=3.6)
+        finding(self.source).draw(axes[0, 0])
+        return figure
+
+
+def finding(source: str) -> Finding:
+    """The finding of this source. Raises ValueError if there is none."""
+    found = {one.source: one for one in findings()}
+    if source not in found:
+        raise ValueError(f"there is no finding {source!r}; there are {', '.join(found)}")
+    return found[source]
+
+
+def numbers(found: Finding) -> Iterator[Measure]:
+    """What a finding came to, exact."""
+    match found:
+        case Overwriting():
+            yield from (
+                Measure(one.model, one.least, quantity="error of row 1") for one in found.attempts
+            )
+        case Approximation():
+            for one in (*found.solutions, found.signed):
+                yield Measure(one.groups, one.error, quantity="error of the map")
+                yield Measure(one.groups, one.key, quantity="largest key")
+            for length, key in zip(found.lengths, found.needed, strict=True):
+                yield Measure("fixed decay", key, length, "largest key")
+        case LeastParameters():
+            for one in found.choices:
+                yield Measure(one.name, float(one.sufficient), quantity="meets C1 and C2")
+                yield Measure(one.name, one.size, quantity="groups")
+            least = min(one.size for one in found.choices if one.sufficient)
+            alike = sum(one.sufficient and one.size == least for one in found.choices)
+            yield Measure("fewest that suffice", least, quantity="groups")
+            yield Measure("choices with so few", alike, quantity="groups")
+        case TaylorSoftmax():
+            for features, error in zip(found.features, found.map_errors, strict=True):
+                yield Measure("Taylor features", error, features * found.values, "error of the map")
+            for points, rank in zip(found.points, found.ranks, strict=True):
+                yield Measure("rank of e^(x y)", rank / points, points, "rank / points")
+        case Embedding():
+            for width, error in zip(found.widths, found.differences, strict=True):
+                yield Measure("larger state", error, width, "difference")
+        case _:
+            raise TypeError(
+                f"the numbers of a {type(found).__name__} are not known here; state them in numbers"
+            )

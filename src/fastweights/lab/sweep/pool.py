@@ -1,0 +1,140 @@
+"""Where runs are run: in this process's children, or on a Ray cluster."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastweights.lab.sweep.plan import Run
+from fastweights.lab.sweep.trainer import Point, Row, fit
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A run that ended with an error, and its traceback."""
+
+    run: Run
+    trace: str
+
+
+class Pool(ABC):
+    """Somewhere to run runs."""
+
+    @abstractmethod
+    def results(self, runs: Sequence[Run], logs: Path, device: str) -> Iterator[Row | Failed]:
+        """Of all runs, in the order in which they end; each evaluation is a line of
+        ``logs/KEY.jsonl`` at once.
+        """
+
+
+@dataclass(frozen=True)
+class Here(Pool):
+    """This process, one run after the other."""
+
+    def results(self, runs: Sequence[Run], logs: Path, device: str) -> Iterator[Row | Failed]:
+        threads = torch.get_num_threads()
+        try:
+            yield from (work(run, logs, device) for run in runs)
+        finally:
+            torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True)
+class Local(Pool):
+    """Processes of this machine, one thread each; None for as many as it has cores."""
+
+    workers: int | None = None
+
+    def results(self, runs: Sequence[Run], logs: Path, device: str) -> Iterator[Row | Failed]:
+        count = min(self.workers or os.cpu_count() or 1, max(1, len(runs)))
+        context = multiprocessing.get_context("spawn")
+        with _ending(ProcessPoolExecutor(count, context, initializer=_prepare)) as executor:
+            futures = [executor.submit(work, run, logs, device) for run in runs]
+            for future in as_completed(futures):
+                yield future.result()
+
+
+@dataclass(frozen=True)
+class Ray(Pool):
+    """A Ray cluster, one core per run; None for one on this machine, started and stopped with the
+    sweep.
+    """
+
+    address: str | None = None
+
+    def results(self, runs: Sequence[Run], logs: Path, device: str) -> Iterator[Row | Failed]:
+        ray = _ray()
+        ray.init(address=self.address, include_dashboard=False, log_to_driver=False)
+        try:
+            remote = ray.remote(num_cpus=1, num_gpus=0 if device == "cpu" else 1)(work)
+            left = [remote.remote(run, logs, device) for run in runs]
+            while left:
+                (done,), left = ray.wait(left, num_returns=1)
+                yield ray.get(done)
+        finally:
+            ray.shutdown()
+
+
+def work(run: Run, logs: Path, device: str) -> Row | Failed:
+    """Run it; what goes wrong is a result too."""
+    torch.set_num_threads(1)
+    logs.mkdir(parents=True, exist_ok=True)
+    try:
+        with (logs / f"{run.key}.jsonl").open("w", encoding="utf-8") as log:
+
+            def listen(point: Point) -> None:
+                log.write(json.dumps(asdict(point)) + "\n")
+                log.flush()
+
+            return fit(run, listen, torch.device(device))
+    except Exception:
+        return Failed(run, traceback.format_exc())
+
+
+def _ray() -> Any:
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise ValueError("Ray is not installed: pip install ray, or leave out --ray") from error
+
+
+@contextmanager
+def _ending(executor: ProcessPoolExecutor) -> Iterator[ProcessPoolExecutor]:
+    """An executor whose processes end with the block, whatever they are doing."""
+    others = set(multiprocessing.active_children())
+    try:
+        yield executor
+    finally:
+        children = set(multiprocessing.active_children()) - others
+        executor.shutdown(wait=False, cancel_futures=True)
+        for child in children:
+            child.terminate()
+
+
+def _prepare() -> None:
+    """In a new process: leave interrupts to the parent, and end when it does, even if it is
+    killed.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()

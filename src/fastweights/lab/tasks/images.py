@@ -1,0 +1,161 @@
+"""Images: arrays in memory, and folders of files with DeiT's crops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from fastweights.lab.tasks.base import Batch, ImageTask
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+@dataclass(frozen=True, eq=False)
+class Images(ImageTask):
+    """Square images in memory, as (x / 255 - mean) / deviation.
+
+    Attributes:
+        pixels: ``[n c s s]`` uint8
+        labels: ``[n]``
+    """
+
+    pixels: np.ndarray
+    labels: np.ndarray
+    mean: float = 0.5
+    deviation: float = 0.5
+
+    @property
+    def side(self) -> int:
+        return self.pixels.shape[-1]
+
+    @property
+    def channels(self) -> int:
+        return self.pixels.shape[1]
+
+    @property
+    def classes(self) -> int:
+        return int(self.labels.max()) + 1
+
+    def draw(self, generator: np.random.Generator, count: int) -> Batch:
+        if count > len(self.pixels):
+            raise ValueError(f"{count} images are asked for, there are {len(self.pixels)}")
+        rows = generator.permutation(len(self.pixels))[:count]
+        pixels = torch.from_numpy(self.pixels[rows]).float().div(255)
+        return Batch(
+            (pixels - self.mean) / self.deviation,
+            torch.from_numpy(self.labels[rows].astype(np.int64)),
+        )
+
+
+@dataclass(frozen=True)
+class Crop:
+    """What of an image is shown.
+
+    Attributes:
+        random: a random part (8 % to 100 % of the area, sides 3:4 to 4:3), mirrored half of the
+            time (DeiT, training); otherwise the middle of the image at 8/7 of the size (DeiT,
+            tests)
+    """
+
+    size: int = 224
+    random: bool = False
+
+    def __call__(self, image: Image.Image, generator: np.random.Generator) -> np.ndarray:
+        """``[3 size size]`` uint8."""
+        box = self._part(image.size, generator) if self.random else self._middle(image.size)
+        shown = image.resize((self.size, self.size), Image.Resampling.BICUBIC, box=box)
+        pixels = np.asarray(shown).transpose(2, 0, 1)
+        return pixels[:, :, ::-1] if self.random and generator.random() < 0.5 else pixels
+
+    def _middle(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
+        side = min(size) * 7 / 8
+        left, top = ((s - side) / 2 for s in size)
+        return left, top, left + side, top + side
+
+    def _part(
+        self, size: tuple[int, int], generator: np.random.Generator
+    ) -> tuple[float, float, float, float]:
+        """The first of ten random boxes that lies inside, or the middle (as torchvision)."""
+        for _ in range(10):
+            area = generator.uniform(0.08, 1.0) * size[0] * size[1]
+            ratio = np.exp(generator.uniform(np.log(3 / 4), np.log(4 / 3)))
+            width, height = float(np.sqrt(area * ratio)), float(np.sqrt(area / ratio))
+            if width <= size[0] and height <= size[1]:
+                left, top = (
+                    generator.uniform(0, free) for free in (size[0] - width, size[1] - height)
+                )
+                return left, top, left + width, top + height
+        return self._middle(size)
+
+
+@dataclass(frozen=True)
+class ImageFolder(ImageTask):
+    """Images in ``folder/<class>/…``, read when they are drawn; classes in alphabetical order.
+    ImageNet's statistics.
+
+    Raises FileNotFoundError if there are none.
+    """
+
+    folder: Path
+    crop: Crop = Crop()
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            kinds = ", ".join(sorted(SUFFIXES))
+            raise FileNotFoundError(
+                f"{self.folder} has no images in folders of their classes ({kinds})"
+            )
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The classes."""
+        return (
+            sorted(path.name for path in self.folder.iterdir() if path.is_dir())
+            if self.folder.is_dir()
+            else []
+        )
+
+    @cached_property
+    def files(self) -> list[tuple[Path, int]]:
+        """Every image and its class."""
+        found = [
+            (p, i)
+            for i, name in enumerate(self.names)
+            for p in sorted((self.folder / name).rglob("*"))
+        ]
+        return [(path, label) for path, label in found if path.suffix.lower() in SUFFIXES]
+
+    @property
+    def side(self) -> int:
+        return self.crop.size
+
+    @property
+    def channels(self) -> int:
+        return 3
+
+    @property
+    def classes(self) -> int:
+        return len(self.names)
+
+    def draw(self, generator: np.random.Generator, count: int) -> Batch:
+        if count > len(self.files):
+            raise ValueError(f"{count} images are asked for, {self.folder} has {len(self.files)}")
+        chosen = [self.files[row] for row in generator.permutation(len(self.files))[:count]]
+        pixels = (
+            np.stack([self._read(path, generator) for path, _ in chosen]).astype(np.float32) / 255
+        )
+        mean, deviation = (np.array(part, np.float32)[:, None, None] for part in IMAGENET)
+        return Batch(
+            torch.from_numpy((pixels - mean) / deviation),
+            torch.tensor([label for _, label in chosen]),
+        )
+
+    def _read(self, path: Path, generator: np.random.Generator) -> np.ndarray:
+        with Image.open(path) as image:
+            return self.crop(image.convert("RGB"), generator)

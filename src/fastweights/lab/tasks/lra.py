@@ -1,0 +1,320 @@
+"""The Long Range Arena (Tay et al., 2021) and images as sequences: protocols, of generators and of
+files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fastweights.lab.tasks.archives import aan, cifar10, grey, imdb, mnist
+from fastweights.lab.tasks.images import Crop, ImageFolder, Images
+from fastweights.lab.tasks.listops import ListOps
+from fastweights.lab.tasks.pathfinder import Pathfinder
+from fastweights.lab.tasks.protocol import Backbone, Cosine, Fields, Protocol, Segment, Training
+from fastweights.lab.tasks.stored import Rows, StoredPairs, StoredSequences
+from fastweights.models import PRESETS
+
+_A4 = "MetaLA, Table A4 (no code released)"
+
+
+def _metala(
+    name: str, rate: float, batch: int, decay: float, warmup: int, steps: int
+) -> tuple[Training, Backbone]:
+    """The training of MetaLA's Table A4, and the shape of its model, with any mixer."""
+    fields = PRESETS[f"metala-lra-{name}"].fields
+    around = {
+        key: value
+        for key, value in fields.items()
+        if key not in ("mixers", "vocab_size", "num_labels")
+    }
+    training = Training((rate,), (decay,), batch, steps=steps, schedule=Cosine(warmup), best=True)
+    return training, Backbone(
+        around, (fields["hidden_size"],), {"metala": {"mixers": fields["mixers"]}}
+    )
+
+
+def _listops() -> Protocol:
+    training, backbone = _metala("listops", 5e-4, 128, 0.01, 5_000, 50_000)
+    return Protocol(
+        train=(Segment(ListOps(), 96_000),),
+        test=(Segment(ListOps(), 2_000),),
+        training=training,
+        backbone=backbone,
+        source=f"Long Range Arena, google-research/long-range-arena @ cd31e5c; {_A4}",
+        differs=(
+            "from a seed, where the reference draws from an unseeded generator and orders by hash"
+        ),
+        figures={
+            "metala": 59.34,
+            "s4": 59.60,
+            "s5": 62.15,
+            "hgrn": 59.95,
+            "mamba": 38.02,
+            "softmax": 38.37,
+        },
+    )
+
+
+def _listops_dsf() -> Protocol:
+    fields: Fields = {
+        "num_hidden_layers": 10,
+        "norm": "layer",
+        "mlp": "plain",
+        "hidden_act": "gelu",
+        "mlp_bias": True,
+        "intermediate_size": 512,
+        "learnt_positions": 2048,
+        "embedding_dropout": 0.1,
+        "residual_dropout": 0.1,
+    }
+    models: dict[str, Fields] = {
+        "softmax": {
+            "mixers": [{"name": "softmax", "heads": 8, "rope": {"fraction": 0.0}}],
+            "num_hidden_layers": 8,
+        },
+        "linear": {"mixers": [{"name": "linear", "heads": 8}]},
+        "normalized": {"mixers": [{"name": "normalized", "heads": 8}]},
+    }
+    warmup = Cosine(warmup=0.1, final=5e-6, by_epoch=True)
+    return replace(
+        _listops(),
+        training=Training((5e-4,), (0.1,), 32, epochs=50, schedule=warmup, best=True),
+        backbone=Backbone(fields, (128,), models),
+        source="DSF, Table 3: jsie7/ssm-benchmark @ 3c4337f",
+        differs=(
+            "the reference puts a softmax on its softmax, pools over padding, has dropout on"
+            " attention too, trains softmax attention with batches of 8 and reads the best epoch"
+            " from the tests; its S6 is a whole Mamba block"
+        ),
+        figures={"softmax": 35.72, "linear": 16.12, "normalized": 38.24, "mamba": 38.02},
+    )
+
+
+def _listops_small() -> Protocol:
+    full = _listops()
+    task = ListOps(shortest=50, longest=200)
+    return replace(
+        full,
+        train=(Segment(task, 20_000),),
+        test=(Segment(task, 1_000),),
+        training=Training((1e-3, 3e-3), (0.01,), 64, epochs=10, schedule=Cosine(0.1), best=True),
+        backbone=Backbone({"num_hidden_layers": 2}, (64,)),
+        source="this library",
+        differs="trees of 50 to 200 tokens: minutes on a CPU",
+        figures={},
+    )
+
+
+def _pathfinder() -> Protocol:
+    training, backbone = _metala("pathfinder", 2e-3, 256, 0.0, 50_000, 500_000)
+    return Protocol(
+        train=(Segment(Pathfinder(), 160_000),),
+        test=(Segment(Pathfinder(), 20_000),),
+        training=training,
+        backbone=backbone,
+        source=f"Long Range Arena; pictures after drewlinsley/pathfinder @ 7b53886; {_A4}",
+        differs=(
+            "a generator of our own with the sizes and turns of the reference, so that figures are"
+            " not comparable"
+        ),
+    )
+
+
+def _pathfinder_small() -> Protocol:
+    task = Pathfinder(side=16, dashes=4, distractors=1, distractor_dashes=2, apart=4.0)
+    return replace(
+        _pathfinder(),
+        train=(Segment(task, 20_000),),
+        test=(Segment(task, 1_000),),
+        training=Training((1e-3, 3e-3), (0.01,), 64, epochs=10, schedule=Cosine(0.1), best=True),
+        backbone=Backbone({"num_hidden_layers": 2, "bidirectional": True}, (64,)),
+        source="this library",
+        differs="curves of 4 dashes on 16 pixels: minutes on a CPU",
+    )
+
+
+PROTOCOLS: dict[str, Protocol] = {
+    "lra-listops": _listops(),
+    "lra-listops-dsf": _listops_dsf(),
+    "lra-listops-small": _listops_small(),
+    "lra-pathfinder": _pathfinder(),
+    "lra-pathfinder-small": _pathfinder_small(),
+}
+
+
+# of files -----------------------------------------------------------------------------------------
+# ------------------
+
+
+def lra_text(archive: Path) -> Protocol:
+    """Sentiment of films by characters; aclImdb_v1.tar.gz. The tests decide when to stop, as
+    everywhere.
+    """
+    train, test, vocabulary = imdb(archive)
+    training, backbone = _metala("text", 4e-3, 64, 0.0, 10_000, 50_000)
+    return _stored(
+        StoredSequences(train, vocabulary),
+        StoredSequences(test, vocabulary),
+        None,
+        (training, backbone),
+        _A4,
+        {
+            "metala": 89.27,
+            "s4": 86.82,
+            "s5": 89.31,
+            "hgrn": 88.14,
+            "mamba": 82.98,
+            "softmax": 61.95,
+        },
+    )
+
+
+def lra_retrieval(folder: Path) -> Protocol:
+    """Whether one paper cites another, by characters; new_aan_pairs.*.tsv of lra_release."""
+    train, validation, test, vocabulary = aan(folder)
+    train, validation, test = (StoredPairs(rows, vocabulary) for rows in (train, validation, test))
+    settings = _metala("retrieval", 8e-4, 128, 1e-4, 312, 50_000)
+    figures = {
+        "metala": 91.28,
+        "s4": 90.90,
+        "s5": 91.40,
+        "hgrn": 94.23,
+        "mamba": 72.14,
+        "softmax": 80.69,
+    }
+    return _stored(train, test, validation, settings, _A4, figures)
+
+
+def lra_image(archive: Path) -> Protocol:
+    """CIFAR-10 in grey, pixel by pixel; cifar-10-binary.tar.gz, its last 5,000 training images for
+    validation.
+    """
+    images, labels, tests, test_labels = cifar10(archive)
+    rows = Rows(grey(images).reshape(len(images), -1), labels)
+    test = StoredSequences(Rows(grey(tests).reshape(len(tests), -1), test_labels), 256, 10)
+    train, validation = (StoredSequences(part, 256, 10) for part in _split(rows, 5_000))
+    settings = _metala("image", 3e-3, 128, 0.0, 30_000, 50_000)
+    figures = {
+        "metala": 91.88,
+        "s4": 88.65,
+        "s5": 88.00,
+        "hgrn": 88.69,
+        "mamba": 69.82,
+        "softmax": 40.57,
+    }
+    return _stored(train, test, validation, settings, _A4, figures)
+
+
+def mnist_sequence(folder: Path) -> Protocol:
+    """sMNIST: the 784 pixels of a digit one after the other, as tokens; MNIST's four IDX files."""
+    return _mnist_sequence(folder, np.arange(784), "pixels in order")
+
+
+def mnist_permuted(folder: Path) -> Protocol:
+    """pMNIST: the same in one random order (numpy's default_rng(0))."""
+    return _mnist_sequence(
+        folder, np.random.default_rng(0).permutation(784), "pixels in one random order"
+    )
+
+
+def _mnist_sequence(folder: Path, order: np.ndarray, differs: str) -> Protocol:
+    images, labels, tests, test_labels = mnist(folder)
+    train, validation = _split(Rows(images.reshape(-1, 784)[:, order], labels), 5_000)
+    test = Rows(tests.reshape(-1, 784)[:, order], test_labels)
+    train, validation, test = (StoredSequences(rows, 256, 10) for rows in (train, validation, test))
+    training = Training(
+        (1e-3, 3e-3), (0.01,), 64, epochs=20, schedule=Cosine(0.1), best=True, clip=1.0
+    )
+    backbone = Backbone({"num_hidden_layers": 4, "bidirectional": False}, (128,))
+    return _stored(train, test, validation, (training, backbone), "MNIST", {}, differs)
+
+
+def mnist_images(folder: Path) -> Protocol:
+    """MNIST as images in patches of 4 pixels, read both ways; its four IDX files."""
+    images, labels, tests, test_labels = mnist(folder)
+    train, validation, test = (
+        Images(pixels[:, None], y, 0.1307, 0.3081)
+        for pixels, y in (
+            (images[:-5_000], labels[:-5_000]),
+            (images[-5_000:], labels[-5_000:]),
+            (tests, test_labels),
+        )
+    )
+    fields: Fields = {
+        "num_hidden_layers": 2,
+        "patch_size": 4,
+        "class_token": True,
+        "pooling": "last",
+    }
+    training = Training(
+        (1e-3, 3e-3), (0.05,), 128, epochs=10, schedule=Cosine(0.1), best=True, clip=1.0
+    )
+    return Protocol(
+        train=(Segment(train, len(train.pixels)),),
+        test=(Segment(test, len(test.pixels)),),
+        validation=(Segment(validation, len(validation.pixels)),),
+        training=training,
+        backbone=Backbone(fields, (64,)),
+        source="this library",
+    )
+
+
+def image_folder(folder: Path) -> Protocol:
+    """DeiT's recipe (Touvron et al., 2021) on ``folder/train/<class>/…`` and
+    ``folder/val/<class>/…``.
+    """
+    train, test = ImageFolder(folder / "train", Crop(random=True)), ImageFolder(folder / "val")
+    fields = PRESETS["metala-deit-tiny"].fields
+    around = {key: value for key, value in fields.items() if key not in ("mixers", "num_labels")}
+    return Protocol(
+        train=(Segment(train, len(train.files)),),
+        test=(Segment(test, len(test.files)),),
+        training=Training(
+            (1e-3,), (0.05,), 1024, epochs=300, schedule=Cosine(5 / 300, 1e-6, 1e-5), best=True
+        ),
+        backbone=Backbone(around, (192, 384), {"metala": {"mixers": fields["mixers"]}}),
+        source="MetaLA, Table 6: the recipe of DeiT (facebookresearch/deit)",
+        differs="random crops and mirrors; no mixup, RandAugment, erasing or stochastic depth",
+        figures={"metala": 75.33},
+    )
+
+
+FILES: dict[str, Callable[[Path], Protocol]] = {
+    "lra-text": lra_text,
+    "lra-retrieval": lra_retrieval,
+    "lra-image": lra_image,
+    "smnist": mnist_sequence,
+    "pmnist": mnist_permuted,
+    "mnist": mnist_images,
+    "image-folder": image_folder,
+}
+"""Protocols of data that users have: what to call with the path of it."""
+
+
+def _split(rows: Rows, validation: int) -> tuple[Rows, Rows]:
+    return rows.part(slice(None, -validation)), rows.part(slice(-validation, None))
+
+
+def _stored(
+    train: StoredSequences,
+    test: StoredSequences,
+    validation: StoredSequences | None,
+    settings: tuple[Training, Backbone],
+    source: str,
+    figures: dict[str, float],
+    differs: str = "",
+) -> Protocol:
+    return Protocol(
+        train=(Segment(train, len(train.rows)),),
+        test=(Segment(test, len(test.rows)),),
+        validation=None if validation is None else (Segment(validation, len(validation.rows)),),
+        training=settings[0],
+        backbone=settings[1],
+        source=source,
+        differs=differs,
+        figures=figures,
+    )

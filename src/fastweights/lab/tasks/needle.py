@@ -1,0 +1,156 @@
+"""A needle in a haystack: of tokens, for models trained on it, and of text, for language models
+(RULER's form).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fastweights.lab.tasks.base import Batch, TokenTask
+from fastweights.lab.tasks.protocol import Backbone, Cosine, Protocol, Segment, Training
+from fastweights.lab.tasks.questions import Question
+from fastweights.lab.tasks.sampling import distinct
+from fastweights.models.loss import IGNORED
+
+MARK = 0
+
+
+@dataclass(frozen=True)
+class Needle(TokenTask):
+    """Filler with one needle, a mark, a key and its value, and at the end the mark and the key
+    again.
+
+    The tokens of the value are the labels of the last `answer` tokens: key, then value but its last
+    token. Token 0 is the mark; the lower half of the others are filler, the upper half make up keys
+    and values.
+
+    Attributes:
+        answer: tokens of the value
+        others: needles with other keys, at random places
+        depth: where the needle lies, from 0 (first) to 1 (last before the question); None for
+            anywhere
+    """
+
+    vocabulary: int = 256
+    length: int = 256
+    answer: int = 1
+    others: int = 0
+    depth: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.places < self.others + 1:
+            raise ValueError(
+                f"Needle(length={self.length}, answer={self.answer}, others={self.others}) has room"
+                f" for {self.places} needles; take a length of at least"
+                f" {self._size * (self.others + 1) + self.answer + 1}"
+            )
+        if self.depth is not None and not 0 <= self.depth <= 1:
+            raise ValueError(
+                f"Needle(depth={self.depth}): it is a fraction of the haystack, from 0 to 1"
+            )
+
+    @property
+    def _size(self) -> int:
+        return 2 + self.answer
+
+    @property
+    def places(self) -> int:
+        """Where needles may lie: the haystack is divided into pieces of the size of one."""
+        return (self.length - self.answer - 1) // self._size
+
+    def draw(self, generator: np.random.Generator, count: int) -> Batch:
+        half, needles = 1 + (self.vocabulary - 1) // 2, self.others + 1
+        inputs = generator.integers(1, half, size=(count, self.length))
+        keys = half + distinct(generator, count, needles, self.vocabulary - half)
+        values = generator.integers(half, self.vocabulary, size=(count, needles, self.answer))
+        starts = self._size * self._chosen(generator, count)
+        needle = np.concatenate(
+            [np.full((count, needles, 1), MARK), keys[..., None], values], axis=2
+        )
+        spots = starts[..., None] + np.arange(self._size)
+        np.put_along_axis(inputs, spots.reshape(count, -1), needle.reshape(count, -1), 1)
+        inputs[:, -self.answer - 1 :] = needle[:, 0, :-1]
+        labels = np.full_like(inputs, IGNORED)
+        labels[:, -self.answer :] = values[:, 0]
+        return Batch(torch.from_numpy(inputs), torch.from_numpy(labels))
+
+    def _chosen(self, generator: np.random.Generator, count: int) -> np.ndarray:
+        """``[n needles]`` different places, the asked needle's first."""
+        if self.depth is None:
+            return distinct(generator, count, self.others + 1, self.places)
+        place = round(self.depth * (self.places - 1))
+        if self.others == 0:
+            return np.full((count, 1), place)
+        rest = distinct(generator, count, self.others, self.places - 1)
+        return np.concatenate([np.full((count, 1), place), rest + (rest >= place)], axis=1)
+
+
+HAY = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+ADJECTIVES = (
+    "amber",
+    "brave",
+    "calm",
+    "distant",
+    "early",
+    "faint",
+    "gentle",
+    "hollow",
+    "idle",
+    "jolly",
+)
+NOUNS = (
+    "anchor",
+    "bridge",
+    "candle",
+    "desert",
+    "engine",
+    "forest",
+    "garden",
+    "harbour",
+    "island",
+    "jacket",
+)
+
+
+def haystack(generator: np.random.Generator, sentences: int, depth: float) -> Question:
+    """RULER's niah_single_1: a number for a name among `sentences` repetitions of five short ones,
+    and a question.
+
+    depth  where the needle lies, from 0 to 1 Ours draws names from its own list of adjectives and
+    nouns; the wording is RULER's (Hsieh et al., 2024).
+    """
+    name = f"{generator.choice(ADJECTIVES)}-{generator.choice(NOUNS)}"
+    number = str(generator.integers(1_000_000, 10_000_000))
+    hay = [HAY] * sentences
+    hay.insert(
+        round(depth * sentences), f"One of the special magic numbers for {name} is: {number}."
+    )
+    asked = f"What is the special magic number for {name} mentioned in the provided text?"
+    return Question(
+        text=(
+            "A special magic number is hidden within the following text. Make sure to memorize it."
+            " I will quiz you about the number afterwards.\n"
+        )
+        + "\n".join(hay)
+        + f"\n{asked} The special magic number for {name} mentioned in the provided text is",
+        values=(number,),
+    )
+
+
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+PROTOCOLS: dict[str, Protocol] = {
+    "needle-small": Protocol(
+        train=(Segment(Needle(length=128), None),),
+        test=tuple(
+            Segment(Needle(length=t, depth=d), 200) for t in (128, 256, 512) for d in DEPTHS
+        ),
+        training=Training((1e-3, 3e-3), (0.1,), 64, steps=2_000, schedule=Cosine(0.1), clip=1.0),
+        backbone=Backbone({"num_hidden_layers": 2}, (64,)),
+        source="this library",
+        differs="MetaLA's Table A8 does not say what its needles, haystacks and prompts are",
+    )
+}

@@ -1,0 +1,190 @@
+"""Pathfinder (Linsley et al., 2018; Long Range Arena): are two dots the ends of one dashed
+curve?
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fastweights.lab.tasks.base import Batch, SequenceTask
+
+FINE = 4
+ANGLES = np.arange(-85, 86, 10) * np.pi / 180
+TRIES = 20
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a picture shows, in pixels (row, column).
+
+    Attributes:
+        curves: ``[s 2 2]`` each: dashes by their two ends; the first two curves are long, the
+            others distract
+        markers: ``[2 2]`` the dots
+        label: whether both dots are at ends of one curve
+    """
+
+    curves: list[np.ndarray]
+    markers: np.ndarray
+    label: int
+
+
+@dataclass(frozen=True)
+class Pathfinder(SequenceTask):
+    """Pictures in grey, pixel by pixel: two dashed curves among shorter ones, and two dots at ends
+    of them.
+
+    The label is 1 if one curve has both dots. Sizes are those of the Long Range Arena's hardest
+    pictures of 32 pixels (contour length 14, five distractors of 4 dashes, dashes of 2 pixels and
+    0.5 wide with 1 between them). The turn from dash to dash has probability ∝ cos² of it, as in
+    the reference; where curves would touch they are drawn anew. A generator of our own: the laws of
+    positions differ in what the reference gives up earlier or later.
+    """
+
+    side: int = 32
+    dashes: int = 14
+    distractors: int = 5
+    distractor_dashes: int = 4
+    dash: float = 2.0
+    gap: float = 1.0
+    width: float = 0.5
+    apart: float = 7.0
+    radius: float = 1.5
+
+    @property
+    def vocabulary(self) -> int:
+        return 256
+
+    @property
+    def classes(self) -> int:
+        return 2
+
+    @property
+    def length(self) -> int:
+        return self.side**2
+
+    def draw(self, generator: np.random.Generator, count: int) -> Batch:
+        scenes = [self.scene(generator) for _ in range(count)]
+        pixels = np.stack([self.picture(scene) for scene in scenes]).reshape(count, -1)
+        return Batch(
+            torch.from_numpy(pixels.astype(np.int64)),
+            torch.tensor([scene.label for scene in scenes]),
+        )
+
+    def scene(self, generator: np.random.Generator) -> Scene:
+        """A random one; begun anew until the two long curves fit."""
+        while True:
+            first = self._curve(generator, [], self.dashes, None)
+            second = (
+                None if first is None else self._curve(generator, [first], self.dashes, first[0, 0])
+            )
+            if first is not None and second is not None:
+                break
+        curves = [first, second]
+        for _ in range(self.distractors * TRIES):
+            if len(curves) == 2 + self.distractors:
+                break
+            short = self._curve(generator, curves, self.distractor_dashes, None)
+            curves += [] if short is None else [short]
+        label, start = (int(generator.integers(2)) for _ in range(2))
+        end = start if label else 1 - start
+        return Scene(curves, np.stack([curves[start][0, 0], curves[end][-1, 1]]), label)
+
+    def picture(self, scene: Scene) -> np.ndarray:
+        """``[side side]`` uint8: dashes and dots, brighter than white before they are
+        anti-aliased.
+        """
+        centres = (np.arange(self.side * FINE) + 0.5) / FINE
+        bright = np.zeros((self.side * FINE, self.side * FINE))
+        dashes = [(low, high, self.width / 2) for low, high in np.concatenate(scene.curves)]
+        for low, high, reach in [*dashes, *((dot, dot, self.radius) for dot in scene.markers)]:
+            rows, columns = (_around(low[axis], high[axis], reach) for axis in (0, 1))
+            points = np.stack(np.meshgrid(centres[rows], centres[columns], indexing="ij"), axis=-1)
+            bright[rows, columns][_distances(points, low, high) <= reach] = 1.5
+        shown = bright.reshape(self.side, FINE, self.side, FINE).mean((1, 3))
+        return np.minimum(255 * shown, 255).astype(np.uint8)
+
+    def _curve(
+        self,
+        generator: np.random.Generator,
+        others: list[np.ndarray],
+        dashes: int,
+        near: np.ndarray | None,
+    ) -> np.ndarray | None:
+        """``[dashes 2 2]``, or None if it does not fit; its first end lies `apart` from `near`."""
+        taken = np.concatenate([_points(other) for other in others]) if others else np.empty((0, 2))
+        for _ in range(TRIES):
+            start, heading = self._start(generator, near), generator.uniform(-np.pi, np.pi)
+            curve = [np.stack([start, start + self.dash * _towards(heading)])]
+            if self._free(curve[0], taken):
+                while len(curve) < dashes and (
+                    step := self._step(generator, curve, heading, taken)
+                ):
+                    heading = step[1]
+                    curve.append(step[0])
+                if len(curve) == dashes:
+                    return np.stack(curve)
+        return None
+
+    def _start(self, generator: np.random.Generator, near: np.ndarray | None) -> np.ndarray:
+        if near is None:
+            return generator.uniform(1, self.side - 1, size=2)
+        return near + self.apart * _towards(generator.uniform(-np.pi, np.pi))
+
+    def _step(
+        self,
+        generator: np.random.Generator,
+        curve: list[np.ndarray],
+        heading: float,
+        taken: np.ndarray,
+    ) -> tuple[np.ndarray, float] | None:
+        """The next dash, and its heading; None in a dead end."""
+        own = _points(np.stack(curve[:-1])) if len(curve) > 1 else np.empty((0, 2))
+        weights = np.cos(ANGLES) ** 2
+        for turn in generator.choice(
+            ANGLES, size=len(ANGLES), replace=False, p=weights / weights.sum()
+        ):
+            towards = _towards(heading + turn)
+            low = curve[-1][1] + self.gap * towards
+            dash = np.stack([low, low + self.dash * towards])
+            if self._free(dash, np.concatenate([taken, own])):
+                return dash, heading + turn
+        return None
+
+    def _free(self, dash: np.ndarray, taken: np.ndarray) -> bool:
+        """Whether a dash lies in the picture, and further from all others than the gap within a
+        curve.
+        """
+        inside = ((dash >= 1) & (dash <= self.side - 1)).all()
+        return bool(inside) and not (
+            len(taken) and _distances(taken, *dash).min() < self.gap + self.width
+        )
+
+
+def _around(low: float, high: float, reach: float) -> slice:
+    """The fine pixels within `reach` of an interval, along one axis."""
+    first, last = min(low, high) - reach, max(low, high) + reach
+    return slice(max(0, int(first * FINE)), int(last * FINE) + 1)
+
+
+def _towards(heading: float) -> np.ndarray:
+    return np.array([np.sin(heading), np.cos(heading)])
+
+
+def _points(dashes: np.ndarray) -> np.ndarray:
+    """``[n 2]``: five points on each of ``dashes [s 2 2]``."""
+    along = np.linspace(0, 1, 5)[:, None]
+    return (dashes[:, None, 0] * (1 - along) + dashes[:, None, 1] * along).reshape(-1, 2)
+
+
+def _distances(points: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """``[…]``: of ``points [… 2]`` from the segment between low and high, which may be one
+    point.
+    """
+    along = np.clip(
+        (points - low) @ (high - low) / max((high - low) @ (high - low), np.finfo(float).tiny), 0, 1
+    )
+    return np.sqrt(((points - low - along[..., None] * (high - low)) ** 2).sum(-1))

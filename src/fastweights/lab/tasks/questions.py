@@ -1,0 +1,116 @@
+"""Questions that a language model answers by going on with a text: in-context recall, word
+scrambling.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Question:
+    """A text, and what its continuation is to hold.
+
+    Attributes:
+        values: right answers, any of which will do
+    """
+
+    text: str
+    values: tuple[str, ...]
+
+    def contained(self, answer: str) -> bool:
+        """Whether an answer holds one of the values, whatever the case (MesaNet, appendix J.2;
+        lm-eval's swde).
+        """
+        return any(value.lower() in answer.lower() for value in self.values)
+
+    def exact(self, answer: str) -> bool:
+        """Whether an answer is one of the values but for the space around it (GPT-3's word
+        scrambling).
+        """
+        return answer.strip() in {value.strip() for value in self.values}
+
+
+@dataclass(frozen=True)
+class Answering:
+    """How answers are made: greedily.
+
+    Attributes:
+        context: tokens of the text that are kept: the last
+        tokens: at most so many
+        stop: an answer ends before this
+    """
+
+    context: int = 2000
+    tokens: int = 48
+    stop: str = "\n"
+
+    def cut(self, answer: str) -> str:
+        """The answer before its stop."""
+        return answer.split(self.stop)[0]
+
+
+RECALL = Answering()
+SCRAMBLING = Answering(tokens=24)
+
+
+def recall(path: Path) -> list[Question]:
+    """Lines of ``{"text": …, "value": … or [… , …]}``: SWDE, FDA, SQuAD, TriviaQA, NQ, DROP in
+    Arora et al.'s form.
+    """
+    return [Question(row["text"], _several(row["value"])) for row in _rows(path, "text", "value")]
+
+
+def scrambling(path: Path, shots: int = 0) -> list[Question]:
+    """GPT-3's words: lines of ``{"context": …, "completion": …}``, each after `shots` solved ones
+    before it.
+    """
+    rows = list(_rows(path, "context", "completion"))
+    solved = ["".join((row["context"], row["completion"])) for row in rows]
+    return [
+        Question(
+            "".join(solved[i - shots : i]) + rows[i]["context"], (rows[i]["completion"].strip(),)
+        )
+        for i in range(shots, len(rows))
+    ]
+
+
+def squad(path: Path) -> list[Question]:
+    """SQuAD v1.1's JSON with the question behind the paragraph, as "Question: … Answer:"."""
+    articles = json.loads(_text(path))["data"]
+    return [
+        Question(
+            f"{paragraph['context']}\nQuestion: {asked['question']}\nAnswer:",
+            tuple(dict.fromkeys(answer["text"] for answer in asked["answers"])),
+        )
+        for article in articles
+        for paragraph in article["paragraphs"]
+        for asked in paragraph["qas"]
+    ]
+
+
+def _several(value: str | list[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _rows(path: Path, *names: str) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        row = json.loads(line)
+        missing = [name for name in names if name not in row]
+        if missing:
+            raise ValueError(
+                f"{path}, line {number}, has no {', '.join(missing)}; it needs {', '.join(names)}"
+            )
+        yield row
+
+
+def _text(path: Path) -> str:
+    raw = path.read_bytes()
+    return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()

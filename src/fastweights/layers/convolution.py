@@ -1,0 +1,75 @@
+"""Short causal convolutions and the token shift."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.layers.context import Past
+from fastweights.ops.convolution import convolved
+from fastweights.shapes import Embedded
+
+
+class ShortConvolution(nn.Module):
+    """Causal depthwise convolution without bias: y_t = Σ_j w_j ⊙ x_{t-j}, j < `size`."""
+
+    def __init__(self, d: int, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.weight = nn.Parameter(torch.empty(size, d))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = self.size**-0.5
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    @property
+    def taps(self) -> Tensor:
+        """``[size d]``, that of the current input last."""
+        return self.weight
+
+    def forward(self, x: Embedded, past: Past) -> Embedded:
+        t, before = x.shape[1], self.size - 1
+        tail = past.tail(x, before)
+        if t == 1 and past.keep is None and past.document is None:
+            seen = torch.cat([tail, x], dim=1)
+            past.leave(seen[:, 1:])
+            return (seen * self.taps).sum(1, keepdim=True)
+        document = None if past.document is None else F.pad(past.document, (before, 0))
+        if past.keep is None:
+            return self._convolved(tail, x, document, past)
+        kept = F.pad(past.keep, (before, 0), value=True)
+        order = kept.long().argsort(dim=1, stable=True)
+        seen = torch.cat([tail, x], dim=1).take_along_dim(order[..., None], 1)
+        document = None if document is None else document.take_along_dim(order, 1)
+        y = self._convolved(seen[:, :before], seen[:, before:], document, past)
+        behind = F.pad(y, (0, 0, before, 0))
+        return behind.take_along_dim(order.argsort(dim=1)[..., None], 1)[:, before:]
+
+    def _convolved(self, tail: Tensor, x: Tensor, document: Tensor | None, past: Past) -> Tensor:
+        """The outputs; the tail for what follows is left in `past`."""
+        before, t = self.size - 1, x.shape[1]
+        last = torch.cat([tail, x[:, max(t - before, 0) :]], dim=1)
+        last = last[:, last.shape[1] - before :]
+        if document is not None:
+            last = last * (document[:, t:] == document[:, -1:])[..., None]
+        past.leave(last)
+        return convolved(tail, x, self.taps, document)
+
+
+class TokenShift(ShortConvolution):
+    """μ ⊙ x_t + (1 - μ) ⊙ x_{t-1} (RWKV eq. 11-13)."""
+
+    def __init__(self, d: int) -> None:
+        nn.Module.__init__(self)
+        self.size = 2
+        self.mu = nn.Parameter(torch.empty(d))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.mu, 0.5)
+
+    @property
+    def taps(self) -> Tensor:
+        return torch.stack([1 - self.mu, self.mu])

@@ -1,0 +1,61 @@
+"""Channel mixers and low-rank projections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from fastweights.shapes import Embedded
+
+
+class GatedMLP(nn.Module):
+    """(σ(x W_1) ⊙ x W_2) W_3; with σ = SiLU the SwiGLU of MetaLA's and MesaNet's blocks."""
+
+    def __init__(self, d: int, width: int, activation: nn.Module, *, bias: bool) -> None:
+        super().__init__()
+        self.activation = activation
+        self.W_1 = nn.Linear(d, width, bias=bias)
+        self.W_2 = nn.Linear(d, width, bias=bias)
+        self.W_3 = nn.Linear(width, d, bias=bias)
+
+    @property
+    def W_o(self) -> nn.Linear:
+        return self.W_3
+
+    def forward(self, x: Embedded) -> Embedded:
+        return self.W_3(self.activation(self.W_1(x)) * self.W_2(x))
+
+
+class MLP(nn.Module):
+    """σ(x W_1) W_2, the channel mixer of GPT-2 and Pythia."""
+
+    def __init__(self, d: int, width: int, activation: nn.Module, *, bias: bool) -> None:
+        super().__init__()
+        self.activation = activation
+        self.W_1 = nn.Linear(d, width, bias=bias)
+        self.W_2 = nn.Linear(width, d, bias=bias)
+
+    @property
+    def W_o(self) -> nn.Linear:
+        return self.W_2
+
+    def forward(self, x: Embedded) -> Embedded:
+        return self.W_2(self.activation(self.W_1(x)))
+
+
+MLPS: dict[str, Callable[..., nn.Module]] = {
+    "gated": GatedMLP,
+    "plain": MLP,
+    "identity": nn.Identity,
+}
+"""Channel mixers by name, called as (d, width, activation, bias=…); "identity" adds the normalised
+stream itself.
+"""
+
+
+class LowRank(nn.Sequential):
+    """x W¹ W² (+ b): a projection through `rank` channels."""
+
+    def __init__(self, d: int, rank: int, width: int, *, bias: bool) -> None:
+        super().__init__(nn.Linear(d, rank, bias=False), nn.Linear(rank, width, bias=bias))

@@ -1,0 +1,75 @@
+"""Rotary positions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fastweights.layers.functions import wide
+from fastweights.recurrence.base import ShapeError
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions: of the first r = fraction · width channels, the pairs (i, i + r/2) turn by
+    position · θ_i.
+
+    θ_i = base^(-2i/r). For a context longer than the one trained on, frequencies may be divided by
+    `factor`: all of them (position interpolation), or, if the trained `context` is given, those
+    that turn less than `low` times within it, none that turn more than `high` times, and between
+    the two a mixture (Llama 3.1).
+
+    Raises ShapeError where channels do not form pairs.
+    """
+
+    width: int
+    base: float = 10_000.0
+    fraction: float = 1.0
+    factor: float = 1.0
+    context: float = 0.0
+    low: float = 1.0
+    high: float = 4.0
+
+    def __post_init__(self) -> None:
+        if self.turned % 2:
+            raise ShapeError(
+                f"RoPE turns pairs of channels: {self.turned} of {self.width} per head must be even"
+            )
+
+    @property
+    def turned(self) -> int:
+        """r, how many channels turn."""
+        return int(self.width * self.fraction)
+
+    def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
+        """``x [b t h width]`` turned by its ``positions [b t]``."""
+        if not self.turned:
+            return x
+        turning, rest = x.split([self.turned, self.width - self.turned], dim=-1)
+        turned = _turned(turning, positions[..., None] * self._frequencies(x))
+        return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
+
+    def _frequencies(self, x: Tensor) -> Tensor:
+        pairs = torch.arange(0, self.turned, 2, device=x.device, dtype=wide(x))
+        theta = self.base ** -(pairs / self.turned)
+        if self.factor == 1:
+            return theta
+        turns = self.context * theta / (2 * math.pi)
+        kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return kept * theta + (1 - kept) * theta / self.factor
+
+
+def rotary(x: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:
+    """RoPE: the pairs (i, i + w/2) of ``x [b t h w]`` turned by ``positions [b t]`` ·
+    base^(-2i/w).
+    """
+    return Rope(x.shape[-1], base)(x, positions)
+
+
+def _turned(x: Tensor, angle: Tensor) -> Tensor:
+    cos, sin = angle.cos()[:, :, None].to(x.dtype), angle.sin()[:, :, None].to(x.dtype)
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)

@@ -1,0 +1,1 @@
+"""A pretrained softmax model whose attention layers are made linear."""

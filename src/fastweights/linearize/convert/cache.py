@@ -1,0 +1,126 @@
+"""A layer of transformers' cache whose size does not depend on the number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
+
+from fastweights.linearize.convert.errors import CannotLinearize
+from fastweights.models.cache import BatchFirst
+
+
+class StateLayer(BatchFirst, CacheLayerMixin):
+    """What a branch keeps of all tokens so far, a tuple of batch-first tensors, in place of their
+    keys and values.
+    """
+
+    is_sliding = False
+    supports_early_init = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: tuple[Tensor, ...] | None = None
+        self.tokens = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for all sequences together."""
+        return sum(tensor.nbytes for tensor in self.state or ())
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The new keys and values as they are: older ones are in the state."""
+        self.is_initialized = True
+        self.tokens += key_states.shape[-2]
+        return key_states, value_states
+
+    def get_seq_length(self) -> int:
+        return self.tokens
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """As if all tokens were there: the masks of softmax layers beside this one are
+        sized by it.
+        """
+        return self.tokens + query_length, 0
+
+    def get_max_length(self) -> int:
+        """-1: no limit."""
+        return -1
+
+    get_max_cache_shape = get_max_length
+
+    def apply(self, f: Callable[[Tensor], Tensor]) -> None:
+        self.state = None if self.state is None else tuple(map(f, self.state))
+
+    def reset(self) -> None:
+        self.state, self.tokens, self.is_initialized = None, 0, False
+
+    def offload(self) -> None:
+        self.apply(lambda x: x.to("cpu", non_blocking=True))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove:
+            raise NotImplementedError(
+                "a linear state cannot forget its last tokens; copy.deepcopy the cache before"
+                " feeding them"
+            )
+
+
+def state_layer(cache: Cache, index: int) -> StateLayer:
+    """The layer `index` of `cache`, made a `StateLayer` if it is still empty; raises
+    CannotLinearize otherwise.
+    """
+    if not isinstance(cache, DynamicCache) or cache.offloading:
+        kind = (
+            "an offloaded cache" if isinstance(cache, DynamicCache) else f"a {type(cache).__name__}"
+        )
+        raise CannotLinearize(
+            kind,
+            "a linearized layer keeps a state of constant size instead of keys and values",
+            "pass no cache, or a plain transformers.DynamicCache()",
+        )
+    layers: list[Any] = cache.layers
+    while len(layers) <= index:
+        layers.append(cache.layer_class_to_replicate())  # type: ignore[misc]
+    if not isinstance(layers[index], StateLayer):
+        if layers[index].is_initialized:
+            raise CannotLinearize(
+                f"layer {index} of this cache",
+                "it holds keys and values that a softmax layer has seen, and not a linear state",
+                "begin a new cache, and feed the text again",
+            )
+        layers[index] = StateLayer()
+    return layers[index]
+
+
+def refuse_state(cache: Cache, index: int) -> None:
+    """Raises CannotLinearize if the layer `index` of `cache` has no keys and values for a softmax
+    to read.
+    """
+    if index < len(cache.layers) and isinstance(cache.layers[index], StateLayer):
+        raise CannotLinearize(
+            f"layer {index} of this cache",
+            "it holds a linear state, and softmax attention needs all keys and values",
+            "begin a new cache, and feed the text again",
+        )
+
+
+def cache_bytes(cache: Cache) -> int:
+    """Bytes that `cache` holds for all sequences together, of linear states and of softmax layers'
+    keys and values.
+    """
+    return sum(map(_layer_bytes, cache.layers))
+
+
+def _layer_bytes(layer: Any) -> int:
+    if isinstance(layer, StateLayer):
+        return layer.nbytes
+    return sum(x.nbytes for x in (layer.keys, layer.values) if isinstance(x, torch.Tensor))

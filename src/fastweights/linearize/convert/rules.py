@@ -1,0 +1,168 @@
+"""Layers as other mixers: their recurrences of a pretrained layer's own q, k and v, with gates to
+be learnt.
+
+q, k and v are those that the layer's attention gets, so that W_Q, W_K, W_V and W_O go on as they
+are. Gates are linear in v, which unlike q and k is not turned by its position, and start constant.
+φ are the analog's feature maps. A state belongs to a query head.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.features import LearnedFeatures
+from fastweights.layers import HeadNorm, precise, unit
+from fastweights.linearize.convert.branch import LinearBranch
+from fastweights.linearize.convert.sites import Site
+from fastweights.recurrence import Decay, Delta, Mesa, Normalized
+
+if TYPE_CHECKING:
+    from fastweights.linearize.convert.analog import Analog
+
+TAU = 16.0
+"""Log decays are log σ(·) / τ (GLA)."""
+OPEN = 4.0
+"""The logit of a decay at the start: σ(4)^(1/16) forgets half in 600 tokens."""
+
+
+class Gate(nn.Module):
+    """``v [b t g v]`` → logits ``[b t g n]`` of n gates per key head, `start` at first."""
+
+    def __init__(self, heads: int, width: int, count: int, start: float) -> None:
+        super().__init__()
+        self.start = start
+        self.W = nn.Parameter(torch.empty(heads, width, count))
+        self.b = nn.Parameter(torch.empty(heads, count))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.W)
+        nn.init.constant_(self.b, self.start)
+
+    def forward(self, v: Tensor) -> Tensor:
+        return torch.einsum("btgv,gvn->btgn", precise(v), precise(self.W)) + precise(self.b)
+
+
+class LogGate(LearnedFeatures):
+    """log σ(-x W) / τ and log σ(x W) / τ: decays whose tied keys 1 - α grow with x W and
+    with -x W.
+    """
+
+    def activate(self, x: Tensor) -> Tensor:
+        return F.logsigmoid(-x) / TAU
+
+
+class RuleBranch(LinearBranch):
+    """φ of q and of k, and what the rules below share."""
+
+    key_map: type[LearnedFeatures] | None = None
+    """What k goes through, if not φ."""
+
+    def __init__(self, site: Site, analog: Analog) -> None:
+        super().__init__(site, analog)
+        self.served = site.heads // site.kv_heads
+        key_map = analog.phi if self.key_map is None else self.key_map
+        self.columns = analog.columns(site)
+        self.phi_q = analog.phi(site.heads, site.head_dim, self.columns)
+        self.phi_k = key_map(site.kv_heads, site.head_dim, self.columns)
+
+    def gate(self, count: int, start: float) -> Gate:
+        return Gate(self.site.kv_heads, self.site.value_dim, count, start)
+
+    def reset_parameters(self) -> None:
+        for part in self.children():
+            part.reset_parameters()  # type: ignore[operator]
+
+    def per_query(self, stream: Tensor) -> Tensor:
+        """``[b t g ·]`` → ``[b t h ·]``."""
+        return stream.repeat_interleave(self.served, dim=2) if self.served > 1 else stream
+
+
+class GLABranch(RuleBranch):
+    """Gated linear attention: S_t = diag(α_t) S_{t-1} + φ(k_t)ᵀ v_t, α = σ(v W_α + b)^(1/τ),
+    normalised by q_t z_t.
+    """
+
+    def __init__(self, site: Site, analog: Analog) -> None:
+        super().__init__(site, analog)
+        self.alpha = self.gate(2 * self.columns, OPEN)
+
+    def project(self, q: Tensor, k: Tensor, v: Tensor) -> Normalized:
+        k, log_alpha, v = map(self.per_query, (self.phi_k(k), F.logsigmoid(self.alpha(v)) / TAU, v))
+        return Normalized(Decay(self.phi_q(q), k, v, log_alpha))
+
+
+class MetaLABranch(RuleBranch):
+    """MetaLA: `GLABranch` with the tied key 1 - α, and α = σ(∓ k W)^(1/τ) from the layer's
+    own key.
+    """
+
+    key_map = LogGate
+
+    def project(self, q: Tensor, k: Tensor, v: Tensor) -> Normalized:
+        return Normalized(
+            Decay(self.phi_q(q), None, self.per_query(v), self.per_query(self.phi_k(k)))
+        )
+
+
+class GatedDeltaBranch(RuleBranch):
+    """Gated DeltaNet on q and k of unit length: α, one per head, as in `GLABranch`, β = σ(v W_β +
+    b).
+    """
+
+    def __init__(self, site: Site, analog: Analog) -> None:
+        super().__init__(site, analog)
+        self.alpha, self.beta = self.gate(1, OPEN), self.gate(1, 0.0)
+
+    def project(self, q: Tensor, k: Tensor, v: Tensor) -> Delta | Mesa:
+        k, log_alpha, beta = (
+            unit(self.phi_k(k)),
+            F.logsigmoid(self.alpha(v)) / TAU,
+            self.beta(v).sigmoid(),
+        )
+        return Delta(unit(self.phi_q(q)), *map(self.per_query, (k, v, beta, log_alpha)))
+
+
+class MesaBranch(GatedDeltaBranch):
+    """MesaNet on the same streams, with a ridge Λ = softplus(λ) per head and channel, 1 at
+    first.
+    """
+
+    def __init__(self, site: Site, analog: Analog) -> None:
+        super().__init__(site, analog)
+        self.ridge = nn.Parameter(torch.empty(site.heads, 2 * self.columns))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if "ridge" in self._parameters:
+            nn.init.constant_(self.ridge, math.log(math.expm1(1)))
+
+    def project(self, q: Tensor, k: Tensor, v: Tensor) -> Mesa:
+        delta = super().project(q, k, v)
+        return Mesa(
+            delta.q, delta.k, delta.v, delta.beta, delta.log_decay, F.softplus(precise(self.ridge))
+        )
+
+
+class SupraBranch(RuleBranch):
+    """SUPRA (Mercat et al., 2024): a constant decay per head (RetNet's), and a norm per head for
+    the normaliser.
+    """
+
+    def __init__(self, site: Site, analog: Analog) -> None:
+        super().__init__(site, analog)
+        self.norm = HeadNorm(site.value_dim, center=True, affine=True)
+
+    def project(self, q: Tensor, k: Tensor, v: Tensor) -> Decay:
+        k, v = map(self.per_query, (self.phi_k(k), v))
+        log_gamma = torch.log1p(-(2.0 ** -(5 + torch.arange(self.site.heads, device=q.device))))
+        return Decay(self.phi_q(q), k, v, log_gamma[None, None, :, None])
+
+    def read(self, o: Tensor) -> Tensor:
+        return self.norm(o)

@@ -1,0 +1,1 @@
+"""Training and measuring a converted model."""

@@ -1,0 +1,186 @@
+"""Stage two, low-rank adaptation: a few weights of the attentions adjust to what took softmax's
+place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from fastweights.layers import precise
+from fastweights.linearize.convert.attach import branches
+from fastweights.linearize.convert.attention import converted
+from fastweights.linearize.convert.errors import CannotLinearize
+from fastweights.linearize.convert.modes import Mode, Teacher, running
+from fastweights.text.documents import IGNORED
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """W + alpha / rank · B A on every projection of the converted attentions (Hu et al., 2021)."""
+
+    rank: int = 8
+    alpha: float = 16.0
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """ce · -log p(next token) + kl · KL(teacher ‖ student), means over the tokens that are learnt,
+    in nats.
+
+    The teacher is the model itself, without its adapters and with its softmax: no second copy of
+    the weights.
+    """
+
+    ce: float = 1.0
+    kl: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.ce, self.kl) < 0 or self.ce + self.kl == 0:
+            raise ValueError(f"{self}: both factors are at least 0, and one of them is more")
+
+    def __call__(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The loss of a batch with ``labels``, a number."""
+        labels, given = (
+            inputs["labels"],
+            {name: x for name, x in inputs.items() if name != "labels"},
+        )
+        learnt = labels[:, 1:] != IGNORED
+        logits = next_logits(model, given)[learnt]
+        parts = []
+        if self.ce:
+            parts.append(self.ce * F.cross_entropy(logits, labels[:, 1:][learnt]))
+        if self.kl:
+            parts.append(self.kl * kl(teacher_logits(model, given)[learnt], logits))
+        return torch.stack(parts).sum()
+
+
+def next_logits(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    """``[b t-1 vocabulary]`` of all tokens but the last, in float32 or wider."""
+    return precise(model(**inputs, use_cache=False).logits[:, :-1])
+
+
+@torch.no_grad()
+def teacher_logits(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """`next_logits` of the model as it was: with softmax, and without the adapters that it may
+    have.
+    """
+    training = model.training
+    model.eval()
+    try:
+        with without_adapters(model), running(model, Teacher()):
+            return next_logits(model, inputs)
+    finally:
+        model.train(training)
+
+
+def without_adapters(model: Any) -> AbstractContextManager[Any]:
+    """Inside the block the adapters that `model` may have do nothing."""
+    return model.disable_adapter() if _has_adapters(model) else nullcontext()
+
+
+def inner(model: Any) -> PreTrainedModel:
+    """The model that adapters may be wrapped around."""
+    return model.get_base_model() if _has_adapters(model) else model
+
+
+def _has_adapters(model: Any) -> bool:
+    if isinstance(model, PreTrainedModel):
+        return False
+    from peft import PeftModel
+
+    return isinstance(model, PeftModel)
+
+
+def kl(teacher: Tensor, student: Tensor) -> Tensor:
+    """KL(teacher ‖ student) of logits ``[n vocabulary]``, the mean over n, in nats."""
+    return F.kl_div(
+        student.log_softmax(-1), teacher.log_softmax(-1), reduction="batchmean", log_target=True
+    )
+
+
+@torch.no_grad()
+def divergence_of(model: nn.Module, inputs: Mapping[str, Tensor], mode: Mode) -> float:
+    """KL(softmax ‖ `mode`) of the next token, the mean over a batch, in nats."""
+    given = {name: x for name, x in inputs.items() if name != "labels"}
+    with running(model, mode):
+        logits = next_logits(model, given)
+    return float(kl(teacher_logits(model, given).flatten(0, 1), logits.flatten(0, 1)))
+
+
+def require(package: str, user: str, otherwise: str) -> None:
+    """Raises ValueError, which says how to get it, if an optional package that `user` needs is
+    missing.
+    """
+    if find_spec(package) is None:
+        raise ValueError(f"{user} needs {package}: pip install {package}, {otherwise}")
+
+
+def adapted(model: PreTrainedModel, lora: LoRA | None, train_branches: bool = False) -> Any:
+    """`model` with adapters, which alone are trained; None trains all weights. `train_branches`
+    trains these too.
+
+    The branches go with the adapters: saved alone, they make the linear model from the softmax one.
+    """
+    if lora is None:
+        return model.requires_grad_(True)
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=lora.dropout,
+        target_modules=projections(model),
+        modules_to_save=["linear_branch"],
+        task_type="CAUSAL_LM",
+    )
+    wrapped = get_peft_model(model, config)
+    for branch in branches(wrapped).values():
+        branch.requires_grad_(train_branches)
+    return wrapped
+
+
+def projections(model: PreTrainedModel) -> list[str]:
+    """The linear layers of the converted attentions but for their branches, by their names in
+    `model`.
+
+    Raises CannotLinearize if there are none.
+    """
+    attentions = {id(module) for module in converted(model)}
+    found = [
+        f"{path}.{name}"
+        for path, attention in model.named_modules()
+        if id(attention) in attentions
+        for name, module in attention.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and not name.startswith("linear_branch")
+    ]
+    if not found:
+        raise CannotLinearize(
+            type(model).__name__,
+            "its converted attentions have no linear layers to adapt",
+            "train all weights",
+        )
+    return found
+
+
+def loaded(model: PreTrainedModel, folder: Path) -> Any:
+    """`model` with the adapters and branches that were saved in `folder`."""
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(model, folder)
+
+
+def merged(model: Any) -> PreTrainedModel:
+    """The model with its adapters added to its weights."""
+    return model.merge_and_unload() if _has_adapters(model) else model

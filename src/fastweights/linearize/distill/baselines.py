@@ -1,0 +1,76 @@
+"""The published ways to make a pretrained model linear, as settings of one tool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastweights.linearize.convert.analog import Analog
+from fastweights.linearize.distill.adapt import LoRA, TokenLoss
+from fastweights.linearize.distill.fit import Fit
+from fastweights.linearize.distill.transfer import TransferLoss
+from fastweights.runs.optimizers import AdamW
+
+TRANSFER = Fit(steps=400)
+"""1e-2 with a straight decay; 200 steps of 8 · 1024 tokens are enough on LoLCATs' zero-shot
+tasks.
+"""
+ADAPT = Fit(steps=400, optimizer=AdamW(lr=1e-4, betas=(0.9, 0.999), weight_decay=0.0))
+
+
+@dataclass(frozen=True)
+class Transferring:
+    """Stage one.
+
+    Attributes:
+        dropout: how often a layer is shown without its window
+        blockwise: a block of the model after another, the hidden states on disk: for models
+            larger than memory
+    """
+
+    loss: TransferLoss = TransferLoss()
+    dropout: float = 0.0
+    fit: Fit = TRANSFER
+    blockwise: bool = False
+
+
+@dataclass(frozen=True)
+class Adapting:
+    """Stage two. lora: None trains all weights; branches: whether theirs are trained on."""
+
+    lora: LoRA | None = LoRA()
+    loss: TokenLoss = TokenLoss()
+    branches: bool = False
+    fit: Fit = ADAPT
+
+
+@dataclass(frozen=True)
+class Method:
+    """What takes softmax's place, and how the model comes to terms with it; None leaves a stage
+    out.
+    """
+
+    analog: Analog = Analog()
+    transfer: Transferring | None = Transferring()
+    adapt: Adapting | None = Adapting()
+
+
+METHODS: dict[str, Method] = {
+    "lolcats": Method(),
+    "lolcats-linear": Method(Analog(window=0)),
+    "workshop": Method(Analog("exp", window=16, shared=False), Transferring(TransferLoss(0, 1))),
+    "hedgehog": Method(Analog(window=0), Transferring(TransferLoss(0, 1))),
+    "no-transfer": Method(transfer=None),
+    "t2r": Method(Analog("relu", window=0), None, Adapting(lora=None, branches=True)),
+    "supra": Method(Analog("relu", rule="supra"), None, Adapting(lora=None, branches=True)),
+}
+"""Methods by name.
+
+lolcats         arXiv 2410.10254: a window of 64, one normaliser, relative squared error of outputs
+lolcats-linear  the same without a window (LOLCAT-l)
+workshop        the ES-FoMo paper: a window of 16, eq. 8's two normalisers, cross-entropy of weights
+hedgehog        Zhang et al. 2024: cross-entropy of weights, no window
+no-transfer     swap and adapt
+t2r             Kasai et al. 2021: ReLU features, no transfer, all weights adapted
+supra           Mercat et al. 2024: ReLU features, RetNet's decays, a norm in place of the normaliser, no transfer, all
+                weights adapted; RoPE stays, and φ is one matrix for x and -x where theirs is a small network
+"""

@@ -1,0 +1,217 @@
+"""Attention transfer of models larger than memory: a block at a time, the hidden states between
+them on disk.
+
+The layers pass on the softmax's output, so that what a block reads does not depend on what the
+blocks before it learn: block by block and all at once are the same training. With a model loaded
+with ``device_map`` and an offload folder, the weights of the one block at work are all that is in
+memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from fastweights.linearize.convert.attach import branches
+from fastweights.linearize.convert.attention import converted
+from fastweights.linearize.distill.baselines import Transferring
+from fastweights.linearize.distill.fit import TRAINED, Stage, fit, load_trained
+from fastweights.linearize.distill.transfer import Inside, attend_all
+from fastweights.runs.files import sync
+from fastweights.runs.report import Reporter
+from fastweights.text.documents import Batches
+from fastweights.train.loop import Every
+
+PASSED = "passed"
+"""The file that says so of a block without a branch."""
+
+
+class _FinishedError(Exception):
+    """The block has given its output; the rest of the forward is not needed."""
+
+
+def blocks(model: nn.Module) -> nn.ModuleList:
+    """The blocks of a linearized model, one of which holds each attention."""
+    found = [m for m in model.modules() if isinstance(m, nn.ModuleList) and converted(m)]
+    return found[0]
+
+
+def transfer_blockwise(
+    model: PreTrainedModel,
+    train: Batches,
+    settings: Transferring,
+    out: Path,
+    *,
+    reporter: Reporter = Reporter(),
+    stop: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Train every branch, one block after another, in the folder `out`; whether it is complete.
+
+    Started again it goes on with the block at which it was stopped. Two files hold the hidden
+    states of steps · batch sequences.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    model.requires_grad_(False)
+    for number, block in enumerate(blocks(model)):
+        done = out / f"block-{number:04d}"
+        if (done / TRAINED).exists():
+            load_trained(model, done)
+        elif not (done / PASSED).exists() and not _Block(model, number, train, settings, out).run(
+            done, reporter, stop
+        ):
+            return False
+        block.requires_grad_(False)
+        _file(out, number).unlink(missing_ok=True)
+    _file(out, len(blocks(model))).unlink(missing_ok=True)
+    return True
+
+
+class _Block(Stage):
+    """One block, on the hidden states that the block before it has left."""
+
+    def __init__(
+        self, model: PreTrainedModel, number: int, train: Batches, settings: Transferring, out: Path
+    ) -> None:
+        self.model, self.number, self.train, self.settings, self.out = (
+            model,
+            number,
+            train,
+            settings,
+            out,
+        )
+        self.tokens_per_sequence = train.length
+        config = settings.fit
+        self.config = replace(config, every=Every(config.every.log, config.steps, config.steps))
+        self.last = 0.0
+        self.branch = dict(_branches_of(model, number))
+        for branch in self.branch.values():
+            branch.requires_grad_(True)
+        self.before = None if number == 0 else self._states(number)
+        self.after = self._states(number + 1)
+
+    def run(self, done: Path, reporter: Reporter, stop: Callable[[], bool]) -> bool:
+        if self.branch:
+            return fit(self, self.config, done, reporter=reporter, stop=stop)
+        self._pass_on()
+        done.mkdir(exist_ok=True)
+        (done / PASSED).touch()
+        return True
+
+    def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
+        mode = Inside(self.settings.loss, self.settings.dropout, share=share)
+        self._forward(first, count, mode)
+        loss = mode.losses[next(iter(self.branch))].cpu()
+        self.last = float(loss)
+        return {"loss": loss, f"loss/{next(iter(self.branch))}": loss}
+
+    def _forward(self, first: int, count: int, mode: Inside) -> None:
+        inputs = {
+            name: x.to(self.model.device) for name, x in self.train.batch(first, count).items()
+        }
+        del inputs["labels"]
+        hidden = (
+            None
+            if self.before is None
+            else self.before[first : first + count].to(self.model.device)
+        )
+        with _only(blocks(self.model), self.number, hidden, self.after[first : first + count]):
+            try:
+                attend_all(self.model, inputs, mode)
+            except _FinishedError:
+                return
+
+    def _pass_on(self) -> None:
+        """A block with nothing to learn."""
+        size = self.config.batch // self.config.accumulate
+        for first in range(0, self.config.steps * self.config.batch, size):
+            self._forward(first, size, Inside())
+        sync(_file(self.out, self.number + 1))
+
+    def parts(self) -> Iterable[nn.Module]:
+        return self.branch.values()
+
+    def validate(self) -> Mapping[str, float]:
+        """The last training loss, on text that this block has not seen before; what is on disk is
+        complete now.
+        """
+        sync(_file(self.out, self.number + 1))
+        return {"val_loss": self.last}
+
+    def summary(self) -> Mapping[str, int]:
+        return {
+            "vocabulary": self.model.config.vocab_size,
+            "train_tokens": self.train.tokens,
+            "validation_tokens": self.train.length,
+        }
+
+    def _states(self, number: int) -> Tensor:
+        """``[sequences t d]`` of what block `number` reads, in a file mapped into memory."""
+        shape = (
+            self.config.steps * self.config.batch,
+            self.train.length,
+            self.model.config.hidden_size,
+        )
+        size = shape[0] * shape[1] * shape[2]
+        path = str(_file(self.out, number))
+        return torch.from_file(path, shared=True, size=size, dtype=self.model.dtype).view(shape)
+
+
+def _file(out: Path, number: int) -> Path:
+    return out / f"hidden-{number:04d}.bin"
+
+
+def _branches_of(model: PreTrainedModel, number: int) -> Iterator[tuple[int, nn.Module]]:
+    held = {id(module.linear_branch) for module in converted(blocks(model)[number])}
+    yield from ((layer, branch) for layer, branch in branches(model).items() if id(branch) in held)
+
+
+@contextmanager
+def _only(
+    blocks: Iterable[Any], number: int, hidden: Tensor | None, after: Tensor
+) -> Iterator[None]:
+    """Inside the block a forward runs block `number` alone, on `hidden` if it is given, and ends
+    with its output.
+    """
+    with _skipping([block for place, block in enumerate(blocks) if place != number]):
+        block = list(blocks)[number]
+
+        def before(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            return args if hidden is None else (hidden, *args[1:])
+
+        def finish(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+            after.copy_(output[0] if isinstance(output, tuple) else output)
+            raise _FinishedError
+
+        handles = block.register_forward_pre_hook(before), block.register_forward_hook(finish)
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@contextmanager
+def _skipping(blocks: Iterable[Any]) -> Iterator[None]:
+    """Inside the block these blocks return what they are given."""
+    blocks = list(blocks)
+    before = [block.__dict__.get("forward") for block in blocks]
+    for block in blocks:
+        block.forward = _identity
+    try:
+        yield
+    finally:
+        for block, old in zip(blocks, before, strict=True):
+            del block.forward
+            if old is not None:
+                block.forward = old
+
+
+def _identity(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+    return hidden

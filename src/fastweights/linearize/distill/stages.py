@@ -1,0 +1,117 @@
+"""The two stages on text, for `fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from fastweights.linearize.convert.attach import branches
+from fastweights.linearize.distill.adapt import TokenLoss
+from fastweights.linearize.distill.fit import Stage
+from fastweights.linearize.distill.transfer import (
+    Inside,
+    Measured,
+    TransferLoss,
+    attend_all,
+    only_branches,
+)
+from fastweights.text.documents import Batches
+from fastweights.train.perplexity import reading
+
+
+class TextStage(Stage):
+    """A stage on streams of text, for training and validation; `together` sequences are validated
+    at once.
+    """
+
+    def __init__(self, model: Any, train: Batches, validation: Batches, together: int = 4) -> None:
+        self.model, self.train, self.validation, self.together = model, train, validation, together
+        self.tokens_per_sequence = train.length
+
+    def summary(self) -> Mapping[str, int]:
+        return {
+            "vocabulary": self.model.config.vocab_size,
+            "train_tokens": self.train.tokens,
+            "validation_tokens": self.validation.tokens,
+        }
+
+    def on_device(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(self.model.device) for name, tensor in inputs.items()}
+
+
+class TransferStage(TextStage):
+    """Attention transfer: ``loss`` is the mean over layers, ``loss/3`` that of layer 3."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        train: Batches,
+        validation: Batches,
+        loss: TransferLoss = TransferLoss(),
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(only_branches(model), train, validation)
+        self.loss, self.dropout = loss, dropout
+
+    def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
+        mode = Inside(self.loss, self.dropout, share=share)
+        attend_all(self.model, self._read(self.train.batch(first, count)), mode)
+        return _named("loss", mode.losses)
+
+    def parts(self) -> Iterable[nn.Module]:
+        return branches(self.model).values()
+
+    def validate(self) -> Mapping[str, float]:
+        totals, tokens = dict[str, float](), 0
+        with reading(self.model):
+            for batch in self.validation.cover(self.together):
+                mode, count = Measured(self.loss), batch["input_ids"].numel()
+                attend_all(self.model, self._read(batch), mode)
+                tokens += count
+                for name, loss in _named("val_loss", mode.losses).items():
+                    totals[name] = totals.get(name, 0.0) + count * float(loss)
+        return {name: total / tokens for name, total in totals.items()}
+
+    def _read(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.on_device({name: tensor for name, tensor in batch.items() if name != "labels"})
+
+
+def _named(name: str, losses: Mapping[int, Tensor]) -> dict[str, Tensor]:
+    """The mean, and every layer's own."""
+    mean = torch.stack([loss.cpu() for loss in losses.values()]).mean()
+    return {name: mean, **{f"{name}/{layer}": loss.cpu() for layer, loss in sorted(losses.items())}}
+
+
+class AdaptStage(TextStage):
+    """Low-rank adaptation, of a model that `adapted` has prepared; ``val_loss`` is the next
+    token's, in nats.
+    """
+
+    def __init__(
+        self, model: Any, train: Batches, validation: Batches, loss: TokenLoss = TokenLoss()
+    ) -> None:
+        super().__init__(model, train, validation)
+        self.loss = loss
+
+    def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
+        loss = self.loss(self.model, self.on_device(self.train.batch(first, count)))
+        (loss * share).backward()
+        return {"loss": loss.detach().cpu()}
+
+    def parts(self) -> Iterable[nn.Module]:
+        return [self.model]
+
+    def validate(self) -> Mapping[str, float]:
+        total, tokens = 0.0, 0
+        with reading(self.model):
+            for batch in self.validation.cover(self.together):
+                count = int((batch["labels"][:, 1:] != -100).sum())
+                total += (
+                    count * float(TokenLoss()(self.model, self.on_device(batch))) if count else 0.0
+                )
+                tokens += count
+        return {"val_loss": total / max(tokens, 1)}

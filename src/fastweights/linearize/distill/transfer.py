@@ -1,0 +1,239 @@
+"""Stage one, attention transfer: every branch learns to give what its softmax gives (LoLCATs,
+section 3.1).
+
+The layers pass on the softmax's output, so that all of them learn at once and none from another's
+mistakes.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Generator, Tensor, nn
+from transformers import PreTrainedModel
+
+from fastweights.layers import precise
+from fastweights.linearize.convert.attach import branches
+from fastweights.linearize.convert.branch import LinearBranch
+from fastweights.linearize.convert.modes import Call, Mode, running, windowed
+from fastweights.methods import evaluate
+from fastweights.recurrence import Recurrence, WindowedLinear
+from fastweights.shapes import Map, Mask, Output
+
+FLOOR = 1e-12
+"""Of the weights whose logarithm is taken: ReLU's may be zero (LoLCATs' code has the same)."""
+
+
+@dataclass(frozen=True)
+class TransferLoss:
+    """output · Σ‖ŷ - y‖² / Σ‖y‖² - weights · mean_n Σ_i a_ni log â_ni          (arXiv 2410.10254;
+    workshop eq. 7)
+
+    The squared error is relative, since its size grows up to 200-fold with depth. Its sums are over
+    tokens, heads and channels, the mean over queries and heads; padding counts nowhere. The second
+    term takes maps ``[b h t t]``.
+    """
+
+    output: float = 1.0
+    weights: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.output, self.weights) < 0 or self.output + self.weights == 0:
+            raise ValueError(f"{self}: both factors are at least 0, and one of them is more")
+
+    def __call__(
+        self, branch: LinearBranch, record: Recurrence, target: Output, keep: Mask | None
+    ) -> Tensor:
+        """The loss of one layer, a number."""
+        parts = []
+        if self.output:
+            parts.append(self.output * output_error(branch.read(evaluate(record)[0]), target, keep))
+        if self.weights:
+            parts.append(self.weights * cross_entropy(record, keep))
+        return torch.stack(parts).sum()
+
+
+def output_error(o: Output, target: Output, keep: Mask | None) -> Tensor:
+    """Σ‖o - target‖² / Σ‖target‖²"""
+    rows = torch.ones_like(target[..., :1]) if keep is None else keep[..., None, None]
+    target = precise(target)
+    return ((o - target) * rows).square().sum() / (target * rows).square().sum()
+
+
+def cross_entropy(record: Recurrence, keep: Mask | None) -> Tensor:
+    """-Σ_i a_ni log â_ni, in nats, the mean over heads and over queries that are no padding."""
+    rows = -(teacher_map(record) * record.attention_map().clamp(min=FLOOR).log()).sum(-1)
+    return _mean(rows, keep)
+
+
+def divergence(record: Recurrence, keep: Mask | None) -> Tensor:
+    """KL(a ‖ â) = Σ_i a_ni log(a_ni / â_ni), in nats, the mean as in `cross_entropy` (Table 1's
+    KLD).
+    """
+    teacher = teacher_map(record)
+    rows = (
+        teacher * (teacher.clamp(min=FLOOR).log() - record.attention_map().clamp(min=FLOOR).log())
+    ).sum(-1)
+    return _mean(rows, keep)
+
+
+@torch.no_grad()
+def teacher_map(record: Recurrence) -> Map:
+    """The softmax weights ``[b h t t]`` of the same queries and keys: a window over the whole text
+    is exact.
+    """
+    if not isinstance(record, WindowedLinear):
+        raise TypeError(
+            f"a {type(record).__name__} has no softmax weights to be compared with; use"
+            " TransferLoss(weights=0)"
+        )
+    return replace(record, window=len(record)).attention_map()
+
+
+def _mean(rows: Tensor, keep: Mask | None) -> Tensor:
+    """Of ``[b h t]``."""
+    if keep is None:
+        return rows.mean()
+    kept = keep[:, None].expand_as(rows)
+    return (rows * kept).sum() / kept.sum()
+
+
+class Transfer(Mode):
+    """The softmax's output, and meanwhile the loss of every layer's branch, in `losses` by layer.
+
+    Attributes:
+        dropout: with this probability a layer is shown without its window for this call, so
+            that the linear side learns to do without it (arXiv 2510.05901); 1 trains the linear
+            side alone
+        generator: decides
+    """
+
+    constant = False
+
+    def __init__(
+        self,
+        loss: TransferLoss = TransferLoss(),
+        dropout: float = 0.0,
+        generator: Generator | None = None,
+    ) -> None:
+        if not 0 <= dropout <= 1:
+            raise ValueError(f"dropout = {dropout}: a probability is between 0 and 1")
+        self.loss, self.dropout, self.generator = loss, dropout, generator
+        self.losses: dict[int, Tensor] = {}
+
+    def attend(self, call: Call) -> Output:
+        with torch.no_grad():
+            target = call.softmax()
+        with torch.enable_grad():
+            self.take(
+                call.layer, self.loss(call.branch, self.altered(call.record()), target, call.keep)
+            )
+        return target
+
+    def altered(self, record: Recurrence) -> Recurrence:
+        if self.dropout == 0 or torch.rand((), generator=self.generator) >= self.dropout:
+            return record
+        return replace(windowed(record, self), window=0)
+
+    @abstractmethod
+    def take(self, layer: int, loss: Tensor) -> None:
+        """Called with the loss of every layer in turn, which holds this layer's graph."""
+
+
+class Measured(Transfer):
+    """Keeps the numbers alone."""
+
+    def take(self, layer: int, loss: Tensor) -> None:
+        self.losses[layer] = loss.detach()
+
+
+class Inside(Transfer):
+    """Backward inside the forward, layer by layer: the gradient of the losses' sum, in the memory
+    of one layer.
+
+    Attributes:
+        share: what the gradient is multiplied by, such as one over the parts of a batch
+    """
+
+    def __init__(
+        self,
+        loss: TransferLoss = TransferLoss(),
+        dropout: float = 0.0,
+        generator: Generator | None = None,
+        share: float = 1.0,
+    ) -> None:
+        super().__init__(loss, dropout, generator)
+        self.share = share
+
+    def take(self, layer: int, loss: Tensor) -> None:
+        (loss * self.share).backward()
+        self.losses[layer] = loss.detach()
+
+
+class Returned(Transfer):
+    """Keeps the losses with their graphs, for a backward outside."""
+
+    def take(self, layer: int, loss: Tensor) -> None:
+        self.losses[layer] = loss
+
+
+def attend_all(model: PreTrainedModel, inputs: Mapping[str, Tensor], mode: Mode) -> None:
+    """A forward through all layers, without logits; nothing but what `mode` does has a gradient."""
+    with torch.no_grad(), running(model, mode):
+        model.base_model(**inputs, use_cache=False)
+
+
+class TransferModel(nn.Module):
+    """A linearized model as what DistributedDataParallel, FSDP or transformers' Trainer expects:
+    inputs → ``loss``.
+
+    ``losses`` are those of the layers; their sum is ``loss``. The graphs of all layers are kept
+    until its backward.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        loss: TransferLoss = TransferLoss(),
+        dropout: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.model, self.loss, self.dropout = only_branches(model), loss, dropout
+        self.generator = Generator().manual_seed(seed)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        given = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+        }
+        mode = Returned(self.loss, self.dropout if self.training else 0.0, self.generator)
+        attend_all(
+            self.model, {name: tensor for name, tensor in given.items() if tensor is not None}, mode
+        )
+        losses = torch.stack([mode.losses[layer] for layer in sorted(mode.losses)])
+        return {"loss": losses.sum(), "losses": losses}
+
+
+def only_branches(model: PreTrainedModel) -> PreTrainedModel:
+    """`model`, of which nothing but the branches is trained. Raises ValueError if it has none."""
+    found = branches(model)
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no branches to train; call fastweights.linearize.linearize"
+            " first"
+        )
+    model.requires_grad_(False)
+    for branch in found.values():
+        branch.requires_grad_(True)
+    return model

@@ -1,0 +1,1 @@
+"""Operations of layers: the short causal convolution and RMSNorm."""

@@ -1,0 +1,59 @@
+"""The look of all figures, and their bytes."""
+
+from __future__ import annotations
+
+from io import BytesIO
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
+
+PALETTE = ("#4c78a8", "#d1495b", "#2e8b57", "#e09f3e", "#7b5ea7", "#4f9da6", "#a05a2c", "#767676")
+HEAT = "magma_r"
+
+
+def canvas(
+    rows: int = 1, columns: int = 1, width: float = 3.6, height: float = 2.9
+) -> tuple[Figure, np.ndarray]:
+    """(a figure, its axes ``[rows columns]``), each of them `width` × `height` inches."""
+    figure = Figure(figsize=(width * columns, height * rows), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for one in axes.flat:
+        tidy(one)
+    return figure, axes
+
+
+def tidy(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.tick_params(which="both", labelsize=8)
+
+
+def logarithmic(axes: Axes) -> None:
+    """A logarithmic y axis that has numbers on it even where it spans less than a decade."""
+    axes.set_yscale("log")
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.5)))
+
+
+def label(axes: Axes, title: str, x: str, y: str) -> None:
+    axes.set_title(title, fontsize=9, loc="left")
+    axes.set_xlabel(x, fontsize=8)
+    axes.set_ylabel(y, fontsize=8)
+
+
+def legend(axes: Axes) -> None:
+    axes.legend(frameon=False, fontsize=7)
+
+
+def legend_beside(axes: Axes) -> None:
+    """Where bars would lie under it."""
+    axes.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def png(figure: Figure) -> bytes:
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()

@@ -1,0 +1,172 @@
+"""Checkpoints: folders that a killed process cannot tear, checked by hash when they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from fastweights.runs.errors import CheckpointError
+from fastweights.runs.files import discard, sweep, whole_folder
+
+KEPT = 2
+M = TypeVar("M", bound=PreTrainedModel)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come: updates made, and seconds spent on them."""
+
+    step: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A Hugging Face model folder that also has optimizer.safetensors and training.json (progress
+    and hashes).
+    """
+
+    folder: Path
+    progress: Progress
+
+    def model(self, kind: type[M]) -> M:
+        with no_progress_bars():
+            return kind.from_pretrained(self.folder)
+
+    def optimizer(self) -> dict[str, Tensor]:
+        return load_file(self.folder / "optimizer.safetensors")
+
+
+class Checkpoints:
+    """The checkpoints of a run, ``step-00000100`` and so on, the last two of them kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        sweep(folder)
+
+    def save(
+        self,
+        progress: Progress,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        optimizer: Mapping[str, Tensor],
+    ) -> None:
+        """Write one that is a model's folder too."""
+
+        def fill(folder: Path) -> None:
+            save_model(model, tokenizer, folder)
+            save_file(dict(optimizer), folder / "optimizer.safetensors")
+
+        self.write(progress, fill)
+
+    def write(self, progress: Progress, fill: Callable[[Path], None]) -> None:
+        """Write what `fill` puts into the folder it is given, then remove those before the one
+        before it.
+        """
+        target = self._at(progress.step)
+        with whole_folder(target) as folder:
+            fill(folder)
+            files = {path.name: _hash(path) for path in sorted(folder.iterdir())}
+            (folder / "training.json").write_text(json.dumps({**asdict(progress), "files": files}, indent=1))
+        for old in self._all()[:-KEPT]:
+            discard(old)
+
+    def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
+        """The newest sound one, or None if there are none; later ones are damaged: they are set
+        aside with a warning.
+
+        Raises CheckpointError if all are damaged.
+        """
+        damage: list[str] = []
+        for folder in reversed(self._all()):
+            try:
+                checkpoint = open_checkpoint(folder)
+            except CheckpointError as error:
+                damage.append(str(error))
+            else:
+                for error in damage:
+                    warn(f"{error}; going back to {folder.name}")
+                self._set_aside_after(folder)
+                return checkpoint
+        if damage:
+            raise CheckpointError(f"no sound checkpoint: {'; '.join(damage)}; remove {self._folder} to start again")
+        return None
+
+    def _set_aside_after(self, folder: Path) -> None:
+        for later in self._all():
+            if later.name > folder.name:
+                aside = later.with_name(f"{later.name}.damaged")
+                discard(aside)
+                later.rename(aside)
+
+    def has(self, step: int) -> bool:
+        return self._at(step).exists()
+
+    def _at(self, step: int) -> Path:
+        return self._folder / f"step-{step:08d}"
+
+    def _all(self) -> list[Path]:
+        return sorted(self._folder.glob("step-????????"))
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """The checkpoint in `folder`, every file of it compared with its hash.
+
+    Raises CheckpointError, which names the file, if one is missing, changed or cut short.
+    """
+    record = folder / "training.json"
+    try:
+        content = json.loads(record.read_text())
+        progress, files = Progress(content["step"], content["seconds"]), dict(content["files"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{record} is missing or damaged: {folder} is not a checkpoint") from error
+    for name, expected in files.items():
+        path = folder / name
+        if not path.is_file() or _hash(path) != expected:
+            raise CheckpointError(f"{path} is missing, changed or cut short")
+    return Checkpoint(folder, progress)
+
+
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """A plain Hugging Face folder."""
+    with no_progress_bars():
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Inside the block transformers does not draw on the terminal."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def model_folder(path: Path) -> Path:
+    """The model folder that `path` means: itself, or that of a run, finished or not. Raises
+    CheckpointError.
+    """
+    candidates = [path, path / "model", *sorted((path / "checkpoints").glob("step-????????"), reverse=True)]
+    for folder in candidates:
+        if (folder / "config.json").is_file():
+            return folder
+    raise CheckpointError(f"no model at {path}: it has no config.json, and neither does a run's folder in it")
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,85 @@
+"""Files and folders that are there whole or not at all, whenever the process or machine stops."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PARTIAL = ".partial"
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A new folder to fill; it takes the place of `target` when the block ends without an error."""
+    partial = _partial(target)
+    discard(partial)
+    partial.mkdir(parents=True)
+    yield partial
+    for path in partial.rglob("*"):
+        sync(path)
+    sync(partial)
+    discard(target)
+    partial.rename(target)
+    sync(target.parent)
+
+
+@contextmanager
+def whole_file(target: Path) -> Iterator[Path]:
+    """A path to write; the file takes the place of `target` when the block ends without an
+    error.
+    """
+    partial = _partial(target)
+    yield partial
+    sync(partial)
+    partial.replace(target)
+    sync(target.parent)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Write a line, without its end, down for good."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file but for a torn last one; none if there is no file."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [line for line in lines if line.endswith("\n")]
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder such that no half of it is ever seen under its name."""
+    if folder.exists() and not folder.name.endswith(PARTIAL):
+        doomed = folder.with_name(f".{folder.name}.old{PARTIAL}")
+        discard(doomed)
+        folder = folder.rename(doomed)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what an interrupted `whole_folder`, `whole_file` or `discard` left in `folder`."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        if path.is_dir():
+            discard(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Have the operating system put a file's contents, or a folder's entries, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _partial(target: Path) -> Path:
+    return target.with_name(f".{target.name}{PARTIAL}")

@@ -1,0 +1,131 @@
+"""Optimisers as values, and the learning rate as a function of the step."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+from torch import Tensor, nn, optim
+
+
+class Recipe(ABC):
+    """A way to optimise a model; compared by value.
+
+    To add one, such as Muon for the matrices, return several optimisers that share out the
+    parameters.
+    """
+
+    @abstractmethod
+    def build(self, model: nn.Module) -> list[optim.Optimizer]:
+        """Optimisers that together hold every trainable parameter once, with their peak learning
+        rates.
+        """
+
+
+@dataclass(frozen=True)
+class AdamW(Recipe):
+    """AdamW whose weight decay pulls on the matrices of linear layers only."""
+
+    lr: float = 3e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.1
+    eps: float = 1e-8
+
+    def build(self, model: nn.Module) -> list[optim.Optimizer]:
+        decayed = matrices(model)
+        chosen = {id(p) for p in decayed}
+        others = [p for p in model.parameters() if p.requires_grad and id(p) not in chosen]
+        groups = [
+            {"params": decayed, "weight_decay": self.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        return [optim.AdamW([g for g in groups if g["params"]], lr=self.lr, betas=self.betas, eps=self.eps, fused=True)]
+
+
+class Schedule(ABC):
+    """The learning rate as a fraction of its peak: a function of the step alone, so that a resumed
+    run agrees.
+    """
+
+    @abstractmethod
+    def factor(self, step: int, steps: int) -> float:
+        """For update `step` of 0 … steps - 1."""
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """Linear warm-up over `warmup` updates (a fifth of all at most), then half a cosine down to
+    `floor`.
+    """
+
+    warmup: int = 50
+    floor: float = 0.1
+
+    def factor(self, step: int, steps: int) -> float:
+        warm, done = _phase(step, steps, self.warmup)
+        return warm * (self.floor + (1 - self.floor) * (1 + math.cos(math.pi * done)) / 2)
+
+
+@dataclass(frozen=True)
+class Linear(Schedule):
+    """Linear warm-up over `warmup` updates (a fifth of all at most), then a straight line towards
+    zero.
+    """
+
+    warmup: int = 50
+
+    def factor(self, step: int, steps: int) -> float:
+        warm, done = _phase(step, steps, self.warmup)
+        return warm * (1 - done)
+
+
+def matrices(model: nn.Module) -> list[nn.Parameter]:
+    """The weights of linear layers that are not embeddings too: no norms, biases or parameters of a
+    mixer's own.
+    """
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    weights = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)} - embeddings
+    return [p for p in model.parameters() if p.requires_grad and id(p) in weights]
+
+
+def set_rates(optimizers: Iterable[optim.Optimizer], factor: float) -> None:
+    """Set every group's learning rate to `factor` of its peak."""
+    for group in _groups(optimizers):
+        group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
+
+
+def state_tensors(optimizers: Iterable[optim.Optimizer], model: nn.Module) -> dict[str, Tensor]:
+    """What the optimisers remember, as ``"<parameter>/<quantity>"`` → tensor."""
+    name = {id(p): n for n, p in model.named_parameters()}
+    return {
+        f"{name[id(p)]}/{quantity}": tensor.contiguous()
+        for optimizer in optimizers
+        for p, state in optimizer.state.items()
+        for quantity, tensor in state.items()
+    }
+
+
+def load_state(optimizers: Iterable[optim.Optimizer], model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give back what `state_tensors` took."""
+    name = {id(p): n for n, p in model.named_parameters()}
+    states: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        parameter, _, quantity = key.rpartition("/")
+        states.setdefault(parameter, {})[quantity] = tensor
+    for optimizer in optimizers:
+        held = [name[id(p)] for group in optimizer.param_groups for p in group["params"]]
+        state = {index: states[parameter] for index, parameter in enumerate(held) if parameter in states}
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _groups(optimizers: Iterable[optim.Optimizer]) -> Iterable[dict]:
+    return chain.from_iterable(optimizer.param_groups for optimizer in optimizers)
+
+
+def _phase(step: int, steps: int, warmup: int) -> tuple[float, float]:
+    """(fraction of the warm-up done, fraction of the rest done)."""
+    warmup = min(warmup, steps // 5)
+    return min(1.0, (step + 1) / (warmup + 1)), max(0, step - warmup) / (steps - warmup)

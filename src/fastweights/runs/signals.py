@@ -1,0 +1,43 @@
+"""Stopping at the end of a step when asked to."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Self
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopOnSignal:
+    """Inside the block SIGINT and SIGTERM are noted, and calling this says so; a second one acts as
+    it usually does.
+
+    Attributes:
+        told: called at the first signal
+    """
+
+    def __init__(self, told: Callable[[], None] = lambda: None) -> None:
+        self._told, self._stop = told, False
+
+    def __call__(self) -> bool:
+        return self._stop
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._stop = True
+        self._restore()
+        self._told()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

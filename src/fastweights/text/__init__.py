@@ -1,0 +1,1 @@
+"""Text to tokens: sources, tokenizers, corpora of windows and packed documents."""

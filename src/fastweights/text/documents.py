@@ -1,0 +1,355 @@
+"""Documents of any common format as sequences of tokens that know where documents end and what is
+to be learnt.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from fastweights.runs.errors import DataError
+from fastweights.runs.files import whole_folder
+from fastweights.text.corpus import SUFFIXES, Windows, contents, cover, paths
+from fastweights.text.tokenizers import ids_of
+
+IGNORED = -100
+"""The label of a token that is not learnt (transformers)."""
+HUB = "hub:"
+HELD_OUT = 20
+"""One document in so many is for validation, if there are no sources of its own for it."""
+ALPACA = (
+    "Below is an instruction that describes a task{more}. Write a response that appropriately"
+    " completes the request.\n\n### Instruction:\n{instruction}\n\n{input}### Response:\n"
+)
+"""Stanford Alpaca's prompt, with and without an input."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """What to train on.
+
+    Attributes:
+        sources: files of text (.txt), of records (.jsonl, .json; either of them .gz), folders,
+            globs, the bundled "shakespeare", or "hub:NAME" and "hub:NAME:SPLIT" for a data set
+            of the Hugging Face hub or a folder that `datasets` saved. A record has "text", or
+            "instruction" and "output" (Alpaca), or "prompt" and "response", or "messages" of
+            "role" and "content" (chat)
+        validation: sources of their own for validation; none means every twentieth document, or
+            the end of a single one
+        length: tokens per sequence
+        responses: whether only responses are learnt in stage two; plain text always is
+        boundaries: whether a token sees only its own document of those packed into its sequence
+        held_out: tokens of validation text that are read, at most, from all over it
+    """
+
+    sources: tuple[str, ...]
+    validation: tuple[str, ...] = ()
+    length: int = 1024
+    responses: bool = False
+    boundaries: bool = True
+    held_out: int = 1 << 16
+
+
+class Piece(NamedTuple):
+    """A part of a document, and whether it is a response."""
+
+    text: str
+    response: bool
+
+
+Document = Sequence[Piece]
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """Tokens ``[n]`` of documents one after another.
+
+    Attributes:
+        response: ``[n]`` bool: tokens that a model should come to write
+        document: ``[n]``: the number of the document
+    """
+
+    tokens: np.ndarray
+    response: np.ndarray
+    document: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def save(self, folder: Path) -> Sequences:
+        """The same, in files of `folder` that are mapped into memory."""
+        with whole_folder(folder) as new:
+            for name in ("tokens", "response", "document"):
+                np.save(new / f"{name}.npy", getattr(self, name))
+        return self.load(folder)
+
+    @classmethod
+    def load(cls, folder: Path) -> Sequences:
+        return cls(
+            *(
+                np.load(folder / f"{name}.npy", mmap_mode="r")
+                for name in ("tokens", "response", "document")
+            )
+        )
+
+
+class Batches(ABC):
+    """Sequences of `length` tokens, out of `tokens` different ones, as inputs of a model with
+    ``labels``.
+    """
+
+    length: int
+
+    @property
+    @abstractmethod
+    def tokens(self) -> int:
+        """How many there are to learn from."""
+
+    @abstractmethod
+    def batch(self, first: int, count: int) -> dict[str, Tensor]:
+        """Sequences `first` … `first + count - 1` of an endless stream, a function of these
+        numbers.
+        """
+
+    @abstractmethod
+    def cover(self, count: int) -> Iterator[dict[str, Tensor]]:
+        """All of them once and in order, at most `count` sequences at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stream(Batches):
+    """A shuffled cover of `sequences` in every epoch (`Windows`)."""
+
+    sequences: Sequences
+    length: int
+    seed: int
+    responses: bool = False
+    boundaries: bool = True
+
+    @property
+    def tokens(self) -> int:
+        return len(self.sequences)
+
+    @cached_property
+    def windows(self) -> Windows:
+        return Windows(np.arange(len(self.sequences)), self.length, self.seed)
+
+    def batch(self, first: int, count: int) -> dict[str, Tensor]:
+        return self._inputs(self.windows.batch(first, count))
+
+    def cover(self, count: int) -> Iterator[dict[str, Tensor]]:
+        for places in cover(np.arange(len(self.sequences)), self.length, count):
+            yield self._inputs(places)
+
+    def _inputs(self, places: Tensor) -> dict[str, Tensor]:
+        tokens, response, document = (
+            torch.from_numpy(np.asarray(stream[places.numpy()]).astype(np.int64))
+            for stream in (self.sequences.tokens, self.sequences.response, self.sequences.document)
+        )
+        begins = torch.ones_like(document, dtype=torch.bool)
+        begins[:, 1:] = document[:, 1:] != document[:, :-1]
+        learnt = ~begins & (response.bool() if self.responses else True)
+        inputs = {"input_ids": tokens, "labels": tokens.where(learnt, IGNORED)}
+        if self.boundaries and begins[:, 1:].any():
+            inputs["position_ids"] = _since(begins)
+        return inputs
+
+
+def _since(begins: Tensor) -> Tensor:
+    """``[b t]``: how many tokens after the last one that is True in `begins`; the first is."""
+    place = torch.arange(begins.shape[1]).expand_as(begins)
+    return place - (place * begins).cummax(1).values
+
+
+def read(data: Data, tokenizer: PreTrainedTokenizerFast) -> tuple[Sequences, Sequences]:
+    """Training and validation text. Raises DataError, which names the file, for what cannot be
+    used.
+    """
+    documents = _documents(data.sources, tokenizer)
+    parts = (
+        (documents, _documents(data.validation, tokenizer))
+        if data.validation
+        else _parted(documents)
+    )
+    train, validation = (encode(tokenizer, part) for part in parts)
+    validation = _spread(validation, data.length, data.held_out)
+    for name, part in (("training", train), ("validation", validation)):
+        if len(part) < 2:
+            raise DataError(
+                f"the {name} text has {len(part)} tokens; one needs two to predict one from another"
+            )
+    return train, validation
+
+
+def _spread(sequences: Sequences, length: int, most: int) -> Sequences:
+    """At most so many tokens, or one sequence: `length` at a time from all over the text, documents
+    of their own.
+    """
+    there = len(sequences) // length
+    count = max(1, most // length)
+    if count >= there:
+        return sequences
+    places = np.arange(count)[:, None] * there // count * length + np.arange(length)
+    piece = np.broadcast_to(np.arange(count)[:, None], places.shape)
+    number = sequences.document[places].astype(np.int64) * count + piece
+    return Sequences(
+        sequences.tokens[places.ravel()], sequences.response[places.ravel()], number.ravel()
+    )
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, documents: Iterable[Document]) -> Sequences:
+    """Tokens with the tokenizer's begin and end around every document, as far as it has them."""
+    begin = [i for i in tokenizer("").input_ids if i == tokenizer.bos_token_id]
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    tokens, response, numbers = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    for number, document in enumerate(documents):
+        parts = [
+            (np.array(begin), False),
+            *((ids_of(tokenizer, p.text), p.response) for p in document if p.text),
+        ]
+        for ids, learnt in [*parts, (np.array(end), document[-1].response)]:
+            tokens.append(ids.astype(np.int32))
+            response.append(np.full(len(ids), learnt))
+            numbers.append(np.full(len(ids), number, dtype=np.int32))
+    return Sequences(np.concatenate(tokens), np.concatenate(response), np.concatenate(numbers))
+
+
+def _parted(documents: list[Document]) -> tuple[list[Document], list[Document]]:
+    """All but every twentieth document, and these; a single document is cut instead."""
+    if len(documents) >= HELD_OUT:
+        held = documents[HELD_OUT - 1 :: HELD_OUT]
+        return [d for number, d in enumerate(documents) if (number + 1) % HELD_OUT], held
+    cuts = [_cut(document) for document in documents]
+    return [first for first, _ in cuts], [second for _, second in cuts]
+
+
+def _cut(document: Document) -> tuple[Document, Document]:
+    """The last twentieth of a text apart; records are not cut."""
+    if len(document) > 1:
+        raise DataError(f"fewer than {HELD_OUT} records cannot be split; give files for validation")
+    text = document[0].text
+    at = len(text) - max(1, len(text) // HELD_OUT)
+    return [Piece(text[:at], True)], [Piece(text[at:], True)]
+
+
+def _documents(sources: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> list[Document]:
+    found = [document for source in sources for document in _of_source(source, tokenizer)]
+    if not found:
+        raise DataError(f"there is no text in {', '.join(sources)}")
+    return found
+
+
+def _of_source(source: str, tokenizer: PreTrainedTokenizerFast) -> Iterator[Document]:
+    if source.startswith(HUB):
+        for number, record in enumerate(_hub(source.removeprefix(HUB)), 1):
+            yield document_of(record, f"{source}, record {number}", tokenizer)
+        return
+    for path in paths(source, (*SUFFIXES, ".json", ".json.gz")):
+        text = contents(path)
+        if ".json" not in path.suffixes[-2:] and ".jsonl" not in path.suffixes[-2:]:
+            yield [Piece(text, True)]
+            continue
+        for place, record in _records(path, text):
+            yield document_of(record, place, tokenizer)
+
+
+def _records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    """Of a JSON array, or of one JSON value per line; each with its place."""
+    try:
+        if text.lstrip().startswith("["):
+            yield from (
+                (f"{path}, record {number}", record)
+                for number, record in enumerate(json.loads(text), 1)
+            )
+            return
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                yield f"{path}, line {number}", json.loads(line)
+    except ValueError as error:
+        raise DataError(
+            f"{path} is neither a JSON array nor one JSON object per line: {error}"
+        ) from error
+
+
+def _hub(name: str) -> Iterable[Any]:
+    """The records of a data set; ``NAME:SPLIT`` of another split than "train"."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(f"{HUB}{name} needs the datasets library: pip install datasets") from error
+    place, _, split = name.partition(":")
+    if Path(place).is_dir():
+        found = datasets.load_from_disk(place)
+        return found[split or "train"] if isinstance(found, datasets.DatasetDict) else found
+    return datasets.load_dataset(place, split=split or "train")
+
+
+def document_of(record: Any, place: str, tokenizer: PreTrainedTokenizerFast) -> Document:
+    """The pieces of a record of any of the formats of `Data`. Raises DataError, which names its
+    place.
+    """
+    match record:
+        case {"messages": [*messages]} if messages:
+            return _chat(messages, place, tokenizer)
+        case {"instruction": str(instruction), "output": str(output)}:
+            return [
+                Piece(_alpaca(instruction, str(record.get("input") or "")), False),
+                Piece(output, True),
+            ]
+        case {"prompt": str(prompt), "response": str(response)}:
+            return [Piece(prompt, False), Piece(response, True)]
+        case {"text": str(text)}:
+            return [Piece(text, True)]
+    fields = sorted(record) if isinstance(record, dict) else type(record).__name__
+    raise DataError(
+        f'{place} has {fields}; a record has "text", "instruction" and "output", "prompt" and'
+        ' "response", or "messages"'
+    )
+
+
+def _alpaca(instruction: str, given: str) -> str:
+    more = ", paired with an input that provides further context" if given else ""
+    section = f"### Input:\n{given}\n\n" if given else ""
+    return ALPACA.format(more=more, instruction=instruction, input=section)
+
+
+def _chat(
+    messages: Sequence[Mapping[str, str]], place: str, tokenizer: PreTrainedTokenizerFast
+) -> Document:
+    """Turns as the tokenizer's chat template has them, or else ``role: content`` lines; the
+    assistant's are learnt.
+    """
+    try:
+        ends = [_rendered(messages[:count], tokenizer) for count in range(len(messages) + 1)]
+    except (KeyError, TypeError) as error:
+        raise DataError(f'{place}: every message is an object with "role" and "content"') from error
+    pieces = list[Piece]()
+    for message, before, after in zip(messages, ends, ends[1:], strict=False):
+        if message["role"] != "assistant":
+            pieces.append(Piece(after[len(before) :], False))
+            continue
+        start = _opening(before, message, after)
+        pieces += [Piece(after[len(before) : start], False), Piece(after[start:], True)]
+    return pieces
+
+
+def _opening(before: str, message: Mapping[str, str], after: str) -> int:
+    """Where the answer itself begins, behind what the template writes before it."""
+    found = after.find(message["content"], len(before))
+    return len(before) if found < 0 else found
+
+
+def _rendered(messages: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizerFast) -> str:
+    if tokenizer.chat_template is None or not messages:
+        return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+    return str(tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False))

@@ -1,0 +1,267 @@
+"""A language model's loss by token position (MesaNet appendix J.1), with the state carried past any
+length.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from fastweights.layers import precise
+from fastweights.render.plots import PALETTE, canvas, label, legend
+from fastweights.text.corpus import cover
+
+
+@dataclass(frozen=True, eq=False)
+class PositionLoss:
+    """Sums and counts of -log p(s_k | s_<k), in nats, where `k` = 1 … n is the number of tokens
+    read before.
+
+    Attributes:
+        sums: ``[n]`` float64, over all sequences that long
+        counts: ``[n]`` int64
+        tokens_per_byte: of the text; None if it is no text
+    """
+
+    sums: np.ndarray
+    counts: np.ndarray
+    tokens_per_byte: float | None = None
+
+    def __post_init__(self) -> None:
+        if (
+            self.sums.shape != self.counts.shape
+            or self.sums.ndim != 1
+            or not (self.counts > 0).all()
+        ):
+            raise ValueError(
+                f"sums {self.sums.shape} and counts {self.counts.shape} are one number per"
+                " position, and every position is counted; leave out those that no sequence"
+                " reaches"
+            )
+
+    @property
+    def nll(self) -> np.ndarray:
+        """NLL_k ``[n]``: the mean over the sequences that reach position k, nats per token."""
+        return self.sums / self.counts
+
+    @property
+    def mean_so_far(self) -> np.ndarray:
+        """Mean-so-far-NLL_{:k} ``[n]``: the mean over all tokens up to position k."""
+        return self.sums.cumsum() / self.counts.cumsum()
+
+    @property
+    def mean(self) -> float:
+        """Nats per token, over all tokens."""
+        return float(self.sums.sum() / self.counts.sum())
+
+    @property
+    def perplexity(self) -> float:
+        """exp of `mean`."""
+        return float(np.exp(self.mean))
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """None if the loss is not of a text."""
+        return (
+            None if self.tokens_per_byte is None else self.mean * self.tokens_per_byte / np.log(2)
+        )
+
+    def minus(self, reference: PositionLoss) -> np.ndarray:
+        """ΔNLL_k ``[n]`` to a reference on the same tokens. Raises ValueError if it has read
+        others.
+        """
+        self._check_same(reference)
+        return (self.sums - reference.sums) / self.counts
+
+    def pooled(self, edges: np.ndarray) -> np.ndarray:
+        """Nats per token from each of `edges` (positions, ascending) up to, and without,
+        the next.
+        """
+        return np.array([self._between(first, last) for first, last in pairwise(edges)])
+
+    def _between(self, first: int, last: int) -> float:
+        span = slice(first - 1, last - 1)
+        return float(self.sums[span].sum() / self.counts[span].sum())
+
+    def _check_same(self, reference: PositionLoss) -> None:
+        if not np.array_equal(self.counts, reference.counts):
+            raise ValueError(
+                f"the reference has read {reference.counts.sum()} tokens in {len(reference.counts)}"
+                f" positions, this model {self.counts.sum()} in {len(self.counts)}; compare them on"
+                " the same sequences"
+            )
+
+    def save(self, path: Path) -> None:
+        """As JSON, without loss."""
+        content = {
+            "sums": self.sums.tolist(),
+            "counts": self.counts.tolist(),
+            "tokens_per_byte": self.tokens_per_byte,
+        }
+        path.write_text(json.dumps(content), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """What `save` wrote."""
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return cls(
+            np.array(content["sums"]), np.array(content["counts"]), content["tokens_per_byte"]
+        )
+
+
+def nll_by_position(
+    model: PreTrainedModel,
+    tokens: np.ndarray,
+    length: int,
+    *,
+    batch: int = 4,
+    chunk: int | None = 512,
+    tokens_per_byte: float | None = None,
+) -> PositionLoss:
+    """The loss of a causal language model, ours or transformers', on ``tokens [n]`` cut into
+    sequences of `length`.
+
+    Every token but the first is predicted once, in one of the sequences, which share their ends.
+    Losses are float32 (or the model's own dtype if that is wider), their sums float64.
+
+    batch  sequences at once
+    chunk  tokens fed at a time, after the state (or cache) of those before: it bounds the memory of the logits, and
+           lets a sequence be longer than those of training; None for whole sequences
+    Raises ValueError for fewer than two tokens.
+    """
+    if min(len(tokens), length) < 2:
+        raise ValueError(
+            f"{len(tokens)} tokens in sequences of {length}: one needs two tokens to predict one"
+        )
+    return losses_by_position(
+        model, cover(tokens, min(length, len(tokens)), batch), chunk, tokens_per_byte
+    )
+
+
+def losses_by_position(
+    model: PreTrainedModel,
+    batches: Iterable[Tensor],
+    chunk: int | None,
+    tokens_per_byte: float | None = None,
+) -> PositionLoss:
+    """As `nll_by_position`, on ``[b t]`` batches of sequences, which may differ in length from
+    batch to batch.
+    """
+    sums, counts = np.zeros(0), np.zeros(0, dtype=np.int64)
+    for ids in batches:
+        losses = token_losses(model, ids, chunk).double()
+        sums = _added(sums, losses.sum(0).cpu().numpy())
+        counts = _added(counts, np.full(losses.shape[1], len(losses)))
+    return PositionLoss(sums, counts, tokens_per_byte)
+
+
+def token_losses(model: PreTrainedModel, ids: Tensor, chunk: int | None = None) -> Tensor:
+    """-log p(s_k | s_<k) ``[b t-1]`` of sequences ``ids [b t]``, float32 or wider, read `chunk`
+    tokens at a time.
+    """
+    ids = ids.to(model.device)
+    with reading(model):
+        return torch.cat(list(_chunk_losses(model, ids, chunk)), dim=1)
+
+
+@contextmanager
+def reading(model: nn.Module) -> Iterator[None]:
+    """Inside the block the model is in eval mode and there are no gradients."""
+    trained = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(trained)
+
+
+def _chunk_losses(model: PreTrainedModel, ids: Tensor, chunk: int | None) -> Iterator[Tensor]:
+    inputs, targets = ids[:, :-1], ids[:, 1:]
+    size = inputs.shape[1] if chunk is None else chunk
+    carried, cache = size < inputs.shape[1], None
+    for piece, wanted in zip(inputs.split(size, 1), targets.split(size, 1), strict=True):
+        outputs = model(input_ids=piece, past_key_values=cache, use_cache=carried, return_dict=True)
+        yield F.cross_entropy(
+            precise(outputs.logits).flatten(0, 1), wanted.flatten(), reduction="none"
+        ).view_as(wanted)
+        cache = outputs.get("past_key_values")
+        if carried and cache is None:
+            raise ValueError(
+                f"{type(model).__name__} returns no past_key_values to go on from; pass chunk=None"
+            )
+
+
+def _added(total: np.ndarray, more: np.ndarray) -> np.ndarray:
+    """The sum of two arrays, the shorter one filled with zeros."""
+    size = max(len(total), len(more))
+    return np.pad(total, (0, size - len(total))) + np.pad(more, (0, size - len(more)))
+
+
+def draw(
+    losses: Mapping[str, PositionLoss], reference: str | None = None, trained: int | None = None
+) -> Figure:
+    """NLL_k of models by name over a logarithmic position, pooled; with a `reference` among them,
+    ΔNLL_k beside it.
+
+    Args:
+        trained: the length of training, marked
+    """
+    figure, axes = canvas(1, 1 if reference is None else 2, width=4.6)
+    panels = axes[0]
+    _curves(panels[0], {name: loss.nll for name, loss in losses.items()}, losses)
+    label(panels[0], "loss by position", "position (tokens read before)", "NLL [nats / token]")
+    if reference is not None:
+        _curves(
+            panels[1],
+            {name: loss.minus(losses[reference]) for name, loss in losses.items()},
+            losses,
+        )
+        label(
+            panels[1],
+            f"difference to {reference}",
+            "position (tokens read before)",
+            "ΔNLL [nats / token]",
+        )
+    for panel in panels:
+        panel.set_xscale("log", base=2)
+        if trained is not None:
+            panel.axvline(trained, color="#767676", linestyle=":", linewidth=1)
+    legend(panels[0])
+    return figure
+
+
+def _curves(
+    axes: Axes, values: Mapping[str, np.ndarray], losses: Mapping[str, PositionLoss]
+) -> None:
+    for number, (name, value) in enumerate(values.items()):
+        counts = losses[name].counts
+        edges = octaves(len(value))
+        pooled = PositionLoss(value * counts, counts).pooled(edges)
+        axes.plot(
+            np.sqrt(edges[:-1] * (edges[1:] - 1)),
+            pooled,
+            color=PALETTE[number % len(PALETTE)],
+            label=name,
+        )
+
+
+def octaves(n: int, parts: int = 4) -> np.ndarray:
+    """Edges of `pooled` for positions 1 … n: `parts` to every doubling, every position its own at
+    the start.
+    """
+    edges = np.unique(np.round(2 ** (np.arange(0, parts * np.log2(n + 1)) / parts)).astype(int))
+    return np.array([*chain(edges[edges <= n], [n + 1])])

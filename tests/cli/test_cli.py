@@ -1,0 +1,339 @@
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fastweights import MIXERS, PRESETS
+from fastweights.cli import VERBS, main
+from fastweights.cli.progress import Bar
+from fastweights.lab.tasks import TASKS
+from fastweights.train import BPE, train
+from sittings import tiny
+
+SMALL = [
+    "--layers",
+    "1",
+    "--width",
+    "8",
+    "--length",
+    "16",
+    "--batch",
+    "4",
+    "--device",
+    "cpu",
+    "--log-every",
+    "5",
+]
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "fastweights.cli", *map(str, arguments)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cli")
+
+
+@pytest.fixture(scope="module")
+def data(folder) -> list[str]:
+    return ["--data", *tiny(folder).text.sources]
+
+
+@pytest.fixture(scope="module")
+def trained(folder) -> Path:
+    train(tiny(folder), folder / "bytes", cpu=True)
+    return folder / "bytes"
+
+
+def fails(capsys, *arguments: object) -> str:
+    """The one line of standard error of a command that must fail."""
+    assert main([str(a) for a in arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fastweights: ")
+    assert error.count("\n") == 1
+    return error
+
+
+def test_train_stop_go_on_generate(tmp_path, data):
+    """The commands as a user gives them, each in a process of its own."""
+    out = tmp_path / "out"
+    arguments = [
+        "train",
+        *data,
+        *SMALL,
+        "--steps",
+        200,
+        "--eval-every",
+        200,
+        "--sample",
+        30,
+        "--out",
+        out,
+    ]
+    first = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, text=True)
+    while not (out / "metrics.jsonl").exists() or not (out / "metrics.jsonl").read_text():
+        assert first.poll() is None
+        time.sleep(0.02)
+    first.send_signal(signal.SIGINT)
+    said, _ = first.communicate(timeout=60)
+    assert first.returncode == 0
+    assert "finishing the step and saving" in said
+    assert "the same command goes on from there" in said
+    rows = (out / "metrics.jsonl").read_text()
+
+    second = subprocess.run(command(*arguments), capture_output=True, text=True, check=True)
+    assert "going on after step" in second.stdout
+    assert "step 200/200  loss" in second.stdout
+    assert "nats/byte" in second.stdout
+    assert "a sample:" in second.stdout
+    assert second.stderr == ""
+    assert (out / "metrics.jsonl").read_text().startswith(rows)
+
+    prompt = ["generate", out, "--prompt", "né à", "--tokens", 20, "--device", "cpu"]
+    third = subprocess.run(command(*prompt), capture_output=True, text=True, check=True)
+    assert third.stdout.startswith("né à")
+    assert third.stderr == ""
+
+
+def test_text_is_streamed(trained):
+    generate = command("generate", trained, "--tokens", 10**9, "--device", "cpu")
+    process = subprocess.Popen(generate, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert len(process.stdout.read(200)) == 200
+    process.stdout.close()
+    _, error = process.communicate(timeout=30)
+    assert (process.returncode, error) == (0, b"")
+
+
+def test_an_interrupt_ends_quietly(capsys, monkeypatch):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(VERBS, "wait", lambda parser: interrupted)
+    assert main(["wait"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_generation_repeats_with_its_seed(capsys, trained):
+    def text(*arguments: object) -> str:
+        assert (
+            main(
+                [
+                    "generate",
+                    str(trained),
+                    "--tokens",
+                    "40",
+                    "--device",
+                    "cpu",
+                    *map(str, arguments),
+                ]
+            )
+            == 0
+        )
+        return capsys.readouterr().out
+
+    assert text("--seed", 1) == text("--seed", 1) != text("--seed", 2)
+    assert text("--temperature", 0) == text("--top-k", 1, "--seed", 5)
+
+
+def test_a_tolerance_needs_something_to_solve(capsys, trained):
+    assert "no Mesa layer" in fails(capsys, "generate", trained, "--tol", 1e-4, "--device", "cpu")
+
+
+def test_every_flag_of_train_reaches_the_run(capsys, tmp_path, data):
+    flags = [
+        "--steps",
+        3,
+        "--mixers",
+        '[{"name": "metala", "heads": 2}, {"name": "softmax", "window": 4}]',
+    ]
+    flags += [
+        "--tokenizer",
+        "bpe:300",
+        "--accumulate",
+        2,
+        "--lr",
+        0.5,
+        "--weight-decay",
+        0.25,
+        "--warmup",
+        7,
+        "--seed",
+        9,
+    ]
+    flags += [
+        "--clip",
+        2.5,
+        "--eval-every",
+        2,
+        "--checkpoint-every",
+        1,
+        "--validation",
+        data[1],
+        "--sample",
+        0,
+    ]
+    arguments = ["train", *data, *SMALL, *flags, "--layers", 2, "--out", tmp_path / "out"]
+    assert main([str(a) for a in arguments]) == 0
+    config = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert config["model"]["mixers"][1] == {"name": "softmax", "window": 4}
+    assert config["text"]["tokenization"] == {"type": "BPE", **vars(BPE(300))}
+    assert config["text"]["validation"] == [data[1]]
+    assert config["optimizer"]["lr"] == 0.5
+    assert config["optimizer"]["weight_decay"] == 0.25
+    assert config["schedule"]["warmup"] == 7
+    assert config["every"] == {"type": "Every", "log": 5, "evaluation": 2, "checkpoint": 1}
+    assert [
+        config[name] for name in ("steps", "batch", "length", "accumulate", "clip", "seed", "bf16")
+    ] == [
+        *(3, 4, 16, 2, 2.5, 9),
+        False,
+    ]
+    said = capsys.readouterr().out
+    assert "300 token vocabulary" in said
+    assert "a sample" not in said
+
+
+def test_runs_have_a_folder_of_their_own(tmp_path, monkeypatch, data):
+    monkeypatch.chdir(tmp_path)
+    assert (
+        main(["train", *data, *SMALL, "--steps", "1", "--mixers", "metala", "--sample", "5"]) == 0
+    )
+    assert (tmp_path / "runs" / "text-metala" / "model" / "config.json").exists()
+
+
+def test_a_preset_is_trained_with_the_vocabulary_of_the_text(tmp_path, monkeypatch, data):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--length", "16", "--batch", "2", "--steps", "1", "--sample", "0", "--device", "cpu"]
+    assert main(["train", *data, *flags, "--preset", "mqar-softmax"]) == 0
+    run = tmp_path / "runs" / "text-mqar-softmax"
+    assert json.loads((run / "run.json").read_text())["model"] == {
+        "type": "Named",
+        "name": "mqar-softmax",
+    }
+    config = json.loads((run / "model" / "config.json").read_text())
+    assert (config["learnt_positions"], config["mlp"], config["hidden_size"]) == (
+        512,
+        "identity",
+        128,
+    )
+    assert config["vocab_size"] < 300
+
+
+def test_list_counts_the_parameters_of_presets(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["list", "--presets", "metala-deit", "pythia-70m"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    counts = {row[0]: row[1:3] for row in rows if row and row[0].startswith(("metala", "pythia"))}
+    assert list(counts) == [
+        name for name in PRESETS if name.startswith(("metala-deit", "pythia-70m"))
+    ]
+    assert counts["metala-deit-tiny"] == ["6.114M", "6.1M"]
+    assert counts["pythia-70m"] == ["70.43M", "70.43M"]
+
+
+def test_list_shows_tasks_and_an_example(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main(["list", "--tasks"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in TASKS)
+    assert main(["list", "--tasks", "mqar-small-32x4"]) == 0
+    shown = capsys.readouterr().out
+    inputs = next(line for line in shown.splitlines() if line.startswith("inputs")).split()[1:]
+    labels = next(line for line in shown.splitlines() if line.startswith("labels")).split()[1:]
+    assert len(inputs) == len(labels) == 32
+    assert sum(label != "." for label in labels) == 4
+
+
+def test_list_names_every_mixer(capsys):
+    assert main(["list"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in MIXERS)
+    assert main(["list", "metala"]) == 0
+    said = capsys.readouterr().out
+    assert "tau = 16.0" in said
+    assert "MetaLA: Unified Optimal" in said
+    assert "mesa" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--data", "/nowhere.txt"], "no text found at '/nowhere.txt'"),
+        (["train", "--mixers", "metallica"], "unknown mixer 'metallica'"),
+        (["train", "--width", 10, "--layers", 1], "not divisible by heads = 4"),
+        (["train", "--length", 10**9], "fewer than one sequence"),
+        (["train", "--steps", 0], "steps = 0"),
+        (["train", "--tokenizer", "/nowhere"], "no tokenizer at '/nowhere'"),
+        (["generate", "."], "no model at ."),
+        (["list", "metallica"], "unknown mixers: metallica"),
+        (["list", "--presets", "metallica"], "no preset begins with metallica"),
+        (["list", "--tasks", "metallica"], "no task begins with metallica"),
+        (["train", "--preset", "metala-36m"], "did you mean metala-360m"),
+        (
+            ["train", "--preset", "metala-deit-tiny"],
+            "is a FastWeightsForImageClassification; training takes language",
+        ),
+        (["train", "--preset", "hawk", "--layers", 2], "whole architecture; leave out --layers"),
+    ],
+)
+def test_errors_are_one_line(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert message in fails(capsys, *arguments)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "VERB"),
+        (["metamorphose"], "invalid choice: 'metamorphose'"),
+        (["train", "--tokenizer", "bpe:many"], "such as bpe:1024"),
+        (["train", "--mixers", '["metala"]'], 'an object with a "name"'),
+        (["train", "--mixers", "[{"], "not a JSON list"),
+        (["train", "--device", "abacus"], "'abacus' is not auto or cpu"),
+    ],
+)
+def test_arguments_are_checked(capsys, arguments, message):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_empty_prompts_and_other_runs(capsys, trained, data):
+    assert "the prompt is empty" in fails(capsys, "generate", trained, "--prompt", "")
+    assert "holds another run" in fails(capsys, "train", *data, *SMALL, "--out", trained)
+
+
+def test_debug_shows_where():
+    with pytest.raises(ValueError, match="metallica"):
+        main(["list", "metallica", "--debug"])
+    with pytest.raises(ValueError, match="metallica"):
+        main(["--debug", "list", "metallica"])
+
+
+def test_version_and_help(capsys):
+    for arguments in (["--version"], ["--help"], *([verb, "--help"] for verb in VERBS)):
+        with pytest.raises(SystemExit) as stopped:
+            main(arguments)
+        assert stopped.value.code == 0
+    assert "fastweights 0." in capsys.readouterr().out
+
+
+def test_the_bar_on_a_terminal(folder, tmp_path):
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100)
+    with Bar(console) as bar:
+        train(tiny(folder), tmp_path / "out", cpu=True, reporter=bar)
+    assert "6/6" in screen.getvalue()
+    assert screen.getvalue().count("validation ") == 2

@@ -1,0 +1,50 @@
+"""The literate pages run from top to bottom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_readme import BLOCK, blocks, command_lines
+
+DOCS = Path(__file__).parents[2] / "docs"
+LITERATE = [
+    "dsf-by-example.md",
+    "evals.md",
+    "linearize.md",
+    "new-mixer.md",
+    "sweeps.md",
+    "tasks.md",
+]
+
+
+@pytest.mark.parametrize("page", LITERATE)
+def test_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = DOCS / page
+    examples = [
+        found["text"] for found in BLOCK.finditer(path.read_text()) if found["language"] == "python"
+    ]
+    assert examples
+    namespace: dict[str, object] = {"__name__": path.stem}
+    for example in examples:
+        exec(compile(example, str(path), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", LITERATE)
+def test_commands_parse(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastweights import cli
+    from fastweights.cli import arguments
+
+    monkeypatch.setattr(arguments, "plugin", lambda name: name)
+    for program, *rest in command_lines(DOCS / page):
+        if program == "fastweights":
+            cli._parser().parse_args(rest)
+
+
+def test_the_plan_of_the_page_can_be_read(tmp_path: Path) -> None:
+    from fastweights.lab.sweep import read
+
+    (text,) = blocks("toml", page=DOCS / "sweeps.md")
+    (tmp_path / "plan.toml").write_text(text)
+    assert len(list(read(tmp_path / "plan.toml").runs())) == 3 * 2 * 2 * 5

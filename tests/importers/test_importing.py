@@ -1,0 +1,328 @@
+"""Models of other libraries: ours compute the same, and what cannot be imported says why."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
+
+from fastweights import MIXERS, FastWeightsForCausalLM
+from fastweights.cli import main
+from fastweights.importers import FAMILIES, import_model
+from fastweights.importers.plan import Plan, period
+from fastweights.importers.source import Folder
+from fastweights.layers import Past
+from fastweights.recurrence import Decay
+from originals import (
+    ORIGINALS,
+    PRECISIONS,
+    Difference,
+    Original,
+    difference,
+    difference_of_transcription,
+    prompt,
+)
+from tolerances import TOLERANCE
+from transcriptions import TRANSCRIPTIONS
+
+each_precision = pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+def assert_small(found: Difference, dtype: torch.dtype) -> None:
+    assert found.same_tokens
+    assert found.prefill <= TOLERANCE[dtype] * found.largest
+    assert found.decode <= TOLERANCE[dtype] * found.largest
+
+
+def test_every_family_is_compared() -> None:
+    kinds = {original.kind for original in ORIGINALS.values()}
+    assert kinds | {
+        transcription.config["model_type"] for transcription in TRANSCRIPTIONS.values()
+    } == set(FAMILIES)
+
+
+@each_precision
+@pytest.mark.parametrize("name", ORIGINALS)
+def test_agrees_with_the_original(name: str, dtype: torch.dtype) -> None:
+    assert_small(difference(ORIGINALS[name], dtype), dtype)
+
+
+@each_precision
+@pytest.mark.parametrize("name", TRANSCRIPTIONS)
+def test_agrees_with_the_published_forward_pass(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    assert_small(difference_of_transcription(name, dtype, tmp_path / "model"), dtype)
+
+
+@pytest.mark.parametrize("original", ORIGINALS.values(), ids=ORIGINALS)
+def test_a_folder_of_shards_is_as_good_as_the_model(original: Original, tmp_path: Path) -> None:
+    model = original.build()
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    expected = import_model(model).state_dict()
+    imported = import_model(tmp_path)
+    imported.save_pretrained(tmp_path / "ours")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    for found in (imported.state_dict(), loaded.state_dict()):
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_the_imported_model_shares_no_memory_with_the_original() -> None:
+    model = ORIGINALS["Llama"].build()
+    ours = import_model(model)
+    before = ours(prompt()).logits
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(ours(prompt()).logits, before)
+
+
+# how it is read -----------------------------------------------------------------------------------
+# ------------------
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    ORIGINALS["Llama"].build().save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def set_fields(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_one_tensor_of_the_old_model_at_a_time(llama: Path) -> None:
+    class Watched(Folder):
+        alive: list[weakref.ref[Tensor]] = []  # noqa: RUF012
+
+        def read(self, name: str) -> Tensor:
+            assert not any(ref() is not None for ref in self.alive)
+            tensor = super().read(name)
+            self.alive.append(weakref.ref(tensor))
+            return tensor
+
+    source = Watched(llama)
+    plan: Plan = FAMILIES["llama"](source)
+    assert len(plan.carry_out(source).state_dict()) + 1 == len(source.alive)
+
+
+def test_layers_are_stated_once_where_they_repeat() -> None:
+    assert period("aaaa") == ["a"]
+    assert period("aabaabaa") == ["a", "a", "b"]
+    assert period("aab") == ["a", "a", "b"]
+    assert len(import_model(ORIGINALS["Qwen3"].build()).config.mixers) == 1
+
+
+def test_progress_counts_tensors(llama: Path) -> None:
+    told: list[tuple[int, int]] = []
+    model = import_model(llama, watch=lambda done, of: told.append((done, of)))
+    of = len(model.state_dict())
+    assert told == [(done, of) for done in range(of + 1)]
+
+
+def test_weights_keep_their_dtype_or_take_another(llama: Path) -> None:
+    rewrite(llama, lambda tensors: tensors.update({name: t.half() for name, t in tensors.items()}))
+    assert {p.dtype for p in import_model(llama).parameters()} == {torch.float16}
+    model = import_model(llama, torch.bfloat16)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert model.config.dtype == torch.bfloat16
+
+
+def test_ends_of_text_come_from_the_generation_config(llama: Path) -> None:
+    (llama / "generation_config.json").write_text('{"eos_token_id": [3, 5], "temperature": 0.3}')
+    assert import_model(llama).generation_config.eos_token_id == [3, 5]
+
+
+def test_buffers_of_old_checkpoints_are_passed_over(llama: Path) -> None:
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    rewrite(llama, lambda tensors: tensors.update({name: torch.ones(4)}))
+    import_model(llama)
+
+
+def test_a_tied_head_may_be_stored(tmp_path: Path) -> None:
+    ORIGINALS["Llama 3.1"].build().save_pretrained(tmp_path)
+    rewrite(tmp_path, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(61, 32)}))
+    model = import_model(tmp_path)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_metala_is_tied_if_it_says_so_or_has_no_head(stated: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "metala"
+    TRANSCRIPTIONS["MetaLA (BICLab)"].save(folder, torch.float32)
+    if stated:
+        set_fields(folder, tie_word_embeddings=True)
+    else:
+        rewrite(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    assert import_model(folder).config.tie_word_embeddings
+
+
+def test_the_published_metala_rounds_its_key() -> None:
+    """α and 1 - α in bfloat16, as they were in training, whose keys take few values."""
+    torch.manual_seed(0)
+    mixer = MIXERS["metala"](32, heads=2, rounded=True).to(torch.bfloat16)  # pyright: ignore[reportCallIssue]
+    x = torch.randn(1, 50, 32).bfloat16()
+    rule, _ = mixer.project(x, Past(x, None, None, None, None))
+    assert isinstance(rule, Decay)
+    a = mixer.W_alpha(F.silu(mixer.conv(x, Past(x, None, None, None, None))))
+    k = 1 - torch.exp(F.logsigmoid(a) / 16)
+    assert k.dtype == torch.bfloat16
+    assert torch.equal(rule.key.flatten(-2), k)
+    assert len(rule.key.unique()) < 100
+
+
+# what cannot be imported
+# --------------------------------------------------------------------------------------------
+
+
+def refused(model: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        import_model(model)
+
+
+def test_missing_left_over_and_misshapen_tensors_are_named(llama: Path) -> None:
+    rewrite(llama, lambda tensors: tensors.pop("model.norm.weight"))
+    refused(llama, "this llama checkpoint lacks model.norm.weight$")
+    rewrite(llama, lambda tensors: tensors.update({"model.norm.weights": torch.ones(32)}))
+    refused(llama, "lacks model.norm.weight and holds model.norm.weights, which no llama model has")
+    rewrite(
+        llama,
+        lambda tensors: tensors.update(
+            {"model.norm.weight": tensors.pop("model.norm.weights")[:7]}
+        ),
+    )
+    refused(llama, r"model.norm.weight .* has shape \[7\], .* calls for \[32\]")
+    rewrite(llama, dict.clear)
+    refused(llama, "lacks lm_head.weight, .* and 26 more")
+
+
+def test_files_that_are_missing_or_damaged_are_named(llama: Path, tmp_path: Path) -> None:
+    ORIGINALS["Llama"].build().save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    shard = sorted((tmp_path / "shards").glob("*.safetensors"))[1]
+    shard.unlink()
+    refused(tmp_path / "shards", f"{shard.name} is missing or damaged")
+    whole = (llama / "model.safetensors").read_bytes()
+    (llama / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    refused(llama, "model.safetensors is missing or damaged")
+    (llama / "model.safetensors").rename(llama / "pytorch_model.bin")
+    refused(llama, "holds no model.safetensors; pytorch_model.bin is a pickle, which can run code")
+    (llama / "config.json").write_text("{")
+    refused(llama, "config.json is missing or damaged")
+    refused(
+        tmp_path / "nowhere" / "at" / "all", "neither a folder nor a name on the Hugging Face hub"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "bert"}, "no importer for model_type 'bert'; there are .*llama, mamba"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}},
+            "rope_type = 'yarn'",
+        ),
+        (
+            {"quantization_config": {"quant_method": "gptq"}},
+            "quantization_config = .* cannot be imported",
+        ),
+        ({"num_attention_heads": 3}, "not a multiple"),
+    ],
+)
+def test_settings_that_ours_cannot_state_are_named(
+    llama: Path, fields: dict[str, Any], message: str
+) -> None:
+    set_fields(llama, **fields)
+    with pytest.raises(ValueError, match=message):
+        import_model(llama)
+
+
+def test_mixtures_of_experts_are_refused() -> None:
+    original = ORIGINALS["Qwen3-Next"]
+    small = {
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 8,
+        "mlp_only_layers": [0],
+    }
+    model = Original(
+        "qwen3_next", {**original.settings, **small, "shared_expert_intermediate_size": 8}
+    ).build()
+    refused(model, "layers 1, 2 of this qwen3_next checkpoint are mixtures of experts")
+
+
+def test_a_missing_field_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "metala"
+    TRANSCRIPTIONS["MetaLA (BICLab)"].save(folder, torch.float32)
+    path = folder / "config.json"
+    fields = json.loads(path.read_text())
+    del fields["glu_dim"]
+    path.write_text(json.dumps(fields))
+    refused(folder, "config.json of this metala checkpoint lacks 'glu_dim'")
+
+
+def test_an_rwkv_model_that_has_rescaled_itself_is_refused() -> None:
+    model = ORIGINALS["RWKV-4"].build()
+    model(prompt())
+    refused(model, "this RWKV model has run")
+
+
+# the command --------------------------------------------------------------------------------------
+# ------------------
+
+
+def test_the_command_writes_a_whole_folder_or_none(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (llama / "tokenizer.json").write_text("{}")
+    out = tmp_path / "ours"
+
+    def killed(_: FastWeightsForCausalLM, folder: Path) -> None:
+        (folder / "model.safetensors").write_text("half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FastWeightsForCausalLM, "save_pretrained", killed)
+        assert main(["import", str(llama), "--out", str(out)]) == 130
+    assert not out.exists()
+    assert main(["import", str(llama), "--out", str(out), "--dtype", "bfloat16"]) == 0
+    expected = import_model(llama, torch.bfloat16).state_dict()
+    assert (
+        capsys.readouterr().out
+        == f"{sum(t.numel() for t in expected.values()):,} parameters in {out}\n"
+    )
+    assert {path.name for path in out.iterdir()} >= {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    }
+    assert not list(tmp_path.glob(".*.partial"))
+    loaded = FastWeightsForCausalLM.from_pretrained(out).state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in expected.items())
+
+    assert main(["import", str(llama), "--out", str(out)]) == 2
+    assert "exists; remove it or write elsewhere" in capsys.readouterr().err
+    shutil.rmtree(out)
+    set_fields(llama, model_type="bert")
+    assert main(["import", str(llama), "--out", str(out)]) == 2
+    assert "no importer for model_type 'bert'" in capsys.readouterr().err
+    assert not out.exists()

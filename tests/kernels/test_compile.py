@@ -1,0 +1,24 @@
+"""torch.compile cannot trace the type checker of `conftest`, so its tests run in a process
+without.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_compiled_layers_agree() -> None:
+    tests = Path(__file__).parents[1] / "support" / "compiled.py"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--noconftest",
+        "--show-capture=no",
+        "--tb=line",
+        str(tests),
+    ]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout

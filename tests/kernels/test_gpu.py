@@ -1,0 +1,160 @@
+"""On a CUDA device: every recurrence against float64 on the CPU, models, decoding, resumed
+training.
+
+Selected by ``pytest -m gpu`` only; where torch sees no GPU the tests then fail, and say so.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fastweights import MIXERS, FastWeightsCache, stream
+from fastweights.lab.bench.cases import CASES, RecurrenceCase
+from fastweights.lab.bench.contenders import Case, Inputs, Sizes, gradients
+from fastweights.lab.bench.gpu import checked, host_waits
+from fastweights.lab.bench.ops import relative
+from fastweights.methods import evaluate
+from fastweights.train import train
+from sittings import tiny as tiny_run
+from tiny import tiny, tokens
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2}
+DTYPES = list(TOLERANCE)
+RECURRENCES = [case for case in CASES if isinstance(case, RecurrenceCase)]
+
+
+def by_name(case: Case) -> str:
+    return case.name
+
+
+@pytest.fixture(scope="module")
+def cuda() -> torch.device:
+    if not torch.cuda.is_available():
+        pytest.fail(
+            "tests marked gpu need a CUDA device, and torch sees none; leave out -m gpu",
+            pytrace=False,
+        )
+    return torch.device("cuda")
+
+
+def sizes(case: Case) -> Sizes:
+    """More than two chunks, and no multiple of one."""
+    if not case.channels:
+        return (
+            Sizes(2, 150, 3, 32, 16) if case.name.startswith("decay") else Sizes(2, 150, 3, 32, 32)
+        )
+    return Sizes(2, 150, 40, 16 if case.name == "selective scan" else 1, 1)
+
+
+def leaves(inputs: Inputs) -> Inputs:
+    return {name: x.detach().requires_grad_() for name, x in inputs.items()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=by_name)
+def test_every_kernel_agrees_with_float64(cuda, case, dtype):
+    """Output and all gradients; the state of half-precision streams stays float32."""
+    solved = 10 * case.accuracy if isinstance(case, RecurrenceCase) else 0.0
+    for row in checked(case, sizes(case), dtype, cuda):
+        assert row.note == "", row
+        assert row.error is not None
+        assert row.gradient_error is not None
+        assert max(row.error, row.gradient_error) < max(TOLERANCE[dtype], solved), row
+        assert row.state != "bfloat16" or case.name.startswith("softmax"), row
+
+
+@pytest.mark.parametrize("case", RECURRENCES, ids=by_name)
+def test_state_and_cut(cuda, case):
+    """A sequence evaluated in two parts on the GPU ends where the CPU ends."""
+    inputs = case.inputs(sizes(case), torch.float64, cuda)
+    record = case.record(inputs)
+    o, state = evaluate(record[:70])
+    rest, state = evaluate(record[70:], state)
+    want, expected = evaluate(case.record({n: x.cpu() for n, x in inputs.items()}))
+    assert relative(torch.cat([o, rest], 1), want) < TOLERANCE[torch.float64]
+    parts = zip(*(s if isinstance(s, tuple) else (s,) for s in (state, expected)), strict=True)
+    for got, end in parts:
+        assert relative(got, _wide(end)) < TOLERANCE[torch.float64]
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.is_complex() else x.double()
+
+
+@pytest.mark.parametrize("case", RECURRENCES, ids=by_name)
+def test_the_host_does_not_wait(cuda, case):
+    """No synchronisation in forward and backward."""
+    inputs = leaves(case.inputs(sizes(case), torch.float32, cuda))
+    run = case.contenders(inputs)[0].load()
+    assert host_waits(lambda: run(inputs).abs().sum().backward(), cuda) == 0
+
+
+def test_gradients_repeat_bit_by_bit(cuda):
+    for case in RECURRENCES:
+        inputs = leaves(case.inputs(sizes(case), torch.float32, cuda))
+        run = case.contenders(inputs)[0].load()
+        first, second = gradients(run, inputs), gradients(run, inputs)
+        assert torch.equal(first[0], second[0]), case.name
+        assert all(torch.equal(first[1][n], second[1][n]) for n in inputs), case.name
+
+
+@pytest.mark.parametrize("name", [*MIXERS, "hybrid"])
+def test_models_agree_with_the_cpu(cuda, name):
+    ids = tokens(2, 40)
+    model = tiny(name, torch.float64)
+    loss = model(ids, labels=ids).loss
+    loss.backward()
+    expected = {n: p.grad for n, p in model.named_parameters()}
+    on_gpu = tiny(name, torch.float64).to(cuda)
+    found = on_gpu(ids.to(cuda), labels=ids.to(cuda)).loss
+    found.backward()
+    assert relative(found.detach(), loss.detach()) < 1e-9
+    for n, p in on_gpu.named_parameters():
+        if expected[n] is not None:
+            assert p.grad is not None
+            assert relative(p.grad, expected[n]) < 1e-8, n
+
+
+@pytest.mark.parametrize("name", [*MIXERS, "hybrid"])
+def test_models_in_bfloat16(cuda, name):
+    ids = tokens(2, 40).to(cuda)
+    model = tiny(name, torch.float32).to(cuda)
+    want = model(ids).logits
+    assert relative(model.to(torch.bfloat16)(ids).logits, want.double().cpu()) < 0.1
+
+
+@pytest.mark.parametrize("name", [*MIXERS, "hybrid"])
+def test_decoding(cuda, name):
+    """Streaming, transformers' generate and the full forward pass choose the same tokens as the
+    CPU.
+    """
+    prompt = tokens(2, 9)
+    want = torch.stack(list(stream(tiny(name), prompt, temperature=0, max_new_tokens=12)), 1)
+    model = tiny(name).to(cuda)
+    got = torch.stack(list(stream(model, prompt.to(cuda), temperature=0, max_new_tokens=12)), 1)
+    assert torch.equal(got.cpu(), want)
+    generated = model.generate(prompt.to(cuda), max_new_tokens=12, do_sample=False)
+    assert torch.equal(generated[:, 9:].cpu(), want)
+    cache = FastWeightsCache()
+    model(prompt.to(cuda), None, cache, use_cache=True)
+    assert all(state.position.is_cuda for state in cache.states)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_training_resumes_bit_by_bit(tmp_path):
+    """A run in two sittings ends with the weights of one in a single sitting."""
+    config = tiny_run(tmp_path)
+    train(config, tmp_path / "whole")
+    stop = iter([False, False, False, True])
+    assert not train(config, tmp_path / "parts", stop=lambda: next(stop)).complete
+    assert train(config, tmp_path / "parts").complete
+    whole, parts = (
+        load_file(tmp_path / out / "model" / "model.safetensors") for out in ("whole", "parts")
+    )
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(weights, parts[name]) for name, weights in whole.items())

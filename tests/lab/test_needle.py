@@ -1,0 +1,106 @@
+"""Needles in haystacks, and questions that are answered by going on with a text."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastweights.lab.tasks.needle import HAY, MARK, Needle, haystack
+from fastweights.lab.tasks.questions import RECALL, Question, recall, scrambling, squad
+from fastweights.models.loss import IGNORED
+from laws import assert_frequencies, rng
+
+
+@pytest.mark.parametrize("others", [0, 3])
+@pytest.mark.parametrize("depth", [None, 0.0, 0.5, 1.0])
+@pytest.mark.parametrize("answer", [1, 3])
+def test_the_needle_answers_the_question(answer: int, depth: float | None, others: int) -> None:
+    task = Needle(vocabulary=64, length=100, answer=answer, others=others, depth=depth)
+    batch = task.draw(rng(), 50)
+    for tokens, labels in zip(batch.inputs.tolist(), batch.labels.tolist(), strict=True):
+        marks = [i for i, token in enumerate(tokens) if token == MARK]
+        assert len(marks) == others + 2
+        asked = marks.pop()
+        assert asked == 100 - answer - 1
+        (found,) = [i for i in marks if tokens[i + 1] == tokens[asked + 1]]
+        value = tokens[found + 2 : found + 2 + answer]
+        assert labels == [IGNORED] * (100 - answer) + value
+        assert tokens[asked + 2 :] == value[:-1]
+        assert depth is None or abs(found / (100 - answer - 1) - depth) < 0.1
+
+
+def test_needles_lie_anywhere() -> None:
+    task = Needle(length=32)
+    place = (task.draw(rng(), 5_000).inputs == MARK).int().argmax(1).numpy() // 3
+    assert_frequencies(
+        np.bincount(place, minlength=task.places), np.full(task.places, 1 / task.places), "places"
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"), [({"length": 4}, "at least 5"), ({"depth": 1.5}, "from 0 to 1")]
+)
+def test_needles_that_do_not_fit(sizes: dict[str, float], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Needle(**sizes)  # type: ignore[arg-type]
+
+
+def test_text_haystack() -> None:
+    question = haystack(rng(), 20, 0.5)
+    assert question.text.count(HAY) == 20
+    (number,) = question.values
+    assert question.text.count(number) == 1
+    assert 0.4 < question.text.index(number) / len(question.text) < 0.6
+    name = question.text.split("magic numbers for ")[1].split(" is:")[0]
+    assert question.text.endswith(
+        f"The special magic number for {name} mentioned in the provided text is"
+    )
+    assert haystack(rng(), 20, 0.5) == question
+
+
+def test_answers() -> None:
+    question = Question("The capital of France is", ("Paris", "City of Paris"))
+    assert question.contained(" paris, of course")
+    assert not question.contained(" Lyon")
+    assert question.exact(" Paris ")
+    assert not question.exact("paris")
+    assert RECALL.cut(" Paris\nThe capital") == " Paris"
+    assert (RECALL.context, RECALL.tokens) == (2000, 48)
+
+
+def test_files_of_questions(tmp_path: Path) -> None:
+    lines = [{"text": "a is b, a is", "value": "b"}, {"text": "c", "value": ["d", "e"]}]
+    (tmp_path / "recall.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    assert recall(tmp_path / "recall.jsonl") == [
+        Question("a is b, a is", ("b",)),
+        Question("c", ("d", "e")),
+    ]
+    words = [
+        {"context": "\nasinoc =", "completion": " casino"},
+        {"context": "\nyscowbo =", "completion": " cowboys"},
+    ]
+    (tmp_path / "words.jsonl.gz").write_bytes(
+        gzip.compress("\n".join(map(json.dumps, words)).encode())
+    )
+    assert scrambling(tmp_path / "words.jsonl.gz") == [
+        Question("\nasinoc =", ("casino",)),
+        Question("\nyscowbo =", ("cowboys",)),
+    ]
+    assert scrambling(tmp_path / "words.jsonl.gz", 1) == [
+        Question("\nasinoc = casino\nyscowbo =", ("cowboys",))
+    ]
+    answers = [{"text": "308", "answer_start": 0}, {"text": "308", "answer_start": 0}]
+    paragraph = {
+        "context": "Only 308 points.",
+        "qas": [{"question": "How many?", "answers": answers}],
+    }
+    (tmp_path / "squad.json").write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+    assert squad(tmp_path / "squad.json") == [
+        Question("Only 308 points.\nQuestion: How many?\nAnswer:", ("308",))
+    ]
+    with pytest.raises(ValueError, match=r"recall.jsonl, line 1, has no context, completion"):
+        scrambling(tmp_path / "recall.jsonl")

@@ -1,0 +1,503 @@
+"""Claims: their statistics, their records, and that each of them can be tested."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from importlib.util import module_from_spec, spec_from_file_location
+from itertools import combinations
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fastweights.cli import main
+from fastweights.lab.reproduce import (
+    CLAIMS,
+    Above,
+    Claim,
+    Measure,
+    Measures,
+    Near,
+    Place,
+    Recipe,
+    Sample,
+    Site,
+    Size,
+    Statement,
+    Term,
+    Trial,
+    Verdict,
+    claim,
+    reproduce,
+    shift,
+)
+from fastweights.lab.reproduce.accuracy import UPDATES, Effort, Training, Trainings
+from fastweights.lab.reproduce.claims.lolcats import SMALL as TEACHER
+from fastweights.lab.reproduce.conversion import Conversions, Converted, Updates, shortened
+from fastweights.lab.reproduce.measures import DOUBT, _ranks
+from fastweights.lab.reproduce.pictures import Bars, Curves
+from fastweights.lab.reproduce.published import Destroyed, twice
+from fastweights.lab.reproduce.run import Ledger
+from fastweights.lab.reproduce.small import behind, long_range, mqar
+from fastweights.lab.reproduce.solving import ADDED, STEPS, Insides, Solvers, rank_correlation
+from fastweights.lab.reproduce.speed import (
+    Generation,
+    Models,
+    Stretches,
+    Timed,
+    Token,
+    TrainingSteps,
+)
+from fastweights.lab.reproduce.text import (
+    FAR,
+    SMALL,
+    Extrapolation,
+    LanguageModels,
+    Model,
+    Positions,
+)
+from fastweights.lab.reproduce.theory import Theorem
+from fastweights.mixers import plugin
+from fastweights.models import (
+    FastWeightsConfig,
+    FastWeightsForCausalLM,
+    FastWeightsForSequenceClassification,
+)
+from fastweights.recurrence import ConjugateGradient
+from fastweights.train import Text
+from tolerances import assert_close
+
+CPU = torch.device("cpu")
+THEOREMS = [name for name, one in CLAIMS.items() if isinstance(one.cpu.recipe, Theorem)]
+TINY_FIELDS = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1}
+TINY_MODELS = Models(
+    TINY_FIELDS, {name: ({"name": name, "heads": 1},) for name in ("metala", "softmax")}
+)
+TINY_TEXT = replace(SMALL, layers=1, width=8, steps=2, batch=2, length=32)
+
+
+def _place(folder: Path) -> Place:
+    return Place(folder / "shared", CPU, workers=1)
+
+
+def _site(folder: Path) -> Site:
+    return _place(folder).site(folder / "own")
+
+
+# statistics ---------------------------------------------------------------------------------------
+# ------------------
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (2, 3), (4, 4), (5, 3)])
+def test_ranks_count_every_order_of_two_samples(m: int, n: int) -> None:
+    found = [0] * (m * n + 1)
+    for places in combinations(range(m + n), m):
+        others = [x for x in range(m + n) if x not in places]
+        found[sum(x > y for x in places for y in others)] += 1
+    assert _ranks(m, n) == found
+
+
+def test_shift_excludes_nothing_when_samples_are_too_small() -> None:
+    assert shift(Sample((2.0, 3.0), False), Sample((0.0, 1.0), False)).low == -inf
+    assert shift(Sample((2.0, 3.0, 4.0), False), Sample((0.0, 1.0, -1.0), False)).low == 1.0
+
+
+def test_shift_of_exact_numbers_is_their_difference() -> None:
+    found = shift(Sample((3.0,), True), Sample((1.0,), True))
+    assert (found.low, found.middle, found.high) == (2.0, 2.0, 2.0)
+
+
+def test_shift_from_a_number_is_by_signs() -> None:
+    number = Sample((1.0,), True)
+    assert shift(Sample((2.0, 3.0, 4.0, 5.0), False), number).low == -inf
+    assert shift(Sample((2.0, 3.0, 4.0, 5.0, 6.0), False), number).low == 1.0
+
+
+def test_shift_misses_a_true_difference_as_rarely_as_it_says() -> None:
+    g, draws = torch.Generator().manual_seed(0), 2000
+    a, b = torch.randn(draws, 5, generator=g), 1 + torch.randn(draws, 5, generator=g)
+    found = [
+        shift(Sample(tuple(x), False), Sample(tuple(y), False))
+        for x, y in zip(a.tolist(), b.tolist(), strict=True)
+    ]
+    allowed = DOUBT + 3 * (DOUBT * (1 - DOUBT) / draws) ** 0.5
+    assert sum(one.low > -1 for one in found) / draws <= allowed
+    assert sum(one.high < -1 for one in found) / draws <= allowed
+
+
+def _two(first: tuple[float, ...], second: tuple[float, ...]) -> Measures:
+    pairs = (("a", first), ("b", second))
+    return Measures(
+        Measure(name, x, seed=seed) for name, values in pairs for seed, x in enumerate(values)
+    )
+
+
+LOW, HIGH, MIXED = (
+    (1.0, 2.0, 3.0, 4.0, 5.0),
+    (11.0, 12.0, 13.0, 14.0, 15.0),
+    (0.0, 2.5, 3.5, 4.5, 20.0),
+)
+
+
+@pytest.mark.parametrize(
+    ("statement", "first", "second", "verdict"),
+    [
+        (Above(Term("a"), Term("b")), HIGH, LOW, Verdict.HOLDS),
+        (Above(Term("a"), Term("b")), LOW, HIGH, Verdict.FAILS),
+        (Above(Term("a"), Term("b")), LOW, MIXED, Verdict.OPEN),
+        (Above(Term("a"), Term("b"), 20), HIGH, LOW, Verdict.FAILS),
+        (Above(Term("a"), 10), HIGH, LOW, Verdict.HOLDS),
+        (Near(Term("a"), Term("b"), 5), LOW, LOW, Verdict.HOLDS),
+        (Near(Term("a"), Term("b"), 5), HIGH, LOW, Verdict.FAILS),
+        (Near(Term("a"), Term("b"), 1), LOW, MIXED, Verdict.OPEN),
+    ],
+)
+def test_verdicts(
+    statement: Statement, first: tuple[float, ...], second: tuple[float, ...], verdict: Verdict
+) -> None:
+    assert statement.check(_two(first, second)).verdict is verdict
+
+
+def test_terms_count_places_and_name_what_is_missing() -> None:
+    rows = Measures([Measure("a", 1.0, 64), Measure("a", 2.0, 8), Measure("a", 3.0, "average")])
+    assert Term("a", 0).sample(rows)[0] == 8
+    assert Term("a", 1).sample(rows)[0] == 64
+    assert Term("a", "average").sample(rows)[1].median == 3.0
+    with pytest.raises(ValueError, match="was not measured"):
+        Term("c").sample(rows)
+
+
+def test_rank_correlation_sees_order_alone() -> None:
+    x = torch.tensor([3.0, 1.0, 2.0, 10.0])
+    assert rank_correlation(x, x.exp()) == pytest.approx(1)
+    assert rank_correlation(x, -x) == pytest.approx(-1)
+
+
+# the harness --------------------------------------------------------------------------------------
+# ------------------
+
+
+@dataclass(frozen=True)
+class Counted(Trial):
+    """Writes down that it ran; the one with the file `broken` in its folder fails."""
+
+    series: str
+    value: float
+
+    @property
+    def name(self) -> str:
+        return self.series
+
+    def run(self, site: Site) -> list[Measure]:
+        if (site.shared / "broken").exists() and self.series == "b":
+            raise KeyboardInterrupt
+        with (site.shared / "ran").open("a") as file:
+            file.write(self.series)
+        return [Measure(self.series, self.value + seed, seed=seed) for seed in range(5)]
+
+
+@dataclass(frozen=True)
+class Toy(Recipe):
+    def trials(self) -> list[Trial]:
+        return [Counted("a", 10.0), Counted("b", 0.0), Counted("c", 0.0)]
+
+
+TOY = Size(Toy(), 0.1)
+TOY_CLAIM = Claim(
+    "none",
+    "nowhere",
+    "a is above b",
+    (Above(Term("a"), Term("b")),),
+    "",
+    TOY,
+    TOY,
+    TOY,
+    Bars("value"),
+)
+
+
+def test_a_killed_claim_goes_on_and_a_finished_one_stays(tmp_path: Path) -> None:
+    out, place = tmp_path / "out", _place(tmp_path)
+    place.shared.mkdir()
+    (place.shared / "broken").touch()
+    with pytest.raises(KeyboardInterrupt):
+        reproduce("toy", TOY_CLAIM, "cpu", out, place)
+    (place.shared / "broken").unlink()
+    first = reproduce("toy", TOY_CLAIM, "cpu", out, place)
+    again = reproduce("toy", TOY_CLAIM, "cpu", out, place)
+    assert (place.shared / "ran").read_text() == "abc"
+    assert first.verdict is Verdict.HOLDS
+    assert again.measures.rows == first.measures.rows
+    assert (out / "picture.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_a_torn_line_is_run_again(tmp_path: Path) -> None:
+    out, place = tmp_path / "out", _place(tmp_path)
+    place.shared.mkdir()
+    reproduce("toy", TOY_CLAIM, "cpu", out, place)
+    path = out / "trials.jsonl"
+    path.write_text(path.read_text()[:-30])
+    assert [done.name for done in Ledger(out).done.values()] == ["a", "b"]
+    reproduce("toy", TOY_CLAIM, "cpu", out, place)
+    assert (place.shared / "ran").read_text() == "abcc"
+
+
+def test_unknown_sizes_and_claims_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cpu, gpu, paper"):
+        reproduce("toy", TOY_CLAIM, "tiny", tmp_path, _place(tmp_path))
+    with pytest.raises(ValueError, match="did you mean metala-fig3"):
+        claim("metala-fig33")
+
+
+def test_data_that_a_size_reads_are_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--data"):
+        _site(tmp_path).file("books")
+
+
+# every claim --------------------------------------------------------------------------------------
+# ------------------
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_claims_are_complete(name: str) -> None:
+    one = CLAIMS[name]
+    for size in one.sizes.values():
+        trials = size.recipe.trials()
+        assert len({repr(trial) for trial in trials}) == len(trials) > 0
+        assert all(trial.name for trial in trials)
+        assert size.minutes > 0
+    assert one.cpu.minutes <= 30
+    assert one.gpu.minutes <= 10
+
+
+def pretended(recipe: Recipe) -> Measures:
+    """What the trials would measure, all of it 1, as far as names go."""
+    rows: list[Measure] = []
+    for trial in recipe.trials():
+        match trial:
+            case Training(series=series, x=x):
+                rows += [
+                    Measure(series, 1.0, x, quantity, seed)
+                    for quantity in ("", UPDATES)
+                    for seed in range(5)
+                ]
+            case Converted(series=series, seed=seed):
+                quantities = ("PPL@2", "PPL@0", "KL of weights", "error of outputs")
+                rows += [Measure(series, 1.0, None, quantity, seed) for quantity in quantities]
+            case Model(series=series, seed=seed, readings=readings):
+                rows += [row for reading in readings for row in _read(reading, series, seed)]
+            case _:
+                rows += _timed(trial)
+    return recipe.summary(Measures(rows))
+
+
+def _read(reading: object, series: str, seed: int) -> list[Measure]:
+    match reading:
+        case Positions():
+            by_position = [Measure(series, 1.0, 2**n, "by position", seed) for n in range(9)]
+            return [Measure(series, 1.0, seed=seed), *by_position]
+        case Extrapolation(lengths=lengths):
+            return [Measure(series, 1.0, length, FAR, seed) for length in lengths]
+        case Solvers(solvers=solvers):
+            added = [
+                Measure(name, 1.0, x, ADDED, seed)
+                for name in solvers
+                for x in ("first quarter", "last quarter")
+            ]
+            return added + [
+                Measure(name, 1.0, None, q, seed) for name in solvers for q in ("", STEPS)
+            ]
+        case Insides():
+            names = ("condition number", "growth of the condition number", "steps", "cosine to GLA")
+            return [Measure(name, 1.0, seed=seed) for name in names]
+    raise AssertionError(reading)
+
+
+def _timed(trial: Trial) -> list[Measure]:
+    match trial:
+        case TrainingSteps(models=models, length=x):
+            return [Measure(name, 1.0, x, "", seed) for name in models.mixers for seed in range(5)]
+        case Generation(models=models, batch=x):
+            return [Measure(name, 1.0, x, "", seed) for name in models.mixers for seed in range(5)]
+        case Token(models=models, context=x):
+            return [
+                Measure(name, 1.0, x, "decoding", seed)
+                for name in models.mixers
+                for seed in range(5)
+            ]
+        case Stretches(models=models, tokens=x):
+            speeds = [
+                Measure(name, 1.0, x, "along one sequence", n)
+                for name in models.mixers
+                for n in range(5)
+            ]
+            return [*speeds, *(Measure(name, 1.0, x, "state [MB]") for name in models.mixers)]
+    raise AssertionError(trial)
+
+
+@pytest.mark.parametrize("name", [name for name in CLAIMS if name not in THEOREMS])
+@pytest.mark.parametrize("size", ["cpu", "gpu", "paper"])
+def test_statements_speak_of_what_is_measured(name: str, size: str) -> None:
+    one = CLAIMS[name]
+    measures = pretended(one.sizes[size].recipe)
+    for statement in one.statements:
+        assert statement.check(measures).sentence
+
+
+@pytest.mark.parametrize("name", THEOREMS)
+def test_theorems_hold(name: str, tmp_path: Path) -> None:
+    outcome = reproduce(name, CLAIMS[name], "cpu", tmp_path, _place(tmp_path))
+    assert outcome.verdict is Verdict.HOLDS, outcome.checks
+
+
+# recipes, tiny ------------------------------------------------------------------------------------
+# ------------------
+
+
+def _tested(
+    recipe: Recipe, statements: tuple[Statement, ...], picture: Bars | Curves, folder: Path
+) -> Measures:
+    size = Size(recipe, 0.1)
+    one = Claim("none", "nowhere", "", statements, "", size, size, size, picture)
+    outcome = reproduce("tiny", one, "cpu", folder / "out", _place(folder))
+    assert (folder / "out" / "outcome.json").exists()
+    return outcome.measures
+
+
+def test_tasks_are_trained_over_seeds(tmp_path: Path) -> None:
+    effort = Effort(seeds=(0, 1), every=2)
+    protocol = mqar(16, 4, 8, 2)
+    protocol = replace(protocol, test=(replace(protocol.test[0], examples=8),))
+    models = {
+        "linear": behind({"name": "linear", "heads": 1}),
+        "softmax": behind({"name": "softmax", "heads": 1}),
+    }
+    cells = tuple(
+        Training(s, x, protocol, s, own, effort) for x in ("p", "q") for s, own in models.items()
+    )
+    found = _tested(
+        Trainings(cells, ("p", "q")),
+        (Above(Term("softmax"), Term("linear")),),
+        Bars("accuracy [%]"),
+        tmp_path,
+    )
+    sample = found.of("").sample("linear", "average")
+    assert sample is not None
+    assert len(sample.values) == 2
+    assert all(0 <= x <= 100 for x in sample.values)
+    assert {row.value for row in found.of(UPDATES)} == {2}
+
+
+def test_times_are_measured_in_turn(tmp_path: Path) -> None:
+    trials = (
+        *(TrainingSteps(TINY_MODELS, 32, length, 2) for length in (16, 32)),
+        Generation(TINY_MODELS, 2, 4, 2, 2),
+        Token(TINY_MODELS, 2, 8, 2),
+        Stretches(TINY_MODELS, 16, 2),
+    )
+    recipe = Timed(trials, ("metala",), (("metala", "softmax"),))
+    statements = (
+        Above(Term("metala", quantity="kept"), 0),
+        Above(Term("metala / softmax", quantity="quotient"), 0),
+        Near(Term("metala", 0, "state [MB]"), Term("metala", -1, "state [MB]"), 0),
+        Above(Term("softmax", -1, "state [MB]"), Term("softmax", 0, "state [MB]")),
+    )
+    found = _tested(recipe, statements, Curves("x", "y", "xy"), tmp_path)
+    assert all(row.value > 0 for row in found)
+
+
+def test_language_models_are_shared_and_read(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be, that is the question. " * 60)
+    tiny = replace(TINY_TEXT, text=Text((str(text),)))
+    models = {
+        "transformer": ({"name": "softmax", "heads": 1},),
+        "mesa": ({"name": "mesa", "heads": 1, "steps": 2},),
+    }
+    readings = (Positions(128, 33), Extrapolation(256, (32, 64), 2))
+    recipe = LanguageModels(models, tiny, readings, (0,), "transformer")
+    found = _tested(
+        recipe, (Near(Term("mesa"), Term("transformer"), 10),), Curves("position", "nats"), tmp_path
+    )
+    assert found.of("difference to transformer").series == ["mesa"]
+    assert len(list((tmp_path / "shared" / "models").iterdir())) == 2
+    solvers = Solvers(
+        {"1 steps": ConjugateGradient(1), "2 steps": ConjugateGradient(2)}, "2 steps", 128, 32
+    )
+    trial = Model("mesa", models["mesa"], 0, tiny, (solvers,))
+    rows = Measures(trial.run(_site(tmp_path)))
+    assert rows.of(STEPS).sample("1 steps", None) == Sample((1.0,), False)
+    assert len(list((tmp_path / "shared" / "models").iterdir())) == 2
+
+
+@pytest.mark.slow
+def test_conversions_start_from_one_teacher(tmp_path: Path) -> None:
+    teacher = replace(TEACHER, steps=2, batch=2, length=32)
+    methods = {
+        name: shortened(method, Updates(2, 1e-2), Updates(2, 1e-3), 2)
+        for name, method in CLAIMS["lolcats-table2"].cpu.recipe.methods.items()  # pyright: ignore
+        if name in ("LOLCAT-w", "SUPRA")
+    }
+    recipe = Conversions(methods, teacher, 32, 256, (0,))
+    found = _tested(
+        recipe,
+        (Above(Term("SUPRA", quantity="PPL@2"), Term("LOLCAT-w", quantity="PPL@2")),),
+        Bars("", True),
+        tmp_path,
+    )
+    assert found.quantities == ["PPL@2", "PPL@0", "error of outputs", "KL of weights"]
+    assert len(list((tmp_path / "shared" / "models").iterdir())) == 1
+
+
+def test_the_destroyed_start_is_that_of_gpt2() -> None:
+    name = plugin("fastweights.lab.reproduce.published:Destroyed")
+    protocol = mqar(16, 4, 16, 2)
+    model = FastWeightsForCausalLM(protocol.config(name))
+    found = [module for module in model.modules() if isinstance(module, Destroyed)]
+    assert len(found) == 2
+    assert not any(mixer.W_Delta_2.bias.any() for mixer in found)
+
+
+# the page -----------------------------------------------------------------------------------------
+# ------------------
+
+
+def test_a_second_softmax_is_learnt_through_but_not_predicted_by() -> None:
+    protocol = long_range(1)["ListOps"]
+    once, again = protocol.task, twice(protocol).task
+    batch = once.draw(np.random.default_rng(0), 4)
+    model = FastWeightsForSequenceClassification(
+        FastWeightsConfig(
+            hidden_size=8, num_hidden_layers=1, mixers=[{"name": "linear"}], **once.demands
+        )
+    ).eval()
+    logits = once.logits(model, batch)
+    wanted = -logits.softmax(-1).log_softmax(-1).gather(1, batch.labels[:, None]).mean()
+    assert_close(again.loss(model, batch), wanted, "loss")
+    assert torch.equal(again.right(again.logits(model, batch), batch), once.right(logits, batch))
+
+
+def test_the_page_is_what_was_measured() -> None:
+    """`python benchmarks/reproduce_page.py` has been run."""
+    path = Path(__file__).parents[2] / "benchmarks" / "reproduce_page.py"
+    spec = spec_from_file_location("reproduce_page", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (path.parents[2] / "docs" / "reproduce.md").read_text(encoding="utf-8") == module.page()
+
+
+# the command --------------------------------------------------------------------------------------
+# ------------------
+
+
+def test_the_command_lists_and_tests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in CLAIMS)
+    assert main(["reproduce", "dsf-lemma2", "--out", str(tmp_path / "lemma")]) == 0
+    assert "holds" in capsys.readouterr().out
+    assert main(["reproduce", "dsf-lemma3"]) == 2

@@ -1,0 +1,167 @@
+"""Stage two: what is trained, its loss against sums by hand, the teacher within, and the ranking of
+layers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fastweights.linearize import Analog, CannotLinearize, Linear, Teacher, running
+from fastweights.linearize.distill.adapt import (
+    LoRA,
+    TokenLoss,
+    adapted,
+    inner,
+    merged,
+    next_logits,
+    projections,
+    teacher_logits,
+)
+from fastweights.linearize.distill.baselines import METHODS
+from fastweights.linearize.distill.fit import Fit, fit, trained
+from fastweights.linearize.distill.judge import ablations, distances, judge
+from fastweights.linearize.distill.ranking import OneLinear, damages, kept_softmax
+from fastweights.linearize.distill.stages import AdaptStage
+from fastweights.text.documents import IGNORED
+from pretrained import linear_llama, llama, stream
+from tolerances import assert_close
+
+
+def batch() -> dict[str, torch.Tensor]:
+    found = stream(responses=True).batch(0, 2)
+    assert (found["labels"] == IGNORED).any()
+    return found
+
+
+def given() -> dict[str, torch.Tensor]:
+    return {name: x for name, x in batch().items() if name != "labels"}
+
+
+def disturbed(model):
+    """Adapters that are not zero."""
+    torch.manual_seed(1)
+    for name, p in trained(model).items():
+        if "lora_B" in name:
+            torch.nn.init.normal_(p, std=0.3)
+    return model.eval()
+
+
+def test_every_projection_of_a_converted_attention_is_adapted():
+    model = linear_llama(layers=3, chosen=[0, 2])
+    assert projections(model) == [
+        f"model.layers.{n}.self_attn.{p}_proj" for n in (0, 2) for p in "qkvo"
+    ]
+    found = adapted(model, LoRA(rank=2))
+    assert {name.split(".")[-3] for name in trained(found)} == {"lora_A", "lora_B"}
+    assert len(trained(found)) == 2 * 8
+
+
+def test_branches_and_all_weights_can_be_trained_too():
+    with_branches = trained(adapted(linear_llama(), LoRA(), train_branches=True))
+    assert any("linear_branch" in name for name in with_branches)
+    model = linear_llama()
+    assert len(trained(adapted(model, None))) == len(list(model.parameters()))
+
+
+def test_a_model_without_projections_says_so():
+    model = linear_llama()
+    model.model.layers[0].self_attn = torch.nn.Identity()
+    model.model.layers[1].self_attn = torch.nn.Identity()
+    with pytest.raises(CannotLinearize, match="no linear layers to adapt"):
+        projections(model)
+
+
+def test_the_teacher_is_the_original_model():
+    """Whatever the adapters have become; and the student is as before."""
+    original, model = llama(), disturbed(adapted(linear_llama(), LoRA()))
+    before = next_logits(model, given()).detach()
+    wanted = original(**given(), use_cache=False).logits[:, :-1]
+    assert_close(teacher_logits(model, given()), wanted, "teacher")
+    assert torch.equal(next_logits(model, given()), before)
+
+
+@pytest.mark.parametrize(("ce", "kl"), [(1, 0), (0, 1), (0.5, 2)])
+def test_losses_are_means_over_what_is_learnt(ce, kl):
+    model, labels = disturbed(adapted(linear_llama(), LoRA())), batch()["labels"][:, 1:].numpy()
+    student = next_logits(model, given()).detach().numpy()
+    teacher = teacher_logits(model, given()).numpy()
+    total = count = 0.0
+    for b, t in np.argwhere(labels != IGNORED):
+        p, q = (np.exp(x[b, t] - x[b, t].max()) for x in (teacher, student))
+        p, q = p / p.sum(), q / q.sum()
+        total += -ce * np.log(q[labels[b, t]]) + kl * (p * np.log(p / q)).sum()
+        count += 1
+    assert_close(TokenLoss(ce, kl)(model, batch()), np.array(total / count), "loss")
+
+
+def test_adaptation_lowers_the_loss_and_nothing_else_moves(tmp_path):
+    model = adapted(linear_llama(dtype=torch.float32), LoRA())
+    frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
+    stage = AdaptStage(model, stream(), stream(), TokenLoss(1, 0.1))
+    before = stage.validate()["val_loss"]
+    fit(stage, Fit(steps=15, batch=8), tmp_path)
+    assert stage.validate()["val_loss"] < before
+    assert all(
+        torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen
+    )
+
+
+def test_merging_keeps_the_outputs():
+    model = disturbed(adapted(linear_llama(), LoRA()))
+    wanted = next_logits(model, given()).detach()
+    whole = merged(model)
+    assert whole.config.model_type == "linearized_llama"
+    assert_close(next_logits(whole, given()), wanted, "merged")
+    assert inner(whole) is merged(whole) is whole
+
+
+def test_damage_is_of_one_layer_alone():
+    model = linear_llama(layers=3)
+    found = damages(model, [given(), given()])
+    with torch.no_grad(), running(model, Teacher()):
+        wanted = next_logits(model, given())
+    for layer, damage in found.items():
+        alone = linear_llama(layers=3, chosen=[layer])
+        with torch.no_grad(), running(alone, Linear()):
+            logits = next_logits(alone, given())
+        with torch.no_grad(), running(model, OneLinear(layer)):
+            assert_close(next_logits(model, given()), logits, f"layer {layer} alone")
+        p, q = wanted.log_softmax(-1), logits.log_softmax(-1)
+        assert damage == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()))
+    assert kept_softmax({0: 1.0, 1: 3.0, 2: 2.0}, 2) == [1, 2]
+    with pytest.raises(ValueError, match="keep 0 to 2 of them"):
+        kept_softmax(found, 3)
+
+
+def test_a_judgement_has_every_token_once():
+    model, batches = linear_llama(Analog(window=3)), list(stream(16).cover(4))
+    found = judge(model, batches, ablations(model))
+    assert list(found) == ["softmax", "linear", "window only", "linear only"]
+    assert found["softmax"].kl == pytest.approx(0, abs=1e-12)
+    assert found["softmax"].agreement == 1
+    assert len({judged.loss.perplexity for judged in found.values()}) == 4
+    assert found["linear"].loss.counts.sum() == sum(
+        b["labels"][:, 1:].numel() for b in batches if b["labels"].shape[1] == 16
+    )
+    exact = judge(
+        model, batches, {"whole": Linear()}, teacher=lambda inputs: next_logits(model, inputs)
+    )
+    assert exact["whole"].kl == pytest.approx(0, abs=1e-12)
+
+
+def test_distances_vanish_where_the_window_is_the_text():
+    far, near = (distances(linear_llama(Analog(window=w)), [given()]) for w in (3, 16))
+    assert near["error"] < 1e-12 < far["error"]
+    assert near["divergence"] < 1e-9 < far["divergence"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_published_method_makes_a_model(name):
+    method = METHODS[name]
+    model = linear_llama(method.analog)
+    if method.adapt is not None:
+        model = adapted(model, method.adapt.lora, method.adapt.branches)
+    with torch.no_grad(), running(model, Linear()):
+        assert next_logits(model, given()).isfinite().all()

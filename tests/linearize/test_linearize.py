@@ -1,0 +1,461 @@
+"""Linearized models: equal to their originals where they must be, and to themselves token
+by token.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from extension import compiled
+from families import FAMILIES, LAYERS, logits, padded, positions, shaken, student, teacher
+from fastweights import WindowedLinear, kernels
+from fastweights.kernels import CHUNK_LOOP
+from fastweights.kernels.native import windowed
+from fastweights.kernels.native.windowed import NATIVE_WINDOW, window_step
+from fastweights.linearize import (
+    RULES,
+    Analog,
+    Call,
+    LinearOnly,
+    Mode,
+    Teacher,
+    WindowOnly,
+    branches,
+    cache_bytes,
+    find_sites,
+    linearize,
+    running,
+)
+from tolerances import SAME, assert_close, error
+
+WINDOWS = (0, 1, 2, 4)
+every_family = pytest.mark.parametrize("family", FAMILIES)
+every_window = pytest.mark.parametrize("window", WINDOWS)
+
+
+def assert_same(got: Tensor, want: Tensor, what: str) -> None:
+    assert error(got, want) <= SAME, f"{what}: {error(got, want):.1e}"
+
+
+# the original -------------------------------------------------------------------------------------
+# --------------------
+
+
+@every_family
+def test_a_window_over_all_tokens_is_the_original(family: str) -> None:
+    inputs = padded()
+    want = logits(teacher(family), inputs)
+    model = shaken(linearize(teacher(family), Analog(window=64)))
+    assert_same(logits(model, inputs), want, family)
+    short = logits(student(family), inputs)
+    assert error(short[1], want[1]) > 1e3 * SAME
+    with running(model, Teacher()):
+        assert torch.equal(logits(model, inputs), want)
+
+
+@every_family
+def test_generation_is_the_full_forward(family: str) -> None:
+    model, inputs = student(family), padded()
+    out = generated(model, inputs)
+    assert_same(torch.stack(out.logits, 1), after(model, inputs, out.sequences), family)
+
+
+def generated(model: Any, inputs: dict[str, Tensor], tokens: int = 6, **options: Any) -> Any:
+    lengths = {"max_new_tokens": tokens, "min_new_tokens": tokens}
+    wanted = {"return_dict_in_generate": True, "output_logits": True, "do_sample": False}
+    return model.generate(**inputs, **{**lengths, **wanted, **options})
+
+
+def after(model: Any, inputs: dict[str, Tensor], sequences: Tensor) -> Tensor:
+    """The logits of a full forward that predict what was generated."""
+    before = inputs["input_ids"].shape[1]
+    mask = inputs["attention_mask"]
+    mask = torch.cat([mask, mask.new_ones(len(mask), sequences.shape[1] - before)], 1)
+    full = logits(model, {"input_ids": sequences, "attention_mask": mask}, use_cache=False)
+    return full[:, before - 1 : -1]
+
+
+def test_sites_say_what_attention_sees() -> None:
+    first, *_ = find_sites(teacher("gemma2"))
+    assert (first.layer, first.path, first.window, first.softcap) == (
+        0,
+        "model.layers.0.self_attn",
+        4096,
+        50.0,
+    )
+    latent = find_sites(teacher("deepseek_v3"))[0]
+    assert (latent.heads, latent.kv_heads, latent.head_dim, latent.value_dim) == (4, 4, 16, 12)
+    assert [site.scaling for site in find_sites(teacher("opt"))] == [1.0] * LAYERS
+    assert "sliding window of 4096" in str(first.skipped)
+    assert first.refused is None
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "mixtral", "deepseek_v3"])
+def test_sites_are_found_without_weights(family: str) -> None:
+    model = teacher(family)
+    with torch.device("meta"):
+        empty = type(model)(model.config).to(torch.bfloat16)
+    assert find_sites(empty) == find_sites(model)
+
+
+def test_probing_leaves_no_trace() -> None:
+    model = teacher().train()
+    before = (
+        copy.deepcopy(model.config.to_dict()),
+        model.config._attn_implementation,
+        list(model.modules()),
+    )
+    find_sites(model)
+    assert (
+        model.config.to_dict(),
+        model.config._attn_implementation,
+        list(model.modules()),
+    ) == before
+    assert model.training
+    assert model(**padded()).logits.isfinite().all()
+
+
+# layers and analogs -------------------------------------------------------------------------------
+# --------------------
+
+
+def test_only_chosen_layers_are_converted() -> None:
+    model = student(layers=[1])
+    assert list(branches(model)) == [1]
+    assert list(branches(student("gemma2"))) == [1, 2]
+    assert list(branches(student("gemma2", layers=[0, 2]))) == [0, 2]
+    assert_same(*both_ways(model, padded()), "hybrid")
+
+
+def both_ways(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    out = generated(model, inputs)
+    return torch.stack(out.logits, 1), after(model, inputs, out.sequences)
+
+
+def test_a_sliding_layer_that_is_asked_for_is_the_original_within_its_window() -> None:
+    inputs = padded()
+    model = linearize(teacher("gemma2"), Analog(window=64), [0, 1, 2])
+    assert_same(logits(model, inputs), logits(teacher("gemma2"), inputs), "sliding")
+
+
+ANALOGS = {
+    **{f"window-{w}": Analog(window=w) for w in WINDOWS},
+    **{f"two-{w}": Analog(window=w, shared=False) for w in (0, 1, 4)},
+    **{features: Analog(features=features, window=3) for features in ("exp", "elu", "relu")},
+    "features": Analog(feature_dim=3, window=3),
+    "heads": Analog(per_query_head=True, window=3),
+    **{rule: Analog(rule=rule) for rule in RULES},
+}
+every_analog = pytest.mark.parametrize("analog", ANALOGS.values(), ids=ANALOGS)
+
+
+@every_analog
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3", "granite"])
+def test_every_analog_decodes_as_it_reads(analog: Analog, family: str) -> None:
+    inputs = padded()
+    assert_same(*both_ways(student(family, analog), inputs), family)
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("kernel", "tokens_of_c"), [(NATIVE_WINDOW.name, True), (CHUNK_LOOP.name, False)]
+)
+def test_tokens_are_made_by_the_kernel_that_is_asked_for(
+    monkeypatch, kernel: str, tokens_of_c: bool
+) -> None:
+    model, inputs, seen = student(), padded(pad=0), []
+    cache = model(**inputs, use_cache=True).past_key_values
+    monkeypatch.setattr(
+        windowed, "window_step", lambda *given: seen.append(given) or window_step(*given)
+    )
+    with kernels.only(kernel), torch.no_grad():
+        model(inputs["input_ids"][:, :1], past_key_values=cache)
+    assert len(seen) == (LAYERS if tokens_of_c else 0)
+
+
+def test_scores_are_scaled_as_the_model_scales_them() -> None:
+    model, inputs = student("granite", Analog(window=64), attention_multiplier=0.7), padded()
+    assert_same(
+        logits(model, inputs), logits(teacher("granite", attention_multiplier=0.7), inputs), "0.7"
+    )
+
+
+@every_window
+def test_the_layer_is_the_equation(window: int) -> None:
+    """o of one layer against literal sums over heads, queries and keys in float64."""
+    seen: list[Call] = []
+
+    class Noting(Mode):
+        def attend(self, call: Call) -> Tensor:
+            seen.append(replace(call, linear=lambda o=call.linear(): o))
+            return seen[-1].linear()
+
+    model = student("llama", Analog(window=window))
+    with running(model, Noting()), torch.no_grad():
+        model(**padded(pad=0))
+    call, branch = seen[0], branches(model)[0]
+    q, k, v = (x.double() for x in (call.q, call.k, call.v))
+    b, t, heads, width = q.shape
+    gamma = branch.mix.double().sigmoid()
+    phi = {"q": weights(branch.phi_q, heads), "k": weights(branch.phi_k, k.shape[2])}
+    want = torch.zeros(b, t, heads, v.shape[3], dtype=torch.float64)
+    for i, n, h in torch.cartesian_prod(*map(torch.arange, (b, t, heads))).tolist():
+        g = h // (heads // k.shape[2])
+        scores = {
+            s: q[i, n, h] @ k[i, s, g] / width**0.5 for s in range(max(n - window + 1, 0), n + 1)
+        }
+        top = max(scores.values(), default=0)
+        shares = {s: gamma[h] * (score - top).exp() for s, score in scores.items()}
+        fq = features(q[i, n, h], phi["q"][h])
+        shares |= {
+            s: fq @ features(k[i, s, g], phi["k"][g]) for s in range(n + 1) if s not in shares
+        }
+        want[i, n, h] = sum(share * v[i, s, g] for s, share in shares.items()) / sum(
+            shares.values()
+        )
+    assert_close(call.linear().detach(), want.detach(), "o")
+
+
+def weights(phi: Any, heads: int) -> Tensor:
+    return phi.W.double().squeeze(-1).unflatten(0, (heads, -1))
+
+
+def features(x: Tensor, W: Tensor) -> Tensor:
+    return torch.cat([(W @ x).softmax(0), (-W @ x).softmax(0)])
+
+
+# modes --------------------------------------------------------------------------------------------
+# --------------------
+
+
+def test_a_side_can_be_switched_off() -> None:
+    model, inputs = student(), padded()
+    sliding = linearize(teacher(), Analog(window=4))
+    with torch.no_grad():
+        for branch in branches(sliding).values():
+            branch.mix.fill_(100)
+            branch.phi_q.W.zero_()
+    with running(model, WindowOnly()):
+        window = logits(model, inputs)
+        assert_same(*both_ways(model, inputs), "window")
+    with running(model, LinearOnly()):
+        linear = logits(model, inputs)
+        assert_same(*both_ways(model, inputs), "linear")
+    pure = student(analog=Analog(window=0))
+    pure.load_state_dict(model.state_dict())
+    assert_same(linear, logits(pure, inputs), "linear")
+    assert error(window, logits(model, inputs)) > SAME < error(linear, window)
+
+
+def test_a_mode_lasts_for_its_block() -> None:
+    model, inputs = student(), padded()
+    before = logits(model, inputs)
+    with pytest.raises(KeyError), running(model, Teacher()):
+        raise KeyError
+    assert torch.equal(logits(model, inputs), before)
+
+
+def test_the_teacher_generates_as_the_original() -> None:
+    model, inputs = student(), padded()
+    want = generated(teacher(), inputs)
+    with running(model, Teacher()):
+        got = generated(model, inputs)
+    assert torch.equal(got.sequences, want.sequences)
+    assert all(map(torch.equal, got.logits, want.logits))
+
+
+def test_a_call_has_the_record_and_both_outputs() -> None:
+    calls: list[Call] = []
+
+    class Listening(Mode):
+        def attend(self, call: Call) -> Tensor:
+            calls.append(call)
+            assert call.softmax().shape == call.linear().shape
+            return call.softmax()
+
+    model, inputs = student(), padded()
+    with running(model, Listening()), torch.no_grad():
+        got = model(**inputs, use_cache=False).logits
+        record = calls[0].record()
+    assert torch.equal(got, teacher()(**inputs).logits)
+    assert [call.layer for call in calls] == list(range(LAYERS))
+    assert isinstance(record, WindowedLinear)
+    assert (record.window, record.shape) == (4, (2, 15, 4))
+
+
+# generation ---------------------------------------------------------------------------------------
+# --------------------
+
+
+def test_beams_are_reordered() -> None:
+    model, inputs = student(), padded()
+    beams = {"num_beams": 4, "num_return_sequences": 2, "output_scores": True}
+    with_cache, without = (
+        generated(model, inputs, use_cache=cached, **beams) for cached in (True, False)
+    )
+    assert torch.equal(with_cache.sequences, without.sequences)
+    assert torch.allclose(with_cache.sequences_scores, without.sequences_scores)
+
+
+def test_several_sequences_are_sampled_of_each_prompt() -> None:
+    model, inputs = student(), padded()
+    runs = []
+    for cached in (True, False):
+        torch.manual_seed(3)
+        runs.append(
+            generated(
+                model, inputs, do_sample=True, num_return_sequences=3, use_cache=cached
+            ).sequences
+        )
+    assert runs[0].shape[0] == 6
+    assert torch.equal(*runs)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 7])
+def test_a_prompt_may_be_read_in_chunks(chunk: int) -> None:
+    model, inputs = student(), padded()
+    want, got = generated(model, inputs), generated(model, inputs, prefill_chunk_size=chunk)
+    assert torch.equal(got.sequences, want.sequences)
+    assert_same(torch.stack(got.logits, 1), torch.stack(want.logits, 1), "chunks")
+
+
+@every_window
+def test_a_conversation_goes_on_from_its_cache(window: int) -> None:
+    model, inputs = student(analog=Analog(window=window)), padded()
+    out = generated(model, inputs)
+    turn = padded(pad=0, t=4)["input_ids"]
+    ids = torch.cat([out.sequences, turn], 1)
+    mask = torch.cat(
+        [inputs["attention_mask"], torch.ones(2, ids.shape[1] - 15, dtype=torch.long)], 1
+    )
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    again = generated(model, inputs, past_key_values=out.past_key_values)
+    scratch = generated(model, inputs)
+    assert torch.equal(again.sequences, scratch.sequences)
+    assert_same(torch.stack(again.logits, 1), torch.stack(scratch.logits, 1), "turn")
+
+
+@every_window
+def test_padding_on_the_left_changes_nothing(window: int) -> None:
+    model, inputs = student(analog=Analog(window=window)), padded()
+    alone = generated(
+        model,
+        {"input_ids": inputs["input_ids"][:1, 5:], "attention_mask": torch.ones(1, 10).long()},
+    )
+    both = generated(model, inputs)
+    assert torch.equal(both.sequences[:1, 5:], alone.sequences)
+    assert error(torch.stack(both.logits, 1)[:1], torch.stack(alone.logits, 1)) <= SAME
+
+
+@every_window
+def test_the_cache_does_not_grow(window: int) -> None:
+    model = student(analog=Analog(window=window))
+    sizes = []
+    for t in (20, 70):
+        cache = DynamicCache()
+        with torch.no_grad():
+            model(padded(pad=0, t=t)["input_ids"], past_key_values=cache)
+        sizes.append(cache_bytes(cache))
+        assert sum(storage_bytes(cache).values()) == sizes[-1]
+        assert cache.get_seq_length() == t
+    kept, state, ages = max(window - 1, 0) * 2 * 16 * 4, 2 * 8 * 9 * 4, max(window - 1, 0) * 8
+    assert sizes == [LAYERS * 2 * (kept + state + ages)] * 2
+
+
+def storage_bytes(cache: Any) -> dict[int, int]:
+    """What a cache really holds on to: views keep all of their tensor."""
+    tensors = [tensor for layer in cache.layers for tensor in layer.state]
+    return {x.data_ptr(): x.untyped_storage().nbytes() for x in tensors if x.numel()}
+
+
+def test_a_cache_can_be_kept_selected_repeated_and_emptied() -> None:
+    model, inputs = student(), padded()
+    cache = generated(model, inputs).past_key_values
+    kept = copy.deepcopy(cache)
+    turn = torch.full((2, 1), 7)
+    mask = torch.ones(2, 21, dtype=torch.long)
+    mask[0, :5] = 0
+    with torch.no_grad():
+        want = model(turn, attention_mask=mask, past_key_values=cache).logits
+        kept.batch_repeat_interleave(3)
+        kept.batch_select_indices(torch.tensor([0, 5]))
+        got = model(turn, attention_mask=mask, past_key_values=kept).logits
+        assert error(got, want) <= SAME
+        cache.reset()
+        assert cache.get_seq_length() == 0
+        again = model(
+            **inputs, position_ids=positions(inputs["attention_mask"]), past_key_values=cache
+        ).logits
+    assert torch.equal(again, logits(model, inputs))
+
+
+def test_packed_documents_do_not_meet() -> None:
+    ids = padded(pad=0, t=20)["input_ids"]
+    places = torch.cat([torch.arange(8), torch.arange(12)])[None].expand(2, -1)
+    for family in ("llama", "gpt2"):
+        model = student(family)
+        with torch.no_grad():
+            packed = model(ids, position_ids=places, use_cache=False).logits
+            apart = [model(part, use_cache=False).logits for part in ids.split([8, 12], 1)]
+        assert error(packed, torch.cat(apart, 1)) <= SAME
+
+
+# precision, training
+# -------------------------------------------------------------------------------------
+
+
+def test_low_precision_keeps_states_in_float32() -> None:
+    model = student().to(torch.bfloat16)
+    cache = DynamicCache()
+    with torch.no_grad():
+        model(padded(t=40)["input_ids"], past_key_values=cache)
+    keys, values, memory, _ = cache.layers[0].state
+    assert (keys.dtype, values.dtype, memory.dtype) == (
+        torch.bfloat16,
+        torch.bfloat16,
+        torch.float32,
+    )
+    inputs = padded()
+    got, want = both_ways(model, inputs)
+    assert_close(got.float(), want.float(), "logits", torch.bfloat16)
+
+
+def test_autocast_does_not_round_the_state() -> None:
+    model, cache = student(), DynamicCache()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model(padded(t=40)["input_ids"], past_key_values=cache)
+    memory = cache.layers[0].state[2]
+    assert memory.dtype == torch.float32
+    assert not torch.equal(memory, memory.bfloat16().float())
+
+
+def test_checkpointed_gradients_are_the_same() -> None:
+    grads = []
+    for checkpointing in (False, True):
+        model, inputs = student().train(), padded()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model(**inputs, labels=inputs["input_ids"], use_cache=False).loss.backward()
+        grads.append({name: weight.grad for name, weight in model.named_parameters()})
+    assert any("linear_branch" in name for name in grads[0])
+    for name, grad in grads[0].items():
+        assert grad is not None, name
+        assert error(grads[1][name], grad) <= SAME, name
+
+
+def test_copies_are_models_of_their_own() -> None:
+    model, inputs = student(), padded()
+    want = logits(model, inputs)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(twin) is type(model)
+        assert torch.equal(logits(twin, inputs), want)
+        branches(twin)[0].mix.data.zero_()
+    assert torch.equal(logits(model, inputs), want)

@@ -1,0 +1,274 @@
+"""`fastweights linearize`: a run from a softmax model to a linear one, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from fastweights.cli import main
+from fastweights.linearize import Analog, linearize
+from fastweights.linearize.distill.baselines import METHODS, Adapting, Method, Transferring
+from fastweights.linearize.distill.fit import Fit
+from fastweights.linearize.distill.pipeline import Conversion, run
+from fastweights.text.documents import Data
+from fastweights.train import Bytes, CheckpointError, Every
+from pretrained import llama
+from sittings import FORKS, kill_at
+from tolerances import SAME
+
+EVERY = Every(log=1, evaluation=2, checkpoint=2)
+SHORT = Fit(steps=4, batch=2, every=EVERY)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    """A softmax model on disk, with its tokenizer and a text."""
+    folder = tmp_path_factory.mktemp("source")
+    llama(3, torch.float32, vocab_size=256).save_pretrained(folder / "model")
+    Bytes().build([]).save_pretrained(folder / "model")
+    (folder / "text.txt").write_text(
+        "".join(f"{n} sheep and {n * n % 97} goats\n" for n in range(200))
+    )
+    return folder
+
+
+def conversion(source: Path, **changes) -> Conversion:
+    method = Method(Analog(window=4), Transferring(fit=SHORT), Adapting(fit=SHORT))
+    data = Data((str(source / "text.txt"),), length=24, held_out=200)
+    return replace(Conversion(str(source / "model"), data, method), **changes)
+
+
+class Stopping:
+    """Says stop at its call number `calls`, and ever after."""
+
+    def __init__(self, calls: int) -> None:
+        self.left = calls
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def test_a_run_gives_a_model_its_numbers_and_a_report(source, tmp_path):
+    assert run(conversion(source, softmax_layers=1), tmp_path / "run")
+    read = lambda name: json.loads((tmp_path / "run" / f"{name}.json").read_text())  # noqa: E731
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    assert model.config.model_type == "linearized_llama"
+    kept = read("ranking")["softmax"]
+    rest = [layer for layer in range(3) if layer not in kept]
+    again = linearize(
+        AutoModelForCausalLM.from_pretrained(source / "model"), Analog(window=4), rest
+    )
+    light = PeftModel.from_pretrained(again, tmp_path / "run" / "adapter")
+    ids = torch.arange(20)[None]
+    torch.testing.assert_close(light(ids).logits, model(ids).logits)
+    assert len(kept) == 1
+    assert sorted(kept + [site["layer"] for site in model.config.linearize["sites"]]) == [0, 1, 2]
+    assert read("convert")["largest_difference"] < 1e-5
+    judged = read("evaluation")
+    assert judged.keys() == {"softmax", "linear", "window only", "linear only"}
+    assert judged["softmax"]["kl"] == pytest.approx(0, abs=1e-6)
+    assert judged["linear"]["kl"] > 0
+    assert read("plan")["break_even"] > 0
+    page = (tmp_path / "run" / "report" / "report.html").read_text()
+    assert all(
+        f"<h2 id='{part}'" in page for part in ("what-it-costs", "attention", "training", "layers")
+    )
+    assert {p.name for p in (tmp_path / "run" / "report").glob("*.png")} >= {
+        "maps.png",
+        "positions.png",
+        "losses.png",
+    }
+
+
+def test_a_run_stopped_anywhere_goes_on_to_the_same_model(source, tmp_path):
+    """A sitting that ends at the first question whether to stop, one that ends at the second, and
+    so on.
+    """
+    whole = conversion(source, softmax_layers=1)
+    assert run(whole, tmp_path / "once")
+    sittings = 0
+    while not run(whole, tmp_path / "often", stop=Stopping(sittings)):
+        sittings += 1
+    assert sittings >= 8
+    once, often = (
+        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("once", "often")
+    )
+    assert once.keys() == often.keys()
+    assert all(torch.equal(once[name], often[name]) for name in once)
+    for name in ("evaluation", "ranking", "transfer"):
+        assert (tmp_path / "once" / f"{name}.json").read_text() == (
+            tmp_path / "often" / f"{name}.json"
+        ).read_text()
+
+
+def test_another_run_is_not_overwritten(source, tmp_path):
+    run(conversion(source), tmp_path / "run", until="convert")
+    with pytest.raises(CheckpointError, match=r"holds another run \(seed was 0, is 1\)"):
+        run(conversion(source, seed=1), tmp_path / "run")
+
+
+def test_all_weights_adapt_and_are_judged_by_the_model_as_it_was(source, tmp_path):
+    method = Method(Analog("relu", window=0), None, Adapting(lora=None, branches=True, fit=SHORT))
+    assert run(conversion(source, method=method), tmp_path, until="eval")
+    judged = json.loads((tmp_path / "evaluation.json").read_text())
+    assert judged.keys() == {"softmax", "linear"}
+    swapped = json.loads((tmp_path / "convert.json").read_text())["linear"]
+    assert judged["linear"]["perplexity"] != swapped["perplexity"]
+
+
+def test_the_command_plans_runs_and_generates(source, tmp_path, capsys):
+    model, text, out = str(source / "model"), str(source / "text.txt"), str(tmp_path / "run")
+    assert main(["linearize", "plan", model, "--window", "4", "--length", "24"]) == 0
+    said = capsys.readouterr().out
+    assert "linear      layers 0, 1, 2" in said
+    assert "tokens on" in said
+    small = [
+        "--length",
+        "24",
+        "--window",
+        "4",
+        "--batch",
+        "2",
+        "--transfer-steps",
+        "2",
+        "--finetune-steps",
+        "2",
+    ]
+    assert main(["linearize", model, "--data", text, "--out", out, *small, "--device", "cpu"]) == 0
+    assert "report.html" in capsys.readouterr().out
+    assert main(["linearize", "generate", out, "sheep", "--tokens", "5", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.startswith("sheep")
+
+
+def test_a_model_that_cannot_be_converted_leaves_nothing_behind(source, tmp_path, capsys):
+    assert (
+        main(
+            [
+                "linearize",
+                str(source / "model"),
+                "--data",
+                "x",
+                "--out",
+                str(tmp_path / "run"),
+                "--layers",
+                "7",
+            ]
+        )
+        == 2
+    )
+    assert "has no such layers" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_frozen_weights_may_be_quantised_while_the_rest_is_trained(source, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    original = llama(
+        3, torch.float32, vocab_size=256, hidden_size=64, intermediate_size=64, head_dim=16
+    )
+    original.save_pretrained(tmp_path / "softmax")
+    Bytes().build([]).save_pretrained(tmp_path / "softmax")
+    small = conversion(source, model=str(tmp_path / "softmax"), bits=8, softmax_layers=1)
+    assert run(small, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "convert.json").read_text())["largest_difference"] <= SAME
+    result = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model").state_dict()
+    assert {weight.dtype for weight in result.values()} == {torch.float32}
+    changed = {
+        name
+        for name, weight in original.state_dict().items()
+        if not torch.equal(weight, result[name])
+    }
+    assert changed
+    assert all(".self_attn." in name for name in changed)
+    assert any("linear_branch" in name for name in result)
+
+
+def test_weights_that_are_all_trained_are_not_quantised(source):
+    with pytest.raises(ValueError, match="bits=4 with a method that adapts all weights"):
+        conversion(source, method=METHODS["t2r"], bits=4)
+    with pytest.raises(ValueError, match="bits=3: the frozen weights have 4 or 8"):
+        conversion(source, bits=3)
+
+
+def test_four_bits_are_refused_where_they_pass_no_gradients(source, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    with pytest.raises(ValueError, match="bits=4 on a CPU"):
+        run(conversion(source, bits=4), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_bitsandbytes_is_said_before_anything_is_done(source, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ValueError, match="bits=8 needs bitsandbytes: pip install"):
+        run(conversion(source, bits=8), tmp_path / "run")
+
+
+def test_a_missing_peft_is_said_before_anything_is_done(source, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ValueError, match="LoRA needs peft: pip install"):
+        run(conversion(source), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_commands_of_the_page_run(source, tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "linearize.md").read_text()
+    commands = re.findall(r"<!-- run -->\n```sh\nfastweights (.*?)```", page, re.DOTALL)
+    assert len(commands) == 4
+    monkeypatch.chdir(tmp_path)
+    given = {"MODEL": str(source / "model"), "TEXT": str(source / "text.txt")}
+    for command in commands:
+        assert (
+            main([given.get(word, word) for word in shlex.split(command.replace("\\\n", " "))]) == 0
+        )
+    assert "Once upon a time" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "runs" / "linear" / "bench.json").read_text())["rows"]
+    assert [(row["contender"], row["batch"], row["tokens"]) for row in rows] == [
+        (contender, batch, tokens)
+        for batch in (1, 2)
+        for tokens in (8, 32)
+        for contender in ("linear", "softmax")
+    ]
+    assert (tmp_path / "runs" / "linear" / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", [10, 40, 90])
+def test_a_run_killed_while_it_writes_goes_on_to_the_same_model(source, tmp_path, calls):
+    """It dies at its call number `calls` that makes something on disk final."""
+    whole = conversion(source, softmax_layers=1)
+    process = FORKS.Process(target=_sit, args=(whole, tmp_path / "killed", calls))
+    process.start()
+    process.join()
+    assert process.exitcode == -9
+    for name in ("killed", "once"):
+        assert run(whole, tmp_path / name)
+    once, killed = (
+        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("once", "killed")
+    )
+    assert all(torch.equal(once[name], killed[name]) for name in once | killed)
+
+
+def _sit(conversion: Conversion, out: Path, calls: int) -> None:
+    kill_at(calls)
+    run(conversion, out)
+
+
+def test_block_by_block_is_the_same_run(source, tmp_path):
+    method = Method(Analog(window=4), Transferring(fit=SHORT), None)
+    ends = []
+    for blockwise in (False, True):
+        transfer = Transferring(fit=SHORT, blockwise=blockwise)
+        whole = conversion(source, method=replace(method, transfer=transfer))
+        assert run(whole, tmp_path / str(blockwise))
+        ends.append(load_file(tmp_path / str(blockwise) / "model" / "model.safetensors"))
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])

@@ -1,0 +1,236 @@
+"""Linearized models on disk: they come back as they were, whole, in pieces, or as adapters of the
+softmax model.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
+
+from families import FAMILIES, logits, padded, shaken, student, teacher
+from fastweights.linearize import RULES, Analog, Teacher, branches, linearize, running
+from tolerances import SAME, error
+
+LORA = {
+    "task_type": "CAUSAL_LM",
+    "r": 4,
+    "lora_alpha": 8,
+    "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
+}
+
+
+def difference(got: Tensor, want: Tensor) -> float:
+    return float((got - want).detach().abs().max())
+
+
+def read(model: Any) -> Tensor:
+    return logits(model, padded())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_saved_model_is_the_same(family: str, tmp_path: Path) -> None:
+    original = teacher(family)
+    original.save_pretrained(tmp_path / "softmax")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "softmax")
+    model = shaken(linearize(loaded, Analog(window=4)))
+    model.save_pretrained(tmp_path / "linear")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "linear")
+    assert type(again) is type(model)
+    assert again.config.model_type == f"linearized_{family}"
+    assert difference(read(again), read(model)) == 0
+    assert branches(again).keys() == branches(model).keys()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_is_saved(rule: str, tmp_path: Path) -> None:
+    model = student(analog=Analog(rule=rule))
+    model.save_pretrained(tmp_path)
+    assert difference(read(AutoModelForCausalLM.from_pretrained(tmp_path)), read(model)) == 0
+
+
+def test_the_configuration_says_what_was_done(tmp_path: Path) -> None:
+    student(analog=Analog(window=3, features="relu"), layers=[0, 2]).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["model_type"] == "linearized_llama"
+    assert saved["architectures"] == ["LinearizedLlamaForCausalLM"]
+    assert saved["linearize"]["analog"]["features"] == "relu"
+    assert [site["layer"] for site in saved["linearize"]["sites"]] == [0, 2]
+    assert type(AutoConfig.from_pretrained(tmp_path)).__name__ == "LinearizedLlamaConfig"
+
+
+def test_pieces_and_softmax_implementations(tmp_path: Path) -> None:
+    model = student()
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert (
+        difference(
+            read(AutoModelForCausalLM.from_pretrained(tmp_path, device_map="cpu")), read(model)
+        )
+        == 0
+    )
+    for softmax in ("eager", "sdpa"):
+        again = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=softmax)
+        assert again.config._attn_implementation == f"linearized_{softmax}"
+        with running(again, Teacher()):
+            assert error(read(again), read(teacher(attn_implementation=softmax))) <= SAME
+    again.set_attn_implementation("eager")
+    assert again.config._attn_implementation == "linearized_eager"
+
+
+def test_branches_stay_in_float32(tmp_path: Path) -> None:
+    teacher().save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    shaken(linearize(model, Analog(window=4))).save_pretrained(tmp_path)
+    for options in ({}, {"dtype": torch.bfloat16}):
+        again = AutoModelForCausalLM.from_pretrained(tmp_path, **options)
+        dtypes = {
+            name.split(".")[-1] in ("W", "mix"): weight.dtype
+            for name, weight in again.named_parameters()
+        }
+        assert dtypes == {True: torch.float32, False: torch.bfloat16}
+        assert difference(read(again), read(model)) == 0
+
+
+def test_what_a_checkpoint_lacks_starts_anew(tmp_path: Path) -> None:
+    model = linearize(teacher(), Analog(window=4))
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    with safe_open(file, "pt") as saved:
+        metadata = saved.metadata()
+    kept = {name: tensor for name, tensor in load_file(file).items() if "linear_branch" not in name}
+    save_file(kept, file, metadata)
+    assert difference(read(AutoModelForCausalLM.from_pretrained(tmp_path)), read(model)) == 0
+
+
+PROGRAM = """
+import sys, torch
+{first}
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+ids = torch.arange(3, 20)[None]
+print(type(model).__name__, float(model(ids).logits.double().sum()))
+"""
+
+
+def test_another_process_needs_one_import(tmp_path: Path) -> None:
+    model = student()
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        want = float(model(torch.arange(3, 20)[None]).logits.double().sum())
+
+    def run(first: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", PROGRAM.format(first=first), str(tmp_path)]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    name, total = run("import fastweights").stdout.split()
+    assert name == "LinearizedLlamaForCausalLM"
+    assert error(torch.tensor(float(total)), torch.tensor(want)) <= SAME
+    assert "linearized_llama" in run("").stderr
+
+
+def test_no_family_is_imported_before_it_is_needed() -> None:
+    program = (
+        "import fastweights, sys; print(any('.modeling_llama' in name for name in sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout.strip() == "False"
+
+
+# adapters -----------------------------------------------------------------------------------------
+# --------------------
+
+
+def adapted(model: Any, **options: Any) -> Any:
+    """With adapters that are not zero."""
+    wrapped = get_peft_model(model, LoraConfig(**LORA, **options))
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for weight in wrapped.parameters():
+            if weight.requires_grad:
+                weight.add_(torch.randn(weight.shape, generator=generator), alpha=0.1)
+    return wrapped.eval()
+
+
+def test_adapters_of_a_linearized_model(tmp_path: Path) -> None:
+    student().save_pretrained(tmp_path / "linear")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "linear")
+    model = adapted(base)
+    want = read(model)
+    with model.disable_adapter():
+        assert error(read(model), read(student())) <= SAME
+        with running(model, Teacher()):
+            assert error(read(model), read(teacher())) <= SAME
+    model.save_pretrained(tmp_path / "adapter")
+    fresh = AutoModelForCausalLM.from_pretrained(tmp_path / "linear")
+    assert torch.equal(read(PeftModel.from_pretrained(fresh, tmp_path / "adapter")), want)
+    assert torch.equal(read(AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")), want)
+
+
+def test_adapters_alone_carry_the_branches(tmp_path: Path) -> None:
+    """A few megabytes that make the softmax model, which everyone has, the linear one."""
+    model = adapted(linearize(teacher(), Analog(window=4)), modules_to_save=["linear_branch"])
+    want = read(model)
+    assert error(want, read(linearize(teacher(), Analog(window=4)))) > SAME
+    model.save_pretrained(tmp_path)
+    names = load_file(tmp_path / "adapter_model.safetensors")
+    assert all("lora" in name or "linear_branch" in name for name in names)
+    again = PeftModel.from_pretrained(linearize(teacher(), Analog(window=4)), tmp_path)
+    assert torch.equal(read(again), want)
+    assert difference(branches(again)[0].mix, branches(model)[0].mix) == 0
+    assert all(weight.requires_grad for weight in branches(model)[0].parameters())
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"modules_to_save": ["linear_branch"]}], ids=["lora", "branches"]
+)
+def test_merged_models_are_saved_whole(options: dict[str, Any], tmp_path: Path) -> None:
+    model = adapted(student(), **options)
+    want = read(model)
+    merged = model.merge_and_unload()
+    assert error(read(merged), want) <= SAME
+    merged.save_pretrained(tmp_path)
+    assert difference(read(AutoModelForCausalLM.from_pretrained(tmp_path)), read(merged)) == 0
+
+
+def test_adapters_generate_with_a_constant_cache() -> None:
+    model = adapted(student(), modules_to_save=["linear_branch"])
+    inputs = padded()
+    lengths = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    got, want = (model.generate(**inputs, **lengths, use_cache=cached) for cached in (True, False))
+    assert torch.equal(got, want)
+
+
+# quantised weights --------------------------------------------------------------------------------
+# --------------------
+
+
+BLOCKS = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
+"""4-bit weights come in blocks of 64."""
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weights_may_be_quantised(bits: int, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    quantised = BitsAndBytesConfig(load_in_4bit=bits == 4, load_in_8bit=bits == 8)
+    config = type(teacher().config).from_dict({**teacher().config.to_dict(), **BLOCKS})
+    original = AutoModelForCausalLM.from_config(config).eval()
+    original.save_pretrained(tmp_path / "softmax")
+    linearize(original, Analog(window=64)).save_pretrained(tmp_path / "linear")
+    options = {"quantization_config": quantised, "device_map": "cpu"}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "softmax", **options)
+    want = read(model)
+    assert error(read(linearize(model, Analog(window=64))), want) <= SAME
+    assert {w.dtype for w in branches(model)[0].parameters()} == {torch.float32}
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "linear", **options)
+    assert error(read(loaded), want) <= SAME

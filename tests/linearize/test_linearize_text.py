@@ -1,0 +1,179 @@
+"""Documents of every format, packed; what is learnt of them, and where they end."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+from fastweights.linearize import Analog, Linear, running
+from fastweights.text.documents import (
+    IGNORED,
+    Data,
+    Piece,
+    Sequences,
+    Stream,
+    document_of,
+    encode,
+    read,
+)
+from fastweights.train import BPE, Bytes, DataError
+from pretrained import linear_llama, sequences
+
+TOKENIZER = Bytes().build([])
+ENDING = BPE(300).build(["a text to learn a few pairs of bytes from"])
+RECORDS = {
+    "text": ({"text": "plain"}, ["plain"]),
+    "prompt": ({"prompt": "ask ", "response": "say"}, ["say"]),
+    "alpaca": ({"instruction": "Add.", "input": "1 2", "output": "3"}, ["3"]),
+    "alpaca without input": ({"instruction": "Sing.", "output": "la"}, ["la"]),
+    "chat": (
+        {
+            "messages": [
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": "hello"},
+            ]
+        },
+        ["hello\n"],
+    ),
+}
+
+
+def learnt(document) -> list[str]:
+    return [piece.text for piece in document if piece.response]
+
+
+@pytest.mark.parametrize(("record", "responses"), RECORDS.values(), ids=RECORDS)
+def test_responses_of_every_format(record, responses):
+    assert learnt(document_of(record, "here", TOKENIZER)) == responses
+
+
+def test_alpacas_prompt():
+    prompt = document_of(RECORDS["alpaca"][0], "here", TOKENIZER)[0].text
+    assert (
+        prompt
+        == "Below is an instruction that describes a task, paired with an input that provides"
+        " further context. Write a response that appropriately completes the request.\n\n###"
+        " Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n"
+    )
+
+
+def test_a_chat_template_is_used_and_only_the_assistant_is_learnt():
+    tokenizer = Bytes().build([])
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+    turns = [("user", "hi"), ("assistant", "hello"), ("user", "and"), ("assistant", "bye")]
+    record = {"messages": [{"role": role, "content": content} for role, content in turns]}
+    document = document_of(record, "here", tokenizer)
+    assert (
+        "".join(piece.text for piece in document)
+        == "<user>hi</><assistant>hello</><user>and</><assistant>bye</>"
+    )
+    assert learnt(document) == ["hello</>", "bye</>"]
+
+
+@pytest.mark.parametrize("record", [{"words": "x"}, 3, {"messages": []}, {"text": 3}])
+def test_other_records_name_their_place(record):
+    with pytest.raises(DataError, match=r'line 7 has .*a record has "text"'):
+        document_of(record, "line 7", TOKENIZER)
+
+
+def test_documents_end_and_are_numbered():
+    found = encode(ENDING, [[Piece("ask ", False), Piece("say", True)], [Piece("text", True)]])
+    ends = np.flatnonzero(found.tokens == ENDING.eos_token_id)
+    assert len(ends) == 2
+    assert found.document.tolist() == [0] * (ends[0] + 1) + [1] * (len(found) - ends[0] - 1)
+    assert ENDING.decode(found.tokens[found.response & (found.document == 0)]) == "say<|endoftext|>"
+
+
+def test_labels_and_positions_of_packed_documents():
+    """Three documents of 4 tokens in windows of 12: no document's first token is learnt, positions
+    start anew.
+    """
+    packed = Sequences(np.arange(12), np.arange(12) % 4 >= 2, np.arange(12) // 4)
+    batch = Stream(packed, 12, 0).batch(0, 1)
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3] * 3]
+    assert batch["labels"].tolist() == [[IGNORED, 1, 2, 3, IGNORED, 5, 6, 7, IGNORED, 9, 10, 11]]
+    answers = Stream(packed, 12, 0, responses=True).batch(0, 1)["labels"]
+    assert answers.tolist() == [
+        [IGNORED, IGNORED, 2, 3, IGNORED, IGNORED, 6, 7, IGNORED, IGNORED, 10, 11]
+    ]
+    assert "position_ids" not in Stream(packed, 12, 0, boundaries=False).batch(0, 1)
+
+
+@pytest.mark.parametrize("analog", [Analog(window=3), Analog(window=0)], ids=["window", "linear"])
+def test_documents_do_not_see_each_other(analog):
+    """Packed or alone, a document has the same logits."""
+    model, packed = linear_llama(analog), Stream(sequences(24, documents=3), 24, 0).batch(0, 1)
+    given = {name: packed[name] for name in ("input_ids", "position_ids")}
+    with torch.no_grad(), running(model, Linear()):
+        together = model(**given, use_cache=False).logits
+        for first in (0, 8, 16):
+            alone = model(packed["input_ids"][:, first : first + 8], use_cache=False).logits
+            torch.testing.assert_close(together[:, first : first + 8], alone)
+
+
+def test_every_token_is_in_an_epoch():
+    stream = Stream(sequences(50), 8, 3)
+    seen = {int(t) for batch in stream.cover(2) for t in batch["input_ids"].flatten()}
+    assert seen == set(map(int, stream.sequences.tokens))
+    assert torch.equal(stream.batch(5, 2)["input_ids"][1], stream.batch(6, 1)["input_ids"][0])
+
+
+def test_sequences_survive_the_disk(tmp_path):
+    before = sequences()
+    after = before.save(tmp_path / "text")
+    assert all(
+        np.array_equal(getattr(before, name), getattr(after, name))
+        for name in ("tokens", "response")
+    )
+
+
+def test_sources_of_every_kind(tmp_path):
+    """The same record as JSON array, as lines, packed, and as a data set that `datasets` saved."""
+    records = [{"instruction": f"Count {n}.", "output": str(n)} for n in range(40)]
+    (tmp_path / "a.json").write_text(json.dumps(records))
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "c.json.gz").write_bytes(gzip.compress(json.dumps(records).encode()))
+    datasets.Dataset.from_list(records).save_to_disk(tmp_path / "d")
+    sources = [str(tmp_path / name) for name in ("a.json", "b.jsonl", "c.json.gz")] + [
+        f"hub:{tmp_path / 'd'}"
+    ]
+    found = [read(Data((source,)), TOKENIZER) for source in sources]
+    for train, validation in found:
+        assert np.array_equal(train.tokens, found[0][0].tokens)
+        assert np.array_equal(validation.response, found[0][1].response)
+    assert found[0][1].document.max() == 1
+
+
+def test_one_text_is_cut(tmp_path):
+    (tmp_path / "a.txt").write_text("0123456789" * 10)
+    train, validation = read(Data((str(tmp_path / "a.txt"),)), TOKENIZER)
+    assert bytes(train.tokens.tolist()).decode() == "0123456789" * 9 + "01234"
+    assert bytes(validation.tokens.tolist()).decode() == "56789"
+
+
+def test_validation_is_from_all_over_the_text(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(chr(ord("a") + n // 40) for n in range(1000)))
+    data = Data((str(tmp_path / "a.txt"),), (str(tmp_path / "a.txt"),), length=10, held_out=50)
+    _, validation = read(data, TOKENIZER)
+    assert bytes(validation.tokens.tolist()).decode() == "".join(letter * 10 for letter in "afkpu")
+    assert len(set(validation.document.tolist())) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", "[1, 2", "neither a JSON array nor"),
+        ("a.jsonl", "not json", "neither a JSON array nor"),
+        ("a.json", '[{"text": "x"}, {"words": 1}]', "record 2 has"),
+        ("a.jsonl", '{"instruction": "x", "output": "y"}\n', "fewer than 20 records"),
+    ],
+)
+def test_data_that_cannot_be_used_is_named(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=message):
+        read(Data((str(tmp_path / name),)), TOKENIZER)

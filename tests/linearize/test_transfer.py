@@ -1,0 +1,354 @@
+"""Attention transfer: its losses against the papers' sums, and its gradients against those of the
+sum of all layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from transformers import Trainer, TrainingArguments
+
+from fastweights.linearize import Analog, Mode, Teacher, branches, running
+from fastweights.linearize.distill.baselines import Transferring
+from fastweights.linearize.distill.blocks import transfer_blockwise
+from fastweights.linearize.distill.fit import Fit, fit, rows, trained
+from fastweights.linearize.distill.stages import TransferStage
+from fastweights.linearize.distill.transfer import (
+    Inside,
+    Measured,
+    Returned,
+    TransferLoss,
+    TransferModel,
+    attend_all,
+    cross_entropy,
+    divergence,
+    only_branches,
+)
+from fastweights.recurrence import Decay
+from fastweights.train import CheckpointError, NonFiniteError
+from pretrained import VOCABULARY, linear_llama, stream
+from sittings import FORKS
+from tolerances import assert_close
+
+LOSSES = {"output": TransferLoss(), "weights": TransferLoss(0, 1), "both": TransferLoss(2, 0.5)}
+ANALOGS = {
+    "window": Analog(window=3),
+    "linear": Analog(window=0),
+    "two normalisers": Analog(window=3, shared=False),
+    "query heads": Analog(window=3, per_query_head=True),
+    "delta": Analog(rule="gated_deltanet"),
+    "supra": Analog(rule="supra"),
+}
+CASES = {
+    f"{name}, {of}": (analog, loss)
+    for name, analog in ANALOGS.items()
+    for of, loss in LOSSES.items()
+    if analog.rule == "windowed" or loss.weights == 0
+}
+
+
+def batch(padded: bool = False) -> dict[str, Tensor]:
+    ids = torch.randint(0, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    return {"input_ids": ids, **({"attention_mask": mask} if padded else {})}
+
+
+class Recorded(Mode):
+    """Softmax passed on; keeps what every layer was called with, and gave."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, tuple] = {}
+
+    def attend(self, call):
+        o = call.softmax()
+        self.calls[call.layer] = (call, o)
+        return o
+
+
+def gradients(model) -> dict[str, Tensor]:
+    found = {name: p.grad.clone() for name, p in trained(model).items()}
+    model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize(("analog", "loss"), CASES.values(), ids=CASES)
+def test_backward_inside_the_forward_is_that_of_the_summed_losses(analog, loss, padded):
+    model, inputs = only_branches(linear_llama(analog)), batch(padded)
+    inside, outside = Inside(loss), Returned(loss)
+    attend_all(model, inputs, inside)
+    by_layer = gradients(model)
+    attend_all(model, inputs, outside)
+    torch.stack(list(outside.losses.values())).sum().backward()
+    summed = gradients(model)
+    assert by_layer.keys() == summed.keys()
+    for name, gradient in summed.items():
+        assert_close(by_layer[name], gradient, name)
+        assert gradient.abs().sum() > 0 or name.endswith(("mix", "alpha.W", "beta.W"))
+    for layer, value in outside.losses.items():
+        assert_close(inside.losses[layer], value.detach(), f"loss of layer {layer}")
+
+
+def test_a_loss_reaches_its_own_layer_alone():
+    model = only_branches(linear_llama())
+    mode = Returned()
+    attend_all(model, batch(), mode)
+    mode.losses[1].backward()
+    reached = {name for name, p in trained(model).items() if p.grad is not None}
+    assert reached == {name for name in trained(model) if ".layers.1." in name}
+
+
+def test_layers_pass_on_the_softmax():
+    model, inputs = linear_llama(), batch()
+    with torch.no_grad(), running(model, Teacher()):
+        expected = model.base_model(**inputs).last_hidden_state
+    with torch.no_grad(), running(model, Measured()):
+        given = model.base_model(**inputs).last_hidden_state
+    assert torch.equal(given, expected)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("shared", [True, False], ids=["one normaliser", "two normalisers"])
+def test_losses_are_the_papers_sums(shared, padded):
+    """Loops over queries and keys in NumPy, from q, k, v, φ and γ."""
+    model, recorded, inputs = (
+        linear_llama(Analog(window=3, shared=shared)),
+        Recorded(),
+        batch(padded),
+    )
+    attend_all(model, inputs, recorded)
+    keep = inputs.get("attention_mask", torch.ones(2, 12)).bool().numpy()
+    for call, target in recorded.calls.values():
+        record = call.record()
+        found = (
+            TransferLoss()(call.branch, record, target, call.keep),
+            cross_entropy(record, call.keep),
+            divergence(record, call.keep),
+        )
+        assert_close(
+            torch.stack(found),
+            np.array(_by_hand(record, target, keep, shared)),
+            f"layer {call.layer}",
+        )
+
+
+def _by_hand(record, target, keep, shared) -> tuple[float, float, float]:
+    q, k, v, fq, fk = (
+        getattr(record, name).detach().numpy() for name in ("q", "k", "v", "fq", "fk")
+    )
+    mix, y = record.mix.detach().numpy(), target.numpy()
+    error = size = entropy = divergent = queries = 0.0
+    for b, t, h in np.ndindex(*q.shape[:3]):
+        if not keep[b, t]:
+            continue
+        g, seen = h * k.shape[2] // q.shape[2], [s for s in range(t + 1) if keep[b, s]]
+        scores = np.array([q[b, t, h] @ k[b, s, g] for s in seen]) / np.sqrt(q.shape[3])
+        near = np.array([t - s < 3 for s in seen])
+        teacher = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
+        window = np.where(near, np.exp(scores - scores[near].max()), 0)
+        linear = np.where(near, 0, [fq[b, t, h] @ fk[b, s, g] for s in seen])
+        gamma = mix[0, 0, h, 0]
+        if shared:
+            student = (gamma * window + linear) / (gamma * window + linear).sum()
+        elif near.all():
+            student = window / window.sum()
+        else:
+            student = gamma * window / window.sum() + (1 - gamma) * linear / linear.sum()
+        entropy -= teacher @ np.log(student)
+        divergent += teacher @ np.log(teacher / student)
+        queries += 1
+        error += ((student @ v[b, seen, g] - y[b, t, h]) ** 2).sum()
+        size += (y[b, t, h] ** 2).sum()
+    return error / size, entropy / queries, divergent / queries
+
+
+def test_window_dropout_shows_a_layer_without_its_window():
+    model, inputs = linear_llama(), batch()
+    alone, dropped, never = Measured(), Measured(dropout=1.0), Measured(dropout=0.0)
+    without = linear_llama(Analog(window=0))
+    without.load_state_dict(model.state_dict())
+    attend_all(without, inputs, alone)
+    attend_all(model, inputs, dropped)
+    attend_all(model, inputs, never)
+    assert dropped.losses == alone.losses
+    assert all(dropped.losses[layer] != never.losses[layer] for layer in never.losses)
+
+
+def test_a_rule_without_softmax_weights_says_so():
+    stream = torch.rand(1, 4, 2, 3)
+    with pytest.raises(TypeError, match=r"Decay has no softmax weights.*weights=0"):
+        TransferLoss(0, 1)(
+            branches(linear_llama())[0], Decay(stream, stream, stream, None), stream, None
+        )
+
+
+@pytest.mark.parametrize("given", [(-1, 1), (0, 0)])
+def test_loss_factors_are_checked(given):
+    with pytest.raises(ValueError, match="both factors"):
+        TransferLoss(*given)
+
+
+def test_every_layer_learns(tmp_path):
+    stage = TransferStage(linear_llama(Analog(window=0), dtype=torch.float32), stream(), stream())
+    before = stage.validate()
+    assert fit(stage, Fit(steps=20, batch=8), tmp_path)
+    after = stage.validate()
+    assert all(after[f"val_loss/{layer}"] < before[f"val_loss/{layer}"] for layer in (0, 1))
+    assert after["val_loss"] == pytest.approx(
+        np.mean([after[f"val_loss/{layer}"] for layer in (0, 1)])
+    )
+    assert rows(tmp_path)[-1].items() >= after.items()
+
+
+def test_parts_of_a_batch_add_up(tmp_path):
+    ends = []
+    for accumulate in (1, 2):
+        stage = TransferStage(linear_llama(), stream(), stream(), TransferLoss(0, 1))
+        fit(stage, Fit(steps=3, batch=4, accumulate=accumulate), tmp_path / str(accumulate))
+        ends.append({name: p.detach() for name, p in trained(stage.model).items()})
+    for name, p in ends[0].items():
+        assert_close(ends[1][name], p, name)
+
+
+def test_each_layer_is_clipped_by_itself(tmp_path):
+    """With one layer's gradient a thousand times larger, the other's update stays what it was
+    alone.
+    """
+
+    class Scaled(TransferStage):
+        factor = 1.0
+
+        def backward(self, first, count, share, step):
+            losses = super().backward(first, count, share, step)
+            for p in branches(self.model)[1].parameters():
+                p.grad *= self.factor
+            return losses
+
+    ends = []
+    for factor in (1.0, 1000.0):
+        stage = Scaled(linear_llama(dtype=torch.float32), stream(), stream())
+        stage.factor = factor
+        fit(stage, Fit(steps=3, batch=2, clip=1e-3), tmp_path / str(factor))
+        ends.append(
+            {name: p.detach() for name, p in trained(stage.model).items() if ".layers.0." in name}
+        )
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_another_fit_is_not_taken_for_this_one(tmp_path):
+    fit(TransferStage(linear_llama(), stream(), stream()), Fit(steps=1), tmp_path)
+    with pytest.raises(CheckpointError, match=r"holds another run \(steps was 1, is 2\)"):
+        fit(TransferStage(linear_llama(), stream(), stream()), Fit(steps=2), tmp_path)
+
+
+def test_a_loss_that_is_no_number_stops_the_fit(tmp_path):
+    model = linear_llama(dtype=torch.float32)
+    stage = TransferStage(model, stream(), stream())
+    with torch.no_grad():
+        branches(model)[0].mix.fill_(torch.nan)
+    with pytest.raises(NonFiniteError, match=r"loss/0 nan.*step 1"):
+        fit(stage, Fit(steps=2), tmp_path)
+
+
+def test_transformers_trainer_takes_the_mode_that_returns_losses(tmp_path: Path):
+    model = TransferModel(linear_llama(dtype=torch.float32))
+    before = {name: p.detach().clone() for name, p in trained(model).items()}
+    examples = [{"input_ids": row, "labels": row} for row in stream().batch(0, 8)["input_ids"]]
+    arguments = TrainingArguments(
+        str(tmp_path),
+        max_steps=2,
+        per_device_train_batch_size=4,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+    )
+    Trainer(model=model, args=arguments, train_dataset=examples).train()
+    assert all(
+        not torch.equal(p, before[name])
+        for name, p in trained(model).items()
+        if not name.endswith("mix")
+    )
+
+
+WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "DistributedDataParallel": DistributedDataParallel,
+    "FSDP": lambda model: fully_shard(model, mesh=init_device_mesh("cpu", (2,))),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_two_processes_have_the_gradients_of_one(tmp_path: Path, wrapper: str):
+    """Each has half of the sequences, and ends with its process group: to destroy that beside a
+    model that holds it may block for ever, as Gloo's thread waits for the lock that the destruction
+    holds (torch 2.13).
+    """
+    given = [str(tmp_path / "meeting"), wrapper, str(tmp_path / "gradients.safetensors")]
+    processes = [FORKS.Process(target=_half, args=(rank, *given)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    model = TransferModel(linear_llama())
+    halves = [model(stream().batch(4 * rank, 4)["input_ids"])["loss"] for rank in range(2)]
+    torch.stack(halves).mean().backward()
+    found = load_file(tmp_path / "gradients.safetensors")
+    assert found.keys() == trained(model).keys()
+    for name, p in trained(model).items():
+        assert_close(found[name], p.grad, name)
+
+
+def _half(rank: int, meeting: str, wrapper: str, out: str) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    model = TransferModel(linear_llama())
+    wrapped = WRAPPERS[wrapper](model)
+    wrapped(stream().batch(4 * rank, 4)["input_ids"])["loss"].backward()
+    whole = {
+        name: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
+        for name, p in trained(model).items()
+    }
+    if rank == 0:
+        save_file(whole, out)
+
+
+@pytest.mark.parametrize("layers", [None, [0, 2]], ids=["all layers", "some layers"])
+def test_block_by_block_is_the_same_training(tmp_path, layers):
+    config, ends = Fit(steps=3, batch=4, accumulate=2), []
+    for blockwise in (False, True):
+        model = linear_llama(layers=3, chosen=layers)
+        if blockwise:
+            assert transfer_blockwise(
+                model, stream(), Transferring(fit=config), tmp_path / "blocks"
+            )
+        else:
+            fit(TransferStage(model, stream(), stream()), config, tmp_path / "joint")
+        ends.append(model.state_dict())
+    for name, tensor in ends[0].items():
+        assert_close(ends[1][name], tensor, name)
+    assert not list((tmp_path / "blocks").glob("*.bin"))
+
+
+def test_block_by_block_goes_on_where_it_stopped(tmp_path):
+    settings, ends = Transferring(fit=Fit(steps=2, batch=2)), []
+    for name, sittings in (("once", [99]), ("twice", [3, 99])):
+        for calls in sittings:
+            model, left = linear_llama(layers=3), iter(range(calls, -1, -1))
+            complete = transfer_blockwise(
+                model, stream(), settings, tmp_path / name, stop=lambda left=left: not next(left)
+            )
+        assert complete
+        ends.append(model.state_dict())
+    assert all(torch.equal(ends[0][name], tensor) for name, tensor in ends[1].items())

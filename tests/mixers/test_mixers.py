@@ -1,0 +1,446 @@
+"""Every mixer × every property."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from io import BytesIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Generator, Tensor
+
+import attention_oracles
+import mesanet_oracles
+import mixer_oracles
+import ssm_oracles
+from cases import METHODS, each, normal, parts
+from fastweights.methods import Auto, Chunkwise, Method, Recurrent
+from fastweights.mixer import Mixer, MixerState
+from fastweights.mixers import MIXERS, make, register
+from fastweights.recurrence import ShapeError
+from tolerances import array, assert_close
+
+D = 16
+DTYPES = [torch.float64, torch.float32]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A mixer with arguments, and the oracle with the same ones."""
+
+    name: str
+    oracle: Callable[..., np.ndarray]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    told: dict[str, Any] = field(default_factory=dict)
+
+    def build(self, dtype: torch.dtype = torch.float64) -> Mixer:
+        """The mixer with every parameter moved off its start, so that none is idle."""
+        torch.manual_seed(0)
+        g = Generator().manual_seed(7)
+        mixer = make(self.name, D, **self.arguments)
+        with torch.no_grad():
+            for parameter in mixer.parameters():
+                drawn = 0.3 * normal(*parameter.shape, generator=g)
+                parameter.copy_(drawn + (parameter.mean() if parameter.dim() == 1 else 0))
+        return mixer.to(dtype)
+
+    def __str__(self) -> str:
+        return ",".join([self.name, *(f"{name}={value}" for name, value in self.arguments.items())])
+
+
+def layer(name: str, oracle: Callable[..., np.ndarray], **arguments: Any) -> Layer:
+    told = {n: value for n, value in arguments.items() if n in inspect.signature(oracle).parameters}
+    return Layer(name, oracle, arguments, told)
+
+
+LAYERS = [
+    layer("softmax", mixer_oracles.softmax, heads=4),
+    layer("softmax", mixer_oracles.softmax, heads=4, kv_heads=2),
+    layer("softmax", mixer_oracles.softmax, heads=4, kv_heads=1, window=3),
+    layer(
+        "softmax",
+        mixer_oracles.softmax,
+        heads=2,
+        width=10,
+        bias=True,
+        rope={"base": 100.0, "fraction": 0.4},
+    ),
+    layer("softmax", mixer_oracles.softmax, heads=2, qk_norm=1e-3, gated=True),
+    layer("lolcats", mixer_oracles.lolcats, heads=4, kv_heads=2, window=3),
+    layer("lolcats", mixer_oracles.lolcats, heads=2, window=3, shared=False),
+    layer("linear", mixer_oracles.linear_attention, heads=2),
+    layer("linear", attention_oracles.relu_attention, heads=4, feature_map="relu"),
+    layer("swa", mixer_oracles.softmax, heads=2, window=4),
+    layer("performer", attention_oracles.performer, heads=2, features=20, seed=3),
+    layer("rfa", attention_oracles.rfa, heads=2, features=24),
+    layer("rfa", attention_oracles.rfa, heads=4, features=12, gated=True, seed=1),
+    layer("cosformer", attention_oracles.cosformer, heads=2, length=32),
+    layer("based", attention_oracles.based, heads=2, keys=3),
+    layer("normalized", attention_oracles.normalized, heads=2),
+    layer("normalized", attention_oracles.normalized, heads=4, eta="softplus"),
+    layer("normalized", attention_oracles.normalized, heads=2, eta="sigmoid"),
+    layer("retnet", attention_oracles.retnet, heads=2),
+    layer("retnet", attention_oracles.retnet, heads=4, expand_v=1.0),
+    layer("retnet", attention_oracles.retnet, heads=2, center=False, affine=True, eps=1e-2),
+    layer("transnormer", attention_oracles.transnormer, heads=2, depth=0.75),
+    layer("transnormer", attention_oracles.transnormer, heads=2, feature_map="elu"),
+    layer("gla", mixer_oracles.gla, heads=2, tau=8.0, rank=3),
+    layer("gla", mixer_oracles.gla, heads=4, center=False, eps=1e-2),
+    layer("hgrn", attention_oracles.hgrn),
+    layer("hgrn", attention_oracles.hgrn, lower_bound=0.6, tied=False),
+    layer("hgrn2", attention_oracles.hgrn2, heads=2),
+    layer("hgrn2", attention_oracles.hgrn2, heads=4, lower_bound=0.9),
+    layer("metala", mixer_oracles.metala, heads=2),
+    layer("metala", mixer_oracles.metala, heads=4, conv=1),
+    layer("metala", mixer_oracles.metala, heads=2, augmented=False),
+    layer("metala", mixer_oracles.metala, heads=2, restore_key=True, conv=2, tau=4.0),
+    layer("metala", mixer_oracles.metala, heads=2, scaled=True),
+    layer("mamba", mixer_oracles.mamba, state=3, conv=3),
+    layer("mamba", mixer_oracles.mamba, state=2, expand=1, rank=5),
+    layer("deltanet", attention_oracles.deltanet, heads=2),
+    layer("deltanet", attention_oracles.deltanet, heads=4, conv=2, negative=True),
+    layer("deltanet", attention_oracles.deltanet, heads=2, eps=1e-2, floor=1e-2),
+    layer("dss", ssm_oracles.dss, state=3),
+    layer("s4d", ssm_oracles.s4d, state=4),
+    layer("s4d", ssm_oracles.s4d, state=6, bilinear=True, inverse=True),
+    layer("h3", ssm_oracles.h3, heads=4, state=4, shift=3),
+    layer("h3", ssm_oracles.h3, heads=16, state=2, shift=2),
+    layer("s5", ssm_oracles.s5, state=6),
+    layer("mamba2", ssm_oracles.mamba2, heads=4, state=3, conv=3),
+    layer("mamba2", ssm_oracles.mamba2, heads=4, state=2, groups=2, expand=1, scaled=False),
+    layer("mamba2", ssm_oracles.mamba2, heads=2, state=3, decays=False),
+    layer("mamba2", ssm_oracles.mamba2, heads=2, state=3, eps=1e-2),
+    layer("lru", ssm_oracles.lru, state=5, r_min=0.2, r_max=0.8, max_phase=1.0),
+    layer("rglru", ssm_oracles.rglru, heads=2, expand=1.5, c=4.0),
+    layer("rglru", ssm_oracles.rglru, heads=4, whole_start=True),
+    layer("qlstm", ssm_oracles.qlstm),
+    layer("qlstm", ssm_oracles.qlstm, reversed=True),
+    layer("rwkv4", ssm_oracles.rwkv4),
+    layer("rwkv4_channel", ssm_oracles.rwkv4_channel, width=24),
+    layer("mlstm", ssm_oracles.mlstm, heads=2),
+    layer("mlstm", ssm_oracles.mlstm, heads=2, conv=1, expand_k=0.5, bias=False, cap=0.5, eps=1e-2),
+    layer("mlstm", ssm_oracles.mlstm, heads=1, conv=2, exponential_forget=True),
+    layer("gated_deltanet", mixer_oracles.gated_deltanet, heads=2),
+    layer(
+        *("gated_deltanet", mixer_oracles.gated_deltanet),
+        heads=2,
+        value_heads=4,
+        expand_v=1.0,
+        negative=True,
+        eps=1e-2,
+        floor=1e-2,
+    ),
+    layer("mesa", mixer_oracles.mesa, heads=2),
+    layer("mesanet", mesanet_oracles.mamba2, heads=2, rule="mamba2"),
+    layer("mesanet", mesanet_oracles.gla, heads=4, rule="gla"),
+    layer("mesanet", mesanet_oracles.deltanet, heads=2, rule="deltanet"),
+    layer("mesanet", mesanet_oracles.gated_deltanet, heads=4, rule="gated_deltanet"),
+    layer("mesanet", mesanet_oracles.mlstm, heads=2, rule="mlstm"),
+    layer("mesa", mixer_oracles.mesa, heads=2, bound=1.0, eps=1e-2, floor=1e-2),
+    layer("mesa_signed", mixer_oracles.mesa_signed, heads=2),
+]
+each_layer = pytest.mark.parametrize("layer", LAYERS, ids=str)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def inputs(b: int = 2, t: int = 11, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    return normal(b, t, D, generator=Generator().manual_seed(seed)).to(dtype)
+
+
+def tensors(state: MixerState) -> list[Tensor]:
+    return [*parts(state.memory), *state.tails, state.position]
+
+
+def assert_same_state(got: MixerState, want: MixerState) -> None:
+    for number, (a, b) in enumerate(zip(tensors(got), tensors(want), strict=True)):
+        assert_close(a, b, f"state tensor {number}", torch.float64)
+
+
+def gradients(mixer: Mixer, x: Tensor, method: Method, **given: Any) -> dict[str, Tensor]:
+    """d (a fixed functional of y and the final state) / d (x, every parameter)."""
+    leaves = {"x": x.clone().requires_grad_(), **dict(mixer.named_parameters())}
+    y, state = mixer(leaves["x"], method=method, **given)
+    loss = (y * normal(*y.shape, generator=Generator().manual_seed(1)).to(y.dtype)).sum()
+    loss = loss + sum(s.real.sin().sum() for s in tensors(state) if s.dtype != torch.long)
+    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+
+def test_every_mixer_is_here() -> None:
+    assert {one.name for one in LAYERS} == set(MIXERS)
+
+
+@each_dtype
+@each_layer
+def test_is_its_papers_layer(layer: Layer, dtype: torch.dtype) -> None:
+    mixer, x = layer.build(dtype), inputs(dtype=dtype)
+    want = layer.oracle(
+        array(x), {n: array(p) for n, p in mixer.state_dict().items()}, **layer.told
+    )
+    for method in METHODS:
+        assert_close(mixer(x, method=method)[0], want, f"y by {method}")
+
+
+@each_dtype
+@each_layer
+def test_gradients_agree(layer: Layer, dtype: torch.dtype) -> None:
+    want = gradients(layer.build(dtype).double(), inputs(dtype=dtype).double(), Recurrent())
+    for method in METHODS:
+        for name, gradient in gradients(layer.build(dtype), inputs(dtype=dtype), method).items():
+            assert_close(gradient, want[name], f"gradient of {name} by {method}", dtype)
+
+
+@each_layer
+def test_every_parameter_matters(layer: Layer) -> None:
+    for name, gradient in gradients(layer.build(), inputs(), Auto()).items():
+        assert gradient.norm() > 1e-6, name
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 5, 10, 11])
+@each_layer
+def test_any_cut_of_the_sequence(layer: Layer, cut: int) -> None:
+    mixer, x = layer.build(), inputs()
+    whole, final = mixer(x)
+    left, between = mixer(x[:, :cut])
+    right, end = mixer(x[:, cut:], between)
+    assert_close(torch.cat([left, right], 1), whole, "y")
+    assert_same_state(end, final)
+
+
+@each_layer
+def test_token_by_token(layer: Layer) -> None:
+    mixer, x = layer.build(), inputs()
+    whole, final = mixer(x)
+    state, outputs = None, []
+    for t in range(x.shape[1]):
+        y, state = mixer(x[:, t : t + 1], state)
+        outputs.append(y)
+    assert_close(torch.cat(outputs, 1), whole, "y")
+    assert state is not None
+    assert_same_state(state, final)
+
+
+def masks(b: int, t: int) -> Tensor:
+    """Left padding, none, right padding, all, and at random."""
+    at_random = torch.rand(b, t, generator=Generator().manual_seed(2)) < 0.5
+    at_random[:4] = True
+    at_random[0, :4] = False
+    at_random[2, -3:] = False
+    at_random[3] = False
+    return at_random
+
+
+@pytest.mark.parametrize("method", [Recurrent(), Chunkwise(4), Auto()], ids=str)
+@each_layer
+def test_padding_is_as_if_absent(layer: Layer, method: Method) -> None:
+    mixer, x, more = layer.build(), inputs(5), inputs(5, 3, seed=3)
+    _, start = mixer(inputs(5, 4, seed=4))
+    keep = masks(*x.shape[:2])
+    y, state = mixer(x.masked_fill(~keep[..., None], torch.nan), start, keep=keep, method=method)
+    assert torch.isfinite(y[keep]).all()
+    continued, _ = mixer(more, state, method=method)
+    for row in range(5):
+        alone = slice(row, row + 1)
+        want, end = mixer(
+            x[alone, keep[row]], start.map(lambda s, one=alone: s[one]), method=method
+        )
+        assert_close(y[alone, keep[row]], want, "y")
+        assert_close(continued[alone], mixer(more[alone], end, method=method)[0], "continuation")
+        assert state.position[row] == end.position[0] == 4 + keep[row].sum()
+
+
+@each_layer
+def test_gradients_under_padding_are_finite_and_reach_no_padding(layer: Layer) -> None:
+    x, keep = inputs(5), masks(5, 11)
+    want = gradients(layer.build(), x, Recurrent(), keep=keep)
+    got = gradients(layer.build(), x, Auto(), keep=keep)
+    for name, gradient in got.items():
+        assert_close(gradient, want[name], f"gradient of {name}")
+    assert (got["x"][~keep] == 0).all()
+
+
+@pytest.mark.parametrize("method", [Recurrent(), Chunkwise(4), Auto()], ids=str)
+@each_layer
+def test_packed_documents_do_not_see_each_other(layer: Layer, method: Method) -> None:
+    mixer, x, more = layer.build(), inputs(1), inputs(1, 3, seed=3)
+    _, start = mixer(inputs(1, 4, seed=4))
+    ids = torch.tensor([[7, 7, 7, 2, 5, 5, 5, 5, 5, 7, 7]])
+    y, state = mixer(x, start, segments=ids, method=method)
+    end = None
+    for first, last in pairwise([0, 3, 4, 9, 11]):
+        want, end = mixer(x[:, first:last], start if first == 0 else None, method=method)
+        assert_close(y[:, first:last], want, "y")
+    assert_close(
+        mixer(more, state, method=method)[0], mixer(more, end, method=method)[0], "continuation"
+    )
+
+
+@each_layer
+def test_padding_and_packing_together(layer: Layer) -> None:
+    mixer, x = layer.build(), inputs(1)
+    ids = torch.tensor([[1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2]])
+    keep = torch.tensor([[False, True, True, False, True, False, True, True, False, True, False]])
+    y, _ = mixer(x, keep=keep, segments=ids)
+    for document in (1, 2):
+        chosen = keep & (ids == document)
+        assert_close(y[chosen][None], mixer(x[chosen][None])[0], "y")
+
+
+@each_layer
+def test_state_of_some_of_the_sequences(layer: Layer) -> None:
+    mixer, x, more = layer.build(), inputs(3), inputs(3, 2, seed=3)
+    _, state = mixer(x)
+    order = torch.tensor([2, 0])
+    chosen, _ = mixer(more[order], state.map(lambda s: s[order]))
+    assert_close(chosen, mixer(more, state)[0][order], "y")
+    assert state.map(lambda s: s[order]).nbytes * 3 == state.nbytes * 2
+
+
+@each_layer
+def test_state_size_is_constant_where_the_papers_say_so(layer: Layer) -> None:
+    mixer = layer.build()
+    sizes = [mixer(inputs(t=t))[1].nbytes for t in (1, 8, 40)]
+    if layer.name == "softmax" and "window" not in layer.arguments:
+        assert sizes[0] < sizes[1] < sizes[2]
+    else:
+        assert sizes[1] == sizes[2]
+
+
+@each_layer
+def test_float64_throughout(layer: Layer) -> None:
+    y, state = layer.build()(inputs())
+    assert {s.dtype for s in (y, *tensors(state))} <= {torch.float64, torch.complex128, torch.long}
+
+
+@each_layer
+def test_bfloat16_runs_with_its_state_in_float32(layer: Layer) -> None:
+    mixer, x = layer.build(torch.bfloat16), inputs(dtype=torch.bfloat16)
+    want, _ = layer.build(torch.bfloat16).double()(x.double())
+    for method in METHODS:
+        y, state = mixer(x, method=method)
+        assert y.dtype == torch.bfloat16
+        assert_close(y, want, f"y by {method}")
+        cached = {torch.bfloat16} if layer.name in ("softmax", "swa", "lolcats") else set()
+        summed = set() if layer.name in ("softmax", "swa") else {torch.float32, torch.complex64}
+        assert {s.dtype for s in parts(state.memory)} <= {*cached, *summed, torch.long}
+
+
+@each_layer
+def test_autocast_runs(layer: Layer) -> None:
+    mixer, x = layer.build(torch.float32), inputs(dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = mixer(x)
+        after, _ = mixer(x, state)
+    assert_close(y, mixer(x)[0], "y", torch.bfloat16)
+    assert torch.isfinite(after).all()
+
+
+@each_layer
+def test_saved_and_loaded(layer: Layer) -> None:
+    mixer, file = layer.build(), BytesIO()
+    torch.save(mixer.state_dict(), file)
+    file.seek(0)
+    other = make(layer.name, D, **layer.arguments).double()
+    other.load_state_dict(torch.load(file))
+    assert (other(inputs())[0] == mixer(inputs())[0]).all()
+
+
+@each_layer
+def test_every_parameter_is_initialised_by_reset_parameters(layer: Layer) -> None:
+    mixer = make(layer.name, D, **layer.arguments)
+    for parameter in mixer.parameters():
+        torch.nn.init.constant_(parameter, torch.nan)
+    for module in reversed(list(mixer.modules())):
+        if any(True for _ in module.parameters(recurse=False)) or module is mixer:
+            module.reset_parameters()
+    assert all(torch.isfinite(parameter).all() for parameter in mixer.parameters())
+    assert torch.isfinite(mixer(inputs(dtype=torch.float32))[0]).all()
+
+
+@each_layer
+def test_empty_sequences(layer: Layer) -> None:
+    y, state = layer.build()(inputs(t=0))
+    assert y.shape == (2, 0, D)
+    assert (state.position == 0).all()
+
+
+@pytest.mark.parametrize("name", sorted(MIXERS))
+def test_default_arguments_suffice(name: str) -> None:
+    y, _ = MIXERS[name](d=64)(torch.zeros(1, 3, 64))
+    assert y.shape == (1, 3, 64)
+    assert torch.isfinite(y).all()
+
+
+@pytest.mark.parametrize("name", sorted(MIXERS))
+def test_a_mixer_is_a_short_file(name: str) -> None:
+    file = inspect.getfile(MIXERS[name])
+    inhabitants = [mixer for mixer in MIXERS.values() if inspect.getfile(mixer) == file]
+    # 80 lines of 120 columns, in lines of 100
+    assert len(Path(file).read_text().splitlines()) <= 96 * len(inhabitants)
+    assert len(inspect.signature(MIXERS[name]).parameters) <= 9
+    assert "f_q" in (MIXERS[name].__doc__ or "")
+
+
+@pytest.mark.usefixtures("unchecked")
+@each_layer
+def test_inputs_that_do_not_fit(layer: Layer) -> None:
+    mixer, x = layer.build(), inputs()
+    _, state = mixer(x)
+    with pytest.raises(ShapeError, match=r"reads \[batch, time, 16\], got \[2, 11, 15\]"):
+        mixer(x[..., :-1])
+    with pytest.raises(ShapeError, match=r"keep has shape \[2, 10\]"):
+        mixer(x, keep=torch.ones(2, 10, dtype=torch.bool))
+    with pytest.raises(ShapeError, match=r"segments has shape \[1, 11\]"):
+        mixer(x, segments=torch.zeros(1, 11, dtype=torch.long))
+    with pytest.raises(ShapeError):
+        mixer(
+            x,
+            state._replace(
+                memory=each(state.memory, lambda s: s[:, :, :, :0] if s.dim() == 4 else s)
+            ),
+        )
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("metala", {"heads": 3}, "d_k = 8 is not divisible by heads = 3; use 1, 2, 4, 8"),
+        ("gla", {"heads": 0}, "is not divisible by heads = 0"),
+        ("linear", {"heads": 5}, "d = 16 is not divisible by heads = 5; use 1, 2, 4, 8, 16"),
+        ("softmax", {"heads": 4, "kv_heads": 3}, "heads = 4 is not a multiple of kv_heads = 3"),
+        ("softmax", {"heads": 16}, "must be even"),
+        ("lolcats", {"heads": 4, "kv_heads": 3}, "heads = 4 is not a multiple of kv_heads = 3"),
+        ("mesa", {"steps": -1}, "not negative"),
+        ("retnet", {"heads": 16}, "must be even"),
+        ("linear", {"feature_map": "tanh"}, "feature_map = 'tanh'; use elu, relu"),
+        ("normalized", {"eta": "sum"}, "eta = 'sum'; use exp, sigmoid, softplus"),
+        ("hgrn", {"lower_bound": 1.0}, r"lower_bound = 1.0; it must lie in \[0, 1\)"),
+        ("transnormer", {"depth": -0.5}, "depth = -0.5; it must lie in"),
+        ("mamba", {"heads": 2}, "mamba does not take heads; it takes d, state, expand, conv"),
+        ("mamba2", {"groups": 3}, "heads = 4 is not divisible by heads = 3"),
+        ("mamba2", {"scaled": False, "decays": False}, "no use for Δ"),
+        ("s4d", {"state": 3}, "use an even number"),
+        ("lru", {"r_max": 1.0}, "use 0 ≤ r_min < r_max < 1"),
+        ("mambo", {}, "unknown mixer 'mambo'; there are"),
+    ],
+)
+def test_arguments_that_do_not_fit(name: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(name, D, **arguments)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_names_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, mixer in MIXERS.items():
+        monkeypatch.setitem(MIXERS, name, mixer)
+    register("metala", MIXERS["metala"])
+    with pytest.raises(ValueError, match="already means MetaLA"):
+        register("metala", MIXERS["gla"])
+    with pytest.raises(TypeError, match="is not a Mixer"):
+        register("another", torch.nn.Linear)

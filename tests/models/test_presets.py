@@ -1,0 +1,132 @@
+"""The papers' architectures by name: their sizes, and that each is a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel, RecurrentGemmaConfig
+from transformers import RecurrentGemmaForCausalLM as RecurrentGemma
+
+from fastweights import PRESETS, FastWeightsForCausalLM, preset
+from fastweights.layers import GatedMLP
+from fastweights.models import Preset
+
+ROUNDING = 0.03
+"""Sources round to two digits, or give shapes whose size is near the name; see DIFFERENCES for what
+is further.
+"""
+
+DIFFERENCES = {"metala-3b": 0.05}
+"""32 layers of width 2560, as Pythia has at this size, are 2.86 billion; the paper says 3."""
+
+PUBLISHED = {name: one for name, one in PRESETS.items() if one.published is not None}
+
+
+def size(model: type[PreTrainedModel], config: Any) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in model(config).parameters())
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_size_is_the_published_one(name: str) -> None:
+    published = PUBLISHED[name].published
+    assert published is not None
+    assert PUBLISHED[name].parameters() == pytest.approx(
+        published, rel=DIFFERENCES.get(name, ROUNDING)
+    )
+
+
+def test_metala_images_to_the_last_published_digit() -> None:
+    sizes = [PRESETS[f"metala-deit-{name}"].parameters() / 1e6 for name in ("tiny", "small")]
+    assert [round(one, 1) for one in sizes] == [6.1, 23.7]
+
+
+def test_pythia_is_that_of_transformers() -> None:
+    sizes = {
+        "hidden_size": 512,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "intermediate_size": 2048,
+    }
+    theirs = size(GPTNeoXForCausalLM, GPTNeoXConfig(vocab_size=50_304, **sizes))
+    assert PRESETS["pythia-70m"].parameters() == theirs == 70_426_624
+    biases = 6 * 4 * 512
+    assert PRESETS["pythia-70m-linear"].parameters() == theirs - biases
+    assert PRESETS["pythia-70m-normalized"].parameters() == theirs - biases + 6 * 8 * 512
+
+
+def test_recurrentgemma_is_that_of_transformers_but_for_one_bias() -> None:
+    attention_layers, width = 8, 2560
+    theirs = size(
+        RecurrentGemma, RecurrentGemmaConfig(num_key_value_heads=1, intermediate_size=2 * 7680)
+    )
+    assert PRESETS["recurrentgemma-2b"].parameters() == theirs - attention_layers * width
+
+
+@pytest.mark.parametrize("scale", ["140m", "440m", "940m"])
+def test_mesanet_layers_have_the_same_size(scale: str) -> None:
+    mesa = PRESETS[f"mesanet-{scale}"].parameters()
+    for name, one in PRESETS.items():
+        if name.startswith(f"mesanet-{scale}"):
+            assert one.parameters() == pytest.approx(mesa, rel=2e-3), name
+
+
+def small(one: Preset) -> dict[str, Any]:
+    """Overrides that keep the pattern and shrink all sizes."""
+    mixers = [
+        {**mixer, **({"heads": 2} if "heads" in mixer else {})} for mixer in one.fields["mixers"]
+    ]
+    mixers = [{**mixer, **({"kv_heads": 1} if "kv_heads" in mixer else {})} for mixer in mixers]
+    mixers = [{**mixer, **({"expand": 1.0} if "expand" in mixer else {})} for mixer in mixers]
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": len(mixers),
+        "mixers": mixers,
+    }
+    image = (
+        {"image_size": 8, "patch_size": 4} if "class_token" in one.fields else {"vocab_size": 31}
+    )
+    return {**sizes, **image, "num_labels": 3}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in PRESETS if not name.startswith(("mesanet-4", "mesanet-9"))]
+)
+def test_every_preset_is_a_model_that_learns_something(name: str) -> None:
+    torch.manual_seed(0)
+    one = PRESETS[name]
+    model = one.model(one.config(**small(one))).train()
+    shape = (2, 2, 6) if "Pair" in one.model.__name__ else (2, 6)
+    ids = torch.randint(31, shape)
+    if one.model is FastWeightsForCausalLM:
+        loss = model(ids, labels=ids).loss
+    else:
+        x = torch.randn(2, 3, 8, 8) if model.main_input_name == "pixel_values" else ids
+        loss = model(x, labels=torch.tensor([0, 2])).loss
+    loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_fields_can_be_overridden() -> None:
+    config = preset("mesanet-140m", vocab_size=300, num_hidden_layers=2)
+    assert (config.vocab_size, config.num_hidden_layers, config.hidden_size, config.mlp_size) == (
+        300,
+        2,
+        768,
+        2304,
+    )
+    assert config.logit_cap == 30
+    with torch.device("meta"):
+        block = FastWeightsForCausalLM(preset("griffin")).model.layers[2]
+    assert type(block.mixer).__name__ == "SlidingWindow"
+    assert isinstance(block.mlp, GatedMLP)
+
+
+def test_a_misspelt_name() -> None:
+    with pytest.raises(ValueError, match="no preset 'mesanet-145m'; did you mean mesanet-140m"):
+        preset("mesanet-145m")
+    with pytest.raises(ValueError, match="did you mean 'hidden_size'"):
+        preset("hawk", hiden_size=3)

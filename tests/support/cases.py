@@ -1,0 +1,521 @@
+"""Every recurrence in every variant, with how to draw its streams and the oracle it must agree
+with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+import oracles
+from fastweights.methods import Auto, Chunkwise, Method, Parallel, Recurrent
+from fastweights.recurrence import (
+    Amplified,
+    Bonus,
+    Cholesky,
+    Decay,
+    Delta,
+    Mesa,
+    Normalized,
+    Recurrence,
+    Signed,
+    Softmax,
+    WindowedLinear,
+)
+
+Streams = dict[str, Tensor]
+State = Tensor | tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Shape:
+    b: int = 2
+    t: int = 19
+    h: int = 2
+    k: int = 3
+    v: int = 5
+
+    @property
+    def groups(self) -> int:
+        return max(self.h // 2, 1) if self.h % 2 == 0 else self.h
+
+
+Draw = Callable[[Shape, Generator], Tensor]
+
+
+def normal(*size: int, generator: Generator, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(size, generator=generator, dtype=dtype)
+
+
+def keys(s: Shape, g: Generator) -> Tensor:
+    return normal(s.b, s.t, s.h, s.k, generator=g)
+
+
+def complex_keys(s: Shape, g: Generator) -> Tensor:
+    return normal(s.b, s.t, s.h, s.k, generator=g, dtype=torch.complex128)
+
+
+def unit_keys(s: Shape, g: Generator) -> Tensor:
+    return F.normalize(keys(s, g), dim=-1)
+
+
+def positive_keys(s: Shape, g: Generator) -> Tensor:
+    return F.elu(keys(s, g)) + 1
+
+
+def group_keys(s: Shape, g: Generator) -> Tensor:
+    return normal(s.b, s.t, s.groups, s.k, generator=g)
+
+
+def values(s: Shape, g: Generator) -> Tensor:
+    return normal(s.b, s.t, s.h, s.v, generator=g)
+
+
+def group_values(s: Shape, g: Generator) -> Tensor:
+    return normal(s.b, s.t, s.groups, s.v, generator=g)
+
+
+def scalar(s: Shape, g: Generator) -> Tensor:
+    return normal(s.b, s.t, s.h, 1, generator=g)
+
+
+def gate(s: Shape, g: Generator) -> Tensor:
+    return scalar(s, g).sigmoid()
+
+
+def doubled_gate(s: Shape, g: Generator) -> Tensor:
+    return 2 * gate(s, g)
+
+
+def log_scalar(s: Shape, g: Generator) -> Tensor:
+    return F.logsigmoid(2 * scalar(s, g) + 1)
+
+
+def log_vector(s: Shape, g: Generator) -> Tensor:
+    return F.logsigmoid(2 * keys(s, g) + 1)
+
+
+def log_resets(s: Shape, g: Generator) -> Tensor:
+    at_random = torch.rand(s.b, s.t, s.h, s.k, generator=g) < 0.2
+    return log_vector(s, g).masked_fill(at_random, -torch.inf)
+
+
+def log_complex(s: Shape, g: Generator) -> Tensor:
+    return torch.complex(log_vector(s, g), 3 * keys(s, g))
+
+
+def gain(s: Shape, g: Generator) -> Tensor:
+    return scalar(s, g)
+
+
+def gain_resets(s: Shape, g: Generator) -> Tensor:
+    return gain(s, g).masked_fill(torch.rand(s.b, s.t, s.h, 1, generator=g) < 0.2, -torch.inf)
+
+
+def complex_values(s: Shape, g: Generator) -> Tensor:
+    return normal(s.b, s.t, s.h, s.v, generator=g, dtype=torch.complex128)
+
+
+def ridge(s: Shape, g: Generator) -> Tensor:
+    return 0.25 + F.softplus(normal(s.h, s.k, generator=g))
+
+
+def token_ridge(s: Shape, g: Generator) -> Tensor:
+    return 0.25 + F.softplus(keys(s, g))
+
+
+def floors(s: Shape, g: Generator) -> Tensor:
+    return 0.5 + gate(s, g)
+
+
+def matrix(s: Shape, g: Generator) -> Tensor:
+    return normal(s.b, s.h, s.k, s.v, generator=g)
+
+
+def complex_matrix(s: Shape, g: Generator) -> Tensor:
+    return normal(s.b, s.h, s.k, s.v, generator=g, dtype=torch.complex128)
+
+
+def positive_matrix(s: Shape, g: Generator) -> Tensor:
+    return normal(s.b, s.h, s.k, s.v + 1, generator=g).abs()
+
+
+def scaled_matrix(s: Shape, g: Generator) -> tuple[Tensor, Tensor]:
+    """The memory divided by e^m, and m."""
+    return positive_matrix(s, g), normal(s.b, s.h, 1, generator=g).abs()
+
+
+def gram_and_matrix(s: Shape, g: Generator) -> tuple[Tensor, Tensor]:
+    root = normal(s.b, s.h, s.k, s.k, generator=g)
+    return root @ root.mT / s.k, matrix(s, g)
+
+
+def cache(
+    length: int, s: Shape, g: Generator, heads: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    k, v = (normal(s.b, heads or s.groups, length, width, generator=g) for width in (s.k, s.v))
+    return k, v, torch.arange(length, 0, -1).expand(s.b, -1).clone()
+
+
+def full_cache(s: Shape, g: Generator) -> tuple[Tensor, Tensor, Tensor]:
+    return cache(4, s, g, heads=s.h)
+
+
+def as_given(state: State) -> State:
+    return state
+
+
+def multiplied(state: State) -> State:
+    """The memory times e^m, which alone says something: how a state is split in the two
+    does not.
+    """
+    memory, m = state
+    return memory * m.double().exp()[..., None]
+
+
+def symmetric(state: State) -> State:
+    """Mesa's state with H made symmetric, so that gradients through it do not depend on which half
+    was read.
+    """
+    gram, memory = state
+    return (gram + gram.mT) / 2, memory
+
+
+def features(s: Shape, g: Generator) -> Tensor:
+    return normal(s.b, s.t, s.h, s.k + 1, generator=g).exp()
+
+
+def group_features(s: Shape, g: Generator) -> Tensor:
+    return normal(s.b, s.t, s.groups, s.k + 1, generator=g).exp()
+
+
+def window_state(length: int, s: Shape, g: Generator) -> tuple[Tensor, ...]:
+    k, v, age = cache(length, s, g)
+    fk = normal(s.b, s.groups, length, s.k + 1, generator=g).exp()
+    return k, v, fk, normal(s.b, s.groups, s.k + 1, s.v + 1, generator=g).abs(), age
+
+
+@dataclass(frozen=True)
+class Case:
+    """A variant of a rule.
+
+    Attributes:
+        rule: from streams to the record
+        oracle: from streams (arrays) and ``state=`` to (o, final state, or None where it is not
+            compared)
+        draws: a stream each; `state` draws the initial state and `adjust` makes a legal one of
+            perturbed leaves
+        plain: what of a state is compared
+    """
+
+    name: str
+    rule: Callable[..., Recurrence]
+    oracle: Callable[..., Any]
+    draws: dict[str, Draw]
+    state: Callable[[Shape, Generator], State] = matrix
+    adjust: Callable[[State], State] = field(default=as_given)
+    plain: Callable[[State], State] = field(default=as_given)
+
+    def streams(
+        self, shape: Shape = Shape(), dtype: torch.dtype = torch.float64, seed: int = 0
+    ) -> Streams:
+        g = Generator().manual_seed(seed)
+        return {name: cast(draw(shape, g), dtype) for name, draw in self.draws.items()}
+
+    def start(
+        self, shape: Shape = Shape(), dtype: torch.dtype = torch.float64, seed: int = 1
+    ) -> State:
+        return each(self.state(shape, Generator().manual_seed(seed)), lambda s: cast(s, dtype))
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A float x in `dtype`, a complex one in its complex twin, an integer as it is."""
+    if x.is_complex():
+        return x.to(dtype.to_complex())
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def parts(state: State) -> tuple[Tensor, ...]:
+    return state if isinstance(state, tuple) else (state,)
+
+
+def each(state: State, f: Callable[[Tensor], Tensor]) -> State:
+    return tuple(f(s) for s in state) if isinstance(state, tuple) else f(state)
+
+
+def normalized_decay(floor: Tensor | float | None = None, **streams: Any) -> Normalized:
+    return Normalized(Decay(**{"log_decay": None, **streams}), floor)
+
+
+def normalized_delta(floor: Tensor | float | None = None, **streams: Any) -> Normalized:
+    return Normalized(Delta(**streams), floor)
+
+
+def amplified_decay(
+    log_gain: Tensor,
+    log_decay: Tensor | None = None,
+    floor: Tensor | float | None = None,
+    **streams: Any,
+) -> Amplified:
+    return Amplified(Normalized(Decay(log_decay=log_decay, **streams), floor), log_gain)
+
+
+def amplified_bonus(log_gain: Tensor, **streams: Any) -> Amplified:
+    return Amplified(Normalized(Bonus(**streams)), log_gain)
+
+
+def signed(rule: Callable[..., Any]) -> Callable[..., Signed]:
+    """`rule` with the signs of its queries' first channel."""
+    return lambda **streams: Signed(rule(**streams), streams["q"][..., :1])
+
+
+def signed_oracle(oracle: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda **arrays: oracle(**arrays, sign=arrays["q"][..., :1])
+
+
+def large_ridge(s: Shape, g: Generator) -> Tensor:
+    """Above every eigenvalue that H can have."""
+    return 2 * s.t + ridge(s, g)
+
+
+QKV: dict[str, Draw] = {"q": keys, "k": keys, "v": values}
+ERASING: dict[str, Draw] = {"q": keys, "k": unit_keys, "v": values, "beta": doubled_gate}
+OPTIMAL: dict[str, Draw] = {"q": keys, "k": unit_keys, "v": values, "beta": gate, "ridge": ridge}
+POSITIVE: dict[str, Draw] = {"q": positive_keys, "k": positive_keys, "v": values}
+GROUPED: dict[str, Draw] = {"q": keys, "k": group_keys, "v": group_values}
+WINDOWED: dict[str, Draw] = {**GROUPED, "fq": features, "fk": group_features, "mix": gate}
+COMPLEX: dict[str, Draw] = {
+    "q": complex_keys,
+    "k": complex_keys,
+    "v": values,
+    "log_decay": log_complex,
+}
+TIED: dict[str, Draw] = {"q": keys, "v": values, "log_decay": log_vector}
+
+plain_decay = partial(Decay, log_decay=None)
+tied_decay = partial(Decay, k=None)
+undecayed_mesa = partial(Mesa, log_decay=None)
+direct_mesa = partial(Mesa, solver=Cholesky())
+
+CASES = [
+    Case("decay-none", plain_decay, oracles.decay, QKV),
+    Case("decay-scalar", Decay, oracles.decay, {**QKV, "log_decay": log_scalar}),
+    Case("decay-vector", Decay, oracles.decay, {**QKV, "log_decay": log_vector}),
+    Case("decay-tied", tied_decay, oracles.decay, TIED),
+    Case("decay-resets", Decay, oracles.decay, {**QKV, "log_decay": log_resets}),
+    Case("decay-tied-resets", tied_decay, oracles.decay, {**TIED, "log_decay": log_resets}),
+    Case("decay-none-skip", plain_decay, oracles.decay, {**QKV, "skip": scalar}),
+    Case(
+        "decay-scalar-skip", Decay, oracles.decay, {**QKV, "log_decay": log_scalar, "skip": scalar}
+    ),
+    Case(
+        "decay-vector-skips", Decay, oracles.decay, {**QKV, "log_decay": log_vector, "skip": values}
+    ),
+    Case("decay-complex", Decay, oracles.decay, COMPLEX, complex_matrix),
+    Case(
+        "decay-complex-tied",
+        tied_decay,
+        oracles.decay,
+        {**TIED, "log_decay": log_complex},
+        complex_matrix,
+    ),
+    Case(
+        "decay-complex-values",
+        Decay,
+        oracles.decay,
+        {"q": keys, "k": keys, "v": complex_values, "log_decay": log_complex},
+        complex_matrix,
+    ),
+    Case("bonus-scalar", Bonus, oracles.bonus, {**QKV, "log_decay": log_scalar, "bonus": scalar}),
+    Case("bonus-vector", Bonus, oracles.bonus, {**QKV, "log_decay": log_vector, "bonus": scalar}),
+    Case("delta-none", Delta, oracles.delta, ERASING),
+    Case("delta-scalar", Delta, oracles.delta, {**ERASING, "log_decay": log_scalar}),
+    Case("delta-vector", Delta, oracles.delta, {**ERASING, "log_decay": log_vector}),
+    Case("delta-resets", Delta, oracles.delta, {**ERASING, "log_decay": log_resets}),
+    Case("mesa-none", undecayed_mesa, oracles.mesa, OPTIMAL, gram_and_matrix, symmetric),
+    Case(
+        "mesa-scalar",
+        Mesa,
+        oracles.mesa,
+        {**OPTIMAL, "log_decay": log_scalar},
+        gram_and_matrix,
+        symmetric,
+    ),
+    Case(
+        "mesa-ridges",
+        Mesa,
+        oracles.mesa,
+        {**OPTIMAL, "log_decay": log_scalar, "ridge": token_ridge},
+        gram_and_matrix,
+        symmetric,
+    ),
+    Case(
+        "mesa-direct",
+        direct_mesa,
+        oracles.mesa,
+        {**OPTIMAL, "log_decay": log_scalar},
+        gram_and_matrix,
+        symmetric,
+    ),
+    Case(
+        "signed-decay",
+        signed(Decay),
+        signed_oracle(oracles.decay),
+        {**QKV, "log_decay": log_vector},
+    ),
+    Case(
+        "signed-delta",
+        signed(Delta),
+        signed_oracle(oracles.delta),
+        {**ERASING, "log_decay": log_scalar},
+    ),
+    Case(
+        "signed-mesa",
+        signed(Mesa),
+        signed_oracle(oracles.mesa),
+        {**OPTIMAL, "log_decay": log_scalar, "ridge": large_ridge},
+        gram_and_matrix,
+        symmetric,
+    ),
+    Case(
+        "signed-mesa-direct",
+        signed(direct_mesa),
+        signed_oracle(oracles.mesa),
+        {**OPTIMAL, "log_decay": log_scalar, "ridge": large_ridge},
+        gram_and_matrix,
+        symmetric,
+    ),
+    Case("softmax", Softmax, oracles.softmax, QKV, full_cache),
+    Case("softmax-grouped", Softmax, oracles.softmax, GROUPED, partial(cache, 4)),
+    Case(
+        "softmax-window",
+        partial(Softmax, window=5),
+        partial(oracles.softmax, window=5),
+        GROUPED,
+        partial(cache, 4),
+    ),
+    Case(
+        "softmax-window-1",
+        partial(Softmax, window=1),
+        partial(oracles.softmax, window=1),
+        GROUPED,
+        partial(cache, 0),
+    ),
+    *(
+        Case(
+            f"windowed-{window}" + "-two" * (not shared),
+            partial(WindowedLinear, window=window, shared=shared),
+            partial(oracles.windowed, window=window, shared=shared),
+            WINDOWED,
+            partial(window_state, max(window - 1, 0)),
+        )
+        for window, shared in [(5, True), (5, False), (1, True), (0, True), (0, False)]
+    ),
+    *(
+        Case(
+            "windowed-5-capped" + "-two" * (not shared),
+            partial(WindowedLinear, window=5, shared=shared, softcap=1.5),
+            partial(oracles.windowed, window=5, shared=shared, softcap=1.5),
+            WINDOWED,
+            partial(window_state, 4),
+        )
+        for shared in (True, False)
+    ),
+    Case("normalized-none", normalized_decay, oracles.normalized, POSITIVE, positive_matrix),
+    Case(
+        "normalized-scalar",
+        normalized_decay,
+        oracles.normalized,
+        {**POSITIVE, "log_decay": log_scalar, "skip": gate},
+        positive_matrix,
+    ),
+    Case(
+        "normalized-vector",
+        normalized_decay,
+        oracles.normalized,
+        {**POSITIVE, "log_decay": log_vector},
+        positive_matrix,
+    ),
+    Case(
+        "normalized-floor",
+        partial(normalized_decay, floor=1.0),
+        partial(oracles.normalized, floor=1.0),
+        {**QKV, "log_decay": log_scalar},
+        positive_matrix,
+    ),
+    Case(
+        "normalized-floors",
+        normalized_decay,
+        oracles.normalized,
+        {**QKV, "log_decay": log_scalar, "floor": floors},
+        positive_matrix,
+    ),
+    Case(
+        "normalized-delta",
+        partial(normalized_delta, floor=1.0),
+        partial(oracles.normalized, floor=1.0),
+        {**ERASING, "log_decay": log_scalar},
+        positive_matrix,
+    ),
+    Case(
+        "amplified",
+        amplified_decay,
+        oracles.mlstm,
+        {**POSITIVE, "log_decay": log_scalar, "log_gain": gain, "skip": gate},
+        scaled_matrix,
+        plain=multiplied,
+    ),
+    Case(
+        "amplified-none",
+        amplified_decay,
+        oracles.mlstm,
+        {**POSITIVE, "log_gain": gain},
+        scaled_matrix,
+        plain=multiplied,
+    ),
+    Case(
+        "amplified-floor",
+        partial(amplified_decay, floor=1.0),
+        partial(oracles.mlstm, floor=1.0),
+        {**QKV, "log_decay": log_scalar, "log_gain": gain_resets},
+        scaled_matrix,
+        plain=multiplied,
+    ),
+    Case(
+        "amplified-floors",
+        amplified_decay,
+        oracles.mlstm,
+        {**POSITIVE, "log_decay": log_scalar, "log_gain": gain, "floor": floors},
+        scaled_matrix,
+        plain=multiplied,
+    ),
+    Case(
+        "amplified-bonus",
+        amplified_bonus,
+        oracles.wkv,
+        {**POSITIVE, "log_decay": log_scalar, "log_gain": gain, "bonus": gate},
+        scaled_matrix,
+        plain=multiplied,
+    ),
+]
+
+LINEAR = [case for case in CASES if not case.name.startswith(("softmax", "windowed"))]
+DECAYING = [case for case in CASES if "log_decay" in case.draws]
+
+METHODS: list[Method] = [
+    Recurrent(),
+    Chunkwise(1),
+    Chunkwise(4),
+    Chunkwise(7),
+    Parallel(),
+    Auto(),
+]

@@ -1,0 +1,319 @@
+"""The papers' equations as literal NumPy loops in float64, one token and one head at a time.
+
+Streams are ``[b t h ·]`` arrays whose b, t and h may be 1; states ``[b h ·]``. Nothing here uses
+the library.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+Array = np.ndarray
+
+
+def spread(*streams: Array) -> tuple[tuple[int, int, int], list[Array]]:
+    """(b, t, h) and the streams with these lengths spelled out."""
+    lengths = np.broadcast_shapes(*(s.shape[:3] for s in streams))
+    return lengths, [np.broadcast_to(s, (*lengths, s.shape[3])) for s in streams]
+
+
+def decay_of(log_decay: Array | None, width: int, sign: Array | None = None) -> Array:
+    """α ``[b t h k]``; 1 without decay; negative where `sign` is."""
+    alpha = np.ones((1, 1, 1, 1)) if log_decay is None else np.exp(log_decay)
+    alpha = alpha if sign is None else alpha * np.where(sign < 0, -1, 1)
+    return np.broadcast_to(alpha, (*alpha.shape[:3], width))
+
+
+def decay(
+    q: Array,
+    v: Array,
+    k: Array | None = None,
+    log_decay: Array | None = None,
+    skip: Array | None = None,
+    state: Array | None = None,
+    sign: Array | None = None,
+) -> tuple[Array, Array]:
+    """S_t = diag(α_t) S_{t-1} + k_tᵀ v_t ;  o_t = q_t S_t + D_t v_t, k = 1 - α if None."""
+    alpha = decay_of(log_decay, q.shape[3], sign)
+    k = 1 - alpha if k is None else k
+    skip = np.zeros((1, 1, 1, 1)) if skip is None else skip
+    (b, t, h), (q, k, v, alpha, skip) = spread(q, k, v, alpha, skip)
+    dtype = np.result_type(q, k, v, alpha)
+    S = np.zeros((b, h, q.shape[3], v.shape[3]), dtype) if state is None else state.astype(dtype)
+    o = np.zeros((b, t, h, v.shape[3]), dtype)
+    for i, j, head in np.ndindex(b, t, h):
+        at = (i, j, head)
+        S[i, head] = np.diag(alpha[at]) @ S[i, head] + np.outer(k[at], v[at])
+        o[at] = q[at] @ S[i, head] + skip[at] * v[at]
+    return o, S
+
+
+def delta(
+    q: Array,
+    k: Array,
+    v: Array,
+    beta: Array,
+    log_decay: Array | None = None,
+    state: Array | None = None,
+    sign: Array | None = None,
+) -> tuple[Array, Array]:
+    """S_t = (I - β_t k_tᵀ k_t) diag(α_t) S_{t-1} + β_t k_tᵀ v_t ;  o_t = q_t S_t."""
+    alpha = decay_of(log_decay, q.shape[3], sign)
+    (b, t, h), (q, k, v, beta, alpha) = spread(q, k, v, beta, alpha)
+    S = np.zeros((b, h, q.shape[3], v.shape[3])) if state is None else state.copy()
+    o = np.zeros((b, t, h, v.shape[3]))
+    for i, j, head in np.ndindex(b, t, h):
+        at = (i, j, head)
+        erase = np.eye(q.shape[3]) - beta[at] * np.outer(k[at], k[at])
+        S[i, head] = erase @ np.diag(alpha[at]) @ S[i, head] + beta[at] * np.outer(k[at], v[at])
+        o[at] = q[at] @ S[i, head]
+    return o, S
+
+
+def mesa(
+    q: Array,
+    k: Array,
+    v: Array,
+    beta: Array,
+    ridge: Array,
+    log_decay: Array | None = None,
+    state: tuple[Array, Array] | None = None,
+    sign: Array | None = None,
+) -> tuple[Array, tuple[Array, Array]]:
+    """H_t = γ_t H_{t-1} + β_t k_tᵀ k_t ;  G_t = γ_t G_{t-1} + β_t k_tᵀ v_t ;  o_t = q_t (H_t + Λ)⁻¹
+    G_t.
+    """
+    gamma = decay_of(log_decay, 1, sign)
+    ridge = np.broadcast_to(ridge, np.broadcast_shapes(ridge.shape, (1, 1, 1, q.shape[3])))
+    (b, t, h), (q, k, v, beta, gamma, ridge) = spread(q, k, v, beta, gamma, ridge)
+    n, width = q.shape[3], v.shape[3]
+    H, G = (
+        (np.zeros((b, h, n, n)), np.zeros((b, h, n, width)))
+        if state is None
+        else (s.copy() for s in state)
+    )
+    o = np.zeros((b, t, h, width))
+    for i, j, head in np.ndindex(b, t, h):
+        at = (i, j, head)
+        H[i, head] = gamma[at] * H[i, head] + beta[at] * np.outer(k[at], k[at])
+        G[i, head] = gamma[at] * G[i, head] + beta[at] * np.outer(k[at], v[at])
+        o[at] = np.linalg.solve(H[i, head] + np.diag(ridge[at]), q[at]) @ G[i, head]
+    return o, (H, G)
+
+
+def softmax(
+    q: Array,
+    k: Array,
+    v: Array,
+    window: int | None = None,
+    state: tuple[Array, Array, Array] | None = None,
+) -> tuple[Array, None]:
+    """o_t = Σ_s softmax_s(q_t·k_s / √d_k) v_s over 0 ≤ t - s < window, after the cached (keys,
+    values, ages).
+    """
+    b, t, h = (max(s.shape[axis] for s in (q, k, v)) for axis in range(3))
+    groups = max(k.shape[2], v.shape[2])
+    q = np.broadcast_to(q, (b, t, *q.shape[2:]))
+    k, v = (np.broadcast_to(s, (b, t, groups, s.shape[3])) for s in (k, v))
+    none = (
+        np.zeros((b, groups, 0, k.shape[3])),
+        np.zeros((b, groups, 0, v.shape[3])),
+        np.zeros((b, 0)),
+    )
+    keys, values, age = none if state is None else state
+    o = np.zeros((b, t, h, v.shape[3]))
+    for i, j, head in np.ndindex(b, t, h):
+        group = head // (h // groups)
+        distance = np.concatenate([age[i] + j, j - np.arange(j + 1)])
+        sees = distance < (np.inf if window is None else window)
+        scores = (
+            np.concatenate([keys[i, group], k[i, : j + 1, group]])[sees]
+            @ q[i, j, head]
+            / np.sqrt(k.shape[3])
+        )
+        weights = np.exp(scores - scores.max())
+        seen = np.concatenate([values[i, group], v[i, : j + 1, group]])[sees]
+        o[i, j, head] = weights / weights.sum() @ seen
+    return o, None
+
+
+def windowed(
+    q: Array,
+    k: Array,
+    v: Array,
+    fq: Array,
+    fk: Array,
+    mix: Array,
+    window: int,
+    shared: bool = True,
+    softcap: float = np.inf,
+    state: tuple[Array, Array, Array, Array, Array] | None = None,
+) -> tuple[Array, tuple[Array, Array, Array, Array, Array]]:
+    """LoLCATs: γ e^(s - max s) over 0 ≤ t - s < window, φ(q)·φ(k) over all before; one normaliser,
+    or eq. 8's two.
+    """
+    b, t, h = (max(s.shape[axis] for s in (q, k, v, fq, fk, mix)) for axis in range(3))
+    groups = max(s.shape[2] for s in (k, v, fk))
+    q, fq, mix = (np.broadcast_to(s, (b, t, h, s.shape[3])) for s in (q, fq, mix))
+    k, v, fk = (np.broadcast_to(s, (b, t, groups, s.shape[3])) for s in (k, v, fk))
+    if state is None:
+        past = [np.zeros((b, groups, 0, s.shape[3])) for s in (k, v, fk)]
+        memory = np.zeros((b, groups, fk.shape[3], v.shape[3] + 1))
+    else:
+        *past, memory, _ = state
+    length = past[0].shape[2]
+    k, v, fk = (
+        np.concatenate([old, new.swapaxes(1, 2)], 2)
+        for old, new in zip(past, (k, v, fk), strict=True)
+    )
+    o = np.zeros((b, t, h, v.shape[3]))
+    for i, j, head in np.ndindex(b, t, h):
+        group, now = head // (h // groups), length + j
+        near = range(max(now - window + 1, 0), now + 1)
+        scores = [q[i, j, head] @ k[i, group, s] / np.sqrt(k.shape[3]) for s in near]
+        scores = (
+            scores
+            if np.isinf(softcap)
+            else [softcap * np.tanh(score / softcap) for score in scores]
+        )
+        weights = [np.exp(score - max(scores)) for score in scores]
+        exact = sum(
+            (a * v[i, group, s] for a, s in zip(weights, near, strict=True)), np.zeros(v.shape[3])
+        )
+        kernel = fq[i, j, head] @ memory[i, group]
+        linear, n = kernel[:-1], kernel[-1]
+        for s in range(max(now - window + 1, 0)):
+            weight = fq[i, j, head] @ fk[i, group, s]
+            linear, n = linear + weight * v[i, group, s], n + weight
+        gamma = mix[i, j, head, 0]
+        if shared:
+            total = gamma * sum(weights) + n
+            o[i, j, head] = (gamma * exact + linear) / total if total else 0
+        else:
+            sides = [(gamma, exact, sum(weights)), (1 - gamma, linear, n)]
+            sides = [(share, x / norm) for share, x, norm in sides if norm]
+            o[i, j, head] = (
+                sum(share * x for share, x in sides) / sum(share for share, _ in sides)
+                if sides
+                else 0
+            )
+    memory, last = memory.copy(), max(length + t - max(window - 1, 0), 0)
+    for i, group, s in np.ndindex(b, groups, last):
+        memory[i, group] += np.outer(fk[i, group, s], np.append(v[i, group, s], 1))
+    age = np.arange(length + t - last, 0, -1)
+    return o, (k[:, :, last:], v[:, :, last:], fk[:, :, last:], memory, np.tile(age, (b, 1)))
+
+
+def normalized(
+    q: Array,
+    k: Array,
+    v: Array,
+    beta: Array | None = None,
+    log_decay: Array | None = None,
+    skip: Array | None = None,
+    floor: Array | float | None = None,
+    state: Array | None = None,
+) -> tuple[Array, Array]:
+    """o_t = q_t S_t / n_t with n_t = q_t z_t or max(|q_t z_t|, floor_t), z written by v = 1; 0
+    where n_t = 0.
+    """
+    memory, z = (None, None) if state is None else (state[..., :-1], state[..., -1:])
+    ones = np.ones((*v.shape[:3], 1))
+    if beta is None:
+        o, memory = decay(q, v, k, log_decay, skip, memory)
+        n, z = decay(q, ones, k, log_decay, skip, z)
+    else:
+        o, memory = delta(q, k, v, beta, log_decay, memory)
+        n, z = delta(q, k, ones, beta, log_decay, z)
+    n = n if floor is None else np.maximum(np.abs(n), floor)
+    o = np.divide(o, n, out=np.zeros_like(o), where=n != 0)
+    return o, np.concatenate([memory, z], -1)
+
+
+def bonus(
+    q: Array,
+    k: Array,
+    v: Array,
+    bonus: Array,
+    log_decay: Array | None = None,
+    state: Array | None = None,
+) -> tuple[Array, Array]:
+    """o_t = q_t S_{t-1} + bonus_t v_t ;  S_t = diag(α_t) S_{t-1} + k_tᵀ v_t."""
+    alpha = decay_of(log_decay, q.shape[3])
+    (b, t, h), (q, k, v, alpha, bonus) = spread(q, k, v, alpha, bonus)
+    S = np.zeros((b, h, q.shape[3], v.shape[3])) if state is None else state.copy()
+    o = np.zeros((b, t, h, v.shape[3]))
+    for i, j, head in np.ndindex(b, t, h):
+        at = (i, j, head)
+        o[at] = q[at] @ S[i, head] + bonus[at] * v[at]
+        S[i, head] = np.diag(alpha[at]) @ S[i, head] + np.outer(k[at], v[at])
+    return o, S
+
+
+def mlstm(
+    q: Array,
+    k: Array,
+    v: Array,
+    log_gain: Array,
+    log_decay: Array | None = None,
+    skip: Array | None = None,
+    floor: Array | float | None = None,
+    state: tuple[Array, Array] | None = None,
+) -> tuple[Array, Array]:
+    """xLSTM eq. 19-21, nothing stabilised: C_t = f_t C_{t-1} + i_t k_tᵀ v_t ;  n_t = f_t n_{t-1} +
+    i_t k_t ; h_t = q_t C_t / max(|q_t n_t|, floor), i = e^{log_gain}, f = e^{log_decay}; (C, n) and
+    e^m of a state multiplied.
+    """
+    skip = np.zeros((1, 1, 1, 1)) if skip is None else skip
+    floor = (
+        np.zeros((1, 1, 1, 1))
+        if floor is None
+        else np.broadcast_to(floor, np.shape(floor) or (1, 1, 1, 1))
+    )
+    (b, t, h), (q, k, v, f, i, skip, floor) = spread(
+        q, k, v, decay_of(log_decay, 1), np.exp(log_gain), skip, floor
+    )
+    C, n = np.zeros((b, h, q.shape[3], v.shape[3])), np.zeros((b, h, q.shape[3]))
+    if state is not None:
+        both = state[0] * np.exp(state[1])[..., None]
+        C, n = both[..., :-1], both[..., -1]
+    o = np.zeros((b, t, h, v.shape[3]))
+    for at in np.ndindex(b, t, h):
+        one = (at[0], at[2])
+        C[one] = f[at] * C[one] + i[at] * np.outer(k[at], v[at])
+        n[one] = f[at] * n[one] + i[at] * k[at]
+        read, weight = q[at] @ C[one] + i[at] * skip[at] * v[at], q[at] @ n[one] + i[at] * skip[at]
+        weight = np.maximum(np.abs(weight), floor[at]) if floor[at].any() else weight
+        o[at] = read / weight if weight.any() else 0
+    return o, np.concatenate([C, n[..., None]], -1)
+
+
+def wkv(
+    q: Array,
+    k: Array,
+    v: Array,
+    log_gain: Array,
+    bonus: Array,
+    log_decay: Array | None = None,
+    state: tuple[Array, Array] | None = None,
+) -> tuple[Array, Array]:
+    """RWKV eq. 16 with q and k beside it: Σ_{s<t} e^{-(t-1-s)w + κ_s} (q_t·k_s) v_s + e^{κ_t}
+    bonus_t v_t, over the same sum without the v; κ = log_gain, w = -log_decay.
+    """
+    alpha = decay_of(log_decay, 1)
+    (b, t, h), (q, k, v, alpha, gain, bonus) = spread(q, k, v, alpha, np.exp(log_gain), bonus)
+    a, c = np.zeros((b, h, q.shape[3], v.shape[3])), np.zeros((b, h, q.shape[3]))
+    if state is not None:
+        both = state[0] * np.exp(state[1])[..., None]
+        a, c = both[..., :-1], both[..., -1]
+    o = np.zeros((b, t, h, v.shape[3]))
+    for at in np.ndindex(b, t, h):
+        one = (at[0], at[2])
+        above, below = (
+            q[at] @ a[one] + gain[at] * bonus[at] * v[at],
+            q[at] @ c[one] + gain[at] * bonus[at],
+        )
+        o[at] = above / below if below.any() else 0
+        a[one] = alpha[at] * a[one] + gain[at] * np.outer(k[at], v[at])
+        c[one] = alpha[at] * c[one] + gain[at] * k[at]
+    return o, np.concatenate([a, c[..., None]], -1)

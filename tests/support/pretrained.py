@@ -1,0 +1,59 @@
+"""Softmax models of transformers, small enough to build for every test, and text for them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fastweights.linearize import Analog, linearize
+from fastweights.text.documents import Sequences, Stream
+
+VOCABULARY = 37
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def llama(
+    layers: int = 2, dtype: torch.dtype = torch.float64, **fields: object
+) -> LlamaForCausalLM:
+    """A Llama with random weights, the same for the same arguments."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        **{**SIZES, "vocab_size": VOCABULARY, "num_hidden_layers": layers, **fields}
+    )
+    config.initializer_range = 0.3
+    return LlamaForCausalLM(config).to(dtype).eval()
+
+
+def linear_llama(
+    analog: Analog = Analog(window=3),
+    layers: int = 2,
+    dtype: torch.dtype = torch.float64,
+    chosen: list[int] | None = None,
+):
+    """The same, its `chosen` layers (all of them) linearized; their branches in `dtype` too."""
+    return linearize(llama(layers, dtype), analog, chosen).to(dtype)
+
+
+def sequences(count: int = 400, documents: int = 4, seed: int = 0) -> Sequences:
+    """Random tokens with a rhythm, in documents of equal length, half of every document a
+    response.
+    """
+    random = np.random.default_rng(seed)
+    tokens = (np.arange(count) * 5 + random.integers(0, 3, count)) % VOCABULARY
+    place, document = (
+        np.arange(count) % (count // documents),
+        np.arange(count) // (count // documents),
+    )
+    return Sequences(
+        tokens.astype(np.int32), place * 2 >= count // documents, document.astype(np.int32)
+    )
+
+
+def stream(length: int = 16, **settings: bool) -> Stream:
+    return Stream(sequences(), length, 0, **settings)

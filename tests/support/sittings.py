@@ -1,0 +1,69 @@
+"""Training in processes of their own, which may be killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from fastweights.train import AdamW, Architecture, Cosine, Every, Text, TrainConfig, train
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["fastweights.train"])
+
+
+def tiny(folder: Path, **changes) -> TrainConfig:
+    """Six steps of a very small model on a text in `folder`, a checkpoint at every other one."""
+    text = folder / "text.txt"
+    if not text.exists():
+        text.write_text(
+            "".join(f"{n} sheep, {n * n % 97} goats; né à Zürich\n" for n in range(150)),
+            encoding="utf-8",
+        )
+    config = TrainConfig(
+        text=Text((str(text),)),
+        model=Architecture(({"name": "metala", "heads": 2},), layers=1, width=8),
+        optimizer=AdamW(lr=1e-2),
+        schedule=Cosine(warmup=1),
+        every=Every(log=1, evaluation=3, checkpoint=2),
+        steps=6,
+        batch=4,
+        length=16,
+    )
+    return replace(config, **changes)
+
+
+def sitting(config: TrainConfig, out: Path, calls: int | None = None) -> BaseProcess:
+    """A process that trains; it kills itself at its call number `calls` that makes something on
+    disk final.
+    """
+    process = FORKS.Process(target=_sit, args=(config, out, calls))
+    process.start()
+    return process
+
+
+def _sit(config: TrainConfig, out: Path, calls: int | None) -> None:
+    if calls is not None:
+        kill_at(calls)
+    train(config, out, cpu=True)
+
+
+def kill_at(calls: int) -> None:
+    left = iter(range(calls, -1, -1))
+
+    def mortal(function):
+        def call(*args, **kwargs):
+            if next(left) == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **kwargs)
+
+        return call
+
+    os.fsync, os.rename, os.replace, os.unlink = map(
+        mortal, (os.fsync, os.rename, os.replace, os.unlink)
+    )
+    shutil.rmtree = mortal(shutil.rmtree)
