@@ -15,9 +15,9 @@ import numpy as np
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fastweights.lab.bench.machine import commit
-from fastweights.lab.evals.harness import export, run
+from fastweights.lab.evals.harness import export, run_harness
 from fastweights.lab.evals.items import SOURCES
-from fastweights.lab.evals.score import Answered, Scores, score
+from fastweights.lab.evals.score import Answer, Scores, score
 from fastweights.train import model_folder
 
 
@@ -53,7 +53,7 @@ def main() -> None:
     )
     tasks = {name: source.items(chosen.data)[: chosen.limit] for name, source in SOURCES.items()}
     export(tasks, chosen.out / "tasks")
-    theirs = run(model, tokenizer, chosen.out / "tasks", tasks)
+    theirs = run_harness(model, tokenizer, chosen.out / "tasks", tasks)
     found = {
         name: _compared(theirs, name, score(model, tokenizer, items))
         for name, items in tasks.items()
@@ -69,14 +69,10 @@ def _compared(theirs: dict[str, Any], name: str, ours: Scores) -> Agreement:
     samples = sorted(theirs["samples"][name], key=lambda sample: sample["doc_id"])
     pairs = list(zip(samples, ours.rows, strict=True))
     answers = [
-        (sample["filtered_resps"][0], row.text)
-        for sample, row in pairs
-        if isinstance(row, Answered)
+        (sample["filtered_resps"][0], row.text) for sample, row in pairs if isinstance(row, Answer)
     ]
     sums = [
-        (sample["filtered_resps"], row.nll)
-        for sample, row in pairs
-        if not isinstance(row, Answered)
+        (sample["filtered_resps"], row.nll) for sample, row in pairs if not isinstance(row, Answer)
     ]
     return Agreement(
         items=len(pairs),

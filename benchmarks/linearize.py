@@ -26,15 +26,32 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from fastweights.cli.progress import reporter
 from fastweights.lab.bench.machine import Machine, commit, versions
-from fastweights.linearize import Analog, Linear, branches, linearize, running
-from fastweights.linearize.distill.adapt import LoRA, TokenLoss, adapted, merged, next_logits
-from fastweights.linearize.distill.baselines import ADAPT, TRANSFER, Adapting, Method, Transferring
-from fastweights.linearize.distill.fit import Fit, adopt, fit
-from fastweights.linearize.distill.pipeline import Conversion, run
-from fastweights.linearize.distill.ranking import damages, kept_softmax
+from fastweights.linearize import LinearAttentionConfig, Student, branches, linearize, use_mode
+from fastweights.linearize.distill.adapt import (
+    LoRA,
+    TokenLoss,
+    merge_adapters,
+    next_logits,
+    prepare_adaptation,
+)
+from fastweights.linearize.distill.baselines import (
+    ADAPT,
+    TRANSFER,
+    AdaptationConfig,
+    LinearizationMethod,
+    TransferConfig,
+)
+from fastweights.linearize.distill.fit import Fit, copy_parameters, fit
+from fastweights.linearize.distill.pipeline import Conversion, run_conversion
+from fastweights.linearize.distill.ranking import damage_by_layer, most_damaging_layers
 from fastweights.linearize.distill.stages import AdaptStage, TransferStage
-from fastweights.linearize.distill.transfer import Inside, Returned, attend_all, only_branches
-from fastweights.runs.files import whole_file
+from fastweights.linearize.distill.transfer import (
+    BackwardInForward,
+    KeepGraphs,
+    attend_all,
+    only_branches,
+)
+from fastweights.runs.files import atomic_file
 from fastweights.text.documents import IGNORED, Data
 from fastweights.train import AdamW, Every, StopOnSignal
 from linearize_teachers import Repeats
@@ -83,36 +100,47 @@ def _record(name: str, found: Any) -> None:
         "machine": asdict(Machine.here(torch.device("cpu"))),
         "versions": versions(),
     }
-    with whole_file(RESULTS) as new:
+    with atomic_file(RESULTS) as new:
         new.write_text(json.dumps({**results, name: {**header, "rows": found}}, indent=1) + "\n")
 
 
-def methods(transfer_steps: int, finetune_steps: int, batch: int) -> dict[str, Method]:
+def methods(transfer_steps: int, finetune_steps: int, batch: int) -> dict[str, LinearizationMethod]:
     """What is compared on text; all with the same steps."""
     every = Every(log=10, evaluation=1000, checkpoint=25)
     settings = replace(TRANSFER, steps=transfer_steps, batch=batch, every=every)
     transfers = {
-        name: Transferring(fit=replace(settings, optimizer=_adam(RATES[name]))) for name in FEATURES
+        name: TransferConfig(fit=replace(settings, optimizer=_adam(RATES[name])))
+        for name in FEATURES
     }
     first = transfers["hedgehog"]
     settings = replace(ADAPT, steps=finetune_steps, batch=batch, every=every)
-    second = Adapting(fit=replace(settings, optimizer=_adam(1e-3)))
-    everything = Adapting(lora=None, branches=True, fit=replace(settings, optimizer=_adam(3e-4)))
+    second = AdaptationConfig(fit=replace(settings, optimizer=_adam(1e-3)))
+    everything = AdaptationConfig(
+        lora=None, branches=True, fit=replace(settings, optimizer=_adam(3e-4))
+    )
     table = {
-        f"{name}, {'transfer' if transfer else 'no transfer'}": Method(
-            Analog(name, window=0), transfer, second
+        f"{name}, {'transfer' if transfer else 'no transfer'}": LinearizationMethod(
+            LinearAttentionConfig(name, window=0), transfer, second
         )
         for name in FEATURES
         for transfer in (None, transfers[name])
     }
     return {
-        f"window {WINDOW}, transfer": Method(Analog(window=WINDOW), first, second),
-        f"window {WINDOW}, no transfer": Method(Analog(window=WINDOW), None, second),
+        f"window {WINDOW}, transfer": LinearizationMethod(
+            LinearAttentionConfig(window=WINDOW), first, second
+        ),
+        f"window {WINDOW}, no transfer": LinearizationMethod(
+            LinearAttentionConfig(window=WINDOW), None, second
+        ),
         **dict(reversed(table.items())),
-        "T2R, all weights": Method(Analog("relu", window=0), None, everything),
-        "SUPRA, all weights": Method(Analog("relu", rule="supra"), None, everything),
-        f"window {WINDOW}, dropout 0.5": Method(
-            Analog(window=WINDOW), replace(first, dropout=0.5), second
+        "T2R, all weights": LinearizationMethod(
+            LinearAttentionConfig("relu", window=0), None, everything
+        ),
+        "SUPRA, all weights": LinearizationMethod(
+            LinearAttentionConfig("relu", rule="supra"), None, everything
+        ),
+        f"window {WINDOW}, dropout 0.5": LinearizationMethod(
+            LinearAttentionConfig(window=WINDOW), replace(first, dropout=0.5), second
         ),
     }
 
@@ -139,14 +167,14 @@ def text(teachers: Path, transfer_steps: int, finetune_steps: int, batch: int) -
         yield {**row, **tokens}
 
 
-def _rows(teachers: Path, data: Data, methods: dict[str, Method]) -> Iterator[Row]:
+def _rows(teachers: Path, data: Data, methods: dict[str, LinearizationMethod]) -> Iterator[Row]:
     console = Console(highlight=False)
     for name, method in methods.items():
         out = teachers / "runs" / "".join(c if c.isalnum() else "-" for c in name)
         conversion = Conversion(str(teachers / "text" / "model"), data, method)
         console.print(f"\n{name}", markup=False)
         with reporter(console) as watch, StopOnSignal() as stop:
-            if not run(conversion, out, reporter=watch, stop=stop):
+            if not run_conversion(conversion, out, reporter=watch, stop=stop):
                 raise SystemExit("stopped; the same command goes on from here")
         if name == f"window {WINDOW}, transfer":
             for picture in ("maps", "positions"):
@@ -179,30 +207,30 @@ def recall(teachers: Path) -> Iterator[Row]:
     )
     model = _original(source)
     yield {"model": "softmax", "accuracy": accuracy(model)}
-    model = linearize(model, Analog(window=WINDOW))
+    model = linearize(model, LinearAttentionConfig(window=WINDOW))
     yield {"model": "swapped", "accuracy": accuracy(model)}
     fit(TransferStage(model, Repeats(), Repeats(count=64)), first, work / "transfer")
     yield {"model": "after transfer", "accuracy": accuracy(model)}
     batch = Repeats().batch(0, 64)
-    found = damages(model, [batch])
-    kept = kept_softmax(found, 1)
+    found = damage_by_layer(model, [batch])
+    kept = most_damaging_layers(found, 1)
     trained = {
         name: p.detach().clone() for name, p in model.named_parameters() if "linear_branch" in name
     }
     hybrid = linearize(
         _original(source),
-        Analog(window=WINDOW),
+        LinearAttentionConfig(window=WINDOW),
         [layer for layer in branches(model) if layer not in kept],
     )
-    adopt(hybrid, trained)
+    copy_parameters(hybrid, trained)
     yield {
         "model": f"layer {kept[0]} kept as softmax",
         "accuracy": accuracy(hybrid),
         "damage": found,
     }
-    adapter = adapted(model, LoRA())
+    adapter = prepare_adaptation(model, LoRA())
     fit(AdaptStage(adapter, Repeats(), Repeats(count=64), TokenLoss()), second, work / "finetune")
-    yield {"model": "all linear, after LoRA", "accuracy": accuracy(merged(adapter))}
+    yield {"model": "all linear, after LoRA", "accuracy": accuracy(merge_adapters(adapter))}
 
 
 def _original(source: Path) -> Any:
@@ -213,8 +241,8 @@ def _original(source: Path) -> Any:
 def accuracy(model: Any) -> float:
     """Of the second halves of 256 sequences that training has not seen."""
     right, count = 0, 0
-    with running(model.eval(), Linear()):
-        for batch in Repeats(count=256).cover(64):
+    with use_mode(model.eval(), Student()):
+        for batch in Repeats(count=256).sequential_batches(64):
             labels = batch["labels"][:, 1:]
             learnt = labels != IGNORED
             right += int(
@@ -256,7 +284,7 @@ def _step(tokens: int, name: str, sender: Any) -> None:
         num_key_value_heads=2,
         max_position_embeddings=tokens,
     )
-    model = only_branches(linearize(LlamaForCausalLM(config), Analog(window=64)))
+    model = only_branches(linearize(LlamaForCausalLM(config), LinearAttentionConfig(window=64)))
     _transfer_step(model, 64, name)
     before = _largest()
     seconds = min(_transfer_step(model, tokens, name) for _ in range(2))
@@ -267,9 +295,9 @@ def _step(tokens: int, name: str, sender: Any) -> None:
 
 def _transfer_step(model: Any, tokens: int, name: str) -> float:
     start = time.perf_counter()
-    mode = Inside() if name == "inside the forward" else Returned()
+    mode = BackwardInForward() if name == "inside the forward" else KeepGraphs()
     attend_all(model, {"input_ids": torch.arange(tokens)[None] % 512}, mode)
-    if isinstance(mode, Returned):
+    if isinstance(mode, KeepGraphs):
         torch.stack(list(mode.losses.values())).sum().backward()
     model.zero_grad()
     return time.perf_counter() - start

@@ -25,8 +25,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from fastweights.cli.progress import reporter
 from fastweights.linearize.distill.fit import Fit, fit
 from fastweights.linearize.distill.stages import AdaptStage
-from fastweights.runs.files import whole_folder
-from fastweights.runs.folder import seeded
+from fastweights.runs.files import atomic_folder
+from fastweights.runs.folder import random_seed_from
 from fastweights.text.documents import IGNORED, Batches
 from fastweights.train import (
     BPE,
@@ -114,14 +114,14 @@ class Repeats(Batches):
         return self.count * self.length
 
     def batch(self, first: int, count: int) -> dict[str, Tensor]:
-        generator = torch.Generator().manual_seed(seeded(abs(first), count, first < 0))
+        generator = torch.Generator().manual_seed(random_seed_from(abs(first), count, first < 0))
         half = torch.randint(0, self.symbols, (count, self.distance), generator=generator)
         ids = torch.cat([half, half], 1)
         labels = ids.clone()
         labels[:, : self.distance + 1] = IGNORED
         return {"input_ids": ids, "labels": labels}
 
-    def cover(self, count: int) -> Iterator[dict[str, Tensor]]:
+    def sequential_batches(self, count: int) -> Iterator[dict[str, Tensor]]:
         """Of sequences that `batch` does not get to."""
         for first in range(0, self.count, count):
             yield self.batch(-1 - first, count)
@@ -162,7 +162,7 @@ def write_corpus(data: Path, folder: Path) -> None:
         if _usable(path)
         for document in _documents(path)
     ]
-    with whole_folder(folder) as new:
+    with atomic_folder(folder) as new:
         cuts = [len(document) - len(document) // HELD_OUT for document in documents]
         _write(new / "train.jsonl", [text[:cut] for text, cut in zip(documents, cuts, strict=True)])
         _write(

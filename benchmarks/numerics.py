@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fastweights import MIXERS, kernels
-from fastweights.layers import Past
+from fastweights.layers import TokenContext
 from fastweights.methods import Auto, Chunkwise, Method, evaluate
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Amplified, Normalized, Recurrence, Softmax
@@ -107,7 +107,7 @@ def layer_row(mixer: Mixer, x: Tensor) -> dict[str, object]:
 def rows(name: str, d: int, tokens: int) -> list[dict[str, object]]:
     mixer = MIXERS[name](d=d)
     x = torch.randn(1, tokens, d).bfloat16().float()
-    record, _ = mixer.project(x, Past(x, None, None, None, None))
+    record, _ = mixer.project(x, TokenContext(x, None, None, None, None))
     if isinstance(record, Softmax) and record.window is None:
         x, record = x[:, :QUADRATIC], record[:QUADRATIC]
     found = [record_row(record, "own")]

@@ -14,7 +14,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fastweights.lab.bench.machine import commit
-from fastweights.lab.sweep import Contender, Failed, Here, Local, Plan, Pool, Row, Run, sweep
+from fastweights.lab.sweep import (
+    InProcess,
+    Local,
+    Pool,
+    Row,
+    RunFailure,
+    SweepModel,
+    SweepPlan,
+    SweepRun,
+    sweep,
+)
 from fastweights.lab.tasks import TASKS
 
 MIXERS = ("linear", "metala", "gated_deltanet", "softmax")
@@ -31,7 +41,9 @@ class Half(Pool):
     pool: Pool
     left: int
 
-    def results(self, runs: Sequence[Run], logs: Path, device: str) -> Iterator[Row | Failed]:
+    def results(
+        self, runs: Sequence[SweepRun], logs: Path, device: str
+    ) -> Iterator[Row | RunFailure]:
         for number, result in enumerate(self.pool.results(runs, logs, device), 1):
             yield result
             if number == self.left:
@@ -47,9 +59,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/bench/sweep.json"))
     chosen = parser.parse_args()
     name = "mqar-small-32x4"
-    mixers = tuple(map(Contender.of, MIXERS))
+    mixers = tuple(map(SweepModel.of, MIXERS))
     training = {"steps": chosen.steps, "stop": None}
-    plan = Plan(
+    plan = SweepPlan(
         {name: TASKS[name]},
         mixers,
         rates=(1e-3, 3e-3, 1e-2),
@@ -57,7 +69,7 @@ def main() -> None:
         training=training,
     )
     with TemporaryDirectory() as folder:
-        alone, rows = _timed(plan, Path(folder) / "alone", Here())
+        alone, rows = _timed(plan, Path(folder) / "alone", InProcess())
         first = _first_sitting(plan, Path(folder) / "pool", Local(chosen.workers))
         second, again = _timed(plan, Path(folder) / "pool", Local(chosen.workers))
     found = {
@@ -76,13 +88,13 @@ def main() -> None:
     print(json.dumps(found, indent=1))
 
 
-def _timed(plan: Plan, folder: Path, pool: Pool) -> tuple[float, list[Row]]:
+def _timed(plan: SweepPlan, folder: Path, pool: Pool) -> tuple[float, list[Row]]:
     began = time.perf_counter()
     rows = sweep(plan, folder, pool)
     return time.perf_counter() - began, rows
 
 
-def _first_sitting(plan: Plan, folder: Path, pool: Pool) -> float:
+def _first_sitting(plan: SweepPlan, folder: Path, pool: Pool) -> float:
     began = time.perf_counter()
     try:
         sweep(plan, folder, Half(pool, 30))

@@ -21,10 +21,10 @@ from torch.nn import functional as F
 
 from fastweights.kernels import only
 from fastweights.kernels.chunked import CHUNK_LOOP
-from fastweights.lab.sweep import Contender, Plan
+from fastweights.lab.sweep import SweepModel, SweepPlan
 from fastweights.lab.tasks import TASKS, Batch
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.models.loss import IGNORED
+from fastweights.models.loss import IGNORE_INDEX
 
 SEEDS = range(5)
 TASK = "mqar-small-32x4"
@@ -50,7 +50,9 @@ def measured(mixer: str, width: int, repeats: int) -> dict[str, float]:
     """The least milliseconds in which all five models make an update; the two ways take turns."""
     protocol = replace(TASKS[TASK], backbone=replace(TASKS[TASK].backbone, widths=(width,)))
     runs = list(
-        Plan({TASK: protocol}, (Contender.of(mixer),), rates=(3e-3,), seeds=tuple(SEEDS)).runs()
+        SweepPlan(
+            {TASK: protocol}, (SweepModel.of(mixer),), rates=(3e-3,), seeds=tuple(SEEDS)
+        ).runs()
     )
     models = [FastWeightsForCausalLM(run.config()) for run in runs]
     batches = [protocol.fresh(seed, 0, protocol.training.batch) for seed in SEEDS]
@@ -106,7 +108,7 @@ def at_once(models: list[nn.Module], batches: list[Batch]) -> Callable[[], None]
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX)
 
 
 def _milliseconds(update: Callable[[], None]) -> float:

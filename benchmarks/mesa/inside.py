@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.lab.bench.mesa_speed import Counted
+from fastweights.lab.bench.mesa_speed import CountingSolver
 from fastweights.methods import Chunkwise, evaluate
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.models.mesa import mesa_records
@@ -29,7 +29,7 @@ from fastweights.recurrence import (
     solver_statistics,
 )
 from fastweights.recurrence.solvers import ratio
-from fastweights.train import Pretrained, Text, cover, model_folder, read
+from fastweights.train import ExistingTokenizer, Text, model_folder, read_corpus, sequential_windows
 
 SEQUENCES, LENGTH, CHUNK = 4, 512, 32
 FIGURE_TOL = 1e-3
@@ -49,9 +49,11 @@ def main() -> None:
     chosen = parser.parse_args()
     folder = model_folder(chosen.model)
     model = FastWeightsForCausalLM.from_pretrained(folder).eval()
-    tokens = read(Text((chosen.text,), tokenization=Pretrained(str(folder)))).validation
+    tokens = read_corpus(
+        Text((chosen.text,), tokenization=ExistingTokenizer(str(folder)))
+    ).validation
     with torch.no_grad():
-        records = mesa_records(model, next(cover(tokens, LENGTH, SEQUENCES)))
+        records = mesa_records(model, next(sequential_windows(tokens, LENGTH, SEQUENCES)))
         found = {"positions": POSITIONS, "heads": [], "warm": [], "least_squares": []}
         for layer, record in enumerate(records):
             found["heads"] += heads(record, layer)
@@ -109,7 +111,7 @@ class Systems:
 
     @classmethod
     def of(cls, record: Mesa) -> Systems:
-        pieces = [(operator.dense(), q) for operator, q in record.systems(size=CHUNK)]
+        pieces = [(operator.dense(), q) for operator, q in record.iterate_systems(size=CHUNK)]
         matrix, q = (torch.cat(parts, 1) for parts in zip(*pieces, strict=True))
         last = matrix[:, CHUNK - 1 :: CHUNK].repeat_interleave(CHUNK, 1)
         ridge = torch.diag_embed(
@@ -216,7 +218,7 @@ def least_squares(record: Mesa, layer: int) -> list[dict[str, object]]:
     for head in range(record.shape[2]):
         one = replace(record, **{n: _head(s, head) for n, s in record.streams.items()})
         for tol in TOLERANCES:
-            counted = Counted(ConjugateGradient(30, 1e-6))
+            counted = CountingSolver(ConjugateGradient(30, 1e-6))
             decoded = replace(one, solver=ShermanMorrison(tol, counted))
             _, state = evaluate(decoded[:first], method=Chunkwise())
             counted.systems.clear()

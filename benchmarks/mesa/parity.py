@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
-from fastweights.runs.optimizers import set_rates
+from fastweights.runs.optimizers import set_learning_rates
 from fastweights.train import AdamW, Cosine
 
 MIXERS = {"γ in (0, 1)": "mesa", "γ in (-1, 1)": "mesa_signed"}
@@ -62,7 +62,7 @@ def trained(setting: Setting) -> FastWeightsForCausalLM:
     )
     generator.manual_seed(setting.seed)
     for step in range(setting.steps):
-        set_rates(optimizers, Cosine(warmup=20).factor(step, setting.steps))
+        set_learning_rates(optimizers, Cosine(warmup=20).factor(step, setting.steps))
         bits, odd = strings(setting.batch, setting.trained, generator)
         F.cross_entropy(model(bits).logits.flatten(0, 1), odd.flatten()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

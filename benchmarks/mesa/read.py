@@ -22,9 +22,9 @@ from train import CONTENDERS, LENGTH, RANDOM, RATES, STARTS, folder
 
 from fastweights.lab.bench.mesa import SOLVERS, by_token
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.models.mesa import solved_by
+from fastweights.models.mesa import use_solver
 from fastweights.recurrence import ConjugateGradient, Solver
-from fastweights.train import Pretrained, Text, cover, read
+from fastweights.train import ExistingTokenizer, Text, read_corpus, sequential_windows
 
 SEQUENCES, BATCH = 64, 8
 POSITIONS = (0, 16, 32, 64, 128, 256, LENGTH - 1)
@@ -71,10 +71,12 @@ class _Readings:
 
     def __init__(self, work: Path) -> None:
         text = Text(
-            (str(work / "train"),), (str(work / "held_out"),), Pretrained(str(work / "tokenizer"))
+            (str(work / "train"),),
+            (str(work / "held_out"),),
+            ExistingTokenizer(str(work / "tokenizer")),
         )
-        tokens = read(text).validation[: SEQUENCES * (LENGTH - 1) + 1]
-        self.work, self.batches = work, list(cover(tokens, LENGTH, BATCH))
+        tokens = read_corpus(text).validation[: SEQUENCES * (LENGTH - 1) + 1]
+        self.work, self.batches = work, list(sequential_windows(tokens, LENGTH, BATCH))
         self.mesa: dict[float, Tensor] = {}
 
     def row(self, name: str, rate: float, solver: str | None) -> Row:
@@ -99,7 +101,7 @@ class _Readings:
         ).eval()
         if solver is None:
             return by_token(model, self.batches)
-        with solved_by(model, STEPS[solver]):
+        with use_solver(model, STEPS[solver]):
             return by_token(model, self.batches)
 
 

@@ -26,7 +26,7 @@ from fastweights.train import (
     Architecture,
     Cosine,
     Every,
-    Pretrained,
+    ExistingTokenizer,
     Reporter,
     Text,
     TrainConfig,
@@ -104,7 +104,9 @@ def configuration(model: Backbone, rate: float, work: Path) -> TrainConfig:
     """The run of one model: all of them differ in the model and in the learning rate alone."""
     return TrainConfig(
         text=Text(
-            (str(work / "train"),), (str(work / "held_out"),), Pretrained(str(work / "tokenizer"))
+            (str(work / "train"),),
+            (str(work / "held_out"),),
+            ExistingTokenizer(str(work / "tokenizer")),
         ),
         model=model,
         optimizer=AdamW(lr=rate),

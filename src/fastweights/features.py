@@ -10,8 +10,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import elu_plus_one, precise, wide
-from fastweights.recurrence.base import without_autocast
+from fastweights.layers import accumulate_dtype, elu_plus_one, upcast
+from fastweights.recurrence.base import disable_autocast
 
 FEATURES: Mapping[str, Callable[[Tensor], Tensor]] = {"elu": elu_plus_one, "relu": F.relu}
 """Maps to [0, ∞), channel by channel, by the names that configurations use."""
@@ -20,7 +20,7 @@ LARGEST = 40.0
 """The square of e to this power has room in float32."""
 
 
-def turned(x: Tensor, angle: Tensor) -> Tensor:
+def cos_sin_features(x: Tensor, angle: Tensor) -> Tensor:
     """``[… w]`` → ``[… 2w]``, (x cos, x sin): products of q and k have channel i times cos(angle_ti
     - angle_si).
     """
@@ -88,21 +88,23 @@ class PositiveRandom(nn.Module):
         self.omega.copy_(orthogonal(count, width, self.seed))
 
     def query(self, q: Tensor) -> Tensor:
-        exponent = self._projected(q) + self._half(q)
+        exponent = self._random_projection(q) + self._half(q)
         return (exponent - exponent.detach().amax(-1, keepdim=True)).exp().to(q.dtype)
 
     def key(self, k: Tensor) -> Tensor:
         distance = (
-            precise(k).square().sum(-1, keepdim=True) / 2 + self._half(k) - self._projected(k)
+            upcast(k).square().sum(-1, keepdim=True) / 2
+            + self._half(k)
+            - self._random_projection(k)
         )
         return (self.shift - distance).exp().to(k.dtype)
 
     def _half(self, x: Tensor) -> Tensor:
-        return self.omega.to(wide(x)).square().sum(-1) / 2
+        return self.omega.to(accumulate_dtype(x)).square().sum(-1) / 2
 
-    def _projected(self, x: Tensor) -> Tensor:
-        with without_autocast(x.device):
-            return precise(x) @ self.omega.to(wide(x)).mT
+    def _random_projection(self, x: Tensor) -> Tensor:
+        with disable_autocast(x.device):
+            return upcast(x) @ self.omega.to(accumulate_dtype(x)).mT
 
 
 class RandomFourier(nn.Module):
@@ -126,13 +128,13 @@ class RandomFourier(nn.Module):
         self.omega.copy_(gaussian(count, width, self.seed))
 
     def forward(self, x: Tensor) -> Tensor:
-        with without_autocast(x.device):
-            angle = (precise(x) * self.sigma) @ self.omega.to(wide(x)).mT
+        with disable_autocast(x.device):
+            angle = (upcast(x) * self.sigma) @ self.omega.to(accumulate_dtype(x)).mT
         return (torch.cat([angle.sin(), angle.cos()], -1) * len(self.omega) ** -0.5).to(x.dtype)
 
     def least(self) -> Tensor:
         """``[h 1]``: exp(-2 max σ²), which the kernel of two unit vectors never falls below."""
-        return (-2 * precise(self.sigma).square().amax(-1, keepdim=True)).exp()
+        return (-2 * upcast(self.sigma).square().amax(-1, keepdim=True)).exp()
 
 
 class LearnedFeatures(nn.Module, ABC):
@@ -159,8 +161,8 @@ class LearnedFeatures(nn.Module, ABC):
         """f"""
 
     def forward(self, x: Tensor) -> Tensor:
-        W = precise(self.W).squeeze(-1).unflatten(0, (self.heads, -1))
-        x = torch.einsum("bthw,hfw->bthf", precise(x), W.to(torch.promote_types(x.dtype, W.dtype)))
+        W = upcast(self.W).squeeze(-1).unflatten(0, (self.heads, -1))
+        x = torch.einsum("bthw,hfw->bthf", upcast(x), W.to(torch.promote_types(x.dtype, W.dtype)))
         return torch.cat([self.activate(x), self.activate(-x)], dim=-1)
 
 

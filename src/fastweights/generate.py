@@ -9,7 +9,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from fastweights.layers import precise
+from fastweights.layers import upcast
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
 
 
@@ -39,7 +39,7 @@ class Sampler:
     def __call__(self, logits: Tensor) -> Tensor:
         if self.temperature == 0:
             return logits.argmax(-1)
-        p = self._nucleus(self._likeliest(precise(logits) / self.temperature).softmax(-1))
+        p = self._nucleus(self._likeliest(upcast(logits) / self.temperature).softmax(-1))
         return torch.multinomial(p, 1, generator=self.generator).squeeze(-1)
 
     def _likeliest(self, logits: Tensor) -> Tensor:
@@ -85,18 +85,20 @@ def stream(
             f"max_new_tokens = {max_new_tokens}; it is at least 1, or None for no limit"
         )
     sampler = Sampler(temperature, top_k, top_p, generator)
-    tokens = islice(_endless(model, input_ids, attention_mask, sampler, chunk), max_new_tokens)
-    eos = _ends(model)
+    tokens = islice(
+        _sample_endlessly(model, input_ids, attention_mask, sampler, chunk), max_new_tokens
+    )
+    eos = _eos_ids(model)
     pad = model.generation_config.pad_token_id
-    return _until_ended(tokens, eos, eos[0] if pad is None else pad) if eos else tokens
+    return _stop_at_eos(tokens, eos, eos[0] if pad is None else pad) if eos else tokens
 
 
-def _ends(model: FastWeightsForCausalLM) -> list[int]:
+def _eos_ids(model: FastWeightsForCausalLM) -> list[int]:
     eos = model.generation_config.eos_token_id
     return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
 
 
-def _endless(
+def _sample_endlessly(
     model: FastWeightsForCausalLM, ids: Tensor, mask: Tensor | None, sample: Sampler, chunk: int
 ) -> Iterator[Tensor]:
     cache = FastWeightsCache()
@@ -104,7 +106,7 @@ def _endless(
     while True:
         token = sample(logits)
         yield token
-        logits = _next(model, token[:, None], None, cache)
+        logits = _next_logits(model, token[:, None], None, cache)
 
 
 def _prefill(
@@ -117,19 +119,19 @@ def _prefill(
     masks = [None] * len(ids.split(chunk, 1)) if mask is None else mask.split(chunk, 1)
     logits = ids.new_empty(0)
     for piece, kept in zip(ids.split(chunk, 1), masks, strict=True):
-        logits = _next(model, piece, kept, cache)
+        logits = _next_logits(model, piece, kept, cache)
     return logits
 
 
 @torch.inference_mode()
-def _next(
+def _next_logits(
     model: FastWeightsForCausalLM, ids: Tensor, mask: Tensor | None, cache: FastWeightsCache
 ) -> Tensor:
     """Logits ``[b vocab]`` after the last of these tokens."""
     return model(ids, mask, cache, use_cache=True, logits_to_keep=1, return_dict=True).logits[:, -1]
 
 
-def _until_ended(tokens: Iterator[Tensor], eos: list[int], pad: int) -> Iterator[Tensor]:
+def _stop_at_eos(tokens: Iterator[Tensor], eos: list[int], pad: int) -> Iterator[Tensor]:
     """`tokens` with `pad` after a sequence's first of `eos`, until all sequences have one."""
     ended = torch.tensor(False)
     for token in tokens:

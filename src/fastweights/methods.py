@@ -10,14 +10,14 @@ from torch import Tensor
 
 from fastweights.kernels import select
 from fastweights.kernels.chunked import chunk_loop
-from fastweights.recurrence.base import CHUNK, Recurrence, State, without_autocast
+from fastweights.recurrence.base import CHUNK, Recurrence, State, disable_autocast
 
 
 class Method(ABC):
     """A way to evaluate any recurrence; all ways agree, gradients included."""
 
     @abstractmethod
-    def run(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
+    def evaluate(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
         """(o, final state) of a record with at least one token."""
 
 
@@ -25,7 +25,7 @@ class Method(ABC):
 class Recurrent(Method):
     """One token after the other by `step`: the definition."""
 
-    def run(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
+    def evaluate(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
         outputs = []
         for token in recurrence.split(1):
             o, state = token.step(state)
@@ -45,7 +45,7 @@ class Chunkwise(Method):
         if self.size < 1:
             raise ValueError(f"Chunkwise(size={self.size}): a chunk has at least one token")
 
-    def run(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
+    def evaluate(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
         return chunk_loop(recurrence, state, self.size)
 
 
@@ -53,7 +53,7 @@ class Chunkwise(Method):
 class Parallel(Method):
     """All tokens in one chunk, through the attention map: quadratic in T."""
 
-    def run(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
+    def evaluate(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
         return recurrence.chunk(state)
 
 
@@ -61,8 +61,8 @@ class Parallel(Method):
 class Auto(Method):
     """The first kernel of the table that takes the record (`kernels.explain`)."""
 
-    def run(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
-        return select(recurrence).run(recurrence, state)
+    def evaluate(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
+        return select(recurrence).compute(recurrence, state)
 
 
 def evaluate(
@@ -76,5 +76,5 @@ def evaluate(
     state = recurrence.initial_state() if state is None else recurrence.adopt(state)
     if len(recurrence) == 0:
         return recurrence.empty_output(), state
-    with without_autocast(recurrence.device):
-        return method.run(recurrence, state)
+    with disable_autocast(recurrence.device):
+        return method.evaluate(recurrence, state)

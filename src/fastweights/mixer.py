@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 from torch import Tensor, nn
 
-from fastweights.layers import Past, both_ways
+from fastweights.layers import TokenContext, both_ways
 from fastweights.methods import Auto, Method, evaluate
 from fastweights.recurrence.base import Recurrence, ShapeError, State
 from fastweights.shapes import Embedded, Mask, Output, Segments
@@ -42,7 +42,7 @@ class MixerState(NamedTuple):
         return sum(s.nbytes for s in (*memory, *self.tails, self.position))
 
 
-class Driven(NamedTuple):
+class Projection(NamedTuple):
     """A mixer's recurrence on some x.
 
     Attributes:
@@ -53,9 +53,9 @@ class Driven(NamedTuple):
     """
 
     recurrence: Recurrence
-    projected: Recurrence
+    unmasked: Recurrence
     gate: Tensor | None
-    past: Past
+    past: TokenContext
 
 
 class Mixer(nn.Module, ABC):
@@ -76,7 +76,7 @@ class Mixer(nn.Module, ABC):
         self.d = d
 
     @abstractmethod
-    def project(self, x: Embedded, past: Past) -> tuple[Recurrence, Tensor | None]:
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Recurrence, Tensor | None]:
         """The recurrence that x drives, and the output gate ``[b t h·v]`` or None."""
 
     def read(self, o: Output, gate: Tensor | None, recurrence: Any) -> Embedded:
@@ -102,28 +102,28 @@ class Mixer(nn.Module, ABC):
         state segments  ``[b t]``, an integer per packed document; where it changes, memory starts
         anew Raises ShapeError for an x, mask or state that does not fit.
         """
-        driven, recurrence, gate, past = self.drive(x, state, keep=keep, segments=segments)
+        driven, recurrence, gate, past = self.project_all(x, state, keep=keep, segments=segments)
         o, memory = evaluate(driven, None if state is None else state.memory, method)
         return self.read(o, gate, recurrence), MixerState(memory, past.tails, past.position)
 
-    def drive(
+    def project_all(
         self,
         x: Embedded,
         state: MixerState | None = None,
         *,
         keep: Mask | None = None,
         segments: Segments | None = None,
-    ) -> Driven:
+    ) -> Projection:
         """What `forward` evaluates, and what it reads the output with."""
         self._check(x, keep, segments)
         if keep is not None:
             x = x.masked_fill(~keep[..., None], 0)
         tails, position = (None, None) if state is None else (state.tails, state.position)
-        past = Past(x, tails, position, keep, segments)
+        past = TokenContext(x, tails, position, keep, segments)
         recurrence, gate = self.project(x, past)
         driven = recurrence if keep is None else recurrence.keep(keep)
         driven = driven if segments is None else driven.segments(segments)
-        return Driven(driven, recurrence, gate, past)
+        return Projection(driven, recurrence, gate, past)
 
     def _check(self, x: Tensor, keep: Tensor | None, segments: Tensor | None) -> None:
         if x.dim() != 3 or x.shape[-1] != self.d:

@@ -13,14 +13,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fastweights.layers import precise
+from fastweights.layers import upcast
 from fastweights.recurrence.base import ShapeError
 
 Start = Callable[[int], Tensor]
 Hold = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-class Diagonal(nn.Module):
+class DiagonalSystem(nn.Module):
     """A = -e^(log_A_re) + i A_im and steps Δ = e^(log_Delta), log-uniform in [0.001, 0.1] at first.
 
     shape  of A, ``[channels N]``; either may be 1
@@ -48,8 +48,8 @@ class Diagonal(nn.Module):
         nn.init.uniform_(self.log_Delta, math.log(1e-3), math.log(1e-1))
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        A = torch.complex(-precise(self.log_A_re).exp(), precise(self.A_im))
-        return self.hold(A, precise(self.log_Delta).exp())
+        A = torch.complex(-upcast(self.log_A_re).exp(), upcast(self.A_im))
+        return self.hold(A, upcast(self.log_Delta).exp())
 
 
 def zero_order(A: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,7 +109,7 @@ def pairs(state: int) -> int:
 
 def as_complex(x: Tensor) -> Tensor:
     """Real pairs ``[… n 2]`` or ``[… 2n]`` as ``[… n]``."""
-    x = precise(x)
+    x = upcast(x)
     return torch.view_as_complex((x if x.shape[-1] == 2 else x.unflatten(-1, (-1, 2))).contiguous())
 
 

@@ -13,8 +13,8 @@ from torch import Generator, Tensor
 
 from cases import CASES, LINEAR, Case, Shape, normal
 from fastweights.analysis import maps, memory
-from fastweights.analysis.figures import comparison, pictures, teacher
-from fastweights.analysis.profile import Extent, Profile, cuts, evenly, profile
+from fastweights.analysis.figures import comparison, profile_figures, teacher_distances
+from fastweights.analysis.profile import Profile, ProfileLimits, cuts, profile, spread_evenly
 from fastweights.analysis.report import write_report
 from fastweights.analysis.theory import findings
 from fastweights.cli import main
@@ -26,7 +26,7 @@ from sittings import tiny as sitting
 from tiny import tiny, tokens
 from tolerances import array, assert_close
 
-SMALL = Extent(heads=2, window=6, cuts=2)
+SMALL = ProfileLimits(heads=2, window=6, cuts=2)
 SHAPE = Shape(b=2, t=9, h=2, k=3, v=2)
 each_linear = pytest.mark.parametrize("case", LINEAR, ids=str)
 
@@ -94,7 +94,7 @@ def test_gramians_are_sums_over_the_window(case: Case) -> None:
 @each_linear
 def test_maps_and_responses(case: Case) -> None:
     system = system_of(case)
-    phi, _ = memory.reaching(system)
+    phi, _ = memory.map_and_input_factor(system)
     want = impulse_map(system)
     assert_close(phi, want, "Φ")
     by_lag = [
@@ -228,9 +228,9 @@ def test_a_system_is_looked_at_head_by_head() -> None:
 
 
 def test_choices_are_even() -> None:
-    assert evenly(3, 16) == [0, 1, 2]
-    assert evenly(512, 4) == [0, 170, 341, 511]
-    assert evenly(5, 1) == [0]
+    assert spread_evenly(3, 16) == [0, 1, 2]
+    assert spread_evenly(512, 4) == [0, 170, 341, 511]
+    assert spread_evenly(5, 1) == [0]
     assert cuts(100, 4) == (25, 50, 75, 100)
     assert cuts(2, 16) == (1, 2)
 
@@ -239,7 +239,7 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
     with pytest.raises(ValueError, match="needs 8 or more"):
         profile("short", tiny("metala"), tokens(1, 5))
     with pytest.raises(ValueError, match="at least one head"):
-        Extent(heads=0)
+        ProfileLimits(heads=0)
     with pytest.raises(ValueError, match="no mixer"):
         profile("linear", torch.nn.Linear(3, 3).double(), torch.zeros(1, 9, 3, dtype=torch.float64))
 
@@ -295,7 +295,8 @@ def test_reports_are_whole_and_self_contained(tmp_path: Path) -> None:
 def test_pictures_show_what_a_model_has() -> None:
     names = ("softmax", "linear", "mesa")
     slugs = {
-        name: {p.slug for p in pictures(profiled(name, num_hidden_layers=1))} for name in names
+        name: {p.slug for p in profile_figures(profiled(name, num_hidden_layers=1))}
+        for name in names
     }
     assert slugs["softmax"] == {"maps", "attention", "normalisers"}
     assert slugs["mesa"] == {
@@ -312,9 +313,9 @@ def test_pictures_show_what_a_model_has() -> None:
 
 def test_models_are_compared_with_the_first_softmax_model() -> None:
     softmax, metala = profiled("softmax"), profiled("metala")
-    assert teacher([metala]) is None
-    assert teacher([metala, metala]) is None
-    shown = teacher([metala, softmax])
+    assert teacher_distances([metala]) is None
+    assert teacher_distances([metala, metala]) is None
+    shown = teacher_distances([metala, softmax])
     assert shown is not None
     assert "softmax" in shown.title
     assert png(comparison([metala, softmax]).figure)

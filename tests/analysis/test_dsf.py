@@ -19,22 +19,22 @@ from fastweights.analysis.algorithms import (
     Algorithm,
     ChunkwiseParallel,
     Convolution,
-    allowed,
+    algorithm_support,
 )
-from fastweights.analysis.capture import captured
+from fastweights.analysis.capture import capture_projections
 from fastweights.methods import Recurrent
 from fastweights.mixer import Mixer
 from fastweights.mixers import MIXERS, make
 from fastweights.recurrence import (
     LTV,
     Decay,
-    Delayed,
+    DelayedTransition,
     Delta,
     DenseLTV,
-    Diagonal,
-    Erasing,
+    DiagonalTransition,
+    ErasingTransition,
     NoFiniteFormError,
-    Register,
+    ShiftRegister,
 )
 from fastweights.recurrence.ltv import kron
 from tiny import tiny, tokens
@@ -87,34 +87,37 @@ def all_heads(values: Tensor, system: LTV) -> Tensor:
 @pytest.mark.parametrize("name", sorted(WITHOUT_LTV))
 def test_softmax_is_no_finite_system(name: str) -> None:
     with pytest.raises(NoFiniteFormError):
-        moved(name).drive(inputs()).recurrence.ltv()
+        moved(name).project_all(inputs()).recurrence.ltv()
 
 
 @each_mixer
 def test_the_layer_is_its_system_read_by_the_mixer(name: str) -> None:
     mixer, x = moved(name), inputs(t=21)
-    driven = mixer.drive(x)
+    driven = mixer.project_all(x)
     system = driven.recurrence.ltv()
     y = system.simulate(all_heads(driven.recurrence.streams["v"], system))[0]
     y = y.to(driven.recurrence.output)
-    assert_close(mixer.read(y, driven.gate, driven.projected), mixer(x, method=Recurrent())[0], "y")
+    assert_close(mixer.read(y, driven.gate, driven.unmasked), mixer(x, method=Recurrent())[0], "y")
 
 
 @each_algorithm
 @each_mixer
 def test_algorithms_agree_or_refuse(name: str, algorithm: Algorithm) -> None:
-    record = moved(name).drive(inputs(t=21)).recurrence
+    record = moved(name).project_all(inputs(t=21)).recurrence
     system = record.ltv()
     u = all_heads(record.streams["v"], system)
     if algorithm.refuses(system) is None:
-        assert_close(algorithm.run(system, u), system.simulate(u)[0], "y")
+        assert_close(algorithm.compute(system, u), system.simulate(u)[0], "y")
     else:
         assert algorithm in (ChunkwiseParallel(), Convolution())
-        negative = isinstance(system.A, Diagonal | Erasing) and (system.A.decay.real < 0).any()
+        negative = (
+            isinstance(system.A, DiagonalTransition | ErasingTransition)
+            and (system.A.decay.real < 0).any()
+        )
         assert (
             name in VARYING
             if algorithm == Convolution()
-            else negative or isinstance(system.A, Delayed | Register)
+            else negative or isinstance(system.A, DelayedTransition | ShiftRegister)
         )
 
 
@@ -125,7 +128,7 @@ def test_algorithms_agree_on_every_rule(case: Case, algorithm: Algorithm, t: int
     streams = case.streams(Shape(t=t, k=2, v=3))
     system, u = case.rule(**streams).ltv(), streams["v"]
     if algorithm.refuses(system) is None:
-        assert_close(algorithm.run(system, all_heads(u, system)), system.simulate(u)[0], "y")
+        assert_close(algorithm.compute(system, all_heads(u, system)), system.simulate(u)[0], "y")
 
 
 @each_mixer
@@ -133,12 +136,12 @@ def test_kronecker_forms_agree(name: str) -> None:
     """DSF's matrices of N = n·d, per head and joined, as a recurrence and as the kernel of
     blocks.
     """
-    record = moved(name).drive(inputs(t=3)).recurrence
+    record = moved(name).project_all(inputs(t=3)).recurrence
     system = record.ltv()
     u = all_heads(record.streams["v"], system)
     want, dense = system.simulate(u)[0], system.dense(u.shape[-1])
     assert_close(dense.simulate(u), want, "dense")
-    whole = dense.joined()
+    whole = dense.join_heads()
     assert whole.A.shape[2] == 1
     assert_close(whole.simulate(u.flatten(2)[:, :, None]).view_as(want), want, "joined")
     phi = dense.kernel()
@@ -147,7 +150,7 @@ def test_kronecker_forms_agree(name: str) -> None:
 
 @each_mixer
 def test_dense_transitions_have_the_systems_eigenvalues(name: str) -> None:
-    system = moved(name).drive(inputs()).recurrence.ltv()
+    system = moved(name).project_all(inputs()).recurrence.ltv()
     got = system.eigenvalues().abs()
     got = F.pad(got, (0, system.A.width - got.shape[-1])).sort(-1).values
     want = torch.linalg.eigvals(system.A.dense().expand(*system.B.shape, -1)).abs().sort(-1).values
@@ -189,21 +192,23 @@ def test_convolution_takes_what_is_constant_in_time() -> None:
     v = normal(2, 17, 2, 4, generator=g)
     system = Decay(q, k, v, log_decay, skip=v[:1, :1, :1, :1]).ltv()
     assert Convolution().refuses(system) is None
-    assert_close(Convolution().run(system, v), system.simulate(v)[0], "y")
+    assert_close(Convolution().compute(system, v), system.simulate(v)[0], "y")
     moving = Decay(q, k, v, log_decay * v[..., :1].sigmoid()).ltv()
     assert "A change over time" in str(Convolution().refuses(moving))
 
 
 def test_structure_decides_which_algorithms_run() -> None:
     streams = {c.name: c for c in LINEAR}["delta-scalar"].streams()
-    verdicts = {a.algorithm.name: a for a in allowed(Delta(**streams).ltv())}
+    verdicts = {a.algorithm.name: a for a in algorithm_support(Delta(**streams).ltv())}
     assert verdicts["convolution (FFT)"].refusal is not None
     assert verdicts["chunkwise parallel"].refusal is None
     assert "fill up" in verdicts["associative scan"].cost
     system = Delta(**streams).ltv()
     assert "not β k" in str(ChunkwiseParallel().refuses(replace(system, B=2 * system.B)))
     negative = LTV(
-        Diagonal(-torch.ones(1, 4, 1, 2), 2), torch.ones(1, 4, 1, 2), torch.ones(1, 4, 1, 2)
+        DiagonalTransition(-torch.ones(1, 4, 1, 2), 2),
+        torch.ones(1, 4, 1, 2),
+        torch.ones(1, 4, 1, 2),
     )
     assert "negative" in str(ChunkwiseParallel().refuses(negative))
 
@@ -225,9 +230,9 @@ def matrices(*shapes: tuple[int, ...]) -> list[Tensor]:
 def test_equation_15_and_16_are_the_linear_transformer() -> None:
     mixer, u = moved("linear", heads=1), inputs()
     weights = [W.weight.detach() for W in (mixer.W_q, mixer.W_k, mixer.W_v)]
-    record = mixer.drive(u).recurrence
+    record = mixer.project_all(u).recurrence
     system = dsf.linear_attention(u, *weights)
-    ours = record.ltv().dense(D).joined().driven_by(weights[2])
+    ours = record.ltv().dense(D).join_heads().compose_input(weights[2])
     assert_close(system.kernel(), ours.kernel(), "Φ")
     agree(system, u, dsf_oracles.linear_attention(*map(array, (u, *weights))))
 
@@ -239,7 +244,11 @@ def test_equation_28_is_the_linear_transformer_with_heads() -> None:
     )
     heads = dsf.multi_head([dsf.linear_attention(u, *weights) for weights in per_head])
     ours = (
-        mixer.drive(u).recurrence.ltv().dense(D // 4).joined().driven_by(mixer.W_v.weight.detach())
+        mixer.project_all(u)
+        .recurrence.ltv()
+        .dense(D // 4)
+        .join_heads()
+        .compose_input(mixer.W_v.weight.detach())
     )
     assert heads.A.shape[-1] == D * D // 4
     assert_close(heads.kernel(), ours.kernel(), "Φ")
@@ -254,9 +263,9 @@ def test_equations_17_and_22_divide_by_a_learnt_normaliser(normaliser: Any) -> N
     u = inputs(d=4)
     W_Q, W_K, W_V, W_eta = matrices((3, 4), (3, 4), (4, 4), (4,))
     eta = normaliser(u, W_eta)
-    system = dsf.generalized_linear_attention(u, W_Q, W_K, W_V, eta)
+    system = dsf.general_linear_attention(u, W_Q, W_K, W_V, eta)
     record = Decay(*((u @ W.mT)[:, :, None] for W in (W_Q, W_K, W_V)), None)
-    ours = replace(record, q=record.q / eta[..., None, None]).ltv().dense(4).driven_by(W_V)
+    ours = replace(record, q=record.q / eta[..., None, None]).ltv().dense(4).compose_input(W_V)
     assert_close(system.kernel(), ours.kernel(), "Φ")
     agree(system, u, dsf_oracles.normalized_attention(*map(array, (u, W_Q, W_K, W_V, eta))))
 
@@ -265,8 +274,8 @@ def test_equation_22_is_normalized_attention() -> None:
     mixer, u = moved("normalized", heads=1), inputs()
     weights = [W.weight.detach() for W in (mixer.W_q, mixer.W_k, mixer.W_v)]
     eta = dsf.exponential_normaliser(u, mixer.W_eta.weight.detach()[0])
-    system = dsf.generalized_linear_attention(u, *weights, eta=eta)
-    ours = mixer.drive(u).recurrence.ltv().dense(D).joined().driven_by(weights[2])
+    system = dsf.general_linear_attention(u, *weights, eta=eta)
+    ours = mixer.project_all(u).recurrence.ltv().dense(D).join_heads().compose_input(weights[2])
     assert_close(system.kernel(), ours.kernel(), "Φ")
 
 
@@ -295,14 +304,14 @@ def test_taylor_features_are_the_truncated_exponential() -> None:
 
 def test_equation_19_is_mamba() -> None:
     mixer, x = moved("mamba", state=3), inputs()
-    driven = mixer.drive(x)
+    driven = mixer.project_all(x)
     inner = driven.gate.chunk(2, -1)[1].detach()
     delta = F.softplus(mixer.W_Delta_2(mixer.W_Delta_1(inner))).detach()
     A, W_B, W_C, skip = (
         p.detach() for p in (mixer.log_A.exp(), mixer.W_B.weight, mixer.W_C.weight, mixer.D)
     )
     system = dsf.s6(inner, delta, A, W_B, W_C, skip)
-    ours = driven.recurrence.ltv().dense(1).joined()
+    ours = driven.recurrence.ltv().dense(1).join_heads()
     assert_close(system.A, ours.A, "Λ")
     assert_close(system.C, ours.C, "C")
     assert_close(system.B, ours.B * delta[:, :, None, None], "B")
@@ -321,10 +330,16 @@ def test_equation_20_is_the_qlstm() -> None:
 def test_equations_20_and_23_are_the_qlstm_of_this_library(reversed_sigmoid: bool) -> None:
     mixer, u = moved("qlstm", reversed=reversed_sigmoid), inputs()
     f = mixer.W_f(u).detach()
-    f = dsf.reversed_sigmoid(f, mixer.a.detach()) if reversed_sigmoid else f.sigmoid()
+    f = dsf.reverse_sigmoid(f, mixer.a.detach()) if reversed_sigmoid else f.sigmoid()
     i, o = (W(u).sigmoid().detach() for W in (mixer.W_i, mixer.W_q))
     system = dsf.qlstm(u, f, i, o, mixer.W_v.weight.detach())
-    ours = mixer.drive(u).recurrence.ltv().dense(1).joined().driven_by(mixer.W_v.weight.detach())
+    ours = (
+        mixer.project_all(u)
+        .recurrence.ltv()
+        .dense(1)
+        .join_heads()
+        .compose_input(mixer.W_v.weight.detach())
+    )
     for name in ("A", "B", "C", "D"):
         assert_close(getattr(system, name), getattr(ours, name), name)
 
@@ -341,7 +356,7 @@ def test_equation_21_is_the_rg_lru_of_this_library() -> None:
     inner = (x @ mixer.W_u.weight.T + mixer.W_u.bias) * mixer.conv.weight[0] + mixer.conv_bias
     r, i = (mixer._gate(inner, *p) for p in ((mixer.W_a, mixer.b_a), (mixer.W_x, mixer.b_x)))
     system = dsf.rg_lru(r, i, -mixer.Lambda)
-    ours = mixer.drive(x).recurrence.ltv().dense(1).joined()
+    ours = mixer.project_all(x).recurrence.ltv().dense(1).join_heads()
     assert_close(system.A, ours.A, "Λ")
     assert_close(system.B, ours.B * i[:, :, None, None], "B")
     assert_close(system.C, ours.C, "C")
@@ -349,7 +364,7 @@ def test_equation_21_is_the_rg_lru_of_this_library() -> None:
 
 def test_equation_23_reverses_the_sigmoid() -> None:
     x = inputs()[0]
-    assert_close(dsf.reversed_sigmoid(x, 0.7), (1 / (1 + np.exp(array(x)))) ** 0.7, "σ(-x)^a")
+    assert_close(dsf.reverse_sigmoid(x, 0.7), (1 / (1 + np.exp(array(x)))) ** 0.7, "σ(-x)^a")
 
 
 def test_kronecker_product() -> None:
@@ -369,14 +384,16 @@ def test_capture_records_every_mixer_as_it_ran() -> None:
         )
         for block in model.model.layers
     ]
-    with captured(model) as found, torch.no_grad():
+    with capture_projections(model) as found, torch.no_grad():
         model(ids)
     for hook in hooks:
         hook.remove()
     assert list(found) == [f"model.layers.{i}.mixer" for i in range(len(model.model.layers))]
     for (x, y), (path, driven) in zip(seen, found.items(), strict=True):
         mixer = model.get_submodule(path)
-        assert_close(mixer.drive(x).recurrence.streams["q"], driven.recurrence.streams["q"], "q")
+        assert_close(
+            mixer.project_all(x).recurrence.streams["q"], driven.recurrence.streams["q"], "q"
+        )
         assert y.shape == x.shape
     with torch.no_grad():
         model(ids[:, :4])
@@ -387,13 +404,13 @@ def test_capture_sees_padding_and_continued_sequences() -> None:
     model, ids = tiny("metala"), tokens(2, 9)
     mask = torch.ones(2, 9, dtype=torch.long)
     mask[0, :3] = 0
-    with captured(model) as padded, torch.no_grad():
+    with capture_projections(model) as padded, torch.no_grad():
         model(ids, attention_mask=mask)
     first = next(iter(padded.values())).recurrence
     assert (first.streams["log_decay"][0, :3] == 0).all()
-    with captured(model) as whole, torch.no_grad():
+    with capture_projections(model) as whole, torch.no_grad():
         model(ids)
-    with captured(model) as rest, torch.no_grad():
+    with capture_projections(model) as rest, torch.no_grad():
         cache = model(ids[:, :5], use_cache=True).past_key_values
         model(ids[:, 5:], past_key_values=cache)
     for one, two in zip(whole.values(), rest.values(), strict=True):

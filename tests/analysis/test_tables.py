@@ -11,20 +11,20 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fastweights.analysis.conditions import conditions, groups, innermost
-from fastweights.analysis.cost import cost, held, step
+from fastweights.analysis.cost import cost, state_size, step
 from fastweights.analysis.rows import DIMENSIONS, row
 from fastweights.analysis.tables import (
     BASELINES,
     TABLES,
+    check_mark,
     conditions_of,
+    group_names,
     group_of,
     heads_of,
-    mark,
-    named,
     page,
 )
 from fastweights.cli import main
-from fastweights.layers import Past
+from fastweights.layers import TokenContext
 from fastweights.methods import Recurrent, evaluate
 from fastweights.mixer import Mixer
 from fastweights.mixers import MIXERS, make
@@ -62,13 +62,13 @@ KEY_IN_C = {"dss", "s4d"}
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_conditions_are_those_of_metalas_table_2(name: str) -> None:
-    assert " ".join(map(mark, conditions_of(name))) == PUBLISHED[name].split(": ")[-1]
+    assert " ".join(map(check_mark, conditions_of(name))) == PUBLISHED[name].split(": ")[-1]
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED.keys() - {"softmax"}))
 def test_groups_are_those_of_metalas_table_2(name: str) -> None:
     want = PUBLISHED[name].split(": ")[0]
-    assert named(group_of(name)) == (want.replace("K, ", "") if name in KEY_IN_C else want)
+    assert group_names(group_of(name)) == (want.replace("K, ", "") if name in KEY_IN_C else want)
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def test_groups_are_those_of_metalas_table_2(name: str) -> None:
     ],
 )
 def test_groups_follow_the_arguments(name: str, arguments: dict[str, object], want: str) -> None:
-    assert named(groups(make(name, 16, **arguments))) == want
+    assert group_names(groups(make(name, 16, **arguments))) == want
 
 
 def test_a_window_makes_softmax_linear_in_time() -> None:
     assert conditions(make("softmax", 16, window=8)) == conditions_of("swa")
-    assert [mark(met) for met in conditions_of("swa")] == ["✓", "✗", "✓", "–"]
+    assert [check_mark(met) for met in conditions_of("swa")] == ["✓", "✗", "✓", "–"]
 
 
 class Unselective(Mixer):
@@ -99,7 +99,7 @@ class Unselective(Mixer):
         self.W_o = nn.Linear(d, d)
         self.norm = nn.Identity()
 
-    def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor | None]:
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor | None]:
         one = x.new_ones(1, 1, 1, 1)
         return Decay(
             self.W_q(x)[:, :, None], one.expand(1, 1, 1, self.d), x[:, :, None], None
@@ -108,8 +108,8 @@ class Unselective(Mixer):
 
 def test_a_query_alone_meets_no_condition_but_linearity() -> None:
     found = Unselective(4)
-    assert named(groups(found)) == "Q"
-    assert [mark(met) for met in conditions(found)] == ["✓", "✗", "✗", "✗"]
+    assert group_names(groups(found)) == "Q"
+    assert [check_mark(met) for met in conditions(found)] == ["✓", "✗", "✗", "✗"]
 
 
 @pytest.mark.parametrize("name", MIXERS)
@@ -157,7 +157,7 @@ d_v = 2d.
 def test_dimensions_are_those_of_metalas_tables(name: str) -> None:
     d = 32
     x = torch.zeros(1, 1, d)
-    record, _ = make(name, d).project(x, Past(x, None, None, None, None))
+    record, _ = make(name, d).project(x, TokenContext(x, None, None, None, None))
     h, (k, v) = record.shape[2], DIMENSIONED[name]
     assert (h * record.streams["q"].shape[-1], h * record.values) == (k * d, v * d)
 
@@ -193,7 +193,7 @@ def test_rules_are_those_of_mesanets_table_3(layer: str) -> None:
     name, arguments = BASELINES[layer]
     mixer = make(name, 16, **arguments)
     x = torch.randn(1, 3, 16)
-    record, _ = mixer.project(x, Past(x, None, None, None, None))
+    record, _ = mixer.project(x, TokenContext(x, None, None, None, None))
     streams = record.streams
     assert type(innermost(record)) is rule
     assert ("log_decay" in streams) == forgets
@@ -219,7 +219,7 @@ def products(record_name: str, width: int, steps: int = 30) -> float:
 
 def test_states_are_those_of_mesanets_table_4() -> None:
     n = 64
-    sizes = {name: held(record, 100) for name, record in heads_of(n).items()}
+    sizes = {name: state_size(record, 100) for name, record in heads_of(n).items()}
     assert sizes == {"MHA": 2 * n * 100, "GLMHA": n**2, "(gated) DeltaNet": n**2, "Mesa": 2 * n**2}
 
 

@@ -19,10 +19,10 @@ from fastweights.analysis.theory import (
     embedding,
     least_parameters,
     overwriting,
-    reversed_sigmoid_transition,
+    reverse_sigmoid_transition,
     taylor_softmax,
 )
-from fastweights.analysis.theory.propositions import _constructed, _without_queries
+from fastweights.analysis.theory.propositions import _construct_streams, _without_queries
 from fastweights.recurrence import Decay
 from fastweights.render.plots import canvas, png
 from tolerances import array, assert_close
@@ -50,7 +50,7 @@ FINDINGS = {
         drawn(1, 7, 2, 2), drawn(1, 7, 2, 2, seed=1), drawn(1, 7, 2, 3, seed=2), (0, 1, 2, 3)
     ),
     "lemma 2": lambda: embedding(system(), drawn(1, 5, 2, 3), (4, 6, 9)),
-    "appendix I": lambda: reversed_sigmoid_transition(
+    "appendix I": lambda: reverse_sigmoid_transition(
         torch.linspace(-30, 30, 61, dtype=torch.float64)
     ),
     "A2.1": overwrite,
@@ -127,7 +127,7 @@ def test_proposition_2_constructs_any_map(theta: float) -> None:
     target = softmax_map(11, scale=8.0)
     target[5, :3] = 0
     target[5] /= target[5].sum()
-    q, k, alpha = _constructed(target, theta)
+    q, k, alpha = _construct_streams(target, theta)
     assert_close(_loops(q, k, alpha), array(target), "map")
     assert (alpha >= 0).all()
     assert max(float(alpha.max()), float(k.abs().max()), float(q.max())) <= 1 + 1e-12

@@ -217,7 +217,7 @@ def test_a_preset_is_trained_with_the_vocabulary_of_the_text(tmp_path, monkeypat
     assert main(["train", *data, *flags, "--preset", "mqar-softmax"]) == 0
     run = tmp_path / "runs" / "text-mqar-softmax"
     assert json.loads((run / "run.json").read_text())["model"] == {
-        "type": "Named",
+        "type": "PresetArchitecture",
         "name": "mqar-softmax",
     }
     config = json.loads((run / "model" / "config.json").read_text())

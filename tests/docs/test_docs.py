@@ -43,8 +43,8 @@ def test_commands_parse(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_plan_of_the_page_can_be_read(tmp_path: Path) -> None:
-    from fastweights.lab.sweep import read
+    from fastweights.lab.sweep import read_plan
 
     (text,) = blocks("toml", page=DOCS / "sweeps.md")
     (tmp_path / "plan.toml").write_text(text)
-    assert len(list(read(tmp_path / "plan.toml").runs())) == 3 * 2 * 2 * 5
+    assert len(list(read_plan(tmp_path / "plan.toml").runs())) == 3 * 2 * 2 * 5

@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM
 from fastweights import MIXERS, FastWeightsForCausalLM
 from fastweights.cli import main
 from fastweights.importers import FAMILIES, import_model
-from fastweights.importers.plan import Plan, period
-from fastweights.importers.source import Folder
-from fastweights.layers import Past
+from fastweights.importers.plan import ImportPlan, shortest_period
+from fastweights.importers.source import FolderSource
+from fastweights.layers import TokenContext
 from fastweights.recurrence import Decay
 from originals import (
     ORIGINALS,
@@ -112,7 +112,7 @@ def set_fields(folder: Path, **fields: Any) -> None:
 
 
 def test_one_tensor_of_the_old_model_at_a_time(llama: Path) -> None:
-    class Watched(Folder):
+    class Watched(FolderSource):
         alive: list[weakref.ref[Tensor]] = []  # noqa: RUF012
 
         def read(self, name: str) -> Tensor:
@@ -122,14 +122,14 @@ def test_one_tensor_of_the_old_model_at_a_time(llama: Path) -> None:
             return tensor
 
     source = Watched(llama)
-    plan: Plan = FAMILIES["llama"](source)
-    assert len(plan.carry_out(source).state_dict()) + 1 == len(source.alive)
+    plan: ImportPlan = FAMILIES["llama"](source)
+    assert len(plan.build_model(source).state_dict()) + 1 == len(source.alive)
 
 
 def test_layers_are_stated_once_where_they_repeat() -> None:
-    assert period("aaaa") == ["a"]
-    assert period("aabaabaa") == ["a", "a", "b"]
-    assert period("aab") == ["a", "a", "b"]
+    assert shortest_period("aaaa") == ["a"]
+    assert shortest_period("aabaabaa") == ["a", "a", "b"]
+    assert shortest_period("aab") == ["a", "a", "b"]
     assert len(import_model(ORIGINALS["Qwen3"].build()).config.mixers) == 1
 
 
@@ -182,9 +182,9 @@ def test_the_published_metala_rounds_its_key() -> None:
     torch.manual_seed(0)
     mixer = MIXERS["metala"](32, heads=2, rounded=True).to(torch.bfloat16)  # pyright: ignore[reportCallIssue]
     x = torch.randn(1, 50, 32).bfloat16()
-    rule, _ = mixer.project(x, Past(x, None, None, None, None))
+    rule, _ = mixer.project(x, TokenContext(x, None, None, None, None))
     assert isinstance(rule, Decay)
-    a = mixer.W_alpha(F.silu(mixer.conv(x, Past(x, None, None, None, None))))
+    a = mixer.W_alpha(F.silu(mixer.conv(x, TokenContext(x, None, None, None, None))))
     k = 1 - torch.exp(F.logsigmoid(a) / 16)
     assert k.dtype == torch.bfloat16
     assert torch.equal(rule.key.flatten(-2), k)

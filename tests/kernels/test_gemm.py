@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels import explain, gemm
-from fastweights.kernels.gemm import Verdict, routed
+from fastweights.kernels.gemm import GemmProbe, with_onednn_gemm
 from fastweights.recurrence import Decay
 
-GOOD = Verdict(3e-7, 2.0)
+GOOD = GemmProbe(3e-7, 2.0)
 
 
 def precision_inside(_: Tensor) -> str:
@@ -27,12 +27,12 @@ def _untouched() -> Iterator[None]:
     before = precision_inside(torch.zeros(1))
     yield
     assert precision_inside(torch.zeros(1)) == before
-    gemm.verdict.cache_clear()
+    gemm.probe_gemm.cache_clear()
 
 
-def judged(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> Callable[[Tensor], str]:
-    monkeypatch.setattr(gemm, "verdict", lambda: verdict)
-    return routed(precision_inside)
+def judged(monkeypatch: pytest.MonkeyPatch, verdict: GemmProbe) -> Callable[[Tensor], str]:
+    monkeypatch.setattr(gemm, "probe_gemm", lambda: verdict)
+    return with_onednn_gemm(precision_inside)
 
 
 def rounding(a: Tensor, b: Tensor) -> Tensor:
@@ -43,32 +43,34 @@ def rounding(a: Tensor, b: Tensor) -> Tensor:
 
 
 def test_a_library_that_rounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    gemm.verdict.cache_clear()
+    gemm.probe_gemm.cache_clear()
     monkeypatch.setattr(gemm, "product", rounding)
-    found = gemm.verdict()
+    found = gemm.probe_gemm()
     assert found.error is not None
     assert found.error > gemm.ACCURATE
-    assert not found.taken
-    assert not found._replace(speed=10.0).taken
+    assert not found.use_onednn
+    assert not found._replace(speed=10.0).use_onednn
     assert "rounds" in str(found)
 
 
 def test_a_library_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    gemm.verdict.cache_clear()
+    gemm.probe_gemm.cache_clear()
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert not gemm.verdict().taken
-    assert "no oneDNN" in str(gemm.verdict())
+    assert not gemm.probe_gemm().use_onednn
+    assert "no oneDNN" in str(gemm.probe_gemm())
 
 
 def test_the_probe_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    gemm.verdict.cache_clear()
-    first = gemm.verdict()
+    gemm.probe_gemm.cache_clear()
+    first = gemm.probe_gemm()
     monkeypatch.setattr(gemm, "product", rounding)
-    assert gemm.verdict() is first
+    assert gemm.probe_gemm() is first
 
 
-@pytest.mark.parametrize("verdict", [Verdict(4e-3, 3.0), Verdict(3e-7, 1.0), Verdict(None, 0.0)])
-def test_nothing_is_switched_for_less(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
+@pytest.mark.parametrize(
+    "verdict", [GemmProbe(4e-3, 3.0), GemmProbe(3e-7, 1.0), GemmProbe(None, 0.0)]
+)
+def test_nothing_is_switched_for_less(monkeypatch: pytest.MonkeyPatch, verdict: GemmProbe) -> None:
     before = precision_inside(torch.zeros(1))
     assert judged(monkeypatch, verdict)(torch.zeros(1)) == before
 
@@ -88,7 +90,7 @@ def test_the_switch_is_turned_back_after_an_error(monkeypatch: pytest.MonkeyPatc
     judged(monkeypatch, GOOD)
     before = precision_inside(torch.zeros(1))
 
-    @routed
+    @with_onednn_gemm
     def fails(x: Tensor) -> None:
         assert precision_inside(x) == "bf16"
         raise RuntimeError("as it happens")
@@ -102,11 +104,11 @@ def test_the_last_of_two_threads_turns_it_back(monkeypatch: pytest.MonkeyPatch) 
     judged(monkeypatch, GOOD)
     inside, first_left, found = Barrier(2), Barrier(2), []
 
-    @routed
+    @with_onednn_gemm
     def first(_: Tensor) -> None:
         inside.wait()
 
-    @routed
+    @with_onednn_gemm
     def second(x: Tensor) -> None:
         inside.wait()
         first_left.wait()

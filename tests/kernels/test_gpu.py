@@ -14,7 +14,7 @@ from torch import Tensor
 from fastweights import MIXERS, FastWeightsCache, stream
 from fastweights.lab.bench.cases import CASES, RecurrenceCase
 from fastweights.lab.bench.contenders import Case, Inputs, Sizes, gradients
-from fastweights.lab.bench.gpu import checked, host_waits
+from fastweights.lab.bench.gpu import check_kernels, host_waits
 from fastweights.lab.bench.ops import relative
 from fastweights.methods import evaluate
 from fastweights.train import train
@@ -60,7 +60,7 @@ def leaves(inputs: Inputs) -> Inputs:
 def test_every_kernel_agrees_with_float64(cuda, case, dtype):
     """Output and all gradients; the state of half-precision streams stays float32."""
     solved = 10 * case.accuracy if isinstance(case, RecurrenceCase) else 0.0
-    for row in checked(case, sizes(case), dtype, cuda):
+    for row in check_kernels(case, sizes(case), dtype, cuda):
         assert row.note == "", row
         assert row.error is not None
         assert row.gradient_error is not None
@@ -90,14 +90,14 @@ def _wide(x: Tensor) -> Tensor:
 def test_the_host_does_not_wait(cuda, case):
     """No synchronisation in forward and backward."""
     inputs = leaves(case.inputs(sizes(case), torch.float32, cuda))
-    run = case.contenders(inputs)[0].load()
+    run = case.implementations(inputs)[0].load()
     assert host_waits(lambda: run(inputs).abs().sum().backward(), cuda) == 0
 
 
 def test_gradients_repeat_bit_by_bit(cuda):
     for case in RECURRENCES:
         inputs = leaves(case.inputs(sizes(case), torch.float32, cuda))
-        run = case.contenders(inputs)[0].load()
+        run = case.implementations(inputs)[0].load()
         first, second = gradients(run, inputs), gradients(run, inputs)
         assert torch.equal(first[0], second[0]), case.name
         assert all(torch.equal(first[1][n], second[1][n]) for n in inputs), case.name

@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from fastweights import MIXERS, Recurrent
 from fastweights.kernels import TABLE, Kernel, explain
-from fastweights.layers import Past
+from fastweights.layers import TokenContext
 from fastweights.recurrence import Bonus, Decay, Delta, Normalized, Softmax, WindowedLinear
 from fastweights.recurrence.base import Recurrence, State
 from tolerances import assert_close
@@ -182,10 +182,12 @@ def check(
     assert kernel.refuses(recurrence) is None
     if state is None:
         state = stream(*recurrence.state_shapes[0], dtype=recurrence.accumulator)
-    got = outcome(recurrence, state, kernel.run)
+    got = outcome(recurrence, state, kernel.compute)
     exact = replace(recurrence, **{name: wide(s) for name, s in recurrence.streams.items()})
     want = outcome(
-        exact, tuple(map(wide, state)) if isinstance(state, tuple) else wide(state), Recurrent().run
+        exact,
+        tuple(map(wide, state)) if isinstance(state, tuple) else wide(state),
+        Recurrent().evaluate,
     )
     assert got.keys() == want.keys()
     for name, tensor in want.items():
@@ -209,7 +211,7 @@ def test_scan_reads_decays_in_any_memory_layout() -> None:
     record = selective(70, torch.float64)
     turned = Decay(record.q, record.k, record.v, record.log_decay.mT.contiguous().mT)
     start = record.initial_state()
-    assert_close(SCAN.run(turned, start)[0], SCAN.run(record, start)[0], "o")
+    assert_close(SCAN.compute(turned, start)[0], SCAN.compute(record, start)[0], "o")
 
 
 @pytest.mark.parametrize("t", [64, 65, 100])
@@ -331,7 +333,7 @@ def saved_bytes(record: Recurrence) -> int:
     for s in record.streams.values():
         s.detach_().requires_grad_(s.is_floating_point())
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        torch_kernel(record).run(record, record.initial_state())
+        torch_kernel(record).compute(record, record.initial_state())
     return sum(storages.values())
 
 
@@ -378,20 +380,20 @@ KERNEL_OF = {
 @pytest.mark.parametrize("name", KERNEL_OF)
 def test_each_mixer_goes_by_the_kernel_for_its_record(name: str) -> None:
     x = torch.randn(1, 300, 64)
-    record, _ = MIXERS[name](d=64).project(x, Past(x, None, None, None, None))
+    record, _ = MIXERS[name](d=64).project(x, TokenContext(x, None, None, None, None))
     assert torch_kernel(record).name == KERNEL_OF[name]
 
 
 def amplified_record(name: str) -> Decay | Bonus:
     """What is left of the mixer's record once gains and normaliser are in the streams."""
     x = torch.randn(1, 300, 64)
-    record, _ = MIXERS[name](d=64).project(x, Past(x, None, None, None, None))
-    return record.rescaled(record.initial_state()[1])[0].extended()
+    record, _ = MIXERS[name](d=64).project(x, TokenContext(x, None, None, None, None))
+    return record.rescale(record.initial_state()[1])[0].append_ones()
 
 
 def test_exponential_gates_go_by_the_kernels_of_plain_ones() -> None:
     assert torch_kernel(amplified_record("mlstm")).name == "blocked decay (torch)"
-    assert torch_kernel(amplified_record("rwkv4").behind()) is SCAN
+    assert torch_kernel(amplified_record("rwkv4").shift_queries()) is SCAN
 
 
 def test_a_window_goes_block_by_block_once_there_are_three_blocks() -> None:
@@ -406,7 +408,7 @@ def test_a_normalised_scan_is_a_scan() -> None:
     record = Normalized(
         Decay(ones, torch.rand(1, 40, 8, 1), torch.randn(1, 40, 8, 1), -torch.rand(1, 1, 8, 1))
     )
-    assert torch_kernel(record.extended()) is SCAN
+    assert torch_kernel(record.append_ones()) is SCAN
 
 
 def test_large_states_are_refused() -> None:

@@ -22,8 +22,8 @@ from extension import compiled, every_lesser_isa
 from fastweights import kernels
 from fastweights.kernels.native import build, library, memory, rules, windowed
 from fastweights.methods import Recurrent, evaluate
-from fastweights.ops.convolution import convolved
-from fastweights.ops.normalization import rms_normed
+from fastweights.ops.convolution import convolve
+from fastweights.ops.normalization import rms_normalize
 from fastweights.recurrence import Decay, Delta, Recurrence
 from fastweights.recurrence.timeline import FORGOTTEN
 from tolerances import SAME, assert_close, error
@@ -369,7 +369,7 @@ def test_short_convolutions(t: int, d: int, taps: int, documents: bool) -> None:
     upstream, found = torch.randn(2, t, d), []
     for dtype in (torch.float32, torch.float64):
         leaves = [s.to(dtype).requires_grad_() for s in (tail, x, weight)]
-        y = convolved(*leaves, ids if documents else None)
+        y = convolve(*leaves, ids if documents else None)
         found.append([y, *torch.autograd.grad(y, leaves, upstream.to(dtype))])
     seen = torch.cat([tail, x], 1).double()
     same = (
@@ -396,7 +396,7 @@ NORMS = [
 def normed(x: Tensor, weight: Tensor | None, upstream: Tensor) -> list[Tensor]:
     """y and the gradients."""
     leaves = [s.detach().requires_grad_() for s in (x, weight) if s is not None]
-    y = rms_normed(leaves[0], None if weight is None else leaves[1], 1e-2)
+    y = rms_normalize(leaves[0], None if weight is None else leaves[1], 1e-2)
     return [y, *torch.autograd.grad(y, leaves, upstream)]
 
 
@@ -446,24 +446,24 @@ def test_norms_in_other_precisions_and_transforms_are_those_of_torch() -> None:
         (x.double(), weight.double()),
         (x[:0], weight),
     ):
-        assert torch.equal(rms_normed(*given, 1e-5), F.rms_norm(given[0], (8,), given[1], 1e-5))
+        assert torch.equal(rms_normalize(*given, 1e-5), F.rms_norm(given[0], (8,), given[1], 1e-5))
     mapped = torch.func.vmap(
-        torch.func.grad(lambda row, w: rms_normed(row, w, 1e-5).square().sum()), (0, None)
+        torch.func.grad(lambda row, w: rms_normalize(row, w, 1e-5).square().sum()), (0, None)
     )
     assert_close(mapped(x, weight), normed_gradient(x, weight), "gradient")
 
 
 def normed_gradient(x: Tensor, weight: Tensor) -> Tensor:
     x = x.clone().requires_grad_()
-    return torch.autograd.grad(rms_normed(x, weight, 1e-5).square().sum(), x)[0]
+    return torch.autograd.grad(rms_normalize(x, weight, 1e-5).square().sum(), x)[0]
 
 
 def test_short_convolutions_are_mapped() -> None:
     tail, x, taps = torch.randn(4, 2, 3, 5), torch.randn(4, 2, 7, 5), torch.randn(4, 5)
-    mapped = torch.func.vmap(lambda *given: convolved(*given, taps, None))(tail, x)
+    mapped = torch.func.vmap(lambda *given: convolve(*given, taps, None))(tail, x)
     assert_close(
         mapped,
-        torch.stack([convolved(*given, taps, None) for given in zip(tail, x, strict=True)]),
+        torch.stack([convolve(*given, taps, None) for given in zip(tail, x, strict=True)]),
         "y",
     )
 
@@ -471,8 +471,8 @@ def test_short_convolutions_are_mapped() -> None:
 def test_layers_of_tensors_without_numbers_have_shapes() -> None:
     with FakeTensorMode():
         x, weight = torch.empty(2, 7, 5), torch.empty(5)
-        assert rms_normed(x, weight, 1e-5).shape == (2, 7, 5)
-        assert convolved(torch.empty(2, 3, 5), x, torch.empty(4, 5), None).shape == (2, 7, 5)
+        assert rms_normalize(x, weight, 1e-5).shape == (2, 7, 5)
+        assert convolve(torch.empty(2, 3, 5), x, torch.empty(4, 5), None).shape == (2, 7, 5)
 
 
 def test_norms_have_gradients_of_gradients() -> None:
@@ -483,9 +483,9 @@ def test_norms_have_gradients_of_gradients() -> None:
             torch.randn(6, 20).to(dtype).requires_grad_(),
             torch.randn(20).to(dtype).requires_grad_(),
         )
-        slope = torch.autograd.grad(rms_normed(x, weight, 1e-5).pow(3).sum(), x, create_graph=True)[
-            0
-        ]
+        slope = torch.autograd.grad(
+            rms_normalize(x, weight, 1e-5).pow(3).sum(), x, create_graph=True
+        )[0]
         found.append(torch.autograd.grad(slope.square().sum(), (x, weight)))
     for got, want in zip(*found, strict=True):
         assert error(got, want) <= SAME
@@ -700,6 +700,6 @@ def test_building_without_a_working_compiler_says_so(
 
 @compiled
 def test_an_extension_of_other_sources_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "sources", lambda: 0)
+    monkeypatch.setattr(library, "source_hash", lambda: 0)
     with pytest.warns(UserWarning, match="older than its sources.* install fastweights again"):
         assert library.library.__wrapped__() is None

@@ -19,13 +19,13 @@ import torch
 from fastweights.cli import main
 from fastweights.lab.bench import ops
 from fastweights.lab.bench.cases import CASES, RecurrenceCase
-from fastweights.lab.bench.contenders import Contender, Phase, Sizes
+from fastweights.lab.bench.contenders import Implementation, Phase, Sizes
 from fastweights.lab.bench.gpu import GpuPlan, run_gpu
 from fastweights.lab.bench.machine import Ceilings, Machine, commit, versions
-from fastweights.lab.bench.memory import Task, peak_bytes
-from fastweights.lab.bench.ops import Plan, measure, relative
+from fastweights.lab.bench.memory import MemoryTask, peak_bytes
+from fastweights.lab.bench.ops import OpsPlan, measure, relative
 from fastweights.lab.bench.report import FORMAT, Header, Report
-from fastweights.lab.bench.timing import Budget, Failure, Times, WallClock, alternate
+from fastweights.lab.bench.timing import Budget, Failure, Times, WallClock, time_in_turn
 from fastweights.lab.bench.training import TrainPlan, equal_config
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.runs.checkpoint import save_model
@@ -61,7 +61,7 @@ def rows(path: Path) -> list[dict]:
 
 def test_times_are_quantiles_of_alternating_calls():
     calls: list[str] = []
-    found = alternate(
+    found = time_in_turn(
         {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, _Slow(), Budget(10, 3)
     )
     assert calls == ["a", "b", "a", "b", "a", "b", "a", "b"]
@@ -83,7 +83,7 @@ def test_a_failure_is_a_result():
     def broken() -> None:
         raise MemoryError("too large\nby far")
 
-    found = alternate({"it": broken, "other": lambda: None}, WallClock(), HURRY)
+    found = time_in_turn({"it": broken, "other": lambda: None}, WallClock(), HURRY)
     assert found["it"] == Failure("MemoryError: too large")
     assert isinstance(found["other"], Times)
 
@@ -128,11 +128,11 @@ def test_the_header_names_commit_machine_and_versions():
     assert {"python", "torch", "transformers"} <= versions().keys()
     found = commit()
     assert found is None or len(found.rstrip("+")) == 40
-    ceilings = Ceilings.measured(CPU, quick=True)
+    ceilings = Ceilings.measure_now(CPU, quick=True)
     assert min(ceilings.fp32, ceilings.bf16, ceilings.bandwidth) > 0
     assert ceilings.gemm(torch.float32) >= ceilings.fp32
     precision = torch.backends.mkldnn.matmul.fp32_precision
-    Ceilings.measured(CPU, quick=True)
+    Ceilings.measure_now(CPU, quick=True)
     assert torch.backends.mkldnn.matmul.fp32_precision == precision
 
 
@@ -176,7 +176,7 @@ def test_ops_rows_have_all_figures(tmp_path):
 def test_every_case_agrees_with_its_exact_peers(tmp_path, case):
     sizes = Sizes(1, 20, 6, 3 if case.name == "selective scan" else 1, 1) if case.channels else TINY
     filled = report(tmp_path / "r.json")
-    measure(filled, Plan(budget=HURRY, memory_limit=0), case, sizes, CPU)
+    measure(filled, OpsPlan(budget=HURRY, memory_limit=0), case, sizes, CPU)
     assert filled.rows[0]["library"] == "fastweights"
     for row in filled.rows:
         ours = row["library"] == "fastweights"
@@ -193,11 +193,14 @@ def test_a_missing_or_broken_peer_is_a_row(tmp_path):
     def broken(_):
         raise RuntimeError("not on Tuesdays")
 
-    peers = (Contender("missing", "nobody", missing), Contender("broken", "nobody", lambda: broken))
-    shape = (Contender("misshapen", "nobody", lambda: lambda x: x["v"][:, :1]),)
+    peers = (
+        Implementation("missing", "nobody", missing),
+        Implementation("broken", "nobody", lambda: broken),
+    )
+    shape = (Implementation("misshapen", "nobody", lambda: lambda x: x["v"][:, :1]),)
     filled = report(tmp_path / "r.json")
     case = replace(named("decay none"), peers=peers + shape)
-    measure(filled, Plan(budget=HURRY, memory_limit=0), case, TINY, CPU)
+    measure(filled, OpsPlan(budget=HURRY, memory_limit=0), case, TINY, CPU)
     notes = {row["contender"]: row["note"] for row in filled.rows if row["library"] == "nobody"}
     assert notes["missing"] == "ImportError: no module named nobody"
     assert notes["broken"] == "RuntimeError: not on Tuesdays"
@@ -205,7 +208,7 @@ def test_a_missing_or_broken_peer_is_a_row(tmp_path):
 
 
 def test_memory_grows_with_the_sequence():
-    task = Task(
+    task = MemoryTask(
         "decay none",
         "blocked decay (torch)",
         Sizes(1, 1 << 14, 4, 32, 32),

@@ -27,13 +27,13 @@ import eval_files
 from fastweights import FastWeightsForCausalLM
 from fastweights.cli import main
 from fastweights.lab.evals.answers import answers
-from fastweights.lab.evals.harness import HarnessModel, export, run
-from fastweights.lab.evals.items import SOURCES, Choice, Ending, Prompt, asked
+from fastweights.lab.evals.harness import HarnessModel, export, run_harness
+from fastweights.lab.evals.items import SOURCES, Choice, Ending, Prompt, recall_prompts
 from fastweights.lab.evals.likelihood import Query, likelihoods, query
-from fastweights.lab.evals.score import Answered, Chosen, score
+from fastweights.lab.evals.score import Answer, ChoiceScore, score
 from fastweights.lab.tasks.questions import Question
 from fastweights.runs.checkpoint import save_model
-from fastweights.train import BPE, Bytes, tokenized
+from fastweights.train import BPE, Bytes, tokenize_sources
 from fastweights.train.perplexity import (
     PositionLoss,
     draw,
@@ -148,7 +148,7 @@ def test_differences_pools_and_units() -> None:
     one = PositionLoss(np.array([4.0, 2.0, 3.0]), counts, tokens_per_byte=0.5)
     other = PositionLoss(np.array([2.0, 2.0, 1.0]), counts)
     assert one.minus(other).tolist() == [1.0, 0.0, 2.0]
-    assert one.pooled(np.array([1, 2, 4])).tolist() == [2.0, 5 / 3]
+    assert one.mean_between(np.array([1, 2, 4])).tolist() == [2.0, 5 / 3]
     assert one.mean == 9 / 5
     assert one.bits_per_byte == 9 / 5 * 0.5 / np.log(2)
     assert other.bits_per_byte is None
@@ -180,7 +180,9 @@ def test_drawn_curves_are_the_pooled_losses() -> None:
     left, right = figure.axes
     lines = {line.get_label(): np.asarray(line.get_ydata()) for line in left.lines}
     for name, loss in losses.items():
-        assert np.allclose(lines[name], loss.pooled(octaves(49)), rtol=TOLERANCE[torch.float64])
+        assert np.allclose(
+            lines[name], loss.mean_between(octaves(49)), rtol=TOLERANCE[torch.float64]
+        )
     assert {line.get_label() for line in right.lines} >= set(MODELS)
 
 
@@ -224,7 +226,7 @@ def test_items_are_what_the_file_says(name: str, tmp_path: Path) -> None:
 
 def test_recall_in_its_minimal_form(tmp_path: Path) -> None:
     (tmp_path / "swde.jsonl").write_text('{"text": "Born in", "value": "Ulm"}\n')
-    assert asked(tmp_path / "swde.jsonl") == [Prompt(Question("Born in", ("Ulm",)))]
+    assert recall_prompts(tmp_path / "swde.jsonl") == [Prompt(Question("Born in", ("Ulm",)))]
 
 
 @pytest.mark.parametrize("content", [b"{", b'{"ctx": 1}\n', b"\x1f\x8b", b"[1, 2]\n", b"\xff"])
@@ -314,7 +316,7 @@ def test_greedy_is_what_greedy_decoding_says(bytewise) -> None:
 
 def test_choices_are_divided_by_tokens_and_by_characters() -> None:
     """Sums choose the first, means per token the second, means per character the third."""
-    row = Chosen(nll=(3.0, 4.0, 6.0), tokens=(3, 8, 7), characters=(3, 4, 12), gold=0)
+    row = ChoiceScore(nll=(3.0, 4.0, 6.0), tokens=(3, 8, 7), characters=(3, 4, 12), gold=0)
     assert (row.by_sum, row.by_token, row.by_character) == (True, False, False)
     assert replace(row, gold=1).by_token
     assert replace(row, gold=2).by_character
@@ -418,7 +420,7 @@ def record(bytewise, tmp_path_factory: pytest.TempPathFactory) -> dict:
     export(eval_files.ITEMS, folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return run(*bytewise, folder, eval_files.ITEMS, batch=2)
+        return run_harness(*bytewise, folder, eval_files.ITEMS, batch=2)
 
 
 @pytest.mark.parametrize("name", eval_files.ITEMS)
@@ -427,7 +429,7 @@ def test_harness_agrees_item_by_item(bytewise, record: dict, name: str) -> None:
     scores = score(*bytewise, eval_files.ITEMS[name])
     samples = sorted(record["samples"][name], key=lambda sample: sample["doc_id"])
     for sample, row in zip(samples, scores.rows, strict=True):
-        if isinstance(row, Answered):
+        if isinstance(row, Answer):
             assert sample["filtered_resps"] == [row.text]
             continue
         sums = -np.array([float(response[0]) for response in sample["filtered_resps"]])
@@ -549,6 +551,6 @@ def test_the_command_says_what_is_wrong(
 
 
 def test_tokenized_text_has_its_size() -> None:
-    tokens, size = tokenized(["shakespeare"], Bytes().build([]))
+    tokens, size = tokenize_sources(["shakespeare"], Bytes().build([]))
     assert len(tokens) == size.tokens == size.bytes
     assert size.tokens_per_byte == 1

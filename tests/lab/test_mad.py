@@ -21,7 +21,7 @@ from fastweights.lab.tasks.mad import (
     fuzzy,
     recall,
 )
-from fastweights.models.loss import IGNORED
+from fastweights.models.loss import IGNORE_INDEX
 from laws import assert_same_law, rng
 
 
@@ -58,11 +58,13 @@ def test_recall_has_the_law_of_the_reference(noise_tokens: int, noise: float) ->
     assert torch.equal(train.inputs, test.inputs)
     assert torch.equal(train.inputs[:, 1:], train.labels[:, :-1])
     assert train.inputs.shape == (2_000, 63)
-    theirs_scored = [sum(label != IGNORED for label in one.labels) for one in told]
-    assert_same_law((test.labels != IGNORED).sum(1), theirs_scored, "scored tokens")
+    theirs_scored = [sum(label != IGNORE_INDEX for label in one.labels) for one in told]
+    assert_same_law((test.labels != IGNORE_INDEX).sum(1), theirs_scored, "scored tokens")
     assert_same_law(test.inputs.flatten(), [t for one in told for t in one.tokens[:-1]], "tokens")
     assert_same_law(test.inputs[:, -1], [one.probe for one in told], "the last key")
-    assert (test.labels[test.labels != IGNORED] == train.labels[test.labels != IGNORED]).all()
+    assert (
+        test.labels[test.labels != IGNORE_INDEX] == train.labels[test.labels != IGNORE_INDEX]
+    ).all()
 
 
 def padded(motifs: list[tuple[int, ...]], count: int) -> np.ndarray:
@@ -103,8 +105,8 @@ def test_fuzzy_recall_has_the_law_of_the_reference(testing: bool) -> None:
         (batch.inputs == 15).sum(1), [one.tokens[:-1].count(15) for one in told], "padding"
     )
     if testing:
-        scored = [sum(label != IGNORED for label in one.labels) for one in told]
-        assert_same_law((batch.labels != IGNORED).sum(1), scored, "scored tokens")
+        scored = [sum(label != IGNORE_INDEX for label in one.labels) for one in told]
+        assert_same_law((batch.labels != IGNORE_INDEX).sum(1), scored, "scored tokens")
     else:
         assert torch.equal(batch.inputs[:, 1:], batch.labels[:, :-1])
 
@@ -112,7 +114,9 @@ def test_fuzzy_recall_has_the_law_of_the_reference(testing: bool) -> None:
 def test_fuzzy_recall_scores_four_and_a_half_tokens() -> None:
     """As measured on the reference at its baseline (protocols: about 4.5)."""
     batch = FuzzyRecall(known=True).draw(rng(), 2_000)
-    assert (batch.labels != IGNORED).sum(1).double().mean().item() == pytest.approx(4.5, abs=0.4)
+    assert (batch.labels != IGNORE_INDEX).sum(1).double().mean().item() == pytest.approx(
+        4.5, abs=0.4
+    )
 
 
 def test_memorization_has_the_table_of_the_reference() -> None:
@@ -121,7 +125,7 @@ def test_memorization_has_the_table_of_the_reference() -> None:
     batch = Memorization().draw(rng(), 50)
     table = oracles.mad_table(256, 12345)
     assert (batch.inputs[:, 1::2] == 255).all()
-    assert (batch.labels[:, 0::2] == IGNORED).all()
+    assert (batch.labels[:, 0::2] == IGNORE_INDEX).all()
     assert batch.labels[:, 1::2].flatten().tolist() == [
         table[key] for key in batch.inputs[:, 0::2].flatten().tolist()
     ]

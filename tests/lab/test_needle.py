@@ -11,7 +11,7 @@ import pytest
 
 from fastweights.lab.tasks.needle import HAY, MARK, Needle, haystack
 from fastweights.lab.tasks.questions import RECALL, Question, recall, scrambling, squad
-from fastweights.models.loss import IGNORED
+from fastweights.models.loss import IGNORE_INDEX
 from laws import assert_frequencies, rng
 
 
@@ -28,7 +28,7 @@ def test_the_needle_answers_the_question(answer: int, depth: float | None, other
         assert asked == 100 - answer - 1
         (found,) = [i for i in marks if tokens[i + 1] == tokens[asked + 1]]
         value = tokens[found + 2 : found + 2 + answer]
-        assert labels == [IGNORED] * (100 - answer) + value
+        assert labels == [IGNORE_INDEX] * (100 - answer) + value
         assert tokens[asked + 2 :] == value[:-1]
         assert depth is None or abs(found / (100 - answer - 1) - depth) < 0.1
 
@@ -64,8 +64,8 @@ def test_text_haystack() -> None:
 
 def test_answers() -> None:
     question = Question("The capital of France is", ("Paris", "City of Paris"))
-    assert question.contained(" paris, of course")
-    assert not question.contained(" Lyon")
+    assert question.has_value_in(" paris, of course")
+    assert not question.has_value_in(" Lyon")
     assert question.exact(" Paris ")
     assert not question.exact("paris")
     assert RECALL.cut(" Paris\nThe capital") == " Paris"

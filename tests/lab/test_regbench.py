@@ -20,7 +20,7 @@ from fastweights.lab.tasks.regbench import (
     distance,
     ngram,
 )
-from fastweights.models.loss import IGNORED
+from fastweights.models.loss import IGNORE_INDEX
 from laws import assert_frequencies, rng
 
 
@@ -124,8 +124,8 @@ def test_words_belong_to_their_language() -> None:
 def test_oracle_and_labels(words: Words) -> None:
     task = RegBench()
     after = words.inputs[:, 1:]
-    wanted = after.masked_fill((after == PAD) | (after == BAR), IGNORED)
-    real = (after != PAD) | (words.labels[:, :-1] == IGNORED)
+    wanted = after.masked_fill((after == PAD) | (after == BAR), IGNORE_INDEX)
+    real = (after != PAD) | (words.labels[:, :-1] == IGNORE_INDEX)
     assert torch.equal(words.labels[:, :-1][real], wanted[real])
     score = task.score(words.oracle.log(), words)
     assert score.accuracy == 1
@@ -151,11 +151,11 @@ def test_the_longer_the_context_the_better_the_guess(words: Words) -> None:
 
 def test_ngrams_are_counted_frequencies() -> None:
     batch = RegBench(words=(4, 5), letters=(1, 6)).draw(rng(2), 5)
-    guessed = ngram(batch, 3).split((batch.labels != IGNORED).sum(1).tolist())
+    guessed = ngram(batch, 3).split((batch.labels != IGNORE_INDEX).sum(1).tolist())
     for tokens, labels, rows in zip(
         batch.inputs.tolist(), batch.labels.tolist(), guessed, strict=True
     ):
-        places = [t for t, label in enumerate(labels) if label != IGNORED]
+        places = [t for t, label in enumerate(labels) if label != IGNORE_INDEX]
         for t, row in zip(places, rows, strict=True):
             for order in (2, 1, 0):
                 now = tokens[t + 1 - order : t + 1]
@@ -169,6 +169,6 @@ def test_ngrams_are_counted_frequencies() -> None:
 
 def test_score_counts_words_that_go_on(words: Words) -> None:
     only_a = F.one_hot(torch.ones(len(words.targets), dtype=torch.long), 20).float()
-    expected = words.allowed[words.labels != IGNORED][:, 1].double().mean().item()
+    expected = words.allowed[words.labels != IGNORE_INDEX][:, 1].double().mean().item()
     assert RegBench().score(only_a, words).accuracy == pytest.approx(expected)
     assert LETTERS == 18

@@ -17,36 +17,42 @@ from fastweights.lab.reproduce import (
     CLAIMS,
     Above,
     Claim,
+    ClaimContext,
+    ClaimSize,
+    ClaimVerdict,
+    Experiment,
     Measure,
     Measures,
     Near,
-    Place,
-    Recipe,
     Sample,
-    Site,
-    Size,
     Statement,
     Term,
     Trial,
-    Verdict,
-    claim,
+    TrialContext,
+    find_claim,
+    hodges_lehmann,
     reproduce,
-    shift,
 )
-from fastweights.lab.reproduce.accuracy import UPDATES, Effort, Training, Trainings
+from fastweights.lab.reproduce.accuracy import UPDATES, TaskExperiment, TaskTrial, TrainingBudget
 from fastweights.lab.reproduce.claims.lolcats import SMALL as TEACHER
-from fastweights.lab.reproduce.conversion import Conversions, Converted, Updates, shortened
-from fastweights.lab.reproduce.measures import DOUBT, _ranks
+from fastweights.lab.reproduce.conversion import Conversions, ConversionTrial, Updates, with_updates
+from fastweights.lab.reproduce.measures import SIGNIFICANCE, _ranks
 from fastweights.lab.reproduce.pictures import Bars, Curves
-from fastweights.lab.reproduce.published import Destroyed, twice
+from fastweights.lab.reproduce.published import Destroyed, with_second_softmax
 from fastweights.lab.reproduce.run import Ledger
-from fastweights.lab.reproduce.small import behind, long_range, mqar
-from fastweights.lab.reproduce.solving import ADDED, STEPS, Insides, Solvers, rank_correlation
+from fastweights.lab.reproduce.small import behind_local_mixer, long_range, mqar
+from fastweights.lab.reproduce.solving import (
+    ADDED,
+    STEPS,
+    MesaDiagnostics,
+    Solvers,
+    rank_correlation,
+)
 from fastweights.lab.reproduce.speed import (
     Generation,
+    GenerationSegments,
     Models,
-    Stretches,
-    Timed,
+    SpeedExperiment,
     Token,
     TrainingSteps,
 )
@@ -55,7 +61,7 @@ from fastweights.lab.reproduce.text import (
     SMALL,
     Extrapolation,
     LanguageModels,
-    Model,
+    LanguageModelTrial,
     Positions,
 )
 from fastweights.lab.reproduce.theory import Theorem
@@ -70,7 +76,7 @@ from fastweights.train import Text
 from tolerances import assert_close
 
 CPU = torch.device("cpu")
-THEOREMS = [name for name, one in CLAIMS.items() if isinstance(one.cpu.recipe, Theorem)]
+THEOREMS = [name for name, one in CLAIMS.items() if isinstance(one.cpu.experiment, Theorem)]
 TINY_FIELDS = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1}
 TINY_MODELS = Models(
     TINY_FIELDS, {name: ({"name": name, "heads": 1},) for name in ("metala", "softmax")}
@@ -78,12 +84,12 @@ TINY_MODELS = Models(
 TINY_TEXT = replace(SMALL, layers=1, width=8, steps=2, batch=2, length=32)
 
 
-def _place(folder: Path) -> Place:
-    return Place(folder / "shared", CPU, workers=1)
+def _place(folder: Path) -> ClaimContext:
+    return ClaimContext(folder / "shared", CPU, workers=1)
 
 
-def _site(folder: Path) -> Site:
-    return _place(folder).site(folder / "own")
+def _site(folder: Path) -> TrialContext:
+    return _place(folder).trial_context(folder / "own")
 
 
 # statistics ---------------------------------------------------------------------------------------
@@ -100,29 +106,31 @@ def test_ranks_count_every_order_of_two_samples(m: int, n: int) -> None:
 
 
 def test_shift_excludes_nothing_when_samples_are_too_small() -> None:
-    assert shift(Sample((2.0, 3.0), False), Sample((0.0, 1.0), False)).low == -inf
-    assert shift(Sample((2.0, 3.0, 4.0), False), Sample((0.0, 1.0, -1.0), False)).low == 1.0
+    assert hodges_lehmann(Sample((2.0, 3.0), False), Sample((0.0, 1.0), False)).low == -inf
+    assert (
+        hodges_lehmann(Sample((2.0, 3.0, 4.0), False), Sample((0.0, 1.0, -1.0), False)).low == 1.0
+    )
 
 
 def test_shift_of_exact_numbers_is_their_difference() -> None:
-    found = shift(Sample((3.0,), True), Sample((1.0,), True))
+    found = hodges_lehmann(Sample((3.0,), True), Sample((1.0,), True))
     assert (found.low, found.middle, found.high) == (2.0, 2.0, 2.0)
 
 
 def test_shift_from_a_number_is_by_signs() -> None:
     number = Sample((1.0,), True)
-    assert shift(Sample((2.0, 3.0, 4.0, 5.0), False), number).low == -inf
-    assert shift(Sample((2.0, 3.0, 4.0, 5.0, 6.0), False), number).low == 1.0
+    assert hodges_lehmann(Sample((2.0, 3.0, 4.0, 5.0), False), number).low == -inf
+    assert hodges_lehmann(Sample((2.0, 3.0, 4.0, 5.0, 6.0), False), number).low == 1.0
 
 
 def test_shift_misses_a_true_difference_as_rarely_as_it_says() -> None:
     g, draws = torch.Generator().manual_seed(0), 2000
     a, b = torch.randn(draws, 5, generator=g), 1 + torch.randn(draws, 5, generator=g)
     found = [
-        shift(Sample(tuple(x), False), Sample(tuple(y), False))
+        hodges_lehmann(Sample(tuple(x), False), Sample(tuple(y), False))
         for x, y in zip(a.tolist(), b.tolist(), strict=True)
     ]
-    allowed = DOUBT + 3 * (DOUBT * (1 - DOUBT) / draws) ** 0.5
+    allowed = SIGNIFICANCE + 3 * (SIGNIFICANCE * (1 - SIGNIFICANCE) / draws) ** 0.5
     assert sum(one.low > -1 for one in found) / draws <= allowed
     assert sum(one.high < -1 for one in found) / draws <= allowed
 
@@ -144,18 +152,18 @@ LOW, HIGH, MIXED = (
 @pytest.mark.parametrize(
     ("statement", "first", "second", "verdict"),
     [
-        (Above(Term("a"), Term("b")), HIGH, LOW, Verdict.HOLDS),
-        (Above(Term("a"), Term("b")), LOW, HIGH, Verdict.FAILS),
-        (Above(Term("a"), Term("b")), LOW, MIXED, Verdict.OPEN),
-        (Above(Term("a"), Term("b"), 20), HIGH, LOW, Verdict.FAILS),
-        (Above(Term("a"), 10), HIGH, LOW, Verdict.HOLDS),
-        (Near(Term("a"), Term("b"), 5), LOW, LOW, Verdict.HOLDS),
-        (Near(Term("a"), Term("b"), 5), HIGH, LOW, Verdict.FAILS),
-        (Near(Term("a"), Term("b"), 1), LOW, MIXED, Verdict.OPEN),
+        (Above(Term("a"), Term("b")), HIGH, LOW, ClaimVerdict.HOLDS),
+        (Above(Term("a"), Term("b")), LOW, HIGH, ClaimVerdict.FAILS),
+        (Above(Term("a"), Term("b")), LOW, MIXED, ClaimVerdict.OPEN),
+        (Above(Term("a"), Term("b"), 20), HIGH, LOW, ClaimVerdict.FAILS),
+        (Above(Term("a"), 10), HIGH, LOW, ClaimVerdict.HOLDS),
+        (Near(Term("a"), Term("b"), 5), LOW, LOW, ClaimVerdict.HOLDS),
+        (Near(Term("a"), Term("b"), 5), HIGH, LOW, ClaimVerdict.FAILS),
+        (Near(Term("a"), Term("b"), 1), LOW, MIXED, ClaimVerdict.OPEN),
     ],
 )
 def test_verdicts(
-    statement: Statement, first: tuple[float, ...], second: tuple[float, ...], verdict: Verdict
+    statement: Statement, first: tuple[float, ...], second: tuple[float, ...], verdict: ClaimVerdict
 ) -> None:
     assert statement.check(_two(first, second)).verdict is verdict
 
@@ -190,7 +198,7 @@ class Counted(Trial):
     def name(self) -> str:
         return self.series
 
-    def run(self, site: Site) -> list[Measure]:
+    def run(self, site: TrialContext) -> list[Measure]:
         if (site.shared / "broken").exists() and self.series == "b":
             raise KeyboardInterrupt
         with (site.shared / "ran").open("a") as file:
@@ -199,12 +207,12 @@ class Counted(Trial):
 
 
 @dataclass(frozen=True)
-class Toy(Recipe):
+class Toy(Experiment):
     def trials(self) -> list[Trial]:
         return [Counted("a", 10.0), Counted("b", 0.0), Counted("c", 0.0)]
 
 
-TOY = Size(Toy(), 0.1)
+TOY = ClaimSize(Toy(), 0.1)
 TOY_CLAIM = Claim(
     "none",
     "nowhere",
@@ -228,7 +236,7 @@ def test_a_killed_claim_goes_on_and_a_finished_one_stays(tmp_path: Path) -> None
     first = reproduce("toy", TOY_CLAIM, "cpu", out, place)
     again = reproduce("toy", TOY_CLAIM, "cpu", out, place)
     assert (place.shared / "ran").read_text() == "abc"
-    assert first.verdict is Verdict.HOLDS
+    assert first.verdict is ClaimVerdict.HOLDS
     assert again.measures.rows == first.measures.rows
     assert (out / "picture.png").read_bytes()[1:4] == b"PNG"
 
@@ -248,7 +256,7 @@ def test_unknown_sizes_and_claims_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cpu, gpu, paper"):
         reproduce("toy", TOY_CLAIM, "tiny", tmp_path, _place(tmp_path))
     with pytest.raises(ValueError, match="did you mean metala-fig3"):
-        claim("metala-fig33")
+        find_claim("metala-fig33")
 
 
 def test_data_that_a_size_reads_are_asked_for(tmp_path: Path) -> None:
@@ -264,7 +272,7 @@ def test_data_that_a_size_reads_are_asked_for(tmp_path: Path) -> None:
 def test_claims_are_complete(name: str) -> None:
     one = CLAIMS[name]
     for size in one.sizes.values():
-        trials = size.recipe.trials()
+        trials = size.experiment.trials()
         assert len({repr(trial) for trial in trials}) == len(trials) > 0
         assert all(trial.name for trial in trials)
         assert size.minutes > 0
@@ -272,21 +280,21 @@ def test_claims_are_complete(name: str) -> None:
     assert one.gpu.minutes <= 10
 
 
-def pretended(recipe: Recipe) -> Measures:
+def pretended(recipe: Experiment) -> Measures:
     """What the trials would measure, all of it 1, as far as names go."""
     rows: list[Measure] = []
     for trial in recipe.trials():
         match trial:
-            case Training(series=series, x=x):
+            case TaskTrial(series=series, x=x):
                 rows += [
                     Measure(series, 1.0, x, quantity, seed)
                     for quantity in ("", UPDATES)
                     for seed in range(5)
                 ]
-            case Converted(series=series, seed=seed):
+            case ConversionTrial(series=series, seed=seed):
                 quantities = ("PPL@2", "PPL@0", "KL of weights", "error of outputs")
                 rows += [Measure(series, 1.0, None, quantity, seed) for quantity in quantities]
-            case Model(series=series, seed=seed, readings=readings):
+            case LanguageModelTrial(series=series, seed=seed, readings=readings):
                 rows += [row for reading in readings for row in _read(reading, series, seed)]
             case _:
                 rows += _timed(trial)
@@ -309,7 +317,7 @@ def _read(reading: object, series: str, seed: int) -> list[Measure]:
             return added + [
                 Measure(name, 1.0, None, q, seed) for name in solvers for q in ("", STEPS)
             ]
-        case Insides():
+        case MesaDiagnostics():
             names = ("condition number", "growth of the condition number", "steps", "cosine to GLA")
             return [Measure(name, 1.0, seed=seed) for name in names]
     raise AssertionError(reading)
@@ -327,7 +335,7 @@ def _timed(trial: Trial) -> list[Measure]:
                 for name in models.mixers
                 for seed in range(5)
             ]
-        case Stretches(models=models, tokens=x):
+        case GenerationSegments(models=models, tokens=x):
             speeds = [
                 Measure(name, 1.0, x, "along one sequence", n)
                 for name in models.mixers
@@ -341,7 +349,7 @@ def _timed(trial: Trial) -> list[Measure]:
 @pytest.mark.parametrize("size", ["cpu", "gpu", "paper"])
 def test_statements_speak_of_what_is_measured(name: str, size: str) -> None:
     one = CLAIMS[name]
-    measures = pretended(one.sizes[size].recipe)
+    measures = pretended(one.sizes[size].experiment)
     for statement in one.statements:
         assert statement.check(measures).sentence
 
@@ -349,7 +357,7 @@ def test_statements_speak_of_what_is_measured(name: str, size: str) -> None:
 @pytest.mark.parametrize("name", THEOREMS)
 def test_theorems_hold(name: str, tmp_path: Path) -> None:
     outcome = reproduce(name, CLAIMS[name], "cpu", tmp_path, _place(tmp_path))
-    assert outcome.verdict is Verdict.HOLDS, outcome.checks
+    assert outcome.verdict is ClaimVerdict.HOLDS, outcome.checks
 
 
 # recipes, tiny ------------------------------------------------------------------------------------
@@ -357,9 +365,9 @@ def test_theorems_hold(name: str, tmp_path: Path) -> None:
 
 
 def _tested(
-    recipe: Recipe, statements: tuple[Statement, ...], picture: Bars | Curves, folder: Path
+    recipe: Experiment, statements: tuple[Statement, ...], picture: Bars | Curves, folder: Path
 ) -> Measures:
-    size = Size(recipe, 0.1)
+    size = ClaimSize(recipe, 0.1)
     one = Claim("none", "nowhere", "", statements, "", size, size, size, picture)
     outcome = reproduce("tiny", one, "cpu", folder / "out", _place(folder))
     assert (folder / "out" / "outcome.json").exists()
@@ -367,18 +375,18 @@ def _tested(
 
 
 def test_tasks_are_trained_over_seeds(tmp_path: Path) -> None:
-    effort = Effort(seeds=(0, 1), every=2)
+    effort = TrainingBudget(seeds=(0, 1), every=2)
     protocol = mqar(16, 4, 8, 2)
     protocol = replace(protocol, test=(replace(protocol.test[0], examples=8),))
     models = {
-        "linear": behind({"name": "linear", "heads": 1}),
-        "softmax": behind({"name": "softmax", "heads": 1}),
+        "linear": behind_local_mixer({"name": "linear", "heads": 1}),
+        "softmax": behind_local_mixer({"name": "softmax", "heads": 1}),
     }
     cells = tuple(
-        Training(s, x, protocol, s, own, effort) for x in ("p", "q") for s, own in models.items()
+        TaskTrial(s, x, protocol, s, own, effort) for x in ("p", "q") for s, own in models.items()
     )
     found = _tested(
-        Trainings(cells, ("p", "q")),
+        TaskExperiment(cells, ("p", "q")),
         (Above(Term("softmax"), Term("linear")),),
         Bars("accuracy [%]"),
         tmp_path,
@@ -395,9 +403,9 @@ def test_times_are_measured_in_turn(tmp_path: Path) -> None:
         *(TrainingSteps(TINY_MODELS, 32, length, 2) for length in (16, 32)),
         Generation(TINY_MODELS, 2, 4, 2, 2),
         Token(TINY_MODELS, 2, 8, 2),
-        Stretches(TINY_MODELS, 16, 2),
+        GenerationSegments(TINY_MODELS, 16, 2),
     )
-    recipe = Timed(trials, ("metala",), (("metala", "softmax"),))
+    recipe = SpeedExperiment(trials, ("metala",), (("metala", "softmax"),))
     statements = (
         Above(Term("metala", quantity="kept"), 0),
         Above(Term("metala / softmax", quantity="quotient"), 0),
@@ -426,7 +434,7 @@ def test_language_models_are_shared_and_read(tmp_path: Path) -> None:
     solvers = Solvers(
         {"1 steps": ConjugateGradient(1), "2 steps": ConjugateGradient(2)}, "2 steps", 128, 32
     )
-    trial = Model("mesa", models["mesa"], 0, tiny, (solvers,))
+    trial = LanguageModelTrial("mesa", models["mesa"], 0, tiny, (solvers,))
     rows = Measures(trial.run(_site(tmp_path)))
     assert rows.of(STEPS).sample("1 steps", None) == Sample((1.0,), False)
     assert len(list((tmp_path / "shared" / "models").iterdir())) == 2
@@ -436,8 +444,8 @@ def test_language_models_are_shared_and_read(tmp_path: Path) -> None:
 def test_conversions_start_from_one_teacher(tmp_path: Path) -> None:
     teacher = replace(TEACHER, steps=2, batch=2, length=32)
     methods = {
-        name: shortened(method, Updates(2, 1e-2), Updates(2, 1e-3), 2)
-        for name, method in CLAIMS["lolcats-table2"].cpu.recipe.methods.items()  # pyright: ignore
+        name: with_updates(method, Updates(2, 1e-2), Updates(2, 1e-3), 2)
+        for name, method in CLAIMS["lolcats-table2"].cpu.experiment.methods.items()  # pyright: ignore
         if name in ("LOLCAT-w", "SUPRA")
     }
     recipe = Conversions(methods, teacher, 32, 256, (0,))
@@ -466,7 +474,7 @@ def test_the_destroyed_start_is_that_of_gpt2() -> None:
 
 def test_a_second_softmax_is_learnt_through_but_not_predicted_by() -> None:
     protocol = long_range(1)["ListOps"]
-    once, again = protocol.task, twice(protocol).task
+    once, again = protocol.task, with_second_softmax(protocol).task
     batch = once.draw(np.random.default_rng(0), 4)
     model = FastWeightsForSequenceClassification(
         FastWeightsConfig(

@@ -24,19 +24,19 @@ from torch.nn import functional as F
 from fastweights.cli import main
 from fastweights.lab.sweep import (
     AXES,
-    Contender,
-    Failed,
-    Folder,
-    Here,
-    Plan,
+    InProcess,
     Pool,
     Ray,
     Row,
-    Run,
+    RunFailure,
+    SweepFolder,
+    SweepModel,
+    SweepPlan,
+    SweepRun,
     best,
     draw,
     fit,
-    read,
+    read_plan,
     sweep,
 )
 from fastweights.lab.sweep.order import batches, learning_rate, updates_per_epoch
@@ -49,7 +49,7 @@ from fastweights.lab.tasks import (
     Protocol,
     Segment,
     TokenTask,
-    Training,
+    TrainingSettings,
 )
 from fastweights.mixers import MIXERS, plugin
 from tolerances import TOLERANCE
@@ -68,7 +68,7 @@ class Copy(TokenTask):
 
 
 FIELDS = {"num_hidden_layers": 1, "mlp": None, "embedding_dropout": 0.1}
-TRAINING = Training((1e-2, 3e-2), (0.1,), batch=8, steps=6, schedule=Cosine(), best=True)
+TRAINING = TrainingSettings((1e-2, 3e-2), (0.1,), batch=8, steps=6, schedule=Cosine(), best=True)
 COPY = Protocol(
     (Segment(Copy(), None),),
     (Segment(Copy(), 20),),
@@ -81,20 +81,21 @@ EPOCHS = replace(
     train=(Segment(Copy(), 20), Segment(Copy(length=3), 9)),
     training=replace(TRAINING, steps=None, epochs=3, schedule=Cosine(by_epoch=True)),
 )
-LINEAR = Contender.of(
+LINEAR = SweepModel.of(
     {"label": "one head", "name": "linear", "mixers": [{"name": "linear", "heads": 1}]}
 )
 
 
-def run(protocol: Protocol = COPY, contender: Contender = LINEAR, **changes: object) -> Run:
+def run(protocol: Protocol = COPY, contender: SweepModel = LINEAR, **changes: object) -> SweepRun:
     return replace(
-        Run("copy", protocol, contender, rate=1e-2, decay=0.1, seed=0, every=2), **changes
+        SweepRun("copy", protocol, contender, rate=1e-2, decay=0.1, seed=0, every=2), **changes
     )
 
 
-def plan(**changes: object) -> Plan:
+def plan(**changes: object) -> SweepPlan:
     return replace(
-        Plan({"copy": COPY}, (LINEAR,), rates=(1e-2, 3e-2), seeds=(0, 1, 2), every=2), **changes
+        SweepPlan({"copy": COPY}, (LINEAR,), rates=(1e-2, 3e-2), seeds=(0, 1, 2), every=2),
+        **changes,
     )
 
 
@@ -257,7 +258,7 @@ def test_keys_are_of_what_decides_the_result() -> None:
         replace(one, decay=0.0),
         replace(one, seed=1),
         replace(one, every=3),
-        run(contender=Contender.of("linear")),
+        run(contender=SweepModel.of("linear")),
         run(contender=replace(LINEAR, fields={**LINEAR.fields, "hidden_size": 16})),
         run(replace(COPY, training=replace(TRAINING, clip=1.0))),
         run(replace(COPY, training=replace(TRAINING, schedule=Constant()))),
@@ -287,7 +288,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 def test_a_plan_is_read(tmp_path: Path) -> None:
-    found = list(read(written(tmp_path, TOML)).runs())
+    found = list(read_plan(written(tmp_path, TOML)).runs())
     assert len(found) == 2 * 2 * 2 * 2 * 3
     assert {one.task for one in found} == {"mqar-small-32x4", "mqar-small-64x8"}
     assert {one.config().hidden_size for one in found} == {16, 32}
@@ -310,20 +311,20 @@ def test_a_plan_is_read(tmp_path: Path) -> None:
 )
 def test_a_plan_that_cannot_be_read(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        read(written(tmp_path, text))
+        read_plan(written(tmp_path, text))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mixers": (Contender.of("glaa"),)}, "unknown mixer 'glaa'"),
-        ({"mixers": (Contender("x", "linear", {"mlpp": 1}),)}, "mlpp"),
+        ({"mixers": (SweepModel.of("glaa"),)}, "unknown mixer 'glaa'"),
+        ({"mixers": (SweepModel("x", "linear", {"mlpp": 1}),)}, "mlpp"),
         ({"training": {"step": 3}}, "not step"),
     ],
 )
 def test_a_plan_that_cannot_be_run(tmp_path: Path, changes: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        sweep(plan(**changes), tmp_path, Here())
+        sweep(plan(**changes), tmp_path, InProcess())
 
 
 # sweeps -------------------------------------------------------------------------------------------
@@ -337,9 +338,11 @@ class Watched(Pool):
     results_left: int
     asked: list[str]
 
-    def results(self, runs: Sequence[Run], logs: Path, device: str) -> Iterator[Row | Failed]:
+    def results(
+        self, runs: Sequence[SweepRun], logs: Path, device: str
+    ) -> Iterator[Row | RunFailure]:
         self.asked += [one.key for one in runs]
-        for result in Here().results(runs, logs, device):
+        for result in InProcess().results(runs, logs, device):
             yield result
             self.results_left -= 1
             if self.results_left == 0:
@@ -355,14 +358,14 @@ def test_a_killed_sweep_goes_on(tmp_path: Path) -> None:
     rows = sweep(plan(), tmp_path, second)
     assert len(first.asked) == 6
     assert second.asked == first.asked[4:]
-    straight = sweep(plan(), tmp_path / "straight", Here())
+    straight = sweep(plan(), tmp_path / "straight", InProcess())
     assert [timeless(row) for row in rows] == [timeless(row) for row in straight]
     assert sweep(plan(), tmp_path, Watched(0, second.asked)) == rows
     assert len(second.asked) == 2
 
 
 def test_a_larger_plan_takes_over_what_it_has_in_common(tmp_path: Path) -> None:
-    sweep(plan(), tmp_path, Here())
+    sweep(plan(), tmp_path, InProcess())
     pool = Watched(100, [])
     assert len(sweep(plan(seeds=(0, 1, 2, 3)), tmp_path, pool)) == 8
     assert len(pool.asked) == 2
@@ -370,14 +373,14 @@ def test_a_larger_plan_takes_over_what_it_has_in_common(tmp_path: Path) -> None:
 
 def test_rows_are_written_as_json_and_parquet(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    rows = sweep(plan(), tmp_path, Here())
+    rows = sweep(plan(), tmp_path, InProcess())
     assert json.loads((tmp_path / "rows.json").read_text()) == [row.flat() for row in rows]
     assert parquet.read_table(tmp_path / "rows.parquet").to_pylist() == [row.flat() for row in rows]
 
 
 def test_evaluations_are_logged_as_they_come(tmp_path: Path) -> None:
-    (row,) = sweep(plan(rates=(1e-2,), seeds=(0,)), tmp_path, Here())
-    assert Folder(tmp_path).points(run()) == list(row.curve)
+    (row,) = sweep(plan(rates=(1e-2,), seeds=(0,)), tmp_path, InProcess())
+    assert SweepFolder(tmp_path).points(run()) == list(row.curve)
 
 
 @dataclass(frozen=True)
@@ -391,10 +394,10 @@ class Broken(Copy):
 def test_a_run_that_fails_does_not_end_the_sweep(tmp_path: Path) -> None:
     broken = replace(COPY, train=(Segment(Broken(), None),))
     tasks = {"broken": broken, "copy": COPY}
-    seen: list[Row | Failed] = []
-    rows = sweep(plan(tasks=tasks, seeds=(0,)), tmp_path, Here(), listener=seen.append)
+    seen: list[Row | RunFailure] = []
+    rows = sweep(plan(tasks=tasks, seeds=(0,)), tmp_path, InProcess(), listener=seen.append)
     assert [row.task for row in rows] == ["copy", "copy"]
-    assert [type(result) for result in seen] == [Failed, Failed, Row, Row]
+    assert [type(result) for result in seen] == [RunFailure, RunFailure, Row, Row]
     traces = [path.read_text() for path in (tmp_path / "failed").iterdir()]
     assert len(traces) == 2
     assert all("no examples today" in trace for trace in traces)
@@ -461,10 +464,10 @@ def test_figures_show_means_and_the_whole_spread() -> None:
 # ------------------------------------------------------------------------------------------
 
 MIXER = '''
-from fastweights.mixers import Linear
+from fastweights.mixers import LinearAttention
 
 
-class Mine(Linear):
+class Mine(LinearAttention):
     """A mixer of a user's own."""
 '''
 
@@ -599,7 +602,7 @@ def test_ray_gives_the_same_rows(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     one = plan(
         tasks={"mqar-small-32x4": TASKS["mqar-small-32x4"]},
-        mixers=(Contender.of("linear"),),
+        mixers=(SweepModel.of("linear"),),
         widths=(8,),
     )
     one = replace(one, training={"steps": 4, "batch": 4}, seeds=(0, 1))
@@ -607,7 +610,7 @@ def test_ray_gives_the_same_rows(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")
         rows = sweep(one, tmp_path / "ray", Ray())
     assert [timeless(row) for row in rows] == [
-        timeless(row) for row in sweep(one, tmp_path / "here", Here())
+        timeless(row) for row in sweep(one, tmp_path / "here", InProcess())
     ]
 
 
@@ -616,10 +619,10 @@ def test_ray_gives_the_same_rows(tmp_path: Path) -> None:
 def test_softmax_solves_the_small_protocols(task: str, tmp_path: Path) -> None:
     one = plan(
         tasks={task: TASKS[task]},
-        mixers=(Contender.of("softmax"),),
+        mixers=(SweepModel.of("softmax"),),
         rates=(3e-3,),
         seeds=(0,),
         every=100,
     )
-    (row,) = sweep(one, tmp_path, Here())
+    (row,) = sweep(one, tmp_path, InProcess())
     assert row.accuracy > 0.98

@@ -23,9 +23,9 @@ from fastweights.lab.tasks import (
     Score,
     WordProblem,
 )
-from fastweights.lab.tasks.mqar import arranged
-from fastweights.lab.tasks.sampling import distinct, weighted
-from fastweights.models.loss import IGNORED
+from fastweights.lab.tasks.mqar import arrange_pairs
+from fastweights.lab.tasks.sampling import sample_by_weight, sample_distinct
+from fastweights.models.loss import IGNORE_INDEX
 from laws import assert_frequencies, assert_same_law, rng
 
 # every protocol -----------------------------------------------------------------------------------
@@ -72,12 +72,12 @@ def test_loss_and_score_are_those_of_the_labelled_positions() -> None:
     torch.manual_seed(0)
     model, batch = protocol.model("softmax").eval(), protocol.fresh(0, 0, 5)
     every = model(batch.inputs).logits
-    wanted = F.cross_entropy(every.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED)
+    wanted = F.cross_entropy(every.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORE_INDEX)
     logits = protocol.task.logits(model, batch)
     score = protocol.task.score(logits, batch)
     torch.testing.assert_close(protocol.task.loss(model, batch), wanted)
     assert score.loss == pytest.approx(wanted.item(), rel=1e-5)
-    right = (every.argmax(-1) == batch.labels).sum() / (batch.labels != IGNORED).sum()
+    right = (every.argmax(-1) == batch.labels).sum() / (batch.labels != IGNORE_INDEX).sum()
     assert score.accuracy == pytest.approx(right.item())
     assert (batch.labels[0, batch.positions[:4]] == batch.targets[:4]).all()
 
@@ -109,7 +109,7 @@ def test_rows_of_a_batch() -> None:
 
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (3, 3), (3, 5), (20, 21)])
 def test_distinct_draws(count: int, size: int) -> None:
-    drawn = distinct(rng(), 4_000, count, size)
+    drawn = sample_distinct(rng(), 4_000, count, size)
     assert (np.sort(drawn, 1)[:, 1:] != np.sort(drawn, 1)[:, :-1]).all()
     for column in drawn.T[:3]:
         assert_frequencies(
@@ -122,7 +122,7 @@ def test_distinct_draws(count: int, size: int) -> None:
 
 def test_weighted_draws_have_the_law_of_successive_draws() -> None:
     weights = np.array([0.5, 0.3, 0.15, 0.05])
-    drawn = weighted(rng(), 20_000, 2, weights)
+    drawn = sample_by_weight(rng(), 20_000, 2, weights)
     p = np.array(
         [
             [0 if i == j else a * b / (1 - a) for j, b in enumerate(weights)]
@@ -133,7 +133,8 @@ def test_weighted_draws_have_the_law_of_successive_draws() -> None:
 
 
 @pytest.mark.parametrize(
-    "draw", [lambda: distinct(rng(), 1, 4, 3), lambda: weighted(rng(), 1, 4, np.ones(3))]
+    "draw",
+    [lambda: sample_distinct(rng(), 1, 4, 3), lambda: sample_by_weight(rng(), 1, 4, np.ones(3))],
 )
 def test_too_few_to_draw_from(draw: object) -> None:
     with pytest.raises(ValueError, match="4 distinct numbers are to be drawn out of 3"):
@@ -146,7 +147,7 @@ def test_too_few_to_draw_from(draw: object) -> None:
 
 def test_mqar_has_the_tokens_of_the_reference() -> None:
     want = oracles.mqar(np.random.RandomState(3), 50, vocabulary=96, length=64, pairs=8)
-    inputs, labels = arranged(want.keys, want.values, want.slots, 64)
+    inputs, labels = arrange_pairs(want.keys, want.values, want.slots, 64)
     np.testing.assert_array_equal(inputs, want.inputs)
     np.testing.assert_array_equal(labels, want.labels)
 
@@ -242,6 +243,6 @@ def test_modular_arithmetic_is_pythons() -> None:
     for expression, labels in zip(batch.inputs.tolist(), batch.labels.tolist(), strict=True):
         for t in range(0, 15, 2):
             assert labels[t] == eval("".join(symbols[token] for token in expression[: t + 1])) % 7
-        assert set(labels[1::2]) == {IGNORED}
+        assert set(labels[1::2]) == {IGNORE_INDEX}
     with pytest.raises(ValueError, match="odd number"):
         ModularArithmetic(length=4)

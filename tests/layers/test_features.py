@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from cases import normal
-from fastweights.features import PositiveRandom, RandomFourier, orthogonal, taylor, turned
+from fastweights.features import PositiveRandom, RandomFourier, cos_sin_features, orthogonal, taylor
 from tolerances import assert_close
 
 
@@ -38,7 +38,7 @@ def test_turned_weighs_channels_by_the_cosine_of_the_angle_between() -> None:
     want = torch.einsum(
         "bthf,bshf,tsf->ts", q, k, (angle[0, :, None, 0] - angle[0, None, :, 0]).cos()
     )
-    assert_close(scores(turned(q, angle), turned(k, angle)), want, "φ(q)·φ(k)")
+    assert_close(scores(cos_sin_features(q, angle), cos_sin_features(k, angle)), want, "φ(q)·φ(k)")
 
 
 def test_orthogonal_rows_within_a_block() -> None:

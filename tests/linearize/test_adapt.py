@@ -8,21 +8,25 @@ import numpy as np
 import pytest
 import torch
 
-from fastweights.linearize import Analog, CannotLinearize, Linear, Teacher, running
+from fastweights.linearize import CannotLinearize, LinearAttentionConfig, Student, Teacher, use_mode
 from fastweights.linearize.distill.adapt import (
     LoRA,
     TokenLoss,
-    adapted,
-    inner,
-    merged,
+    merge_adapters,
     next_logits,
+    prepare_adaptation,
     projections,
     teacher_logits,
+    unwrap_adapters,
 )
 from fastweights.linearize.distill.baselines import METHODS
-from fastweights.linearize.distill.fit import Fit, fit, trained
-from fastweights.linearize.distill.judge import ablations, distances, judge
-from fastweights.linearize.distill.ranking import OneLinear, damages, kept_softmax
+from fastweights.linearize.distill.fit import Fit, fit, trainable_parameters
+from fastweights.linearize.distill.judge import ablations, compare_with_softmax, distances
+from fastweights.linearize.distill.ranking import (
+    OneLinearLayer,
+    damage_by_layer,
+    most_damaging_layers,
+)
 from fastweights.linearize.distill.stages import AdaptStage
 from fastweights.text.documents import IGNORED
 from pretrained import linear_llama, llama, stream
@@ -42,7 +46,7 @@ def given() -> dict[str, torch.Tensor]:
 def disturbed(model):
     """Adapters that are not zero."""
     torch.manual_seed(1)
-    for name, p in trained(model).items():
+    for name, p in trainable_parameters(model).items():
         if "lora_B" in name:
             torch.nn.init.normal_(p, std=0.3)
     return model.eval()
@@ -53,16 +57,20 @@ def test_every_projection_of_a_converted_attention_is_adapted():
     assert projections(model) == [
         f"model.layers.{n}.self_attn.{p}_proj" for n in (0, 2) for p in "qkvo"
     ]
-    found = adapted(model, LoRA(rank=2))
-    assert {name.split(".")[-3] for name in trained(found)} == {"lora_A", "lora_B"}
-    assert len(trained(found)) == 2 * 8
+    found = prepare_adaptation(model, LoRA(rank=2))
+    assert {name.split(".")[-3] for name in trainable_parameters(found)} == {"lora_A", "lora_B"}
+    assert len(trainable_parameters(found)) == 2 * 8
 
 
 def test_branches_and_all_weights_can_be_trained_too():
-    with_branches = trained(adapted(linear_llama(), LoRA(), train_branches=True))
+    with_branches = trainable_parameters(
+        prepare_adaptation(linear_llama(), LoRA(), train_branches=True)
+    )
     assert any("linear_branch" in name for name in with_branches)
     model = linear_llama()
-    assert len(trained(adapted(model, None))) == len(list(model.parameters()))
+    assert len(trainable_parameters(prepare_adaptation(model, None))) == len(
+        list(model.parameters())
+    )
 
 
 def test_a_model_without_projections_says_so():
@@ -75,7 +83,7 @@ def test_a_model_without_projections_says_so():
 
 def test_the_teacher_is_the_original_model():
     """Whatever the adapters have become; and the student is as before."""
-    original, model = llama(), disturbed(adapted(linear_llama(), LoRA()))
+    original, model = llama(), disturbed(prepare_adaptation(linear_llama(), LoRA()))
     before = next_logits(model, given()).detach()
     wanted = original(**given(), use_cache=False).logits[:, :-1]
     assert_close(teacher_logits(model, given()), wanted, "teacher")
@@ -84,7 +92,10 @@ def test_the_teacher_is_the_original_model():
 
 @pytest.mark.parametrize(("ce", "kl"), [(1, 0), (0, 1), (0.5, 2)])
 def test_losses_are_means_over_what_is_learnt(ce, kl):
-    model, labels = disturbed(adapted(linear_llama(), LoRA())), batch()["labels"][:, 1:].numpy()
+    model, labels = (
+        disturbed(prepare_adaptation(linear_llama(), LoRA())),
+        batch()["labels"][:, 1:].numpy(),
+    )
     student = next_logits(model, given()).detach().numpy()
     teacher = teacher_logits(model, given()).numpy()
     total = count = 0.0
@@ -97,7 +108,7 @@ def test_losses_are_means_over_what_is_learnt(ce, kl):
 
 
 def test_adaptation_lowers_the_loss_and_nothing_else_moves(tmp_path):
-    model = adapted(linear_llama(dtype=torch.float32), LoRA())
+    model = prepare_adaptation(linear_llama(dtype=torch.float32), LoRA())
     frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
     stage = AdaptStage(model, stream(), stream(), TokenLoss(1, 0.1))
     before = stage.validate()["val_loss"]
@@ -109,35 +120,38 @@ def test_adaptation_lowers_the_loss_and_nothing_else_moves(tmp_path):
 
 
 def test_merging_keeps_the_outputs():
-    model = disturbed(adapted(linear_llama(), LoRA()))
+    model = disturbed(prepare_adaptation(linear_llama(), LoRA()))
     wanted = next_logits(model, given()).detach()
-    whole = merged(model)
+    whole = merge_adapters(model)
     assert whole.config.model_type == "linearized_llama"
     assert_close(next_logits(whole, given()), wanted, "merged")
-    assert inner(whole) is merged(whole) is whole
+    assert unwrap_adapters(whole) is merge_adapters(whole) is whole
 
 
 def test_damage_is_of_one_layer_alone():
     model = linear_llama(layers=3)
-    found = damages(model, [given(), given()])
-    with torch.no_grad(), running(model, Teacher()):
+    found = damage_by_layer(model, [given(), given()])
+    with torch.no_grad(), use_mode(model, Teacher()):
         wanted = next_logits(model, given())
     for layer, damage in found.items():
         alone = linear_llama(layers=3, chosen=[layer])
-        with torch.no_grad(), running(alone, Linear()):
+        with torch.no_grad(), use_mode(alone, Student()):
             logits = next_logits(alone, given())
-        with torch.no_grad(), running(model, OneLinear(layer)):
+        with torch.no_grad(), use_mode(model, OneLinearLayer(layer)):
             assert_close(next_logits(model, given()), logits, f"layer {layer} alone")
         p, q = wanted.log_softmax(-1), logits.log_softmax(-1)
         assert damage == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()))
-    assert kept_softmax({0: 1.0, 1: 3.0, 2: 2.0}, 2) == [1, 2]
+    assert most_damaging_layers({0: 1.0, 1: 3.0, 2: 2.0}, 2) == [1, 2]
     with pytest.raises(ValueError, match="keep 0 to 2 of them"):
-        kept_softmax(found, 3)
+        most_damaging_layers(found, 3)
 
 
 def test_a_judgement_has_every_token_once():
-    model, batches = linear_llama(Analog(window=3)), list(stream(16).cover(4))
-    found = judge(model, batches, ablations(model))
+    model, batches = (
+        linear_llama(LinearAttentionConfig(window=3)),
+        list(stream(16).sequential_batches(4)),
+    )
+    found = compare_with_softmax(model, batches, ablations(model))
     assert list(found) == ["softmax", "linear", "window only", "linear only"]
     assert found["softmax"].kl == pytest.approx(0, abs=1e-12)
     assert found["softmax"].agreement == 1
@@ -145,14 +159,16 @@ def test_a_judgement_has_every_token_once():
     assert found["linear"].loss.counts.sum() == sum(
         b["labels"][:, 1:].numel() for b in batches if b["labels"].shape[1] == 16
     )
-    exact = judge(
-        model, batches, {"whole": Linear()}, teacher=lambda inputs: next_logits(model, inputs)
+    exact = compare_with_softmax(
+        model, batches, {"whole": Student()}, teacher=lambda inputs: next_logits(model, inputs)
     )
     assert exact["whole"].kl == pytest.approx(0, abs=1e-12)
 
 
 def test_distances_vanish_where_the_window_is_the_text():
-    far, near = (distances(linear_llama(Analog(window=w)), [given()]) for w in (3, 16))
+    far, near = (
+        distances(linear_llama(LinearAttentionConfig(window=w)), [given()]) for w in (3, 16)
+    )
     assert near["error"] < 1e-12 < far["error"]
     assert near["divergence"] < 1e-9 < far["divergence"]
 
@@ -162,6 +178,6 @@ def test_every_published_method_makes_a_model(name):
     method = METHODS[name]
     model = linear_llama(method.analog)
     if method.adapt is not None:
-        model = adapted(model, method.adapt.lora, method.adapt.branches)
-    with torch.no_grad(), running(model, Linear()):
+        model = prepare_adaptation(model, method.adapt.lora, method.adapt.branches)
+    with torch.no_grad(), use_mode(model, Student()):
         assert next_logits(model, given()).isfinite().all()

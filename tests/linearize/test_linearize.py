@@ -22,17 +22,17 @@ from fastweights.kernels.native import windowed
 from fastweights.kernels.native.windowed import NATIVE_WINDOW, window_step
 from fastweights.linearize import (
     RULES,
-    Analog,
-    Call,
+    AttentionCall,
+    LinearAttentionConfig,
     LinearOnly,
     Mode,
     Teacher,
     WindowOnly,
     branches,
     cache_bytes,
-    find_sites,
+    find_attention_layers,
     linearize,
-    running,
+    use_mode,
 )
 from tolerances import SAME, assert_close, error
 
@@ -53,11 +53,11 @@ def assert_same(got: Tensor, want: Tensor, what: str) -> None:
 def test_a_window_over_all_tokens_is_the_original(family: str) -> None:
     inputs = padded()
     want = logits(teacher(family), inputs)
-    model = shaken(linearize(teacher(family), Analog(window=64)))
+    model = shaken(linearize(teacher(family), LinearAttentionConfig(window=64)))
     assert_same(logits(model, inputs), want, family)
     short = logits(student(family), inputs)
     assert error(short[1], want[1]) > 1e3 * SAME
-    with running(model, Teacher()):
+    with use_mode(model, Teacher()):
         assert torch.equal(logits(model, inputs), want)
 
 
@@ -84,18 +84,18 @@ def after(model: Any, inputs: dict[str, Tensor], sequences: Tensor) -> Tensor:
 
 
 def test_sites_say_what_attention_sees() -> None:
-    first, *_ = find_sites(teacher("gemma2"))
+    first, *_ = find_attention_layers(teacher("gemma2"))
     assert (first.layer, first.path, first.window, first.softcap) == (
         0,
         "model.layers.0.self_attn",
         4096,
         50.0,
     )
-    latent = find_sites(teacher("deepseek_v3"))[0]
+    latent = find_attention_layers(teacher("deepseek_v3"))[0]
     assert (latent.heads, latent.kv_heads, latent.head_dim, latent.value_dim) == (4, 4, 16, 12)
-    assert [site.scaling for site in find_sites(teacher("opt"))] == [1.0] * LAYERS
-    assert "sliding window of 4096" in str(first.skipped)
-    assert first.refused is None
+    assert [site.scaling for site in find_attention_layers(teacher("opt"))] == [1.0] * LAYERS
+    assert "sliding window of 4096" in str(first.skip_reason)
+    assert first.refusal_reason is None
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "mixtral", "deepseek_v3"])
@@ -103,7 +103,7 @@ def test_sites_are_found_without_weights(family: str) -> None:
     model = teacher(family)
     with torch.device("meta"):
         empty = type(model)(model.config).to(torch.bfloat16)
-    assert find_sites(empty) == find_sites(model)
+    assert find_attention_layers(empty) == find_attention_layers(model)
 
 
 def test_probing_leaves_no_trace() -> None:
@@ -113,7 +113,7 @@ def test_probing_leaves_no_trace() -> None:
         model.config._attn_implementation,
         list(model.modules()),
     )
-    find_sites(model)
+    find_attention_layers(model)
     assert (
         model.config.to_dict(),
         model.config._attn_implementation,
@@ -142,24 +142,27 @@ def both_ways(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 def test_a_sliding_layer_that_is_asked_for_is_the_original_within_its_window() -> None:
     inputs = padded()
-    model = linearize(teacher("gemma2"), Analog(window=64), [0, 1, 2])
+    model = linearize(teacher("gemma2"), LinearAttentionConfig(window=64), [0, 1, 2])
     assert_same(logits(model, inputs), logits(teacher("gemma2"), inputs), "sliding")
 
 
 ANALOGS = {
-    **{f"window-{w}": Analog(window=w) for w in WINDOWS},
-    **{f"two-{w}": Analog(window=w, shared=False) for w in (0, 1, 4)},
-    **{features: Analog(features=features, window=3) for features in ("exp", "elu", "relu")},
-    "features": Analog(feature_dim=3, window=3),
-    "heads": Analog(per_query_head=True, window=3),
-    **{rule: Analog(rule=rule) for rule in RULES},
+    **{f"window-{w}": LinearAttentionConfig(window=w) for w in WINDOWS},
+    **{f"two-{w}": LinearAttentionConfig(window=w, shared=False) for w in (0, 1, 4)},
+    **{
+        features: LinearAttentionConfig(features=features, window=3)
+        for features in ("exp", "elu", "relu")
+    },
+    "features": LinearAttentionConfig(feature_dim=3, window=3),
+    "heads": LinearAttentionConfig(per_query_head=True, window=3),
+    **{rule: LinearAttentionConfig(rule=rule) for rule in RULES},
 }
 every_analog = pytest.mark.parametrize("analog", ANALOGS.values(), ids=ANALOGS)
 
 
 @every_analog
 @pytest.mark.parametrize("family", ["llama", "deepseek_v3", "granite"])
-def test_every_analog_decodes_as_it_reads(analog: Analog, family: str) -> None:
+def test_every_analog_decodes_as_it_reads(analog: LinearAttentionConfig, family: str) -> None:
     inputs = padded()
     assert_same(*both_ways(student(family, analog), inputs), family)
 
@@ -182,7 +185,10 @@ def test_tokens_are_made_by_the_kernel_that_is_asked_for(
 
 
 def test_scores_are_scaled_as_the_model_scales_them() -> None:
-    model, inputs = student("granite", Analog(window=64), attention_multiplier=0.7), padded()
+    model, inputs = (
+        student("granite", LinearAttentionConfig(window=64), attention_multiplier=0.7),
+        padded(),
+    )
     assert_same(
         logits(model, inputs), logits(teacher("granite", attention_multiplier=0.7), inputs), "0.7"
     )
@@ -191,15 +197,15 @@ def test_scores_are_scaled_as_the_model_scales_them() -> None:
 @every_window
 def test_the_layer_is_the_equation(window: int) -> None:
     """o of one layer against literal sums over heads, queries and keys in float64."""
-    seen: list[Call] = []
+    seen: list[AttentionCall] = []
 
     class Noting(Mode):
-        def attend(self, call: Call) -> Tensor:
+        def attend(self, call: AttentionCall) -> Tensor:
             seen.append(replace(call, linear=lambda o=call.linear(): o))
             return seen[-1].linear()
 
-    model = student("llama", Analog(window=window))
-    with running(model, Noting()), torch.no_grad():
+    model = student("llama", LinearAttentionConfig(window=window))
+    with use_mode(model, Noting()), torch.no_grad():
         model(**padded(pad=0))
     call, branch = seen[0], branches(model)[0]
     q, k, v = (x.double() for x in (call.q, call.k, call.v))
@@ -238,18 +244,18 @@ def features(x: Tensor, W: Tensor) -> Tensor:
 
 def test_a_side_can_be_switched_off() -> None:
     model, inputs = student(), padded()
-    sliding = linearize(teacher(), Analog(window=4))
+    sliding = linearize(teacher(), LinearAttentionConfig(window=4))
     with torch.no_grad():
         for branch in branches(sliding).values():
             branch.mix.fill_(100)
             branch.phi_q.W.zero_()
-    with running(model, WindowOnly()):
+    with use_mode(model, WindowOnly()):
         window = logits(model, inputs)
         assert_same(*both_ways(model, inputs), "window")
-    with running(model, LinearOnly()):
+    with use_mode(model, LinearOnly()):
         linear = logits(model, inputs)
         assert_same(*both_ways(model, inputs), "linear")
-    pure = student(analog=Analog(window=0))
+    pure = student(analog=LinearAttentionConfig(window=0))
     pure.load_state_dict(model.state_dict())
     assert_same(linear, logits(pure, inputs), "linear")
     assert error(window, logits(model, inputs)) > SAME < error(linear, window)
@@ -258,7 +264,7 @@ def test_a_side_can_be_switched_off() -> None:
 def test_a_mode_lasts_for_its_block() -> None:
     model, inputs = student(), padded()
     before = logits(model, inputs)
-    with pytest.raises(KeyError), running(model, Teacher()):
+    with pytest.raises(KeyError), use_mode(model, Teacher()):
         raise KeyError
     assert torch.equal(logits(model, inputs), before)
 
@@ -266,23 +272,23 @@ def test_a_mode_lasts_for_its_block() -> None:
 def test_the_teacher_generates_as_the_original() -> None:
     model, inputs = student(), padded()
     want = generated(teacher(), inputs)
-    with running(model, Teacher()):
+    with use_mode(model, Teacher()):
         got = generated(model, inputs)
     assert torch.equal(got.sequences, want.sequences)
     assert all(map(torch.equal, got.logits, want.logits))
 
 
 def test_a_call_has_the_record_and_both_outputs() -> None:
-    calls: list[Call] = []
+    calls: list[AttentionCall] = []
 
     class Listening(Mode):
-        def attend(self, call: Call) -> Tensor:
+        def attend(self, call: AttentionCall) -> Tensor:
             calls.append(call)
             assert call.softmax().shape == call.linear().shape
             return call.softmax()
 
     model, inputs = student(), padded()
-    with running(model, Listening()), torch.no_grad():
+    with use_mode(model, Listening()), torch.no_grad():
         got = model(**inputs, use_cache=False).logits
         record = calls[0].record()
     assert torch.equal(got, teacher()(**inputs).logits)
@@ -329,7 +335,7 @@ def test_a_prompt_may_be_read_in_chunks(chunk: int) -> None:
 
 @every_window
 def test_a_conversation_goes_on_from_its_cache(window: int) -> None:
-    model, inputs = student(analog=Analog(window=window)), padded()
+    model, inputs = student(analog=LinearAttentionConfig(window=window)), padded()
     out = generated(model, inputs)
     turn = padded(pad=0, t=4)["input_ids"]
     ids = torch.cat([out.sequences, turn], 1)
@@ -345,7 +351,7 @@ def test_a_conversation_goes_on_from_its_cache(window: int) -> None:
 
 @every_window
 def test_padding_on_the_left_changes_nothing(window: int) -> None:
-    model, inputs = student(analog=Analog(window=window)), padded()
+    model, inputs = student(analog=LinearAttentionConfig(window=window)), padded()
     alone = generated(
         model,
         {"input_ids": inputs["input_ids"][:1, 5:], "attention_mask": torch.ones(1, 10).long()},
@@ -357,7 +363,7 @@ def test_padding_on_the_left_changes_nothing(window: int) -> None:
 
 @every_window
 def test_the_cache_does_not_grow(window: int) -> None:
-    model = student(analog=Analog(window=window))
+    model = student(analog=LinearAttentionConfig(window=window))
     sizes = []
     for t in (20, 70):
         cache = DynamicCache()

@@ -16,7 +16,13 @@ from fastweights.lab.bench.linearized import (
     memory_ratio,
     plot_generation,
 )
-from fastweights.linearize import Analog, CannotLinearize, branches, from_lolcats, linearize
+from fastweights.linearize import (
+    CannotLinearize,
+    LinearAttentionConfig,
+    branches,
+    from_lolcats,
+    linearize,
+)
 from fastweights.render.plots import png
 
 
@@ -85,7 +91,8 @@ def test_branches_of_the_official_code(wrapped: bool, tmp_path: Path) -> None:
     torch.testing.assert_close(branch.mix, saved[f"{name}.window_factors"].flatten())
     assert model.config.linearize["analog"]["per_query_head"]
     assert not torch.equal(
-        logits(model, padded()), logits(linearize(teacher(), Analog(window=4)), padded())
+        logits(model, padded()),
+        logits(linearize(teacher(), LinearAttentionConfig(window=4)), padded()),
     )
 
 

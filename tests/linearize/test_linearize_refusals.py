@@ -11,7 +11,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, QuantizedCache, StaticCache
 
 from families import SIZES, padded, student, teacher
-from fastweights.linearize import Analog, CannotLinearize, StateLayer, Teacher, linearize, running
+from fastweights.linearize import (
+    CannotLinearize,
+    LinearAttentionConfig,
+    StateLayer,
+    Teacher,
+    linearize,
+    use_mode,
+)
 from fastweights.recurrence import ShapeError
 
 
@@ -172,7 +179,7 @@ def read(model: Any) -> DynamicCache:
 
 
 def read_by_softmax(model: Any) -> DynamicCache:
-    with running(model, Teacher()):
+    with use_mode(model, Teacher()):
         return read(model)
 
 
@@ -197,7 +204,7 @@ def test_the_teacher_cannot_go_on_from_a_state() -> None:
     model = student()
     cache = read(model)
     assert isinstance(cache.layers[0], StateLayer)
-    with running(model, Teacher()), pytest.raises(CannotLinearize, match="begin a new cache"):
+    with use_mode(model, Teacher()), pytest.raises(CannotLinearize, match="begin a new cache"):
         model(IDS, past_key_values=cache)
 
 
@@ -212,4 +219,4 @@ def test_the_teacher_cannot_go_on_from_a_state() -> None:
 )
 def test_analogs_that_do_not_exist(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Analog(**fields)
+        LinearAttentionConfig(**fields)

@@ -16,10 +16,15 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from fastweights.cli import main
-from fastweights.linearize import Analog, linearize
-from fastweights.linearize.distill.baselines import METHODS, Adapting, Method, Transferring
+from fastweights.linearize import LinearAttentionConfig, linearize
+from fastweights.linearize.distill.baselines import (
+    METHODS,
+    AdaptationConfig,
+    LinearizationMethod,
+    TransferConfig,
+)
 from fastweights.linearize.distill.fit import Fit
-from fastweights.linearize.distill.pipeline import Conversion, run
+from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.text.documents import Data
 from fastweights.train import Bytes, CheckpointError, Every
 from pretrained import llama
@@ -43,7 +48,9 @@ def source(tmp_path_factory) -> Path:
 
 
 def conversion(source: Path, **changes) -> Conversion:
-    method = Method(Analog(window=4), Transferring(fit=SHORT), Adapting(fit=SHORT))
+    method = LinearizationMethod(
+        LinearAttentionConfig(window=4), TransferConfig(fit=SHORT), AdaptationConfig(fit=SHORT)
+    )
     data = Data((str(source / "text.txt"),), length=24, held_out=200)
     return replace(Conversion(str(source / "model"), data, method), **changes)
 
@@ -60,14 +67,16 @@ class Stopping:
 
 
 def test_a_run_gives_a_model_its_numbers_and_a_report(source, tmp_path):
-    assert run(conversion(source, softmax_layers=1), tmp_path / "run")
+    assert run_conversion(conversion(source, softmax_layers=1), tmp_path / "run")
     read = lambda name: json.loads((tmp_path / "run" / f"{name}.json").read_text())  # noqa: E731
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
     assert model.config.model_type == "linearized_llama"
     kept = read("ranking")["softmax"]
     rest = [layer for layer in range(3) if layer not in kept]
     again = linearize(
-        AutoModelForCausalLM.from_pretrained(source / "model"), Analog(window=4), rest
+        AutoModelForCausalLM.from_pretrained(source / "model"),
+        LinearAttentionConfig(window=4),
+        rest,
     )
     light = PeftModel.from_pretrained(again, tmp_path / "run" / "adapter")
     ids = torch.arange(20)[None]
@@ -96,9 +105,9 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_model(source, tmp_path):
     so on.
     """
     whole = conversion(source, softmax_layers=1)
-    assert run(whole, tmp_path / "once")
+    assert run_conversion(whole, tmp_path / "once")
     sittings = 0
-    while not run(whole, tmp_path / "often", stop=Stopping(sittings)):
+    while not run_conversion(whole, tmp_path / "often", stop=Stopping(sittings)):
         sittings += 1
     assert sittings >= 8
     once, often = (
@@ -113,14 +122,18 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_model(source, tmp_path):
 
 
 def test_another_run_is_not_overwritten(source, tmp_path):
-    run(conversion(source), tmp_path / "run", until="convert")
+    run_conversion(conversion(source), tmp_path / "run", until="convert")
     with pytest.raises(CheckpointError, match=r"holds another run \(seed was 0, is 1\)"):
-        run(conversion(source, seed=1), tmp_path / "run")
+        run_conversion(conversion(source, seed=1), tmp_path / "run")
 
 
 def test_all_weights_adapt_and_are_judged_by_the_model_as_it_was(source, tmp_path):
-    method = Method(Analog("relu", window=0), None, Adapting(lora=None, branches=True, fit=SHORT))
-    assert run(conversion(source, method=method), tmp_path, until="eval")
+    method = LinearizationMethod(
+        LinearAttentionConfig("relu", window=0),
+        None,
+        AdaptationConfig(lora=None, branches=True, fit=SHORT),
+    )
+    assert run_conversion(conversion(source, method=method), tmp_path, until="eval")
     judged = json.loads((tmp_path / "evaluation.json").read_text())
     assert judged.keys() == {"softmax", "linear"}
     swapped = json.loads((tmp_path / "convert.json").read_text())["linear"]
@@ -179,7 +192,7 @@ def test_frozen_weights_may_be_quantised_while_the_rest_is_trained(source, tmp_p
     original.save_pretrained(tmp_path / "softmax")
     Bytes().build([]).save_pretrained(tmp_path / "softmax")
     small = conversion(source, model=str(tmp_path / "softmax"), bits=8, softmax_layers=1)
-    assert run(small, tmp_path / "run")
+    assert run_conversion(small, tmp_path / "run")
     assert json.loads((tmp_path / "run" / "convert.json").read_text())["largest_difference"] <= SAME
     result = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model").state_dict()
     assert {weight.dtype for weight in result.values()} == {torch.float32}
@@ -203,20 +216,20 @@ def test_weights_that_are_all_trained_are_not_quantised(source):
 def test_four_bits_are_refused_where_they_pass_no_gradients(source, tmp_path):
     pytest.importorskip("bitsandbytes")
     with pytest.raises(ValueError, match="bits=4 on a CPU"):
-        run(conversion(source, bits=4), tmp_path / "run")
+        run_conversion(conversion(source, bits=4), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_missing_bitsandbytes_is_said_before_anything_is_done(source, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(ValueError, match="bits=8 needs bitsandbytes: pip install"):
-        run(conversion(source, bits=8), tmp_path / "run")
+        run_conversion(conversion(source, bits=8), tmp_path / "run")
 
 
 def test_a_missing_peft_is_said_before_anything_is_done(source, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ValueError, match="LoRA needs peft: pip install"):
-        run(conversion(source), tmp_path / "run")
+        run_conversion(conversion(source), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -251,7 +264,7 @@ def test_a_run_killed_while_it_writes_goes_on_to_the_same_model(source, tmp_path
     process.join()
     assert process.exitcode == -9
     for name in ("killed", "once"):
-        assert run(whole, tmp_path / name)
+        assert run_conversion(whole, tmp_path / name)
     once, killed = (
         load_file(tmp_path / name / "model" / "model.safetensors") for name in ("once", "killed")
     )
@@ -260,15 +273,15 @@ def test_a_run_killed_while_it_writes_goes_on_to_the_same_model(source, tmp_path
 
 def _sit(conversion: Conversion, out: Path, calls: int) -> None:
     kill_at(calls)
-    run(conversion, out)
+    run_conversion(conversion, out)
 
 
 def test_block_by_block_is_the_same_run(source, tmp_path):
-    method = Method(Analog(window=4), Transferring(fit=SHORT), None)
+    method = LinearizationMethod(LinearAttentionConfig(window=4), TransferConfig(fit=SHORT), None)
     ends = []
     for blockwise in (False, True):
-        transfer = Transferring(fit=SHORT, blockwise=blockwise)
+        transfer = TransferConfig(fit=SHORT, blockwise=blockwise)
         whole = conversion(source, method=replace(method, transfer=transfer))
-        assert run(whole, tmp_path / str(blockwise))
+        assert run_conversion(whole, tmp_path / str(blockwise))
         ends.append(load_file(tmp_path / str(blockwise) / "model" / "model.safetensors"))
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])

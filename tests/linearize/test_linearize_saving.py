@@ -19,7 +19,14 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
 from families import FAMILIES, logits, padded, shaken, student, teacher
-from fastweights.linearize import RULES, Analog, Teacher, branches, linearize, running
+from fastweights.linearize import (
+    RULES,
+    LinearAttentionConfig,
+    Teacher,
+    branches,
+    linearize,
+    use_mode,
+)
 from tolerances import SAME, error
 
 LORA = {
@@ -43,7 +50,7 @@ def test_a_saved_model_is_the_same(family: str, tmp_path: Path) -> None:
     original = teacher(family)
     original.save_pretrained(tmp_path / "softmax")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "softmax")
-    model = shaken(linearize(loaded, Analog(window=4)))
+    model = shaken(linearize(loaded, LinearAttentionConfig(window=4)))
     model.save_pretrained(tmp_path / "linear")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "linear")
     assert type(again) is type(model)
@@ -54,13 +61,15 @@ def test_a_saved_model_is_the_same(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_is_saved(rule: str, tmp_path: Path) -> None:
-    model = student(analog=Analog(rule=rule))
+    model = student(analog=LinearAttentionConfig(rule=rule))
     model.save_pretrained(tmp_path)
     assert difference(read(AutoModelForCausalLM.from_pretrained(tmp_path)), read(model)) == 0
 
 
 def test_the_configuration_says_what_was_done(tmp_path: Path) -> None:
-    student(analog=Analog(window=3, features="relu"), layers=[0, 2]).save_pretrained(tmp_path)
+    student(analog=LinearAttentionConfig(window=3, features="relu"), layers=[0, 2]).save_pretrained(
+        tmp_path
+    )
     saved = json.loads((tmp_path / "config.json").read_text())
     assert saved["model_type"] == "linearized_llama"
     assert saved["architectures"] == ["LinearizedLlamaForCausalLM"]
@@ -82,7 +91,7 @@ def test_pieces_and_softmax_implementations(tmp_path: Path) -> None:
     for softmax in ("eager", "sdpa"):
         again = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=softmax)
         assert again.config._attn_implementation == f"linearized_{softmax}"
-        with running(again, Teacher()):
+        with use_mode(again, Teacher()):
             assert error(read(again), read(teacher(attn_implementation=softmax))) <= SAME
     again.set_attn_implementation("eager")
     assert again.config._attn_implementation == "linearized_eager"
@@ -91,7 +100,7 @@ def test_pieces_and_softmax_implementations(tmp_path: Path) -> None:
 def test_branches_stay_in_float32(tmp_path: Path) -> None:
     teacher().save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    shaken(linearize(model, Analog(window=4))).save_pretrained(tmp_path)
+    shaken(linearize(model, LinearAttentionConfig(window=4))).save_pretrained(tmp_path)
     for options in ({}, {"dtype": torch.bfloat16}):
         again = AutoModelForCausalLM.from_pretrained(tmp_path, **options)
         dtypes = {
@@ -103,7 +112,7 @@ def test_branches_stay_in_float32(tmp_path: Path) -> None:
 
 
 def test_what_a_checkpoint_lacks_starts_anew(tmp_path: Path) -> None:
-    model = linearize(teacher(), Analog(window=4))
+    model = linearize(teacher(), LinearAttentionConfig(window=4))
     model.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     with safe_open(file, "pt") as saved:
@@ -169,7 +178,7 @@ def test_adapters_of_a_linearized_model(tmp_path: Path) -> None:
     want = read(model)
     with model.disable_adapter():
         assert error(read(model), read(student())) <= SAME
-        with running(model, Teacher()):
+        with use_mode(model, Teacher()):
             assert error(read(model), read(teacher())) <= SAME
     model.save_pretrained(tmp_path / "adapter")
     fresh = AutoModelForCausalLM.from_pretrained(tmp_path / "linear")
@@ -179,13 +188,17 @@ def test_adapters_of_a_linearized_model(tmp_path: Path) -> None:
 
 def test_adapters_alone_carry_the_branches(tmp_path: Path) -> None:
     """A few megabytes that make the softmax model, which everyone has, the linear one."""
-    model = adapted(linearize(teacher(), Analog(window=4)), modules_to_save=["linear_branch"])
+    model = adapted(
+        linearize(teacher(), LinearAttentionConfig(window=4)), modules_to_save=["linear_branch"]
+    )
     want = read(model)
-    assert error(want, read(linearize(teacher(), Analog(window=4)))) > SAME
+    assert error(want, read(linearize(teacher(), LinearAttentionConfig(window=4)))) > SAME
     model.save_pretrained(tmp_path)
     names = load_file(tmp_path / "adapter_model.safetensors")
     assert all("lora" in name or "linear_branch" in name for name in names)
-    again = PeftModel.from_pretrained(linearize(teacher(), Analog(window=4)), tmp_path)
+    again = PeftModel.from_pretrained(
+        linearize(teacher(), LinearAttentionConfig(window=4)), tmp_path
+    )
     assert torch.equal(read(again), want)
     assert difference(branches(again)[0].mix, branches(model)[0].mix) == 0
     assert all(weight.requires_grad for weight in branches(model)[0].parameters())
@@ -226,11 +239,11 @@ def test_weights_may_be_quantised(bits: int, tmp_path: Path) -> None:
     config = type(teacher().config).from_dict({**teacher().config.to_dict(), **BLOCKS})
     original = AutoModelForCausalLM.from_config(config).eval()
     original.save_pretrained(tmp_path / "softmax")
-    linearize(original, Analog(window=64)).save_pretrained(tmp_path / "linear")
+    linearize(original, LinearAttentionConfig(window=64)).save_pretrained(tmp_path / "linear")
     options = {"quantization_config": quantised, "device_map": "cpu"}
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "softmax", **options)
     want = read(model)
-    assert error(read(linearize(model, Analog(window=64))), want) <= SAME
+    assert error(read(linearize(model, LinearAttentionConfig(window=64))), want) <= SAME
     assert {w.dtype for w in branches(model)[0].parameters()} == {torch.float32}
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "linear", **options)
     assert error(read(loaded), want) <= SAME

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from fastweights.linearize import Analog, Linear, running
+from fastweights.linearize import LinearAttentionConfig, Student, use_mode
 from fastweights.text.documents import (
     IGNORED,
     Data,
-    Piece,
     Sequences,
     Stream,
+    TextPiece,
     document_of,
     encode,
-    read,
+    read_sequences,
 )
 from fastweights.train import BPE, Bytes, DataError
 from pretrained import linear_llama, sequences
@@ -82,7 +82,9 @@ def test_other_records_name_their_place(record):
 
 
 def test_documents_end_and_are_numbered():
-    found = encode(ENDING, [[Piece("ask ", False), Piece("say", True)], [Piece("text", True)]])
+    found = encode(
+        ENDING, [[TextPiece("ask ", False), TextPiece("say", True)], [TextPiece("text", True)]]
+    )
     ends = np.flatnonzero(found.tokens == ENDING.eos_token_id)
     assert len(ends) == 2
     assert found.document.tolist() == [0] * (ends[0] + 1) + [1] * (len(found) - ends[0] - 1)
@@ -104,12 +106,16 @@ def test_labels_and_positions_of_packed_documents():
     assert "position_ids" not in Stream(packed, 12, 0, boundaries=False).batch(0, 1)
 
 
-@pytest.mark.parametrize("analog", [Analog(window=3), Analog(window=0)], ids=["window", "linear"])
+@pytest.mark.parametrize(
+    "analog",
+    [LinearAttentionConfig(window=3), LinearAttentionConfig(window=0)],
+    ids=["window", "linear"],
+)
 def test_documents_do_not_see_each_other(analog):
     """Packed or alone, a document has the same logits."""
     model, packed = linear_llama(analog), Stream(sequences(24, documents=3), 24, 0).batch(0, 1)
     given = {name: packed[name] for name in ("input_ids", "position_ids")}
-    with torch.no_grad(), running(model, Linear()):
+    with torch.no_grad(), use_mode(model, Student()):
         together = model(**given, use_cache=False).logits
         for first in (0, 8, 16):
             alone = model(packed["input_ids"][:, first : first + 8], use_cache=False).logits
@@ -118,7 +124,7 @@ def test_documents_do_not_see_each_other(analog):
 
 def test_every_token_is_in_an_epoch():
     stream = Stream(sequences(50), 8, 3)
-    seen = {int(t) for batch in stream.cover(2) for t in batch["input_ids"].flatten()}
+    seen = {int(t) for batch in stream.sequential_batches(2) for t in batch["input_ids"].flatten()}
     assert seen == set(map(int, stream.sequences.tokens))
     assert torch.equal(stream.batch(5, 2)["input_ids"][1], stream.batch(6, 1)["input_ids"][0])
 
@@ -142,7 +148,7 @@ def test_sources_of_every_kind(tmp_path):
     sources = [str(tmp_path / name) for name in ("a.json", "b.jsonl", "c.json.gz")] + [
         f"hub:{tmp_path / 'd'}"
     ]
-    found = [read(Data((source,)), TOKENIZER) for source in sources]
+    found = [read_sequences(Data((source,)), TOKENIZER) for source in sources]
     for train, validation in found:
         assert np.array_equal(train.tokens, found[0][0].tokens)
         assert np.array_equal(validation.response, found[0][1].response)
@@ -151,7 +157,7 @@ def test_sources_of_every_kind(tmp_path):
 
 def test_one_text_is_cut(tmp_path):
     (tmp_path / "a.txt").write_text("0123456789" * 10)
-    train, validation = read(Data((str(tmp_path / "a.txt"),)), TOKENIZER)
+    train, validation = read_sequences(Data((str(tmp_path / "a.txt"),)), TOKENIZER)
     assert bytes(train.tokens.tolist()).decode() == "0123456789" * 9 + "01234"
     assert bytes(validation.tokens.tolist()).decode() == "56789"
 
@@ -159,7 +165,7 @@ def test_one_text_is_cut(tmp_path):
 def test_validation_is_from_all_over_the_text(tmp_path):
     (tmp_path / "a.txt").write_text("".join(chr(ord("a") + n // 40) for n in range(1000)))
     data = Data((str(tmp_path / "a.txt"),), (str(tmp_path / "a.txt"),), length=10, held_out=50)
-    _, validation = read(data, TOKENIZER)
+    _, validation = read_sequences(data, TOKENIZER)
     assert bytes(validation.tokens.tolist()).decode() == "".join(letter * 10 for letter in "afkpu")
     assert len(set(validation.document.tolist())) == 5
 
@@ -176,4 +182,4 @@ def test_validation_is_from_all_over_the_text(tmp_path):
 def test_data_that_cannot_be_used_is_named(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=message):
-        read(Data((str(tmp_path / name),)), TOKENIZER)
+        read_sequences(Data((str(tmp_path / name),)), TOKENIZER)

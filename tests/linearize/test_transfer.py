@@ -18,15 +18,15 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainingArguments
 
-from fastweights.linearize import Analog, Mode, Teacher, branches, running
-from fastweights.linearize.distill.baselines import Transferring
+from fastweights.linearize import LinearAttentionConfig, Mode, Teacher, branches, use_mode
+from fastweights.linearize.distill.baselines import TransferConfig
 from fastweights.linearize.distill.blocks import transfer_blockwise
-from fastweights.linearize.distill.fit import Fit, fit, rows, trained
+from fastweights.linearize.distill.fit import Fit, fit, read_curve, trainable_parameters
 from fastweights.linearize.distill.stages import TransferStage
 from fastweights.linearize.distill.transfer import (
-    Inside,
-    Measured,
-    Returned,
+    BackwardInForward,
+    KeepGraphs,
+    LossOnly,
     TransferLoss,
     TransferModel,
     attend_all,
@@ -42,12 +42,12 @@ from tolerances import assert_close
 
 LOSSES = {"output": TransferLoss(), "weights": TransferLoss(0, 1), "both": TransferLoss(2, 0.5)}
 ANALOGS = {
-    "window": Analog(window=3),
-    "linear": Analog(window=0),
-    "two normalisers": Analog(window=3, shared=False),
-    "query heads": Analog(window=3, per_query_head=True),
-    "delta": Analog(rule="gated_deltanet"),
-    "supra": Analog(rule="supra"),
+    "window": LinearAttentionConfig(window=3),
+    "linear": LinearAttentionConfig(window=0),
+    "two normalisers": LinearAttentionConfig(window=3, shared=False),
+    "query heads": LinearAttentionConfig(window=3, per_query_head=True),
+    "delta": LinearAttentionConfig(rule="gated_deltanet"),
+    "supra": LinearAttentionConfig(rule="supra"),
 }
 CASES = {
     f"{name}, {of}": (analog, loss)
@@ -77,7 +77,7 @@ class Recorded(Mode):
 
 
 def gradients(model) -> dict[str, Tensor]:
-    found = {name: p.grad.clone() for name, p in trained(model).items()}
+    found = {name: p.grad.clone() for name, p in trainable_parameters(model).items()}
     model.zero_grad()
     return found
 
@@ -86,7 +86,7 @@ def gradients(model) -> dict[str, Tensor]:
 @pytest.mark.parametrize(("analog", "loss"), CASES.values(), ids=CASES)
 def test_backward_inside_the_forward_is_that_of_the_summed_losses(analog, loss, padded):
     model, inputs = only_branches(linear_llama(analog)), batch(padded)
-    inside, outside = Inside(loss), Returned(loss)
+    inside, outside = BackwardInForward(loss), KeepGraphs(loss)
     attend_all(model, inputs, inside)
     by_layer = gradients(model)
     attend_all(model, inputs, outside)
@@ -102,18 +102,18 @@ def test_backward_inside_the_forward_is_that_of_the_summed_losses(analog, loss, 
 
 def test_a_loss_reaches_its_own_layer_alone():
     model = only_branches(linear_llama())
-    mode = Returned()
+    mode = KeepGraphs()
     attend_all(model, batch(), mode)
     mode.losses[1].backward()
-    reached = {name for name, p in trained(model).items() if p.grad is not None}
-    assert reached == {name for name in trained(model) if ".layers.1." in name}
+    reached = {name for name, p in trainable_parameters(model).items() if p.grad is not None}
+    assert reached == {name for name in trainable_parameters(model) if ".layers.1." in name}
 
 
 def test_layers_pass_on_the_softmax():
     model, inputs = linear_llama(), batch()
-    with torch.no_grad(), running(model, Teacher()):
+    with torch.no_grad(), use_mode(model, Teacher()):
         expected = model.base_model(**inputs).last_hidden_state
-    with torch.no_grad(), running(model, Measured()):
+    with torch.no_grad(), use_mode(model, LossOnly()):
         given = model.base_model(**inputs).last_hidden_state
     assert torch.equal(given, expected)
 
@@ -123,7 +123,7 @@ def test_layers_pass_on_the_softmax():
 def test_losses_are_the_papers_sums(shared, padded):
     """Loops over queries and keys in NumPy, from q, k, v, φ and γ."""
     model, recorded, inputs = (
-        linear_llama(Analog(window=3, shared=shared)),
+        linear_llama(LinearAttentionConfig(window=3, shared=shared)),
         Recorded(),
         batch(padded),
     )
@@ -175,8 +175,8 @@ def _by_hand(record, target, keep, shared) -> tuple[float, float, float]:
 
 def test_window_dropout_shows_a_layer_without_its_window():
     model, inputs = linear_llama(), batch()
-    alone, dropped, never = Measured(), Measured(dropout=1.0), Measured(dropout=0.0)
-    without = linear_llama(Analog(window=0))
+    alone, dropped, never = LossOnly(), LossOnly(dropout=1.0), LossOnly(dropout=0.0)
+    without = linear_llama(LinearAttentionConfig(window=0))
     without.load_state_dict(model.state_dict())
     attend_all(without, inputs, alone)
     attend_all(model, inputs, dropped)
@@ -200,7 +200,9 @@ def test_loss_factors_are_checked(given):
 
 
 def test_every_layer_learns(tmp_path):
-    stage = TransferStage(linear_llama(Analog(window=0), dtype=torch.float32), stream(), stream())
+    stage = TransferStage(
+        linear_llama(LinearAttentionConfig(window=0), dtype=torch.float32), stream(), stream()
+    )
     before = stage.validate()
     assert fit(stage, Fit(steps=20, batch=8), tmp_path)
     after = stage.validate()
@@ -208,7 +210,7 @@ def test_every_layer_learns(tmp_path):
     assert after["val_loss"] == pytest.approx(
         np.mean([after[f"val_loss/{layer}"] for layer in (0, 1)])
     )
-    assert rows(tmp_path)[-1].items() >= after.items()
+    assert read_curve(tmp_path)[-1].items() >= after.items()
 
 
 def test_parts_of_a_batch_add_up(tmp_path):
@@ -216,7 +218,7 @@ def test_parts_of_a_batch_add_up(tmp_path):
     for accumulate in (1, 2):
         stage = TransferStage(linear_llama(), stream(), stream(), TransferLoss(0, 1))
         fit(stage, Fit(steps=3, batch=4, accumulate=accumulate), tmp_path / str(accumulate))
-        ends.append({name: p.detach() for name, p in trained(stage.model).items()})
+        ends.append({name: p.detach() for name, p in trainable_parameters(stage.model).items()})
     for name, p in ends[0].items():
         assert_close(ends[1][name], p, name)
 
@@ -241,7 +243,11 @@ def test_each_layer_is_clipped_by_itself(tmp_path):
         stage.factor = factor
         fit(stage, Fit(steps=3, batch=2, clip=1e-3), tmp_path / str(factor))
         ends.append(
-            {name: p.detach() for name, p in trained(stage.model).items() if ".layers.0." in name}
+            {
+                name: p.detach()
+                for name, p in trainable_parameters(stage.model).items()
+                if ".layers.0." in name
+            }
         )
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
@@ -263,7 +269,7 @@ def test_a_loss_that_is_no_number_stops_the_fit(tmp_path):
 
 def test_transformers_trainer_takes_the_mode_that_returns_losses(tmp_path: Path):
     model = TransferModel(linear_llama(dtype=torch.float32))
-    before = {name: p.detach().clone() for name, p in trained(model).items()}
+    before = {name: p.detach().clone() for name, p in trainable_parameters(model).items()}
     examples = [{"input_ids": row, "labels": row} for row in stream().batch(0, 8)["input_ids"]]
     arguments = TrainingArguments(
         str(tmp_path),
@@ -277,7 +283,7 @@ def test_transformers_trainer_takes_the_mode_that_returns_losses(tmp_path: Path)
     Trainer(model=model, args=arguments, train_dataset=examples).train()
     assert all(
         not torch.equal(p, before[name])
-        for name, p in trained(model).items()
+        for name, p in trainable_parameters(model).items()
         if not name.endswith("mix")
     )
 
@@ -305,8 +311,8 @@ def test_two_processes_have_the_gradients_of_one(tmp_path: Path, wrapper: str):
     halves = [model(stream().batch(4 * rank, 4)["input_ids"])["loss"] for rank in range(2)]
     torch.stack(halves).mean().backward()
     found = load_file(tmp_path / "gradients.safetensors")
-    assert found.keys() == trained(model).keys()
-    for name, p in trained(model).items():
+    assert found.keys() == trainable_parameters(model).keys()
+    for name, p in trainable_parameters(model).items():
         assert_close(found[name], p.grad, name)
 
 
@@ -318,7 +324,7 @@ def _half(rank: int, meeting: str, wrapper: str, out: str) -> None:
     wrapped(stream().batch(4 * rank, 4)["input_ids"])["loss"].backward()
     whole = {
         name: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
-        for name, p in trained(model).items()
+        for name, p in trainable_parameters(model).items()
     }
     if rank == 0:
         save_file(whole, out)
@@ -331,7 +337,7 @@ def test_block_by_block_is_the_same_training(tmp_path, layers):
         model = linear_llama(layers=3, chosen=layers)
         if blockwise:
             assert transfer_blockwise(
-                model, stream(), Transferring(fit=config), tmp_path / "blocks"
+                model, stream(), TransferConfig(fit=config), tmp_path / "blocks"
             )
         else:
             fit(TransferStage(model, stream(), stream()), config, tmp_path / "joint")
@@ -342,7 +348,7 @@ def test_block_by_block_is_the_same_training(tmp_path, layers):
 
 
 def test_block_by_block_goes_on_where_it_stopped(tmp_path):
-    settings, ends = Transferring(fit=Fit(steps=2, batch=2)), []
+    settings, ends = TransferConfig(fit=Fit(steps=2, batch=2)), []
     for name, sittings in (("once", [99]), ("twice", [3, 99])):
         for calls in sittings:
             model, left = linear_llama(layers=3), iter(range(calls, -1, -1))

@@ -17,14 +17,14 @@ from fastweights import kernels
 from fastweights.kernels.native import mesa
 from fastweights.methods import Auto, Chunkwise, Recurrent, evaluate
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
-from fastweights.models.mesa import mesa_layers, mesa_records, solve_to, solved_by
+from fastweights.models.mesa import mesa_layers, mesa_records, set_tolerance, use_solver
 from fastweights.recurrence import (
     Cholesky,
     ConjugateGradient,
     Mesa,
     Recurrence,
     ShermanMorrison,
-    Unrolled,
+    UnrolledSolver,
     condition_numbers,
     solver_statistics,
 )
@@ -144,7 +144,7 @@ def test_every_token_takes_the_steps_it_needs(tol: float) -> None:
     """
     given = replace(record(1, 50, 2, 16, 8, torch.float32), solver=ConjugateGradient(30, tol))
     empty = given.initial_state()
-    _, _, taken = mesa.solved_and_counted(given, empty)
+    _, _, taken = mesa.solve_and_count(given, empty)
     wanted = solver_statistics(given).steps.transpose(1, 2)
     assert (taken == wanted).float().mean() > 0.97
     assert len(wanted.unique()) > 1
@@ -201,7 +201,7 @@ def test_converged_tiles_are_no_longer_multiplied() -> None:
     given = record(8, 16, 1, 12, 4)
     easy = torch.tensor([0, 0, 0, 0, 0, 0, 3, 3], dtype=torch.float64)
     given = replace(given, k=given.k * easy[:, None, None, None])
-    operator, q = next(given.systems(size=16))
+    operator, q = next(given.iterate_systems(size=16))
     Counted.rows = 0
     with torch.no_grad():
         steps = ConjugateGradient(50, 1e-8).solve(Counted(**vars(operator)), q).steps
@@ -241,7 +241,7 @@ class _Refusing(Cholesky):
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_unrolled_steps_have_the_gradients_of_finite_differences(steps: int) -> None:
-    given = replace(record(1, 3, 1, 3, 2), solver=Unrolled(ConjugateGradient(steps)))
+    given = replace(record(1, 3, 1, 3, 2), solver=UnrolledSolver(ConjugateGradient(steps)))
     names = list(given.streams)
 
     def run(*leaves: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ def test_unrolled_steps_have_the_gradients_of_finite_differences(steps: int) -> 
 def test_unrolled_steps_of_all_chunks_at_once_are_those_of_one_token_after_the_other(
     steps: int,
 ) -> None:
-    given = replace(record(2, 300, 2, 5, 3), solver=Unrolled(ConjugateGradient(steps)))
+    given = replace(record(2, 300, 2, 5, 3), solver=UnrolledSolver(ConjugateGradient(steps)))
     state = states(given)
     with kernels.only("blocked mesa (torch)"):
         got = results(given, state)
@@ -274,10 +274,10 @@ def test_the_solver_of_a_model_is_chosen_from_outside() -> None:
     given, ids = model().eval(), torch.randint(16, (2, 20))
     with torch.no_grad():
         exact = given(ids).logits
-        with solved_by(given, ConjugateGradient(0)):
+        with use_solver(given, ConjugateGradient(0)):
             assert error(given(ids).logits, exact) > 1e-4
         assert torch.equal(given(ids).logits, exact)
-        solve_to(given, 1e-5)
+        set_tolerance(given, 1e-5)
         assert_close(given(ids).logits, exact, "logits")
     assert [layer.solver for layer in mesa_layers(given)] == [ConjugateGradient(30, 1e-5)] * 2
     assert [solver_statistics(r).steps.shape for r in mesa_records(given, ids)] == [(2, 20, 2)] * 2
@@ -288,14 +288,14 @@ def test_a_model_without_mesa_layers_has_nothing_to_solve() -> None:
         vocab_size=16, hidden_size=16, num_hidden_layers=1, mixers=[{"name": "gla"}]
     )
     with pytest.raises(ValueError, match="no Mesa layer"):
-        solve_to(FastWeightsForCausalLM(config), 1e-4)
+        set_tolerance(FastWeightsForCausalLM(config), 1e-4)
 
 
 def test_random_steps_are_drawn_in_training_only() -> None:
     given = model(random_steps=True, steps=8)
     ids = torch.randint(16, (1, 3))
     drawn = {record.solver for _ in range(40) for record in mesa_records(given, ids)}
-    assert {solver.inner.max_steps for solver in drawn if isinstance(solver, Unrolled)} == set(
-        range(9)
-    )
+    assert {
+        solver.inner.max_steps for solver in drawn if isinstance(solver, UnrolledSolver)
+    } == set(range(9))
     assert {record.solver for record in mesa_records(given.eval(), ids)} == {ConjugateGradient(8)}

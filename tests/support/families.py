@@ -11,7 +11,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from fastweights.linearize import Analog, branches, linearize
+from fastweights.linearize import LinearAttentionConfig, branches, linearize
 
 VOCABULARY = 61
 LAYERS = 3
@@ -94,7 +94,10 @@ def teacher(family: str = "llama", **fields: Any) -> Any:
 
 
 def student(
-    family: str = "llama", analog: Analog = Analog(window=4), layers: Any = None, **fields: Any
+    family: str = "llama",
+    analog: LinearAttentionConfig = LinearAttentionConfig(window=4),
+    layers: Any = None,
+    **fields: Any,
 ) -> Any:
     """The linearized teacher, its branches no longer as they start."""
     return shaken(linearize(teacher(family, **fields), analog, layers))

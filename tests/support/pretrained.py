@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fastweights.linearize import Analog, linearize
+from fastweights.linearize import LinearAttentionConfig, linearize
 from fastweights.text.documents import Sequences, Stream
 
 VOCABULARY = 37
@@ -31,7 +31,7 @@ def llama(
 
 
 def linear_llama(
-    analog: Analog = Analog(window=3),
+    analog: LinearAttentionConfig = LinearAttentionConfig(window=3),
     layers: int = 2,
     dtype: torch.dtype = torch.float64,
     chosen: list[int] | None = None,

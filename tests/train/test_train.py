@@ -27,17 +27,17 @@ from fastweights.train import (
     Cosine,
     DataError,
     Every,
+    ExistingTokenizer,
     Linear,
     NonFiniteError,
-    Pretrained,
     Reporter,
     Text,
     TextStream,
     TrainingError,
     Windows,
-    cover,
     model_folder,
-    read,
+    read_corpus,
+    sequential_windows,
     train,
 )
 from sittings import sitting, tiny
@@ -104,7 +104,7 @@ def tokenizer(request, tmp_path):
     if request.param != "pretrained":
         return made
     made.save_pretrained(tmp_path / "saved")
-    return Pretrained(str(tmp_path / "saved")).build([])
+    return ExistingTokenizer(str(tmp_path / "saved")).build([])
 
 
 def test_every_text_survives_its_tokens(tokenizer, tmp_path):
@@ -158,21 +158,26 @@ def test_text_is_found(tmp_path, name, source):
     path.write_bytes(gzip.compress(content.encode()) if name.endswith("gz") else content.encode())
     found = path if source == "a.txt" else tmp_path / source
     assert (
-        read(Text((str(found),), (str(path),))).tokenizer.decode(read(Text((str(found),))).train)
+        read_corpus(Text((str(found),), (str(path),))).tokenizer.decode(
+            read_corpus(Text((str(found),))).train
+        )
         in PROSE
     )
-    assert bytes(read(Text((str(found),), (str(path),))).train.astype(np.uint8)) == PROSE.encode()
+    assert (
+        bytes(read_corpus(Text((str(found),), (str(path),))).train.astype(np.uint8))
+        == PROSE.encode()
+    )
 
 
 def test_shakespeare_is_bundled():
-    corpus = read(Text())
+    corpus = read_corpus(Text())
     assert (len(corpus.train), len(corpus.validation)) == (1_003_854, 111_540)
     assert corpus.train.dtype == np.uint16
     assert corpus.tokenizer.decode(corpus.train[:14]) == "First Citizen:"
 
 
 def test_nats_per_byte_count_bytes_not_tokens(folder):
-    corpus = read(replace(tiny(folder).text, tokenization=BPE(400)))
+    corpus = read_corpus(replace(tiny(folder).text, tokenization=BPE(400)))
     text = corpus.tokenizer.decode(corpus.validation)
     assert corpus.tokens_per_byte == len(corpus.validation) / len(text.encode()) < 0.6
 
@@ -202,10 +207,10 @@ def test_bad_text_is_named_and_leaves_nothing_behind(tmp_path, name, content, me
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("tokenization", [BPE(256), Pretrained("/nowhere/at/all")])
+@pytest.mark.parametrize("tokenization", [BPE(256), ExistingTokenizer("/nowhere/at/all")])
 def test_bad_tokenizers(folder, tokenization):
     with pytest.raises(DataError, match=r"257|no tokenizer at"):
-        read(replace(tiny(folder).text, tokenization=tokenization))
+        read_corpus(replace(tiny(folder).text, tokenization=tokenization))
 
 
 # Batches
@@ -232,7 +237,7 @@ def test_an_epoch_has_every_target_at_most_once(n):
 
 @pytest.mark.parametrize("n", [2, 15, 16, 17, 31, 32, 100])
 def test_validation_has_every_target_once(n):
-    batches = list(cover(np.arange(n, dtype=np.uint16), 16, 3))
+    batches = list(sequential_windows(np.arange(n, dtype=np.uint16), 16, 3))
     targets = Counter(t for batch in batches for t in batch[:, 1:].flatten().tolist())
     assert targets == Counter(range(1, n))
 
@@ -306,9 +311,9 @@ def test_the_result_is_a_plain_model_folder(folder):
 
 
 def test_validation_loss_is_that_of_the_saved_model(folder, undisturbed):
-    corpus, out = read(tiny(folder).text), folder / "undisturbed"
+    corpus, out = read_corpus(tiny(folder).text), folder / "undisturbed"
     model = AutoModelForCausalLM.from_pretrained(out / "model")
-    batches = list(cover(corpus.validation, 16, 1))
+    batches = list(sequential_windows(corpus.validation, 16, 1))
     with torch.no_grad():
         losses = [float(model(input_ids=b, labels=b).loss) * (b.shape[1] - 1) for b in batches]
     assert undisturbed[0][-1]["val_loss"] == pytest.approx(

@@ -14,11 +14,11 @@ from fastweights.methods import Chunkwise, evaluate
 from fastweights.recurrence import (
     LTV,
     Decay,
-    Delayed,
+    DelayedTransition,
     Delta,
-    Diagonal,
-    Erasing,
-    Register,
+    DiagonalTransition,
+    ErasingTransition,
+    ShiftRegister,
     Transition,
 )
 from fastweights.shapes import Output
@@ -38,7 +38,7 @@ class Algorithm(ABC):
         """Operations per head for T tokens and v value channels, with this system's k."""
 
     @abstractmethod
-    def run(self, system: LTV, u: Tensor) -> Output:
+    def compute(self, system: LTV, u: Tensor) -> Output:
         """y ``[b t h v]`` for ``u [b t h v]``, from the empty state."""
 
 
@@ -55,11 +55,11 @@ class Sequential(Algorithm):
         k = system.A.width
         return (
             f"{2 * k}·v·T, in T steps"
-            if isinstance(system.A, Diagonal)
+            if isinstance(system.A, DiagonalTransition)
             else f"{4 * k}·v·T, in T steps"
         )
 
-    def run(self, system: LTV, u: Tensor) -> Output:
+    def compute(self, system: LTV, u: Tensor) -> Output:
         return system.simulate(u)[0]
 
 
@@ -75,10 +75,10 @@ class KernelProduct(Algorithm):
     def cost(self, system: LTV) -> str:
         return f"({system.A.width} + v)·T²/2, in parallel"
 
-    def run(self, system: LTV, u: Tensor) -> Output:
+    def compute(self, system: LTV, u: Tensor) -> Output:
         phi = LTV(system.A, system.B, system.C).kernel()
         y = torch.einsum("bhts,bshv->bthv", phi, u.to(phi.dtype).expand(*system.B.shape[:3], -1))
-        return _skipped(system, y, u)
+        return _add_skip(system, y, u)
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,13 @@ class AssociativeScan(Algorithm):
 
     def cost(self, system: LTV) -> str:
         k = system.A.width
-        if isinstance(system.A, Diagonal):
+        if isinstance(system.A, DiagonalTransition):
             return f"{4 * k}·v·T, in 2 log T rounds"
         return f"({k}³ + {2 * k}²·v)·T, in 2 log T rounds: products of A_t fill up"
 
-    def run(self, system: LTV, u: Tensor) -> Output:
+    def compute(self, system: LTV, u: Tensor) -> Output:
         x = prefixes(system.A, system.B[..., None] * u[..., None, :])
-        return _skipped(system, (system.C[..., None, :] @ x).squeeze(-2), u)
+        return _add_skip(system, (system.C[..., None, :] @ x).squeeze(-2), u)
 
 
 @dataclass(frozen=True)
@@ -114,27 +114,29 @@ class ChunkwiseParallel(Algorithm):
 
     def refuses(self, system: LTV) -> str | None:
         match system.A:
-            case Diagonal(decay=decay) if decay.is_complex():
+            case DiagonalTransition(decay=decay) if decay.is_complex():
                 return None
-            case Diagonal(decay=decay) | Erasing(decay=decay) if bool((decay < 0).any()):
+            case DiagonalTransition(decay=decay) | ErasingTransition(decay=decay) if bool(
+                (decay < 0).any()
+            ):
                 return (
                     "a decay is negative, and has no real logarithm (the rule Signed carries its"
                     " sign apart)"
                 )
-            case Diagonal():
+            case DiagonalTransition():
                 return None
-            case Erasing(k=k, beta=beta):
+            case ErasingTransition(k=k, beta=beta):
                 return (
                     None
                     if torch.equal(system.B, beta * k)
                     else "B is not β k: what is written is not what is erased"
                 )
-            case Delayed():
+            case DelayedTransition():
                 return (
                     "a query reads the state before its token is written (the rule Bonus shifts"
                     " queries instead)"
                 )
-            case Register():
+            case ShiftRegister():
                 return (
                     "a window's products have no short form here (the rule WindowedLinear has one"
                     " of its own)"
@@ -148,16 +150,16 @@ class ChunkwiseParallel(Algorithm):
             " steps"
         )
 
-    def run(self, system: LTV, u: Tensor) -> Output:
+    def compute(self, system: LTV, u: Tensor) -> Output:
         q, k = system.C, system.B
         match system.A:
-            case Diagonal(decay=decay):
+            case DiagonalTransition(decay=decay):
                 record = Decay(q, k, u, decay.log())
-            case Erasing(decay=decay, k=k, beta=beta):
+            case ErasingTransition(decay=decay, k=k, beta=beta):
                 record = Delta(q, k, u, beta, decay.log())
             case _:
                 raise ValueError(f"{self.name} cannot run this system: {self.refuses(system)}")
-        return _skipped(system, evaluate(record, method=Chunkwise(self.size))[0], u)
+        return _add_skip(system, evaluate(record, method=Chunkwise(self.size))[0], u)
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ class Convolution(Algorithm):
         streams = {
             "B": system.B,
             "C": system.C,
-            "A": system.A.decay if isinstance(system.A, Diagonal) else None,
+            "A": system.A.decay if isinstance(system.A, DiagonalTransition) else None,
         }
         varying = [
             name
@@ -182,7 +184,7 @@ class Convolution(Algorithm):
     def cost(self, system: LTV) -> str:
         return f"{system.A.width}·T + v·T·log T, in parallel"
 
-    def run(self, system: LTV, u: Tensor) -> Output:
+    def compute(self, system: LTV, u: Tensor) -> Output:
         length = len(system)
         impulse = torch.zeros(1, length, 1, 1, dtype=system.B.dtype, device=system.B.device)
         impulse[:, 0] = 1
@@ -191,7 +193,7 @@ class Convolution(Algorithm):
         )
         spectrum = torch.fft.fft(response, 2 * length, dim=1) * torch.fft.fft(u, 2 * length, dim=1)
         y = torch.fft.ifft(spectrum, dim=1)[:, :length]
-        return _skipped(system, y if system.B.is_complex() else y.real, u)
+        return _add_skip(system, y if system.B.is_complex() else y.real, u)
 
 
 ALGORITHMS: tuple[Algorithm, ...] = (
@@ -204,7 +206,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
 
 
 @dataclass(frozen=True)
-class Allowed:
+class AlgorithmSupport:
     """Whether an algorithm can run a system: the reason if not, the cost if so."""
 
     algorithm: Algorithm
@@ -212,12 +214,12 @@ class Allowed:
     cost: str
 
 
-def allowed(system: LTV) -> list[Allowed]:
+def algorithm_support(system: LTV) -> list[AlgorithmSupport]:
     """Every algorithm, with what the structure of `system` says to it."""
-    return [Allowed(a, a.refuses(system), a.cost(system)) for a in ALGORITHMS]
+    return [AlgorithmSupport(a, a.refuses(system), a.cost(system)) for a in ALGORITHMS]
 
 
-def _skipped(system: LTV, y: Tensor, u: Tensor) -> Output:
+def _add_skip(system: LTV, y: Tensor, u: Tensor) -> Output:
     return y if system.D is None else y + system.D * u
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from fastweights.layers import Past
+from fastweights.layers import TokenContext
 from fastweights.mixer import Mixer
 from fastweights.recurrence import (
     Amplified,
@@ -52,8 +52,8 @@ def conditions(mixer: Mixer) -> Conditions:
     Softmax attention has no linear form: over the tokens that it stores its map is what the others
     approximate (C2), and it need not choose what to forget (C1) while it stores them all.
     """
-    linear = not grows(mixer)
-    if carried(_probe(mixer)[0]) is None:
+    linear = not state_grows(mixer)
+    if surviving_state(_probe(mixer)[0]) is None:
         return Conditions(linear, dynamic=not linear, approximates=True, least=None)
     found = groups(mixer)
     dynamic, approximates = "Λ_t" in found, found in APPROXIMATE
@@ -70,7 +70,7 @@ def groups(mixer: Mixer) -> Groups:
     and is not. What a delta rule erases counts as decay.
     """
     recurrence, sources = _probe(mixer)
-    streams, kept = recurrence.streams, carried(recurrence)
+    streams, kept = recurrence.streams, surviving_state(recurrence)
     writes = frozenset[str]().union(*(sources(streams.get(name)) for name in WRITES))
     found = {"Q"} if sources(streams["q"]) else set()
     if writes - sources(streams.get("log_decay")):
@@ -80,7 +80,7 @@ def groups(mixer: Mixer) -> Groups:
     return frozenset(found)
 
 
-def carried(recurrence: Recurrence) -> Tensor | None:
+def surviving_state(recurrence: Recurrence) -> Tensor | None:
     """A_t applied to a state of ones, with nothing written; None for rules that keep tokens as they
     are.
 
@@ -102,7 +102,7 @@ def innermost(recurrence: Recurrence) -> Recurrence:
     return recurrence
 
 
-def grows(mixer: Mixer, lengths: tuple[int, int] = (1100, 1101)) -> bool:
+def state_grows(mixer: Mixer, lengths: tuple[int, int] = (1100, 1101)) -> bool:
     """Whether the state still grows with the sequence after 1100 tokens, longer than any default
     window.
     """
@@ -151,5 +151,5 @@ def _probe(mixer: Mixer) -> tuple[Recurrence, _Sources]:
                 0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
             )
     x = _tokens(mixer, 5).requires_grad_()
-    recurrence, _ = mixer.project(x, Past(x, None, None, None, None))
+    recurrence, _ = mixer.project(x, TokenContext(x, None, None, None, None))
     return recurrence, _Sources({"x": x, **dict(mixer.named_parameters())})

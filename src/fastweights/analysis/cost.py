@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fastweights.layers import Past
+from fastweights.layers import TokenContext
 from fastweights.mixer import Mixer
 from fastweights.recurrence import (
     Amplified,
@@ -55,7 +55,7 @@ def cost(mixer: Mixer, context: int = 2048, size: int = 64) -> Cost:
     token by token if that takes fewer operations.
     """
     x = torch.zeros(1, 1, mixer.d, dtype=next(mixer.parameters()).dtype)
-    past = Past(x, None, None, None, None)
+    past = TokenContext(x, None, None, None, None)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         recurrence, gate = mixer.project(x, past)
         b, t, h = recurrence.shape
@@ -65,13 +65,13 @@ def cost(mixer: Mixer, context: int = 2048, size: int = 64) -> Cost:
     projections, decode = counter.get_total_flops(), step(recurrence, context)
     return Cost(
         parameters=sum(p.numel() for p in mixer.parameters()),
-        state=held(recurrence, context) + sum(tail.numel() for tail in past.tails),
+        state=state_size(recurrence, context) + sum(tail.numel() for tail in past.tails),
         decode=projections + decode,
         train=PASSES * (projections + min(decode, chunk(recurrence, context, size))),
     )
 
 
-def held(recurrence: Recurrence, context: int) -> int:
+def state_size(recurrence: Recurrence, context: int) -> int:
     """Numbers in the state after `context` tokens."""
     match recurrence:
         case Softmax(window=window):
@@ -109,7 +109,7 @@ def step(recurrence: Recurrence, context: int) -> int:
                 _seen(window, context + 1) * (2 * k + 2 * v + SOFTMAX) + 4 * features * (v + 1)
             )
         case Normalized():
-            return step(recurrence.extended(), context) + h * v
+            return step(recurrence.append_ones(), context) + h * v
         case Amplified() | Signed():
             return step(recurrence.inner, context)
     raise TypeError(
@@ -138,7 +138,7 @@ def chunk(recurrence: Recurrence, context: int, size: int) -> int:
             linear = 2 * size * (features + v) + 4 * features * (v + 1)
             return h * (_seen(window, context) * (2 * k + 2 * v + SOFTMAX) + linear)
         case Normalized():
-            return chunk(recurrence.extended(), context, size) + h * v
+            return chunk(recurrence.append_ones(), context, size) + h * v
         case Amplified() | Signed():
             return chunk(recurrence.inner, context, size)
     raise TypeError(

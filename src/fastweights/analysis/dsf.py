@@ -45,7 +45,7 @@ def linear_attention(u: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor) -> DenseL
     return separable_attention(phi, psi, (phi * psi.cumsum(1)).sum(-1), W_V)
 
 
-def generalized_linear_attention(
+def general_linear_attention(
     u: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, eta: Tensor
 ) -> DenseLTV:
     """Eq. 17: φ and ψ are linear, η ``[b t]`` is any normaliser."""
@@ -111,7 +111,7 @@ def rg_lru(r: Tensor, g: Tensor, A: Tensor) -> DenseLTV:
     )
 
 
-def reversed_sigmoid(x: Tensor, a: Tensor | float) -> Tensor:
+def reverse_sigmoid(x: Tensor, a: Tensor | float) -> Tensor:
     """Eq. 23: S6's transition σ(-x)^a, for x = W u + b and A = a I."""
     return (a * F.logsigmoid(-x)).exp()
 

@@ -16,7 +16,7 @@ from matplotlib.ticker import LogFormatter, MaxNLocator
 from torch import Tensor
 
 from fastweights.analysis import maps
-from fastweights.analysis.profile import Layer, Memory, Profile, evenly
+from fastweights.analysis.profile import LayerProfile, MemoryProfile, Profile, spread_evenly
 from fastweights.render.plots import HEAT, PALETTE, canvas, label, legend, logarithmic
 
 Color = str | tuple[float, float, float, float]
@@ -29,7 +29,7 @@ LONGEST = 1e5
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
+class ReportFigure:
     """A figure of a report."""
 
     slug: str
@@ -38,7 +38,7 @@ class Picture:
     figure: Figure
 
 
-def pictures(profile: Profile) -> list[Picture]:
+def profile_figures(profile: Profile) -> list[ReportFigure]:
     """All figures that the layers of `profile` have something for."""
     drawn = (
         _maps(profile),
@@ -50,11 +50,11 @@ def pictures(profile: Profile) -> list[Picture]:
     return [picture for picture in drawn if picture is not None]
 
 
-def comparison(profiles: Sequence[Profile]) -> Picture:
+def comparison(profiles: Sequence[Profile]) -> ReportFigure:
     """The models side by side, against depth."""
     figure, axes = canvas(2, 3)
     for color, profile in zip(_colors(len(profiles)), profiles, strict=True):
-        linear = _linear(profile)
+        linear = _memories_by_depth(profile)
         shown = [
             [(depth, _middle(m.half_lives)) for depth, m in linear],
             [(depth, float(m.dimensions.mean())) for depth, m in linear],
@@ -89,10 +89,10 @@ def comparison(profiles: Sequence[Profile]) -> Picture:
         "Depth runs from the first layer (0) to the last (1). The upper row needs a linear form,"
         " which softmax lacks; the lower row is read off the attention maps of the first tokens."
     )
-    return Picture("comparison", "Side by side", caption, figure)
+    return ReportFigure("comparison", "Side by side", caption, figure)
 
 
-def teacher(profiles: Sequence[Profile]) -> Picture | None:
+def teacher_distances(profiles: Sequence[Profile]) -> ReportFigure | None:
     """Distances from the first model that is softmax throughout, if there is one and another."""
     teachers = [p for p in profiles if all(layer.rule == "Softmax" for layer in p.layers)]
     students = [
@@ -123,12 +123,12 @@ def teacher(profiles: Sequence[Profile]) -> Picture | None:
         " at the same relative depth. Rows of |Φ| are taken as distributions; a KL that is missing"
         " is infinite: the model has no weight at all where its teacher has some."
     )
-    return Picture("teacher", f"Distance from {teachers[0].name}", caption, figure)
+    return ReportFigure("teacher", f"Distance from {teachers[0].name}", caption, figure)
 
 
-def _maps(profile: Profile) -> Picture:
+def _maps(profile: Profile) -> ReportFigure:
     columns = min(4, max(len(layer.heads) for layer in profile.layers))
-    numbers = evenly(len(profile.layers), SHOWN)
+    numbers = spread_evenly(len(profile.layers), SHOWN)
     figure, axes = canvas(len(numbers), columns, 2.1, 2.1)
     for row, number in enumerate(numbers):
         layer = profile.layers[number]
@@ -141,10 +141,10 @@ def _maps(profile: Profile) -> Picture:
         " that everyone reads, bands along the diagonal are short memory, a dark triangle is"
         " dilution."
     )
-    return Picture("maps", "Attention maps", caption, figure)
+    return ReportFigure("maps", "Attention maps", caption, figure)
 
 
-def _map(axes: Axes, layer: Layer, column: int, columns: int) -> None:
+def _map(axes: Axes, layer: LayerProfile, column: int, columns: int) -> None:
     axes.grid(visible=False)
     axes.tick_params(labelsize=6)
     if column >= len(layer.heads):
@@ -167,7 +167,7 @@ def _map(axes: Axes, layer: Layer, column: int, columns: int) -> None:
     axes.set_title(f"head {layer.heads[place]}", fontsize=7, loc="left")
 
 
-def _attention(profile: Profile) -> Picture:
+def _attention(profile: Profile) -> ReportFigure:
     figure, axes = canvas(1, 4, 3.0)
     phis = [layer.phi for layer in profile.layers]
     _dots(axes[0, 0], [maps.dilution(phi).mean(-1) for phi in phis])
@@ -184,11 +184,11 @@ def _attention(profile: Profile) -> Picture:
         "A dot per head, a bar for the layer's mean. Dilution 1 is a query that reads all tokens"
         " before it alike; the rank says how many directions the map of the window really has."
     )
-    return Picture("attention", "Attention by layer and head", caption, figure)
+    return ReportFigure("attention", "Attention by layer and head", caption, figure)
 
 
-def _half_lives(profile: Profile) -> Picture | None:
-    linear = _numbered(profile)
+def _half_lives(profile: Profile) -> ReportFigure | None:
+    linear = _memories_by_layer(profile)
     if not linear:
         return None
     figure, axes = canvas(1, 3, 3.9)
@@ -204,7 +204,9 @@ def _half_lives(profile: Profile) -> Picture | None:
     axes[0, 1].yaxis.set_major_locator(MaxNLocator(integer=True))
     _scale(figure, axes[0, 1], image)
     for color, (number, _), life in zip(_depths(len(linear)), linear, lives, strict=True):
-        _timed(axes[0, 2], life.flatten(1).median(1).values, color, _named(number, profile))
+        _plot_over_text(
+            axes[0, 2], life.flatten(1).median(1).values, color, _legend_entry(number, profile)
+        )
     for one in (axes[0, 0], axes[0, 2]):
         logarithmic(one)
     label(axes[0, 0], "By layer: median, 10 to 90 %", "layer", "half-life [tokens]")
@@ -216,7 +218,7 @@ def _half_lives(profile: Profile) -> Picture | None:
         f" lasted. Components that never decay are drawn at {LONGEST:.0e}. What moves over the text"
         " is dynamic memory."
     )
-    return Picture("half-lives", "Half-lives", caption, figure)
+    return ReportFigure("half-lives", "Half-lives", caption, figure)
 
 
 def _scale(figure: Figure, axes: Axes, image: AxesImage) -> None:
@@ -225,11 +227,11 @@ def _scale(figure: Figure, axes: Axes, image: AxesImage) -> None:
     bar.ax.tick_params(which="both", labelsize=8)
 
 
-def _eigenvalues(profile: Profile) -> Picture | None:
-    linear = _numbered(profile)
+def _eigenvalues(profile: Profile) -> ReportFigure | None:
+    linear = _memories_by_layer(profile)
     if not linear:
         return None
-    linear = [linear[i] for i in evenly(len(linear), SHOWN)]
+    linear = [linear[i] for i in spread_evenly(len(linear), SHOWN)]
     columns = min(4, len(linear))
     figure, axes = canvas(-(-len(linear) // columns), columns, 2.7, 2.4)
     for one in axes.flat[len(linear) :]:
@@ -242,7 +244,7 @@ def _eigenvalues(profile: Profile) -> Picture | None:
         " they are complex). 1 keeps, 0 forgets at once, -1 keeps and flips the sign; outside the"
         " unit circle states explode."
     )
-    return Picture("eigenvalues", "Eigenvalues of the transitions", caption, figure)
+    return ReportFigure("eigenvalues", "Eigenvalues of the transitions", caption, figure)
 
 
 def _spectrum(axes: Axes, values: Tensor, color: Color) -> None:
@@ -260,8 +262,8 @@ def _spectrum(axes: Axes, values: Tensor, color: Color) -> None:
     axes.set_xlabel("λ", fontsize=8)
 
 
-def _hankel(profile: Profile) -> Picture | None:
-    linear = _numbered(profile)
+def _hankel(profile: Profile) -> ReportFigure | None:
+    linear = _memories_by_layer(profile)
     if not linear:
         return None
     figure, axes = canvas(1, 2, 4.2)
@@ -272,7 +274,7 @@ def _hankel(profile: Profile) -> Picture | None:
             1 + np.arange(len(middle)),
             middle.clamp(min=1e-9),
             color=color,
-            label=_named(number, profile),
+            label=_legend_entry(number, profile),
         )
     _dots(axes[0, 1], [m.dimensions.mean(0) for _, m in linear], [number for number, _ in linear])
     axes[0, 0].set_ylim(1e-9, 2)
@@ -291,18 +293,21 @@ def _hankel(profile: Profile) -> Picture | None:
         f" after it has as many singular values as the state has rows (here {k}); those that matter"
         " are the memory in use. The effective dimension is the exponential of their entropy."
     )
-    return Picture("hankel", "How much of the state is used", caption, figure)
+    return ReportFigure("hankel", "How much of the state is used", caption, figure)
 
 
-def _response(profile: Profile) -> Picture | None:
-    linear = _numbered(profile)
+def _response(profile: Profile) -> ReportFigure | None:
+    linear = _memories_by_layer(profile)
     if not linear:
         return None
     figure, axes = canvas(1, 2, 4.2)
     for color, (number, m) in zip(_depths(len(linear)), linear, strict=True):
         size = m.response.mean(0)
         axes[0, 0].loglog(
-            1 + np.arange(len(size)), size / size[0], color=color, label=_named(number, profile)
+            1 + np.arange(len(size)),
+            size / size[0],
+            color=color,
+            label=_legend_entry(number, profile),
         )
     gains = [m.log_gains.clamp(min=-690) / np.log(10) for _, m in linear]
     _dots(axes[0, 1], [g[..., 0].median(0).values for g in gains], [number for number, _ in linear])
@@ -315,10 +320,10 @@ def _response(profile: Profile) -> Picture | None:
         " largest singular value of the product of transitions over the window, a dot per head:"
         " above 0 gradients can explode, far below 0 they vanish."
     )
-    return Picture("response", "Impulse responses and gradients", caption, figure)
+    return ReportFigure("response", "Impulse responses and gradients", caption, figure)
 
 
-_SYSTEMS: tuple[Callable[[Profile], Picture | None], ...] = (
+_SYSTEMS: tuple[Callable[[Profile], ReportFigure | None], ...] = (
     _half_lives,
     _eigenvalues,
     _hankel,
@@ -326,7 +331,7 @@ _SYSTEMS: tuple[Callable[[Profile], Picture | None], ...] = (
 )
 
 
-def _normalisers(profile: Profile) -> Picture | None:
+def _normalisers(profile: Profile) -> ReportFigure | None:
     found = [
         (i, layer.normalisers)
         for i, layer in enumerate(profile.layers)
@@ -336,7 +341,9 @@ def _normalisers(profile: Profile) -> Picture | None:
         return None
     figure, axes = canvas(1, 1, 6.0)
     for color, (number, eta) in zip(_depths(len(found)), found, strict=True):
-        _timed(axes[0, 0], eta.abs().median(1).values, color, _named(number, profile))
+        _plot_over_text(
+            axes[0, 0], eta.abs().median(1).values, color, _legend_entry(number, profile)
+        )
     logarithmic(axes[0, 0])
     label(axes[0, 0], "Running median over heads", "token", "|η|")
     legend(axes[0, 0])
@@ -344,10 +351,10 @@ def _normalisers(profile: Profile) -> Picture | None:
         "What outputs are divided by. In DSF η_{t-1}/η_t is the transition: where η grows, old"
         " tokens fade."
     )
-    return Picture("normalisers", "Normalisers η", caption, figure)
+    return ReportFigure("normalisers", "Normalisers η", caption, figure)
 
 
-def _conditions(profile: Profile) -> Picture | None:
+def _conditions(profile: Profile) -> ReportFigure | None:
     found = [
         (i, layer.examined, layer.solver)
         for i, layer in enumerate(profile.layers)
@@ -358,7 +365,9 @@ def _conditions(profile: Profile) -> Picture | None:
     figure, axes = canvas(1, 2, 4.2)
     for color, (number, places, solver) in zip(_depths(len(found)), found, strict=True):
         for one, values in zip(axes.flat, (solver.condition[0], solver.residual[0]), strict=True):
-            one.plot(places, values.median(1).values, color=color, label=_named(number, profile))
+            one.plot(
+                places, values.median(1).values, color=color, label=_legend_entry(number, profile)
+            )
             one.fill_between(
                 places, values.amin(1), values.amax(1), color=color, alpha=0.15, linewidth=0
             )
@@ -371,16 +380,16 @@ def _conditions(profile: Profile) -> Picture | None:
         "Conjugate gradients need about √condition steps per digit; with condition 1 Mesa is linear"
         " attention, which needs none."
     )
-    return Picture("conditions", "Mesa's linear systems", caption, figure)
+    return ReportFigure("conditions", "Mesa's linear systems", caption, figure)
 
 
-def _numbered(profile: Profile) -> list[tuple[int, Memory]]:
+def _memories_by_layer(profile: Profile) -> list[tuple[int, MemoryProfile]]:
     return [(i, layer.memory) for i, layer in enumerate(profile.layers) if layer.memory is not None]
 
 
-def _linear(profile: Profile) -> list[tuple[float, Memory]]:
+def _memories_by_depth(profile: Profile) -> list[tuple[float, MemoryProfile]]:
     last = max(1, len(profile.layers) - 1)
-    return [(i / last, m) for i, m in _numbered(profile)]
+    return [(i / last, m) for i, m in _memories_by_layer(profile)]
 
 
 def _over_depth(profile: Profile, measure: Callable[[Tensor], Tensor]) -> list[tuple[float, float]]:
@@ -431,16 +440,16 @@ def _bands(axes: Axes, numbers: Sequence[int], lives: Sequence[Tensor]) -> None:
     axes.set_xticks(numbers)
 
 
-def _timed(axes: Axes, values: Tensor, color: Color, name: str, points: int = 60) -> None:
+def _plot_over_text(axes: Axes, values: Tensor, color: Color, name: str, points: int = 60) -> None:
     """Medians over at most so many stretches of the text."""
     stretches = np.array_split(values.float().numpy(), min(points, len(values)))
     at = np.cumsum([len(s) for s in stretches]) - len(stretches[-1]) / 2
     axes.plot(at, [float(np.median(s)) for s in stretches], color=color, linewidth=1, label=name)
 
 
-def _named(number: int, profile: Profile) -> str:
+def _legend_entry(number: int, profile: Profile) -> str:
     """The entry of a legend; names that begin with _ have none."""
-    return f"layer {number}" if number in evenly(len(profile.layers), SHOWN) else "_"
+    return f"layer {number}" if number in spread_evenly(len(profile.layers), SHOWN) else "_"
 
 
 def _depths(count: int) -> list[Color]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastweights.analysis.memory import effective_dimension, reaching
+from fastweights.analysis.memory import effective_dimension, map_and_input_factor
 from fastweights.recurrence import NoFiniteFormError, Recurrence
 from fastweights.shapes import Map
 
@@ -24,7 +24,7 @@ def attention(record: Recurrence, heads: list[int]) -> Map:
     except NoFiniteFormError:
         return record.attention_map()[:, heads]
     system = system.heads(heads)
-    phi = reaching(system)[0]
+    phi = map_and_input_factor(system)[0]
     if system.D is None or system.D.shape[-1] != 1:
         return phi
     return phi + torch.diag_embed(

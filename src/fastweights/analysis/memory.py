@@ -17,7 +17,7 @@ from fastweights.methods import evaluate
 from fastweights.recurrence import (
     LTV,
     Decay,
-    Diagonal,
+    DiagonalTransition,
     Mesa,
     Normalized,
     Recurrence,
@@ -35,7 +35,7 @@ def half_lives(system: LTV) -> Tensor:
     return log(2) * system.memory_horizon()
 
 
-def reaching(window: LTV) -> tuple[Map, Tensor]:
+def map_and_input_factor(window: LTV) -> tuple[Map, Tensor]:
     """(Φ ``[b h t s]`` of the window alone, Ψ ``[b h k s]``: what an impulse at s leaves in the
     state at its end).
 
@@ -49,7 +49,7 @@ def reaching(window: LTV) -> tuple[Map, Tensor]:
     return phi.transpose(1, 2), state
 
 
-def reading(window: LTV) -> Tensor:
+def output_factor(window: LTV) -> Tensor:
     """Ω ``[b h k t]``: Ωᴴ S is the window's output for the state S before it and no input.
 
     Ω Ωᴴ is the observability Gramian.
@@ -64,7 +64,7 @@ def reading(window: LTV) -> Tensor:
 
 def controllability(window: LTV) -> Tensor:
     """The Gramian Ψ Ψᴴ ``[b h k k]`` at the window's end: the states that unit inputs reach."""
-    reached = reaching(window)[1]
+    reached = map_and_input_factor(window)[1]
     return reached @ reached.mH
 
 
@@ -72,7 +72,7 @@ def observability(window: LTV) -> Tensor:
     """The Gramian Ω Ωᴴ ``[b h k k]`` at the window's start: the energy of a state's future
     output.
     """
-    read = reading(window)
+    read = output_factor(window)
     return read @ read.mH
 
 
@@ -83,7 +83,10 @@ def hankel(system: LTV, cut: int, length: int) -> Tensor:
     Those of Ωᴴ Ψ, from the triangular factors of both, so that small ones are not lost in squares.
     """
     past, future = system[max(0, cut - length) : cut], system[cut : cut + length]
-    reached, read = torch.linalg.qr(reaching(past)[1].mH).R, torch.linalg.qr(reading(future).mH).R
+    reached, read = (
+        torch.linalg.qr(map_and_input_factor(past)[1].mH).R,
+        torch.linalg.qr(output_factor(future).mH).R,
+    )
     values = torch.linalg.svdvals(read @ reached.mH)
     return torch.nn.functional.pad(values, (0, system.A.width - values.shape[-1]))
 
@@ -102,7 +105,7 @@ def log_gains(window: LTV) -> Tensor:
     """log of the singular values of ∏ A_t over the window, ``[b h k]`` falling: how gradients grow
     or vanish.
     """
-    if isinstance(window.A, Diagonal):
+    if isinstance(window.A, DiagonalTransition):
         logs = window.A.decay.abs().log().sum(1).expand(-1, -1, window.A.width)
         return logs.sort(-1, descending=True).values
     b, _, h, width = window.B.shape
@@ -129,7 +132,7 @@ def normalisers(record: Recurrence) -> Tensor | None:
     match record:
         case Normalized():
             return record.normalisers().squeeze(-1)
-        case Softmax(q=q, k=k, window=None, kept=None, starts=None):
+        case Softmax(q=q, k=k, window=None, keep_mask=None, segment_starts=None):
             groups = q.shape[2] // k.shape[2]
             scores = (
                 torch.einsum("bthk,bshk->bhts", q, k.repeat_interleave(groups, 2))

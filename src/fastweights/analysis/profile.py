@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.analysis import maps, memory
-from fastweights.analysis.algorithms import Allowed, allowed
-from fastweights.analysis.capture import captured
+from fastweights.analysis.algorithms import AlgorithmSupport, algorithm_support
+from fastweights.analysis.capture import capture_projections
 from fastweights.mixer import Mixer
 from fastweights.recurrence import LTV, Mesa, NoFiniteFormError, Recurrence
 from fastweights.shapes import Map
 
 
 @dataclass(frozen=True)
-class Extent:
+class ProfileLimits:
     """How much is looked at.
 
     Attributes:
@@ -35,7 +35,7 @@ class Extent:
 
 
 @dataclass(frozen=True, eq=False)
-class Memory:
+class MemoryProfile:
     """What the system of one layer remembers; h are the chosen heads.
 
     Attributes:
@@ -56,7 +56,7 @@ class Memory:
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class LayerProfile:
     """One mixer of the model on the text (its first sequence).
 
     heads, of   the chosen heads, and how many there are
@@ -72,8 +72,8 @@ class Layer:
     heads: list[int]
     of: int
     phi: Map
-    memory: Memory | None
-    algorithms: list[Allowed] | None
+    memory: MemoryProfile | None
+    algorithms: list[AlgorithmSupport] | None
     normalisers: Tensor | None
     examined: tuple[int, ...]
     solver: memory.LinearSystems | None
@@ -86,17 +86,19 @@ class Profile:
     name: str
     tokens: int
     parameters: int
-    extent: Extent
-    layers: list[Layer]
+    extent: ProfileLimits
+    layers: list[LayerProfile]
 
 
-def profile(name: str, model: nn.Module, ids: Tensor, extent: Extent = Extent()) -> Profile:
+def profile(
+    name: str, model: nn.Module, ids: Tensor, extent: ProfileLimits = ProfileLimits()
+) -> Profile:
     """`model` run on ``ids [1 t]`` and looked at, layer by layer; raises ValueError for too short a
     text.
     """
     if ids.shape[1] < 8:
         raise ValueError(f"the text has {ids.shape[1]} tokens; an analysis needs 8 or more")
-    with captured(model) as found, torch.no_grad():
+    with capture_projections(model) as found, torch.no_grad():
         model(ids)
     if not found:
         raise ValueError(f"{name} has no mixer of this library in it")
@@ -110,13 +112,13 @@ def profile(name: str, model: nn.Module, ids: Tensor, extent: Extent = Extent())
     return Profile(name, ids.shape[1], parameters, extent, layers)
 
 
-def _layer(path: str, mixer: str, record: Recurrence, extent: Extent) -> Layer:
-    heads = evenly(record.shape[2], extent.heads)
+def _layer(path: str, mixer: str, record: Recurrence, extent: ProfileLimits) -> LayerProfile:
+    heads = spread_evenly(record.shape[2], extent.heads)
     system = _system(record)
     first = record[: extent.window]
     eta = memory.normalisers(record)
     examined = cuts(len(record), 16) if isinstance(record, Mesa) else ()
-    return Layer(
+    return LayerProfile(
         path=path,
         mixer=mixer,
         rule=type(record).__name__,
@@ -124,7 +126,7 @@ def _layer(path: str, mixer: str, record: Recurrence, extent: Extent) -> Layer:
         of=record.shape[2],
         phi=maps.attention(first, heads)[0],
         memory=None if system is None else _memory(system.heads(heads), extent),
-        algorithms=None if system is None else allowed(system),
+        algorithms=None if system is None else algorithm_support(system),
         normalisers=None if eta is None else eta[0][:, heads],
         examined=examined,
         solver=memory.linear_systems(record, examined) if isinstance(record, Mesa) else None,
@@ -138,22 +140,22 @@ def _system(record: Recurrence) -> LTV | None:
         return None
 
 
-def _memory(system: LTV, extent: Extent) -> Memory:
+def _memory(system: LTV, extent: ProfileLimits) -> MemoryProfile:
     places = cuts(len(system) - 1, extent.cuts + 1)[:-1] or (len(system) // 2,)
     window = min(extent.window, len(system) // 2)
     hankel = torch.stack([memory.hankel(system, cut, window)[0] for cut in places])
     gains = [memory.log_gains(system[max(0, cut - window) : cut])[0] for cut in places]
-    return Memory(
+    return MemoryProfile(
         eigenvalues=system.eigenvalues()[0],
         half_lives=memory.half_lives(system)[0],
         hankel=hankel,
         dimensions=memory.effective_dimension(hankel),
         log_gains=torch.stack(gains),
-        response=memory.response(memory.reaching(system[: extent.window])[0])[0],
+        response=memory.response(memory.map_and_input_factor(system[: extent.window])[0])[0],
     )
 
 
-def evenly(count: int, most: int) -> list[int]:
+def spread_evenly(count: int, most: int) -> list[int]:
     """At most `most` of the numbers 0 … count - 1, evenly spaced, the first and the last among
     them.
     """

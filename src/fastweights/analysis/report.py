@@ -11,8 +11,14 @@ from html import escape
 from pathlib import Path
 
 from fastweights.analysis import maps
-from fastweights.analysis.figures import LONGEST, Picture, comparison, pictures, teacher
-from fastweights.analysis.profile import Layer, Profile
+from fastweights.analysis.figures import (
+    LONGEST,
+    ReportFigure,
+    comparison,
+    profile_figures,
+    teacher_distances,
+)
+from fastweights.analysis.profile import LayerProfile, Profile
 from fastweights.analysis.theory import Finding
 from fastweights.render.plots import canvas, png
 
@@ -39,7 +45,7 @@ def write_report(profiles: Sequence[Profile], findings: Sequence[Finding], out: 
     """Write ``report.html`` and its PNG files into the folder `out`; the page's path."""
     out.mkdir(parents=True, exist_ok=True)
     sections = [
-        *_compared(profiles, out),
+        *_comparison_section(profiles, out),
         *(_model(p, out) for p in profiles),
         *_theory(findings, out),
     ]
@@ -76,7 +82,7 @@ def layer_rows(profile: Profile) -> list[Row]:
     return [{"layer": number, **_layer_row(layer)} for number, layer in enumerate(profile.layers)]
 
 
-def _layer_row(layer: Layer) -> Row:
+def _layer_row(layer: LayerProfile) -> Row:
     row: Row = {"mixer": layer.mixer, "rule": layer.rule, "heads": layer.of}
     if layer.memory is not None:
         m = layer.memory
@@ -94,10 +100,10 @@ def _layer_row(layer: Layer) -> Row:
     }
 
 
-def _compared(profiles: Sequence[Profile], out: Path) -> list[str]:
+def _comparison_section(profiles: Sequence[Profile], out: Path) -> list[str]:
     if len(profiles) < 2:
         return []
-    drawn = [comparison(profiles), teacher(profiles)]
+    drawn = [comparison(profiles), teacher_distances(profiles)]
     rows: list[Row] = [
         {"model": p.name, "parameters": f"{p.parameters:,}", **_means(p)} for p in profiles
     ]
@@ -126,7 +132,7 @@ def _model(profile: Profile, out: Path) -> str:
         f" of text; at most {seen.heads} heads of a layer, windows of {seen.window} tokens."
     )
     body = table(layer_rows(profile)) + _algorithms(profile)
-    drawn = "".join(figure(picture, f"{slug}-", out) for picture in pictures(profile))
+    drawn = "".join(figure(picture, f"{slug}-", out) for picture in profile_figures(profile))
     return section(profile.name, intro, body + drawn)
 
 
@@ -160,7 +166,7 @@ def _theory(findings: Sequence[Finding], out: Path) -> list[str]:
             if finding.verdict
             else "<span class='no'>refuted</span>"
         )
-        picture = Picture(_slug(finding.source), finding.source, "", drawing)
+        picture = ReportFigure(_slug(finding.source), finding.source, "", drawing)
         parts.append(
             f"<h3>{escape(finding.source)}</h3><p>{escape(finding.statement)} {verdict}</p>"
             + table(finding.figures())
@@ -169,7 +175,7 @@ def _theory(findings: Sequence[Finding], out: Path) -> list[str]:
     return [f"<section><h2 id='theory'>The theory, executed</h2>{''.join(parts)}</section>"]
 
 
-def figure(picture: Picture, prefix: str, out: Path, titled: bool = True) -> str:
+def figure(picture: ReportFigure, prefix: str, out: Path, titled: bool = True) -> str:
     """The picture as HTML, and as ``<prefix><slug>.png`` in the folder `out`."""
     content = png(picture.figure)
     (out / f"{prefix}{picture.slug}.png").write_bytes(content)

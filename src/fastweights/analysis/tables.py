@@ -13,9 +13,9 @@ import torch
 
 from fastweights.analysis import notes
 from fastweights.analysis.conditions import Conditions, Groups, conditions, groups, innermost
-from fastweights.analysis.cost import cost, held, step
+from fastweights.analysis.cost import cost, state_size, step
 from fastweights.analysis.rows import DIMENSIONS, row
-from fastweights.layers import Past
+from fastweights.layers import TokenContext
 from fastweights.mixer import Mixer
 from fastweights.mixers import MIXERS, make
 from fastweights.recurrence import (
@@ -70,11 +70,11 @@ def functions(title: str, names: tuple[str, ...]) -> Table:
     Tables 1, A1-A3).
     """
     columns = ("f_q", "f_k", "f_v", "f_α", "f_g", DIMENSIONS)
-    rows = [(name, *(_said(name).get(column, "1") for column in columns)) for name in names]
-    return Table(title, ("model", *columns), rows, _noted(notes.FUNCTIONS, names))
+    rows = [(name, *(_row_of(name).get(column, "1") for column in columns)) for name in names]
+    return Table(title, ("model", *columns), rows, _notes_on(notes.FUNCTIONS, names))
 
 
-def _said(name: str) -> dict[str, str]:
+def _row_of(name: str) -> dict[str, str]:
     """The mixer's row; MesaNet's γ is the others' α."""
     said = row(MIXERS[name])
     return {"f_α": said["f_γ"], **said} if "f_γ" in said else said
@@ -83,13 +83,15 @@ def _said(name: str) -> dict[str, str]:
 def review() -> Table:
     """MetaLA's Table 2 for every mixer: parameter groups, and the conditions that follow."""
     found = [(name, group_of(name), conditions_of(name)) for name in (*MIXERS, *VARIANTS)]
-    found.sort(key=lambda entry: (-len(entry[1]), named(entry[1])))
-    rows = [(name, named(letters), *map(mark, met)) for name, letters, met in found]
+    found.sort(key=lambda entry: (-len(entry[1]), group_names(entry[1])))
+    rows = [(name, group_names(letters), *map(check_mark, met)) for name, letters, met in found]
     title, columns = (
         "MetaLA, Table 2: parameter groups and conditions",
         ("model", "groups", "C0", "C1", "C2", "C3"),
     )
-    return Table(title, columns, rows, _noted(notes.GROUPS, ("all", *(name for name, *_ in found))))
+    return Table(
+        title, columns, rows, _notes_on(notes.GROUPS, ("all", *(name for name, *_ in found)))
+    )
 
 
 VARIANTS: Mapping[str, tuple[str, dict[str, object]]] = {"glru": ("hgrn", {"tied": False})}
@@ -98,24 +100,24 @@ VARIANTS: Mapping[str, tuple[str, dict[str, object]]] = {"glru": ("hgrn", {"tied
 
 @cache
 def group_of(name: str) -> Groups:
-    return groups(_probed(name))
+    return groups(_make_probe(name))
 
 
 @cache
 def conditions_of(name: str) -> Conditions:
-    return conditions(_probed(name))
+    return conditions(_make_probe(name))
 
 
-def _probed(name: str) -> Mixer:
+def _make_probe(name: str) -> Mixer:
     mixer, arguments = VARIANTS.get(name, (name, {}))
     return make(mixer, PROBE, **arguments)
 
 
-def named(letters: Groups) -> str:
+def group_names(letters: Groups) -> str:
     return ", ".join(letter for letter in ("Q", "K", "Λ", "Λ_t") if letter in letters)
 
 
-def mark(met: bool | None) -> str:
+def check_mark(met: bool | None) -> str:
     return "–" if met is None else "✓" if met else "✗"
 
 
@@ -179,7 +181,7 @@ def inference(width: int = 128, context: int = 2048, steps: int = 30) -> Table:
 
     heads = heads_of(width, steps).items()
     rows = [
-        (name, *shown(held(record, context)), *shown(step(record, context)))
+        (name, *shown(state_size(record, context)), *shown(step(record, context)))
         for name, record in heads
     ]
     columns = ("layer", "state", "state in n_a²", "operations per token", "operations in n_a²")
@@ -231,10 +233,10 @@ def _record(mixer: Mixer) -> Recurrence:
     """What the mixer makes of one token."""
     x = torch.zeros(1, 1, mixer.d)
     with torch.no_grad():
-        return mixer.project(x, Past(x, None, None, None, None))[0]
+        return mixer.project(x, TokenContext(x, None, None, None, None))[0]
 
 
-def _noted(about: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, ...]:
+def _notes_on(about: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"**{name}**: {about[name]}" for name in names if name in about)
 
 

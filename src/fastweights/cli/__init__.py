@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if chosen.debug:
             raise
-        sys.stderr.write(f"fastweights: {_explained(error)}\n")
+        sys.stderr.write(f"fastweights: {_explain(error)}\n")
         return 2
     return 0
 
@@ -79,7 +79,7 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _explained(error: Exception) -> str:
+def _explain(error: Exception) -> str:
     """One line; an error that no one foresaw has its type in front."""
     message = " ".join(str(error).split())
     if isinstance(error, ValueError | OSError) and message:

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from fastweights.analysis.profile import Extent, Profile, profile
+from fastweights.analysis.profile import Profile, ProfileLimits, profile
 from fastweights.analysis.report import write_report
 from fastweights.analysis.theory import findings
 from fastweights.cli.arguments import add_plugins
@@ -36,10 +36,16 @@ def analyze(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
         "--tokens", type=int, default=1024, help="of the text, at most (default: %(default)s)"
     )
     parser.add_argument(
-        "--window", type=int, default=Extent.window, help="tokens of a map (default: %(default)s)"
+        "--window",
+        type=int,
+        default=ProfileLimits.window,
+        help="tokens of a map (default: %(default)s)",
     )
     parser.add_argument(
-        "--heads", type=int, default=Extent.heads, help="of a layer, at most (default: %(default)s)"
+        "--heads",
+        type=int,
+        default=ProfileLimits.heads,
+        help="of a layer, at most (default: %(default)s)",
     )
     add_plugins(parser)
     return _analyze
@@ -48,18 +54,22 @@ def analyze(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
 def _analyze(chosen: Namespace, console: Console) -> None:
     if chosen.models and chosen.text is None:
         raise ValueError("analyze needs a text: --text FILE")
-    extent = Extent(heads=chosen.heads, window=chosen.window)
+    extent = ProfileLimits(heads=chosen.heads, window=chosen.window)
     profiles = []
     for name, source in zip(_names(chosen.models), chosen.models, strict=True):
         console.print(f"{name} …")
         profiles.append(
-            _profiled(name, source, chosen.text.read_text(encoding="utf-8"), chosen.tokens, extent)
+            _profile_source(
+                name, source, chosen.text.read_text(encoding="utf-8"), chosen.tokens, extent
+            )
         )
     page = write_report(profiles, [] if profiles else findings(), chosen.out)
     console.print(f"{page}", soft_wrap=True)
 
 
-def _profiled(name: str, source: str, text: str, tokens: int, extent: Extent) -> Profile:
+def _profile_source(
+    name: str, source: str, text: str, tokens: int, extent: ProfileLimits
+) -> Profile:
     folder = model_folder(Path(source)) if Path(source).exists() else source
     with no_progress_bars():
         model = FastWeightsForCausalLM.from_pretrained(folder).eval()

@@ -21,7 +21,7 @@ from fastweights.lab.bench.decode import DecodePlan, plot_flatness, run_decode
 from fastweights.lab.bench.gpu import GpuPlan, run_gpu
 from fastweights.lab.bench.machine import commit
 from fastweights.lab.bench.mesa import MesaPlan, run_mesa
-from fastweights.lab.bench.ops import Plan, run_ops, run_scaling
+from fastweights.lab.bench.ops import OpsPlan, run_ops, run_scaling
 from fastweights.lab.bench.report import Report
 from fastweights.lab.bench.targets import open_report
 from fastweights.lab.bench.timing import Budget
@@ -161,9 +161,11 @@ def _add_own_mixer(parser: ArgumentParser) -> None:
 
 
 def _run_ops(report: Report, chosen: Namespace, device: torch.device) -> None:
-    memory = 0.0 if chosen.no_memory else Plan.memory_limit
+    memory = 0.0 if chosen.no_memory else OpsPlan.memory_limit
     budget = QUICK if chosen.quick else Budget(chosen.seconds)
-    plan = Plan(chosen.quick, chosen.only, first=chosen.first, budget=budget, memory_limit=memory)
+    plan = OpsPlan(
+        chosen.quick, chosen.only, first=chosen.first, budget=budget, memory_limit=memory
+    )
     (run_scaling if chosen.scaling else run_ops)(report, plan, device)
 
 
@@ -255,10 +257,10 @@ class _Column:
 
 
 def _time(seconds: Row) -> str:
-    return _scaled(seconds["median"], (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)))
+    return _with_unit(seconds["median"], (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)))
 
 
-def _scaled(value: float, units: tuple[tuple[str, float], ...]) -> str:
+def _with_unit(value: float, units: tuple[tuple[str, float], ...]) -> str:
     for unit, size in units:
         if value >= size:
             return f"{value / size:.3g} {unit}"
@@ -291,7 +293,9 @@ _COLUMNS = (
     _Column("error", "error", _number("{:.1e}")),
     _Column("of gradients", "gradient_error", _number("{:.1e}")),
     _Column("host waits", "syncs", str),
-    _Column("peak", "peak_bytes", partial(_scaled, units=(("GB", 1e9), ("MB", 1e6), ("kB", 1e3)))),
+    _Column(
+        "peak", "peak_bytes", partial(_with_unit, units=(("GB", 1e9), ("MB", 1e6), ("kB", 1e3)))
+    ),
     _Column("slope", "slope", _number("{:.3f}")),
     _Column("slope above", "upper_slope", _number("{:.3f}")),
     _Column("growth", "growth", _number("{:.2f}")),

@@ -21,14 +21,14 @@ from transformers import (
 )
 
 from fastweights.cli.arguments import add_device, add_plugins
-from fastweights.lab.evals.items import SOURCES, Item, asked
+from fastweights.lab.evals.items import SOURCES, Item, recall_prompts
 from fastweights.lab.evals.score import Scores, score
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.render.docstrings import first_paragraph
 from fastweights.render.plots import png
 from fastweights.runs.checkpoint import model_folder, no_progress_bars
-from fastweights.runs.files import whole_file
-from fastweights.text.corpus import tokenized
+from fastweights.runs.files import atomic_file
+from fastweights.text.corpus import tokenize_sources
 from fastweights.train.perplexity import PositionLoss, draw, nll_by_position
 
 METRICS = ("accuracy", "accuracy_per_token", "accuracy_per_character", "nll")
@@ -106,14 +106,14 @@ def _measure_perplexity(chosen: Namespace, console: Console) -> None:
         table.add_row(
             source, f"{loss.counts.sum():,}", f"{loss.perplexity:.4f}", f"{loss.mean:.4f}", bits
         )
-    with whole_file(chosen.out / "positions.png") as new:
+    with atomic_file(chosen.out / "positions.png") as new:
         new.write_bytes(png(draw(losses, chosen.reference, chosen.trained)))
     console.print(table)
 
 
 def _read_text(chosen: Namespace, source: str) -> PositionLoss:
-    model, tokenizer = _loaded(source, chosen.device.torch())
-    tokens, size = tokenized(chosen.text, tokenizer)
+    model, tokenizer = _load_model(source, chosen.device.torch())
+    tokens, size = tokenize_sources(chosen.text, tokenizer)
     return nll_by_position(
         model,
         tokens[: chosen.tokens],
@@ -135,7 +135,7 @@ def _measure_tasks(chosen: Namespace, console: Console) -> None:
     for source in chosen.models:
         columns = ("task", "items", "accuracy", "per token", "per character", "nats")
         table = Table(*columns, title=source, box=box.SIMPLE_HEAD)
-        model, tokenizer = _loaded(source, chosen.device.torch())
+        model, tokenizer = _load_model(source, chosen.device.torch())
         results = {
             name: score(model, tokenizer, items, batch=chosen.batch)
             for name, items in tasks.items()
@@ -172,13 +172,15 @@ def _measure_harness(chosen: Namespace, console: Console) -> None:
     harness.export(tasks, chosen.out / "tasks")
     table = Table("model", "task", "metric", "value", box=box.SIMPLE_HEAD)
     for source in chosen.models:
-        model, tokenizer = _loaded(source, chosen.device.torch())
+        model, tokenizer = _load_model(source, chosen.device.torch())
         if not isinstance(model, FastWeightsForCausalLM):
             raise ValueError(
                 f"{source} is a {type(model).__name__}; run lm-eval with --include_path"
                 f" {chosen.out}/tasks"
             )
-        results = harness.run(model, tokenizer, chosen.out / "tasks", tasks, batch=chosen.batch)
+        results = harness.run_harness(
+            model, tokenizer, chosen.out / "tasks", tasks, batch=chosen.batch
+        )
         _write(
             chosen.out / f"{_file_name(source)}.json",
             {name: results[name] for name in ("results", "samples")},
@@ -221,11 +223,17 @@ def _of(name: str, chosen: Namespace) -> Sequence[Item]:
         raise ValueError(
             f"no task is called {name!r}; there are {', '.join(SOURCES)}, and files of recall"
         )
-    items = SOURCES[name].items(chosen.data, chosen.shots) if name in SOURCES else asked(Path(name))
+    items = (
+        SOURCES[name].items(chosen.data, chosen.shots)
+        if name in SOURCES
+        else recall_prompts(Path(name))
+    )
     return items[: chosen.limit]
 
 
-def _loaded(source: str, device: torch.device) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+def _load_model(
+    source: str, device: torch.device
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     folder = model_folder(Path(source)) if Path(source).exists() else source
     with no_progress_bars():
         model: Any = AutoModelForCausalLM.from_pretrained(folder)
@@ -237,5 +245,5 @@ def _file_name(source: str) -> str:
 
 
 def _write(path: Path, content: Any) -> None:
-    with whole_file(path) as new:
+    with atomic_file(path) as new:
         new.write_text(json.dumps(content, indent=1, default=str), encoding="utf-8")

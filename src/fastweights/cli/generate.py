@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from fastweights.cli.arguments import add_device, add_plugins
 from fastweights.generate import stream
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.models.mesa import solve_to
+from fastweights.models.mesa import set_tolerance
 from fastweights.runs.checkpoint import model_folder, no_progress_bars
 from fastweights.text.tokenizers import TextStream
 
@@ -67,7 +67,7 @@ def write_continuation(source: str | Path, request: Request, device: torch.devic
         model = FastWeightsForCausalLM.from_pretrained(source).to(device).eval()
         tokenizer = AutoTokenizer.from_pretrained(source)
     if request.tol is not None:
-        solve_to(model, request.tol)
+        set_tolerance(model, request.tol)
     prompt = tokenizer.encode(request.prompt, add_special_tokens=False)
     if not prompt:
         raise ValueError("the prompt is empty; leave out --prompt to begin on a new line")

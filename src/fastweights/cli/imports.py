@@ -11,9 +11,9 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from fastweights.importers import FAMILIES, import_model, located, tokenizer_files
+from fastweights.importers import FAMILIES, import_model, locate_checkpoint, tokenizer_files
 from fastweights.runs.checkpoint import no_progress_bars
-from fastweights.runs.files import whole_folder
+from fastweights.runs.files import atomic_folder
 
 DTYPES = {
     "float32": torch.float32,
@@ -50,13 +50,13 @@ def _dtype(name: str) -> torch.dtype:
 def _import(chosen: Namespace, console: Console) -> None:
     if chosen.out.exists():
         raise ValueError(f"{chosen.out} exists; remove it or write elsewhere")
-    source = located(chosen.model)
+    source = locate_checkpoint(chosen.model)
     with no_progress_bars(), Progress(console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("tensors")
         model = import_model(
             source, chosen.dtype, lambda done, of: bar.update(task, completed=done, total=of)
         )
-    with no_progress_bars(), whole_folder(chosen.out.resolve()) as folder:
+    with no_progress_bars(), atomic_folder(chosen.out.resolve()) as folder:
         model.save_pretrained(folder)
         for path in tokenizer_files(source):
             shutil.copyfile(path, folder / path.name)

@@ -26,13 +26,13 @@ from fastweights.lab.bench.linearized import (
 from fastweights.lab.bench.targets import open_report
 from fastweights.linearize.convert.analog import FEATURE_MAPS, RULES
 from fastweights.linearize.convert.families import LinearizedModel
-from fastweights.linearize.distill.baselines import METHODS, Method, Transferring
+from fastweights.linearize.distill.baselines import METHODS, LinearizationMethod, TransferConfig
 from fastweights.linearize.distill.fit import Fit
-from fastweights.linearize.distill.pipeline import Conversion, run
-from fastweights.linearize.distill.plan import Plan, plan
+from fastweights.linearize.distill.pipeline import Conversion, run_conversion
+from fastweights.linearize.distill.plan import ConversionPlan, plan
 from fastweights.render.plots import png
 from fastweights.runs.checkpoint import model_folder, no_progress_bars
-from fastweights.runs.files import whole_file
+from fastweights.runs.files import atomic_file
 from fastweights.runs.optimizers import AdamW
 from fastweights.runs.signals import StopOnSignal
 from fastweights.text.documents import Data
@@ -263,7 +263,7 @@ def _dtype(name: str) -> str:
     return name
 
 
-def _method(chosen: Namespace) -> Method:
+def _method(chosen: Namespace) -> LinearizationMethod:
     """The named method with what the options change of its analog."""
     method = METHODS[chosen.method]
     given = {
@@ -274,11 +274,11 @@ def _method(chosen: Namespace) -> Method:
     return replace(method, analog=replace(method.analog, **given))
 
 
-def _trained(method: Method, chosen: Namespace) -> Method:
+def _with_training_options(method: LinearizationMethod, chosen: Namespace) -> LinearizationMethod:
     """… and of its training."""
     transfer, adapt = method.transfer, method.adapt
     if chosen.dropout is not None:
-        transfer = replace(transfer or Transferring(), dropout=chosen.dropout)
+        transfer = replace(transfer or TransferConfig(), dropout=chosen.dropout)
     if transfer is not None:
         fit = _fit(transfer.fit, chosen, chosen.transfer_steps, chosen.transfer_lr)
         transfer = replace(transfer, fit=fit, blockwise=chosen.blockwise)
@@ -319,7 +319,7 @@ def _conversion(chosen: Namespace) -> Conversion:
     return Conversion(
         model=chosen.model,
         data=data,
-        method=_trained(_method(chosen), chosen),
+        method=_with_training_options(_method(chosen), chosen),
         layers=chosen.layers,
         softmax_layers=chosen.softmax_layers,
         dtype=chosen.dtype or "auto",
@@ -330,7 +330,7 @@ def _conversion(chosen: Namespace) -> Conversion:
 
 def _plan(chosen: Namespace, console: Console) -> None:
     dtype = None if chosen.dtype is None else DTYPES[chosen.dtype]
-    for line in described(
+    for line in describe_plan(
         plan(chosen.model, _method(chosen), layers=chosen.layers, length=chosen.length, dtype=dtype)
     ):
         console.print(line, markup=False, soft_wrap=True)
@@ -340,7 +340,7 @@ def _run(chosen: Namespace, console: Console) -> None:
     told = "finishing the step and saving; once more to stop at once"
     with reporter(console) as watch, StopOnSignal(lambda: watch.note(told)) as stop:
         device = chosen.device.torch()
-        complete = run(
+        complete = run_conversion(
             _conversion(chosen),
             chosen.out,
             until=chosen.until,
@@ -357,7 +357,10 @@ def _run(chosen: Namespace, console: Console) -> None:
 
 
 def _generate(chosen: Namespace, _: Console) -> None:
-    model, tokenizer = _loaded(chosen), AutoTokenizer.from_pretrained(model_folder(chosen.model))
+    model, tokenizer = (
+        _load_model(chosen),
+        AutoTokenizer.from_pretrained(model_folder(chosen.model)),
+    )
     given = tokenizer(chosen.prompt, return_tensors="pt").to(model.device)
     torch.manual_seed(chosen.seed)
     sampling = {"temperature": chosen.temperature} if chosen.temperature else {}
@@ -372,7 +375,7 @@ def _generate(chosen: Namespace, _: Console) -> None:
 
 
 def _bench(chosen: Namespace, console: Console) -> None:
-    model = _loaded(chosen)
+    model = _load_model(chosen)
     path = chosen.out or chosen.model / "bench.json"
     settings = {"model": chosen.model.name, "prompt": chosen.prompt, "seconds": chosen.seconds}
     report = open_report(
@@ -390,7 +393,7 @@ def _bench(chosen: Namespace, console: Console) -> None:
     rows = [
         GenerationRow(**{f.name: row[f.name] for f in fields(GenerationRow)}) for row in report.rows
     ]
-    with whole_file(path.with_suffix(".png")) as new:
+    with atomic_file(path.with_suffix(".png")) as new:
         new.write_bytes(png(plot_generation(rows)))
     for batch in chosen.batches:
         ahead = crossover(rows, batch)
@@ -420,7 +423,7 @@ def _show(console: Console, row: dict[str, Any]) -> None:
     )
 
 
-def _loaded(chosen: Namespace) -> Any:
+def _load_model(chosen: Namespace) -> Any:
     """The linearized model in a folder."""
     with no_progress_bars():
         model: Any = AutoModelForCausalLM.from_pretrained(model_folder(chosen.model))
@@ -432,7 +435,7 @@ def _loaded(chosen: Namespace) -> Any:
     return model.to(chosen.device.torch()).eval()
 
 
-def described(plan: Plan) -> list[str]:
+def describe_plan(plan: ConversionPlan) -> list[str]:
     """A plan in words."""
     layers = ", ".join(str(site.layer) for site in plan.converted)
     stages = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in plan.seconds.items())

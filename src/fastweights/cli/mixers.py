@@ -17,7 +17,7 @@ from fastweights.lab.tasks import TASKS, Protocol, Segment
 from fastweights.mixer import Mixer
 from fastweights.mixers import MIXERS
 from fastweights.models import PRESETS
-from fastweights.models.loss import IGNORED
+from fastweights.models.loss import IGNORE_INDEX
 from fastweights.render.docstrings import first_paragraph
 
 
@@ -75,7 +75,9 @@ def _shown(protocol: Protocol, console: Console) -> None:
     console.print(protocol.differs or "as the source", markup=False)
     batch = protocol.test[0].task.draw(np.random.default_rng(0), 1)
     console.print(f"\ninputs  {' '.join(map(str, batch.inputs.flatten().tolist()))}", markup=False)
-    labels = ["." if label == IGNORED else str(label) for label in batch.labels.flatten().tolist()]
+    labels = [
+        "." if label == IGNORE_INDEX else str(label) for label in batch.labels.flatten().tolist()
+    ]
     console.print(f"labels  {' '.join(labels)}", markup=False)
 
 
@@ -104,11 +106,11 @@ def _mixers(chosen: Namespace, console: Console) -> None:
         )
     table = Table("name", "paper and table row", "arguments", box=box.SIMPLE_HEAD, show_lines=True)
     for name in chosen.names or sorted(MIXERS):
-        table.add_row(Text(name, "bold"), _described(MIXERS[name]), _arguments(MIXERS[name]))
+        table.add_row(Text(name, "bold"), _describe(MIXERS[name]), _arguments(MIXERS[name]))
     console.print(table)
 
 
-def _described(mixer: type[Mixer]) -> Text:
+def _describe(mixer: type[Mixer]) -> Text:
     """The paper, from the module's docstring, and the row, from the class's."""
     paper = first_paragraph(sys.modules[mixer.__module__]) or mixer.__name__
     row = cleandoc(mixer.__doc__ or "").split("\n\n")[0]

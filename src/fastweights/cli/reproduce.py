@@ -17,18 +17,18 @@ from fastweights.lab.reproduce import (
     CLAIMS,
     Check,
     Claim,
+    ClaimContext,
+    ClaimVerdict,
     Measures,
     Outcome,
-    Place,
     Trial,
-    Verdict,
-    claim,
+    find_claim,
     reproduce,
 )
 from fastweights.lab.reproduce.measures import At, Sample
 
 WIDE = 170
-COLOURS = {Verdict.HOLDS: "green", Verdict.FAILS: "red", Verdict.OPEN: "yellow"}
+COLOURS = {ClaimVerdict.HOLDS: "green", ClaimVerdict.FAILS: "red", ClaimVerdict.OPEN: "yellow"}
 
 
 def reproduce_verb(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
@@ -56,9 +56,9 @@ def _reproduce(chosen: Namespace, console: Console) -> None:
     if chosen.claim is None:
         console.print(_list())
         return
-    found = claim(chosen.claim)
+    found = find_claim(chosen.claim)
     out = chosen.out or Path("runs", "reproduce", f"{chosen.claim}-{chosen.size}")
-    place = Place(out.parent / "shared", chosen.device.torch(), chosen.data, chosen.workers)
+    place = ClaimContext(out.parent / "shared", chosen.device.torch(), chosen.data, chosen.workers)
     outcome = reproduce(chosen.claim, found, chosen.size, out, place, partial(_begin, console))
     _print(outcome, console)
     console.print(f"{out / 'outcome.json'}, {out / 'picture.png'}", soft_wrap=True)

@@ -16,23 +16,23 @@ from rich.text import Text
 from fastweights.cli.arguments import add_device, mixer_name
 from fastweights.lab.sweep import (
     AXES,
-    Contender,
-    Failed,
-    Folder,
-    Here,
+    InProcess,
     Local,
-    Plan,
     Pool,
     Ray,
     Row,
-    Run,
+    RunFailure,
+    SweepFolder,
+    SweepModel,
+    SweepPlan,
+    SweepRun,
     best,
     draw,
+    read_plan,
 )
-from fastweights.lab.sweep import read as read_plan
 from fastweights.lab.sweep import sweep as run
 from fastweights.render.plots import png
-from fastweights.runs.files import whole_file
+from fastweights.runs.files import atomic_file
 
 RUNNING = 8
 """Runs in progress that are shown."""
@@ -71,14 +71,14 @@ def sweep(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
 
 def _sweep(chosen: Namespace, console: Console) -> None:
     plan = read_plan(chosen.plan)
-    plan = replace(plan, mixers=(*plan.mixers, *map(Contender.of, chosen.mixer)))
+    plan = replace(plan, mixers=(*plan.mixers, *map(SweepModel.of, chosen.mixer)))
     out = chosen.out or Path("runs/sweeps") / chosen.plan.stem
-    rows = _watched(plan, out, _pool(chosen), chosen.device.torch().type, console)
+    rows = _run_and_show(plan, out, _pool(chosen), chosen.device.torch().type, console)
     if not rows:
         raise ValueError(f"no run ended without an error; their tracebacks are in {out / 'failed'}")
     figures = [name for name, axis in AXES.items() if axis.separates(rows)]
     for name in figures:
-        with whole_file(out / f"{name}.png") as new:
+        with atomic_file(out / f"{name}.png") as new:
             new.write_bytes(png(draw(rows, AXES[name])))
     names = ["rows.json", *(f"{name}.png" for name in figures)]
     console.print(f"{out}: {', '.join(names)}", markup=False, soft_wrap=True)
@@ -87,11 +87,13 @@ def _sweep(chosen: Namespace, console: Console) -> None:
 def _pool(chosen: Namespace) -> Pool:
     if chosen.ray is not None:
         return Ray(chosen.ray or None)
-    return Here() if chosen.workers == 0 else Local(chosen.workers)
+    return InProcess() if chosen.workers == 0 else Local(chosen.workers)
 
 
-def _watched(plan: Plan, out: Path, pool: Pool, device: str, console: Console) -> list[Row]:
-    runs, folder = list(plan.runs()), Folder(out)
+def _run_and_show(
+    plan: SweepPlan, out: Path, pool: Pool, device: str, console: Console
+) -> list[Row]:
+    runs, folder = list(plan.runs()), SweepFolder(out)
     board = _Board(runs, folder)
     console.print(f"{len(runs)} runs, {len(board.rows)} of them done before", markup=False)
     with Live(
@@ -109,18 +111,18 @@ def _watched(plan: Plan, out: Path, pool: Pool, device: str, console: Console) -
 class _Board:
     """What is known of a sweep while it runs."""
 
-    def __init__(self, runs: Sequence[Run], folder: Folder) -> None:
-        self.folder, self.failed = folder, list[Failed]()
+    def __init__(self, runs: Sequence[SweepRun], folder: SweepFolder) -> None:
+        self.folder, self.failed = folder, list[RunFailure]()
         self.left = {run.key: run for run in runs}
         self.rows = [row for run in runs if (row := folder.row(run)) is not None]
         for row in self.rows:
             self.left.pop(row.key, None)
         self.total = len(runs)
 
-    def take(self, result: Row | Failed) -> None:
-        key = result.run.key if isinstance(result, Failed) else result.key
+    def take(self, result: Row | RunFailure) -> None:
+        key = result.run.key if isinstance(result, RunFailure) else result.key
         self.left.pop(key, None)
-        (self.failed if isinstance(result, Failed) else self.rows).append(result)  # pyright: ignore[reportArgumentType]
+        (self.failed if isinstance(result, RunFailure) else self.rows).append(result)  # pyright: ignore[reportArgumentType]
 
     def picture(self) -> Group:
         counts = f"{len(self.rows)} of {self.total} done" + (

@@ -17,8 +17,8 @@ from fastweights.runs.optimizers import AdamW, Cosine
 from fastweights.runs.report import Result
 from fastweights.runs.signals import StopOnSignal
 from fastweights.text.corpus import Text
-from fastweights.text.tokenizers import BPE, Bytes, Pretrained, Tokenization
-from fastweights.train.loop import Architecture, Every, Named, TrainConfig
+from fastweights.text.tokenizers import BPE, Bytes, ExistingTokenizer, Tokenization
+from fastweights.train.loop import Architecture, Every, PresetArchitecture, TrainConfig
 from fastweights.train.loop import train as run
 
 _DEFAULT = TrainConfig()
@@ -138,7 +138,7 @@ def _tokenization(name: str) -> Tokenization:
     if name == "byte":
         return Bytes()
     if not name.startswith("bpe:"):
-        return Pretrained(name)
+        return ExistingTokenizer(name)
     if not name[4:].isdecimal():
         raise ArgumentTypeError(
             f"{name!r}: after bpe: comes the number of tokens, such as bpe:1024"
@@ -146,7 +146,7 @@ def _tokenization(name: str) -> Tokenization:
     return BPE(int(name[4:]))
 
 
-def _model(chosen: Namespace) -> Architecture | Named:
+def _model(chosen: Namespace) -> Architecture | PresetArchitecture:
     parts = {name: getattr(chosen, name) for name in ("mixers", "layers", "width")}
     given = {name: part for name, part in parts.items() if part is not None}
     if chosen.preset is None:
@@ -155,7 +155,7 @@ def _model(chosen: Namespace) -> Architecture | Named:
         raise ValueError(
             f"--preset {chosen.preset} is a whole architecture; leave out --{', --'.join(given)}"
         )
-    return Named(chosen.preset)
+    return PresetArchitecture(chosen.preset)
 
 
 def _config(chosen: Namespace) -> TrainConfig:

@@ -8,22 +8,28 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from fastweights.importers.fla import deltanet, gated_deltanet, gla, mesa_net, retnet
+from fastweights.importers.fla import deltanet, gdn, gla, mesa_net, retnet
 from fastweights.importers.llama import llama, mistral, qwen2, qwen3
 from fastweights.importers.mamba import mamba
 from fastweights.importers.mamba2 import mamba2
 from fastweights.importers.metala import metala
-from fastweights.importers.plan import Plan, Watch
+from fastweights.importers.plan import ImportPlan, ProgressCallback
 from fastweights.importers.qwen3_next import qwen3_next
 from fastweights.importers.recurrent_gemma import recurrent_gemma
 from fastweights.importers.rwkv import rwkv
-from fastweights.importers.source import Folder, Memory, Source, located, tokenizer_files
+from fastweights.importers.source import (
+    CheckpointSource,
+    FolderSource,
+    InMemorySource,
+    locate_checkpoint,
+    tokenizer_files,
+)
 from fastweights.importers.xlstm import xlstm
 from fastweights.models import FastWeightsForCausalLM
 
-FAMILIES: dict[str, Callable[[Source], Plan]] = {
+FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "delta_net": deltanet,
-    "gated_deltanet": gated_deltanet,
+    "gated_deltanet": gdn,
     "gla": gla,
     "llama": llama,
     "mamba": mamba,
@@ -45,7 +51,7 @@ FAMILIES: dict[str, Callable[[Source], Plan]] = {
 def import_model(
     model: str | Path | PreTrainedModel,
     dtype: torch.dtype | None = None,
-    watch: Watch = lambda done, of: None,
+    watch: ProgressCallback = lambda done, of: None,
 ) -> FastWeightsForCausalLM:
     """A language model of another library as one of ours, which computes the same.
 
@@ -56,13 +62,17 @@ def import_model(
     Memory holds the new model and one tensor of the old. Raises ValueError for a type of model that is not in
     `FAMILIES`, for settings that ours cannot state, and for tensors that are missing, left over or misshapen.
     """
-    source = Memory(model) if isinstance(model, PreTrainedModel) else Folder(located(model))
+    source = (
+        InMemorySource(model)
+        if isinstance(model, PreTrainedModel)
+        else FolderSource(locate_checkpoint(model))
+    )
     kind = source.settings.kind
     if kind not in FAMILIES:
         raise ValueError(
             f"no importer for model_type {kind!r}; there are {', '.join(sorted(FAMILIES))}"
         )
-    return FAMILIES[kind](source).carry_out(source, dtype, watch)
+    return FAMILIES[kind](source).build_model(source, dtype, watch)
 
 
-__all__ = ["FAMILIES", "import_model", "located", "tokenizer_files"]
+__all__ = ["FAMILIES", "import_model", "locate_checkpoint", "tokenizer_files"]

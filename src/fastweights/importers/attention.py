@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastweights.importers.plan import Constant, Table, linear
+from fastweights.importers.plan import ConstantTensor, Table, linear
 from fastweights.importers.source import Settings
 
 STRETCHES = {
@@ -64,5 +64,5 @@ def projections(biased: str, theirs: str = "self_attn") -> Table:
     for name in "qkvo":
         table |= linear(f"mixer.W_{name}", f"{theirs}.{name}_proj", bias=name in biased)
         if biased and name not in biased:
-            table[f"mixer.W_{name}.bias"] = Constant(0.0)
+            table[f"mixer.W_{name}.bias"] = ConstantTensor(0.0)
     return table

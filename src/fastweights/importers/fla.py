@@ -8,35 +8,35 @@ from collections.abc import Callable
 from typing import Any
 
 from fastweights.importers.plan import (
-    Constant,
-    Piece,
-    Plan,
+    ConstantTensor,
+    ImportPlan,
     Table,
-    gated_mlp,
+    TensorSource,
+    glu_mlp,
     linear,
-    period,
-    stacked,
+    shortest_period,
+    stack_layers,
     taps,
 )
-from fastweights.importers.source import Settings, Source
+from fastweights.importers.source import CheckpointSource, Settings
 from fastweights.models import FastWeightsConfig
 
 OUTER = {
-    "model.embed_tokens.weight": Piece("model.embeddings.weight"),
-    "model.norm.weight": Piece("model.norm.weight"),
-    "lm_head.weight": Piece("lm_head.weight"),
+    "model.embed_tokens.weight": TensorSource("model.embeddings.weight"),
+    "model.norm.weight": TensorSource("model.norm.weight"),
+    "lm_head.weight": TensorSource("lm_head.weight"),
 }
 FLOOR = 1e-6
 """Its L2 norm of q and k is x / √(|x|² + 10⁻⁶)."""
 
-Layer = tuple[dict[str, Any], Table]
+LayerPlan = tuple[dict[str, Any], Table]
 """An entry of `mixers`, and its weights."""
 
 
-def gla(source: Source) -> Plan:
+def gla(source: CheckpointSource) -> ImportPlan:
     """RMSNorm where the paper has LayerNorm, and no bias in the gate."""
 
-    def layer(settings: Settings) -> Layer:
+    def layer(settings: Settings) -> LayerPlan:
         settings.require("expand_k", 0.5)
         settings.require("expand_v", 1.0)
         settings.require("num_kv_heads", None, settings["num_heads"])
@@ -52,20 +52,20 @@ def gla(source: Source) -> Plan:
         table = {
             **projections("q", "k", "v", "o"),
             "mixer.W_r.weight": "attn.g_proj.weight",
-            "mixer.W_r.bias": Constant(0.0),
+            "mixer.W_r.bias": ConstantTensor(0.0),
             "mixer.W_alpha.0.weight": "attn.gk_proj.0.weight",
             **linear("mixer.W_alpha.1", "attn.gk_proj.1", bias=True),
-            "mixer.norm.weight": _gated_norm(settings),
+            "mixer.norm.weight": _output_norm(settings),
         }
         return mixer, table
 
     return _plan(source, layer)
 
 
-def retnet(source: Source) -> Plan:
+def retnet(source: CheckpointSource) -> ImportPlan:
     """RMSNorm with weights where the paper has a LayerNorm without."""
 
-    def layer(settings: Settings) -> Layer:
+    def layer(settings: Settings) -> LayerPlan:
         settings.require("expand_k", 1.0)
         settings.require("num_kv_heads", None, settings["num_heads"])
         settings.require("feature_map", None)
@@ -80,16 +80,16 @@ def retnet(source: Source) -> Plan:
         }
         return mixer, {
             **projections("q", "k", "v", "g", "o"),
-            "mixer.norm.weight": _gated_norm(settings),
+            "mixer.norm.weight": _output_norm(settings),
         }
 
     return _plan(source, layer)
 
 
-def deltanet(source: Source) -> Plan:
+def deltanet(source: CheckpointSource) -> ImportPlan:
     """SiLU and L2 on q and k, convolutions, no gate."""
 
-    def layer(settings: Settings) -> Layer:
+    def layer(settings: Settings) -> LayerPlan:
         for name in ("expand_k", "expand_v"):
             settings.require(name, 1.0)
         for name in ("use_beta", "use_short_conv"):
@@ -116,10 +116,10 @@ def deltanet(source: Source) -> Plan:
     return _plan(source, layer)
 
 
-def gated_deltanet(source: Source) -> Plan:
+def gdn(source: CheckpointSource) -> ImportPlan:
     """As its paper has it, with more heads for v than for q and k if the checkpoint has."""
 
-    def layer(settings: Settings) -> Layer:
+    def layer(settings: Settings) -> LayerPlan:
         settings.require("use_gate", True)
         settings.require("use_short_conv", True)
         heads, width = settings["num_heads"], settings["head_dim"]
@@ -149,10 +149,10 @@ def gated_deltanet(source: Source) -> Plan:
     return _plan(source, layer)
 
 
-def mesa_net(source: Source) -> Plan:
+def mesa_net(source: CheckpointSource) -> ImportPlan:
     """MesaNet without the bound on γ of its appendix F.5."""
 
-    def layer(settings: Settings) -> Layer:
+    def layer(settings: Settings) -> LayerPlan:
         heads = settings["num_heads"]
         settings.require("use_output_gate", False)
         settings.require("use_short_conv", True)
@@ -172,7 +172,7 @@ def mesa_net(source: Source) -> Plan:
             **convolutions("q", "k"),
             **linear("mixer.W_gamma", "attn.a_proj", bias=True),
             **linear("mixer.W_beta", "attn.b_proj", bias=True),
-            "mixer.ridge": Piece(
+            "mixer.ridge": TensorSource(
                 "attn.lambda_params", lambda ridge: ridge.unflatten(0, (heads, -1))
             ),
             "mixer.norm.weight": "attn.o_norm.weight",
@@ -188,17 +188,18 @@ def projections(*names: str) -> Table:
 
 def convolutions(*names: str) -> Table:
     return {
-        f"mixer.conv_{name}.weight": Piece(f"attn.{name}_conv1d.weight", taps) for name in names
+        f"mixer.conv_{name}.weight": TensorSource(f"attn.{name}_conv1d.weight", taps)
+        for name in names
     }
 
 
-def _gated_norm(settings: Settings) -> str:
+def _output_norm(settings: Settings) -> str:
     settings.require("use_output_gate", True)
     settings.require("elementwise_affine", True)
     return f"attn.{'g_norm_swish_gate' if settings.get('fuse_norm', True) else 'g_norm'}.weight"
 
 
-def _plan(source: Source, layer: Callable[[Settings], Layer]) -> Plan:
+def _plan(source: CheckpointSource, layer: Callable[[Settings], LayerPlan]) -> ImportPlan:
     """What the models share: the stack, the SwiGLU, and softmax attention in some layers."""
     settings = source.settings
     settings.require("hidden_act", "swish", "silu")
@@ -212,7 +213,7 @@ def _plan(source: Source, layer: Callable[[Settings], Layer]) -> Plan:
         **settings.common,
         hidden_size=settings["hidden_size"],
         num_hidden_layers=len(layers),
-        mixers=period([mixer for mixer, _ in layers]),
+        mixers=shortest_period([mixer for mixer, _ in layers]),
         norm_eps=settings["norm_eps"],
         intermediate_size=settings["intermediate_size"] or _mlp_size(settings),
         embedding_scale=1.0,
@@ -220,13 +221,13 @@ def _plan(source: Source, layer: Callable[[Settings], Layer]) -> Plan:
     block = {
         "mixer_norm.weight": "attn_norm.weight",
         "mlp_norm.weight": "mlp_norm.weight",
-        **gated_mlp(),
+        **glu_mlp(),
     }
     tables = [{**block, **table} for _, table in layers]
-    return Plan(config, {**OUTER, **stacked(config, "model.layers", tables)})
+    return ImportPlan(config, {**OUTER, **stack_layers(config, "model.layers", tables)})
 
 
-def _attention(hybrid: dict[str, Any]) -> Layer:
+def _attention(hybrid: dict[str, Any]) -> LayerPlan:
     biased = hybrid.get("qkv_bias", False)
     mixer = {
         "name": "softmax",
@@ -239,7 +240,7 @@ def _attention(hybrid: dict[str, Any]) -> Layer:
     biases: Table = {f"mixer.W_{name}.bias": f"attn.{name}_proj.bias" for name in "qkv"}
     return mixer, {
         **projections("q", "k", "v", "o"),
-        **({**biases, "mixer.W_o.bias": Constant(0.0)} if biased else {}),
+        **({**biases, "mixer.W_o.bias": ConstantTensor(0.0)} if biased else {}),
     }
 
 

@@ -5,40 +5,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fastweights.importers.attention import HEAD_NORMS, attention, projections
-from fastweights.importers.plan import Piece, Plan, gated_mlp, period, stacked
-from fastweights.importers.source import Source
+from fastweights.importers.plan import (
+    ImportPlan,
+    TensorSource,
+    glu_mlp,
+    shortest_period,
+    stack_layers,
+)
+from fastweights.importers.source import CheckpointSource
 from fastweights.models import FastWeightsConfig
 
 OUTER = {
-    "model.embed_tokens.weight": Piece("model.embed_tokens.weight"),
-    "model.norm.weight": Piece("model.norm.weight"),
-    "lm_head.weight": Piece("lm_head.weight"),
+    "model.embed_tokens.weight": TensorSource("model.embed_tokens.weight"),
+    "model.norm.weight": TensorSource("model.norm.weight"),
+    "lm_head.weight": TensorSource("lm_head.weight"),
 }
 
 
-def llama(source: Source) -> Plan:
+def llama(source: CheckpointSource) -> ImportPlan:
     """Llama 1 to 3, and whatever else calls itself "llama"."""
     return _plan(source, biased="qkvo" if source.settings["attention_bias"] else "")
 
 
-def mistral(source: Source) -> Plan:
+def mistral(source: CheckpointSource) -> ImportPlan:
     """Mistral 7B and its like: a window in every layer, or none."""
     return _plan(source, windows=[source.settings["sliding_window"]])
 
 
-def qwen2(source: Source) -> Plan:
+def qwen2(source: CheckpointSource) -> ImportPlan:
     """Qwen1.5, Qwen2 and Qwen2.5: biases on q, k and v."""
     return _plan(source, biased="qkv", windows=_windows(source))
 
 
-def qwen3(source: Source) -> Plan:
+def qwen3(source: CheckpointSource) -> ImportPlan:
     """Qwen3, dense: every head of q and k normalised."""
     settings = source.settings
     biased = "qkvo" if settings["attention_bias"] else ""
     return _plan(source, biased=biased, windows=_windows(source), qk_norm=settings["rms_norm_eps"])
 
 
-def _windows(source: Source) -> list[int | None]:
+def _windows(source: CheckpointSource) -> list[int | None]:
     window = source.settings["sliding_window"]
     return [
         window if kind == "sliding_attention" else None for kind in source.settings["layer_types"]
@@ -46,11 +52,11 @@ def _windows(source: Source) -> list[int | None]:
 
 
 def _plan(
-    source: Source,
+    source: CheckpointSource,
     biased: str = "",
     windows: Sequence[int | None] = (None,),
     qk_norm: float | None = None,
-) -> Plan:
+) -> ImportPlan:
     settings = source.settings
     mlp_bias = settings.get("mlp_bias", False)
     config = FastWeightsConfig(
@@ -59,7 +65,7 @@ def _plan(
         num_hidden_layers=settings["num_hidden_layers"],
         mixers=[
             {**attention(settings, w), "bias": bool(biased), "qk_norm": qk_norm}
-            for w in period(windows)
+            for w in shortest_period(windows)
         ],
         norm_eps=settings["rms_norm_eps"],
         hidden_act=settings["hidden_act"],
@@ -72,10 +78,10 @@ def _plan(
         "mlp_norm.weight": "post_attention_layernorm.weight",
         **projections(biased),
         **(HEAD_NORMS if qk_norm else {}),
-        **gated_mlp(bias=mlp_bias),
+        **glu_mlp(bias=mlp_bias),
     }
-    return Plan(
+    return ImportPlan(
         config,
-        {**OUTER, **stacked(config, "model.layers", [layer])},
+        {**OUTER, **stack_layers(config, "model.layers", [layer])},
         ignored=("*.rotary_emb.inv_freq",),
     )

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from fastweights.importers.plan import Constant, Piece, Plan, Table, linear, rows, stacked, taps
-from fastweights.importers.source import Source
+from fastweights.importers.plan import (
+    ConstantTensor,
+    ImportPlan,
+    Table,
+    TensorSource,
+    linear,
+    rows,
+    stack_layers,
+    taps,
+)
+from fastweights.importers.source import CheckpointSource
 from fastweights.models import FastWeightsConfig
 
 OUTER = {
-    "model.embed_tokens.weight": Piece("backbone.embeddings.weight"),
-    "model.norm.weight": Piece("backbone.norm_f.weight"),
-    "lm_head.weight": Piece("lm_head.weight"),
+    "model.embed_tokens.weight": TensorSource("backbone.embeddings.weight"),
+    "model.norm.weight": TensorSource("backbone.norm_f.weight"),
+    "lm_head.weight": TensorSource("lm_head.weight"),
 }
 
 
-def mamba(source: Source) -> Plan:
+def mamba(source: CheckpointSource) -> ImportPlan:
     """A tied stack of Mamba layers without MLPs."""
     settings = source.settings
     settings.require("use_bias", False)
@@ -39,16 +48,20 @@ def mamba(source: Source) -> Plan:
     width = settings["expand"] * settings["hidden_size"]
     layer: Table = {
         "mixer_norm.weight": "norm.weight",
-        "mixer.W_u.weight": Piece("mixer.in_proj.weight", rows(0, width)),
-        "mixer.W_z.weight": Piece("mixer.in_proj.weight", rows(width, 2 * width)),
-        "mixer.conv.weight": Piece("mixer.conv1d.weight", taps),
-        "mixer.conv_bias": "mixer.conv1d.bias" if settings["use_conv_bias"] else Constant(0.0),
-        "mixer.W_Delta_1.weight": Piece("mixer.x_proj.weight", rows(0, rank)),
-        "mixer.W_B.weight": Piece("mixer.x_proj.weight", rows(rank, rank + state)),
-        "mixer.W_C.weight": Piece("mixer.x_proj.weight", rows(rank + state, rank + 2 * state)),
+        "mixer.W_u.weight": TensorSource("mixer.in_proj.weight", rows(0, width)),
+        "mixer.W_z.weight": TensorSource("mixer.in_proj.weight", rows(width, 2 * width)),
+        "mixer.conv.weight": TensorSource("mixer.conv1d.weight", taps),
+        "mixer.conv_bias": "mixer.conv1d.bias"
+        if settings["use_conv_bias"]
+        else ConstantTensor(0.0),
+        "mixer.W_Delta_1.weight": TensorSource("mixer.x_proj.weight", rows(0, rank)),
+        "mixer.W_B.weight": TensorSource("mixer.x_proj.weight", rows(rank, rank + state)),
+        "mixer.W_C.weight": TensorSource(
+            "mixer.x_proj.weight", rows(rank + state, rank + 2 * state)
+        ),
         **linear("mixer.W_Delta_2", "mixer.dt_proj", bias=True),
         "mixer.log_A": "mixer.A_log",
         "mixer.D": "mixer.D",
         "mixer.W_o.weight": "mixer.out_proj.weight",
     }
-    return Plan(config, {**OUTER, **stacked(config, "backbone.layers", [layer])})
+    return ImportPlan(config, {**OUTER, **stack_layers(config, "backbone.layers", [layer])})

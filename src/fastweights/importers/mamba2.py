@@ -5,12 +5,20 @@ from __future__ import annotations
 import math
 
 from fastweights.importers.mamba import OUTER
-from fastweights.importers.plan import Constant, Piece, Plan, Table, rows, stacked, taps
-from fastweights.importers.source import Source
+from fastweights.importers.plan import (
+    ConstantTensor,
+    ImportPlan,
+    Table,
+    TensorSource,
+    rows,
+    stack_layers,
+    taps,
+)
+from fastweights.importers.source import CheckpointSource
 from fastweights.models import FastWeightsConfig
 
 
-def mamba2(source: Source) -> Plan:
+def mamba2(source: CheckpointSource) -> ImportPlan:
     """A stack of Mamba-2 layers without MLPs."""
     settings = source.settings
     settings.require("use_bias", False)
@@ -40,15 +48,19 @@ def mamba2(source: Source) -> Plan:
     convolved = 2 * width + 2 * groups * state
     layer: Table = {
         "mixer_norm.weight": "norm.weight",
-        "mixer.W_z.weight": Piece("mixer.in_proj.weight", rows(0, width)),
-        "mixer.W_xBC.weight": Piece("mixer.in_proj.weight", rows(width, convolved)),
-        "mixer.W_Delta.weight": Piece("mixer.in_proj.weight", rows(convolved, convolved + heads)),
+        "mixer.W_z.weight": TensorSource("mixer.in_proj.weight", rows(0, width)),
+        "mixer.W_xBC.weight": TensorSource("mixer.in_proj.weight", rows(width, convolved)),
+        "mixer.W_Delta.weight": TensorSource(
+            "mixer.in_proj.weight", rows(convolved, convolved + heads)
+        ),
         "mixer.W_Delta.bias": "mixer.dt_bias",
-        "mixer.conv.weight": Piece("mixer.conv1d.weight", taps),
-        "mixer.conv_bias": "mixer.conv1d.bias" if settings["use_conv_bias"] else Constant(0.0),
+        "mixer.conv.weight": TensorSource("mixer.conv1d.weight", taps),
+        "mixer.conv_bias": "mixer.conv1d.bias"
+        if settings["use_conv_bias"]
+        else ConstantTensor(0.0),
         "mixer.log_a": "mixer.A_log",
         "mixer.D": "mixer.D",
         "mixer.w_norm": "mixer.norm.weight",
         "mixer.W_o.weight": "mixer.out_proj.weight",
     }
-    return Plan(config, {**OUTER, **stacked(config, "backbone.layers", [layer])})
+    return ImportPlan(config, {**OUTER, **stack_layers(config, "backbone.layers", [layer])})

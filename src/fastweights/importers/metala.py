@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from fastweights.importers.plan import Piece, Plan, Table, linear, stacked, taps
-from fastweights.importers.source import Source
+from fastweights.importers.plan import ImportPlan, Table, TensorSource, linear, stack_layers, taps
+from fastweights.importers.source import CheckpointSource
 from fastweights.models import FastWeightsConfig
 
 HEAD = "lm_head.weight"
 
 
-def metala(source: Source) -> Plan:
+def metala(source: CheckpointSource) -> ImportPlan:
     """SimpleRMSNorm, one convolution before all projections, q scaled in the recurrence but not
     beside it, and 1 - α in the precision of the weights, with which they were trained.
     """
@@ -34,18 +34,21 @@ def metala(source: Source) -> Plan:
         embedding_scale=1.0 if settings["no_scale_embedding"] else d**0.5,
     )
     layer: Table = {
-        "mixer.conv.weight": Piece("token_mixer.conv1d.weight", taps),
+        "mixer.conv.weight": TensorSource("token_mixer.conv1d.weight", taps),
         "mixer.W_q.weight": "token_mixer.q_proj.weight",
         "mixer.W_alpha.weight": "token_mixer.k_gate.weight",
         "mixer.W_v.weight": "token_mixer.v_proj.weight",
         **linear("mixer.W_g", "token_mixer.g_proj", bias=True),
         "mixer.W_o.weight": "token_mixer.out_proj.weight",
-        "mixer.w_aug": Piece(
+        "mixer.w_aug": TensorSource(
             "token_mixer.aug_balance", lambda w_aug: w_aug.unflatten(0, (heads, -1))
         ),
         **linear("mlp.W_1", "channel_mixer.l1", bias=settings["bias"]),
         **linear("mlp.W_2", "channel_mixer.l2", bias=settings["bias"]),
         **linear("mlp.W_3", "channel_mixer.l3", bias=settings["bias"]),
     }
-    outer = {"model.embed_tokens.weight": Piece("model.embed_tokens.weight"), HEAD: Piece(HEAD)}
-    return Plan(config, {**outer, **stacked(config, "model.layers", [layer])})
+    outer = {
+        "model.embed_tokens.weight": TensorSource("model.embed_tokens.weight"),
+        HEAD: TensorSource(HEAD),
+    }
+    return ImportPlan(config, {**outer, **stack_layers(config, "model.layers", [layer])})

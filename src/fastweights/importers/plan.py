@@ -11,17 +11,17 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fastweights.importers.source import Source
-from fastweights.layers import precise
+from fastweights.importers.source import CheckpointSource
+from fastweights.layers import upcast
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
 T = TypeVar("T")
 Convert = Callable[..., Tensor]
-Watch = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Told how many tensors are done, and of how many."""
 
 
-class Piece(NamedTuple):
+class TensorSource(NamedTuple):
     """A tensor of ours: `convert` of their tensor `source`, and of `others` after it."""
 
     source: str
@@ -33,18 +33,18 @@ class Piece(NamedTuple):
         return (self.source, *self.others)
 
 
-class Constant(NamedTuple):
+class ConstantTensor(NamedTuple):
     """A tensor of ours that theirs has no counterpart of: `value` everywhere."""
 
     value: float
 
 
-Table = dict[str, str | Piece | Constant]
+Table = dict[str, str | TensorSource | ConstantTensor]
 """Names below a module of ours → what they are made of, named below a module of theirs."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class ImportPlan:
     """`config` of our model, and its tensors by name; those that it ties need not be there.
 
     Attributes:
@@ -52,14 +52,14 @@ class Plan:
     """
 
     config: FastWeightsConfig
-    tensors: Mapping[str, Piece | Constant]
+    tensors: Mapping[str, TensorSource | ConstantTensor]
     ignored: tuple[str, ...] = ()
 
-    def carry_out(
+    def build_model(
         self,
-        source: Source,
+        source: CheckpointSource,
         dtype: torch.dtype | None = None,
-        watch: Watch = lambda done, of: None,
+        watch: ProgressCallback = lambda done, of: None,
     ) -> FastWeightsForCausalLM:
         """The model, made tensor by tensor.
 
@@ -69,20 +69,22 @@ class Plan:
         ours = _shapes(self.config)
         self._check_names(source, ours)
         embeddings = self.tensors["model.embed_tokens.weight"]
-        assert isinstance(embeddings, Piece)
+        assert isinstance(embeddings, TensorSource)
         dtype = source.read(embeddings.source).dtype if dtype is None else dtype
         state = {}
         for done, (name, shape) in enumerate(ours.items()):
             watch(done, len(ours))
-            state[name] = _made(name, self.tensors[name], shape, source, dtype)
+            state[name] = _make_tensor(name, self.tensors[name], shape, source, dtype)
         watch(len(ours), len(ours))
         return FastWeightsForCausalLM.from_pretrained(
             None, config=self.config, state_dict=state, dtype=dtype
         )
 
-    def _check_names(self, source: Source, ours: Mapping[str, torch.Size]) -> None:
+    def _check_names(self, source: CheckpointSource, ours: Mapping[str, torch.Size]) -> None:
         read = {
-            name: part.sources for name, part in self.tensors.items() if isinstance(part, Piece)
+            name: part.sources
+            for name, part in self.tensors.items()
+            if isinstance(part, TensorSource)
         }
         missing = {
             theirs for name, sources in read.items() if name in ours for theirs in sources
@@ -102,26 +104,27 @@ class Plan:
         assert ours.keys() <= self.tensors.keys(), sorted(ours.keys() - self.tensors.keys())
 
 
-def under(ours: str, theirs: str, table: Table) -> dict[str, Piece | Constant]:
+def prefix_names(ours: str, theirs: str, table: Table) -> dict[str, TensorSource | ConstantTensor]:
     """`table` with the names completed: ``{ours}.name`` from ``{theirs}.name``."""
-    return {f"{ours}.{name}": _placed(theirs, part) for name, part in table.items()}
+    return {f"{ours}.{name}": _prefix_source(theirs, part) for name, part in table.items()}
 
 
-def stacked(
+def stack_layers(
     config: FastWeightsConfig, theirs: str, layers: Sequence[Table]
-) -> dict[str, Piece | Constant]:
+) -> dict[str, TensorSource | ConstantTensor]:
     """The tensors of all layers, those of layer i below ``{theirs}.i``; `layers` are repeated over
     the depth.
     """
     tables = (layers[i % len(layers)] for i in range(config.num_hidden_layers))
     return dict(
         chain.from_iterable(
-            under(f"model.layers.{i}", f"{theirs}.{i}", t).items() for i, t in enumerate(tables)
+            prefix_names(f"model.layers.{i}", f"{theirs}.{i}", t).items()
+            for i, t in enumerate(tables)
         )
     )
 
 
-def period(layers: Sequence[T]) -> list[T]:
+def shortest_period(layers: Sequence[T]) -> list[T]:
     """The shortest beginning of `layers` that, repeated, gives all of them."""
     fits = (
         n
@@ -136,7 +139,7 @@ def linear(ours: str, theirs: str, *, bias: bool = False) -> Table:
     return {f"{ours}.{part}": f"{theirs}.{part}" for part in ("weight", "bias")[: 1 + bias]}
 
 
-def gated_mlp(theirs: str = "mlp", *, bias: bool = False) -> Table:
+def glu_mlp(theirs: str = "mlp", *, bias: bool = False) -> Table:
     """The MLP of most decoders: gate_proj, up_proj and down_proj."""
     names = {"W_1": "gate_proj", "W_2": "up_proj", "W_3": "down_proj"}
     return dict(
@@ -156,21 +159,23 @@ def taps(weight: Tensor) -> Tensor:
     return weight.squeeze(1).mT
 
 
-def one_more(weight: Tensor) -> Tensor:
+def one_plus(weight: Tensor) -> Tensor:
     """The weight 1 + w of norms that store w (Gemma, Qwen3-Next), in float32 at least."""
-    return 1 + precise(weight)
+    return 1 + upcast(weight)
 
 
-def _placed(theirs: str, part: str | Piece | Constant) -> Piece | Constant:
+def _prefix_source(
+    theirs: str, part: str | TensorSource | ConstantTensor
+) -> TensorSource | ConstantTensor:
     match part:
-        case Constant():
+        case ConstantTensor():
             return part
-        case Piece(source, convert, others):
-            return Piece(
+        case TensorSource(source, convert, others):
+            return TensorSource(
                 f"{theirs}.{source}", convert, tuple(f"{theirs}.{name}" for name in others)
             )
         case _:
-            return Piece(f"{theirs}.{part}")
+            return TensorSource(f"{theirs}.{part}")
 
 
 def _shapes(config: FastWeightsConfig) -> dict[str, torch.Size]:
@@ -181,10 +186,14 @@ def _shapes(config: FastWeightsConfig) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in model.state_dict().items() if name not in tied}
 
 
-def _made(
-    name: str, part: Piece | Constant, shape: torch.Size, source: Source, dtype: torch.dtype
+def _make_tensor(
+    name: str,
+    part: TensorSource | ConstantTensor,
+    shape: torch.Size,
+    source: CheckpointSource,
+    dtype: torch.dtype,
 ) -> Tensor:
-    if isinstance(part, Constant):
+    if isinstance(part, ConstantTensor):
         return torch.full(shape, part.value, dtype=dtype)
     theirs = source.read(part.source)
     tensor = part.convert(theirs, *map(source.read, part.others))

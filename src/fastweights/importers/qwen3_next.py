@@ -11,30 +11,30 @@ from torch import Tensor
 from fastweights.importers.attention import HEAD_NORMS, attention
 from fastweights.importers.plan import (
     Convert,
-    Piece,
-    Plan,
+    ImportPlan,
     Table,
-    gated_mlp,
-    one_more,
-    period,
+    TensorSource,
+    glu_mlp,
+    one_plus,
     rows,
-    stacked,
+    shortest_period,
+    stack_layers,
     taps,
 )
-from fastweights.importers.source import Settings, Source
+from fastweights.importers.source import CheckpointSource, Settings
 from fastweights.models import FastWeightsConfig
 
 FLOOR = 1e-6
 """Its L2 norm of q and k is x / √(|x|² + 10⁻⁶)."""
 
 OUTER = {
-    "model.embed_tokens.weight": Piece("model.embed_tokens.weight"),
-    "model.norm.weight": Piece("model.norm.weight", one_more),
-    "lm_head.weight": Piece("lm_head.weight"),
+    "model.embed_tokens.weight": TensorSource("model.embed_tokens.weight"),
+    "model.norm.weight": TensorSource("model.norm.weight", one_plus),
+    "lm_head.weight": TensorSource("lm_head.weight"),
 }
 
 
-def qwen3_next(source: Source) -> Plan:
+def qwen3_next(source: CheckpointSource) -> ImportPlan:
     """Models with dense MLPs; mixtures of experts are refused."""
     settings = source.settings
     _refuse_experts(settings)
@@ -48,19 +48,21 @@ def qwen3_next(source: Source) -> Plan:
         **settings.common,
         hidden_size=settings["hidden_size"],
         num_hidden_layers=len(layers),
-        mixers=period([mixer(settings) for mixer, _ in layers]),
+        mixers=shortest_period([mixer(settings) for mixer, _ in layers]),
         norm_eps=settings["rms_norm_eps"],
         hidden_act=settings["hidden_act"],
         intermediate_size=settings["intermediate_size"],
         embedding_scale=1.0,
     )
     block: Table = {
-        "mixer_norm.weight": Piece("input_layernorm.weight", one_more),
-        "mlp_norm.weight": Piece("post_attention_layernorm.weight", one_more),
-        **gated_mlp(),
+        "mixer_norm.weight": TensorSource("input_layernorm.weight", one_plus),
+        "mlp_norm.weight": TensorSource("post_attention_layernorm.weight", one_plus),
+        **glu_mlp(),
     }
     tables = [{**block, **weights(settings)} for _, weights in layers]
-    return Plan(config, {**OUTER, **stacked(config, "model.layers", tables)}, ignored=("mtp.*",))
+    return ImportPlan(
+        config, {**OUTER, **stack_layers(config, "model.layers", tables)}, ignored=("mtp.*",)
+    )
 
 
 def _refuse_experts(settings: Settings) -> None:
@@ -102,15 +104,19 @@ def _delta_weights(settings: Settings) -> Table:
     convolved = {"q": (0, keys), "k": (keys, 2 * keys), "v": (2 * keys, 2 * keys + values)}
     return {
         **{
-            f"mixer.W_{n}.weight": Piece("linear_attn.in_proj_qkvz.weight", of_heads(heads, *s))
+            f"mixer.W_{n}.weight": TensorSource(
+                "linear_attn.in_proj_qkvz.weight", of_heads(heads, *s)
+            )
             for n, s in fused.items()
         },
         **{
-            f"mixer.W_{n}.weight": Piece("linear_attn.in_proj_ba.weight", of_heads(heads, *s))
+            f"mixer.W_{n}.weight": TensorSource(
+                "linear_attn.in_proj_ba.weight", of_heads(heads, *s)
+            )
             for n, s in small.items()
         },
         **{
-            f"mixer.conv_{n}.weight": Piece("linear_attn.conv1d.weight", _taps_of(*s))
+            f"mixer.conv_{n}.weight": TensorSource("linear_attn.conv1d.weight", _taps_of(*s))
             for n, s in convolved.items()
         },
         "mixer.log_a": "linear_attn.A_log",
@@ -127,10 +133,12 @@ def _softmax(settings: Settings) -> dict[str, Any]:
 def _softmax_weights(settings: Settings) -> Table:
     heads, width = settings["num_attention_heads"], settings["head_dim"]
     return {
-        "mixer.W_q.weight": Piece("self_attn.q_proj.weight", of_heads(heads, 0, width)),
-        "mixer.W_g.weight": Piece("self_attn.q_proj.weight", of_heads(heads, width, 2 * width)),
+        "mixer.W_q.weight": TensorSource("self_attn.q_proj.weight", of_heads(heads, 0, width)),
+        "mixer.W_g.weight": TensorSource(
+            "self_attn.q_proj.weight", of_heads(heads, width, 2 * width)
+        ),
         **{f"mixer.W_{name}.weight": f"self_attn.{name}_proj.weight" for name in "kvo"},
-        **{ours: Piece(str(theirs), one_more) for ours, theirs in HEAD_NORMS.items()},
+        **{ours: TensorSource(str(theirs), one_plus) for ours, theirs in HEAD_NORMS.items()},
     }
 
 

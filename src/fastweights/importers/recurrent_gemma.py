@@ -9,38 +9,38 @@ from torch import Tensor
 
 from fastweights.importers.attention import attention, projections
 from fastweights.importers.plan import (
-    Piece,
-    Plan,
+    ImportPlan,
     Table,
-    gated_mlp,
+    TensorSource,
+    glu_mlp,
     linear,
-    one_more,
-    stacked,
+    one_plus,
+    stack_layers,
     taps,
 )
-from fastweights.importers.source import Settings, Source
+from fastweights.importers.source import CheckpointSource, Settings
 from fastweights.models import FastWeightsConfig
 
 OUTER = {
-    "model.embed_tokens.weight": Piece("model.embed_tokens.weight"),
-    "model.norm.weight": Piece("model.final_norm.weight", one_more),
-    "lm_head.weight": Piece("lm_head.weight"),
+    "model.embed_tokens.weight": TensorSource("model.embed_tokens.weight"),
+    "model.norm.weight": TensorSource("model.final_norm.weight", one_plus),
+    "lm_head.weight": TensorSource("lm_head.weight"),
 }
 RECURRENT: Table = {
     **linear("mixer.W_u", "temporal_block.linear_x", bias=True),
     **linear("mixer.W_g", "temporal_block.linear_y", bias=True),
     **linear("mixer.W_o", "temporal_block.linear_out", bias=True),
-    "mixer.conv.weight": Piece("temporal_block.conv_1d.weight", taps),
+    "mixer.conv.weight": TensorSource("temporal_block.conv_1d.weight", taps),
     "mixer.conv_bias": "temporal_block.conv_1d.bias",
-    "mixer.Lambda": Piece("temporal_block.rg_lru.recurrent_param", Tensor.neg),
+    "mixer.Lambda": TensorSource("temporal_block.rg_lru.recurrent_param", Tensor.neg),
     "mixer.W_a": "temporal_block.rg_lru.recurrent_gate_weight",
-    "mixer.b_a": Piece("temporal_block.rg_lru.recurrent_gate_bias", Tensor.flatten),
+    "mixer.b_a": TensorSource("temporal_block.rg_lru.recurrent_gate_bias", Tensor.flatten),
     "mixer.W_x": "temporal_block.rg_lru.input_gate_weight",
-    "mixer.b_x": Piece("temporal_block.rg_lru.input_gate_bias", Tensor.flatten),
+    "mixer.b_x": TensorSource("temporal_block.rg_lru.input_gate_bias", Tensor.flatten),
 }
 
 
-def recurrent_gemma(source: Source) -> Plan:
+def recurrent_gemma(source: CheckpointSource) -> ImportPlan:
     """Recurrent blocks and sliding attention in turn, gated MLPs with biases, capped logits."""
     settings = source.settings
     settings.require("hidden_activation", "gelu_pytorch_tanh")
@@ -65,12 +65,12 @@ def recurrent_gemma(source: Source) -> Plan:
         logit_cap=settings["logits_soft_cap"],
     )
     block: Table = {
-        "mixer_norm.weight": Piece("temporal_pre_norm.weight", one_more),
-        "mlp_norm.weight": Piece("channel_pre_norm.weight", one_more),
-        **gated_mlp("mlp_block", bias=True),
+        "mixer_norm.weight": TensorSource("temporal_pre_norm.weight", one_plus),
+        "mlp_norm.weight": TensorSource("channel_pre_norm.weight", one_plus),
+        **glu_mlp("mlp_block", bias=True),
     }
     tables = [{**block, **table} for _, table in pattern]
-    return Plan(config, {**OUTER, **stacked(config, "model.layers", tables)})
+    return ImportPlan(config, {**OUTER, **stack_layers(config, "model.layers", tables)})
 
 
 def _recurrent(settings: Settings) -> dict[str, Any]:

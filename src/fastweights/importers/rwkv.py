@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.importers.plan import Piece, Plan, Table, linear, under
-from fastweights.importers.source import Source
-from fastweights.layers import precise
+from fastweights.importers.plan import ImportPlan, Table, TensorSource, linear, prefix_names
+from fastweights.importers.source import CheckpointSource
+from fastweights.layers import upcast
 from fastweights.models import FastWeightsConfig
 
 EPS = 1e-5
@@ -15,7 +15,7 @@ PRE_NORM = tuple(f"rwkv.blocks.0.pre_ln.{part}" for part in ("weight", "bias"))
 TIME: Table = {
     **linear("mixer_norm", "ln1", bias=True),
     **{
-        f"mixer.shift_{ours}.mu": Piece(f"attention.time_mix_{theirs}", Tensor.flatten)
+        f"mixer.shift_{ours}.mu": TensorSource(f"attention.time_mix_{theirs}", Tensor.flatten)
         for ours, theirs in {"k": "key", "v": "value", "r": "receptance"}.items()
     },
     "mixer.w": "attention.time_decay",
@@ -28,7 +28,7 @@ TIME: Table = {
 CHANNEL: Table = {
     **linear("mixer_norm", "ln2", bias=True),
     **{
-        f"mixer.shift_{ours}.mu": Piece(f"feed_forward.time_mix_{theirs}", Tensor.flatten)
+        f"mixer.shift_{ours}.mu": TensorSource(f"feed_forward.time_mix_{theirs}", Tensor.flatten)
         for ours, theirs in {"k": "key", "r": "receptance"}.items()
     },
     **{
@@ -38,7 +38,7 @@ CHANNEL: Table = {
 }
 
 
-def rwkv(source: Source) -> Plan:
+def rwkv(source: CheckpointSource) -> ImportPlan:
     """Time and channel mixing in turn, two layers of ours for each of theirs; the norm of the
     embeddings is applied to their table. Their halving of the stream every few layers, against
     overflow in float16, is left out.
@@ -62,16 +62,18 @@ def rwkv(source: Source) -> Plan:
         embedding_scale=1.0,
     )
     tensors = {
-        "model.embed_tokens.weight": Piece("rwkv.embeddings.weight", _normalized, PRE_NORM),
-        **under("model.norm", "rwkv.ln_out", {"weight": "weight", "bias": "bias"}),
-        "lm_head.weight": Piece("head.weight"),
+        "model.embed_tokens.weight": TensorSource(
+            "rwkv.embeddings.weight", _apply_pre_norm, PRE_NORM
+        ),
+        **prefix_names("model.norm", "rwkv.ln_out", {"weight": "weight", "bias": "bias"}),
+        "lm_head.weight": TensorSource("head.weight"),
     }
     for layer in range(config.num_hidden_layers):
-        tensors |= under(
+        tensors |= prefix_names(
             f"model.layers.{layer}", f"rwkv.blocks.{layer // 2}", CHANNEL if layer % 2 else TIME
         )
-    return Plan(config, tensors)
+    return ImportPlan(config, tensors)
 
 
-def _normalized(embeddings: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.layer_norm(precise(embeddings), weight.shape, precise(weight), precise(bias), EPS)
+def _apply_pre_norm(embeddings: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(upcast(embeddings), weight.shape, upcast(weight), upcast(bias), EPS)

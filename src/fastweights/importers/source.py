@@ -34,7 +34,7 @@ class Settings:
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self.kind = str(fields.get("model_type"))
         self._fields = (
-            _completed(self.kind, fields) if self.kind in CONFIG_MAPPING else dict(fields)
+            _fill_defaults(self.kind, fields) if self.kind in CONFIG_MAPPING else dict(fields)
         )
         self.require("quantization_config", None)
 
@@ -63,7 +63,7 @@ class Settings:
         return {name: self._fields[name] for name in names if name in self._fields}
 
 
-class Source(ABC):
+class CheckpointSource(ABC):
     """A checkpoint: its settings and, by name, its tensors."""
 
     settings: Settings
@@ -74,7 +74,7 @@ class Source(ABC):
         """The tensor called `name`, one of `names`."""
 
 
-class Memory(Source):
+class InMemorySource(CheckpointSource):
     """A model of transformers that is already loaded.
 
     Raises ValueError for an RWKV model that has halved its weights, as it does when it first runs.
@@ -94,7 +94,7 @@ class Memory(Source):
         return self._tensors[name]
 
 
-class Folder(Source):
+class FolderSource(CheckpointSource):
     """A folder with config.json and safetensors files, whole or in shards.
 
     Raises ValueError, which names the file, if one is missing or damaged.
@@ -108,7 +108,7 @@ class Folder(Source):
             else {}
         )
         self.settings = Settings(_config(folder) | tokens)
-        self._files = {path: _opened(path) for path in _weight_files(folder)}
+        self._files = {path: _open_weights(path) for path in _weight_files(folder)}
         self._home = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
         self.names = frozenset(self._home)
 
@@ -116,7 +116,7 @@ class Folder(Source):
         return self._files[self._home[name]].get_tensor(name)
 
 
-def located(model: str | Path) -> Path:
+def locate_checkpoint(model: str | Path) -> Path:
     """The folder `model`, or what the Hugging Face hub has under that name, downloaded: no pickled
     weights.
     """
@@ -137,7 +137,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return sorted(path for pattern in TOKENIZER for path in folder.glob(pattern))
 
 
-def _completed(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _fill_defaults(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields with transformers' defaults."""
     try:
         return CONFIG_MAPPING[kind].from_dict(dict(fields)).to_dict()
@@ -171,7 +171,7 @@ def _weight_files(folder: Path) -> Iterable[Path]:
     )
 
 
-def _opened(path: Path) -> Any:
+def _open_weights(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:

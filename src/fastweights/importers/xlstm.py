@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fastweights.importers.plan import Constant, Piece, Plan, Table, linear, stacked
-from fastweights.importers.source import Source
+from fastweights.importers.plan import (
+    ConstantTensor,
+    ImportPlan,
+    Table,
+    TensorSource,
+    linear,
+    stack_layers,
+)
+from fastweights.importers.source import CheckpointSource
 from fastweights.models import FastWeightsConfig
 
 OUTER = {
-    "model.embed_tokens.weight": Piece("backbone.embeddings.weight"),
-    "model.norm.weight": Piece("backbone.out_norm.weight"),
-    "lm_head.weight": Piece("lm_head.weight"),
+    "model.embed_tokens.weight": TensorSource("backbone.embeddings.weight"),
+    "model.norm.weight": TensorSource("backbone.out_norm.weight"),
+    "lm_head.weight": TensorSource("lm_head.weight"),
 }
 
 
-def xlstm(source: Source) -> Plan:
+def xlstm(source: CheckpointSource) -> ImportPlan:
     """The weights of the norm over heads, one per channel, go into the projection that follows."""
     settings = source.settings
     settings.require("use_bias", False)
@@ -52,9 +59,9 @@ def xlstm(source: Source) -> Plan:
         "mixer.W_g.weight": "mlstm_layer.ogate_preact.weight",
         **linear("mixer.W_i", "mlstm_layer.igate_preact", bias=True),
         **linear("mixer.W_f", "mlstm_layer.fgate_preact", bias=True),
-        "mixer.norm.weight": Constant(1.0),
-        "mixer.W_o.weight": Piece(
+        "mixer.norm.weight": ConstantTensor(1.0),
+        "mixer.W_o.weight": TensorSource(
             "mlstm_layer.out_proj.weight", Tensor.mul, ("mlstm_layer.multihead_norm.weight",)
         ),
     }
-    return Plan(config, {**OUTER, **stacked(config, "backbone.blocks", [layer])})
+    return ImportPlan(config, {**OUTER, **stack_layers(config, "backbone.blocks", [layer])})

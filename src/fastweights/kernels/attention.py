@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.kernels.chunked import chunk_loop
-from fastweights.kernels.composed import only_takes
+from fastweights.kernels.composed import requires_type
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.softmax import Cache, Softmax
@@ -16,17 +16,21 @@ SMALLEST_BLOCK = 64
 """Queries per block, unless the window is wider."""
 
 
-def fused_attention(recurrence: Softmax, state: Cache) -> tuple[Tensor, Cache]:
+def torch_attention(recurrence: Softmax, state: Cache) -> tuple[Tensor, Cache]:
     """(o, cache), all tokens at once."""
     return recurrence.chunk(state)
 
 
-def windowed_attention(recurrence: Softmax, state: Cache) -> tuple[Tensor, Cache]:
+def sliding_window_attention(recurrence: Softmax, state: Cache) -> tuple[Tensor, Cache]:
     """(o, cache), block by block: each sees itself and the cache of the window before it."""
     assert recurrence.window is not None
     block = _block(recurrence.window)
-    if recurrence.kept is None and recurrence.starts is None and state[0].shape[2] == 0:
-        return _all_blocks(recurrence, block), recurrence[-recurrence.window :].remembered(state)
+    if (
+        recurrence.keep_mask is None
+        and recurrence.segment_starts is None
+        and state[0].shape[2] == 0
+    ):
+        return _all_blocks(recurrence, block), recurrence[-recurrence.window :].advance_cache(state)
     return chunk_loop(recurrence, state, block)  # type: ignore[return-value]
 
 
@@ -89,6 +93,6 @@ def refuses_window(recurrence: Recurrence) -> str | None:
 
 
 WINDOWED_ATTENTION = Kernel(
-    "windowed attention, block by block (torch)", refuses_window, windowed_attention
+    "windowed attention, block by block (torch)", refuses_window, sliding_window_attention
 )
-FUSED_ATTENTION = Kernel("fused attention (torch)", only_takes(Softmax), fused_attention)
+FUSED_ATTENTION = Kernel("fused attention (torch)", requires_type(Softmax), torch_attention)

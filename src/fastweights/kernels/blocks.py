@@ -17,20 +17,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 CHUNKS = (64, 32, 16)
-STEEP_CHUNK = 16
+ANCHORED_CHUNK = 16
 TILES = 128
-HARMLESS = 80.0
+MAX_SAFE_LOG_DECAY = 80.0
 """Total log decay of a chunk up to which float32 carries e^(± half of it) without loss."""
 
 
-class Plan(NamedTuple):
+class BlockPlan(NamedTuple):
     """Chunk length, and chunks per block."""
 
     chunk: int
     chunks: int
 
     @classmethod
-    def of(cls, chunk: int, sequences: int, length: int) -> Plan:
+    def of(cls, chunk: int, sequences: int, length: int) -> BlockPlan:
         return cls(chunk, min(max(1, TILES // max(sequences, 1)), -(-length // chunk)))
 
     def spans(self, length: int) -> list[slice]:
@@ -72,7 +72,7 @@ class Factors(NamedTuple):
         return dtotal.sum(-2, keepdim=True) - dtotal.cumsum(-2) + dtotal + dmiddle / 2
 
 
-def harmless_chunk(log_decay: Tensor | None) -> int | None:
+def largest_safe_chunk(log_decay: Tensor | None) -> int | None:
     """The longest chunk in which ``log_decay [b t h ·]`` stays harmless, or None.
 
     Looking at numbers breaks a compiled graph, and makes the host wait for an accelerator: there it
@@ -87,7 +87,7 @@ def harmless_chunk(log_decay: Tensor | None) -> int | None:
     harmless = None
     for chunk in reversed(CHUNKS):
         sums, length = sums.unflatten(1, (-1, chunk // length)).sum(2), chunk
-        if not sums.amin() > -HARMLESS:
+        if not sums.amin() > -MAX_SAFE_LOG_DECAY:
             break
         harmless = chunk
     return harmless
@@ -100,12 +100,12 @@ def smallest_exponent(dtype: torch.dtype) -> float:
     return math.log(torch.finfo(dtype).tiny) + 1
 
 
-def cut(span: slice, *streams: Tensor | None) -> list[Any]:
+def slice_streams(span: slice, *streams: Tensor | None) -> list[Any]:
     """The tokens of a block from every stream that is there."""
     return [None if s is None else s[:, span] for s in streams]
 
 
-def decayed(state: Tensor, m: Tensor | None, n: int, out: Tensor) -> Tensor:
+def decay_into(state: Tensor, m: Tensor | None, n: int, out: Tensor) -> Tensor:
     """m_n ⊙ state, written to `out`."""
     return out.copy_(state) if m is None else torch.mul(state, m[:, :, n], out=out)
 

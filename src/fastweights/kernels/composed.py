@@ -10,23 +10,23 @@ from fastweights.recurrence.bonus import Bonus
 from fastweights.recurrence.composed import Amplified, Normalized
 
 
-def normalized(recurrence: Normalized, state: State) -> tuple[Tensor, State]:
+def compute_with_normaliser(recurrence: Normalized, state: State) -> tuple[Tensor, State]:
     """(o, state) from the inner record with its column of ones."""
-    return recurrence.divided(run_fastest(recurrence.extended(), state))
+    return recurrence.divide_output(run_fastest(recurrence.append_ones(), state))
 
 
-def amplified(recurrence: Amplified, state: tuple[Tensor, Tensor]) -> tuple[Tensor, State]:
+def compute_with_gain(recurrence: Amplified, state: tuple[Tensor, Tensor]) -> tuple[Tensor, State]:
     """(o, state) from the rescaled record."""
-    return recurrence.through(run_fastest, state)
+    return recurrence.evaluate_with(run_fastest, state)
 
 
-def bonus(recurrence: Bonus, state: Tensor) -> tuple[Tensor, State]:
+def compute_with_bonus(recurrence: Bonus, state: Tensor) -> tuple[Tensor, State]:
     """(o, state) from the plain rule, read one token behind."""
-    o, after = run_fastest(recurrence.behind(), state)
-    return recurrence.completed(o, state), after
+    o, after = run_fastest(recurrence.shift_queries(), state)
+    return recurrence.complete_output(o, state), after
 
 
-def only_takes(kind: type[Recurrence]):
+def requires_type(kind: type[Recurrence]):
     """Refuses every record but those of one rule."""
     return lambda recurrence: (
         None
@@ -35,6 +35,12 @@ def only_takes(kind: type[Recurrence]):
     )
 
 
-NORMALIZED = Kernel("normalised: the inner record's kernel", only_takes(Normalized), normalized)
-AMPLIFIED = Kernel("amplified: the rescaled record's kernel", only_takes(Amplified), amplified)
-BONUS = Kernel("bonus: the plain rule's kernel, one token behind", only_takes(Bonus), bonus)
+NORMALIZED = Kernel(
+    "normalised: the inner record's kernel", requires_type(Normalized), compute_with_normaliser
+)
+AMPLIFIED = Kernel(
+    "amplified: the rescaled record's kernel", requires_type(Amplified), compute_with_gain
+)
+BONUS = Kernel(
+    "bonus: the plain rule's kernel, one token behind", requires_type(Bonus), compute_with_bonus
+)

@@ -20,15 +20,15 @@ from torch.autograd.function import once_differentiable
 
 from fastweights.kernels.anchors import Anchors
 from fastweights.kernels.blocks import (
-    STEEP_CHUNK,
+    ANCHORED_CHUNK,
+    BlockPlan,
     Factors,
-    Plan,
-    cut,
-    decayed,
-    harmless_chunk,
+    decay_into,
+    largest_safe_chunk,
+    slice_streams,
     state_gradient_of_middle,
 )
-from fastweights.kernels.gemm import routed
+from fastweights.kernels.gemm import with_onednn_gemm
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.decay import Decay
@@ -37,7 +37,7 @@ Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None]
 ChunksOf = Callable[..., Any]
 
 
-class _Chunks(NamedTuple):
+class _DecayChunks(NamedTuple):
     """Q, K ``[b h n c k]`` and V ``[b h n c v]`` of n chunks, and the factors that are in Q
     and K.
     """
@@ -50,13 +50,13 @@ class _Chunks(NamedTuple):
     @classmethod
     def of(
         cls,
-        plan: Plan,
+        plan: BlockPlan,
         dtype: torch.dtype,
         q: Tensor,
         k: Tensor | None,
         v: Tensor,
         log_decay: Tensor | None,
-    ) -> _Chunks:
+    ) -> _DecayChunks:
         q, v = plan.tiles(q, dtype), plan.tiles(v, dtype)
         k = None if k is None else plan.tiles(k, dtype)
         if log_decay is None:
@@ -76,8 +76,8 @@ class _Chunks(NamedTuple):
         after = self.k.mT @ self.v
         before, last = torch.empty_like(after), torch.empty_like(state)
         for n in range(after.shape[2]):
-            after[:, :, n] += decayed(state, self.m, n, out=before[:, :, n])
-            state = decayed(after[:, :, n], self.m, n, out=last)
+            after[:, :, n] += decay_into(state, self.m, n, out=before[:, :, n])
+            state = decay_into(after[:, :, n], self.m, n, out=last)
         return before, after, state
 
     def scan_back(self, dbefore: Tensor, dstate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,8 +86,8 @@ class _Chunks(NamedTuple):
         """
         dafter, first = torch.empty_like(dbefore), torch.empty_like(dstate)
         for n in reversed(range(dbefore.shape[2])):
-            dbefore[:, :, n] += decayed(dstate, self.m, n, out=dafter[:, :, n])
-            dstate = decayed(dbefore[:, :, n], self.m, n, out=first)
+            dbefore[:, :, n] += decay_into(dstate, self.m, n, out=dafter[:, :, n])
+            dstate = decay_into(dbefore[:, :, n], self.m, n, out=first)
         return dbefore, dafter, dstate
 
     def output(self, before: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class _Chunks(NamedTuple):
         return (dq * self.factors.scale, dk / self.factors.scale, dv, ddecay), dstart
 
 
-class _SteepChunks(NamedTuple):
+class _AnchoredDecayChunks(NamedTuple):
     """q, k ``[b h n c k]`` and v ``[b h n c v]`` of n chunks that decay at any rate."""
 
     q: Tensor
@@ -122,13 +122,13 @@ class _SteepChunks(NamedTuple):
     @classmethod
     def of(
         cls,
-        plan: Plan,
+        plan: BlockPlan,
         dtype: torch.dtype,
         q: Tensor,
         k: Tensor | None,
         v: Tensor,
         log_decay: Tensor | None,
-    ) -> _SteepChunks:
+    ) -> _AnchoredDecayChunks:
         assert log_decay is not None
         log_decay = plan.tiles(log_decay, dtype)
         k = torch.expm1(log_decay).neg_() if k is None else plan.tiles(k, dtype)
@@ -159,7 +159,7 @@ class _SteepChunks(NamedTuple):
         )
 
     def back(self, start: Tensor, do: Tensor, dstate: Tensor) -> tuple[Gradients, Tensor]:
-        """As `_Chunks.back`."""
+        """As `_DecayChunks.back`."""
         q, k, v, anchors = self
         before, after, _ = self.scan(start)
         dafter, dstart = self.scan_back((q * anchors.read).mT @ do, dstate)
@@ -181,11 +181,11 @@ class _ChunkedDecay(torch.autograd.Function):
     """
 
     @staticmethod
-    @routed
+    @with_onednn_gemm
     def forward(
         ctx: Any,
         chunks_of: ChunksOf,
-        plan: Plan,
+        plan: BlockPlan,
         q: Tensor,
         k: Tensor | None,
         v: Tensor,
@@ -196,7 +196,7 @@ class _ChunkedDecay(torch.autograd.Function):
         starts = []
         for span in plan.spans(q.shape[1]):
             starts.append(state)
-            chunks = chunks_of(plan, state.dtype, *cut(span, q, k, v, log_decay))
+            chunks = chunks_of(plan, state.dtype, *slice_streams(span, q, k, v, log_decay))
             before, _, state = chunks.scan(state)
             o[:, span] = plan.untile(chunks.output(before), span.stop - span.start)
         ctx.plan, ctx.chunks_of = plan, chunks_of
@@ -205,23 +205,25 @@ class _ChunkedDecay(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    @routed
+    @with_onednn_gemm
     def backward(ctx: Any, do: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
-        plan: Plan = ctx.plan
+        plan: BlockPlan = ctx.plan
         q, k, v, log_decay, *starts = ctx.saved_tensors
         grads = [None if s is None else torch.empty_like(s) for s in (q, k, v, log_decay)]
         for span, start in reversed(list(zip(plan.spans(q.shape[1]), starts, strict=True))):
-            chunks = ctx.chunks_of(plan, start.dtype, *cut(span, q, k, v, log_decay))
+            chunks = ctx.chunks_of(plan, start.dtype, *slice_streams(span, q, k, v, log_decay))
             found, dstate = chunks.back(start, plan.tiles(do[:, span], start.dtype), dstate)
             for grad, tiles in zip(
-                grads, _untied(plan, found, k, cut(span, log_decay)[0]), strict=True
+                grads, _untie_key(plan, found, k, slice_streams(span, log_decay)[0]), strict=True
             ):
                 if grad is not None and tiles is not None:
                     grad[:, span] = plan.untile(tiles, span.stop - span.start)
         return None, None, *grads, dstate
 
 
-def _untied(plan: Plan, found: Gradients, k: Tensor | None, log_decay: Tensor | None) -> Gradients:
+def _untie_key(
+    plan: BlockPlan, found: Gradients, k: Tensor | None, log_decay: Tensor | None
+) -> Gradients:
     """The gradients with that of the tied key 1 - α added to that of log α."""
     dq, dk, dv, ddecay = found
     if k is None and log_decay is not None and ddecay is not None:
@@ -229,15 +231,17 @@ def _untied(plan: Plan, found: Gradients, k: Tensor | None, log_decay: Tensor | 
     return dq, dk, dv, ddecay
 
 
-def chunked_decay(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
+def chunkwise_decay(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state) of a real `Decay`."""
     b, t, h = recurrence.shape
-    chunk = harmless_chunk(recurrence.log_decay)
+    chunk = largest_safe_chunk(recurrence.log_decay)
     streams = (recurrence.q, recurrence.k, recurrence.v, recurrence.log_decay)
     spelled: list[Any] = [None if s is None else s.expand(b, t, h, -1) for s in streams]
-    chunks_of, chunk = (_Chunks.of, chunk) if chunk else (_SteepChunks.of, STEEP_CHUNK)
-    o, state = _ChunkedDecay.apply(chunks_of, Plan.of(chunk, b * h, t), *spelled, state)
-    return recurrence.skipped(o), state
+    chunks_of, chunk = (
+        (_DecayChunks.of, chunk) if chunk else (_AnchoredDecayChunks.of, ANCHORED_CHUNK)
+    )
+    o, state = _ChunkedDecay.apply(chunks_of, BlockPlan.of(chunk, b * h, t), *spelled, state)
+    return recurrence.add_skip(o), state
 
 
 def refuses(recurrence: Recurrence) -> str | None:
@@ -248,4 +252,4 @@ def refuses(recurrence: Recurrence) -> str | None:
     return None
 
 
-CHUNKED_DECAY = Kernel("blocked decay (torch)", refuses, chunked_decay)
+CHUNKED_DECAY = Kernel("blocked decay (torch)", refuses, chunkwise_decay)

@@ -21,15 +21,15 @@ from torch.autograd.function import once_differentiable
 
 from fastweights.kernels.anchors import Anchors
 from fastweights.kernels.blocks import (
-    STEEP_CHUNK,
+    ANCHORED_CHUNK,
+    BlockPlan,
     Factors,
-    Plan,
-    cut,
-    decayed,
-    harmless_chunk,
+    decay_into,
+    largest_safe_chunk,
+    slice_streams,
     state_gradient_of_middle,
 )
-from fastweights.kernels.gemm import routed
+from fastweights.kernels.gemm import with_onednn_gemm
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.delta import Delta
@@ -38,7 +38,7 @@ Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
 ChunksOf = Callable[..., Any]
 
 
-class _Chunks(NamedTuple):
+class _DeltaChunks(NamedTuple):
     """Q, E, K, V, β of n chunks (``[b h n c ·]``), T ``[b h n c c]``, and the factors that are in
     Q, E and K.
     """
@@ -54,14 +54,14 @@ class _Chunks(NamedTuple):
     @classmethod
     def of(
         cls,
-        plan: Plan,
+        plan: BlockPlan,
         dtype: torch.dtype,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         beta: Tensor,
         log_decay: Tensor | None,
-    ) -> _Chunks:
+    ) -> _DeltaChunks:
         q, k, v, beta = (plan.tiles(s, dtype) for s in (q, k, v, beta))
         e, factors = k, None
         if log_decay is not None:
@@ -81,10 +81,10 @@ class _Chunks(NamedTuple):
         before, after = written.new_empty(shape), written.new_empty(shape)
         last = torch.empty_like(state)
         for n in range(written.shape[2]):
-            decayed(state, self.m, n, out=before[:, :, n])
+            decay_into(state, self.m, n, out=before[:, :, n])
             written[:, :, n] -= erased[:, :, n] @ before[:, :, n]
             torch.add(before[:, :, n], self.k[:, :, n].mT @ written[:, :, n], out=after[:, :, n])
-            state = decayed(after[:, :, n], self.m, n, out=last)
+            state = decay_into(after[:, :, n], self.m, n, out=last)
         return before, after, written, state
 
     def scan_back(
@@ -96,10 +96,10 @@ class _Chunks(NamedTuple):
         erased = self.inverse @ (self.beta * self.e)
         dafter, first = torch.empty_like(dbefore), torch.empty_like(dstate)
         for n in reversed(range(dbefore.shape[2])):
-            decayed(dstate, self.m, n, out=dafter[:, :, n])
+            decay_into(dstate, self.m, n, out=dafter[:, :, n])
             dwritten[:, :, n] += self.k[:, :, n] @ dafter[:, :, n]
             dbefore[:, :, n] += dafter[:, :, n] - erased[:, :, n].mT @ dwritten[:, :, n]
-            dstate = decayed(dbefore[:, :, n], self.m, n, out=first)
+            dstate = decay_into(dbefore[:, :, n], self.m, n, out=first)
         return dwritten, dbefore, dafter, dstate
 
     def output(self, before: Tensor, written: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class _Chunks(NamedTuple):
         ), dstart
 
 
-class _SteepChunks(NamedTuple):
+class _AnchoredDeltaChunks(NamedTuple):
     """q, k, v, β of n chunks that decay at any rate, and T."""
 
     q: Tensor
@@ -152,21 +152,21 @@ class _SteepChunks(NamedTuple):
     @classmethod
     def of(
         cls,
-        plan: Plan,
+        plan: BlockPlan,
         dtype: torch.dtype,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         beta: Tensor,
         log_decay: Tensor,
-    ) -> _SteepChunks:
+    ) -> _AnchoredDeltaChunks:
         q, k, v, beta = (plan.tiles(s, dtype) for s in (q, k, v, beta))
         anchors = Anchors.of(plan.tiles(log_decay, dtype))
         return cls(q, k, v, beta, _inverse(anchors.inner(k, k).mul_(beta)), anchors)
 
     def scan(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(S before and after every chunk, U, S after the last)."""
-        erased, written = self._erased(), self.inverse @ (self.beta * self.v)
+        erased, written = self._erasing_keys(), self.inverse @ (self.beta * self.v)
         keys, carry = (self.k * self.anchors.write).mT, self.anchors.carry
         before = written.new_empty(*written.shape[:3], *state.shape[-2:])
         after = torch.empty_like(before)
@@ -183,7 +183,11 @@ class _SteepChunks(NamedTuple):
         """(gradients of U, of S after every chunk, of S before the first), from what o gives of U
         and S.
         """
-        erased, keys, carry = self._erased().mT, self.k * self.anchors.write, self.anchors.carry
+        erased, keys, carry = (
+            self._erasing_keys().mT,
+            self.k * self.anchors.write,
+            self.anchors.carry,
+        )
         dafter = torch.empty_like(dbefore)
         for n in reversed(range(dbefore.shape[2])):
             dafter[:, :, n] = dstate
@@ -195,7 +199,7 @@ class _SteepChunks(NamedTuple):
             )
         return dwritten, dafter, dstate
 
-    def _erased(self) -> Tensor:
+    def _erasing_keys(self) -> Tensor:
         return self.inverse @ (self.beta * self.k * self.anchors.read)
 
     def output(self, before: Tensor, written: Tensor) -> Tensor:
@@ -204,7 +208,7 @@ class _SteepChunks(NamedTuple):
         )
 
     def back(self, start: Tensor, do: Tensor, dstate: Tensor) -> tuple[Gradients, Tensor]:
-        """As `_Chunks.back`."""
+        """As `_DeltaChunks.back`."""
         q, k, v, beta, inverse, anchors = self
         before, after, written, _ = self.scan(start)
         inner = anchors.inner(q, k)
@@ -239,11 +243,11 @@ class _ChunkedDelta(torch.autograd.Function):
     """
 
     @staticmethod
-    @routed
+    @with_onednn_gemm
     def forward(
         ctx: Any,
         chunks_of: ChunksOf,
-        plan: Plan,
+        plan: BlockPlan,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -255,7 +259,7 @@ class _ChunkedDelta(torch.autograd.Function):
         starts = []
         for span in plan.spans(q.shape[1]):
             starts.append(state)
-            chunks = chunks_of(plan, state.dtype, *cut(span, q, k, v, beta, log_decay))
+            chunks = chunks_of(plan, state.dtype, *slice_streams(span, q, k, v, beta, log_decay))
             before, _, written, state = chunks.scan(state)
             o[:, span] = plan.untile(chunks.output(before, written), span.stop - span.start)
         ctx.plan, ctx.chunks_of = plan, chunks_of
@@ -264,16 +268,16 @@ class _ChunkedDelta(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    @routed
+    @with_onednn_gemm
     def backward(ctx: Any, do: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
-        plan: Plan = ctx.plan
+        plan: BlockPlan = ctx.plan
         q, k, v, beta, log_decay, *starts = ctx.saved_tensors
         streams = (q, k, v, beta)
         grads = [None if s is None else torch.empty_like(s) for s in (*streams, log_decay)]
         for span, start in reversed(
             list(zip(plan.spans(streams[0].shape[1]), starts, strict=True))
         ):
-            chunks = ctx.chunks_of(plan, start.dtype, *cut(span, *streams, log_decay))
+            chunks = ctx.chunks_of(plan, start.dtype, *slice_streams(span, *streams, log_decay))
             found, dstate = chunks.back(start, plan.tiles(do[:, span], start.dtype), dstate)
             for grad, tiles in zip(grads, found, strict=True):
                 if grad is not None and tiles is not None:
@@ -281,14 +285,16 @@ class _ChunkedDelta(torch.autograd.Function):
         return None, None, *grads, dstate
 
 
-def chunked_delta(recurrence: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
+def chunkwise_delta(recurrence: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state) of a real `Delta`."""
     b, t, h = recurrence.shape
-    chunk = harmless_chunk(recurrence.log_decay)
+    chunk = largest_safe_chunk(recurrence.log_decay)
     streams = (recurrence.q, recurrence.k, recurrence.v, recurrence.beta, recurrence.log_decay)
     spelled = [None if s is None else s.expand(b, t, h, -1) for s in streams]
-    chunks_of, chunk = (_Chunks.of, chunk) if chunk else (_SteepChunks.of, STEEP_CHUNK)
-    o, state = _ChunkedDelta.apply(chunks_of, Plan.of(chunk, b * h, t), *spelled, state)
+    chunks_of, chunk = (
+        (_DeltaChunks.of, chunk) if chunk else (_AnchoredDeltaChunks.of, ANCHORED_CHUNK)
+    )
+    o, state = _ChunkedDelta.apply(chunks_of, BlockPlan.of(chunk, b * h, t), *spelled, state)
     return o.to(recurrence.output), state
 
 
@@ -298,4 +304,4 @@ def refuses(recurrence: Recurrence) -> str | None:
     return "its streams are complex" if recurrence.accumulator.is_complex else None
 
 
-CHUNKED_DELTA = Kernel("blocked delta (torch)", refuses, chunked_delta)
+CHUNKED_DELTA = Kernel("blocked delta (torch)", refuses, chunkwise_delta)

@@ -26,7 +26,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Verdict(NamedTuple):
+class GemmProbe(NamedTuple):
     """What the probe found: oneDNN's relative error and its speed in units of torch's own way; None
     without oneDNN.
     """
@@ -35,12 +35,12 @@ class Verdict(NamedTuple):
     speed: float
 
     @property
-    def taken(self) -> bool:
+    def use_onednn(self) -> bool:
         return self.error is not None and self.error < ACCURATE and self.speed > FASTER
 
     @property
     def library(self) -> str:
-        return "oneDNN" if self.taken else "torch's own"
+        return "oneDNN" if self.use_onednn else "torch's own"
 
     def __str__(self) -> str:
         if self.error is None:
@@ -54,10 +54,10 @@ class Verdict(NamedTuple):
 
 
 @cache
-def verdict() -> Verdict:
+def probe_gemm() -> GemmProbe:
     """The probe's, on matrices of the size that the blocked kernels multiply."""
     if not torch.backends.mkldnn.is_available():
-        return Verdict(None, 0.0)
+        return GemmProbe(None, 0.0)
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(128, 64, 64, generator=generator) for _ in range(2))
     exact, own, other = a.double() @ b.double(), [], []
@@ -67,7 +67,7 @@ def verdict() -> Verdict:
         own.append(_seconds(a, b))
         with precision(_backend(), "bf16"):
             other.append(_seconds(a, b))
-    return Verdict(error, min(own) / min(other))
+    return GemmProbe(error, min(own) / min(other))
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def precision(backend: Any, name: str) -> Iterator[None]:
         backend.fp32_precision = before
 
 
-class _Route:
+class _OneDNNSwitch:
     """The switch is the process's: the first thread to come in turns it, the last to leave turns it
     back.
     """
@@ -117,19 +117,19 @@ class _Route:
                 _backend().fp32_precision = self.before
 
 
-_ROUTE = _Route()
+_ONEDNN_SWITCH = _OneDNNSwitch()
 
 
-def routed(kernel: Callable[P, R]) -> Callable[P, R]:
+def with_onednn_gemm(kernel: Callable[P, R]) -> Callable[P, R]:
     """`kernel` with its float32 products on the CPU by whichever library the probe chose; compiled
     graphs choose for themselves.
     """
 
     @wraps(kernel)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.compiler.is_compiling() or not _single(args) or not verdict().taken:
+        if torch.compiler.is_compiling() or not _single(args) or not probe_gemm().use_onednn:
             return kernel(*args, **kwargs)
-        with _ROUTE:
+        with _ONEDNN_SWITCH:
             return kernel(*args, **kwargs)
 
     return run

@@ -14,12 +14,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastweights.kernels.blocks import Plan, cut
+from fastweights.kernels.blocks import BlockPlan, slice_streams
 from fastweights.kernels.table import Kernel, run_fastest
 from fastweights.recurrence.base import Recurrence, State
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.mesa import Mesa
-from fastweights.recurrence.solvers import ChunkGram, Implicit, Solver, Unrolled, decays_alone
+from fastweights.recurrence.solvers import (
+    ChunkGram,
+    ImplicitSolve,
+    Solver,
+    UnrolledSolver,
+    decays_alone,
+)
 
 CHUNK = 32
 
@@ -30,11 +36,11 @@ of the system.
 
 
 @dataclass(frozen=True)
-class BlockedSolve:
+class BlockwiseSolve:
     """`solver` on one time block after the other."""
 
     solver: Solver
-    plan: Plan
+    plan: BlockPlan
 
     def __call__(
         self,
@@ -58,8 +64,8 @@ class BlockedSolve:
         """Each time block with the operator of its chunks."""
         log_decay = torch.zeros_like(k[..., :1]) if log_decay is None else log_decay
         for span in self.plan.spans(k.shape[1]):
-            streams = cut(span, k, beta, ridge, log_decay)
-            streams[2] = self._lasting(streams[2])
+            streams = slice_streams(span, k, beta, ridge, log_decay)
+            streams[2] = self._pad_ridge(streams[2])
             keys, strength, diagonal, decay = (self.plan.tiles(s, state.dtype) for s in streams)
             decays = decays_alone(decay)
             assert decays.carry is not None
@@ -67,7 +73,7 @@ class BlockedSolve:
             parts = (decays.inner, decays.query, starts, keys, strength, diagonal)
             yield span, ChunkGram(*(s.flatten(0, 2) for s in parts))
 
-    def _lasting(self, ridge: Tensor) -> Tensor:
+    def _pad_ridge(self, ridge: Tensor) -> Tensor:
         """Λ, and behind the end of the last chunk its last: H stays as it was there, and definite
         with that one.
         """
@@ -86,9 +92,9 @@ def _starts(state: Tensor, written: Tensor, carry: Tensor) -> tuple[Tensor, Tens
     return torch.stack(starts, dim=2), state
 
 
-def solved_and_read(solve: Solve, recurrence: Mesa, state: State) -> tuple[Tensor, State]:
+def solve_and_read(solve: Solve, recurrence: Mesa, state: State) -> tuple[Tensor, State]:
     """(o, final state) with the optimal queries that `solve` finds: differentiated by solving once
-    more, or step by step if the record's solver is `Unrolled`.
+    more, or step by step if the record's solver is `UnrolledSolver`.
     """
     b, t, h = recurrence.shape
     dtype, (gram, memory, *_) = recurrence.accumulator, state
@@ -100,21 +106,21 @@ def solved_and_read(solve: Solve, recurrence: Mesa, state: State) -> tuple[Tenso
         None if recurrence.log_decay is None else recurrence.log_decay.to(dtype).expand(b, t, h, -1)
     )
     system = (gram, k, beta, ridge, log_decay)
-    unrolled = isinstance(recurrence.solver, Unrolled)
+    unrolled = isinstance(recurrence.solver, UnrolledSolver)
     with torch.set_grad_enabled(unrolled and torch.is_grad_enabled()):
         x = solve(q, *system)
     product, gram = run_fastest(Decay(x, k, beta * k, log_decay), gram)
     if torch.is_grad_enabled() and not unrolled:
-        x = Implicit.apply(solve, q - product - ridge * x, x, *system)
+        x = ImplicitSolve.apply(solve, q - product - ridge * x, x, *system)
     o, memory = run_fastest(Decay(x, k, beta * v, log_decay), memory)  # type: ignore[arg-type]
-    return o.to(recurrence.output), recurrence.finished(gram, memory)
+    return o.to(recurrence.output), recurrence.final_state(gram, memory)
 
 
-def blocked_mesa(recurrence: Mesa, state: State) -> tuple[Tensor, State]:
+def blockwise_mesa(recurrence: Mesa, state: State) -> tuple[Tensor, State]:
     """(o, final state)."""
     b, t, h = recurrence.shape
-    return solved_and_read(
-        BlockedSolve(recurrence.solver, Plan.of(CHUNK, b * h, t)), recurrence, state
+    return solve_and_read(
+        BlockwiseSolve(recurrence.solver, BlockPlan.of(CHUNK, b * h, t)), recurrence, state
     )
 
 
@@ -124,4 +130,4 @@ def refuses(recurrence: Recurrence) -> str | None:
     return None
 
 
-BLOCKED_MESA = Kernel("blocked mesa (torch)", refuses, blocked_mesa)
+BLOCKED_MESA = Kernel("blocked mesa (torch)", refuses, blockwise_mesa)

@@ -40,14 +40,14 @@ MOST_COMPLEX = 1024
 Shape = tuple[int, ...]
 
 
-class Plan(NamedTuple):
+class ScanPlan(NamedTuple):
     """Tokens per chunk, and chunks per block."""
 
     chunk: int
     chunks: int
 
     @classmethod
-    def of(cls, width: int) -> Plan:
+    def of(cls, width: int) -> ScanPlan:
         """The plan for tokens of `width` elements."""
         return cls(CHUNK, -(-BUSY // max(width, 1)))
 
@@ -58,7 +58,7 @@ class Plan(NamedTuple):
         return spans if whole == length else [*spans, slice(whole, length)]
 
 
-class _Block(NamedTuple):
+class _ScanBlock(NamedTuple):
     """q, k, v and α of a block, ``[b t k v h]`` with lengths 1."""
 
     q: Tensor
@@ -75,7 +75,7 @@ class _Block(NamedTuple):
         k: Tensor | None,
         v: Tensor,
         log_decay: Tensor | None,
-    ) -> _Block:
+    ) -> _ScanBlock:
         rows, columns = (_tokens(s, span).to(dtype).mT for s in (q, v))
         log_alpha = torch.zeros((), dtype=dtype, device=q.device).expand(1, 1, 1, 1)
         if log_decay is not None:
@@ -117,13 +117,13 @@ class _Scan(torch.autograd.Function):
         state: Tensor,
     ) -> tuple[Tensor, Tensor]:
         b, _, values, h = state.shape
-        plan, starts = Plan.of(state.numel()), []
+        plan, starts = ScanPlan.of(state.numel()), []
         o = state.new_empty(b, length, values, h)
         for span in plan.spans(length):
             starts.append(state)
-            block = _Block.of(span, state.dtype, q, k, v, log_decay)
+            block = _ScanBlock.of(span, state.dtype, q, k, v, log_decay)
             states = block.states(state, span.stop - span.start, plan.chunk)
-            o[:, span] = _summed(
+            o[:, span] = _sum_product(
                 block.q, states, (b, span.stop - span.start, 1, values, h)
             ).squeeze(2)
             state = states[:, -1].clone()
@@ -136,15 +136,15 @@ class _Scan(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, log_decay, *starts = ctx.saved_tensors
         streams = (q, k, v, log_decay)
-        grads = [None if s is None else _room(s, dstate.dtype) for s in streams]
+        grads = [None if s is None else _gradient_buffer(s, dstate.dtype) for s in streams]
         for span, start in reversed(list(zip(ctx.plan.spans(ctx.length), starts, strict=True))):
-            block = _Block.of(span, start.dtype, *streams)
+            block = _ScanBlock.of(span, start.dtype, *streams)
             found, dstate = _block_back(
                 block, start, do[:, span, None], dstate, ctx.plan.chunk, tied=k is None
             )
             for grad, part in zip(grads, found, strict=True):
                 if grad is not None:
-                    _put(grad, span, part)
+                    _store_gradient(grad, span, part)
         return (
             None,
             *(g if g is None else g.to(s.dtype) for g, s in zip(grads, streams, strict=True)),
@@ -153,7 +153,7 @@ class _Scan(torch.autograd.Function):
 
 
 def _block_back(
-    block: _Block, start: Tensor, do: Tensor, dstate: Tensor, chunk: int, *, tied: bool
+    block: _ScanBlock, start: Tensor, do: Tensor, dstate: Tensor, chunk: int, *, tied: bool
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """(dq, dk, dv, d log α, each ``[b t k|v h]`` with the lengths 1 of its stream; dS before the
     block).
@@ -166,9 +166,9 @@ def _block_back(
     dstart = _scan(alpha, through, dstate, chunk, reverse=True).clone()
     dstates[:, :-1] += through[:, 1:]
     dstates[:, -1] += dstate
-    dq = _summed(states.conj(), do, q.shape)
-    dk = _summed(dstates, v, k.shape)
-    dv = _summed(dstates, k, v.shape)
+    dq = _sum_product(states.conj(), do, q.shape)
+    dk = _sum_product(dstates, v, k.shape)
+    dv = _sum_product(dstates, k, v.shape)
     through[:, 1:] *= states[:, :-1].conj()
     through[:, 0] *= start.conj()
     dlog_alpha = through.sum_to_size(alpha.shape)
@@ -183,15 +183,15 @@ def _scan(alpha: Tensor, x: Tensor, state: Tensor, chunk: int, *, reverse: bool 
     """
     alpha = alpha.expand(-1, x.shape[1], *alpha.shape[2:])
     if x.shape[1] <= chunk:
-        return _follow(_ordered(alpha, 1, reverse), _ordered(x, 1, reverse), state)
+        return _follow(_unbind_time(alpha, 1, reverse), _unbind_time(x, 1, reverse), state)
     alpha, x = alpha.unflatten(1, (-1, chunk)), x.unflatten(1, (-1, chunk))
-    decays, tokens = _ordered(alpha, 2, reverse), _ordered(x, 2, reverse)
+    decays, tokens = _unbind_time(alpha, 2, reverse), _unbind_time(x, 2, reverse)
     added = tokens[0]
     for decay, token in zip(decays[1:], tokens[1:], strict=True):
         added = torch.addcmul(token, decay, added)
     starts = torch.empty_like(added)
     for kept, addition, start in zip(
-        *(_ordered(s, 1, reverse) for s in (alpha.prod(2), added, starts)), strict=True
+        *(_unbind_time(s, 1, reverse) for s in (alpha.prod(2), added, starts)), strict=True
     ):
         start.copy_(state)
         state = torch.addcmul(addition, kept, state)
@@ -206,7 +206,7 @@ def _follow(decays: Sequence[Tensor], tokens: Sequence[Tensor], state: Tensor) -
     return state
 
 
-def _ordered(x: Tensor, dim: int, reverse: bool) -> Sequence[Tensor]:
+def _unbind_time(x: Tensor, dim: int, reverse: bool) -> Sequence[Tensor]:
     return x.unbind(dim)[:: -1 if reverse else 1]
 
 
@@ -214,7 +214,7 @@ def _tokens(stream: Tensor, span: slice) -> Tensor:
     return stream if stream.shape[1] == 1 else stream[:, span]
 
 
-def _summed(a: Tensor, b: Tensor, shape: Shape) -> Tensor:
+def _sum_product(a: Tensor, b: Tensor, shape: Shape) -> Tensor:
     """a ⊙ b, summed to `shape`: a matrix product where heads share one of the three."""
     if 1 not in (a.shape[-1], b.shape[-1], shape[-1]):
         return (a * b).sum_to_size(shape)
@@ -223,14 +223,14 @@ def _summed(a: Tensor, b: Tensor, shape: Shape) -> Tensor:
     return torch.einsum(f"{letters},{letters}->{kept}", a, b).reshape(shape)
 
 
-def _room(stream: Tensor, dtype: torch.dtype) -> Tensor:
+def _gradient_buffer(stream: Tensor, dtype: torch.dtype) -> Tensor:
     """Room for the gradient of `stream`: a sum over the blocks if it is constant in time."""
     if stream.shape[1] > 1:
         return torch.empty_like(stream)
     return torch.zeros_like(stream, dtype=dtype if stream.is_complex() else dtype.to_real())
 
 
-def _put(grad: Tensor, span: slice, part: Tensor) -> None:
+def _store_gradient(grad: Tensor, span: slice, part: Tensor) -> None:
     part = part.mT if grad.is_complex() else part.mT.real
     if grad.shape[1] == 1:
         grad += part
@@ -238,11 +238,11 @@ def _put(grad: Tensor, span: slice, part: Tensor) -> None:
         grad[:, span] = part
 
 
-def scanned(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
+def blockwise_scan(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state)."""
     streams = (recurrence.q, recurrence.k, recurrence.v, recurrence.log_decay)
     o, state = _Scan.apply(len(recurrence), *streams, state.permute(0, 2, 3, 1))
-    return recurrence.skipped(o.mT), state.permute(0, 3, 1, 2)
+    return recurrence.add_skip(o.mT), state.permute(0, 3, 1, 2)
 
 
 def refuses(recurrence: Recurrence) -> str | None:
@@ -264,4 +264,4 @@ def _most(recurrence: Decay) -> int:
     return MOST_VALUES if recurrence.q.shape[-1] == 1 else MOST_ELEMENTS
 
 
-BLOCKED_SCAN = Kernel("blocked scan (torch)", refuses, scanned)
+BLOCKED_SCAN = Kernel("blocked scan (torch)", refuses, blockwise_scan)

@@ -9,9 +9,9 @@ from fastweights.recurrence.base import Recurrence, State
 from fastweights.recurrence.signed import Signed
 
 
-def signed(recurrence: Signed, state: State) -> tuple[Tensor, State]:
+def compute_with_sign(recurrence: Signed, state: State) -> tuple[Tensor, State]:
     """(o, state) from the record whose signs are on its streams."""
-    return recurrence.signed(run_fastest(recurrence.unsigned(), state))
+    return recurrence.restore_signs(run_fastest(recurrence.without_signs(), state))
 
 
 def refuses(recurrence: Recurrence) -> str | None:
@@ -22,4 +22,4 @@ def refuses(recurrence: Recurrence) -> str | None:
     )
 
 
-SIGNED = Kernel("signed: the inner record's kernel", refuses, signed)
+SIGNED = Kernel("signed: the inner record's kernel", refuses, compute_with_sign)

@@ -27,7 +27,7 @@ class Kernel:
 
     name: str
     refuses: Callable[[Recurrence], str | None]
-    run: Callable[[Any, Any], tuple[Tensor, State]]
+    compute: Callable[[Any, Any], tuple[Tensor, State]]
 
 
 TABLE: list[Kernel] = []
@@ -35,26 +35,26 @@ _only: ContextVar[str | None] = ContextVar("only", default=None)
 
 
 @torch.compiler.assume_constant_result
-def _wanted() -> str | None:
+def _restriction() -> str | None:
     """The one kernel allowed here, or None for all; torch.compile, which cannot trace context,
     fixes it.
     """
     return _only.get()
 
 
-def allowed(kernel: Kernel) -> bool:
+def may_use(kernel: Kernel) -> bool:
     """Whether `Auto()` may take `kernel` here, where `only` may speak of another."""
-    return _wanted() in (None, kernel.name)
+    return _restriction() in (None, kernel.name)
 
 
 def select(recurrence: Recurrence) -> Kernel:
     """The kernel that `Auto()` takes."""
-    return _first(recurrence, _wanted())
+    return _first(recurrence, _restriction())
 
 
 def run_fastest(recurrence: Recurrence, state: State) -> tuple[Tensor, Any]:
     """(o, state) of a record that another kernel made: `only` speaks of the outer one."""
-    return _first(recurrence, None).run(recurrence, state)
+    return _first(recurrence, None).compute(recurrence, state)
 
 
 def _first(recurrence: Recurrence, wanted: str | None) -> Kernel:
@@ -68,7 +68,7 @@ def explain(recurrence: Recurrence) -> str:
     """A line per kernel: taken, possible, or why it refused; and one on float32 products where
     torch makes them.
     """
-    wanted, taken, lines = _wanted(), False, []
+    wanted, taken, lines = _restriction(), False, []
     for kernel in TABLE:
         reason = kernel.refuses(recurrence)
         if reason is None and wanted not in (None, kernel.name):
@@ -77,7 +77,7 @@ def explain(recurrence: Recurrence) -> str:
         taken = taken or reason is None
         lines.append(f"{kernel.name}: {verdict}")
     if recurrence.device.type == "cpu" and recurrence.accumulator == torch.float32:
-        lines.append(f"float32 matrix products of the torch kernels: {gemm.verdict()}")
+        lines.append(f"float32 matrix products of the torch kernels: {gemm.probe_gemm()}")
     return "\n".join(lines)
 
 

@@ -7,10 +7,10 @@ all older ones:
     near = e^(s - c)        where the key is in the window        N = near (V ‖ 1)
     far  = φ(Q) φ(K)ᵀ       where it is before it                 F = far (V ‖ 1) + φ(Q) S
 
-and o is what `WindowedLinear.joined` makes of N and F. Within a row the window begins at the column
-after the query's own number, so that one pattern serves all blocks, and the keys of a block's first
-c columns are those that S takes up after it. Padding is moved behind the tokens first. Kept for the
-backward are the streams and S at time blocks' starts.
+and o is what `WindowedLinear.mix_window_and_memory` makes of N and F. Within a row the window
+begins at the column after the query's own number, so that one pattern serves all blocks, and the
+keys of a block's first c columns are those that S takes up after it. Padding is moved behind the
+tokens first. Kept for the backward are the streams and S at time blocks' starts.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from fastweights.kernels.blocks import smallest_exponent
-from fastweights.kernels.gemm import routed
+from fastweights.kernels.gemm import with_onednn_gemm
 from fastweights.kernels.table import Kernel
-from fastweights.recurrence.base import Recurrence, reciprocal
+from fastweights.recurrence.base import Recurrence, reciprocal_or_zero
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.recurrence.windowed import (
     WindowedLinear,
     WindowState,
-    capped,
-    divided,
-    joined,
+    mix_window_and_memory,
+    normalize_by_last,
+    soft_cap,
     with_ones,
 )
 
@@ -44,7 +44,7 @@ SCORES = 1 << 19
 """Queries × keys at once, over all heads."""
 
 
-class _Plan(NamedTuple):
+class _WindowPlan(NamedTuple):
     """Queries per block, window, blocks in all, blocks at once; of the record whether both sides
     share one normaliser, and what bounds the scores.
     """
@@ -52,7 +52,7 @@ class _Plan(NamedTuple):
     block: int
     window: int
     blocks: int
-    at_once: int
+    blocks_at_once: int
     shared: bool
     softcap: float | None
 
@@ -80,8 +80,8 @@ class _Plan(NamedTuple):
     def spans(self) -> list[slice]:
         """The blocks that are evaluated together."""
         return [
-            slice(n, min(n + self.at_once, self.blocks))
-            for n in range(0, self.blocks, self.at_once)
+            slice(n, min(n + self.blocks_at_once, self.blocks))
+            for n in range(0, self.blocks, self.blocks_at_once)
         ]
 
     def queries(self, stream: Tensor, span: slice) -> Tensor:
@@ -89,7 +89,7 @@ class _Plan(NamedTuple):
         tokens = stream[..., span.start * self.block : span.stop * self.block, :]
         return tokens.unflatten(-2, (-1, self.block)).transpose(2, 3).flatten(3, 4)
 
-    def unqueries(self, blocks: Tensor) -> Tensor:
+    def merge_queries(self, blocks: Tensor) -> Tensor:
         """The reverse of `queries`."""
         return blocks.unflatten(3, (-1, self.block)).transpose(2, 3).flatten(3, 4)
 
@@ -100,7 +100,7 @@ class _Plan(NamedTuple):
         tokens = stream[:, :, span.start * self.block : (span.stop - 1) * self.block + width]
         return tokens.unfold(2, width, self.block).mT.contiguous()
 
-    def unstrips(self, strips: Tensor, span: slice, out: Tensor) -> None:
+    def add_strips(self, strips: Tensor, span: slice, out: Tensor) -> None:
         """Adds ``[b g n width ·]`` to the tokens it was taken from."""
         for n in range(strips.shape[2]):
             start = (span.start + n) * self.block
@@ -116,7 +116,7 @@ class _Documents(NamedTuple):
     present: Tensor
 
 
-class _Masks(NamedTuple):
+class _WindowMasks(NamedTuple):
     """What the queries of a span see: keys in the window ``[… c strip]`` and before it ``[… c c]``,
     S ``[… c 1]``; what S keeps from one block's start to another's ``[… n+1 n+1]`` and what it
     takes up ``[… c 1]`` (None: all).
@@ -125,12 +125,12 @@ class _Masks(NamedTuple):
     near: Tensor
     far: Tensor
     carry: Tensor
-    reads: Tensor | None = None
-    takes: Tensor | None = None
+    reads_memory: Tensor | None = None
+    absorbed: Tensor | None = None
 
     @classmethod
     def of(
-        cls, plan: _Plan, span: slice, documents: _Documents | None, device: torch.device
+        cls, plan: _WindowPlan, span: slice, documents: _Documents | None, device: torch.device
     ) -> Self:
         n, row, column = (
             torch.arange(x, device=device)
@@ -157,7 +157,7 @@ class _Masks(NamedTuple):
         )
 
 
-class _Span(NamedTuple):
+class _SpanStreams(NamedTuple):
     """The streams of n blocks: queries ``[b g n r·c ·]``, strips of keys ``[b g n strip ·]``, φ(K)
     ``[b g n c f]``.
     """
@@ -172,7 +172,7 @@ class _Span(NamedTuple):
     @classmethod
     def of(
         cls,
-        plan: _Plan,
+        plan: _WindowPlan,
         span: slice,
         q: Tensor,
         fq: Tensor,
@@ -191,15 +191,15 @@ class _Span(NamedTuple):
         )
 
     @property
-    def old(self) -> Tensor:
+    def leaving_values(self) -> Tensor:
         """The values of the keys that S takes up."""
         return self.v[..., : self.fk.shape[3], :]
 
-    def weights(self, masks: _Masks, softcap: float | None) -> tuple[Tensor, Tensor]:
+    def weights(self, masks: _WindowMasks, softcap: float | None) -> tuple[Tensor, Tensor]:
         """near ``[b g n r·c strip]`` and far ``[b g n r·c c]``."""
         c = self.fk.shape[3]
         scores = (
-            capped(self.q @ self.k.mT, softcap)
+            soft_cap(self.q @ self.k.mT, softcap)
             .unflatten(3, (-1, c))
             .masked_fill_(~masks.near, -torch.inf)
         )
@@ -211,15 +211,15 @@ class _Span(NamedTuple):
         far = (self.fq @ self.fk.mT).unflatten(3, (-1, c)).mul_(masks.far).flatten(3, 4)
         return near, far
 
-    def states(self, masks: _Masks, memory: Tensor) -> Tensor:
+    def states(self, masks: _WindowMasks, memory: Tensor) -> Tensor:
         """S ``[b g n+1 f v+1]`` before every block and after the last."""
-        fk = self.fk if masks.takes is None else self.fk * masks.takes
-        written = torch.cat([memory.unsqueeze(2), fk.mT @ self.old], 2)
+        fk = self.fk if masks.absorbed is None else self.fk * masks.absorbed
+        written = torch.cat([memory.unsqueeze(2), fk.mT @ self.leaving_values], 2)
         return (masks.carry.to(written.dtype) @ written.flatten(3)).unflatten(3, memory.shape[2:])
 
-    def readers(self, masks: _Masks) -> Tensor:
+    def reading_queries(self, masks: _WindowMasks) -> Tensor:
         """φ(Q) of those that read S, else 0."""
-        return self.fq if masks.reads is None else _rows(self.fq, masks.reads)
+        return self.fq if masks.reads_memory is None else _rows(self.fq, masks.reads_memory)
 
 
 def _rows(queries: Tensor, mask: Tensor) -> Tensor:
@@ -227,26 +227,36 @@ def _rows(queries: Tensor, mask: Tensor) -> Tensor:
     return (queries.unflatten(3, (-1, mask.shape[-2])) * mask).flatten(3, 4)
 
 
-class _Blocked(torch.autograd.Function):
+class _BlockwiseWindows(torch.autograd.Function):
     """(o ``[b g r T v]``, S after the last block) of queries ``[b g r T ·]``, keys ``[b g w+T ·]``
     and S_0.
     """
 
     @staticmethod
-    @routed
+    @with_onednn_gemm
     def forward(
-        ctx: Any, plan: _Plan, plain: bool, documents: _Documents, memory: Tensor, *streams: Tensor
+        ctx: Any,
+        plan: _WindowPlan,
+        plain: bool,
+        documents: _Documents,
+        memory: Tensor,
+        *streams: Tensor,
     ) -> tuple[Tensor, Tensor]:
         o = streams[0].new_empty(*streams[0].shape[:-1], streams[-1].shape[-1] - 1)
         starts = []
         for span in plan.spans():
             starts.append(memory)
-            blocks, masks = _Span.of(plan, span, *streams), _masks(plan, span, plain, documents)
+            blocks, masks = (
+                _SpanStreams.of(plan, span, *streams),
+                _masks(plan, span, plain, documents),
+            )
             states = blocks.states(masks, memory)
             near, far = blocks.weights(masks, plan.softcap)
-            sums = joined(*_sums(blocks, masks, near, far, states), blocks.mix, shared=plan.shared)
-            o[..., span.start * plan.block : span.stop * plan.block, :] = plan.unqueries(
-                divided(sums)[..., :-1]
+            sums = mix_window_and_memory(
+                *_sums(blocks, masks, near, far, states), blocks.mix, shared=plan.shared
+            )
+            o[..., span.start * plan.block : span.stop * plan.block, :] = plan.merge_queries(
+                normalize_by_last(sums)[..., :-1]
             )
             memory = states[:, :, -1]
         ctx.plan, ctx.plain = plan, plain
@@ -255,47 +265,54 @@ class _Blocked(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    @routed
+    @with_onednn_gemm
     def backward(ctx: Any, do: Tensor, dmemory: Tensor) -> tuple[Tensor | None, ...]:
-        plan: _Plan = ctx.plan
+        plan: _WindowPlan = ctx.plan
         running, present, *saved = ctx.saved_tensors
         streams, starts = saved[:6], saved[6:]
         *queries, k, fk, v = (torch.zeros_like(s) for s in streams)
         for span, memory in reversed(list(zip(plan.spans(), starts, strict=True))):
-            blocks = _Span.of(plan, span, *streams)
+            blocks = _SpanStreams.of(plan, span, *streams)
             masks = _masks(plan, span, ctx.plain, _Documents(running, present))
             d, dmemory = _span_back(plan, blocks, masks, memory, plan.queries(do, span), dmemory)
             tokens = slice(span.start * plan.block, span.stop * plan.block)
             for out, tiles in zip(queries, d[:3], strict=True):
-                out[..., tokens, :] = plan.unqueries(tiles)
+                out[..., tokens, :] = plan.merge_queries(tiles)
             for out, tiles in zip((k, fk, v), d[3:], strict=True):
-                plan.unstrips(tiles, span, out)
+                plan.add_strips(tiles, span, out)
         return None, None, None, dmemory, *queries, k, fk, v
 
 
-def _masks(plan: _Plan, span: slice, plain: bool, documents: _Documents) -> _Masks:
+def _masks(plan: _WindowPlan, span: slice, plain: bool, documents: _Documents) -> _WindowMasks:
     """Only the first blocks of plain sequences reach tokens that may be absent."""
     unseen = None if plain and span.start * plan.block >= plan.window else documents
-    return _Masks.of(plan, span, unseen, documents.present.device)
+    return _WindowMasks.of(plan, span, unseen, documents.present.device)
 
 
 def _sums(
-    blocks: _Span, masks: _Masks, near: Tensor, far: Tensor, states: Tensor
+    blocks: _SpanStreams, masks: _WindowMasks, near: Tensor, far: Tensor, states: Tensor
 ) -> tuple[Tensor, Tensor]:
     """N and F ``[b g n r·c v+1]``."""
-    return near @ blocks.v, (far @ blocks.old).add_(blocks.readers(masks) @ states[:, :, :-1])
+    return near @ blocks.v, (far @ blocks.leaving_values).add_(
+        blocks.reading_queries(masks) @ states[:, :, :-1]
+    )
 
 
 def _span_back(
-    plan: _Plan, blocks: _Span, masks: _Masks, memory: Tensor, do: Tensor, dmemory: Tensor
-) -> tuple[_Span, Tensor]:
+    plan: _WindowPlan,
+    blocks: _SpanStreams,
+    masks: _WindowMasks,
+    memory: Tensor,
+    do: Tensor,
+    dmemory: Tensor,
+) -> tuple[_SpanStreams, Tensor]:
     """(gradients of the blocks, of S before them) from those of o and of S after them."""
     q, fq, mix, k, fk, v = blocks
-    c, old, readers = fk.shape[3], blocks.old, blocks.readers(masks)
+    c, old, readers = fk.shape[3], blocks.leaving_values, blocks.reading_queries(masks)
     states = blocks.states(masks, memory)
     near, far = blocks.weights(masks, plan.softcap)
     sums = _sums(blocks, masks, near, far, states)
-    dnear, dfar, dmix = _joined_back(*sums, mix, do, shared=plan.shared)
+    dnear, dfar, dmix = _mix_backward(*sums, mix, do, shared=plan.shared)
 
     dv = near.mT @ dnear
     top = near == 1
@@ -307,7 +324,9 @@ def _span_back(
         dscores.mul_(1 - ((q @ k.mT) / plan.softcap).tanh_().square_())
     dfar_weights = (dfar @ old.mT).unflatten(3, (-1, c)).mul_(masks.far).flatten(3, 4)
     dread = dfar @ states[:, :, :-1].mT
-    dfq = (dfar_weights @ fk).add_(dread if masks.reads is None else _rows(dread, masks.reads))
+    dfq = (dfar_weights @ fk).add_(
+        dread if masks.reads_memory is None else _rows(dread, masks.reads_memory)
+    )
     dfk = dfar_weights.mT @ fq
     dv[..., :c, :] += far.mT @ dfar
 
@@ -316,36 +335,38 @@ def _span_back(
         3, memory.shape[2:]
     )
     taken, dtaken = fk, old @ dwritten[:, :, 1:].mT
-    if masks.takes is not None:
-        taken, dtaken = taken * masks.takes, dtaken * masks.takes
+    if masks.absorbed is not None:
+        taken, dtaken = taken * masks.absorbed, dtaken * masks.absorbed
     dv[..., :c, :] += taken @ dwritten[:, :, 1:]
-    return _Span(dscores @ k, dfq, dmix, dscores.mT @ q, dfk.add_(dtaken), dv), dwritten[:, :, 0]
+    return _SpanStreams(dscores @ k, dfq, dmix, dscores.mT @ q, dfk.add_(dtaken), dv), dwritten[
+        :, :, 0
+    ]
 
 
-def _joined_back(
+def _mix_backward(
     near: Tensor, far: Tensor, mix: Tensor, do: Tensor, *, shared: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of both sides' sums and of the mix, from that of o = divided(joined(near, far,
     mix)).
     """
-    parts = (near, far) if shared else (divided(near), divided(far))
-    sums = joined(near, far, mix, shared=shared)
-    dsums = _divided_back(sums, F.pad(do, (0, 1)))
+    parts = (near, far) if shared else (normalize_by_last(near), normalize_by_last(far))
+    sums = mix_window_and_memory(near, far, mix, shared=shared)
+    dsums = _normalize_backward(sums, F.pad(do, (0, 1)))
     if shared:
         return mix * dsums, dsums, (dsums * near).sum(-1, keepdim=True)
     dmix = (dsums * (parts[0] - parts[1])).sum(-1, keepdim=True)
-    return _divided_back(near, mix * dsums), _divided_back(far, (1 - mix) * dsums), dmix
+    return _normalize_backward(near, mix * dsums), _normalize_backward(far, (1 - mix) * dsums), dmix
 
 
-def _divided_back(sums: Tensor, d: Tensor) -> Tensor:
-    """The gradient of `sums` from that of ``divided(sums)``."""
-    inverse = reciprocal(sums[..., -1:])
+def _normalize_backward(sums: Tensor, d: Tensor) -> Tensor:
+    """The gradient of `sums` from that of ``normalize_by_last(sums)``."""
+    inverse = reciprocal_or_zero(sums[..., -1:])
     d = d * inverse
     d[..., -1:] -= (d * sums).sum(-1, keepdim=True) * inverse
     return d
 
 
-class _Arranged(NamedTuple):
+class _PaddingLast(NamedTuple):
     """The kept tokens in front of the padding: ``order [b t]`` of a record with padding, how many
     there are ``[b 1]``, and where they belong.
     """
@@ -355,11 +376,11 @@ class _Arranged(NamedTuple):
     documents: _Documents
 
     @classmethod
-    def of(cls, recurrence: WindowedLinear, plan: _Plan, age: Tensor) -> Self:
-        (b, t, _), kept, order = recurrence.shape, recurrence.kept, None
+    def of(cls, recurrence: WindowedLinear, plan: _WindowPlan, age: Tensor) -> Self:
+        (b, t, _), kept, order = recurrence.shape, recurrence.keep_mask, None
         own, length = age.new_zeros(b, t), age.new_full((b, 1), t)
-        if recurrence.starts is not None:
-            own = own + recurrence.starts[..., 0, 0].cumsum(1)
+        if recurrence.segment_starts is not None:
+            own = own + recurrence.segment_starts[..., 0, 0].cumsum(1)
         last = own[:, -1:]
         if kept is not None:
             keeps = kept[..., 0, 0].expand(b, t)
@@ -387,12 +408,12 @@ class _Arranged(NamedTuple):
         )
 
 
-def blocked_windows(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, WindowState]:
+def blockwise_windows(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, WindowState]:
     """(o, state)"""
     (b, t, h), g, (*cached, memory, age) = recurrence.shape, recurrence.groups, state
-    plan, dtype = _Plan.of(recurrence, age.shape[1]), recurrence.accumulator
+    plan, dtype = _WindowPlan.of(recurrence, age.shape[1]), recurrence.accumulator
     w = plan.window
-    arranged = _Arranged.of(recurrence, plan, age)
+    arranged = _PaddingLast.of(recurrence, plan, age)
     _, length, documents = arranged
     queries = (
         arranged.tokens(s.to(dtype).expand(b, t, h, -1))
@@ -409,8 +430,8 @@ def blocked_windows(recurrence: WindowedLinear, state: WindowState) -> tuple[Ten
     gone = torch.arange(w + plan.length, device=age.device) <= length
     fk = features.to(dtype) * ((documents.present >= 0) & gone)[:, None, :, None]
     v = with_ones(values.to(dtype)) * (documents.present >= 0)[:, None, :, None]
-    plain = arranged.order is None and recurrence.starts is None
-    o, last = _Blocked.apply(
+    plain = arranged.order is None and recurrence.segment_starts is None
+    o, last = _BlockwiseWindows.apply(
         plan, plain, documents, memory, q / q.shape[-1] ** 0.5, fq, mix, keys.to(dtype), fk, v
     )
     o = arranged.outputs(o.flatten(1, 2)[:, :, :t])
@@ -440,5 +461,5 @@ def refuses(recurrence: Recurrence) -> str | None:
 
 
 BLOCKED_WINDOWS = Kernel(
-    "windows and linear memory, block by block (torch)", refuses, blocked_windows
+    "windows and linear memory, block by block (torch)", refuses, blockwise_windows
 )

@@ -1,17 +1,17 @@
 """The pieces that projections are made of."""
 
-from fastweights.layers.arguments import choose, fraction, head_width
-from fastweights.layers.context import Past
+from fastweights.layers.arguments import choose, head_width, require_fraction
+from fastweights.layers.context import TokenContext
 from fastweights.layers.convolution import ShortConvolution, TokenShift
 from fastweights.layers.functions import (
+    accumulate_dtype,
     both_ways,
     elu_plus_one,
-    heads,
+    head_numbers,
+    l2_normalize,
     log_gate,
-    per_head,
-    precise,
-    unit,
-    wide,
+    split_heads,
+    upcast,
 )
 from fastweights.layers.mlp import MLP, MLPS, GatedMLP, LowRank
 from fastweights.layers.norms import NORMS, HeadNorm, WholeNorm
@@ -26,21 +26,21 @@ __all__ = [
     "GatedMLP",
     "HeadNorm",
     "LowRank",
-    "Past",
     "Rope",
     "ShortConvolution",
+    "TokenContext",
     "TokenShift",
     "WholeNorm",
+    "accumulate_dtype",
     "both_ways",
     "choose",
     "elu_plus_one",
-    "fraction",
+    "head_numbers",
     "head_width",
-    "heads",
+    "l2_normalize",
     "log_gate",
-    "per_head",
-    "precise",
+    "require_fraction",
     "rotary",
-    "unit",
-    "wide",
+    "split_heads",
+    "upcast",
 ]

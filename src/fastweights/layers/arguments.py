@@ -27,7 +27,7 @@ def choose(argument: str, name: str, among: Mapping[str, T]) -> T:
     return among[name]
 
 
-def fraction(argument: str, value: float) -> float:
+def require_fraction(argument: str, value: float) -> float:
     """`value`, or an error unless it lies in [0, 1)."""
     if not 0 <= value < 1:
         raise ValueError(f"{argument} = {value}; it must lie in [0, 1)")

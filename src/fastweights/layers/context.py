@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.recurrence.base import starts
+from fastweights.recurrence.base import find_segment_starts
 from fastweights.shapes import Embedded, Mask, Segments
 
 
-class Past:
+class TokenContext:
     """What came before the tokens at hand, and which of them are padding or begin a document.
 
     A projection asks it for positions and for the tails of its short convolutions, and leaves new
@@ -32,7 +32,7 @@ class Past:
         segments: Segments | None,
     ) -> None:
         self.keep = keep
-        self.document = None if segments is None else starts(segments).cumsum(1)
+        self.document = None if segments is None else find_segment_starts(segments).cumsum(1)
         self._old = None if tails is None else iter(tails)
         self._before = (
             position if position is not None else x.new_zeros(x.shape[0], dtype=torch.long)
@@ -43,8 +43,8 @@ class Past:
     @property
     def positions(self) -> Tensor:
         """``[b t]``: how many tokens of its document precede each token, padding not counted."""
-        seen = self._seen
-        return seen if self.document is None else seen - self._elsewhere(seen)
+        seen = self._tokens_before
+        return seen if self.document is None else seen - self._tokens_of_earlier_documents(seen)
 
     @property
     def position(self) -> Tensor:
@@ -53,20 +53,20 @@ class Past:
         return (
             seen
             if self.document is None
-            else seen - F.pad(self._elsewhere(self._seen), (1, 0))[:, -1]
+            else seen - F.pad(self._tokens_of_earlier_documents(self._tokens_before), (1, 0))[:, -1]
         )
 
     @property
-    def _seen(self) -> Tensor:
+    def _tokens_before(self) -> Tensor:
         """``[b t]``: how many tokens of any document precede each token."""
         if self.keep is None:
             return self._before[:, None] + torch.arange(self._length, device=self._before.device)
         return self._before[:, None] + self.keep.long().cumsum(1) - self.keep.long()
 
-    def _elsewhere(self, seen: Tensor) -> Tensor:
+    def _tokens_of_earlier_documents(self, seen: Tensor) -> Tensor:
         """``[b t]``: how many of them belong to earlier documents."""
         assert self.document is not None
-        return seen.masked_fill(~starts(self.document), 0).cummax(1).values
+        return seen.masked_fill(~find_segment_starts(self.document), 0).cummax(1).values
 
     def tail(self, x: Tensor, length: int) -> Tensor:
         """The last `length` inputs of this convolution before `x`: zeros at the start of a
@@ -76,5 +76,5 @@ class Past:
             return x.new_zeros(x.shape[0], length, x.shape[2])
         return next(self._old).to(x.dtype)
 
-    def leave(self, tail: Tensor) -> None:
+    def save_tail(self, tail: Tensor) -> None:
         self.tails = (*self.tails, tail)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers.context import Past
-from fastweights.ops.convolution import convolved
+from fastweights.layers.context import TokenContext
+from fastweights.ops.convolution import convolve
 from fastweights.shapes import Embedded
 
 
@@ -29,33 +29,35 @@ class ShortConvolution(nn.Module):
         """``[size d]``, that of the current input last."""
         return self.weight
 
-    def forward(self, x: Embedded, past: Past) -> Embedded:
+    def forward(self, x: Embedded, past: TokenContext) -> Embedded:
         t, before = x.shape[1], self.size - 1
         tail = past.tail(x, before)
         if t == 1 and past.keep is None and past.document is None:
             seen = torch.cat([tail, x], dim=1)
-            past.leave(seen[:, 1:])
+            past.save_tail(seen[:, 1:])
             return (seen * self.taps).sum(1, keepdim=True)
         document = None if past.document is None else F.pad(past.document, (before, 0))
         if past.keep is None:
-            return self._convolved(tail, x, document, past)
+            return self._convolve(tail, x, document, past)
         kept = F.pad(past.keep, (before, 0), value=True)
         order = kept.long().argsort(dim=1, stable=True)
         seen = torch.cat([tail, x], dim=1).take_along_dim(order[..., None], 1)
         document = None if document is None else document.take_along_dim(order, 1)
-        y = self._convolved(seen[:, :before], seen[:, before:], document, past)
+        y = self._convolve(seen[:, :before], seen[:, before:], document, past)
         behind = F.pad(y, (0, 0, before, 0))
         return behind.take_along_dim(order.argsort(dim=1)[..., None], 1)[:, before:]
 
-    def _convolved(self, tail: Tensor, x: Tensor, document: Tensor | None, past: Past) -> Tensor:
+    def _convolve(
+        self, tail: Tensor, x: Tensor, document: Tensor | None, past: TokenContext
+    ) -> Tensor:
         """The outputs; the tail for what follows is left in `past`."""
         before, t = self.size - 1, x.shape[1]
         last = torch.cat([tail, x[:, max(t - before, 0) :]], dim=1)
         last = last[:, last.shape[1] - before :]
         if document is not None:
             last = last * (document[:, t:] == document[:, -1:])[..., None]
-        past.leave(last)
-        return convolved(tail, x, self.taps, document)
+        past.save_tail(last)
+        return convolve(tail, x, self.taps, document)
 
 
 class TokenShift(ShortConvolution):

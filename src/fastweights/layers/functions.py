@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def heads(x: Tensor, count: int) -> Tensor:
+def split_heads(x: Tensor, count: int) -> Tensor:
     """``[b t h·w]`` → ``[b t h w]``."""
     return x.unflatten(-1, (count, -1))
 
@@ -19,30 +19,30 @@ def both_ways(x: Tensor) -> Tensor:
     return torch.cat([x, x.flip(1)])
 
 
-def per_head(count: int, x: Tensor) -> Tensor:
-    """0 … count-1 as ``[1 1 h 1]``, in `precise`'s dtype: for decays that are constants of the
+def head_numbers(count: int, x: Tensor) -> Tensor:
+    """0 … count-1 as ``[1 1 h 1]``, in `upcast`'s dtype: for decays that are constants of the
     head's number.
     """
-    return torch.arange(count, device=x.device, dtype=wide(x))[None, None, :, None]
+    return torch.arange(count, device=x.device, dtype=accumulate_dtype(x))[None, None, :, None]
 
 
-def wide(x: Tensor) -> torch.dtype:
+def accumulate_dtype(x: Tensor) -> torch.dtype:
     """The dtype in which decays and angles are computed: that of x, but at least float32."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def precise(x: Tensor) -> Tensor:
+def upcast(x: Tensor) -> Tensor:
     """x in float32, or in its own dtype if that is wider: decays and angles are computed so."""
-    return x.to(wide(x))
+    return x.to(accumulate_dtype(x))
 
 
-def unit(x: Tensor, floor: float = 0.0) -> Tensor:
+def l2_normalize(x: Tensor, floor: float = 0.0) -> Tensor:
     """x / √(|x|² + floor) over the last axis; a floor above 0 is for weights that were trained with
     one.
     """
     if floor == 0:
         return F.normalize(x, dim=-1)
-    return x * (precise(x).square().sum(-1, keepdim=True) + floor).rsqrt().to(x.dtype)
+    return x * (upcast(x).square().sum(-1, keepdim=True) + floor).rsqrt().to(x.dtype)
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
@@ -52,5 +52,5 @@ def elu_plus_one(x: Tensor) -> Tensor:
 
 def log_gate(x: Tensor, lower: float) -> Tensor:
     """log(lower + (1 - lower) σ(x)): a decay that stays above `lower` (HGRN eq. 5)."""
-    x = F.logsigmoid(precise(x))
+    x = F.logsigmoid(upcast(x))
     return x if lower == 0 else torch.logaddexp(x + math.log1p(-lower), x.new_tensor(lower).log())

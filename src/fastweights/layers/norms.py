@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.ops.normalization import rms_normed
+from fastweights.ops.normalization import rms_normalize
 
 
 class HeadNorm(nn.Module):
@@ -31,9 +31,9 @@ class HeadNorm(nn.Module):
         if self.center:
             return F.layer_norm(o, (self.width,), self.weight, None, self.eps)
         if self.weight is None:
-            return rms_normed(o, None, self.eps)
+            return rms_normalize(o, None, self.eps)
         dtype = torch.promote_types(o.dtype, self.weight.dtype)
-        return rms_normed(o.to(dtype), self.weight.to(dtype), self.eps)
+        return rms_normalize(o.to(dtype), self.weight.to(dtype), self.eps)
 
 
 class WholeNorm(HeadNorm):

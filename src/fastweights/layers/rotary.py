@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastweights.layers.functions import wide
+from fastweights.layers.functions import accumulate_dtype
 from fastweights.recurrence.base import ShapeError
 
 
@@ -34,27 +34,27 @@ class Rope:
     high: float = 4.0
 
     def __post_init__(self) -> None:
-        if self.turned % 2:
+        if self.rotary_width % 2:
             raise ShapeError(
-                f"RoPE turns pairs of channels: {self.turned} of {self.width} per head must be even"
+                f"RoPE turns pairs of channels: {self.rotary_width} of {self.width} per head must be even"
             )
 
     @property
-    def turned(self) -> int:
+    def rotary_width(self) -> int:
         """r, how many channels turn."""
         return int(self.width * self.fraction)
 
     def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
         """``x [b t h width]`` turned by its ``positions [b t]``."""
-        if not self.turned:
+        if not self.rotary_width:
             return x
-        turning, rest = x.split([self.turned, self.width - self.turned], dim=-1)
-        turned = _turned(turning, positions[..., None] * self._frequencies(x))
+        turning, rest = x.split([self.rotary_width, self.width - self.rotary_width], dim=-1)
+        turned = _rotate(turning, positions[..., None] * self._frequencies(x))
         return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
 
     def _frequencies(self, x: Tensor) -> Tensor:
-        pairs = torch.arange(0, self.turned, 2, device=x.device, dtype=wide(x))
-        theta = self.base ** -(pairs / self.turned)
+        pairs = torch.arange(0, self.rotary_width, 2, device=x.device, dtype=accumulate_dtype(x))
+        theta = self.base ** -(pairs / self.rotary_width)
         if self.factor == 1:
             return theta
         turns = self.context * theta / (2 * math.pi)
@@ -69,7 +69,7 @@ def rotary(x: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:
     return Rope(x.shape[-1], base)(x, positions)
 
 
-def _turned(x: Tensor, angle: Tensor) -> Tensor:
+def _rotate(x: Tensor, angle: Tensor) -> Tensor:
     cos, sin = angle.cos()[:, :, None].to(x.dtype), angle.sin()[:, :, None].to(x.dtype)
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)

@@ -2,43 +2,43 @@
 others.
 """
 
-from fastweights.linearize.convert.analog import FEATURE_MAPS, RULES, Analog
+from fastweights.linearize.convert.analog import FEATURE_MAPS, RULES, LinearAttentionConfig
 from fastweights.linearize.convert.attach import branches, linearize
 from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.linearize.convert.cache import StateLayer, cache_bytes
 from fastweights.linearize.convert.errors import CannotLinearize
 from fastweights.linearize.convert.lolcats import from_lolcats
 from fastweights.linearize.convert.modes import (
-    Altered,
-    Call,
-    Linear,
+    AttentionCall,
     LinearOnly,
     Mode,
+    OtherRecurrence,
+    Student,
     Teacher,
     WindowOnly,
-    running,
+    use_mode,
 )
-from fastweights.linearize.convert.sites import Site, find_sites
+from fastweights.linearize.convert.sites import AttentionLayer, find_attention_layers
 
 __all__ = [
     "FEATURE_MAPS",
     "RULES",
-    "Altered",
-    "Analog",
-    "Call",
+    "AttentionCall",
+    "AttentionLayer",
     "CannotLinearize",
-    "Linear",
+    "LinearAttentionConfig",
     "LinearBranch",
     "LinearOnly",
     "Mode",
-    "Site",
+    "OtherRecurrence",
     "StateLayer",
+    "Student",
     "Teacher",
     "WindowOnly",
     "branches",
     "cache_bytes",
-    "find_sites",
+    "find_attention_layers",
     "from_lolcats",
     "linearize",
-    "running",
+    "use_mode",
 ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from torch import nn
 
 from fastweights.features import taylor
-from fastweights.layers import Past, head_width, heads
+from fastweights.layers import TokenContext, head_width, split_heads
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, Normalized
 from fastweights.shapes import Embedded
@@ -37,6 +37,6 @@ class Based(Mixer):
         self.W_o = nn.Linear(d, d, bias=False)
         self.norm = nn.Identity()
 
-    def project(self, x: Embedded, past: Past) -> tuple[Normalized, None]:
-        q, k, v = (heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Normalized, None]:
+        q, k, v = (split_heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
         return Normalized(Decay(taylor(q * self.scale), taylor(k * self.scale), v, None)), None

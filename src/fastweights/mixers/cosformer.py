@@ -7,8 +7,8 @@ import math
 from torch import nn
 from torch.nn import functional as F
 
-from fastweights.features import turned
-from fastweights.layers import Past, head_width, heads, wide
+from fastweights.features import cos_sin_features
+from fastweights.layers import TokenContext, accumulate_dtype, head_width, split_heads
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, Normalized
 from fastweights.shapes import Embedded
@@ -38,7 +38,11 @@ class CosFormer(Mixer):
         self.W_o = nn.Linear(d, d, bias=False)
         self.norm = nn.Identity()
 
-    def project(self, x: Embedded, past: Past) -> tuple[Normalized, None]:
-        q, k, v = (heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
-        angle = past.positions.to(wide(x))[..., None, None] * (math.pi / 2 / self.length)
-        return Normalized(Decay(turned(F.relu(q), angle), turned(F.relu(k), angle), v, None)), None
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Normalized, None]:
+        q, k, v = (split_heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
+        angle = past.positions.to(accumulate_dtype(x))[..., None, None] * (
+            math.pi / 2 / self.length
+        )
+        return Normalized(
+            Decay(cos_sin_features(F.relu(q), angle), cos_sin_features(F.relu(k), angle), v, None)
+        ), None

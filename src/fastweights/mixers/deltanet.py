@@ -7,7 +7,14 @@ from __future__ import annotations
 from torch import nn
 from torch.nn import functional as F
 
-from fastweights.layers import HeadNorm, Past, ShortConvolution, head_width, heads, unit
+from fastweights.layers import (
+    HeadNorm,
+    ShortConvolution,
+    TokenContext,
+    head_width,
+    l2_normalize,
+    split_heads,
+)
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Delta
 from fastweights.shapes import Embedded
@@ -22,7 +29,7 @@ class DeltaNet(Mixer):
 
     Attributes:
         negative: f_β = 2 σ(x W_β): I - β kᵀk has eigenvalues down to -1 (Grazzi et al., 2024)
-        eps, floor: of the norm and of L2, see `unit`
+        eps, floor: of the norm and of L2, see `l2_normalize`
     """
 
     def __init__(
@@ -46,9 +53,11 @@ class DeltaNet(Mixer):
         self.conv_q, self.conv_k, self.conv_v = (ShortConvolution(d, conv) for _ in "qkv")
         self.norm = HeadNorm(width, center=False, affine=True, eps=eps)
 
-    def project(self, x: Embedded, past: Past) -> tuple[Delta, None]:
-        q = heads(F.silu(self.conv_q(self.W_q(x), past)), self.heads)
-        k = heads(F.silu(self.conv_k(self.W_k(x), past)), self.heads)
-        v = heads(F.silu(self.conv_v(self.W_v(x), past)), self.heads)
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Delta, None]:
+        q = split_heads(F.silu(self.conv_q(self.W_q(x), past)), self.heads)
+        k = split_heads(F.silu(self.conv_k(self.W_k(x), past)), self.heads)
+        v = split_heads(F.silu(self.conv_v(self.W_v(x), past)), self.heads)
         beta = self.largest * self.W_beta(x).sigmoid()[..., None]
-        return Delta(unit(q, self.floor) * self.scale, unit(k, self.floor), v, beta), None
+        return Delta(
+            l2_normalize(q, self.floor) * self.scale, l2_normalize(k, self.floor), v, beta
+        ), None

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import Past
+from fastweights.layers import TokenContext
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.recurrence.base import Recurrence
 from fastweights.shapes import Embedded, Output
-from fastweights.systems import Diagonal, as_complex, hippo_start, zero_order
+from fastweights.systems import DiagonalSystem, as_complex, hippo_start, zero_order
 
 
 class DSS(Mixer):
@@ -29,7 +29,7 @@ class DSS(Mixer):
 
     def __init__(self, d: int, state: int = 64) -> None:
         super().__init__(d)
-        self.A = Diagonal((1, state), (d, 1), hippo_start, zero_order)
+        self.A = DiagonalSystem((1, state), (d, 1), hippo_start, zero_order)
         self.C = nn.Parameter(torch.empty(d, state, 2))
         self.D = nn.Parameter(torch.empty(d))
         self.W_o = nn.Linear(d, d)
@@ -40,7 +40,7 @@ class DSS(Mixer):
         nn.init.normal_(self.C)
         nn.init.normal_(self.D)
 
-    def project(self, x: Embedded, past: Past) -> tuple[Decay, None]:
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, None]:
         log_alpha, k = self.A()
         q, skip = as_complex(self.C), self.D[None, None, :, None]
         return Decay(q[None, None], k[None, None], x[..., None], log_alpha[None, None], skip), None

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import HeadNorm, Past, ShortConvolution, head_width, heads, precise, unit
+from fastweights.layers import (
+    HeadNorm,
+    ShortConvolution,
+    TokenContext,
+    head_width,
+    l2_normalize,
+    split_heads,
+    upcast,
+)
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Delta
 from fastweights.shapes import Embedded
@@ -25,7 +33,7 @@ class GatedDeltaNet(Mixer):
         value_heads: how many heads v has, the same number of them for each head of q and k;
             None for one
         negative: f_β = 2 σ(x W_β): I - β kᵀk has eigenvalues down to -1 (Grazzi et al., 2024)
-        eps, floor: of the norm and of L2, see `unit`
+        eps, floor: of the norm and of L2, see `l2_normalize`
     """
 
     def __init__(
@@ -67,11 +75,11 @@ class GatedDeltaNet(Mixer):
             nn.init.zeros_(self.b_alpha).add_(step + torch.log(-torch.expm1(-step)))
             nn.init.uniform_(self.log_a, 1, 16).log_()
 
-    def project(self, x: Embedded, past: Past) -> tuple[Delta, Tensor]:
-        q = heads(F.silu(self.conv_q(self.W_q(x), past)), self.heads)
-        k = heads(F.silu(self.conv_k(self.W_k(x), past)), self.heads)
-        v = heads(F.silu(self.conv_v(self.W_v(x), past)), self.heads * self.served)
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Delta, Tensor]:
+        q = split_heads(F.silu(self.conv_q(self.W_q(x), past)), self.heads)
+        k = split_heads(F.silu(self.conv_k(self.W_k(x), past)), self.heads)
+        v = split_heads(F.silu(self.conv_v(self.W_v(x), past)), self.heads * self.served)
         beta = self.largest * self.W_beta(x).sigmoid()[..., None]
-        log_alpha = -precise(self.log_a).exp() * F.softplus(precise(self.W_alpha(x)) + self.b_alpha)
-        q, k = (unit(s, self.floor).repeat_interleave(self.served, dim=2) for s in (q, k))
+        log_alpha = -upcast(self.log_a).exp() * F.softplus(upcast(self.W_alpha(x)) + self.b_alpha)
+        q, k = (l2_normalize(s, self.floor).repeat_interleave(self.served, dim=2) for s in (q, k))
         return Delta(q * self.scale, k, v, beta, log_alpha[..., None]), F.silu(self.W_g(x))

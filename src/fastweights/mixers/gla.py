@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import HeadNorm, LowRank, Past, head_width, heads, precise
+from fastweights.layers import HeadNorm, LowRank, TokenContext, head_width, split_heads, upcast
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.shapes import Embedded
@@ -45,7 +45,7 @@ class GLA(Mixer):
         self.W_o = nn.Linear(d, d, bias=False)
         self.norm = HeadNorm(head_width("d", d, heads), center=center, affine=True, eps=eps)
 
-    def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
-        q, k, v = (heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
-        log_alpha = F.logsigmoid(precise(heads(self.W_alpha(x), self.heads))) / self.tau
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
+        q, k, v = (split_heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
+        log_alpha = F.logsigmoid(upcast(split_heads(self.W_alpha(x), self.heads))) / self.tau
         return Decay(q * self.scale, k, v, log_alpha), F.silu(self.W_r(x))

@@ -7,12 +7,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fastweights.layers import Past, ShortConvolution, head_width, heads
+from fastweights.layers import ShortConvolution, TokenContext, head_width, split_heads
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.recurrence.base import Recurrence
 from fastweights.shapes import Embedded, Output
-from fastweights.systems import Diagonal, as_complex, linear_start, pairs, zero_order
+from fastweights.systems import DiagonalSystem, as_complex, linear_start, pairs, zero_order
 
 
 class H3(Mixer):
@@ -38,7 +38,9 @@ class H3(Mixer):
         head_width("d", d, self.heads)
         self.W_q, self.W_k, self.W_v = (nn.Linear(d, d) for _ in range(3))
         self.conv = ShortConvolution(d, shift)
-        self.A = Diagonal((self.heads, pairs(state)), (self.heads, 1), linear_start, zero_order)
+        self.A = DiagonalSystem(
+            (self.heads, pairs(state)), (self.heads, 1), linear_start, zero_order
+        )
         self.C = nn.Parameter(torch.empty(self.heads, pairs(state), 2))
         self.D = nn.Parameter(torch.empty(self.heads))
         self.W_o = nn.Linear(d, d)
@@ -49,9 +51,9 @@ class H3(Mixer):
         nn.init.normal_(self.C, std=0.5**0.5)
         nn.init.normal_(self.D)
 
-    def project(self, x: Embedded, past: Past) -> tuple[Decay, None]:
-        q, v = heads(self.W_q(x), self.heads), heads(self.W_v(x), self.heads)
-        k = heads(self.conv(self.W_k(x), past), self.heads)
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, None]:
+        q, v = split_heads(self.W_q(x), self.heads), split_heads(self.W_v(x), self.heads)
+        k = split_heads(self.conv(self.W_k(x), past), self.heads)
         log_alpha, B = self.A()
         skip = (q * k).sum(-1, keepdim=True) * self.D[:, None]
         q, k = _outer(2 * as_complex(self.C), q), _outer(B, k)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import Past, WholeNorm, fraction, log_gate
+from fastweights.layers import TokenContext, WholeNorm, log_gate, require_fraction
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.shapes import Embedded
@@ -26,7 +26,7 @@ class HGRN(Mixer):
 
     def __init__(self, d: int, lower_bound: float = 0.0, tied: bool = True) -> None:
         super().__init__(d)
-        self.lower_bound = fraction("lower_bound", lower_bound)
+        self.lower_bound = require_fraction("lower_bound", lower_bound)
         self.W_f = nn.Linear(d, d)
         self.W_i = None if tied else nn.Linear(d, d)
         self.W_c = nn.Linear(d, d)
@@ -34,7 +34,7 @@ class HGRN(Mixer):
         self.W_o = nn.Linear(d, d, bias=False)
         self.norm = WholeNorm(d, center=False, affine=True)
 
-    def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
         one = x.new_ones(1, 1, 1, 1)
         k = None if self.W_i is None else self.W_i(x).sigmoid()[..., None]
         log_alpha = log_gate(self.W_f(x), self.lower_bound)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from torch import nn
 from torch.nn import functional as F
 
-from fastweights.layers import Past, WholeNorm, fraction, head_width, heads, log_gate
+from fastweights.layers import (
+    TokenContext,
+    WholeNorm,
+    head_width,
+    log_gate,
+    require_fraction,
+    split_heads,
+)
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.shapes import Embedded
@@ -27,13 +34,15 @@ class HGRN2(Mixer):
     def __init__(self, d: int, heads: int = 4, lower_bound: float = 0.0) -> None:
         super().__init__(d)
         head_width("d", d, heads)
-        self.heads, self.lower_bound = heads, fraction("lower_bound", lower_bound)
+        self.heads, self.lower_bound = heads, require_fraction("lower_bound", lower_bound)
         self.W_q = nn.Linear(d, d, bias=False)
         self.W_f = nn.Linear(d, d, bias=False)
         self.W_v = nn.Linear(d, d, bias=False)
         self.W_o = nn.Linear(d, d, bias=False)
         self.norm = WholeNorm(d, center=False, affine=True)
 
-    def project(self, x: Embedded, past: Past) -> tuple[Decay, None]:
-        q, v = heads(F.silu(self.W_q(x)), self.heads), heads(self.W_v(x), self.heads)
-        return Decay(q, None, v, heads(log_gate(self.W_f(x), self.lower_bound), self.heads)), None
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, None]:
+        q, v = split_heads(F.silu(self.W_q(x)), self.heads), split_heads(self.W_v(x), self.heads)
+        return Decay(
+            q, None, v, split_heads(log_gate(self.W_f(x), self.lower_bound), self.heads)
+        ), None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import nn
 
 from fastweights.features import FEATURES
-from fastweights.layers import Past, choose, head_width, heads
+from fastweights.layers import TokenContext, choose, head_width, split_heads
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, Normalized
 from fastweights.shapes import Embedded
 
 
-class Linear(Mixer):
+class LinearAttention(Mixer):
     """
     f_q  φ(x W_Q)        f_α  1
     f_k  φ(x W_K)        f_g  1
@@ -33,6 +33,6 @@ class Linear(Mixer):
         self.W_o = nn.Linear(d, d, bias=False)
         self.norm = nn.Identity()
 
-    def project(self, x: Embedded, past: Past) -> tuple[Normalized, None]:
-        q, k, v = (heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Normalized, None]:
+        q, k, v = (split_heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
         return Normalized(Decay(self.phi(q), self.phi(k), v, None)), None

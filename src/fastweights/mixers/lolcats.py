@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fastweights.features import Hedgehog
-from fastweights.layers import Past, head_width, heads, precise, rotary
+from fastweights.layers import TokenContext, head_width, rotary, split_heads, upcast
 from fastweights.mixer import Mixer
 from fastweights.recurrence import WindowedLinear
 from fastweights.recurrence.base import ShapeError
@@ -60,11 +60,11 @@ class LoLCATs(Mixer):
     def reset_parameters(self) -> None:
         nn.init.constant_(self.mix, -2.1972)
 
-    def project(self, x: Embedded, past: Past) -> tuple[WindowedLinear, None]:
-        q = rotary(heads(self.W_q(x), self.heads), past.positions)
-        k = rotary(heads(self.W_k(x), self.kv_heads), past.positions)
-        v = heads(self.W_v(x), self.kv_heads)
-        mix = precise(self.mix).sigmoid()[None, None, :, None]
+    def project(self, x: Embedded, past: TokenContext) -> tuple[WindowedLinear, None]:
+        q = rotary(split_heads(self.W_q(x), self.heads), past.positions)
+        k = rotary(split_heads(self.W_k(x), self.kv_heads), past.positions)
+        v = split_heads(self.W_v(x), self.kv_heads)
+        mix = upcast(self.mix).sigmoid()[None, None, :, None]
         return WindowedLinear(
             q, k, v, self.phi_q(q), self.phi_k(k), mix, self.window, self.shared
         ), None

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fastweights.layers import Past, precise
+from fastweights.layers import TokenContext, upcast
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.recurrence.base import Recurrence
@@ -60,10 +60,10 @@ class LRU(Mixer):
         nn.init.normal_(self.W_B.weight, std=(2 * self.d) ** -0.5)
         nn.init.normal_(self.D)
 
-    def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
-        log_alpha = torch.complex(-precise(self.nu).exp(), precise(self.theta).exp())
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
+        log_alpha = torch.complex(-upcast(self.nu).exp(), upcast(self.theta).exp())
         one = torch.ones_like(x[:1, :1, :1, None])
-        v = precise(self.gamma).exp() * as_complex(self.W_B(x))
+        v = upcast(self.gamma).exp() * as_complex(self.W_B(x))
         return Decay(one, one, v[..., None], log_alpha[None, None, :, None]), x
 
     def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:

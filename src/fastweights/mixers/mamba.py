@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import Past, ShortConvolution, precise
+from fastweights.layers import ShortConvolution, TokenContext, upcast
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.recurrence.base import Recurrence
@@ -63,12 +63,12 @@ class Mamba(Mixer):
         nn.init.ones_(self.D)
         nn.init.zeros_(self.conv_bias)
 
-    def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
         gate = F.silu(self.W_z(x))
         x = F.silu(self.conv(self.W_u(x), past) + self.conv_bias)
-        delta = F.softplus(precise(self.W_Delta_2(self.W_Delta_1(x))))
+        delta = F.softplus(upcast(self.W_Delta_2(self.W_Delta_1(x))))
         q, k = self.W_C(x)[:, :, None], self.W_B(x)[:, :, None]
-        v, log_alpha = delta.to(x.dtype) * x, -delta[..., None] * precise(self.log_A).exp()
+        v, log_alpha = delta.to(x.dtype) * x, -delta[..., None] * upcast(self.log_A).exp()
         return Decay(q, k, v[..., None], log_alpha), torch.cat([gate, x], dim=-1)
 
     def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import HeadNorm, Past, ShortConvolution, head_width, heads, precise
+from fastweights.layers import (
+    HeadNorm,
+    ShortConvolution,
+    TokenContext,
+    head_width,
+    split_heads,
+    upcast,
+)
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.recurrence.base import Recurrence
@@ -73,21 +80,21 @@ class Mamba2(Mixer):
         nn.init.ones_(self.D)
         nn.init.ones_(self.w_norm)
 
-    def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
         xBC = F.silu(self.conv(self.W_xBC(x), past) + self.conv_bias)
-        delta = F.softplus(precise(self.W_Delta(x)))[..., None]
-        log_alpha = None if self.log_a is None else -delta * precise(self.log_a).exp()[:, None]
+        delta = F.softplus(upcast(self.W_Delta(x)))[..., None]
+        log_alpha = None if self.log_a is None else -delta * upcast(self.log_a).exp()[:, None]
         u, k, q = xBC.split(self.split, dim=-1)
-        v = heads(u, self.heads) * (delta.to(u.dtype) if self.scaled else 1)
+        v = split_heads(u, self.heads) * (delta.to(u.dtype) if self.scaled else 1)
         gate = torch.cat([F.silu(self.W_z(x)), u], dim=-1)
-        return Decay(self._shared(q), self._shared(k), v, log_alpha), gate
+        return Decay(self._repeat_groups(q), self._repeat_groups(k), v, log_alpha), gate
 
-    def _shared(self, x: Tensor) -> Tensor:
-        x = heads(x, self.groups)
+    def _repeat_groups(self, x: Tensor) -> Tensor:
+        x = split_heads(x, self.groups)
         return x if self.groups == 1 else x.repeat_interleave(self.heads // self.groups, dim=2)
 
     def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
         assert gate is not None
         gate, u = gate.chunk(2, dim=-1)
-        o = (o + self.D[:, None] * heads(u, self.heads)).flatten(-2) * gate
-        return self.W_o(self.norm(heads(o, self.groups)).flatten(-2) * self.w_norm)
+        o = (o + self.D[:, None] * split_heads(u, self.heads)).flatten(-2) * gate
+        return self.W_o(self.norm(split_heads(o, self.groups)).flatten(-2) * self.w_norm)

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import HeadNorm, Past, ShortConvolution, head_width, heads, precise, unit
+from fastweights.layers import (
+    HeadNorm,
+    ShortConvolution,
+    TokenContext,
+    head_width,
+    l2_normalize,
+    split_heads,
+    upcast,
+)
 from fastweights.mixer import Mixer
 from fastweights.recurrence import ConjugateGradient, Mesa, Signed, Solver
 from fastweights.shapes import Embedded
@@ -30,7 +38,7 @@ class MesaLayer(Mixer):
     Attributes:
         steps, tol: of conjugate gradients
         bound: the largest γ where β = 1; 1 leaves γ as it is
-        eps, floor: of the norm and of L2, see `unit`
+        eps, floor: of the norm and of L2, see `l2_normalize`
         random_steps: in training, each batch solves in 0 to `steps` steps and is differentiated
             through them, so that one model serves at any number of steps (appendix I)
     """
@@ -67,14 +75,20 @@ class MesaLayer(Mixer):
     def reset_parameters(self) -> None:
         nn.init.constant_(self.ridge, math.log(math.expm1(SOFTPLUS_START)))
 
-    def project(self, x: Embedded, past: Past) -> tuple[Mesa | Signed, None]:
-        q = heads(F.silu(self.conv_q(self.W_q(x), past)), self.heads)
-        k = heads(F.silu(self.conv_k(self.W_k(x), past)), self.heads)
-        q, k, v = unit(q, self.floor), unit(k, self.floor), heads(self.W_v(x), self.heads)
-        beta, gamma = self.W_beta(x).sigmoid()[..., None], precise(self.W_gamma(x))[..., None]
-        bounded = torch.log1p(-(1 - self.bound) * precise(beta).square())
-        ridge = self.least_ridge + F.softplus(precise(self.ridge))
-        solver = self.solver.shortened() if self.random_steps and self.training else self.solver
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Mesa | Signed, None]:
+        q = split_heads(F.silu(self.conv_q(self.W_q(x), past)), self.heads)
+        k = split_heads(F.silu(self.conv_k(self.W_k(x), past)), self.heads)
+        q, k, v = (
+            l2_normalize(q, self.floor),
+            l2_normalize(k, self.floor),
+            split_heads(self.W_v(x), self.heads),
+        )
+        beta, gamma = self.W_beta(x).sigmoid()[..., None], upcast(self.W_gamma(x))[..., None]
+        bounded = torch.log1p(-(1 - self.bound) * upcast(beta).square())
+        ridge = self.least_ridge + F.softplus(upcast(self.ridge))
+        solver = (
+            self.solver.draw_for_training() if self.random_steps and self.training else self.solver
+        )
         return Mesa(q, k, v, beta, self.log_gamma(gamma) + bounded, ridge, solver), None
 
     def log_gamma(self, logits: Tensor) -> Tensor:
@@ -94,7 +108,7 @@ class SignedMesaLayer(MesaLayer):
 
     least_ridge = 49.25
 
-    def project(self, x: Embedded, past: Past) -> tuple[Signed, None]:
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Signed, None]:
         mesa, _ = super().project(x, past)
         assert isinstance(mesa, Mesa)
         return Signed(mesa, self.W_gamma(x)[..., None].detach()), None

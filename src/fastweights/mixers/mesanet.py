@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 from fastweights.layers import (
     HeadNorm,
-    Past,
     ShortConvolution,
+    TokenContext,
     choose,
     head_width,
-    heads,
-    precise,
-    unit,
+    l2_normalize,
+    split_heads,
+    upcast,
 )
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Amplified, Decay, Delta, Normalized
@@ -46,7 +46,7 @@ def _mlstm(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, beta: Tensor) -> Ampl
 
 
 def _unit(x: Tensor) -> Tensor:
-    return unit(F.silu(x))
+    return l2_normalize(F.silu(x))
 
 
 RULES: Mapping[str, Rule] = {
@@ -86,10 +86,10 @@ class MesaNetBaseline(Mixer):
         self.conv_q, self.conv_k = ShortConvolution(d, conv), ShortConvolution(d, conv)
         self.norm = HeadNorm(head_width("d", d, heads), center=False, affine=True)
 
-    def project(self, x: Embedded, past: Past) -> tuple[Recurrence, None]:
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Recurrence, None]:
         q, k = self.conv_q(self.W_q(x), past), self.conv_k(self.W_k(x), past)
-        q, k, v = (heads(s, self.heads) for s in (q, k, self.W_v(x)))
+        q, k, v = (split_heads(s, self.heads) for s in (q, k, self.W_v(x)))
         gamma, beta = (
-            None if W is None else precise(W(x))[..., None] for W in (self.W_gamma, self.W_beta)
+            None if W is None else upcast(W(x))[..., None] for W in (self.W_gamma, self.W_beta)
         )
         return RULES[self.rule].record(q, k, v, gamma, beta), None

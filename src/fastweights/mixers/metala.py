@@ -8,7 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import HeadNorm, Past, ShortConvolution, head_width, heads, precise
+from fastweights.layers import (
+    HeadNorm,
+    ShortConvolution,
+    TokenContext,
+    head_width,
+    split_heads,
+    upcast,
+)
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.shapes import Embedded, Output
@@ -62,14 +69,14 @@ class MetaLA(Mixer):
         if self.w_aug is not None:
             nn.init.zeros_(self.w_aug)
 
-    def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
         x = x if self.conv is None else F.silu(self.conv(x, past))
-        q, v = heads(self.W_q(x), self.heads), heads(self.W_v(x), self.heads)
-        k = None if self.W_k is None else heads(self.W_k(x), self.heads)
-        a = heads(self.W_alpha(x), self.heads)
-        log_alpha = F.logsigmoid(a if self.rounded else precise(a)) / self.tau
+        q, v = split_heads(self.W_q(x), self.heads), split_heads(self.W_v(x), self.heads)
+        k = None if self.W_k is None else split_heads(self.W_k(x), self.heads)
+        a = split_heads(self.W_alpha(x), self.heads)
+        log_alpha = F.logsigmoid(a if self.rounded else upcast(a)) / self.tau
         k = 1 - log_alpha.exp() if self.rounded and k is None else k
-        return Decay(q * self.scale, k, v, precise(log_alpha)), F.silu(self.W_g(x))
+        return Decay(q * self.scale, k, v, upcast(log_alpha)), F.silu(self.W_g(x))
 
     def read(self, o: Output, gate: Tensor | None, recurrence: Decay) -> Embedded:
         if self.w_aug is not None:

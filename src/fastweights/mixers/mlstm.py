@@ -6,7 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import HeadNorm, Past, ShortConvolution, head_width, heads, precise
+from fastweights.layers import (
+    HeadNorm,
+    ShortConvolution,
+    TokenContext,
+    head_width,
+    split_heads,
+    upcast,
+)
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Amplified, Decay, Normalized
 from fastweights.shapes import Embedded
@@ -62,14 +69,17 @@ class MLSTM(Mixer):
         with torch.no_grad():
             nn.init.zeros_(self.W_f.bias).add_(torch.linspace(3, 6, self.heads))
 
-    def project(self, x: Embedded, past: Past) -> tuple[Amplified, Tensor]:
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Amplified, Tensor]:
         mixed = x if self.conv is None else F.silu(self.conv(x, past))
-        q, k = heads(self.W_q(mixed), self.heads), heads(self.W_k(mixed), self.heads) * self.scale
-        forget, log_i = self._bounded(self.W_f(x)), self._bounded(self.W_i(x))
+        q, k = (
+            split_heads(self.W_q(mixed), self.heads),
+            split_heads(self.W_k(mixed), self.heads) * self.scale,
+        )
+        forget, log_i = self._soft_cap(self.W_f(x)), self._soft_cap(self.W_i(x))
         log_alpha = forget if self.exponential_forget else F.logsigmoid(forget)
-        memory = Decay(q, k, heads(self.W_v(x), self.heads), log_alpha)
+        memory = Decay(q, k, split_heads(self.W_v(x), self.heads), log_alpha)
         return Amplified(Normalized(memory, floor=1.0), log_i), self.W_g(x).sigmoid()
 
-    def _bounded(self, z: Tensor) -> Tensor:
-        z = precise(z)[..., None]
+    def _soft_cap(self, z: Tensor) -> Tensor:
+        z = upcast(z)[..., None]
         return z if self.cap is None else self.cap * torch.tanh(z / self.cap)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import Past, choose, head_width, heads, precise
+from fastweights.layers import TokenContext, choose, head_width, split_heads, upcast
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.shapes import Embedded
@@ -44,7 +44,7 @@ class NormalizedAttention(Mixer):
         self.W_o = nn.Linear(d, d, bias=False)
         self.norm = nn.Identity()
 
-    def project(self, x: Embedded, past: Past) -> tuple[Decay, None]:
-        q, k, v = (heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
-        eta = self.eta(precise(self.W_eta(x)))[..., None]
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, None]:
+        q, k, v = (split_heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
+        eta = self.eta(upcast(self.W_eta(x)))[..., None]
         return Decay((q / eta).to(q.dtype), k, v, None), None

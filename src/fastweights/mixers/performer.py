@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from fastweights.features import PositiveRandom
-from fastweights.layers import Past, head_width, heads
+from fastweights.layers import TokenContext, head_width, split_heads
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, Normalized
 from fastweights.shapes import Embedded
@@ -36,7 +36,7 @@ class Performer(Mixer):
         self.phi = PositiveRandom(width, features, seed)
         self.norm = nn.Identity()
 
-    def project(self, x: Embedded, past: Past) -> tuple[Normalized, None]:
-        q, k, v = (heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Normalized, None]:
+        q, k, v = (split_heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
         q, k = self.phi.query(q * self.scale), self.phi.key(k * self.scale)
         return Normalized(Decay(q, k, v, None)), None

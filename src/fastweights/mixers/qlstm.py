@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fastweights.layers import Past, precise
+from fastweights.layers import TokenContext, upcast
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.shapes import Embedded
@@ -38,8 +38,8 @@ class QLSTM(Mixer):
         if self.a is not None:
             nn.init.ones_(self.a)
 
-    def project(self, x: Embedded, past: Past) -> tuple[Decay, None]:
-        forget = precise(self.W_f(x))
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, None]:
+        forget = upcast(self.W_f(x))
         log_alpha = (
             F.logsigmoid(forget) if self.a is None else F.relu(self.a) * F.logsigmoid(-forget)
         )

@@ -17,7 +17,7 @@ from fastweights.mixers.gla import GLA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
 from fastweights.mixers.hgrn2 import HGRN2
-from fastweights.mixers.linear import Linear
+from fastweights.mixers.linear import LinearAttention
 from fastweights.mixers.lolcats import LoLCATs
 from fastweights.mixers.lru import LRU
 from fastweights.mixers.mamba import Mamba
@@ -42,7 +42,7 @@ from fastweights.mixers.transnormer import TransNormer
 MIXERS: dict[str, type[Mixer]] = {
     "softmax": SoftmaxAttention,
     "swa": SlidingWindow,
-    "linear": Linear,
+    "linear": LinearAttention,
     "performer": Performer,
     "rfa": RFA,
     "cosformer": CosFormer,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import HeadNorm, Past, head_width, heads, per_head, rotary
+from fastweights.layers import HeadNorm, TokenContext, head_numbers, head_width, rotary, split_heads
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.recurrence.base import ShapeError
@@ -51,8 +51,8 @@ class RetNet(Mixer):
             head_width("d_v", values, heads), center=center, affine=affine, eps=eps
         )
 
-    def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
-        q = rotary(heads(self.W_q(x), self.heads), past.positions)
-        k = rotary(heads(self.W_k(x), self.heads), past.positions) * self.scale
-        log_lambda = torch.log1p(-(2.0 ** (-5 - per_head(self.heads, x))))
-        return Decay(q, k, heads(self.W_v(x), self.heads), log_lambda), F.silu(self.W_g(x))
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
+        q = rotary(split_heads(self.W_q(x), self.heads), past.positions)
+        k = rotary(split_heads(self.W_k(x), self.heads), past.positions) * self.scale
+        log_lambda = torch.log1p(-(2.0 ** (-5 - head_numbers(self.heads, x))))
+        return Decay(q, k, split_heads(self.W_v(x), self.heads), log_lambda), F.silu(self.W_g(x))

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fastweights.features import RandomFourier
-from fastweights.layers import Past, head_width, heads, precise
+from fastweights.layers import TokenContext, head_width, split_heads, upcast
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, Normalized
 from fastweights.shapes import Embedded
@@ -41,13 +41,13 @@ class RFA(Mixer):
         self.phi = RandomFourier(heads, head_width("d", d, heads), features, seed)
         self.norm = nn.Identity()
 
-    def project(self, x: Embedded, past: Past) -> tuple[Normalized, None]:
-        q, k, v = (heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Normalized, None]:
+        q, k, v = (split_heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
         q, k = self.phi(F.normalize(q, dim=-1)), self.phi(F.normalize(k, dim=-1))
         least = self.phi.least()[None, None]
         if self.W_alpha is None:
             return Normalized(Decay(q, k, v, None), least), None
-        logit = precise(self.W_alpha(x))[..., None]
+        logit = upcast(self.W_alpha(x))[..., None]
         written = (-logit).sigmoid()
         return Normalized(
             Decay(q, (k * written).to(k.dtype), v, F.logsigmoid(logit)), least * written

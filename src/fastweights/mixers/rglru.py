@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import Past, ShortConvolution, head_width, heads, precise
+from fastweights.layers import ShortConvolution, TokenContext, head_width, split_heads, upcast
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.shapes import Embedded
@@ -64,11 +64,11 @@ class RGLRU(Mixer):
         for weight in (self.W_a, self.W_x):
             nn.init.normal_(weight, std=1 / math.sqrt(weight.shape[-1]))
 
-    def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
         gate = F.gelu(self.W_g(x), approximate="tanh")
         x = self.conv(self.W_u(x), past) + self.conv_bias
         r, i = self._gate(x, self.W_a, self.b_a), self._gate(x, self.W_x, self.b_x)
-        log_alpha = (self.c * precise(r) * F.logsigmoid(precise(self.Lambda)))[..., None]
+        log_alpha = (self.c * upcast(r) * F.logsigmoid(upcast(self.Lambda)))[..., None]
         one, k = torch.ones_like(x[:1, :1, :1, None]), (-torch.expm1(2 * log_alpha)).sqrt()
         if self.whole_start:
             k = k.masked_fill((past.positions == 0)[..., None, None], 1)
@@ -76,5 +76,5 @@ class RGLRU(Mixer):
 
     def _gate(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return (
-            torch.einsum("bthi,hij->bthj", heads(x, self.heads), weight).flatten(-2) + bias
+            torch.einsum("bthi,hij->bthj", split_heads(x, self.heads), weight).flatten(-2) + bias
         ).sigmoid()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fastweights.layers import Past, TokenShift, precise
+from fastweights.layers import TokenContext, TokenShift, upcast
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Amplified, Bonus, Normalized
 from fastweights.shapes import Embedded
@@ -47,15 +47,15 @@ class RWKV4(Mixer):
             for parameter, start in starts.items():
                 nn.init.zeros_(parameter).add_(start)
 
-    def project(self, x: Embedded, past: Past) -> tuple[Amplified, Tensor]:
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Amplified, Tensor]:
         k, v, r = (
             self.W_k(self.shift_k(x, past)),
             self.W_v(self.shift_v(x, past)),
             self.W_r(self.shift_r(x, past)),
         )
-        log_alpha, bonus = -precise(self.w).exp(), precise(self.u).exp()
+        log_alpha, bonus = -upcast(self.w).exp(), upcast(self.u).exp()
         one = torch.ones_like(x[:1, :1, :1, None])
         rule = Bonus(
             one, one, v[..., None], log_alpha[None, None, :, None], bonus[None, None, :, None]
         )
-        return Amplified(Normalized(rule), precise(k)[..., None]), r.sigmoid()
+        return Amplified(Normalized(rule), upcast(k)[..., None]), r.sigmoid()

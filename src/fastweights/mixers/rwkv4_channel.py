@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import Past, TokenShift
+from fastweights.layers import TokenContext, TokenShift
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.recurrence.base import Recurrence
@@ -34,7 +34,7 @@ class RWKV4Channel(Mixer):
         self.W_k, self.W_o = nn.Linear(d, width, bias=False), nn.Linear(width, d, bias=False)
         self.W_r = nn.Linear(d, d, bias=False)
 
-    def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
         v = F.relu(self.W_k(self.shift_k(x, past))).square()
         gate = self.W_r(self.shift_r(x, past)).sigmoid()
         one = torch.ones_like(v[:1, :1, :1, None])

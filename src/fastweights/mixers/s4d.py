@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import Past
+from fastweights.layers import TokenContext
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.recurrence.base import Recurrence
 from fastweights.shapes import Embedded, Output
 from fastweights.systems import (
-    Diagonal,
+    DiagonalSystem,
     as_complex,
     inverse_start,
     linear_start,
@@ -44,7 +44,7 @@ class S4D(Mixer):
     ) -> None:
         super().__init__(d)
         start, hold = inverse_start if inverse else linear_start, tustin if bilinear else zero_order
-        self.A = Diagonal((d, pairs(state)), (d, 1), start, hold)
+        self.A = DiagonalSystem((d, pairs(state)), (d, 1), start, hold)
         self.C = nn.Parameter(torch.empty(d, pairs(state), 2))
         self.D = nn.Parameter(torch.empty(d))
         self.W_o = nn.Linear(d, 2 * d)
@@ -55,7 +55,7 @@ class S4D(Mixer):
         nn.init.normal_(self.C, std=0.5**0.5)
         nn.init.normal_(self.D)
 
-    def project(self, x: Embedded, past: Past) -> tuple[Decay, None]:
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, None]:
         log_alpha, k = self.A()
         q, skip = 2 * as_complex(self.C), self.D[None, None, :, None]
         return Decay(q[None, None], k[None, None], x[..., None], log_alpha[None, None], skip), None

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import Past
+from fastweights.layers import TokenContext
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.recurrence.base import Recurrence
 from fastweights.shapes import Embedded, Output
-from fastweights.systems import Diagonal, as_complex, as_real, hippo_start, pairs, zero_order
+from fastweights.systems import DiagonalSystem, as_complex, as_real, hippo_start, pairs, zero_order
 
 
 class S5(Mixer):
@@ -31,7 +31,7 @@ class S5(Mixer):
 
     def __init__(self, d: int, state: int = 64) -> None:
         super().__init__(d)
-        self.A = Diagonal((1, pairs(state)), (1, pairs(state)), hippo_start, zero_order)
+        self.A = DiagonalSystem((1, pairs(state)), (1, pairs(state)), hippo_start, zero_order)
         self.W_B = nn.Linear(d, state, bias=False)
         self.W_o = nn.Linear(state, d, bias=False)
         self.W_g = nn.Linear(d, d)
@@ -41,7 +41,7 @@ class S5(Mixer):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.D)
 
-    def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
         log_alpha, B = self.A()
         one = torch.ones_like(x[:1, :1, :1, None])
         return Decay(one, one, (B * as_complex(self.W_B(x)))[..., None], log_alpha.T[None, None]), x

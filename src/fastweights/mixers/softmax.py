@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from fastweights.layers import HeadNorm, Past, Rope, head_width, heads
+from fastweights.layers import HeadNorm, Rope, TokenContext, head_width, split_heads
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Softmax
 from fastweights.recurrence.base import ShapeError
@@ -64,11 +64,11 @@ class SoftmaxAttention(Mixer):
     def _norm(width: int, eps: float | None) -> nn.Module:
         return nn.Identity() if eps is None else HeadNorm(width, center=False, affine=True, eps=eps)
 
-    def project(self, x: Embedded, past: Past) -> tuple[Softmax, Tensor | None]:
-        q = self.rope(self.norm_q(heads(self.W_q(x), self.heads)), past.positions)
-        k = self.rope(self.norm_k(heads(self.W_k(x), self.kv_heads)), past.positions)
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Softmax, Tensor | None]:
+        q = self.rope(self.norm_q(split_heads(self.W_q(x), self.heads)), past.positions)
+        k = self.rope(self.norm_k(split_heads(self.W_k(x), self.kv_heads)), past.positions)
         gate = None if self.W_g is None else self.W_g(x).sigmoid()
-        return Softmax(q, k, heads(self.W_v(x), self.kv_heads), self.window), gate
+        return Softmax(q, k, split_heads(self.W_v(x), self.kv_heads), self.window), gate
 
 
 class SlidingWindow(SoftmaxAttention):

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.features import FEATURES, turned
+from fastweights.features import FEATURES, cos_sin_features
 from fastweights.layers import (
-    Past,
+    TokenContext,
     WholeNorm,
     choose,
-    fraction,
+    head_numbers,
     head_width,
-    heads,
-    per_head,
-    precise,
+    require_fraction,
+    split_heads,
+    upcast,
 )
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
@@ -48,7 +48,7 @@ class TransNormer(Mixer):
         width = head_width("d", d, heads)
         self.heads, self.depth, self.phi = (
             heads,
-            fraction("depth", depth),
+            require_fraction("depth", depth),
             choose("feature_map", feature_map, MAPS),
         )
         self.W_q = nn.Linear(d, d, bias=False)
@@ -67,10 +67,13 @@ class TransNormer(Mixer):
                 1e4 ** (torch.arange(width, device=self.theta.device) * (-2 / width))
             )
 
-    def project(self, x: Embedded, past: Past) -> tuple[Decay, Tensor]:
-        q, k, v = (heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
-        angle = past.positions[..., None, None] * precise(self.theta)
-        log_lambda = per_head(self.heads, x) * (-8 / self.heads * (1 - self.depth))
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
+        q, k, v = (split_heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
+        angle = past.positions[..., None, None] * upcast(self.theta)
+        log_lambda = head_numbers(self.heads, x) * (-8 / self.heads * (1 - self.depth))
         return Decay(
-            turned(self.phi(q), angle), turned(self.phi(k), angle), v, log_lambda
+            cos_sin_features(self.phi(q), angle),
+            cos_sin_features(self.phi(k), angle),
+            v,
+            log_lambda,
         ), self.W_u(x)

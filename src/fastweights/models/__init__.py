@@ -18,7 +18,7 @@ from fastweights.models.classify import (
 )
 from fastweights.models.config import FastWeightsConfig
 from fastweights.models.hf import FastWeightsForCausalLM, FastWeightsModel
-from fastweights.models.presets import PRESETS, Preset, named, preset
+from fastweights.models.presets import PRESETS, Preset, find_preset, preset
 from fastweights.models.reconstruct import FastWeightsForReconstruction
 
 AutoConfig.register(FastWeightsConfig.model_type, FastWeightsConfig)
@@ -42,6 +42,6 @@ __all__ = [
     "FastWeightsVisionConfig",
     "FastWeightsVisionModel",
     "Preset",
-    "named",
+    "find_preset",
     "preset",
 ]

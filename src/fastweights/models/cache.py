@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 from fastweights.mixer import MixerState
 
 
-class BatchFirst(ABC):
+class BatchFirstCache(ABC):
     """What transformers asks of a cache whose tensors are all batch first."""
 
     @abstractmethod
@@ -29,7 +29,7 @@ class BatchFirst(ABC):
         self.apply(lambda x: x.repeat_interleave(repeats, dim=0))
 
 
-class FastWeightsCache(BatchFirst, Cache):
+class FastWeightsCache(BatchFirstCache, Cache):
     """One `MixerState` per layer, and how many tokens (padding counted) they have seen.
 
     Empty at first; a forward pass with ``use_cache=True`` advances it. Where all mixers are
@@ -54,7 +54,7 @@ class FastWeightsCache(BatchFirst, Cache):
     def apply(self, f: Callable[[Tensor], Tensor]) -> None:
         self.states = tuple(state.map(f) for state in self.states)
 
-    def before(self, layers: int, batch: int) -> Sequence[MixerState | None]:
+    def states_before(self, layers: int, batch: int) -> Sequence[MixerState | None]:
         """Each layer's state for `batch` sequences, or Nones at the start; raises ValueError if
         they do not fit.
         """

@@ -9,7 +9,7 @@ from transformers.loss.loss_utils import ForSequenceClassificationLoss
 from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
-from fastweights.layers import POOLINGS, precise
+from fastweights.layers import POOLINGS, upcast
 from fastweights.models.cache import FastWeightsCache
 from fastweights.models.config import FastWeightsConfig
 from fastweights.models.hf import FastWeightsModel, FastWeightsPreTrainedModel, FastWeightsTrunk
@@ -23,7 +23,7 @@ class FastWeightsForSequenceClassification(FastWeightsPreTrainedModel):
     def __init__(self, config: FastWeightsConfig) -> None:
         super().__init__(config)
         self.model = FastWeightsModel(config)
-        self.score = scores(config, config.hidden_size)
+        self.score = score_layer(config, config.hidden_size)
         self.post_init()
 
     @can_return_tuple
@@ -50,7 +50,7 @@ class FastWeightsForSequenceClassification(FastWeightsPreTrainedModel):
             output_hidden_states=output_hidden_states,
             return_dict=True,
         )
-        logits = self.score(pooled(self.config, outputs.last_hidden_state, attention_mask))
+        logits = self.score(pool_tokens(self.config, outputs.last_hidden_state, attention_mask))
         return SequenceClassifierOutput(
             loss=classification_loss(self.config, logits, labels),
             logits=logits,
@@ -71,7 +71,7 @@ class FastWeightsForSequencePairClassification(FastWeightsPreTrainedModel):
         self.model = FastWeightsModel(config)
         d, width = config.hidden_size, config.mlp_size
         hidden = nn.Linear(4 * d, width), nn.ReLU(), nn.Linear(width, width // 2), nn.ReLU()
-        self.score = nn.Sequential(*hidden, scores(config, width // 2))
+        self.score = nn.Sequential(*hidden, score_layer(config, width // 2))
         self.post_init()
 
     @can_return_tuple
@@ -92,7 +92,7 @@ class FastWeightsForSequencePairClassification(FastWeightsPreTrainedModel):
         x = self.model(
             input_ids.flatten(0, 1), attention_mask=mask, use_cache=False, return_dict=True
         )
-        a, b = pooled(self.config, x.last_hidden_state, mask).unflatten(0, (-1, 2)).unbind(1)
+        a, b = pool_tokens(self.config, x.last_hidden_state, mask).unflatten(0, (-1, 2)).unbind(1)
         logits = self.score(torch.cat([a, b, a * b, a - b], dim=-1))
         return SequenceClassifierOutput(
             loss=classification_loss(self.config, logits, labels), logits=logits
@@ -184,7 +184,7 @@ class FastWeightsVisionModel(FastWeightsTrunk):
 
     def forward(self, pixel_values: Tensor) -> Embedded:
         """Hidden states ``[b t d]`` of images ``[b c s s]``."""
-        return self.run(
+        return self.run_blocks(
             self.embed_tokens(pixel_values), None, None, FastWeightsCache(), use_cache=False
         )
 
@@ -200,26 +200,26 @@ class FastWeightsForImageClassification(FastWeightsPreTrainedModel):
     def __init__(self, config: FastWeightsVisionConfig) -> None:
         super().__init__(config)
         self.model = FastWeightsVisionModel(config)
-        self.score = scores(config, config.hidden_size)
+        self.score = score_layer(config, config.hidden_size)
         self.post_init()
 
     @can_return_tuple
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> ImageClassifierOutput:
         """Logits ``[b labels]`` of images ``[b c s s]``, and with `labels` their loss."""
-        logits = self.score(pooled(self.config, self.model(pixel_values), None))
+        logits = self.score(pool_tokens(self.config, self.model(pixel_values), None))
         return ImageClassifierOutput(
             loss=classification_loss(self.config, logits, labels), logits=logits
         )
 
 
-def scores(config: FastWeightsConfig, width: int) -> nn.Linear:
+def score_layer(config: FastWeightsConfig, width: int) -> nn.Linear:
     """A new linear map of `width` channels to `config.num_labels` scores."""
     if not config.num_labels:
         raise ValueError(f"num_labels = {config.num_labels}; a classifier has at least one")
     return nn.Linear(width, config.num_labels)
 
 
-def pooled(config: FastWeightsConfig, x: Embedded, attention_mask: Tensor | None) -> Tensor:
+def pool_tokens(config: FastWeightsConfig, x: Embedded, attention_mask: Tensor | None) -> Tensor:
     """``[b d]``: one vector per sequence ``x [b t d]``, of the tokens that are not padding."""
     mask = (
         torch.ones(x.shape[:2], device=x.device)
@@ -235,6 +235,4 @@ def classification_loss(
     """transformers' loss for `config.problem_type` (found from the labels if it is None), in
     float32.
     """
-    return (
-        None if labels is None else ForSequenceClassificationLoss(labels, precise(logits), config)
-    )
+    return None if labels is None else ForSequenceClassificationLoss(labels, upcast(logits), config)

@@ -12,17 +12,17 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from fastweights.layers import Past
+from fastweights.layers import TokenContext
 from fastweights.models.block import Block, normalization
 from fastweights.models.cache import FastWeightsCache
 from fastweights.models.config import FastWeightsConfig
-from fastweights.models.inputs import kept, require_cache, require_ids, require_positions
-from fastweights.models.loss import LOGITS_AT_ONCE, labelled, mean_loss, next_token_loss
+from fastweights.models.inputs import keep_mask_of, require_cache, require_ids, require_positions
+from fastweights.models.loss import LOGITS_AT_ONCE, mean_loss, next_token_loss, select_targets
 from fastweights.shapes import Embedded, Mask, Segments
 
 
 @runtime_checkable
-class _Started(Protocol):
+class _Resettable(Protocol):
     def reset_parameters(self) -> None: ...
 
 
@@ -65,7 +65,7 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
         all belong to their parts).
         """
         tensors = module.state_dict(keep_vars=True).values()
-        if not (tensors and all(map(_is_loaded, tensors))):
+        if not (tensors and all(map(_comes_from_checkpoint, tensors))):
             super()._initialize_weights(module)
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -83,8 +83,8 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
             case Block():
                 for writer in module.writers:
                     self._shrink(writer)
-            case _Started():
-                with _loaded_kept(module):
+            case _Resettable():
+                with _preserve_checkpoint_values(module):
                     module.reset_parameters()
 
     def _shrink(self, projection: nn.Module) -> None:
@@ -94,15 +94,17 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
             nn.init.normal_(projection.weight, std=variance**0.5)
 
 
-def _is_loaded(tensor: Tensor) -> bool:
+def _comes_from_checkpoint(tensor: Tensor) -> bool:
     return getattr(tensor, "_is_hf_initialized", False)
 
 
 @contextmanager
-def _loaded_kept(module: nn.Module) -> Iterator[None]:
+def _preserve_checkpoint_values(module: nn.Module) -> Iterator[None]:
     """Undoes what the block does to parameters and buffers that come from a checkpoint."""
     tensors = module.state_dict(keep_vars=True).values()
-    loaded = [(tensor, tensor.detach().clone()) for tensor in tensors if _is_loaded(tensor)]
+    loaded = [
+        (tensor, tensor.detach().clone()) for tensor in tensors if _comes_from_checkpoint(tensor)
+    ]
     yield
     with torch.no_grad():
         for tensor, value in loaded:
@@ -129,7 +131,7 @@ class FastWeightsTrunk(FastWeightsPreTrainedModel):
         )
         self.norm = normalization(config)
 
-    def run(
+    def run_blocks(
         self,
         x: Embedded,
         keep: Mask | None,
@@ -145,9 +147,9 @@ class FastWeightsTrunk(FastWeightsPreTrainedModel):
         Args:
             trace: takes the input of every block, and the result
         """
-        before, states = cache.before(len(self.layers), len(x)), []
+        before, states = cache.states_before(len(self.layers), len(x)), []
         position = None if before[0] is None else before[0].position
-        x = self._placed(x, Past(x, None, position, keep, segments))
+        x = self._scale_and_position(x, TokenContext(x, None, position, keep, segments))
         trace = [] if trace is None else trace
         for block, state in zip(self.layers, before, strict=True):
             trace += [x]
@@ -159,7 +161,7 @@ class FastWeightsTrunk(FastWeightsPreTrainedModel):
         trace += [x]
         return x
 
-    def _placed(self, x: Embedded, past: Past) -> Embedded:
+    def _scale_and_position(self, x: Embedded, past: TokenContext) -> Embedded:
         if self.embed_positions is not None:
             x = x + self.embed_positions(
                 require_positions(past.positions, self.embed_positions.num_embeddings)
@@ -200,19 +202,19 @@ class FastWeightsModel(FastWeightsTrunk):
         """
         if output_attentions:
             raise ValueError("there are no attentions to output; see Recurrence.attention_map()")
-        x = self._embedded(input_ids, inputs_embeds)
-        use_cache = self._cached(use_cache)
+        x = self._embeddings(input_ids, inputs_embeds)
+        use_cache = self._resolve_use_cache(use_cache)
         cache = require_cache(past_key_values)
-        keep = kept(attention_mask, x, cache.get_seq_length())
+        keep = keep_mask_of(attention_mask, x, cache.get_seq_length())
         trace = [] if output_hidden_states else None
-        x = self.run(x, keep, segments, cache, use_cache=use_cache, trace=trace)
+        x = self.run_blocks(x, keep, segments, cache, use_cache=use_cache, trace=trace)
         return BaseModelOutputWithPast(
             last_hidden_state=x,
             past_key_values=cache if use_cache else None,
             hidden_states=None if trace is None else tuple(trace),
         )
 
-    def _cached(self, wanted: bool | None) -> bool:
+    def _resolve_use_cache(self, wanted: bool | None) -> bool:
         if wanted and self.config.bidirectional:
             raise ValueError(
                 "use_cache = True, but a model that reads both ways cannot go on; leave it out"
@@ -223,7 +225,7 @@ class FastWeightsModel(FastWeightsTrunk):
             else wanted
         )
 
-    def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Embedded:
+    def _embeddings(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Embedded:
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass either input_ids or inputs_embeds")
         x = inputs_embeds
@@ -320,7 +322,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
         if labels is not None and shifted is not None:
             raise ValueError("pass either labels or targets")
         if shifted is not None:
-            return mean_loss(self.logits, *labelled(x, shifted), items=items, chunk=chunk)
+            return mean_loss(self.logits, *select_targets(x, shifted), items=items, chunk=chunk)
         return (
             None
             if labels is None

@@ -9,7 +9,7 @@ from fastweights.models.cache import FastWeightsCache
 from fastweights.shapes import Embedded, Mask
 
 
-def kept(attention_mask: Tensor | None, x: Embedded, seen: int) -> Mask | None:
+def keep_mask_of(attention_mask: Tensor | None, x: Embedded, seen: int) -> Mask | None:
     """``[b t]``, False for padding among the tokens of ``x [b t d]``; None if there is none.
 
     Args:

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fastweights.layers import precise
+from fastweights.layers import upcast
 from fastweights.shapes import Embedded
 
-IGNORED = -100
+IGNORE_INDEX = -100
 LOGITS_AT_ONCE = 1 << 25
 
 
@@ -32,7 +32,7 @@ def next_token_loss(
         labels: ``[b t]``, aligned with x: the shift happens here
         items: what to divide the sum by instead of the number of labels (gradient accumulation)
     """
-    _require_aligned(x, labels)
+    _require_same_shape(x, labels)
     x, targets = x[:, :-1].flatten(0, 1), labels[:, 1:].flatten().to(x.device)
     return mean_loss(logits, x, targets, items=items, chunk=chunk)
 
@@ -48,31 +48,33 @@ def mean_loss(
     """Mean of -log p(targets | x) over the ``targets [n]`` that are not −100, of ``x [n d]``; see
     `next_token_loss`.
     """
-    count = (targets != IGNORED).sum().clamp(min=1) if items is None else items
-    return _summed(logits, x, targets, chunk) / (
+    count = (targets != IGNORE_INDEX).sum().clamp(min=1) if items is None else items
+    return _loss_sum(logits, x, targets, chunk) / (
         count.to(x.device) if isinstance(count, Tensor) else count
     )
 
 
-def labelled(x: Embedded, labels: Tensor) -> tuple[Tensor, Tensor]:
+def select_targets(x: Embedded, labels: Tensor) -> tuple[Tensor, Tensor]:
     """(``[n d]``, ``[n]``): the vectors and labels of the tokens whose label, aligned with x, is
     not −100.
     """
-    _require_aligned(x, labels)
+    _require_same_shape(x, labels)
     labels = labels.to(x.device)
-    return x[labels != IGNORED], labels[labels != IGNORED]
+    return x[labels != IGNORE_INDEX], labels[labels != IGNORE_INDEX]
 
 
-def _require_aligned(x: Embedded, labels: Tensor) -> None:
+def _require_same_shape(x: Embedded, labels: Tensor) -> None:
     if labels.shape != x.shape[:2]:
         raise ValueError(
             f"labels have shape {list(labels.shape)}, must be [batch, time] = {list(x.shape[:2])}"
         )
 
 
-def _summed(logits: Callable[[Tensor], Tensor], x: Tensor, targets: Tensor, chunk: int) -> Tensor:
+def _loss_sum(logits: Callable[[Tensor], Tensor], x: Tensor, targets: Tensor, chunk: int) -> Tensor:
     def piece(x: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(precise(logits(x)), targets, ignore_index=IGNORED, reduction="sum")
+        return F.cross_entropy(
+            upcast(logits(x)), targets, ignore_index=IGNORE_INDEX, reduction="sum"
+        )
 
     if len(x) <= chunk:
         return piece(x, targets)

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-from fastweights.layers import Past
+from fastweights.layers import TokenContext
 from fastweights.mixers import MesaLayer
 from fastweights.recurrence import ConjugateGradient, Mesa, Signed, Solver
 
@@ -23,7 +23,7 @@ def mesa_layers(model: nn.Module) -> list[MesaLayer]:
     return found
 
 
-def solve_to(model: nn.Module, tol: float) -> None:
+def set_tolerance(model: nn.Module, tol: float) -> None:
     """Let conjugate gradients stop at this relative residual, each token on its own (MesaNet sec.
     6: 1e-4).
     """
@@ -37,7 +37,7 @@ def solve_to(model: nn.Module, tol: float) -> None:
 
 
 @contextmanager
-def solved_by(model: nn.Module, solver: Solver) -> Iterator[None]:
+def use_solver(model: nn.Module, solver: Solver) -> Iterator[None]:
     """Inside the block all Mesa layers use `solver`."""
     before = [(layer, layer.solver) for layer in mesa_layers(model)]
     try:
@@ -59,8 +59,8 @@ def mesa_records(model: nn.Module, input_ids: Tensor) -> list[Mesa]:
 
     def record(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         assert isinstance(layer, MesaLayer)
-        found, _ = layer.project(inputs[0], Past(inputs[0], None, None, None, None))
-        solved = found.unsigned() if isinstance(found, Signed) else found
+        found, _ = layer.project(inputs[0], TokenContext(inputs[0], None, None, None, None))
+        solved = found.without_signs() if isinstance(found, Signed) else found
         assert isinstance(solved, Mesa)
         records.append(solved)
 

@@ -55,10 +55,10 @@ def preset(name: str, **overrides: Any) -> FastWeightsConfig:
 
     Raises ValueError for an unknown name, and for overrides that do not fit.
     """
-    return named(name).config(**overrides)
+    return find_preset(name).config(**overrides)
 
 
-def named(name: str) -> Preset:
+def find_preset(name: str) -> Preset:
     """The preset of this name, or a ValueError that suggests one."""
     if name not in PRESETS:
         near = get_close_matches(name, PRESETS, n=3, cutoff=0.4) or sorted(PRESETS)

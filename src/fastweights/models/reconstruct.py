@@ -8,12 +8,12 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.utils.generic import can_return_tuple
 
-from fastweights.layers import precise
+from fastweights.layers import upcast
 from fastweights.models.block import normalization
-from fastweights.models.classify import pooled
+from fastweights.models.classify import pool_tokens
 from fastweights.models.config import FastWeightsConfig
 from fastweights.models.hf import FastWeightsModel, FastWeightsPreTrainedModel
-from fastweights.models.loss import IGNORED
+from fastweights.models.loss import IGNORE_INDEX
 
 
 class FastWeightsForReconstruction(FastWeightsPreTrainedModel):
@@ -43,12 +43,12 @@ class FastWeightsForReconstruction(FastWeightsPreTrainedModel):
         outputs = self.model(
             input_ids=input_ids, attention_mask=attention_mask, use_cache=False, return_dict=True
         )
-        code = pooled(self.config, outputs.last_hidden_state, attention_mask)
+        code = pool_tokens(self.config, outputs.last_hidden_state, attention_mask)
         logits = self.head(self.decoder(code[:, None] + sinusoids(input_ids.shape[1], code)))
         loss = (
             None
             if labels is None
-            else F.cross_entropy(precise(logits).mT, labels, ignore_index=IGNORED)
+            else F.cross_entropy(upcast(logits).mT, labels, ignore_index=IGNORE_INDEX)
         )
         return CausalLMOutput(loss=loss, logits=logits)
 

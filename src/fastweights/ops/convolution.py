@@ -15,7 +15,7 @@ from fastweights.kernels.native.library import address, view
 from fastweights.kernels.native.memory import empty
 
 
-def convolved(tail: Tensor, x: Tensor, taps: Tensor, document: Tensor | None) -> Tensor:
+def convolve(tail: Tensor, x: Tensor, taps: Tensor, document: Tensor | None) -> Tensor:
     """y_t = Σ_j taps_j ⊙ x_{t-n+j} ``[b t d]``, the n inputs before the first being the tail.
 
     Args:
@@ -24,13 +24,13 @@ def convolved(tail: Tensor, x: Tensor, taps: Tensor, document: Tensor | None) ->
         document: ``[b n+t]`` or None: only inputs of a token's own document count
     """
     if torch.compiler.is_compiling() or _refuses(tail, x, taps):
-        return _summed(torch.cat([tail, x], dim=1), taps, document, x.shape[1])
+        return _convolve_by_taps(torch.cat([tail, x], dim=1), taps, document, x.shape[1])
     if torch.is_grad_enabled() and (x.requires_grad or taps.requires_grad or tail.requires_grad):
-        return _Convolved.apply(tail, x, taps, document)  # type: ignore[return-value]
-    return _forward(_Given.of(tail, x, taps, document))
+        return _ConvolutionFunction.apply(tail, x, taps, document)  # type: ignore[return-value]
+    return _forward(_ConvolutionInputs.of(tail, x, taps, document))
 
 
-def _summed(seen: Tensor, taps: Tensor, document: Tensor | None, t: int) -> Tensor:
+def _convolve_by_taps(seen: Tensor, taps: Tensor, document: Tensor | None, t: int) -> Tensor:
     """The outputs of the last `t` of the seen inputs, tap by tap."""
     last = len(taps) - 1
     y = seen[:, last:] * taps[last]
@@ -44,13 +44,13 @@ def _summed(seen: Tensor, taps: Tensor, document: Tensor | None, t: int) -> Tens
 
 def _refuses(tail: Tensor, x: Tensor, taps: Tensor) -> bool:
     return (
-        not library.readable(tail, x, taps)
+        not library.can_read(tail, x, taps)
         or x.numel() == 0
-        or len(taps) > library.constant("fw_most_taps")
+        or len(taps) > library.read_constant("fw_most_taps")
     )
 
 
-class _Given(NamedTuple):
+class _ConvolutionInputs(NamedTuple):
     """What C reads: channels side by side."""
 
     tail: Tensor
@@ -59,7 +59,9 @@ class _Given(NamedTuple):
     document: Tensor | None
 
     @classmethod
-    def of(cls, tail: Tensor, x: Tensor, taps: Tensor, document: Tensor | None) -> _Given:
+    def of(
+        cls, tail: Tensor, x: Tensor, taps: Tensor, document: Tensor | None
+    ) -> _ConvolutionInputs:
         tail, x = (s if s.stride(-1) == 1 else s.contiguous() for s in (tail, x))
         return cls(tail, x, taps.contiguous(), None if document is None else document.contiguous())
 
@@ -86,25 +88,25 @@ def _view(x: Tensor | None) -> tuple[int, ...]:
     return view(None if x is None else x.unsqueeze(2))
 
 
-def _forward(given: _Given) -> Tensor:
+def _forward(given: _ConvolutionInputs) -> Tensor:
     y = empty(*given.x.shape)
     library.call("fw_convolve", [*given.problem(None), *_view(y), *_view(None) * 3])
     return y
 
 
-class _Convolved(torch.autograd.Function):
+class _ConvolutionFunction(torch.autograd.Function):
     """y of the tail, x, the taps and the document"""
 
     @staticmethod
     def forward(ctx: Any, *streams: Any) -> Tensor:
-        given = _Given.of(*streams)
+        given = _ConvolutionInputs.of(*streams)
         ctx.save_for_backward(*given)
         return _forward(given)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        given, (d_y,) = _Given(*ctx.saved_tensors), gradients
+        given, (d_y,) = _ConvolutionInputs(*ctx.saved_tensors), gradients
         tail, x, taps, _ = given
         d_y = d_y if d_y.stride(-1) == 1 else d_y.contiguous()
         d_tail, d_x, d_taps = (

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.kernels.native import library
-from fastweights.kernels.native.library import address, bits
+from fastweights.kernels.native.library import address, double_bits
 from fastweights.kernels.native.memory import empty
 
 
-def rms_normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+def rms_normalize(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """x / √(mean x² + eps) ⊙ weight over the last axis of ``x [… d]``; without a weight, 1."""
-    if torch.compiler.is_compiling() or x.numel() == 0 or not library.readable(x, weight):
+    if torch.compiler.is_compiling() or x.numel() == 0 or not library.can_read(x, weight):
         return F.rms_norm(x, x.shape[-1:], weight, eps)
     x, weight = x.contiguous(), None if weight is None else weight.contiguous()
     if torch.is_grad_enabled() and (
@@ -28,7 +28,14 @@ def rms_normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 def _problem(x: Tensor, weight: Tensor | None, eps: float) -> list[int]:
     """The first fields of `Norm` in norm.h."""
     rows = x.numel() // x.shape[-1]
-    return [rows, x.shape[-1], library.threads(x.numel()), bits(eps), address(x), address(weight)]
+    return [
+        rows,
+        x.shape[-1],
+        library.threads(x.numel()),
+        double_bits(eps),
+        address(x),
+        address(weight),
+    ]
 
 
 def _forward(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -52,7 +59,7 @@ class _RMSNorm(torch.autograd.Function):
         if torch.is_grad_enabled():
             return *_differentiable(x, weight, ctx.eps, d_y), None
         problem, d_y, d_x = _problem(x, weight, ctx.eps), d_y.contiguous(), empty(*x.shape)
-        tasks = -(-problem[0] // library.constant("fw_norm_rows"))
+        tasks = -(-problem[0] // library.read_constant("fw_norm_rows"))
         d_weight = torch.empty(tasks, x.shape[-1]) if ctx.needs_input_grad[1] else None
         library.call("fw_norm_back", [*problem, 0, address(d_y), address(d_x), address(d_weight)])
         return d_x, None if d_weight is None else d_weight.sum(0), None

@@ -34,7 +34,7 @@ class NoFiniteFormError(TypeError):
     """The rule has no finite-dimensional linear form (DSF Lemma 1)."""
 
 
-class Once(Generic[T]):
+class lazy_property(Generic[T]):  # noqa: N801, a decorator, named as functools.cached_property
     """A property of a record that is computed at the first reading: records do not change.
 
     functools.cached_property takes a lock (before Python 3.12), which torch.compile cannot trace.
@@ -62,13 +62,13 @@ class Recurrence(ABC):
     two.
     """
 
-    @Once
+    @lazy_property
     def streams(self) -> dict[str, Tensor]:
         """The tensors among the fields, by name."""
         named = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
-    @Once
+    @lazy_property
     def shape(self) -> tuple[int, int, int]:
         """(b, t, h) after broadcasting."""
         return broadcast_lengths(self.streams)
@@ -77,7 +77,7 @@ class Recurrence(ABC):
     def device(self) -> torch.device:
         return next(iter(self.streams.values())).device
 
-    @Once
+    @lazy_property
     def accumulator(self) -> torch.dtype:
         """The dtype of states and inner products: that of the streams, but at least float32."""
         dtype = torch.float32
@@ -85,7 +85,7 @@ class Recurrence(ABC):
             dtype = torch.promote_types(dtype, stream.dtype)
         return dtype
 
-    @Once
+    @lazy_property
     def output(self) -> torch.dtype:
         """The dtype of o: that of q and v together."""
         dtype = torch.promote_types(self.streams["q"].dtype, self.streams["v"].dtype)
@@ -96,7 +96,7 @@ class Recurrence(ABC):
 
     def __getitem__(self, span: slice) -> Self:
         """The record of the tokens in `span`; what is constant in time stays so."""
-        timed = self._timed_fields().items()
+        timed = self._fields_over_time().items()
         return replace(
             self,
             **{n: part[:, span] if isinstance(part, Tensor) else part[span] for n, part in timed},
@@ -106,7 +106,7 @@ class Recurrence(ABC):
         """The record in pieces of `size` tokens; unlike slices, they cost autograd no more than the
         whole.
         """
-        timed = self._timed_fields()
+        timed = self._fields_over_time()
         cut = (
             part.split(size, dim=1) if isinstance(part, Tensor) else part.split(size)
             for part in timed.values()
@@ -114,7 +114,7 @@ class Recurrence(ABC):
         for pieces in zip(*cut, strict=True):
             yield replace(self, **dict(zip(timed, pieces, strict=True)))
 
-    def _timed_fields(self) -> dict[str, Tensor | Recurrence]:
+    def _fields_over_time(self) -> dict[str, Tensor | Recurrence]:
         """The streams, and the records this one is made of, that have a part for every token."""
         named = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: part for name, part in named.items() if _tokens(part) == len(self)}
@@ -126,7 +126,7 @@ class Recurrence(ABC):
 
     def initial_state(self) -> State:
         """The state before the first token: zeros."""
-        return one_or_all(
+        return pack_state(
             [torch.zeros(s, dtype=self.accumulator, device=self.device) for s in self.state_shapes]
         )
 
@@ -143,7 +143,7 @@ class Recurrence(ABC):
                 f"{type(self).__name__} here has state shapes {list(self.state_shapes)}, got"
                 f" {list(shapes)}"
             ) from None
-        return one_or_all([part.to(self.accumulator) for part in expanded])
+        return pack_state([part.to(self.accumulator) for part in expanded])
 
     def empty_output(self) -> Output:
         """The output of a record without tokens."""
@@ -222,7 +222,7 @@ def heads_first(stream: Tensor, dtype: torch.dtype) -> Tensor:
     return stream.to(dtype).transpose(1, 2)
 
 
-def timed(recurrence: Recurrence, stream: Tensor) -> Tensor:
+def expand_time(recurrence: Recurrence, stream: Tensor) -> Tensor:
     """`stream` heads first, in the accumulator's dtype, with the time axis spelled out."""
     return heads_first(stream, recurrence.accumulator).expand(-1, -1, len(recurrence), -1)
 
@@ -234,7 +234,7 @@ def decay_factors(recurrence: Recurrence, log_decay: Tensor | None) -> Tensor:
     return log_decay.to(recurrence.accumulator).exp().expand(*recurrence.shape, -1)
 
 
-def masked_stream(stream: Tensor, mask: Mask, value: float = 0.0) -> Tensor:
+def mask_stream(stream: Tensor, mask: Mask, value: float = 0.0) -> Tensor:
     """`stream` with `value` where ``mask [b t]`` is False."""
     return torch.where(mask[..., None, None], stream, value)
 
@@ -245,31 +245,31 @@ def check_mask(recurrence: Recurrence, mask: Tensor, name: str) -> None:
         raise ShapeError(f"{name} has shape {list(mask.shape)}, must be [batch, time] = [{b}, {t}]")
 
 
-def starts(ids: Segments) -> Mask:
+def find_segment_starts(ids: Segments) -> Mask:
     """True at the first token of every segment but the first, which continues the given state."""
     first = torch.zeros_like(ids[:, :1], dtype=torch.bool)
     return torch.cat([first, ids[:, 1:] != ids[:, :-1]], dim=1)
 
 
-def with_resets(recurrence: Recurrence, log_decay: Tensor | None, ids: Segments) -> Tensor:
+def add_resets(recurrence: Recurrence, log_decay: Tensor | None, ids: Segments) -> Tensor:
     """`log_decay` with −inf at the start of every segment but the first."""
     if log_decay is None:
         log_decay = torch.zeros(1, 1, 1, 1, dtype=recurrence.accumulator, device=recurrence.device)
-    return masked_stream(log_decay, ~starts(ids), -torch.inf)
+    return mask_stream(log_decay, ~find_segment_starts(ids), -torch.inf)
 
 
-def reciprocal(n: Tensor) -> Tensor:
+def reciprocal_or_zero(n: Tensor) -> Tensor:
     """1 / n, and 0 where a row has no weight at all (n = 0)."""
     empty = n == 0
     return torch.where(empty, 0, 1 / torch.where(empty, 1, n))
 
 
-def one_or_all(parts: list[Tensor]) -> State:
+def pack_state(parts: list[Tensor]) -> State:
     """A state of one tensor is that tensor; of several, their tuple."""
     return parts[0] if len(parts) == 1 else tuple(parts)
 
 
-def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+def disable_autocast(device: torch.device) -> AbstractContextManager[object]:
     """The streams say in what precision they are read; autocast would round the products inside,
     and so the state.
     """

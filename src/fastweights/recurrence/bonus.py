@@ -13,17 +13,17 @@ from torch.nn import functional as F
 
 from fastweights.recurrence.base import (
     Recurrence,
+    add_resets,
     check_mask,
     decay_factors,
+    find_segment_starts,
     heads_first,
-    masked_stream,
+    mask_stream,
     require_width,
-    starts,
-    with_resets,
 )
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.ltv import LTV
-from fastweights.recurrence.transition import Delayed
+from fastweights.recurrence.transition import DelayedTransition
 from fastweights.shapes import Keys, LogDecay, Map, Mask, Output, PerToken, Segments, Values
 
 
@@ -58,26 +58,26 @@ class Bonus(Recurrence):
     def values(self) -> int:
         return self.v.shape[-1]
 
-    def behind(self) -> Decay:
+    def shift_queries(self) -> Decay:
         """The rule that reads S_t with the query of token t + 1."""
         v = self.v.to(self.accumulator).expand(*self.shape, -1)
         return Decay(self.q.roll(-1, dims=1), self.k, v, self.log_decay)
 
-    def completed(self, o: Tensor, state: Tensor) -> Output:
-        """The output, from that of `behind` and the state before the first token."""
+    def complete_output(self, o: Tensor, state: Tensor) -> Output:
+        """The output, from that of `shift_queries` and the state before the first token."""
         first = (heads_first(self.q[:, :1], state.dtype) @ state).transpose(1, 2)
         return (torch.cat([first, o[:, :-1]], dim=1) + self.bonus * self.v).to(self.output)
 
     def step(self, state: Tensor) -> tuple[Output, Tensor]:
-        o, after = self.behind().step(state)
-        return self.completed(o, state), after
+        o, after = self.shift_queries().step(state)
+        return self.complete_output(o, state), after
 
     def chunk(self, state: Tensor) -> tuple[Output, Tensor]:
-        o, after = self.behind().chunk(state)
-        return self.completed(o, state), after
+        o, after = self.shift_queries().chunk(state)
+        return self.complete_output(o, state), after
 
     def attention_map(self) -> Map:
-        below = F.pad(self.behind().attention_map()[..., :-1, :], (0, 0, 1, 0))
+        below = F.pad(self.shift_queries().attention_map()[..., :-1, :], (0, 0, 1, 0))
         return below + torch.diag_embed(heads_first(self.bonus, below.dtype).squeeze(-1))
 
     def ltv(self) -> LTV:
@@ -87,18 +87,21 @@ class Bonus(Recurrence):
         q, k = (s.to(self.accumulator).expand(*self.shape, -1) for s in (self.q, self.k))
         decay, width = decay_factors(self, self.log_decay), q.shape[-1]
         return LTV(
-            Delayed(decay, 2 * width), B=F.pad(k, (0, width)), C=F.pad(q, (width, 0)), D=self.bonus
+            DelayedTransition(decay, 2 * width),
+            B=F.pad(k, (0, width)),
+            C=F.pad(q, (width, 0)),
+            D=self.bonus,
         )
 
     def keep(self, mask: Mask) -> Self:
         check_mask(self, mask, "keep mask")
-        log_decay = None if self.log_decay is None else masked_stream(self.log_decay, mask)
-        return replace(self, k=masked_stream(self.k, mask), log_decay=log_decay)
+        log_decay = None if self.log_decay is None else mask_stream(self.log_decay, mask)
+        return replace(self, k=mask_stream(self.k, mask), log_decay=log_decay)
 
     def segments(self, ids: Segments) -> Self:
         check_mask(self, ids, "segment ids")
         return replace(
             self,
-            q=masked_stream(self.q, ~starts(ids)),
-            log_decay=with_resets(self, self.log_decay, ids),
+            q=mask_stream(self.q, ~find_segment_starts(ids)),
+            log_decay=add_resets(self, self.log_decay, ids),
         )

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from fastweights.recurrence.base import (
-    Once,
     Recurrence,
     State,
     check_mask,
-    masked_stream,
-    reciprocal,
+    lazy_property,
+    mask_stream,
+    reciprocal_or_zero,
     require_width,
 )
 from fastweights.recurrence.bonus import Bonus
@@ -24,7 +24,7 @@ from fastweights.recurrence.delta import Delta
 from fastweights.recurrence.ltv import LTV
 from fastweights.shapes import Map, Mask, Output, PerToken, Segments
 
-EMPTY = -1e30
+EMPTY_LOG_SCALE = -1e30
 """The log scale of a state without weight: a number, where −inf - (−inf) would be none."""
 
 
@@ -56,7 +56,7 @@ class Normalized(Recurrence):
             )
         _ = self.shape
 
-    @Once
+    @lazy_property
     def streams(self) -> dict[str, Tensor]:
         floor = {"floor": self.floor} if isinstance(self.floor, Tensor) else {}
         return {**self.inner.streams, **floor}
@@ -71,10 +71,10 @@ class Normalized(Recurrence):
         return ((*before, v + 1),)
 
     def step(self, state: Tensor) -> tuple[Output, State]:
-        return self.divided(self.extended().step(state))
+        return self.divide_output(self.append_ones().step(state))
 
     def chunk(self, state: Tensor) -> tuple[Output, State]:
-        return self.divided(self.extended().chunk(state))
+        return self.divide_output(self.append_ones().chunk(state))
 
     def attention_map(self) -> Map:
         weights = self.inner.attention_map()
@@ -82,12 +82,12 @@ class Normalized(Recurrence):
             1, 2
         )
 
-    def extended(self) -> Decay | Delta | Bonus:
+    def append_ones(self) -> Decay | Delta | Bonus:
         """The inner record with the column of ones on v."""
         v = self.inner.v.to(self.accumulator)
         return replace(self.inner, v=torch.cat([v, torch.ones_like(v[..., :1])], dim=-1))
 
-    def divided(self, evaluated: tuple[Tensor, State]) -> tuple[Output, State]:
+    def divide_output(self, evaluated: tuple[Tensor, State]) -> tuple[Output, State]:
         """The output and state of this record from those of the extended one."""
         o, state = evaluated
         return (o[..., :-1] * self._reciprocal(o[..., -1:])).to(self.output), state
@@ -99,7 +99,7 @@ class Normalized(Recurrence):
                 if isinstance(self.floor, float | int)
                 else n.abs().maximum(self.floor)
             )
-        return reciprocal(n)
+        return reciprocal_or_zero(n)
 
     def ltv(self) -> LTV:
         """Read through C_t = q_t / n_t, on this record's own normalisers from the empty state."""
@@ -145,10 +145,10 @@ class Scales(NamedTuple):
         with torch.no_grad():
             first = torch.maximum(gain[:, :1], start + log_decay[:, :1])
             after = running_maximum(log_decay, torch.cat([first, gain[:, 1:]], 1).clamp(min=least))
-            after = torch.cat([after[:, :-1], rounded_up(after[:, -1:], dtype)], 1)
+            after = torch.cat([after[:, :-1], round_up(after[:, -1:], dtype)], 1)
         return cls(gain, torch.cat([start, after[:, :-1]], 1), after)
 
-    def kept(self, log_decay: Tensor) -> Tensor:
+    def rescale_decay(self, log_decay: Tensor) -> Tensor:
         """log α_t + m_{t-1} - m_t; what rounding leaves of it above 0 is taken away."""
         log_decay = log_decay + (self.before - self.after)
         return log_decay - log_decay.detach().clamp(min=0)
@@ -187,7 +187,7 @@ class Amplified(Recurrence):
         require_width("log_decay (of an Amplified)", self.inner.inner.log_decay, 1)
         _ = self.shape
 
-    @Once
+    @lazy_property
     def streams(self) -> dict[str, Tensor]:
         return {**self.inner.streams, "log_gain": self.log_gain}
 
@@ -202,43 +202,45 @@ class Amplified(Recurrence):
         return (b, h, *memory), (b, h, 1)
 
     @property
-    def least(self) -> float:
+    def initial_log_scale(self) -> float:
         """The m of an empty state. Only under a floor do weights count absolutely, so that those
         far below 1 vanish.
         """
-        return EMPTY if self.inner.floor is None else 0.0
+        return EMPTY_LOG_SCALE if self.inner.floor is None else 0.0
 
     def initial_state(self) -> State:
         memory, m = (
             torch.zeros(s, dtype=self.accumulator, device=self.device) for s in self.state_shapes
         )
-        return memory, m + self.least
+        return memory, m + self.initial_log_scale
 
     def step(self, state: tuple[Tensor, Tensor]) -> tuple[Output, State]:
-        return self.through(Normalized.step, state)
+        return self.evaluate_with(Normalized.step, state)
 
     def chunk(self, state: tuple[Tensor, Tensor]) -> tuple[Output, State]:
-        return self.through(Normalized.chunk, state)
+        return self.evaluate_with(Normalized.chunk, state)
 
-    def through(
+    def evaluate_with(
         self,
         evaluate: Callable[[Normalized, Any], tuple[Tensor, State]],
         state: tuple[Tensor, Tensor],
     ) -> tuple[Output, State]:
         """(o, state) by an evaluation of the rescaled record."""
         memory, m = state
-        record, m = self.rescaled(m)
+        record, m = self.rescale(m)
         o, memory = evaluate(record, memory)
         assert isinstance(memory, Tensor)
         return o.to(self.output), (memory, m)
 
-    def rescaled(self, m: Tensor) -> tuple[Normalized, Tensor]:
+    def rescale(self, m: Tensor) -> tuple[Normalized, Tensor]:
         """(the record for the state divided by e^m, m after the last token)."""
         rule, one = self.inner.inner, (*self.shape, 1)
         log_decay = torch.zeros_like(self.log_gain) if rule.log_decay is None else rule.log_decay
         gain, log_decay = self.log_gain.double().expand(one), log_decay.double().expand(one)
-        scales = Scales.of(gain, log_decay, m.double()[:, None], self.least, self.accumulator)
-        rule, read = self._rule(scales, scales.kept(log_decay).to(self.accumulator))
+        scales = Scales.of(
+            gain, log_decay, m.double()[:, None], self.initial_log_scale, self.accumulator
+        )
+        rule, read = self._rule(scales, scales.rescale_decay(log_decay).to(self.accumulator))
         floor = None if self.inner.floor is None else self.inner.floor * self._exp(-read)
         return Normalized(rule, floor), scales.after[:, -1].to(self.accumulator)
 
@@ -249,8 +251,8 @@ class Amplified(Recurrence):
             reading = (rule.q != 0).any(
                 -1, keepdim=True
             )  # not what a document before this one has left
-            before = torch.where(reading, scales.before, EMPTY)
-            read = torch.maximum(before, scales.gain).clamp(min=self.least).detach()
+            before = torch.where(reading, scales.before, EMPTY_LOG_SCALE)
+            read = torch.maximum(before, scales.gain).clamp(min=self.initial_log_scale).detach()
             q, own = self._exp(before - read), self._exp(scales.gain - read)
             return Bonus(rule.q * q, rule.k * written, rule.v, log_decay, rule.bonus * own), read
         assert isinstance(rule, Decay)
@@ -260,25 +262,25 @@ class Amplified(Recurrence):
     def _exp(self, log: Tensor) -> Tensor:
         return log.exp().to(self.accumulator)
 
-    def _alone(self) -> Normalized:
+    def _from_empty_state(self) -> Normalized:
         """The rescaled record from the empty state, whose m is free: one that the first token does
         not leave.
         """
-        m = self.log_gain[:, 0].double().clamp(min=self.least)
-        return self.rescaled(m.expand(self.state_shapes[1]))[0]
+        m = self.log_gain[:, 0].double().clamp(min=self.initial_log_scale)
+        return self.rescale(m.expand(self.state_shapes[1]))[0]
 
     def attention_map(self) -> Map:
-        return self._alone().attention_map()
+        return self._from_empty_state().attention_map()
 
     def ltv(self) -> LTV:
-        return self._alone().ltv()
+        return self._from_empty_state().ltv()
 
     def keep(self, mask: Mask) -> Self:
         check_mask(self, mask, "keep mask")
         return replace(
             self,
             inner=self.inner.keep(mask),
-            log_gain=masked_stream(self.log_gain, mask, -torch.inf),
+            log_gain=mask_stream(self.log_gain, mask, -torch.inf),
         )
 
     def segments(self, ids: Segments) -> Self:
@@ -304,7 +306,7 @@ def running_maximum(log_decay: Tensor, w: Tensor) -> Tensor:
     return m
 
 
-def rounded_up(m: Tensor, dtype: torch.dtype) -> Tensor:
+def round_up(m: Tensor, dtype: torch.dtype) -> Tensor:
     """The nearest numbers not below ``m`` that `dtype` has: so rounded, m only shrinks what it
     divides.
     """

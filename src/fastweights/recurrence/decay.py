@@ -10,17 +10,17 @@ from torch import Tensor
 
 from fastweights.recurrence.base import (
     Recurrence,
+    add_resets,
     check_mask,
     decay_factors,
+    expand_time,
     heads_first,
-    masked_stream,
+    mask_stream,
     require_width,
-    timed,
-    with_resets,
 )
 from fastweights.recurrence.ltv import LTV
-from fastweights.recurrence.products import Products, decayed_products
-from fastweights.recurrence.transition import Diagonal
+from fastweights.recurrence.products import Products, decay_products
+from fastweights.recurrence.transition import DiagonalTransition
 from fastweights.shapes import Keys, LogDecay, Map, Mask, Output, Segments, Skip, Values
 
 
@@ -74,14 +74,14 @@ class Decay(Recurrence):
         if self.log_decay is not None:
             state = heads_first(self.log_decay, state.dtype).exp().mT * state
         state = state + k.mT * v
-        return self.skipped((q @ state).transpose(1, 2)), state
+        return self.add_skip((q @ state).transpose(1, 2)), state
 
     def chunk(self, state: Tensor) -> tuple[Output, Tensor]:
-        products, v = self._products(), timed(self, self.v)
+        products, v = self._products(), expand_time(self, self.v)
         o = products.inner @ v + products.query @ state
-        return self.skipped(o.transpose(1, 2)), products.advance(state, v)
+        return self.add_skip(o.transpose(1, 2)), products.advance(state, v)
 
-    def skipped(self, o: Tensor) -> Output:
+    def add_skip(self, o: Tensor) -> Output:
         """The output from ``q_t S_t [b t h v]``: the skip added, in the streams' dtype."""
         if self.skip is not None:
             o = o + self.skip * self.v
@@ -96,21 +96,24 @@ class Decay(Recurrence):
         return inner.expand(b, h, t, t)
 
     def _products(self) -> Products:
-        log_decay = None if self.log_decay is None else timed(self, self.log_decay)
-        return decayed_products(timed(self, self.q), timed(self, self.key), log_decay)
+        log_decay = None if self.log_decay is None else expand_time(self, self.log_decay)
+        return decay_products(expand_time(self, self.q), expand_time(self, self.key), log_decay)
 
     def ltv(self) -> LTV:
         q, k = (s.to(self.accumulator).expand(*self.shape, -1) for s in (self.q, self.key))
         return LTV(
-            A=Diagonal(decay_factors(self, self.log_decay), q.shape[-1]), B=k, C=q, D=self.skip
+            A=DiagonalTransition(decay_factors(self, self.log_decay), q.shape[-1]),
+            B=k,
+            C=q,
+            D=self.skip,
         )
 
     def keep(self, mask: Mask) -> Self:
         check_mask(self, mask, "keep mask")
-        key = None if self.k is None else masked_stream(self.k, mask)
-        log_decay = None if self.log_decay is None else masked_stream(self.log_decay, mask)
+        key = None if self.k is None else mask_stream(self.k, mask)
+        log_decay = None if self.log_decay is None else mask_stream(self.log_decay, mask)
         return replace(self, k=key, log_decay=log_decay)
 
     def segments(self, ids: Segments) -> Self:
         check_mask(self, ids, "segment ids")
-        return replace(self, k=self.key, log_decay=with_resets(self, self.log_decay, ids))
+        return replace(self, k=self.key, log_decay=add_resets(self, self.log_decay, ids))

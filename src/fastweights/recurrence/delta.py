@@ -10,17 +10,17 @@ from torch import Tensor
 
 from fastweights.recurrence.base import (
     Recurrence,
+    add_resets,
     check_mask,
     decay_factors,
+    expand_time,
     heads_first,
-    masked_stream,
+    mask_stream,
     require_width,
-    timed,
-    with_resets,
 )
 from fastweights.recurrence.ltv import LTV
-from fastweights.recurrence.products import Products, decayed_products
-from fastweights.recurrence.transition import Erasing
+from fastweights.recurrence.products import Products, decay_products
+from fastweights.recurrence.transition import ErasingTransition
 from fastweights.shapes import Keys, LogDecay, Map, Mask, Output, PerToken, Segments, Values
 
 
@@ -69,7 +69,7 @@ class Delta(Recurrence):
         products of keys with keys.
         """
         reads, erases = self._products()
-        u = self._written(erases, timed(self, self.v) - erases.query @ state)
+        u = self._written(erases, expand_time(self, self.v) - erases.query @ state)
         o = reads.inner @ u + reads.query @ state
         return o.transpose(1, 2).to(self.output), reads.advance(state, u)
 
@@ -81,14 +81,14 @@ class Delta(Recurrence):
 
     def _products(self) -> tuple[Products, Products]:
         """The products of the queries and of the keys, both with the keys."""
-        q, k = torch.broadcast_tensors(timed(self, self.q), timed(self, self.k))
-        log_decay = None if self.log_decay is None else timed(self, self.log_decay)
-        inner, query, key, carry = decayed_products(torch.stack([q, k]), k, log_decay)
+        q, k = torch.broadcast_tensors(expand_time(self, self.q), expand_time(self, self.k))
+        log_decay = None if self.log_decay is None else expand_time(self, self.log_decay)
+        inner, query, key, carry = decay_products(torch.stack([q, k]), k, log_decay)
         return Products(inner[0], query[0], key, carry), Products(inner[1], query[1], key, carry)
 
     def _written(self, erases: Products, wanted: Tensor) -> Tensor:
         """u of `chunk`, for the values `wanted` that an untouched state lacks."""
-        beta = timed(self, self.beta)
+        beta = expand_time(self, self.beta)
         system = (beta * erases.inner).tril(-1)
         return torch.linalg.solve_triangular(system, beta * wanted, upper=False, unitriangular=True)
 
@@ -96,13 +96,15 @@ class Delta(Recurrence):
         q, k, beta = (
             s.to(self.accumulator).expand(*self.shape, -1) for s in (self.q, self.k, self.beta)
         )
-        return LTV(A=Erasing(decay_factors(self, self.log_decay), k, beta), B=beta * k, C=q)
+        return LTV(
+            A=ErasingTransition(decay_factors(self, self.log_decay), k, beta), B=beta * k, C=q
+        )
 
     def keep(self, mask: Mask) -> Self:
         check_mask(self, mask, "keep mask")
-        log_decay = None if self.log_decay is None else masked_stream(self.log_decay, mask)
-        return replace(self, beta=masked_stream(self.beta, mask), log_decay=log_decay)
+        log_decay = None if self.log_decay is None else mask_stream(self.log_decay, mask)
+        return replace(self, beta=mask_stream(self.beta, mask), log_decay=log_decay)
 
     def segments(self, ids: Segments) -> Self:
         check_mask(self, ids, "segment ids")
-        return replace(self, log_decay=with_resets(self, self.log_decay, ids))
+        return replace(self, log_decay=add_resets(self, self.log_decay, ids))

@@ -46,13 +46,13 @@ class DenseLTV:
                 phi[:, :, t, s] = self.C[:, t] @ state
         return phi
 
-    def driven_by(self, W: Tensor) -> Self:
+    def compose_input(self, W: Tensor) -> Self:
         """The system with W u in the place of its input, ``W [u d]``: B W and D W (DSF's B holds
         W_V).
         """
         return replace(self, B=self.B @ W, D=self.D @ W)
 
-    def joined(self) -> Self:
+    def join_heads(self) -> Self:
         """All heads as one system of block-diagonal matrices, ``h = 1`` (DSF eq. 28)."""
         return type(self)(*(block_diagonal(m) for m in (self.A, self.B, self.C, self.D)))
 
@@ -119,7 +119,7 @@ class LTV:
 
     def eigenvalues(self) -> Tensor:
         """The eigenvalues of every A_t, ``[b t h k]``, without the zeros of rows that only wait
-        (`Delayed`).
+        (`DelayedTransition`).
         """
         return self.A.eigenvalues()
 

@@ -13,23 +13,23 @@ from fastweights.recurrence.base import (
     Recurrence,
     ShapeError,
     State,
+    add_resets,
     check_mask,
+    expand_time,
     heads_first,
-    masked_stream,
+    mask_stream,
     require_width,
-    timed,
-    with_resets,
 )
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.ltv import LTV
-from fastweights.recurrence.products import decayed_products
+from fastweights.recurrence.products import decay_products
 from fastweights.recurrence.solvers import (
     ChunkGram,
     ConjugateGradient,
     ShermanMorrison,
     Solver,
     TokenGram,
-    inverted,
+    invert_operator,
     ratio,
 )
 from fastweights.shapes import Keys, Map, Mask, Output, PerToken, Segments, Values
@@ -48,7 +48,7 @@ class Mesa(Recurrence):
     beta       β ≥ 0, ``[b t h 1]``
     log_decay  log γ_t ≤ 0: None or ``[b t h 1]``; −inf empties the state
     ridge      diag Λ > 0, ``[h k]`` or ``[b t h k]``
-    solver     `ConjugateGradient`, `Cholesky`, `ShermanMorrison` or `Unrolled`
+    solver     `ConjugateGradient`, `Cholesky`, `ShermanMorrison` or `UnrolledSolver`
     State (H ``[b h k k]``, G ``[b h k v]``), and R ≈ (H + Λ)⁻¹ ``[b h k k]`` for `ShermanMorrison`.
     """
 
@@ -95,36 +95,36 @@ class Mesa(Recurrence):
         gram = decay * gram + k.mT * (beta * k)
         memory = decay * memory + k.mT * (beta * v)
         if isinstance(self.solver, ShermanMorrison) and not torch.is_grad_enabled():
-            x, inverse = self._advanced(self.solver, gram, state[2])
+            x, inverse = self._step_sherman_morrison(self.solver, gram, state[2])
             return (x @ memory).transpose(1, 2).to(self.output), (gram, memory, inverse)
-        q, ridge = self._rows(self.q), self._rows(self.ridge)
-        x = self.solver.optimum(TokenGram, q, gram.flatten(0, 1), ridge).unflatten(
+        q, ridge = self._flatten_heads(self.q), self._flatten_heads(self.ridge)
+        x = self.solver.solve_differentiably(TokenGram, q, gram.flatten(0, 1), ridge).unflatten(
             0, gram.shape[:2]
         )
-        return (x @ memory).transpose(1, 2).to(self.output), self.finished(gram, memory)
+        return (x @ memory).transpose(1, 2).to(self.output), self.final_state(gram, memory)
 
     def chunk(self, state: tuple[Tensor, ...]) -> tuple[Output, State]:
         gram, memory = state[:2]
-        x = self._solved(gram)
-        reads = decayed_products(x, timed(self, self.k), self.log_decays())
-        written = timed(self, self.beta) * timed(self, self.v)
+        x = self._solve_queries(gram)
+        reads = decay_products(x, expand_time(self, self.k), self.log_decays())
+        written = expand_time(self, self.beta) * expand_time(self, self.v)
         o = reads.inner @ written + reads.query @ memory
-        gram = reads.advance(gram, timed(self, self.beta) * timed(self, self.k))
-        return o.transpose(1, 2).to(self.output), self.finished(
+        gram = reads.advance(gram, expand_time(self, self.beta) * expand_time(self, self.k))
+        return o.transpose(1, 2).to(self.output), self.final_state(
             gram, reads.advance(memory, written)
         )
 
-    def finished(self, gram: Tensor, memory: Tensor) -> State:
+    def final_state(self, gram: Tensor, memory: Tensor) -> State:
         """The state of this record that holds H and G of its last token."""
         if not isinstance(self.solver, ShermanMorrison):
             return gram, memory
-        ridge = self._rows(self.ridge)[:, -1:]
+        ridge = self._flatten_heads(self.ridge)[:, -1:]
         with torch.no_grad():
-            return gram, memory, inverted(TokenGram(gram.flatten(0, 1), ridge)).view_as(gram)
+            return gram, memory, invert_operator(TokenGram(gram.flatten(0, 1), ridge)).view_as(gram)
 
     def optimal_queries(self, gram: Tensor | None = None) -> Tensor:
         """q*_t = (H_t + Λ)⁻¹ q_t, ``[b t h k]``: with them Mesa is `Decay` (see `as_decay`)."""
-        return self._solved(self._gram() if gram is None else gram).transpose(1, 2)
+        return self._solve_queries(self._gram() if gram is None else gram).transpose(1, 2)
 
     def as_decay(self) -> Decay:
         """The linear rule that reads G with the optimal queries of this record, from the empty
@@ -132,7 +132,7 @@ class Mesa(Recurrence):
         """
         return Decay(self.optimal_queries(), self.k, self.beta * self.v, self.log_decay)
 
-    def systems(
+    def iterate_systems(
         self, state: State | None = None, size: int = 32
     ) -> Iterator[tuple[ChunkGram, Tensor]]:
         """The systems (H_t + Λ) x = q_t that this record solves from `state`, `size` tokens at a
@@ -141,18 +141,19 @@ class Mesa(Recurrence):
         gram = (self.initial_state() if state is None else self.adopt(state))[0]
         for first in range(0, len(self), size):
             part = self[first : first + size]
-            yield ChunkGram.of(*part._theta(gram)), part._rows(part.q)
-            keys = timed(part, part.k)
-            gram = decayed_products(keys, keys, part.log_decays()).advance(
-                gram, timed(part, part.beta) * keys
+            yield ChunkGram.of(*part._operator_arguments(gram)), part._flatten_heads(part.q)
+            keys = expand_time(part, part.k)
+            gram = decay_products(keys, keys, part.log_decays()).advance(
+                gram, expand_time(part, part.beta) * keys
             )
 
-    def _advanced(
+    def _step_sherman_morrison(
         self, solver: ShermanMorrison, gram: Tensor, inverse: Tensor
     ) -> tuple[Tensor, Tensor]:
         """q* of the one token, and R after it."""
         q, k, beta, decay, ridge = (
-            self._rows(s) for s in (self.q, self.k, self.beta, self._log_decay().exp(), self.ridge)
+            self._flatten_heads(s)
+            for s in (self.q, self.k, self.beta, self._log_decay().exp(), self.ridge)
         )
         moved = solver.advance(inverse.flatten(0, 1), decay, k, beta)
         (x, _), moved = solver.solve_from(moved, TokenGram(gram.flatten(0, 1), ridge), q)
@@ -162,23 +163,25 @@ class Mesa(Recurrence):
         """H before the first token."""
         return torch.zeros(self.state_shapes[0], dtype=self.accumulator, device=self.device)
 
-    def _solved(self, gram: Tensor) -> Tensor:
-        x = self.solver.optimum(ChunkGram.of, self._rows(self.q), *self._theta(gram))
+    def _solve_queries(self, gram: Tensor) -> Tensor:
+        x = self.solver.solve_differentiably(
+            ChunkGram.of, self._flatten_heads(self.q), *self._operator_arguments(gram)
+        )
         return x.unflatten(0, gram.shape[:2])
 
-    def _theta(self, gram: Tensor) -> tuple[Tensor, ...]:
+    def _operator_arguments(self, gram: Tensor) -> tuple[Tensor, ...]:
         """What `ChunkGram.of` takes."""
         streams = (self.k, self.beta, self.ridge, self._log_decay())
-        return gram.flatten(0, 1), *map(self._rows, streams)
+        return gram.flatten(0, 1), *map(self._flatten_heads, streams)
 
-    def _rows(self, stream: Tensor) -> Tensor:
+    def _flatten_heads(self, stream: Tensor) -> Tensor:
         """``[b t h ·]`` → ``[b·h t ·]``, everything spelled out."""
         b, t, h = self.shape
         return heads_first(stream, self.accumulator).expand(b, h, t, -1).flatten(0, 1)
 
     def log_decays(self) -> Tensor:
         """log γ ``[b h t 1]``, 0 where there is none."""
-        return timed(self, self._log_decay())
+        return expand_time(self, self._log_decay())
 
     def _log_decay(self) -> Tensor:
         if self.log_decay is not None:
@@ -211,12 +214,12 @@ class Mesa(Recurrence):
 
     def keep(self, mask: Mask) -> Self:
         check_mask(self, mask, "keep mask")
-        log_decay = None if self.log_decay is None else masked_stream(self.log_decay, mask)
-        return replace(self, beta=masked_stream(self.beta, mask), log_decay=log_decay)
+        log_decay = None if self.log_decay is None else mask_stream(self.log_decay, mask)
+        return replace(self, beta=mask_stream(self.beta, mask), log_decay=log_decay)
 
     def segments(self, ids: Segments) -> Self:
         check_mask(self, ids, "segment ids")
-        return replace(self, log_decay=with_resets(self, self.log_decay, ids))
+        return replace(self, log_decay=add_resets(self, self.log_decay, ids))
 
 
 class SolverStatistics(NamedTuple):
@@ -232,7 +235,7 @@ class SolverStatistics(NamedTuple):
 def solver_statistics(recurrence: Mesa, state: State | None = None) -> SolverStatistics:
     """What the solver of this record does on its systems, from `state` or the empty one."""
     steps, residuals = [], []
-    for operator, q in recurrence.systems(state):
+    for operator, q in recurrence.iterate_systems(state):
         x, taken = recurrence.solver.solve(operator, q)
         steps.append(taken)
         residuals.append(
@@ -245,7 +248,7 @@ def solver_statistics(recurrence: Mesa, state: State | None = None) -> SolverSta
 def condition_numbers(recurrence: Mesa, state: State | None = None) -> Tensor:
     """The condition number of every H_t + Λ_t, ``[b t h]`` (MesaNet Fig. 13)."""
     found = []
-    for operator, _ in recurrence.systems(state):
+    for operator, _ in recurrence.iterate_systems(state):
         curvature = torch.linalg.eigvalsh(operator.dense()).abs()
         found.append(curvature.amax(-1, keepdim=True) / curvature.amin(-1, keepdim=True))
     return _by_head(recurrence, found)

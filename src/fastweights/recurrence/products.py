@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-VANISHED = -1e4
+RESET_LOG_DECAY = -1e4
 """A log decay that is an exact reset in every dtype; it stands for −inf where complex arithmetic
 makes that NaN.
 """
@@ -43,14 +43,14 @@ class Products(NamedTuple):
         return kept + self.key.mT @ values
 
 
-def decayed_products(q: Tensor, k: Tensor, log_decay: Tensor | None) -> Products:
+def decay_products(q: Tensor, k: Tensor, log_decay: Tensor | None) -> Products:
     """`Products` of ``q, k [… t k]`` and ``log_decay [… t 1|k]``, exact for every decay, resets
     (−inf) included.
     """
     if log_decay is None:
         return Products((q @ k.mT).tril(), q, k, None)
     if log_decay.is_complex():
-        log_decay = torch.complex(log_decay.real.clamp(min=VANISHED), log_decay.imag)
+        log_decay = torch.complex(log_decay.real.clamp(min=RESET_LOG_DECAY), log_decay.imag)
     if log_decay.shape[-1] == k.shape[-1]:
         inner, prefix, suffix, carry = _halving(q, k, log_decay)
     else:

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from fastweights.recurrence.base import (
-    Once,
     Recurrence,
     State,
-    masked_stream,
-    one_or_all,
+    lazy_property,
+    mask_stream,
+    pack_state,
     require_width,
 )
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.mesa import Mesa
-from fastweights.recurrence.transition import Diagonal, Erasing
+from fastweights.recurrence.transition import DiagonalTransition, ErasingTransition
 from fastweights.shapes import Map, Mask, Output, PerToken, Segments
 
 
@@ -46,7 +46,7 @@ class Signed(Recurrence):
         require_width("sign", self.sign, 1)
         _ = self.shape
 
-    @Once
+    @lazy_property
     def streams(self) -> dict[str, Tensor]:
         return {**self.inner.streams, "sign": self.sign}
 
@@ -56,15 +56,15 @@ class Signed(Recurrence):
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return self.unsigned().state_shapes
+        return self.without_signs().state_shapes
 
     def step(self, state: Any) -> tuple[Output, State]:
         return self.inner.step(self._times(self._signs(), state))
 
     def chunk(self, state: Any) -> tuple[Output, State]:
-        return self.signed(self.unsigned().chunk(state))
+        return self.restore_signs(self.without_signs().chunk(state))
 
-    def unsigned(self) -> Decay | Delta | Mesa:
+    def without_signs(self) -> Decay | Delta | Mesa:
         """The record of the inner rule whose state is σ_t S_t."""
         signs = self._signs().cumprod(1)
         inner = self.inner
@@ -72,7 +72,7 @@ class Signed(Recurrence):
             return replace(inner, beta=signs * inner.beta, ridge=signs * inner.ridge)
         return replace(inner, q=signs * inner.q, v=signs * inner.v)
 
-    def signed(self, evaluated: tuple[Tensor, State]) -> tuple[Output, State]:
+    def restore_signs(self, evaluated: tuple[Tensor, State]) -> tuple[Output, State]:
         """The output and state of this record from those of the unsigned one."""
         o, state = evaluated
         return o.to(self.output), self._times(self._signs().prod(1, keepdim=True), state)
@@ -84,10 +84,10 @@ class Signed(Recurrence):
 
     def _times(self, sign: Tensor, state: State) -> Any:
         parts = state if isinstance(state, tuple) else (state,)
-        return one_or_all([sign.transpose(1, 2) * part for part in parts])
+        return pack_state([sign.transpose(1, 2) * part for part in parts])
 
     def attention_map(self) -> Map:
-        weights = self.unsigned().attention_map()
+        weights = self.without_signs().attention_map()
         return (
             weights
             if isinstance(self.inner, Mesa)
@@ -98,8 +98,8 @@ class Signed(Recurrence):
         signs = self._signs()
         system, read = self.inner.ltv(), 1
         if isinstance(self.inner, Mesa):
-            system, read = self.unsigned().ltv(), signs.cumprod(1)
-        assert isinstance(system.A, Diagonal | Erasing)
+            system, read = self.without_signs().ltv(), signs.cumprod(1)
+        assert isinstance(system.A, DiagonalTransition | ErasingTransition)
         return replace(
             system,
             A=replace(system.A, decay=system.A.decay * signs),
@@ -108,7 +108,7 @@ class Signed(Recurrence):
         )
 
     def keep(self, mask: Mask) -> Self:
-        return replace(self, inner=self.inner.keep(mask), sign=masked_stream(self.sign, mask, 1.0))
+        return replace(self, inner=self.inner.keep(mask), sign=mask_stream(self.sign, mask, 1.0))
 
     def segments(self, ids: Segments) -> Self:
         return replace(self, inner=self.inner.segments(ids))

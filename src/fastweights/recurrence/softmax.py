@@ -11,15 +11,15 @@ from torch.nn import functional as F
 
 from fastweights.recurrence.base import (
     NoFiniteFormError,
-    Once,
     Recurrence,
     ShapeError,
     State,
     broadcast_lengths,
     check_mask,
+    find_segment_starts,
     heads_first,
+    lazy_property,
     require_width,
-    starts,
 )
 from fastweights.recurrence.timeline import FORGOTTEN, Timeline
 from fastweights.shapes import GroupKeys, GroupValues, Keys, Map, Mask, Output, Segments
@@ -42,8 +42,8 @@ class Softmax(Recurrence):
     k: GroupKeys
     v: GroupValues
     window: int | None = None
-    kept: Tensor | None = None
-    starts: Tensor | None = None
+    keep_mask: Tensor | None = None
+    segment_starts: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
@@ -59,13 +59,13 @@ class Softmax(Recurrence):
             )
         _ = self.shape
 
-    @Once
+    @lazy_property
     def shape(self) -> tuple[int, int, int]:
         one_head = {name: s[:, :, :1] if name == "q" else s for name, s in self.streams.items()}
         b, t, _ = broadcast_lengths(one_head)
         return b, t, self.q.shape[2]
 
-    @Once
+    @lazy_property
     def output(self) -> torch.dtype:
         return torch.promote_types(torch.promote_types(self.q.dtype, self.k.dtype), self.v.dtype)
 
@@ -88,31 +88,38 @@ class Softmax(Recurrence):
         )
 
     def adopt(self, state: State) -> Cache:
-        keys, values, age = as_cached(self, state, "(keys [b g s k], values [b g s v], age [b s])")
+        keys, values, age = check_cache_shapes(
+            self, state, "(keys [b g s k], values [b g s v], age [b s])"
+        )
         return keys, values, age
 
     def step(self, state: Cache) -> tuple[Output, Cache]:
-        seen = self._seen(state)
-        o = self._weights(seen) @ served(seen.values.to(self.accumulator), self.shape[2])
-        return o.transpose(1, 2).to(self.output), self._remembered(seen)
+        seen = self._append_to_cache(state)
+        o = self._weights(seen) @ repeat_kv(seen.values.to(self.accumulator), self.shape[2])
+        return o.transpose(1, 2).to(self.output), self._next_cache(seen)
 
     def chunk(self, state: Cache) -> tuple[Output, Cache]:
-        seen = self._seen(state)
+        seen = self._append_to_cache(state)
         q = heads_first(self.q, self.output).expand(-1, -1, len(self), -1)
         past = seen.keys.shape[2] - len(self)
-        causal = past == 0 and self.window is None and self.kept is None and self.starts is None
+        causal = (
+            past == 0
+            and self.window is None
+            and self.keep_mask is None
+            and self.segment_starts is None
+        )
         mask = None if causal else self._visible(seen)[:, None]
         o = F.scaled_dot_product_attention(
             q, seen.keys, seen.values, mask, is_causal=causal, enable_gqa=True
         )
-        return o.transpose(1, 2), self._remembered(seen)
+        return o.transpose(1, 2), self._next_cache(seen)
 
-    def remembered(self, state: Cache) -> Cache:
+    def advance_cache(self, state: Cache) -> Cache:
         """The cache behind the record."""
-        return self._remembered(self._seen(state))
+        return self._next_cache(self._append_to_cache(state))
 
     def attention_map(self) -> Map:
-        return self._weights(self._seen(self.initial_state()))
+        return self._weights(self._append_to_cache(self.initial_state()))
 
     def ltv(self) -> NoReturn:
         raise NoFiniteFormError(
@@ -122,25 +129,25 @@ class Softmax(Recurrence):
 
     def keep(self, mask: Mask) -> Self:
         check_mask(self, mask, "keep mask")
-        return replace(self, kept=mask[..., None, None])
+        return replace(self, keep_mask=mask[..., None, None])
 
     def segments(self, ids: Segments) -> Self:
         check_mask(self, ids, "segment ids")
-        return replace(self, starts=starts(ids)[..., None, None])
+        return replace(self, segment_starts=find_segment_starts(ids)[..., None, None])
 
-    def _seen(self, state: Cache) -> _Seen:
+    def _append_to_cache(self, state: Cache) -> _VisibleKeys:
         """The cache followed by the record's own tokens."""
         b, t, _ = self.shape
         keys, values, age = state
         k, v = (
             heads_first(s, self.output).expand(b, keys.shape[1], t, -1) for s in (self.k, self.v)
         )
-        time = Timeline.of(age, t, self.kept, self.starts)
+        time = Timeline.of(age, t, self.keep_mask, self.segment_starts)
         if not keys.shape[2]:
-            return _Seen(k, v, time)
-        return _Seen(torch.cat([keys, k], 2), torch.cat([values, v], 2), time)
+            return _VisibleKeys(k, v, time)
+        return _VisibleKeys(torch.cat([keys, k], 2), torch.cat([values, v], 2), time)
 
-    def _visible(self, seen: _Seen) -> Tensor:
+    def _visible(self, seen: _VisibleKeys) -> Tensor:
         """``[b t s]``: which of the seen keys each query attends to."""
         t, s = len(self), seen.keys.shape[2]
         span = FORGOTTEN // 2 if self.window is None else self.window
@@ -148,13 +155,13 @@ class Softmax(Recurrence):
         padding = torch.eye(t, s, dtype=torch.bool, device=self.device).roll(s - t, 1)
         return visible | (padding & ~visible.any(-1, keepdim=True))
 
-    def _weights(self, seen: _Seen) -> Map:
+    def _weights(self, seen: _VisibleKeys) -> Map:
         q = heads_first(self.q, self.accumulator).expand(-1, -1, len(self), -1)
-        keys = served(seen.keys.to(self.accumulator), self.shape[2])
+        keys = repeat_kv(seen.keys.to(self.accumulator), self.shape[2])
         scores = q @ keys.mT / self.q.shape[-1] ** 0.5
         return scores.masked_fill(~self._visible(seen)[:, None], -torch.inf).softmax(-1)
 
-    def _remembered(self, seen: _Seen) -> Cache:
+    def _next_cache(self, seen: _VisibleKeys) -> Cache:
         """The cache for the next token: all that it can still see."""
         age = seen.time.age
         if self.window is None:
@@ -168,7 +175,7 @@ class Softmax(Recurrence):
         )
 
 
-class _Seen(NamedTuple):
+class _VisibleKeys(NamedTuple):
     """All keys and values that a record's queries may see, and where they stand."""
 
     keys: Tensor
@@ -176,7 +183,7 @@ class _Seen(NamedTuple):
     time: Timeline
 
 
-def as_cached(recurrence: Recurrence, state: State, form: str) -> tuple[Tensor, ...]:
+def check_cache_shapes(recurrence: Recurrence, state: State, form: str) -> tuple[Tensor, ...]:
     """`state` if its shapes are the record's, where 0 stands for as many tokens as are kept; or a
     ShapeError.
     """
@@ -193,6 +200,6 @@ def as_cached(recurrence: Recurrence, state: State, form: str) -> tuple[Tensor, 
     return state
 
 
-def served(groups: Tensor, heads: int) -> Tensor:
+def repeat_kv(groups: Tensor, heads: int) -> Tensor:
     """``[b g s ·]`` → ``[b h s ·]``: each group's keys for the query heads it serves."""
     return groups.repeat_interleave(heads // groups.shape[1], dim=1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fastweights.recurrence.products import Products, decayed_products
+from fastweights.recurrence.products import Products, decay_products
 
 
 class Operator(ABC):
@@ -101,10 +101,10 @@ class ChunkGram(Operator):
 def decays_alone(log_decay: Tensor) -> Products:
     """The `Products` of queries and keys of width 1 that are all one."""
     one = torch.ones_like(log_decay)
-    return decayed_products(one, one, log_decay)
+    return decay_products(one, one, log_decay)
 
 
-class Solution(NamedTuple):
+class SolverResult(NamedTuple):
     """x ``[n t k]`` and how many steps each token took, ``[n t 1]``."""
 
     x: Tensor
@@ -115,14 +115,16 @@ class Solver(ABC):
     """How (H_t + Λ) x_t = b_t is solved."""
 
     @abstractmethod
-    def solve(self, operator: Operator, b: Tensor) -> Solution:
+    def solve(self, operator: Operator, b: Tensor) -> SolverResult:
         """The solution for the right-hand sides ``b [n t k]``."""
 
-    def optimum(self, build: Callable[..., Operator], b: Tensor, *theta: Tensor) -> Tensor:
+    def solve_differentiably(
+        self, build: Callable[..., Operator], b: Tensor, *theta: Tensor
+    ) -> Tensor:
         """The solution for ``build(*theta)``, differentiable in b and θ by solving once more."""
-        return implicit(_Solve(self, build), _Product(build), b, *theta)
+        return solve_implicitly(_Solve(self, build), _Product(build), b, *theta)
 
-    def shortened(self) -> Solver:
+    def draw_for_training(self) -> Solver:
         """This solver as one that trains a model for any number of steps would draw it (MesaNet
         app. I).
         """
@@ -180,17 +182,17 @@ class ConjugateGradient(Solver):
         if self.max_steps < 0 or (self.tol is not None and self.tol < 0):
             raise ValueError(f"{self}: steps and tolerance are not negative")
 
-    def solve(self, operator: Operator, b: Tensor) -> Solution:
+    def solve(self, operator: Operator, b: Tensor) -> SolverResult:
         scale = b.detach().abs().amax(-1, keepdim=True)
         found = self._run(operator, _Iterate.start(operator, ratio(b, scale), self.tol or 0.0))
-        return Solution(found.x * scale, found.steps)
+        return SolverResult(found.x * scale, found.steps)
 
-    def shortened(self) -> Unrolled:
+    def draw_for_training(self) -> UnrolledSolver:
         """A random number of steps from 0 to all, differentiated as they are. They end with the
         accuracy of float32: the residual of a converged system has no direction left to
         differentiate.
         """
-        return Unrolled(
+        return UnrolledSolver(
             ConjugateGradient(int(torch.randint(self.max_steps + 1, ())), self.tol or 1e-5)
         )
 
@@ -226,7 +228,7 @@ class ConjugateGradient(Solver):
 
 
 @dataclass(frozen=True)
-class Unrolled(Solver):
+class UnrolledSolver(Solver):
     """`inner`, differentiated step by step: exact for a solution that few steps leave unfinished
     (MesaNet app. I), at the cost of keeping every step. A converged system is better differentiated
     by solving once more.
@@ -234,10 +236,12 @@ class Unrolled(Solver):
 
     inner: ConjugateGradient
 
-    def solve(self, operator: Operator, b: Tensor) -> Solution:
+    def solve(self, operator: Operator, b: Tensor) -> SolverResult:
         return self.inner.solve(operator, b)
 
-    def optimum(self, build: Callable[..., Operator], b: Tensor, *theta: Tensor) -> Tensor:
+    def solve_differentiably(
+        self, build: Callable[..., Operator], b: Tensor, *theta: Tensor
+    ) -> Tensor:
         return self.inner.solve(build(*theta), b).x
 
 
@@ -245,12 +249,12 @@ class Unrolled(Solver):
 class Cholesky(Solver):
     """Direct and exact: every H_t is formed, ``k²`` numbers per token."""
 
-    def solve(self, operator: Operator, b: Tensor) -> Solution:
+    def solve(self, operator: Operator, b: Tensor) -> SolverResult:
         dense = operator.dense()
         sign = dense[..., :1, 0].sign()
         factor = torch.linalg.cholesky(sign[..., None] * dense)
         x = torch.cholesky_solve((sign * b)[..., None], factor).squeeze(-1)
-        return Solution(x, torch.zeros_like(x[..., :1]))
+        return SolverResult(x, torch.zeros_like(x[..., :1]))
 
 
 @dataclass(frozen=True)
@@ -266,7 +270,7 @@ class ShermanMorrison(Solver):
     tol: float = 1e-4
     fallback: Solver = ConjugateGradient(30, 1e-6)
 
-    def solve(self, operator: Operator, b: Tensor) -> Solution:
+    def solve(self, operator: Operator, b: Tensor) -> SolverResult:
         return self.fallback.solve(operator, b)
 
     def advance(self, inverse: Tensor, decay: Tensor, k: Tensor, beta: Tensor) -> Tensor:
@@ -275,7 +279,9 @@ class ShermanMorrison(Solver):
         read = k @ inverse
         return inverse - read.mT * (beta * read) / (1 + beta * (read @ k.mT))
 
-    def solve_from(self, inverse: Tensor, operator: Operator, b: Tensor) -> tuple[Solution, Tensor]:
+    def solve_from(
+        self, inverse: Tensor, operator: Operator, b: Tensor
+    ) -> tuple[SolverResult, Tensor]:
         """(solution, R) of one token, from an R that may be of no use: zeros, or not finite."""
         x = b @ inverse
         error = (b - operator.apply(x)).norm(dim=-1) - self.tol * b.norm(dim=-1)
@@ -285,11 +291,11 @@ class ShermanMorrison(Solver):
             left = operator.take(bad)
             x, steps, inverse = x.clone(), steps, inverse.clone()
             x[bad], steps[bad] = self.fallback.solve(left, b[bad])
-            inverse[bad] = inverted(left)
-        return Solution(x, steps), inverse
+            inverse[bad] = invert_operator(left)
+        return SolverResult(x, steps), inverse
 
 
-def inverted(operator: Operator) -> Tensor:
+def invert_operator(operator: Operator) -> Tensor:
     """(H + Λ)⁻¹ ``[n k k]`` of single tokens."""
     return torch.linalg.inv(operator.dense().squeeze(-3))
 
@@ -317,7 +323,7 @@ class _Product:
         return self.build(*theta).apply(x)
 
 
-def implicit(
+def solve_implicitly(
     solve: Callable[..., Tensor], product: Callable[..., Tensor], b: Tensor, *theta: Tensor
 ) -> Tensor:
     """x = A(θ)⁻¹ b by `solve`, differentiable although the solver is never unrolled (MesaNet app.
@@ -330,10 +336,10 @@ def implicit(
         x = solve(b, *theta)
     if not torch.is_grad_enabled():
         return x
-    return Implicit.apply(solve, b - product(x, *theta), x, *theta)  # type: ignore[return-value]
+    return ImplicitSolve.apply(solve, b - product(x, *theta), x, *theta)  # type: ignore[return-value]
 
 
-class Implicit(torch.autograd.Function):
+class ImplicitSolve(torch.autograd.Function):
     """x, as a function of the residual b - A(θ) x."""
 
     @staticmethod

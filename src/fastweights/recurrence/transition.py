@@ -58,7 +58,7 @@ class Transition(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Diagonal(Transition):
+class DiagonalTransition(Transition):
     """diag(α_t), ``decay [b t h k]``, or ``[b t h 1]``: a number per head times the identity of
     `size` rows.
     """
@@ -87,25 +87,25 @@ class Diagonal(Transition):
         return self.decay.conj()[..., None] * states
 
     def dense(self) -> Tensor:
-        return torch.diag_embed(self._spelled_out())
+        return torch.diag_embed(self._expand())
 
     def eigenvalues(self) -> Tensor:
-        return self._spelled_out()
+        return self._expand()
 
     def after(self, earlier: Transition) -> Transition:
-        if isinstance(earlier, Diagonal):
+        if isinstance(earlier, DiagonalTransition):
             return replace(self, decay=self.decay * earlier.decay)
-        return Full(self.apply(earlier.dense()))
+        return DenseTransition(self.apply(earlier.dense()))
 
     def extend(self, extra: int) -> Transition:
-        return replace(self, decay=F.pad(self._spelled_out(), (0, extra)), size=self.size + extra)
+        return replace(self, decay=F.pad(self._expand(), (0, extra)), size=self.size + extra)
 
-    def _spelled_out(self) -> Tensor:
+    def _expand(self) -> Tensor:
         return self.decay.expand(*self.decay.shape[:-1], self.size)
 
 
 @dataclass(frozen=True, eq=False)
-class Erasing(Transition):
+class ErasingTransition(Transition):
     """(I - β_t k_tᵀ k_t) diag(α_t): identity plus rank one (DeltaNet), with real streams
 
     decay ``[b t h 1|k]``,  k ``[b t h k]``,  beta ``[b t h 1]``
@@ -127,10 +127,10 @@ class Erasing(Transition):
         return replace(self, decay=decay, k=k, beta=beta)
 
     def apply(self, states: Tensor) -> Tensor:
-        return self._erased(self.decay[..., None] * states)
+        return self._erase(self.decay[..., None] * states)
 
     def apply_adjoint(self, states: Tensor) -> Tensor:
-        return self.decay[..., None] * self._erased(states)
+        return self.decay[..., None] * self._erase(states)
 
     def dense(self) -> Tensor:
         return self.apply(torch.eye(self.width, dtype=self.k.dtype, device=self.k.device))
@@ -148,18 +148,18 @@ class Erasing(Transition):
         return sign * torch.linalg.eigvalsh(torch.diag_embed(decay) - erased)
 
     def after(self, earlier: Transition) -> Transition:
-        return Full(self.apply(earlier.dense()))
+        return DenseTransition(self.apply(earlier.dense()))
 
     def extend(self, extra: int) -> Transition:
         decay = self.decay.expand_as(self.k)
         return replace(self, decay=F.pad(decay, (0, extra)), k=F.pad(self.k, (0, extra)))
 
-    def _erased(self, states: Tensor) -> Tensor:
+    def _erase(self, states: Tensor) -> Tensor:
         return states - (self.beta * self.k)[..., :, None] * (self.k[..., None, :] @ states)
 
 
 @dataclass(frozen=True, eq=False)
-class Delayed(Transition):
+class DelayedTransition(Transition):
     """[diag(α_t) 0; I 0]: a diagonal transition of k/2 rows, followed by the state it had a token
     ago
 
@@ -197,14 +197,14 @@ class Delayed(Transition):
         return self.decay.expand(*self.decay.shape[:-1], self.size // 2)
 
     def after(self, earlier: Transition) -> Transition:
-        return Full(self.apply(earlier.dense()))
+        return DenseTransition(self.apply(earlier.dense()))
 
     def extend(self, extra: int) -> Transition:
-        return Full(self.dense()).extend(extra)
+        return DenseTransition(self.dense()).extend(extra)
 
 
 @dataclass(frozen=True, eq=False)
-class Register(Transition):
+class ShiftRegister(Transition):
     """A shift register of `slots` rows; what leaves it is added to the f rows below, along its
     features (LoLCATs)
 
@@ -234,7 +234,7 @@ class Register(Transition):
         slots, memory = states.split([self.slots, self.width - self.slots], -2)
         memory = memory + self.leaving[..., None] * slots[..., -1:, :]
         slots = torch.cat([torch.zeros_like(slots[..., :1, :]), slots[..., :-1, :]], -2)
-        return self._masked(
+        return self._apply_masks(
             torch.cat([slots.expand(*memory.shape[:-2], -1, -1), memory], -2), states
         )
 
@@ -242,7 +242,9 @@ class Register(Transition):
         slots, memory = states.split([self.slots, self.width - self.slots], -2)
         read = (self.leaving.conj()[..., None] * memory).sum(-2, keepdim=True)
         slots = torch.cat([slots[..., 1:, :].expand(*read.shape[:-2], -1, -1), read], -2)
-        return self._masked(torch.cat([slots, memory.expand(*read.shape[:-2], -1, -1)], -2), states)
+        return self._apply_masks(
+            torch.cat([slots, memory.expand(*read.shape[:-2], -1, -1)], -2), states
+        )
 
     def dense(self) -> Tensor:
         return self.apply(
@@ -253,18 +255,18 @@ class Register(Transition):
         return self.lasts.to(self.leaving.dtype).expand_as(self.leaving)
 
     def after(self, earlier: Transition) -> Transition:
-        return Full(self.apply(earlier.dense()))
+        return DenseTransition(self.apply(earlier.dense()))
 
     def extend(self, extra: int) -> Transition:
-        return Full(self.dense()).extend(extra)
+        return DenseTransition(self.dense()).extend(extra)
 
-    def _masked(self, moved: Tensor, states: Tensor) -> Tensor:
+    def _apply_masks(self, moved: Tensor, states: Tensor) -> Tensor:
         return torch.where(self.moves[..., None], moved, states) * self.lasts[..., None]
 
 
 @dataclass(frozen=True, eq=False)
-class Full(Transition):
-    """Any ``matrix [b t h k k]``: products of several `Erasing` ones."""
+class DenseTransition(Transition):
+    """Any ``matrix [b t h k k]``: products of several `ErasingTransition` ones."""
 
     matrix: Tensor
 
@@ -291,7 +293,7 @@ class Full(Transition):
         return torch.linalg.eigvals(self.matrix)
 
     def after(self, earlier: Transition) -> Transition:
-        return Full(self.apply(earlier.dense()))
+        return DenseTransition(self.apply(earlier.dense()))
 
     def extend(self, extra: int) -> Transition:
         return replace(self, matrix=F.pad(self.matrix, (0, extra, 0, extra)))

@@ -10,21 +10,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.recurrence.base import (
-    Once,
     Recurrence,
     ShapeError,
     State,
     broadcast_lengths,
     check_mask,
+    find_segment_starts,
     heads_first,
-    reciprocal,
+    lazy_property,
+    reciprocal_or_zero,
     require_width,
-    starts,
 )
 from fastweights.recurrence.ltv import LTV
-from fastweights.recurrence.softmax import as_cached, served
+from fastweights.recurrence.softmax import check_cache_shapes, repeat_kv
 from fastweights.recurrence.timeline import FORGOTTEN, Timeline
-from fastweights.recurrence.transition import Diagonal, Register, Transition
+from fastweights.recurrence.transition import DiagonalTransition, ShiftRegister, Transition
 from fastweights.shapes import (
     Features,
     GroupFeatures,
@@ -71,8 +71,8 @@ class WindowedLinear(Recurrence):
     window: int
     shared: bool = True
     softcap: float | None = None
-    kept: Tensor | None = None
-    starts: Tensor | None = None
+    keep_mask: Tensor | None = None
+    segment_starts: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.window < 0:
@@ -97,7 +97,7 @@ class WindowedLinear(Recurrence):
         """g"""
         return max(s.shape[2] for s in (self.k, self.v, self.fk))
 
-    @Once
+    @lazy_property
     def shape(self) -> tuple[int, int, int]:
         per_group = ("k", "v", "fk")
         _, _, g = broadcast_lengths(
@@ -132,23 +132,23 @@ class WindowedLinear(Recurrence):
         form = (
             "(keys [b g s k], values [b g s v], features [b g s f], memory [b g f v+1], age [b s])"
         )
-        keys, values, features, memory, age = as_cached(self, state, form)
+        keys, values, features, memory, age = check_cache_shapes(self, state, form)
         return keys, values, features, memory.to(self.accumulator), age
 
     def step(self, state: WindowState) -> tuple[Output, WindowState]:
         """The equation above as it stands; a token that may be padding or begin a document is a
         chunk of one.
         """
-        if self.kept is not None or self.starts is not None:
+        if self.keep_mask is not None or self.segment_starts is not None:
             return self.chunk(state)
         *cached, memory, age = state
-        keys, values, features = self._followed(cached)
+        keys, values, features = self._append_tokens(cached)
         age, exact = F.pad(age, (0, 1)), with_ones(values.to(self.accumulator))
         q, fq, mix = (
             self._queries(s).unflatten(1, (self.groups, -1)).squeeze(3)
             for s in (self.q, self.fq, self.mix)
         )
-        scores = capped(q @ keys.to(self.accumulator).mT / q.shape[-1] ** 0.5, self.softcap)
+        scores = soft_cap(q @ keys.to(self.accumulator).mT / q.shape[-1] ** 0.5, self.softcap)
         near = (
             _exponentials(scores.masked_fill((age >= self.window)[:, None, None], -torch.inf))
             @ exact
@@ -156,35 +156,37 @@ class WindowedLinear(Recurrence):
         leaving = features[:, :, :1] * (age[:, :1] == max(self.window - 1, 0))[:, None, :, None]
         written = memory + leaving.to(memory.dtype).mT @ exact[:, :, :1]
         far = fq @ (memory if self.window else written)
-        o = divided(joined(near, far, mix, shared=self.shared))[..., :-1].flatten(1, 2)[:, None]
+        o = normalize_by_last(mix_window_and_memory(near, far, mix, shared=self.shared))[
+            ..., :-1
+        ].flatten(1, 2)[:, None]
         rest = slice(int(age.shape[1] >= self.window), None)
         ring = (s[:, :, rest] for s in (keys, values, features))
         age = torch.where(age < FORGOTTEN, age + 1, age)[:, rest]
         return o.to(self.output), (*ring, written, age)  # type: ignore[return-value]
 
     def chunk(self, state: WindowState) -> tuple[Output, WindowState]:
-        seen = self._seen(state)
+        seen = self._append_to_cache(state)
         values = with_ones(seen.values.to(self.accumulator))
         near, far = self._weights(seen)
         first = (seen.time.document[:, -len(self) :] == 0)[:, None, :, None]
-        read = (self._queries(self.fq) * first) @ served(state[3], self.shape[2])
-        values = served(values, self.shape[2])
-        o = self._joined(near @ values, far @ values + read)
-        return o.transpose(1, 2).to(self.output), self._remembered(seen, state[3])
+        read = (self._queries(self.fq) * first) @ repeat_kv(state[3], self.shape[2])
+        values = repeat_kv(values, self.shape[2])
+        o = self._mix_and_normalize(near @ values, far @ values + read)
+        return o.transpose(1, 2).to(self.output), self._next_state(seen, state[3])
 
     def attention_map(self) -> Map:
-        near, far = self._weights(self._seen(self.initial_state()))
-        return self._joined(_with_sum(near), _with_sum(far))
+        near, far = self._weights(self._append_to_cache(self.initial_state()))
+        return self._mix_and_normalize(_with_sum(near), _with_sum(far))
 
     def ltv(self) -> LTV:
         """The last w values in a shift register, whose end goes on into S: w + f rows."""
-        seen, w = self._seen(self.initial_state()), self.window
+        seen, w = self._append_to_cache(self.initial_state()), self.window
         near, far = self._weights(seen)
         behind = seen.time.distance[..., None] == torch.arange(w + 1, device=self.device)
         behind = (behind & seen.time.same_document[..., None]).to(self.accumulator)
-        features = served(seen.features.to(self.accumulator), near.shape[1])
+        features = repeat_kv(seen.features.to(self.accumulator), near.shape[1])
         slots, fq = torch.einsum("bhts,btsj->bhtj", near, behind[..., :w]), self._queries(self.fq)
-        read = self._joined(
+        read = self._mix_and_normalize(
             torch.cat([slots, 0 * fq, near.sum(-1, keepdim=True)], -1),
             torch.cat([0 * slots, fq, far.sum(-1, keepdim=True)], -1),
         )
@@ -195,68 +197,73 @@ class WindowedLinear(Recurrence):
         """(A, B) of `ltv`, from the features ``[b t h f]`` of the tokens that leave the window."""
         b, t, _ = self.shape
         always = torch.ones(b, t, 1, 1, dtype=torch.bool, device=self.device)
-        moves = always if self.kept is None else self.kept
-        lasts = always if self.starts is None else ~self.starts
+        moves = always if self.keep_mask is None else self.keep_mask
+        lasts = always if self.segment_starts is None else ~self.segment_starts
         if self.window == 0:
             return (
-                Diagonal(lasts.to(leaving.dtype).expand(*leaving.shape[:3], 1), leaving.shape[-1]),
+                DiagonalTransition(
+                    lasts.to(leaving.dtype).expand(*leaving.shape[:3], 1), leaving.shape[-1]
+                ),
                 moves * leaving,
             )
         slots = torch.zeros(
             self.window + leaving.shape[-1], dtype=leaving.dtype, device=self.device
         )
         slots[0] = 1
-        return Register(leaving, self.window, moves, lasts), moves * slots.expand(
+        return ShiftRegister(leaving, self.window, moves, lasts), moves * slots.expand(
             *leaving.shape[:3], -1
         )
 
     def keep(self, mask: Mask) -> Self:
         check_mask(self, mask, "keep mask")
-        return replace(self, kept=mask[..., None, None])
+        return replace(self, keep_mask=mask[..., None, None])
 
     def segments(self, ids: Segments) -> Self:
         check_mask(self, ids, "segment ids")
-        return replace(self, starts=starts(ids)[..., None, None])
+        return replace(self, segment_starts=find_segment_starts(ids)[..., None, None])
 
-    def _joined(self, near: Tensor, far: Tensor) -> Tensor:
-        return divided(joined(near, far, self._queries(self.mix), shared=self.shared))[..., :-1]
+    def _mix_and_normalize(self, near: Tensor, far: Tensor) -> Tensor:
+        return normalize_by_last(
+            mix_window_and_memory(near, far, self._queries(self.mix), shared=self.shared)
+        )[..., :-1]
 
     def _queries(self, stream: Tensor) -> Tensor:
         """`stream` of queries as ``[b h t ·]``, zero where a token is padding."""
         b, t, h = self.shape
         stream = heads_first(stream, self.accumulator).expand(b, h, t, -1)
-        return stream if self.kept is None else stream * self.kept.transpose(1, 2)
+        return stream if self.keep_mask is None else stream * self.keep_mask.transpose(1, 2)
 
-    def _seen(self, state: WindowState) -> _Seen:
+    def _append_to_cache(self, state: WindowState) -> _VisibleTokens:
         """The cache followed by the record's own tokens."""
         *cached, _, age = state
-        return _Seen(
-            *self._followed(cached), time=Timeline.of(age, len(self), self.kept, self.starts)
+        return _VisibleTokens(
+            *self._append_tokens(cached),
+            time=Timeline.of(age, len(self), self.keep_mask, self.segment_starts),
         )
 
-    def _followed(self, cached: list[Tensor]) -> list[Tensor]:
+    def _append_tokens(self, cached: list[Tensor]) -> list[Tensor]:
         """Cached keys, values and features ``[b g s ·]`` with the record's own behind them."""
         b, t, _ = self.shape
         own = (s.transpose(1, 2).expand(b, self.groups, t, -1) for s in (self.k, self.v, self.fk))
         return [torch.cat([old, new], 2) for old, new in zip(cached, own, strict=True)]
 
-    def _weights(self, seen: _Seen) -> tuple[Map, Map]:
+    def _weights(self, seen: _VisibleTokens) -> tuple[Map, Map]:
         """e^(s - c) inside the window and φ φᵀ before it."""
         keys, features = (
-            served(s.to(self.accumulator), self.shape[2]) for s in (seen.keys, seen.features)
+            repeat_kv(s.to(self.accumulator), self.shape[2]) for s in (seen.keys, seen.features)
         )
         reach = (
             seen.time.same_document
-            if self.kept is None
-            else seen.time.same_document & self.kept[..., 0]
+            if self.keep_mask is None
+            else seen.time.same_document & self.keep_mask[..., 0]
         )
         near = reach & (seen.time.distance < self.window)
         far = reach & (seen.time.distance >= self.window) & (seen.time.distance < FORGOTTEN // 2)
-        scores = capped(self._queries(self.q) @ keys.mT / self.q.shape[-1] ** 0.5, self.softcap)
+        scores = soft_cap(self._queries(self.q) @ keys.mT / self.q.shape[-1] ** 0.5, self.softcap)
         weights = _exponentials(scores.masked_fill(~near[:, None], -torch.inf))
         return weights, (self._queries(self.fq) @ features.mT) * far[:, None]
 
-    def _remembered(self, seen: _Seen, memory: Tensor) -> WindowState:
+    def _next_state(self, seen: _VisibleTokens, memory: Tensor) -> WindowState:
         """The last w - 1 tokens as they are, and all before them in S."""
         age, newest = seen.time.age, seen.time.newest(max(self.window - 1, 0))
         gone = ((age >= self.window) & (age < FORGOTTEN // 2))[:, None, :, None]
@@ -273,7 +280,7 @@ class WindowedLinear(Recurrence):
         return *cached, memory * current + written, last  # type: ignore[return-value]
 
 
-class _Seen(NamedTuple):
+class _VisibleTokens(NamedTuple):
     """All that a record's queries may see, and where it stands."""
 
     keys: Tensor
@@ -288,7 +295,7 @@ def _exponentials(scores: Tensor) -> Tensor:
     return (scores - highest.masked_fill(highest == -torch.inf, 0)).exp()
 
 
-def capped(scores: Tensor, softcap: float | None) -> Tensor:
+def soft_cap(scores: Tensor, softcap: float | None) -> Tensor:
     """a tanh(s / a), between -a and a."""
     return scores if softcap is None else softcap * (scores / softcap).tanh()
 
@@ -302,15 +309,15 @@ def _with_sum(weights: Tensor) -> Tensor:
     return torch.cat([weights, weights.sum(-1, keepdim=True)], -1)
 
 
-def joined(near: Tensor, far: Tensor, mix: Tensor, *, shared: bool) -> Tensor:
+def mix_window_and_memory(near: Tensor, far: Tensor, mix: Tensor, *, shared: bool) -> Tensor:
     """What o is the quotient of, from both sides' sums ``[… v+1]``; the last column is the
     normaliser.
     """
     if shared:
         return mix * near + far
-    return mix * divided(near) + (1 - mix) * divided(far)
+    return mix * normalize_by_last(near) + (1 - mix) * normalize_by_last(far)
 
 
-def divided(sums: Tensor) -> Tensor:
+def normalize_by_last(sums: Tensor) -> Tensor:
     """By the last column; a row without any weight stays zero."""
-    return sums * reciprocal(sums[..., -1:])
+    return sums * reciprocal_or_zero(sums[..., -1:])

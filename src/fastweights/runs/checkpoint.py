@@ -16,9 +16,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from fastweights.runs.errors import CheckpointError
-from fastweights.runs.files import discard, sweep, whole_folder
+from fastweights.runs.files import atomic_folder, remove_folder, remove_partials
 
-KEPT = 2
+CHECKPOINTS_TO_KEEP = 2
 M = TypeVar("M", bound=PreTrainedModel)
 
 
@@ -52,7 +52,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        sweep(folder)
+        remove_partials(folder)
 
     def save(
         self,
@@ -74,12 +74,14 @@ class Checkpoints:
         before it.
         """
         target = self._at(progress.step)
-        with whole_folder(target) as folder:
+        with atomic_folder(target) as folder:
             fill(folder)
             files = {path.name: _hash(path) for path in sorted(folder.iterdir())}
-            (folder / "training.json").write_text(json.dumps({**asdict(progress), "files": files}, indent=1))
-        for old in self._all()[:-KEPT]:
-            discard(old)
+            (folder / "training.json").write_text(
+                json.dumps({**asdict(progress), "files": files}, indent=1)
+            )
+        for old in self._all()[:-CHECKPOINTS_TO_KEEP]:
+            remove_folder(old)
 
     def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
         """The newest sound one, or None if there are none; later ones are damaged: they are set
@@ -99,14 +101,16 @@ class Checkpoints:
                 self._set_aside_after(folder)
                 return checkpoint
         if damage:
-            raise CheckpointError(f"no sound checkpoint: {'; '.join(damage)}; remove {self._folder} to start again")
+            raise CheckpointError(
+                f"no sound checkpoint: {'; '.join(damage)}; remove {self._folder} to start again"
+            )
         return None
 
     def _set_aside_after(self, folder: Path) -> None:
         for later in self._all():
             if later.name > folder.name:
                 aside = later.with_name(f"{later.name}.damaged")
-                discard(aside)
+                remove_folder(aside)
                 later.rename(aside)
 
     def has(self, step: int) -> bool:
@@ -129,7 +133,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         content = json.loads(record.read_text())
         progress, files = Progress(content["step"], content["seconds"]), dict(content["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{record} is missing or damaged: {folder} is not a checkpoint") from error
+        raise CheckpointError(
+            f"{record} is missing or damaged: {folder} is not a checkpoint"
+        ) from error
     for name, expected in files.items():
         path = folder / name
         if not path.is_file() or _hash(path) != expected:
@@ -160,11 +166,17 @@ def model_folder(path: Path) -> Path:
     """The model folder that `path` means: itself, or that of a run, finished or not. Raises
     CheckpointError.
     """
-    candidates = [path, path / "model", *sorted((path / "checkpoints").glob("step-????????"), reverse=True)]
+    candidates = [
+        path,
+        path / "model",
+        *sorted((path / "checkpoints").glob("step-????????"), reverse=True),
+    ]
     for folder in candidates:
         if (folder / "config.json").is_file():
             return folder
-    raise CheckpointError(f"no model at {path}: it has no config.json, and neither does a run's folder in it")
+    raise CheckpointError(
+        f"no model at {path}: it has no config.json, and neither does a run's folder in it"
+    )
 
 
 def _hash(path: Path) -> str:

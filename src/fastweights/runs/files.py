@@ -12,22 +12,22 @@ PARTIAL = ".partial"
 
 
 @contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
+def atomic_folder(target: Path) -> Iterator[Path]:
     """A new folder to fill; it takes the place of `target` when the block ends without an error."""
     partial = _partial(target)
-    discard(partial)
+    remove_folder(partial)
     partial.mkdir(parents=True)
     yield partial
     for path in partial.rglob("*"):
         sync(path)
     sync(partial)
-    discard(target)
+    remove_folder(target)
     partial.rename(target)
     sync(target.parent)
 
 
 @contextmanager
-def whole_file(target: Path) -> Iterator[Path]:
+def atomic_file(target: Path) -> Iterator[Path]:
     """A path to write; the file takes the place of `target` when the block ends without an
     error.
     """
@@ -46,7 +46,7 @@ def append_line(path: Path, line: str) -> None:
         os.fsync(file.fileno())
 
 
-def whole_lines(path: Path) -> list[str]:
+def complete_lines(path: Path) -> list[str]:
     """The lines of a file but for a torn last one; none if there is no file."""
     if not path.exists():
         return []
@@ -54,20 +54,22 @@ def whole_lines(path: Path) -> list[str]:
     return [line for line in lines if line.endswith("\n")]
 
 
-def discard(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     """Remove a folder such that no half of it is ever seen under its name."""
     if folder.exists() and not folder.name.endswith(PARTIAL):
         doomed = folder.with_name(f".{folder.name}.old{PARTIAL}")
-        discard(doomed)
+        remove_folder(doomed)
         folder = folder.rename(doomed)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def sweep(folder: Path) -> None:
-    """Remove what an interrupted `whole_folder`, `whole_file` or `discard` left in `folder`."""
+def remove_partials(folder: Path) -> None:
+    """Remove what an interrupted `atomic_folder`, `atomic_file` or `remove_folder` left in
+    `folder`.
+    """
     for path in folder.glob(f".*{PARTIAL}"):
         if path.is_dir():
-            discard(path)
+            remove_folder(path)
         else:
             path.unlink(missing_ok=True)
 

@@ -17,10 +17,10 @@ from filelock import FileLock, Timeout
 
 from fastweights.runs.checkpoint import Progress
 from fastweights.runs.errors import CheckpointError
-from fastweights.runs.files import PARTIAL, whole_file
+from fastweights.runs.files import PARTIAL, atomic_file
 
 
-class Clock:
+class TrainingClock:
     """Seconds of a run over all its sittings, and its speed."""
 
     def __init__(self, progress: Progress) -> None:
@@ -35,44 +35,52 @@ class Clock:
         """Measure the speed from here."""
         self._since, self._step = self.seconds, step
 
-    def speed(self, step: int) -> float:
+    def steps_per_second(self, step: int) -> float:
         """Steps per second."""
         return (step - self._step) / max(self.seconds - self._since, 1e-9)
 
 
-def seeded(*numbers: int) -> int:
+def random_seed_from(*numbers: int) -> int:
     """One seed from several numbers, so that randomness is a function of the step."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
 
 
-def claimed(out: Path, config: object) -> bool:
+def is_run(out: Path, config: object) -> bool:
     """Whether `out` is this run's already. Raises CheckpointError if it is something else's."""
     record = out / "run.json"
     if not record.exists():
         if out.exists() and any(not path.name.endswith(PARTIAL) for path in out.iterdir()):
-            raise CheckpointError(f"{out} exists and is not a training run; choose another folder, or remove it")
+            raise CheckpointError(
+                f"{out} exists and is not a training run; choose another folder, or remove it"
+            )
         return False
     try:
-        theirs = _flat(json.loads(record.read_text()))
+        theirs = _flatten(json.loads(record.read_text()))
     except (ValueError, AttributeError) as error:
-        raise CheckpointError(f"{record} is damaged; choose another folder, or remove {out}") from error
-    ours = _flat(plain(config))
+        raise CheckpointError(
+            f"{record} is damaged; choose another folder, or remove {out}"
+        ) from error
+    ours = _flatten(to_json_value(config))
     changed = [
-        f"{key} was {theirs.get(key)}, is {ours.get(key)}" for key in theirs | ours if theirs.get(key) != ours.get(key)
+        f"{key} was {theirs.get(key)}, is {ours.get(key)}"
+        for key in theirs | ours
+        if theirs.get(key) != ours.get(key)
     ]
     if changed:
-        raise CheckpointError(f"{out} holds another run ({'; '.join(changed)}); choose another folder, or remove it")
+        raise CheckpointError(
+            f"{out} holds another run ({'; '.join(changed)}); choose another folder, or remove it"
+        )
     return True
 
 
-def claim(out: Path, config: object) -> None:
+def create_run(out: Path, config: object) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    with whole_file(out / "run.json") as new:
-        new.write_text(json.dumps(plain(config), indent=1))
+    with atomic_file(out / "run.json") as new:
+        new.write_text(json.dumps(to_json_value(config), indent=1))
 
 
 @contextmanager
-def sole(out: Path) -> Iterator[None]:
+def lock_run(out: Path) -> Iterator[None]:
     """Keeps other processes from training in `out`. Raises CheckpointError if one is there
     already.
     """
@@ -80,24 +88,26 @@ def sole(out: Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
-        raise CheckpointError(f"another process trains in {out}; wait for it, or choose another folder") from error
+        raise CheckpointError(
+            f"another process trains in {out}; wait for it, or choose another folder"
+        ) from error
     try:
         yield
     finally:
         lock.release()
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """A value as JSON has it, dataclasses with the names of their types."""
     if is_dataclass(value):
-        content = {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        content = {field.name: to_json_value(getattr(value, field.name)) for field in fields(value)}
         return {"type": type(value).__name__, **content}
     return json.loads(json.dumps(value))
 
 
-def _flat(value: Any, path: str = "") -> dict[str, object]:
+def _flatten(value: Any, path: str = "") -> dict[str, object]:
     """Nested dictionaries as one, keys joined by dots."""
     if not isinstance(value, dict):
         return {path: value}
-    inner = [_flat(part, f"{path}.{key}" if path else key) for key, part in value.items()]
+    inner = [_flatten(part, f"{path}.{key}" if path else key) for key, part in value.items()]
     return {key: part for flat in inner for key, part in flat.items()}

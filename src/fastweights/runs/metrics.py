@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from fastweights.runs.files import append_line, whole_file, whole_lines
+from fastweights.runs.files import append_line, atomic_file, complete_lines
 
 Row = Mapping[str, float]
 """step, loss [nats/token], lr, tokens_per_second, seconds; val_loss [nats/token] where it was
@@ -23,7 +23,7 @@ class Metrics:
 
     def cut(self) -> None:
         """Remove later lines, and a torn last one, from the file."""
-        with whole_file(self._path) as new:
+        with atomic_file(self._path) as new:
             new.write_text("".join(_line(row) + "\n" for row in self.rows))
 
     def append(self, row: Row) -> None:
@@ -34,7 +34,7 @@ class Metrics:
 
 def rows(path: Path) -> list[Row]:
     """The whole lines of a metrics file; none if there is no file."""
-    return [json.loads(line) for line in whole_lines(path)]
+    return [json.loads(line) for line in complete_lines(path)]
 
 
 def _line(row: Row) -> str:

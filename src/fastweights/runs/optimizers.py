@@ -11,7 +11,7 @@ from itertools import chain
 from torch import Tensor, nn, optim
 
 
-class Recipe(ABC):
+class OptimizerConfig(ABC):
     """A way to optimise a model; compared by value.
 
     To add one, such as Muon for the matrices, return several optimisers that share out the
@@ -26,7 +26,7 @@ class Recipe(ABC):
 
 
 @dataclass(frozen=True)
-class AdamW(Recipe):
+class AdamW(OptimizerConfig):
     """AdamW whose weight decay pulls on the matrices of linear layers only."""
 
     lr: float = 3e-3
@@ -42,7 +42,15 @@ class AdamW(Recipe):
             {"params": decayed, "weight_decay": self.weight_decay},
             {"params": others, "weight_decay": 0.0},
         ]
-        return [optim.AdamW([g for g in groups if g["params"]], lr=self.lr, betas=self.betas, eps=self.eps, fused=True)]
+        return [
+            optim.AdamW(
+                [g for g in groups if g["params"]],
+                lr=self.lr,
+                betas=self.betas,
+                eps=self.eps,
+                fused=True,
+            )
+        ]
 
 
 class Schedule(ABC):
@@ -86,12 +94,14 @@ def matrices(model: nn.Module) -> list[nn.Parameter]:
     """The weights of linear layers that are not embeddings too: no norms, biases or parameters of a
     mixer's own.
     """
-    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    embeddings = {
+        id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
+    }
     weights = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)} - embeddings
     return [p for p in model.parameters() if p.requires_grad and id(p) in weights]
 
 
-def set_rates(optimizers: Iterable[optim.Optimizer], factor: float) -> None:
+def set_learning_rates(optimizers: Iterable[optim.Optimizer], factor: float) -> None:
     """Set every group's learning rate to `factor` of its peak."""
     for group in _groups(optimizers):
         group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
@@ -108,7 +118,9 @@ def state_tensors(optimizers: Iterable[optim.Optimizer], model: nn.Module) -> di
     }
 
 
-def load_state(optimizers: Iterable[optim.Optimizer], model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def load_state_tensors(
+    optimizers: Iterable[optim.Optimizer], model: nn.Module, tensors: Mapping[str, Tensor]
+) -> None:
     """Give back what `state_tensors` took."""
     name = {id(p): n for n, p in model.named_parameters()}
     states: dict[str, dict[str, Tensor]] = {}
@@ -117,8 +129,12 @@ def load_state(optimizers: Iterable[optim.Optimizer], model: nn.Module, tensors:
         states.setdefault(parameter, {})[quantity] = tensor
     for optimizer in optimizers:
         held = [name[id(p)] for group in optimizer.param_groups for p in group["params"]]
-        state = {index: states[parameter] for index, parameter in enumerate(held) if parameter in states}
-        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        state = {
+            index: states[parameter] for index, parameter in enumerate(held) if parameter in states
+        }
+        optimizer.load_state_dict(
+            {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+        )
 
 
 def _groups(optimizers: Iterable[optim.Optimizer]) -> Iterable[dict]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from fastweights.runs.errors import DataError
-from fastweights.runs.files import whole_folder
+from fastweights.runs.files import atomic_folder
 from fastweights.text.tokenizers import Bytes, Tokenization, encode
 
 BUNDLED = {"shakespeare": "tinyshakespeare.txt.gz"}
@@ -42,7 +42,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Size:
+class TextSize:
     """Of a text."""
 
     tokens: int
@@ -62,7 +62,7 @@ class Corpus:
     tokenizer: PreTrainedTokenizerFast
     train: np.ndarray
     validation: np.ndarray
-    sizes: dict[str, Size]
+    sizes: dict[str, TextSize]
 
     @property
     def tokens_per_byte(self) -> float:
@@ -71,23 +71,23 @@ class Corpus:
 
     def save(self, folder: Path) -> Corpus:
         """The same corpus, its tokens in files of `folder` that are mapped into memory."""
-        with whole_folder(folder) as new:
+        with atomic_folder(folder) as new:
             self.tokenizer.save_pretrained(new)
             np.save(new / "train.npy", self.train)
             np.save(new / "validation.npy", self.validation)
             sizes = {part: asdict(size) for part, size in self.sizes.items()}
             (new / "corpus.json").write_text(json.dumps(sizes, indent=1))
-        return load(folder)
+        return load_corpus(folder)
 
 
-def load(folder: Path) -> Corpus:
+def load_corpus(folder: Path) -> Corpus:
     """The corpus that `Corpus.save` put into `folder`. Raises DataError if it is damaged."""
     try:
         parts = {
             part: np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("train", "validation")
         }
         sizes = {
-            part: Size(**size)
+            part: TextSize(**size)
             for part, size in json.loads((folder / "corpus.json").read_text()).items()
         }
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -98,7 +98,7 @@ def load(folder: Path) -> Corpus:
     return Corpus(tokenizer, parts["train"], parts["validation"], sizes)
 
 
-def read(text: Text) -> Corpus:
+def read_corpus(text: Text) -> Corpus:
     """Read, split and tokenize. Raises DataError, which names the file, for text that cannot be
     used.
     """
@@ -113,9 +113,9 @@ def read(text: Text) -> Corpus:
     return Corpus(tokenizer, train, validation, {"train": train_size, "validation": size})
 
 
-def tokenized(
+def tokenize_sources(
     sources: Sequence[str], tokenizer: PreTrainedTokenizerFast
-) -> tuple[np.ndarray, Size]:
+) -> tuple[np.ndarray, TextSize]:
     """All text of `sources`, as `Text` has them, in tokens ``[n]``, and its size. Raises
     DataError.
     """
@@ -124,9 +124,9 @@ def tokenized(
 
 def _tokens(
     tokenizer: PreTrainedTokenizerFast, documents: Sequence[str]
-) -> tuple[np.ndarray, Size]:
+) -> tuple[np.ndarray, TextSize]:
     tokens = encode(tokenizer, documents)
-    return tokens, Size(len(tokens), sum(len(document.encode()) for document in documents))
+    return tokens, TextSize(len(tokens), sum(len(document.encode()) for document in documents))
 
 
 def split(documents: Sequence[str], fraction: float = 0.9) -> tuple[list[str], list[str]]:
@@ -187,11 +187,11 @@ class Windows:
         epoch, position = divmod(index, self.epoch)
         stride = self.length - 1
         shifts = min(stride, len(self.tokens) - self.length - (self.epoch - 1) * stride + 1)
-        shift, order = _shuffled(self.seed, epoch, self.epoch, shifts)
+        shift, order = _epoch_order(self.seed, epoch, self.epoch, shifts)
         return shift + stride * int(order[position])
 
 
-def cover(tokens: np.ndarray, length: int, count: int) -> Iterator[Tensor]:
+def sequential_windows(tokens: np.ndarray, length: int, count: int) -> Iterator[Tensor]:
     """Batches ``[≤ count, ≤ length]`` int64 of contiguous sequences in which all tokens but the
     first are targets.
     """
@@ -209,7 +209,7 @@ def _stack(tokens: np.ndarray, starts: Sequence[int], length: int) -> Tensor:
 
 
 @lru_cache(maxsize=2)
-def _shuffled(seed: int, epoch: int, count: int, shifts: int) -> tuple[int, np.ndarray]:
+def _epoch_order(seed: int, epoch: int, count: int, shifts: int) -> tuple[int, np.ndarray]:
     """The shift of an epoch, and the order of its sequences."""
     generator = np.random.default_rng([seed, epoch])
     return int(generator.integers(shifts)), generator.permutation(count)

@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from fastweights.runs.errors import DataError
-from fastweights.runs.files import whole_folder
-from fastweights.text.corpus import SUFFIXES, Windows, contents, cover, paths
-from fastweights.text.tokenizers import ids_of
+from fastweights.runs.files import atomic_folder
+from fastweights.text.corpus import SUFFIXES, Windows, contents, paths, sequential_windows
+from fastweights.text.tokenizers import token_ids
 
 IGNORED = -100
 """The label of a token that is not learnt (transformers)."""
@@ -60,14 +60,14 @@ class Data:
     held_out: int = 1 << 16
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """A part of a document, and whether it is a response."""
 
     text: str
     response: bool
 
 
-Document = Sequence[Piece]
+Document = Sequence[TextPiece]
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,7 @@ class Sequences:
 
     def save(self, folder: Path) -> Sequences:
         """The same, in files of `folder` that are mapped into memory."""
-        with whole_folder(folder) as new:
+        with atomic_folder(folder) as new:
             for name in ("tokens", "response", "document"):
                 np.save(new / f"{name}.npy", getattr(self, name))
         return self.load(folder)
@@ -122,7 +122,7 @@ class Batches(ABC):
         """
 
     @abstractmethod
-    def cover(self, count: int) -> Iterator[dict[str, Tensor]]:
+    def sequential_batches(self, count: int) -> Iterator[dict[str, Tensor]]:
         """All of them once and in order, at most `count` sequences at a time."""
 
 
@@ -147,8 +147,8 @@ class Stream(Batches):
     def batch(self, first: int, count: int) -> dict[str, Tensor]:
         return self._inputs(self.windows.batch(first, count))
 
-    def cover(self, count: int) -> Iterator[dict[str, Tensor]]:
-        for places in cover(np.arange(len(self.sequences)), self.length, count):
+    def sequential_batches(self, count: int) -> Iterator[dict[str, Tensor]]:
+        for places in sequential_windows(np.arange(len(self.sequences)), self.length, count):
             yield self._inputs(places)
 
     def _inputs(self, places: Tensor) -> dict[str, Tensor]:
@@ -171,7 +171,7 @@ def _since(begins: Tensor) -> Tensor:
     return place - (place * begins).cummax(1).values
 
 
-def read(data: Data, tokenizer: PreTrainedTokenizerFast) -> tuple[Sequences, Sequences]:
+def read_sequences(data: Data, tokenizer: PreTrainedTokenizerFast) -> tuple[Sequences, Sequences]:
     """Training and validation text. Raises DataError, which names the file, for what cannot be
     used.
     """
@@ -179,7 +179,7 @@ def read(data: Data, tokenizer: PreTrainedTokenizerFast) -> tuple[Sequences, Seq
     parts = (
         (documents, _documents(data.validation, tokenizer))
         if data.validation
-        else _parted(documents)
+        else _split_validation(documents)
     )
     train, validation = (encode(tokenizer, part) for part in parts)
     validation = _spread(validation, data.length, data.held_out)
@@ -215,7 +215,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, documents: Iterable[Document]) ->
     for number, document in enumerate(documents):
         parts = [
             (np.array(begin), False),
-            *((ids_of(tokenizer, p.text), p.response) for p in document if p.text),
+            *((token_ids(tokenizer, p.text), p.response) for p in document if p.text),
         ]
         for ids, learnt in [*parts, (np.array(end), document[-1].response)]:
             tokens.append(ids.astype(np.int32))
@@ -224,22 +224,22 @@ def encode(tokenizer: PreTrainedTokenizerFast, documents: Iterable[Document]) ->
     return Sequences(np.concatenate(tokens), np.concatenate(response), np.concatenate(numbers))
 
 
-def _parted(documents: list[Document]) -> tuple[list[Document], list[Document]]:
+def _split_validation(documents: list[Document]) -> tuple[list[Document], list[Document]]:
     """All but every twentieth document, and these; a single document is cut instead."""
     if len(documents) >= HELD_OUT:
         held = documents[HELD_OUT - 1 :: HELD_OUT]
         return [d for number, d in enumerate(documents) if (number + 1) % HELD_OUT], held
-    cuts = [_cut(document) for document in documents]
+    cuts = [_split_text(document) for document in documents]
     return [first for first, _ in cuts], [second for _, second in cuts]
 
 
-def _cut(document: Document) -> tuple[Document, Document]:
+def _split_text(document: Document) -> tuple[Document, Document]:
     """The last twentieth of a text apart; records are not cut."""
     if len(document) > 1:
         raise DataError(f"fewer than {HELD_OUT} records cannot be split; give files for validation")
     text = document[0].text
     at = len(text) - max(1, len(text) // HELD_OUT)
-    return [Piece(text[:at], True)], [Piece(text[at:], True)]
+    return [TextPiece(text[:at], True)], [TextPiece(text[at:], True)]
 
 
 def _documents(sources: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> list[Document]:
@@ -257,7 +257,7 @@ def _of_source(source: str, tokenizer: PreTrainedTokenizerFast) -> Iterator[Docu
     for path in paths(source, (*SUFFIXES, ".json", ".json.gz")):
         text = contents(path)
         if ".json" not in path.suffixes[-2:] and ".jsonl" not in path.suffixes[-2:]:
-            yield [Piece(text, True)]
+            yield [TextPiece(text, True)]
             continue
         for place, record in _records(path, text):
             yield document_of(record, place, tokenizer)
@@ -303,13 +303,13 @@ def document_of(record: Any, place: str, tokenizer: PreTrainedTokenizerFast) -> 
             return _chat(messages, place, tokenizer)
         case {"instruction": str(instruction), "output": str(output)}:
             return [
-                Piece(_alpaca(instruction, str(record.get("input") or "")), False),
-                Piece(output, True),
+                TextPiece(_alpaca(instruction, str(record.get("input") or "")), False),
+                TextPiece(output, True),
             ]
         case {"prompt": str(prompt), "response": str(response)}:
-            return [Piece(prompt, False), Piece(response, True)]
+            return [TextPiece(prompt, False), TextPiece(response, True)]
         case {"text": str(text)}:
-            return [Piece(text, True)]
+            return [TextPiece(text, True)]
     fields = sorted(record) if isinstance(record, dict) else type(record).__name__
     raise DataError(
         f'{place} has {fields}; a record has "text", "instruction" and "output", "prompt" and'
@@ -330,16 +330,16 @@ def _chat(
     assistant's are learnt.
     """
     try:
-        ends = [_rendered(messages[:count], tokenizer) for count in range(len(messages) + 1)]
+        ends = [_render_chat(messages[:count], tokenizer) for count in range(len(messages) + 1)]
     except (KeyError, TypeError) as error:
         raise DataError(f'{place}: every message is an object with "role" and "content"') from error
-    pieces = list[Piece]()
+    pieces = list[TextPiece]()
     for message, before, after in zip(messages, ends, ends[1:], strict=False):
         if message["role"] != "assistant":
-            pieces.append(Piece(after[len(before) :], False))
+            pieces.append(TextPiece(after[len(before) :], False))
             continue
         start = _opening(before, message, after)
-        pieces += [Piece(after[len(before) : start], False), Piece(after[start:], True)]
+        pieces += [TextPiece(after[len(before) : start], False), TextPiece(after[start:], True)]
     return pieces
 
 
@@ -349,7 +349,7 @@ def _opening(before: str, message: Mapping[str, str], after: str) -> int:
     return len(before) if found < 0 else found
 
 
-def _rendered(messages: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizerFast) -> str:
+def _render_chat(messages: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizerFast) -> str:
     if tokenizer.chat_template is None or not messages:
         return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
     return str(tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False))

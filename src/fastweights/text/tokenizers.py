@@ -71,7 +71,7 @@ class BPE(Tokenization):
 
 
 @dataclass(frozen=True)
-class Pretrained(Tokenization):
+class ExistingTokenizer(Tokenization):
     """The tokenizer in a local folder, or of that name on the Hugging Face hub."""
 
     source: str
@@ -98,11 +98,11 @@ def encode(tokenizer: PreTrainedTokenizerFast, documents: Iterable[str]) -> np.n
     A tokenizer without that token has an empty line there.
     """
     end = tokenizer.eos_token_id
-    between = ids_of(tokenizer, "\n\n") if end is None else np.array([end])
+    between = token_ids(tokenizer, "\n\n") if end is None else np.array([end])
     parts: list[np.ndarray] = []
     for document in documents:
         parts += [between] if parts else []
-        parts.append(ids_of(tokenizer, document))
+        parts.append(token_ids(tokenizer, document))
     return np.concatenate(parts).astype(np.uint16 if len(tokenizer) <= 1 << 16 else np.int32)
 
 
@@ -160,7 +160,7 @@ class TextStream:
         )
 
 
-def ids_of(tokenizer: PreTrainedTokenizerFast, document: str) -> np.ndarray:
+def token_ids(tokenizer: PreTrainedTokenizerFast, document: str) -> np.ndarray:
     """``[n]`` int32: the tokens of one text, without special ones."""
     encoded = tokenizer.backend_tokenizer.encode_batch_fast(
         list(pieces(document)), add_special_tokens=False

@@ -2,12 +2,27 @@
 
 from fastweights.runs.checkpoint import model_folder
 from fastweights.runs.errors import CheckpointError, DataError, NonFiniteError, TrainingError
-from fastweights.runs.optimizers import AdamW, Cosine, Linear, Recipe, Schedule
+from fastweights.runs.optimizers import AdamW, Cosine, Linear, OptimizerConfig, Schedule
 from fastweights.runs.report import Reporter, Result, Summary
 from fastweights.runs.signals import StopOnSignal
-from fastweights.text.corpus import Corpus, Size, Text, Windows, cover, read, tokenized
-from fastweights.text.tokenizers import BPE, Bytes, Pretrained, TextStream, Tokenization
-from fastweights.train.loop import Architecture, Every, HuggingFace, Named, TrainConfig, train
+from fastweights.text.corpus import (
+    Corpus,
+    Text,
+    TextSize,
+    Windows,
+    read_corpus,
+    sequential_windows,
+    tokenize_sources,
+)
+from fastweights.text.tokenizers import BPE, Bytes, ExistingTokenizer, TextStream, Tokenization
+from fastweights.train.loop import (
+    Architecture,
+    Every,
+    HuggingFace,
+    PresetArchitecture,
+    TrainConfig,
+    train,
+)
 
 __all__ = [
     "BPE",
@@ -19,27 +34,27 @@ __all__ = [
     "Cosine",
     "DataError",
     "Every",
+    "ExistingTokenizer",
     "HuggingFace",
     "Linear",
-    "Named",
     "NonFiniteError",
-    "Pretrained",
-    "Recipe",
+    "OptimizerConfig",
+    "PresetArchitecture",
     "Reporter",
     "Result",
     "Schedule",
-    "Size",
     "StopOnSignal",
     "Summary",
     "Text",
+    "TextSize",
     "TextStream",
     "Tokenization",
     "TrainConfig",
     "TrainingError",
     "Windows",
-    "cover",
     "model_folder",
-    "read",
-    "tokenized",
+    "read_corpus",
+    "sequential_windows",
+    "tokenize_sources",
     "train",
 ]

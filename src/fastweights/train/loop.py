@@ -17,23 +17,23 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, named
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, find_preset
 from fastweights.runs.checkpoint import Checkpoints, Progress, save_model
 from fastweights.runs.errors import NonFiniteError, TrainingError
-from fastweights.runs.files import sweep, whole_folder
-from fastweights.runs.folder import Clock, claim, claimed, seeded, sole
+from fastweights.runs.files import atomic_folder, remove_partials
+from fastweights.runs.folder import TrainingClock, create_run, is_run, lock_run, random_seed_from
 from fastweights.runs.metrics import Metrics
 from fastweights.runs.optimizers import (
     AdamW,
     Cosine,
-    Recipe,
+    OptimizerConfig,
     Schedule,
-    load_state,
-    set_rates,
+    load_state_tensors,
+    set_learning_rates,
     state_tensors,
 )
 from fastweights.runs.report import Reporter, Result, Summary
-from fastweights.text.corpus import Text, Windows, cover, load, read
+from fastweights.text.corpus import Text, Windows, load_corpus, read_corpus, sequential_windows
 from fastweights.train.plot import plot
 
 
@@ -71,7 +71,7 @@ class Architecture:
 
 
 @dataclass(frozen=True)
-class Named:
+class PresetArchitecture:
     """The language model of ``fastweights.PRESETS[name]``, with the tokenizer's vocabulary."""
 
     name: str
@@ -80,7 +80,7 @@ class Named:
         """A new model for this tokenizer. Raises ValueError for a name of no preset, or of a
         classifier.
         """
-        found = named(self.name)
+        found = find_preset(self.name)
         if found.model is not FastWeightsForCausalLM:
             raise ValueError(
                 f"{self.name} is a {found.model.__name__}; training takes language models"
@@ -147,8 +147,8 @@ class TrainConfig:
     """
 
     text: Text = Text()
-    model: Architecture | Named | HuggingFace = Architecture()
-    optimizer: Recipe = AdamW()
+    model: Architecture | PresetArchitecture | HuggingFace = Architecture()
+    optimizer: OptimizerConfig = AdamW()
     schedule: Schedule = Cosine()
     every: Every = Every()
     steps: int = 1000
@@ -189,7 +189,7 @@ def train(
     reporter = reporter if accelerator.is_main_process else Reporter()
     with ExitStack() as held:
         run = _Run(config, out, accelerator, reporter, held)
-        while run.progress.step < config.steps and not _agreed(accelerator, stop()):
+        while run.progress.step < config.steps and not _any_process_wants(accelerator, stop()):
             run.advance()
         return run.finish()
 
@@ -216,26 +216,26 @@ class _Run:
             self._open(held)
         model = self.model.to(accelerator.device)
         optimizers = config.optimizer.build(model)
-        set_rates(optimizers, 1.0)
+        set_learning_rates(optimizers, 1.0)
         if self.checkpoint is not None:
-            load_state(optimizers, model, self.checkpoint.optimizer())
+            load_state_tensors(optimizers, model, self.checkpoint.optimizer())
         self.wrapped, *self.optimizers = accelerator.prepare(model, *optimizers)
-        self.clock = Clock(self.progress)
+        self.clock = TrainingClock(self.progress)
         self._introduce()
 
     def _open(self, held: ExitStack) -> None:
         """Everything that can be wrong with the arguments is found before anything is written."""
         config, data = self.config, self.out / "data"
-        ours = claimed(self.out, config)
-        corpus = load(data) if ours and data.exists() else read(config.text)
+        ours = is_run(self.out, config)
+        corpus = load_corpus(data) if ours and data.exists() else read_corpus(config.text)
         self.windows = Windows(corpus.train, config.length, config.seed)
         torch.manual_seed(config.seed)
         self.model: PreTrainedModel = config.model.build(corpus.tokenizer)
         if not ours:
-            claim(self.out, config)
+            create_run(self.out, config)
         if self.accelerator.is_main_process:
-            held.enter_context(sole(self.out))
-        sweep(self.out)
+            held.enter_context(lock_run(self.out))
+        remove_partials(self.out)
         self.corpus = corpus if data.exists() else corpus.save(data)
         self._continue()
 
@@ -299,8 +299,8 @@ class _Run:
 
     def _update(self, step: int) -> None:
         config, accelerator = self.config, self.accelerator
-        torch.manual_seed(seeded(config.seed, step, accelerator.process_index))
-        set_rates(self.optimizers, config.schedule.factor(step, config.steps))
+        torch.manual_seed(random_seed_from(config.seed, step, accelerator.process_index))
+        set_learning_rates(self.optimizers, config.schedule.factor(step, config.steps))
         self.wrapped.train()
         losses = [self._backward(step, part) for part in range(config.accumulate)]
         self.loss = torch.stack(losses).sum()
@@ -341,7 +341,9 @@ class _Run:
         }
         row |= {
             "tokens_per_second": round(
-                self.clock.speed(self.progress.step) * self.config.batch * self.config.length
+                self.clock.steps_per_second(self.progress.step)
+                * self.config.batch
+                * self.config.length
             )
         }
         row |= {"seconds": round(self.clock.seconds, 3)}
@@ -369,7 +371,7 @@ class _Run:
         """Mean loss over the validation tokens, nats per token."""
         model, device = self.plain.eval(), self.accelerator.device
         total = torch.zeros(2, dtype=torch.float64, device=device)
-        batches = cover(self.corpus.validation, self.config.length, self.part)
+        batches = sequential_windows(self.corpus.validation, self.config.length, self.part)
         for tokens in islice(
             batches, self.accelerator.process_index, None, self.accelerator.num_processes
         ):
@@ -393,7 +395,7 @@ class _Run:
 
     def _finish(self) -> None:
         if not (self.out / "model").exists():
-            with whole_folder(self.out / "model") as folder:
+            with atomic_folder(self.out / "model") as folder:
                 save_model(self.plain, self.corpus.tokenizer, folder)
         plot(self.metrics.rows, self.out / "curves.png", self.config.model.title)
 
@@ -403,7 +405,7 @@ class _Run:
         return self.accelerator.unwrap_model(self.wrapped)
 
 
-def _agreed(accelerator: Accelerator, wish: bool) -> bool:
+def _any_process_wants(accelerator: Accelerator, wish: bool) -> bool:
     """Whether any process wishes to stop."""
     if accelerator.num_processes == 1:
         return wish

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from fastweights.layers import precise
+from fastweights.layers import upcast
 from fastweights.render.plots import PALETTE, canvas, label, legend
-from fastweights.text.corpus import cover
+from fastweights.text.corpus import sequential_windows
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ class PositionLoss:
         self._check_same(reference)
         return (self.sums - reference.sums) / self.counts
 
-    def pooled(self, edges: np.ndarray) -> np.ndarray:
+    def mean_between(self, edges: np.ndarray) -> np.ndarray:
         """Nats per token from each of `edges` (positions, ascending) up to, and without,
         the next.
         """
@@ -147,7 +147,7 @@ def nll_by_position(
             f"{len(tokens)} tokens in sequences of {length}: one needs two tokens to predict one"
         )
     return losses_by_position(
-        model, cover(tokens, min(length, len(tokens)), batch), chunk, tokens_per_byte
+        model, sequential_windows(tokens, min(length, len(tokens)), batch), chunk, tokens_per_byte
     )
 
 
@@ -163,8 +163,8 @@ def losses_by_position(
     sums, counts = np.zeros(0), np.zeros(0, dtype=np.int64)
     for ids in batches:
         losses = token_losses(model, ids, chunk).double()
-        sums = _added(sums, losses.sum(0).cpu().numpy())
-        counts = _added(counts, np.full(losses.shape[1], len(losses)))
+        sums = _add_arrays(sums, losses.sum(0).cpu().numpy())
+        counts = _add_arrays(counts, np.full(losses.shape[1], len(losses)))
     return PositionLoss(sums, counts, tokens_per_byte)
 
 
@@ -173,12 +173,12 @@ def token_losses(model: PreTrainedModel, ids: Tensor, chunk: int | None = None) 
     tokens at a time.
     """
     ids = ids.to(model.device)
-    with reading(model):
+    with evaluation_mode(model):
         return torch.cat(list(_chunk_losses(model, ids, chunk)), dim=1)
 
 
 @contextmanager
-def reading(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Inside the block the model is in eval mode and there are no gradients."""
     trained = model.training
     model.eval()
@@ -196,7 +196,7 @@ def _chunk_losses(model: PreTrainedModel, ids: Tensor, chunk: int | None) -> Ite
     for piece, wanted in zip(inputs.split(size, 1), targets.split(size, 1), strict=True):
         outputs = model(input_ids=piece, past_key_values=cache, use_cache=carried, return_dict=True)
         yield F.cross_entropy(
-            precise(outputs.logits).flatten(0, 1), wanted.flatten(), reduction="none"
+            upcast(outputs.logits).flatten(0, 1), wanted.flatten(), reduction="none"
         ).view_as(wanted)
         cache = outputs.get("past_key_values")
         if carried and cache is None:
@@ -205,7 +205,7 @@ def _chunk_losses(model: PreTrainedModel, ids: Tensor, chunk: int | None) -> Ite
             )
 
 
-def _added(total: np.ndarray, more: np.ndarray) -> np.ndarray:
+def _add_arrays(total: np.ndarray, more: np.ndarray) -> np.ndarray:
     """The sum of two arrays, the shorter one filled with zeros."""
     size = max(len(total), len(more))
     return np.pad(total, (0, size - len(total))) + np.pad(more, (0, size - len(more)))
@@ -250,7 +250,7 @@ def _curves(
     for number, (name, value) in enumerate(values.items()):
         counts = losses[name].counts
         edges = octaves(len(value))
-        pooled = PositionLoss(value * counts, counts).pooled(edges)
+        pooled = PositionLoss(value * counts, counts).mean_between(edges)
         axes.plot(
             np.sqrt(edges[:-1] * (edges[1:] - 1)),
             pooled,
@@ -260,8 +260,8 @@ def _curves(
 
 
 def octaves(n: int, parts: int = 4) -> np.ndarray:
-    """Edges of `pooled` for positions 1 … n: `parts` to every doubling, every position its own at
-    the start.
+    """Edges of `mean_between` for positions 1 … n: `parts` to every doubling, every position its
+    own at the start.
     """
     edges = np.unique(np.round(2 ** (np.arange(0, parts * np.log2(n + 1)) / parts)).astype(int))
     return np.array([*chain(edges[edges <= n], [n + 1])])

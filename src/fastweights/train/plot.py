@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fastweights.runs.files import whole_file
+from fastweights.runs.files import atomic_file
 from fastweights.runs.metrics import Row
 
 _TRAIN, _VALIDATION, _RATE = "#4c78a8", "#d1495b", "#767676"
@@ -30,7 +30,7 @@ def plot(rows: Sequence[Row], path: Path, title: str = "") -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25, linewidth=0.6)
     loss.set_title(title, fontsize=10, loc="left")
-    with whole_file(path) as new:
+    with atomic_file(path) as new:
         figure.savefig(new, format="png")
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastweights.analysis import dsf
 from fastweights.analysis.theory.finding import Finding, equal, largest
-from fastweights.recurrence import LTV, Decay, Diagonal, Normalized, Softmax
+from fastweights.recurrence import LTV, Decay, DiagonalTransition, Normalized, Softmax
 from fastweights.render.plots import PALETTE, label, legend
 
 
@@ -181,15 +181,16 @@ def embedding(system: LTV, u: Tensor, widths: tuple[int, ...], seed: int = 0) ->
     y = system.simulate(u)[0]
     g = torch.Generator().manual_seed(seed)
     differences = tuple(
-        largest(_embedded(system, wide, g).simulate(u)[0] - y) / largest(y) for wide in widths
+        largest(_random_embedding(system, wide, g).simulate(u)[0] - y) / largest(y)
+        for wide in widths
     )
     return Embedding(system.A.width, widths, differences)
 
 
-def _embedded(system: LTV, width: int, g: torch.Generator) -> LTV:
+def _random_embedding(system: LTV, width: int, g: torch.Generator) -> LTV:
     """`extend` with any Λ and B in the new rows instead of zeros."""
     wide, own = system.extend(width), system.A.width
-    if not isinstance(wide.A, Diagonal):
+    if not isinstance(wide.A, DiagonalTransition):
         raise ValueError(
             "the embedding draws diagonal rows; give it a system with a diagonal transition"
         )
@@ -198,7 +199,7 @@ def _embedded(system: LTV, width: int, g: torch.Generator) -> LTV:
         new, torch.rand(wide.B.shape, generator=g, dtype=torch.float64), wide.A.decay
     )
     B = torch.where(new, torch.randn(wide.B.shape, generator=g, dtype=torch.float64), wide.B)
-    return replace(wide, A=Diagonal(decay, width), B=B)
+    return replace(wide, A=DiagonalTransition(decay, width), B=B)
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,7 +245,7 @@ class ReversedSigmoid(Finding):
         legend(axes)
 
 
-def reversed_sigmoid_transition(
+def reverse_sigmoid_transition(
     x: Tensor, powers: tuple[float, ...] = (0.25, 1.0, 4.0, 16.0)
 ) -> ReversedSigmoid:
     """Appendix I at the projected inputs ``x [n]``, with Λ taken from eq. 19's matrices."""
@@ -253,6 +254,6 @@ def reversed_sigmoid_transition(
     transitions = torch.stack(
         [dsf.s6(u, delta, a * weight, weight, weight, weight[0]).A.flatten() for a in powers]
     )
-    reversed_ones = [dsf.reversed_sigmoid(x, a) for a in powers]
+    reversed_ones = [dsf.reverse_sigmoid(x, a) for a in powers]
     differences = tuple(largest(t - r) for t, r in zip(transitions, reversed_ones, strict=True))
     return ReversedSigmoid(x, powers, transitions, differences)

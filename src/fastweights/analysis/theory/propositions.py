@@ -90,7 +90,7 @@ def overwriting(values: Tensor, new: Tensor, decay: float = 0.9) -> Overwriting:
             _attempt("fixed decay", values, new, one, first, fixed),
             _attempt("dynamic decay", values, new, one, first, dynamic),
             _attempt("tied key 1 - α", values, new, first, first, dynamic),
-            _erased(values, new, first),
+            _attempt_erasing(values, new, first),
         )
     )
 
@@ -103,7 +103,7 @@ def _attempt(
     """
     log_decay = None if decay is None else decay.log()[None, None, None]
     rows = [
-        _stepped(
+        _state_after(
             Decay(k[None, None, None], k[None, None, None], new[None, None, None], log_decay),
             values,
         )
@@ -119,21 +119,21 @@ def _attempt(
     )
 
 
-def _erased(values: Tensor, new: Tensor, first: Tensor) -> Attempt:
+def _attempt_erasing(values: Tensor, new: Tensor, first: Tensor) -> Attempt:
     key, beta = first[None, None, None], torch.ones(1, 1, 1, 1, dtype=values.dtype)
-    state = _stepped(Delta(key, key, new[None, None, None], beta), values)
+    state = _state_after(Delta(key, key, new[None, None, None], beta), values)
     error = float((state[0] - new).norm())
     return Attempt("delta rule", row=error, others=largest(state[1:] - values[1:]), least=error)
 
 
-def _stepped(record: Recurrence, values: Tensor) -> Tensor:
+def _state_after(record: Recurrence, values: Tensor) -> Tensor:
     _, state = record.step(values[None, None])
     assert isinstance(state, Tensor)
     return state[0, 0]
 
 
 @dataclass(frozen=True)
-class Solution:
+class MapConstruction:
     """Streams that some parameter groups found for a given map, with one channel per query.
 
     Attributes:
@@ -173,12 +173,12 @@ class Approximation(Finding):
         " decay does not, nor does (K, Λ_t) with keys ≥ 0."
     )
 
-    solutions: tuple[Solution, ...]
+    solutions: tuple[MapConstruction, ...]
     decay: float
     lengths: tuple[int, ...]
     needed: tuple[float, ...]
     monotone: float
-    signed: Solution
+    signed: MapConstruction
 
     @property
     def verdict(self) -> bool:
@@ -228,19 +228,19 @@ def approximation(
     """
     return Approximation(
         solutions=(
-            _solved("(Q, K)", target, *_constructed(target, 0.0)),
-            _solved("(Q, K, Λ_t)", target, *_constructed(target, 0.5)),
-            _solved("(Q, Λ_t)", target, *_constructed(target, 1.0)),
+            _construction("(Q, K)", target, *_construct_streams(target, 0.0)),
+            _construction("(Q, K, Λ_t)", target, *_construct_streams(target, 0.5)),
+            _construction("(Q, Λ_t)", target, *_construct_streams(target, 1.0)),
         ),
         decay=decay,
         lengths=lengths,
         needed=tuple(1 / t / decay ** (t - 1) for t in lengths),
         monotone=_rise(target) / 2,
-        signed=_solved("(K, Λ_t), signed k", target, *_without_queries(target)),
+        signed=_construction("(K, Λ_t), signed k", target, *_without_queries(target)),
     )
 
 
-def _constructed(target: Tensor, theta: float) -> tuple[Tensor, Tensor, Tensor]:
+def _construct_streams(target: Tensor, theta: float) -> tuple[Tensor, Tensor, Tensor]:
     """(q, k, α) ``[t c]``, a channel c per query: q_t = e_t; eq. A16-A21 are θ = 1, where k = 1 -
     α.
     """
@@ -260,10 +260,12 @@ def _without_queries(target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.ones_like(target), change.mT * alive, alive
 
 
-def _solved(groups: str, target: Tensor, q: Tensor, k: Tensor, alpha: Tensor) -> Solution:
+def _construction(
+    groups: str, target: Tensor, q: Tensor, k: Tensor, alpha: Tensor
+) -> MapConstruction:
     record = Decay(*(s[None, :, None] for s in (q, k, torch.ones_like(q), alpha.log())))
     found = record.attention_map()[0, 0]
-    return Solution(
+    return MapConstruction(
         groups,
         largest(found - target),
         largest(q),
@@ -280,7 +282,7 @@ def _rise(target: Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class Groups:
+class GroupChoice:
     """A choice of parameter groups, and which conditions it can meet."""
 
     name: str
@@ -303,7 +305,7 @@ class LeastParameters(Finding):
         " wherever there are no queries."
     )
 
-    choices: tuple[Groups, ...]
+    choices: tuple[GroupChoice, ...]
 
     @property
     def verdict(self) -> bool:
@@ -347,5 +349,7 @@ def least_parameters(overwrite: Overwriting, approximate: Approximation) -> Leas
                     "dynamic decay" if decay == ("Λ_t",) else "fixed decay" if decay else "no decay"
                 ]
                 name = ", ".join(groups)
-                choices.append(Groups(name, len(groups), memory, static.get(f"({name})", False)))
+                choices.append(
+                    GroupChoice(name, len(groups), memory, static.get(f"({name})", False))
+                )
     return LeastParameters(tuple(choices))

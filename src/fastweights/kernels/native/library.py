@@ -11,7 +11,7 @@ from struct import Struct
 import torch
 from torch import Tensor, nn
 
-from fastweights.kernels.native.build import LIBRARY, sources
+from fastweights.kernels.native.build import LIBRARY, source_hash
 
 _PLAIN = (Tensor, nn.Parameter)
 _DOUBLE, _INTEGER = Struct("d"), Struct("q")
@@ -26,7 +26,7 @@ def library() -> ctypes.CDLL | None:
         found = ctypes.CDLL(str(LIBRARY))
     except OSError:
         return None
-    if _made_of(found) == sources():
+    if _source_hash_of(found) == source_hash():
         return found
     warnings.warn(
         f"{LIBRARY} is older than its sources and is left out; install fastweights again",
@@ -35,7 +35,7 @@ def library() -> ctypes.CDLL | None:
     return None
 
 
-def _made_of(loaded: ctypes.CDLL) -> int | None:
+def _source_hash_of(loaded: ctypes.CDLL) -> int | None:
     try:
         return ctypes.c_int64.in_dll(loaded, "fw_sources").value
     except ValueError:
@@ -43,16 +43,16 @@ def _made_of(loaded: ctypes.CDLL) -> int | None:
 
 
 @torch.compiler.assume_constant_result
-def missing() -> bool:
+def extension_missing() -> bool:
     """Whether there is no extension to call."""
     return library() is None
 
 
-def readable(*tensors: Tensor | None) -> bool:
+def can_read(*tensors: Tensor | None) -> bool:
     """Whether C can read these: float32 on the CPU, neither of a subclass nor under a transform of
     torch.func.
     """
-    if missing() or torch._C._are_functorch_transforms_active():
+    if extension_missing() or torch._C._are_functorch_transforms_active():
         return False
     return all(
         t is None or (type(t) in _PLAIN and t.dtype == torch.float32 and t.is_cpu) for t in tensors
@@ -78,20 +78,20 @@ def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def bits(x: float) -> int:
+def double_bits(x: float) -> int:
     """A double among integers"""
     return _INTEGER.unpack(_DOUBLE.pack(x))[0]
 
 
 @torch.compiler.assume_constant_result
-def constant(name: str) -> int:
+def read_constant(name: str) -> int:
     """A number that the C code exports."""
-    return _constant(name)
+    return _read_constant(name)
 
 
 @cache
-def _constant(name: str) -> int:
-    return ctypes.c_int64.in_dll(_loaded(), name).value
+def _read_constant(name: str) -> int:
+    return ctypes.c_int64.in_dll(_require_library(), name).value
 
 
 @cache
@@ -101,10 +101,10 @@ def _packer(count: int) -> Struct:
 
 def call(name: str, arguments: Sequence[int]) -> int:
     """Call the C function `name` with a pointer to a struct of these integers."""
-    return getattr(_loaded(), name)(_packer(len(arguments)).pack(*arguments))
+    return getattr(_require_library(), name)(_packer(len(arguments)).pack(*arguments))
 
 
-def _loaded() -> ctypes.CDLL:
+def _require_library() -> ctypes.CDLL:
     loaded = library()
     assert loaded is not None, "the kernels refuse every record where the extension is missing"
     return loaded

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastweights.kernels.mesa import solved_and_read
+from fastweights.kernels.mesa import solve_and_read
 from fastweights.kernels.native import library
-from fastweights.kernels.native.library import address, bits, view
+from fastweights.kernels.native.library import address, double_bits, view
 from fastweights.kernels.native.rules import refuses
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence, State
@@ -37,10 +37,10 @@ class NativeSolve:
         log_decay: Tensor | None,
     ) -> Tensor:
         x = torch.empty(b.shape)
-        self.run((b, k, beta, ridge, log_decay, None), (x, None), (start.contiguous(), None))
+        self.solve((b, k, beta, ridge, log_decay, None), (x, None), (start.contiguous(), None))
         return x
 
-    def run(
+    def solve(
         self,
         streams: tuple[Tensor | None, ...],
         outputs: tuple[Tensor | None, Tensor | None],
@@ -57,7 +57,7 @@ class NativeSolve:
         marks = None
         if t > SPAN and threads > 1 and b * h < 4 * threads:
             marks = torch.empty(-(-t // SPAN), b * h * k * (k + v))
-        tol = bits(-1.0 if self.solver.tol is None else self.solver.tol)
+        tol = double_bits(-1.0 if self.solver.tol is None else self.solver.tol)
         views = [n for s in (*streams, *outputs) for n in view(s)]
         pointers = [address(s) for s in (*state, *last, marks, taken)]
         library.call(CODE, [b, t, h, k, v, self.solver.max_steps, tol, threads, *views, *pointers])
@@ -71,12 +71,12 @@ def _run(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
     if torch.is_grad_enabled() and any(
         s.requires_grad for s in (*recurrence.streams.values(), *state)
     ):
-        return solved_and_read(solve, recurrence, state)
-    o, last, _ = solved_and_counted(recurrence, state, counted=False)
+        return solve_and_read(solve, recurrence, state)
+    o, last, _ = solve_and_count(recurrence, state, counted=False)
     return o, last
 
 
-def solved_and_counted(
+def solve_and_count(
     recurrence: Mesa, state: State, *, counted: bool = True
 ) -> tuple[Tensor, State, Tensor | None]:
     """(o, final state, steps of every token ``[b h t]``), without gradients."""
@@ -94,7 +94,7 @@ def solved_and_counted(
     o, taken = torch.empty(b, t, h, values), torch.empty(b, h, t) if counted else None
     assert isinstance(recurrence.solver, ConjugateGradient)
     gram, memory = (s.contiguous() for s in state)
-    last = NativeSolve(recurrence.solver).run(streams, (None, o), (gram, memory), taken)
+    last = NativeSolve(recurrence.solver).solve(streams, (None, o), (gram, memory), taken)
     return o.to(recurrence.output), last, taken
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from fastweights.kernels.native.rules import (
     MATRIX,
     _backward,
-    _Code,
+    _CFunctions,
     _forward,
-    _Kept,
+    _SavedForBackward,
     _Streams,
     scan_of,
 )
@@ -33,15 +33,15 @@ def native(
     heads spelled out.
     """
     code, start, given = _code(scan, start), start.contiguous(), _own(streams)
-    kept = _Kept.empty(code, given, start)
+    kept = _SavedForBackward.empty(code, given, start)
     o, last = _forward(code, given, given.v.shape[1], start, kept)
-    return o, last, kept.marks, _there(kept.missing, start)
+    return o, last, kept.marks, _tensor_or_empty(kept.missing, start)
 
 
 @native.register_fake
 def _(scan: bool, start: Tensor, *streams: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     given = _Streams(*streams)  # type: ignore[arg-type]
-    marks, missing = _Kept.shapes(_code(scan, start), given, start)
+    marks, missing = _SavedForBackward.shapes(_code(scan, start), given, start)
     o, last = start.new_empty(given.v.shape), start.new_empty(start.shape)
     return o, last, start.new_empty(marks), start.new_empty(missing or 0)
 
@@ -68,10 +68,11 @@ def native_backward(
     not wanted.
     """
     given = _own(streams)
-    kept = _Kept(marks, None if given.beta is None else missing)
+    kept = _SavedForBackward(marks, None if given.beta is None else missing)
     d_start, grads = _backward(_code(scan, d_last), given, wanted, kept, d_o, d_last.contiguous())
     return d_start, *(
-        _there(g if want else None, d_start) for g, want in zip(grads, wanted, strict=True)
+        _tensor_or_empty(g if want else None, d_start)
+        for g, want in zip(grads, wanted, strict=True)
     )
 
 
@@ -97,7 +98,7 @@ def _differentiate(ctx: Any, d_o: Tensor, d_last: Tensor, *_: Tensor) -> tuple[T
 native.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _code(scan: bool, state: Tensor) -> _Code:
+def _code(scan: bool, state: Tensor) -> _CFunctions:
     return scan_of(state.dtype) if scan else MATRIX
 
 
@@ -108,6 +109,6 @@ def _own(streams: tuple[Tensor | None, ...]) -> _Streams:
     return _Streams(*streams).own()  # type: ignore[arg-type]
 
 
-def _there(tensor: Tensor | None, like: Tensor) -> Tensor:
+def _tensor_or_empty(tensor: Tensor | None, like: Tensor) -> Tensor:
     """An operator always returns tensors: an empty one for None."""
     return like.new_empty(0) if tensor is None else tensor

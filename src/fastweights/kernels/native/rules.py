@@ -21,24 +21,24 @@ from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
 
 
-class _Code(NamedTuple):
+class _CFunctions(NamedTuple):
     """The two C functions of a kernel, and the constant that says how many tokens lie between two
     states which the first keeps for the second.
     """
 
     forward: str
     backward: str
-    marked: str
+    checkpoint_interval: str
 
 
-MATRIX = _Code("fw_forward", "fw_backward", "fw_matrix_marks")
-SCAN = _Code("fw_scan_forward", "fw_scan_backward", "fw_scan_marks")
-COMPLEX = _Code("fw_complex_forward", "fw_complex_backward", "fw_scan_marks")
+MATRIX = _CFunctions("fw_forward", "fw_backward", "fw_matrix_marks")
+SCAN = _CFunctions("fw_scan_forward", "fw_scan_backward", "fw_scan_marks")
+COMPLEX = _CFunctions("fw_complex_forward", "fw_complex_backward", "fw_scan_marks")
 WIDEST = "fw_widest_scan"
 """The constant that says how many keys of a head a scan takes."""
 
 
-def scan_of(dtype: torch.dtype) -> _Code:
+def scan_of(dtype: torch.dtype) -> _CFunctions:
     """The scan for streams and states of this dtype."""
     return COMPLEX if dtype.is_complex else SCAN
 
@@ -63,11 +63,11 @@ class _Streams(NamedTuple):
         streams = (recurrence.q, recurrence.k, recurrence.v, recurrence.log_decay, beta)
         return cls(*(None if s is None else _plain(s, dtype) for s in streams))  # type: ignore[arg-type]
 
-    def expanded(self, b: int, t: int, h: int) -> _Streams:
+    def expand_axes(self, b: int, t: int, h: int) -> _Streams:
         """Batch, time and heads spelled out, so that autograd sums the gradients."""
         return _Streams(*(None if s is None else s.expand(b, t, h, -1) for s in self))  # type: ignore[arg-type]
 
-    def scanned(self, b: int, t: int, h: int, *, sharing: bool) -> _Streams:
+    def expand_for_scan(self, b: int, t: int, h: int, *, sharing: bool) -> _Streams:
         """The same, but q, k and log_decay may stay constant in time, and q and k shared by
         heads.
         """
@@ -112,7 +112,7 @@ def _own(stream: Tensor | None) -> Tensor | None:
     return stream.contiguous()
 
 
-class _Kept(NamedTuple):
+class _SavedForBackward(NamedTuple):
     """What the backward needs beside the streams: some states, and what the delta rule found
     missing.
     """
@@ -122,21 +122,21 @@ class _Kept(NamedTuple):
 
     @staticmethod
     def shapes(
-        code: _Code, streams: _Streams, start: Tensor
+        code: _CFunctions, streams: _Streams, start: Tensor
     ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         """Of the two; None for what is not there."""
         b, t, h, v = streams.v.shape
-        marks = (-(-t // library.constant(code.marked)), *start.shape)
+        marks = (-(-t // library.read_constant(code.checkpoint_interval)), *start.shape)
         return marks, None if streams.beta is None else (b, h, t, v)
 
     @classmethod
-    def empty(cls, code: _Code, streams: _Streams, start: Tensor) -> _Kept:
+    def empty(cls, code: _CFunctions, streams: _Streams, start: Tensor) -> _SavedForBackward:
         marks, missing = cls.shapes(code, streams, start)
         return cls(empty(*marks, dtype=start.dtype), None if missing is None else empty(*missing))
 
 
 def _forward(
-    code: _Code, streams: _Streams, t: int, start: Tensor, kept: _Kept | None
+    code: _CFunctions, streams: _Streams, t: int, start: Tensor, kept: _SavedForBackward | None
 ) -> tuple[Tensor, Tensor]:
     """(o, last state)"""
     b, h, k, v = start.shape
@@ -152,10 +152,10 @@ class _Native(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, code: _Code, start: Tensor, *streams: Tensor | None
+        ctx: Any, code: _CFunctions, start: Tensor, *streams: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         given = _Streams(*streams)  # type: ignore[arg-type]
-        kept = _Kept.empty(code, given, start)
+        kept = _SavedForBackward.empty(code, given, start)
         o, last = _forward(code, given, given.v.shape[1], start, kept)
         ctx.code = code
         ctx.save_for_backward(*given, *kept)
@@ -165,14 +165,19 @@ class _Native(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         *given, marks, missing = ctx.saved_tensors
-        kept, d_last = _Kept(marks, missing), gradients[1].contiguous()
+        kept, d_last = _SavedForBackward(marks, missing), gradients[1].contiguous()
         wanted = ctx.needs_input_grad[2:]
         d_start, grads = _backward(ctx.code, _Streams(*given), wanted, kept, gradients[0], d_last)
         return None, d_start, *grads
 
 
 def _backward(
-    code: _Code, streams: _Streams, wanted: Sequence[bool], kept: _Kept, d_o: Tensor, d_last: Tensor
+    code: _CFunctions,
+    streams: _Streams,
+    wanted: Sequence[bool],
+    kept: _SavedForBackward,
+    d_o: Tensor,
+    d_last: Tensor,
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Gradients of the state before the record, and of those streams where they are wanted;
     matrix.c finds all.
@@ -194,7 +199,7 @@ def _backward(
     d_start = empty(*d_last.shape, dtype=d_last.dtype)
     views = [n for g in (d_o, *grads) for n in view(g)]
     library.call(code.backward, [*problem, *views, address(d_last), address(d_start)])
-    return d_start, [_summed(g, s) for g, s in zip(grads, streams, strict=True)]
+    return d_start, [_sum_over_heads(g, s) for g, s in zip(grads, streams, strict=True)]
 
 
 def _gradient(stream: Tensor, h: int, problem: list[int]) -> Tensor:
@@ -207,53 +212,53 @@ def _gradient(stream: Tensor, h: int, problem: list[int]) -> Tensor:
     )
 
 
-def _summed(gradient: Tensor | None, stream: Tensor | None) -> Tensor | None:
+def _sum_over_heads(gradient: Tensor | None, stream: Tensor | None) -> Tensor | None:
     if gradient is None or stream is None or gradient.shape == stream.shape:
         return gradient
     return gradient.sum(2, keepdim=True)
 
 
-def _run(code: _Code, recurrence: Decay | Delta, state: Tensor) -> tuple[Tensor, Tensor]:
+def _run(code: _CFunctions, recurrence: Decay | Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     streams, state = _Streams.of(recurrence), _plain(state, state.dtype).contiguous()
     if torch.compiler.is_compiling():
         return torch.ops.fastweights.native(
-            code is not MATRIX, state, *_spelled_out(code, recurrence, streams)
+            code is not MATRIX, state, *_expand_for(code, recurrence, streams)
         )[:2]
     if torch.is_grad_enabled() and any(
         s is not None and s.requires_grad for s in (state, *streams)
     ):
-        return _Native.apply(code, state, *_spelled_out(code, recurrence, streams))  # type: ignore[return-value]
+        return _Native.apply(code, state, *_expand_for(code, recurrence, streams))  # type: ignore[return-value]
     return _forward(code, streams, len(recurrence), state, None)
 
 
-def _spelled_out(code: _Code, recurrence: Decay | Delta, streams: _Streams) -> _Streams:
+def _expand_for(code: _CFunctions, recurrence: Decay | Delta, streams: _Streams) -> _Streams:
     if code is MATRIX:
-        return streams.expanded(*recurrence.shape)
-    return streams.scanned(*recurrence.shape, sharing=recurrence.q.shape[-1] > 1)
+        return streams.expand_axes(*recurrence.shape)
+    return streams.expand_for_scan(*recurrence.shape, sharing=recurrence.q.shape[-1] > 1)
 
 
 def _run_decay(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
     assert isinstance(recurrence, Decay)
     assert isinstance(state, Tensor)
     o, last = _run(MATRIX, recurrence, state)
-    return recurrence.skipped(o), last
+    return recurrence.add_skip(o), last
 
 
 def _run_scan(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
     assert isinstance(recurrence, Decay)
     assert isinstance(state, Tensor)
-    fits = recurrence.values == 1 and recurrence.q.shape[-1] <= library.constant(WIDEST)
+    fits = recurrence.values == 1 and recurrence.q.shape[-1] <= library.read_constant(WIDEST)
     o, last = (
         _run(scan_of(state.dtype), recurrence, state) if fits else _run_parts(recurrence, state)
     )
-    return recurrence.skipped(o), last
+    return recurrence.add_skip(o), last
 
 
 def _run_parts(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, last state) by one value and as many keys as C takes at a time: outputs of keys
     add up.
     """
-    plain, widest = replace(recurrence, skip=None), library.constant(WIDEST)
+    plain, widest = replace(recurrence, skip=None), library.read_constant(WIDEST)
     over_keys = {n: s.split(widest, -1) for n, s in plain.streams.items() if n != "v"}
     outputs, states = [], []
     for v, column in zip(plain.v.split(1, -1), state.split(1, -1), strict=True):
@@ -282,7 +287,7 @@ def refuses(
     recurrence: Recurrence, numbers: Sequence[torch.dtype] = (torch.float32,)
 ) -> str | None:
     """Why C takes no streams like these, of which it takes `numbers`; None if it does."""
-    if library.missing():
+    if library.extension_missing():
         return "the compiled extension is missing (python -m fastweights.kernels.native.build)"
     if recurrence.device.type != "cpu":
         return f"its streams are on {recurrence.device.type}"
@@ -319,10 +324,10 @@ def _refuses_scan(recurrence: Recurrence) -> str | None:
     if recurrence.log_decay is None or recurrence.log_decay.shape[-1] != width:
         return "not every key has a decay of its own"
     refusal = refuses(recurrence, (torch.float32, torch.complex64))
-    if refusal or (values == 1 and width <= library.constant(WIDEST)):
+    if refusal or (values == 1 and width <= library.read_constant(WIDEST)):
         return refusal
     if not recurrence.accumulator.is_complex:
-        return f"its real keys are {width} wide, more than {library.constant(WIDEST)}"
+        return f"its real keys are {width} wide, more than {library.read_constant(WIDEST)}"
     return (
         "it is one token, of which torch takes all values and keys at once"
         if len(recurrence) == 1

@@ -8,23 +8,23 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels.native import library
-from fastweights.kernels.native.library import address, bits, view
+from fastweights.kernels.native.library import address, double_bits, view
 from fastweights.kernels.native.memory import empty
 from fastweights.kernels.native.rules import refuses
-from fastweights.kernels.table import Kernel, allowed
+from fastweights.kernels.table import Kernel, may_use
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.recurrence.windowed import WindowedLinear, WindowState
 
 CODE = "fw_window_step"
-MAPS = ("given", "softmax", "exp", "elu", "relu")
+FEATURE_FUNCTIONS = ("given", "softmax", "exp", "elu", "relu")
 """The f of learnt features φ(x) = (f(x W), f(-x W)), numbered as windowed.h does."""
 
-KeptState = tuple[Tensor, Tensor, Tensor, Tensor]
+FeaturelessWindowState = tuple[Tensor, Tensor, Tensor, Tensor]
 """`WindowState` without features: (keys, values, memory, age)."""
 
 
-class Window(NamedTuple):
+class WindowRule(NamedTuple):
     """What is the same for all tokens: the fields of `WindowedLinear`, and what scores q·k are
     multiplied by.
     """
@@ -34,14 +34,14 @@ class Window(NamedTuple):
     scale: float
     softcap: float | None
 
-    def kept(self, cached: int) -> int:
+    def cache_length_after(self, cached: int) -> int:
         """How many tokens are cached after the next."""
         return cached + (cached + 1 < self.window)
 
 
-class Learned(NamedTuple):
-    """Features to be made of queries and of keys that leave the window: f, a name of `MAPS`, and W
-    ``[h·f/2 k]``.
+class LearnedFeatureMap(NamedTuple):
+    """Features to be made of queries and of keys that leave the window: f, a name of
+    `FEATURE_FUNCTIONS`, and W ``[h·f/2 k]``.
     """
 
     f: str
@@ -49,10 +49,17 @@ class Learned(NamedTuple):
     W_k: Tensor
 
     def arguments(self) -> list[int]:
-        return [MAPS.index(self.f), *view(None) * 2, 0, 0, address(self.W_q), address(self.W_k)]
+        return [
+            FEATURE_FUNCTIONS.index(self.f),
+            *view(None) * 2,
+            0,
+            0,
+            address(self.W_q),
+            address(self.W_k),
+        ]
 
 
-class Given(NamedTuple):
+class TokenFeatures(NamedTuple):
     """Features of the token ``[b 1 h f]``, ``[b 1 g f]``, those of the cache ``[b g s f]``, and
     room for the next.
     """
@@ -75,14 +82,14 @@ class Given(NamedTuple):
 
 
 def window_step(
-    rule: Window,
+    rule: WindowRule,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     mix: Tensor,
-    features: Learned | Given,
-    state: KeptState,
-) -> tuple[Tensor, KeptState]:
+    features: LearnedFeatureMap | TokenFeatures,
+    state: FeaturelessWindowState,
+) -> tuple[Tensor, FeaturelessWindowState]:
     """(o ``[b 1 h v]`` in float32, the state behind the token) of streams and a state that fit each
     other.
     """
@@ -91,12 +98,16 @@ def window_step(
         s.contiguous() for s in (_single(state[0]), _single(state[1]), *state[2:])
     )
     (b, g, f, width), h, cached = memory.shape, q.shape[2], age.shape[1]
-    kept = rule.kept(cached)
+    kept = rule.cache_length_after(cached)
     o, after = torch.empty(b, 1, h, width - 1), torch.empty(b, kept, dtype=torch.long)
     ring = torch.empty(b, g, kept, keys.shape[3]), torch.empty(b, g, kept, width - 1)
     written = empty(b, g, f, width)
     sizes = (b, h, g, keys.shape[3], width - 1, f, rule.window, cached, rule.shared, FORGOTTEN)
-    constants = (bits(rule.scale), bits(rule.softcap or 0.0), library.threads(memory.numel()))
+    constants = (
+        double_bits(rule.scale),
+        double_bits(rule.softcap or 0.0),
+        library.threads(memory.numel()),
+    )
     views = (n for s in streams for n in view(s))
     pointers = map(address, (keys, values, age, memory, o, *ring, after, written))
     library.call(CODE, [*sizes, *constants, *views, *pointers, *features.arguments()])
@@ -111,9 +122,15 @@ def _single(stream: Tensor) -> Tensor:
     return stream if stream.dtype == torch.float32 else stream.float()
 
 
-def learned_step(
-    rule: Window, q: Tensor, k: Tensor, v: Tensor, mix: Tensor, features: Learned, state: KeptState
-) -> tuple[Tensor, KeptState] | None:
+def step_with_feature_map(
+    rule: WindowRule,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mix: Tensor,
+    features: LearnedFeatureMap,
+    state: FeaturelessWindowState,
+) -> tuple[Tensor, FeaturelessWindowState] | None:
     """`window_step`, or None for what C cannot read, autograd wants to see, or `only` leaves to
     another kernel.
     """
@@ -121,11 +138,11 @@ def learned_step(
         torch.compiler.is_compiling()
         or torch.is_grad_enabled()
         or q.shape[1] != 1
-        or not allowed(NATIVE_WINDOW)
+        or not may_use(NATIVE_WINDOW)
     ):
         return None
     weights = features.W_q, features.W_k
-    if not library.readable(*weights) or not all(W.is_contiguous() for W in weights):
+    if not library.can_read(*weights) or not all(W.is_contiguous() for W in weights):
         return None
     if q.device.type != "cpu" or torch.promote_types(q.dtype, torch.float32) != torch.float32:
         return None
@@ -149,9 +166,9 @@ def _run(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, Window
     (b, t, h), g = recurrence.shape, recurrence.groups
     q, fq, mix = (s.expand(b, t, h, -1) for s in (recurrence.q, recurrence.fq, recurrence.mix))
     k, v, fk = (s.expand(b, t, g, -1) for s in (recurrence.k, recurrence.v, recurrence.fk))
-    rule = Window(recurrence.window, recurrence.shared, q.shape[-1] ** -0.5, recurrence.softcap)
-    following = torch.empty(b, g, rule.kept(age.shape[1]), fk.shape[-1])
-    given = Given(_single(fq), _single(fk), _single(features).contiguous(), following)
+    rule = WindowRule(recurrence.window, recurrence.shared, q.shape[-1] ** -0.5, recurrence.softcap)
+    following = torch.empty(b, g, rule.cache_length_after(age.shape[1]), fk.shape[-1])
+    given = TokenFeatures(_single(fq), _single(fk), _single(features).contiguous(), following)
     o, (keys, values, memory, age) = window_step(
         rule, q, k, v, mix, given, (keys, values, memory, age)
     )
@@ -163,7 +180,7 @@ def _refuses(recurrence: Recurrence) -> str | None:
         return f"it is a {type(recurrence).__name__}, not a WindowedLinear"
     if len(recurrence) != 1:
         return f"it has {len(recurrence)} tokens, not one"
-    if recurrence.kept is not None or recurrence.starts is not None:
+    if recurrence.keep_mask is not None or recurrence.segment_starts is not None:
         return "its token may be padding or begin a document"
     if torch.compiler.is_compiling():
         return "a compiled graph makes one kernel of the step's own operations"

@@ -20,10 +20,17 @@ from torch.nn import functional as F
 from fastweights.kernels import TABLE, only, select
 from fastweights.kernels.native import library
 from fastweights.lab.bench import peers
-from fastweights.lab.bench.contenders import Case, Contender, Inputs, Phase, Run, Sizes
-from fastweights.layers import Past, ShortConvolution, precise
+from fastweights.lab.bench.contenders import (
+    Case,
+    Implementation,
+    Inputs,
+    Phase,
+    Sizes,
+    TensorFunction,
+)
+from fastweights.layers import ShortConvolution, TokenContext, upcast
 from fastweights.methods import Chunkwise, evaluate
-from fastweights.ops.normalization import rms_normed
+from fastweights.ops.normalization import rms_normalize
 from fastweights.recurrence import (
     Cholesky,
     ConjugateGradient,
@@ -63,8 +70,8 @@ class RecurrenceCase(Case):
     draws: dict[str, Draw]
     record: Callable[[Inputs], Recurrence]
     token_flops: Flops
-    peers: tuple[Contender, ...] = ()
-    gpu_peers: tuple[Contender, ...] = ()
+    peers: tuple[Implementation, ...] = ()
+    gpu_peers: tuple[Implementation, ...] = ()
     channels: bool = False
     accuracy: float = 0.0
 
@@ -76,12 +83,12 @@ class RecurrenceCase(Case):
             for name, x in drawn.items()
         }
 
-    def contenders(self, inputs: Inputs) -> list[Contender]:
+    def implementations(self, inputs: Inputs) -> list[Implementation]:
         record = self.record(inputs)
         chosen = select(record).name
         possible = [kernel.name for kernel in TABLE if kernel.refuses(record) is None]
         ordered = [chosen, *(name for name in possible if name != chosen)]
-        ours = [Contender(name, OURS, partial(_ours, self.record, name)) for name in ordered]
+        ours = [Implementation(name, OURS, partial(_ours, self.record, name)) for name in ordered]
         cuda = next(iter(inputs.values())).is_cuda
         return [*ours, *self.peers, *(self.gpu_peers if cuda else ())]
 
@@ -108,9 +115,9 @@ class LayerCase(Case):
 
     name: str
     weights: tuple[int, ...]
-    ours: Run
-    peers: tuple[Contender, ...]
-    exact: Run
+    ours: TensorFunction
+    peers: tuple[Implementation, ...]
+    exact: TensorFunction
     channels: bool = True
 
     def inputs(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Inputs:
@@ -119,9 +126,9 @@ class LayerCase(Case):
         weight = torch.randn(*self.weights, sizes.h, generator=generator)
         return {"x": x.to(device, dtype), "weight": weight.to(device, dtype)}
 
-    def contenders(self, inputs: Inputs) -> list[Contender]:
-        by = "compiled" if library.readable(*inputs.values()) else "torch"
-        return [Contender(f"{self.name} ({by})", OURS, lambda: self.ours), *self.peers]
+    def implementations(self, inputs: Inputs) -> list[Implementation]:
+        by = "compiled" if library.can_read(*inputs.values()) else "torch"
+        return [Implementation(f"{self.name} ({by})", OURS, lambda: self.ours), *self.peers]
 
     def reference(self, inputs: Inputs) -> Tensor:
         return self.exact(inputs)
@@ -130,31 +137,31 @@ class LayerCase(Case):
         return 0.0
 
 
-def _convolved(inputs: Inputs) -> Tensor:
+def _convolve(inputs: Inputs) -> Tensor:
     x, weight = inputs["x"], inputs["weight"]
     with torch.device(x.device):
         module = ShortConvolution(weight.shape[1], weight.shape[0])
     return torch.func.functional_call(
-        module, {"weight": weight}, (x, Past(x, None, None, None, None))
+        module, {"weight": weight}, (x, TokenContext(x, None, None, None, None))
     )
 
 
-def _convolved_at_once(inputs: Inputs) -> Tensor:
+def _convolve_by_unfolding(inputs: Inputs) -> Tensor:
     taps = inputs["weight"].shape[0]
     seen = F.pad(inputs["x"], (0, 0, taps - 1, 0)).unfold(1, taps, 1)
     return torch.einsum("btdj,jd->btd", seen, inputs["weight"])
 
 
-def _normed(inputs: Inputs) -> Tensor:
-    return rms_normed(inputs["x"], inputs["weight"], EPSILON)
+def _rms_norm(inputs: Inputs) -> Tensor:
+    return rms_normalize(inputs["x"], inputs["weight"], EPSILON)
 
 
-def _normed_in_steps(inputs: Inputs) -> Tensor:
+def _rms_norm_in_steps(inputs: Inputs) -> Tensor:
     x = inputs["x"]
     return x / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt() * inputs["weight"]
 
 
-def _ours(record: Callable[[Inputs], Recurrence], kernel: str) -> Run:
+def _ours(record: Callable[[Inputs], Recurrence], kernel: str) -> TensorFunction:
     def run(inputs: Inputs) -> Tensor:
         with only(kernel):
             return evaluate(record(inputs))[0]
@@ -251,7 +258,7 @@ def _scan(x: Inputs) -> Decay:
 
 
 def _complex_scan(x: Inputs) -> Decay:
-    q, k = (torch.complex(precise(x[n]), torch.zeros_like(precise(x[n]))) for n in ("q", "k"))
+    q, k = (torch.complex(upcast(x[n]), torch.zeros_like(upcast(x[n]))) for n in ("q", "k"))
     return Decay(q, k, x["v"], torch.complex(x["log_decay"], x["phase"]))
 
 
@@ -273,7 +280,7 @@ def _share(s: Sizes, g: torch.Generator) -> Tensor:
     return torch.rand(1, 1, s.h, 1, generator=g)
 
 
-def _windowed(x: Inputs) -> WindowedLinear:
+def _window_linear(x: Inputs) -> WindowedLinear:
     """A sequence that ends within the window has nothing linear to measure."""
     window = min(WINDOW, x["q"].shape[1] // 4)
     return WindowedLinear(x["q"], x["k"], x["v"], x["fq"], x["fk"], x["mix"], window)
@@ -418,16 +425,20 @@ CASES: tuple[RecurrenceCase | LayerCase, ...] = (
         channels=True,
     ),
     RecurrenceCase(
-        "softmax window 64", _RAW, partial(_softmax, WINDOW), _window_flops, (peers.banded(WINDOW),)
+        "softmax window 64",
+        _RAW,
+        partial(_softmax, WINDOW),
+        _window_flops,
+        (peers.softmax_in_band(WINDOW),),
     ),
     RecurrenceCase(
         "windowed linear 64",
         {**_RAW, "fq": _features, "fk": _features, "mix": _share},
-        _windowed,
+        _window_linear,
         lambda s: _window_flops(s) + _decay_flops(s),
-        (replace(peers.banded(WINDOW), exact=False, note="softmax in the window alone"),),
+        (replace(peers.softmax_in_band(WINDOW), exact=False, note="softmax in the window alone"),),
     ),
     RecurrenceCase("softmax", _RAW, partial(_softmax, None), _softmax_flops, (peers.SOFTMAX,)),
-    LayerCase("short convolution", (TAPS,), _convolved, peers.CONVOLUTION, _convolved_at_once),
-    LayerCase("RMSNorm", (), _normed, (peers.rms_norm(EPSILON),), _normed_in_steps),
+    LayerCase("short convolution", (TAPS,), _convolve, peers.CONVOLUTION, _convolve_by_unfolding),
+    LayerCase("RMSNorm", (), _rms_norm, (peers.rms_norm(EPSILON),), _rms_norm_in_steps),
 )

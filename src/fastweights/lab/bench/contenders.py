@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 Inputs = dict[str, Tensor]
-Run = Callable[[Inputs], Tensor]
+TensorFunction = Callable[[Inputs], Tensor]
 
 
 class Phase(Enum):
@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Contender:
+class Implementation:
     """One way to compute a case.
 
     Attributes:
@@ -54,7 +54,7 @@ class Contender:
 
     name: str
     library: str
-    load: Callable[[], Run]
+    load: Callable[[], TensorFunction]
     exact: bool = True
     note: str = ""
 
@@ -82,7 +82,7 @@ class Case(ABC):
         """Random inputs, the same for the same arguments."""
 
     @abstractmethod
-    def contenders(self, inputs: Inputs) -> list[Contender]:
+    def implementations(self, inputs: Inputs) -> list[Implementation]:
         """Those who take these inputs; the library's own choice comes first."""
 
     @abstractmethod
@@ -102,17 +102,17 @@ class Case(ABC):
         return Work(self.flops(sizes, phase), float(moved))
 
 
-def bind(run: Run, inputs: Inputs, phase: Phase) -> Callable[[], object]:
+def bind(run: TensorFunction, inputs: Inputs, phase: Phase) -> Callable[[], object]:
     """A call of `run` as `phase` has it: without autograd, or with the gradients of all inputs."""
     if phase is Phase.FORWARD:
         return torch.no_grad()(lambda: run(inputs))
-    return _Both(run, {name: x.detach().requires_grad_() for name, x in inputs.items()})
+    return _ForwardBackward(run, {name: x.detach().requires_grad_() for name, x in inputs.items()})
 
 
-class _Both:
+class _ForwardBackward:
     """Forward and backward; the upstream gradient is drawn at the first call, the warm-up, only."""
 
-    def __init__(self, run: Run, leaves: Inputs) -> None:
+    def __init__(self, run: TensorFunction, leaves: Inputs) -> None:
         self.run, self.leaves = run, leaves
         self.upstream: Tensor | None = None
 
@@ -123,7 +123,7 @@ class _Both:
         return torch.autograd.grad(o, list(self.leaves.values()), self.upstream, allow_unused=True)
 
 
-def gradients(run: Run, leaves: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
+def gradients(run: TensorFunction, leaves: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
     """The output, and the gradient of every input for the same random upstream gradient."""
     o = run(leaves)
     found = torch.autograd.grad(o, list(leaves.values()), _upstream(o), allow_unused=True)

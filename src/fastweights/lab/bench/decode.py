@@ -27,7 +27,7 @@ from fastweights.lab.bench.cases import CASES, RecurrenceCase
 from fastweights.lab.bench.contenders import Inputs, Sizes
 from fastweights.lab.bench.machine import Ceilings
 from fastweights.lab.bench.report import Report
-from fastweights.lab.bench.timing import Budget, Failure, Function, Times, alternate, clock_of
+from fastweights.lab.bench.timing import Budget, Failure, Function, Times, clock_of, time_in_turn
 from fastweights.methods import evaluate
 from fastweights.mixers import MIXERS
 from fastweights.models import FastWeightsCache, FastWeightsConfig, FastWeightsForCausalLM
@@ -130,7 +130,7 @@ def _mamba2(f: Callable[..., Any], x: Inputs, state: Tensor) -> object:
     return f(state, v, dt.expand_as(v), -torch.ones(1), k, q)
 
 
-def _gated_delta(f: Callable[..., Any], x: Inputs, state: Tensor) -> object:
+def _delta_with_gate(f: Callable[..., Any], x: Inputs, state: Tensor) -> object:
     g = x["log_decay"][..., 0]
     return f(
         x["q"],
@@ -178,7 +178,7 @@ PEERS: dict[str, tuple[StepPeer, ...]] = {
         StepPeer(
             "gated delta step",
             f"{_MODELS}.qwen3_next.modeling_qwen3_next:torch_recurrent_gated_delta_rule",
-            _gated_delta,
+            _delta_with_gate,
         ),
     ),
     "delta vector": (
@@ -250,7 +250,14 @@ def _measure_step(
         group,
         list(
             _rows(
-                "recurrence", case.name, str(sizes), functions, Moved(moved), report, plan, device
+                "recurrence",
+                case.name,
+                str(sizes),
+                functions,
+                TokenCost(moved),
+                report,
+                plan,
+                device,
             )
         ),
     )
@@ -291,7 +298,7 @@ def _nbytes(state: State) -> int:
     return sum(s.nbytes for s in (state if isinstance(state, tuple) else (state,)))
 
 
-class Moved(NamedTuple):
+class TokenCost(NamedTuple):
     """What one token costs at least: bytes read and written, FLOPs of matrix products (0: not
     counted).
     """
@@ -305,13 +312,13 @@ def _rows(
     op: str,
     sizes: str,
     functions: dict[str, Function | Failure],
-    moved: Moved,
+    moved: TokenCost,
     report: Report,
     plan: DecodePlan,
     device: torch.device,
 ) -> Iterator[StepRow]:
     callable_ = {name: f for name, f in functions.items() if not isinstance(f, Failure)}
-    times = alternate(callable_, clock_of(device), plan.budget)
+    times = time_in_turn(callable_, clock_of(device), plan.budget)
     first = times["fastweights"]
     ceilings = Ceilings.of(report.ceilings)
     floor, products = moved.bytes / ceilings.bandwidth, moved.flops / ceilings.gemm(torch.float32)
@@ -355,7 +362,11 @@ def _measure_mixer(
     }
     report.add(
         group,
-        list(_rows("mixer", name, f"b{batch} d{d}", functions, Moved(moved), report, plan, device)),
+        list(
+            _rows(
+                "mixer", name, f"b{batch} d{d}", functions, TokenCost(moved), report, plan, device
+            )
+        ),
     )
 
 
@@ -401,10 +412,10 @@ def _model_rows(
         model(prompt, None, cache, use_cache=True, logits_to_keep=1)
     weights = set(model.parameters())
     count = sum(p.numel() for p in weights)
-    moved = Moved(sum(p.nbytes for p in weights) + 2 * cache.nbytes, 2.0 * batch * count)
+    moved = TokenCost(sum(p.nbytes for p in weights) + 2 * cache.nbytes, 2.0 * batch * count)
     functions: dict[str, Function | Failure] = {"fastweights": _tokens(model, prompt)}
     if plan.compiled:
-        functions[COMPILED] = _compiled(model, prompt)
+        functions[COMPILED] = _tokens_by_compiler(model, prompt)
     yield from _rows(
         "model", name, f"b{batch} {count} parameters", functions, moved, report, plan, model.device
     )
@@ -415,7 +426,7 @@ def _tokens(model: FastWeightsForCausalLM, prompt: Tensor) -> Function:
     return lambda: next(tokens)
 
 
-def _compiled(model: FastWeightsForCausalLM, prompt: Tensor) -> Function | Failure:
+def _tokens_by_compiler(model: FastWeightsForCausalLM, prompt: Tensor) -> Function | Failure:
     """The tokens of a copy, of which the prompt and the first two are done: these wait for the
     compiler.
     """

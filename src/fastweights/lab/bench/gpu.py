@@ -17,8 +17,8 @@ from functools import reduce
 import torch
 
 from fastweights.lab.bench.cases import CASES, RecurrenceCase
-from fastweights.lab.bench.contenders import Case, Contender, Inputs, Phase, Sizes, bind
-from fastweights.lab.bench.ops import STATE_ROWS, Errors, Plan, errors_on, measure
+from fastweights.lab.bench.contenders import Case, Implementation, Inputs, Phase, Sizes, bind
+from fastweights.lab.bench.ops import STATE_ROWS, Errors, OpsPlan, errors_on, measure
 from fastweights.lab.bench.report import Report
 from fastweights.lab.bench.timing import Budget, Failure
 from fastweights.methods import evaluate
@@ -151,7 +151,7 @@ def _check_job(
 
     def run() -> None:
         if not report.has(group):
-            report.add(group, checked(case, sizes, dtype, device))
+            report.add(group, check_kernels(case, sizes, dtype, device))
 
     return _Job(group, run)
 
@@ -160,22 +160,25 @@ def _timing_job(
     report: Report, plan: GpuPlan, case: Case, sizes: Sizes, device: torch.device
 ) -> _Job:
     memory = 60.0 if device.type == "cuda" else 0.0
-    timing = Plan(dtype=torch.bfloat16, budget=plan.budget, error_tokens=0, memory_limit=memory)
+    timing = OpsPlan(dtype=torch.bfloat16, budget=plan.budget, error_tokens=0, memory_limit=memory)
     return _Job(f"time {case.name} {sizes}", lambda: measure(report, timing, case, sizes, device))
 
 
-def checked(case: Case, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> list[CheckRow]:
+def check_kernels(
+    case: Case, sizes: Sizes, dtype: torch.dtype, device: torch.device
+) -> list[CheckRow]:
     """One row per kernel of ours that takes the case."""
     inputs = case.inputs(sizes, dtype, device)
-    ours = [c for c in case.contenders(inputs) if c.library == "fastweights"]
+    ours = [c for c in case.implementations(inputs) if c.library == "fastweights"]
     return [
-        _checked(case, c, sizes, inputs, dtype, auto=place == 0) for place, c in enumerate(ours)
+        _check_kernel(case, c, sizes, inputs, dtype, auto=place == 0)
+        for place, c in enumerate(ours)
     ]
 
 
-def _checked(
+def _check_kernel(
     case: Case,
-    contender: Contender,
+    contender: Implementation,
     sizes: Sizes,
     inputs: Inputs,
     dtype: torch.dtype,

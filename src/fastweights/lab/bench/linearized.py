@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from fastweights.linearize import Linear, Mode, Teacher, cache_bytes, running
+from fastweights.linearize import Mode, Student, Teacher, cache_bytes, use_mode
 from fastweights.render.plots import PALETTE, canvas, label, legend, logarithmic
 
-CONTENDERS: dict[str, Mode] = {"linear": Linear(), "softmax": Teacher()}
+CONTENDERS: dict[str, Mode] = {"linear": Student(), "softmax": Teacher()}
 """Ways to run one model: softmax through the implementation it was loaded with, SDPA unless told
 otherwise.
 """
@@ -58,21 +58,21 @@ class _Race:
         self.name, self.model, self.prompt = name, model, prompt
         self.cache, self.tokens, self.seconds = DynamicCache(config=model.config), 0, 0.0
         self.token = prompt
-        self.prefill = self._timed(1)
+        self.prefill = self._time_forwards(1)
 
     def to(self, tokens: int) -> GenerationRow:
         """Goes on until `tokens` are generated."""
         count = tokens - self.tokens
-        spent = self._timed(count)
+        spent = self._time_forwards(count)
         self.tokens, self.seconds = tokens, self.seconds + spent
         size = cache_bytes(self.cache)
         sizes = len(self.prompt), self.prompt.shape[1], tokens
         return GenerationRow(self.name, *sizes, self.prefill, self.seconds, spent / count, size)
 
-    def _timed(self, count: int) -> float:
+    def _time_forwards(self, count: int) -> float:
         """Seconds for `count` forwards, each greedily choosing what the next one reads."""
         start = self._now()
-        with running(self.model, CONTENDERS[self.name]), torch.no_grad():
+        with use_mode(self.model, CONTENDERS[self.name]), torch.no_grad():
             for _ in range(count):
                 logits = self.model(
                     self.token, past_key_values=self.cache, use_cache=True, logits_to_keep=1
@@ -105,10 +105,10 @@ def bench_generation(
         after.callback(model.train, training)
         model.eval()
         for batch in batches:
-            yield from _raced(model, batch, prompt, sorted(tokens), seconds)
+            yield from _run_race(model, batch, prompt, sorted(tokens), seconds)
 
 
-def _raced(
+def _run_race(
     model: Any, batch: int, prompt: int, tokens: Iterable[int], seconds: float
 ) -> Iterator[GenerationRow]:
     generator = torch.Generator().manual_seed(batch)

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from fastweights.kernels.gemm import ACCURATE, precision, verdict
-from fastweights.lab.bench.timing import Budget, Times, alternate, clock_of
+from fastweights.kernels.gemm import ACCURATE, precision, probe_gemm
+from fastweights.lab.bench.timing import Budget, Times, clock_of, time_in_turn
 
 PACKAGES = (
     "torch",
@@ -54,7 +54,7 @@ class Machine:
             torch.get_num_threads(),
             name,
             platform.platform(),
-            verdict().library,
+            probe_gemm().library,
         )
 
 
@@ -88,7 +88,7 @@ class Ceilings:
         return cls(**found)
 
     @classmethod
-    def measured(cls, device: torch.device, *, quick: bool) -> Ceilings:
+    def measure_now(cls, device: torch.device, *, quick: bool) -> Ceilings:
         """Measured now; `quick` uses smaller matrices and a smaller copy."""
         size = 256 if quick else 8192 if device.type == "cuda" else 1536
         return cls(
@@ -138,7 +138,7 @@ def _cpu_name() -> str:
 
 
 def _rate(device: torch.device, work: float, function: Callable[[], object]) -> float:
-    times = alternate({"it": function}, clock_of(device), Budget(seconds=1.0, runs=9))["it"]
+    times = time_in_turn({"it": function}, clock_of(device), Budget(seconds=1.0, runs=9))["it"]
     assert isinstance(times, Times), times.reason
     return work / times.low
 
@@ -158,7 +158,7 @@ def _copy_rate(device: torch.device, size: int) -> float:
 def _onednn_rate(device: torch.device, size: int) -> float | None:
     if device.type != "cpu":
         return None
-    error = verdict().error
+    error = probe_gemm().error
     if error is None or error > ACCURATE:
         return None
     with precision(torch.backends.mkldnn.matmul, "bf16"):  # pyright: ignore[reportAttributeAccessIssue]

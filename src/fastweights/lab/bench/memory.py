@@ -17,14 +17,14 @@ from multiprocessing.connection import Connection
 import torch
 
 from fastweights.lab.bench.cases import CASES
-from fastweights.lab.bench.contenders import Case, Inputs, Phase, Run, Sizes, bind
+from fastweights.lab.bench.contenders import Case, Inputs, Phase, Sizes, TensorFunction, bind
 
 _FORKS = multiprocessing.get_context("forkserver")
 WARM_TOKENS = 64
 
 
 @dataclass(frozen=True)
-class Task:
+class MemoryTask:
     """A contender by the names under which `CASES` knows it."""
 
     case: str
@@ -37,12 +37,12 @@ class Task:
     def inputs(self, device: torch.device) -> Inputs:
         return _case(self.case).inputs(self.sizes, self.dtype, device)
 
-    def run(self, inputs: Inputs) -> Run:
-        found = {c.name: c for c in _case(self.case).contenders(inputs)}
+    def run(self, inputs: Inputs) -> TensorFunction:
+        found = {c.name: c for c in _case(self.case).implementations(inputs)}
         return found[self.contender].load()
 
 
-def peak_bytes(task: Task, device: torch.device, seconds: float) -> int | None:
+def peak_bytes(task: MemoryTask, device: torch.device, seconds: float) -> int | None:
     """Bytes beyond the inputs at the peak; None if it fails or takes longer than `seconds`."""
     return _cuda_peak(task, device) if device.type == "cuda" else _cpu_peak(task, seconds)
 
@@ -51,7 +51,7 @@ def _case(name: str) -> Case:
     return next(case for case in CASES if case.name == name)
 
 
-def _cuda_peak(task: Task, device: torch.device) -> int | None:
+def _cuda_peak(task: MemoryTask, device: torch.device) -> int | None:
     inputs = task.inputs(device)
     function = bind(task.run(inputs), inputs, task.phase)
     function()
@@ -62,7 +62,7 @@ def _cuda_peak(task: Task, device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def _cpu_peak(task: Task, seconds: float) -> int | None:
+def _cpu_peak(task: MemoryTask, seconds: float) -> int | None:
     _FORKS.set_forkserver_preload(["fastweights.lab.bench.memory"])
     receiver, sender = _FORKS.Pipe(duplex=False)
     process = _FORKS.Process(target=_report_growth, args=(task, sender))
@@ -78,7 +78,7 @@ def _cpu_peak(task: Task, seconds: float) -> int | None:
         receiver.close()
 
 
-def _report_growth(task: Task, sender: Connection) -> None:
+def _report_growth(task: MemoryTask, sender: Connection) -> None:
     torch.set_num_threads(task.threads)
     cpu = torch.device("cpu")
     short = replace(task, sizes=task.sizes._replace(t=min(task.sizes.t, WARM_TOKENS)))

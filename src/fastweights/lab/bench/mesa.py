@@ -17,16 +17,16 @@ from torch import Tensor
 from fastweights.generate import stream
 from fastweights.lab.bench.cases import RecurrenceCase, mesa_case
 from fastweights.lab.bench.contenders import Phase, Sizes, bind
-from fastweights.lab.bench.mesa_speed import PARTS, SpeedPlan, run_speed
+from fastweights.lab.bench.mesa_speed import PARTS, SpeedPlan, run_mesa_timing
 from fastweights.lab.bench.ops import relative
 from fastweights.lab.bench.report import Report
-from fastweights.lab.bench.timing import Budget, Failure, Function, Times, alternate, clock_of
+from fastweights.lab.bench.timing import Budget, Failure, Function, Times, clock_of, time_in_turn
 from fastweights.methods import evaluate
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.models.mesa import mesa_records, solved_by
+from fastweights.models.mesa import mesa_records, use_solver
 from fastweights.recurrence import ConjugateGradient, Mesa, Solver, solver_statistics
-from fastweights.text.corpus import Text, cover, read
-from fastweights.text.tokenizers import Pretrained
+from fastweights.text.corpus import Text, read_corpus, sequential_windows
+from fastweights.text.tokenizers import ExistingTokenizer
 from fastweights.train.perplexity import token_losses
 
 STEPS = 30
@@ -107,7 +107,7 @@ def run_mesa(report: Report, plan: MesaPlan, device: torch.device) -> None:
         if not report.has("loss"):
             report.add("loss", _losses(plan, plan.checkpoint, device))
         return
-    run_speed(
+    run_mesa_timing(
         report,
         SpeedPlan(tuple(p for p in plan.parts if p in PARTS), plan.quick, plan.budget),
         device,
@@ -115,17 +115,17 @@ def run_mesa(report: Report, plan: MesaPlan, device: torch.device) -> None:
     for sizes in plan.sizes if "solvers" in plan.parts else ():
         for phase in Phase:
             if not report.has(group := f"mesa {sizes} {phase.value}"):
-                report.add(group, _solved(plan, sizes, phase, device))
+                report.add(group, _solve_rows(plan, sizes, phase, device))
 
 
-def _solved(plan: MesaPlan, sizes: Sizes, phase: Phase, device: torch.device) -> list[SolveRow]:
+def _solve_rows(plan: MesaPlan, sizes: Sizes, phase: Phase, device: torch.device) -> list[SolveRow]:
     cases = {name: mesa_case(solver) for name, solver in SOLVERS.items()}
     inputs = cases[f"{STEPS} steps"].inputs(sizes, torch.float32, device)
     functions = {
         name: bind(lambda x, c=case: evaluate(c.record(x))[0], inputs, phase)
         for name, case in cases.items()
     }
-    found = alternate(functions, clock_of(device), plan.budget)
+    found = time_in_turn(functions, clock_of(device), plan.budget)
     rows = []
     for name, case in cases.items():
         steps, error = _quality(case, {n: x[:, :COUNTED] for n, x in inputs.items()})
@@ -146,12 +146,12 @@ def _quality(case: RecurrenceCase, inputs: Mapping[str, Tensor]) -> tuple[float,
 
 def _losses(plan: MesaPlan, folder: Path, device: torch.device) -> list[LossRow]:
     model = FastWeightsForCausalLM.from_pretrained(folder).to(device).eval()
-    tokens = read(Text((plan.text,), tokenization=Pretrained(str(folder)))).validation[
-        : plan.tokens
-    ]
-    batches = list(cover(tokens, min(plan.length, len(tokens)), plan.batch))
+    tokens = read_corpus(
+        Text((plan.text,), tokenization=ExistingTokenizer(str(folder)))
+    ).validation[: plan.tokens]
+    batches = list(sequential_windows(tokens, min(plan.length, len(tokens)), plan.batch))
     reading, decoding = (
-        _timed(calls, plan, device) for calls in _calls(model, batches[0][:1].to(device), plan)
+        _time_calls(calls, plan, device) for calls in _calls(model, batches[0][:1].to(device), plan)
     )
     full = reading[f"{STEPS} steps"].median
     return [
@@ -171,7 +171,7 @@ def _loss_row(
     over: float,
     speed: float,
 ) -> LossRow:
-    with solved_by(model, SOLVERS[name]):
+    with use_solver(model, SOLVERS[name]):
         losses, records = (
             by_token(model, batches),
             mesa_records(model, batches[0][:1].to(model.device)),
@@ -191,8 +191,10 @@ def _loss_row(
     )
 
 
-def _timed(calls: Mapping[str, Function], plan: MesaPlan, device: torch.device) -> dict[str, Times]:
-    found = alternate(calls, clock_of(device), plan.budget)
+def _time_calls(
+    calls: Mapping[str, Function], plan: MesaPlan, device: torch.device
+) -> dict[str, Times]:
+    found = time_in_turn(calls, clock_of(device), plan.budget)
     failed = [
         f"{name}: {times.reason}" for name, times in found.items() if isinstance(times, Failure)
     ]
@@ -219,14 +221,14 @@ def _calls(
 
 @torch.no_grad()
 def _read(model: FastWeightsForCausalLM, solver: Solver, ids: Tensor) -> None:
-    with solved_by(model, solver):
+    with use_solver(model, solver):
         model(ids, use_cache=False, logits_to_keep=1)
 
 
 def _decode(
     model: FastWeightsForCausalLM, solver: Solver, tokens: Iterator[Tensor], count: int
 ) -> None:
-    with solved_by(model, solver):
+    with use_solver(model, solver):
         for _ in islice(tokens, count):
             pass
 

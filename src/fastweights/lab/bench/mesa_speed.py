@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels import only, select
-from fastweights.kernels.blocks import Plan
-from fastweights.kernels.mesa import CHUNK, BlockedSolve, solved_and_read
+from fastweights.kernels.blocks import BlockPlan
+from fastweights.kernels.mesa import CHUNK, BlockwiseSolve, solve_and_read
 from fastweights.lab.bench import peers
 from fastweights.lab.bench.cases import OURS, RecurrenceCase, mesa_case
-from fastweights.lab.bench.contenders import Inputs, Phase, Run, Sizes, bind
-from fastweights.lab.bench.memory import Task, peak_bytes
+from fastweights.lab.bench.contenders import Inputs, Phase, Sizes, TensorFunction, bind
+from fastweights.lab.bench.memory import MemoryTask, peak_bytes
 from fastweights.lab.bench.ops import load, relative
 from fastweights.lab.bench.report import Report
-from fastweights.lab.bench.timing import Budget, Failure, Function, Times, alternate, clock_of
+from fastweights.lab.bench.timing import Budget, Failure, Function, Times, clock_of, time_in_turn
 from fastweights.methods import Chunkwise, evaluate
 from fastweights.recurrence import (
     Cholesky,
@@ -32,7 +32,7 @@ from fastweights.recurrence import (
     Solver,
     solver_statistics,
 )
-from fastweights.recurrence.solvers import Operator, Solution
+from fastweights.recurrence.solvers import Operator, SolverResult
 
 STEPS = 30
 GLA, PEER = "gated linear attention", "naive CG, 30 steps"
@@ -128,7 +128,7 @@ class SpeedPlan:
         return QUICK_LENGTHS if self.quick else LENGTHS
 
 
-def run_speed(report: Report, plan: SpeedPlan, device: torch.device) -> None:
+def run_mesa_timing(report: Report, plan: SpeedPlan, device: torch.device) -> None:
     """The parts of the plan that the report does not have yet."""
     for part in plan.parts:
         for group, rows in PARTS[part](plan, device):
@@ -166,7 +166,7 @@ def _at_length(
 ) -> list[LengthRow]:
     full, stopping = mesa_case(ConjugateGradient(STEPS)), mesa_case(STOPPING)
     inputs = full.inputs(sizes, torch.float32, device)
-    runs: dict[str, Run] = {
+    runs: dict[str, TensorFunction] = {
         GLA: _gla,
         f"Mesa, {STEPS} steps": partial(_mesa, full, None),
         "Mesa, tol 1e-4": partial(_mesa, stopping, None),
@@ -183,7 +183,7 @@ def _at_length(
         failed[PEER] = peer
     else:
         runs[PEER] = peer
-    found = alternate(
+    found = time_in_turn(
         {n: bind(run, inputs, phase) for n, run in runs.items()}, clock_of(device), plan.budget
     )
     steps = {
@@ -226,7 +226,7 @@ def _peak(
     too_long = name == PEER and phase is Phase.BOTH and sizes.t > NAIVE_BACKWARD
     if name not in known or plan.quick or too_long:
         return None
-    task = Task(*known[name], sizes, torch.float32, phase, torch.get_num_threads())
+    task = MemoryTask(*known[name], sizes, torch.float32, phase, torch.get_num_threads())
     return peak_bytes(task, device, plan.memory_limit)
 
 
@@ -253,18 +253,20 @@ def _chunks(plan: SpeedPlan, device: torch.device) -> Groups:
         yield f"chunks {plan.sizes} {phase.value}", partial(_by_chunk, plan, phase, device)
 
 
-def _chunked(case: RecurrenceCase, chunk: int, x: Inputs) -> Tensor:
+def _solve_in_chunks(case: RecurrenceCase, chunk: int, x: Inputs) -> Tensor:
     record = cast(Mesa, case.record(x))
     b, t, h = record.shape
-    solve = BlockedSolve(record.solver, Plan.of(chunk, b * h, t))
-    return solved_and_read(solve, record, record.initial_state())[0]
+    solve = BlockwiseSolve(record.solver, BlockPlan.of(chunk, b * h, t))
+    return solve_and_read(solve, record, record.initial_state())[0]
 
 
 def _by_chunk(plan: SpeedPlan, phase: Phase, device: torch.device) -> list[ChunkRow]:
     case = mesa_case(ConjugateGradient(STEPS))
     inputs = case.inputs(plan.sizes, torch.float32, device)
-    functions = {chunk: bind(partial(_chunked, case, chunk), inputs, phase) for chunk in CHUNKS}
-    found = alternate({str(n): f for n, f in functions.items()}, clock_of(device), plan.budget)
+    functions = {
+        chunk: bind(partial(_solve_in_chunks, case, chunk), inputs, phase) for chunk in CHUNKS
+    }
+    found = time_in_turn({str(n): f for n, f in functions.items()}, clock_of(device), plan.budget)
     own = found[str(CHUNK)]
     return [_chunk_row(f"chunks of {name}", times, own) for name, times in found.items()]
 
@@ -280,13 +282,13 @@ def _chunk_row(name: str, found: Times | Failure, own: Times | Failure) -> Chunk
 
 
 @dataclass(frozen=True)
-class Counted(Solver):
+class CountingSolver(Solver):
     """`inner`, and how many systems it was given."""
 
     inner: Solver
     systems: list[int] = field(default_factory=list)
 
-    def solve(self, operator: Operator, b: Tensor) -> Solution:
+    def solve(self, operator: Operator, b: Tensor) -> SolverResult:
         self.systems.append(b[..., 0].numel())
         return self.inner.solve(operator, b)
 
@@ -295,11 +297,13 @@ def _decoding(plan: SpeedPlan, device: torch.device) -> Groups:
     for b in (1,) if plan.quick else (1, 32):
         for gamma in GATES[:: 3 if plan.quick else 1]:
             sizes = plan.sizes._replace(b=b, t=READ + DECODED)
-            yield f"decode {sizes} γ {gamma:g}", partial(_decoded, plan, sizes, gamma, device)
+            yield f"decode {sizes} γ {gamma:g}", partial(_decode_rows, plan, sizes, gamma, device)
 
 
 @torch.no_grad()
-def _decoded(plan: SpeedPlan, sizes: Sizes, gamma: float, device: torch.device) -> list[DecodeRow]:
+def _decode_rows(
+    plan: SpeedPlan, sizes: Sizes, gamma: float, device: torch.device
+) -> list[DecodeRow]:
     inputs = mesa_case(STOPPING).inputs(sizes, torch.float32, device)
     inputs["log_decay"] = torch.full_like(inputs["log_decay"], gamma).log()
     records = {
@@ -307,7 +311,7 @@ def _decoded(plan: SpeedPlan, sizes: Sizes, gamma: float, device: torch.device) 
         for name, solver in DECODERS.items()
     }
     functions = {name: _roll(record) for name, record in records.items()}
-    found = alternate(functions, clock_of(device), plan.budget)
+    found = time_in_turn(functions, clock_of(device), plan.budget)
     base = found["tol 1e-4"]
     return [_decode_row(name, gamma, found[name], base, record) for name, record in records.items()]
 
@@ -346,7 +350,7 @@ def _fallbacks(record: Mesa) -> float | None:
     solver = record.solver
     if not isinstance(solver, ShermanMorrison):
         return None
-    counted = Counted(solver.fallback)
+    counted = CountingSolver(solver.fallback)
     roll = _roll(replace(record, solver=replace(solver, fallback=counted)))
     counted.systems.clear()
     roll()

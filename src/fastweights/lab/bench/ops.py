@@ -13,19 +13,19 @@ from torch import Tensor
 from fastweights.lab.bench.cases import CASES, OURS
 from fastweights.lab.bench.contenders import (
     Case,
-    Contender,
+    Implementation,
     Inputs,
     Phase,
-    Run,
     Sizes,
+    TensorFunction,
     Work,
     bind,
     gradients,
 )
 from fastweights.lab.bench.machine import Ceilings
-from fastweights.lab.bench.memory import Task, peak_bytes
+from fastweights.lab.bench.memory import MemoryTask, peak_bytes
 from fastweights.lab.bench.report import Report
-from fastweights.lab.bench.timing import Budget, Failure, Times, alternate, clock_of
+from fastweights.lab.bench.timing import Budget, Failure, Times, clock_of, time_in_turn
 
 MATRIX_SIZES = (Sizes(1, 2048, 8, 64, 64), Sizes(1, 2048, 8, 128, 128), Sizes(4, 2048, 16, 64, 64))
 CHANNEL_SIZES = (Sizes(1, 2048, 1024, 1, 1), Sizes(4, 2048, 1024, 1, 1))
@@ -41,7 +41,7 @@ each doubling.
 
 
 @dataclass(frozen=True)
-class Plan:
+class OpsPlan:
     """What to measure, and how long.
 
     Attributes:
@@ -147,31 +147,31 @@ class Errors:
     reason: str = ""
 
 
-def run_ops(report: Report, plan: Plan, device: torch.device) -> None:
+def run_ops(report: Report, plan: OpsPlan, device: torch.device) -> None:
     """Every case in every size, forward and with backward."""
     for case in plan.cases():
         for sizes in plan.sizes(case):
             measure(report, plan, case, sizes, device)
 
 
-def measure(report: Report, plan: Plan, case: Case, sizes: Sizes, device: torch.device) -> None:
+def measure(report: Report, plan: OpsPlan, case: Case, sizes: Sizes, device: torch.device) -> None:
     """All contenders on one case and size: two groups of rows."""
     groups = {phase: f"{case.name} {sizes} {_short(plan.dtype)} {phase.value}" for phase in Phase}
     if all(map(report.has, groups.values())):
         return
     inputs = case.inputs(sizes, plan.dtype, device)
-    contenders = case.contenders(inputs)
+    contenders = case.implementations(inputs)
     errors = {c.name: error_of(case, c, plan, sizes, device) for c in contenders}
     for phase, group in groups.items():
         if not report.has(group):
-            times = timed(contenders, inputs, phase, plan.budget, device)
-            measured = _Measured(case, sizes, plan, phase, inputs, errors)
+            times = time_implementations(contenders, inputs, phase, plan.budget, device)
+            measured = _RowBuilder(case, sizes, plan, phase, inputs, errors)
             report.add(
                 group, list(measured.rows(contenders, times, Ceilings.of(report.ceilings), device))
             )
 
 
-def run_scaling(report: Report, plan: Plan, device: torch.device) -> None:
+def run_scaling(report: Report, plan: OpsPlan, device: torch.device) -> None:
     """Time against T from 512 to 64k, of our own kernels."""
     for case in plan.cases():
         first = plan.sizes(case)[0]
@@ -181,8 +181,8 @@ def run_scaling(report: Report, plan: Plan, device: torch.device) -> None:
                 report.add(group, [_slope(plan, case, first, phase, device)])
 
 
-def timed(
-    contenders: Sequence[Contender],
+def time_implementations(
+    contenders: Sequence[Implementation],
     inputs: Inputs,
     phase: Phase,
     budget: Budget,
@@ -196,15 +196,15 @@ def timed(
             failed[contender_key(contender)] = loaded
         else:
             functions[contender_key(contender)] = bind(loaded, inputs, phase)
-    return {**alternate(functions, clock_of(device), budget), **failed}
+    return {**time_in_turn(functions, clock_of(device), budget), **failed}
 
 
-def contender_key(contender: Contender) -> str:
+def contender_key(contender: Implementation) -> str:
     return f"{contender.library}: {contender.name}"
 
 
 def error_of(
-    case: Case, contender: Contender, plan: Plan, sizes: Sizes, device: torch.device
+    case: Case, contender: Implementation, plan: OpsPlan, sizes: Sizes, device: torch.device
 ) -> Errors:
     """On `device` against the CPU in float64, on a short sequence of the same distribution."""
     if not (contender.exact and plan.error_tokens):
@@ -216,7 +216,7 @@ def error_of(
         return Errors(reason=f"error unknown: {Failure.of(error).reason}")
 
 
-def errors_on(case: Case, run: Run, inputs: Inputs) -> Errors:
+def errors_on(case: Case, run: TensorFunction, inputs: Inputs) -> Errors:
     """Those of `run` on these inputs, wherever they are."""
     o, found = gradients(run, {n: x.detach().requires_grad_() for n, x in inputs.items()})
     exact = {n: x.detach().cpu().double().requires_grad_() for n, x in inputs.items()}
@@ -235,7 +235,7 @@ def relative(got: Tensor, want: Tensor) -> float:
     return (got - want).norm().item() / (norm or 1.0)
 
 
-def load(contender: Contender) -> Run | Failure:
+def load(contender: Implementation) -> TensorFunction | Failure:
     """What it runs, or why it cannot be loaded; before it is timed."""
     try:
         return contender.load()
@@ -247,22 +247,22 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _joined(*notes: str) -> str:
+def _join_notes(*notes: str) -> str:
     return "; ".join(filter(None, notes))
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _RowBuilder:
     case: Case
     sizes: Sizes
-    plan: Plan
+    plan: OpsPlan
     phase: Phase
     inputs: Inputs
     errors: dict[str, Errors]
 
     def rows(
         self,
-        contenders: Sequence[Contender],
+        contenders: Sequence[Implementation],
         times: dict[str, Times | Failure],
         ceilings: Ceilings,
         device: torch.device,
@@ -274,7 +274,7 @@ class _Measured:
 
     def _row(
         self,
-        contender: Contender,
+        contender: Implementation,
         found: Times | Failure,
         first: Times | Failure,
         ceilings: Ceilings,
@@ -306,7 +306,7 @@ class _Measured:
             peak_bytes=self._peak(contender, device) if times else None,
             note=found.reason
             if isinstance(found, Failure)
-            else _joined(contender.note, errors.reason),
+            else _join_notes(contender.note, errors.reason),
         )
 
     def _work(self) -> Work:
@@ -316,17 +316,17 @@ class _Measured:
             self.inputs, self.sizes.tokens * values * element, self.sizes, self.phase
         )
 
-    def _peak(self, contender: Contender, device: torch.device) -> int | None:
+    def _peak(self, contender: Implementation, device: torch.device) -> int | None:
         if not self.plan.memory_limit:
             return None
         threads = torch.get_num_threads()
-        task = Task(
+        task = MemoryTask(
             self.case.name, contender.name, self.sizes, self.plan.dtype, self.phase, threads
         )
         return peak_bytes(task, device, self.plan.memory_limit)
 
 
-def _slope(plan: Plan, case: Case, sizes: Sizes, phase: Phase, device: torch.device) -> SlopeRow:
+def _slope(plan: OpsPlan, case: Case, sizes: Sizes, phase: Phase, device: torch.device) -> SlopeRow:
     found: dict[int, float] = {}
     for t in QUICK_SCALING if plan.quick else SCALING:
         if max(found.values(), default=0) < PATIENCE:
@@ -344,15 +344,17 @@ def _slope(plan: Plan, case: Case, sizes: Sizes, phase: Phase, device: torch.dev
     )
 
 
-def _length_time(plan: Plan, case: Case, sizes: Sizes, phase: Phase, device: torch.device) -> float:
+def _length_time(
+    plan: OpsPlan, case: Case, sizes: Sizes, phase: Phase, device: torch.device
+) -> float:
     """Of a warm call: in the first, while the system clears the pages of long results, lengths
     would not compare.
     """
     inputs = case.inputs(sizes, plan.dtype, device)
-    ours = case.contenders(inputs)[0]
+    ours = case.implementations(inputs)[0]
     assert ours.library == OURS
     budget = replace(plan.budget, seconds=max(plan.budget.seconds, PATIENCE))
-    found = timed([ours], inputs, phase, budget, device)[contender_key(ours)]
+    found = time_implementations([ours], inputs, phase, budget, device)[contender_key(ours)]
     return found.median if isinstance(found, Times) else math.nan
 
 

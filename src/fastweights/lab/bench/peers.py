@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.lab.bench.contenders import Contender, Inputs, Run
+from fastweights.lab.bench.contenders import Implementation, Inputs, TensorFunction
 
 TRANSFORMERS, FLA, MAMBA, TORCH = "transformers", "flash-linear-attention", "mamba", "torch"
 
 
-def _imported(module: str, name: str) -> Callable[..., Any]:
+def _import_function(module: str, name: str) -> Callable[..., Any]:
     """The function itself: transformers' decorators would put other libraries' kernels in its
     place.
     """
@@ -35,18 +35,18 @@ def _peer(
     path: str,
     use: Callable[[Callable[..., Any], Inputs], Tensor],
     **facts: Any,
-) -> Contender:
+) -> Implementation:
     """The function at ``module:name``, called by `use`."""
     module, _, attribute = path.partition(":")
 
-    def load() -> Run:
-        function = _imported(module, attribute)
+    def load() -> TensorFunction:
+        function = _import_function(module, attribute)
         return lambda inputs: use(function, inputs)
 
-    return Contender(name, library, load, **facts)
+    return Implementation(name, library, load, **facts)
 
 
-def _unscaled(q: Tensor) -> Tensor:
+def _undo_scale(q: Tensor) -> Tensor:
     return q * q.shape[-1] ** 0.5
 
 
@@ -60,15 +60,15 @@ def _sdpa(x: Inputs) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
 
-SDPA = Contender(
+SDPA = Implementation(
     "SDPA", TORCH, lambda: _sdpa, exact=False, note="causal softmax attention on the same q, k, v"
 )
 
 
-SOFTMAX = Contender("SDPA", TORCH, lambda: _sdpa)
+SOFTMAX = Implementation("SDPA", TORCH, lambda: _sdpa)
 
 
-def banded(window: int) -> Contender:
+def softmax_in_band(window: int) -> Implementation:
     """Softmax within a window, by a mask."""
 
     def run(x: Inputs) -> Tensor:
@@ -77,7 +77,7 @@ def banded(window: int) -> Contender:
         mask = torch.ones(t, t, dtype=torch.bool, device=q.device).tril().triu(1 - window)
         return F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2)
 
-    return Contender("SDPA with a band mask", TORCH, lambda: run)
+    return Implementation("SDPA with a band mask", TORCH, lambda: run)
 
 
 def _mamba2(function: Callable[..., Any], x: Inputs) -> Tensor:
@@ -121,13 +121,13 @@ DECAY_VECTOR = (
         "naive recurrent",
         FLA,
         "fla.ops.gla.naive:naive_recurrent_gla",
-        lambda f, x: f(_unscaled(x["q"]), x["k"], x["v"], x["log_decay"])[0],
+        lambda f, x: f(_undo_scale(x["q"]), x["k"], x["v"], x["log_decay"])[0],
     ),
     SDPA,
 )
 
 
-def _tied(x: Inputs) -> Inputs:
+def _with_tied_keys(x: Inputs) -> Inputs:
     return {**x, "k": -torch.expm1(x["log_decay"])}
 
 
@@ -136,22 +136,22 @@ DECAY_TIED = (
         "naive recurrent",
         FLA,
         "fla.ops.gla.naive:naive_recurrent_gla",
-        lambda f, x: f(_unscaled(x["q"]), _tied(x)["k"], x["v"], x["log_decay"])[0],
+        lambda f, x: f(_undo_scale(x["q"]), _with_tied_keys(x)["k"], x["v"], x["log_decay"])[0],
     ),
 )
 
 
-def _gated_delta(function: Callable[..., Any], x: Inputs) -> Tensor:
-    return function(_unscaled(x["q"]), x["k"], x["v"], g=_log_decay(x), beta=x["beta"][..., 0])[0]
+def _delta_with_gate(function: Callable[..., Any], x: Inputs) -> Tensor:
+    return function(_undo_scale(x["q"]), x["k"], x["v"], g=_log_decay(x), beta=x["beta"][..., 0])[0]
 
 
 def _delta_rule(function: Callable[..., Any], x: Inputs) -> Tensor:
     q, k, v = (x[n].transpose(1, 2) for n in ("q", "k", "v"))
-    return function(_unscaled(q), k, v, x["beta"][..., 0].transpose(1, 2))[0].transpose(1, 2)
+    return function(_undo_scale(q), k, v, x["beta"][..., 0].transpose(1, 2))[0].transpose(1, 2)
 
 
 def _kda(function: Callable[..., Any], x: Inputs) -> Tensor:
-    return function(_unscaled(x["q"]), x["k"], x["v"], x["log_decay"], x["beta"][..., 0])[0]
+    return function(_undo_scale(x["q"]), x["k"], x["v"], x["log_decay"], x["beta"][..., 0])[0]
 
 
 DELTA_SCALAR = (
@@ -159,7 +159,7 @@ DELTA_SCALAR = (
         "gated delta chunk",
         TRANSFORMERS,
         "transformers.models.qwen3_next.modeling_qwen3_next:torch_chunk_gated_delta_rule",
-        _gated_delta,
+        _delta_with_gate,
     ),
     SDPA,
 )
@@ -248,19 +248,19 @@ def _convolution(x: Inputs) -> Tensor:
     return F.conv1d(padded, weight.mT[:, None], groups=d).mT
 
 
-CONVOLUTION = (Contender("conv1d", TORCH, lambda: _convolution),)
+CONVOLUTION = (Implementation("conv1d", TORCH, lambda: _convolution),)
 
 
-def rms_norm(eps: float) -> Contender:
+def rms_norm(eps: float) -> Implementation:
     """torch's, with this ε."""
 
     def run(x: Inputs) -> Tensor:
         return F.rms_norm(x["x"], x["x"].shape[-1:], x["weight"], eps)
 
-    return Contender("rms_norm", TORCH, lambda: run)
+    return Implementation("rms_norm", TORCH, lambda: run)
 
 
-def _fla_gated(function: Callable[..., Any], x: Inputs) -> Tensor:
+def _fla_scalar(function: Callable[..., Any], x: Inputs) -> Tensor:
     return function(x["q"], x["k"], x["v"], _log_decay(x), scale=1.0)[0]
 
 
@@ -289,11 +289,16 @@ def _fla_scan(function: Callable[..., Any], x: Inputs) -> Tensor:
     return function(x["v"][..., 0], x["log_decay"][..., 0])[0][..., None]
 
 
-TRITON_SCALAR = (_peer("chunk_simple_gla", FLA, "fla.ops.simple_gla:chunk_simple_gla", _fla_gated),)
+TRITON_SCALAR = (
+    _peer("chunk_simple_gla", FLA, "fla.ops.simple_gla:chunk_simple_gla", _fla_scalar),
+)
 TRITON_VECTOR = (_peer("chunk_gla", FLA, "fla.ops.gla:chunk_gla", _fla_vector),)
 TRITON_TIED = (
     _peer(
-        "chunk_gla of 1 - α", FLA, "fla.ops.gla:chunk_gla", lambda f, x: _fla_vector(f, _tied(x))
+        "chunk_gla of 1 - α",
+        FLA,
+        "fla.ops.gla:chunk_gla",
+        lambda f, x: _fla_vector(f, _with_tied_keys(x)),
     ),
 )
 TRITON_DELTA = (_peer("chunk_delta_rule", FLA, "fla.ops.delta_rule:chunk_delta_rule", _fla_delta),)

@@ -27,5 +27,5 @@ def open_report(
     """
     header = Header(target, commit(), asdict(Machine.here(device)), versions(), settings)
     return Report.open(
-        path, header, lambda: asdict(Ceilings.measured(device, quick=quick)), listener
+        path, header, lambda: asdict(Ceilings.measure_now(device, quick=quick)), listener
     )

@@ -62,7 +62,7 @@ class Budget:
     runs: int = 15
 
 
-class Clock(ABC):
+class DeviceClock(ABC):
     """Measures calls on one kind of device."""
 
     @abstractmethod
@@ -74,7 +74,7 @@ class Clock(ABC):
         """How many calls make a sample, given what the first took."""
 
 
-class WallClock(Clock):
+class WallClock(DeviceClock):
     """For devices that have finished when a call returns: CPUs."""
 
     def sample(self, function: Function, calls: int) -> float:
@@ -87,7 +87,7 @@ class WallClock(Clock):
         return max(1, min(1000, math.ceil(1e-3 / max(first, 1e-9))))
 
 
-class CudaClock(Clock):
+class CudaClock(DeviceClock):
     """Events on the stream, the level-2 cache flushed before every call."""
 
     def __init__(self, device: torch.device, flush_bytes: int = 1 << 28) -> None:
@@ -109,13 +109,13 @@ class CudaClock(Clock):
         return 1
 
 
-def clock_of(device: torch.device) -> Clock:
+def clock_of(device: torch.device) -> DeviceClock:
     """The clock for work on `device`."""
     return CudaClock(device) if device.type == "cuda" else WallClock()
 
 
 @dataclass
-class _Contender:
+class _Candidate:
     function: Function
     calls: int
     first: float
@@ -129,7 +129,7 @@ class _Contender:
             and len(self.samples) < budget.runs
         )
 
-    def run(self, clock: Clock) -> None:
+    def run(self, clock: DeviceClock) -> None:
         self.samples.append(clock.sample(self.function, self.calls))
         self.spent += self.samples[-1] * self.calls
 
@@ -137,31 +137,31 @@ class _Contender:
         return Times.of(self.samples or [self.first])
 
 
-def alternate(
-    functions: Mapping[str, Function], clock: Clock, budget: Budget
+def time_in_turn(
+    functions: Mapping[str, Function], clock: DeviceClock, budget: Budget
 ) -> dict[str, Times | Failure]:
     """How long each of the functions takes, measured in turn; one that raises has the reason
     instead.
     """
     gc.collect()
-    found: dict[str, _Contender | Failure] = {
-        name: _begun(f, clock) for name, f in functions.items()
+    found: dict[str, _Candidate | Failure] = {
+        name: _warm_up(f, clock) for name, f in functions.items()
     }
     while running := [
-        (n, c) for n, c in found.items() if isinstance(c, _Contender) and c.goes_on(budget)
+        (n, c) for n, c in found.items() if isinstance(c, _Candidate) and c.goes_on(budget)
     ]:
         for name, contender in running:
             try:
                 contender.run(clock)
             except Exception as error:
                 found[name] = Failure.of(error)
-    return {name: c.times() if isinstance(c, _Contender) else c for name, c in found.items()}
+    return {name: c.times() if isinstance(c, _Candidate) else c for name, c in found.items()}
 
 
-def _begun(function: Function, clock: Clock) -> _Contender | Failure:
+def _warm_up(function: Function, clock: DeviceClock) -> _Candidate | Failure:
     try:
         first = clock.sample(function, 1)
         again = first if first > 0.1 else clock.sample(function, 1)
     except Exception as error:
         return Failure.of(error)
-    return _Contender(function, clock.calls(again), first)
+    return _Candidate(function, clock.calls(again), first)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fastweights.lab.bench.report import Report
-from fastweights.lab.bench.timing import Budget, Failure, Function, Times, alternate, clock_of
+from fastweights.lab.bench.timing import Budget, Failure, Function, Times, clock_of, time_in_turn
 from fastweights.mixers import MIXERS
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.runs.optimizers import AdamW
@@ -78,7 +78,7 @@ def run_training(report: Report, plan: TrainPlan, device: torch.device) -> None:
     for name in plan.mixers():
         group = f"train {name}"
         if not report.has(group):
-            report.add(group, _measured(name, plan, device))
+            report.add(group, _train_rows(name, plan, device))
 
 
 def equal_config(name: str, plan: TrainPlan) -> FastWeightsConfig:
@@ -103,7 +103,7 @@ def _parameters(config: FastWeightsConfig) -> int:
         return sum(p.numel() for p in set(FastWeightsForCausalLM(config).parameters()))
 
 
-def _measured(name: str, plan: TrainPlan, device: torch.device) -> list[TrainRow]:
+def _train_rows(name: str, plan: TrainPlan, device: torch.device) -> list[TrainRow]:
     torch.manual_seed(0)
     config = equal_config(name, plan)
     with torch.device(device):
@@ -114,7 +114,7 @@ def _measured(name: str, plan: TrainPlan, device: torch.device) -> list[TrainRow
         functions["torch.compile"] = _step(torch.compile(model), model, plan, device)
         with suppress(Exception):  # it compiles; what fails fails again where that is reported
             functions["torch.compile"]()
-    times = alternate(functions, clock_of(device), plan.budget)
+    times = time_in_turn(functions, clock_of(device), plan.budget)
     return [
         _row(name, who, found, times["eager"], _parameters(config), plan)
         for who, found in times.items()

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from fastweights.lab.evals.likelihood import boundary
-from fastweights.train.perplexity import reading
+from fastweights.train.perplexity import evaluation_mode
 
 
 class _Until(StoppingCriteria):
@@ -56,11 +56,11 @@ def answers(
         for prompt in prompts
     ]
     for first in range(0, len(ids), batch):
-        found += _continued(model, tokenizer, ids[first : first + batch], until, tokens)
+        found += _continue_batch(model, tokenizer, ids[first : first + batch], until, tokens)
     return found
 
 
-def _continued(
+def _continue_batch(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[list[int]],
@@ -73,7 +73,7 @@ def _continued(
         [[0] * (length - len(row)) + [1] * len(row) for row in rows], device=model.device
     )
     stop = StoppingCriteriaList([_Until(tokenizer, until, length)] if until else [])
-    with reading(model):
+    with evaluation_mode(model):
         generated = cast(Any, model).generate(
             ids,
             attention_mask=keep,

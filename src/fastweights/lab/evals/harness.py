@@ -24,7 +24,7 @@ from fastweights.lab.evals.items import Choice, Ending, Item, Prompt
 from fastweights.lab.evals.likelihood import Likelihood, Query, boundary, likelihood
 from fastweights.lab.tasks.questions import Question
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
-from fastweights.train.perplexity import reading, token_losses
+from fastweights.train.perplexity import evaluation_mode, token_losses
 
 GENERATED = 256
 """Tokens of an answer where a task does not say: the harness's own number."""
@@ -69,16 +69,18 @@ class HarnessModel(TemplateLM):
         )
         groups = [list(group) for _, group in groupby(order, key=lambda i: queries[i].context)]
         found: dict[int, Likelihood] = {}
-        with reading(self.model):
+        with evaluation_mode(self.model):
             for first in range(0, len(groups), self.batch):
                 chosen = groups[first : first + self.batch]
                 together = [[queries[i] for i in group] for group in chosen]
                 found |= zip(
-                    (i for group in chosen for i in group), self._continued(together), strict=True
+                    (i for group in chosen for i in group),
+                    self._score_groups(together),
+                    strict=True,
                 )
         return [(-found[i].nll, found[i].greedy) for i in range(len(queries))]
 
-    def _continued(self, groups: Sequence[Sequence[Query]]) -> Iterator[Likelihood]:
+    def _score_groups(self, groups: Sequence[Sequence[Query]]) -> Iterator[Likelihood]:
         """Of the queries of all groups, in order; those of a group have their context in common.
 
         The last token of a context is fed with the continuation, whose first token it predicts.
@@ -103,8 +105,8 @@ class HarnessModel(TemplateLM):
         """The states after the prefixes, which are padded on the left."""
         cache, longest = FastWeightsCache(), max(map(len, prefixes))
         if longest:
-            ids = _left_padded(prefixes, longest, 0).to(self.model.device)
-            keep = _left_padded([[1] * len(prefix) for prefix in prefixes], longest, 0).to(
+            ids = _pad_left(prefixes, longest, 0).to(self.model.device)
+            keep = _pad_left([[1] * len(prefix) for prefix in prefixes], longest, 0).to(
                 self.model.device
             )
             self.model(ids, keep, cache, use_cache=True, logits_to_keep=1)
@@ -114,9 +116,9 @@ class HarnessModel(TemplateLM):
         self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[float]:
         """Σ log p of every token of each text, after the token that documents begin after."""
-        return [self._rolled(request.args[0]) for request in requests]
+        return [self._log_likelihood(request.args[0]) for request in requests]
 
-    def _rolled(self, text: str) -> float:
+    def _log_likelihood(self, text: str) -> float:
         ids = torch.tensor([[self.prefix_token_id, *self.tok_encode(text)]])
         return -float(token_losses(self.model, ids, chunk=512).double().sum())
 
@@ -125,10 +127,10 @@ class HarnessModel(TemplateLM):
         return [
             text
             for _, same in groupby(requests, key=_ending)
-            for text in self._answered(list(same))
+            for text in self._answer_requests(list(same))
         ]
 
-    def _answered(self, requests: Sequence[Instance]) -> list[str]:
+    def _answer_requests(self, requests: Sequence[Instance]) -> list[str]:
         until, tokens = _ending(requests[0])
         prompts = [request.args[0] for request in requests]
         return answers(
@@ -155,7 +157,7 @@ def _ending(request: Instance) -> tuple[tuple[str, ...], int]:
     )
 
 
-def _left_padded(rows: Sequence[list[int]], length: int, value: int) -> Tensor:
+def _pad_left(rows: Sequence[list[int]], length: int, value: int) -> Tensor:
     return torch.tensor([[value] * (length - len(row)) + list(row) for row in rows])
 
 
@@ -174,7 +176,7 @@ def export(tasks: Mapping[str, Sequence[Item]], folder: Path) -> None:
         (folder / f"{name}.yaml").write_text(_yaml(name, items[0], data), encoding="utf-8")
 
 
-def run(
+def run_harness(
     model: FastWeightsForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,

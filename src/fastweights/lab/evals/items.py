@@ -81,14 +81,14 @@ class Prompt:
     exact: bool = False
 
     def right(self, answer: str) -> bool:
-        return self.question.exact(answer) if self.exact else self.question.contained(answer)
+        return self.question.exact(answer) if self.exact else self.question.has_value_in(answer)
 
 
 Item = Choice | Ending | Prompt
 
 
 @dataclass(frozen=True)
-class Source:
+class TaskFiles:
     """Where the items of a task are: `files` in a folder (with .gz or without), and how to `read`
     them.
     """
@@ -114,7 +114,7 @@ class Source:
             ) from error
 
 
-def asked(path: Path) -> list[Item]:
+def recall_prompts(path: Path) -> list[Item]:
     """In-context recall in its minimal form: lines ``{"text": …, "value": …}``."""
     return [Prompt(question) for question in recall(path)]
 
@@ -189,7 +189,7 @@ def _lambada(path: Path) -> list[Item]:
     return [Ending(context, f" {word}") for context, _, word in halves]
 
 
-def _scrambled(path: Path, shots: int) -> list[Item]:
+def _scrambling_prompts(path: Path, shots: int) -> list[Item]:
     return [Prompt(question, SCRAMBLING, exact=True) for question in scrambling(path, shots)]
 
 
@@ -204,26 +204,34 @@ def _nq(path: Path) -> list[Item]:
     ]
 
 
-SOURCES: dict[str, Source] = {
-    "hellaswag": Source(("hellaswag_val.jsonl",), _hellaswag),
-    "piqa": Source(("piqa_valid.jsonl", "piqa_valid-labels.lst"), _piqa),
-    "arc_easy": Source(("arc_easy_test.jsonl",), _arc),
-    "arc_challenge": Source(("arc_challenge_test.jsonl",), _arc),
-    "openbookqa": Source(("openbookqa_test.jsonl",), _openbookqa),
-    "boolq": Source(("boolq_dev.jsonl",), _boolq),
-    "copa": Source(("copa_test.xml",), _copa),
-    "winogrande": Source(("winogrande_dev.jsonl",), _schemas),
-    "winograd": Source(("winograd_wsc.jsonl",), _schemas),
-    "lambada": Source(("lambada_openai_test.jsonl",), _lambada),
-    "anagrams1": Source(("gpt3_mid_word_1_anagrams.jsonl",), _scrambled, takes_shots=True),
-    "anagrams2": Source(("gpt3_mid_word_2_anagrams.jsonl",), _scrambled, takes_shots=True),
-    "cycle_letters": Source(("gpt3_cycle_letters_in_word.jsonl",), _scrambled, takes_shots=True),
-    "random_insertion": Source(
-        ("gpt3_random_insertion_in_word.jsonl",), _scrambled, takes_shots=True
+SOURCES: dict[str, TaskFiles] = {
+    "hellaswag": TaskFiles(("hellaswag_val.jsonl",), _hellaswag),
+    "piqa": TaskFiles(("piqa_valid.jsonl", "piqa_valid-labels.lst"), _piqa),
+    "arc_easy": TaskFiles(("arc_easy_test.jsonl",), _arc),
+    "arc_challenge": TaskFiles(("arc_challenge_test.jsonl",), _arc),
+    "openbookqa": TaskFiles(("openbookqa_test.jsonl",), _openbookqa),
+    "boolq": TaskFiles(("boolq_dev.jsonl",), _boolq),
+    "copa": TaskFiles(("copa_test.xml",), _copa),
+    "winogrande": TaskFiles(("winogrande_dev.jsonl",), _schemas),
+    "winograd": TaskFiles(("winograd_wsc.jsonl",), _schemas),
+    "lambada": TaskFiles(("lambada_openai_test.jsonl",), _lambada),
+    "anagrams1": TaskFiles(
+        ("gpt3_mid_word_1_anagrams.jsonl",), _scrambling_prompts, takes_shots=True
     ),
-    "reversed_words": Source(("gpt3_reversed_words.jsonl",), _scrambled, takes_shots=True),
-    "squad": Source(("squad_xquad_en.json",), _squad),
-    "nq_open": Source(("nq_open_dev.jsonl",), _nq),
+    "anagrams2": TaskFiles(
+        ("gpt3_mid_word_2_anagrams.jsonl",), _scrambling_prompts, takes_shots=True
+    ),
+    "cycle_letters": TaskFiles(
+        ("gpt3_cycle_letters_in_word.jsonl",), _scrambling_prompts, takes_shots=True
+    ),
+    "random_insertion": TaskFiles(
+        ("gpt3_random_insertion_in_word.jsonl",), _scrambling_prompts, takes_shots=True
+    ),
+    "reversed_words": TaskFiles(
+        ("gpt3_reversed_words.jsonl",), _scrambling_prompts, takes_shots=True
+    ),
+    "squad": TaskFiles(("squad_xquad_en.json",), _squad),
+    "nq_open": TaskFiles(("nq_open_dev.jsonl",), _nq),
 }
 """The tasks by name, and the files of each as they are published."""
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from fastweights.layers import precise
-from fastweights.train.perplexity import reading
+from fastweights.layers import upcast
+from fastweights.train.perplexity import evaluation_mode
 
 
 class Query(NamedTuple):
@@ -63,7 +63,7 @@ def likelihoods(
     """In the order of `queries`; they are read as wholes, `batch` of similar length at once."""
     order = sorted(range(len(queries)), key=lambda i: sum(map(len, queries[i])))
     found: dict[int, Likelihood] = {}
-    with reading(model):
+    with evaluation_mode(model):
         for first in range(0, len(order), batch):
             chosen = order[first : first + batch]
             found |= zip(chosen, _read(model, [queries[i] for i in chosen]), strict=True)
@@ -82,7 +82,7 @@ def _read(model: PreTrainedModel, queries: Sequence[Query]) -> Iterator[Likeliho
 
 def likelihood(logits: Tensor, targets: Tensor) -> Likelihood:
     """Of ``targets [t]`` by ``logits [t vocab]``, each before its target."""
-    log_p = precise(logits).log_softmax(-1)
+    log_p = upcast(logits).log_softmax(-1)
     targets = targets.to(log_p.device)
     nll = -log_p.gather(-1, targets[:, None]).double().sum()
     return Likelihood(float(nll), len(targets), bool((log_p.argmax(-1) == targets).all()))

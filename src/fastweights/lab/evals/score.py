@@ -14,7 +14,7 @@ from fastweights.lab.evals.likelihood import Likelihood, likelihoods, query
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChoiceScore:
     """The options of one choice: Σ -log p, tokens and characters of each continuation; which one is
     right.
     """
@@ -44,7 +44,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Answered:
+class Answer:
     """What a model said to a prompt, and whether that is right."""
 
     text: str
@@ -61,7 +61,7 @@ class Scores:
 
     metrics: dict[str, float]
     errors: dict[str, float]
-    rows: tuple[Chosen | Likelihood | Answered, ...]
+    rows: tuple[ChoiceScore | Likelihood | Answer, ...]
 
 
 def score(
@@ -111,9 +111,9 @@ def _choices(
     )
 
 
-def _chosen(item: Choice, found: Sequence[Likelihood]) -> Chosen:
+def _chosen(item: Choice, found: Sequence[Likelihood]) -> ChoiceScore:
     characters = tuple(map(len, item.continuations))
-    return Chosen(
+    return ChoiceScore(
         tuple(one.nll for one in found), tuple(one.tokens for one in found), characters, item.gold
     )
 
@@ -139,11 +139,13 @@ def _prompts(
         context=how.context,
         batch=batch,
     )
-    rows = [Answered(text, item.right(text)) for item, text in zip(items, texts, strict=True)]
+    rows = [Answer(text, item.right(text)) for item, text in zip(items, texts, strict=True)]
     return _scores(rows, accuracy=[row.right for row in rows])
 
 
-def _scores(rows: Sequence[Chosen | Likelihood | Answered], **columns: Sequence[float]) -> Scores:
+def _scores(
+    rows: Sequence[ChoiceScore | Likelihood | Answer], **columns: Sequence[float]
+) -> Scores:
     metrics = {name: float(np.mean(values)) for name, values in columns.items()}
     errors = {name: float(np.std(values) / len(values) ** 0.5) for name, values in columns.items()}
     return Scores(metrics, errors, tuple(rows))

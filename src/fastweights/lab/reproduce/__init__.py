@@ -8,23 +8,23 @@ from fastweights.lab.reproduce.claim import (
     Above,
     Check,
     Claim,
+    ClaimSize,
+    ClaimVerdict,
+    Experiment,
     Near,
-    Recipe,
-    Site,
-    Size,
     Statement,
     Term,
     Trial,
-    Verdict,
+    TrialContext,
 )
 from fastweights.lab.reproduce.claims import dsf, lolcats, mesanet, metala
-from fastweights.lab.reproduce.measures import Measure, Measures, Sample, shift
-from fastweights.lab.reproduce.run import Outcome, Place, reproduce
+from fastweights.lab.reproduce.measures import Measure, Measures, Sample, hodges_lehmann
+from fastweights.lab.reproduce.run import ClaimContext, Outcome, reproduce
 
 CLAIMS: dict[str, Claim] = {**metala.CLAIMS, **lolcats.CLAIMS, **mesanet.CLAIMS, **dsf.CLAIMS}
 
 
-def claim(name: str) -> Claim:
+def find_claim(name: str) -> Claim:
     """The claim of this name, or a ValueError that suggests one."""
     if name not in CLAIMS:
         near = get_close_matches(name, CLAIMS, n=3, cutoff=0.4) or list(CLAIMS)
@@ -40,20 +40,20 @@ __all__ = [
     "Above",
     "Check",
     "Claim",
+    "ClaimContext",
+    "ClaimSize",
+    "ClaimVerdict",
+    "Experiment",
     "Measure",
     "Measures",
     "Near",
     "Outcome",
-    "Place",
-    "Recipe",
     "Sample",
-    "Site",
-    "Size",
     "Statement",
     "Term",
     "Trial",
-    "Verdict",
-    "claim",
+    "TrialContext",
+    "find_claim",
+    "hodges_lehmann",
     "reproduce",
-    "shift",
 ]

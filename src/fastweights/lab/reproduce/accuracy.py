@@ -10,9 +10,18 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from fastweights.lab.reproduce.claim import Recipe, Site, Trial
+from fastweights.lab.reproduce.claim import Experiment, Trial, TrialContext
 from fastweights.lab.reproduce.measures import At, Measure, Measures
-from fastweights.lab.sweep import Contender, Folder, Here, Local, Plan, Row, best, sweep
+from fastweights.lab.sweep import (
+    InProcess,
+    Local,
+    Row,
+    SweepFolder,
+    SweepModel,
+    SweepPlan,
+    best,
+    sweep,
+)
 from fastweights.lab.tasks import FILES, Protocol
 
 FIVE = (0, 1, 2, 3, 4)
@@ -20,11 +29,11 @@ UPDATES = "updates until solved"
 
 
 @dataclass(frozen=True)
-class Effort:
+class TrainingBudget:
     """How a protocol is trained where that differs from its own; empty means as it says.
 
     Attributes:
-        training: fields of `Training`, such as fewer steps
+        training: fields of `TrainingSettings`, such as fewer steps
         every: updates between evaluations where there are no epochs
     """
 
@@ -36,18 +45,18 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Stored:
+class ProtocolOnFile:
     """The protocol called `name` in `tasks.FILES`, on `file` of the user's data."""
 
     name: str
     file: str
 
-    def read(self, site: Site) -> Protocol:
-        return FILES[self.name](site.file(self.file))
+    def read(self, context: TrialContext) -> Protocol:
+        return FILES[self.name](context.file(self.file))
 
 
 @dataclass(frozen=True)
-class Training(Trial):
+class TaskTrial(Trial):
     """One model on one protocol: accuracies in per cent at the best learning rate, and updates
     until it was solved (all that were made where it never was).
 
@@ -59,39 +68,46 @@ class Training(Trial):
 
     series: str
     x: At
-    protocol: Protocol | Stored
+    protocol: Protocol | ProtocolOnFile
     contender: str
     fields: Mapping[str, Any]
-    effort: Effort
+    effort: TrainingBudget
     macro: bool = False
 
     @property
     def name(self) -> str:
         return self.series + ("" if self.x is None else f" at {self.x}")
 
-    def run(self, site: Site) -> list[Measure]:
-        plan, pool = self._plan(site), Here() if site.workers == 1 else Local(site.workers)
-        rows = sweep(plan, site.shared / "sweep", pool, device=str(site.device))
+    def run(self, context: TrialContext) -> list[Measure]:
+        plan, pool = (
+            self._plan(context),
+            InProcess() if context.workers == 1 else Local(context.workers),
+        )
+        rows = sweep(plan, context.shared / "sweep", pool, device=str(context.device))
         if len(rows) < len(list(plan.runs())):
             raise RuntimeError(
-                f"runs of {self.name} failed; {site.shared / 'sweep' / 'failed'} says why"
+                f"runs of {self.name} failed; {context.shared / 'sweep' / 'failed'} says why"
             )
         return list(self._measures(rows))
 
-    def minutes(self, site: Site) -> float:
-        folder = Folder(site.shared / "sweep")
-        rows = [folder.row(run) for run in self._plan(site).runs()]
+    def minutes(self, context: TrialContext) -> float:
+        folder = SweepFolder(context.shared / "sweep")
+        rows = [folder.row(run) for run in self._plan(context).runs()]
         return (
             sum(row.seconds for row in rows if row is not None)
             / 60
-            / (site.workers or os.cpu_count() or 1)
+            / (context.workers or os.cpu_count() or 1)
         )
 
-    def _plan(self, site: Site) -> Plan:
+    def _plan(self, context: TrialContext) -> SweepPlan:
         effort, protocol = self.effort, self.protocol
-        return Plan(
-            tasks={self.name: protocol.read(site) if isinstance(protocol, Stored) else protocol},
-            mixers=(Contender(self.series, self.contender, self.fields),),
+        return SweepPlan(
+            tasks={
+                self.name: protocol.read(context)
+                if isinstance(protocol, ProtocolOnFile)
+                else protocol
+            },
+            mixers=(SweepModel(self.series, self.contender, self.fields),),
             rates=effort.rates,
             decays=effort.decays,
             seeds=effort.seeds,
@@ -119,12 +135,12 @@ class Training(Trial):
 
 
 @dataclass(frozen=True)
-class Trainings(Recipe):
+class TaskExperiment(Experiment):
     """Trials on tasks; a series that was measured in several `columns` also has their mean, per
     seed.
     """
 
-    cells: tuple[Training, ...]
+    cells: tuple[TaskTrial, ...]
     columns: tuple[str, ...] = ()
 
     def trials(self) -> Sequence[Trial]:

@@ -13,13 +13,20 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from fastweights.lab.reproduce.measures import At, Interval, Measure, Measures, Sample, shift
+from fastweights.lab.reproduce.measures import (
+    At,
+    Interval,
+    Measure,
+    Measures,
+    Sample,
+    hodges_lehmann,
+)
 
 Figures = Mapping[str, Mapping[str, float]]
 """Numbers of a paper: series → column → number."""
 
 
-class Verdict(Enum):
+class ClaimVerdict(Enum):
     """What the numbers say of a statement."""
 
     HOLDS = "holds"
@@ -54,7 +61,7 @@ class Term:
             raise ValueError(f"{self} was not measured; there are {measures.series} at {places}")
         return found, sample
 
-    def named(self, x: At) -> str:
+    def describe(self, x: At) -> str:
         """Its name in a sentence, at the place `x`."""
         where = "" if x is None else f" at {x}" if isinstance(x, str) else f" at {x:g}"
         return f"{self.series}{where}{self.quantity and f' ({self.quantity})'}"
@@ -66,7 +73,7 @@ class Check:
 
     sentence: str
     difference: Interval
-    verdict: Verdict
+    verdict: ClaimVerdict
 
 
 class Statement(ABC):
@@ -80,7 +87,7 @@ class Statement(ABC):
         """The statement of two named numbers."""
 
     @abstractmethod
-    def judged(self, difference: Interval) -> Verdict:
+    def decide(self, difference: Interval) -> ClaimVerdict:
         """The verdict on first - second."""
 
     def check(self, measures: Measures) -> Check:
@@ -89,15 +96,15 @@ class Statement(ABC):
         """
         first, a = _found(self.first, measures)
         second, b = _found(self.second, measures)
-        difference = shift(a, b)
-        return Check(self.sentence(first, second), difference, self.judged(difference))
+        difference = hodges_lehmann(a, b)
+        return Check(self.sentence(first, second), difference, self.decide(difference))
 
 
 def _found(term: Term | float, measures: Measures) -> tuple[str, Sample]:
     """(its name in a sentence, its values)"""
     if isinstance(term, Term):
         x, sample = term.sample(measures)
-        return term.named(x), sample
+        return term.describe(x), sample
     return f"{term:g}", Sample((term,), exact=True)
 
 
@@ -112,10 +119,10 @@ class Above(Statement):
     def sentence(self, first: str, second: str) -> str:
         return f"{first} > {second}" + (f" + {self.by:g}" if self.by else "")
 
-    def judged(self, difference: Interval) -> Verdict:
+    def decide(self, difference: Interval) -> ClaimVerdict:
         if difference.low > self.by:
-            return Verdict.HOLDS
-        return Verdict.FAILS if difference.high < self.by else Verdict.OPEN
+            return ClaimVerdict.HOLDS
+        return ClaimVerdict.FAILS if difference.high < self.by else ClaimVerdict.OPEN
 
 
 @dataclass(frozen=True)
@@ -129,15 +136,15 @@ class Near(Statement):
     def sentence(self, first: str, second: str) -> str:
         return f"{first} = {second} ± {self.within:g}"
 
-    def judged(self, difference: Interval) -> Verdict:
+    def decide(self, difference: Interval) -> ClaimVerdict:
         if -self.within <= difference.low and difference.high <= self.within:
-            return Verdict.HOLDS
+            return ClaimVerdict.HOLDS
         apart = difference.low > self.within or difference.high < -self.within
-        return Verdict.FAILS if apart else Verdict.OPEN
+        return ClaimVerdict.FAILS if apart else ClaimVerdict.OPEN
 
 
 @dataclass(frozen=True)
-class Site:
+class TrialContext:
     """Where a trial works.
 
     Attributes:
@@ -173,15 +180,17 @@ class Trial(ABC):
         """For people to read."""
 
     @abstractmethod
-    def run(self, site: Site) -> list[Measure]:
-        """The numbers. A trial that takes long goes on where it was killed, in ``site.folder``."""
+    def run(self, context: TrialContext) -> list[Measure]:
+        """The numbers. A trial that takes long goes on where it was killed, in
+        ``context.folder``.
+        """
 
-    def minutes(self, site: Site) -> float:
+    def minutes(self, context: TrialContext) -> float:
         """What earlier sittings, or other claims, have spent on it, where that is known."""
         return 0.0
 
 
-class Recipe(ABC):
+class Experiment(ABC):
     """An experiment at one size, a frozen value."""
 
     @abstractmethod
@@ -193,7 +202,7 @@ class Recipe(ABC):
         return measures
 
 
-class Picture(ABC):
+class FigureForm(ABC):
     """The form of the paper's figure, a frozen value."""
 
     @abstractmethod
@@ -202,12 +211,12 @@ class Picture(ABC):
 
 
 @dataclass(frozen=True)
-class Size:
+class ClaimSize:
     """minutes: about how long it takes, on 2 cores (cpu) or an H200 (gpu, paper); note: what this
     size cannot show
     """
 
-    recipe: Recipe
+    experiment: Experiment
     minutes: float
     note: str = ""
 
@@ -230,13 +239,13 @@ class Claim:
     statement: str
     statements: tuple[Statement, ...]
     unit: str
-    cpu: Size
-    gpu: Size
-    paper_size: Size
-    picture: Picture
+    cpu: ClaimSize
+    gpu: ClaimSize
+    paper_size: ClaimSize
+    picture: FigureForm
     figures: Figures = field(default_factory=dict)
     remark: str = ""
 
     @property
-    def sizes(self) -> Mapping[str, Size]:
+    def sizes(self) -> Mapping[str, ClaimSize]:
         return {"cpu": self.cpu, "gpu": self.gpu, "paper": self.paper_size}

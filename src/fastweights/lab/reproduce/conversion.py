@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastweights.lab.reproduce.claim import Recipe, Site, Trial
+from fastweights.lab.reproduce.claim import Experiment, Trial, TrialContext
 from fastweights.lab.reproduce.measures import Measure
-from fastweights.lab.reproduce.text import FIVE, key, tokenized
-from fastweights.linearize.distill.baselines import Method
+from fastweights.lab.reproduce.text import FIVE, hash_of, share_tokenizer
+from fastweights.linearize.distill.baselines import LinearizationMethod
 from fastweights.linearize.distill.fit import Fit
-from fastweights.linearize.distill.pipeline import Conversion, run
+from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.runs.optimizers import AdamW, Cosine
 from fastweights.text.corpus import Text
 from fastweights.text.documents import Data
@@ -26,7 +26,7 @@ APART, ERROR = "KL of weights", "error of outputs"
 
 
 @dataclass(frozen=True)
-class Made:
+class TrainedTeacher:
     """A small softmax model of transformers, trained here if nobody has done so before, and the
     text it has read.
     """
@@ -39,15 +39,15 @@ class Made:
     batch: int
     length: int
 
-    def folder(self, site: Site) -> Path:
-        out = site.shared / "models" / key(self)
+    def prepare_model(self, context: TrialContext) -> Path:
+        out = context.shared / "models" / hash_of(self)
         if not (out / "model").exists():
-            train(self._config(site), out, cpu=site.device.type == "cpu")
+            train(self._config(context), out, cpu=context.device.type == "cpu")
         return out / "model"
 
-    def _config(self, site: Site) -> TrainConfig:
+    def _config(self, context: TrialContext) -> TrainConfig:
         return TrainConfig(
-            text=tokenized(self.text, site),
+            text=share_tokenizer(self.text, context),
             model=HuggingFace(self.kind, self.fields),
             optimizer=AdamW(lr=self.rate),
             schedule=Cosine(warmup=self.steps // 10),
@@ -57,12 +57,12 @@ class Made:
             length=self.length,
         )
 
-    def sources(self, site: Site) -> tuple[str, ...]:
+    def sources(self, context: TrialContext) -> tuple[str, ...]:
         return self.text.sources
 
 
 @dataclass(frozen=True)
-class Given:
+class ProvidedTeacher:
     """The model in the folder `model` of the user's data, such as Llama 3 8B, and its file `text`,
     such as Alpaca.
     """
@@ -70,24 +70,24 @@ class Given:
     model: str
     text: str
 
-    def folder(self, site: Site) -> Path:
-        return site.file(self.model)
+    def prepare_model(self, context: TrialContext) -> Path:
+        return context.file(self.model)
 
-    def sources(self, site: Site) -> tuple[str, ...]:
-        return (str(site.file(self.text)),)
+    def sources(self, context: TrialContext) -> tuple[str, ...]:
+        return (str(context.file(self.text)),)
 
 
 @dataclass(frozen=True)
-class Converted(Trial):
+class ConversionTrial(Trial):
     """One conversion: perplexities after the swap (PPL@0) and after stage two (PPL@2), and how far
     the layers are from softmax before stage two. Its report, with attention maps, stays among what
     claims share.
     """
 
     series: str
-    method: Method
+    method: LinearizationMethod
     seed: int
-    teacher: Made | Given
+    teacher: TrainedTeacher | ProvidedTeacher
     length: int
     held_out: int
 
@@ -95,13 +95,18 @@ class Converted(Trial):
     def name(self) -> str:
         return f"{self.series}, seed {self.seed}"
 
-    def run(self, site: Site) -> list[Measure]:
+    def run(self, context: TrialContext) -> list[Measure]:
         data = Data(
-            self.teacher.sources(site), length=self.length, boundaries=False, held_out=self.held_out
+            self.teacher.sources(context),
+            length=self.length,
+            boundaries=False,
+            held_out=self.held_out,
         )
-        conversion = Conversion(str(self.teacher.folder(site)), data, self.method, seed=self.seed)
-        out = site.shared / "conversions" / key(self)
-        run(conversion, out, until="report", device=site.device)
+        conversion = Conversion(
+            str(self.teacher.prepare_model(context)), data, self.method, seed=self.seed
+        )
+        out = context.shared / "conversions" / hash_of(self)
+        run_conversion(conversion, out, until="report", device=context.device)
         first = _read(out, "convert" if self.method.transfer is None else "transfer")
         found = {
             AFTER: _read(out, "evaluation")["linear"]["perplexity"],
@@ -117,18 +122,18 @@ class Converted(Trial):
 
 
 @dataclass(frozen=True)
-class Conversions(Recipe):
+class Conversions(Experiment):
     """Every method from every seed."""
 
-    methods: Mapping[str, Method]
-    teacher: Made | Given
+    methods: Mapping[str, LinearizationMethod]
+    teacher: TrainedTeacher | ProvidedTeacher
     length: int
     held_out: int
     seeds: tuple[int, ...] = field(default=FIVE)
 
     def trials(self) -> Sequence[Trial]:
         return [
-            Converted(series, method, seed, self.teacher, self.length, self.held_out)
+            ConversionTrial(series, method, seed, self.teacher, self.length, self.held_out)
             for seed in self.seeds
             for series, method in self.methods.items()
         ]
@@ -151,7 +156,9 @@ class Updates(NamedTuple):
         )
 
 
-def shortened(method: Method, transfer: Updates, adapt: Updates, batch: int) -> Method:
+def with_updates(
+    method: LinearizationMethod, transfer: Updates, adapt: Updates, batch: int
+) -> LinearizationMethod:
     """A method with so many updates in those of its two stages that it has."""
     first = method.transfer and replace(
         method.transfer, fit=transfer.of(method.transfer.fit, batch)

@@ -10,7 +10,7 @@ from math import comb, inf
 from statistics import median
 from typing import Self
 
-DOUBT = 0.05
+SIGNIFICANCE = 0.05
 """The chance, on either side, that an interval misses the difference."""
 
 At = float | str | None
@@ -58,8 +58,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class Interval:
-    """A difference: its estimate, and where it lies with a doubt of `DOUBT` on either side (±∞:
-    anywhere).
+    """A difference: its estimate, and where it lies with a doubt of `SIGNIFICANCE` on either side
+    (±∞: anywhere).
     """
 
     low: float
@@ -107,7 +107,7 @@ class Measures:
         )
 
 
-def shift(a: Sample, b: Sample) -> Interval:
+def hodges_lehmann(a: Sample, b: Sample) -> Interval:
     """How far `a` lies above `b`: Hodges and Lehmann's estimate, and the interval that belongs to
     the rank test.
 
@@ -127,10 +127,10 @@ def shift(a: Sample, b: Sample) -> Interval:
 
 
 def _depth(counts: Sequence[int]) -> int:
-    """How many of the smallest values of a statistic have together no more than `DOUBT` of its null
-    law.
+    """How many of the smallest values of a statistic have together no more than `SIGNIFICANCE` of
+    its null law.
     """
-    depth, allowed = 0, DOUBT * sum(counts)
+    depth, allowed = 0, SIGNIFICANCE * sum(counts)
     while sum(counts[: depth + 1]) <= allowed:
         depth += 1
     return depth

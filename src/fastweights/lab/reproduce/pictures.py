@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fastweights.lab.reproduce.claim import Picture
+from fastweights.lab.reproduce.claim import FigureForm
 from fastweights.lab.reproduce.measures import At, Measures
 from fastweights.render.plots import PALETTE, canvas, label, legend, legend_beside
 
@@ -16,7 +16,7 @@ MARKERS = "osD^vP*X"
 
 
 @dataclass(frozen=True)
-class Curves(Picture):
+class Curves(FigureForm):
     """A line per series through the medians, the range over seeds behind it; a panel per quantity
     that has places.
 
@@ -70,7 +70,7 @@ def _numbers(places: Iterable[At]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Bars(Picture):
+class Bars(FigureForm):
     """A group of bars per column, one per series, at the medians; every seed is a point; a panel
     per quantity.
     """

@@ -42,7 +42,7 @@ class ListOpsTwice(ListOps):
         return super().logits(model, batch).softmax(-1)
 
 
-def twice(protocol: Protocol) -> Protocol:
+def with_second_softmax(protocol: Protocol) -> Protocol:
     """A protocol of ListOps, with a second softmax."""
     train, test = (tuple(map(_twice, segments)) for segments in (protocol.train, protocol.test))
     return replace(protocol, train=train, test=test)

@@ -14,14 +14,21 @@ from typing import Any, Self
 import torch
 
 from fastweights.lab.bench.machine import Machine, commit, versions
-from fastweights.lab.reproduce.claim import Check, Claim, Recipe, Site, Trial, Verdict
+from fastweights.lab.reproduce.claim import (
+    Check,
+    Claim,
+    ClaimVerdict,
+    Experiment,
+    Trial,
+    TrialContext,
+)
 from fastweights.lab.reproduce.measures import Measure, Measures
 from fastweights.render.plots import png
-from fastweights.runs.files import append_line, whole_file, whole_lines
+from fastweights.runs.files import append_line, atomic_file, complete_lines
 
 
 @dataclass(frozen=True)
-class Done:
+class TrialRecord:
     """A trial that was run: its repr, its numbers, how long it took, and of which commit it was."""
 
     trial: str
@@ -46,13 +53,13 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.path = folder, folder / "trials.jsonl"
-        whole = [Done.of(line) for line in whole_lines(self.path)]
+        whole = [TrialRecord.of(line) for line in complete_lines(self.path)]
         self.done = {done.trial: done for done in whole}
         if self.path.exists():
-            with whole_file(self.path) as new:
+            with atomic_file(self.path) as new:
                 new.write_text("".join(done.line + "\n" for done in whole), encoding="utf-8")
 
-    def add(self, done: Done) -> None:
+    def add(self, done: TrialRecord) -> None:
         """Write it down for good."""
         append_line(self.path, done.line)
         self.done[done.trial] = done
@@ -80,15 +87,15 @@ class Outcome:
     trials: int
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ClaimVerdict:
         """Fails if any part does, holds if all parts do."""
         parts = {check.verdict for check in self.checks}
         return (
-            Verdict.FAILS
-            if Verdict.FAILS in parts
-            else Verdict.OPEN
-            if Verdict.OPEN in parts
-            else Verdict.HOLDS
+            ClaimVerdict.FAILS
+            if ClaimVerdict.FAILS in parts
+            else ClaimVerdict.OPEN
+            if ClaimVerdict.OPEN in parts
+            else ClaimVerdict.HOLDS
         )
 
     @property
@@ -120,16 +127,16 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Place:
-    """What all trials of a claim have in common of their `Site`."""
+class ClaimContext:
+    """What all trials of a claim have in common of their `TrialContext`."""
 
     shared: Path
     device: torch.device
     data: Path | None = None
     workers: int | None = None
 
-    def site(self, folder: Path) -> Site:
-        return Site(folder, self.shared, self.device, self.data, self.workers)
+    def trial_context(self, folder: Path) -> TrialContext:
+        return TrialContext(folder, self.shared, self.device, self.data, self.workers)
 
 
 Listener = Callable[[Trial, int, int], None]
@@ -141,7 +148,7 @@ def reproduce(
     claim: Claim,
     size: str,
     out: Path,
-    place: Place,
+    place: ClaimContext,
     listener: Listener = lambda trial, number, count: None,
 ) -> Outcome:
     """Test `claim` at one of its sizes in the folder `out`, going on after the trials that were
@@ -152,13 +159,13 @@ def reproduce(
     """
     if size not in claim.sizes:
         raise ValueError(f"size = {size!r}; there are {', '.join(claim.sizes)}")
-    recipe = claim.sizes[size].recipe
-    done = run_trials(recipe, Ledger(out), place, listener)
-    outcome = judged(name, claim, size, done)
+    experiment = claim.sizes[size].experiment
+    done = run_missing_trials(experiment, Ledger(out), place, listener)
+    outcome = outcome_of(name, claim, size, done)
     (out / "picture.png").write_bytes(
         png(claim.picture.draw(outcome.measures, f"{claim.paper}, {claim.place}"))
     )
-    with whole_file(out / "outcome.json") as new:
+    with atomic_file(out / "outcome.json") as new:
         new.write_text(
             json.dumps(outcome.content(place.device), indent=1, ensure_ascii=False),
             encoding="utf-8",
@@ -166,23 +173,25 @@ def reproduce(
     return outcome
 
 
-def run_trials(recipe: Recipe, ledger: Ledger, place: Place, listener: Listener) -> list[Done]:
-    """The trials of `recipe`, those that the ledger does not have having been run."""
-    trials = recipe.trials()
+def run_missing_trials(
+    experiment: Experiment, ledger: Ledger, place: ClaimContext, listener: Listener
+) -> list[TrialRecord]:
+    """The trials of `experiment`, those that the ledger does not have having been run."""
+    trials = experiment.trials()
     for number, trial in enumerate(trials, 1):
         if repr(trial) not in ledger.done:
             listener(trial, number, len(trials))
             start = time.perf_counter()
-            site = place.site(ledger.folder_of(trial))
-            measures = tuple(trial.run(site))
-            minutes = max((time.perf_counter() - start) / 60, trial.minutes(site))
-            ledger.add(Done(repr(trial), trial.name, minutes, commit(), measures))
+            context = place.trial_context(ledger.folder_of(trial))
+            measures = tuple(trial.run(context))
+            minutes = max((time.perf_counter() - start) / 60, trial.minutes(context))
+            ledger.add(TrialRecord(repr(trial), trial.name, minutes, commit(), measures))
     return [ledger.done[repr(trial)] for trial in trials]
 
 
-def judged(name: str, claim: Claim, size: str, done: Sequence[Done]) -> Outcome:
+def outcome_of(name: str, claim: Claim, size: str, done: Sequence[TrialRecord]) -> Outcome:
     """The verdict on trials that were run."""
-    measures = claim.sizes[size].recipe.summary(
+    measures = claim.sizes[size].experiment.summary(
         Measures(row for one in done for row in one.measures)
     )
     checks = tuple(statement.check(measures) for statement in claim.statements)

@@ -21,7 +21,7 @@ from fastweights.lab.tasks import (
     Protocol,
     Segment,
     Task,
-    Training,
+    TrainingSettings,
 )
 from fastweights.lab.tasks.mqar import SMALL
 
@@ -35,7 +35,7 @@ def small(
     return Protocol(
         train=(Segment(train, None),),
         test=(Segment(test, 500),),
-        training=Training(
+        training=TrainingSettings(
             (rate,), (0.1,), 64, steps=steps, schedule=Constant(), stop=0.99, best=True
         ),
         backbone=Backbone({**SMALL, **fields}, (width,)),
@@ -49,7 +49,7 @@ def mqar(length: int, pairs: int, width: int, steps: int) -> Protocol:
     return small(task, task, steps, width)
 
 
-def behind(*mixers: Mapping[str, Any]) -> dict[str, Any]:
+def behind_local_mixer(*mixers: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a model with these mixers behind the layer that mixes neighbours."""
     return {"mixers": [LOCAL, *mixers]}
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.lab.reproduce.measures import Measure
-from fastweights.lab.reproduce.text import Reading
+from fastweights.lab.reproduce.text import Probe
 from fastweights.methods import evaluate
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.models.mesa import mesa_records, solved_by
+from fastweights.models.mesa import mesa_records, use_solver
 from fastweights.recurrence import (
     ConjugateGradient,
     Decay,
@@ -30,7 +30,7 @@ ADDED = "loss added to that of 30 steps"
 
 
 @dataclass(frozen=True)
-class Solvers(Reading):
+class Solvers(Probe):
     """The loss with each of `solvers` in place of the model's own, what it adds to that of `base`
     in the first and last quarter of the positions, and the steps taken on average. `length` may be
     beyond that of training.
@@ -46,7 +46,7 @@ class Solvers(Reading):
     ) -> Iterator[Measure]:
         losses = {}
         for name, solver in self.solvers.items():
-            with solved_by(model, solver):
+            with use_solver(model, solver):
                 losses[name] = nll_by_position(
                     model, corpus.validation[: self.tokens], self.length, batch=8
                 ).nll
@@ -64,7 +64,7 @@ class Solvers(Reading):
 
 
 @dataclass(frozen=True)
-class Insides(Reading):
+class MesaDiagnostics(Probe):
     """Over all heads, the rank correlation of the mean γ with the condition number of H_t + Λ in
     the last quarter of `length` tokens, with how often it grew since the first quarter, with the
     steps to a residual of 0.001, and with the cosine between the output and that of gated linear

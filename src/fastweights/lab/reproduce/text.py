@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from fastweights.lab.reproduce.claim import Recipe, Site, Trial
+from fastweights.lab.reproduce.claim import Experiment, Trial, TrialContext
 from fastweights.lab.reproduce.measures import Measure, Measures
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.runs.checkpoint import no_progress_bars
-from fastweights.runs.files import whole_folder
+from fastweights.runs.files import atomic_folder
 from fastweights.runs.optimizers import AdamW, Cosine
-from fastweights.text.corpus import Corpus, Text, load, read
-from fastweights.text.tokenizers import BPE, Pretrained
+from fastweights.text.corpus import Corpus, Text, load_corpus, read_corpus
+from fastweights.text.tokenizers import BPE, ExistingTokenizer
 from fastweights.train.loop import Architecture, Every, TrainConfig, train
 from fastweights.train.perplexity import PositionLoss, nll_by_position
 
@@ -29,7 +29,7 @@ POSITION, FAR = "by position", "mean so far"
 
 
 @dataclass(frozen=True)
-class Configured(Architecture):
+class ArchitectureWithFields(Architecture):
     """`fields` of the configuration besides its mixers, layers and width."""
 
     fields: Fields = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Pretraining:
     def config(self, mixers: Sequence[Fields], seed: int, text: Text) -> TrainConfig:
         return TrainConfig(
             text=text,
-            model=Configured(tuple(mixers), self.layers, self.width, self.fields),
+            model=ArchitectureWithFields(tuple(mixers), self.layers, self.width, self.fields),
             optimizer=AdamW(lr=self.rate),
             schedule=Cosine(warmup=self.warmup),
             every=Every(
@@ -82,40 +82,40 @@ class Pretraining:
             seed=seed,
         )
 
-    def trained(
-        self, mixers: Sequence[Fields], seed: int, site: Site
+    def train_or_load(
+        self, mixers: Sequence[Fields], seed: int, context: TrialContext
     ) -> tuple[FastWeightsForCausalLM, Corpus]:
         """The model, trained if nobody has done so before, and its text."""
-        folder = site.shared / "models" / key((self, mixers, seed))
+        folder = context.shared / "models" / hash_of((self, mixers, seed))
         if not (folder / "model").exists():
             train(
-                self.config(mixers, seed, tokenized(self._own(site), site)),
+                self.config(mixers, seed, share_tokenizer(self._own(context), context)),
                 folder,
-                cpu=site.device.type == "cpu",
+                cpu=context.device.type == "cpu",
             )
         with no_progress_bars():
             model: Any = FastWeightsForCausalLM.from_pretrained(folder / "model")
-        return model.to(site.device).eval(), load(folder / "data")
+        return model.to(context.device).eval(), load_corpus(folder / "data")
 
-    def _own(self, site: Site) -> Text:
+    def _own(self, context: TrialContext) -> Text:
         """The text, from the user's data if it says so."""
         return (
-            replace(self.text, sources=tuple(str(site.file(n)) for n in self.data))
+            replace(self.text, sources=tuple(str(context.file(n)) for n in self.data))
             if self.data
             else self.text
         )
 
 
-def tokenized(text: Text, site: Site) -> Text:
+def share_tokenizer(text: Text, context: TrialContext) -> Text:
     """The text with a tokenizer that all models share."""
-    folder = site.shared / "tokenizers" / key(text)
+    folder = context.shared / "tokenizers" / hash_of(text)
     if not folder.exists():
-        with whole_folder(folder) as new:
-            read(text).tokenizer.save_pretrained(new)
-    return replace(text, tokenization=Pretrained(str(folder)))
+        with atomic_folder(folder) as new:
+            read_corpus(text).tokenizer.save_pretrained(new)
+    return replace(text, tokenization=ExistingTokenizer(str(folder)))
 
 
-def key(value: object) -> str:
+def hash_of(value: object) -> str:
     """A name for what is decided by a frozen value."""
     return sha256(repr(value).encode()).hexdigest()[:16]
 
@@ -141,7 +141,7 @@ LARGE = _on_books(_backbone(14, 768, 1.5e-3, 28_600, 256, 2048, Text(tokenizatio
 """MesaNet's 145 million parameters and 15 billion tokens, which the user brings."""
 
 
-class Reading(ABC):
+class Probe(ABC):
     """What a trained model is asked, a frozen value."""
 
     @abstractmethod
@@ -152,7 +152,7 @@ class Reading(ABC):
 
 
 @dataclass(frozen=True)
-class Positions(Reading):
+class Positions(Probe):
     """The loss of `tokens` validation tokens in sequences of `length`: over all, and by position,
     in octaves.
     """
@@ -171,7 +171,7 @@ class Positions(Reading):
 
 
 @dataclass(frozen=True)
-class Extrapolation(Reading):
+class Extrapolation(Probe):
     """The mean loss up to each of `lengths`, of sequences as long as the last, the state carried
     along.
     """
@@ -194,26 +194,26 @@ def by_octave(series: str, loss: PositionLoss, seed: int) -> Iterator[Measure]:
     """Nats per token from each power of two up to the next."""
     last = len(loss.nll)
     edges = np.array(sorted({*(2**n for n in range(int(np.log2(last)) + 1)), last + 1}))
-    for edge, value in zip(edges, loss.pooled(edges), strict=False):
+    for edge, value in zip(edges, loss.mean_between(edges), strict=False):
         yield Measure(series, float(value), int(edge), POSITION, seed)
 
 
 @dataclass(frozen=True)
-class Model(Trial):
+class LanguageModelTrial(Trial):
     """One model trained from one seed, and read."""
 
     series: str
     mixers: tuple[Fields, ...]
     seed: int
     pretraining: Pretraining
-    readings: tuple[Reading, ...]
+    readings: tuple[Probe, ...]
 
     @property
     def name(self) -> str:
         return f"{self.series}, seed {self.seed}"
 
-    def run(self, site: Site) -> list[Measure]:
-        model, corpus = self.pretraining.trained(self.mixers, self.seed, site)
+    def run(self, context: TrialContext) -> list[Measure]:
+        model, corpus = self.pretraining.train_or_load(self.mixers, self.seed, context)
         found = (
             reading.measures(self.series, self.seed, model, corpus) for reading in self.readings
         )
@@ -221,20 +221,20 @@ class Model(Trial):
 
 
 @dataclass(frozen=True)
-class LanguageModels(Recipe):
+class LanguageModels(Experiment):
     """Models by series, each from several seeds; with a `reference` among them, differences to it
     by position.
     """
 
     models: Mapping[str, tuple[Fields, ...]]
     pretraining: Pretraining
-    readings: tuple[Reading, ...]
+    readings: tuple[Probe, ...]
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     reference: str | None = None
 
     def trials(self) -> Sequence[Trial]:
         return [
-            Model(series, mixers, seed, self.pretraining, self.readings)
+            LanguageModelTrial(series, mixers, seed, self.pretraining, self.readings)
             for seed in self.seeds
             for series, mixers in self.models.items()
         ]

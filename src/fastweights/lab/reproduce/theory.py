@@ -16,7 +16,7 @@ from fastweights.analysis.theory import (
     TaylorSoftmax,
     findings,
 )
-from fastweights.lab.reproduce.claim import Picture, Recipe, Site, Trial
+from fastweights.lab.reproduce.claim import Experiment, FigureForm, Trial, TrialContext
 from fastweights.lab.reproduce.measures import Measure, Measures
 from fastweights.render.plots import canvas
 
@@ -31,12 +31,12 @@ class Execution(Trial):
     def name(self) -> str:
         return self.source
 
-    def run(self, site: Site) -> list[Measure]:
-        return list(numbers(finding(self.source)))
+    def run(self, context: TrialContext) -> list[Measure]:
+        return list(measures_of(finding(self.source)))
 
 
 @dataclass(frozen=True)
-class Theorem(Recipe):
+class Theorem(Experiment):
     """A theorem needs no size: it is the same on any machine."""
 
     source: str
@@ -46,7 +46,7 @@ class Theorem(Recipe):
 
 
 @dataclass(frozen=True)
-class Drawn(Picture):
+class FindingFigure(FigureForm):
     """The finding's own picture."""
 
     source: str
@@ -65,7 +65,7 @@ def finding(source: str) -> Finding:
     return found[source]
 
 
-def numbers(found: Finding) -> Iterator[Measure]:
+def measures_of(found: Finding) -> Iterator[Measure]:
     """What a finding came to, exact."""
     match found:
         case Overwriting():

@@ -8,15 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fastweights.lab.sweep.plan import Plan, Run
-from fastweights.lab.sweep.pool import Failed, Local, Pool
+from fastweights.lab.sweep.plan import SweepPlan, SweepRun
+from fastweights.lab.sweep.pool import Local, Pool, RunFailure
 from fastweights.lab.sweep.trainer import Point, Row
-from fastweights.runs.files import sweep as remove_partial
-from fastweights.runs.files import whole_file, whole_lines
+from fastweights.runs.files import atomic_file, complete_lines, remove_partials
 
 
 @dataclass(frozen=True)
-class Folder:
+class SweepFolder:
     """``runs/KEY.json`` per run that ended, ``logs/KEY.jsonl`` per run that began,
     ``failed/KEY.txt``; and all rows of a sweep as rows.json and, where pyarrow is installed,
     rows.parquet.
@@ -27,13 +26,13 @@ class Folder:
     def __post_init__(self) -> None:
         for folder in (self.path / "runs", self.logs, self.path / "failed"):
             folder.mkdir(parents=True, exist_ok=True)
-            remove_partial(folder)
+            remove_partials(folder)
 
     @property
     def logs(self) -> Path:
         return self.path / "logs"
 
-    def row(self, run: Run) -> Row | None:
+    def row(self, run: SweepRun) -> Row | None:
         """What came of the run, if it ended; it bears the names that this sweep gives to task and
         model.
         """
@@ -43,25 +42,27 @@ class Folder:
         content = json.loads(path.read_text(encoding="utf-8"))
         return Row.of({**content, "task": run.task, "mixer": run.contender.label})
 
-    def keep(self, result: Row | Failed) -> None:
+    def keep(self, result: Row | RunFailure) -> None:
         """Put it on the disk, whole or not at all."""
-        if isinstance(result, Failed):
+        if isinstance(result, RunFailure):
             (self.path / "failed" / f"{result.run.key}.txt").write_text(
                 result.trace, encoding="utf-8"
             )
             return
         (self.path / "failed" / f"{result.key}.txt").unlink(missing_ok=True)
-        with whole_file(self._of(result.key)) as new:
+        with atomic_file(self._of(result.key)) as new:
             new.write_text(json.dumps(asdict(result)), encoding="utf-8")
 
-    def points(self, run: Run) -> list[Point]:
+    def points(self, run: SweepRun) -> list[Point]:
         """How far a run has come that may not have ended."""
-        return [Point(**json.loads(line)) for line in whole_lines(self.logs / f"{run.key}.jsonl")]
+        return [
+            Point(**json.loads(line)) for line in complete_lines(self.logs / f"{run.key}.jsonl")
+        ]
 
     def write(self, rows: Sequence[Row]) -> None:
         """rows.json and rows.parquet, without curves."""
         flat = [row.flat() for row in rows]
-        with whole_file(self.path / "rows.json") as new:
+        with atomic_file(self.path / "rows.json") as new:
             new.write_text(json.dumps(flat, indent=1), encoding="utf-8")
         if importlib.util.find_spec("pyarrow") is not None:
             _parquet(flat, self.path / "rows.parquet")
@@ -71,12 +72,12 @@ class Folder:
 
 
 def sweep(
-    plan: Plan,
+    plan: SweepPlan,
     path: Path,
     pool: Pool = Local(),
     *,
     device: str = "cpu",
-    listener: Callable[[Row | Failed], None] = lambda result: None,
+    listener: Callable[[Row | RunFailure], None] = lambda result: None,
 ) -> list[Row]:
     """The rows of all runs of the plan that ended without an error, in its order; those in `path`
     are not run again.
@@ -86,7 +87,7 @@ def sweep(
     Args:
         listener: called with every result of this call
     """
-    folder, runs = Folder(path), list(plan.runs())
+    folder, runs = SweepFolder(path), list(plan.runs())
     due = {run.key: run for run in runs if folder.row(run) is None}
     try:
         for result in pool.results(list(due.values()), folder.logs, device) if due else ():
@@ -102,5 +103,5 @@ def _parquet(rows: Sequence[dict], path: Path) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    with whole_file(path) as new:
+    with atomic_file(path) as new:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), new)

@@ -17,7 +17,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from fastweights.lab.tasks import TASKS, Protocol, Training
+from fastweights.lab.tasks import TASKS, Protocol, TrainingSettings
 from fastweights.mixers import plugin
 
 EVERY = 100
@@ -25,7 +25,7 @@ EVERY = 100
 
 
 @dataclass(frozen=True)
-class Contender:
+class SweepModel:
     """A model of a sweep, called `label`.
 
     Attributes:
@@ -39,7 +39,7 @@ class Contender:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, entry: str | Mapping[str, Any]) -> Contender:
+    def of(cls, entry: str | Mapping[str, Any]) -> SweepModel:
         """``"metala"``, or ``{label = …, name = …, and fields of the configuration}`` (name: the
         label's).
         """
@@ -53,7 +53,7 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Run:
+class SweepRun:
     """One training of one model, from nothing.
 
     Attributes:
@@ -62,7 +62,7 @@ class Run:
 
     task: str
     protocol: Protocol
-    contender: Contender
+    contender: SweepModel
     rate: float
     decay: float
     seed: int
@@ -99,7 +99,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """A sweep.
 
     Attributes:
@@ -107,13 +107,13 @@ class Plan:
         mixers: the models
         widths: hidden sizes; none means each protocol's first
         rates: learning rates; none means each protocol's own, and so for `decays`
-        training: fields of `Training`, in place of each protocol's (epochs or steps, batch,
+        training: fields of `TrainingSettings`, in place of each protocol's (epochs or steps, batch,
             stop, …)
         every: updates between evaluations where there are no epochs
     """
 
     tasks: Mapping[str, Protocol]
-    mixers: tuple[Contender, ...]
+    mixers: tuple[SweepModel, ...]
     widths: tuple[int, ...] = ()
     rates: tuple[float, ...] = ()
     decays: tuple[float, ...] = ()
@@ -121,20 +121,22 @@ class Plan:
     training: Mapping[str, Any] = field(default_factory=dict)
     every: int = EVERY
 
-    def runs(self) -> Iterator[Run]:
+    def runs(self) -> Iterator[SweepRun]:
         """All of them, the seeds innermost. Raises ValueError for models that cannot be built."""
         for (task, protocol), contender in product(self.tasks.items(), self.mixers):
-            protocol = replace(protocol, training=_changed(protocol.training, self.training))
+            protocol = replace(
+                protocol, training=_override_training(protocol.training, self.training)
+            )
             rates = self.rates or protocol.training.rates
             decays = self.decays or protocol.training.decays
             for width, rate, decay, seed in product(
                 self.widths or (None,), rates, decays, self.seeds
             ):
                 sized = contender if width is None else _of_width(contender, width)
-                yield Run(task, protocol, sized, rate, decay, seed, self.every)
+                yield SweepRun(task, protocol, sized, rate, decay, seed, self.every)
 
 
-def read(path: Path) -> Plan:
+def read_plan(path: Path) -> SweepPlan:
     """The plan in a TOML file. Raises ValueError, which says what is wrong, and where."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -146,8 +148,8 @@ def read(path: Path) -> Plan:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _plan(content: dict[str, Any]) -> Plan:
-    known = [field.name for field in fields(Plan)]
+def _plan(content: dict[str, Any]) -> SweepPlan:
+    known = [field.name for field in fields(SweepPlan)]
     unknown = sorted(content.keys() - set(known))
     missing = [name for name in ("tasks", "mixers") if not content.get(name)]
     if unknown or missing:
@@ -161,11 +163,11 @@ def _plan(content: dict[str, Any]) -> Plan:
         if name in content
     }
     others = {name: content[name] for name in ("training", "every") if name in content}
-    tasks = {name: TASKS[name] for pattern in content["tasks"] for name in named(pattern)}
-    return Plan(tasks, tuple(map(Contender.of, content["mixers"])), **lists, **others)
+    tasks = {name: TASKS[name] for pattern in content["tasks"] for name in match_tasks(pattern)}
+    return SweepPlan(tasks, tuple(map(SweepModel.of, content["mixers"])), **lists, **others)
 
 
-def named(pattern: str) -> list[str]:
+def match_tasks(pattern: str) -> list[str]:
     """The protocols that a name or pattern means; raises ValueError if there are none."""
     found = [name for name in TASKS if fnmatch(name, pattern)]
     if not found:
@@ -173,9 +175,9 @@ def named(pattern: str) -> list[str]:
     return found
 
 
-def _changed(training: Training, changes: Mapping[str, Any]) -> Training:
+def _override_training(training: TrainingSettings, changes: Mapping[str, Any]) -> TrainingSettings:
     """`changes` that give steps take the place of epochs, and the other way round."""
-    known = {field.name for field in fields(Training)} - {"schedule", "rates", "decays"}
+    known = {field.name for field in fields(TrainingSettings)} - {"schedule", "rates", "decays"}
     if unknown := sorted(changes.keys() - known):
         raise ValueError(f"training takes {', '.join(sorted(known))}, not {', '.join(unknown)}")
     other = {"steps": "epochs", "epochs": "steps"}
@@ -183,5 +185,5 @@ def _changed(training: Training, changes: Mapping[str, Any]) -> Training:
     return replace(training, **{**cleared, **changes})
 
 
-def _of_width(contender: Contender, width: int) -> Contender:
+def _of_width(contender: SweepModel, width: int) -> SweepModel:
     return replace(contender, fields={**contender.fields, "hidden_size": width})

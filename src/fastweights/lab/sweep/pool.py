@@ -19,15 +19,15 @@ from typing import Any
 
 import torch
 
-from fastweights.lab.sweep.plan import Run
+from fastweights.lab.sweep.plan import SweepRun
 from fastweights.lab.sweep.trainer import Point, Row, fit
 
 
 @dataclass(frozen=True)
-class Failed:
+class RunFailure:
     """A run that ended with an error, and its traceback."""
 
-    run: Run
+    run: SweepRun
     trace: str
 
 
@@ -35,17 +35,21 @@ class Pool(ABC):
     """Somewhere to run runs."""
 
     @abstractmethod
-    def results(self, runs: Sequence[Run], logs: Path, device: str) -> Iterator[Row | Failed]:
+    def results(
+        self, runs: Sequence[SweepRun], logs: Path, device: str
+    ) -> Iterator[Row | RunFailure]:
         """Of all runs, in the order in which they end; each evaluation is a line of
         ``logs/KEY.jsonl`` at once.
         """
 
 
 @dataclass(frozen=True)
-class Here(Pool):
+class InProcess(Pool):
     """This process, one run after the other."""
 
-    def results(self, runs: Sequence[Run], logs: Path, device: str) -> Iterator[Row | Failed]:
+    def results(
+        self, runs: Sequence[SweepRun], logs: Path, device: str
+    ) -> Iterator[Row | RunFailure]:
         threads = torch.get_num_threads()
         try:
             yield from (work(run, logs, device) for run in runs)
@@ -59,7 +63,9 @@ class Local(Pool):
 
     workers: int | None = None
 
-    def results(self, runs: Sequence[Run], logs: Path, device: str) -> Iterator[Row | Failed]:
+    def results(
+        self, runs: Sequence[SweepRun], logs: Path, device: str
+    ) -> Iterator[Row | RunFailure]:
         count = min(self.workers or os.cpu_count() or 1, max(1, len(runs)))
         context = multiprocessing.get_context("spawn")
         with _ending(ProcessPoolExecutor(count, context, initializer=_prepare)) as executor:
@@ -76,7 +82,9 @@ class Ray(Pool):
 
     address: str | None = None
 
-    def results(self, runs: Sequence[Run], logs: Path, device: str) -> Iterator[Row | Failed]:
+    def results(
+        self, runs: Sequence[SweepRun], logs: Path, device: str
+    ) -> Iterator[Row | RunFailure]:
         ray = _ray()
         ray.init(address=self.address, include_dashboard=False, log_to_driver=False)
         try:
@@ -89,7 +97,7 @@ class Ray(Pool):
             ray.shutdown()
 
 
-def work(run: Run, logs: Path, device: str) -> Row | Failed:
+def work(run: SweepRun, logs: Path, device: str) -> Row | RunFailure:
     """Run it; what goes wrong is a result too."""
     torch.set_num_threads(1)
     logs.mkdir(parents=True, exist_ok=True)
@@ -102,7 +110,7 @@ def work(run: Run, logs: Path, device: str) -> Row | Failed:
 
             return fit(run, listen, torch.device(device))
     except Exception:
-        return Failed(run, traceback.format_exc())
+        return RunFailure(run, traceback.format_exc())
 
 
 def _ray() -> Any:

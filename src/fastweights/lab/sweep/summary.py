@@ -67,12 +67,12 @@ def _best(rows: list[Row]) -> Best:
         rate=first.rate,
         decay=first.decay,
         accuracies=tuple(sorted(row.accuracy for row in chosen)),
-        solved=_median_solved(chosen),
+        solved=_median_steps_to_solve(chosen),
         seconds=sum(row.seconds for row in rows),
     )
 
 
-def _median_solved(rows: list[Row]) -> float | None:
+def _median_steps_to_solve(rows: list[Row]) -> float | None:
     steps = median(float("inf") if row.solved is None else row.solved for row in rows)
     return None if steps == float("inf") else steps
 

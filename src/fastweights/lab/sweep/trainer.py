@@ -12,10 +12,10 @@ import torch
 from transformers import PreTrainedModel
 
 from fastweights.lab.sweep.order import batches, learning_rate, updates_per_epoch
-from fastweights.lab.sweep.plan import Run
+from fastweights.lab.sweep.plan import SweepRun
 from fastweights.lab.tasks import Batch, Score, Task
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
-from fastweights.train.perplexity import reading
+from fastweights.train.perplexity import evaluation_mode
 
 _INFINITE = (math.inf, -math.inf)
 TEST_SEED = 0
@@ -91,7 +91,7 @@ class Row:
 
 
 def fit(
-    run: Run,
+    run: SweepRun,
     listener: Callable[[Point], None] = lambda point: None,
     device: torch.device = torch.device("cpu"),
 ) -> Row:
@@ -114,7 +114,7 @@ def fit(
 class _Fit:
     """A run between two updates."""
 
-    def __init__(self, run: Run, device: torch.device) -> None:
+    def __init__(self, run: SweepRun, device: torch.device) -> None:
         self.run, self.device, self.training = run, device, run.protocol.training
         self.began, self.step, self.points = time.perf_counter(), 0, list[Point]()
         self.validation = run.protocol.validation_set(TEST_SEED)
@@ -142,19 +142,19 @@ class _Fit:
         return self.step % every == 0 or self.step == self.steps
 
     @property
-    def diverged(self) -> bool:
+    def is_divergent(self) -> bool:
         """Whether the loss was infinite or NaN at the last evaluation."""
         return bool(self.points) and not math.isfinite(self.points[-1].train_loss)
 
     @property
-    def solved(self) -> bool:
+    def reaches_mark(self) -> bool:
         """Whether the last evaluation passed the protocol's mark."""
         mark = self.training.stop
         return mark is not None and bool(self.points) and self.points[-1].accuracy > mark
 
     @property
     def over(self) -> bool:
-        return self.step == self.steps or self.diverged or self.solved
+        return self.step == self.steps or self.is_divergent or self.reaches_mark
 
     def update(self, batch: Batch) -> None:
         schedule, training = self.training.schedule, self.training
@@ -203,9 +203,9 @@ class _Fit:
             macro=found.macro_accuracy,
             loss=found.loss,
             step=step,
-            solved=self.step if self.solved else None,
+            solved=self.step if self.reaches_mark else None,
             steps=self.step,
-            diverged=self.diverged,
+            diverged=self.is_divergent,
             seconds=time.perf_counter() - self.began,
             curve=tuple(self.points),
         )
@@ -213,7 +213,7 @@ class _Fit:
 
 def score(model: PreTrainedModel, task: Task, parts: Sequence[Batch], count: int) -> Score:
     """Of all examples of `parts`, `count` at once."""
-    with reading(model):
+    with evaluation_mode(model):
         pieces = [
             part[i : i + count].to(model.device)
             for part in parts
@@ -230,7 +230,7 @@ def state_bytes(model: PreTrainedModel, task: Task) -> int | None:
     if not isinstance(model, FastWeightsForCausalLM):
         return None
     cache = FastWeightsCache()
-    with reading(model):
+    with evaluation_mode(model):
         model(
             torch.zeros(1, task.length, dtype=torch.long, device=model.device),
             None,

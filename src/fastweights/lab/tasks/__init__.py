@@ -17,7 +17,14 @@ from fastweights.lab.tasks.mad import (
 from fastweights.lab.tasks.mqar import MQAR
 from fastweights.lab.tasks.needle import Needle, haystack
 from fastweights.lab.tasks.pathfinder import Pathfinder
-from fastweights.lab.tasks.protocol import Backbone, Constant, Cosine, Protocol, Segment, Training
+from fastweights.lab.tasks.protocol import (
+    Backbone,
+    Constant,
+    Cosine,
+    Protocol,
+    Segment,
+    TrainingSettings,
+)
 from fastweights.lab.tasks.questions import Answering, Question
 from fastweights.lab.tasks.regbench import DFA, RegBench
 from fastweights.lab.tasks.state import Cyclic, Group, ModularArithmetic, Permutations, WordProblem
@@ -69,7 +76,7 @@ __all__ = [
     "StoredSequences",
     "Task",
     "TokenTask",
-    "Training",
+    "TrainingSettings",
     "WordProblem",
     "haystack",
 ]

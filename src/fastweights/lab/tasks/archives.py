@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fastweights.lab.tasks.stored import Rows, padded
+from fastweights.lab.tasks.stored import Rows, pad_rows
 
 PAD, UNKNOWN, END = 0, 1, 2
 
@@ -45,7 +45,7 @@ class Characters:
 
     def encode(self, texts: Sequence[str], length: int) -> tuple[np.ndarray, np.ndarray]:
         """(tokens ``[n t]``, lengths ``[n]``): the first length - 1 characters and an end."""
-        return padded(
+        return pad_rows(
             [[*(self.ids.get(c, UNKNOWN) for c in text[: length - 1]), END] for text in texts],
             length,
         )
@@ -91,7 +91,7 @@ def aan(folder: Path, length: int = 4000) -> tuple[Rows, Rows, Rows, int]:
         list(_pairs(folder / f"new_aan_pairs.{part}.tsv")) for part in ("train", "eval", "test")
     ]
     characters = Characters.of(text for _, first, second in parts[0] for text in (first, second))
-    train, validation, test = (_encoded_pairs(part, characters, length) for part in parts)
+    train, validation, test = (_encode_pairs(part, characters, length) for part in parts)
     return train, validation, test, len(characters)
 
 
@@ -107,7 +107,7 @@ def _pairs(path: Path) -> Iterator[tuple[int, str, str]]:
             yield int(float(row[0])), row[3], row[4]
 
 
-def _encoded_pairs(pairs: list[tuple[int, str, str]], characters: Characters, length: int) -> Rows:
+def _encode_pairs(pairs: list[tuple[int, str, str]], characters: Characters, length: int) -> Rows:
     first, second = (
         characters.encode(texts, length) for texts in ([p[1] for p in pairs], [p[2] for p in pairs])
     )

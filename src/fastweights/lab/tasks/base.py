@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from fastweights.layers import precise
+from fastweights.layers import upcast
 from fastweights.models import (
     FastWeightsForCausalLM,
     FastWeightsForImageClassification,
     FastWeightsForSequenceClassification,
 )
-from fastweights.models.loss import IGNORED, labelled
+from fastweights.models.loss import IGNORE_INDEX, select_targets
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class Batch:
     @property
     def targets(self) -> Tensor:
         """``[n']``: the labels that are scored, row by row."""
-        return self.labels[self.labels != IGNORED]
+        return self.labels[self.labels != IGNORE_INDEX]
 
     @property
     def positions(self) -> Tensor:
         """``[n']``: where in its row each of `targets` stands (0 for the label of a whole row)."""
-        places = (self.labels != IGNORED).nonzero()
+        places = (self.labels != IGNORE_INDEX).nonzero()
         return places[:, 1] if places.shape[1] > 1 else torch.zeros_like(places[:, 0])
 
     def _each(self, change: Any) -> Self:
@@ -136,7 +136,7 @@ class Task(ABC):
 
     def loss(self, model: Any, batch: Batch) -> Tensor:
         """The mean of -log p over `batch.targets`."""
-        return F.cross_entropy(precise(self.logits(model, batch)), batch.targets)
+        return F.cross_entropy(upcast(self.logits(model, batch)), batch.targets)
 
     def right(self, logits: Tensor, batch: Batch) -> Tensor:
         """``[n']`` bool: which of the predictions count as right."""
@@ -146,15 +146,15 @@ class Task(ABC):
     def score(self, logits: Tensor, batch: Batch) -> Score:
         """The score of ``logits [n' classes]``, as `logits` returns them."""
         targets = batch.targets
-        nats = F.cross_entropy(precise(logits), targets, reduction="none").double().sum()
+        nats = F.cross_entropy(upcast(logits), targets, reduction="none").double().sum()
         return Score(
             nats=float(nats),
-            hits=self._counted(targets[self.right(logits, batch)]),
-            labelled=self._counted(targets),
-            predicted=self._counted(logits.argmax(-1)),
+            hits=self._count_by_class(targets[self.right(logits, batch)]),
+            labelled=self._count_by_class(targets),
+            predicted=self._count_by_class(logits.argmax(-1)),
         )
 
-    def _counted(self, labels: Tensor) -> Tensor:
+    def _count_by_class(self, labels: Tensor) -> Tensor:
         return torch.bincount(labels.cpu(), minlength=self.classes)
 
 
@@ -182,7 +182,7 @@ class TokenTask(Task):
         x = model.model(
             input_ids=batch.inputs, attention_mask=batch.keep, use_cache=False
         ).last_hidden_state
-        return model.logits(labelled(x, batch.labels)[0])
+        return model.logits(select_targets(x, batch.labels)[0])
 
     def loss(self, model: Any, batch: Batch) -> Tensor:
         return model(

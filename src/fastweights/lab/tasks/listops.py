@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fastweights.lab.tasks.base import Batch, SequenceTask
-from fastweights.lab.tasks.stored import padded
+from fastweights.lab.tasks.stored import pad_rows
 
 OPERATORS: dict[str, Callable[[list[int]], int]] = {
     "[MIN": min,
@@ -58,7 +58,7 @@ class ListOps(SequenceTask):
     def draw(self, generator: np.random.Generator, count: int) -> Batch:
         trees = _Trees(generator, self)
         rows = [trees.next() for _ in range(count)]
-        tokens, lengths = padded([tokens for tokens, _ in rows], self.length)
+        tokens, lengths = pad_rows([tokens for tokens, _ in rows], self.length)
         keep = np.arange(tokens.shape[1]) < lengths[:, None]
         labels = torch.tensor([value for _, value in rows])
         return Batch(torch.from_numpy(tokens.astype(np.int64)), labels, torch.from_numpy(keep))

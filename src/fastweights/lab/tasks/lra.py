@@ -14,7 +14,14 @@ from fastweights.lab.tasks.archives import aan, cifar10, grey, imdb, mnist
 from fastweights.lab.tasks.images import Crop, ImageFolder, Images
 from fastweights.lab.tasks.listops import ListOps
 from fastweights.lab.tasks.pathfinder import Pathfinder
-from fastweights.lab.tasks.protocol import Backbone, Cosine, Fields, Protocol, Segment, Training
+from fastweights.lab.tasks.protocol import (
+    Backbone,
+    Cosine,
+    Fields,
+    Protocol,
+    Segment,
+    TrainingSettings,
+)
 from fastweights.lab.tasks.stored import Rows, StoredPairs, StoredSequences
 from fastweights.models import PRESETS
 
@@ -23,7 +30,7 @@ _A4 = "MetaLA, Table A4 (no code released)"
 
 def _metala(
     name: str, rate: float, batch: int, decay: float, warmup: int, steps: int
-) -> tuple[Training, Backbone]:
+) -> tuple[TrainingSettings, Backbone]:
     """The training of MetaLA's Table A4, and the shape of its model, with any mixer."""
     fields = PRESETS[f"metala-lra-{name}"].fields
     around = {
@@ -31,7 +38,9 @@ def _metala(
         for key, value in fields.items()
         if key not in ("mixers", "vocab_size", "num_labels")
     }
-    training = Training((rate,), (decay,), batch, steps=steps, schedule=Cosine(warmup), best=True)
+    training = TrainingSettings(
+        (rate,), (decay,), batch, steps=steps, schedule=Cosine(warmup), best=True
+    )
     return training, Backbone(
         around, (fields["hidden_size"],), {"metala": {"mixers": fields["mixers"]}}
     )
@@ -82,7 +91,7 @@ def _listops_dsf() -> Protocol:
     warmup = Cosine(warmup=0.1, final=5e-6, by_epoch=True)
     return replace(
         _listops(),
-        training=Training((5e-4,), (0.1,), 32, epochs=50, schedule=warmup, best=True),
+        training=TrainingSettings((5e-4,), (0.1,), 32, epochs=50, schedule=warmup, best=True),
         backbone=Backbone(fields, (128,), models),
         source="DSF, Table 3: jsie7/ssm-benchmark @ 3c4337f",
         differs=(
@@ -101,7 +110,9 @@ def _listops_small() -> Protocol:
         full,
         train=(Segment(task, 20_000),),
         test=(Segment(task, 1_000),),
-        training=Training((1e-3, 3e-3), (0.01,), 64, epochs=10, schedule=Cosine(0.1), best=True),
+        training=TrainingSettings(
+            (1e-3, 3e-3), (0.01,), 64, epochs=10, schedule=Cosine(0.1), best=True
+        ),
         backbone=Backbone({"num_hidden_layers": 2}, (64,)),
         source="this library",
         differs="trees of 50 to 200 tokens: minutes on a CPU",
@@ -130,7 +141,9 @@ def _pathfinder_small() -> Protocol:
         _pathfinder(),
         train=(Segment(task, 20_000),),
         test=(Segment(task, 1_000),),
-        training=Training((1e-3, 3e-3), (0.01,), 64, epochs=10, schedule=Cosine(0.1), best=True),
+        training=TrainingSettings(
+            (1e-3, 3e-3), (0.01,), 64, epochs=10, schedule=Cosine(0.1), best=True
+        ),
         backbone=Backbone({"num_hidden_layers": 2, "bidirectional": True}, (64,)),
         source="this library",
         differs="curves of 4 dashes on 16 pixels: minutes on a CPU",
@@ -156,7 +169,7 @@ def lra_text(archive: Path) -> Protocol:
     """
     train, test, vocabulary = imdb(archive)
     training, backbone = _metala("text", 4e-3, 64, 0.0, 10_000, 50_000)
-    return _stored(
+    return _protocol_of_files(
         StoredSequences(train, vocabulary),
         StoredSequences(test, vocabulary),
         None,
@@ -186,7 +199,7 @@ def lra_retrieval(folder: Path) -> Protocol:
         "mamba": 72.14,
         "softmax": 80.69,
     }
-    return _stored(train, test, validation, settings, _A4, figures)
+    return _protocol_of_files(train, test, validation, settings, _A4, figures)
 
 
 def lra_image(archive: Path) -> Protocol:
@@ -206,15 +219,15 @@ def lra_image(archive: Path) -> Protocol:
         "mamba": 69.82,
         "softmax": 40.57,
     }
-    return _stored(train, test, validation, settings, _A4, figures)
+    return _protocol_of_files(train, test, validation, settings, _A4, figures)
 
 
-def mnist_sequence(folder: Path) -> Protocol:
+def smnist(folder: Path) -> Protocol:
     """sMNIST: the 784 pixels of a digit one after the other, as tokens; MNIST's four IDX files."""
     return _mnist_sequence(folder, np.arange(784), "pixels in order")
 
 
-def mnist_permuted(folder: Path) -> Protocol:
+def pmnist(folder: Path) -> Protocol:
     """pMNIST: the same in one random order (numpy's default_rng(0))."""
     return _mnist_sequence(
         folder, np.random.default_rng(0).permutation(784), "pixels in one random order"
@@ -226,11 +239,11 @@ def _mnist_sequence(folder: Path, order: np.ndarray, differs: str) -> Protocol:
     train, validation = _split(Rows(images.reshape(-1, 784)[:, order], labels), 5_000)
     test = Rows(tests.reshape(-1, 784)[:, order], test_labels)
     train, validation, test = (StoredSequences(rows, 256, 10) for rows in (train, validation, test))
-    training = Training(
+    training = TrainingSettings(
         (1e-3, 3e-3), (0.01,), 64, epochs=20, schedule=Cosine(0.1), best=True, clip=1.0
     )
     backbone = Backbone({"num_hidden_layers": 4, "bidirectional": False}, (128,))
-    return _stored(train, test, validation, (training, backbone), "MNIST", {}, differs)
+    return _protocol_of_files(train, test, validation, (training, backbone), "MNIST", {}, differs)
 
 
 def mnist_images(folder: Path) -> Protocol:
@@ -250,7 +263,7 @@ def mnist_images(folder: Path) -> Protocol:
         "class_token": True,
         "pooling": "last",
     }
-    training = Training(
+    training = TrainingSettings(
         (1e-3, 3e-3), (0.05,), 128, epochs=10, schedule=Cosine(0.1), best=True, clip=1.0
     )
     return Protocol(
@@ -273,7 +286,7 @@ def image_folder(folder: Path) -> Protocol:
     return Protocol(
         train=(Segment(train, len(train.files)),),
         test=(Segment(test, len(test.files)),),
-        training=Training(
+        training=TrainingSettings(
             (1e-3,), (0.05,), 1024, epochs=300, schedule=Cosine(5 / 300, 1e-6, 1e-5), best=True
         ),
         backbone=Backbone(around, (192, 384), {"metala": {"mixers": fields["mixers"]}}),
@@ -287,8 +300,8 @@ FILES: dict[str, Callable[[Path], Protocol]] = {
     "lra-text": lra_text,
     "lra-retrieval": lra_retrieval,
     "lra-image": lra_image,
-    "smnist": mnist_sequence,
-    "pmnist": mnist_permuted,
+    "smnist": smnist,
+    "pmnist": pmnist,
     "mnist": mnist_images,
     "image-folder": image_folder,
 }
@@ -299,11 +312,11 @@ def _split(rows: Rows, validation: int) -> tuple[Rows, Rows]:
     return rows.part(slice(None, -validation)), rows.part(slice(-validation, None))
 
 
-def _stored(
+def _protocol_of_files(
     train: StoredSequences,
     test: StoredSequences,
     validation: StoredSequences | None,
-    settings: tuple[Training, Backbone],
+    settings: tuple[TrainingSettings, Backbone],
     source: str,
     figures: dict[str, float],
     differs: str = "",

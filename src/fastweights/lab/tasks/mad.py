@@ -21,10 +21,10 @@ from fastweights.lab.tasks.protocol import (
     Fields,
     Protocol,
     Segment,
-    Training,
+    TrainingSettings,
 )
-from fastweights.lab.tasks.sampling import BLOCK, distinct, ordered, repeated
-from fastweights.models.loss import IGNORED, labelled
+from fastweights.lab.tasks.sampling import BLOCK, find_repeats, sample_distinct, sort_with_columns
+from fastweights.models.loss import IGNORE_INDEX, select_targets
 from fastweights.models.reconstruct import FastWeightsForReconstruction
 
 
@@ -79,10 +79,12 @@ def recall(
     every = np.concatenate([keys, probe[:, None]], axis=1)
     noisy = np.concatenate([fillers[..., 0] >= 0, np.zeros((len(probe), 1), bool)], axis=1)
     values = np.take_along_axis(meaning, every, 1)
-    known = repeated(np.where(noisy, meaning.shape[1] + np.arange(every.shape[1]), every))
+    known = find_repeats(np.where(noisy, meaning.shape[1] + np.arange(every.shape[1]), every))
     tokens = np.stack([every, values], axis=-1)
     tokens[:, :-1] = np.where(fillers < 0, tokens[:, :-1], fillers)
-    labels = np.stack([np.full_like(values, IGNORED), np.where(known, values, IGNORED)], axis=-1)
+    labels = np.stack(
+        [np.full_like(values, IGNORE_INDEX), np.where(known, values, IGNORE_INDEX)], axis=-1
+    )
     return tokens.reshape(len(every), -1), labels.reshape(len(every), -1)
 
 
@@ -133,7 +135,7 @@ class FuzzyRecall(TokenTask):
     def _motif(
         self, generator: np.random.Generator, shape: tuple[int, int], size: int, shortest: int
     ) -> np.ndarray:
-        tokens = distinct(generator, shape[0] * shape[1], self.motif, size).reshape(
+        tokens = sample_distinct(generator, shape[0] * shape[1], self.motif, size).reshape(
             *shape, self.motif
         )
         lengths = generator.integers(shortest, self.motif + 1, size=(*shape, 1))
@@ -169,13 +171,13 @@ def fuzzy(motifs: Motifs, length: int, pad: int) -> tuple[np.ndarray, np.ndarray
         [motifs.keys, np.take_along_axis(motifs.values, meaning[..., None], 1)], axis=2
     )
     sizes = (pairs >= 0).sum(2)
-    order = _order(_inserted(sizes[:, :last], asked, motifs.place), last)
+    order = _order(_insertion_column(sizes[:, :last], asked, motifs.place), last)
     pairs, sizes = (
         np.take_along_axis(pairs, order[..., None], 1),
         np.take_along_axis(sizes, order, 1),
     )
     fits = sizes.cumsum(1) - sizes < length - sizes[:, -1:] - pairs.shape[2]
-    known = repeated(np.take_along_axis(codes, order, 1))
+    known = find_repeats(np.take_along_axis(codes, order, 1))
     fits[:, -1] = known[:, -1] = True
     return _laid_out(pairs, known, fits, length + 1, pad)
 
@@ -187,7 +189,7 @@ def _codes(keys: np.ndarray) -> np.ndarray:
 
 def _first(codes: np.ndarray) -> np.ndarray:
     """``[n m]``: the first column of its row with the same number."""
-    numbers, columns = ordered(codes.astype(np.uint64))
+    numbers, columns = sort_with_columns(codes.astype(np.uint64))
     starts = np.pad(numbers[:, 1:] != numbers[:, :-1], ((0, 0), (1, 0)), constant_values=True)
     begin = np.maximum.accumulate(np.where(starts, np.arange(codes.shape[1]), 0), axis=1)
     first = np.empty_like(columns)
@@ -195,7 +197,7 @@ def _first(codes: np.ndarray) -> np.ndarray:
     return first
 
 
-def _inserted(sizes: np.ndarray, asked: np.ndarray, place: np.ndarray) -> np.ndarray:
+def _insertion_column(sizes: np.ndarray, asked: np.ndarray, place: np.ndarray) -> np.ndarray:
     """``[n]``: before which pair the last one is put in; behind all of them if its key came
     earlier.
     """
@@ -221,10 +223,10 @@ def _laid_out(
     labels.
     """
     n, _, width = pairs.shape
-    scored = np.where(known[..., None] & (np.arange(width) >= width // 2), pairs, IGNORED)
+    scored = np.where(known[..., None] & (np.arange(width) >= width // 2), pairs, IGNORE_INDEX)
     taken = ((pairs >= 0) & fits[..., None]).reshape(n, -1)
     place = length - taken.sum(1, keepdims=True) + taken.cumsum(1) - 1
-    tokens, labels = np.full((n, length), pad), np.full((n, length), IGNORED)
+    tokens, labels = np.full((n, length), pad), np.full((n, length), IGNORE_INDEX)
     rows = np.nonzero(taken)[0]
     tokens[rows, place[taken]] = pairs.reshape(n, -1)[taken]
     labels[rows, place[taken]] = scored.reshape(n, -1)[taken]
@@ -248,8 +250,8 @@ class Memorization(TokenTask):
         keys, values = self.table
         chosen = generator.integers(len(keys), size=(count, self.length // 2))
         inputs = np.stack([keys[chosen], np.full_like(chosen, self.vocabulary - 1)], axis=-1)
-        labels = np.stack([np.full_like(chosen, IGNORED), values[chosen]], axis=-1)
-        return _aligned(inputs.reshape(count, -1), labels.reshape(count, -1))
+        labels = np.stack([np.full_like(chosen, IGNORE_INDEX), values[chosen]], axis=-1)
+        return _to_batch(inputs.reshape(count, -1), labels.reshape(count, -1))
 
     @property
     def table(self) -> tuple[np.ndarray, np.ndarray]:
@@ -278,10 +280,10 @@ class Compression(TokenTask):
     def draw(self, generator: np.random.Generator, count: int) -> Batch:
         tokens = generator.integers(self.vocabulary - 1, size=(count, self.length))
         tokens[:, -1] = self.vocabulary - 1
-        return _aligned(tokens, tokens)
+        return _to_batch(tokens, tokens)
 
     def logits(self, model: Any, batch: Batch) -> Tensor:
-        return labelled(model(batch.inputs).logits, batch.labels)[0]
+        return select_targets(model(batch.inputs).logits, batch.labels)[0]
 
     def loss(self, model: Any, batch: Batch) -> Tensor:
         return model(batch.inputs, labels=batch.labels).loss
@@ -310,7 +312,7 @@ class SelectiveCopying(TokenTask):
     def draw(self, generator: np.random.Generator, count: int) -> Batch:
         tokens = generator.integers(self.vocabulary - 2, size=(count, self.tokens))
         blanks = self.length - 2 * self.tokens - 1
-        return _aligned(
+        return _to_batch(
             *copying(tokens, generator.integers(self.tokens, size=(count, blanks)), self.vocabulary)
         )
 
@@ -325,17 +327,17 @@ def copying(
     inputs = np.full((n, 2 * m + blanks + 1), vocabulary - 2)
     np.put_along_axis(inputs, counts.cumsum(1) + np.arange(m), tokens, 1)
     inputs[:, m + blanks] = vocabulary - 1
-    labels = np.full_like(inputs, IGNORED)
+    labels = np.full_like(inputs, IGNORE_INDEX)
     labels[:, -m:] = tokens
     return inputs, labels
 
 
 def _next(tokens: np.ndarray, labels: np.ndarray) -> Batch:
     """Each token is to predict what stands at the next one in `labels`."""
-    return _aligned(tokens[:, :-1], labels[:, 1:])
+    return _to_batch(tokens[:, :-1], labels[:, 1:])
 
 
-def _aligned(inputs: np.ndarray, labels: np.ndarray) -> Batch:
+def _to_batch(inputs: np.ndarray, labels: np.ndarray) -> Batch:
     return Batch(
         torch.from_numpy(np.ascontiguousarray(inputs)),
         torch.from_numpy(np.ascontiguousarray(labels)),
@@ -426,9 +428,11 @@ SETTINGS: dict[str, Setting] = {
 }
 """The six tasks, and each with one thing changed at a time."""
 
-REPO = Training((1e-4, 5e-4, 1e-3), (0.0, 0.1), 128, epochs=200, schedule=Constant(), stop=0.999)
+REPO = TrainingSettings(
+    (1e-4, 5e-4, 1e-3), (0.0, 0.1), 128, epochs=200, schedule=Constant(), stop=0.999
+)
 SCHEDULED = replace(REPO, schedule=Cosine(final=1e-6))
-MESANET = Training(
+MESANET = TrainingSettings(
     (3e-3, 1e-3, 5e-4, 1e-4),
     (0.01, 0.1),
     32,
@@ -454,7 +458,7 @@ _REPO = (
     " mean over settings; numbers from before December 2024 (MetaLA's) had other initial weights"
     " and always copied 16 tokens"
 )
-_VERSIONS: dict[str, tuple[Training, Mapping[str, Fields], str]] = {
+_VERSIONS: dict[str, tuple[TrainingSettings, Mapping[str, Fields], str]] = {
     "repo": (
         REPO,
         _REPO_MODELS,

@@ -18,11 +18,11 @@ from fastweights.lab.tasks.protocol import (
     Fields,
     Protocol,
     Segment,
-    Training,
+    TrainingSettings,
 )
-from fastweights.lab.tasks.sampling import distinct, weighted
+from fastweights.lab.tasks.sampling import sample_by_weight, sample_distinct
 from fastweights.models import PRESETS
-from fastweights.models.loss import IGNORED
+from fastweights.models.loss import IGNORE_INDEX
 
 FILLER = 0
 
@@ -65,10 +65,10 @@ class MQAR(TokenTask):
 
     def draw(self, generator: np.random.Generator, count: int) -> Batch:
         half = self.vocabulary // 2
-        keys = 1 + distinct(generator, count, self.pairs, half - 1)
-        values = half + distinct(generator, count, self.pairs, self.vocabulary - half)
-        slots = weighted(generator, count, self.pairs, self.places)
-        inputs, labels = arranged(keys, values, slots, self.length)
+        keys = 1 + sample_distinct(generator, count, self.pairs, half - 1)
+        values = half + sample_distinct(generator, count, self.pairs, self.vocabulary - half)
+        slots = sample_by_weight(generator, count, self.pairs, self.places)
+        inputs, labels = arrange_pairs(keys, values, slots, self.length)
         if self.noise:
             filler = inputs == FILLER
             inputs[filler] = generator.integers(self.vocabulary, size=int(filler.sum()))
@@ -81,13 +81,13 @@ class MQAR(TokenTask):
         return p / p.sum()
 
 
-def arranged(
+def arrange_pairs(
     keys: np.ndarray, values: np.ndarray, slots: np.ndarray, length: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """(inputs, labels) ``[n length]`` of ``keys, values, slots [n D]``."""
     n, pairs = keys.shape
     inputs = np.full((n, length), FILLER)
-    labels = np.full((n, length), IGNORED)
+    labels = np.full((n, length), IGNORE_INDEX)
     inputs[:, 0 : 2 * pairs : 2], inputs[:, 1 : 2 * pairs : 2] = keys, values
     queries = 2 * pairs + 2 * slots
     np.put_along_axis(inputs, queries, keys, 1)
@@ -125,14 +125,16 @@ def _of(preset: str, length: int) -> Fields:
     return {**own, "learnt_positions": fields["learnt_positions"] and length}
 
 
-def _training(batch: int, rates: tuple[float, ...] = RATES, *, shuffled: bool = True) -> Training:
-    return Training(
+def _training(
+    batch: int, rates: tuple[float, ...] = RATES, *, shuffled: bool = True
+) -> TrainingSettings:
+    return TrainingSettings(
         rates, (0.1,), batch, epochs=64, schedule=PER_EPOCH, stop=0.99, best=True, shuffled=shuffled
     )
 
 
 def _protocol(
-    task: MQAR, training: Training, backbone: Backbone, source: str, differs: str
+    task: MQAR, training: TrainingSettings, backbone: Backbone, source: str, differs: str
 ) -> Protocol:
     return Protocol(
         (Segment(task, 100_000),), (Segment(task, 3_000),), training, backbone, source, differs
@@ -198,11 +200,11 @@ _BASED_TRAIN = (
 _BASED_TEST = ((64, 4), (64, 8), (64, 16), (128, 32), (256, 64), (512, 128), (1024, 256))
 
 
-def _based() -> Protocol:
+def _protocol_in_based_paper() -> Protocol:
     return Protocol(
         train=tuple(Segment(MQAR(length=t, pairs=d, noise=True), n) for t, d, n in _BASED_TRAIN),
         test=tuple(Segment(MQAR(length=t, pairs=d, noise=True), 1_000) for t, d in _BASED_TEST),
-        training=Training(
+        training=TrainingSettings(
             rates=tuple(float(rate) for rate in np.logspace(-3, -1.5, 4)),
             decays=(0.1,),
             batch=256,
@@ -240,7 +242,7 @@ def _small(length: int, pairs: int, steps: int) -> Protocol:
     return Protocol(
         train=(Segment(task, None),),
         test=(Segment(task, 1_000),),
-        training=Training(
+        training=TrainingSettings(
             (3e-3, 1e-2), (0.1,), 64, steps=steps, schedule=Constant(), stop=0.99, best=True
         ),
         backbone=Backbone(SMALL, (64,), {"softmax": {**_SOFTMAX, "learnt_positions": length}}),
@@ -252,7 +254,7 @@ def _small(length: int, pairs: int, steps: int) -> Protocol:
     )
 
 
-def _named(
+def _protocols_by_size(
     name: str, make: Callable[[int, int, int], Protocol], batches: tuple[int, ...]
 ) -> dict[str, Protocol]:
     return {
@@ -270,13 +272,13 @@ _TABLE_A7 = {
 }
 
 PROTOCOLS: dict[str, Protocol] = {
-    **_named("mqar-zoology-iclr", _zoology_iclr, (512, 512, 256, 128)),
-    **_named("mqar-zoology-2layer", _zoology_2layer, (512, 512, 256, 128)),
-    **_named("mqar-dsf", _dsf, (512, 256, 128, 64)),
+    **_protocols_by_size("mqar-zoology-iclr", _zoology_iclr, (512, 512, 256, 128)),
+    **_protocols_by_size("mqar-zoology-2layer", _zoology_2layer, (512, 512, 256, 128)),
+    **_protocols_by_size("mqar-dsf", _dsf, (512, 256, 128, 64)),
     "mqar-metala-256x16": _metala(256, 16, RATES),
     "mqar-metala-512x64": _metala(512, 64, (*LOW_RATES, *RATES)),
     "mqar-metala-512x80": replace(_metala(512, 80, (*LOW_RATES, *RATES)), figures=_TABLE_A7),
-    "mqar-based": _based(),
+    "mqar-based": _protocol_in_based_paper(),
     "mqar-small-32x4": _small(32, 4, 1_500),
     "mqar-small-64x8": _small(64, 8, 3_000),
 }

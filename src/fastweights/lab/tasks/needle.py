@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from fastweights.lab.tasks.base import Batch, TokenTask
-from fastweights.lab.tasks.protocol import Backbone, Cosine, Protocol, Segment, Training
+from fastweights.lab.tasks.protocol import Backbone, Cosine, Protocol, Segment, TrainingSettings
 from fastweights.lab.tasks.questions import Question
-from fastweights.lab.tasks.sampling import distinct
-from fastweights.models.loss import IGNORED
+from fastweights.lab.tasks.sampling import sample_distinct
+from fastweights.models.loss import IGNORE_INDEX
 
 MARK = 0
 
@@ -64,7 +64,7 @@ class Needle(TokenTask):
     def draw(self, generator: np.random.Generator, count: int) -> Batch:
         half, needles = 1 + (self.vocabulary - 1) // 2, self.others + 1
         inputs = generator.integers(1, half, size=(count, self.length))
-        keys = half + distinct(generator, count, needles, self.vocabulary - half)
+        keys = half + sample_distinct(generator, count, needles, self.vocabulary - half)
         values = generator.integers(half, self.vocabulary, size=(count, needles, self.answer))
         starts = self._size * self._chosen(generator, count)
         needle = np.concatenate(
@@ -73,18 +73,18 @@ class Needle(TokenTask):
         spots = starts[..., None] + np.arange(self._size)
         np.put_along_axis(inputs, spots.reshape(count, -1), needle.reshape(count, -1), 1)
         inputs[:, -self.answer - 1 :] = needle[:, 0, :-1]
-        labels = np.full_like(inputs, IGNORED)
+        labels = np.full_like(inputs, IGNORE_INDEX)
         labels[:, -self.answer :] = values[:, 0]
         return Batch(torch.from_numpy(inputs), torch.from_numpy(labels))
 
     def _chosen(self, generator: np.random.Generator, count: int) -> np.ndarray:
         """``[n needles]`` different places, the asked needle's first."""
         if self.depth is None:
-            return distinct(generator, count, self.others + 1, self.places)
+            return sample_distinct(generator, count, self.others + 1, self.places)
         place = round(self.depth * (self.places - 1))
         if self.others == 0:
             return np.full((count, 1), place)
-        rest = distinct(generator, count, self.others, self.places - 1)
+        rest = sample_distinct(generator, count, self.others, self.places - 1)
         return np.concatenate([np.full((count, 1), place), rest + (rest >= place)], axis=1)
 
 
@@ -148,7 +148,9 @@ PROTOCOLS: dict[str, Protocol] = {
         test=tuple(
             Segment(Needle(length=t, depth=d), 200) for t in (128, 256, 512) for d in DEPTHS
         ),
-        training=Training((1e-3, 3e-3), (0.1,), 64, steps=2_000, schedule=Cosine(0.1), clip=1.0),
+        training=TrainingSettings(
+            (1e-3, 3e-3), (0.1,), 64, steps=2_000, schedule=Cosine(0.1), clip=1.0
+        ),
         backbone=Backbone({"num_hidden_layers": 2}, (64,)),
         source="this library",
         differs="MetaLA's Table A8 does not say what its needles, haystacks and prompts are",

@@ -46,7 +46,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingSettings:
     """How a protocol trains, with AdamW.
 
     Attributes:
@@ -109,7 +109,7 @@ class Protocol:
 
     train: tuple[Segment, ...]
     test: tuple[Segment, ...]
-    training: Training
+    training: TrainingSettings
     backbone: Backbone
     source: str
     differs: str = ""

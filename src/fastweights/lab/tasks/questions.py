@@ -23,7 +23,7 @@ class Question:
     text: str
     values: tuple[str, ...]
 
-    def contained(self, answer: str) -> bool:
+    def has_value_in(self, answer: str) -> bool:
         """Whether an answer holds one of the values, whatever the case (MesaNet, appendix J.2;
         lm-eval's swde).
         """

@@ -11,8 +11,15 @@ import torch
 from torch import Tensor
 
 from fastweights.lab.tasks.base import Batch, TokenTask
-from fastweights.lab.tasks.protocol import Backbone, Cosine, Fields, Protocol, Segment, Training
-from fastweights.models.loss import IGNORED
+from fastweights.lab.tasks.protocol import (
+    Backbone,
+    Cosine,
+    Fields,
+    Protocol,
+    Segment,
+    TrainingSettings,
+)
+from fastweights.models.loss import IGNORE_INDEX
 
 LETTERS = 18
 PAD, BAR, VOCABULARY = 0, LETTERS + 1, LETTERS + 2
@@ -108,7 +115,7 @@ class Words(Batch):
         """``[n' vocabulary]``: the probabilities of the process that wrote the words, for
         `targets`.
         """
-        allowed = self.allowed[self.labels != IGNORED].double()
+        allowed = self.allowed[self.labels != IGNORE_INDEX].double()
         return allowed / allowed.sum(1, keepdim=True)
 
 
@@ -139,7 +146,7 @@ class RegBench(TokenTask):
     def draw(self, generator: np.random.Generator, count: int) -> Words:
         languages = self.languages(generator, count)
         ends = self._ends(generator, count)
-        tokens, states = _walked(generator, languages, ends)
+        tokens, states = _random_walks(generator, languages, ends)
         return _batch(languages, tokens, states)
 
     def languages(self, generator: np.random.Generator, count: int) -> Languages:
@@ -165,7 +172,7 @@ class RegBench(TokenTask):
 
     def right(self, logits: Tensor, batch: Batch) -> Tensor:
         assert isinstance(batch, Words)
-        allowed = batch.allowed[batch.labels != IGNORED]
+        allowed = batch.allowed[batch.labels != IGNORE_INDEX]
         return allowed.gather(1, logits.argmax(-1, keepdim=True))[:, 0]
 
     def _ends(self, generator: np.random.Generator, count: int) -> np.ndarray:
@@ -179,7 +186,7 @@ class RegBench(TokenTask):
         return np.minimum(ends, last)
 
 
-def _walked(
+def _random_walks(
     generator: np.random.Generator, languages: Languages, ends: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """(tokens, states) ``[n t]``: all walks at once, and the state before each token, −1 behind the
@@ -205,7 +212,7 @@ def _walked(
 def _batch(languages: Languages, tokens: np.ndarray, states: np.ndarray) -> Words:
     inputs, labels = (
         tokens[:, :-1],
-        np.where(np.isin(tokens[:, 1:], (PAD, BAR)), IGNORED, tokens[:, 1:]),
+        np.where(np.isin(tokens[:, 1:], (PAD, BAR)), IGNORE_INDEX, tokens[:, 1:]),
     )
     allowed = np.zeros((*inputs.shape, VOCABULARY), bool)
     letters = languages.follow[np.arange(len(tokens))[:, None], states[:, 1:]] != DEAD
@@ -237,7 +244,7 @@ def ngram(batch: Batch, n: int) -> Tensor:
             seen = counts[order][every, contexts[order]] * _LETTER
             best = np.where(seen.sum(1, keepdims=True) > 0, seen, best)
         found[:, t] = best / best.sum(1, keepdims=True)
-    return torch.from_numpy(found)[batch.labels != IGNORED]
+    return torch.from_numpy(found)[batch.labels != IGNORE_INDEX]
 
 
 _LETTER = np.isin(np.arange(VOCABULARY), (PAD, BAR), invert=True)
@@ -284,7 +291,7 @@ def _repo(examples: int, tests: int, rate: float) -> Protocol:
     return Protocol(
         train=(Segment(RegBench(), examples),),
         test=(Segment(RegBench(), tests),),
-        training=Training(
+        training=TrainingSettings(
             (rate,), (0.1,), 32, epochs=200, schedule=Cosine(0.1, 1e-6, 0.1, relative=True)
         ),
         backbone=Backbone(_GPT2, (128, 256), _MODELS),
@@ -301,7 +308,7 @@ def _mesanet() -> Protocol:
     return Protocol(
         train=(Segment(RegBench(), 40_000),),
         test=(Segment(RegBench(), 500),),
-        training=Training(
+        training=TrainingSettings(
             (1e-4, 2.5e-4, 1e-3), (0.01, 0.1), 32, epochs=50, schedule=Cosine(25_000, final=2.5e-5)
         ),
         backbone=Backbone({"num_hidden_layers": 2}, (128, 256, 512, 1024, 64), models),
@@ -324,7 +331,9 @@ PROTOCOLS: dict[str, Protocol] = {
     "regbench-small": Protocol(
         train=(Segment(RegBench(words=(10, 20), letters=(1, 10)), 2_000),),
         test=(Segment(RegBench(words=(10, 20), letters=(1, 10)), 200),),
-        training=Training((1e-3, 3e-3), (0.1,), 32, epochs=20, schedule=Cosine(0.1), best=True),
+        training=TrainingSettings(
+            (1e-3, 3e-3), (0.1,), 32, epochs=20, schedule=Cosine(0.1), best=True
+        ),
         backbone=Backbone({"num_hidden_layers": 2}, (64,)),
         source="this library",
         differs="words of at most 9 letters: minutes on a CPU",

@@ -7,7 +7,7 @@ import numpy as np
 BLOCK = 1024
 
 
-def distinct(generator: np.random.Generator, rows: int, count: int, size: int) -> np.ndarray:
+def sample_distinct(generator: np.random.Generator, rows: int, count: int, size: int) -> np.ndarray:
     """``[rows count]`` numbers below `size`, distinct and uniform in every row.
 
     What repeats an earlier number of its row is drawn again. That rule looks at no number's value,
@@ -17,7 +17,7 @@ def distinct(generator: np.random.Generator, rows: int, count: int, size: int) -
     chosen = generator.integers(size, size=(rows, count))
     left = np.arange(rows)
     while len(left):
-        again = repeated(chosen[left])
+        again = find_repeats(chosen[left])
         left, again = left[again.any(1)], again[again.any(1)]
         fresh = generator.integers(size, size=int(again.sum()))
         part = chosen[left]
@@ -26,7 +26,7 @@ def distinct(generator: np.random.Generator, rows: int, count: int, size: int) -
     return chosen
 
 
-def weighted(
+def sample_by_weight(
     generator: np.random.Generator, rows: int, count: int, weights: np.ndarray
 ) -> np.ndarray:
     """``[rows count]`` indices of `weights`, one after the other without replacement in proportion
@@ -49,18 +49,18 @@ def _first(generator: np.random.Generator, rows: int, count: int, scale: np.ndar
     does.
     """
     arrivals = generator.standard_exponential((rows, len(scale)), dtype=np.float32) * scale
-    return ordered(arrivals.view(np.uint32).astype(np.uint64))[1][:, :count]
+    return sort_with_columns(arrivals.view(np.uint32).astype(np.uint64))[1][:, :count]
 
 
-def repeated(rows: np.ndarray) -> np.ndarray:
+def find_repeats(rows: np.ndarray) -> np.ndarray:
     """Where a number stands that an earlier column of its row has too."""
-    numbers, columns = ordered(rows.astype(np.uint64))
+    numbers, columns = sort_with_columns(rows.astype(np.uint64))
     same = np.zeros(rows.shape, bool)
     np.put_along_axis(same, columns[:, 1:], numbers[:, 1:] == numbers[:, :-1], 1)
     return same
 
 
-def ordered(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def sort_with_columns(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(numbers, columns) of every row of ``rows [n m]`` (uint64, below 2³²) in order, the first of
     equals first.
 

@@ -20,9 +20,9 @@ from fastweights.lab.tasks.protocol import (
     Fields,
     Protocol,
     Segment,
-    Training,
+    TrainingSettings,
 )
-from fastweights.models.loss import IGNORED
+from fastweights.models.loss import IGNORE_INDEX
 
 
 class Group(ABC):
@@ -69,7 +69,7 @@ class Permutations(Group):
 
     @property
     def table(self) -> np.ndarray:
-        return _composed(self.n, self.even)
+        return _composition_table(self.n, self.even)
 
 
 @lru_cache
@@ -82,7 +82,7 @@ def _inversions(p: tuple[int, ...]) -> int:
 
 
 @lru_cache
-def _composed(n: int, even: bool) -> np.ndarray:
+def _composition_table(n: int, even: bool) -> np.ndarray:
     elements = _permutations(n, even)
     number = {p: i for i, p in enumerate(elements)}
     return np.array([[number[tuple(b[i] for i in a)] for b in elements] for a in elements])
@@ -135,7 +135,7 @@ class ModularArithmetic(TokenTask):
         inputs = np.empty((count, self.length), np.int64)
         inputs[:, 0::2] = generator.integers(self.modulus, size=(count, self.length // 2 + 1))
         inputs[:, 1::2] = self.modulus + generator.integers(3, size=(count, self.length // 2))
-        labels = np.full_like(inputs, IGNORED)
+        labels = np.full_like(inputs, IGNORE_INDEX)
         labels[:, 0::2] = self._values(inputs[:, 0::2], inputs[:, 1::2] - self.modulus)
         return Batch(torch.from_numpy(inputs), torch.from_numpy(labels))
 
@@ -164,7 +164,7 @@ def _parity_mesanet() -> Protocol:
     return Protocol(
         train=(Segment(WordProblem(Cyclic(2), 40), None),),
         test=(Segment(WordProblem(Cyclic(2), 256), 1_000),),
-        training=Training((1e-3,), (0.03,), 256, steps=10_000, schedule=Constant()),
+        training=TrainingSettings((1e-3,), (0.03,), 256, steps=10_000, schedule=Constant()),
         backbone=Backbone(_MESANET, (128,), _MESA),
         source="MesaNet, appendix H (no code released)",
         differs=(
@@ -182,7 +182,7 @@ def _tracking(
     return Protocol(
         train=(Segment(short, None),),
         test=(Segment(short, 1_000), Segment(long, 500)),
-        training=Training(
+        training=TrainingSettings(
             (1e-3, 3e-3), (0.01,), 64, steps=steps, schedule=Cosine(warmup=0.1), clip=1.0
         ),
         backbone=Backbone(_MESANET, widths, _MESA),

@@ -80,7 +80,7 @@ class StoredPairs(StoredSequences):
     kind: ClassVar[type[PreTrainedModel]] = FastWeightsForSequencePairClassification
 
 
-def padded(texts: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
+def pad_rows(texts: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
     """(tokens ``[n t]``, lengths ``[n]``): ids below 2¹⁶, padded with 0 and cut after `length`."""
     lengths = np.array([min(len(text), length) for text in texts])
     tokens = np.zeros((len(texts), int(lengths.max(initial=1))), np.uint16)

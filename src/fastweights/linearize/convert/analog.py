@@ -15,7 +15,7 @@ from fastweights.linearize.convert.rules import (
     MetaLABranch,
     SupraBranch,
 )
-from fastweights.linearize.convert.sites import Site
+from fastweights.linearize.convert.sites import AttentionLayer
 
 FEATURE_MAPS: Mapping[str, type[LearnedFeatures]] = {
     "hedgehog": Hedgehog,
@@ -37,7 +37,7 @@ RULES: Mapping[str, type[LinearBranch]] = {
 
 
 @dataclass(frozen=True)
-class Analog:
+class LinearAttentionConfig:
     """What softmax is replaced by: plain data, kept in the model's configuration.
 
     Attributes:
@@ -77,10 +77,10 @@ class Analog:
     def phi(self) -> type[LearnedFeatures]:
         return FEATURE_MAPS[self.features]
 
-    def columns(self, site: Site) -> int:
+    def columns(self, site: AttentionLayer) -> int:
         """Of each W_φ."""
         return max(site.head_dim // 2, 1) if self.feature_dim is None else self.feature_dim
 
-    def branch(self, site: Site) -> LinearBranch:
+    def branch(self, site: AttentionLayer) -> LinearBranch:
         """The module for one attention, in float32."""
         return RULES[self.rule](site, self).float()

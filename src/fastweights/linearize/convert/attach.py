@@ -9,22 +9,24 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from fastweights.linearize.convert.analog import Analog
-from fastweights.linearize.convert.attention import converted
+from fastweights.linearize.convert.analog import LinearAttentionConfig
+from fastweights.linearize.convert.attention import attentions_with_branch
 from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.linearize.convert.errors import CannotLinearize
 from fastweights.linearize.convert.families import (
     LinearizedModel,
     config_class,
-    install,
-    known_softmax,
+    install_branches,
     model_class,
+    validate_softmax_name,
 )
-from fastweights.linearize.convert.sites import Site, find_sites
+from fastweights.linearize.convert.sites import AttentionLayer, find_attention_layers
 
 
 def linearize(
-    model: PreTrainedModel, analog: Analog = Analog(), layers: Iterable[int] | None = None
+    model: PreTrainedModel,
+    analog: LinearAttentionConfig = LinearAttentionConfig(),
+    layers: Iterable[int] | None = None,
 ) -> Any:
     """`model` itself, whose chosen `layers` now attend by `analog`, as a ``linearized_<type>`` that
     can be saved.
@@ -44,31 +46,35 @@ def linearize(
         raise CannotLinearize(
             _name(model), "its decoder also attends to an encoder", "use a decoder-only model"
         )
-    known_softmax(model.config._attn_implementation)
-    sites = chosen_sites(model, layers)
+    validate_softmax_name(model.config._attn_implementation)
+    sites = choose_layers(model, layers)
     config: Any = model.config
     made = model_class(type(model))
     config.__class__ = config_class(type(config))
     config.linearize = {"analog": asdict(analog), "sites": [asdict(site) for site in sites]}
     model.__class__ = made
-    install(model, sites, analog)
+    install_branches(model, sites, analog)
     return model
 
 
-def chosen_sites(model: PreTrainedModel, layers: Iterable[int] | None) -> list[Site]:
+def choose_layers(model: PreTrainedModel, layers: Iterable[int] | None) -> list[AttentionLayer]:
     """The sites of `layers`, or all that are converted by default."""
-    sites = find_sites(model)
+    sites = find_attention_layers(model)
     if not sites:
         raise CannotLinearize(
             _name(model),
             "none of its layers calls transformers' attention interface",
             "use a family that does, such as llama, qwen, gemma, phi, gpt_neox or mixtral",
         )
-    return _default(model, sites) if layers is None else _wanted(model, sites, set(layers))
+    return (
+        _layers_by_default(model, sites)
+        if layers is None
+        else _layers_by_number(model, sites, set(layers))
+    )
 
 
-def _default(model: PreTrainedModel, sites: list[Site]) -> list[Site]:
-    chosen = [site for site in sites if site.skipped is None]
+def _layers_by_default(model: PreTrainedModel, sites: list[AttentionLayer]) -> list[AttentionLayer]:
+    chosen = [site for site in sites if site.skip_reason is None]
     if not chosen:
         raise CannotLinearize(
             _name(model),
@@ -78,7 +84,9 @@ def _default(model: PreTrainedModel, sites: list[Site]) -> list[Site]:
     return chosen
 
 
-def _wanted(model: PreTrainedModel, sites: list[Site], layers: set[int]) -> list[Site]:
+def _layers_by_number(
+    model: PreTrainedModel, sites: list[AttentionLayer], layers: set[int]
+) -> list[AttentionLayer]:
     unknown = layers - {site.layer for site in sites}
     if unknown or not layers:
         there = ", ".join(str(site.layer) for site in sites)
@@ -88,17 +96,17 @@ def _wanted(model: PreTrainedModel, sites: list[Site], layers: set[int]) -> list
             f"choose some of {there}",
         )
     chosen = [site for site in sites if site.layer in layers]
-    refused = [site for site in chosen if site.refused is not None]
+    refused = [site for site in chosen if site.refusal_reason is not None]
     if refused:
         raise CannotLinearize(_name(model), _reasons(refused), "leave these layers out")
     return chosen
 
 
-def _reasons(sites: list[Site]) -> str:
+def _reasons(sites: list[AttentionLayer]) -> str:
     """Why layers are not converted, the layers of each reason together."""
     by_reason: dict[str, list[str]] = {}
     for site in sites:
-        by_reason.setdefault(str(site.skipped), []).append(str(site.layer))
+        by_reason.setdefault(str(site.skip_reason), []).append(str(site.layer))
     return "; ".join(
         f"layers {', '.join(layers)}: {reason}" for reason, layers in by_reason.items()
     )
@@ -112,7 +120,9 @@ def branches(model: nn.Module) -> dict[int, LinearBranch]:
     """The branches of a linearized model by layer; with adapters that train them, the active
     adapter's copies.
     """
-    return {module.layer_idx: _active(module.linear_branch) for module in converted(model)}
+    return {
+        module.layer_idx: _active(module.linear_branch) for module in attentions_with_branch(model)
+    }
 
 
 def _active(branch: Any) -> LinearBranch:

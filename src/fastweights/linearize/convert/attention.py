@@ -16,10 +16,10 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.utils.import_utils import is_tracing
 
 from fastweights.linearize.convert.branch import LinearBranch
-from fastweights.linearize.convert.cache import refuse_state, state_layer
+from fastweights.linearize.convert.cache import ensure_state_layer, require_keys_and_values
 from fastweights.linearize.convert.errors import CannotLinearize
-from fastweights.linearize.convert.modes import LINEAR, Call
-from fastweights.recurrence.base import Once, ShapeError
+from fastweights.linearize.convert.modes import LINEAR, AttentionCall
+from fastweights.recurrence.base import ShapeError, lazy_property
 from fastweights.shapes import Mask, Segments
 
 SOFTMAX = ("sdpa", "eager")
@@ -34,7 +34,7 @@ def implementation_name(softmax: str) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Masks:
+class ForwardMasks:
     """What a forward pass says of its tokens, to linear layers and, if one asks, to softmax layers.
 
     build     makes the mask that the softmax implementation wants
@@ -53,11 +53,11 @@ class Masks:
     offset: int
     device: torch.device
 
-    @Once
+    @lazy_property
     def softmax(self) -> Any:
         return self.build()
 
-    @Once
+    @lazy_property
     def keep(self) -> Mask | None:
         """``[b t]``, False for padding; None if there is none."""
         if self.given is None:
@@ -70,7 +70,7 @@ class Masks:
             )
         return None if not is_tracing(keep) and bool(keep.all()) else keep.bool()
 
-    @Once
+    @lazy_property
     def segments(self) -> Segments | None:
         """``[b t]``: where a token does not see the one before it, a packed document begins; None
         if there is one.
@@ -105,7 +105,7 @@ def make_masks(
     allow_is_causal_skip: bool,
     device: torch.device,
     **options: Any,
-) -> Masks:
+) -> ForwardMasks:
     """The mask function: `softmax` names the implementation whose masks the softmax layers get."""
     build = partial(
         AttentionMaskInterface()[softmax],
@@ -119,7 +119,7 @@ def make_masks(
         **options,
     )
     sizes = {"b": batch_size, "t": q_length, "offset": int(q_offset), "device": device}
-    return Masks(build, mask_function, attention_mask, allow_is_causal_skip, **sizes)
+    return ForwardMasks(build, mask_function, attention_mask, allow_is_causal_skip, **sizes)
 
 
 def attend(
@@ -133,7 +133,7 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function: q ``[b h t k]``, k and v ``[b g t ·]`` → o ``[b t h v]``."""
     branch = getattr(module, "linear_branch", None)
-    masks = attention_mask if isinstance(attention_mask, Masks) else None
+    masks = attention_mask if isinstance(attention_mask, ForwardMasks) else None
     given = partial(_softmax(softmax, module), module, query, key, value, **options)
     if branch is None:
         return given(attention_mask if masks is None else masks.softmax)
@@ -146,7 +146,7 @@ def attend(
     memory, module.linear_memory = module.linear_memory, None
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     keep, segments = masks.keep, masks.segments
-    call = Call(
+    call = AttentionCall(
         layer=module.layer_idx,
         branch=branch,
         q=q,
@@ -154,7 +154,7 @@ def attend(
         v=v,
         keep=keep,
         record=lambda: branch.record(q, k, v, keep, segments),
-        linear=lambda altered=None: branch(q, k, v, keep, segments, memory, altered),
+        linear=lambda replacement=None: branch(q, k, v, keep, segments, memory, replacement),
         softmax=lambda: given(masks.softmax)[0],
     )
     return module.linear_mode.attend(call).contiguous(), None
@@ -177,12 +177,12 @@ def take_memory(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     module.linear_memory = None
     for cache in (x for x in (*args, *kwargs.values()) if isinstance(x, Cache)):
         if module.linear_mode.constant:
-            module.linear_memory = state_layer(cache, module.layer_idx)
+            module.linear_memory = ensure_state_layer(cache, module.layer_idx)
         else:
-            refuse_state(cache, module.layer_idx)
+            require_keys_and_values(cache, module.layer_idx)
 
 
-def convert(module: Any, branch: LinearBranch) -> None:
+def attach_branch(module: Any, branch: LinearBranch) -> None:
     """Give an attention its branch."""
     module.linear_branch = branch
     module.linear_mode = LINEAR
@@ -190,7 +190,7 @@ def convert(module: Any, branch: LinearBranch) -> None:
     module.register_forward_pre_hook(take_memory, with_kwargs=True)
 
 
-def converted(model: nn.Module) -> list[Any]:
+def attentions_with_branch(model: nn.Module) -> list[Any]:
     """The attentions of `model` that have a branch, in the order of its layers."""
     found: list[Any] = [module for module in model.modules() if "linear_branch" in module._modules]
     return sorted(found, key=lambda module: module.layer_idx)

@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from fastweights.linearize.convert.errors import CannotLinearize
-from fastweights.models.cache import BatchFirst
+from fastweights.models.cache import BatchFirstCache
 
 
-class StateLayer(BatchFirst, CacheLayerMixin):
+class StateLayer(BatchFirstCache, CacheLayerMixin):
     """What a branch keeps of all tokens so far, a tuple of batch-first tensors, in place of their
     keys and values.
     """
@@ -74,7 +74,7 @@ class StateLayer(BatchFirst, CacheLayerMixin):
             )
 
 
-def state_layer(cache: Cache, index: int) -> StateLayer:
+def ensure_state_layer(cache: Cache, index: int) -> StateLayer:
     """The layer `index` of `cache`, made a `StateLayer` if it is still empty; raises
     CannotLinearize otherwise.
     """
@@ -101,7 +101,7 @@ def state_layer(cache: Cache, index: int) -> StateLayer:
     return layers[index]
 
 
-def refuse_state(cache: Cache, index: int) -> None:
+def require_keys_and_values(cache: Cache, index: int) -> None:
     """Raises CannotLinearize if the layer `index` of `cache` has no keys and values for a softmax
     to read.
     """

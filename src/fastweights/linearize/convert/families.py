@@ -19,11 +19,19 @@ from transformers.conversion_mapping import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from fastweights.linearize.convert.analog import Analog
-from fastweights.linearize.convert.attention import SOFTMAX, convert, implementation_name
+from fastweights.linearize.convert.analog import LinearAttentionConfig
+from fastweights.linearize.convert.attention import (
+    SOFTMAX,
+    attach_branch,
+    implementation_name,
+)
 from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.linearize.convert.errors import CannotLinearize
-from fastweights.linearize.convert.sites import Site, configurations, set_implementation
+from fastweights.linearize.convert.sites import (
+    AttentionLayer,
+    configurations,
+    set_implementation,
+)
 
 PREFIX = "linearized_"
 
@@ -50,7 +58,11 @@ class LinearizedModel(LinearizedPart):
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         settings = config.linearize
-        install(self, [Site(**site) for site in settings["sites"]], Analog(**settings["analog"]))
+        install_branches(
+            self,
+            [AttentionLayer(**site) for site in settings["sites"]],
+            LinearAttentionConfig(**settings["analog"]),
+        )
 
     def set_attn_implementation(
         self, attn_implementation: str | dict[str, str], *args: Any, **kwargs: Any
@@ -72,12 +84,14 @@ class LinearizedModel(LinearizedPart):
         return parent._prepare_cache_for_generation(generation_config, *args, **kwargs)
 
 
-def install(model: PreTrainedModel, sites: list[Site], analog: Analog) -> None:
+def install_branches(
+    model: PreTrainedModel, sites: list[AttentionLayer], analog: LinearAttentionConfig
+) -> None:
     """Branches, hooks and the attention implementation, for the sites to convert."""
     softmax = model.config._attn_implementation
     for site in sites:
         module = model.get_submodule(site.path)
-        convert(module, analog.branch(site).to(_device(module)))
+        attach_branch(module, analog.branch(site).to(_device(module)))
     for part in model.modules():
         if isinstance(part, PreTrainedModel) and not isinstance(part, LinearizedPart):
             part.__class__ = part_class(type(part))
@@ -94,10 +108,10 @@ def _device(module: nn.Module) -> torch.device:
 
 def use_softmax(model: PreTrainedModel, name: str | None) -> None:
     """Have the softmax layers of a linearized model use the implementation `name`."""
-    set_implementation(configurations(model), implementation_name(known_softmax(name)))
+    set_implementation(configurations(model), implementation_name(validate_softmax_name(name)))
 
 
-def known_softmax(name: str | None) -> str:
+def validate_softmax_name(name: str | None) -> str:
     """`name` without our prefix, or a CannotLinearize."""
     name = str(name).removeprefix(PREFIX)
     if name not in SOFTMAX:
@@ -115,7 +129,7 @@ def config_class(base: type[PretrainedConfig]) -> Any:
     """``Linearized<Base>``, whose model type makes sure that nothing loads its checkpoints as
     softmax models.
     """
-    made = _made(base, (base,), {"model_type": PREFIX + base.model_type})
+    made = _make_class(base, (base,), {"model_type": PREFIX + base.model_type})
     _convert_alike(made.model_type, base.model_type)
     AutoConfig.register(made.model_type, made, exist_ok=True)
     return made
@@ -126,7 +140,7 @@ def model_class(base: type[PreTrainedModel]) -> Any:
     """``Linearized<Base>``, known to AutoModelForCausalLM."""
     config = config_class(base.config_class)  # type: ignore[arg-type]
     strict = {"linear_branch", *(base._keep_in_fp32_modules_strict or ())}
-    made = _made(
+    made = _make_class(
         base,
         (LinearizedModel, base),
         {"config_class": config, "_keep_in_fp32_modules_strict": strict},
@@ -138,10 +152,10 @@ def model_class(base: type[PreTrainedModel]) -> Any:
 @cache
 def part_class(base: type[PreTrainedModel]) -> Any:
     """``Linearized<Base>`` of a model inside one."""
-    return _made(base, (LinearizedPart, base), {})
+    return _make_class(base, (LinearizedPart, base), {})
 
 
-def _made(base: type, bases: tuple[type, ...], members: dict[str, Any]) -> Any:
+def _make_class(base: type, bases: tuple[type, ...], members: dict[str, Any]) -> Any:
     """A class that pickle finds in this module, here and through `__getattr__` in another
     process.
     """

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from fastweights.linearize.convert.analog import Analog
+from fastweights.linearize.convert.analog import LinearAttentionConfig
 from fastweights.linearize.convert.attach import branches, linearize
 from fastweights.linearize.convert.errors import CannotLinearize
 
@@ -41,7 +41,9 @@ def from_lolcats(model: PreTrainedModel, path: str | Path, window: int = 64) -> 
         )
     columns = next(iter(found.values()))["phi_q.W"].shape[2]
     model = linearize(
-        model, Analog(feature_dim=columns, window=window, per_query_head=True), sorted(found)
+        model,
+        LinearAttentionConfig(feature_dim=columns, window=window, per_query_head=True),
+        sorted(found),
     )
     for layer, branch in branches(model).items():
         branch.load_state_dict({name: _ours(x) for name, x in found[layer].items()})

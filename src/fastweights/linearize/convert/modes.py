@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class AttentionCall:
     """One call of a linearized layer's attention.
 
     Attributes:
@@ -54,14 +54,14 @@ class Mode(ABC):
     """
 
     @abstractmethod
-    def attend(self, call: Call) -> Output:
+    def attend(self, call: AttentionCall) -> Output:
         """``[b t h v]``"""
 
 
-class Linear(Mode):
+class Student(Mode):
     """The branch: what a linearized model does unless told otherwise."""
 
-    def attend(self, call: Call) -> Output:
+    def attend(self, call: AttentionCall) -> Output:
         return call.linear()
 
 
@@ -72,54 +72,54 @@ class Teacher(Mode):
 
     constant = False
 
-    def attend(self, call: Call) -> Output:
+    def attend(self, call: AttentionCall) -> Output:
         return call.softmax()
 
 
-class Altered(Mode):
+class OtherRecurrence(Mode):
     """Another recurrence than the branch's own."""
 
-    def attend(self, call: Call) -> Output:
-        return call.linear(self.altered)
+    def attend(self, call: AttentionCall) -> Output:
+        return call.linear(self.replacement)
 
     @abstractmethod
-    def altered(self, record: Recurrence) -> Recurrence:
+    def replacement(self, record: Recurrence) -> Recurrence:
         """What is evaluated instead of `record`."""
 
 
-class WindowOnly(Altered):
+class WindowOnly(OtherRecurrence):
     """`WindowedLinear` without the tokens before its window."""
 
-    def altered(self, record: Recurrence) -> Recurrence:
-        return replace(windowed(record, self), fq=0 * windowed(record, self).fq)
+    def replacement(self, record: Recurrence) -> Recurrence:
+        return replace(require_window(record, self), fq=0 * require_window(record, self).fq)
 
 
-class LinearOnly(Altered):
+class LinearOnly(OtherRecurrence):
     """`WindowedLinear` without a window: normalised linear attention to all tokens."""
 
-    def altered(self, record: Recurrence) -> Recurrence:
-        return replace(windowed(record, self), window=0)
+    def replacement(self, record: Recurrence) -> Recurrence:
+        return replace(require_window(record, self), window=0)
 
 
-def windowed(record: Recurrence, mode: Mode) -> WindowedLinear:
+def require_window(record: Recurrence, mode: Mode) -> WindowedLinear:
     """`record`, or a TypeError if it has no window."""
     if not isinstance(record, WindowedLinear):
         raise TypeError(
             f"{type(mode).__name__} takes a side away from a WindowedLinear, and this layer's rule"
-            f" is a {type(record).__name__}, which has none; use Linear or Teacher"
+            f" is a {type(record).__name__}, which has none; use Student or Teacher"
         )
     return record
 
 
-LINEAR = Linear()
+LINEAR = Student()
 
 
 @contextmanager
-def running(model: nn.Module, mode: Mode) -> Iterator[None]:
+def use_mode(model: nn.Module, mode: Mode) -> Iterator[None]:
     """Inside the block every converted layer of `model` does what `mode` says."""
-    from fastweights.linearize.convert.attention import converted
+    from fastweights.linearize.convert.attention import attentions_with_branch
 
-    layers = converted(model)
+    layers = attentions_with_branch(model)
     before = [layer.linear_mode for layer in layers]
     for layer in layers:
         layer.linear_mode = mode

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.features import LearnedFeatures
-from fastweights.layers import HeadNorm, precise, unit
+from fastweights.layers import HeadNorm, l2_normalize, upcast
 from fastweights.linearize.convert.branch import LinearBranch
-from fastweights.linearize.convert.sites import Site
+from fastweights.linearize.convert.sites import AttentionLayer
 from fastweights.recurrence import Decay, Delta, Mesa, Normalized
 
 if TYPE_CHECKING:
-    from fastweights.linearize.convert.analog import Analog
+    from fastweights.linearize.convert.analog import LinearAttentionConfig
 
 TAU = 16.0
 """Log decays are log σ(·) / τ (GLA)."""
@@ -45,7 +45,7 @@ class Gate(nn.Module):
         nn.init.constant_(self.b, self.start)
 
     def forward(self, v: Tensor) -> Tensor:
-        return torch.einsum("btgv,gvn->btgn", precise(v), precise(self.W)) + precise(self.b)
+        return torch.einsum("btgv,gvn->btgn", upcast(v), upcast(self.W)) + upcast(self.b)
 
 
 class LogGate(LearnedFeatures):
@@ -63,9 +63,9 @@ class RuleBranch(LinearBranch):
     key_map: type[LearnedFeatures] | None = None
     """What k goes through, if not φ."""
 
-    def __init__(self, site: Site, analog: Analog) -> None:
+    def __init__(self, site: AttentionLayer, analog: LinearAttentionConfig) -> None:
         super().__init__(site, analog)
-        self.served = site.heads // site.kv_heads
+        self.key_repeats = site.heads // site.kv_heads
         key_map = analog.phi if self.key_map is None else self.key_map
         self.columns = analog.columns(site)
         self.phi_q = analog.phi(site.heads, site.head_dim, self.columns)
@@ -80,7 +80,7 @@ class RuleBranch(LinearBranch):
 
     def per_query(self, stream: Tensor) -> Tensor:
         """``[b t g ·]`` → ``[b t h ·]``."""
-        return stream.repeat_interleave(self.served, dim=2) if self.served > 1 else stream
+        return stream.repeat_interleave(self.key_repeats, dim=2) if self.key_repeats > 1 else stream
 
 
 class GLABranch(RuleBranch):
@@ -88,7 +88,7 @@ class GLABranch(RuleBranch):
     normalised by q_t z_t.
     """
 
-    def __init__(self, site: Site, analog: Analog) -> None:
+    def __init__(self, site: AttentionLayer, analog: LinearAttentionConfig) -> None:
         super().__init__(site, analog)
         self.alpha = self.gate(2 * self.columns, OPEN)
 
@@ -115,17 +115,17 @@ class GatedDeltaBranch(RuleBranch):
     b).
     """
 
-    def __init__(self, site: Site, analog: Analog) -> None:
+    def __init__(self, site: AttentionLayer, analog: LinearAttentionConfig) -> None:
         super().__init__(site, analog)
         self.alpha, self.beta = self.gate(1, OPEN), self.gate(1, 0.0)
 
     def project(self, q: Tensor, k: Tensor, v: Tensor) -> Delta | Mesa:
         k, log_alpha, beta = (
-            unit(self.phi_k(k)),
+            l2_normalize(self.phi_k(k)),
             F.logsigmoid(self.alpha(v)) / TAU,
             self.beta(v).sigmoid(),
         )
-        return Delta(unit(self.phi_q(q)), *map(self.per_query, (k, v, beta, log_alpha)))
+        return Delta(l2_normalize(self.phi_q(q)), *map(self.per_query, (k, v, beta, log_alpha)))
 
 
 class MesaBranch(GatedDeltaBranch):
@@ -133,7 +133,7 @@ class MesaBranch(GatedDeltaBranch):
     first.
     """
 
-    def __init__(self, site: Site, analog: Analog) -> None:
+    def __init__(self, site: AttentionLayer, analog: LinearAttentionConfig) -> None:
         super().__init__(site, analog)
         self.ridge = nn.Parameter(torch.empty(site.heads, 2 * self.columns))
         self.reset_parameters()
@@ -146,7 +146,7 @@ class MesaBranch(GatedDeltaBranch):
     def project(self, q: Tensor, k: Tensor, v: Tensor) -> Mesa:
         delta = super().project(q, k, v)
         return Mesa(
-            delta.q, delta.k, delta.v, delta.beta, delta.log_decay, F.softplus(precise(self.ridge))
+            delta.q, delta.k, delta.v, delta.beta, delta.log_decay, F.softplus(upcast(self.ridge))
         )
 
 
@@ -155,7 +155,7 @@ class SupraBranch(RuleBranch):
     the normaliser.
     """
 
-    def __init__(self, site: Site, analog: Analog) -> None:
+    def __init__(self, site: AttentionLayer, analog: LinearAttentionConfig) -> None:
         super().__init__(site, analog)
         self.norm = HeadNorm(site.value_dim, center=True, affine=True)
 

@@ -22,7 +22,7 @@ REPLACEABLE = (DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__)
 
 
 @dataclass(frozen=True)
-class Site:
+class AttentionLayer:
     """One attention of a model, as its attention function sees it: after projections, norms and
     RoPE.
 
@@ -60,7 +60,7 @@ class Site:
         return self.cached not in REPLACEABLE
 
     @property
-    def refused(self) -> str | None:
+    def refusal_reason(self) -> str | None:
         """Why this layer cannot be converted; None if it can."""
         reasons = {
             "attention sinks, weights that belong to no key, have no counterpart in the linear form": (
@@ -79,11 +79,11 @@ class Site:
         return next((reason for reason, holds in reasons.items() if holds), None)
 
     @property
-    def skipped(self) -> str | None:
+    def skip_reason(self) -> str | None:
         """Why this layer stays as it is unless it is asked for; None if it is converted."""
-        if self.window is not None and self.refused is None:
+        if self.window is not None and self.refusal_reason is None:
             return f"its sliding window of {self.window} tokens already takes constant memory"
-        return self.refused
+        return self.refusal_reason
 
 
 class _Probe:
@@ -92,7 +92,7 @@ class _Probe:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.sites: list[Site] = []
+        self.sites: list[AttentionLayer] = []
         self.masks: list[Any] = []
         self.paths = {module: path for path, module in model.named_modules()}
         self.layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
@@ -117,9 +117,9 @@ class _Probe:
 
     def _site(
         self, module: Any, q: Tensor, k: Tensor, v: Tensor, masked: bool, options: dict[str, Any]
-    ) -> Site:
+    ) -> AttentionLayer:
         scaling, layer = options.get("scaling"), module.layer_idx
-        return Site(
+        return AttentionLayer(
             layer=layer,
             path=self.paths[module],
             heads=q.shape[1],
@@ -146,7 +146,7 @@ def _layer_type(module: Any) -> str | None:
     return None if types is None else types[module.layer_idx]
 
 
-def find_sites(model: PreTrainedModel) -> list[Site]:
+def find_attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
     """The attentions of `model` in the order of its layers; [] if none goes through transformers'
     interface.
 
@@ -158,7 +158,7 @@ def find_sites(model: PreTrainedModel) -> list[Site]:
     AttentionMaskInterface.register(PROBE, probe.mask)
     ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
     try:
-        with implementation(model, PROBE), torch.no_grad():
+        with use_implementation(model, PROBE), torch.no_grad():
             model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
     finally:
         model.train(training)
@@ -170,7 +170,7 @@ def find_sites(model: PreTrainedModel) -> list[Site]:
 
 
 @contextmanager
-def implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
+def use_implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Inside the block all attentions of `model` go through the implementation registered as
     `name`.
     """

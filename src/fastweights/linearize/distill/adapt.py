@@ -17,11 +17,11 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from fastweights.layers import precise
+from fastweights.layers import upcast
 from fastweights.linearize.convert.attach import branches
-from fastweights.linearize.convert.attention import converted
+from fastweights.linearize.convert.attention import attentions_with_branch
 from fastweights.linearize.convert.errors import CannotLinearize
-from fastweights.linearize.convert.modes import Mode, Teacher, running
+from fastweights.linearize.convert.modes import Mode, Teacher, use_mode
 from fastweights.text.documents import IGNORED
 
 
@@ -68,7 +68,7 @@ class TokenLoss:
 
 def next_logits(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     """``[b t-1 vocabulary]`` of all tokens but the last, in float32 or wider."""
-    return precise(model(**inputs, use_cache=False).logits[:, :-1])
+    return upcast(model(**inputs, use_cache=False).logits[:, :-1])
 
 
 @torch.no_grad()
@@ -79,7 +79,7 @@ def teacher_logits(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     training = model.training
     model.eval()
     try:
-        with without_adapters(model), running(model, Teacher()):
+        with without_adapters(model), use_mode(model, Teacher()):
             return next_logits(model, inputs)
     finally:
         model.train(training)
@@ -90,7 +90,7 @@ def without_adapters(model: Any) -> AbstractContextManager[Any]:
     return model.disable_adapter() if _has_adapters(model) else nullcontext()
 
 
-def inner(model: Any) -> PreTrainedModel:
+def unwrap_adapters(model: Any) -> PreTrainedModel:
     """The model that adapters may be wrapped around."""
     return model.get_base_model() if _has_adapters(model) else model
 
@@ -111,15 +111,15 @@ def kl(teacher: Tensor, student: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def divergence_of(model: nn.Module, inputs: Mapping[str, Tensor], mode: Mode) -> float:
+def kl_from_softmax(model: nn.Module, inputs: Mapping[str, Tensor], mode: Mode) -> float:
     """KL(softmax ‖ `mode`) of the next token, the mean over a batch, in nats."""
     given = {name: x for name, x in inputs.items() if name != "labels"}
-    with running(model, mode):
+    with use_mode(model, mode):
         logits = next_logits(model, given)
     return float(kl(teacher_logits(model, given).flatten(0, 1), logits.flatten(0, 1)))
 
 
-def require(package: str, user: str, otherwise: str) -> None:
+def require_package(package: str, user: str, otherwise: str) -> None:
     """Raises ValueError, which says how to get it, if an optional package that `user` needs is
     missing.
     """
@@ -127,7 +127,9 @@ def require(package: str, user: str, otherwise: str) -> None:
         raise ValueError(f"{user} needs {package}: pip install {package}, {otherwise}")
 
 
-def adapted(model: PreTrainedModel, lora: LoRA | None, train_branches: bool = False) -> Any:
+def prepare_adaptation(
+    model: PreTrainedModel, lora: LoRA | None, train_branches: bool = False
+) -> Any:
     """`model` with adapters, which alone are trained; None trains all weights. `train_branches`
     trains these too.
 
@@ -157,7 +159,7 @@ def projections(model: PreTrainedModel) -> list[str]:
 
     Raises CannotLinearize if there are none.
     """
-    attentions = {id(module) for module in converted(model)}
+    attentions = {id(module) for module in attentions_with_branch(model)}
     found = [
         f"{path}.{name}"
         for path, attention in model.named_modules()
@@ -174,13 +176,13 @@ def projections(model: PreTrainedModel) -> list[str]:
     return found
 
 
-def loaded(model: PreTrainedModel, folder: Path) -> Any:
+def load_adapters(model: PreTrainedModel, folder: Path) -> Any:
     """`model` with the adapters and branches that were saved in `folder`."""
     from peft import PeftModel
 
     return PeftModel.from_pretrained(model, folder)
 
 
-def merged(model: Any) -> PreTrainedModel:
+def merge_adapters(model: Any) -> PreTrainedModel:
     """The model with its adapters added to its weights."""
     return model.merge_and_unload() if _has_adapters(model) else model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastweights.linearize.convert.analog import Analog
+from fastweights.linearize.convert.analog import LinearAttentionConfig
 from fastweights.linearize.distill.adapt import LoRA, TokenLoss
 from fastweights.linearize.distill.fit import Fit
 from fastweights.linearize.distill.transfer import TransferLoss
@@ -18,7 +18,7 @@ ADAPT = Fit(steps=400, optimizer=AdamW(lr=1e-4, betas=(0.9, 0.999), weight_decay
 
 
 @dataclass(frozen=True)
-class Transferring:
+class TransferConfig:
     """Stage one.
 
     Attributes:
@@ -34,7 +34,7 @@ class Transferring:
 
 
 @dataclass(frozen=True)
-class Adapting:
+class AdaptationConfig:
     """Stage two. lora: None trains all weights; branches: whether theirs are trained on."""
 
     lora: LoRA | None = LoRA()
@@ -44,24 +44,34 @@ class Adapting:
 
 
 @dataclass(frozen=True)
-class Method:
+class LinearizationMethod:
     """What takes softmax's place, and how the model comes to terms with it; None leaves a stage
     out.
     """
 
-    analog: Analog = Analog()
-    transfer: Transferring | None = Transferring()
-    adapt: Adapting | None = Adapting()
+    analog: LinearAttentionConfig = LinearAttentionConfig()
+    transfer: TransferConfig | None = TransferConfig()
+    adapt: AdaptationConfig | None = AdaptationConfig()
 
 
-METHODS: dict[str, Method] = {
-    "lolcats": Method(),
-    "lolcats-linear": Method(Analog(window=0)),
-    "workshop": Method(Analog("exp", window=16, shared=False), Transferring(TransferLoss(0, 1))),
-    "hedgehog": Method(Analog(window=0), Transferring(TransferLoss(0, 1))),
-    "no-transfer": Method(transfer=None),
-    "t2r": Method(Analog("relu", window=0), None, Adapting(lora=None, branches=True)),
-    "supra": Method(Analog("relu", rule="supra"), None, Adapting(lora=None, branches=True)),
+METHODS: dict[str, LinearizationMethod] = {
+    "lolcats": LinearizationMethod(),
+    "lolcats-linear": LinearizationMethod(LinearAttentionConfig(window=0)),
+    "workshop": LinearizationMethod(
+        LinearAttentionConfig("exp", window=16, shared=False), TransferConfig(TransferLoss(0, 1))
+    ),
+    "hedgehog": LinearizationMethod(
+        LinearAttentionConfig(window=0), TransferConfig(TransferLoss(0, 1))
+    ),
+    "no-transfer": LinearizationMethod(transfer=None),
+    "t2r": LinearizationMethod(
+        LinearAttentionConfig("relu", window=0), None, AdaptationConfig(lora=None, branches=True)
+    ),
+    "supra": LinearizationMethod(
+        LinearAttentionConfig("relu", rule="supra"),
+        None,
+        AdaptationConfig(lora=None, branches=True),
+    ),
 }
 """Methods by name.
 

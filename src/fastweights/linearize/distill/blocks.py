@@ -20,16 +20,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from fastweights.linearize.convert.attach import branches
-from fastweights.linearize.convert.attention import converted
-from fastweights.linearize.distill.baselines import Transferring
-from fastweights.linearize.distill.fit import TRAINED, Stage, fit, load_trained
-from fastweights.linearize.distill.transfer import Inside, attend_all
+from fastweights.linearize.convert.attention import attentions_with_branch
+from fastweights.linearize.distill.baselines import TransferConfig
+from fastweights.linearize.distill.fit import TRAINED, Stage, fit, load_parameters
+from fastweights.linearize.distill.transfer import BackwardInForward, attend_all
 from fastweights.runs.files import sync
 from fastweights.runs.report import Reporter
 from fastweights.text.documents import Batches
 from fastweights.train.loop import Every
 
-PASSED = "passed"
+NO_BRANCH_MARKER = "passed"
 """The file that says so of a block without a branch."""
 
 
@@ -39,14 +39,16 @@ class _FinishedError(Exception):
 
 def blocks(model: nn.Module) -> nn.ModuleList:
     """The blocks of a linearized model, one of which holds each attention."""
-    found = [m for m in model.modules() if isinstance(m, nn.ModuleList) and converted(m)]
+    found = [
+        m for m in model.modules() if isinstance(m, nn.ModuleList) and attentions_with_branch(m)
+    ]
     return found[0]
 
 
 def transfer_blockwise(
     model: PreTrainedModel,
     train: Batches,
-    settings: Transferring,
+    settings: TransferConfig,
     out: Path,
     *,
     reporter: Reporter = Reporter(),
@@ -62,10 +64,10 @@ def transfer_blockwise(
     for number, block in enumerate(blocks(model)):
         done = out / f"block-{number:04d}"
         if (done / TRAINED).exists():
-            load_trained(model, done)
-        elif not (done / PASSED).exists() and not _Block(model, number, train, settings, out).run(
-            done, reporter, stop
-        ):
+            load_parameters(model, done)
+        elif not (done / NO_BRANCH_MARKER).exists() and not _BlockStage(
+            model, number, train, settings, out
+        ).run(done, reporter, stop):
             return False
         block.requires_grad_(False)
         _file(out, number).unlink(missing_ok=True)
@@ -73,11 +75,16 @@ def transfer_blockwise(
     return True
 
 
-class _Block(Stage):
+class _BlockStage(Stage):
     """One block, on the hidden states that the block before it has left."""
 
     def __init__(
-        self, model: PreTrainedModel, number: int, train: Batches, settings: Transferring, out: Path
+        self,
+        model: PreTrainedModel,
+        number: int,
+        train: Batches,
+        settings: TransferConfig,
+        out: Path,
     ) -> None:
         self.model, self.number, self.train, self.settings, self.out = (
             model,
@@ -101,17 +108,17 @@ class _Block(Stage):
             return fit(self, self.config, done, reporter=reporter, stop=stop)
         self._pass_on()
         done.mkdir(exist_ok=True)
-        (done / PASSED).touch()
+        (done / NO_BRANCH_MARKER).touch()
         return True
 
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
-        mode = Inside(self.settings.loss, self.settings.dropout, share=share)
+        mode = BackwardInForward(self.settings.loss, self.settings.dropout, share=share)
         self._forward(first, count, mode)
         loss = mode.losses[next(iter(self.branch))].cpu()
         self.last = float(loss)
         return {"loss": loss, f"loss/{next(iter(self.branch))}": loss}
 
-    def _forward(self, first: int, count: int, mode: Inside) -> None:
+    def _forward(self, first: int, count: int, mode: BackwardInForward) -> None:
         inputs = {
             name: x.to(self.model.device) for name, x in self.train.batch(first, count).items()
         }
@@ -121,7 +128,9 @@ class _Block(Stage):
             if self.before is None
             else self.before[first : first + count].to(self.model.device)
         )
-        with _only(blocks(self.model), self.number, hidden, self.after[first : first + count]):
+        with _run_block_alone(
+            blocks(self.model), self.number, hidden, self.after[first : first + count]
+        ):
             try:
                 attend_all(self.model, inputs, mode)
             except _FinishedError:
@@ -131,7 +140,7 @@ class _Block(Stage):
         """A block with nothing to learn."""
         size = self.config.batch // self.config.accumulate
         for first in range(0, self.config.steps * self.config.batch, size):
-            self._forward(first, size, Inside())
+            self._forward(first, size, BackwardInForward())
         sync(_file(self.out, self.number + 1))
 
     def parts(self) -> Iterable[nn.Module]:
@@ -168,18 +177,18 @@ def _file(out: Path, number: int) -> Path:
 
 
 def _branches_of(model: PreTrainedModel, number: int) -> Iterator[tuple[int, nn.Module]]:
-    held = {id(module.linear_branch) for module in converted(blocks(model)[number])}
+    held = {id(module.linear_branch) for module in attentions_with_branch(blocks(model)[number])}
     yield from ((layer, branch) for layer, branch in branches(model).items() if id(branch) in held)
 
 
 @contextmanager
-def _only(
+def _run_block_alone(
     blocks: Iterable[Any], number: int, hidden: Tensor | None, after: Tensor
 ) -> Iterator[None]:
     """Inside the block a forward runs block `number` alone, on `hidden` if it is given, and ends
     with its output.
     """
-    with _skipping([block for place, block in enumerate(blocks) if place != number]):
+    with _skip_blocks([block for place, block in enumerate(blocks) if place != number]):
         block = list(blocks)[number]
 
         def before(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -198,7 +207,7 @@ def _only(
 
 
 @contextmanager
-def _skipping(blocks: Iterable[Any]) -> Iterator[None]:
+def _skip_blocks(blocks: Iterable[Any]) -> Iterator[None]:
     """Inside the block these blocks return what they are given."""
     blocks = list(blocks)
     before = [block.__dict__.get("forward") for block in blocks]

@@ -16,16 +16,16 @@ from torch import Tensor, nn
 
 from fastweights.runs.checkpoint import Checkpoints, Progress
 from fastweights.runs.errors import NonFiniteError, TrainingError
-from fastweights.runs.files import sweep, whole_file
-from fastweights.runs.folder import Clock, claim, claimed, seeded, sole
+from fastweights.runs.files import atomic_file, remove_partials
+from fastweights.runs.folder import TrainingClock, create_run, is_run, lock_run, random_seed_from
 from fastweights.runs.metrics import Metrics, Row
 from fastweights.runs.optimizers import (
     AdamW,
     Linear,
-    Recipe,
+    OptimizerConfig,
     Schedule,
-    load_state,
-    set_rates,
+    load_state_tensors,
+    set_learning_rates,
     state_tensors,
 )
 from fastweights.runs.report import Reporter, Summary
@@ -48,7 +48,7 @@ class Fit:
     steps: int = 1000
     batch: int = 8
     accumulate: int = 1
-    optimizer: Recipe = AdamW(lr=1e-2, betas=(0.9, 0.999), weight_decay=0.0)
+    optimizer: OptimizerConfig = AdamW(lr=1e-2, betas=(0.9, 0.999), weight_decay=0.0)
     schedule: Schedule = Linear(warmup=0)
     clip: float = 1.0
     every: Every = Every()
@@ -111,31 +111,31 @@ def fit(
     turns true the step is finished and a checkpoint written. Raises CheckpointError (`out` holds
     another fit, or damage) or NonFiniteError.
     """
-    if not claimed(out, config):
-        claim(out, config)
+    if not is_run(out, config):
+        create_run(out, config)
     if (out / TRAINED).exists():
-        load_trained(stage.model, out)
+        load_parameters(stage.model, out)
         return True
-    with sole(out):
+    with lock_run(out):
         run = _Run(stage, config, out, reporter)
         while run.progress.step < config.steps and not stop():
             run.advance()
         return run.finish()
 
 
-def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that require a gradient, by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def load_trained(model: nn.Module, out: Path) -> None:
+def load_parameters(model: nn.Module, out: Path) -> None:
     """Give `model` the parameters in ``out/trained.safetensors`` that it has. Raises ValueError if
     it has none.
     """
-    adopt(model, load_file(out / TRAINED))
+    copy_parameters(model, load_file(out / TRAINED))
 
 
-def adopt(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def copy_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy those of `tensors` whose names `model` has. Raises ValueError if there are none."""
     there = dict(model.named_parameters())
     shared = there.keys() & tensors.keys()
@@ -154,14 +154,14 @@ class _Run:
 
     def __init__(self, stage: Stage, config: Fit, out: Path, reporter: Reporter) -> None:
         self.stage, self.config, self.out, self.reporter = stage, config, out, reporter
-        sweep(out)
+        remove_partials(out)
         self.checkpoints = Checkpoints(out / "checkpoints")
         self.optimizers = config.optimizer.build(stage.model)
-        set_rates(self.optimizers, 1.0)
+        set_learning_rates(self.optimizers, 1.0)
         self.progress = self._continue()
         self.metrics = Metrics(out / "metrics.jsonl", self.progress.step)
         self.metrics.cut()
-        self.clock = Clock(self.progress)
+        self.clock = TrainingClock(self.progress)
         self._introduce()
 
     def _continue(self) -> Progress:
@@ -169,8 +169,8 @@ class _Run:
         found = self.checkpoints.latest(self.reporter.note)
         if found is None:
             return Progress()
-        load_trained(self.stage.model, found.folder)
-        load_state(self.optimizers, self.stage.model, found.optimizer())
+        load_parameters(self.stage.model, found.folder)
+        load_state_tensors(self.optimizers, self.stage.model, found.optimizer())
         return found.progress
 
     def _introduce(self) -> None:
@@ -179,7 +179,7 @@ class _Run:
             Summary(
                 out=self.out,
                 device=str(device),
-                parameters=sum(p.numel() for p in trained(self.stage.model).values()),
+                parameters=sum(p.numel() for p in trainable_parameters(self.stage.model).values()),
                 tokens_per_step=self.config.batch * self.stage.tokens_per_sequence,
                 step=self.progress.step,
                 steps=self.config.steps,
@@ -204,8 +204,8 @@ class _Run:
 
     def _update(self, step: int) -> dict[str, Tensor]:
         config, stage = self.config, self.stage
-        torch.manual_seed(seeded(config.seed, step))
-        set_rates(self.optimizers, config.schedule.factor(step, config.steps))
+        torch.manual_seed(random_seed_from(config.seed, step))
+        set_learning_rates(self.optimizers, config.schedule.factor(step, config.steps))
         stage.model.train()
         size, totals = config.batch // config.accumulate, dict[str, Tensor]()
         for first in range(step * config.batch, (step + 1) * config.batch, size):
@@ -222,7 +222,7 @@ class _Run:
         ]
         if not torch.stack([*norms, *losses.values()]).isfinite().all():
             raise NonFiniteError(
-                f"losses {_listed(losses)} at step {self.progress.step + 1}; the checkpoints before"
+                f"losses {_format_losses(losses)} at step {self.progress.step + 1}; the checkpoints before"
                 " are untouched; try a lower learning rate"
             )
         for optimizer in self.optimizers:
@@ -230,7 +230,7 @@ class _Run:
             optimizer.zero_grad()
 
     def _log(self, losses: Mapping[str, Tensor], evaluate: bool) -> None:
-        seconds, speed = self.clock.seconds, self.clock.speed(self.progress.step)
+        seconds, speed = self.clock.seconds, self.clock.steps_per_second(self.progress.step)
         tokens = self.config.batch * self.stage.tokens_per_sequence
         row = {"step": self.progress.step, **{name: float(loss) for name, loss in losses.items()}}
         row |= {
@@ -243,7 +243,10 @@ class _Run:
         self.reporter.progress(row)
 
     def _save(self) -> None:
-        tensors = {name: p.detach().contiguous() for name, p in trained(self.stage.model).items()}
+        tensors = {
+            name: p.detach().contiguous()
+            for name, p in trainable_parameters(self.stage.model).items()
+        }
         state = state_tensors(self.optimizers, self.stage.model)
 
         def fill(folder: Path) -> None:
@@ -259,18 +262,21 @@ class _Run:
             self._save()
         if step < self.config.steps:
             return False
-        with whole_file(self.out / TRAINED) as new:
+        with atomic_file(self.out / TRAINED) as new:
             save_file(
-                {name: p.detach().contiguous() for name, p in trained(self.stage.model).items()},
+                {
+                    name: p.detach().contiguous()
+                    for name, p in trainable_parameters(self.stage.model).items()
+                },
                 new,
             )
         return True
 
 
-def rows(out: Path) -> list[Row]:
+def read_curve(out: Path) -> list[Row]:
     """The curve of a fit."""
     return Metrics(out / "metrics.jsonl", step=2**62).rows
 
 
-def _listed(losses: Mapping[str, Tensor]) -> str:
+def _format_losses(losses: Mapping[str, Tensor]) -> str:
     return ", ".join(f"{name} {float(loss):.4g}" for name, loss in losses.items())

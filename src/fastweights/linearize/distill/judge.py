@@ -12,26 +12,26 @@ from torch.nn import functional as F
 
 from fastweights.linearize.convert.attach import branches
 from fastweights.linearize.convert.modes import (
-    Call,
-    Linear,
+    AttentionCall,
     LinearOnly,
     Mode,
+    Student,
     Teacher,
     WindowOnly,
-    running,
+    use_mode,
 )
 from fastweights.linearize.distill.adapt import kl, next_logits, teacher_logits
 from fastweights.linearize.distill.transfer import attend_all, divergence, output_error
 from fastweights.methods import evaluate
 from fastweights.recurrence import WindowedLinear
 from fastweights.shapes import Output
-from fastweights.train.perplexity import PositionLoss, reading
+from fastweights.train.perplexity import PositionLoss, evaluation_mode
 
 SOFTMAX, LINEAR = "softmax", "linear"
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class Comparison:
     """Of one mode: its loss by position, KL(softmax ‖ mode) in nats per token, and how often both
     choose one token.
     """
@@ -53,23 +53,23 @@ def ablations(model: nn.Module) -> dict[str, Mode]:
     analogs = [branch.analog for branch in branches(model).values()]
     sides: dict[str, Mode] = {"window only": WindowOnly(), "linear only": LinearOnly()}
     both = all(analog.rule == "windowed" and analog.window > 0 for analog in analogs)
-    return {SOFTMAX: Teacher(), LINEAR: Linear(), **(sides if both else {})}
+    return {SOFTMAX: Teacher(), LINEAR: Student(), **(sides if both else {})}
 
 
-def judge(
+def compare_with_softmax(
     model: Any,
     batches: Iterable[Mapping[str, Tensor]],
     modes: Mapping[str, Mode],
     teacher: Callable[[Mapping[str, Tensor]], Tensor] | None = None,
-) -> dict[str, Judged]:
+) -> dict[str, Comparison]:
     """Every mode on sequences of one length; every token but the first of each is predicted.
 
     Args:
         teacher: logits ``[b t-1 vocabulary]`` from a model's inputs; None: `teacher_logits` of
             the model itself
     """
-    tallies = {name: _Tally() for name in modes}
-    with reading(model):
+    tallies = {name: _Totals() for name in modes}
+    with evaluation_mode(model):
         for batch in batches:
             given = {name: x.to(model.device) for name, x in batch.items() if name != "labels"}
             wanted = teacher_logits(model, given) if teacher is None else teacher(given)
@@ -79,15 +79,15 @@ def judge(
                     wanted,
                     given,
                 )
-    return {name: tally.judged() for name, tally in tallies.items()}
+    return {name: tally.comparison() for name, tally in tallies.items()}
 
 
 def _logits(model: nn.Module, given: Mapping[str, Tensor], mode: Mode) -> Tensor:
-    with running(model, mode):
+    with use_mode(model, mode):
         return next_logits(model, given)
 
 
-class _Distances(Mode):
+class _DistanceMeter(Mode):
     """Softmax passed on, and meanwhile how far every layer is from it."""
 
     constant = False
@@ -95,7 +95,7 @@ class _Distances(Mode):
     def __init__(self) -> None:
         self.found: list[tuple[float, float | None]] = []
 
-    def attend(self, call: Call) -> Output:
+    def attend(self, call: AttentionCall) -> Output:
         target, record = call.softmax(), call.record()
         error = output_error(call.branch.read(evaluate(record)[0]), target, call.keep)
         apart = divergence(record, call.keep) if isinstance(record, WindowedLinear) else None
@@ -107,8 +107,8 @@ def distances(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> dict[str, 
     """Table 1's MSE and KLD, means over layers: ``error``, relative, of outputs, and
     ``divergence``, of weights.
     """
-    mode = _Distances()
-    with reading(model):
+    mode = _DistanceMeter()
+    with evaluation_mode(model):
         for batch in batches:
             attend_all(
                 model,
@@ -120,7 +120,7 @@ def distances(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> dict[str, 
     return {name: float(np.mean(values)) for name, values in named.items() if values}
 
 
-class _Tally:
+class _Totals:
     """Sums over batches; a shorter last one is left out of the losses by position, which are of one
     length.
     """
@@ -145,10 +145,10 @@ class _Tally:
         self.agreed += float((logits.argmax(-1) == wanted.argmax(-1)).sum())
         self.tokens += targets.numel()
 
-    def judged(self) -> Judged:
+    def comparison(self) -> Comparison:
         if self.sums is None:
             raise ValueError("there is no text to judge a model by; give batches")
         counts = np.full(len(self.sums), self.rows)
-        return Judged(
+        return Comparison(
             PositionLoss(self.sums, counts), self.kl / self.tokens, self.agreed / self.tokens
         )

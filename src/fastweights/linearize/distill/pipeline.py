@@ -17,34 +17,44 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from fastweights.linearize.convert.attach import branches, linearize
-from fastweights.linearize.convert.modes import Altered, Linear, running, windowed
+from fastweights.linearize.convert.modes import OtherRecurrence, Student, require_window, use_mode
 from fastweights.linearize.distill.adapt import (
-    adapted,
-    loaded,
-    merged,
+    load_adapters,
+    merge_adapters,
     next_logits,
-    require,
+    prepare_adaptation,
+    require_package,
     teacher_logits,
 )
-from fastweights.linearize.distill.baselines import Adapting, Method, Transferring
+from fastweights.linearize.distill.baselines import (
+    AdaptationConfig,
+    LinearizationMethod,
+    TransferConfig,
+)
 from fastweights.linearize.distill.blocks import transfer_blockwise
-from fastweights.linearize.distill.fit import adopt, fit
-from fastweights.linearize.distill.judge import LINEAR, Judged, ablations, distances, judge
-from fastweights.linearize.distill.plan import Plan, plan
-from fastweights.linearize.distill.ranking import damages, kept_softmax
+from fastweights.linearize.distill.fit import copy_parameters, fit
+from fastweights.linearize.distill.judge import (
+    LINEAR,
+    Comparison,
+    ablations,
+    compare_with_softmax,
+    distances,
+)
+from fastweights.linearize.distill.plan import ConversionPlan, plan
+from fastweights.linearize.distill.ranking import damage_by_layer, most_damaging_layers
 from fastweights.linearize.distill.report import write_report
 from fastweights.linearize.distill.stages import AdaptStage, TransferStage
 from fastweights.recurrence import Recurrence
 from fastweights.runs.checkpoint import no_progress_bars, save_model
-from fastweights.runs.files import sweep, whole_file, whole_folder
-from fastweights.runs.folder import claim, claimed, sole
+from fastweights.runs.files import atomic_file, atomic_folder, remove_partials
+from fastweights.runs.folder import create_run, is_run, lock_run
 from fastweights.runs.report import Reporter
-from fastweights.text.documents import Data, Sequences, Stream, read
-from fastweights.train.perplexity import reading
+from fastweights.text.documents import Data, Sequences, Stream, read_sequences
+from fastweights.train.perplexity import evaluation_mode
 
 VERBS = ("plan", "convert", "transfer", "rank-layers", "finetune", "eval", "report", "export")
 """The stages in their order."""
-JUDGED = 16
+COMPARISON_SEQUENCES = 16
 """Sequences of validation text that layers are ranked and measured by, at most."""
 
 
@@ -64,7 +74,7 @@ class Conversion:
 
     model: str
     data: Data
-    method: Method = Method()
+    method: LinearizationMethod = LinearizationMethod()
     layers: tuple[int, ...] | None = None
     softmax_layers: int = 0
     dtype: str = "auto"
@@ -84,7 +94,7 @@ class Conversion:
             )
 
 
-def run(
+def run_conversion(
     conversion: Conversion,
     out: Path,
     *,
@@ -105,25 +115,25 @@ def run(
     """
     verbs, adapting = VERBS[: VERBS.index(until) + 1], conversion.method.adapt
     if "finetune" in verbs and adapting is not None and adapting.lora is not None:
-        require("peft", "LoRA", "or take 0 steps of finetuning")
+        require_package("peft", "LoRA", "or take 0 steps of finetuning")
     device = device or torch.device("cpu")
     if conversion.bits is not None:
         _require_bits(conversion.bits, device)
     with ExitStack() as held:
-        work = _Run(conversion, out, device, reporter, stop, held)
+        work = _ConversionRun(conversion, out, device, reporter, stop, held)
         return all(not stop() and work.do(verb) for verb in verbs)
 
 
-class Whole(Altered):
+class FullWindow(OtherRecurrence):
     """`WindowedLinear` with a window over all tokens: what a right conversion cannot be told from
     softmax by.
     """
 
-    def altered(self, record: Recurrence) -> Recurrence:
-        return replace(windowed(record, self), window=len(record))
+    def replacement(self, record: Recurrence) -> Recurrence:
+        return replace(require_window(record, self), window=len(record))
 
 
-class _Run:
+class _ConversionRun:
     """The state of a run between two stages."""
 
     def __init__(
@@ -142,11 +152,11 @@ class _Run:
             reporter,
             stop,
         )
-        self.plan: Plan = self._plan(claimed(out, conversion))
-        held.enter_context(sole(out))
-        sweep(out)
+        self.plan: ConversionPlan = self._plan(is_run(out, conversion))
+        held.enter_context(lock_run(out))
+        remove_partials(out)
 
-    def _plan(self, ours: bool) -> Plan:
+    def _plan(self, ours: bool) -> ConversionPlan:
         """Before anything is written, so that a model that cannot be converted leaves nothing
         behind.
         """
@@ -155,7 +165,7 @@ class _Run:
             conversion.model, method, layers=conversion.layers, length=conversion.data.length
         )
         if not ours:
-            claim(self.out, conversion)
+            create_run(self.out, conversion)
         return found
 
     def do(self, verb: str) -> bool:
@@ -179,7 +189,7 @@ class _Run:
     def _convert(self) -> bool:
         """The self-test, and what the swap alone costs."""
         if not self._has("convert"):
-            batch = next(self.validation.cover(1))
+            batch = next(self.validation.sequential_batches(1))
             given = {name: x.to(self.device) for name, x in batch.items() if name != "labels"}
             test = {}
             if self.conversion.method.analog.rule == "windowed":
@@ -191,13 +201,13 @@ class _Run:
         settings = self.conversion.method.transfer
         if settings is None or self._adapting:
             return True
-        if not self._transferred(settings):
+        if not self._run_transfer(settings):
             return False
         if not self._has("transfer"):
             self._write("transfer", self._branches_alone())
         return True
 
-    def _transferred(self, settings: Transferring) -> bool:
+    def _run_transfer(self, settings: TransferConfig) -> bool:
         folder = self.out / "transfer"
         if settings.blockwise:
             return transfer_blockwise(
@@ -212,30 +222,38 @@ class _Run:
         """The model before stage two: how well it predicts, and how far its layers are from
         softmax.
         """
-        batches = [batch for _, batch in zip(range(JUDGED), self.validation.cover(1), strict=False)]
-        return {LINEAR: self._judged()[LINEAR].row(), **distances(self.model, batches)}
+        batches = [
+            batch
+            for _, batch in zip(
+                range(COMPARISON_SEQUENCES), self.validation.sequential_batches(1), strict=False
+            )
+        ]
+        return {LINEAR: self._compare()[LINEAR].row(), **distances(self.model, batches)}
 
     def _rank(self) -> bool:
         """Damage by layer, and the model whose worst layers are softmax again."""
         kept = self.conversion.softmax_layers
         if not self._has("ranking"):
             batches = [
-                batch for _, batch in zip(range(JUDGED), self.validation.cover(1), strict=False)
+                batch
+                for _, batch in zip(
+                    range(COMPARISON_SEQUENCES), self.validation.sequential_batches(1), strict=False
+                )
             ]
-            found = damages(
+            found = damage_by_layer(
                 self.model, [{name: x.to(self.device) for name, x in b.items()} for b in batches]
             )
-            self._write("ranking", {"damage": found, "softmax": kept_softmax(found, kept)})
+            self._write("ranking", {"damage": found, "softmax": most_damaging_layers(found, kept)})
         if kept and not self._adapting:
             softmax = self._read("ranking")["softmax"]
             layers = [layer for layer in branches(self.model) if layer not in softmax]
-            self.model = self._again(layers, self.conversion.bits)
+            self.model = self._convert_again(layers, self.conversion.bits)
         return True
 
     def _finetune(self) -> bool:
         adapting = self.conversion.method.adapt
         if adapting is not None and not self._adapting:
-            self.model = adapted(self.model, adapting.lora, adapting.branches)
+            self.model = prepare_adaptation(self.model, adapting.lora, adapting.branches)
             self._adapting = True
             stage = AdaptStage(self.model, self.train, self.validation, adapting.loss)
             if not fit(
@@ -252,25 +270,27 @@ class _Run:
         """
         if not (self.out / "model").exists():
             if self._adapting and not _all_weights(self.conversion.method.adapt):
-                with whole_folder(self.out / "adapter") as folder:
+                with atomic_folder(self.out / "adapter") as folder:
                     self.model.save_pretrained(folder)
-            self.model = self._whole()
-            with no_progress_bars(), whole_folder(self.out / "model") as folder:
+            self.model = self._merge_all()
+            with no_progress_bars(), atomic_folder(self.out / "model") as folder:
                 save_model(self.model, self.tokenizer, folder)
         return True
 
-    def _whole(self) -> Any:
+    def _merge_all(self) -> Any:
         """The model with its adapters merged, in weights that were not quantised."""
         if self.conversion.bits is None:
-            return merged(self.model)
+            return merge_adapters(self.model)
         layers = list(branches(self.model))
         if self._adapting:
-            return merged(loaded(self._linearized(layers, None), self.out / "adapter"))
-        return self._again(layers, None)
+            return merge_adapters(
+                load_adapters(self._linearize_original(layers, None), self.out / "adapter")
+            )
+        return self._convert_again(layers, None)
 
     def _evaluate(self) -> bool:
         if not self._has("evaluation"):
-            found = self._judged(ablations(self.model))
+            found = self._compare(ablations(self.model))
             for name, judged in found.items():
                 self.out.joinpath("positions").mkdir(exist_ok=True)
                 judged.loss.save(self.out / "positions" / f"{name}.json")
@@ -279,8 +299,10 @@ class _Run:
 
     def _report(self) -> bool:
         if not (self.out / "report" / "report.html").exists():
-            with whole_folder(self.out / "report") as folder:
-                write_report(self.model, next(self.validation.cover(1)), self.out, folder)
+            with atomic_folder(self.out / "report") as folder:
+                write_report(
+                    self.model, next(self.validation.sequential_batches(1)), self.out, folder
+                )
         return True
 
     @cached_property
@@ -292,7 +314,7 @@ class _Run:
         folders = self.out / "data" / "train", self.out / "data" / "validation"
         if not folders[1].exists():
             for folder, part in zip(
-                folders, read(self.conversion.data, self.tokenizer), strict=True
+                folders, read_sequences(self.conversion.data, self.tokenizer), strict=True
             ):
                 part.save(folder)
         train, validation = (Sequences.load(folder) for folder in folders)
@@ -314,20 +336,20 @@ class _Run:
 
     @cached_property
     def model(self) -> Any:
-        return self._linearized(self.conversion.layers, self.conversion.bits)
+        return self._linearize_original(self.conversion.layers, self.conversion.bits)
 
-    def _again(self, layers: Any, bits: int | None) -> Any:
+    def _convert_again(self, layers: Any, bits: int | None) -> Any:
         """A model with these layers converted, its branches as they have been trained."""
         trained = {
             name: x.detach().clone()
             for name, x in self.model.named_parameters()
             if "linear_branch" in name
         }
-        model = self._linearized(layers, bits)
-        adopt(model, trained)
+        model = self._linearize_original(layers, bits)
+        copy_parameters(model, trained)
         return model
 
-    def _linearized(self, layers: Any, bits: int | None) -> Any:
+    def _linearize_original(self, layers: Any, bits: int | None) -> Any:
         torch.manual_seed(self.conversion.seed)
         return linearize(self._original(bits), self.conversion.method.analog, layers)
 
@@ -342,13 +364,15 @@ class _Run:
             model: Any = AutoModelForCausalLM.from_pretrained(self.conversion.model, **options)
         return model if bits is not None else model.to(self.device)
 
-    def _judged(self, modes: Mapping[str, Any] | None = None) -> dict[str, Judged]:
+    def _compare(self, modes: Mapping[str, Any] | None = None) -> dict[str, Comparison]:
         teacher = (
             self._kept_teacher
             if self._adapting and _all_weights(self.conversion.method.adapt)
             else None
         )
-        return judge(self.model, self.validation.cover(4), modes or {LINEAR: Linear()}, teacher)
+        return compare_with_softmax(
+            self.model, self.validation.sequential_batches(4), modes or {LINEAR: Student()}, teacher
+        )
 
     @cached_property
     def _kept_teacher(self) -> Callable[[Mapping[str, Tensor]], Tensor]:
@@ -363,13 +387,13 @@ class _Run:
         return json.loads((self.out / f"{name}.json").read_text())
 
     def _write(self, name: str, content: Mapping[str, Any]) -> bool:
-        with whole_file(self.out / f"{name}.json") as new:
+        with atomic_file(self.out / f"{name}.json") as new:
             new.write_text(json.dumps(content, indent=1))
         return True
 
 
 def _require_bits(bits: int, device: torch.device) -> None:
-    require("bitsandbytes", f"bits={bits}", "or leave the weights as they are")
+    require_package("bitsandbytes", f"bits={bits}", "or leave the weights as they are")
     if bits == 4 and device.type == "cpu":
         raise ValueError(
             "bits=4 on a CPU: bitsandbytes passes no gradients through such weights there; take"
@@ -377,7 +401,7 @@ def _require_bits(bits: int, device: torch.device) -> None:
         )
 
 
-def _all_weights(adapting: Adapting | None) -> bool:
+def _all_weights(adapting: AdaptationConfig | None) -> bool:
     return adapting is not None and adapting.lora is None
 
 
@@ -386,8 +410,8 @@ def _difference(model: Any, given: Mapping[str, Tensor]) -> float:
     """Largest difference of a logit to softmax's with a window over the whole text, over the
     largest logit.
     """
-    with reading(model):
+    with evaluation_mode(model):
         wanted = teacher_logits(model, given)
-        with running(model, Whole()):
+        with use_mode(model, FullWindow()):
             found = next_logits(model, given)
     return float((found - wanted).abs().max() / wanted.abs().max())

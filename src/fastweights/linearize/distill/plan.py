@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from fastweights.linearize.convert.attach import chosen_sites
+from fastweights.linearize.convert.attach import choose_layers
 from fastweights.linearize.convert.cache import StateLayer
-from fastweights.linearize.convert.sites import Site, find_sites
-from fastweights.linearize.distill.baselines import Method
+from fastweights.linearize.convert.sites import AttentionLayer, find_attention_layers
+from fastweights.linearize.distill.baselines import LinearizationMethod
 
 ADAM = 4 * 4
 """Bytes per trained parameter in float32: itself, its gradient, and AdamW's two averages."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConversionPlan:
     """A conversion in numbers; bytes are of one sequence unless they are of weights.
 
     parameters        of the model, without the branches branch, adapter   trained parameters of
@@ -33,7 +33,7 @@ class Plan:
 
     model_type: str
     parameters: int
-    converted: tuple[Site, ...]
+    converted: tuple[AttentionLayer, ...]
     left: tuple[tuple[int, str], ...]
     branch: int
     adapter: int
@@ -51,12 +51,12 @@ class Plan:
 
 def plan(
     source: str | PreTrainedModel,
-    method: Method = Method(),
+    method: LinearizationMethod = LinearizationMethod(),
     *,
     layers: Iterable[int] | None = None,
     length: int = 1024,
     dtype: torch.dtype | None = None,
-) -> Plan:
+) -> ConversionPlan:
     """For a model, a folder or a name on the hub, of which only the configuration is read.
 
     length  tokens per sequence, of training
@@ -68,15 +68,17 @@ def plan(
         if isinstance(source, PreTrainedModel)
         else _skeleton(AutoConfig.from_pretrained(source), dtype)
     )
-    chosen = chosen_sites(model, None if layers is None else list(layers))
+    chosen = choose_layers(model, None if layers is None else list(layers))
     numbers = {site.layer for site in chosen}
     left = [
-        (s.layer, s.skipped or "not chosen") for s in find_sites(model) if s.layer not in numbers
+        (s.layer, s.skip_reason or "not chosen")
+        for s in find_attention_layers(model)
+        if s.layer not in numbers
     ]
     parameters, size = sum(p.numel() for p in model.parameters()), model.dtype.itemsize
     branch = sum(_branch_parameters(site, method) for site in chosen)
     adapter = _adapter_parameters(model, chosen, method)
-    return Plan(
+    return ConversionPlan(
         model_type=model.config.model_type,
         parameters=parameters,
         converted=tuple(chosen),
@@ -101,12 +103,12 @@ def _skeleton(config: PretrainedConfig, dtype: torch.dtype | None) -> PreTrained
         )
 
 
-def _branch_parameters(site: Site, method: Method) -> int:
+def _branch_parameters(site: AttentionLayer, method: LinearizationMethod) -> int:
     with torch.device("meta"):
         return sum(p.numel() for p in method.analog.branch(site).parameters())
 
 
-def _state_bytes(site: Site, method: Method, dtype: torch.dtype) -> int:
+def _state_bytes(site: AttentionLayer, method: LinearizationMethod, dtype: torch.dtype) -> int:
     """What the cache holds after as many tokens as the window has."""
     branch, memory, tokens = method.analog.branch(site), StateLayer(), max(1, method.analog.window)
     q, k, v = (
@@ -122,7 +124,9 @@ def _state_bytes(site: Site, method: Method, dtype: torch.dtype) -> int:
     return memory.nbytes
 
 
-def _adapter_parameters(model: PreTrainedModel, sites: Iterable[Site], method: Method) -> int:
+def _adapter_parameters(
+    model: PreTrainedModel, sites: Iterable[AttentionLayer], method: LinearizationMethod
+) -> int:
     """rank · (inputs + outputs) of every projection; all weights if there are no adapters."""
     if method.adapt is None:
         return 0
@@ -134,7 +138,7 @@ def _adapter_parameters(model: PreTrainedModel, sites: Iterable[Site], method: M
     return method.adapt.lora.rank * sum(sum(p.shape) for p in matrices)
 
 
-def _seconds(parameters: int, method: Method, length: int) -> dict[str, float]:
+def _seconds(parameters: int, method: LinearizationMethod, length: int) -> dict[str, float]:
     """2 operations per parameter and token forward, 4 more backward; a teacher's forward for KL."""
     speed, found = _operations_per_second(), dict[str, float]()
     if method.transfer is not None:

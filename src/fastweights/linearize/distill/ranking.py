@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from torch import Tensor, nn
 
 from fastweights.linearize.convert.attach import branches
-from fastweights.linearize.convert.modes import Call, Mode
-from fastweights.linearize.distill.adapt import divergence_of
+from fastweights.linearize.convert.modes import AttentionCall, Mode
+from fastweights.linearize.distill.adapt import kl_from_softmax
 from fastweights.shapes import Output
-from fastweights.train.perplexity import reading
+from fastweights.train.perplexity import evaluation_mode
 
 
-class OneLinear(Mode):
+class OneLinearLayer(Mode):
     """Softmax in all layers but one."""
 
     constant = False
@@ -23,23 +23,23 @@ class OneLinear(Mode):
     def __init__(self, layer: int) -> None:
         self.layer = layer
 
-    def attend(self, call: Call) -> Output:
+    def attend(self, call: AttentionCall) -> Output:
         return call.linear() if call.layer == self.layer else call.softmax()
 
 
-def damages(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> dict[int, float]:
+def damage_by_layer(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> dict[int, float]:
     """KL(softmax ‖ only this layer linear) of the next token by layer, in nats: the mean over
     `batches`.
     """
     batches = list(batches)
-    with reading(model):
+    with evaluation_mode(model):
         return {
-            layer: _mean(divergence_of(model, b, OneLinear(layer)) for b in batches)
+            layer: _mean(kl_from_softmax(model, b, OneLinearLayer(layer)) for b in batches)
             for layer in branches(model)
         }
 
 
-def kept_softmax(damages: Mapping[int, float], count: int) -> list[int]:
+def most_damaging_layers(damages: Mapping[int, float], count: int) -> list[int]:
     """The `count` layers that do the most damage, in order. Raises ValueError if none would be
     left.
     """

@@ -17,17 +17,17 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from fastweights.analysis.figures import Picture
-from fastweights.analysis.profile import evenly
+from fastweights.analysis.figures import ReportFigure
+from fastweights.analysis.profile import spread_evenly
 from fastweights.analysis.report import Row, figure, section, table, write_page
-from fastweights.linearize.convert.modes import Call, Mode
-from fastweights.linearize.distill.adapt import inner, without_adapters
-from fastweights.linearize.distill.fit import rows
+from fastweights.linearize.convert.modes import AttentionCall, Mode
+from fastweights.linearize.distill.adapt import unwrap_adapters, without_adapters
+from fastweights.linearize.distill.fit import read_curve
 from fastweights.linearize.distill.transfer import attend_all, teacher_map
 from fastweights.recurrence import WindowedLinear
 from fastweights.render.plots import HEAT, PALETTE, canvas, label, legend
 from fastweights.shapes import Map, Output
-from fastweights.train.perplexity import PositionLoss, draw, reading
+from fastweights.train.perplexity import PositionLoss, draw, evaluation_mode
 
 SHOWN = 96
 """Tokens of an attention map, at most."""
@@ -35,7 +35,7 @@ LAYERS, HEADS = 4, 2
 
 
 @dataclass(frozen=True, eq=False)
-class Maps:
+class LayerMaps:
     """Of one layer, ``[h t t]`` each: softmax's, the trained branch's, and those of the same branch
     untrained.
     """
@@ -45,32 +45,32 @@ class Maps:
     untrained: Map
 
 
-class Drawn(Mode):
+class MapRecorder(Mode):
     """Softmax, and meanwhile every layer's maps of the first sequence, in `maps` by layer."""
 
     constant = False
 
     def __init__(self) -> None:
-        self.maps: dict[int, Maps] = {}
+        self.maps: dict[int, LayerMaps] = {}
 
-    def attend(self, call: Call) -> Output:
+    def attend(self, call: AttentionCall) -> Output:
         fresh = deepcopy(call.branch)
         fresh.reset_parameters()
         record, before = call.record(), fresh.record(call.q, call.k, call.v, call.keep)
         if isinstance(record, WindowedLinear):
             found = teacher_map(record), record.attention_map(), before.attention_map()
-            self.maps[call.layer] = Maps(*(phi[0] for phi in found))
+            self.maps[call.layer] = LayerMaps(*(phi[0] for phi in found))
         return call.softmax()
 
 
-def maps_of(model: Any, inputs: Mapping[str, Tensor]) -> dict[int, Maps]:
+def maps_of(model: Any, inputs: Mapping[str, Tensor]) -> dict[int, LayerMaps]:
     """The maps of all converted layers on one text, as it stands before stage two: without
     adapters.
     """
-    mode = Drawn()
+    mode = MapRecorder()
     cut = {name: x[:1, :SHOWN].to(model.device) for name, x in inputs.items() if name != "labels"}
-    with reading(model), without_adapters(model):
-        attend_all(inner(model), cut, mode)
+    with evaluation_mode(model), without_adapters(model):
+        attend_all(unwrap_adapters(model), cut, mode)
     return mode.maps
 
 
@@ -103,7 +103,9 @@ def _costs(found: Mapping[str, Any], run: Path, out: Path) -> str:
         "Nats per token against the tokens read before, pooled in eighths of octaves. Where the"
         " curve without the linear side lies on the whole model's, the linear side does nothing."
     )
-    picture = Picture("positions", "Loss by position", caption, draw(losses, reference="softmax"))
+    picture = ReportFigure(
+        "positions", "Loss by position", caption, draw(losses, reference="softmax")
+    )
     intro = (
         "“linear” is the finished model; “window only” and “linear only” are it with one side taken"
         " away, which shows whether its linear attention is used or bypassed. kl is KL(softmax ‖"
@@ -139,13 +141,13 @@ def _plan(plan: Mapping[str, Any]) -> str:
     return section("What was converted", intro, table(rows) + table(sites))
 
 
-def _maps(maps: Mapping[int, Maps], out: Path) -> str:
+def _maps(maps: Mapping[int, LayerMaps], out: Path) -> str:
     if not maps:
         return ""
-    layers = [sorted(maps)[i] for i in evenly(len(maps), LAYERS)]
+    layers = [sorted(maps)[i] for i in spread_evenly(len(maps), LAYERS)]
     drawing, axes = canvas(len(layers), 3 * HEADS, 2.1, 2.2)
     for row, layer in enumerate(layers):
-        heads = evenly(maps[layer].softmax.shape[0], HEADS)
+        heads = spread_evenly(maps[layer].softmax.shape[0], HEADS)
         for column, head in enumerate(heads):
             trio = (maps[layer].softmax, maps[layer].trained, maps[layer].untrained)
             for place, (phi, name) in enumerate(
@@ -161,7 +163,7 @@ def _maps(maps: Mapping[int, Maps], out: Path) -> str:
         " largest. TRUE and PRED of LoLCATs' Figures 3-6: softmax, the branch after attention"
         " transfer, and the branch before it."
     )
-    picture = Picture("maps", "Attention maps", caption, drawing)
+    picture = ReportFigure("maps", "Attention maps", caption, drawing)
     return section("Attention", "", figure(picture, "", out, titled=False))
 
 
@@ -182,7 +184,7 @@ def _map(axes: Axes, phi: Tensor, title: str) -> None:
 
 
 def _losses(run: Path, out: Path) -> str:
-    transfer, finetune = _transfer_rows(run / "transfer"), rows(run / "finetune")
+    transfer, finetune = _transfer_rows(run / "transfer"), read_curve(run / "finetune")
     if not transfer and not finetune:
         return ""
     drawing, axes = canvas(1, 2, 4.6, 3.2)
@@ -192,7 +194,9 @@ def _losses(run: Path, out: Path) -> str:
     for number, name in enumerate(layers):
         color = matplotlib.colormaps["viridis"](0.88 * number / max(1, len(layers) - 1))
         shown = (
-            name if _number(name) in [_number(layers[i]) for i in evenly(len(layers), 8)] else "_"
+            name
+            if _number(name) in [_number(layers[i]) for i in spread_evenly(len(layers), 8)]
+            else "_"
         )
         axes[0, 0].semilogy(
             *_curve(transfer, name),
@@ -221,17 +225,17 @@ def _losses(run: Path, out: Path) -> str:
     figures: list[Row] = [
         {"layer": _number(n), "last loss": _curve(transfer, n)[1][-1].item()} for n in layers
     ]
-    body = figure(Picture("losses", "Training", caption, drawing), "", out, titled=False) + table(
-        figures
-    )
+    body = figure(
+        ReportFigure("losses", "Training", caption, drawing), "", out, titled=False
+    ) + table(figures)
     return section("Training", "", body)
 
 
 def _transfer_rows(folder: Path) -> list[Mapping[str, float]]:
     """The curve of all layers together, or those of the blocks."""
     return [
-        *rows(folder),
-        *(row for block in sorted(folder.glob("block-*")) for row in rows(block)),
+        *read_curve(folder),
+        *(row for block in sorted(folder.glob("block-*")) for row in read_curve(block)),
     ]
 
 
@@ -248,7 +252,7 @@ def _ranking(ranking: Mapping[str, Any] | None, out: Path) -> str:
         "Nats per token, after transfer. Red: kept as softmax. The layers to keep first are the"
         " highest bars."
     )
-    picture = Picture("ranking", "Ranking", caption, drawing)
+    picture = ReportFigure("ranking", "Ranking", caption, drawing)
     return section("Layers", "", figure(picture, "", out, titled=False))
 
 

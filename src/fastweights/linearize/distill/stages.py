@@ -13,14 +13,14 @@ from fastweights.linearize.convert.attach import branches
 from fastweights.linearize.distill.adapt import TokenLoss
 from fastweights.linearize.distill.fit import Stage
 from fastweights.linearize.distill.transfer import (
-    Inside,
-    Measured,
+    BackwardInForward,
+    LossOnly,
     TransferLoss,
     attend_all,
     only_branches,
 )
 from fastweights.text.documents import Batches
-from fastweights.train.perplexity import reading
+from fastweights.train.perplexity import evaluation_mode
 
 
 class TextStage(Stage):
@@ -58,21 +58,21 @@ class TransferStage(TextStage):
         self.loss, self.dropout = loss, dropout
 
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
-        mode = Inside(self.loss, self.dropout, share=share)
+        mode = BackwardInForward(self.loss, self.dropout, share=share)
         attend_all(self.model, self._read(self.train.batch(first, count)), mode)
-        return _named("loss", mode.losses)
+        return _losses_by_name("loss", mode.losses)
 
     def parts(self) -> Iterable[nn.Module]:
         return branches(self.model).values()
 
     def validate(self) -> Mapping[str, float]:
         totals, tokens = dict[str, float](), 0
-        with reading(self.model):
-            for batch in self.validation.cover(self.together):
-                mode, count = Measured(self.loss), batch["input_ids"].numel()
+        with evaluation_mode(self.model):
+            for batch in self.validation.sequential_batches(self.together):
+                mode, count = LossOnly(self.loss), batch["input_ids"].numel()
                 attend_all(self.model, self._read(batch), mode)
                 tokens += count
-                for name, loss in _named("val_loss", mode.losses).items():
+                for name, loss in _losses_by_name("val_loss", mode.losses).items():
                     totals[name] = totals.get(name, 0.0) + count * float(loss)
         return {name: total / tokens for name, total in totals.items()}
 
@@ -80,15 +80,15 @@ class TransferStage(TextStage):
         return self.on_device({name: tensor for name, tensor in batch.items() if name != "labels"})
 
 
-def _named(name: str, losses: Mapping[int, Tensor]) -> dict[str, Tensor]:
+def _losses_by_name(name: str, losses: Mapping[int, Tensor]) -> dict[str, Tensor]:
     """The mean, and every layer's own."""
     mean = torch.stack([loss.cpu() for loss in losses.values()]).mean()
     return {name: mean, **{f"{name}/{layer}": loss.cpu() for layer, loss in sorted(losses.items())}}
 
 
 class AdaptStage(TextStage):
-    """Low-rank adaptation, of a model that `adapted` has prepared; ``val_loss`` is the next
-    token's, in nats.
+    """Low-rank adaptation, of a model that `prepare_adaptation` has prepared; ``val_loss`` is the
+    next token's, in nats.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class AdaptStage(TextStage):
 
     def validate(self) -> Mapping[str, float]:
         total, tokens = 0.0, 0
-        with reading(self.model):
-            for batch in self.validation.cover(self.together):
+        with evaluation_mode(self.model):
+            for batch in self.validation.sequential_batches(self.together):
                 count = int((batch["labels"][:, 1:] != -100).sum())
                 total += (
                     count * float(TokenLoss()(self.model, self.on_device(batch))) if count else 0.0

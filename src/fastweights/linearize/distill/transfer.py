@@ -15,10 +15,10 @@ import torch
 from torch import Generator, Tensor, nn
 from transformers import PreTrainedModel
 
-from fastweights.layers import precise
+from fastweights.layers import upcast
 from fastweights.linearize.convert.attach import branches
 from fastweights.linearize.convert.branch import LinearBranch
-from fastweights.linearize.convert.modes import Call, Mode, running, windowed
+from fastweights.linearize.convert.modes import AttentionCall, Mode, require_window, use_mode
 from fastweights.methods import evaluate
 from fastweights.recurrence import Recurrence, WindowedLinear
 from fastweights.shapes import Map, Mask, Output
@@ -59,7 +59,7 @@ class TransferLoss:
 def output_error(o: Output, target: Output, keep: Mask | None) -> Tensor:
     """Σ‖o - target‖² / Σ‖target‖²"""
     rows = torch.ones_like(target[..., :1]) if keep is None else keep[..., None, None]
-    target = precise(target)
+    target = upcast(target)
     return ((o - target) * rows).square().sum() / (target * rows).square().sum()
 
 
@@ -124,33 +124,34 @@ class Transfer(Mode):
         self.loss, self.dropout, self.generator = loss, dropout, generator
         self.losses: dict[int, Tensor] = {}
 
-    def attend(self, call: Call) -> Output:
+    def attend(self, call: AttentionCall) -> Output:
         with torch.no_grad():
             target = call.softmax()
         with torch.enable_grad():
             self.take(
-                call.layer, self.loss(call.branch, self.altered(call.record()), target, call.keep)
+                call.layer,
+                self.loss(call.branch, self.replacement(call.record()), target, call.keep),
             )
         return target
 
-    def altered(self, record: Recurrence) -> Recurrence:
+    def replacement(self, record: Recurrence) -> Recurrence:
         if self.dropout == 0 or torch.rand((), generator=self.generator) >= self.dropout:
             return record
-        return replace(windowed(record, self), window=0)
+        return replace(require_window(record, self), window=0)
 
     @abstractmethod
     def take(self, layer: int, loss: Tensor) -> None:
         """Called with the loss of every layer in turn, which holds this layer's graph."""
 
 
-class Measured(Transfer):
+class LossOnly(Transfer):
     """Keeps the numbers alone."""
 
     def take(self, layer: int, loss: Tensor) -> None:
         self.losses[layer] = loss.detach()
 
 
-class Inside(Transfer):
+class BackwardInForward(Transfer):
     """Backward inside the forward, layer by layer: the gradient of the losses' sum, in the memory
     of one layer.
 
@@ -173,7 +174,7 @@ class Inside(Transfer):
         self.losses[layer] = loss.detach()
 
 
-class Returned(Transfer):
+class KeepGraphs(Transfer):
     """Keeps the losses with their graphs, for a backward outside."""
 
     def take(self, layer: int, loss: Tensor) -> None:
@@ -182,7 +183,7 @@ class Returned(Transfer):
 
 def attend_all(model: PreTrainedModel, inputs: Mapping[str, Tensor], mode: Mode) -> None:
     """A forward through all layers, without logits; nothing but what `mode` does has a gradient."""
-    with torch.no_grad(), running(model, mode):
+    with torch.no_grad(), use_mode(model, mode):
         model.base_model(**inputs, use_cache=False)
 
 
@@ -217,7 +218,7 @@ class TransferModel(nn.Module):
             "attention_mask": attention_mask,
             "position_ids": position_ids,
         }
-        mode = Returned(self.loss, self.dropout if self.training else 0.0, self.generator)
+        mode = KeepGraphs(self.loss, self.dropout if self.training else 0.0, self.generator)
         attend_all(
             self.model, {name: tensor for name, tensor in given.items() if tensor is not None}, mode
         )

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
-from fastweights.lab.reproduce.accuracy import Effort, Training, Trainings
-from fastweights.lab.reproduce.claim import Above, Claim, Near, Size, Term
+from fastweights.lab.reproduce.accuracy import TaskExperiment, TaskTrial, TrainingBudget
+from fastweights.lab.reproduce.claim import Above, Claim, ClaimSize, Near, Term
 from fastweights.lab.reproduce.pictures import Bars, Curves
-from fastweights.lab.reproduce.published import twice
-from fastweights.lab.reproduce.small import behind, long_range, mqar
+from fastweights.lab.reproduce.published import with_second_softmax
+from fastweights.lab.reproduce.small import behind_local_mixer, long_range, mqar
 from fastweights.lab.reproduce.text import (
     FIVE,
     LARGE,
@@ -20,7 +20,7 @@ from fastweights.lab.reproduce.text import (
     Positions,
     Pretraining,
 )
-from fastweights.lab.reproduce.theory import Drawn, Theorem
+from fastweights.lab.reproduce.theory import FindingFigure, Theorem
 from fastweights.lab.tasks import TASKS
 
 PAPER = "DSF"
@@ -28,8 +28,8 @@ PAPER = "DSF"
 
 def _theorem(place: str, statement: str, *statements: Above | Near) -> Claim:
     source = f"DSF {place}"
-    size = Size(Theorem(source), 0.1)
-    return Claim(PAPER, place, statement, statements, "", size, size, size, Drawn(source))
+    size = ClaimSize(Theorem(source), 0.1)
+    return Claim(PAPER, place, statement, statements, "", size, size, size, FindingFigure(source))
 
 
 def _error_of_map(order: int) -> Term:
@@ -55,13 +55,13 @@ THEORY = {
 # -------------------------------------------------------------------------------------------
 
 Fields = Mapping[str, Any]
-SHORT = Effort(rates=(1e-3,), training={"epochs": 2})
+SHORT = TrainingBudget(rates=(1e-3,), training={"epochs": 2})
 """Of the paper's 64 epochs, with one learning rate: what fits into ten minutes."""
 
 
 def _expansions(
-    protocol: Any, width: int, sizes: tuple[int, ...], start: list[Fields], effort: Effort
-) -> Trainings:
+    protocol: Any, width: int, sizes: tuple[int, ...], start: list[Fields], effort: TrainingBudget
+) -> TaskExperiment:
     """n features per key, as d / n heads of n: the state has N = n d numbers. Softmax attention has
     one head.
     """
@@ -69,11 +69,11 @@ def _expansions(
     for n in sizes:
         for name, heads in (("linear", width // n), ("softmax", 1)):
             fields = {"hidden_size": width, "mixers": [*start, {"name": name, "heads": heads}]}
-            runs.append(Training(name, n, protocol, name, fields, effort))
-    return Trainings(tuple(runs))
+            runs.append(TaskTrial(name, n, protocol, name, fields, effort))
+    return TaskExperiment(tuple(runs))
 
 
-_LOCAL = behind()["mixers"]
+_LOCAL = behind_local_mixer()["mixers"]
 
 FIG1 = {
     "dsf-fig1": Claim(
@@ -89,14 +89,17 @@ FIG1 = {
             Above(Term("softmax", -1), 99),
         ),
         unit="accuracy [%]",
-        cpu=Size(_expansions(mqar(16, 4, 64, 500), 64, (4, 16, 64), _LOCAL, Effort(every=50)), 6),
-        gpu=Size(
+        cpu=ClaimSize(
+            _expansions(mqar(16, 4, 64, 500), 64, (4, 16, 64), _LOCAL, TrainingBudget(every=50)), 6
+        ),
+        gpu=ClaimSize(
             _expansions(TASKS["mqar-dsf-256x16"], 256, (32, 256), [], SHORT),
             10,
             "2 of 64 epochs, width 256.",
         ),
-        paper_size=Size(
-            _expansions(TASKS["mqar-dsf-512x64"], 512, (32, 64, 128, 256), [], Effort()), 6000
+        paper_size=ClaimSize(
+            _expansions(TASKS["mqar-dsf-512x64"], 512, (32, 64, 128, 256), [], TrainingBudget()),
+            6000,
         ),
         picture=Curves("state expansion n", "accuracy [%]", "x"),
         remark=(
@@ -113,7 +116,7 @@ MLP: Fields = {"mlp": "plain", "hidden_act": "gelu", "mlp_bias": True}
 DESTROYED = "fastweights.lab.reproduce.published:Destroyed"
 
 
-def _compared(models: Mapping[str, Fields]) -> dict[str, Fields]:
+def _with_mlp_variants(models: Mapping[str, Fields]) -> dict[str, Fields]:
     """Both versions of the comparison: with and without the MLP that the code gave to one model
     only.
     """
@@ -121,17 +124,19 @@ def _compared(models: Mapping[str, Fields]) -> dict[str, Fields]:
     return {**models, **with_mlp}
 
 
-SHORT_MODELS: dict[str, Fields] = _compared(
+SHORT_MODELS: dict[str, Fields] = _with_mlp_variants(
     {
-        "softmax": behind({"name": "softmax", "heads": 1}),
-        "linear": behind({"name": "linear", "heads": 1}),
-        "normalized": behind({"name": "normalized", "heads": 1}),
-        "S6": behind({"name": "mamba", "conv": 1, "expand": 1}),
-        "SSD": behind({"name": "mamba2", "conv": 1, "expand": 1, "heads": 1, "state": 16}),
-        "S6, start destroyed": behind({"name": DESTROYED, "conv": 1, "expand": 1}),
+        "softmax": behind_local_mixer({"name": "softmax", "heads": 1}),
+        "linear": behind_local_mixer({"name": "linear", "heads": 1}),
+        "normalized": behind_local_mixer({"name": "normalized", "heads": 1}),
+        "S6": behind_local_mixer({"name": "mamba", "conv": 1, "expand": 1}),
+        "SSD": behind_local_mixer(
+            {"name": "mamba2", "conv": 1, "expand": 1, "heads": 1, "state": 16}
+        ),
+        "S6, start destroyed": behind_local_mixer({"name": DESTROYED, "conv": 1, "expand": 1}),
     }
 )
-FULL_MODELS: dict[str, Fields] = _compared(
+FULL_MODELS: dict[str, Fields] = _with_mlp_variants(
     {
         "softmax": {
             "mixers": [{"name": "softmax", "heads": 1, "bias": True, "rope": {"fraction": 0.0}}]
@@ -146,12 +151,12 @@ FULL_MODELS: dict[str, Fields] = _compared(
 
 
 def _normalisations(
-    protocol: Any, models: Mapping[str, Fields], widths: tuple[int, ...], effort: Effort
-) -> Trainings:
+    protocol: Any, models: Mapping[str, Fields], widths: tuple[int, ...], effort: TrainingBudget
+) -> TaskExperiment:
     cells = product(widths, models.items())
-    return Trainings(
+    return TaskExperiment(
         tuple(
-            Training(s, d, protocol, "softmax", {"hidden_size": d, **own}, effort)
+            TaskTrial(s, d, protocol, "softmax", {"hidden_size": d, **own}, effort)
             for d, (s, own) in cells
         )
     )
@@ -172,14 +177,18 @@ FIG2 = {
             Above(Term("softmax"), 99),
         ),
         unit="accuracy [%]",
-        cpu=Size(_normalisations(mqar(16, 4, 48, 500), SHORT_MODELS, (48,), Effort(every=50)), 8),
-        gpu=Size(
+        cpu=ClaimSize(
+            _normalisations(mqar(16, 4, 48, 500), SHORT_MODELS, (48,), TrainingBudget(every=50)), 8
+        ),
+        gpu=ClaimSize(
             _normalisations(TASKS["mqar-dsf-256x16"], FULL_MODELS, (128,), SHORT),
             10,
             "2 of 64 epochs, 16 pairs, width 128.",
         ),
-        paper_size=Size(
-            _normalisations(TASKS["mqar-dsf-512x64"], FULL_MODELS, (64, 128, 256, 512), Effort()),
+        paper_size=ClaimSize(
+            _normalisations(
+                TASKS["mqar-dsf-512x64"], FULL_MODELS, (64, 128, 256, 512), TrainingBudget()
+            ),
             12_000,
         ),
         picture=Bars("accuracy [%]"),
@@ -196,13 +205,13 @@ FIG2 = {
 
 
 def _lstms(
-    protocol: Any, widths: tuple[int, ...], start: list[Fields], effort: Effort
-) -> Trainings:
+    protocol: Any, widths: tuple[int, ...], start: list[Fields], effort: TrainingBudget
+) -> TaskExperiment:
     mixers = {"qLSTM": {"name": "qlstm"}, "reversed qLSTM": {"name": "qlstm", "reversed": True}}
     cells = product(widths, mixers.items())
-    return Trainings(
+    return TaskExperiment(
         tuple(
-            Training(s, d, protocol, "qlstm", {"hidden_size": d, "mixers": [*start, own]}, effort)
+            TaskTrial(s, d, protocol, "qlstm", {"hidden_size": d, "mixers": [*start, own]}, effort)
             for d, (s, own) in cells
         )
     )
@@ -218,21 +227,23 @@ FIG3 = {
             Above(Term("reversed qLSTM", -1), Term("qLSTM", -1), 1),
         ),
         unit="accuracy [%]",
-        cpu=Size(
-            _lstms(mqar(16, 4, 48, 500), (48, 96), _LOCAL, Effort(every=50)),
+        cpu=ClaimSize(
+            _lstms(mqar(16, 4, 48, 500), (48, 96), _LOCAL, TrainingBudget(every=50)),
             4,
             "Neither gets far beyond one in four, the values in the context: no state expansion.",
         ),
-        gpu=Size(
+        gpu=ClaimSize(
             _lstms(
                 TASKS["mqar-dsf-64x4"],
                 (64, 256),
                 [],
-                Effort(rates=(2e-3,), training={"epochs": 16}),
+                TrainingBudget(rates=(2e-3,), training={"epochs": 16}),
             ),
             8,
         ),
-        paper_size=Size(_lstms(TASKS["mqar-dsf-256x16"], (64, 128, 256, 512), [], Effort()), 3000),
+        paper_size=ClaimSize(
+            _lstms(TASKS["mqar-dsf-256x16"], (64, 128, 256, 512), [], TrainingBudget()), 3000
+        ),
         picture=Curves("model width d", "accuracy [%]", "x"),
         remark=(
             "The paper's code has a convolution, a gate and an expansion around the cell; here is"
@@ -248,13 +259,15 @@ FIG3 = {
 ETAS = ("exp", "softplus", "sigmoid")
 
 
-def _etas(protocol: Any, width: int, start: list[Fields], own: Fields, effort: Effort) -> Trainings:
+def _etas(
+    protocol: Any, width: int, start: list[Fields], own: Fields, effort: TrainingBudget
+) -> TaskExperiment:
     runs = []
     for eta in ETAS:
         mixers = [*start, {"name": "normalized", "heads": 1, "eta": eta}]
         fields = {**own, "hidden_size": width, "mixers": mixers}
-        runs.append(Training(eta, None, protocol, "normalized", fields, effort))
-    return Trainings(tuple(runs))
+        runs.append(TaskTrial(eta, None, protocol, "normalized", fields, effort))
+    return TaskExperiment(tuple(runs))
 
 
 TABLE2 = {
@@ -269,16 +282,16 @@ TABLE2 = {
             Above(Term("exp"), Term("sigmoid")),
         ),
         unit="accuracy [%]",
-        cpu=Size(
-            _etas(mqar(16, 4, 48, 500), 48, _LOCAL, {}, Effort(every=50)),
+        cpu=ClaimSize(
+            _etas(mqar(16, 4, 48, 500), 48, _LOCAL, {}, TrainingBudget(every=50)),
             3,
             "MQAR alone, without LRA Image.",
         ),
-        gpu=Size(
+        gpu=ClaimSize(
             _etas(TASKS["mqar-dsf-256x16"], 128, [], MLP, SHORT), 6, "MQAR alone, 2 of 64 epochs."
         ),
-        paper_size=Size(
-            _etas(TASKS["mqar-dsf-512x64"], 128, [], MLP, Effort()), 1500, "MQAR alone."
+        paper_size=ClaimSize(
+            _etas(TASKS["mqar-dsf-512x64"], 128, [], MLP, TrainingBudget()), 1500, "MQAR alone."
         ),
         picture=Bars("accuracy [%]"),
         remark="The table's numbers are lost in the text at hand.",
@@ -310,9 +323,9 @@ TABLE1 = {
             Above(Term("normalized"), Term("softmax")),
         ),
         unit="nats per token (lower is better)",
-        cpu=Size(_language(SMALL, 2, FIVE, Positions(32_768, 257)), 6),
-        gpu=Size(_language(MEDIUM, 8, FIVE, Positions(262_144, 513)), 8),
-        paper_size=Size(
+        cpu=ClaimSize(_language(SMALL, 2, FIVE, Positions(32_768, 257)), 6),
+        gpu=ClaimSize(_language(MEDIUM, 8, FIVE, Positions(262_144, 513)), 8),
+        paper_size=ClaimSize(
             _language(LARGE, 8, (0,), Positions(2_000_000, 2049)),
             3000,
             "MesaNet's backbone, not Pythia's.",
@@ -329,15 +342,17 @@ TABLE1 = {
 # -------------------------------------------------------------------------------------------
 
 
-def _arena(protocols: Mapping[str, Any], effort: Effort, s6: Mapping[str, Any]) -> Trainings:
+def _arena(
+    protocols: Mapping[str, Any], effort: TrainingBudget, s6: Mapping[str, Any]
+) -> TaskExperiment:
     """The tasks, and ListOps as the paper's code trains it, which the average leaves out."""
     models = {"softmax": "softmax", "linear": "linear", "normalized": "normalized", "S6": "mamba"}
-    columns = {**protocols, "ListOps, softmax twice": twice(protocols["ListOps"])}
+    columns = {**protocols, "ListOps, softmax twice": with_second_softmax(protocols["ListOps"])}
     cells = product(columns.items(), models.items())
     runs = (
-        Training(s, x, one, name, s6 if s == "S6" else {}, effort) for (x, one), (s, name) in cells
+        TaskTrial(s, x, one, name, s6 if s == "S6" else {}, effort) for (x, one), (s, name) in cells
     )
-    return Trainings(tuple(runs), tuple(protocols))
+    return TaskExperiment(tuple(runs), tuple(protocols))
 
 
 _PLAIN_S6 = {"mixers": [{"name": "mamba", "conv": 1, "expand": 1}]}
@@ -355,23 +370,27 @@ TABLE3 = {
             Above(Term("S6", "average"), Term("normalized", "average")),
         ),
         unit="accuracy [%]",
-        cpu=Size(
-            _arena(long_range(300), Effort(), _PLAIN_S6), 8, "ListOps alone, of 10 to 50 tokens."
+        cpu=ClaimSize(
+            _arena(long_range(300), TrainingBudget(), _PLAIN_S6),
+            8,
+            "ListOps alone, of 10 to 50 tokens.",
         ),
-        gpu=Size(
+        gpu=ClaimSize(
             _arena(
                 {
                     "ListOps": TASKS["lra-listops-small"],
                     "Pathfinder": TASKS["lra-pathfinder-small"],
                 },
-                Effort(rates=(1e-3,), training={"epochs": 3}),
+                TrainingBudget(rates=(1e-3,), training={"epochs": 3}),
                 _PLAIN_S6,
             ),
             10,
             "Short sequences, 3 of 10 epochs.",
         ),
-        paper_size=Size(
-            _arena({"ListOps": TASKS["lra-listops-dsf"]}, Effort(), {}), 5000, "ListOps alone."
+        paper_size=ClaimSize(
+            _arena({"ListOps": TASKS["lra-listops-dsf"]}, TrainingBudget(), {}),
+            5000,
+            "ListOps alone.",
         ),
         picture=Bars("accuracy [%]"),
         figures={

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fastweights.lab.reproduce.claim import Above, Claim, Near, Size, Term
+from fastweights.lab.reproduce.claim import Above, Claim, ClaimSize, Near, Term
 from fastweights.lab.reproduce.conversion import (
     AFTER,
     APART,
     BEFORE,
     ERROR,
     Conversions,
-    Given,
-    Made,
+    ProvidedTeacher,
+    TrainedTeacher,
     Updates,
-    shortened,
+    with_updates,
 )
 from fastweights.lab.reproduce.pictures import Bars, Curves
-from fastweights.lab.reproduce.speed import Generation, Models, Stretches, Timed
-from fastweights.linearize import Analog
-from fastweights.linearize.distill.baselines import METHODS, Method
+from fastweights.lab.reproduce.speed import Generation, GenerationSegments, Models, SpeedExperiment
+from fastweights.linearize import LinearAttentionConfig
+from fastweights.linearize.distill.baselines import METHODS, LinearizationMethod
 from fastweights.text.corpus import Text
 from fastweights.text.tokenizers import BPE
 
@@ -46,9 +46,11 @@ def _decoding(
     tokens: int,
     stretches: int,
     repeats: int,
-) -> Timed:
+) -> SpeedExperiment:
     batched = (Generation(models, batch, prompt, new, repeats) for batch in batches)
-    return Timed((*batched, Stretches(models, tokens, stretches)), kept=tuple(models.mixers))
+    return SpeedExperiment(
+        (*batched, GenerationSegments(models, tokens, stretches)), kept=tuple(models.mixers)
+    )
 
 
 SPEED = {
@@ -73,14 +75,14 @@ SPEED = {
             Above(Term("softmax", -1, "state [MB]"), Term("lolcats", -1, "state [MB]")),
         ),
         unit="thousand tokens per second",
-        cpu=Size(_decoding(_models(128, 2, 2, 16), (1, 8, 32), 1024, 64, 32_768, 8, 5), 4),
-        gpu=Size(
+        cpu=ClaimSize(_decoding(_models(128, 2, 2, 16), (1, 8, 32), 1024, 64, 32_768, 8, 5), 4),
+        gpu=ClaimSize(
             _decoding(
                 _models(1024, 8, 8, 64, "bfloat16"), (1, 8, 32, 128), 2048, 128, 32_768, 16, 5
             ),
             9,
         ),
-        paper_size=Size(
+        paper_size=ClaimSize(
             _decoding(
                 _models(4096, 32, 32, 64, "bfloat16"), (1, 4, 8, 16, 32), 2048, 128, 131_072, 32, 3
             ),
@@ -99,7 +101,7 @@ SPEED = {
 # ----------------------------------------------------------------------------
 
 MAPS = ("elu", "relu", "exp")
-SMALL = Made(
+SMALL = TrainedTeacher(
     "llama",
     {
         "hidden_size": 128,
@@ -125,18 +127,18 @@ MEDIUM = replace(
     batch=32,
     length=256,
 )
-LLAMA = Given("model", "alpaca.json")
+LLAMA = ProvidedTeacher("model", "alpaca.json")
 """Llama 3 8B and Alpaca, in the paper's case."""
 PAPERS = (Updates(2500, 1e-2), Updates(2500, 1e-4))
 """Two epochs of 10 million tokens in each stage."""
 
 
-def _linear(features: str) -> Method:
+def _linear(features: str) -> LinearizationMethod:
     """The workshop's transfer, without its window."""
-    return replace(METHODS["workshop"], analog=Analog(features, window=0))
+    return replace(METHODS["workshop"], analog=LinearAttentionConfig(features, window=0))
 
 
-def _table1() -> dict[str, Method]:
+def _table1() -> dict[str, LinearizationMethod]:
     """Every feature map with and without transfer."""
     methods = {}
     for name in MAPS:
@@ -144,8 +146,12 @@ def _table1() -> dict[str, Method]:
     return methods
 
 
-def _short(methods: Mapping[str, Method], transfer: Updates, adapt: Updates) -> dict[str, Method]:
-    return {name: shortened(method, transfer, adapt, batch=8) for name, method in methods.items()}
+def _short(
+    methods: Mapping[str, LinearizationMethod], transfer: Updates, adapt: Updates
+) -> dict[str, LinearizationMethod]:
+    return {
+        name: with_updates(method, transfer, adapt, batch=8) for name, method in methods.items()
+    }
 
 
 def _transfers(quantity: str) -> tuple[Above, ...]:
@@ -182,17 +188,19 @@ TRANSFER = {
         ),
         statements=(*_transfers(BEFORE), *_transfers(AFTER), *_best(BEFORE), *_best(AFTER)),
         unit="",
-        cpu=Size(
+        cpu=ClaimSize(
             Conversions(_short(_table1(), Updates(60, 1e-2), Updates(60, 1e-3)), SMALL, 128, 8192),
             10,
         ),
-        gpu=Size(
+        gpu=ClaimSize(
             Conversions(
                 _short(_table1(), Updates(200, 1e-2), Updates(200, 1e-3)), MEDIUM, 256, 16_384
             ),
             10,
         ),
-        paper_size=Size(Conversions(_short(_table1(), *PAPERS), LLAMA, 1024, 65_536, (0,)), 1500),
+        paper_size=ClaimSize(
+            Conversions(_short(_table1(), *PAPERS), LLAMA, 1024, 65_536, (0,)), 1500
+        ),
         picture=Bars("perplexity, or distance", log=True),
         figures={
             name: dict(zip((BEFORE, AFTER, ERROR, APART), row, strict=True))
@@ -209,19 +217,19 @@ TRANSFER = {
         ),
         statements=(*_transfers(APART), *_transfers(ERROR)),
         unit="",
-        cpu=Size(
+        cpu=ClaimSize(
             Conversions(_short(_table1(), Updates(60, 1e-2), Updates(60, 1e-3)), SMALL, 128, 8192),
             1,
             "After Table 1.",
         ),
-        gpu=Size(
+        gpu=ClaimSize(
             Conversions(
                 _short(_table1(), Updates(200, 1e-2), Updates(200, 1e-3)), MEDIUM, 256, 16_384
             ),
             1,
             "After Table 1.",
         ),
-        paper_size=Size(
+        paper_size=ClaimSize(
             Conversions(_short(_table1(), *PAPERS), LLAMA, 1024, 65_536, (0,)), 10, "After Table 1."
         ),
         picture=Bars("distance from softmax"),
@@ -236,11 +244,12 @@ TRANSFER = {
 # -------------------
 
 
-def _table2() -> dict[str, Method]:
+def _table2() -> dict[str, LinearizationMethod]:
     return {
         "LOLCAT-w": METHODS["workshop"],
         "LOLCAT-w, arXiv": replace(
-            METHODS["lolcats"], analog=Analog(window=METHODS["workshop"].analog.window)
+            METHODS["lolcats"],
+            analog=LinearAttentionConfig(window=METHODS["workshop"].analog.window),
         ),
         "LOLCAT-l": _linear("exp"),
         "T2R": METHODS["t2r"],
@@ -262,7 +271,7 @@ METHODS_COMPARED = {
             Above(Term("LOLCAT-l", quantity=AFTER), Term("LOLCAT-w, arXiv", quantity=AFTER)),
         ),
         unit="",
-        cpu=Size(
+        cpu=ClaimSize(
             Conversions(
                 _short(_table2(), Updates(60, 1e-1), Updates(60, 1e-3)), TRAINED, 128, 8192
             ),
@@ -270,14 +279,14 @@ METHODS_COMPARED = {
             "Perplexity, not accuracy, after 60 updates. At the paper's transfer rate of 1e-2 so"
             " few hardly move γ from its 0.1: it is 1e-1 here.",
         ),
-        gpu=Size(
+        gpu=ClaimSize(
             Conversions(
                 _short(_table2(), Updates(200, 1e-1), Updates(200, 1e-3)), MEDIUM, 256, 16_384
             ),
             10,
             "Perplexity, not zero-shot accuracy.",
         ),
-        paper_size=Size(
+        paper_size=ClaimSize(
             Conversions(_short(_table2(), *PAPERS), LLAMA, 1024, 65_536, (0,)),
             1200,
             "Perplexity; zero-shot accuracies by fastweights eval on the models it leaves.",

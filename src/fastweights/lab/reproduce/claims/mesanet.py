@@ -7,12 +7,12 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from fastweights.lab.reproduce.accuracy import Effort, Training, Trainings
-from fastweights.lab.reproduce.claim import Above, Claim, Near, Size, Term
+from fastweights.lab.reproduce.accuracy import TaskExperiment, TaskTrial, TrainingBudget
+from fastweights.lab.reproduce.claim import Above, Claim, ClaimSize, Near, Term
 from fastweights.lab.reproduce.pictures import Bars, Curves
 from fastweights.lab.reproduce.small import mad, small
-from fastweights.lab.reproduce.solving import ADDED, STEPS, Insides, Solvers
-from fastweights.lab.reproduce.speed import Models, Timed, Token, TrainingSteps
+from fastweights.lab.reproduce.solving import ADDED, STEPS, MesaDiagnostics, Solvers
+from fastweights.lab.reproduce.speed import Models, SpeedExperiment, Token, TrainingSteps
 from fastweights.lab.reproduce.text import (
     FAR,
     FIVE,
@@ -24,7 +24,7 @@ from fastweights.lab.reproduce.text import (
     LanguageModels,
     Positions,
     Pretraining,
-    Reading,
+    Probe,
 )
 from fastweights.lab.tasks import TASKS, Protocol, RegBench, Segment
 from fastweights.recurrence import ConjugateGradient
@@ -52,10 +52,10 @@ def _times(
     batch: int,
     contexts: tuple[int, ...],
     repeats: int,
-) -> Timed:
+) -> SpeedExperiment:
     training = (TrainingSteps(models, tokens, length, repeats) for length in lengths)
     decoding = (Token(models, batch, context, repeats) for context in contexts)
-    return Timed((*training, *decoding), kept=tuple(models.mixers))
+    return SpeedExperiment((*training, *decoding), kept=tuple(models.mixers))
 
 
 SPEED = {
@@ -78,11 +78,13 @@ SPEED = {
             ),
         ),
         unit="thousand tokens per second",
-        cpu=Size(_times(_layers(128, 2), 8192, (512, 2048, 8192), 4, (1024, 4096, 16_384), 5), 3),
-        gpu=Size(
+        cpu=ClaimSize(
+            _times(_layers(128, 2), 8192, (512, 2048, 8192), 4, (1024, 4096, 16_384), 5), 3
+        ),
+        gpu=ClaimSize(
             _times(_layers(1024, 8), 32_768, (2048, 8192, 32_768), 4, (2048, 8192, 32_768), 7), 6
         ),
-        paper_size=Size(
+        paper_size=ClaimSize(
             _times(
                 _layers(1024, 8),
                 131_072,
@@ -108,11 +110,13 @@ SPEED = {
 GATES = {"γ in (-1, 1)": "mesa_signed", "γ in (0, 1)": "mesa"}
 
 
-def _parity(protocol: Protocol, effort: Effort) -> Trainings:
+def _parity(protocol: Protocol, effort: TrainingBudget) -> TaskExperiment:
     """Trained as the protocol says, tested on each of its lengths alone."""
     lengths = {segment.task.length: replace(protocol, test=(segment,)) for segment in protocol.test}
     cells = product(lengths.items(), GATES.items())
-    return Trainings(tuple(Training(s, x, one, name, {}, effort) for (x, one), (s, name) in cells))
+    return TaskExperiment(
+        tuple(TaskTrial(s, x, one, name, {}, effort) for (x, one), (s, name) in cells)
+    )
 
 
 def _at_lengths(protocol: Protocol, *lengths: int) -> Protocol:
@@ -137,22 +141,23 @@ FIG8 = {
             Above(Term("γ in (-1, 1)", -1), Term("γ in (0, 1)", -1), 20),
         ),
         unit="accuracy [%]",
-        cpu=Size(
+        cpu=ClaimSize(
             _parity(
                 _at_lengths(TASKS["parity-small"], 256),
-                Effort(rates=(3e-3,), training={"steps": 600}),
+                TrainingBudget(rates=(3e-3,), training={"steps": 600}),
             ),
             4,
         ),
-        gpu=Size(
+        gpu=ClaimSize(
             _parity(
-                _at_lengths(TASKS["parity-mesanet"], 40, 256), Effort(training={"steps": 2000})
+                _at_lengths(TASKS["parity-mesanet"], 40, 256),
+                TrainingBudget(training={"steps": 2000}),
             ),
             8,
             "2,000 of 10,000 batches.",
         ),
-        paper_size=Size(
-            _parity(_at_lengths(TASKS["parity-mesanet"], 40, 64, 128, 256), Effort()), 120
+        paper_size=ClaimSize(
+            _parity(_at_lengths(TASKS["parity-mesanet"], 40, 64, 128, 256), TrainingBudget()), 120
         ),
         picture=Bars("accuracy [%]"),
         figures={"γ in (-1, 1)": {"256": 100.0}},
@@ -184,16 +189,16 @@ def _rules(heads: int, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
 
 
 def _mad(
-    protocols: Mapping[str, Protocol], models: Mapping[str, dict[str, Any]], effort: Effort
-) -> Trainings:
+    protocols: Mapping[str, Protocol], models: Mapping[str, dict[str, Any]], effort: TrainingBudget
+) -> TaskExperiment:
     cells = product(protocols.items(), models.items())
     runs = tuple(
-        Training(s, x, one, "softmax", own, effort, macro=True) for (x, one), (s, own) in cells
+        TaskTrial(s, x, one, "softmax", own, effort, macro=True) for (x, one), (s, own) in cells
     )
-    return Trainings(runs, tuple(protocols))
+    return TaskExperiment(runs, tuple(protocols))
 
 
-def _published() -> dict[str, Protocol]:
+def _mad_protocols() -> dict[str, Protocol]:
     return {column: TASKS[f"mad-mesanet-{column}"] for column in COLUMNS}
 
 
@@ -213,23 +218,23 @@ TABLE1 = {
             Near(Term("mesa", "average"), Term("softmax", "average"), 3),
         ),
         unit="macro accuracy [%]",
-        cpu=Size(
-            _mad(SMALL_MAD, _rules(4, ("mamba2", "gla", "gated_deltanet")), Effort()),
+        cpu=ClaimSize(
+            _mad(SMALL_MAD, _rules(4, ("mamba2", "gla", "gated_deltanet")), TrainingBudget()),
             20,
             "Short sequences, 300 updates, after which softmax has learnt recall with few seeds;"
             " not all baselines.",
         ),
-        gpu=Size(
+        gpu=ClaimSize(
             _mad(
-                _published(),
+                _mad_protocols(),
                 _rules(8, ("mamba2", "gla", "gated_deltanet")),
-                Effort(rates=(1e-3,), decays=(0.1,), training={"epochs": 2}),
+                TrainingBudget(rates=(1e-3,), decays=(0.1,), training={"epochs": 2}),
             ),
             10,
             "The five base settings, 2 of 200 epochs, one learning rate; not all baselines.",
         ),
-        paper_size=Size(
-            _mad(_published(), _rules(8, RULES), Effort()),
+        paper_size=ClaimSize(
+            _mad(_mad_protocols(), _rules(8, RULES), TrainingBudget()),
             20_000,
             "The five base settings; the paper averages 66.",
         ),
@@ -254,10 +259,12 @@ TABLE1 = {
 # --------------------------------------------------------------------------------------------------
 
 
-def _languages(protocol: Protocol, names: tuple[str, ...], heads: int, effort: Effort) -> Trainings:
+def _languages(
+    protocol: Protocol, names: tuple[str, ...], heads: int, effort: TrainingBudget
+) -> TaskExperiment:
     models = _rules(heads, names)
-    return Trainings(
-        tuple(Training(s, None, protocol, "softmax", own, effort) for s, own in models.items())
+    return TaskExperiment(
+        tuple(TaskTrial(s, None, protocol, "softmax", own, effort) for s, own in models.items())
     )
 
 
@@ -274,28 +281,28 @@ FIG3 = {
             Near(Term("mesa"), Term("softmax"), 2),
         ),
         unit="accuracy [%]",
-        cpu=Size(
+        cpu=ClaimSize(
             _languages(
                 small(SHORT_LANGUAGES, SHORT_LANGUAGES, 400, 64, 3e-3, norm="rms", mlp="gated"),
                 ("mamba2", "gla", "gated_deltanet"),
                 4,
-                Effort(),
+                TrainingBudget(),
             ),
             12,
             "Words of at most five letters, 400 updates.",
         ),
-        gpu=Size(
+        gpu=ClaimSize(
             _languages(
                 TASKS["regbench-mesanet"],
                 ("mamba2", "gla", "gated_deltanet"),
                 1,
-                Effort(rates=(1e-3,), decays=(0.1,), training={"epochs": 1}),
+                TrainingBudget(rates=(1e-3,), decays=(0.1,), training={"epochs": 1}),
             ),
             10,
             "One of 50 epochs, width 128, 2 layers; its warm-up does not end.",
         ),
-        paper_size=Size(
-            _languages(TASKS["regbench-mesanet"], RULES, 1, Effort()),
+        paper_size=ClaimSize(
+            _languages(TASKS["regbench-mesanet"], RULES, 1, TrainingBudget()),
             3000,
             "Width 128 and 2 layers alone.",
         ),
@@ -334,19 +341,19 @@ def _models(
     models: Mapping[str, Mixers],
     pretraining: Pretraining,
     seeds: tuple[int, ...],
-    *readings: Reading,
+    *readings: Probe,
 ) -> LanguageModels:
     return LanguageModels(models, pretraining, readings, seeds, "transformer")
 
 
-def _solved(
-    heads: int, pretraining: Pretraining, seeds: tuple[int, ...], reading: Reading
+def _mesa_models(
+    heads: int, pretraining: Pretraining, seeds: tuple[int, ...], reading: Probe
 ) -> LanguageModels:
     return LanguageModels({"mesa": _contenders(heads, 64)["mesa"]}, pretraining, (reading,), seeds)
 
 
 def _steps(
-    heads: int, pretraining: Pretraining, seeds: tuple[int, ...], reading: Reading
+    heads: int, pretraining: Pretraining, seeds: tuple[int, ...], reading: Probe
 ) -> LanguageModels:
     models = {
         f"{n} steps": ({"name": "mesa", "heads": heads, **({} if n == 30 else {"steps": n})},)
@@ -378,18 +385,18 @@ TEXT = {
             Above(Term("gla", -1, DIFFERENCE), Term("gla", 2, DIFFERENCE)),
         ),
         unit=LOWER,
-        cpu=Size(
+        cpu=ClaimSize(
             _models(_contenders(2, 16), SMALL, FIVE, Positions(32_768, 257)),
             15,
             "200 updates of 2,048 tokens: too few for the Transformer, which is behind even a"
             " window of 16.",
         ),
-        gpu=Size(
+        gpu=ClaimSize(
             _models(_contenders(4, 64), MEDIUM, FIVE, Positions(262_144, 513)),
             10,
             "One seed: no spread, no verdict.",
         ),
-        paper_size=Size(
+        paper_size=ClaimSize(
             _models(_everyone(6, 1024), LARGE, ONE, Positions(2_000_000, 2049)), 10_000
         ),
         picture=Curves("position", LOWER, "x"),
@@ -421,18 +428,18 @@ TEXT = {
             Near(Term("mesa", -1, FAR), Term("gated_deltanet", -1, FAR), 0.05),
         ),
         unit=LOWER,
-        cpu=Size(
+        cpu=ClaimSize(
             _models(_contenders(2, 16), SMALL, FIVE, Extrapolation(16_384, (256, 1024, 4096))),
             3,
             "After Table 2. Longer means are over other text, which is harder for all models"
             " alike.",
         ),
-        gpu=Size(
+        gpu=ClaimSize(
             _models(_contenders(4, 64), MEDIUM, FIVE, Extrapolation(131_072, (512, 4096, 16_384))),
             4,
             "After Table 2.",
         ),
-        paper_size=Size(
+        paper_size=ClaimSize(
             _models(_everyone(6, 1024), LARGE, ONE, Extrapolation(1_000_000, (2048, 8192, 32_768))),
             60,
         ),
@@ -454,17 +461,19 @@ TEXT = {
             Above(Term("tol 1e-1", "last quarter", ADDED), Term("tol 1e-4", "last quarter", ADDED)),
         ),
         unit=LOWER,
-        cpu=Size(
-            _solved(2, SMALL, FIVE, Solvers(SOLVERS, "30 steps", 8192, 1024)),
+        cpu=ClaimSize(
+            _mesa_models(2, SMALL, FIVE, Solvers(SOLVERS, "30 steps", 8192, 1024)),
             4,
             "After Table 2. After 200 updates γ is so small that CG is done in 4 to 6 steps.",
         ),
-        gpu=Size(
-            _solved(4, MEDIUM, FIVE, Solvers(SOLVERS, "30 steps", 65_536, 2048)),
+        gpu=ClaimSize(
+            _mesa_models(4, MEDIUM, FIVE, Solvers(SOLVERS, "30 steps", 65_536, 2048)),
             4,
             "After Table 2.",
         ),
-        paper_size=Size(_solved(6, LARGE, ONE, Solvers(SOLVERS, "30 steps", 1_000_000, 8192)), 30),
+        paper_size=ClaimSize(
+            _mesa_models(6, LARGE, ONE, Solvers(SOLVERS, "30 steps", 1_000_000, 8192)), 30
+        ),
         picture=Bars(LOWER),
         figures={"tol 1e-4": {"steps per token": 9}},
     ),
@@ -478,13 +487,13 @@ TEXT = {
             Above(Term("5 steps"), Term("15 steps")),
         ),
         unit=LOWER,
-        cpu=Size(
+        cpu=ClaimSize(
             _steps(2, SMALL, FIVE, Positions(32_768, 257)),
             6,
             "After 200 updates CG is done in 4 to 6 steps (Figure 7).",
         ),
-        gpu=Size(_steps(4, MEDIUM, FIVE, Positions(262_144, 513)), 8),
-        paper_size=Size(_steps(6, LARGE, ONE, Positions(2_000_000, 2049)), 3000),
+        gpu=ClaimSize(_steps(4, MEDIUM, FIVE, Positions(262_144, 513)), 8),
+        paper_size=ClaimSize(_steps(6, LARGE, ONE, Positions(2_000_000, 2049)), 3000),
         picture=Bars(LOWER),
         remark="Curves only.",
     ),
@@ -502,9 +511,13 @@ TEXT = {
             Above(Term("cosine to GLA"), 0),
         ),
         unit="rank correlation with γ over the heads",
-        cpu=Size(_solved(2, SMALL, FIVE, Insides(256)), 1, "After Table 2. Four heads in all."),
-        gpu=Size(_solved(4, MEDIUM, FIVE, Insides(512)), 8),
-        paper_size=Size(_solved(6, LARGE, FIVE, Insides(2048)), 5000),
+        cpu=ClaimSize(
+            _mesa_models(2, SMALL, FIVE, MesaDiagnostics(256)),
+            1,
+            "After Table 2. Four heads in all.",
+        ),
+        gpu=ClaimSize(_mesa_models(4, MEDIUM, FIVE, MesaDiagnostics(512)), 8),
+        paper_size=ClaimSize(_mesa_models(6, LARGE, FIVE, MesaDiagnostics(2048)), 5000),
         picture=Bars("rank correlation with γ"),
         remark="The paper shows one model of 400 million parameters, averaged over 500 sequences.",
     ),

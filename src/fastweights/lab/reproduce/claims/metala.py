@@ -8,11 +8,16 @@ from itertools import product
 from typing import Any
 
 from fastweights.lab.reproduce import speed
-from fastweights.lab.reproduce.accuracy import Effort, Stored, Training, Trainings
-from fastweights.lab.reproduce.claim import Above, Claim, Near, Size, Term
+from fastweights.lab.reproduce.accuracy import (
+    ProtocolOnFile,
+    TaskExperiment,
+    TaskTrial,
+    TrainingBudget,
+)
+from fastweights.lab.reproduce.claim import Above, Claim, ClaimSize, Near, Term
 from fastweights.lab.reproduce.pictures import Bars, Curves
-from fastweights.lab.reproduce.small import behind, long_range, mad, mqar, small
-from fastweights.lab.reproduce.speed import Timed, TrainingSteps
+from fastweights.lab.reproduce.small import behind_local_mixer, long_range, mad, mqar, small
+from fastweights.lab.reproduce.speed import SpeedExperiment, TrainingSteps
 from fastweights.lab.reproduce.text import (
     FIVE,
     LARGE,
@@ -22,15 +27,15 @@ from fastweights.lab.reproduce.text import (
     Positions,
     Pretraining,
 )
-from fastweights.lab.reproduce.theory import Drawn, Theorem
+from fastweights.lab.reproduce.theory import FindingFigure, Theorem
 from fastweights.lab.tasks import TASKS, Needle, Protocol
 
 PAPER = "MetaLA"
 
 
 def _theorem(place: str, source: str, statement: str, *statements: Above | Near) -> Claim:
-    size = Size(Theorem(source), 0.1)
-    return Claim(PAPER, place, statement, statements, "", size, size, size, Drawn(source))
+    size = ClaimSize(Theorem(source), 0.1)
+    return Claim(PAPER, place, statement, statements, "", size, size, size, FindingFigure(source))
 
 
 THEORY = {
@@ -69,9 +74,13 @@ THEORY = {
 # --------------------------------------------------------------------------------
 
 
-def _steps(models: speed.Models, tokens: int, lengths: tuple[int, ...], repeats: int) -> Timed:
+def _steps(
+    models: speed.Models, tokens: int, lengths: tuple[int, ...], repeats: int
+) -> SpeedExperiment:
     runs = tuple(TrainingSteps(models, tokens, length, repeats) for length in lengths)
-    return Timed(runs, kept=tuple(models.mixers), over=(("metala", "gla"), ("metala", "mamba")))
+    return SpeedExperiment(
+        runs, kept=tuple(models.mixers), over=(("metala", "gla"), ("metala", "mamba"))
+    )
 
 
 def _models(width: int, layers: int, heads: int, dtype: str = "float32") -> speed.Models:
@@ -97,11 +106,11 @@ SPEED = {
             Above(Term("metala"), Term("mamba")),
         ),
         unit="thousand tokens per second",
-        cpu=Size(_steps(_models(128, 2, 2), 8192, (256, 1024, 4096, 8192), 5), 3),
-        gpu=Size(
+        cpu=ClaimSize(_steps(_models(128, 2, 2), 8192, (256, 1024, 4096, 8192), 5), 3),
+        gpu=ClaimSize(
             _steps(_models(1024, 8, 8, "bfloat16"), 32_768, (1024, 4096, 16_384, 32_768), 5), 5
         ),
-        paper_size=Size(
+        paper_size=ClaimSize(
             _steps(
                 _models(2048, 24, 16, "bfloat16"), 32_768, (2048, 4096, 8192, 16_384, 32_768), 10
             ),
@@ -118,30 +127,32 @@ SPEED = {
 Models = Mapping[str, Mapping[str, Any]]
 RIVALS = ("gla", "mamba", "based", "rwkv4")
 SMALL_RECALL: Models = {
-    "metala": behind({"name": "metala", "heads": 2, "conv": 1}),
-    "gla": behind({"name": "gla", "heads": 2}),
-    "mamba": behind({"name": "mamba"}),
-    "based": behind({"name": "based", "heads": 2, "keys": 8}),
-    "rwkv4": behind({"name": "rwkv4"}),
-    "softmax": behind({"name": "softmax", "heads": 1}),
+    "metala": behind_local_mixer({"name": "metala", "heads": 2, "conv": 1}),
+    "gla": behind_local_mixer({"name": "gla", "heads": 2}),
+    "mamba": behind_local_mixer({"name": "mamba"}),
+    "based": behind_local_mixer({"name": "based", "heads": 2, "keys": 8}),
+    "rwkv4": behind_local_mixer({"name": "rwkv4"}),
+    "softmax": behind_local_mixer({"name": "softmax", "heads": 1}),
 }
 RECALL: Models = {name: {} for name in SMALL_RECALL}
 
 
-def _recall(protocols: Mapping[str, Protocol], models: Models, effort: Effort) -> Trainings:
+def _recall(
+    protocols: Mapping[str, Protocol], models: Models, effort: TrainingBudget
+) -> TaskExperiment:
     """Every model at every column."""
     cells = product(protocols.items(), models.items())
-    return Trainings(
-        tuple(Training(s, x, protocol, s, own, effort) for (x, protocol), (s, own) in cells)
+    return TaskExperiment(
+        tuple(TaskTrial(s, x, protocol, s, own, effort) for (x, protocol), (s, own) in cells)
     )
 
 
 def _widths(
-    task: str, widths: tuple[int, ...], names: tuple[str, ...], effort: Effort
-) -> Trainings:
+    task: str, widths: tuple[int, ...], names: tuple[str, ...], effort: TrainingBudget
+) -> TaskExperiment:
     cells = product(widths, names)
-    return Trainings(
-        tuple(Training(s, d, TASKS[task], s, {"hidden_size": d}, effort) for d, s in cells)
+    return TaskExperiment(
+        tuple(TaskTrial(s, d, TASKS[task], s, {"hidden_size": d}, effort) for d, s in cells)
     )
 
 
@@ -158,25 +169,27 @@ MQAR = {
             Above(Term("softmax"), 99),
         ),
         unit="accuracy [%]",
-        cpu=Size(
-            _recall({"16 tokens, 4 pairs": mqar(16, 4, 32, 400)}, SMALL_RECALL, Effort(every=50)),
+        cpu=ClaimSize(
+            _recall(
+                {"16 tokens, 4 pairs": mqar(16, 4, 32, 400)}, SMALL_RECALL, TrainingBudget(every=50)
+            ),
             6,
             "No capacity is reached with 4 pairs: what differs is when learning succeeds.",
         ),
-        gpu=Size(
+        gpu=ClaimSize(
             _recall(
                 {"256": TASKS["mqar-metala-256x16"]},
                 RECALL,
-                Effort(rates=(1e-3,), training={"epochs": 4}),
+                TrainingBudget(rates=(1e-3,), training={"epochs": 4}),
             ),
             10,
             "4 of 64 epochs, one learning rate, length 256 alone.",
         ),
-        paper_size=Size(
+        paper_size=ClaimSize(
             _recall(
                 {"256": TASKS["mqar-metala-256x16"], "512": TASKS["mqar-metala-512x64"]},
                 RECALL,
-                Effort(),
+                TrainingBudget(),
             ),
             3000,
         ),
@@ -202,28 +215,31 @@ MQAR = {
             Above(Term("softmax", -1), 99),
         ),
         unit="accuracy [%]",
-        cpu=Size(
-            Trainings(
+        cpu=ClaimSize(
+            TaskExperiment(
                 tuple(
-                    Training(s, d, mqar(32, 8, d, 600), s, SMALL_RECALL[s], Effort())
+                    TaskTrial(s, d, mqar(32, 8, d, 600), s, SMALL_RECALL[s], TrainingBudget())
                     for d, s in product((16, 48), ("metala", "mamba", "softmax"))
                 )
             ),
             9,
             "8 pairs in 32 tokens; widths 16 and 48.",
         ),
-        gpu=Size(
+        gpu=ClaimSize(
             _widths(
                 "mqar-metala-512x80",
                 (64, 128),
                 ("metala", "mamba", "softmax"),
-                Effort(rates=(1e-3,), training={"epochs": 2}),
+                TrainingBudget(rates=(1e-3,), training={"epochs": 2}),
             ),
             10,
             "2 of 64 epochs, one learning rate.",
         ),
-        paper_size=Size(
-            _widths("mqar-metala-512x80", (64, 128), ("metala", "mamba", "softmax"), Effort()), 2400
+        paper_size=ClaimSize(
+            _widths(
+                "mqar-metala-512x80", (64, 128), ("metala", "mamba", "softmax"), TrainingBudget()
+            ),
+            2400,
         ),
         picture=Bars("accuracy [%]"),
         figures={
@@ -254,10 +270,12 @@ SMALL_MIXERS: Models = {
 }
 
 
-def _mad(protocols: Mapping[str, Protocol], models: Models, effort: Effort) -> Trainings:
+def _mad(
+    protocols: Mapping[str, Protocol], models: Models, effort: TrainingBudget
+) -> TaskExperiment:
     cells = product(protocols.items(), models.items())
-    runs = tuple(Training(s, x, one, s, own, effort, macro=True) for (x, one), (s, own) in cells)
-    return Trainings(runs, tuple(protocols))
+    runs = tuple(TaskTrial(s, x, one, s, own, effort, macro=True) for (x, one), (s, own) in cells)
+    return TaskExperiment(runs, tuple(protocols))
 
 
 def _repo() -> dict[str, Protocol]:
@@ -274,21 +292,23 @@ MAD = {
             Above(Term("metala", "average"), Term("mamba", "average")),
         ),
         unit="macro accuracy [%]",
-        cpu=Size(_mad(SMALL_MAD, SMALL_MIXERS, Effort()), 15, "Short sequences, 300 updates."),
-        gpu=Size(
+        cpu=ClaimSize(
+            _mad(SMALL_MAD, SMALL_MIXERS, TrainingBudget()), 15, "Short sequences, 300 updates."
+        ),
+        gpu=ClaimSize(
             _mad(
                 _repo(),
                 {"metala": {"mixers": [{"name": "metala", "heads": 8}]}, "gla": {}, "mamba": {}},
-                Effort(rates=(1e-3,), decays=(0.1,), training={"epochs": 6}),
+                TrainingBudget(rates=(1e-3,), decays=(0.1,), training={"epochs": 6}),
             ),
             10,
             "The six base settings, 6 of 200 epochs, one learning rate.",
         ),
-        paper_size=Size(
+        paper_size=ClaimSize(
             _mad(
                 _repo(),
                 {"metala": {"mixers": [{"name": "metala", "heads": 8}]}, "gla": {}, "mamba": {}},
-                Effort(),
+                TrainingBudget(),
             ),
             6000,
             "The six base settings; the paper averages 66.",
@@ -354,13 +374,13 @@ ABLATION = {
             Above(Term(name), Term("metala")) for name in VARIANTS if name != "metala"
         ),
         unit="nats per token (lower is better)",
-        cpu=Size(
+        cpu=ClaimSize(
             _ablation(SMALL, 2, FIVE, Positions(32_768, 257)),
             8,
             "Loss after 200 updates, where the paper has zero-shot accuracies of trained models.",
         ),
-        gpu=Size(_ablation(MEDIUM, 4, FIVE, Positions(262_144, 513)), 10),
-        paper_size=Size(
+        gpu=ClaimSize(_ablation(MEDIUM, 4, FIVE, Positions(262_144, 513)), 10),
+        paper_size=ClaimSize(
             _ablation(LARGE, 8, (0,), Positions(2_000_000, 2049)),
             4000,
             "Loss instead of accuracies.",
@@ -385,16 +405,18 @@ ABLATION = {
 ARENA: Models = {name: {"mixers": [{"name": name}]} for name in ("metala", "mamba", "softmax")}
 
 
-def _arena(protocols: Mapping[str, Protocol | Stored], effort: Effort) -> Trainings:
+def _arena(
+    protocols: Mapping[str, Protocol | ProtocolOnFile], effort: TrainingBudget
+) -> TaskExperiment:
     cells = product(protocols.items(), ARENA.items())
-    runs = tuple(Training(s, x, one, s, own, effort) for (x, one), (s, own) in cells)
-    return Trainings(runs, tuple(protocols))
+    runs = tuple(TaskTrial(s, x, one, s, own, effort) for (x, one), (s, own) in cells)
+    return TaskExperiment(runs, tuple(protocols))
 
 
 LRA_FILES = {
-    "Text": Stored("lra-text", "aclImdb_v1.tar.gz"),
-    "Retrieval": Stored("lra-retrieval", "aan"),
-    "Image": Stored("lra-image", "cifar-10-binary.tar.gz"),
+    "Text": ProtocolOnFile("lra-text", "aclImdb_v1.tar.gz"),
+    "Retrieval": ProtocolOnFile("lra-retrieval", "aan"),
+    "Image": ProtocolOnFile("lra-image", "cifar-10-binary.tar.gz"),
 }
 LRA = {
     "metala-table7": Claim(
@@ -406,30 +428,30 @@ LRA = {
             Above(Term("metala", "average"), Term("mamba", "average")),
         ),
         unit="accuracy [%]",
-        cpu=Size(
-            _arena(long_range(300), Effort()),
+        cpu=ClaimSize(
+            _arena(long_range(300), TrainingBudget()),
             4,
             "ListOps alone, of 10 to 50 tokens: not long range.",
         ),
-        gpu=Size(
+        gpu=ClaimSize(
             _arena(
                 {
                     "ListOps": TASKS["lra-listops-small"],
                     "Pathfinder": TASKS["lra-pathfinder-small"],
                 },
-                Effort(rates=(1e-3,), training={"epochs": 4}),
+                TrainingBudget(rates=(1e-3,), training={"epochs": 4}),
             ),
             10,
             "Short sequences, 4 of 10 epochs.",
         ),
-        paper_size=Size(
+        paper_size=ClaimSize(
             _arena(
                 {
                     "ListOps": TASKS["lra-listops"],
                     "Pathfinder": TASKS["lra-pathfinder"],
                     **LRA_FILES,
                 },
-                Effort(seeds=(0,)),
+                TrainingBudget(seeds=(0,)),
             ),
             20_000,
             "Without Path-X; the curves of Pathfinder are of our own generator.",
@@ -470,9 +492,9 @@ VISION: Models = {
 }
 
 
-def _images(protocol: Stored, effort: Effort) -> Trainings:
-    return Trainings(
-        tuple(Training(s, None, protocol, s, own, effort) for s, own in VISION.items())
+def _images(protocol: ProtocolOnFile, effort: TrainingBudget) -> TaskExperiment:
+    return TaskExperiment(
+        tuple(TaskTrial(s, None, protocol, s, own, effort) for s, own in VISION.items())
     )
 
 
@@ -483,17 +505,19 @@ IMAGES = {
         statement="On images MetaLA is above HGRN, GLA, Mamba and DeiT of the same size.",
         statements=tuple(Above(Term("metala"), Term(name)) for name in VISION if name != "metala"),
         unit="accuracy [%]",
-        cpu=Size(
-            _images(Stored("mnist", "mnist"), Effort(training={"steps": 100})),
+        cpu=ClaimSize(
+            _images(ProtocolOnFile("mnist", "mnist"), TrainingBudget(training={"steps": 100})),
             15,
             "MNIST, 100 updates: how fast they learn.",
         ),
-        gpu=Size(
-            _images(Stored("mnist", "mnist"), Effort(training={"steps": 500})),
+        gpu=ClaimSize(
+            _images(ProtocolOnFile("mnist", "mnist"), TrainingBudget(training={"steps": 500})),
             10,
             "MNIST, 500 updates.",
         ),
-        paper_size=Size(_images(Stored("image-folder", "imagenet"), Effort(seeds=(0,))), 50_000),
+        paper_size=ClaimSize(
+            _images(ProtocolOnFile("image-folder", "imagenet"), TrainingBudget(seeds=(0,))), 50_000
+        ),
         picture=Bars("accuracy [%]"),
         figures={
             "softmax": {"paper, 6M": 72.20},
@@ -510,13 +534,18 @@ IMAGES = {
 # --------------------------------------------------------------------------------------
 
 
-def _needles(trained: int, tested: tuple[int, ...], steps: int, width: int) -> Trainings:
-    models = {name: behind({"name": name, "heads": 2}) for name in ("metala", "hgrn2", "softmax")}
+def _needles(trained: int, tested: tuple[int, ...], steps: int, width: int) -> TaskExperiment:
+    models = {
+        name: behind_local_mixer({"name": name, "heads": 2})
+        for name in ("metala", "hgrn2", "softmax")
+    }
     task = Needle(vocabulary=64, length=trained)
     protocols = {str(n): small(task, replace(task, length=n), steps, width) for n in tested}
     cells = product(protocols.items(), models.items())
-    return Trainings(
-        tuple(Training(s, x, one, s, own, Effort(every=50)) for (x, one), (s, own) in cells),
+    return TaskExperiment(
+        tuple(
+            TaskTrial(s, x, one, s, own, TrainingBudget(every=50)) for (x, one), (s, own) in cells
+        ),
         tuple(protocols),
     )
 
@@ -535,15 +564,15 @@ NEEDLE = {
             Above(Term("metala", 1), Term("softmax", 1)),
         ),
         unit="accuracy [%]",
-        cpu=Size(
+        cpu=ClaimSize(
             _needles(48, (48, 192), 400, 32), 8, "Trained on 48 tokens, tested there and on 192."
         ),
-        gpu=Size(
+        gpu=ClaimSize(
             _needles(512, (512, 2048), 1000, 64),
             10,
             "Trained on 512 tokens, tested there and on 2048.",
         ),
-        paper_size=Size(
+        paper_size=ClaimSize(
             _needles(8192, (8192, 16_384), 5000, 1024),
             6000,
             "Tokens, not text: no language models.",
