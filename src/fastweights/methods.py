@@ -1,4 +1,4 @@
-"""How a recurrence is evaluated: token by token, chunk by chunk, all at once, or as seems best."""
+"""How a recurrence is evaluated: token by token, chunk by chunk, all at once, or by a kernel."""
 
 from __future__ import annotations
 
@@ -14,16 +14,23 @@ from fastweights.recurrence.base import CHUNK, Recurrence, State, disable_autoca
 
 
 class Method(ABC):
-    """A way to evaluate any recurrence; all ways agree, gradients included."""
+    """A way to evaluate any recurrence. All ways agree, gradients included, up to rounding."""
 
     @abstractmethod
     def evaluate(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
-        """(o, final state) of a record with at least one token."""
+        """Evaluate a record with at least one token from `state`.
+
+        Returns:
+            o ``[b t h v]`` and the state after the last token.
+        """
 
 
 @dataclass(frozen=True)
 class Recurrent(Method):
-    """One token after the other by `step`: the definition."""
+    """Evaluate one token after the other by `Recurrence.step`: the definition of the rule.
+
+    Time O(T), one token at a time; every other method is tested against this one.
+    """
 
     def evaluate(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
         outputs = []
@@ -35,8 +42,12 @@ class Recurrent(Method):
 
 @dataclass(frozen=True)
 class Chunkwise(Method):
-    """Parallel inside chunks of `size` tokens, the state handed from one to the next: time and
-    memory O(T·size).
+    """Evaluate chunks of `size` tokens in parallel and hand the state from one to the next.
+
+    Time and memory O(T · size). Uses plain torch (`Recurrence.chunk`), never a kernel.
+
+    Attributes:
+        size: Tokens per chunk, 1 or more.
     """
 
     size: int = CHUNK
@@ -51,7 +62,7 @@ class Chunkwise(Method):
 
 @dataclass(frozen=True)
 class Parallel(Method):
-    """All tokens in one chunk, through the attention map: quadratic in T."""
+    """Evaluate all tokens in one chunk, through the attention map: O(T²) time and memory."""
 
     def evaluate(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
         return recurrence.chunk(state)
@@ -59,7 +70,7 @@ class Parallel(Method):
 
 @dataclass(frozen=True)
 class Auto(Method):
-    """The first kernel of the table that takes the record (`kernels.explain`)."""
+    """Evaluate by the first kernel that takes the record; `kernels.explain` says which."""
 
     def evaluate(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
         return select(recurrence).compute(recurrence, state)
@@ -68,10 +79,20 @@ class Auto(Method):
 def evaluate(
     recurrence: Recurrence, state: State | None = None, method: Method = Auto()
 ) -> tuple[Tensor, State]:
-    """(o ``[b t h v]``, final state) of `recurrence`, continuing from `state` (None: the empty
-    one).
+    """Evaluate a recurrence over all its tokens.
 
-    Raises ShapeError if the state is not one of this recurrence.
+    Args:
+        recurrence: The streams of a rule, such as ``Decay(q, k, v, log_decay)``.
+        state: The state before the first token, as an earlier call returned it; None: the empty
+            one.
+        method: How to evaluate; all methods agree, gradients included.
+
+    Returns:
+        The output o ``[b t h v]`` and the state after the last token, from which the next call
+        continues.
+
+    Raises:
+        ShapeError: The state is not one of this recurrence.
     """
     state = recurrence.initial_state() if state is None else recurrence.adopt(state)
     if len(recurrence) == 0:

@@ -21,13 +21,16 @@ Hold = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class DiagonalSystem(nn.Module):
-    """A = -e^(log_A_re) + i A_im and steps Δ = e^(log_Delta), log-uniform in [0.001, 0.1] at first.
+    """The diagonal A and the steps Δ of a state space model, with parameters that are real.
 
-    shape  of A, ``[channels N]``; either may be 1
-    steps  the shape of Δ, which broadcasts with A
-    start  from N to A ``[N]`` at first
-    hold   `zero_order` or `tustin`
-    Called, it gives log Ā and what B is multiplied with, both complex.
+    A = -e^(log_A_re) + i A_im, Δ = e^(log_Delta), log-uniform in [0.001, 0.1] initially. Called,
+    the module gives log Ā and what B is multiplied with, both complex.
+
+    Args:
+        shape: The shape ``[channels N]`` of A; either may be 1.
+        steps: The shape of Δ, which broadcasts with A.
+        start: Makes the initial A ``[N]`` for N.
+        hold: How u is held between two tokens: `zero_order` or `tustin`.
     """
 
     def __init__(
@@ -61,7 +64,8 @@ def zero_order(A: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
 def tustin(A: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     """Ā = (1 + ΔA/2) / (1 - ΔA/2),  B̄ = Δ / (1 - ΔA/2) · B: the bilinear rule.
 
-    |Ā|² = 1 + 2Δ Re A / |1 - ΔA/2|² keeps the digits of a slow decay, which a quotient near one would lose.
+    |Ā|² = 1 + 2Δ Re A / |1 - ΔA/2|² keeps the digits of a slow decay, which a
+    quotient near one would lose.
     """
     above, below = 1 + step * A / 2, 1 - step * A / 2
     log_modulus = torch.log1p(2 * step * A.real / (below.real.square() + below.imag.square())) / 2

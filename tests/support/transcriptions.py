@@ -26,6 +26,13 @@ Attention = Callable[[Array, Weights, Fields], Array]
 Shapes = dict[str, tuple[int, ...]]
 
 
+def _random_weight(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Vectors around one, matrices of variance 1 / fan-in."""
+    if len(shape) == 1:
+        return torch.randn(shape, generator=generator) * 0.3 + 1
+    return torch.randn(shape, generator=generator) * np.prod(shape[1:]) ** -0.5
+
+
 @dataclass(frozen=True)
 class Transcription:
     """A published model: its config.json, the shapes of its weights, and its forward pass."""
@@ -38,10 +45,8 @@ class Transcription:
         """A checkpoint with random weights, as its authors would write it; returns the weights."""
         generator = torch.Generator().manual_seed(0)
         weights = {
-            name: (torch.randn(shape, generator=generator) * (0.3 if len(shape) == 1 else np.prod(shape[1:]) ** -0.5)
-                   + (len(shape) == 1)).to(dtype)
-            for name, shape in self.shapes.items()
-        }  # fmt: skip
+            name: _random_weight(shape, generator).to(dtype) for name, shape in self.shapes.items()
+        }
         folder.mkdir()
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(self.config))

@@ -1,4 +1,4 @@
-"""Models that others have trained, as ours: one file per family of checkpoints."""
+"""Import other libraries' checkpoints: one file per family."""
 
 from __future__ import annotations
 
@@ -53,14 +53,19 @@ def import_model(
     dtype: torch.dtype | None = None,
     watch: ProgressCallback = lambda done, of: None,
 ) -> FastWeightsForCausalLM:
-    """A language model of another library as one of ours, which computes the same.
+    """Make a model of ours from another library's language model; it computes the same.
 
-    model  a folder with config.json and safetensors files, a name on the Hugging Face hub, or a loaded model of
-           transformers; pickled weights are not read
-    dtype  of all weights; None for that of the embeddings
-    watch  told, tensor by tensor, how many are done and of how many
-    Memory holds the new model and one tensor of the old. Raises ValueError for a type of model that is not in
-    `FAMILIES`, for settings that ours cannot state, and for tensors that are missing, left over or misshapen.
+    Memory holds the new model and one tensor of the old.
+
+    Args:
+        model: A folder with config.json and safetensors files, a name on the Hugging Face hub, or
+            a loaded model of transformers. Pickled weights are not read.
+        dtype: The dtype of all weights; None: that of the checkpoint's embeddings.
+        watch: Called after every tensor with how many are done, and of how many.
+
+    Raises:
+        ValueError: The type of model is not in `FAMILIES`, has settings that ours cannot state,
+            or has tensors that are missing, left over or of another shape.
     """
     source = (
         InMemorySource(model)

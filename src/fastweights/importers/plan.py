@@ -45,10 +45,12 @@ Table = dict[str, str | TensorSource | ConstantTensor]
 
 @dataclass(frozen=True)
 class ImportPlan:
-    """`config` of our model, and its tensors by name; those that it ties need not be there.
+    """How a checkpoint becomes one of ours: the configuration, and where every tensor comes from.
 
     Attributes:
-        ignored: patterns of their tensors that hold no weights of the language model
+        config: The configuration of our model.
+        tensors: What each of our tensors is made of, by name; tied ones need not be there.
+        ignored: Patterns of their tensors that hold no weights of the language model.
     """
 
     config: FastWeightsConfig
@@ -61,10 +63,16 @@ class ImportPlan:
         dtype: torch.dtype | None = None,
         watch: ProgressCallback = lambda done, of: None,
     ) -> FastWeightsForCausalLM:
-        """The model, made tensor by tensor.
+        """Make the model, tensor by tensor.
 
-        dtype  None for that of their embeddings Raises ValueError, which names them, for tensors
-        that are missing, left over or of another shape.
+        Args:
+            source: The checkpoint.
+            dtype: The dtype of all weights; None: that of the checkpoint's embeddings.
+            watch: Called after every tensor with how many are done, and of how many.
+
+        Raises:
+            ValueError: Tensors are missing, left over or of another shape; the message names
+                them.
         """
         ours = _shapes(self.config)
         self._check_names(source, ours)

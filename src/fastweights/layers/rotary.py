@@ -36,7 +36,8 @@ class Rope:
     def __post_init__(self) -> None:
         if self.rotary_width % 2:
             raise ShapeError(
-                f"RoPE turns pairs of channels: {self.rotary_width} of {self.width} per head must be even"
+                f"RoPE turns pairs of channels: {self.rotary_width} of {self.width} per head must be"
+                " even"
             )
 
     @property

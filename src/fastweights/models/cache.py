@@ -1,4 +1,4 @@
-"""The one cache of every model: what its mixers remember."""
+"""The cache of every model: what its mixers remember of the tokens before."""
 
 from __future__ import annotations
 
@@ -30,11 +30,15 @@ class BatchFirstCache(ABC):
 
 
 class FastWeightsCache(BatchFirstCache, Cache):
-    """One `MixerState` per layer, and how many tokens (padding counted) they have seen.
+    """What a model remembers of the tokens so far: one `MixerState` per layer.
 
-    Empty at first; a forward pass with ``use_cache=True`` advances it. Where all mixers are
-    recurrent its size does not depend on the number of tokens. A state cannot be wound back: keep a
-    ``copy.deepcopy`` to return to.
+    Empty at first; a forward pass with ``use_cache=True`` advances it in place. Where all mixers
+    are recurrent its size does not depend on the number of tokens. A state cannot be wound back:
+    keep a ``copy.deepcopy`` to return to.
+
+    Attributes:
+        states: The states of the layers; none while the cache is empty.
+        tokens: How many tokens the model has read, padding counted.
     """
 
     def __init__(self) -> None:
@@ -47,7 +51,7 @@ class FastWeightsCache(BatchFirstCache, Cache):
         self.tokens = 0
 
     def advance(self, states: Sequence[MixerState], tokens: int) -> None:
-        """Take the states of all layers after `tokens` more tokens."""
+        """Replace the states by those of all layers after `tokens` more tokens."""
         self.states = tuple(states)
         self.tokens += tokens
 
@@ -55,8 +59,11 @@ class FastWeightsCache(BatchFirstCache, Cache):
         self.states = tuple(state.map(f) for state in self.states)
 
     def states_before(self, layers: int, batch: int) -> Sequence[MixerState | None]:
-        """Each layer's state for `batch` sequences, or Nones at the start; raises ValueError if
-        they do not fit.
+        """Return each layer's state for `batch` sequences, or Nones while the cache is empty.
+
+        Raises:
+            ValueError: The cache comes from a model of other layers, or holds another number of
+                sequences.
         """
         if not self.states:
             return [None] * layers
@@ -89,7 +96,7 @@ class FastWeightsCache(BatchFirstCache, Cache):
         return self.tokens
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """-1: no limit."""
+        """Return -1, transformers' word for no limit."""
         return -1
 
     def crop(self, tokens_to_remove: int) -> NoReturn:

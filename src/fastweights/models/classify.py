@@ -18,7 +18,11 @@ from fastweights.shapes import Embedded
 
 
 class FastWeightsForSequenceClassification(FastWeightsPreTrainedModel):
-    """A linear score of the pooled hidden states (`config.pooling`), `config.num_labels` wide."""
+    """A classifier of sequences: a linear score of the pooled hidden states.
+
+    `config.pooling` says how hidden states are pooled, `config.num_labels` how wide the score is;
+    with `config.bidirectional` every mixer reads both ways.
+    """
 
     def __init__(self, config: FastWeightsConfig) -> None:
         super().__init__(config)
@@ -35,12 +39,18 @@ class FastWeightsForSequenceClassification(FastWeightsPreTrainedModel):
         labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
     ) -> SequenceClassifierOutput:
-        """Logits ``[b labels]`` of ``input_ids [b t]`` or ``inputs_embeds [b t d]``; padding may be
-        on either side.
+        """Compute the scores of sequences, padded on either side.
 
         Args:
-            labels: ``[b]`` classes, or what `config.problem_type` says; see transformers'
-                sequence classifiers
+            input_ids: ``[b t]``; give either these or `inputs_embeds`.
+            attention_mask: ``[b t]``; 1 marks a token, 0 padding.
+            inputs_embeds: ``[b t d]`` in place of `input_ids`.
+            labels: ``[b]`` classes, or what `config.problem_type` asks for, as in transformers'
+                sequence classifiers.
+            output_hidden_states: Whether to return every block's input as well.
+
+        Returns:
+            `logits` ``[b labels]``, and with labels their `loss`.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -59,8 +69,10 @@ class FastWeightsForSequenceClassification(FastWeightsPreTrainedModel):
 
 
 class FastWeightsForSequencePairClassification(FastWeightsPreTrainedModel):
-    """Two towers of the same weights, and an MLP on [a, b, a ⊙ b, a - b] (Long Range Arena's
-    retrieval).
+    """A classifier of pairs of sequences (Long Range Arena's retrieval).
+
+    Both sequences go through the same model; an MLP reads [a, b, a ⊙ b, a - b] of their pooled
+    states.
 
     The MLP has two hidden layers of `config.mlp_size` and half as many channels, with ReLU, as in
     the benchmark.
@@ -81,8 +93,15 @@ class FastWeightsForSequencePairClassification(FastWeightsPreTrainedModel):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> SequenceClassifierOutput:
-        """Logits ``[b labels]`` of pairs ``input_ids [b 2 t]``, padding (0 in ``attention_mask [b 2
-        t]``) anywhere.
+        """Compute the scores of pairs.
+
+        Args:
+            input_ids: ``[b 2 t]``, the two sequences of every pair.
+            attention_mask: ``[b 2 t]``; 1 marks a token, 0 padding, anywhere.
+            labels: ``[b]`` classes.
+
+        Returns:
+            `logits` ``[b labels]``, and with labels their `loss`.
         """
         if input_ids.dim() != 3 or input_ids.shape[1] != 2:
             raise ShapeError(
@@ -101,7 +120,7 @@ class FastWeightsForSequencePairClassification(FastWeightsPreTrainedModel):
 
 @strict
 class FastWeightsVisionConfig(FastWeightsConfig):
-    """The configuration of an image classifier: that of a model whose tokens are patches.
+    """The configuration of an image classifier: a model whose tokens are an image's patches.
 
     Attributes:
         image_size, patch_size: in pixels; images are square, and the latter divides the former
@@ -123,7 +142,7 @@ class FastWeightsVisionConfig(FastWeightsConfig):
 
     @property
     def num_tokens(self) -> int:
-        """Patches, and the class token."""
+        """The number of patches, and the class token."""
         return (self.image_size // self.patch_size) ** 2 + self.class_token
 
     def _check_sizes(self) -> None:
@@ -138,17 +157,14 @@ class FastWeightsVisionConfig(FastWeightsConfig):
 
 
 class Patches(nn.Module):
-    """Images ``[b c s s]`` → tokens ``[b t d]``: a linear map of every patch, row by row, and the
-    class token.
+    """Embed images ``[b c s s]`` as tokens ``[b t d]``: a linear map of every patch, row by row,
+    and behind them the class token.
     """
 
     def __init__(self, config: FastWeightsVisionConfig) -> None:
         super().__init__()
-        self.channels, self.size, self.patch = (
-            config.num_channels,
-            config.image_size,
-            config.patch_size,
-        )
+        self.channels = config.num_channels
+        self.size, self.patch = config.image_size, config.patch_size
         self.W = nn.Linear(self.channels * self.patch**2, config.hidden_size)
         self.class_token = (
             nn.Parameter(torch.empty(config.hidden_size)) if config.class_token else None
@@ -173,7 +189,7 @@ class Patches(nn.Module):
 
 
 class FastWeightsVisionModel(FastWeightsTrunk):
-    """Images → hidden states of their patches."""
+    """An image model without its head: images to the hidden states of their patches."""
 
     config_class = FastWeightsVisionConfig
     main_input_name = "pixel_values"
@@ -183,16 +199,14 @@ class FastWeightsVisionModel(FastWeightsTrunk):
         self.post_init()
 
     def forward(self, pixel_values: Tensor) -> Embedded:
-        """Hidden states ``[b t d]`` of images ``[b c s s]``."""
+        """Compute the hidden states ``[b t d]`` of images ``[b c s s]``."""
         return self.run_blocks(
             self.embed_tokens(pixel_values), None, None, FastWeightsCache(), use_cache=False
         )
 
 
 class FastWeightsForImageClassification(FastWeightsPreTrainedModel):
-    """A linear score of the pooled hidden states of an image's patches, `config.num_labels`
-    wide.
-    """
+    """A classifier of images: a linear score of the pooled hidden states of the patches."""
 
     config_class = FastWeightsVisionConfig
     main_input_name = "pixel_values"
@@ -205,7 +219,15 @@ class FastWeightsForImageClassification(FastWeightsPreTrainedModel):
 
     @can_return_tuple
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> ImageClassifierOutput:
-        """Logits ``[b labels]`` of images ``[b c s s]``, and with `labels` their loss."""
+        """Compute the scores of images.
+
+        Args:
+            pixel_values: ``[b c s s]``, square images of `config.image_size` pixels.
+            labels: ``[b]`` classes.
+
+        Returns:
+            `logits` ``[b labels]``, and with labels their `loss`.
+        """
         logits = self.score(pool_tokens(self.config, self.model(pixel_values), None))
         return ImageClassifierOutput(
             loss=classification_loss(self.config, logits, labels), logits=logits

@@ -1,4 +1,4 @@
-"""The one configuration of every language model here."""
+"""The configuration of every language model of the library."""
 
 from collections.abc import Iterable
 from dataclasses import field
@@ -16,7 +16,9 @@ from fastweights.mixers import make
 
 @strict
 class FastWeightsConfig(PretrainedConfig):
-    """A decoder of `num_hidden_layers` blocks, each a mixer and an MLP (by default a SwiGLU).
+    """The configuration of a model: its mixers, and what stands around them in every block.
+
+    A model is `num_hidden_layers` blocks, each a mixer and an MLP (by default a SwiGLU).
 
     Attributes:
         mixers: ``[{"name": "metala", …arguments}, …]``, repeated over the depth: several make a
@@ -45,8 +47,9 @@ class FastWeightsConfig(PretrainedConfig):
         pooling: how a classifier makes one vector of a sequence's: "mean", "first" or "last",
             padding not counted
 
-    Raises ValueError for sizes below 1, unknown names, misspelt fields, and mixers that cannot be
-    built.
+    Raises:
+        ValueError: A size is below 1, a name is unknown, a field is misspelt, or a mixer cannot
+            be built.
     """
 
     model_type = "fastweights"
@@ -86,8 +89,10 @@ class FastWeightsConfig(PretrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """The configuration in `config_dict`; raises ValueError if that one is of another kind of
-        model.
+        """Read a configuration from the content of a config.json.
+
+        Raises:
+            ValueError: It is one of another kind of model.
         """
         kind = config_dict.get("model_type", cls.model_type)
         if kind != cls.model_type:
@@ -115,8 +120,8 @@ class FastWeightsConfig(PretrainedConfig):
         return [self.mixers[layer % len(self.mixers)] for layer in range(self.num_hidden_layers)]
 
     def _check_names(self, unknown: Iterable[str]) -> None:
-        """transformers keeps whatever it is given; a misspelt field would silently leave its
-        default.
+        """Refuse fields that look misspelt: transformers keeps whatever it is given, and the
+        field that was meant would silently keep its default.
         """
         for name in unknown:
             meant = get_close_matches(name, FastWeightsConfig.__annotations__, n=1, cutoff=0.72)
@@ -173,7 +178,7 @@ class FastWeightsConfig(PretrainedConfig):
             self._try_mixer(position, mixer)
 
     def _try_mixer(self, position: int, mixer: dict[str, Any]) -> None:
-        """Builds it, without memory."""
+        """Build the mixer on the meta device, which takes no memory, to see whether it can be."""
         if "name" not in mixer:
             raise ValueError(f'mixers[{position}] = {mixer} lacks "name"')
         if "d" in mixer:

@@ -27,7 +27,7 @@ class _Resettable(Protocol):
 
 
 class FastWeightsPreTrainedModel(PreTrainedModel):
-    """How weights start and load.
+    """How the weights of every model here are initialised and loaded.
 
     Linear weights are normal with variance 1 / fan-in, those that write to the residual stream 2 /
     N of that for N layers, embeddings with variance 1 / d (MesaNet appendix D); with
@@ -46,8 +46,14 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     def from_pretrained(
         cls, *args: Any, strict: bool = True, output_loading_info: bool = False, **kwargs: Any
     ) -> Any:
-        """As in transformers, but weights that the checkpoint lacks are an error, unless
-        ``strict=False``.
+        """Load a checkpoint as transformers does, but refuse one that lacks weights.
+
+        Args:
+            strict: Whether a missing weight is an error; False starts it anew.
+            output_loading_info: Whether to return transformers' loading report as well.
+
+        Raises:
+            ValueError: The checkpoint lacks weights of this model, or is of another kind.
         """
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, info = loaded
@@ -60,9 +66,10 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
         return loaded if output_loading_info else model
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        """Skips a module once all that is below it is loaded (transformers, for foreign code, looks
-        only at what the module itself owns, and so would skip blocks and mixers whose parameters
-        all belong to their parts).
+        """Initialise a module unless everything below it came from the checkpoint.
+
+        For foreign code transformers looks only at what the module itself owns, and so would skip
+        blocks and mixers whose parameters all belong to their parts.
         """
         tensors = module.state_dict(keep_vars=True).values()
         if not (tensors and all(map(_comes_from_checkpoint, tensors))):
@@ -100,7 +107,7 @@ def _comes_from_checkpoint(tensor: Tensor) -> bool:
 
 @contextmanager
 def _preserve_checkpoint_values(module: nn.Module) -> Iterator[None]:
-    """Undoes what the block does to parameters and buffers that come from a checkpoint."""
+    """Undo what the block does to parameters and buffers that come from a checkpoint."""
     tensors = module.state_dict(keep_vars=True).values()
     loaded = [
         (tensor, tensor.detach().clone()) for tensor in tensors if _comes_from_checkpoint(tensor)
@@ -112,10 +119,10 @@ def _preserve_checkpoint_values(module: nn.Module) -> Iterator[None]:
 
 
 class FastWeightsTrunk(FastWeightsPreTrainedModel):
-    """Vectors → hidden states: scale and learnt positions, the blocks, a final norm.
+    """The blocks of a model between its embedding and its head.
 
-    `embed_tokens` makes the vectors; what it reads is the business of subclasses, which end with
-    ``post_init()``.
+    Scales the vectors, adds learnt positions, runs the blocks and a final norm. `embed_tokens`
+    makes the vectors; what it reads is up to the subclasses, which end with ``post_init()``.
     """
 
     def __init__(self, config: FastWeightsConfig, embed_tokens: nn.Module) -> None:
@@ -141,11 +148,18 @@ class FastWeightsTrunk(FastWeightsPreTrainedModel):
         use_cache: bool,
         trace: list[Embedded] | None = None,
     ) -> Embedded:
-        """Hidden states ``[b t d]`` of vectors ``x [b t d]`` after those in `cache`, advanced if
-        `use_cache`.
+        """Run all blocks on ``x [b t d]``, continuing from `cache`.
 
         Args:
-            trace: takes the input of every block, and the result
+            x: Vectors of the tokens, before they are scaled.
+            keep: ``[b t]``, False for padding; None without padding.
+            segments: ``[b t]`` integers that change where a packed document begins.
+            cache: What the blocks remember of earlier tokens.
+            use_cache: Whether to advance `cache` over these tokens.
+            trace: A list that takes the input of every block, and the result.
+
+        Returns:
+            Final hidden states ``[b t d]``.
         """
         before, states = cache.states_before(len(self.layers), len(x)), []
         position = None if before[0] is None else before[0].position
@@ -170,7 +184,7 @@ class FastWeightsTrunk(FastWeightsPreTrainedModel):
 
 
 class FastWeightsModel(FastWeightsTrunk):
-    """Token ids → hidden states."""
+    """A language model without its head: token ids ``[b t]`` to hidden states ``[b t d]``."""
 
     embed_tokens: nn.Embedding
 
@@ -190,15 +204,26 @@ class FastWeightsModel(FastWeightsTrunk):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPast:
-        """Hidden states ``[b t d]`` of ``input_ids [b t]``, or of ``inputs_embeds [b t d]`` (before
-        the scale).
+        """Compute the final hidden state of every token.
 
-        attention_mask    ``[b t]`` or, with all tokens that the cache has seen, ``[b s+t]``; 1 =
-        real, 0 = padding past_key_values   continued from, and advanced in place; with `use_cache`
-        a new one is made if it is None use_cache         None: `config.use_cache`, but not in
-        training or if the model reads both ways segments          ``[b t]`` integers; where they
-        change, a packed document begins with an empty memory Raises ValueError for inputs that do
-        not fit.
+        Args:
+            input_ids: ``[b t]``; give either these or `inputs_embeds`.
+            attention_mask: ``[b t]``, or ``[b s+t]`` with the s tokens that the cache has seen;
+                1 marks a token, 0 padding on either side.
+            past_key_values: The cache to continue from, advanced in place. With `use_cache` and
+                None, a new one is made.
+            inputs_embeds: ``[b t d]`` in place of `input_ids`, before they are scaled.
+            use_cache: Whether to return a cache. None: `config.use_cache`, but False in training
+                and for a model that reads both ways.
+            segments: ``[b t]`` integers; where they change, a packed document begins, with an
+                empty memory.
+            output_hidden_states: Whether to return every block's input as well.
+
+        Returns:
+            `last_hidden_state` ``[b t d]``, `past_key_values` and `hidden_states`.
+
+        Raises:
+            ValueError: Inputs do not fit each other, the vocabulary or the cache.
         """
         if output_attentions:
             raise ValueError("there are no attentions to output; see Recurrence.attention_map()")
@@ -237,8 +262,14 @@ class FastWeightsModel(FastWeightsTrunk):
 
 
 class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
-    """The language model: `FastWeightsModel` and a linear head, tied to the embeddings if the
-    config says so.
+    """A causal language model of any mixers: `FastWeightsModel` and a linear head.
+
+    Works with transformers' ``generate``, Trainer, PEFT and pipelines. The head shares the
+    embeddings' weights if `config.tie_word_embeddings`. Training, padding and packed documents:
+    see `forward`; decoding in constant memory: `fastweights.stream`.
+
+    Raises:
+        ValueError: `config.bidirectional`, as a language model must not see what it predicts.
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
@@ -272,21 +303,26 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         targets: Tensor | None = None,
     ) -> CausalLMOutputWithPast:
-        """Logits ``[b t vocab]``, and with labels the mean loss; see `FastWeightsModel.forward` for
-        the rest.
+        """Compute the logits of the next token, and with labels the mean loss.
+
+        The arguments that are not listed here are those of `FastWeightsModel.forward`.
 
         Args:
-            labels: ``[b t]``, like input_ids; −100 is not counted, the shift by one happens
-                here. Give the first token of a packed document −100 if the one before it is not
-                to predict it
-            targets: in place of `labels`: ``[b t]``, what each token is to predict, without a
-                shift; the loss computes logits only where they are not −100
-            logits_to_keep: only of the last so many tokens (0: all), or of the tokens with
-                these indices
-            num_items_in_batch: what the summed loss is divided by instead of the number of
-                labels
-            skip_logits: None: in training with labels, where the loss never holds the logits of
-                all tokens
+            labels: ``[b t]``, as input_ids; −100 is not counted. The shift by one happens here.
+                Give the first token of a packed document −100 if the token before it is not to
+                predict it.
+            targets: ``[b t]`` in place of `labels`: what each token is to predict, without a
+                shift. The loss computes logits only where they are not −100.
+            logits_to_keep: Return the logits of this many last tokens only (0: of all), or of
+                the tokens with these indices.
+            num_items_in_batch: What the summed loss is divided by, in place of the number of
+                labels.
+            skip_logits: Whether to return no logits, so that those of all tokens are never in
+                memory at once. None: in training, where there is a loss.
+
+        Returns:
+            `logits` ``[b t vocab]``, `loss` in nats per token, `past_key_values` and
+            `hidden_states`.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -311,7 +347,9 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
         )
 
     def logits(self, x: Tensor) -> Tensor:
-        """``[… vocab]`` of final hidden states ``[… d]``, capped."""
+        """Compute logits ``[… vocab]`` of final hidden states ``[… d]``, capped by
+        `config.logit_cap`.
+        """
         z, cap = self.lm_head(x), self.config.logit_cap
         return z if cap is None else cap * torch.tanh(z / cap)
 

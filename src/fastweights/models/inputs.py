@@ -1,4 +1,4 @@
-"""What a model may be given, and what it is told when that does not fit."""
+"""Validation of what models are given, with errors that say what to change."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The architectures of the papers by name: fields of a configuration, and what their source says of
-their size.
-"""
+"""The papers' architectures by name, with their sources and numbers of parameters."""
 
 from __future__ import annotations
 
@@ -40,26 +38,39 @@ class Preset:
     model: type[PreTrainedModel] = FastWeightsForCausalLM
 
     def config(self, **overrides: Any) -> FastWeightsConfig:
-        """The configuration, with other values for some fields. Raises ValueError as that does."""
+        """Make the configuration, with other values for some fields.
+
+        Raises:
+            ValueError: The values do not fit, see `FastWeightsConfig`.
+        """
         kind = cast(type[FastWeightsConfig], self.model.config_class)
         return kind(**{**self.fields, **overrides})
 
     def parameters(self) -> int:
-        """How many a model has, counted without memory for it."""
+        """Count the parameters of a model, without memory for them."""
         with torch.device("meta"):
             return sum(p.numel() for p in self.model(self.config()).parameters())
 
 
 def preset(name: str, **overrides: Any) -> FastWeightsConfig:
-    """The configuration called `name` in `PRESETS`, with other values for some fields.
+    """Make the configuration of a published architecture.
 
-    Raises ValueError for an unknown name, and for overrides that do not fit.
+    Args:
+        name: A key of `PRESETS`; ``fastweights list --presets`` prints them with their sources.
+        **overrides: Fields of the configuration with other values, such as ``vocab_size=50257``.
+
+    Raises:
+        ValueError: The name is unknown, or the overrides do not fit.
     """
     return find_preset(name).config(**overrides)
 
 
 def find_preset(name: str) -> Preset:
-    """The preset of this name, or a ValueError that suggests one."""
+    """Find the preset of this name.
+
+    Raises:
+        ValueError: There is none; the message suggests names that come near.
+    """
     if name not in PRESETS:
         near = get_close_matches(name, PRESETS, n=3, cutoff=0.4) or sorted(PRESETS)
         raise ValueError(

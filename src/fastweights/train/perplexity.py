@@ -131,16 +131,23 @@ def nll_by_position(
     chunk: int | None = 512,
     tokens_per_byte: float | None = None,
 ) -> PositionLoss:
-    """The loss of a causal language model, ours or transformers', on ``tokens [n]`` cut into
-    sequences of `length`.
+    """Measure the loss of a causal language model, ours or transformers', on a text.
 
     Every token but the first is predicted once, in one of the sequences, which share their ends.
     Losses are float32 (or the model's own dtype if that is wider), their sums float64.
 
-    batch  sequences at once
-    chunk  tokens fed at a time, after the state (or cache) of those before: it bounds the memory of the logits, and
-           lets a sequence be longer than those of training; None for whole sequences
-    Raises ValueError for fewer than two tokens.
+    Args:
+        model: The language model.
+        tokens: ``[n]`` token ids, cut into sequences.
+        length: Tokens per sequence.
+        batch: Sequences read at once.
+        chunk: Tokens fed at a time, after the state (or cache) of those before. It bounds the
+            memory of the logits, and lets a sequence be longer than those of training; None for
+            whole sequences.
+        tokens_per_byte: Of the text, to state losses per byte too.
+
+    Raises:
+        ValueError: There are fewer than two tokens.
     """
     if min(len(tokens), length) < 2:
         raise ValueError(

@@ -116,11 +116,15 @@ NOUNS = (
 
 
 def haystack(generator: np.random.Generator, sentences: int, depth: float) -> Question:
-    """RULER's niah_single_1: a number for a name among `sentences` repetitions of five short ones,
-    and a question.
+    """Draw a text with a number for a name hidden in it, and a question for the number.
 
-    depth  where the needle lies, from 0 to 1 Ours draws names from its own list of adjectives and
-    nouns; the wording is RULER's (Hsieh et al., 2024).
+    RULER's niah_single_1 (Hsieh et al., 2024): its wording, among repetitions of five short
+    sentences; the names are drawn from a list of our own.
+
+    Args:
+        generator: The source of all randomness.
+        sentences: How often the short sentences are repeated.
+        depth: Where the needle lies, from 0 (the beginning) to 1 (the end).
     """
     name = f"{generator.choice(ADJECTIVES)}-{generator.choice(NOUNS)}"
     number = str(generator.integers(1_000_000, 10_000_000))
