@@ -1,7 +1,7 @@
 """Models of other libraries, small, with random weights; and how far ours are from them once
 imported.
 
-``python tests/originals.py`` prints the table of docs/importing.md.
+``python tests/support/originals.py`` prints the table of docs/importing.md.
 """
 
 from __future__ import annotations
