@@ -11,7 +11,16 @@ T = TypeVar("T")
 
 
 def head_width(name: str, width: int, count: int) -> int:
-    """width / count, or an error that lists the counts which divide it."""
+    """Divide `width` channels among `count` heads.
+
+    Args:
+        name: What the width is called in the error.
+        width: Channels.
+        count: Heads.
+
+    Raises:
+        ShapeError: The heads do not divide the channels; the message lists the counts that do.
+    """
     if count < 1 or width % count:
         divisors = [str(n) for n in range(1, width + 1) if width % n == 0]
         raise ShapeError(
@@ -21,14 +30,23 @@ def head_width(name: str, width: int, count: int) -> int:
 
 
 def choose(argument: str, name: str, among: Mapping[str, T]) -> T:
-    """What `name` means, or an error that lists the names there are."""
+    """Look `name` up.
+
+    Args:
+        argument: What the argument is called in the error.
+        name: The name to look up.
+        among: What there is, by name.
+
+    Raises:
+        ValueError: There is no such name; the message lists those that there are.
+    """
     if name not in among:
         raise ValueError(f"{argument} = {name!r}; use {', '.join(sorted(among))}")
     return among[name]
 
 
 def require_fraction(argument: str, value: float) -> float:
-    """`value`, or an error unless it lies in [0, 1)."""
+    """Return `value`, or raise ValueError unless it lies in [0, 1)."""
     if not 0 <= value < 1:
         raise ValueError(f"{argument} = {value}; it must lie in [0, 1)")
     return value

@@ -12,7 +12,7 @@ from fastweights.shapes import Embedded
 
 
 class ShortConvolution(nn.Module):
-    """Causal depthwise convolution without bias: y_t = Σ_j w_j ⊙ x_{t-j}, j < `size`."""
+    """A causal depthwise convolution without bias: y_t = Σ_j w_j ⊙ x_{t-j}, j < `size`."""
 
     def __init__(self, d: int, size: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class ShortConvolution(nn.Module):
 
 
 class TokenShift(ShortConvolution):
-    """μ ⊙ x_t + (1 - μ) ⊙ x_{t-1} (RWKV eq. 11-13)."""
+    """RWKV's token shift: μ ⊙ x_t + (1 - μ) ⊙ x_{t-1} (RWKV-4 eq. 11-13)."""
 
     def __init__(self, d: int) -> None:
         nn.Module.__init__(self)

@@ -10,35 +10,40 @@ from torch.nn import functional as F
 
 
 def split_heads(x: Tensor, count: int) -> Tensor:
-    """``[b t h·w]`` → ``[b t h w]``."""
+    """Split the channels ``[b t h·w]`` into `count` heads ``[b t h w]``."""
     return x.unflatten(-1, (count, -1))
 
 
 def both_ways(x: Tensor) -> Tensor:
-    """``[b t …]`` → ``[2b t …]``: every sequence as it is, then every sequence from its end."""
+    """Stack every sequence ``[b t …]`` as it is and from its end: ``[2b t …]``."""
     return torch.cat([x, x.flip(1)])
 
 
 def head_numbers(count: int, x: Tensor) -> Tensor:
-    """0 … count-1 as ``[1 1 h 1]``, in `upcast`'s dtype: for decays that are constants of the
-    head's number.
+    """Number the heads 0 … count-1 as a stream ``[1 1 h 1]``, for decays that depend on the head
+    alone (RetNet).
+
+    Args:
+        count: The number of heads h.
+        x: A tensor with the device, and by `accumulate_dtype` the dtype, of the result.
     """
     return torch.arange(count, device=x.device, dtype=accumulate_dtype(x))[None, None, :, None]
 
 
 def accumulate_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which decays and angles are computed: that of x, but at least float32."""
+    """Return the dtype in which decays and angles are computed: that of x, at least float32."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def upcast(x: Tensor) -> Tensor:
-    """x in float32, or in its own dtype if that is wider: decays and angles are computed so."""
+    """Convert x to `accumulate_dtype`: float32, or its own dtype if that is wider."""
     return x.to(accumulate_dtype(x))
 
 
 def l2_normalize(x: Tensor, floor: float = 0.0) -> Tensor:
-    """x / √(|x|² + floor) over the last axis; a floor above 0 is for weights that were trained with
-    one.
+    """Divide x by √(|x|² + floor) over the last axis.
+
+    A floor above 0 is for imported weights that were trained with one.
     """
     if floor == 0:
         return F.normalize(x, dim=-1)
@@ -51,6 +56,6 @@ def elu_plus_one(x: Tensor) -> Tensor:
 
 
 def log_gate(x: Tensor, lower: float) -> Tensor:
-    """log(lower + (1 - lower) σ(x)): a decay that stays above `lower` (HGRN eq. 5)."""
+    """Compute log(lower + (1 - lower) σ(x)): the log of a decay above `lower` (HGRN eq. 5)."""
     x = F.logsigmoid(upcast(x))
     return x if lower == 0 else torch.logaddexp(x + math.log1p(-lower), x.new_tensor(lower).log())

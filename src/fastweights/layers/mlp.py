@@ -10,7 +10,7 @@ from fastweights.shapes import Embedded
 
 
 class GatedMLP(nn.Module):
-    """(σ(x W_1) ⊙ x W_2) W_3; with σ = SiLU the SwiGLU of MetaLA's and MesaNet's blocks."""
+    """The gated MLP (σ(x W_1) ⊙ x W_2) W_3; with σ = SiLU it is the SwiGLU of MetaLA and MesaNet."""
 
     def __init__(self, d: int, width: int, activation: nn.Module, *, bias: bool) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class GatedMLP(nn.Module):
 
 
 class MLP(nn.Module):
-    """σ(x W_1) W_2, the channel mixer of GPT-2 and Pythia."""
+    """The plain MLP σ(x W_1) W_2 of GPT-2 and Pythia."""
 
     def __init__(self, d: int, width: int, activation: nn.Module, *, bias: bool) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ stream itself.
 
 
 class LowRank(nn.Sequential):
-    """x W¹ W² (+ b): a projection through `rank` channels."""
+    """A projection x W¹ W² (+ b) through `rank` channels."""
 
     def __init__(self, d: int, rank: int, width: int, *, bias: bool) -> None:
         super().__init__(nn.Linear(d, rank, bias=False), nn.Linear(rank, width, bias=bias))

@@ -13,8 +13,13 @@ from fastweights.ops.normalization import rms_normalize
 
 
 class HeadNorm(nn.Module):
-    """Normalises vectors ``[… width]``, as those of heads; `center` subtracts the mean (LayerNorm)
-    or not (RMSNorm).
+    """A norm over the last axis ``[… width]``, such as that of the heads' values.
+
+    Args:
+        width: The length of the last axis.
+        center: Whether the mean is subtracted: LayerNorm with it, RMSNorm without.
+        affine: Whether there are learnt weights.
+        eps: What is added to the mean square.
     """
 
     def __init__(self, width: int, *, center: bool, affine: bool, eps: float = 1e-5) -> None:
@@ -37,7 +42,7 @@ class HeadNorm(nn.Module):
 
 
 class WholeNorm(HeadNorm):
-    """Normalises the values of all heads ``[… h v]`` as one vector of `width` = h·v channels."""
+    """A norm of the values of all heads ``[… h v]`` as one vector of `width` = h·v channels."""
 
     def forward(self, o: Tensor) -> Tensor:
         return super().forward(o.flatten(-2)).view_as(o)

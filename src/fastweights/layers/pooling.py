@@ -27,4 +27,6 @@ POOLINGS: dict[str, Callable[[Embedded, Mask], Tensor]] = {
     "first": _first,
     "last": _last,
 }
-"""``[b d]`` of ``x [b t d]`` and ``keep [b t]``, by name."""
+"""Ways to make one vector ``[b d]`` of a sequence ``x [b t d]``, by name; ``keep [b t]`` is False
+for padding.
+"""

@@ -14,15 +14,24 @@ from fastweights.recurrence.base import ShapeError
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary positions: of the first r = fraction · width channels, the pairs (i, i + r/2) turn by
-    position · θ_i.
+    """Rotary position embedding (Su et al., 2021).
 
-    θ_i = base^(-2i/r). For a context longer than the one trained on, frequencies may be divided by
-    `factor`: all of them (position interpolation), or, if the trained `context` is given, those
-    that turn less than `low` times within it, none that turn more than `high` times, and between
-    the two a mixture (Llama 3.1).
+    Of the first r = fraction · width channels, the pairs (i, i + r/2) turn by the angle
+    position · θ_i, θ_i = base^(-2i/r). For a context longer than the one trained on, frequencies
+    may be divided by `factor`: all of them (position interpolation), or, if the trained `context`
+    is given, those that turn less than `low` times within it, none that turn more than `high`
+    times, and between the two a mixture (Llama 3.1).
 
-    Raises ShapeError where channels do not form pairs.
+    Attributes:
+        width: Channels of a head.
+        base: The base of the frequencies.
+        fraction: The part of the channels that turns.
+        factor: What frequencies are divided by; 1 leaves them.
+        context: Tokens of the trained context; 0 divides all frequencies alike.
+        low, high: Turns within `context`, between which the division sets in.
+
+    Raises:
+        ShapeError: The channels that turn do not form pairs.
     """
 
     width: int
@@ -42,11 +51,11 @@ class Rope:
 
     @property
     def rotary_width(self) -> int:
-        """r, how many channels turn."""
+        """The number r of channels that turn."""
         return int(self.width * self.fraction)
 
     def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
-        """``x [b t h width]`` turned by its ``positions [b t]``."""
+        """Turn ``x [b t h width]`` by its ``positions [b t]``."""
         if not self.rotary_width:
             return x
         turning, rest = x.split([self.rotary_width, self.width - self.rotary_width], dim=-1)
@@ -64,9 +73,7 @@ class Rope:
 
 
 def rotary(x: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:
-    """RoPE: the pairs (i, i + w/2) of ``x [b t h w]`` turned by ``positions [b t]`` ·
-    base^(-2i/w).
-    """
+    """Turn all channels of ``x [b t h w]`` by ``positions [b t]`` as `Rope` does."""
     return Rope(x.shape[-1], base)(x, positions)
 
 
