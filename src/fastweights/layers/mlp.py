@@ -10,7 +10,7 @@ from fastweights.shapes import Embedded
 
 
 class GatedMLP(nn.Module):
-    """The gated MLP (σ(x W_1) ⊙ x W_2) W_3; with σ = SiLU it is the SwiGLU of MetaLA and MesaNet."""
+    """The gated MLP (σ(x W_1) ⊙ x W_2) W_3; with σ = SiLU the SwiGLU of MetaLA and MesaNet."""
 
     def __init__(self, d: int, width: int, activation: nn.Module, *, bias: bool) -> None:
         super().__init__()
