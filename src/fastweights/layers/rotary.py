@@ -45,8 +45,8 @@ class Rope:
     def __post_init__(self) -> None:
         if self.rotary_width % 2:
             raise ShapeError(
-                f"RoPE turns pairs of channels: {self.rotary_width} of {self.width} per head must be"
-                " even"
+                "RoPE turns pairs of channels:"
+                f" {self.rotary_width} of {self.width} per head must be even"
             )
 
     @property
