@@ -273,7 +273,10 @@ def test_keys_are_of_what_decides_the_result() -> None:
 
 TOML = """
 tasks = ["mqar-small-*"]
-mixers = ["softmax", {label = "wide", name = "gla", mixers = [{name = "gla", heads = 1}], mlp = "gated"}]
+mixers = [
+  "softmax",
+  {label = "wide", name = "gla", mixers = [{name = "gla", heads = 1}], mlp = "gated"},
+]
 widths = [16, 32]
 seeds = [0, 1, 2]
 [training]
@@ -411,10 +414,25 @@ def row(
     mixer: str, width: int, rate: float, seed: int, accuracy: float, solved: int | None = None
 ) -> Row:
     return Row(
-        key=f"{mixer}{width}{rate}{seed}", task="t", mixer=mixer, width=width, parameters=1, state=4 * width, rate=rate,
-        decay=0.1, seed=seed, accuracy=accuracy, macro=0.0, loss=0.0, step=1, solved=solved, steps=1, diverged=False,
-        seconds=1.0, curve=(),
-    )  # fmt: skip
+        key=f"{mixer}{width}{rate}{seed}",
+        task="t",
+        mixer=mixer,
+        width=width,
+        parameters=1,
+        state=4 * width,
+        rate=rate,
+        decay=0.1,
+        seed=seed,
+        accuracy=accuracy,
+        macro=0.0,
+        loss=0.0,
+        step=1,
+        solved=solved,
+        steps=1,
+        diverged=False,
+        seconds=1.0,
+        curve=(),
+    )
 
 
 ROWS = [

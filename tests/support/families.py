@@ -58,8 +58,10 @@ LATENT: dict[str, Any] = {
 SLIDING: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention", "full_attention"]}
 
 _GROUPS: dict[str, dict[str, Any]] = {
-    "llama qwen2 qwen3 gemma phi phi3 olmo olmo2 granite smollm3 glm glm4 starcoder2 stablelm ernie4_5 seed_oss": {},
-    "hunyuan_v1_dense gpt2 opt gpt_neox cohere helium nemotron persimmon biogpt arcee apertus bitnet nanochat": {},
+    "llama qwen2 qwen3 gemma phi phi3 olmo olmo2 granite smollm3 glm glm4 starcoder2": {},
+    "stablelm ernie4_5 seed_oss": {},
+    "hunyuan_v1_dense gpt2 opt gpt_neox cohere helium nemotron persimmon biogpt arcee": {},
+    "apertus bitnet nanochat": {},
     "gemma2 gemma3_text olmo3 cohere2 exaone4 cwm": SLIDING,
     "mixtral qwen2_moe qwen3_moe olmoe phimoe granitemoe ernie4_5_moe minimax_m2": EXPERTS,
     "deepseek_v2 deepseek_v3 glm4_moe": {**EXPERTS, **LATENT},

@@ -37,11 +37,11 @@ class Transcription:
     def save(self, folder: Path, dtype: torch.dtype) -> dict[str, Array]:
         """A checkpoint with random weights, as its authors would write it; returns the weights."""
         generator = torch.Generator().manual_seed(0)
-        weights = {
-            name: (torch.randn(shape, generator=generator) * (0.3 if len(shape) == 1 else np.prod(shape[1:]) ** -0.5)
-                   + (len(shape) == 1)).to(dtype)
-            for name, shape in self.shapes.items()
-        }  # fmt: skip
+        weights = {}
+        for name, shape in self.shapes.items():
+            scale = 0.3 if len(shape) == 1 else np.prod(shape[1:]) ** -0.5
+            drawn = torch.randn(shape, generator=generator) * scale + (len(shape) == 1)
+            weights[name] = drawn.to(dtype)
         folder.mkdir()
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(self.config))
