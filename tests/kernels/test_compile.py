@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def test_compiled_layers_agree() -> None:
-    tests = Path(__file__).parents[1] / "support" / "compiled.py"
+    tests = Path(__file__).parents[1] / "mixers" / "compiled_layers.py"
     command = [
         sys.executable,
         "-m",

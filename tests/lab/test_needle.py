@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from distributions import assert_frequencies, rng
 from fastweights.lab.tasks.needle import HAY, MARK, Needle, haystack
 from fastweights.lab.tasks.questions import RECALL, Question, recall, scrambling, squad
 from fastweights.models.loss import IGNORED
-from laws import assert_frequencies, rng
 
 
 @pytest.mark.parametrize("others", [0, 3])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import task_oracles as oracles
+from distributions import assert_frequencies, assert_same_law, rng
 from fastweights.lab.tasks import (
     MQAR,
     TASKS,
@@ -26,7 +26,7 @@ from fastweights.lab.tasks import (
 from fastweights.lab.tasks.mqar import arranged
 from fastweights.lab.tasks.sampling import distinct, weighted
 from fastweights.models.loss import IGNORED
-from laws import assert_frequencies, assert_same_law, rng
+from oracles import generators
 
 # every protocol -----------------------------------------------------------------------------------
 # ------------------
@@ -145,7 +145,7 @@ def test_too_few_to_draw_from(draw: object) -> None:
 
 
 def test_mqar_has_the_tokens_of_the_reference() -> None:
-    want = oracles.mqar(np.random.RandomState(3), 50, vocabulary=96, length=64, pairs=8)
+    want = generators.mqar(np.random.RandomState(3), 50, vocabulary=96, length=64, pairs=8)
     inputs, labels = arranged(want.keys, want.values, want.slots, 64)
     np.testing.assert_array_equal(inputs, want.inputs)
     np.testing.assert_array_equal(labels, want.labels)
@@ -165,7 +165,7 @@ def test_mqar_slots_have_the_law_of_the_reference(
 
 
 def test_mqar_draws_have_the_law_of_the_reference() -> None:
-    theirs = oracles.mqar(np.random.RandomState(0), 2_000, vocabulary=32, length=32, pairs=3)
+    theirs = generators.mqar(np.random.RandomState(0), 2_000, vocabulary=32, length=32, pairs=3)
     batch = MQAR(vocabulary=32, length=32, pairs=3).draw(rng(), 8_000)
     keys, values = batch.inputs[:, 0:6:2].numpy(), batch.inputs[:, 1:6:2].numpy()
     slots = (batch.inputs[:, None, 6:] == batch.inputs[:, 0:6:2, None]).int().argmax(

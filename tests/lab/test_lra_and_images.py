@@ -14,10 +14,10 @@ import pytest
 import torch
 from PIL import Image
 
+from distributions import assert_frequencies, rng
 from fastweights.lab.tasks import FILES, Crop, ImageFolder, ListOps, Pathfinder, Protocol
 from fastweights.lab.tasks.archives import Characters, grey
 from fastweights.lab.tasks.listops import SYMBOLS
-from laws import assert_frequencies, rng
 
 # ListOps ------------------------------------------------------------------------------------------
 # ------------------

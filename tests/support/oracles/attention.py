@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-import oracles
-from mixer_oracles import (
+from oracles import rules
+from oracles.layers import (
     Parameters,
     convolution,
     join,
@@ -22,7 +22,7 @@ from mixer_oracles import (
     split,
     unit,
 )
-from oracles import Array
+from oracles.rules import Array
 
 Weight = Callable[[Array, Array, int, int, int], float]
 """(q_t, k_s, t, s, head) → how much query t attends to token s, up to the sum over s."""
@@ -106,7 +106,7 @@ def normalized(x: Array, p: Parameters, heads: int, eta: str = "exp") -> Array:
     width = p["W_q.weight"].shape[0] // heads
     q, k, v = (split(linear(x, p, f"W_{name}"), heads) for name in "qkv")
     assert q.shape[3] == width
-    o, _ = oracles.decay(q, v, k)
+    o, _ = rules.decay(q, v, k)
     return linear(join(o / eta_of(linear(x, p, "W_eta"))[..., None]), p, "W_o")
 
 
@@ -119,7 +119,7 @@ def retnet(x: Array, p: Parameters, heads: int, center: bool = True, eps: float 
     theta = np.array([10_000 ** (-i / half) for i in range(half)])
     decay = np.array([[np.log(1 - 2.0 ** (-5 - h)) + 1j * theta for h in range(heads)]])[None]
     q, k = (z[..., :half] + 1j * z[..., half:] for z in (q, k))
-    o, _ = oracles.decay(q, v, k.conj() / np.sqrt(2 * half), decay)
+    o, _ = rules.decay(q, v, k.conj() / np.sqrt(2 * half), decay)
     norm = layer_norm if center else rms_norm
     return linear(
         join(norm(o.real, p.get("norm.weight", 1.0), eps)) * silu(linear(x, p, "W_g")), p, "W_o"
@@ -135,7 +135,7 @@ def transnormer(
     phi = {"silu": silu, "elu": lambda z: np.where(z > 0, z + 1, np.exp(z))}[feature_map]
     q, k, v = (split(linear(x, p, f"W_{name}"), heads) for name in "qkv")
     decay = np.array([-8 * h / heads * (1 - depth) + 1j * p["theta"][h] for h in range(heads)])
-    o, _ = oracles.decay(phi(q) + 0j, v, phi(k), decay[None, None])
+    o, _ = rules.decay(phi(q) + 0j, v, phi(k), decay[None, None])
     return linear(rms_norm(join(o.real), np.ones(1)) * linear(x, p, "W_u"), p, "W_o")
 
 
@@ -153,7 +153,7 @@ def hgrn2(x: Array, p: Parameters, heads: int, lower_bound: float = 0.0) -> Arra
     """S_t = diag(f) S_{t-1} + (1 - f)ᵀ v, o = SiLU(x W_Q) S."""
     f = split(lower_bound + (1 - lower_bound) * sigmoid(linear(x, p, "W_f")), heads)
     q, v = split(silu(linear(x, p, "W_q")), heads), split(linear(x, p, "W_v"), heads)
-    o, _ = oracles.decay(q, v, 1 - f, np.log(f))
+    o, _ = rules.decay(q, v, 1 - f, np.log(f))
     return linear(rms_norm(join(o), p["norm.weight"]), p, "W_o")
 
 
@@ -171,5 +171,5 @@ def deltanet(
         for name in "qkv"
     )
     beta = (2 if negative else 1) * sigmoid(linear(x, p, "W_beta"))[..., None]
-    o, _ = oracles.delta(unit(q, floor) / np.sqrt(q.shape[3]), unit(k, floor), v, beta)
+    o, _ = rules.delta(unit(q, floor) / np.sqrt(q.shape[3]), unit(k, floor), v, beta)
     return linear(join(rms_norm(o, p["norm.weight"], eps)), p, "W_o")

@@ -1,7 +1,7 @@
 """Models of other libraries, small, with random weights; and how far ours are from them once
 imported.
 
-``python tests/originals.py`` prints the table of docs/importing.md.
+`reference_models.py`, run with tests/support on the path, prints the table of docs/importing.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers.utils import logging
 
 from fastweights import FastWeightsCache, FastWeightsForCausalLM
 from fastweights.importers import import_model
-from transcriptions import TRANSCRIPTIONS
+from oracles.models import TRANSCRIPTIONS
 
 VOCABULARY, PROMPT, DECODED = 61, 21, 64
 COMMON = {

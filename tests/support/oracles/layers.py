@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-import oracles
-from oracles import Array
+from oracles import rules
+from oracles.rules import Array
 
 Parameters = Mapping[str, Array]
 
@@ -95,7 +95,7 @@ def softmax(
     if qk_norm is not None:
         q, k = rms_norm(q, p["norm_q.weight"], qk_norm), rms_norm(k, p["norm_k.weight"], qk_norm)
     v = split(linear(x, p, "W_v"), kv_heads or heads)
-    o, _ = oracles.softmax(turned(q, **rope), turned(k, **rope), v, window)
+    o, _ = rules.softmax(turned(q, **rope), turned(k, **rope), v, window)
     gate = sigmoid(linear(x, p, "W_g")) if "W_g.weight" in p else 1
     return linear(join(o) * gate, p, "W_o")
 
@@ -121,7 +121,7 @@ def lolcats(
     q = turned(split(linear(x, p, "W_q"), heads))
     k = turned(split(linear(x, p, "W_k"), kv_heads or heads))
     v, mix = split(linear(x, p, "W_v"), kv_heads or heads), sigmoid(p["mix"])[None, None, :, None]
-    o, _ = oracles.windowed(q, k, v, phi(q, "phi_q"), phi(k, "phi_k"), mix, window, shared)
+    o, _ = rules.windowed(q, k, v, phi(q, "phi_q"), phi(k, "phi_k"), mix, window, shared)
     return linear(join(o), p, "W_o")
 
 
@@ -154,7 +154,7 @@ def gla(
     """
     q, k, v = (split(linear(x, p, f"W_{name}"), heads) for name in "qkv")
     alpha = sigmoid(linear(linear(x, p, "W_alpha.0"), p, "W_alpha.1")) ** (1 / tau)
-    o, _ = oracles.decay(q / np.sqrt(q.shape[3]), v, k, np.log(split(alpha, heads)))
+    o, _ = rules.decay(q / np.sqrt(q.shape[3]), v, k, np.log(split(alpha, heads)))
     norm = layer_norm if center else rms_norm
     return linear(join(norm(o, p["norm.weight"], eps)) * silu(linear(x, p, "W_r")), p, "W_o")
 
@@ -174,7 +174,7 @@ def metala(
     q, v = split(linear(x, p, "W_q"), heads), split(linear(x, p, "W_v"), heads)
     alpha = split(sigmoid(linear(x, p, "W_alpha")) ** (1 / tau), heads)
     k = split(linear(x, p, "W_k"), heads) if restore_key else 1 - alpha
-    o, _ = oracles.decay(q / np.sqrt(q.shape[3]) if scaled else q, v, k, np.log(alpha))
+    o, _ = rules.decay(q / np.sqrt(q.shape[3]) if scaled else q, v, k, np.log(alpha))
     if augmented:
         for at in np.ndindex(*o.shape[:3]):
             o[at] += sigmoid(q[at] @ np.outer(p["w_aug"][at[2]] * k[at], v[at]))
@@ -224,7 +224,7 @@ def gated_deltanet(
         ..., None
     ]
     beta = (2 if negative else 1) * sigmoid(linear(x, p, "W_beta"))[..., None]
-    o, _ = oracles.delta(
+    o, _ = rules.delta(
         q / np.sqrt(q.shape[3]), k, split(v, value_heads or heads), beta, np.log(alpha)
     )
     return linear(join(rms_norm(o, p["norm.weight"], eps)) * silu(linear(x, p, "W_g")), p, "W_o")
@@ -266,5 +266,5 @@ def _mesa(
     ridge = least + softplus(p["ridge"])[None, None]
     q, k = unit(q, floor), unit(k, floor)
     v = split(linear(x, p, "W_v"), heads)
-    o, _ = oracles.mesa(q, k, v, beta, ridge, np.log(np.abs(gamma)), sign=gamma)
+    o, _ = rules.mesa(q, k, v, beta, ridge, np.log(np.abs(gamma)), sign=gamma)
     return linear(join(rms_norm(o, p["norm.weight"], eps)), p, "W_o")

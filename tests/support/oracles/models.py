@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from mixer_oracles import join, layer_norm, rms_norm, sigmoid, silu, softplus, split, turned, unit
-from oracles import Array
+from oracles.layers import join, layer_norm, rms_norm, sigmoid, silu, softplus, split, turned, unit
+from oracles.rules import Array
 
 Fields = Mapping[str, Any]
 Weights = Mapping[str, Array]

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
-import oracles
-from mixer_oracles import (
+from oracles import rules
+from oracles.layers import (
     Array,
     Parameters,
     convolution,
@@ -45,24 +45,24 @@ def out(o: Array, p: Parameters) -> Array:
 def mamba2(x: Array, p: Parameters, heads: int = 4) -> Array:
     """G_t = γ_t G_{t-1} + v_t k_tᵀ."""
     q, k, v = units(x, p, heads)
-    return out(oracles.decay(q, v, k, np.log(gate(x, p, "W_gamma")))[0], p)
+    return out(rules.decay(q, v, k, np.log(gate(x, p, "W_gamma")))[0], p)
 
 
 def gla(x: Array, p: Parameters, heads: int = 4) -> Array:
     """G_t = γ_t G_{t-1} + β_t v_t k_tᵀ."""
     q, k, v = units(x, p, heads)
-    return out(oracles.decay(q, gate(x, p, "W_beta") * v, k, np.log(gate(x, p, "W_gamma")))[0], p)
+    return out(rules.decay(q, gate(x, p, "W_beta") * v, k, np.log(gate(x, p, "W_gamma")))[0], p)
 
 
 def deltanet(x: Array, p: Parameters, heads: int = 4) -> Array:
     """G_t = G_{t-1} (I - β_t k_t k_tᵀ) + β_t v_t k_tᵀ."""
-    return out(oracles.delta(*units(x, p, heads), gate(x, p, "W_beta"))[0], p)
+    return out(rules.delta(*units(x, p, heads), gate(x, p, "W_beta"))[0], p)
 
 
 def gated_deltanet(x: Array, p: Parameters, heads: int = 4) -> Array:
     """G_t = γ_t G_{t-1} (I - β_t k_t k_tᵀ) + β_t v_t k_tᵀ."""
     return out(
-        oracles.delta(*units(x, p, heads), gate(x, p, "W_beta"), np.log(gate(x, p, "W_gamma")))[0],
+        rules.delta(*units(x, p, heads), gate(x, p, "W_beta"), np.log(gate(x, p, "W_gamma")))[0],
         p,
     )
 
@@ -73,4 +73,4 @@ def mlstm(x: Array, p: Parameters, heads: int = 4) -> Array:
     """
     q, k, v = convolved(x, p, heads)
     gain, decay = linear(x, p, "W_beta")[..., None], np.log(gate(x, p, "W_gamma"))
-    return out(oracles.mlstm(q, k / np.sqrt(k.shape[3]), v, gain, decay, floor=1.0)[0], p)
+    return out(rules.mlstm(q, k / np.sqrt(k.shape[3]), v, gain, decay, floor=1.0)[0], p)

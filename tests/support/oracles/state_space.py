@@ -11,8 +11,8 @@ from math import erf
 
 import numpy as np
 
-from mixer_oracles import convolution, join, layer_norm, linear, sigmoid, silu, softplus, split
-from oracles import Array
+from oracles.layers import convolution, join, layer_norm, linear, sigmoid, silu, softplus, split
+from oracles.rules import Array
 
 Parameters = dict[str, Array]
 
