@@ -2,27 +2,61 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+PYTEST := $(BIN)/python -m pytest
+# A worker that died is not replaced: the test that killed it would be given to the next one.
+PARALLEL := --numprocesses auto --dist loadfile --max-worker-restart 0
+# A library linked against an old C library runs with every newer one; 2.17 is the oldest that Zig
+# knows the symbols of on both processors.
+PORTABLE_CC := $(CURDIR)/$(BIN)/python -m ziglang cc -target $(shell uname -m)-linux-gnu.2.17 -g0
 
-.PHONY: quickstart test lint tables clean
+.DEFAULT_GOAL := help
+.PHONY: help quickstart install test test-fast test-slow lint format docs pages build clean
 
-quickstart: $(VENV)/installed
+help:  ## this list (minutes are those of two CPU cores, after the environment is made)
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
+
+quickstart: $(VENV)/installed  ## install, train a language model on Shakespeare, sample from it: 5 minutes
 	$(BIN)/fastweights train --data shakespeare --mixers metala --steps 450 --lr 0.006 --out runs/quickstart
 
-# A worker that died is not replaced: the test that killed it would be given to the next one.
-test: $(VENV)/installed-test
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --max-worker-restart 0
+install: $(VENV)/installed-test $(VENV)/installed-dev  ## .venv with all that tests and checks need: 3 minutes
 
-lint: $(VENV)/installed-dev
+test: $(VENV)/installed-test  ## every test but the slow ones: 11 minutes
+	$(PYTEST) $(PARALLEL)
+
+test-fast: $(VENV)/installed-test  ## the first case of every quick test: 1 minute
+	$(PYTEST) $(PARALLEL) --fast
+
+test-slow: $(VENV)/installed-test  ## only the tests that take minutes each: 30 minutes
+	$(PYTEST) -m slow
+
+lint: $(VENV)/installed-dev $(VENV)/installed-test  ## ruff, pyright and the layers of imports: 1 minute
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-tables: $(VENV)/installed
-	$(BIN)/fastweights table --markdown > docs/tables.md
+format: $(VENV)/installed-dev  ## rewrite the code as ruff has it: a second
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
-clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+pages: $(VENV)/installed  ## pages of measurements and their pictures, from benchmarks/results: a quarter
+	cd benchmarks && $(CURDIR)/$(BIN)/python -m pages
+
+docs: $(VENV)/installed-docs pages  ## the documentation site, in site/: 1 minute
+	$(BIN)/mkdocs build --strict
+
+build: $(VENV)/installed-release  ## source archive and wheel, in dist/, as an index takes them: 1 minute
+	rm -rf dist build/wheel
+	$(BIN)/python -m build --sdist --outdir dist
+ifeq ($(shell uname -s),Linux)
+	CC="$(PORTABLE_CC)" $(BIN)/python -m build --wheel --outdir build/wheel
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --strip --wheel-dir dist build/wheel/*.whl
+else
+	$(BIN)/python -m build --wheel --outdir dist
+endif
+
+clean:  ## remove the environment, builds and caches
+	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache tests/durations.json
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -3,8 +3,7 @@ benchmarks/linearize.py TEACHERS``.
 
 TEACHERS is the folder that benchmarks/linearize_teachers.py has written. Every conversion is a run
 of its own in TEACHERS/runs, which can be stopped and started again; the figures go to
-docs/measured/linearize.json and its pictures, and from there, with --page alone, into
-docs/linearize.md.
+benchmarks/results/linearize.json, and from there into docs/linearize.md by `make pages`.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ from fastweights.text.documents import IGNORED, Data
 from fastweights.train import AdamW, Every, StopOnSignal
 from linearize_teachers import Repeats
 
-DOCS = Path(__file__).parents[1] / "docs"
-RESULTS = DOCS / "measured" / "linearize.json"
+RESULTS = Path(__file__).parent / "results" / "linearize.json"
+PICTURE = Path(__file__).parents[1] / "docs" / "measured" / "linearize-maps.png"
 WINDOW = 16
 LENGTH = 256
 FEATURES = ("elu", "relu", "exp", "hedgehog")
@@ -177,11 +176,7 @@ def _rows(teachers: Path, data: Data, methods: dict[str, LinearizationMethod]) -
             if not run_conversion(conversion, out, reporter=watch, stop=stop):
                 raise SystemExit("stopped; the same command goes on from here")
         if name == f"window {WINDOW}, transfer":
-            for picture in ("maps", "positions"):
-                shutil.copyfile(
-                    out / "report" / f"{picture}.png",
-                    DOCS / "measured" / f"linearize-{picture}.png",
-                )
+            shutil.copyfile(out / "report" / "maps.png", PICTURE)
         yield {
             "method": name,
             **{part: _read(out, part) for part in ("convert", "transfer", "evaluation")},

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import config, install_import_hook
 
 SHAPED = ("methods", "features", "kernels", "layers", "mixer", "mixers", "recurrence")
-install_import_hook([f"fastweights.{part}" for part in SHAPED], "checker.check")
+install_import_hook([f"fastweights.{part}" for part in SHAPED], "beartype_hook.check")
+pytest_plugins = ["durations", "fast"]
 
 torch.set_num_threads(1)
 """The tests' tensors are so small that a second thread only waits."""

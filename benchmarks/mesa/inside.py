@@ -45,7 +45,7 @@ def main() -> None:
     )
     parser.add_argument("model", type=Path, help="a run or a model folder")
     parser.add_argument("text", help="whose last tenth is read")
-    parser.add_argument("--out", type=Path, default=Path("docs/measured/mesa_inside.json"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/mesa_inside.json"))
     chosen = parser.parse_args()
     folder = model_folder(chosen.model)
     model = FastWeightsForCausalLM.from_pretrained(folder).eval()

@@ -86,7 +86,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=Setting.steps)
-    parser.add_argument("--out", type=Path, default=Path("docs/measured/mesa_parity.json"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/mesa_parity.json"))
     chosen = parser.parse_args()
     rows = json.loads(chosen.out.read_text())["rows"] if chosen.out.exists() else []
     done = {(row["mixer"], row["seed"]) for row in rows}

@@ -39,7 +39,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--work", type=Path, default=Path("runs/mesa"))
-    parser.add_argument("--out", type=Path, default=Path("docs/measured/mesa_text.json"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/mesa_text.json"))
     chosen = parser.parse_args()
     rows: list[Row] = json.loads(chosen.out.read_text())["rows"] if chosen.out.exists() else []
     done = {(row["model"], row["lr"], row["solver"]) for row in rows}

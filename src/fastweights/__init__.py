@@ -75,3 +75,5 @@ __all__ = [
     "register",
     "stream",
 ]
+
+__version__ = "0.1.0"

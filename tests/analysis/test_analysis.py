@@ -22,7 +22,7 @@ from fastweights.mixers import MIXERS
 from fastweights.recurrence import LTV, Decay, Mesa, Normalized, Softmax
 from fastweights.render.plots import png
 from fastweights.train import train
-from sittings import tiny as sitting
+from killable_runs import tiny as sitting
 from tiny import tiny, tokens
 from tolerances import array, assert_close
 

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-import dsf_oracles
+import oracles.dsf
 from cases import CASES, LINEAR, Case, Shape, normal
 from fastweights.analysis import dsf
 from fastweights.analysis.algorithms import (
@@ -234,7 +234,7 @@ def test_equation_15_and_16_are_the_linear_transformer() -> None:
     system = dsf.linear_attention(u, *weights)
     ours = record.ltv().dense(D).join_heads().compose_input(weights[2])
     assert_close(system.kernel(), ours.kernel(), "Φ")
-    agree(system, u, dsf_oracles.linear_attention(*map(array, (u, *weights))))
+    agree(system, u, oracles.dsf.linear_attention(*map(array, (u, *weights))))
 
 
 def test_equation_28_is_the_linear_transformer_with_heads() -> None:
@@ -267,7 +267,7 @@ def test_equations_17_and_22_divide_by_a_learnt_normaliser(normaliser: Any) -> N
     record = Decay(*((u @ W.mT)[:, :, None] for W in (W_Q, W_K, W_V)), None)
     ours = replace(record, q=record.q / eta[..., None, None]).ltv().dense(4).compose_input(W_V)
     assert_close(system.kernel(), ours.kernel(), "Φ")
-    agree(system, u, dsf_oracles.normalized_attention(*map(array, (u, W_Q, W_K, W_V, eta))))
+    agree(system, u, oracles.dsf.normalized_attention(*map(array, (u, W_Q, W_K, W_V, eta))))
 
 
 def test_equation_22_is_normalized_attention() -> None:
@@ -282,7 +282,7 @@ def test_equation_22_is_normalized_attention() -> None:
 def test_equation_18_approaches_softmax_attention() -> None:
     u = inputs(d=3)
     weights = [W / 2 for W in matrices((3, 3), (3, 3), (3, 3))]
-    want = dsf_oracles.softmax_attention(*map(array, (u, *weights)))
+    want = oracles.dsf.softmax_attention(*map(array, (u, *weights)))
     errors = [
         np.abs(
             array(dsf.softmax_attention(u, *weights, order=order).simulate(u[:, :, None])[:, :, 0])
@@ -315,7 +315,7 @@ def test_equation_19_is_mamba() -> None:
     assert_close(system.A, ours.A, "Λ")
     assert_close(system.C, ours.C, "C")
     assert_close(system.B, ours.B * delta[:, :, None, None], "B")
-    agree(system, inner, dsf_oracles.s6(*map(array, (inner, delta, A, W_B, W_C, skip))))
+    agree(system, inner, oracles.dsf.s6(*map(array, (inner, delta, A, W_B, W_C, skip))))
 
 
 def test_equation_20_is_the_qlstm() -> None:
@@ -323,7 +323,7 @@ def test_equation_20_is_the_qlstm() -> None:
     W_f, W_i, W_o, W_u = matrices((4, 4), (4, 4), (4, 4), (4, 4))
     f, i, o = ((u @ W.mT).sigmoid() for W in (W_f, W_i, W_o))
     system = dsf.qlstm(u, f, i, o, W_u)
-    agree(system, u, dsf_oracles.qlstm(*map(array, (u, W_f, W_i, W_o, W_u))))
+    agree(system, u, oracles.dsf.qlstm(*map(array, (u, W_f, W_i, W_o, W_u))))
 
 
 @pytest.mark.parametrize("reversed_sigmoid", [False, True], ids=["20", "23"])
@@ -348,7 +348,7 @@ def test_equation_21_is_the_rg_lru() -> None:
     u = inputs(d=4)
     W_R, W_B, A = matrices((4, 4), (4, 4), (4,))
     system = dsf.rg_lru((u @ W_R.mT).sigmoid(), (u @ W_B.mT).sigmoid(), A)
-    agree(system, u, dsf_oracles.rg_lru(*map(array, (u, W_R, W_B, A))))
+    agree(system, u, oracles.dsf.rg_lru(*map(array, (u, W_R, W_B, A))))
 
 
 def test_equation_21_is_the_rg_lru_of_this_library() -> None:

@@ -258,7 +258,7 @@ def test_operations_of_a_step_are_at_least_its_matrix_products() -> None:
 
 def test_the_page_is_up_to_date() -> None:
     computed = page(table() for table in TABLES.values())
-    assert PAGE.read_text() == computed + "\n", "run: make tables"
+    assert PAGE.read_text() == computed + "\n", "run: make pages"
 
 
 def test_the_command_prints_one_table_in_three_forms(capsys: pytest.CaptureFixture[str]) -> None:

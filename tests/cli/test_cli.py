@@ -16,7 +16,7 @@ from fastweights.cli import VERBS, main
 from fastweights.cli.progress import Bar
 from fastweights.lab.tasks import TASKS
 from fastweights.train import BPE, train
-from sittings import tiny
+from killable_runs import tiny
 
 SMALL = [
     "--layers",

@@ -23,7 +23,8 @@ from fastweights.importers.plan import ImportPlan, shortest_period
 from fastweights.importers.source import FolderSource
 from fastweights.layers import TokenContext
 from fastweights.recurrence import Decay
-from originals import (
+from oracles.models import TRANSCRIPTIONS
+from reference_models import (
     ORIGINALS,
     PRECISIONS,
     Difference,
@@ -33,7 +34,6 @@ from originals import (
     prompt,
 )
 from tolerances import TOLERANCE
-from transcriptions import TRANSCRIPTIONS
 
 each_precision = pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 pytestmark = pytest.mark.usefixtures("unchecked")

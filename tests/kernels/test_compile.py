@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.long
 def test_compiled_layers_agree() -> None:
-    tests = Path(__file__).parents[1] / "support" / "compiled.py"
+    tests = Path(__file__).parents[1] / "mixers" / "compiled_layers.py"
     command = [
         sys.executable,
         "-m",

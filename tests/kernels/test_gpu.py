@@ -18,7 +18,7 @@ from fastweights.lab.bench.gpu import check_kernels, host_waits
 from fastweights.lab.bench.ops import relative
 from fastweights.methods import evaluate
 from fastweights.train import train
-from sittings import tiny as tiny_run
+from killable_runs import tiny as tiny_run
 from tiny import tiny, tokens
 
 pytestmark = pytest.mark.gpu

@@ -686,7 +686,12 @@ def test_a_broken_library_counts_as_missing(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @pytest.mark.parametrize(
-    ("cc", "message"), [("false", "false failed on"), ("", "no C compiler found")]
+    ("cc", "message"),
+    [
+        ("false", "false failed on"),
+        ("/nonexistent/cc -O2", "CC=/nonexistent/cc -O2: there is no command /nonexistent/cc"),
+        ("", "no C compiler found"),
+    ],
 )
 def test_building_without_a_working_compiler_says_so(
     monkeypatch: pytest.MonkeyPatch, cc: str, message: str

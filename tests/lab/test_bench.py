@@ -405,9 +405,3 @@ def test_parity_is_learned_and_read_at_every_length():
         parity["trained"](parity["Setting"](steps=2, batch=2, width=16)), 4
     )
     assert all(0 <= found[length] <= 1 for length in parity["LENGTHS"])
-
-
-def test_page_on_mesa_is_what_was_measured():
-    page = mesa_script("page")
-    text = page["PAGE"].read_text()
-    assert page["rendered"](text) == text

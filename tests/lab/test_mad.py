@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-import task_oracles as oracles
+from distributions import assert_same_law, rng
 from fastweights.lab.tasks import TASKS
 from fastweights.lab.tasks.mad import (
     Compression,
@@ -22,7 +22,7 @@ from fastweights.lab.tasks.mad import (
     recall,
 )
 from fastweights.models.loss import IGNORE_INDEX
-from laws import assert_same_law, rng
+from oracles import generators
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_recall_has_the_tokens_of_the_reference(
 ) -> None:
     generator = rng()
     for _ in range(50):
-        told = oracles.mad_recall(generator, vocabulary, 128, noise_tokens, noise)
+        told = generators.mad_recall(generator, vocabulary, 128, noise_tokens, noise)
         meaning = np.array(
             [[told.meaning.get(key, 0) for key in range((vocabulary - noise_tokens) // 2)]]
         )
@@ -48,7 +48,7 @@ def test_recall_has_the_tokens_of_the_reference(
 def test_recall_has_the_law_of_the_reference(noise_tokens: int, noise: float) -> None:
     generator = rng(1)
     told = [
-        oracles.mad_recall(generator, 16 + noise_tokens, 64, noise_tokens, noise)
+        generators.mad_recall(generator, 16 + noise_tokens, 64, noise_tokens, noise)
         for _ in range(400)
     ]
     train, test = (
@@ -82,7 +82,7 @@ def test_fuzzy_recall_has_the_tokens_of_the_reference(
 ) -> None:
     generator = rng()
     told = [
-        oracles.mad_fuzzy(generator, vocabulary, length, 3, testing=testing) for _ in range(100)
+        generators.mad_fuzzy(generator, vocabulary, length, 3, testing=testing) for _ in range(100)
     ]
     keys, values = (
         np.stack([padded(getattr(one, part), length // 2 + 1) for one in told])
@@ -98,7 +98,7 @@ def test_fuzzy_recall_has_the_tokens_of_the_reference(
 @pytest.mark.parametrize("testing", [False, True])
 def test_fuzzy_recall_has_the_law_of_the_reference(testing: bool) -> None:
     generator = rng(1)
-    told = [oracles.mad_fuzzy(generator, 16, 64, 3, testing=testing) for _ in range(600)]
+    told = [generators.mad_fuzzy(generator, 16, 64, 3, testing=testing) for _ in range(600)]
     batch = FuzzyRecall(16, 64, known=testing).draw(rng(2), 3_000)
     assert_same_law(batch.inputs.flatten(), [t for one in told for t in one.tokens[:-1]], "tokens")
     assert_same_law(
@@ -121,9 +121,11 @@ def test_fuzzy_recall_scores_four_and_a_half_tokens() -> None:
 
 def test_memorization_has_the_table_of_the_reference() -> None:
     keys, values = Memorization().table
-    assert dict(zip(keys.tolist(), values.tolist(), strict=True)) == oracles.mad_table(256, 12345)
+    assert dict(zip(keys.tolist(), values.tolist(), strict=True)) == generators.mad_table(
+        256, 12345
+    )
     batch = Memorization().draw(rng(), 50)
-    table = oracles.mad_table(256, 12345)
+    table = generators.mad_table(256, 12345)
     assert (batch.inputs[:, 1::2] == 255).all()
     assert (batch.labels[:, 0::2] == IGNORE_INDEX).all()
     assert batch.labels[:, 1::2].flatten().tolist() == [
@@ -134,12 +136,12 @@ def test_memorization_has_the_table_of_the_reference() -> None:
 def test_selective_copying_has_the_tokens_of_the_reference() -> None:
     generator = np.random.RandomState(0)
     for _ in range(20):
-        tokens, before, inputs, labels = oracles.mad_copying(generator, 16, 64, 8)
+        tokens, before, inputs, labels = generators.mad_copying(generator, 16, 64, 8)
         ours = copying(tokens[None], before[None], 16)
         np.testing.assert_array_equal(ours[0][0], inputs)
         np.testing.assert_array_equal(ours[1][0], labels)
     drawn = SelectiveCopying(16, 64, 8).draw(rng(), 2_000).inputs
-    theirs = [oracles.mad_copying(generator, 16, 64, 8)[2] for _ in range(500)]
+    theirs = [generators.mad_copying(generator, 16, 64, 8)[2] for _ in range(500)]
     for place in (0, 20, 46):
         assert_same_law(drawn[:, place], [row[place] for row in theirs], f"token {place}")
     with pytest.raises(ValueError, match="above 33"):

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from distributions import assert_frequencies, rng
 from fastweights.lab.tasks.needle import HAY, MARK, Needle, haystack
 from fastweights.lab.tasks.questions import RECALL, Question, recall, scrambling, squad
 from fastweights.models.loss import IGNORE_INDEX
-from laws import assert_frequencies, rng
 
 
 @pytest.mark.parametrize("others", [0, 3])
@@ -64,8 +64,8 @@ def test_text_haystack() -> None:
 
 def test_answers() -> None:
     question = Question("The capital of France is", ("Paris", "City of Paris"))
-    assert question.has_value_in(" paris, of course")
-    assert not question.has_value_in(" Lyon")
+    assert question.contained(" paris, of course")
+    assert not question.contained(" Lyon")
     assert question.exact(" Paris ")
     assert not question.exact("paris")
     assert RECALL.cut(" Paris\nThe capital") == " Paris"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from distributions import assert_frequencies, rng
 from fastweights.lab.tasks.regbench import (
     BAR,
     DEAD,
@@ -21,7 +22,6 @@ from fastweights.lab.tasks.regbench import (
     ngram,
 )
 from fastweights.models.loss import IGNORE_INDEX
-from laws import assert_frequencies, rng
 
 
 def language(dfa: DFA, letters: range, longest: int) -> set[tuple[int, ...]]:

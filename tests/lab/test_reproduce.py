@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from importlib.util import module_from_spec, spec_from_file_location
 from itertools import combinations
 from math import inf
 from pathlib import Path
@@ -485,17 +484,6 @@ def test_a_second_softmax_is_learnt_through_but_not_predicted_by() -> None:
     wanted = -logits.softmax(-1).log_softmax(-1).gather(1, batch.labels[:, None]).mean()
     assert_close(again.loss(model, batch), wanted, "loss")
     assert torch.equal(again.right(again.logits(model, batch), batch), once.right(logits, batch))
-
-
-def test_the_page_is_what_was_measured() -> None:
-    """`python benchmarks/reproduce_page.py` has been run."""
-    path = Path(__file__).parents[2] / "benchmarks" / "reproduce_page.py"
-    spec = spec_from_file_location("reproduce_page", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert (path.parents[2] / "docs" / "reproduce.md").read_text(encoding="utf-8") == module.page()
 
 
 # the command --------------------------------------------------------------------------------------

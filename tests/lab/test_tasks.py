@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import task_oracles as oracles
+from distributions import assert_frequencies, assert_same_law, rng
 from fastweights.lab.tasks import (
     MQAR,
     TASKS,
@@ -24,9 +24,8 @@ from fastweights.lab.tasks import (
     WordProblem,
 )
 from fastweights.lab.tasks.mqar import arrange_pairs
-from fastweights.lab.tasks.sampling import sample_by_weight, sample_distinct
 from fastweights.models.loss import IGNORE_INDEX
-from laws import assert_frequencies, assert_same_law, rng
+from oracles import generators
 
 # every protocol -----------------------------------------------------------------------------------
 # ------------------
@@ -133,8 +132,7 @@ def test_weighted_draws_have_the_law_of_successive_draws() -> None:
 
 
 @pytest.mark.parametrize(
-    "draw",
-    [lambda: sample_distinct(rng(), 1, 4, 3), lambda: sample_by_weight(rng(), 1, 4, np.ones(3))],
+    "draw", [lambda: sample_distinct(rng(), 1, 4, 3), lambda: sample_by_weight(rng(), 1, 4, np.ones(3))]
 )
 def test_too_few_to_draw_from(draw: object) -> None:
     with pytest.raises(ValueError, match="4 distinct numbers are to be drawn out of 3"):
@@ -146,7 +144,7 @@ def test_too_few_to_draw_from(draw: object) -> None:
 
 
 def test_mqar_has_the_tokens_of_the_reference() -> None:
-    want = oracles.mqar(np.random.RandomState(3), 50, vocabulary=96, length=64, pairs=8)
+    want = generators.mqar(np.random.RandomState(3), 50, vocabulary=96, length=64, pairs=8)
     inputs, labels = arrange_pairs(want.keys, want.values, want.slots, 64)
     np.testing.assert_array_equal(inputs, want.inputs)
     np.testing.assert_array_equal(labels, want.labels)
@@ -166,7 +164,7 @@ def test_mqar_slots_have_the_law_of_the_reference(
 
 
 def test_mqar_draws_have_the_law_of_the_reference() -> None:
-    theirs = oracles.mqar(np.random.RandomState(0), 2_000, vocabulary=32, length=32, pairs=3)
+    theirs = generators.mqar(np.random.RandomState(0), 2_000, vocabulary=32, length=32, pairs=3)
     batch = MQAR(vocabulary=32, length=32, pairs=3).draw(rng(), 8_000)
     keys, values = batch.inputs[:, 0:6:2].numpy(), batch.inputs[:, 1:6:2].numpy()
     slots = (batch.inputs[:, None, 6:] == batch.inputs[:, 0:6:2, None]).int().argmax(

@@ -27,8 +27,8 @@ from fastweights.linearize.distill.fit import Fit
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.text.documents import Data
 from fastweights.train import Bytes, CheckpointError, Every
+from killable_runs import FORKS, kill_at
 from pretrained import llama
-from sittings import FORKS, kill_at
 from tolerances import SAME
 
 EVERY = Every(log=1, evaluation=2, checkpoint=2)

@@ -36,8 +36,8 @@ from fastweights.linearize.distill.transfer import (
 )
 from fastweights.recurrence import Decay
 from fastweights.train import CheckpointError, NonFiniteError
+from killable_runs import FORKS
 from pretrained import VOCABULARY, linear_llama, stream
-from sittings import FORKS
 from tolerances import assert_close
 
 LOSSES = {"output": TransferLoss(), "weights": TransferLoss(0, 1), "both": TransferLoss(2, 0.5)}

@@ -1,8 +1,9 @@
-"""The compiled kernels as ARM64 code (NEON), on any Linux machine: a pytest plugin that compiles
+r"""The compiled kernels as ARM64 code (NEON), on any Linux machine: a pytest plugin that compiles
 them with Clang and runs them in an emulator, which sees this process's memory at its own addresses.
 
     pip install ziglang unicorn
-    PYTHONPATH=tests/support python -m pytest -p arm64 tests/kernels/test_native.py tests/recurrence/test_mesa.py -k "not avx2 and not forked"
+    PYTHONPATH=tests/support python -m pytest -p arm64 \
+        tests/kernels/test_native.py tests/recurrence/test_mesa.py -k "not avx2 and not forked"
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-import oracles
 from fastweights.methods import Auto, Chunkwise, Method, Parallel, Recurrent
 from fastweights.recurrence import (
     Amplified,
@@ -28,6 +27,7 @@ from fastweights.recurrence import (
     Softmax,
     WindowedLinear,
 )
+from oracles import rules
 
 Streams = dict[str, Tensor]
 State = Tensor | tuple[Tensor, ...]
@@ -307,45 +307,43 @@ undecayed_mesa = partial(Mesa, log_decay=None)
 direct_mesa = partial(Mesa, solver=Cholesky())
 
 CASES = [
-    Case("decay-none", plain_decay, oracles.decay, QKV),
-    Case("decay-scalar", Decay, oracles.decay, {**QKV, "log_decay": log_scalar}),
-    Case("decay-vector", Decay, oracles.decay, {**QKV, "log_decay": log_vector}),
-    Case("decay-tied", tied_decay, oracles.decay, TIED),
-    Case("decay-resets", Decay, oracles.decay, {**QKV, "log_decay": log_resets}),
-    Case("decay-tied-resets", tied_decay, oracles.decay, {**TIED, "log_decay": log_resets}),
-    Case("decay-none-skip", plain_decay, oracles.decay, {**QKV, "skip": scalar}),
+    Case("decay-none", plain_decay, rules.decay, QKV),
+    Case("decay-scalar", Decay, rules.decay, {**QKV, "log_decay": log_scalar}),
+    Case("decay-vector", Decay, rules.decay, {**QKV, "log_decay": log_vector}),
+    Case("decay-tied", tied_decay, rules.decay, TIED),
+    Case("decay-resets", Decay, rules.decay, {**QKV, "log_decay": log_resets}),
+    Case("decay-tied-resets", tied_decay, rules.decay, {**TIED, "log_decay": log_resets}),
+    Case("decay-none-skip", plain_decay, rules.decay, {**QKV, "skip": scalar}),
+    Case("decay-scalar-skip", Decay, rules.decay, {**QKV, "log_decay": log_scalar, "skip": scalar}),
     Case(
-        "decay-scalar-skip", Decay, oracles.decay, {**QKV, "log_decay": log_scalar, "skip": scalar}
+        "decay-vector-skips", Decay, rules.decay, {**QKV, "log_decay": log_vector, "skip": values}
     ),
-    Case(
-        "decay-vector-skips", Decay, oracles.decay, {**QKV, "log_decay": log_vector, "skip": values}
-    ),
-    Case("decay-complex", Decay, oracles.decay, COMPLEX, complex_matrix),
+    Case("decay-complex", Decay, rules.decay, COMPLEX, complex_matrix),
     Case(
         "decay-complex-tied",
         tied_decay,
-        oracles.decay,
+        rules.decay,
         {**TIED, "log_decay": log_complex},
         complex_matrix,
     ),
     Case(
         "decay-complex-values",
         Decay,
-        oracles.decay,
+        rules.decay,
         {"q": keys, "k": keys, "v": complex_values, "log_decay": log_complex},
         complex_matrix,
     ),
-    Case("bonus-scalar", Bonus, oracles.bonus, {**QKV, "log_decay": log_scalar, "bonus": scalar}),
-    Case("bonus-vector", Bonus, oracles.bonus, {**QKV, "log_decay": log_vector, "bonus": scalar}),
-    Case("delta-none", Delta, oracles.delta, ERASING),
-    Case("delta-scalar", Delta, oracles.delta, {**ERASING, "log_decay": log_scalar}),
-    Case("delta-vector", Delta, oracles.delta, {**ERASING, "log_decay": log_vector}),
-    Case("delta-resets", Delta, oracles.delta, {**ERASING, "log_decay": log_resets}),
-    Case("mesa-none", undecayed_mesa, oracles.mesa, OPTIMAL, gram_and_matrix, symmetric),
+    Case("bonus-scalar", Bonus, rules.bonus, {**QKV, "log_decay": log_scalar, "bonus": scalar}),
+    Case("bonus-vector", Bonus, rules.bonus, {**QKV, "log_decay": log_vector, "bonus": scalar}),
+    Case("delta-none", Delta, rules.delta, ERASING),
+    Case("delta-scalar", Delta, rules.delta, {**ERASING, "log_decay": log_scalar}),
+    Case("delta-vector", Delta, rules.delta, {**ERASING, "log_decay": log_vector}),
+    Case("delta-resets", Delta, rules.delta, {**ERASING, "log_decay": log_resets}),
+    Case("mesa-none", undecayed_mesa, rules.mesa, OPTIMAL, gram_and_matrix, symmetric),
     Case(
         "mesa-scalar",
         Mesa,
-        oracles.mesa,
+        rules.mesa,
         {**OPTIMAL, "log_decay": log_scalar},
         gram_and_matrix,
         symmetric,
@@ -353,7 +351,7 @@ CASES = [
     Case(
         "mesa-ridges",
         Mesa,
-        oracles.mesa,
+        rules.mesa,
         {**OPTIMAL, "log_decay": log_scalar, "ridge": token_ridge},
         gram_and_matrix,
         symmetric,
@@ -361,7 +359,7 @@ CASES = [
     Case(
         "mesa-direct",
         direct_mesa,
-        oracles.mesa,
+        rules.mesa,
         {**OPTIMAL, "log_decay": log_scalar},
         gram_and_matrix,
         symmetric,
@@ -369,19 +367,19 @@ CASES = [
     Case(
         "signed-decay",
         signed(Decay),
-        signed_oracle(oracles.decay),
+        signed_oracle(rules.decay),
         {**QKV, "log_decay": log_vector},
     ),
     Case(
         "signed-delta",
         signed(Delta),
-        signed_oracle(oracles.delta),
+        signed_oracle(rules.delta),
         {**ERASING, "log_decay": log_scalar},
     ),
     Case(
         "signed-mesa",
         signed(Mesa),
-        signed_oracle(oracles.mesa),
+        signed_oracle(rules.mesa),
         {**OPTIMAL, "log_decay": log_scalar, "ridge": large_ridge},
         gram_and_matrix,
         symmetric,
@@ -389,24 +387,24 @@ CASES = [
     Case(
         "signed-mesa-direct",
         signed(direct_mesa),
-        signed_oracle(oracles.mesa),
+        signed_oracle(rules.mesa),
         {**OPTIMAL, "log_decay": log_scalar, "ridge": large_ridge},
         gram_and_matrix,
         symmetric,
     ),
-    Case("softmax", Softmax, oracles.softmax, QKV, full_cache),
-    Case("softmax-grouped", Softmax, oracles.softmax, GROUPED, partial(cache, 4)),
+    Case("softmax", Softmax, rules.softmax, QKV, full_cache),
+    Case("softmax-grouped", Softmax, rules.softmax, GROUPED, partial(cache, 4)),
     Case(
         "softmax-window",
         partial(Softmax, window=5),
-        partial(oracles.softmax, window=5),
+        partial(rules.softmax, window=5),
         GROUPED,
         partial(cache, 4),
     ),
     Case(
         "softmax-window-1",
         partial(Softmax, window=1),
-        partial(oracles.softmax, window=1),
+        partial(rules.softmax, window=1),
         GROUPED,
         partial(cache, 0),
     ),
@@ -414,7 +412,7 @@ CASES = [
         Case(
             f"windowed-{window}" + "-two" * (not shared),
             partial(WindowedLinear, window=window, shared=shared),
-            partial(oracles.windowed, window=window, shared=shared),
+            partial(rules.windowed, window=window, shared=shared),
             WINDOWED,
             partial(window_state, max(window - 1, 0)),
         )
@@ -424,52 +422,52 @@ CASES = [
         Case(
             "windowed-5-capped" + "-two" * (not shared),
             partial(WindowedLinear, window=5, shared=shared, softcap=1.5),
-            partial(oracles.windowed, window=5, shared=shared, softcap=1.5),
+            partial(rules.windowed, window=5, shared=shared, softcap=1.5),
             WINDOWED,
             partial(window_state, 4),
         )
         for shared in (True, False)
     ),
-    Case("normalized-none", normalized_decay, oracles.normalized, POSITIVE, positive_matrix),
+    Case("normalized-none", normalized_decay, rules.normalized, POSITIVE, positive_matrix),
     Case(
         "normalized-scalar",
         normalized_decay,
-        oracles.normalized,
+        rules.normalized,
         {**POSITIVE, "log_decay": log_scalar, "skip": gate},
         positive_matrix,
     ),
     Case(
         "normalized-vector",
         normalized_decay,
-        oracles.normalized,
+        rules.normalized,
         {**POSITIVE, "log_decay": log_vector},
         positive_matrix,
     ),
     Case(
         "normalized-floor",
         partial(normalized_decay, floor=1.0),
-        partial(oracles.normalized, floor=1.0),
+        partial(rules.normalized, floor=1.0),
         {**QKV, "log_decay": log_scalar},
         positive_matrix,
     ),
     Case(
         "normalized-floors",
         normalized_decay,
-        oracles.normalized,
+        rules.normalized,
         {**QKV, "log_decay": log_scalar, "floor": floors},
         positive_matrix,
     ),
     Case(
         "normalized-delta",
         partial(normalized_delta, floor=1.0),
-        partial(oracles.normalized, floor=1.0),
+        partial(rules.normalized, floor=1.0),
         {**ERASING, "log_decay": log_scalar},
         positive_matrix,
     ),
     Case(
         "amplified",
         amplified_decay,
-        oracles.mlstm,
+        rules.mlstm,
         {**POSITIVE, "log_decay": log_scalar, "log_gain": gain, "skip": gate},
         scaled_matrix,
         plain=multiplied,
@@ -477,7 +475,7 @@ CASES = [
     Case(
         "amplified-none",
         amplified_decay,
-        oracles.mlstm,
+        rules.mlstm,
         {**POSITIVE, "log_gain": gain},
         scaled_matrix,
         plain=multiplied,
@@ -485,7 +483,7 @@ CASES = [
     Case(
         "amplified-floor",
         partial(amplified_decay, floor=1.0),
-        partial(oracles.mlstm, floor=1.0),
+        partial(rules.mlstm, floor=1.0),
         {**QKV, "log_decay": log_scalar, "log_gain": gain_resets},
         scaled_matrix,
         plain=multiplied,
@@ -493,7 +491,7 @@ CASES = [
     Case(
         "amplified-floors",
         amplified_decay,
-        oracles.mlstm,
+        rules.mlstm,
         {**POSITIVE, "log_decay": log_scalar, "log_gain": gain, "floor": floors},
         scaled_matrix,
         plain=multiplied,
@@ -501,7 +499,7 @@ CASES = [
     Case(
         "amplified-bonus",
         amplified_bonus,
-        oracles.wkv,
+        rules.wkv,
         {**POSITIVE, "log_decay": log_scalar, "log_gain": gain, "bonus": gate},
         scaled_matrix,
         plain=multiplied,

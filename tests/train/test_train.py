@@ -40,7 +40,7 @@ from fastweights.train import (
     sequential_windows,
     train,
 )
-from sittings import sitting, tiny
+from killable_runs import sitting, tiny
 
 KILLED = -9
 PROSE = "Où l'on mange\t« bien » :\r\n\n  日本語, emoji 🧑‍🚀, a\u0301, \x00 and   spaces \n"

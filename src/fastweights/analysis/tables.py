@@ -28,6 +28,7 @@ from fastweights.recurrence import (
     Recurrence,
     Softmax,
 )
+from fastweights.render import markdown
 from fastweights.render.docstrings import first_paragraph
 
 PROBE = 16
@@ -43,12 +44,9 @@ class Table(NamedTuple):
     notes: tuple[str, ...]
 
     def markdown(self) -> str:
-        cells = [self.columns, tuple("---" for _ in self.columns), *self.rows]
-        lines = [
-            "| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in cells
-        ]
-        notes = ["", *(f"- {note}" for note in self.notes)] if self.notes else []
-        return "\n".join([f"## {self.title}", "", *lines, *notes])
+        notes = "\n".join(f"- {note}" for note in self.notes)
+        body = markdown.table(self.columns, self.rows)
+        return "\n\n".join(filter(None, (f"## {self.title}", body, notes)))
 
     def records(self) -> dict[str, object]:
         """For JSON."""
@@ -59,7 +57,7 @@ class Table(NamedTuple):
 def page(tables: Iterable[Table]) -> str:
     """docs/tables.md, if given all tables."""
     head = (
-        "# The papers' tables, from the code\n\n`make tables` writes this page; nothing on it is"
+        "# The papers' tables, from the code\n\n`make pages` writes this page; nothing on it is"
         " typed by hand."
     )
     return "\n\n".join([head, *(table.markdown() for table in tables)])

@@ -49,12 +49,16 @@ class BuildError(RuntimeError):
 
 
 def compiler() -> list[str]:
-    """The command of the C compiler: $CC, cc, gcc or clang."""
-    for command in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
-        words = shlex.split(command)
-        if words and shutil.which(words[0]):
+    """The command of the C compiler: $CC, which may have arguments; if not set, the first of cc,
+    gcc and clang that there is.
+    """
+    named = shlex.split(os.environ.get("CC", ""))
+    for words in [named] if named else [["cc"], ["gcc"], ["clang"]]:
+        if shutil.which(words[0]):
             return words
-    raise BuildError("no C compiler found (looked for $CC, cc, gcc, clang)")
+    if named:
+        raise BuildError(f"CC={shlex.join(named)}: there is no command {named[0]}; name another")
+    raise BuildError("no C compiler found (looked for cc, gcc, clang; name another by CC)")
 
 
 def instruction_sets() -> dict[str, list[str]]:

@@ -1,0 +1,12 @@
+"""The pages of measurements, rendered from benchmarks/results: `make pages`."""
+
+from pages import linearize, mesa, performance, reproduce, tables
+from pages.page import Page
+
+PAGES: tuple[Page, ...] = (
+    performance.PAGE,
+    mesa.PAGE,
+    linearize.PAGE,
+    reproduce.PAGE,
+    tables.PAGE,
+)

@@ -1,0 +1,118 @@
+"""docs/linearize.md: what linearized models lose and win."""
+
+from __future__ import annotations
+
+from fastweights.lab.bench.linearized import GenerationRow, plot_generation
+from fastweights.render.markdown import table
+from fastweights.render.plots import png
+from pages.page import Page, Row, Stretches, results
+
+
+def _rows(part: str) -> list[Row]:
+    return results("linearize")[part]["rows"]
+
+
+def machine() -> str:
+    found = next(iter(results("linearize").values()))["machine"]
+    return (
+        f"By `benchmarks/linearize.py`, on {found['cores']} cores of {found['cpu']};"
+        " `benchmarks/results/linearize.json` has all numbers."
+    )
+
+
+def text() -> str:
+    rows = _rows("text")
+    first, softmax = rows[0], rows[0]["evaluation"]["softmax"]["perplexity"]
+    sizes = (
+        f"A Llama of 3.4 million parameters, perplexity {softmax:.1f} on held-out text;"
+        f" {first['transfer_tokens']:,} tokens of transfer, {first['finetune_tokens']:,} of LoRA."
+    )
+    columns = ("method", "PPL at swap", "PPL adapted", "/ softmax", "recovered", "error", "KL")
+    lines = (_method(row, softmax) for row in rows)
+    return f"{sizes}\n\n{table((*columns, 'window only', 'linear only'), lines)}"
+
+
+def _method(row: Row, softmax: float) -> list[str]:
+    before = row["transfer"] or row["convert"]
+    swapped, final = before["linear"]["perplexity"], row["evaluation"]["linear"]["perplexity"]
+    plain = row["convert"]["linear"]["perplexity"]
+    sides = [
+        row["evaluation"].get(side, {}).get("perplexity") for side in ("window only", "linear only")
+    ]
+    return [
+        row["method"],
+        f"{swapped:.1f}",
+        f"{final:.1f}",
+        f"{final / softmax:.3f}",
+        f"{(plain - final) / (plain - softmax):.1%}",
+        f"{before['error']:.3f}",
+        f"{before['divergence']:.3f}" if "divergence" in before else "",
+        *("" if side is None else f"{side:.1f}" for side in sides),
+    ]
+
+
+def recall() -> str:
+    lines = ([row["model"], f"{row['accuracy']:.1%}"] for row in _rows("recall"))
+    return table(("model", "accuracy"), lines)
+
+
+def scaling() -> str:
+    rows = _rows("scaling")
+    model = (
+        f"A Llama of {rows[0]['layers']} layers and width 256, one sequence; memory beyond what the"
+        " model takes."
+    )
+    columns = ("tokens", "backward", "seconds", "µs per token", "MiB")
+    return f"{model}\n\n{table(columns, map(_step, rows))}"
+
+
+def _step(row: Row) -> list[str]:
+    seconds = row["seconds"]
+    return [
+        f"{row['tokens']:,}",
+        row["backward"],
+        f"{seconds:.2f}",
+        f"{seconds / row['tokens'] * 1e6:.0f}",
+        f"{row['bytes'] / 2**20:.0f}",
+    ]
+
+
+def generation() -> str:
+    columns = ("model", "sequences", "generated tokens", "seconds", "ms per token at the end")
+    rows = results("linearize_generation")["rows"]
+    return table((*columns, "state, MiB"), map(_generated, rows))
+
+
+def _generated(row: Row) -> list[str]:
+    return [
+        row["contender"],
+        f"{row['batch']}",
+        f"{row['tokens']:,}",
+        f"{row['seconds']:.1f}",
+        f"{1e3 * row['last']:.1f}",
+        f"{row['state_bytes'] / 2**20:.2f}",
+    ]
+
+
+def generation_picture() -> bytes:
+    kept = ("group", "type")
+    rows = [
+        GenerationRow(**{name: value for name, value in row.items() if name not in kept})
+        for row in results("linearize_generation")["rows"]
+    ]
+    return png(plot_generation(rows))
+
+
+PAGE = Page(
+    "linearize",
+    Stretches(
+        {
+            "machine": machine,
+            "text": text,
+            "recall": recall,
+            "scaling": scaling,
+            "generation": generation,
+        }
+    ),
+    {"linearize_generation.png": generation_picture},
+)

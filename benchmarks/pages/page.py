@@ -1,0 +1,57 @@
+"""What a page of measurements is: a page of docs/ that has stretches written from results."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+DOCS, RESULTS = ROOT / "docs", ROOT / "benchmarks" / "results"
+PICTURES = DOCS / "measured"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Page:
+    """docs/`name`.md.
+
+    Attributes:
+        render: the page as it should be, from the page as it is
+        pictures: how to draw the pictures on it, as PNG, by their names in docs/measured
+    """
+
+    name: str
+    render: Callable[[str], str]
+    pictures: Mapping[str, Callable[[], bytes]] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        return DOCS / f"{self.name}.md"
+
+
+@dataclass(frozen=True)
+class Stretches:
+    """Writes what stands between ``<!-- NAME -->`` and ``<!-- end -->`` anew; the prose around
+    them is typed by hand.
+    """
+
+    content: Mapping[str, Callable[[], str]]
+
+    def __call__(self, page: str) -> str:
+        """Raises ValueError if the page has no place for one of them."""
+        for name, write in self.content.items():
+            place = re.compile(rf"<!-- {name} -->\n.*?<!-- end -->", re.DOTALL)
+            if not place.search(page):
+                raise ValueError(f"the page has no <!-- {name} --> … <!-- end --> to write into")
+            text = f"<!-- {name} -->\n\n{write()}\n\n<!-- end -->"
+            page = place.sub(lambda _, text=text: text, page)
+        return page
+
+
+def results(name: str) -> dict[str, Any]:
+    """benchmarks/results/`name`.json."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))

@@ -1,0 +1,52 @@
+"""The pages of measurements say what benchmarks/results says, and have no picture that no one
+draws.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("performance", "mesa", "linearize", "reproduce", "tables")
+PICTURE = re.compile(r"!\[[^\]]*\]\(measured/([^)]+)\)")
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from pages import PAGES
+
+    return {page.name: page for page in PAGES}
+
+
+def test_every_page_is_tested(pages: dict[str, Any]) -> None:
+    assert set(pages) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_says_what_was_measured(pages: dict[str, Any], name: str) -> None:
+    text = pages[name].path.read_text(encoding="utf-8")
+    assert pages[name].render(text) == text, "run: make pages"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_pictures_are_drawn_or_kept(pages: dict[str, Any], name: str) -> None:
+    """Those of README.md are kept in git, which GitHub shows without a build."""
+    shown = set(PICTURE.findall(pages[name].path.read_text(encoding="utf-8")))
+    kept = set(re.findall(r"docs/measured/([\w.-]+)", (ROOT / "README.md").read_text("utf-8")))
+    assert shown - kept == set(pages[name].pictures)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_picture_is_drawn(pages: dict[str, Any], name: str) -> None:
+    for draw in list(pages[name].pictures.values())[:1]:
+        assert draw().startswith(b"\x89PNG")
+
+
+def test_a_page_without_the_place_is_refused(pages: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="no <!-- machine -->"):
+        pages["linearize"].render("# Another page\n")

@@ -1,0 +1,405 @@
+"""Models whose own code does not run here, transcribed from its description: NumPy, float64, token
+by token.
+
+Each is a function of config.json's fields, the weights by the names of their checkpoints, and ``ids
+[b t]``; it gives logits ``[b t vocab]``. Nothing here uses the library.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from oracles.layers import join, layer_norm, rms_norm, sigmoid, silu, softplus, split, turned, unit
+from oracles.rules import Array
+
+Fields = Mapping[str, Any]
+Weights = Mapping[str, Array]
+Attention = Callable[[Array, Weights, Fields], Array]
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Transcription:
+    """A published model: its config.json, the shapes of its weights, and its forward pass."""
+
+    config: dict[str, Any]
+    shapes: Shapes
+    forward: Callable[[Array, Weights, Fields], Array]
+
+    def save(self, folder: Path, dtype: torch.dtype) -> dict[str, Array]:
+        """A checkpoint with random weights, as its authors would write it; returns the weights."""
+        generator = torch.Generator().manual_seed(0)
+        weights = {}
+        for name, shape in self.shapes.items():
+            scale = 0.3 if len(shape) == 1 else np.prod(shape[1:]) ** -0.5
+            drawn = torch.randn(shape, generator=generator) * scale + (len(shape) == 1)
+            weights[name] = drawn.to(dtype)
+        folder.mkdir()
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(self.config))
+        return {name: weight.double().numpy() for name, weight in weights.items()}
+
+    def logits(self, weights: Weights, ids: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(self.forward(ids.numpy(), weights, self.config))
+
+
+def below(weights: Weights, prefix: str) -> Weights:
+    """The weights of a module, named within it."""
+    return {
+        name.removeprefix(f"{prefix}."): w
+        for name, w in weights.items()
+        if name.startswith(f"{prefix}.")
+    }
+
+
+def projected(x: Array, w: Weights, name: str) -> Array:
+    return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
+
+
+def convolved(x: Array, weight: Array) -> Array:
+    """SiLU of a causal depthwise Conv1d of weight ``[c 1 size]``, whose last tap is the present."""
+    size = weight.shape[2]
+    y = np.zeros_like(x)
+    for t in range(x.shape[1]):
+        for lag in range(min(size, t + 1)):
+            y[:, t] += weight[:, 0, size - 1 - lag] * x[:, t - lag]
+    return silu(y)
+
+
+def outer(a: Array, b: Array) -> Array:
+    return a[..., :, None] * b[..., None, :]
+
+
+# MetaLA (BICLab) ----------------------------------------------------------------------------------
+# ------------------
+
+
+def metala(ids: Array, w: Weights, c: Fields) -> Array:
+    x = w["model.embed_tokens.weight"][ids]
+    for i in range(c["decoder_layers"]):
+        layer = below(w, f"model.layers.{i}")
+        x = x + metala_mixer(
+            rms_norm(x, 1.0, 1e-6), below(layer, "token_mixer"), c["decoder_attention_heads"]
+        )
+        x = x + swiglu(rms_norm(x, 1.0, 1e-6), below(layer, "channel_mixer"), "l1", "l2", "l3")
+    return rms_norm(x, 1.0, 1e-6) @ w["lm_head.weight"].T
+
+
+def metala_mixer(x: Array, w: Weights, heads: int) -> Array:
+    """One convolution before all; α = σ(a)^(1/16), k = 1 - α; q scaled in q S, unscaled in the
+    augmentation.
+    """
+    x = convolved(x, w["conv1d.weight"])
+    q, a, v = (split(projected(x, w, name), heads) for name in ("q_proj", "k_gate", "v_proj"))
+    alpha = sigmoid(a) ** (1 / 16)
+    k, aug = 1 - alpha, split(w["aug_balance"][None, None], heads)
+    S, o = np.zeros((*q.shape[::2], q.shape[3], v.shape[3])), np.zeros_like(v)
+    for t in range(x.shape[1]):
+        S = alpha[:, t, :, :, None] * S + outer(k[:, t], v[:, t])
+        own = sigmoid((q[:, t] * k[:, t] * aug[:, 0]).sum(-1, keepdims=True) * v[:, t])
+        o[:, t] = np.einsum("bhk,bhkv->bhv", q[:, t], S) * q.shape[3] ** -0.5 + own
+    return projected(silu(projected(x, w, "g_proj")) * join(layer_norm(o)), w, "out_proj")
+
+
+def swiglu(x: Array, w: Weights, gate: str, up: str, down: str) -> Array:
+    return projected(silu(projected(x, w, gate)) * projected(x, w, up), w, down)
+
+
+# flash-linear-attention
+# ---------------------------------------------------------------------------------------------
+
+
+def fla(mixer: Attention) -> Callable[[Array, Weights, Fields], Array]:
+    """The stack that its models share, with softmax attention in the layers that `attn` lists."""
+
+    def forward(ids: Array, w: Weights, c: Fields) -> Array:
+        x = w["model.embeddings.weight"][ids]
+        for i in range(c["num_hidden_layers"]):
+            layer, mix = below(w, f"model.layers.{i}"), mixer
+            if c.get("attn") and i in c["attn"]["layers"]:
+                mix = softmax
+            x = x + mix(
+                rms_norm(x, layer["attn_norm.weight"], c["norm_eps"]), below(layer, "attn"), c
+            )
+            z = rms_norm(x, layer["mlp_norm.weight"], c["norm_eps"])
+            x = x + swiglu(z, below(layer, "mlp"), "gate_proj", "up_proj", "down_proj")
+        return rms_norm(x, w["model.norm.weight"], c["norm_eps"]) @ w["lm_head.weight"].T
+
+    return forward
+
+
+def softmax(x: Array, w: Weights, c: Fields) -> Array:
+    heads, groups, window = (
+        c["attn"][name] for name in ("num_heads", "num_kv_heads", "window_size")
+    )
+    q, k, v = (
+        split(projected(x, w, f"{n}_proj"), h)
+        for n, h in (("q", heads), ("k", groups), ("v", groups))
+    )
+    q, k = turned(q, c["attn"]["rope_theta"]), turned(k, c["attn"]["rope_theta"])
+    o = np.zeros_like(q)
+    for t in range(x.shape[1]):
+        first = max(0, t - window + 1)
+        for h in range(heads):
+            g = h // (heads // groups)
+            scores = (
+                np.einsum("bk,bsk->bs", q[:, t, h], k[:, first : t + 1, g]) * q.shape[3] ** -0.5
+            )
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            o[:, t, h] = np.einsum(
+                "bs,bsv->bv", weights / weights.sum(-1, keepdims=True), v[:, first : t + 1, g]
+            )
+    return projected(join(o), w, "o_proj")
+
+
+def decayed(q: Array, k: Array, v: Array, alpha: Array) -> Array:
+    """o_t = d_k^(-1/2) q_t S_t of S_t = diag(α_t) S_{t-1} + k_tᵀ v_t; ``alpha [b t h k]``."""
+    S, o = np.zeros((*q.shape[::2], q.shape[3], v.shape[3])), np.zeros_like(v)
+    for t in range(q.shape[1]):
+        S = alpha[:, t, :, :, None] * S + outer(k[:, t], v[:, t])
+        o[:, t] = np.einsum("bhk,bhkv->bhv", q[:, t], S) * q.shape[3] ** -0.5
+    return o
+
+
+def erased(q: Array, k: Array, v: Array, beta: Array, alpha: Array) -> Array:
+    """o_t = d_k^(-1/2) q_t S_t of S_t = α_t S_{t-1} + β_t k_tᵀ (v_t - k_t α_t S_{t-1}); ``alpha,
+    beta [b t h]``.
+    """
+    S, o = np.zeros((*v.shape[::2], q.shape[3], v.shape[3])), np.zeros_like(v)
+    for t in range(q.shape[1]):
+        S = alpha[:, t, :, None, None] * S
+        predicted = np.einsum("bhk,bhkv->bhv", k[:, t], S)
+        S = S + outer(k[:, t], beta[:, t, :, None] * (v[:, t] - predicted))
+        o[:, t] = np.einsum("bhk,bhkv->bhv", q[:, t], S) * q.shape[3] ** -0.5
+    return o
+
+
+def gla(x: Array, w: Weights, c: Fields) -> Array:
+    q, k, v = (split(projected(x, w, f"{n}_proj"), c["num_heads"]) for n in "qkv")
+    gate = split(projected(projected(x, w, "gk_proj.0"), w, "gk_proj.1"), c["num_heads"])
+    o = rms_norm(
+        decayed(q, k, v, sigmoid(gate) ** (1 / 16)), w["g_norm_swish_gate.weight"], c["norm_eps"]
+    )
+    return projected(join(o) * silu(projected(x, w, "g_proj")), w, "o_proj")
+
+
+def retnet(x: Array, w: Weights, c: Fields) -> Array:
+    q, k, v = (split(projected(x, w, f"{n}_proj"), c["num_heads"]) for n in "qkv")
+    gamma = np.array([1 - 2.0 ** (-5 - h) for h in range(c["num_heads"])])[None, None, :, None]
+    o = decayed(turned(q), turned(k), v, np.broadcast_to(gamma, q.shape))
+    o = rms_norm(o, w["g_norm_swish_gate.weight"], c["norm_eps"])
+    return projected(join(o) * silu(projected(x, w, "g_proj")), w, "o_proj")
+
+
+def delta_net(x: Array, w: Weights, c: Fields) -> Array:
+    q, k, v = (
+        split(convolved(projected(x, w, f"{n}_proj"), w[f"{n}_conv1d.weight"]), c["num_heads"])
+        for n in "qkv"
+    )
+    beta = sigmoid(projected(x, w, "b_proj")) * (2 if c["allow_neg_eigval"] else 1)
+    o = erased(unit(q, 1e-6), unit(k, 1e-6), v, beta, np.ones_like(beta))
+    return projected(join(rms_norm(o, w["o_norm.weight"], c["norm_eps"])), w, "o_proj")
+
+
+def gated_deltanet(x: Array, w: Weights, c: Fields) -> Array:
+    q, k, v = (convolved(projected(x, w, f"{n}_proj"), w[f"{n}_conv1d.weight"]) for n in "qkv")
+    served = c["num_v_heads"] // c["num_heads"]
+    q, k = (np.repeat(unit(split(z, c["num_heads"]), 1e-6), served, axis=2) for z in (q, k))
+    alpha = np.exp(-np.exp(w["A_log"]) * softplus(projected(x, w, "a_proj") + w["dt_bias"]))
+    o = erased(q, k, split(v, c["num_v_heads"]), sigmoid(projected(x, w, "b_proj")), alpha)
+    o = rms_norm(o, w["o_norm.weight"], c["norm_eps"])
+    return projected(join(o) * silu(projected(x, w, "g_proj")), w, "o_proj")
+
+
+def mesa_net(x: Array, w: Weights, c: Fields) -> Array:
+    """H_t = γ_t H_{t-1} + β_t k_tᵀ k_t, G_t likewise with v; o_t = q_t (H_t + diag Λ)⁻¹ G_t, solved
+    exactly.
+    """
+    heads = c["num_heads"]
+    q, k = (
+        unit(split(convolved(projected(x, w, f"{n}_proj"), w[f"{n}_conv1d.weight"]), heads), 1e-6)
+        for n in "qk"
+    )
+    v = split(projected(x, w, "v_proj"), heads)
+    beta, gamma = sigmoid(projected(x, w, "b_proj")), sigmoid(projected(x, w, "a_proj"))
+    ridge = (softplus(w["lambda_params"]) + c["lambda_lower_bound"]).reshape(heads, -1)
+    H, G, o = np.zeros((*q.shape[::2], q.shape[3], q.shape[3])), 0.0, np.zeros_like(v)
+    for t in range(x.shape[1]):
+        now, written = gamma[:, t, :, None, None], beta[:, t, :, None] * k[:, t]
+        H, G = now * H + outer(written, k[:, t]), now * G + outer(written, v[:, t])
+        solved = np.linalg.solve(
+            H + ridge[None, :, :, None] * np.eye(q.shape[3]), q[:, t, :, :, None]
+        )
+        o[:, t] = np.einsum("bhk,bhkv->bhv", solved[..., 0], G)
+    return projected(join(rms_norm(o, w["o_norm.weight"], c["norm_eps"])), w, "o_proj")
+
+
+# the models ---------------------------------------------------------------------------------------
+# ------------------
+
+V, D, MLP = 61, 32, 40
+METALA = {
+    "model_type": "metala",
+    "vocab_size": V,
+    "decoder_embed_dim": D,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 2,
+    "add_bos_token": False,
+    "causal": True,
+    "glu_act": "silu",
+    "glu_dim": MLP,
+    "bias": False,
+    "norm_type": "simplermsnorm",
+    "no_scale_embedding": True,
+}
+METALA_LAYER: Shapes = {
+    **{f"token_mixer.{name}.weight": (D // 2, D) for name in ("q_proj", "k_gate")},
+    **{f"token_mixer.{name}.weight": (D, D) for name in ("v_proj", "g_proj", "out_proj")},
+    "token_mixer.g_proj.bias": (D,),
+    "token_mixer.aug_balance": (D // 2,),
+    "token_mixer.conv1d.weight": (D, 1, 4),
+    "channel_mixer.l1.weight": (MLP, D),
+    "channel_mixer.l2.weight": (MLP, D),
+    "channel_mixer.l3.weight": (D, MLP),
+}
+SHARED = {
+    "vocab_size": V,
+    "hidden_size": D,
+    "num_hidden_layers": 2,
+    "norm_eps": 1e-6,
+    "intermediate_size": MLP,
+    "hidden_ratio": 4,
+    "hidden_act": "swish",
+    "conv_size": 4,
+    "num_heads": 4,
+}
+HYBRID = {
+    "layers": [1],
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "qkv_bias": True,
+    "window_size": 6,
+    "rope_theta": 100.0,
+}
+SOFTMAX: Shapes = {
+    **{f"{n}_proj.weight": (r, D) for n, r in (("q", D), ("k", D // 2), ("v", D // 2), ("o", D))},
+    **{f"{n}_proj.bias": (r,) for n, r in (("q", D), ("k", D // 2), ("v", D // 2))},
+}
+
+
+def square(names: str, rows: int = D, columns: int = D) -> Shapes:
+    return {f"{name}_proj.weight": (rows, columns) for name in names}
+
+
+def convolutions(names: str, rows: int = D) -> Shapes:
+    return {f"{name}_conv1d.weight": (rows, 1, 4) for name in names}
+
+
+def of_fla(kind: str, mixer: Attention, shapes: Shapes, **fields: Any) -> Transcription:
+    config = {"model_type": kind, **SHARED, **fields}
+    block: Shapes = {
+        **{f"{name}_norm.weight": (D,) for name in ("attn", "mlp")},
+        **{f"mlp.{name}_proj.weight": (MLP, D) for name in ("gate", "up")},
+        "mlp.down_proj.weight": (D, MLP),
+    }
+    every: Shapes = {
+        "model.embeddings.weight": (V, D),
+        "model.norm.weight": (D,),
+        "lm_head.weight": (V, D),
+    }
+    for i in range(config["num_hidden_layers"]):
+        attn = SOFTMAX if config.get("attn") and i in config["attn"]["layers"] else shapes
+        within = {**block, **{f"attn.{name}": shape for name, shape in attn.items()}}
+        every |= {f"model.layers.{i}.{name}": shape for name, shape in within.items()}
+    return Transcription(config, every, fla(mixer))
+
+
+GLA: Shapes = {
+    **square("qk", D // 2),
+    **square("vgo"),
+    "gk_proj.0.weight": (16, D),
+    "gk_proj.1.weight": (D // 2, 16),
+    "gk_proj.1.bias": (D // 2,),
+    "g_norm_swish_gate.weight": (D // 4,),
+}
+DELTA: Shapes = {
+    **square("qkvo"),
+    **convolutions("qkv"),
+    **square("b", 4),
+    "o_norm.weight": (D // 4,),
+}
+GATED_DELTA: Shapes = {
+    **square("qk", 24),
+    **square("vg", 48),
+    **square("ab", 4),
+    **square("o", D, 48),
+    **convolutions("qk", 24),
+    **convolutions("v", 48),
+    "A_log": (4,),
+    "dt_bias": (4,),
+    "o_norm.weight": (12,),
+}
+MESA: Shapes = {
+    **square("qkvo"),
+    **convolutions("qk"),
+    **square("ab", 4),
+    "a_proj.bias": (4,),
+    "b_proj.bias": (4,),
+    "lambda_params": (D,),
+    "o_norm.weight": (D // 4,),
+}
+TRANSCRIPTIONS = {
+    "MetaLA (BICLab)": Transcription(
+        METALA,
+        {
+            "model.embed_tokens.weight": (V, D),
+            "lm_head.weight": (V, D),
+            **{
+                f"model.layers.{i}.{name}": shape
+                for i in range(2)
+                for name, shape in METALA_LAYER.items()
+            },
+        },
+        metala,
+    ),
+    "GLA (fla)": of_fla("gla", gla, GLA, expand_k=0.5, expand_v=1, clamp_min=None),
+    "GLA with attention (fla)": of_fla("gla", gla, GLA, expand_k=0.5, expand_v=1, attn=HYBRID),
+    "RetNet (fla)": of_fla(
+        "retnet",
+        retnet,
+        {
+            **square("qk"),
+            **square("vg", 2 * D),
+            **square("o", D, 2 * D),
+            "g_norm_swish_gate.weight": (D // 2,),
+        },
+        expand_k=1.0,
+        expand_v=2.0,
+    ),
+    "DeltaNet (fla)": of_fla("delta_net", delta_net, DELTA, allow_neg_eigval=True, qk_norm="l2"),
+    "Gated DeltaNet (fla)": of_fla(
+        "gated_deltanet",
+        gated_deltanet,
+        GATED_DELTA,
+        num_heads=2,
+        head_dim=12,
+        num_v_heads=4,
+        expand_v=1.0,
+    ),
+    "MesaNet (fla)": of_fla(
+        "mesa_net",
+        mesa_net,
+        MESA,
+        head_dim=D // 4,
+        lambda_lower_bound=0.25,
+        max_cg_step_training=30,
+    ),
+}
