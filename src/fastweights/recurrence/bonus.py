@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastweights.recurrence.base import decay_factors
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.scales import EMPTY_LOG_SCALE, Scales
 from fastweights.recurrence.streams import (
-    decay_factors,
     find_segment_starts,
     heads_first,
     mask_stream,

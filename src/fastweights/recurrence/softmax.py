@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.recurrence.base import NoFiniteFormError, Recurrence
+from fastweights.recurrence.base import NoFiniteFormError, Recurrence, check_mask
 from fastweights.recurrence.streams import (
     ShapeError,
     State,
     broadcast_lengths,
-    check_mask,
     find_segment_starts,
     heads_first,
     lazy_property,
