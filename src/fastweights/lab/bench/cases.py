@@ -141,9 +141,7 @@ def _convolve(inputs: Inputs) -> Tensor:
     x, weight = inputs["x"], inputs["weight"]
     with torch.device(x.device):
         module = ShortConvolution(weight.shape[1], weight.shape[0])
-    return torch.func.functional_call(
-        module, {"weight": weight}, (x, TokenContext(x, None, None, None, None))
-    )
+    return torch.func.functional_call(module, {"weight": weight}, (x, TokenContext.start(x)))
 
 
 def _convolve_by_unfolding(inputs: Inputs) -> Tensor:
