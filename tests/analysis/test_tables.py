@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fastweights.analysis.conditions import conditions, groups, innermost
-from fastweights.analysis.cost import cost, state_size, step
+from fastweights.analysis.conditions import conditions, groups
+from fastweights.analysis.cost import cost
 from fastweights.analysis.rows import DIMENSIONS, row
 from fastweights.analysis.tables import (
     BASELINES,
@@ -157,7 +157,7 @@ d_v = 2d.
 def test_dimensions_are_those_of_metalas_tables(name: str) -> None:
     d = 32
     x = torch.zeros(1, 1, d)
-    record, _ = make(name, d).project(x, TokenContext(x, None, None, None, None))
+    record, _ = make(name, d).project(x, TokenContext.start(x))
     h, (k, v) = record.shape[2], DIMENSIONED[name]
     assert (h * record.streams["q"].shape[-1], h * record.values) == (k * d, v * d)
 
@@ -193,9 +193,9 @@ def test_rules_are_those_of_mesanets_table_3(layer: str) -> None:
     name, arguments = BASELINES[layer]
     mixer = make(name, 16, **arguments)
     x = torch.randn(1, 3, 16)
-    record, _ = mixer.project(x, TokenContext(x, None, None, None, None))
+    record, _ = mixer.project(x, TokenContext.start(x))
     streams = record.streams
-    assert type(innermost(record)) is rule
+    assert type(record.innermost) is rule
     assert ("log_decay" in streams) == forgets
     assert not forgets or streams["log_decay"].shape == (1, 3, 4, 1)
     gates = [parameter for name, parameter in mixer.named_parameters() if name.startswith("W_beta")]
@@ -214,12 +214,12 @@ def test_table_3_says_which_gates_there_are() -> None:
 
 
 def products(record_name: str, width: int, steps: int = 30) -> float:
-    return step(heads_of(width, steps)[record_name], 2048) / width**2
+    return heads_of(width, steps)[record_name].step_operations(2048) / width**2
 
 
 def test_states_are_those_of_mesanets_table_4() -> None:
     n = 64
-    sizes = {name: state_size(record, 100) for name, record in heads_of(n).items()}
+    sizes = {name: record.state_size(100) for name, record in heads_of(n).items()}
     assert sizes == {"MHA": 2 * n * 100, "GLMHA": n**2, "(gated) DeltaNet": n**2, "Mesa": 2 * n**2}
 
 
@@ -235,7 +235,7 @@ def test_mesa_takes_k_times_n_squared_more() -> None:
 
 def test_attention_takes_n_times_t() -> None:
     attention = heads_of(64)["MHA"]
-    assert step(attention, 1999) * 2 == step(attention, 3999)
+    assert attention.step_operations(1999) * 2 == attention.step_operations(3999)
 
 
 @pytest.mark.parametrize("name", sorted(MIXERS))
@@ -243,7 +243,10 @@ def test_state_sizes_are_the_states_sizes(name: str) -> None:
     mixer, context = make(name, 32), 5
     _, state = mixer(torch.zeros(1, context, 32))
     memory = state.memory if isinstance(state.memory, tuple) else (state.memory,)
-    numbers = [*(s for s in memory if s.is_floating_point() or s.is_complex()), *state.tails]
+    numbers = [
+        *(s for s in memory if s.is_floating_point() or s.is_complex()),
+        *state.tails.values(),
+    ]
     assert cost(mixer, context).state == sum(
         s.numel() * (2 if s.is_complex() else 1) for s in numbers
     )
@@ -253,7 +256,7 @@ def test_operations_of_a_step_are_at_least_its_matrix_products() -> None:
     for record in heads_of(32).values():
         with FlopCounterMode(display=False) as counter:
             evaluate(record, method=Recurrent())
-        assert counter.get_total_flops() <= step(record, 0)
+        assert counter.get_total_flops() <= record.step_operations(0)
 
 
 def test_the_page_is_up_to_date() -> None:

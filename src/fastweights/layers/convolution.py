@@ -12,7 +12,13 @@ from fastweights.shapes import Embedded
 
 
 class ShortConvolution(nn.Module):
-    """A causal depthwise convolution without bias: y_t = Σ_j w_j ⊙ x_{t-j}, j < `size`."""
+    """Causal depthwise convolution without bias: y_t = Σ_j w_j ⊙ x_{t-j}, j < `size`.
+
+    Attributes:
+        name: its path in the mixer, under which it finds and leaves its tail
+    """
+
+    name = ""
 
     def __init__(self, d: int, size: int) -> None:
         super().__init__()
@@ -31,10 +37,10 @@ class ShortConvolution(nn.Module):
 
     def forward(self, x: Embedded, past: TokenContext) -> Embedded:
         t, before = x.shape[1], self.size - 1
-        tail = past.tail(x, before)
+        tail = past.tail(self.name, x, before)
         if t == 1 and past.keep is None and past.document is None:
             seen = torch.cat([tail, x], dim=1)
-            past.save_tail(seen[:, 1:])
+            past.save_tail(self.name, seen[:, 1:])
             return (seen * self.taps).sum(1, keepdim=True)
         document = None if past.document is None else F.pad(past.document, (before, 0))
         if past.keep is None:
@@ -56,7 +62,7 @@ class ShortConvolution(nn.Module):
         last = last[:, last.shape[1] - before :]
         if document is not None:
             last = last * (document[:, t:] == document[:, -1:])[..., None]
-        past.save_tail(last)
+        past.save_tail(self.name, last)
         return convolve(tail, x, self.taps, document)
 
 

@@ -59,7 +59,7 @@ def mesa_records(model: nn.Module, input_ids: Tensor) -> list[Mesa]:
 
     def record(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         assert isinstance(layer, MesaLayer)
-        found, _ = layer.project(inputs[0], TokenContext(inputs[0], None, None, None, None))
+        found, _ = layer.project(inputs[0], TokenContext.start(inputs[0]))
         solved = found.without_signs() if isinstance(found, Signed) else found
         assert isinstance(solved, Mesa)
         records.append(solved)

@@ -10,9 +10,8 @@ from torch import Tensor
 from fastweights.kernels.native import library
 from fastweights.kernels.native.library import address, double_bits, view
 from fastweights.kernels.native.memory import empty
-from fastweights.kernels.native.rules import refuses
+from fastweights.kernels.native.rules import CPU, refuses
 from fastweights.kernels.table import Kernel, may_use
-from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.recurrence.windowed import WindowedLinear, WindowState
 
@@ -175,9 +174,7 @@ def _run(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, Window
     return o.to(recurrence.output), (keys, values, following.to(features.dtype), memory, age)
 
 
-def _refuses(recurrence: Recurrence) -> str | None:
-    if not isinstance(recurrence, WindowedLinear):
-        return f"it is a {type(recurrence).__name__}, not a WindowedLinear"
+def _refuses(recurrence: WindowedLinear) -> str | None:
     if len(recurrence) != 1:
         return f"it has {len(recurrence)} tokens, not one"
     if recurrence.keep_mask is not None or recurrence.segment_starts is not None:
@@ -187,4 +184,6 @@ def _refuses(recurrence: Recurrence) -> str | None:
     return refuses(recurrence)
 
 
-NATIVE_WINDOW = Kernel("window and linear memory, one token (compiled)", _refuses, _run)
+NATIVE_WINDOW = Kernel(
+    "window and linear memory, one token (compiled)", WindowedLinear, _run, _refuses, CPU
+)
