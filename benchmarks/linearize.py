@@ -33,14 +33,14 @@ from fastweights.linearize.distill.adapt import (
     next_logits,
     prepare_adaptation,
 )
-from fastweights.linearize.distill.baselines import (
+from fastweights.linearize.distill.fit import Fit, copy_parameters, fit
+from fastweights.linearize.distill.methods import (
     ADAPT,
     TRANSFER,
     AdaptationConfig,
     LinearizationMethod,
     TransferConfig,
 )
-from fastweights.linearize.distill.fit import Fit, copy_parameters, fit
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.ranking import damage_by_layer, most_damaging_layers
 from fastweights.linearize.distill.stages import AdaptStage, TransferStage

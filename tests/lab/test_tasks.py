@@ -24,6 +24,7 @@ from fastweights.lab.tasks import (
     WordProblem,
 )
 from fastweights.lab.tasks.mqar import arrange_pairs
+from fastweights.lab.tasks.sampling import sample_by_weight, sample_distinct
 from fastweights.models.loss import IGNORE_INDEX
 from oracles import generators
 

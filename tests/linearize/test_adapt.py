@@ -19,9 +19,9 @@ from fastweights.linearize.distill.adapt import (
     teacher_logits,
     unwrap_adapters,
 )
-from fastweights.linearize.distill.baselines import METHODS
+from fastweights.linearize.distill.comparison import ablations, compare_with_softmax, distances
 from fastweights.linearize.distill.fit import Fit, fit, trainable_parameters
-from fastweights.linearize.distill.judge import ablations, compare_with_softmax, distances
+from fastweights.linearize.distill.methods import METHODS
 from fastweights.linearize.distill.ranking import (
     OneLinearLayer,
     damage_by_layer,

@@ -17,13 +17,13 @@ from transformers import AutoModelForCausalLM
 
 from fastweights.cli import main
 from fastweights.linearize import LinearAttentionConfig, linearize
-from fastweights.linearize.distill.baselines import (
+from fastweights.linearize.distill.fit import Fit
+from fastweights.linearize.distill.methods import (
     METHODS,
     AdaptationConfig,
     LinearizationMethod,
     TransferConfig,
 )
-from fastweights.linearize.distill.fit import Fit
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.text.documents import Data
 from fastweights.train import Bytes, CheckpointError, Every

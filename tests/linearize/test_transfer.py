@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainingArguments
 
 from fastweights.linearize import LinearAttentionConfig, Mode, Teacher, branches, use_mode
-from fastweights.linearize.distill.baselines import TransferConfig
 from fastweights.linearize.distill.blocks import transfer_blockwise
 from fastweights.linearize.distill.fit import Fit, fit, read_curve, trainable_parameters
+from fastweights.linearize.distill.methods import TransferConfig
 from fastweights.linearize.distill.stages import TransferStage
 from fastweights.linearize.distill.transfer import (
     BackwardInForward,

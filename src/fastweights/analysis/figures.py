@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import matplotlib
 import numpy as np
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from fastweights.analysis import maps
 from fastweights.analysis.profile import LayerProfile, MemoryProfile, Profile, spread_evenly
+from fastweights.render.html import ReportFigure
 from fastweights.render.plots import HEAT, PALETTE, canvas, label, legend, logarithmic
 
 Color = str | tuple[float, float, float, float]
@@ -26,16 +26,6 @@ are more.
 """
 LONGEST = 1e5
 """Half-lives above so many tokens, and eternal ones, are drawn as this."""
-
-
-@dataclass(frozen=True, eq=False)
-class ReportFigure:
-    """A figure of a report."""
-
-    slug: str
-    title: str
-    caption: str
-    figure: Figure
 
 
 def profile_figures(profile: Profile) -> list[ReportFigure]:

@@ -24,10 +24,10 @@ from fastweights.lab.bench.linearized import (
     plot_generation,
 )
 from fastweights.lab.bench.targets import open_report
-from fastweights.linearize.convert.analog import FEATURE_MAPS, RULES
-from fastweights.linearize.convert.families import LinearizedModel
-from fastweights.linearize.distill.baselines import METHODS, LinearizationMethod, TransferConfig
+from fastweights.linearize.convert.config import FEATURE_MAPS, RULE_PAPERS
+from fastweights.linearize.convert.model_classes import LinearizedModel
 from fastweights.linearize.distill.fit import Fit
+from fastweights.linearize.distill.methods import METHODS, LinearizationMethod, TransferConfig
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.plan import ConversionPlan, plan
 from fastweights.render.plots import png
@@ -147,7 +147,7 @@ def _add_method(group: _ArgumentGroup) -> None:
         help="a published way, which the other options change",
     )
     add("--features", choices=FEATURE_MAPS, help="feature map φ")
-    add("--rule", choices=RULES, help="what a layer becomes")
+    add("--rule", choices=RULE_PAPERS, help="what a layer becomes")
     add(
         "--window",
         type=int,
@@ -264,7 +264,7 @@ def _dtype(name: str) -> str:
 
 
 def _method(chosen: Namespace) -> LinearizationMethod:
-    """The named method with what the options change of its analog."""
+    """The named method with what the options change of its linear attention."""
     method = METHODS[chosen.method]
     given = {
         name: value
@@ -437,7 +437,7 @@ def _load_model(chosen: Namespace) -> Any:
 
 def describe_plan(plan: ConversionPlan) -> list[str]:
     """A plan in words."""
-    layers = ", ".join(str(site.layer) for site in plan.converted)
+    layers = ", ".join(str(attention.layer) for attention in plan.converted)
     stages = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in plan.seconds.items())
     return [
         f"model       {plan.model_type}, {plan.parameters:,} parameters",

@@ -1,13 +1,16 @@
-"""Pretrained language models with softmax attention, made linear: LoLCATs (Zhang et al., 2024) and
-others.
+"""Pretrained language models whose softmax attention is made linear: LoLCATs (Zhang et al., 2024)
+and others.
 """
 
-from fastweights.linearize.convert.analog import FEATURE_MAPS, RULES, LinearAttentionConfig
-from fastweights.linearize.convert.attach import branches, linearize
+from fastweights.linearize.convert.attention import branches, use_mode
+from fastweights.linearize.convert.attention_layers import AttentionLayer, find_attention_layers
 from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.linearize.convert.cache import StateLayer, cache_bytes
+from fastweights.linearize.convert.config import FEATURE_MAPS, LinearAttentionConfig
+from fastweights.linearize.convert.conversion import linearize
 from fastweights.linearize.convert.errors import CannotLinearize
 from fastweights.linearize.convert.lolcats import from_lolcats
+from fastweights.linearize.convert.model_types import register_model_types
 from fastweights.linearize.convert.modes import (
     AttentionCall,
     LinearOnly,
@@ -16,9 +19,10 @@ from fastweights.linearize.convert.modes import (
     Student,
     Teacher,
     WindowOnly,
-    use_mode,
 )
-from fastweights.linearize.convert.sites import AttentionLayer, find_attention_layers
+from fastweights.linearize.convert.registry import RULES
+
+register_model_types()
 
 __all__ = [
     "FEATURE_MAPS",

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from fastweights.lab.reproduce.claim import Experiment, Trial, TrialContext
 from fastweights.lab.reproduce.measures import Measure
 from fastweights.lab.reproduce.text import FIVE, hash_of, share_tokenizer
-from fastweights.linearize.distill.baselines import LinearizationMethod
 from fastweights.linearize.distill.fit import Fit
+from fastweights.linearize.distill.methods import LinearizationMethod
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.runs.optimizers import AdamW, Cosine
 from fastweights.text.corpus import Text

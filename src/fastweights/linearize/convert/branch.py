@@ -1,50 +1,58 @@
-"""What takes softmax's place in a layer: a module of its own, from the layer's q, k, v to a
-recurrence.
+"""What takes softmax's place in a layer: a module that makes a recurrence of the layer's queries,
+keys and values.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fastweights.kernels.native.windowed import LearnedFeatureMap, WindowRule, step_with_feature_map
 from fastweights.layers import upcast
+from fastweights.linearize.convert.attention_layers import AttentionLayer
 from fastweights.linearize.convert.cache import StateLayer
-from fastweights.linearize.convert.sites import AttentionLayer
+from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.methods import evaluate
 from fastweights.recurrence import Recurrence, State, WindowedLinear
 from fastweights.recurrence.streams import disable_autocast, pack_state
 from fastweights.shapes import Mask, Output, Segments
-
-if TYPE_CHECKING:
-    from fastweights.linearize.convert.analog import LinearAttentionConfig
 
 START = -2.1972
 """m of γ = σ(m): γ = 0.1 (LoLCATs)."""
 
 
 class LinearBranch(nn.Module, ABC):
-    """q, k, v of one attention → its linear counterpart; owns all the new parameters, and uses them
-    only in here.
+    """The linear counterpart of one softmax attention, and the owner of all its new parameters.
+
+    It is the child ``linear_branch`` of the model's own attention module, which goes on to project,
+    normalise and rotate; the branch gets the q, k and v that softmax attention would get.
+
+    Args:
+        attention: the heads, widths and scaling of the attention that it replaces.
+        config: what the attention becomes.
     """
 
-    def __init__(self, site: AttentionLayer, analog: LinearAttentionConfig) -> None:
+    def __init__(self, attention: AttentionLayer, config: LinearAttentionConfig) -> None:
         super().__init__()
-        self.site, self.analog = site, analog
+        self.attention, self.config = attention, config
 
     @abstractmethod
     def project(self, q: Tensor, k: Tensor, v: Tensor) -> Recurrence:
-        """The recurrence of q ``[b t h k]``, k ``[b t g k]`` and v ``[b t g v]``, after norms and
-        RoPE.
+        """The recurrence of these streams, before padding and packed documents are applied.
+
+        Args:
+            q: queries ``[b t h k]``, after norms and rotary positions.
+            k: keys ``[b t g k]`` of g key heads, g | h.
+            v: values ``[b t g v]``.
         """
 
     @abstractmethod
     def reset_parameters(self) -> None:
-        """The start, from which transfer begins."""
+        """Set all parameters to the values that training begins with."""
 
     def record(
         self,
@@ -70,8 +78,18 @@ class LinearBranch(nn.Module, ABC):
         memory: StateLayer | None,
         replacement: Callable[[Recurrence], Recurrence] | None = None,
     ) -> Output:
-        """o ``[b t h v]`` in v's dtype of the recurrence, or of what `replacement` makes of it;
-        continues from `memory`, and advances it.
+        """Evaluate the recurrence of these streams.
+
+        Args:
+            q, k, v: as in `project`.
+            keep: ``[b t]``, False for padding; None if there is none.
+            segments: ``[b t]``, the number of each token's packed document; None if there is one.
+            memory: the layer of the cache to continue from, which is advanced; None begins anew and
+                keeps nothing.
+            replacement: makes another recurrence of the branch's own, which is evaluated instead.
+
+        Returns:
+            The output ``[b t h v]``, in the dtype of `v`.
         """
         plain = keep is None and segments is None and replacement is None
         if plain and memory is not None and memory.state is not None:
@@ -117,15 +135,14 @@ class WindowedBranch(LinearBranch):
     float32. φ of a cached key is computed when the key leaves the window.
     """
 
-    def __init__(self, site: AttentionLayer, analog: LinearAttentionConfig) -> None:
-        super().__init__(site, analog)
-        self.key_repeats = site.heads // site.kv_heads if analog.per_query_head else 1
-        self.factor = site.scaling * site.head_dim**0.5
-        self.phi_q = analog.phi(site.heads, site.head_dim, analog.columns(site))
-        self.phi_k = analog.phi(
-            site.kv_heads * self.key_repeats, site.head_dim, analog.columns(site)
-        )
-        self.mix = nn.Parameter(torch.empty(site.heads))
+    def __init__(self, attention: AttentionLayer, config: LinearAttentionConfig) -> None:
+        super().__init__(attention, config)
+        heads, key_heads, columns = attention.heads, attention.kv_heads, config.columns(attention)
+        self.key_repeats = heads // key_heads if config.per_query_head else 1
+        self.factor = attention.scaling * attention.head_dim**0.5
+        self.phi_q = config.phi(heads, attention.head_dim, columns)
+        self.phi_k = config.phi(key_heads * self.key_repeats, attention.head_dim, columns)
+        self.mix = nn.Parameter(torch.empty(heads))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -139,15 +156,15 @@ class WindowedBranch(LinearBranch):
             for s in (k, v)
         )
         scaled = q if abs(self.factor - 1) < 1e-9 else upcast(q) * self.factor
-        mix, analog = upcast(self.mix).sigmoid()[None, None, :, None], self.analog
-        fq, fk, cap = self.phi_q(q), self.phi_k(k), self.site.softcap
-        return WindowedLinear(scaled, k, v, fq, fk, mix, analog.window, analog.shared, cap)
+        mix, config = upcast(self.mix).sigmoid()[None, None, :, None], self.config
+        fq, fk, cap = self.phi_q(q), self.phi_k(k), self.attention.softcap
+        return WindowedLinear(scaled, k, v, fq, fk, mix, config.window, config.shared, cap)
 
     def step_from_cache(self, q: Tensor, k: Tensor, v: Tensor, kept: tuple[Tensor, ...]) -> Any:
-        analog, site, f = self.analog, self.site, self.phi_k.compiled
+        config, layer, f = self.config, self.attention, self.phi_k.compiled
         if f is None or self.key_repeats > 1:
             return None
-        rule = WindowRule(analog.window, analog.shared, site.scaling, site.softcap)
+        rule = WindowRule(config.window, config.shared, layer.scaling, layer.softcap)
         mix = upcast(self.mix).sigmoid()[None, None, :, None]
         keys, values, memory, age = kept
         return step_with_feature_map(

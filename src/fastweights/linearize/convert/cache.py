@@ -10,12 +10,17 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from fastweights.linearize.convert.errors import CannotLinearize
+from fastweights.linearize.convert.transformers_seams import cache_layer, replace_cache_layer
 from fastweights.models.cache import BatchFirstCache
 
 
 class StateLayer(BatchFirstCache, CacheLayerMixin):
-    """What a branch keeps of all tokens so far, a tuple of batch-first tensors, in place of their
-    keys and values.
+    """A layer of a cache that holds a linear state in place of keys and values.
+
+    Attributes:
+        state: what a branch keeps of all tokens so far, a tuple of batch-first tensors; None before
+            the first token.
+        tokens: how many tokens it has seen.
     """
 
     is_sliding = False
@@ -75,8 +80,10 @@ class StateLayer(BatchFirstCache, CacheLayerMixin):
 
 
 def ensure_state_layer(cache: Cache, index: int) -> StateLayer:
-    """The layer `index` of `cache`, made a `StateLayer` if it is still empty; raises
-    CannotLinearize otherwise.
+    """The layer `index` of `cache`, made a `StateLayer` if it is still empty.
+
+    Raises:
+        CannotLinearize: the cache is not a plain ``DynamicCache``, or a softmax layer has used it.
     """
     if not isinstance(cache, DynamicCache) or cache.offloading:
         kind = (
@@ -87,23 +94,25 @@ def ensure_state_layer(cache: Cache, index: int) -> StateLayer:
             "a linearized layer keeps a state of constant size instead of keys and values",
             "pass no cache, or a plain transformers.DynamicCache()",
         )
-    layers: list[Any] = cache.layers
-    while len(layers) <= index:
-        layers.append(cache.layer_class_to_replicate())  # type: ignore[misc]
-    if not isinstance(layers[index], StateLayer):
-        if layers[index].is_initialized:
-            raise CannotLinearize(
-                f"layer {index} of this cache",
-                "it holds keys and values that a softmax layer has seen, and not a linear state",
-                "begin a new cache, and feed the text again",
-            )
-        layers[index] = StateLayer()
-    return layers[index]
+    found = cache_layer(cache, index)
+    if isinstance(found, StateLayer):
+        return found
+    if found.is_initialized:
+        raise CannotLinearize(
+            f"layer {index} of this cache",
+            "it holds keys and values that a softmax layer has seen, and not a linear state",
+            "begin a new cache, and feed the text again",
+        )
+    state = StateLayer()
+    replace_cache_layer(cache, index, state)
+    return state
 
 
 def require_keys_and_values(cache: Cache, index: int) -> None:
-    """Raises CannotLinearize if the layer `index` of `cache` has no keys and values for a softmax
-    to read.
+    """Make sure that softmax attention can read the layer `index` of `cache`.
+
+    Raises:
+        CannotLinearize: the layer holds a linear state, which has no keys and values.
     """
     if index < len(cache.layers) and isinstance(cache.layers[index], StateLayer):
         raise CannotLinearize(
@@ -114,8 +123,13 @@ def require_keys_and_values(cache: Cache, index: int) -> None:
 
 
 def cache_bytes(cache: Cache) -> int:
-    """Bytes that `cache` holds for all sequences together, of linear states and of softmax layers'
-    keys and values.
+    """The memory that a cache takes.
+
+    Args:
+        cache: of a linearized model, or of a softmax model.
+
+    Returns:
+        Bytes for all sequences together, of linear states and of softmax layers' keys and values.
     """
     return sum(map(_layer_bytes, cache.layers))
 

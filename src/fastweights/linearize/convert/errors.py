@@ -4,7 +4,13 @@ from __future__ import annotations
 
 
 class CannotLinearize(ValueError):  # noqa: N818
-    """A model, layer or call that has no linear counterpart here: what, why, and the way out."""
+    """A model, a layer or a call that cannot be linearized; the message says why, and what to do.
+
+    Attributes:
+        what: what was asked for.
+        why: why it cannot be.
+        fix: what to do instead.
+    """
 
     def __init__(self, what: str, why: str, fix: str) -> None:
         super().__init__(f"{what}: {why}; {fix}")

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from fastweights.linearize.convert.analog import LinearAttentionConfig
-from fastweights.linearize.convert.attach import branches, linearize
+from fastweights.linearize.convert.attention import branches
+from fastweights.linearize.convert.config import LinearAttentionConfig
+from fastweights.linearize.convert.conversion import linearize
 from fastweights.linearize.convert.errors import CannotLinearize
 
 NAMES = {
@@ -26,13 +27,22 @@ PARAMETER = re.compile(rf"layers\.(\d+)\.self_attn\.({'|'.join(map(re.escape, NA
 
 
 def from_lolcats(model: PreTrainedModel, path: str | Path, window: int = 64) -> Any:
-    """`model` linearized with the branches of a ``*_distill.pt`` or ``*_ft.pt`` of LoLCATs' code,
-    in place.
+    """Linearize a model with the feature maps that LoLCATs' own code has trained, in place.
 
     They have φ for every query head, with identity or trained W (no bias, no skip), and γ. That
     code trains on blocks of 64 to 128 tokens and decodes with a window of 64; here both are the
-    last `window` tokens. LoRA weights in the file are left aside: apply them with peft. Raises
-    CannotLinearize if the file has no branches, or others than fit.
+    last `window` tokens. LoRA weights in the file are left aside: apply them with peft.
+
+    Args:
+        model: the softmax model that the checkpoint was made from.
+        path: a ``*_distill.pt`` or ``*_ft.pt`` of github.com/HazyResearch/lolcats.
+        window: tokens that softmax attention reaches over.
+
+    Returns:
+        `model` itself, linearized, as `linearize` returns it.
+
+    Raises:
+        CannotLinearize: the file has no feature maps, or has them for layers that do not fit.
     """
     found = _parameters(torch.load(path, map_location="cpu", weights_only=True))
     if not found:

@@ -5,33 +5,33 @@ both.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.recurrence import Recurrence, WindowedLinear
 from fastweights.shapes import Mask, Output
-
-if TYPE_CHECKING:
-    from fastweights.linearize.convert.branch import LinearBranch
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """One call of a linearized layer's attention.
+    """One call of a linearized layer's attention, with both of its possible outputs.
 
     Attributes:
-        q: ``[b t h k]``, after norms and RoPE
-        k, v: ``[b t g k]``, ``[b t g v]`` with g | h
-        keep: ``[b t]``, False for padding; None if there is none
-        record: the branch's recurrence on these streams, with padding and packed documents
-            applied
-        linear: the branch's output ``[b t h v]``, which advances the cache if there is one;
-            given a function, the output of what it makes of the branch's recurrence
-        softmax: the output ``[b t h v]`` of the model's own attention, in its own dtype
+        layer: the layer's number.
+        branch: the layer's linear branch.
+        q: queries ``[b t h k]``, after norms and rotary positions.
+        k: keys ``[b t g k]`` of g key heads, g | h.
+        v: values ``[b t g v]``.
+        keep: ``[b t]``, False for padding; None if there is none.
+        record: makes the branch's recurrence on these streams, with padding and packed documents
+            applied.
+        linear: computes the branch's output ``[b t h v]``, and advances the cache if there is one;
+            given a function, the output of what it makes of the branch's recurrence.
+        softmax: computes the output ``[b t h v]`` of the model's own attention, in its own dtype.
     """
 
     layer: int
@@ -46,28 +46,31 @@ class AttentionCall:
 
 
 class Mode(ABC):
-    """What the converted layers of a model do, set by `running`."""
+    """What the converted layers of a model do when they are called; `use_mode` sets it.
+
+    A mode of one's own overrides `attend`, and may return whatever it makes of the call.
+    """
 
     constant: ClassVar[bool] = True
-    """Whether layers keep the constant-size state in the cache; False: all keys and values, as the
-    softmax needs.
+    """True: the cache holds the state of constant size. False: all keys and values, which softmax
+    needs.
     """
 
     @abstractmethod
     def attend(self, call: AttentionCall) -> Output:
-        """``[b t h v]``"""
+        """What the layer returns for `call`, ``[b t h v]``."""
 
 
 class Student(Mode):
-    """The branch: what a linearized model does unless told otherwise."""
+    """Linear attention: what a linearized model does unless told otherwise."""
 
     def attend(self, call: AttentionCall) -> Output:
         return call.linear()
 
 
 class Teacher(Mode):
-    """The softmax attention that was there before: the original model, without a second copy of its
-    weights.
+    """The softmax attention that was there before: the original model, without a second copy of
+    its weights.
     """
 
     constant = False
@@ -77,7 +80,7 @@ class Teacher(Mode):
 
 
 class OtherRecurrence(Mode):
-    """Another recurrence than the branch's own."""
+    """The output of another recurrence than the branch's own, such as one with a side left out."""
 
     def attend(self, call: AttentionCall) -> Output:
         return call.linear(self.replacement)
@@ -88,14 +91,14 @@ class OtherRecurrence(Mode):
 
 
 class WindowOnly(OtherRecurrence):
-    """`WindowedLinear` without the tokens before its window."""
+    """A windowed layer without its linear side: only the tokens in its window are seen."""
 
     def replacement(self, record: Recurrence) -> Recurrence:
         return replace(require_window(record, self), fq=0 * require_window(record, self).fq)
 
 
 class LinearOnly(OtherRecurrence):
-    """`WindowedLinear` without a window: normalised linear attention to all tokens."""
+    """A windowed layer without its window: normalised linear attention to all tokens."""
 
     def replacement(self, record: Recurrence) -> Recurrence:
         return replace(require_window(record, self), window=0)
@@ -109,22 +112,3 @@ def require_window(record: Recurrence, mode: Mode) -> WindowedLinear:
             f" is a {type(record).__name__}, which has none; use Student or Teacher"
         )
     return record
-
-
-LINEAR = Student()
-
-
-@contextmanager
-def use_mode(model: nn.Module, mode: Mode) -> Iterator[None]:
-    """Inside the block every converted layer of `model` does what `mode` says."""
-    from fastweights.linearize.convert.attention import attentions_with_branch
-
-    layers = attentions_with_branch(model)
-    before = [layer.linear_mode for layer in layers]
-    for layer in layers:
-        layer.linear_mode = mode
-    try:
-        yield
-    finally:
-        for layer, old in zip(layers, before, strict=True):
-            layer.linear_mode = old

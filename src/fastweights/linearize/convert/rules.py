@@ -3,13 +3,12 @@ be learnt.
 
 q, k and v are those that the layer's attention gets, so that W_Q, W_K, W_V and W_O go on as they
 are. Gates are linear in v, which unlike q and k is not turned by its position, and start constant.
-φ are the analog's feature maps. A state belongs to a query head.
+φ are the configuration's feature maps. A state belongs to a query head.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +16,10 @@ from torch.nn import functional as F
 
 from fastweights.features import LearnedFeatures
 from fastweights.layers import HeadNorm, l2_normalize, upcast
+from fastweights.linearize.convert.attention_layers import AttentionLayer
 from fastweights.linearize.convert.branch import LinearBranch
-from fastweights.linearize.convert.sites import AttentionLayer
+from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.recurrence import Decay, Delta, Mesa, Normalized
-
-if TYPE_CHECKING:
-    from fastweights.linearize.convert.analog import LinearAttentionConfig
 
 TAU = 16.0
 """Log decays are log σ(·) / τ (GLA)."""
@@ -63,16 +60,16 @@ class RuleBranch(LinearBranch):
     key_map: type[LearnedFeatures] | None = None
     """What k goes through, if not φ."""
 
-    def __init__(self, site: AttentionLayer, analog: LinearAttentionConfig) -> None:
-        super().__init__(site, analog)
-        self.key_repeats = site.heads // site.kv_heads
-        key_map = analog.phi if self.key_map is None else self.key_map
-        self.columns = analog.columns(site)
-        self.phi_q = analog.phi(site.heads, site.head_dim, self.columns)
-        self.phi_k = key_map(site.kv_heads, site.head_dim, self.columns)
+    def __init__(self, attention: AttentionLayer, config: LinearAttentionConfig) -> None:
+        super().__init__(attention, config)
+        self.key_repeats = attention.heads // attention.kv_heads
+        key_map = config.phi if self.key_map is None else self.key_map
+        self.columns = config.columns(attention)
+        self.phi_q = config.phi(attention.heads, attention.head_dim, self.columns)
+        self.phi_k = key_map(attention.kv_heads, attention.head_dim, self.columns)
 
     def gate(self, count: int, start: float) -> Gate:
-        return Gate(self.site.kv_heads, self.site.value_dim, count, start)
+        return Gate(self.attention.kv_heads, self.attention.value_dim, count, start)
 
     def reset_parameters(self) -> None:
         for part in self.children():
@@ -88,8 +85,8 @@ class GLABranch(RuleBranch):
     normalised by q_t z_t.
     """
 
-    def __init__(self, site: AttentionLayer, analog: LinearAttentionConfig) -> None:
-        super().__init__(site, analog)
+    def __init__(self, attention: AttentionLayer, config: LinearAttentionConfig) -> None:
+        super().__init__(attention, config)
         self.alpha = self.gate(2 * self.columns, OPEN)
 
     def project(self, q: Tensor, k: Tensor, v: Tensor) -> Normalized:
@@ -115,8 +112,8 @@ class GatedDeltaBranch(RuleBranch):
     b).
     """
 
-    def __init__(self, site: AttentionLayer, analog: LinearAttentionConfig) -> None:
-        super().__init__(site, analog)
+    def __init__(self, attention: AttentionLayer, config: LinearAttentionConfig) -> None:
+        super().__init__(attention, config)
         self.alpha, self.beta = self.gate(1, OPEN), self.gate(1, 0.0)
 
     def project(self, q: Tensor, k: Tensor, v: Tensor) -> Delta | Mesa:
@@ -133,9 +130,9 @@ class MesaBranch(GatedDeltaBranch):
     first.
     """
 
-    def __init__(self, site: AttentionLayer, analog: LinearAttentionConfig) -> None:
-        super().__init__(site, analog)
-        self.ridge = nn.Parameter(torch.empty(site.heads, 2 * self.columns))
+    def __init__(self, attention: AttentionLayer, config: LinearAttentionConfig) -> None:
+        super().__init__(attention, config)
+        self.ridge = nn.Parameter(torch.empty(attention.heads, 2 * self.columns))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -155,13 +152,14 @@ class SupraBranch(RuleBranch):
     the normaliser.
     """
 
-    def __init__(self, site: AttentionLayer, analog: LinearAttentionConfig) -> None:
-        super().__init__(site, analog)
-        self.norm = HeadNorm(site.value_dim, center=True, affine=True)
+    def __init__(self, attention: AttentionLayer, config: LinearAttentionConfig) -> None:
+        super().__init__(attention, config)
+        self.norm = HeadNorm(attention.value_dim, center=True, affine=True)
 
     def project(self, q: Tensor, k: Tensor, v: Tensor) -> Decay:
         k, v = map(self.per_query, (self.phi_k(k), v))
-        log_gamma = torch.log1p(-(2.0 ** -(5 + torch.arange(self.site.heads, device=q.device))))
+        head = torch.arange(self.attention.heads, device=q.device)
+        log_gamma = torch.log1p(-(2.0 ** -(5 + head)))
         return Decay(self.phi_q(q), k, v, log_gamma[None, None, :, None])
 
     def read(self, o: Tensor) -> Tensor:

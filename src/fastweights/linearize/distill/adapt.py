@@ -1,5 +1,5 @@
-"""Stage two, low-rank adaptation: a few weights of the attentions adjust to what took softmax's
-place.
+"""Stage two, low-rank adaptation (LoLCATs, section 3): a few weights of the attentions adjust to
+what took softmax's place.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,23 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from fastweights.layers import upcast
-from fastweights.linearize.convert.attach import branches
-from fastweights.linearize.convert.attention import attentions_with_branch
+from fastweights.linearize.convert.attention import branches, use_mode
 from fastweights.linearize.convert.errors import CannotLinearize
-from fastweights.linearize.convert.modes import Mode, Teacher, use_mode
+from fastweights.linearize.convert.modes import Mode, Teacher
+from fastweights.linearize.convert.transformers_seams import attentions_with_branch
 from fastweights.text.documents import IGNORED
 
 
 @dataclass(frozen=True)
 class LoRA:
-    """W + alpha / rank · B A on every projection of the converted attentions (Hu et al., 2021)."""
+    """Low-rank adapters on every projection of the converted attentions: W + alpha / rank · B A
+    (Hu et al., 2021).
+
+    Attributes:
+        rank: rows of A and columns of B.
+        alpha: the scale, before it is divided by `rank`.
+        dropout: the probability that an input of A is left out.
+    """
 
     rank: int = 8
     alpha: float = 16.0
@@ -36,11 +42,18 @@ class LoRA:
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """ce · -log p(next token) + kl · KL(teacher ‖ student), means over the tokens that are learnt,
-    in nats.
+    """The loss of stage two: ce · -log p(next token) + kl · KL(teacher ‖ student), in nats, means
+    over the tokens that are learnt.
 
-    The teacher is the model itself, without its adapters and with its softmax: no second copy of
-    the weights.
+    The teacher is the model itself, without its adapters and with its softmax: there is no second
+    copy of the weights.
+
+    Attributes:
+        ce: the factor of the cross-entropy with the text.
+        kl: the factor of the divergence from the teacher.
+
+    Raises:
+        ValueError: a factor is negative, or both are 0.
     """
 
     ce: float = 1.0
@@ -73,9 +86,7 @@ def next_logits(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
 
 @torch.no_grad()
 def teacher_logits(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """`next_logits` of the model as it was: with softmax, and without the adapters that it may
-    have.
-    """
+    """`next_logits` of the model as it was: with softmax attention, and without adapters."""
     training = model.training
     model.eval()
     try:
@@ -119,21 +130,19 @@ def kl_from_softmax(model: nn.Module, inputs: Mapping[str, Tensor], mode: Mode) 
     return float(kl(teacher_logits(model, given).flatten(0, 1), logits.flatten(0, 1)))
 
 
-def require_package(package: str, user: str, otherwise: str) -> None:
-    """Raises ValueError, which says how to get it, if an optional package that `user` needs is
-    missing.
-    """
-    if find_spec(package) is None:
-        raise ValueError(f"{user} needs {package}: pip install {package}, {otherwise}")
-
-
 def prepare_adaptation(
     model: PreTrainedModel, lora: LoRA | None, train_branches: bool = False
 ) -> Any:
-    """`model` with adapters, which alone are trained; None trains all weights. `train_branches`
-    trains these too.
+    """Set a linearized model up for stage two.
 
-    The branches go with the adapters: saved alone, they make the linear model from the softmax one.
+    Args:
+        model: the linearized model.
+        lora: the adapters to add, which alone are trained; None: all weights are.
+        train_branches: whether the branches are trained too.
+
+    Returns:
+        The model, in peft's wrapper if there are adapters. The branches are saved with them, so
+        that both together make the linear model from the softmax one.
     """
     if lora is None:
         return model.requires_grad_(True)
@@ -154,10 +163,10 @@ def prepare_adaptation(
 
 
 def projections(model: PreTrainedModel) -> list[str]:
-    """The linear layers of the converted attentions but for their branches, by their names in
-    `model`.
+    """The names of the linear layers in the converted attentions, those of branches left out.
 
-    Raises CannotLinearize if there are none.
+    Raises:
+        CannotLinearize: there are none.
     """
     attentions = {id(module) for module in attentions_with_branch(model)}
     found = [

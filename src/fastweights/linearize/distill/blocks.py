@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from fastweights.linearize.convert.attach import branches
-from fastweights.linearize.convert.attention import attentions_with_branch
-from fastweights.linearize.distill.baselines import TransferConfig
+from fastweights.linearize.convert.attention import branches
+from fastweights.linearize.convert.transformers_seams import attentions_with_branch, skip_blocks
 from fastweights.linearize.distill.fit import TRAINED, Stage, fit, load_parameters
+from fastweights.linearize.distill.methods import TransferConfig
 from fastweights.linearize.distill.transfer import BackwardInForward, attend_all
 from fastweights.runs.files import sync
 from fastweights.runs.report import Reporter
@@ -188,7 +188,7 @@ def _run_block_alone(
     """Inside the block a forward runs block `number` alone, on `hidden` if it is given, and ends
     with its output.
     """
-    with _skip_blocks([block for place, block in enumerate(blocks) if place != number]):
+    with skip_blocks([block for place, block in enumerate(blocks) if place != number]):
         block = list(blocks)[number]
 
         def before(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -204,23 +204,3 @@ def _run_block_alone(
         finally:
             for handle in handles:
                 handle.remove()
-
-
-@contextmanager
-def _skip_blocks(blocks: Iterable[Any]) -> Iterator[None]:
-    """Inside the block these blocks return what they are given."""
-    blocks = list(blocks)
-    before = [block.__dict__.get("forward") for block in blocks]
-    for block in blocks:
-        block.forward = _identity
-    try:
-        yield
-    finally:
-        for block, old in zip(blocks, before, strict=True):
-            del block.forward
-            if old is not None:
-                block.forward = old
-
-
-def _identity(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
-    return hidden

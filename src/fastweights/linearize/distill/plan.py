@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from fastweights.linearize.convert.attach import choose_layers
+from fastweights.linearize.convert.attention_layers import AttentionLayer, find_attention_layers
 from fastweights.linearize.convert.cache import StateLayer
-from fastweights.linearize.convert.sites import AttentionLayer, find_attention_layers
-from fastweights.linearize.distill.baselines import LinearizationMethod
+from fastweights.linearize.convert.conversion import choose_layers
+from fastweights.linearize.convert.registry import branch_of
+from fastweights.linearize.distill.fit import Fit
+from fastweights.linearize.distill.methods import LinearizationMethod
 
 ADAM = 4 * 4
 """Bytes per trained parameter in float32: itself, its gradient, and AdamW's two averages."""
@@ -21,14 +22,21 @@ ADAM = 4 * 4
 
 @dataclass(frozen=True)
 class ConversionPlan:
-    """A conversion in numbers; bytes are of one sequence unless they are of weights.
+    """A conversion in numbers; bytes are of one sequence, unless they are of weights.
 
-    parameters        of the model, without the branches branch, adapter   trained parameters of
-    stage one and of stage two state             bytes of the converted layers' states and windows,
-    full and constant from then on cache_per_token   bytes of keys and values that the same layers
-    keep of a token now weights, training bytes of the weights, and of what training adds to them
-    but for activations seconds           of both stages on this machine's CPU, from the speed of a
-    matrix product; none without a stage
+    Attributes:
+        model_type: of the softmax model, such as "llama".
+        parameters: of the model, without the branches.
+        converted: the attentions that become linear.
+        left: the layers that do not, each with the reason.
+        branch: parameters that stage one trains.
+        adapter: parameters that stage two trains.
+        state: bytes of the converted layers' states and windows, full and constant from then on.
+        cache_per_token: bytes of keys and values that the same layers keep of a token now.
+        weights: bytes of the weights.
+        training: bytes that training adds to them, but for activations.
+        seconds: a rough guess of how long each stage takes on this machine's CPU, by its name; see
+            `plan`.
     """
 
     model_type: str
@@ -57,66 +65,83 @@ def plan(
     length: int = 1024,
     dtype: torch.dtype | None = None,
 ) -> ConversionPlan:
-    """For a model, a folder or a name on the hub, of which only the configuration is read.
+    """Say what a conversion will do to a model and what it will take, without its weights.
 
-    length  tokens per sequence, of training
-    dtype   of the weights; None: as the configuration has it, or float32
-    Raises CannotLinearize where `linearize` would.
+    The seconds are a guess: operations counted from the parameters, divided by the speed of a large
+    float32 matrix product that is timed here and now. Attention, the data, other loads of the
+    machine and GPUs are left out; expect the order of magnitude.
+
+    Args:
+        source: a model, a folder or a name on the Hugging Face hub; only the configuration is read.
+        method: what takes softmax's place, and how it is trained.
+        layers: numbers of the layers to convert; None: all that are converted by default.
+        length: tokens per sequence, of training.
+        dtype: of the weights; None: as the configuration has it, or float32.
+
+    Raises:
+        CannotLinearize: where `linearize` would.
     """
-    model = (
-        source
-        if isinstance(source, PreTrainedModel)
-        else _skeleton(AutoConfig.from_pretrained(source), dtype)
-    )
+    model = source if isinstance(source, PreTrainedModel) else _skeleton(source, dtype)
     chosen = choose_layers(model, None if layers is None else list(layers))
-    numbers = {site.layer for site in chosen}
-    left = [
-        (s.layer, s.skip_reason or "not chosen")
-        for s in find_attention_layers(model)
-        if s.layer not in numbers
-    ]
-    parameters, size = sum(p.numel() for p in model.parameters()), model.dtype.itemsize
-    branch = sum(_branch_parameters(site, method) for site in chosen)
+    parameters = sum(p.numel() for p in model.parameters())
+    branch = sum(_branch_parameters(attention, method) for attention in chosen)
     adapter = _adapter_parameters(model, chosen, method)
     return ConversionPlan(
         model_type=model.config.model_type,
         parameters=parameters,
         converted=tuple(chosen),
-        left=tuple(left),
+        left=_layers_left(model, chosen),
         branch=branch,
         adapter=adapter,
-        state=sum(_state_bytes(site, method, model.dtype) for site in chosen),
-        cache_per_token=sum(
-            site.kv_heads * (site.head_dim + site.value_dim) * size for site in chosen
-        ),
-        weights=parameters * size + branch * 4,
+        state=sum(_state_bytes(attention, method, model.dtype) for attention in chosen),
+        cache_per_token=sum(_key_value_bytes(attention, model.dtype) for attention in chosen),
+        weights=parameters * model.dtype.itemsize + branch * torch.float32.itemsize,
         training=ADAM * max(branch if method.transfer else 0, adapter if method.adapt else 0),
-        seconds=_seconds(parameters, method, length),
+        seconds=_guess_seconds(parameters, method, length),
     )
 
 
-def _skeleton(config: PretrainedConfig, dtype: torch.dtype | None) -> PreTrainedModel:
+def _layers_left(
+    model: PreTrainedModel, chosen: Iterable[AttentionLayer]
+) -> tuple[tuple[int, str], ...]:
+    """The layers that stay softmax, and why."""
+    numbers = {attention.layer for attention in chosen}
+    return tuple(
+        (attention.layer, attention.skip_reason or "not chosen")
+        for attention in find_attention_layers(model)
+        if attention.layer not in numbers
+    )
+
+
+def _key_value_bytes(attention: AttentionLayer, dtype: torch.dtype) -> int:
+    """What a cache of softmax keeps of one token."""
+    return attention.kv_heads * (attention.head_dim + attention.value_dim) * dtype.itemsize
+
+
+def _skeleton(source: str, dtype: torch.dtype | None) -> PreTrainedModel:
     """The model without memory for its weights."""
+    config = AutoConfig.from_pretrained(source)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(
             config, dtype=dtype or getattr(config, "dtype", None) or torch.float32
         )
 
 
-def _branch_parameters(site: AttentionLayer, method: LinearizationMethod) -> int:
+def _branch_parameters(attention: AttentionLayer, method: LinearizationMethod) -> int:
     with torch.device("meta"):
-        return sum(p.numel() for p in method.analog.branch(site).parameters())
+        return sum(p.numel() for p in branch_of(method.analog, attention).parameters())
 
 
-def _state_bytes(site: AttentionLayer, method: LinearizationMethod, dtype: torch.dtype) -> int:
+def _state_bytes(attention: AttentionLayer, method: LinearizationMethod, dtype: torch.dtype) -> int:
     """What the cache holds after as many tokens as the window has."""
-    branch, memory, tokens = method.analog.branch(site), StateLayer(), max(1, method.analog.window)
+    branch, memory = branch_of(method.analog, attention), StateLayer()
+    tokens = max(1, method.analog.window)
     q, k, v = (
         torch.zeros(1, tokens, heads, width, dtype=dtype)
         for heads, width in (
-            (site.heads, site.head_dim),
-            (site.kv_heads, site.head_dim),
-            (site.kv_heads, site.value_dim),
+            (attention.heads, attention.head_dim),
+            (attention.kv_heads, attention.head_dim),
+            (attention.kv_heads, attention.value_dim),
         )
     )
     with torch.no_grad():
@@ -125,7 +150,7 @@ def _state_bytes(site: AttentionLayer, method: LinearizationMethod, dtype: torch
 
 
 def _adapter_parameters(
-    model: PreTrainedModel, sites: Iterable[AttentionLayer], method: LinearizationMethod
+    model: PreTrainedModel, attentions: Iterable[AttentionLayer], method: LinearizationMethod
 ) -> int:
     """rank · (inputs + outputs) of every projection; all weights if there are no adapters."""
     if method.adapt is None:
@@ -133,14 +158,19 @@ def _adapter_parameters(
     if method.adapt.lora is None:
         return sum(p.numel() for p in model.parameters())
     matrices = [
-        p for site in sites for p in model.get_submodule(site.path).parameters() if p.ndim == 2
+        p
+        for attention in attentions
+        for p in model.get_submodule(attention.path).parameters()
+        if p.ndim == 2
     ]
     return method.adapt.lora.rank * sum(sum(p.shape) for p in matrices)
 
 
-def _seconds(parameters: int, method: LinearizationMethod, length: int) -> dict[str, float]:
-    """2 operations per parameter and token forward, 4 more backward; a teacher's forward for KL."""
-    speed, found = _operations_per_second(), dict[str, float]()
+def _guess_seconds(parameters: int, method: LinearizationMethod, length: int) -> dict[str, float]:
+    """2 operations per parameter and token forward, 4 more backward; a teacher's forward for KL.
+    Transfer goes backward through the branches alone, and is counted as half of a forward more.
+    """
+    speed, found = _matrix_product_speed(), dict[str, float]()
     if method.transfer is not None:
         found["transfer"] = 3 * parameters * _tokens(method.transfer.fit, length) / speed
     if method.adapt is not None:
@@ -149,12 +179,14 @@ def _seconds(parameters: int, method: LinearizationMethod, length: int) -> dict[
     return found
 
 
-def _tokens(fit: Any, length: int) -> int:
+def _tokens(fit: Fit, length: int) -> int:
     return fit.steps * fit.batch * length
 
 
-def _operations_per_second(size: int = 768, repeats: int = 4) -> float:
-    """Of float32 matrix products on this machine's CPU."""
+def _matrix_product_speed(size: int = 768, repeats: int = 4) -> float:
+    """Operations per second of this machine's CPU on one float32 product of square matrices: the
+    best that a layer can do, timed for some milliseconds, whatever else runs meanwhile.
+    """
     matrix = torch.ones(size, size)
     torch.mm(matrix, matrix)
     start = time.perf_counter()

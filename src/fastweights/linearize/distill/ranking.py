@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from fastweights.linearize.convert.attach import branches
+from fastweights.linearize.convert.attention import branches
 from fastweights.linearize.convert.modes import AttentionCall, Mode
 from fastweights.linearize.distill.adapt import kl_from_softmax
 from fastweights.shapes import Output
@@ -16,7 +16,7 @@ from fastweights.train.perplexity import evaluation_mode
 
 
 class OneLinearLayer(Mode):
-    """Softmax in all layers but one."""
+    """Softmax in all layers but one: what that layer's conversion alone does to the model."""
 
     constant = False
 
@@ -28,8 +28,15 @@ class OneLinearLayer(Mode):
 
 
 def damage_by_layer(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> dict[int, float]:
-    """KL(softmax ‖ only this layer linear) of the next token by layer, in nats: the mean over
-    `batches`.
+    """How much each layer hurts when it alone is linear.
+
+    Args:
+        model: a linearized model.
+        batches: inputs of the model; ``labels`` among them are left aside.
+
+    Returns:
+        By layer, KL(softmax ‖ only this layer linear) of the next token in nats, the mean over
+        `batches`.
     """
     batches = list(batches)
     with evaluation_mode(model):
@@ -40,8 +47,10 @@ def damage_by_layer(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -
 
 
 def most_damaging_layers(damages: Mapping[int, float], count: int) -> list[int]:
-    """The `count` layers that do the most damage, in order. Raises ValueError if none would be
-    left.
+    """The `count` layers that do the most damage, in the order of the model.
+
+    Raises:
+        ValueError: no linear layer would be left.
     """
     if not 0 <= count < len(damages):
         raise ValueError(

@@ -1,6 +1,4 @@
-"""A conversion as one HTML page and its PNG files: attention maps, losses per layer, perplexity by
-position.
-"""
+"""The page of a conversion: what it costs, attention maps, losses by layer, damage by layer."""
 
 from __future__ import annotations
 
@@ -17,14 +15,13 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from fastweights.analysis.figures import ReportFigure
 from fastweights.analysis.profile import spread_evenly
-from fastweights.analysis.report import Row, figure, section, table, write_page
 from fastweights.linearize.convert.modes import AttentionCall, Mode
 from fastweights.linearize.distill.adapt import unwrap_adapters, without_adapters
 from fastweights.linearize.distill.fit import read_curve
 from fastweights.linearize.distill.transfer import attend_all, teacher_map
 from fastweights.recurrence import WindowedLinear
+from fastweights.render.html import ReportFigure, Row, figure, section, table, write_page
 from fastweights.render.plots import HEAT, PALETTE, canvas, label, legend
 from fastweights.shapes import Map, Output
 from fastweights.train.perplexity import PositionLoss, draw, evaluation_mode
@@ -36,8 +33,12 @@ LAYERS, HEADS = 4, 2
 
 @dataclass(frozen=True, eq=False)
 class LayerMaps:
-    """Of one layer, ``[h t t]`` each: softmax's, the trained branch's, and those of the same branch
-    untrained.
+    """Attention weights of one layer, ``[h t t]`` each.
+
+    Attributes:
+        softmax: softmax's own.
+        trained: the branch's as it is.
+        untrained: the same branch's with the parameters that it began with.
     """
 
     softmax: Map
@@ -46,7 +47,7 @@ class LayerMaps:
 
 
 class MapRecorder(Mode):
-    """Softmax, and meanwhile every layer's maps of the first sequence, in `maps` by layer."""
+    """Softmax passed on; meanwhile every layer's maps of the first sequence, in `maps` by layer."""
 
     constant = False
 
@@ -63,10 +64,8 @@ class MapRecorder(Mode):
         return call.softmax()
 
 
-def maps_of(model: Any, inputs: Mapping[str, Tensor]) -> dict[int, LayerMaps]:
-    """The maps of all converted layers on one text, as it stands before stage two: without
-    adapters.
-    """
+def record_maps(model: Any, inputs: Mapping[str, Tensor]) -> dict[int, LayerMaps]:
+    """The maps of all converted layers on one text, without adapters: as before stage two."""
     mode = MapRecorder()
     cut = {name: x[:1, :SHOWN].to(model.device) for name, x in inputs.items() if name != "labels"}
     with evaluation_mode(model), without_adapters(model):
@@ -75,14 +74,22 @@ def maps_of(model: Any, inputs: Mapping[str, Tensor]) -> dict[int, LayerMaps]:
 
 
 def write_report(model: Any, inputs: Mapping[str, Tensor], run: Path, out: Path) -> Path:
-    """``report.html`` and its PNG files in the folder `out`, from the numbers in the folder `run`;
-    the page's path.
+    """Write the page of a conversion, and its pictures as PNG files.
+
+    Args:
+        model: the converted model, whose attention maps are drawn.
+        inputs: a text for them.
+        run: the run's folder, whose JSON files have the numbers.
+        out: the folder that ``report.html`` goes to.
+
+    Returns:
+        The page's path.
     """
     found = {path.stem: json.loads(path.read_text()) for path in sorted(run.glob("*.json"))}
     parts = [
         _costs(found, run, out),
         _plan(found["plan"]),
-        _maps(maps_of(model, inputs), out),
+        _maps(record_maps(model, inputs), out),
         _losses(run, out),
         _ranking(found.get("ranking"), out),
     ]
@@ -96,9 +103,11 @@ def write_report(model: Any, inputs: Mapping[str, Tensor], run: Path, out: Path)
 def _costs(found: Mapping[str, Any], run: Path, out: Path) -> str:
     stages = {"swapped": found["convert"]["linear"]}
     stages |= {"after transfer": found["transfer"]["linear"]} if "transfer" in found else {}
-    judged = found["evaluation"]
-    named: list[Row] = [{"model": name, **row} for name, row in [*stages.items(), *judged.items()]]
-    losses = {name: PositionLoss.load(run / "positions" / f"{name}.json") for name in judged}
+    evaluation = found["evaluation"]
+    named: list[Row] = [
+        {"model": name, **row} for name, row in [*stages.items(), *evaluation.items()]
+    ]
+    losses = {name: PositionLoss.load(run / "positions" / f"{name}.json") for name in evaluation}
     caption = (
         "Nats per token against the tokens read before, pooled in eighths of octaves. Where the"
         " curve without the linear side lies on the whole model's, the linear side does nothing."
@@ -123,7 +132,7 @@ def _plan(plan: Mapping[str, Any]) -> str:
         {"": "cache before, bytes per token", "number": plan["cache_per_token"]},
         {"": "break-even length, tokens", "number": plan["break_even"]},
     ]
-    sites: list[Row] = [
+    layers: list[Row] = [
         {
             "layer": s["layer"],
             "heads": s["heads"],
@@ -133,12 +142,12 @@ def _plan(plan: Mapping[str, Any]) -> str:
         }
         for s in plan["converted"]
     ]
-    sites += [{"layer": layer, "linear": False, "why": why} for layer, why in plan["left"]]
+    layers += [{"layer": layer, "linear": False, "why": why} for layer, why in plan["left"]]
     intro = (
         "Below the break-even length the linear model takes more memory than the softmax model's"
         " cache."
     )
-    return section("What was converted", intro, table(rows) + table(sites))
+    return section("What was converted", intro, table(rows) + table(layers))
 
 
 def _maps(maps: Mapping[int, LayerMaps], out: Path) -> str:
@@ -153,7 +162,7 @@ def _maps(maps: Mapping[int, LayerMaps], out: Path) -> str:
             for place, (phi, name) in enumerate(
                 zip(trio, ("softmax", "trained", "untrained"), strict=True)
             ):
-                _map(
+                _draw_map(
                     axes[row, 3 * column + place], phi[head], f"layer {layer}, head {head}\n{name}"
                 )
         for one in axes[row, 3 * len(heads) :]:
@@ -167,7 +176,7 @@ def _maps(maps: Mapping[int, LayerMaps], out: Path) -> str:
     return section("Attention", "", figure(picture, "", out, titled=False))
 
 
-def _map(axes: Axes, phi: Tensor, title: str) -> None:
+def _draw_map(axes: Axes, phi: Tensor, title: str) -> None:
     axes.grid(visible=False)
     axes.set_xticks([])
     axes.set_yticks([])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from fastweights.linearize.convert.attach import branches
+from fastweights.linearize.convert.attention import branches
 from fastweights.linearize.distill.adapt import TokenLoss
 from fastweights.linearize.distill.fit import Stage
 from fastweights.linearize.distill.transfer import (

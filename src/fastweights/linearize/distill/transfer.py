@@ -16,9 +16,9 @@ from torch import Generator, Tensor, nn
 from transformers import PreTrainedModel
 
 from fastweights.layers import upcast
-from fastweights.linearize.convert.attach import branches
+from fastweights.linearize.convert.attention import branches, use_mode
 from fastweights.linearize.convert.branch import LinearBranch
-from fastweights.linearize.convert.modes import AttentionCall, Mode, require_window, use_mode
+from fastweights.linearize.convert.modes import AttentionCall, Mode, require_window
 from fastweights.methods import evaluate
 from fastweights.recurrence import Recurrence, WindowedLinear
 from fastweights.shapes import Map, Mask, Output
@@ -29,12 +29,20 @@ FLOOR = 1e-12
 
 @dataclass(frozen=True)
 class TransferLoss:
-    """output · Σ‖ŷ - y‖² / Σ‖y‖² - weights · mean_n Σ_i a_ni log â_ni          (arXiv 2410.10254;
-    workshop eq. 7)
+    """How far a layer is from its softmax:
+    output · Σ‖ŷ - y‖² / Σ‖y‖² - weights · mean_n Σ_i a_ni log â_ni.
 
-    The squared error is relative, since its size grows up to 200-fold with depth. Its sums are over
-    tokens, heads and channels, the mean over queries and heads; padding counts nowhere. The second
-    term takes maps ``[b h t t]``.
+    The first term compares outputs (LoLCATs, arXiv 2410.10254, section 3). It is relative, since
+    the size of outputs grows up to 200-fold with depth; its sums are over tokens, heads and
+    channels. The second compares attention weights (the workshop paper's eq. 7), in the mean over
+    queries n and heads, and takes maps ``[b h t t]``. Padding counts in neither.
+
+    Attributes:
+        output: the factor of the outputs' relative squared error.
+        weights: the factor of the weights' cross-entropy.
+
+    Raises:
+        ValueError: a factor is negative, or both are 0.
     """
 
     output: float = 1.0
@@ -57,14 +65,16 @@ class TransferLoss:
 
 
 def output_error(o: Output, target: Output, keep: Mask | None) -> Tensor:
-    """Σ‖o - target‖² / Σ‖target‖²"""
+    """The relative squared error Σ‖o - target‖² / Σ‖target‖² of outputs ``[b t h v]``."""
     rows = torch.ones_like(target[..., :1]) if keep is None else keep[..., None, None]
     target = upcast(target)
     return ((o - target) * rows).square().sum() / (target * rows).square().sum()
 
 
 def cross_entropy(record: Recurrence, keep: Mask | None) -> Tensor:
-    """-Σ_i a_ni log â_ni, in nats, the mean over heads and over queries that are no padding."""
+    """The cross-entropy -Σ_i a_ni log â_ni of attention weights with softmax's, in nats, the mean
+    over heads and over queries n that are no padding.
+    """
     rows = -(teacher_map(record) * record.attention_map().clamp(min=FLOOR).log()).sum(-1)
     return _mean(rows, keep)
 
@@ -102,13 +112,22 @@ def _mean(rows: Tensor, keep: Mask | None) -> Tensor:
 
 
 class Transfer(Mode):
-    """The softmax's output, and meanwhile the loss of every layer's branch, in `losses` by layer.
+    """Softmax's output passed on, and meanwhile the loss of every layer's branch.
+
+    All layers thereby learn at once, and none from another's mistakes.
+
+    Args:
+        loss: how far a layer is from its softmax.
+        dropout: with this probability a layer is shown without its window for this call, so that
+            the linear side learns to do without it (arXiv 2510.05901); 1 trains the linear side
+            alone.
+        generator: draws for `dropout`; None: PyTorch's own.
 
     Attributes:
-        dropout: with this probability a layer is shown without its window for this call, so
-            that the linear side learns to do without it (arXiv 2510.05901); 1 trains the linear
-            side alone
-        generator: decides
+        losses: by layer, of the last forward pass.
+
+    Raises:
+        ValueError: `dropout` is no probability.
     """
 
     constant = False
@@ -152,11 +171,11 @@ class LossOnly(Transfer):
 
 
 class BackwardInForward(Transfer):
-    """Backward inside the forward, layer by layer: the gradient of the losses' sum, in the memory
-    of one layer.
+    """Goes backward inside the forward, layer by layer: the gradient of the losses' sum, in the
+    memory of one layer.
 
-    Attributes:
-        share: what the gradient is multiplied by, such as one over the parts of a batch
+    Args:
+        share: what the gradient is multiplied by, such as one over the parts of a batch.
     """
 
     def __init__(
@@ -182,16 +201,18 @@ class KeepGraphs(Transfer):
 
 
 def attend_all(model: PreTrainedModel, inputs: Mapping[str, Tensor], mode: Mode) -> None:
-    """A forward through all layers, without logits; nothing but what `mode` does has a gradient."""
+    """Run a forward pass through all layers in a mode, without logits; nothing has a gradient but
+    what the mode asks one for.
+    """
     with torch.no_grad(), use_mode(model, mode):
         model.base_model(**inputs, use_cache=False)
 
 
 class TransferModel(nn.Module):
-    """A linearized model as what DistributedDataParallel, FSDP or transformers' Trainer expects:
-    inputs → ``loss``.
+    """A linearized model in the form that DistributedDataParallel, FSDP and transformers' Trainer
+    train: inputs → ``{"loss": …, "losses": …}``.
 
-    ``losses`` are those of the layers; their sum is ``loss``. The graphs of all layers are kept
+    ``losses`` are those of the layers, ``loss`` is their sum. The graphs of all layers are kept
     until its backward.
     """
 
@@ -227,7 +248,11 @@ class TransferModel(nn.Module):
 
 
 def only_branches(model: PreTrainedModel) -> PreTrainedModel:
-    """`model`, of which nothing but the branches is trained. Raises ValueError if it has none."""
+    """`model`, of which nothing but the branches is trained.
+
+    Raises:
+        ValueError: it has none.
+    """
     found = branches(model)
     if not found:
         raise ValueError(

@@ -20,7 +20,7 @@ from fastweights.lab.reproduce.conversion import (
 from fastweights.lab.reproduce.pictures import Bars, Curves
 from fastweights.lab.reproduce.speed import Generation, GenerationSegments, Models, SpeedExperiment
 from fastweights.linearize import LinearAttentionConfig
-from fastweights.linearize.distill.baselines import METHODS, LinearizationMethod
+from fastweights.linearize.distill.methods import METHODS, LinearizationMethod
 from fastweights.text.corpus import Text
 from fastweights.text.tokenizers import BPE
 

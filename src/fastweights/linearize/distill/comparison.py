@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.linearize.convert.attach import branches
+from fastweights.linearize.convert.attention import branches, use_mode
 from fastweights.linearize.convert.modes import (
     AttentionCall,
     LinearOnly,
     Mode,
+    OtherRecurrence,
     Student,
     Teacher,
     WindowOnly,
-    use_mode,
+    require_window,
 )
 from fastweights.linearize.distill.adapt import kl, next_logits, teacher_logits
 from fastweights.linearize.distill.transfer import attend_all, divergence, output_error
 from fastweights.methods import evaluate
-from fastweights.recurrence import WindowedLinear
+from fastweights.recurrence import Recurrence, WindowedLinear
 from fastweights.shapes import Output
 from fastweights.train.perplexity import PositionLoss, evaluation_mode
 
@@ -32,8 +34,12 @@ SOFTMAX, LINEAR = "softmax", "linear"
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Of one mode: its loss by position, KL(softmax ‖ mode) in nats per token, and how often both
-    choose one token.
+    """One mode of a linearized model beside its softmax.
+
+    Attributes:
+        loss: the mode's own loss, by position.
+        kl: KL(softmax ‖ mode) of the next token, in nats per token.
+        agreement: how often both think the same token likeliest, from 0 to 1.
     """
 
     loss: PositionLoss
@@ -47,12 +53,12 @@ class Comparison:
 
 
 def ablations(model: nn.Module) -> dict[str, Mode]:
-    """The modes to judge: softmax, the branches as they are, and where they have a window, each
-    side alone.
+    """The modes that are compared, by name: softmax, the branches as they are, and each side of
+    them alone where they have a window.
     """
-    analogs = [branch.analog for branch in branches(model).values()]
+    configs = [branch.config for branch in branches(model).values()]
     sides: dict[str, Mode] = {"window only": WindowOnly(), "linear only": LinearOnly()}
-    both = all(analog.rule == "windowed" and analog.window > 0 for analog in analogs)
+    both = all(config.rule == "windowed" and config.window > 0 for config in configs)
     return {SOFTMAX: Teacher(), LINEAR: Student(), **(sides if both else {})}
 
 
@@ -62,29 +68,57 @@ def compare_with_softmax(
     modes: Mapping[str, Mode],
     teacher: Callable[[Mapping[str, Tensor]], Tensor] | None = None,
 ) -> dict[str, Comparison]:
-    """Every mode on sequences of one length; every token but the first of each is predicted.
+    """Compare modes of a linearized model with its softmax, token by token.
 
     Args:
-        teacher: logits ``[b t-1 vocabulary]`` from a model's inputs; None: `teacher_logits` of
-            the model itself
+        model: a linearized model, with adapters or without.
+        batches: inputs of the model, sequences of one length; every token but the first of each is
+            predicted.
+        modes: by name, as `ablations` lists them.
+        teacher: gives softmax's logits ``[b t-1 vocabulary]`` for a model's inputs; None: the model
+            itself, by `teacher_logits`.
+
+    Raises:
+        ValueError: there are no batches.
     """
-    tallies = {name: _Totals() for name in modes}
+    totals = {name: _Totals() for name in modes}
     with evaluation_mode(model):
         for batch in batches:
             given = {name: x.to(model.device) for name, x in batch.items() if name != "labels"}
             wanted = teacher_logits(model, given) if teacher is None else teacher(given)
             for name, mode in modes.items():
-                tallies[name].add(
+                totals[name].add(
                     wanted if isinstance(mode, Teacher) else _logits(model, given, mode),
                     wanted,
                     given,
                 )
-    return {name: tally.comparison() for name, tally in tallies.items()}
+    return {name: total.comparison() for name, total in totals.items()}
 
 
 def _logits(model: nn.Module, given: Mapping[str, Tensor], mode: Mode) -> Tensor:
     with use_mode(model, mode):
         return next_logits(model, given)
+
+
+class FullWindow(OtherRecurrence):
+    """A windowed layer with its window over all tokens, which a right conversion cannot be told
+    from softmax by.
+    """
+
+    def replacement(self, record: Recurrence) -> Recurrence:
+        return replace(require_window(record, self), window=len(record))
+
+
+@torch.no_grad()
+def difference_with_full_window(model: Any, inputs: Mapping[str, Tensor]) -> float:
+    """The self-test of a conversion: the largest difference of a logit to softmax's when every
+    window is as long as the text, over the largest logit.
+    """
+    with evaluation_mode(model):
+        wanted = teacher_logits(model, inputs)
+        with use_mode(model, FullWindow()):
+            found = next_logits(model, inputs)
+    return float((found - wanted).abs().max() / wanted.abs().max())
 
 
 class _DistanceMeter(Mode):
@@ -104,8 +138,11 @@ class _DistanceMeter(Mode):
 
 
 def distances(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:
-    """Table 1's MSE and KLD, means over layers: ``error``, relative, of outputs, and
-    ``divergence``, of weights.
+    """How far the layers of a linearized model are from their softmax (LoLCATs, Table 1).
+
+    Returns:
+        ``error``: the relative squared error of outputs; ``divergence``: KL(softmax ‖ linear) of
+        attention weights in nats, for layers that have such weights. Means over layers.
     """
     mode = _DistanceMeter()
     with evaluation_mode(model):

@@ -1,0 +1,122 @@
+"""A pretrained model made linear, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from fastweights.linearize.convert.attention import install_branches
+from fastweights.linearize.convert.attention_layers import AttentionLayer, find_attention_layers
+from fastweights.linearize.convert.config import LinearAttentionConfig
+from fastweights.linearize.convert.errors import CannotLinearize
+from fastweights.linearize.convert.implementations import softmax_name, use_softmax
+from fastweights.linearize.convert.model_classes import LinearizedModel, convert_model
+
+
+def linearize(
+    model: PreTrainedModel,
+    config: LinearAttentionConfig = LinearAttentionConfig(),
+    layers: Iterable[int] | None = None,
+) -> Any:
+    """Replace the softmax attention of a pretrained language model by linear attention, in place.
+
+    The model's own modules go on to project, normalise and rotate; only what they do with q, k and
+    v changes. No other weight changes, and with a window as long as the text the output does not
+    either. What the new parts have to learn, `fastweights.linearize.distill` teaches them.
+
+    Args:
+        model: a causal language model of transformers that attends by "sdpa" or "eager".
+        config: what softmax attention becomes.
+        layers: numbers of the layers to convert. None: all but those that already take constant
+            memory (sliding windows) and those that cannot be converted.
+
+    Returns:
+        `model` itself, whose type is now ``linearized_<type>``: it can be saved, loaded by
+        ``AutoModelForCausalLM``, wrapped by peft and asked to generate.
+
+    Raises:
+        CannotLinearize: the model has no layer to convert, or a chosen one cannot be converted.
+    """
+    if isinstance(model, LinearizedModel):
+        raise CannotLinearize(
+            _name(model), "it is linearized already", "load the model it was made from"
+        )
+    if model.config.is_encoder_decoder:
+        raise CannotLinearize(
+            _name(model), "its decoder also attends to an encoder", "use a decoder-only model"
+        )
+    softmax = softmax_name(model.config._attn_implementation)
+    attentions = choose_layers(model, layers)
+    stored = {"analog": asdict(config), "sites": [asdict(attention) for attention in attentions]}
+    convert_model(model, stored)
+    install_branches(model, attentions, config)
+    use_softmax(model, softmax)
+    return model
+
+
+def choose_layers(model: PreTrainedModel, layers: Iterable[int] | None) -> list[AttentionLayer]:
+    """The attentions of `layers`, or all that are converted by default.
+
+    Raises:
+        CannotLinearize: there is none, or a chosen one cannot be converted.
+    """
+    attentions = find_attention_layers(model)
+    if not attentions:
+        raise CannotLinearize(
+            _name(model),
+            "none of its layers calls transformers' attention interface",
+            "use a family that does, such as llama, qwen, gemma, phi, gpt_neox or mixtral",
+        )
+    return (
+        _layers_by_default(model, attentions)
+        if layers is None
+        else _layers_by_number(model, attentions, set(layers))
+    )
+
+
+def _layers_by_default(
+    model: PreTrainedModel, attentions: list[AttentionLayer]
+) -> list[AttentionLayer]:
+    chosen = [attention for attention in attentions if attention.skip_reason is None]
+    if not chosen:
+        raise CannotLinearize(
+            _name(model),
+            f"no layer is left to convert: {_reasons(attentions)}",
+            "name the layers to convert, or leave it",
+        )
+    return chosen
+
+
+def _layers_by_number(
+    model: PreTrainedModel, attentions: list[AttentionLayer], layers: set[int]
+) -> list[AttentionLayer]:
+    unknown = layers - {attention.layer for attention in attentions}
+    if unknown or not layers:
+        there = ", ".join(str(attention.layer) for attention in attentions)
+        raise CannotLinearize(
+            f"layers {sorted(unknown)}",
+            f"{_name(model)} has no such layers",
+            f"choose some of {there}",
+        )
+    chosen = [attention for attention in attentions if attention.layer in layers]
+    refused = [attention for attention in chosen if attention.refusal_reason is not None]
+    if refused:
+        raise CannotLinearize(_name(model), _reasons(refused), "leave these layers out")
+    return chosen
+
+
+def _reasons(attentions: list[AttentionLayer]) -> str:
+    """Why layers are not converted, the layers of each reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for attention in attentions:
+        by_reason.setdefault(str(attention.skip_reason), []).append(str(attention.layer))
+    return "; ".join(
+        f"layers {', '.join(layers)}: {reason}" for reason, layers in by_reason.items()
+    )
+
+
+def _name(model: PreTrainedModel) -> str:
+    return f"{type(model).__name__} ({model.config.model_type})"

@@ -1,0 +1,356 @@
+"""Everything here that leans on parts of transformers which it does not promise to keep.
+
+A linearized model stays a model of transformers: its own modules project, normalise and rotate, its
+own cache and `generate` are used, ``AutoModelForCausalLM`` loads its checkpoints. That takes a few
+handles that transformers has but does not document. Each is one small function below, which says
+what it relies on and why; nothing else in the package touches them.
+``tests/linearize/test_transformers_seams.py`` asks for every one of them by name, so that a release
+that takes one away fails there, and says which. Checked with transformers 5.16.1 and 5.23.0.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+Attend = Callable[..., tuple[Tensor, Tensor | None]]
+MakeMask = Callable[..., Any]
+
+# attention functions ------------------------------------------------------------------------------
+
+
+def register_attention(name: str, attend: Attend, make_mask: MakeMask) -> None:
+    """Have models whose attention implementation is `name` call these two functions.
+
+    Relies on ``AttentionInterface`` and ``masking_utils.AttentionMaskInterface``: the attention of
+    every layer is looked up by the configuration's name at each call, and its mask likewise.
+    """
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, make_mask)
+
+
+@contextmanager
+def temporary_attention(name: str, attend: Attend, make_mask: MakeMask) -> Iterator[None]:
+    """`register_attention` for the length of a block.
+
+    Relies on ``_global_mapping`` of both interfaces, a dictionary of the class: they can register a
+    name and have no way to forget one.
+    """
+    register_attention(name, attend, make_mask)
+    try:
+        yield
+    finally:
+        AttentionInterface._global_mapping.pop(name)
+        AttentionMaskInterface._global_mapping.pop(name)
+
+
+def softmax_mask(name: str) -> MakeMask:
+    """The function that makes masks for the implementation `name`, such as "sdpa".
+
+    Relies on ``AttentionMaskInterface()[name]``: layers that stay softmax get transformers' own
+    masks.
+    """
+    return AttentionMaskInterface()[name]
+
+
+def softmax_attention(name: str, attention: nn.Module) -> Attend:
+    """The softmax attention that the module `attention` would call under the implementation `name`.
+
+    Relies on ``eager_attention_forward`` in the module's own Python file, which is what every
+    family calls for "eager" (some with a softcap or a bias of their own), and on
+    ``AttentionInterface().get_interface(name, eager)``.
+    """
+    eager = sys.modules[type(attention).__module__].__dict__.get("eager_attention_forward")
+    return AttentionInterface().get_interface(name, eager)  # type: ignore[arg-type]
+
+
+def configurations(model: nn.Module) -> list[Any]:
+    """Every configuration that a module of `model` reads, each once.
+
+    Relies on modules that attend having the configuration as ``config``.
+    """
+    held = (getattr(module, "config", None) for module in model.modules())
+    return list(
+        {id(config): config for config in held if isinstance(config, PretrainedConfig)}.values()
+    )
+
+
+def set_implementation(configs: Iterable[Any], name: str) -> None:
+    """Have the modules that read `configs` attend by the implementation `name`.
+
+    Relies on ``config._attn_implementation_internal``: the public ``set_attn_implementation``
+    accepts only implementations that it knows to be installed, and checks them for the model.
+    """
+    for config in configs:
+        config._attn_implementation_internal = name
+
+
+@contextmanager
+def use_implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Inside the block all attentions of `model` go through the implementation registered as
+    `name`; relies on what `set_implementation` does.
+    """
+    configs = configurations(model)
+    before = [config._attn_implementation_internal for config in configs]
+    set_implementation(configs, name)
+    try:
+        yield
+    finally:
+        for config, old in zip(configs, before, strict=True):
+            config._attn_implementation_internal = old
+
+
+# attention modules --------------------------------------------------------------------------------
+
+
+def attach_branch(
+    attention: Any, branch: nn.Module, mode: object, before_forward: Callable[..., None]
+) -> None:
+    """Give a family's attention module what makes it linear, as attributes of ours:
+
+    - ``linear_branch``: the child that owns the new parameters, so that checkpoints, devices,
+      dtypes and adapters treat them as the module's own;
+    - ``linear_mode``: what the layer does when it is called, a `Mode`;
+    - ``linear_memory``: its layer of the cache during one call, else None. `before_forward`, a
+      pre-hook of the module, stores it there, since attention functions do not see the cache.
+
+    Relies on attention modules taking the cache as an argument of their ``forward``, and on no
+    family using these three names.
+    """
+    attention.linear_branch = branch
+    attention.linear_mode = mode
+    attention.linear_memory = None
+    attention.register_forward_pre_hook(before_forward, with_kwargs=True)
+
+
+def attentions_with_branch(model: nn.Module) -> list[Any]:
+    """The attention modules of `model` that have a branch, in the order of its layers.
+
+    Relies on ``layer_idx``, the layer's number, which attention modules need for the cache.
+    """
+    found: list[Any] = [module for module in model.modules() if "linear_branch" in module._modules]
+    return sorted(found, key=lambda module: module.layer_idx)
+
+
+def execution_device(attention: nn.Module) -> torch.device:
+    """Where an attention module computes.
+
+    Relies on ``_hf_hook.execution_device``, which accelerate leaves on a module whose weights it
+    has put elsewhere: they are on the meta device between two calls.
+    """
+    hooks = [
+        part.__dict__["_hf_hook"] for part in attention.modules() if "_hf_hook" in part.__dict__
+    ]
+    return torch.device(hooks[0].execution_device) if hooks else next(attention.parameters()).device
+
+
+@contextmanager
+def skip_blocks(blocks: Iterable[Any]) -> Iterator[None]:
+    """Inside the block these blocks of a model return the hidden states that they are given.
+
+    Relies on a block taking the hidden states first and returning them alone, as a tensor; replaces
+    ``forward`` on the instances, where accelerate may have put one of its own.
+    """
+    blocks = list(blocks)
+    before = [block.__dict__.get("forward") for block in blocks]
+    for block in blocks:
+        block.forward = _identity
+    try:
+        yield
+    finally:
+        for block, old in zip(blocks, before, strict=True):
+            del block.forward
+            if old is not None:
+                block.forward = old
+
+
+def _identity(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+    return hidden
+
+
+# the cache ----------------------------------------------------------------------------------------
+
+
+def caches_among(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Cache]:
+    """The caches that a module is called with.
+
+    Relies on the cache being an argument of its own, whatever its name: families differ in it.
+    """
+    return [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]
+
+
+def cache_layer_names(config: PretrainedConfig) -> list[str]:
+    """What transformers keeps for every layer of a model, as names of classes: a layer that keeps
+    more or less than its own keys and values cannot keep a state instead.
+
+    Relies on ``DynamicCache(config=…).layers`` being made at once, one for each layer.
+    """
+    layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
+    return [type(layer).__name__ for layer in layers]
+
+
+def cache_layer(cache: DynamicCache, index: int) -> Any:
+    """The layer `index` of `cache`, which is made if there are fewer.
+
+    Relies on ``layers``, a list, and on ``layer_class_to_replicate``, which a cache without a
+    configuration appends for a layer that it has not seen.
+    """
+    layers: list[Any] = cache.layers
+    while len(layers) <= index:
+        layers.append(cache.layer_class_to_replicate())  # type: ignore[misc]
+    return layers[index]
+
+
+def replace_cache_layer(cache: DynamicCache, index: int, layer: Any) -> None:
+    """Put `layer` where `cache` has its layer `index`.
+
+    Relies on ``layers`` being a list whose items are asked for nothing but
+    ``CacheLayerMixin``'s methods.
+    """
+    cache.layers[index] = layer
+
+
+# classes and checkpoints --------------------------------------------------------------------------
+
+
+class OwnInitialization(PreTrainedModel):
+    """A model that starts some of its modules itself, where a checkpoint lacks their weights.
+
+    Relies on ``PreTrainedModel._init_weights(module)``, which loading calls for every module with
+    missing weights, on the innermost model that holds it.
+    """
+
+    def initialize(self, module: nn.Module) -> bool:
+        """Start `module`, and say so; False leaves it to the family."""
+        raise NotImplementedError
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if not self.initialize(module):
+            super()._init_weights(module)
+
+
+class OwnCachePolicy(PreTrainedModel):
+    """A model that says which caches `generate` may make for it.
+
+    Relies on ``_is_stateful``, by which `generate` refuses what would take tokens back (assisted
+    generation), and on ``_prepare_cache_for_generation``, which makes the cache.
+    """
+
+    _is_stateful = True
+
+    def require_cache(self, implementation: str | None) -> None:
+        """Raise an error if `generate` may not use this ``cache_implementation``."""
+        raise NotImplementedError
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        self.require_cache(generation_config.cache_implementation)
+        parent: Any = super()
+        return parent._prepare_cache_for_generation(generation_config, *args, **kwargs)
+
+
+def change_class(instance: Any, made: type) -> None:
+    """Make `instance`, a model or a configuration, one of the class `made`, a subclass of its own.
+
+    Relies on Python letting ``__class__`` be assigned where both classes have the same layout: a
+    model of billions of weights is not built a second time to get another type.
+    """
+    instance.__class__ = made
+
+
+def make_class(name: str, bases: tuple[type, ...], members: dict[str, Any], module: str) -> Any:
+    """A class called `name` that pickle finds in the Python file `module`.
+
+    Relies on pickle looking a class up by the names of its module and of itself. In another process
+    the file's own ``__getattr__`` makes it again.
+    """
+    made = type(name, bases, {**members, "__module__": module})
+    setattr(sys.modules[module], name, made)
+    return made
+
+
+def float32_children(base: type[PreTrainedModel], *names: str) -> dict[str, Any]:
+    """Members of a subclass of `base` that keep the children `names` in float32 when a checkpoint
+    is loaded in half precision.
+
+    Relies on ``_keep_in_fp32_modules_strict``, a set of names or None.
+    """
+    return {"_keep_in_fp32_modules_strict": {*names, *(base._keep_in_fp32_modules_strict or ())}}
+
+
+def convert_checkpoints_alike(made: str, base: str) -> None:
+    """Have checkpoints of the model type or class `made` name and stack their weights (of experts,
+    say) as those of `base` do.
+
+    Relies on ``conversion_mapping``, where transformers looks up by type and by class how the names
+    in a checkpoint become those of the model.
+    """
+    mapping = get_checkpoint_conversion_mapping(base)
+    if mapping is not None:
+        register_checkpoint_conversion_mapping(made, mapping, overwrite=True)
+
+
+def transformers_class(name: str) -> type | None:
+    """A class of transformers by its name, imported now; None if there is none.
+
+    Relies on ``transformers.<name>`` importing a family's file when its class is first asked for.
+    """
+    found = getattr(transformers, name, None)
+    return found if isinstance(found, type) else None
+
+
+def language_model_types() -> list[str]:
+    """Every model type that has a causal language model.
+
+    Relies on the table ``MODEL_FOR_CAUSAL_LM_MAPPING_NAMES`` of the automatic classes.
+    """
+    return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def language_model_classes(model_type: str) -> tuple[type[PretrainedConfig], type[PreTrainedModel]]:
+    """The configuration and the causal language model of a type, imported now.
+
+    Relies on ``CONFIG_MAPPING`` and ``MODEL_FOR_CAUSAL_LM_MAPPING_NAMES``, whose values are the
+    name of a class, or several, of which the first is the usual one.
+    """
+    names: Any = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    name = names if isinstance(names, str) else names[0]
+    return CONFIG_MAPPING[model_type], getattr(transformers, name)
+
+
+def register_configuration(model_type: str, made: Any) -> None:
+    """Have ``AutoConfig`` read configurations of `model_type` by ``made.from_dict``.
+
+    Relies on ``AutoConfig`` calling nothing but ``from_dict`` of what is registered, which need not
+    be a configuration: a stand-in costs no import until a checkpoint asks for it.
+    """
+    AutoConfig.register(model_type, made, exist_ok=True)
+
+
+def register_language_model(config: type[PretrainedConfig], made: type[PreTrainedModel]) -> None:
+    """Have ``AutoModelForCausalLM`` make a `made` of a `config`; relies on its public ``register``
+    accepting a class whose ``config_class`` is `config`.
+    """
+    AutoModelForCausalLM.register(config, made, exist_ok=True)

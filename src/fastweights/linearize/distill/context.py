@@ -1,0 +1,186 @@
+"""A conversion as a value, and what the parts of its run share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+from fastweights.linearize.convert.attention import branches
+from fastweights.linearize.convert.conversion import linearize
+from fastweights.linearize.distill.fit import copy_parameters
+from fastweights.linearize.distill.methods import LinearizationMethod
+from fastweights.linearize.distill.plan import ConversionPlan, plan
+from fastweights.runs.checkpoint import no_progress_bars
+from fastweights.runs.files import atomic_file
+from fastweights.runs.report import Reporter
+from fastweights.text.documents import Data, Sequences, Stream, read_sequences
+
+COMPARISON_SEQUENCES = 16
+"""Sequences of validation text that layers are ranked and measured by, at most."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Everything that decides the result of a run.
+
+    Attributes:
+        model: the softmax model: a folder, or a name on the Hugging Face hub.
+        data: the text that is learnt and the text that is judged by.
+        method: what takes softmax's place, and how it is trained.
+        layers: numbers of the layers to convert; None: all that can be.
+        softmax_layers: how many of them stay softmax after all: those that do the most damage.
+        dtype: of the model's own weights, such as "bfloat16"; "auto": as they are.
+        seed: of the order of the text.
+        bits: 4 or 8: of the frozen weights while the rest is trained (bitsandbytes); None: as in
+            `dtype`. The result has its weights in `dtype` all the same.
+
+    Raises:
+        ValueError: `bits` is another number, or is given with a method that trains all weights.
+    """
+
+    model: str
+    data: Data
+    method: LinearizationMethod = LinearizationMethod()
+    layers: tuple[int, ...] | None = None
+    softmax_layers: int = 0
+    dtype: str = "auto"
+    seed: int = 0
+    bits: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.bits not in (None, 4, 8):
+            raise ValueError(
+                f"bits={self.bits}: the frozen weights have 4 or 8, or None to leave them as"
+                " they are"
+            )
+        if self.bits is not None and self.trains_all_weights:
+            raise ValueError(
+                f"bits={self.bits} with a method that adapts all weights: quantised ones are not"
+                " trained"
+            )
+
+    @property
+    def trains_all_weights(self) -> bool:
+        """Whether stage two changes the model's own weights instead of adding adapters."""
+        return self.method.adapt is not None and self.method.adapt.lora is None
+
+
+@dataclass(eq=False)
+class ConversionContext:
+    """What the verbs of a run share: its folder, its text, and the model as the last one left it.
+
+    Attributes:
+        conversion: what is to be done.
+        out: the run's folder.
+        device: where the model computes.
+        reporter: hears how the run is getting on.
+        stop: says whether the run should end with the step at hand.
+    """
+
+    conversion: Conversion
+    out: Path
+    device: torch.device
+    reporter: Reporter
+    stop: Callable[[], bool]
+
+    @cached_property
+    def plan(self) -> ConversionPlan:
+        """The conversion in numbers; raises CannotLinearize if it cannot be done."""
+        conversion = self.conversion
+        return plan(
+            conversion.model,
+            conversion.method,
+            layers=conversion.layers,
+            length=conversion.data.length,
+        )
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return AutoTokenizer.from_pretrained(self.conversion.model)
+
+    @cached_property
+    def model(self) -> Any:
+        """The linearized model; verbs put another in its place."""
+        return self.linearize_original(self.conversion.layers, self.conversion.bits)
+
+    @property
+    def train(self) -> Stream:
+        """The text that is learnt, in an order that the seed decides."""
+        data = self.conversion.data
+        return Stream(
+            self._text[0], data.length, self.conversion.seed, data.responses, data.boundaries
+        )
+
+    @property
+    def validation(self) -> Stream:
+        """The text that is judged by."""
+        data, text = self.conversion.data, self._text[1]
+        return Stream(text, min(data.length, len(text)), 0, data.responses, data.boundaries)
+
+    @cached_property
+    def _text(self) -> tuple[Sequences, Sequences]:
+        """Read once, and kept in the run's folder: sources may change."""
+        folders = self.out / "data" / "train", self.out / "data" / "validation"
+        if not folders[1].exists():
+            for folder, part in zip(
+                folders, read_sequences(self.conversion.data, self.tokenizer), strict=True
+            ):
+                part.save(folder)
+        train, validation = (Sequences.load(folder) for folder in folders)
+        return train, validation
+
+    def comparison_batches(self) -> list[dict[str, Tensor]]:
+        """A few sequences of validation text, one by one."""
+        found = zip(
+            range(COMPARISON_SEQUENCES), self.validation.sequential_batches(1), strict=False
+        )
+        return [batch for _, batch in found]
+
+    def load_original(self, bits: int | None = None) -> Any:
+        """The softmax model."""
+        options: dict[str, Any] = {"dtype": self.conversion.dtype}
+        if bits is not None:
+            options["quantization_config"] = BitsAndBytesConfig(
+                load_in_4bit=bits == 4, load_in_8bit=bits == 8
+            )
+            options["device_map"] = {"": self.device}
+        with no_progress_bars():
+            model: Any = AutoModelForCausalLM.from_pretrained(self.conversion.model, **options)
+        return model if bits is not None else model.to(self.device)
+
+    def linearize_original(self, layers: Iterable[int] | None, bits: int | None) -> Any:
+        """The softmax model with these layers converted, its branches as they start."""
+        torch.manual_seed(self.conversion.seed)
+        return linearize(self.load_original(bits), self.conversion.method.analog, layers)
+
+    def convert_again(self, layers: Iterable[int], bits: int | None) -> Any:
+        """The softmax model with these layers converted, its branches as they have been trained."""
+        trained = {
+            name: x.detach().clone()
+            for name, x in self.model.named_parameters()
+            if "linear_branch" in name
+        }
+        model = self.linearize_original(layers, bits)
+        copy_parameters(model, trained)
+        return model
+
+    def converted_layers(self) -> list[int]:
+        """The layers of the model that are linear now."""
+        return list(branches(self.model))
+
+    def read(self, name: str) -> Any:
+        """The numbers in ``<name>.json``."""
+        return json.loads((self.out / f"{name}.json").read_text())
+
+    def write(self, name: str, numbers: Mapping[str, Any]) -> None:
+        """Keep numbers in ``<name>.json``."""
+        with atomic_file(self.out / f"{name}.json") as new:
+            new.write_text(json.dumps(numbers, indent=1))

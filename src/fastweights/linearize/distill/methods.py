@@ -1,0 +1,102 @@
+"""The published ways to make a pretrained model linear, as settings of one tool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastweights.linearize.convert.config import LinearAttentionConfig
+from fastweights.linearize.distill.adapt import LoRA, TokenLoss
+from fastweights.linearize.distill.fit import Fit
+from fastweights.linearize.distill.transfer import TransferLoss
+from fastweights.runs.optimizers import AdamW
+
+TRANSFER = Fit(steps=400)
+"""Of stage one: a rate of 1e-2 with a straight decay; 200 steps of 8 · 1024 tokens are enough on
+LoLCATs' zero-shot tasks.
+"""
+ADAPT = Fit(steps=400, optimizer=AdamW(lr=1e-4, betas=(0.9, 0.999), weight_decay=0.0))
+"""Of stage two."""
+
+
+@dataclass(frozen=True)
+class TransferConfig:
+    """Stage one, attention transfer: every layer learns what its softmax gives.
+
+    Attributes:
+        loss: how far a layer is from its softmax.
+        dropout: the probability with which a layer is shown without its window.
+        fit: steps, batch and optimiser.
+        blockwise: True: one block of the model after another, with the hidden states on disk, for
+            models larger than memory. The training is the same.
+    """
+
+    loss: TransferLoss = TransferLoss()
+    dropout: float = 0.0
+    fit: Fit = TRANSFER
+    blockwise: bool = False
+
+
+@dataclass(frozen=True)
+class AdaptationConfig:
+    """Stage two: the model adjusts to its linear layers.
+
+    Attributes:
+        lora: the adapters that are trained; None: all of the model's weights are.
+        loss: of the next token.
+        branches: whether the branches are trained on, beside the adapters.
+        fit: steps, batch and optimiser.
+    """
+
+    lora: LoRA | None = LoRA()
+    loss: TokenLoss = TokenLoss()
+    branches: bool = False
+    fit: Fit = ADAPT
+
+
+@dataclass(frozen=True)
+class LinearizationMethod:
+    """What takes softmax's place, and how the model learns to live with it.
+
+    Attributes:
+        analog: the linear attention.
+        transfer: stage one; None leaves it out.
+        adapt: stage two; None leaves it out.
+    """
+
+    analog: LinearAttentionConfig = LinearAttentionConfig()
+    transfer: TransferConfig | None = TransferConfig()
+    adapt: AdaptationConfig | None = AdaptationConfig()
+
+
+METHODS: dict[str, LinearizationMethod] = {
+    "lolcats": LinearizationMethod(),
+    "lolcats-linear": LinearizationMethod(LinearAttentionConfig(window=0)),
+    "workshop": LinearizationMethod(
+        LinearAttentionConfig("exp", window=16, shared=False), TransferConfig(TransferLoss(0, 1))
+    ),
+    "hedgehog": LinearizationMethod(
+        LinearAttentionConfig(window=0), TransferConfig(TransferLoss(0, 1))
+    ),
+    "no-transfer": LinearizationMethod(transfer=None),
+    "t2r": LinearizationMethod(
+        LinearAttentionConfig("relu", window=0), None, AdaptationConfig(lora=None, branches=True)
+    ),
+    "supra": LinearizationMethod(
+        LinearAttentionConfig("relu", rule="supra"),
+        None,
+        AdaptationConfig(lora=None, branches=True),
+    ),
+}
+"""Published methods by name:
+
+- lolcats: Zhang et al., 2024 (arXiv 2410.10254): a window of 64 tokens, one normaliser, relative
+  squared error of outputs;
+- lolcats-linear: the same without a window (their ablation);
+- workshop: the ES-FoMo paper: a window of 16, eq. 8's two normalisers, cross-entropy of weights;
+- hedgehog: Zhang et al., 2024 (arXiv 2402.04347): cross-entropy of weights, no window;
+- no-transfer: the layers are swapped, and the model adapts;
+- t2r: Kasai et al., 2021: ReLU features, no transfer, all weights adapted;
+- supra: Mercat et al., 2024: ReLU features, RetNet's decays, a norm in place of the normaliser, no
+  transfer, all weights adapted. RoPE stays, and φ is one matrix for x and -x where theirs is a
+  small network.
+"""

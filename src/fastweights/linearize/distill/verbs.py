@@ -1,0 +1,260 @@
+"""The parts of a conversion's run, in their order: what each leaves in the run's folder, and how
+it leaves the model.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fastweights.linearize.convert.modes import Student
+from fastweights.linearize.distill.adapt import (
+    load_adapters,
+    merge_adapters,
+    next_logits,
+    prepare_adaptation,
+)
+from fastweights.linearize.distill.blocks import transfer_blockwise
+from fastweights.linearize.distill.comparison import (
+    LINEAR,
+    ablations,
+    compare_with_softmax,
+    difference_with_full_window,
+    distances,
+)
+from fastweights.linearize.distill.context import ConversionContext
+from fastweights.linearize.distill.fit import TRAINED, fit
+from fastweights.linearize.distill.methods import TransferConfig
+from fastweights.linearize.distill.ranking import damage_by_layer, most_damaging_layers
+from fastweights.linearize.distill.report import write_report
+from fastweights.linearize.distill.stages import AdaptStage, TransferStage
+from fastweights.runs.checkpoint import no_progress_bars, save_model
+from fastweights.runs.files import atomic_folder
+
+
+class Verb(ABC):
+    """One part of a run. It can be stopped or killed at any moment, and done again: it goes on
+    where it was, and what is done already it takes from the run's folder.
+    """
+
+    name: ClassVar[str]
+    """What the command calls it."""
+    result: ClassVar[str]
+    """The file or folder, in the run's folder, that is there when it is done."""
+
+    def is_done(self, out: Path) -> bool:
+        """Whether its result is in the run's folder `out`."""
+        return (out / self.result).exists()
+
+    @abstractmethod
+    def run(self, context: ConversionContext) -> bool:
+        """Write what is not written yet, and leave the model as the next verb needs it; False if
+        it was stopped before that.
+        """
+
+
+class Plan(Verb):
+    """The conversion in numbers, before anything is done."""
+
+    name, result = "plan", "plan.json"
+
+    def run(self, context: ConversionContext) -> bool:
+        if not self.is_done(context.out):
+            plan = context.plan
+            context.write("plan", {**asdict(plan), "break_even": plan.break_even})
+        return True
+
+
+class Convert(Verb):
+    """The self-test of the conversion, and what the swap alone costs."""
+
+    name, result = "convert", "convert.json"
+
+    def run(self, context: ConversionContext) -> bool:
+        if not self.is_done(context.out):
+            context.write("convert", {**_self_test(context), **_before_adaptation(context)})
+        return True
+
+
+class Transfer(Verb):
+    """Stage one: every branch learns to give what its softmax gives."""
+
+    name, result = "transfer", "transfer.json"
+
+    def run(self, context: ConversionContext) -> bool:
+        config = context.conversion.method.transfer
+        if config is None:
+            return True
+        if not self._train(context, config):
+            return False
+        if not self.is_done(context.out):
+            context.write("transfer", _before_adaptation(context))
+        return True
+
+    def _train(self, context: ConversionContext, config: TransferConfig) -> bool:
+        folder, watch = context.out / "transfer", {"reporter": context.reporter}
+        if config.blockwise:
+            return transfer_blockwise(
+                context.model, context.train, config, folder, **watch, stop=context.stop
+            )
+        stage = TransferStage(
+            context.model, context.train, context.validation, config.loss, config.dropout
+        )
+        return fit(stage, config.fit, folder, **watch, stop=context.stop)
+
+
+class RankLayers(Verb):
+    """The damage that each layer does, and the worst layers softmax again."""
+
+    name, result = "rank-layers", "ranking.json"
+
+    def run(self, context: ConversionContext) -> bool:
+        kept = context.conversion.softmax_layers
+        if not self.is_done(context.out):
+            damage = damage_by_layer(context.model, _batches_on_device(context))
+            context.write(
+                "ranking", {"damage": damage, "softmax": most_damaging_layers(damage, kept)}
+            )
+        if kept:
+            softmax = context.read("ranking")["softmax"]
+            layers = [layer for layer in context.converted_layers() if layer not in softmax]
+            context.model = context.convert_again(layers, context.conversion.bits)
+        return True
+
+
+class Finetune(Verb):
+    """Stage two: the model adjusts to its linear layers."""
+
+    name, result = "finetune", f"finetune/{TRAINED}"
+
+    def run(self, context: ConversionContext) -> bool:
+        config = context.conversion.method.adapt
+        if config is None:
+            return True
+        context.model = prepare_adaptation(context.model, config.lora, config.branches)
+        stage = AdaptStage(context.model, context.train, context.validation, config.loss)
+        return fit(
+            stage,
+            config.fit,
+            context.out / "finetune",
+            reporter=context.reporter,
+            stop=context.stop,
+        )
+
+
+class Evaluate(Verb):
+    """The finished model beside its softmax, and with each side of its attention alone."""
+
+    name, result = "eval", "evaluation.json"
+
+    def run(self, context: ConversionContext) -> bool:
+        if self.is_done(context.out):
+            return True
+        found = compare_with_softmax(
+            context.model,
+            context.validation.sequential_batches(4),
+            ablations(context.model),
+            _original_teacher(context) if context.conversion.trains_all_weights else None,
+        )
+        context.out.joinpath("positions").mkdir(exist_ok=True)
+        for name, compared in found.items():
+            compared.loss.save(context.out / "positions" / f"{name}.json")
+        context.write("evaluation", {name: compared.row() for name, compared in found.items()})
+        return True
+
+
+class Report(Verb):
+    """All numbers and pictures as one page."""
+
+    name, result = "report", "report/report.html"
+
+    def run(self, context: ConversionContext) -> bool:
+        if not self.is_done(context.out):
+            batch = next(context.validation.sequential_batches(1))
+            with atomic_folder(context.out / "report") as folder:
+                write_report(context.model, batch, context.out, folder)
+        return True
+
+
+class Export(Verb):
+    """The whole model, its adapters merged: the last verb, since they can no more be switched off
+    then.
+    """
+
+    name, result = "export", "model"
+
+    def run(self, context: ConversionContext) -> bool:
+        if self.is_done(context.out):
+            return True
+        if _has_adapters(context):
+            with atomic_folder(context.out / "adapter") as folder:
+                context.model.save_pretrained(folder)
+        context.model = self._merge(context)
+        with no_progress_bars(), atomic_folder(context.out / "model") as folder:
+            save_model(context.model, context.tokenizer, folder)
+        return True
+
+    def _merge(self, context: ConversionContext) -> Any:
+        """The model with its adapters merged, in weights that are not quantised."""
+        if context.conversion.bits is None:
+            return merge_adapters(context.model)
+        layers = context.converted_layers()
+        if not _has_adapters(context):
+            return context.convert_again(layers, None)
+        original = context.linearize_original(layers, None)
+        return merge_adapters(load_adapters(original, context.out / "adapter"))
+
+
+VERBS: tuple[Verb, ...] = (
+    Plan(),
+    Convert(),
+    Transfer(),
+    RankLayers(),
+    Finetune(),
+    Evaluate(),
+    Report(),
+    Export(),
+)
+"""The parts of a run in their order."""
+
+
+def _self_test(context: ConversionContext) -> dict[str, float]:
+    """How far a window over the whole text is from softmax: by rounding alone, if all is right."""
+    if context.conversion.method.analog.rule != "windowed":
+        return {}
+    batch = next(context.validation.sequential_batches(1))
+    inputs = {name: x.to(context.device) for name, x in batch.items() if name != "labels"}
+    return {"largest_difference": difference_with_full_window(context.model, inputs)}
+
+
+def _before_adaptation(context: ConversionContext) -> dict[str, Any]:
+    """The model before stage two: how well it predicts, and how far its layers are from softmax."""
+    batches = context.comparison_batches()
+    found = compare_with_softmax(
+        context.model, context.validation.sequential_batches(4), {LINEAR: Student()}
+    )
+    return {LINEAR: found[LINEAR].row(), **distances(context.model, batches)}
+
+
+def _batches_on_device(context: ConversionContext) -> list[dict[str, Tensor]]:
+    return [
+        {name: x.to(context.device) for name, x in batch.items()}
+        for batch in context.comparison_batches()
+    ]
+
+
+def _original_teacher(context: ConversionContext) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    """The model as it was, loaded a second time where all its weights have changed."""
+    original = context.load_original().eval()
+    return torch.no_grad()(lambda inputs: next_logits(original, inputs))
+
+
+def _has_adapters(context: ConversionContext) -> bool:
+    conversion = context.conversion
+    return conversion.method.adapt is not None and not conversion.trains_all_weights
