@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +10,9 @@ from pathlib import Path
 from fastweights.lab.sweep.plan import SweepPlan, SweepRun
 from fastweights.lab.sweep.pool import Local, Pool, RunFailure
 from fastweights.lab.sweep.trainer import Point, Row
-from fastweights.runs.files import atomic_file, complete_lines, remove_partials
+from fastweights.runs.files import atomic_file, read_json, remove_partials, write_json
+from fastweights.runs.identity import differences, to_record
+from fastweights.runs.json_lines import read_rows
 
 
 @dataclass(frozen=True)
@@ -36,34 +37,34 @@ class SweepFolder:
         """What came of the run, if it ended; it bears the names that this sweep gives to task and
         model.
         """
-        path = self._of(run.key)
-        if not path.exists():
+        path = next((p for p in map(self._of, (run.key, run.former_key)) if p.exists()), None)
+        if path is None:
             return None
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return Row.of({**content, "task": run.task, "mixer": run.contender.label})
-
-    def keep(self, result: Row | RunFailure) -> None:
-        """Put it on the disk, whole or not at all."""
-        if isinstance(result, RunFailure):
-            (self.path / "failed" / f"{result.run.key}.txt").write_text(
-                result.trace, encoding="utf-8"
+        content = read_json(path)
+        record = content.pop("run", None)
+        if record and (changed := "; ".join(differences(record, run.decisive))):
+            raise ValueError(
+                f"{path} is of another run ({changed}); choose another folder, or remove the file"
             )
+        return Row.of({**content, "key": run.key, "task": run.task, "mixer": run.contender.label})
+
+    def keep(self, run: SweepRun, result: Row | RunFailure) -> None:
+        """Put what came of the run on the disk, whole or not at all."""
+        failure = self.path / "failed" / f"{run.key}.txt"
+        if isinstance(result, RunFailure):
+            failure.write_text(result.trace, encoding="utf-8")
             return
-        (self.path / "failed" / f"{result.key}.txt").unlink(missing_ok=True)
-        with atomic_file(self._of(result.key)) as new:
-            new.write_text(json.dumps(asdict(result)), encoding="utf-8")
+        failure.unlink(missing_ok=True)
+        write_json(self._of(run.key), {**asdict(result), "run": to_record(run.decisive)})
 
     def points(self, run: SweepRun) -> list[Point]:
         """How far a run has come that may not have ended."""
-        return [
-            Point(**json.loads(line)) for line in complete_lines(self.logs / f"{run.key}.jsonl")
-        ]
+        return [Point(**row) for row in read_rows(self.logs / f"{run.key}.jsonl")]
 
     def write(self, rows: Sequence[Row]) -> None:
         """rows.json and rows.parquet, without curves."""
         flat = [row.flat() for row in rows]
-        with atomic_file(self.path / "rows.json") as new:
-            new.write_text(json.dumps(flat, indent=1), encoding="utf-8")
+        write_json(self.path / "rows.json", flat)
         if importlib.util.find_spec("pyarrow") is not None:
             _parquet(flat, self.path / "rows.parquet")
 
@@ -91,7 +92,8 @@ def sweep(
     due = {run.key: run for run in runs if folder.row(run) is None}
     try:
         for result in pool.results(list(due.values()), folder.logs, device) if due else ():
-            folder.keep(result)
+            run = result.run if isinstance(result, RunFailure) else due[result.key]
+            folder.keep(run, result)
             listener(result)
     finally:
         rows = [row for run in runs if (row := folder.row(run)) is not None]
