@@ -12,7 +12,7 @@ import pytest
 from fastweights.lab.reproduce import CLAIMS
 from fastweights.lab.reproduce.claim import Trial
 from fastweights.lab.reproduce.conversion import Conversions
-from fastweights.lab.reproduce.published import with_second_softmax
+from fastweights.lab.reproduce.published import Destroyed, with_second_softmax
 from fastweights.lab.reproduce.run import Ledger
 from fastweights.lab.reproduce.text import SMALL
 from fastweights.lab.sweep.folder import SweepFolder
@@ -20,6 +20,7 @@ from fastweights.lab.sweep.plan import SweepModel, SweepPlan, SweepRun
 from fastweights.lab.tasks import TASKS
 from fastweights.linearize.distill.baselines import LinearizationMethod
 from fastweights.linearize.distill.pipeline import Conversion
+from fastweights.mixers import MIXERS, plugin
 from fastweights.runs import identity
 from fastweights.runs.errors import CheckpointError
 from fastweights.runs.folder import create_run, is_run, keyed_folder
@@ -293,6 +294,12 @@ def test_a_mixer_in_a_module_that_moved_has_its_former_key() -> None:
     protocol = with_second_softmax(TASKS["lra-listops"])
     run = SweepRun("x", protocol, SweepModel(mixer, mixer), 1e-3, 0.1, 0)
     assert run.former_key == "bd9ac91a9dedf212"
+
+
+def test_a_mixer_is_found_under_the_module_of_version_0() -> None:
+    name = plugin("fastweights.reproduce.published:Destroyed")
+    assert name == "fastweights.reproduce.published:Destroyed"
+    assert MIXERS[name] is Destroyed
 
 
 def test_rows_of_version_0_are_found_again_and_new_ones_bear_their_settings(

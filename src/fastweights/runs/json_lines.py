@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -25,8 +26,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def append_row(path: Path, row: Row) -> None:
     """Append a row, durably. Raises ValueError for numbers that JSON has not."""
+    line = _line(row)
     with path.open("a", encoding="utf-8") as file:
-        file.write(_line(row))
+        file.write(line)
         file.flush()
         os.fsync(file.fileno())
 
@@ -43,6 +45,15 @@ def cut_torn_line(path: Path) -> None:
         whole = sum(len(line) for line in _whole_lines(path))
         if whole < path.stat().st_size:
             os.truncate(path, whole)
+
+
+def finite(row: Row) -> dict[str, Any]:
+    """A row whose numbers that are not finite are None, since JSON has no others."""
+    return {name: value if _is_finite(value) else None for name, value in row.items()}
+
+
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _whole_lines(path: Path) -> list[bytes]:

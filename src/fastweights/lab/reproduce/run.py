@@ -22,7 +22,7 @@ from fastweights.lab.reproduce.claim import (
 )
 from fastweights.lab.reproduce.measures import Measure, Measures
 from fastweights.render.plots import png
-from fastweights.runs.files import write_json
+from fastweights.runs.files import atomic_file, write_json
 from fastweights.runs.identity import differences, former_repr, key_of, to_record
 from fastweights.runs.json_lines import append_row, cut_torn_line, read_rows
 
@@ -169,9 +169,8 @@ def reproduce(
     experiment = claim.sizes[size].experiment
     done = run_missing_trials(experiment, Ledger(out), place, listener)
     outcome = outcome_of(name, claim, size, done)
-    (out / "picture.png").write_bytes(
-        png(claim.picture.draw(outcome.measures, f"{claim.paper}, {claim.place}"))
-    )
+    with atomic_file(out / "picture.png") as new:
+        new.write_bytes(png(claim.picture.draw(outcome.measures, f"{claim.paper}, {claim.place}")))
     write_json(out / "outcome.json", outcome.content(place.device))
     return outcome
 

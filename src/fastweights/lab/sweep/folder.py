@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from fastweights.lab.sweep.plan import SweepPlan, SweepRun
 from fastweights.lab.sweep.pool import Local, Pool, RunFailure
@@ -52,14 +54,16 @@ class SweepFolder:
         """Put what came of the run on the disk, whole or not at all."""
         failure = self.path / "failed" / f"{run.key}.txt"
         if isinstance(result, RunFailure):
-            failure.write_text(result.trace, encoding="utf-8")
+            with atomic_file(failure) as new:
+                new.write_text(result.trace, encoding="utf-8")
             return
         failure.unlink(missing_ok=True)
         write_json(self._of(run.key), {**asdict(result), "run": to_record(run.decisive)})
 
     def points(self, run: SweepRun) -> list[Point]:
         """How far a run has come that may not have ended."""
-        return [Point(**row) for row in read_rows(self.logs / f"{run.key}.jsonl")]
+        rows = read_rows(self.logs / f"{run.key}.jsonl")
+        return [Point(**{name: _or_nan(x) for name, x in row.items()}) for row in rows]
 
     def write(self, rows: Sequence[Row]) -> None:
         """rows.json and rows.parquet, without curves."""
@@ -99,6 +103,11 @@ def sweep(
         rows = [row for run in runs if (row := folder.row(run)) is not None]
         folder.write(rows)
     return rows
+
+
+def _or_nan(number: Any) -> Any:
+    """What `finite` wrote as None."""
+    return math.nan if number is None else number
 
 
 def _parquet(rows: Sequence[dict], path: Path) -> None:
