@@ -231,7 +231,17 @@ def digest(tensor: Tensor) -> str:
     ).hexdigest()
 
 
-TIMES = {"seconds", "tokens_per_second", "minutes", "time", "began", "versions", "machine", "key"}
+TIMES = {
+    "seconds",
+    "tokens_per_second",
+    "minutes",
+    "time",
+    "began",
+    "versions",
+    "machine",
+    "key",
+    "trial",
+}
 
 
 def row_differences(before: Path, after: Path) -> Iterator[str]:

@@ -51,7 +51,8 @@ from fastweights.linearize.distill.transfer import (
     only_branches,
 )
 from fastweights.runs.files import atomic_file
-from fastweights.text.documents import IGNORED, Data
+from fastweights.text import IGNORE_INDEX
+from fastweights.text.documents import Data
 from fastweights.train import AdamW, Every, StopOnSignal
 from linearize_teachers import Repeats
 
@@ -239,7 +240,7 @@ def accuracy(model: Any) -> float:
     with use_mode(model.eval(), Student()):
         for batch in Repeats(count=256).sequential_batches(64):
             labels = batch["labels"][:, 1:]
-            learnt = labels != IGNORED
+            learnt = labels != IGNORE_INDEX
             right += int(
                 (next_logits(model, {"input_ids": batch["input_ids"]}).argmax(-1) == labels)[
                     learnt

@@ -27,7 +27,8 @@ from fastweights.linearize.distill.fit import Fit, fit
 from fastweights.linearize.distill.stages import AdaptStage
 from fastweights.runs.files import atomic_folder
 from fastweights.runs.folder import random_seed_from
-from fastweights.text.documents import IGNORED, Batches
+from fastweights.text import IGNORE_INDEX
+from fastweights.text.documents import Batches
 from fastweights.train import (
     BPE,
     AdamW,
@@ -118,7 +119,7 @@ class Repeats(Batches):
         half = torch.randint(0, self.symbols, (count, self.distance), generator=generator)
         ids = torch.cat([half, half], 1)
         labels = ids.clone()
-        labels[:, : self.distance + 1] = IGNORED
+        labels[:, : self.distance + 1] = IGNORE_INDEX
         return {"input_ids": ids, "labels": labels}
 
     def sequential_batches(self, count: int) -> Iterator[dict[str, Tensor]]:

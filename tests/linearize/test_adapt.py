@@ -28,14 +28,14 @@ from fastweights.linearize.distill.ranking import (
     most_damaging_layers,
 )
 from fastweights.linearize.distill.stages import AdaptStage
-from fastweights.text.documents import IGNORED
+from fastweights.text import IGNORE_INDEX
 from pretrained import linear_llama, llama, stream
 from tolerances import assert_close
 
 
 def batch() -> dict[str, torch.Tensor]:
     found = stream(responses=True).batch(0, 2)
-    assert (found["labels"] == IGNORED).any()
+    assert (found["labels"] == IGNORE_INDEX).any()
     return found
 
 
@@ -99,7 +99,7 @@ def test_losses_are_means_over_what_is_learnt(ce, kl):
     student = next_logits(model, given()).detach().numpy()
     teacher = teacher_logits(model, given()).numpy()
     total = count = 0.0
-    for b, t in np.argwhere(labels != IGNORED):
+    for b, t in np.argwhere(labels != IGNORE_INDEX):
         p, q = (np.exp(x[b, t] - x[b, t].max()) for x in (teacher, student))
         p, q = p / p.sum(), q / q.sum()
         total += -ce * np.log(q[labels[b, t]]) + kl * (p * np.log(p / q)).sum()

@@ -11,16 +11,9 @@ import pytest
 import torch
 
 from fastweights.linearize import LinearAttentionConfig, Student, use_mode
-from fastweights.text.documents import (
-    IGNORED,
-    Data,
-    Sequences,
-    Stream,
-    TextPiece,
-    document_of,
-    encode,
-    read_sequences,
-)
+from fastweights.text import IGNORE_INDEX
+from fastweights.text.documents import Data, Sequences, Stream, encode, read_sequences
+from fastweights.text.sources import TextPiece, document_of
 from fastweights.train import BPE, Bytes, DataError
 from pretrained import linear_llama, sequences
 
@@ -98,10 +91,25 @@ def test_labels_and_positions_of_packed_documents():
     packed = Sequences(np.arange(12), np.arange(12) % 4 >= 2, np.arange(12) // 4)
     batch = Stream(packed, 12, 0).batch(0, 1)
     assert batch["position_ids"].tolist() == [[0, 1, 2, 3] * 3]
-    assert batch["labels"].tolist() == [[IGNORED, 1, 2, 3, IGNORED, 5, 6, 7, IGNORED, 9, 10, 11]]
+    assert batch["labels"].tolist() == [
+        [IGNORE_INDEX, 1, 2, 3, IGNORE_INDEX, 5, 6, 7, IGNORE_INDEX, 9, 10, 11]
+    ]
     answers = Stream(packed, 12, 0, responses=True).batch(0, 1)["labels"]
     assert answers.tolist() == [
-        [IGNORED, IGNORED, 2, 3, IGNORED, IGNORED, 6, 7, IGNORED, IGNORED, 10, 11]
+        [
+            IGNORE_INDEX,
+            IGNORE_INDEX,
+            2,
+            3,
+            IGNORE_INDEX,
+            IGNORE_INDEX,
+            6,
+            7,
+            IGNORE_INDEX,
+            IGNORE_INDEX,
+            10,
+            11,
+        ]
     ]
     assert "position_ids" not in Stream(packed, 12, 0, boundaries=False).batch(0, 1)
 

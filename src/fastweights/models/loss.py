@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from fastweights.layers import upcast
 from fastweights.shapes import Embedded
+from fastweights.text import IGNORE_INDEX
 
-IGNORE_INDEX = -100
 LOGITS_AT_ONCE = 1 << 25
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from fastweights.runs.errors import CheckpointError
 
 PARTIAL = ".partial"
 
@@ -38,20 +42,25 @@ def atomic_file(target: Path) -> Iterator[Path]:
     sync(target.parent)
 
 
-def append_line(path: Path, line: str) -> None:
-    """Write a line, without its end, down for good."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+def write_json(path: Path, content: object) -> None:
+    """A file of one JSON value, whole or not at all; characters as they are, one value a line."""
+    with atomic_file(path) as new:
+        new.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
-def complete_lines(path: Path) -> list[str]:
-    """The lines of a file but for a torn last one; none if there is no file."""
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [line for line in lines if line.endswith("\n")]
+def read_json(path: Path) -> Any:
+    """The value of a JSON file.
+
+    Raises:
+        CheckpointError: if the file is damaged.
+        FileNotFoundError: if there is none.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} is damaged ({error}); remove it, or choose another folder"
+        ) from error
 
 
 def remove_folder(folder: Path) -> None:

@@ -4,11 +4,9 @@ sitting.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,12 @@ from filelock import FileLock, Timeout
 
 from fastweights.runs.checkpoint import Progress
 from fastweights.runs.errors import CheckpointError
-from fastweights.runs.files import PARTIAL, atomic_file
+from fastweights.runs.files import PARTIAL, read_json, write_json
+from fastweights.runs.identity import differences, former_key, key_of, to_record
+from fastweights.runs.json_lines import append_row, cut_torn_line, read_rows
+
+RECORD = "run.json"
+"""The record of what decides the run of a folder."""
 
 
 class TrainingClock:
@@ -47,36 +50,46 @@ def random_seed_from(*numbers: int) -> int:
 
 def is_run(out: Path, config: object) -> bool:
     """Whether `out` is this run's already. Raises CheckpointError if it is something else's."""
-    record = out / "run.json"
-    if not record.exists():
+    if not (out / RECORD).exists():
         if out.exists() and any(not path.name.endswith(PARTIAL) for path in out.iterdir()):
             raise CheckpointError(
                 f"{out} exists and is not a training run; choose another folder, or remove it"
             )
         return False
-    try:
-        theirs = _flatten(json.loads(record.read_text()))
-    except (ValueError, AttributeError) as error:
-        raise CheckpointError(
-            f"{record} is damaged; choose another folder, or remove {out}"
-        ) from error
-    ours = _flatten(to_json_value(config))
-    changed = [
-        f"{key} was {theirs.get(key)}, is {ours.get(key)}"
-        for key in theirs | ours
-        if theirs.get(key) != ours.get(key)
-    ]
-    if changed:
-        raise CheckpointError(
-            f"{out} holds another run ({'; '.join(changed)}); choose another folder, or remove it"
-        )
+    _require_same(out, read_json(out / RECORD), config)
     return True
 
 
 def create_run(out: Path, config: object) -> None:
+    """Make `out` the folder of the run that `config` decides."""
     out.mkdir(parents=True, exist_ok=True)
-    with atomic_file(out / "run.json") as new:
-        new.write_text(json.dumps(to_json_value(config), indent=1))
+    write_json(out / RECORD, to_record(config))
+
+
+def keyed_folder(parent: Path, value: object, former: object | None = None) -> Path:
+    """The folder in `parent` of what `value` decides, to be made if it is not there.
+
+    Its name is `key_of` the value, or the key of version 0 if a folder of that name is there. A
+    file of JSON lines beside `parent` has the record of every name.
+
+    Args:
+        former: the value of which version 0 made its key, where that is another
+
+    Raises:
+        CheckpointError: if the name is that of another value.
+    """
+    first = parent / former_key(value if former is None else former)
+    if first.exists():
+        return first
+    folder, names = parent / key_of(value), parent.with_suffix(".jsonl")
+    records = [row["record"] for row in read_rows(names) if row["name"] == folder.name]
+    for record in records:
+        _require_same(folder, record, value)
+    if not records:
+        parent.mkdir(parents=True, exist_ok=True)
+        cut_torn_line(names)
+        append_row(names, {"name": folder.name, "record": to_record(value)})
+    return folder
 
 
 @contextmanager
@@ -97,17 +110,9 @@ def lock_run(out: Path) -> Iterator[None]:
         lock.release()
 
 
-def to_json_value(value: Any) -> Any:
-    """A value as JSON has it, dataclasses with the names of their types."""
-    if is_dataclass(value):
-        content = {field.name: to_json_value(getattr(value, field.name)) for field in fields(value)}
-        return {"type": type(value).__name__, **content}
-    return json.loads(json.dumps(value))
-
-
-def _flatten(value: Any, path: str = "") -> dict[str, object]:
-    """Nested dictionaries as one, keys joined by dots."""
-    if not isinstance(value, dict):
-        return {path: value}
-    inner = [_flatten(part, f"{path}.{key}" if path else key) for key, part in value.items()]
-    return {key: part for flat in inner for key, part in flat.items()}
+def _require_same(out: Path, record: Any, value: object) -> None:
+    """Raises CheckpointError unless the record says that `out` is of `value`."""
+    if changed := "; ".join(differences(record, value)):
+        raise CheckpointError(
+            f"{out} holds another run ({changed}); choose another folder, or remove it"
+        )

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import glob
-import gzip
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from importlib.resources import as_file, files
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +15,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from fastweights.runs.errors import DataError
 from fastweights.runs.files import atomic_folder
+from fastweights.text.sources import read_documents
 from fastweights.text.tokenizers import Bytes, Tokenization, encode
-
-BUNDLED = {"shakespeare": "tinyshakespeare.txt.gz"}
-SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
 
 
 @dataclass(frozen=True)
@@ -30,8 +24,7 @@ class Text:
     """What to read, and how to cut it into tokens.
 
     Attributes:
-        sources: files (.txt, .jsonl with a field "text", either of them .gz), folders, globs,
-            or "shakespeare"
+        sources: as `text.sources.read_documents` takes them
         validation: sources of their own for validation; none means the last tenth of `sources`
         tokenization: how the tokenizer is made; only the training part is used for it
     """
@@ -102,9 +95,10 @@ def read_corpus(text: Text) -> Corpus:
     """Read, split and tokenize. Raises DataError, which names the file, for text that cannot be
     used.
     """
-    documents = _documents(text.sources)
-    parts = (documents, _documents(text.validation)) if text.validation else split(documents)
-    tokenizer = text.tokenization.build(parts[0])
+    known = None if text.tokenization.is_learnt else text.tokenization.build(())
+    texts = _texts(text.sources, known)
+    parts = (texts, _texts(text.validation, known)) if text.validation else split(texts)
+    tokenizer = text.tokenization.build(parts[0]) if known is None else known
     (train, train_size), (validation, size) = (_tokens(tokenizer, part) for part in parts)
     if len(validation) < 2:
         raise DataError(
@@ -119,7 +113,7 @@ def tokenize_sources(
     """All text of `sources`, as `Text` has them, in tokens ``[n]``, and its size. Raises
     DataError.
     """
-    return _tokens(tokenizer, _documents(sources))
+    return _tokens(tokenizer, _texts(sources, tokenizer))
 
 
 def _tokens(
@@ -215,71 +209,8 @@ def _epoch_order(seed: int, epoch: int, count: int, shifts: int) -> tuple[int, n
     return int(generator.integers(shifts)), generator.permutation(count)
 
 
-def _documents(sources: Sequence[str]) -> list[str]:
-    documents = [
-        document for source in sources for path in paths(source) for document in _read(path)
-    ]
-    if not any(documents):
-        raise DataError(f"there is no text in {', '.join(sources)}")
-    return [document for document in documents if document]
-
-
-def paths(source: str, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
-    """The files that a source names, in alphabetical order. Raises DataError if there are none."""
-    if source in BUNDLED:
-        with as_file(files("fastweights") / "data" / BUNDLED[source]) as path:
-            return [path]
-    path = Path(source).expanduser()
-    if path.is_file():
-        return [path]
-    found = path.rglob("*") if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))
-    texts = sorted(p for p in found if p.is_file() and p.name.endswith(suffixes))
-    if not texts:
-        kinds, names = ", ".join(suffixes), ", ".join(BUNDLED)
-        raise DataError(
-            f"no text found at {source!r}; give files, folders or globs of {kinds}, or a name:"
-            f" {names}"
-        )
-    return texts
-
-
-def _read(path: Path) -> list[str]:
-    """The documents of one file."""
-    text = contents(path)
-    if path.name.removesuffix(".gz").endswith(".jsonl"):
-        return [
-            _field(path, number, line)
-            for number, line in enumerate(text.split("\n"), 1)
-            if line.strip()
-        ]
-    return [text]
-
-
-def contents(path: Path) -> str:
-    """The text of a file, which may be packed. Raises DataError, which names it, if it has none."""
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not UTF-8 at byte {error.start}; convert it (iconv -t utf-8)"
-        ) from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
-    if not text.strip():
-        raise DataError(f"{path} is empty; leave it out")
-    return text
-
-
-def _field(path: Path, number: int, line: str) -> str:
-    try:
-        document = json.loads(line)["text"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f'{path}, line {number}, is not a JSON object with a field "text"'
-        ) from error
-    if not isinstance(document, str):
-        raise DataError(
-            f'{path}, line {number}: "text" is a {type(document).__name__}, not a string'
-        )
-    return document
+def _texts(sources: Sequence[str], tokenizer: PreTrainedTokenizerFast | None) -> list[str]:
+    """Every document as one text; empty ones left out."""
+    documents = read_documents(sources, tokenizer)
+    texts = ["".join(piece.text for piece in document) for document in documents]
+    return [text for text in texts if text]

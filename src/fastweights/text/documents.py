@@ -4,13 +4,11 @@ to be learnt.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,19 +17,13 @@ from transformers import PreTrainedTokenizerFast
 
 from fastweights.runs.errors import DataError
 from fastweights.runs.files import atomic_folder
-from fastweights.text.corpus import SUFFIXES, Windows, contents, paths, sequential_windows
+from fastweights.text import IGNORE_INDEX
+from fastweights.text.corpus import Windows, sequential_windows
+from fastweights.text.sources import Document, TextPiece, read_documents
 from fastweights.text.tokenizers import token_ids
 
-IGNORED = -100
-"""The label of a token that is not learnt (transformers)."""
-HUB = "hub:"
 HELD_OUT = 20
 """One document in so many is for validation, if there are no sources of its own for it."""
-ALPACA = (
-    "Below is an instruction that describes a task{more}. Write a response that appropriately"
-    " completes the request.\n\n### Instruction:\n{instruction}\n\n{input}### Response:\n"
-)
-"""Stanford Alpaca's prompt, with and without an input."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +31,7 @@ class Data:
     """What to train on.
 
     Attributes:
-        sources: files of text (.txt), of records (.jsonl, .json; either of them .gz), folders,
-            globs, the bundled "shakespeare", or "hub:NAME" and "hub:NAME:SPLIT" for a data set
-            of the Hugging Face hub or a folder that `datasets` saved. A record has "text", or
-            "instruction" and "output" (Alpaca), or "prompt" and "response", or "messages" of
-            "role" and "content" (chat)
+        sources: as `text.sources.read_documents` takes them
         validation: sources of their own for validation; none means every twentieth document, or
             the end of a single one
         length: tokens per sequence
@@ -58,16 +46,6 @@ class Data:
     responses: bool = False
     boundaries: bool = True
     held_out: int = 1 << 16
-
-
-class TextPiece(NamedTuple):
-    """A part of a document, and whether it is a response."""
-
-    text: str
-    response: bool
-
-
-Document = Sequence[TextPiece]
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +137,7 @@ class Stream(Batches):
         begins = torch.ones_like(document, dtype=torch.bool)
         begins[:, 1:] = document[:, 1:] != document[:, :-1]
         learnt = ~begins & (response.bool() if self.responses else True)
-        inputs = {"input_ids": tokens, "labels": tokens.where(learnt, IGNORED)}
+        inputs = {"input_ids": tokens, "labels": tokens.where(learnt, IGNORE_INDEX)}
         if self.boundaries and begins[:, 1:].any():
             inputs["position_ids"] = _since(begins)
         return inputs
@@ -175,9 +153,9 @@ def read_sequences(data: Data, tokenizer: PreTrainedTokenizerFast) -> tuple[Sequ
     """Training and validation text. Raises DataError, which names the file, for what cannot be
     used.
     """
-    documents = _documents(data.sources, tokenizer)
+    documents = list(read_documents(data.sources, tokenizer))
     parts = (
-        (documents, _documents(data.validation, tokenizer))
+        (documents, list(read_documents(data.validation, tokenizer)))
         if data.validation
         else _split_validation(documents)
     )
@@ -240,116 +218,3 @@ def _split_text(document: Document) -> tuple[Document, Document]:
     text = document[0].text
     at = len(text) - max(1, len(text) // HELD_OUT)
     return [TextPiece(text[:at], True)], [TextPiece(text[at:], True)]
-
-
-def _documents(sources: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> list[Document]:
-    found = [document for source in sources for document in _of_source(source, tokenizer)]
-    if not found:
-        raise DataError(f"there is no text in {', '.join(sources)}")
-    return found
-
-
-def _of_source(source: str, tokenizer: PreTrainedTokenizerFast) -> Iterator[Document]:
-    if source.startswith(HUB):
-        for number, record in enumerate(_hub(source.removeprefix(HUB)), 1):
-            yield document_of(record, f"{source}, record {number}", tokenizer)
-        return
-    for path in paths(source, (*SUFFIXES, ".json", ".json.gz")):
-        text = contents(path)
-        if ".json" not in path.suffixes[-2:] and ".jsonl" not in path.suffixes[-2:]:
-            yield [TextPiece(text, True)]
-            continue
-        for place, record in _records(path, text):
-            yield document_of(record, place, tokenizer)
-
-
-def _records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
-    """Of a JSON array, or of one JSON value per line; each with its place."""
-    try:
-        if text.lstrip().startswith("["):
-            yield from (
-                (f"{path}, record {number}", record)
-                for number, record in enumerate(json.loads(text), 1)
-            )
-            return
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                yield f"{path}, line {number}", json.loads(line)
-    except ValueError as error:
-        raise DataError(
-            f"{path} is neither a JSON array nor one JSON object per line: {error}"
-        ) from error
-
-
-def _hub(name: str) -> Iterable[Any]:
-    """The records of a data set; ``NAME:SPLIT`` of another split than "train"."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError(f"{HUB}{name} needs the datasets library: pip install datasets") from error
-    place, _, split = name.partition(":")
-    if Path(place).is_dir():
-        found = datasets.load_from_disk(place)
-        return found[split or "train"] if isinstance(found, datasets.DatasetDict) else found
-    return datasets.load_dataset(place, split=split or "train")
-
-
-def document_of(record: Any, place: str, tokenizer: PreTrainedTokenizerFast) -> Document:
-    """The pieces of a record of any of the formats of `Data`. Raises DataError, which names its
-    place.
-    """
-    match record:
-        case {"messages": [*messages]} if messages:
-            return _chat(messages, place, tokenizer)
-        case {"instruction": str(instruction), "output": str(output)}:
-            return [
-                TextPiece(_alpaca(instruction, str(record.get("input") or "")), False),
-                TextPiece(output, True),
-            ]
-        case {"prompt": str(prompt), "response": str(response)}:
-            return [TextPiece(prompt, False), TextPiece(response, True)]
-        case {"text": str(text)}:
-            return [TextPiece(text, True)]
-    fields = sorted(record) if isinstance(record, dict) else type(record).__name__
-    raise DataError(
-        f'{place} has {fields}; a record has "text", "instruction" and "output", "prompt" and'
-        ' "response", or "messages"'
-    )
-
-
-def _alpaca(instruction: str, given: str) -> str:
-    more = ", paired with an input that provides further context" if given else ""
-    section = f"### Input:\n{given}\n\n" if given else ""
-    return ALPACA.format(more=more, instruction=instruction, input=section)
-
-
-def _chat(
-    messages: Sequence[Mapping[str, str]], place: str, tokenizer: PreTrainedTokenizerFast
-) -> Document:
-    """Turns as the tokenizer's chat template has them, or else ``role: content`` lines; the
-    assistant's are learnt.
-    """
-    try:
-        ends = [_render_chat(messages[:count], tokenizer) for count in range(len(messages) + 1)]
-    except (KeyError, TypeError) as error:
-        raise DataError(f'{place}: every message is an object with "role" and "content"') from error
-    pieces = list[TextPiece]()
-    for message, before, after in zip(messages, ends, ends[1:], strict=False):
-        if message["role"] != "assistant":
-            pieces.append(TextPiece(after[len(before) :], False))
-            continue
-        start = _opening(before, message, after)
-        pieces += [TextPiece(after[len(before) : start], False), TextPiece(after[start:], True)]
-    return pieces
-
-
-def _opening(before: str, message: Mapping[str, str], after: str) -> int:
-    """Where the answer itself begins, behind what the template writes before it."""
-    found = after.find(message["content"], len(before))
-    return len(before) if found < 0 else found
-
-
-def _render_chat(messages: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizerFast) -> str:
-    if tokenizer.chat_template is None or not messages:
-        return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
-    return str(tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False))

@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -22,6 +23,9 @@ _SEQUENCE = 4  # bytes of the longest UTF-8 character
 class Tokenization(ABC):
     """A way to make a tokenizer; compared by value."""
 
+    is_learnt: ClassVar[bool] = True
+    """Whether the tokenizer depends on the training text."""
+
     @abstractmethod
     def build(self, text: Iterable[str]) -> PreTrainedTokenizerFast:
         """The tokenizer, made from the training text if it depends on one. Raises DataError."""
@@ -30,6 +34,8 @@ class Tokenization(ABC):
 @dataclass(frozen=True)
 class Bytes(Tokenization):
     """One token per UTF-8 byte: token i is byte i."""
+
+    is_learnt = False
 
     def build(self, text: Iterable[str]) -> PreTrainedTokenizerFast:
         tokenizer = Tokenizer(
@@ -73,6 +79,8 @@ class BPE(Tokenization):
 @dataclass(frozen=True)
 class ExistingTokenizer(Tokenization):
     """The tokenizer in a local folder, or of that name on the Hugging Face hub."""
+
+    is_learnt = False
 
     source: str
 

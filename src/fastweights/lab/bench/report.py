@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from fastweights.runs.files import write_json
 
 FORMAT = 1
 
@@ -75,18 +76,13 @@ class Report:
             self.listener(row)
 
     def _write(self) -> None:
-        partial = self.path.with_name(f".{self.path.name}.partial")
         content = {
             "format": FORMAT,
             "header": asdict(self.header),
             "ceilings": self.ceilings,
             "rows": self.rows,
         }
-        with partial.open("w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1, ensure_ascii=False)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self.path)
+        write_json(self.path, content)
 
 
 def _content(path: Path) -> dict[str, Any]:

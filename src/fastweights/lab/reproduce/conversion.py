@@ -4,7 +4,6 @@ seeds.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,10 +11,12 @@ from typing import Any, NamedTuple
 
 from fastweights.lab.reproduce.claim import Experiment, Trial, TrialContext
 from fastweights.lab.reproduce.measures import Measure
-from fastweights.lab.reproduce.text import FIVE, hash_of, share_tokenizer
+from fastweights.lab.reproduce.text import FIVE, share_tokenizer
 from fastweights.linearize.distill.fit import Fit
 from fastweights.linearize.distill.methods import LinearizationMethod
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
+from fastweights.runs.files import read_json
+from fastweights.runs.folder import keyed_folder
 from fastweights.runs.optimizers import AdamW, Cosine
 from fastweights.text.corpus import Text
 from fastweights.text.documents import Data
@@ -40,7 +41,7 @@ class TrainedTeacher:
     length: int
 
     def prepare_model(self, context: TrialContext) -> Path:
-        out = context.shared / "models" / hash_of(self)
+        out = keyed_folder(context.shared / "models", self)
         if not (out / "model").exists():
             train(self._config(context), out, cpu=context.device.type == "cpu")
         return out / "model"
@@ -105,11 +106,12 @@ class ConversionTrial(Trial):
         conversion = Conversion(
             str(self.teacher.prepare_model(context)), data, self.method, seed=self.seed
         )
-        out = context.shared / "conversions" / hash_of(self)
+        out = keyed_folder(context.shared / "conversions", self)
         run_conversion(conversion, out, until="report", device=context.device)
-        first = _read(out, "convert" if self.method.transfer is None else "transfer")
+        stage = "convert" if self.method.transfer is None else "transfer"
+        first = read_json(out / f"{stage}.json")
         found = {
-            AFTER: _read(out, "evaluation")["linear"]["perplexity"],
+            AFTER: read_json(out / "evaluation.json")["linear"]["perplexity"],
             BEFORE: first["linear"]["perplexity"],
             ERROR: first["error"],
         }
@@ -165,7 +167,3 @@ def with_updates(
     )
     second = method.adapt and replace(method.adapt, fit=adapt.of(method.adapt.fit, batch))
     return replace(method, transfer=first, adapt=second)
-
-
-def _read(folder: Path, name: str) -> Any:
-    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,27 +22,32 @@ from fastweights.lab.reproduce.claim import (
 )
 from fastweights.lab.reproduce.measures import Measure, Measures
 from fastweights.render.plots import png
-from fastweights.runs.files import append_line, atomic_file, complete_lines
+from fastweights.runs.files import atomic_file, write_json
+from fastweights.runs.identity import differences, former_repr, key_of, to_record
+from fastweights.runs.json_lines import append_row, cut_torn_line, read_rows
 
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """A trial that was run: its repr, its numbers, how long it took, and of which commit it was."""
+    """A trial that was run: its numbers, how long it took, and of which commit it was.
 
-    trial: str
+    Attributes:
+        trial: its record (`runs.identity`); its repr where it was run in version 0
+        key: its key; its repr where it was run in version 0
+    """
+
+    trial: str | Mapping[str, Any]
     name: str
     minutes: float
     commit: str | None
     measures: tuple[Measure, ...]
+    key: str
 
     @classmethod
-    def of(cls, line: str) -> Self:
-        found = json.loads(line)
-        return cls(**{**found, "measures": tuple(Measure(**row) for row in found["measures"])})
-
-    @property
-    def line(self) -> str:
-        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
+    def of(cls, row: Mapping[str, Any]) -> Self:
+        """From a line of the ledger."""
+        key = row.get("key", row["trial"])
+        return cls(**{**row, "measures": tuple(Measure(**m) for m in row["measures"]), "key": key})
 
 
 class Ledger:
@@ -53,20 +56,24 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.path = folder, folder / "trials.jsonl"
-        whole = [TrialRecord.of(line) for line in complete_lines(self.path)]
-        self.done = {done.trial: done for done in whole}
-        if self.path.exists():
-            with atomic_file(self.path) as new:
-                new.write_text("".join(done.line + "\n" for done in whole), encoding="utf-8")
+        cut_torn_line(self.path)
+        self.done = {done.key: done for done in map(TrialRecord.of, read_rows(self.path))}
+
+    def find(self, trial: Trial) -> TrialRecord | None:
+        """What came of the trial, if it was run."""
+        done = self.done.get(key_of(trial))
+        if done is None or any(differences(done.trial, trial)):
+            return self.done.get(former_repr(trial))
+        return done
 
     def add(self, done: TrialRecord) -> None:
-        """Write it down for good."""
-        append_line(self.path, done.line)
-        self.done[done.trial] = done
+        """Append it, durably."""
+        append_row(self.path, asdict(done))
+        self.done[done.key] = done
 
     def folder_of(self, trial: Trial) -> Path:
         """The folder in which it works."""
-        return self.folder / "trials" / sha256(repr(trial).encode()).hexdigest()[:16]
+        return self.folder / "trials" / key_of(trial)
 
 
 @dataclass(frozen=True)
@@ -162,14 +169,9 @@ def reproduce(
     experiment = claim.sizes[size].experiment
     done = run_missing_trials(experiment, Ledger(out), place, listener)
     outcome = outcome_of(name, claim, size, done)
-    (out / "picture.png").write_bytes(
-        png(claim.picture.draw(outcome.measures, f"{claim.paper}, {claim.place}"))
-    )
-    with atomic_file(out / "outcome.json") as new:
-        new.write_text(
-            json.dumps(outcome.content(place.device), indent=1, ensure_ascii=False),
-            encoding="utf-8",
-        )
+    with atomic_file(out / "picture.png") as new:
+        new.write_bytes(png(claim.picture.draw(outcome.measures, f"{claim.paper}, {claim.place}")))
+    write_json(out / "outcome.json", outcome.content(place.device))
     return outcome
 
 
@@ -178,15 +180,23 @@ def run_missing_trials(
 ) -> list[TrialRecord]:
     """The trials of `experiment`, those that the ledger does not have having been run."""
     trials = experiment.trials()
-    for number, trial in enumerate(trials, 1):
-        if repr(trial) not in ledger.done:
+    found = [ledger.find(trial) for trial in trials]
+    for number, (trial, done) in enumerate(zip(trials, found, strict=True), 1):
+        if done is None:
             listener(trial, number, len(trials))
-            start = time.perf_counter()
-            context = place.trial_context(ledger.folder_of(trial))
-            measures = tuple(trial.run(context))
-            minutes = max((time.perf_counter() - start) / 60, trial.minutes(context))
-            ledger.add(TrialRecord(repr(trial), trial.name, minutes, commit(), measures))
-    return [ledger.done[repr(trial)] for trial in trials]
+            found[number - 1] = run_trial(trial, ledger, place)
+    return [done for done in found if done is not None]
+
+
+def run_trial(trial: Trial, ledger: Ledger, place: ClaimContext) -> TrialRecord:
+    """Run a trial, and write its numbers into the ledger."""
+    start = time.perf_counter()
+    context = place.trial_context(ledger.folder_of(trial))
+    measures = tuple(trial.run(context))
+    minutes = max((time.perf_counter() - start) / 60, trial.minutes(context))
+    done = TrialRecord(to_record(trial), trial.name, minutes, commit(), measures, key_of(trial))
+    ledger.add(done)
+    return done
 
 
 def outcome_of(name: str, claim: Claim, size: str, done: Sequence[TrialRecord]) -> Outcome:

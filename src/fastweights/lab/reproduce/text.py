@@ -7,7 +7,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from fastweights.lab.reproduce.measures import Measure, Measures
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.runs.checkpoint import no_progress_bars
 from fastweights.runs.files import atomic_folder
+from fastweights.runs.folder import keyed_folder
 from fastweights.runs.optimizers import AdamW, Cosine
 from fastweights.text.corpus import Corpus, Text, load_corpus, read_corpus
 from fastweights.text.tokenizers import BPE, ExistingTokenizer
@@ -86,7 +86,9 @@ class Pretraining:
         self, mixers: Sequence[Fields], seed: int, context: TrialContext
     ) -> tuple[FastWeightsForCausalLM, Corpus]:
         """The model, trained if nobody has done so before, and its text."""
-        folder = context.shared / "models" / hash_of((self, mixers, seed))
+        folder = keyed_folder(
+            context.shared / "models", PretrainedModel(self, mixers, seed), (self, mixers, seed)
+        )
         if not (folder / "model").exists():
             train(
                 self.config(mixers, seed, share_tokenizer(self._own(context), context)),
@@ -106,18 +108,22 @@ class Pretraining:
         )
 
 
+@dataclass(frozen=True)
+class PretrainedModel:
+    """What decides a model that claims share."""
+
+    pretraining: Pretraining
+    mixers: Sequence[Fields]
+    seed: int
+
+
 def share_tokenizer(text: Text, context: TrialContext) -> Text:
     """The text with a tokenizer that all models share."""
-    folder = context.shared / "tokenizers" / hash_of(text)
+    folder = keyed_folder(context.shared / "tokenizers", text)
     if not folder.exists():
         with atomic_folder(folder) as new:
             read_corpus(text).tokenizer.save_pretrained(new)
     return replace(text, tokenization=ExistingTokenizer(str(folder)))
-
-
-def hash_of(value: object) -> str:
-    """A name for what is decided by a frozen value."""
-    return sha256(repr(value).encode()).hexdigest()[:16]
 
 
 def _backbone(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from fastweights.lab.sweep.plan import SweepPlan, SweepRun
 from fastweights.lab.sweep.pool import Local, Pool, RunFailure
 from fastweights.lab.sweep.trainer import Point, Row
-from fastweights.runs.files import atomic_file, complete_lines, remove_partials
+from fastweights.runs.files import atomic_file, read_json, remove_partials, write_json
+from fastweights.runs.identity import differences, to_record
+from fastweights.runs.json_lines import read_rows
 
 
 @dataclass(frozen=True)
@@ -36,34 +39,36 @@ class SweepFolder:
         """What came of the run, if it ended; it bears the names that this sweep gives to task and
         model.
         """
-        path = self._of(run.key)
-        if not path.exists():
+        path = next((p for p in map(self._of, (run.key, run.former_key)) if p.exists()), None)
+        if path is None:
             return None
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return Row.of({**content, "task": run.task, "mixer": run.contender.label})
-
-    def keep(self, result: Row | RunFailure) -> None:
-        """Put it on the disk, whole or not at all."""
-        if isinstance(result, RunFailure):
-            (self.path / "failed" / f"{result.run.key}.txt").write_text(
-                result.trace, encoding="utf-8"
+        content = read_json(path)
+        record = content.pop("run", None)
+        if record and (changed := "; ".join(differences(record, run.decisive))):
+            raise ValueError(
+                f"{path} is of another run ({changed}); choose another folder, or remove the file"
             )
+        return Row.of({**content, "key": run.key, "task": run.task, "mixer": run.contender.label})
+
+    def keep(self, run: SweepRun, result: Row | RunFailure) -> None:
+        """Put what came of the run on the disk, whole or not at all."""
+        failure = self.path / "failed" / f"{run.key}.txt"
+        if isinstance(result, RunFailure):
+            with atomic_file(failure) as new:
+                new.write_text(result.trace, encoding="utf-8")
             return
-        (self.path / "failed" / f"{result.key}.txt").unlink(missing_ok=True)
-        with atomic_file(self._of(result.key)) as new:
-            new.write_text(json.dumps(asdict(result)), encoding="utf-8")
+        failure.unlink(missing_ok=True)
+        write_json(self._of(run.key), {**asdict(result), "run": to_record(run.decisive)})
 
     def points(self, run: SweepRun) -> list[Point]:
         """How far a run has come that may not have ended."""
-        return [
-            Point(**json.loads(line)) for line in complete_lines(self.logs / f"{run.key}.jsonl")
-        ]
+        rows = read_rows(self.logs / f"{run.key}.jsonl")
+        return [Point(**{name: _or_nan(x) for name, x in row.items()}) for row in rows]
 
     def write(self, rows: Sequence[Row]) -> None:
         """rows.json and rows.parquet, without curves."""
         flat = [row.flat() for row in rows]
-        with atomic_file(self.path / "rows.json") as new:
-            new.write_text(json.dumps(flat, indent=1), encoding="utf-8")
+        write_json(self.path / "rows.json", flat)
         if importlib.util.find_spec("pyarrow") is not None:
             _parquet(flat, self.path / "rows.parquet")
 
@@ -91,12 +96,18 @@ def sweep(
     due = {run.key: run for run in runs if folder.row(run) is None}
     try:
         for result in pool.results(list(due.values()), folder.logs, device) if due else ():
-            folder.keep(result)
+            run = result.run if isinstance(result, RunFailure) else due[result.key]
+            folder.keep(run, result)
             listener(result)
     finally:
         rows = [row for run in runs if (row := folder.row(run)) is not None]
         folder.write(rows)
     return rows
+
+
+def _or_nan(number: Any) -> Any:
+    """What `finite` wrote as None."""
+    return math.nan if number is None else number
 
 
 def _parquet(rows: Sequence[dict], path: Path) -> None:

@@ -17,8 +17,9 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from fastweights.lab.tasks import TASKS, Protocol, TrainingSettings
+from fastweights.lab.tasks import TASKS, Protocol, Segment, TrainingSettings
 from fastweights.mixers import plugin
+from fastweights.runs.identity import LATER_FIELDS, first_json_value, former_repr, key_of
 
 EVERY = 100
 """Updates between two evaluations where there are no epochs."""
@@ -53,6 +54,29 @@ class SweepModel:
 
 
 @dataclass(frozen=True)
+class DecisiveSettings:
+    """What decides the result of a sweep's run, whatever its plan calls task and model.
+
+    Attributes:
+        model: the class of the model
+        config: the fields of its configuration that are not the class's own, as config.json has
+            them
+        training: without the grid of rates and weight decays
+    """
+
+    train: tuple[Segment, ...]
+    test: tuple[Segment, ...]
+    model: str
+    config: Mapping[str, Any]
+    training: TrainingSettings
+    rate: float
+    decay: float
+    seed: int
+    every: int
+    validation: tuple[Segment, ...] | None = None
+
+
+@dataclass(frozen=True)
 class SweepRun:
     """One training of one model, from nothing.
 
@@ -80,22 +104,49 @@ class SweepRun:
         return self.protocol.config(self.contender.name, **self.contender.fields)
 
     @cached_property
-    def key(self) -> str:
-        """A hash of everything that decides the result: equal runs have equal keys, in any plan."""
-        config = self.config().to_dict()
+    def decisive(self) -> DecisiveSettings:
+        """Everything that decides the result."""
+        config = self.config().to_diff_dict()
         config.pop("transformers_version", None)
-        training = asdict(self.protocol.training)
+        return DecisiveSettings(
+            self.protocol.train,
+            self.protocol.test,
+            self.protocol.task.kind.__name__,
+            config,
+            replace(self.protocol.training, rates=(), decays=()),
+            self.rate,
+            self.decay,
+            self.seed,
+            self.every,
+            self.protocol.validation,
+        )
+
+    @cached_property
+    def key(self) -> str:
+        """The name of its results: equal runs have equal keys, in any plan."""
+        return key_of(self.decisive)
+
+    @cached_property
+    def former_key(self) -> str:
+        """The key of version 0."""
+        config = first_json_value(self.config().to_dict())
+        config.pop("transformers_version", None)
+        training = self.protocol.training
+        settings = {
+            name: value
+            for name, value in asdict(training).items()
+            if name not in ("rates", "decays", *LATER_FIELDS.get(type(training).__name__, ()))
+        }
         content = {
-            "train": repr(self.protocol.train),
-            "test": repr(self.protocol.test),
+            "train": former_repr(self.protocol.train),
+            "test": former_repr(self.protocol.test),
             "model": [self.protocol.task.kind.__name__, config],
-            "training": {k: v for k, v in training.items() if k not in ("rates", "decays")},
-            "schedule": repr(self.protocol.training.schedule),
+            "training": settings,
+            "schedule": former_repr(training.schedule),
             "run": [self.rate, self.decay, self.seed, self.every],
         }
-        return hashlib.sha256(
-            json.dumps(content, sort_keys=True, default=str).encode()
-        ).hexdigest()[:16]
+        text = json.dumps(content, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import multiprocessing
 import os
 import signal
@@ -20,7 +19,8 @@ from typing import Any
 import torch
 
 from fastweights.lab.sweep.plan import SweepRun
-from fastweights.lab.sweep.trainer import Point, Row, fit
+from fastweights.lab.sweep.trainer import Row, fit
+from fastweights.runs.json_lines import append_row, finite
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,9 @@ def work(run: SweepRun, logs: Path, device: str) -> Row | RunFailure:
     torch.set_num_threads(1)
     logs.mkdir(parents=True, exist_ok=True)
     try:
-        with (logs / f"{run.key}.jsonl").open("w", encoding="utf-8") as log:
-
-            def listen(point: Point) -> None:
-                log.write(json.dumps(asdict(point)) + "\n")
-                log.flush()
-
-            return fit(run, listen, torch.device(device))
+        log = logs / f"{run.key}.jsonl"
+        log.unlink(missing_ok=True)
+        return fit(run, lambda point: append_row(log, finite(asdict(point))), torch.device(device))
     except Exception:
         return RunFailure(run, traceback.format_exc())
 

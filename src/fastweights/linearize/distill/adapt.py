@@ -21,7 +21,7 @@ from fastweights.linearize.convert.attention import branches, use_mode
 from fastweights.linearize.convert.errors import CannotLinearize
 from fastweights.linearize.convert.modes import Mode, Teacher
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch
-from fastweights.text.documents import IGNORED
+from fastweights.text import IGNORE_INDEX
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class TokenLoss:
             inputs["labels"],
             {name: x for name, x in inputs.items() if name != "labels"},
         )
-        learnt = labels[:, 1:] != IGNORED
+        learnt = labels[:, 1:] != IGNORE_INDEX
         logits = next_logits(model, given)[learnt]
         parts = []
         if self.ce:

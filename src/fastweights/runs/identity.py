@@ -1,0 +1,199 @@
+"""What makes two runs the same: a frozen value as JSON, compared field by field, and its key.
+
+A record that was stored stays valid when the library changes around it: a field that it lacks has
+its default, a type or module that was renamed is known by its first name. What the value says
+otherwise is a difference, and named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from hashlib import sha256
+from pathlib import PurePath
+from typing import Any
+
+VERSION = 1
+"""Of records and keys. Version 0 had no number: records without one, and keys made of reprs."""
+
+FIRST_NAMES: Mapping[str, str] = {
+    "AdaptationConfig": "Adapting",
+    "ArchitectureWithFields": "Configured",
+    "ConversionTrial": "Converted",
+    "ExistingTokenizer": "Pretrained",
+    "GenerationSegments": "Stretches",
+    "LanguageModelTrial": "Model",
+    "LinearAttentionConfig": "Analog",
+    "LinearizationMethod": "Method",
+    "MesaDiagnostics": "Insides",
+    "PresetArchitecture": "Named",
+    "ProtocolOnFile": "Stored",
+    "ProvidedTeacher": "Given",
+    "TaskTrial": "Training",
+    "TrainedTeacher": "Made",
+    "TrainingBudget": "Effort",
+    "TrainingSettings": "Training",
+    "TransferConfig": "Transferring",
+}
+"""The name under which a type was first stored, by today's."""
+FIRST_MODULES: Mapping[str, str] = {"fastweights.lab.reproduce.": "fastweights.reproduce."}
+"""The same of modules; a stored ``package.module:Class`` begins with one."""
+LATER_FIELDS: Mapping[str, tuple[str, ...]] = {}
+"""Fields by type that version 0 did not have: its reprs, and so its keys, lack them."""
+
+
+def to_record(value: object) -> dict[str, Any]:
+    """The record of a run: `to_json_value` of what decides it, and the version."""
+    return {"identity": VERSION, **to_json_value(value)}
+
+
+def to_json_value(value: Any) -> Any:
+    """A frozen value as JSON has it, dataclasses with the names of their types.
+
+    Raises:
+        TypeError: for what JSON has not.
+    """
+    if is_dataclass(value):
+        content = {field.name: to_json_value(getattr(value, field.name)) for field in fields(value)}
+        return {"type": type(value).__name__, **content}
+    return _map(to_json_value, value)
+
+
+def differences(stored: Any, value: Any, path: str = "") -> Iterator[str]:
+    """What tells a stored record from `value`, as phrases ``path was A, is B``.
+
+    Args:
+        stored: what `to_record` made of another value, by way of JSON, here or in any earlier
+            version; a field that it lacks has its default
+    """
+    if not path and isinstance(stored, dict):
+        version = stored.get("identity", 0)
+        stored = {name: part for name, part in stored.items() if name != "identity"}
+        if version > VERSION:
+            yield f"identity was of version {version}, is of {VERSION}"
+    if is_dataclass(value) and isinstance(stored, dict):
+        yield from _field_differences(stored, value, path)
+    elif isinstance(value, Mapping) and isinstance(stored, dict):
+        for key in {**stored, **{str(key): None for key in value}}:
+            ours = {str(key): part for key, part in value.items()}
+            yield from differences(stored.get(key), ours.get(key), _join(path, key))
+    elif isinstance(value, (list, tuple)) and _same_length(stored, value):
+        for index, (theirs, ours) in enumerate(zip(stored, value, strict=True)):
+            yield from differences(theirs, ours, _join(path, str(index)))
+    elif _first_text(stored) != _first_text(ours := to_json_value(value)):
+        yield f"{path} was {stored}, is {ours}"
+
+
+def key_of(value: object) -> str:
+    """A short name for all that `value` decides: of 16 hexadecimal digits, for files and folders.
+
+    Fields that have their default are left out, so that one which comes later changes no key.
+    Should a default change, two values have one key: compare what is stored by `differences`.
+    """
+    text = json.dumps([VERSION, _without_defaults(value)], sort_keys=True)
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def former_key(value: object) -> str:
+    """The key that `value` had in version 0."""
+    return sha256(former_repr(value).encode()).hexdigest()[:16]
+
+
+def former_repr(value: Any) -> str:
+    """The repr that `value` had in version 0, with the names of then."""
+    if is_dataclass(value):
+        name = type(value).__qualname__
+        later = LATER_FIELDS.get(name, ())
+        parts = (
+            f"{field.name}={former_repr(getattr(value, field.name))}"
+            for field in fields(value)
+            if field.repr and field.name not in later
+        )
+        return f"{_first_type(name)}({', '.join(parts)})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{k!r}: {former_repr(part)}' for k, part in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(former_repr, value))}]"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(former_repr, value))}{',' * (len(value) == 1)})"
+    return repr(_first_text(value))
+
+
+def current_path(path: str) -> str:
+    """Where what was stored as ``package.module:Class`` is today."""
+    for current, first in FIRST_MODULES.items():
+        if path.startswith(first):
+            return current + path.removeprefix(first)
+    return path
+
+
+def first_json_value(value: Any) -> Any:
+    """A JSON value with the module paths of version 0."""
+    return _map(first_json_value, _first_text(value))
+
+
+def _field_differences(stored: dict[str, Any], value: Any, path: str) -> Iterator[str]:
+    name, theirs = type(value).__name__, stored.get("type")
+    if theirs not in (name, _first_type(name)):
+        yield f"{_join(path, 'type')} was {theirs}, is {name}"
+    known = {field.name: field for field in fields(value)}
+    for key, field in known.items():
+        there = stored[key] if key in stored else to_json_value(_default(field))
+        yield from differences(there, getattr(value, key), _join(path, key))
+    for key in stored.keys() - known.keys() - {"type"}:
+        yield f"{_join(path, key)} was {stored[key]}, is unknown"
+
+
+def _without_defaults(value: Any) -> Any:
+    """As `to_json_value`, with first names; equal numbers are written alike."""
+    if is_dataclass(value):
+        own = {field.name: (getattr(value, field.name), _default(field)) for field in fields(value)}
+        content = {key: _without_defaults(x) for key, (x, default) in own.items() if x != default}
+        return {"type": _first_type(type(value).__name__), **content}
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return _map(_without_defaults, _first_text(value))
+
+
+def _map(function: Any, value: Any) -> Any:
+    """`function` of the parts of a mapping or list; a leaf as JSON has it."""
+    if isinstance(value, Mapping):
+        return {str(key): function(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [function(part) for part in value]
+    if isinstance(value, PurePath):
+        return str(value)
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    raise TypeError(
+        f"a {type(value).__name__} ({value!r}) has no place in JSON; a run is decided by frozen"
+        " dataclasses of texts, numbers, mappings and sequences"
+    )
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return None if field.default is MISSING else field.default
+
+
+def _first_type(name: str) -> str:
+    return FIRST_NAMES.get(name, name)
+
+
+def _first_text(value: Any) -> Any:
+    """A text with the module path of version 0 at its beginning; anything else as it is."""
+    if isinstance(value, str):
+        for current, first in FIRST_MODULES.items():
+            if value.startswith(current):
+                return first + value.removeprefix(current)
+    return value
+
+
+def _same_length(stored: Any, value: Any) -> bool:
+    return isinstance(stored, list) and len(stored) == len(value)
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key

@@ -1,0 +1,77 @@
+"""JSON lines: one object per line, only ever appended to; a torn last line was never written."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fastweights.runs.errors import CheckpointError
+from fastweights.runs.files import atomic_file
+
+Row = Mapping[str, Any]
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file but for a torn last one; none if there is no file.
+
+    Raises:
+        CheckpointError: if a line is no JSON object; it names the line.
+    """
+    return [_parse(path, number, line) for number, line in enumerate(_whole_lines(path), 1)]
+
+
+def append_row(path: Path, row: Row) -> None:
+    """Append a row, durably. Raises ValueError for numbers that JSON has not."""
+    line = _line(row)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """A file of these rows in place of the one that is there, whole or not at all."""
+    with atomic_file(path) as new:
+        new.write_text("".join(map(_line, rows)), encoding="utf-8")
+
+
+def cut_torn_line(path: Path) -> None:
+    """Remove a torn last line, so that the next row begins a line of its own."""
+    if path.exists():
+        whole = sum(len(line) for line in _whole_lines(path))
+        if whole < path.stat().st_size:
+            os.truncate(path, whole)
+
+
+def finite(row: Row) -> dict[str, Any]:
+    """A row whose numbers that are not finite are None, since JSON has no others."""
+    return {name: value if _is_finite(value) else None for name, value in row.items()}
+
+
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    if not path.exists():
+        return []
+    lines = path.read_bytes().splitlines(keepends=True)
+    return [line for line in lines if line.endswith(b"\n")]
+
+
+def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise CheckpointError(f"{path}, line {number}, is damaged: {error}; remove it") from error
+    if not isinstance(row, dict):
+        raise CheckpointError(f"{path}, line {number}, is no JSON object; remove it")
+    return row
+
+
+def _line(row: Row) -> str:
+    return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
