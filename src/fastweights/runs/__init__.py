@@ -1,0 +1,1 @@
+"""Durable runs: files, locks, checkpoints, metrics, clocks, signals and optimisers."""
