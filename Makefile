@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest
 PARALLEL := --numprocesses auto --dist loadfile --max-worker-restart 0
 # A library linked against an old C library runs with every newer one; 2.17 is the oldest that Zig
 # knows the symbols of on both processors.
-PORTABLE_CC := $(CURDIR)/$(BIN)/python -m ziglang cc -target $(shell uname -m)-linux-gnu.2.17 -g0
+PORTABLE_CC := $(abspath $(BIN))/python -m ziglang cc -target $(shell uname -m)-linux-gnu.2.17 -g0
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart install test test-fast test-slow lint format docs pages build clean
@@ -40,19 +40,19 @@ format: $(VENV)/installed-dev  ## rewrite the code as ruff has it: a second
 	$(BIN)/ruff format .
 
 pages: $(VENV)/installed  ## pages of measurements and their pictures, from benchmarks/results: a quarter
-	cd benchmarks && $(CURDIR)/$(BIN)/python -m pages
+	cd benchmarks && $(abspath $(BIN))/python -m pages
 
 docs: $(VENV)/installed-docs pages  ## the documentation site, in site/: 1 minute
 	$(BIN)/mkdocs build --strict
 
 build: $(VENV)/installed-release  ## source archive and wheel, in dist/, as an index takes them: 1 minute
-	rm -rf dist build/wheel
-	$(BIN)/python -m build --sdist --outdir dist
+	rm -rf dist
 ifeq ($(shell uname -s),Linux)
-	CC="$(PORTABLE_CC)" $(BIN)/python -m build --wheel --outdir build/wheel
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --strip --wheel-dir dist build/wheel/*.whl
+	CC="$(PORTABLE_CC)" $(BIN)/python -m build --outdir dist
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --strip --wheel-dir dist dist/*-linux_*.whl
+	rm dist/*-linux_*.whl
 else
-	$(BIN)/python -m build --wheel --outdir dist
+	$(BIN)/python -m build --outdir dist
 endif
 
 clean:  ## remove the environment, builds and caches

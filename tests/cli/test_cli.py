@@ -63,6 +63,7 @@ def fails(capsys, *arguments: object) -> str:
     return error
 
 
+@pytest.mark.long
 def test_train_stop_go_on_generate(tmp_path, data):
     """The commands as a user gives them, each in a process of its own."""
     out = tmp_path / "out"
@@ -149,6 +150,7 @@ def test_a_tolerance_needs_something_to_solve(capsys, trained):
     assert "no Mesa layer" in fails(capsys, "generate", trained, "--tol", 1e-4, "--device", "cpu")
 
 
+@pytest.mark.long
 def test_every_flag_of_train_reaches_the_run(capsys, tmp_path, data):
     flags = [
         "--steps",
@@ -203,6 +205,7 @@ def test_every_flag_of_train_reaches_the_run(capsys, tmp_path, data):
     assert "a sample" not in said
 
 
+@pytest.mark.long
 def test_runs_have_a_folder_of_their_own(tmp_path, monkeypatch, data):
     monkeypatch.chdir(tmp_path)
     assert (
@@ -211,6 +214,7 @@ def test_runs_have_a_folder_of_their_own(tmp_path, monkeypatch, data):
     assert (tmp_path / "runs" / "text-metala" / "model" / "config.json").exists()
 
 
+@pytest.mark.long
 def test_a_preset_is_trained_with_the_vocabulary_of_the_text(tmp_path, monkeypatch, data):
     monkeypatch.chdir(tmp_path)
     flags = ["--length", "16", "--batch", "2", "--steps", "1", "--sample", "0", "--device", "cpu"]
@@ -330,6 +334,7 @@ def test_version_and_help(capsys):
     assert "fastweights 0." in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_the_bar_on_a_terminal(folder, tmp_path):
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100)

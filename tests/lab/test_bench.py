@@ -31,6 +31,8 @@ from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.runs.checkpoint import save_model
 from fastweights.train import Bytes
 
+pytestmark = pytest.mark.long
+
 CPU = torch.device("cpu")
 HEADER = Header("test", None, {}, {}, {})
 CEILINGS = {"fp32": 1e9, "fp32_onednn": None, "tf32": None, "bf16": 1e9, "bandwidth": 1e9}

@@ -31,6 +31,8 @@ from killable_runs import FORKS, kill_at
 from pretrained import llama
 from tolerances import SAME
 
+pytestmark = pytest.mark.long
+
 EVERY = Every(log=1, evaluation=2, checkpoint=2)
 SHORT = Fit(steps=4, batch=2, every=EVERY)
 

@@ -327,6 +327,7 @@ TASKS: dict[str, tuple[Callable[[torch.Generator], Tensor], Callable[[Tensor], T
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", TASKS)
 def test_learns_an_easy_task(kind: str) -> None:
     draw, label = TASKS[kind]

@@ -486,6 +486,7 @@ def trainer(model: torch.nn.Module, path: Path, steps: int, **arguments: Any) ->
     return Trainer(model, settings, train_dataset=rows, eval_dataset=rows[:4])
 
 
+@pytest.mark.long
 def test_trainer_learns_evaluates_and_resumes(tmp_path: Path) -> None:
     whole = trainer(tiny(dtype=torch.float32), tmp_path / "whole", 6)
     before = whole.evaluate()["eval_loss"]

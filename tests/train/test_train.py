@@ -354,6 +354,7 @@ def last_through(config, out: Path, calls) -> int:
     raise AssertionError("never came to an end")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_while_writing(folder, undisturbed, tmp_path, seed):
     generator = random.Random(seed)
@@ -370,6 +371,7 @@ def test_killed_at_every_point_of_writing(folder, undisturbed, tmp_path, calls):
     assert outcome(tmp_path / "out") == undisturbed
 
 
+@pytest.mark.long
 def test_killed_at_any_time(folder, undisturbed, tmp_path):
     generator, kills = random.Random(0), 0
     while not (tmp_path / "out" / "model").exists():

@@ -47,8 +47,8 @@ class Table(NamedTuple):
 
     def records(self) -> dict[str, object]:
         """For JSON."""
-        return {"title": self.title, "rows": [dict(zip(self.columns, r, strict=True)) for r in self.rows],
-                "notes": list(self.notes)}  # fmt: skip
+        rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+        return {"title": self.title, "rows": rows, "notes": list(self.notes)}
 
 
 def page(tables: Iterable[Table]) -> str:
