@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from cases import CASES, Case, Shape, cast, each
 from extension import compiled, every_lesser_isa
 from fastweights import kernels
-from fastweights.kernels.native import build, library, memory, rules, windowed
+from fastweights.kernels.native import build, decay_delta, library, memory, windowed
 from fastweights.methods import Recurrent, evaluate
 from fastweights.ops.convolution import convolve
 from fastweights.ops.normalization import rms_normalize
@@ -328,9 +328,9 @@ def test_lesser_instruction_sets(
     monkeypatch: pytest.MonkeyPatch, isa: str, rule: str, h: int, k: int, v: int
 ) -> None:
     for name in ("MATRIX", "SCAN", "COMPLEX"):
-        code = getattr(rules, name)
+        code = getattr(decay_delta, name)
         monkeypatch.setattr(
-            rules,
+            decay_delta,
             name,
             code._replace(forward=f"{code.forward}_{isa}", backward=f"{code.backward}_{isa}"),
         )

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fastweights.kernels.native import library
-from fastweights.kernels.native.library import address, view
+from fastweights.kernels.native import abi, library
 from fastweights.kernels.native.memory import empty
 
 
@@ -65,32 +64,27 @@ class _ConvolutionInputs(NamedTuple):
         tail, x = (s if s.stride(-1) == 1 else s.contiguous() for s in (tail, x))
         return cls(tail, x, taps.contiguous(), None if document is None else document.contiguous())
 
-    def problem(self, d_taps: Tensor | None) -> list[int]:
-        """The sizes and pointers of `Convolution` in convolution.h, and the views of the tail and
-        x.
-        """
-        tail, x, taps, document = self
-        (b, t, d), size = x.shape, len(taps)
-        pointers = (address(document), address(taps), address(d_taps))
-        return [
+    def problem(self) -> abi.Convolution:
+        """Sizes and inputs, without results."""
+        b, t, d = self.x.shape
+        threads = library.threads(self.x.numel() * len(self.taps))
+        return abi.Convolution(
             b,
             t,
             d,
-            size,
-            library.threads(x.numel() * size),
-            *pointers,
-            *_view(tail),
-            *_view(x),
-        ]
-
-
-def _view(x: Tensor | None) -> tuple[int, ...]:
-    return view(None if x is None else x.unsqueeze(2))
+            len(self.taps),
+            threads,
+            document=self.document,
+            weight=self.taps,
+            d_weight=None,
+            tail=self.tail.unsqueeze(2),
+            x=self.x.unsqueeze(2),
+        )
 
 
 def _forward(given: _ConvolutionInputs) -> Tensor:
     y = empty(*given.x.shape)
-    library.call("fw_convolve", [*given.problem(None), *_view(y), *_view(None) * 3])
+    library.call("fw_convolve", given.problem()._replace(y=y.unsqueeze(2)))
     return y
 
 
@@ -114,6 +108,7 @@ class _ConvolutionFunction(torch.autograd.Function):
             empty(*x.shape),
             torch.empty(len(x), *taps.shape),
         )
-        views = (n for s in (None, d_tail, d_x, d_y) for n in _view(s))
-        library.call("fw_convolve_back", [*given.problem(d_taps), *views])
+        d_views = {"d_tail": d_tail, "d_x": d_x, "d_y": d_y}
+        views = {name: s.unsqueeze(2) for name, s in d_views.items()}
+        library.call("fw_convolve_back", given.problem()._replace(d_weight=d_taps, **views))
         return d_tail, d_x, d_taps.sum(0), None

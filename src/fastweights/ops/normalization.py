@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.kernels.native import library
-from fastweights.kernels.native.library import address, double_bits
+from fastweights.kernels.native import abi, library
 from fastweights.kernels.native.memory import empty
 
 
@@ -25,22 +24,15 @@ def rms_normalize(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return _forward(x, weight, eps)
 
 
-def _problem(x: Tensor, weight: Tensor | None, eps: float) -> list[int]:
-    """The first fields of `Norm` in norm.h."""
+def _problem(x: Tensor, weight: Tensor | None, eps: float) -> abi.Norm:
+    """Sizes and inputs, without results."""
     rows = x.numel() // x.shape[-1]
-    return [
-        rows,
-        x.shape[-1],
-        library.threads(x.numel()),
-        double_bits(eps),
-        address(x),
-        address(weight),
-    ]
+    return abi.Norm(rows, x.shape[-1], library.threads(x.numel()), eps, x, weight)
 
 
 def _forward(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     y = empty(*x.shape)
-    library.call("fw_norm", [*_problem(x, weight, eps), address(y), 0, 0, 0])
+    library.call("fw_norm", _problem(x, weight, eps)._replace(y=y))
     return y
 
 
@@ -59,9 +51,9 @@ class _RMSNorm(torch.autograd.Function):
         if torch.is_grad_enabled():
             return *_differentiable(x, weight, ctx.eps, d_y), None
         problem, d_y, d_x = _problem(x, weight, ctx.eps), d_y.contiguous(), empty(*x.shape)
-        tasks = -(-problem[0] // library.read_constant("fw_norm_rows"))
+        tasks = -(-problem.rows // library.read_constant("fw_norm_rows"))
         d_weight = torch.empty(tasks, x.shape[-1]) if ctx.needs_input_grad[1] else None
-        library.call("fw_norm_back", [*problem, 0, address(d_y), address(d_x), address(d_weight)])
+        library.call("fw_norm_back", problem._replace(d_y=d_y, d_x=d_x, d_weight=d_weight))
         return d_x, None if d_weight is None else d_weight.sum(0), None
 
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fastweights.kernels.native import library
-from fastweights.kernels.native.library import address, double_bits, view
+from fastweights.kernels.native import abi, library
+from fastweights.kernels.native.decay_delta import refuses
 from fastweights.kernels.native.memory import empty
-from fastweights.kernels.native.rules import refuses
 from fastweights.kernels.table import Kernel, may_use
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.recurrence.windowed import WindowedLinear, WindowState
 
 CODE = "fw_window_step"
-FEATURE_FUNCTIONS = ("given", "softmax", "exp", "elu", "relu")
-"""The f of learnt features φ(x) = (f(x W), f(-x W)), numbered as windowed.h does."""
 
 FeaturelessWindowState = tuple[Tensor, Tensor, Tensor, Tensor]
 """`WindowState` without features: (keys, values, memory, age)."""
@@ -41,22 +38,17 @@ class WindowRule(NamedTuple):
 
 class LearnedFeatureMap(NamedTuple):
     """Features to be made of queries and of keys that leave the window: f, a name of
-    `FEATURE_FUNCTIONS`, and W ``[h·f/2 k]``.
+    `abi.FeatureMap`, and W ``[h·f/2 k]``.
     """
 
     f: str
     W_q: Tensor
     W_k: Tensor
 
-    def arguments(self) -> list[int]:
-        return [
-            FEATURE_FUNCTIONS.index(self.f),
-            *view(None) * 2,
-            0,
-            0,
-            address(self.W_q),
-            address(self.W_k),
-        ]
+    def fields(self) -> dict[str, Any]:
+        """Those of ``WindowStep`` that say where features come from."""
+        number = abi.FeatureMap[self.f.upper()]
+        return {"map": number, "W_q": self.W_q, "W_k": self.W_k}
 
 
 class TokenFeatures(NamedTuple):
@@ -69,16 +61,14 @@ class TokenFeatures(NamedTuple):
     cached: Tensor
     following: Tensor
 
-    def arguments(self) -> list[int]:
-        return [
-            0,
-            *view(self.fq),
-            *view(self.fk),
-            address(self.cached),
-            address(self.following),
-            0,
-            0,
-        ]
+    def fields(self) -> dict[str, Any]:
+        """As `LearnedFeatureMap.fields`."""
+        return {
+            "fq": self.fq,
+            "fk": self.fk,
+            "features": self.cached,
+            "next_features": self.following,
+        }
 
 
 def window_step(
@@ -103,14 +93,9 @@ def window_step(
     ring = torch.empty(b, g, kept, keys.shape[3]), torch.empty(b, g, kept, width - 1)
     written = empty(b, g, f, width)
     sizes = (b, h, g, keys.shape[3], width - 1, f, rule.window, cached, rule.shared, FORGOTTEN)
-    constants = (
-        double_bits(rule.scale),
-        double_bits(rule.softcap or 0.0),
-        library.threads(memory.numel()),
-    )
-    views = (n for s in streams for n in view(s))
-    pointers = map(address, (keys, values, age, memory, o, *ring, after, written))
-    library.call(CODE, [*sizes, *constants, *views, *pointers, *features.arguments()])
+    constants = (rule.scale, rule.softcap or 0.0, library.threads(memory.numel()))
+    places = (*streams, keys, values, age, memory, o, *ring, after, written)
+    library.call(CODE, abi.WindowStep(*sizes, *constants, *places, **features.fields()))
     dtypes = (
         torch.promote_types(state[0].dtype, k.dtype),
         torch.promote_types(state[1].dtype, v.dtype),
