@@ -190,7 +190,7 @@ def compute_backward(
         for s, want in zip(streams, wanted, strict=True)
     ]
     d_start = empty(*d_last.shape, dtype=d_last.dtype)
-    library.call(code.backward, abi.Backward(problem, d_o, *grads, d_last, d_start))
+    library.call(code.backward, abi.Backward(problem, d_o, *grads, d_last=d_last, d_start=d_start))
     return d_start, [_sum_over_heads(g, s) for g, s in zip(grads, streams, strict=True)]
 
 
