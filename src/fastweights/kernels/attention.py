@@ -7,9 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.kernels.chunked import chunk_loop
-from fastweights.kernels.composed import requires_type
 from fastweights.kernels.table import Kernel
-from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.softmax import Cache, Softmax
 
 SMALLEST_BLOCK = 64
@@ -81,9 +79,7 @@ def _block(window: int) -> int:
     return max(window, SMALLEST_BLOCK)
 
 
-def refuses_window(recurrence: Recurrence) -> str | None:
-    if not isinstance(recurrence, Softmax):
-        return f"it is a {type(recurrence).__name__}, not a Softmax"
+def refuses_window(recurrence: Softmax) -> str | None:
     if recurrence.window is None:
         return "its queries see all tokens: it has no window"
     block = _block(recurrence.window)
@@ -93,6 +89,6 @@ def refuses_window(recurrence: Recurrence) -> str | None:
 
 
 WINDOWED_ATTENTION = Kernel(
-    "windowed attention, block by block (torch)", refuses_window, sliding_window_attention
+    "windowed attention, block by block (torch)", Softmax, sliding_window_attention, refuses_window
 )
-FUSED_ATTENTION = Kernel("fused attention (torch)", requires_type(Softmax), torch_attention)
+FUSED_ATTENTION = Kernel("fused attention (torch)", Softmax, torch_attention)

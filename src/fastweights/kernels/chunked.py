@@ -22,13 +22,15 @@ def chunk_loop(recurrence: Recurrence, state: State, size: int = SIZE) -> tuple[
     return torch.cat(outputs, dim=1), state
 
 
-CHUNK_LOOP = Kernel("chunk loop (torch)", refuses=lambda recurrence: None, compute=chunk_loop)
+CHUNK_LOOP = Kernel("chunk loop (torch)", Recurrence, chunk_loop)
 
 
 def _refuses_step(recurrence: Recurrence) -> str | None:
     return None if len(recurrence) == 1 else f"it has {len(recurrence)} tokens, not one"
 
 
-STEP = Kernel(
-    "step (torch)", _refuses_step, compute=lambda recurrence, state: recurrence.step(state)
-)
+def _step(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
+    return recurrence.step(state)
+
+
+STEP = Kernel("step (torch)", Recurrence, _step, _refuses_step)

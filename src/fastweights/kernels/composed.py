@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from fastweights.kernels.table import Kernel, run_fastest
-from fastweights.recurrence.base import Recurrence, State
+from fastweights.recurrence.base import State
 from fastweights.recurrence.bonus import Bonus
 from fastweights.recurrence.composed import Amplified, Normalized
+from fastweights.recurrence.signed import Signed
 
 
 def compute_with_normaliser(recurrence: Normalized, state: State) -> tuple[Tensor, State]:
@@ -20,27 +21,18 @@ def compute_with_gain(recurrence: Amplified, state: tuple[Tensor, Tensor]) -> tu
     return recurrence.evaluate_with(run_fastest, state)
 
 
+def compute_with_sign(recurrence: Signed, state: State) -> tuple[Tensor, State]:
+    """(o, state) from the record whose signs are on its streams."""
+    return recurrence.restore_signs(run_fastest(recurrence.without_signs(), state))
+
+
 def compute_with_bonus(recurrence: Bonus, state: Tensor) -> tuple[Tensor, State]:
     """(o, state) from the plain rule, read one token behind."""
     o, after = run_fastest(recurrence.shift_queries(), state)
     return recurrence.complete_output(o, state), after
 
 
-def requires_type(kind: type[Recurrence]):
-    """Refuses every record but those of one rule."""
-    return lambda recurrence: (
-        None
-        if isinstance(recurrence, kind)
-        else f"it is a {type(recurrence).__name__}, not a {kind.__name__}"
-    )
-
-
-NORMALIZED = Kernel(
-    "normalised: the inner record's kernel", requires_type(Normalized), compute_with_normaliser
-)
-AMPLIFIED = Kernel(
-    "amplified: the rescaled record's kernel", requires_type(Amplified), compute_with_gain
-)
-BONUS = Kernel(
-    "bonus: the plain rule's kernel, one token behind", requires_type(Bonus), compute_with_bonus
-)
+NORMALIZED = Kernel("normalised: the inner record's kernel", Normalized, compute_with_normaliser)
+AMPLIFIED = Kernel("amplified: the rescaled record's kernel", Amplified, compute_with_gain)
+SIGNED = Kernel("signed: the inner record's kernel", Signed, compute_with_sign)
+BONUS = Kernel("bonus: the plain rule's kernel, one token behind", Bonus, compute_with_bonus)

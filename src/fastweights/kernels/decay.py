@@ -29,8 +29,7 @@ from fastweights.kernels.blocks import (
     state_gradient_of_middle,
 )
 from fastweights.kernels.gemm import with_onednn_gemm
-from fastweights.kernels.table import Kernel
-from fastweights.recurrence.base import Recurrence
+from fastweights.kernels.table import Kernel, refuse_complex
 from fastweights.recurrence.decay import Decay
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None]
@@ -244,12 +243,4 @@ def chunkwise_decay(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     return recurrence.add_skip(o), state
 
 
-def refuses(recurrence: Recurrence) -> str | None:
-    if not isinstance(recurrence, Decay):
-        return f"it is a {type(recurrence).__name__}, not a Decay"
-    if recurrence.accumulator.is_complex:
-        return "its streams are complex"
-    return None
-
-
-CHUNKED_DECAY = Kernel("blocked decay (torch)", refuses, chunkwise_decay)
+CHUNKED_DECAY = Kernel("blocked decay (torch)", Decay, chunkwise_decay, refuse_complex)

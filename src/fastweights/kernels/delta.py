@@ -30,8 +30,7 @@ from fastweights.kernels.blocks import (
     state_gradient_of_middle,
 )
 from fastweights.kernels.gemm import with_onednn_gemm
-from fastweights.kernels.table import Kernel
-from fastweights.recurrence.base import Recurrence
+from fastweights.kernels.table import Kernel, refuse_complex
 from fastweights.recurrence.delta import Delta
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
@@ -298,10 +297,4 @@ def chunkwise_delta(recurrence: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     return o.to(recurrence.output), state
 
 
-def refuses(recurrence: Recurrence) -> str | None:
-    if not isinstance(recurrence, Delta):
-        return f"it is a {type(recurrence).__name__}, not a Delta"
-    return "its streams are complex" if recurrence.accumulator.is_complex else None
-
-
-CHUNKED_DELTA = Kernel("blocked delta (torch)", refuses, chunkwise_delta)
+CHUNKED_DELTA = Kernel("blocked delta (torch)", Delta, chunkwise_delta, refuse_complex)

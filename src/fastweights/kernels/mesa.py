@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastweights.kernels.blocks import BlockPlan, slice_streams
 from fastweights.kernels.table import Kernel, run_fastest
-from fastweights.recurrence.base import Recurrence, State
+from fastweights.recurrence.base import State
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.mesa import Mesa
 from fastweights.recurrence.solvers import (
@@ -124,10 +124,4 @@ def blockwise_mesa(recurrence: Mesa, state: State) -> tuple[Tensor, State]:
     )
 
 
-def refuses(recurrence: Recurrence) -> str | None:
-    if not isinstance(recurrence, Mesa):
-        return f"it is a {type(recurrence).__name__}, not a Mesa"
-    return None
-
-
-BLOCKED_MESA = Kernel("blocked mesa (torch)", refuses, blockwise_mesa)
+BLOCKED_MESA = Kernel("blocked mesa (torch)", Mesa, blockwise_mesa)

@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fastweights.kernels.table import Kernel
-from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.decay import Decay
 
 BUSY = 1 << 13
@@ -245,9 +244,7 @@ def blockwise_scan(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     return recurrence.add_skip(o.mT), state.permute(0, 3, 1, 2)
 
 
-def refuses(recurrence: Recurrence) -> str | None:
-    if not isinstance(recurrence, Decay):
-        return f"it is a {type(recurrence).__name__}, not a Decay"
+def refuses(recurrence: Decay) -> str | None:
     if torch.compiler.is_compiling():
         return "torch.compile does not trace its writes into strided memory"
     keys, values, most = recurrence.q.shape[-1], recurrence.v.shape[-1], _most(recurrence)
@@ -264,4 +261,4 @@ def _most(recurrence: Decay) -> int:
     return MOST_VALUES if recurrence.q.shape[-1] == 1 else MOST_ELEMENTS
 
 
-BLOCKED_SCAN = Kernel("blocked scan (torch)", refuses, blockwise_scan)
+BLOCKED_SCAN = Kernel("blocked scan (torch)", Decay, blockwise_scan, refuses)

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from fastweights.kernels.blocks import smallest_exponent
 from fastweights.kernels.gemm import with_onednn_gemm
 from fastweights.kernels.table import Kernel
-from fastweights.recurrence.base import Recurrence, reciprocal_or_zero
+from fastweights.recurrence.base import reciprocal_or_zero
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.recurrence.windowed import (
     WindowedLinear,
@@ -454,12 +454,6 @@ def blockwise_windows(recurrence: WindowedLinear, state: WindowState) -> tuple[T
     return o.to(recurrence.output), (*ring, memory, torch.where(there, left, FORGOTTEN))  # type: ignore[return-value]
 
 
-def refuses(recurrence: Recurrence) -> str | None:
-    if not isinstance(recurrence, WindowedLinear):
-        return f"it is a {type(recurrence).__name__}, not a WindowedLinear"
-    return None
-
-
 BLOCKED_WINDOWS = Kernel(
-    "windows and linear memory, block by block (torch)", refuses, blockwise_windows
+    "windows and linear memory, block by block (torch)", WindowedLinear, blockwise_windows
 )

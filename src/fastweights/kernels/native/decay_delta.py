@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from fastweights.kernels.native import abi, library
 from fastweights.kernels.native.memory import empty
 from fastweights.kernels.table import Kernel
-from fastweights.recurrence.base import Recurrence, State
+from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
 
@@ -33,6 +33,7 @@ class CFunctions(NamedTuple):
 MATRIX = CFunctions("fw_forward", "fw_backward", "fw_matrix_marks")
 SCAN = CFunctions("fw_scan_forward", "fw_scan_backward", "fw_scan_marks")
 COMPLEX = CFunctions("fw_complex_forward", "fw_complex_backward", "fw_scan_marks")
+CPU = ("cpu",)
 WIDEST = "fw_widest_scan"
 """The constant that says how many keys of a head a scan takes."""
 
@@ -229,16 +230,12 @@ def _expand_for(code: CFunctions, recurrence: Decay | Delta, streams: Streams) -
     return streams.expand_for_scan(*recurrence.shape, sharing=recurrence.q.shape[-1] > 1)
 
 
-def _run_decay(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
-    assert isinstance(recurrence, Decay)
-    assert isinstance(state, Tensor)
+def _run_decay(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     o, last = _run(MATRIX, recurrence, state)
     return recurrence.add_skip(o), last
 
 
-def _run_scan(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
-    assert isinstance(recurrence, Decay)
-    assert isinstance(state, Tensor)
+def _run_scan(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     fits = recurrence.values == 1 and recurrence.q.shape[-1] <= library.read_constant(WIDEST)
     o, last = (
         _run(scan_of(state.dtype), recurrence, state) if fits else _run_parts(recurrence, state)
@@ -268,9 +265,7 @@ def _run_parts(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(outputs, -1), torch.cat(states, -1)
 
 
-def _run_delta(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
-    assert isinstance(recurrence, Delta)
-    assert isinstance(state, Tensor)
+def _run_delta(recurrence: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     o, last = _run(MATRIX, recurrence, state)
     return o.to(recurrence.output), last
 
@@ -281,8 +276,6 @@ def refuses(
     """Why C takes no streams like these, of which it takes `numbers`; None if it does."""
     if library.extension_missing():
         return "the compiled extension is missing (python -m fastweights.kernels.native.build)"
-    if recurrence.device.type != "cpu":
-        return f"its streams are on {recurrence.device.type}"
     if recurrence.accumulator not in numbers:
         return (
             f"its streams are {recurrence.accumulator}, not {' or '.join(map(str, numbers))} or"
@@ -291,23 +284,13 @@ def refuses(
     return None
 
 
-def _refuses_decay(recurrence: Recurrence) -> str | None:
-    if not isinstance(recurrence, Decay):
-        return f"it is a {type(recurrence).__name__}, not a Decay"
+def _refuses_decay(recurrence: Decay) -> str | None:
     if recurrence.q.shape[-1] == 1 and recurrence.values == 2 and len(recurrence) > 1:
         return "its states are two numbers per head, for which matrix products do not pay"
     return refuses(recurrence)
 
 
-def _refuses_delta(recurrence: Recurrence) -> str | None:
-    if not isinstance(recurrence, Delta):
-        return f"it is a {type(recurrence).__name__}, not a Delta"
-    return refuses(recurrence)
-
-
-def _refuses_scan(recurrence: Recurrence) -> str | None:
-    if not isinstance(recurrence, Decay):
-        return f"it is a {type(recurrence).__name__}, not a Decay"
+def _refuses_scan(recurrence: Decay) -> str | None:
     width, values = recurrence.q.shape[-1], recurrence.values
     if width * values == 0:
         return "its states are empty"
@@ -327,6 +310,6 @@ def _refuses_scan(recurrence: Recurrence) -> str | None:
     )
 
 
-NATIVE_SCAN = Kernel("scan (compiled)", _refuses_scan, _run_scan)
-NATIVE_DECAY = Kernel("decay (compiled)", _refuses_decay, _run_decay)
-NATIVE_DELTA = Kernel("delta (compiled)", _refuses_delta, _run_delta)
+NATIVE_SCAN = Kernel("scan (compiled)", Decay, _run_scan, _refuses_scan, CPU)
+NATIVE_DECAY = Kernel("decay (compiled)", Decay, _run_decay, _refuses_decay, CPU)
+NATIVE_DELTA = Kernel("delta (compiled)", Delta, _run_delta, refuses, CPU)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fastweights.kernels.mesa import solve_and_read
 from fastweights.kernels.native import abi, library
-from fastweights.kernels.native.decay_delta import refuses
+from fastweights.kernels.native.decay_delta import CPU, refuses
 from fastweights.kernels.table import Kernel
-from fastweights.recurrence.base import Recurrence, State
+from fastweights.recurrence.base import State
 from fastweights.recurrence.mesa import Mesa
 from fastweights.recurrence.solvers import ConjugateGradient
 
@@ -63,8 +63,7 @@ class NativeSolve:
         return tuple(s for s in last if s is not None)
 
 
-def _run(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
-    assert isinstance(recurrence, Mesa)
+def _run(recurrence: Mesa, state: State) -> tuple[Tensor, State]:
     assert isinstance(recurrence.solver, ConjugateGradient)
     solve = NativeSolve(recurrence.solver)
     if torch.is_grad_enabled() and any(
@@ -97,12 +96,10 @@ def solve_and_count(
     return o.to(recurrence.output), last, taken
 
 
-def _refuses(recurrence: Recurrence) -> str | None:
-    if not isinstance(recurrence, Mesa):
-        return f"it is a {type(recurrence).__name__}, not a Mesa"
+def _refuses(recurrence: Mesa) -> str | None:
     if not isinstance(recurrence.solver, ConjugateGradient):
         return f"its solver is a {type(recurrence.solver).__name__}"
     return refuses(recurrence)
 
 
-NATIVE_MESA = Kernel("mesa (compiled)", _refuses, _run)
+NATIVE_MESA = Kernel("mesa (compiled)", Mesa, _run, _refuses, CPU)

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels.native import abi, library
-from fastweights.kernels.native.decay_delta import refuses
+from fastweights.kernels.native.decay_delta import CPU, refuses
 from fastweights.kernels.native.memory import empty
 from fastweights.kernels.table import Kernel, may_use
-from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.recurrence.windowed import WindowedLinear, WindowState
 
@@ -160,9 +159,7 @@ def _run(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, Window
     return o.to(recurrence.output), (keys, values, following.to(features.dtype), memory, age)
 
 
-def _refuses(recurrence: Recurrence) -> str | None:
-    if not isinstance(recurrence, WindowedLinear):
-        return f"it is a {type(recurrence).__name__}, not a WindowedLinear"
+def _refuses(recurrence: WindowedLinear) -> str | None:
     if len(recurrence) != 1:
         return f"it has {len(recurrence)} tokens, not one"
     if recurrence.keep_mask is not None or recurrence.segment_starts is not None:
@@ -172,4 +169,6 @@ def _refuses(recurrence: Recurrence) -> str | None:
     return refuses(recurrence)
 
 
-NATIVE_WINDOW = Kernel("window and linear memory, one token (compiled)", _refuses, _run)
+NATIVE_WINDOW = Kernel(
+    "window and linear memory, one token (compiled)", WindowedLinear, _run, _refuses, CPU
+)

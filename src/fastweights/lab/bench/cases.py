@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.kernels import TABLE, only, select
+from fastweights.kernels import only, takers
 from fastweights.kernels.native import library
 from fastweights.lab.bench import peers
 from fastweights.lab.bench.contenders import (
@@ -85,10 +85,10 @@ class RecurrenceCase(Case):
 
     def implementations(self, inputs: Inputs) -> list[Implementation]:
         record = self.record(inputs)
-        chosen = select(record).name
-        possible = [kernel.name for kernel in TABLE if kernel.refuses(record) is None]
-        ordered = [chosen, *(name for name in possible if name != chosen)]
-        ours = [Implementation(name, OURS, partial(_ours, self.record, name)) for name in ordered]
+        ours = [
+            Implementation(kernel.name, OURS, partial(_ours, self.record, kernel.name))
+            for kernel in takers(record)
+        ]
         cuda = next(iter(inputs.values())).is_cuda
         return [*ours, *self.peers, *(self.gpu_peers if cuda else ())]
 
