@@ -526,6 +526,31 @@ def test_pages_that_are_no_longer_needed_are_dropped(monkeypatch: pytest.MonkeyP
     assert pages.idle <= 1 << 20
 
 
+@compiled
+def test_the_pool_of_pages_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers; idle pages, and those given back from then on, are the system's."""
+    pages = memory.Pages()
+    monkeypatch.setattr(memory, "PAGES", pages)
+    given = single(record("decay", "scalar", "gentle", b=1, t=600, h=8, k=16, v=128))
+    state = halved(given.initial_state())
+    wanted = results(given, state)
+    assert pages.in_use > 0
+    held = memory.empty(1 << 20)
+    with kernels.pooling(False):
+        assert not kernels.numerics()["page_pool"]
+        assert pages.idle == 0
+        lent = pages.in_use
+        got = results(given, state)
+        assert (pages.in_use, pages.idle) == (lent, 0)
+        del held
+        assert pages.in_use < lent
+        assert pages.idle == 0
+    assert kernels.numerics()["page_pool"]
+    assert all(map(torch.equal, got, wanted))
+    del got, wanted
+    assert pages.idle > 0
+
+
 WINDOWS = [case for case in CASES if case.name.startswith("windowed")]
 STATES: dict[str, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]] = {
     "full": lambda state: state,

@@ -29,7 +29,7 @@ from fastweights.kernels.blocks import (
     slice_streams,
     state_gradient_of_middle,
 )
-from fastweights.kernels.gemm import with_onednn_gemm
+from fastweights.kernels.gemm import route_products
 from fastweights.kernels.table import Kernel, refuse_complex
 from fastweights.recurrence.delta import Delta
 
@@ -242,7 +242,7 @@ class _ChunkedDelta(torch.autograd.Function):
     """
 
     @staticmethod
-    @with_onednn_gemm
+    @route_products
     def forward(
         ctx: Any,
         chunks_of: ChunksOf,
@@ -267,7 +267,7 @@ class _ChunkedDelta(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    @with_onednn_gemm
+    @route_products
     def backward(ctx: Any, do: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
         plan: BlockPlan = ctx.plan
         q, k, v, beta, log_decay, *starts = ctx.saved_tensors

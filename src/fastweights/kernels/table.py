@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels import gemm
+from fastweights.kernels.tracing import assume_constant_result
 from fastweights.recurrence.base import Recurrence, State
 
 
@@ -97,7 +98,7 @@ def takers(record: Any) -> list[Kernel]:
     return [kernel for kernel in candidates(record) if kernel.refuses(record) is None]
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _restriction() -> str | None:
     """The one kernel allowed here, or None for all; torch.compile, which cannot trace context,
     fixes it.
@@ -140,7 +141,9 @@ def explain(recurrence: Recurrence) -> str:
         taken = taken or reason is None
         lines.append(f"{kernel.name}: {verdict}")
     if recurrence.device.type == "cpu" and recurrence.accumulator == torch.float32:
-        lines.append(f"float32 matrix products of the torch kernels: {gemm.probe_gemm()}")
+        lines.append(
+            f"float32 matrix products of the torch kernels: {gemm.LIBRARIES[gemm.products_route()]}"
+        )
     return "\n".join(lines)
 
 

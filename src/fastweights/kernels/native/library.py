@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fastweights.kernels.native.abi import pack
 from fastweights.kernels.native.build import LIBRARY, source_hash
+from fastweights.kernels.tracing import assume_constant_result
 
 _PLAIN = (Tensor, nn.Parameter)
 
@@ -41,7 +42,7 @@ def _source_hash_of(loaded: ctypes.CDLL) -> int | None:
         return None
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def extension_missing() -> bool:
     """Whether there is no extension to call."""
     return library() is None
@@ -58,7 +59,7 @@ def can_read(*tensors: Tensor | None) -> bool:
     )
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def read_constant(name: str) -> int:
     """A number that the C code exports."""
     return _read_constant(name)
