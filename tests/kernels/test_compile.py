@@ -4,6 +4,7 @@ without.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from fastweights.kernels.tracing import assume_constant_result
 
 
 def test_compiled_layers_agree() -> None:
-    tests = Path(__file__).parents[1] / "support" / "compiled.py"
+    tests = Path(__file__).parents[1]
     command = [
         sys.executable,
         "-m",
@@ -22,9 +23,11 @@ def test_compiled_layers_agree() -> None:
         "--noconftest",
         "--show-capture=no",
         "--tb=line",
-        str(tests),
+        str(tests / "support" / "compiled.py"),
     ]
-    result = subprocess.run(command, capture_output=True, text=True)
+    paths = [str(tests / "mixers"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert result.returncode == 0, result.stdout
 
 

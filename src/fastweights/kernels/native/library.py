@@ -48,15 +48,18 @@ def extension_missing() -> bool:
     return library() is None
 
 
-def can_read(*tensors: Tensor | None) -> bool:
-    """Whether C can read these: float32 on the CPU, neither of a subclass nor under a transform of
-    torch.func.
+def refuse_tensors(*tensors: Tensor | None) -> str | None:
+    """Why C cannot read these, None if it can: it takes float32 on the CPU, neither of a subclass
+    nor under a transform of torch.func.
     """
-    if extension_missing() or torch._C._are_functorch_transforms_active():
-        return False
-    return all(
-        t is None or (type(t) in _PLAIN and t.dtype == torch.float32 and t.is_cpu) for t in tensors
-    )
+    if extension_missing():
+        return "the compiled extension is missing (python -m fastweights.kernels.native.build)"
+    if torch._C._are_functorch_transforms_active():
+        return "a transform of torch.func looks into it"
+    for t in tensors:
+        if t is not None and not (type(t) in _PLAIN and t.dtype == torch.float32 and t.is_cpu):
+            return f"a {type(t).__name__} of {t.dtype} on {t.device.type} is not plain float32"
+    return None
 
 
 @assume_constant_result

@@ -10,7 +10,7 @@ from torch import Tensor
 from fastweights.kernels.native import abi, library
 from fastweights.kernels.native.decay_delta import CPU, refuses
 from fastweights.kernels.native.memory import empty
-from fastweights.kernels.table import Kernel, may_use
+from fastweights.kernels.table import Kernel
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.recurrence.windowed import WindowedLinear, WindowState
 
@@ -118,15 +118,10 @@ def step_with_feature_map(
     """`window_step`, or None for what C cannot read, autograd wants to see, or `only` leaves to
     another kernel.
     """
-    if (
-        torch.compiler.is_compiling()
-        or torch.is_grad_enabled()
-        or q.shape[1] != 1
-        or not may_use(NATIVE_WINDOW)
-    ):
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or q.shape[1] != 1:
         return None
     weights = features.W_q, features.W_k
-    if not library.can_read(*weights) or not all(W.is_contiguous() for W in weights):
+    if library.refuse_tensors(*weights) or not all(W.is_contiguous() for W in weights):
         return None
     if q.device.type != "cpu" or torch.promote_types(q.dtype, torch.float32) != torch.float32:
         return None
