@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.layers import accumulate_dtype, elu_plus_one, upcast
-from fastweights.recurrence.base import disable_autocast
+from fastweights.recurrence.streams import disable_autocast
 
 FEATURES: Mapping[str, Callable[[Tensor], Tensor]] = {"elu": elu_plus_one, "relu": F.relu}
 """Maps to [0, ∞), channel by channel, by the names that configurations use."""

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fastweights.kernels import select
 from fastweights.kernels.chunked import chunk_loop
-from fastweights.recurrence.base import CHUNK, Recurrence, State, disable_autocast
+from fastweights.recurrence.base import CHUNK, Recurrence
+from fastweights.recurrence.streams import State, disable_autocast
 
 
 class Method(ABC):
@@ -73,8 +74,8 @@ def evaluate(
 
     Raises ShapeError if the state is not one of this recurrence.
     """
-    state = recurrence.initial_state() if state is None else recurrence.adopt(state)
+    start: State = recurrence.initial_state() if state is None else recurrence.adopt(state)
     if len(recurrence) == 0:
-        return recurrence.empty_output(), state
+        return recurrence.empty_output(), start
     with disable_autocast(recurrence.device):
-        return method.evaluate(recurrence, state)
+        return method.evaluate(recurrence, start)

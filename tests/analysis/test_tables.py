@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fastweights.analysis.conditions import conditions, groups, innermost
-from fastweights.analysis.cost import cost, state_size, step
+from fastweights.analysis.conditions import conditions, groups
+from fastweights.analysis.cost import cost
 from fastweights.analysis.rows import DIMENSIONS, row
 from fastweights.analysis.tables import (
     BASELINES,
@@ -195,7 +195,7 @@ def test_rules_are_those_of_mesanets_table_3(layer: str) -> None:
     x = torch.randn(1, 3, 16)
     record, _ = mixer.project(x, TokenContext(x, None, None, None, None))
     streams = record.streams
-    assert type(innermost(record)) is rule
+    assert type(record.innermost) is rule
     assert ("log_decay" in streams) == forgets
     assert not forgets or streams["log_decay"].shape == (1, 3, 4, 1)
     gates = [parameter for name, parameter in mixer.named_parameters() if name.startswith("W_beta")]
@@ -214,12 +214,12 @@ def test_table_3_says_which_gates_there_are() -> None:
 
 
 def products(record_name: str, width: int, steps: int = 30) -> float:
-    return step(heads_of(width, steps)[record_name], 2048) / width**2
+    return heads_of(width, steps)[record_name].step_operations(2048) / width**2
 
 
 def test_states_are_those_of_mesanets_table_4() -> None:
     n = 64
-    sizes = {name: state_size(record, 100) for name, record in heads_of(n).items()}
+    sizes = {name: record.state_size(100) for name, record in heads_of(n).items()}
     assert sizes == {"MHA": 2 * n * 100, "GLMHA": n**2, "(gated) DeltaNet": n**2, "Mesa": 2 * n**2}
 
 
@@ -235,7 +235,7 @@ def test_mesa_takes_k_times_n_squared_more() -> None:
 
 def test_attention_takes_n_times_t() -> None:
     attention = heads_of(64)["MHA"]
-    assert step(attention, 1999) * 2 == step(attention, 3999)
+    assert attention.step_operations(1999) * 2 == attention.step_operations(3999)
 
 
 @pytest.mark.parametrize("name", sorted(MIXERS))
@@ -253,7 +253,7 @@ def test_operations_of_a_step_are_at_least_its_matrix_products() -> None:
     for record in heads_of(32).values():
         with FlopCounterMode(display=False) as counter:
             evaluate(record, method=Recurrent())
-        assert counter.get_total_flops() <= step(record, 0)
+        assert counter.get_total_flops() <= record.step_operations(0)
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -5,7 +5,6 @@ projections.
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -14,14 +13,7 @@ from torch import Generator, Tensor
 from fastweights.layers import TokenContext
 from fastweights.mixer import Mixer
 from fastweights.recurrence import (
-    Amplified,
-    Bonus,
-    Decay,
-    Delta,
-    Mesa,
-    Normalized,
     Recurrence,
-    Signed,
 )
 
 Groups = frozenset[str]
@@ -53,7 +45,7 @@ def conditions(mixer: Mixer) -> Conditions:
     approximate (C2), and it need not choose what to forget (C1) while it stores them all.
     """
     linear = not state_grows(mixer)
-    if surviving_state(_probe(mixer)[0]) is None:
+    if _probe(mixer)[0].surviving_state() is None:
         return Conditions(linear, dynamic=not linear, approximates=True, least=None)
     found = groups(mixer)
     dynamic, approximates = "Λ_t" in found, found in APPROXIMATE
@@ -70,7 +62,7 @@ def groups(mixer: Mixer) -> Groups:
     and is not. What a delta rule erases counts as decay.
     """
     recurrence, sources = _probe(mixer)
-    streams, kept = recurrence.streams, surviving_state(recurrence)
+    streams, kept = recurrence.streams, recurrence.surviving_state()
     writes = frozenset[str]().union(*(sources(streams.get(name)) for name in WRITES))
     found = {"Q"} if sources(streams["q"]) else set()
     if writes - sources(streams.get("log_decay")):
@@ -78,28 +70,6 @@ def groups(mixer: Mixer) -> Groups:
     if kept is not None and bool((kept != 1).any()):
         found.add("Λ_t" if "x" in sources(kept) else "Λ")
     return frozenset(found)
-
-
-def surviving_state(recurrence: Recurrence) -> Tensor | None:
-    """A_t applied to a state of ones, with nothing written; None for rules that keep tokens as they
-    are.
-
-    Normalisers, gains and signs, which change how a state is read and scaled, not whether it
-    decays, are left out.
-    """
-    recurrence = innermost(recurrence)
-    rule = recurrence.as_decay() if isinstance(recurrence, Mesa) else recurrence
-    if not isinstance(rule, Decay | Delta | Bonus):
-        return None
-    silent = replace(rule, v=torch.zeros_like(rule.v))[-1:]
-    return silent.step(torch.ones(rule.state_shapes[0], dtype=rule.accumulator))[1]
-
-
-def innermost(recurrence: Recurrence) -> Recurrence:
-    """The rule that a record is composed around."""
-    while isinstance(recurrence, Normalized | Amplified | Signed):
-        recurrence = recurrence.inner
-    return recurrence
 
 
 def state_grows(mixer: Mixer, lengths: tuple[int, int] = (1100, 1101)) -> bool:

@@ -19,9 +19,7 @@ from fastweights.recurrence import (
     Decay,
     DiagonalTransition,
     Mesa,
-    Normalized,
     Recurrence,
-    Softmax,
     condition_numbers,
     solver_statistics,
 )
@@ -129,23 +127,8 @@ def normalisers(record: Recurrence) -> Tensor | None:
 
     Of softmax only where every query sees all tokens before it.
     """
-    match record:
-        case Normalized():
-            return record.normalisers().squeeze(-1)
-        case Softmax(q=q, k=k, window=None, keep_mask=None, segment_starts=None):
-            groups = q.shape[2] // k.shape[2]
-            scores = (
-                torch.einsum("bthk,bshk->bhts", q, k.repeat_interleave(groups, 2))
-                / q.shape[-1] ** 0.5
-            )
-            return (
-                scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
-                .logsumexp(-1)
-                .exp()
-                .mT
-            )
-        case _:
-            return None
+    found = record.normalisers()
+    return None if found is None else found.squeeze(-1)
 
 
 class LinearSystems(NamedTuple):

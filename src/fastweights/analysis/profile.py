@@ -117,7 +117,7 @@ def _layer(path: str, mixer: str, record: Recurrence, extent: ProfileLimits) -> 
     system = _system(record)
     first = record[: extent.window]
     eta = memory.normalisers(record)
-    examined = cuts(len(record), 16) if isinstance(record, Mesa) else ()
+    examined, solver = _solver(record)
     return LayerProfile(
         path=path,
         mixer=mixer,
@@ -129,8 +129,16 @@ def _layer(path: str, mixer: str, record: Recurrence, extent: ProfileLimits) -> 
         algorithms=None if system is None else algorithm_support(system),
         normalisers=None if eta is None else eta[0][:, heads],
         examined=examined,
-        solver=memory.linear_systems(record, examined) if isinstance(record, Mesa) else None,
+        solver=solver,
     )
+
+
+def _solver(record: Recurrence) -> tuple[tuple[int, ...], memory.LinearSystems | None]:
+    """(places, what a solver finds there); none and None for a rule without systems to solve."""
+    if not isinstance(record, Mesa):
+        return (), None
+    examined = cuts(len(record), 16)
+    return examined, memory.linear_systems(record, examined)
 
 
 def _system(record: Recurrence) -> LTV | None:

@@ -4,31 +4,28 @@ costs.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
+from inspect import cleandoc
 from typing import NamedTuple
 
 import torch
 
 from fastweights.analysis import notes
-from fastweights.analysis.conditions import Conditions, Groups, conditions, groups, innermost
-from fastweights.analysis.cost import cost, state_size, step
+from fastweights.analysis.conditions import Conditions, Groups, conditions, groups
+from fastweights.analysis.cost import cost
 from fastweights.analysis.rows import DIMENSIONS, row
 from fastweights.layers import TokenContext
 from fastweights.mixer import Mixer
 from fastweights.mixers import MIXERS, make
 from fastweights.recurrence import (
-    Amplified,
     ConjugateGradient,
     Decay,
     Delta,
     Mesa,
-    Normalized,
     Recurrence,
     Softmax,
 )
-from fastweights.render.docstrings import first_paragraph
 
 PROBE = 16
 """The model width at which groups and conditions are found; they do not depend on it."""
@@ -157,18 +154,17 @@ def _rule_row(layer: str) -> tuple[str, ...]:
 
 
 def _equations(record: Recurrence) -> tuple[str, str]:
-    """(what is written, what is read): the first lines of the docstrings of a rule and of its
-    normaliser.
-    """
-    *written, read = _first_line(innermost(record)).split(" ;  ")
-    match record:
-        case Amplified(inner=normalized) | (Normalized() as normalized):
-            read = _first_line(normalized)
-    return " ;  ".join(written), read
+    """(what is written, what is read), as the docstrings of a rule and of its normaliser say."""
+    rule, reader = record.innermost, record.reader
+    *written, read = _equation(rule).split(" ;  ")
+    return " ;  ".join(written), read if reader is rule else _equation(reader)
 
 
-def _first_line(record: Recurrence) -> str:
-    return re.sub(r"\s{3,}\(.*", "", first_paragraph(type(record)))
+def _equation(record: Recurrence) -> str:
+    """The first paragraph of the rule's docstring that states an equation, on one line."""
+    paragraphs = cleandoc(type(record).__doc__ or "").split("\n\n")
+    stated = next((p for p in paragraphs if " = " in p), "")
+    return " ".join(line.strip() for line in stated.splitlines())
 
 
 def inference(width: int = 128, context: int = 2048, steps: int = 30) -> Table:
@@ -181,7 +177,7 @@ def inference(width: int = 128, context: int = 2048, steps: int = 30) -> Table:
 
     heads = heads_of(width, steps).items()
     rows = [
-        (name, *shown(state_size(record, context)), *shown(step(record, context)))
+        (name, *shown(record.state_size(context)), *shown(record.step_operations(context)))
         for name, record in heads
     ]
     columns = ("layer", "state", "state in n_a²", "operations per token", "operations in n_a²")

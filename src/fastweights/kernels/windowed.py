@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from fastweights.kernels.blocks import smallest_exponent
 from fastweights.kernels.gemm import route_products
 from fastweights.kernels.table import Kernel
-from fastweights.recurrence.base import reciprocal_or_zero
+from fastweights.recurrence.streams import reciprocal_or_zero
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.recurrence.windowed import (
     WindowedLinear,

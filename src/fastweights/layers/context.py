@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.recurrence.base import find_segment_starts
+from fastweights.recurrence.streams import find_segment_starts
 from fastweights.shapes import Embedded, Mask, Segments
 
 

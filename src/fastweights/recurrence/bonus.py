@@ -5,36 +5,41 @@ its own.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.recurrence.base import (
-    Recurrence,
-    add_resets,
-    check_mask,
+from fastweights.recurrence.decay import Decay
+from fastweights.recurrence.ltv import LTV
+from fastweights.recurrence.matrix import MatrixRule
+from fastweights.recurrence.scales import EMPTY_LOG_SCALE, Scales
+from fastweights.recurrence.streams import (
     decay_factors,
     find_segment_starts,
     heads_first,
     mask_stream,
     require_width,
 )
-from fastweights.recurrence.decay import Decay
-from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.transition import DelayedTransition
-from fastweights.shapes import Keys, LogDecay, Map, Mask, Output, PerToken, Segments, Values
+from fastweights.shapes import Keys, LogDecay, Map, Output, PerToken, Segments, Values
 
 
 @dataclass(frozen=True, eq=False)
-class Bonus(Recurrence):
-    """o_t = q_t S_{t-1} + bonus_t v_t ;  S_t = diag(α_t) S_{t-1} + k_tᵀ v_t      (RWKV, eq. 16)
+class Bonus(MatrixRule[Tensor]):
+    """The query reads the state before its token is written, and the token with a weight of its own.
 
-    q, k, v, log_decay  as in `Decay`
-    bonus               ``[b t h 1]``: what the current token weighs in its own output
-    State ``[b h k v]``, as `Decay` has it.
+    o_t = q_t S_{t-1} + bonus_t v_t ;  S_t = diag(α_t) S_{t-1} + k_tᵀ v_t
+
+    Source: RWKV, eq. 16. The state is ``[b h k v]``, as `Decay` has it.
+
+    Attributes:
+        q, k, v, log_decay: as in `Decay`
+        bonus: ``[b t h 1]``, what the current token weighs in its own output
     """
+
+    carries_sign: ClassVar[tuple[str, ...]] = ()
 
     q: Keys
     k: Keys
@@ -48,15 +53,6 @@ class Bonus(Recurrence):
         require_width("k", self.k, width)
         require_width("log_decay", self.log_decay, 1, width)
         require_width("bonus", self.bonus, 1)
-
-    @property
-    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        b, _, h = self.shape
-        return ((b, h, self.q.shape[-1], self.v.shape[-1]),)
-
-    @property
-    def values(self) -> int:
-        return self.v.shape[-1]
 
     def shift_queries(self) -> Decay:
         """The rule that reads S_t with the query of token t + 1."""
@@ -93,15 +89,16 @@ class Bonus(Recurrence):
             D=self.bonus,
         )
 
-    def keep(self, mask: Mask) -> Self:
-        check_mask(self, mask, "keep mask")
-        log_decay = None if self.log_decay is None else mask_stream(self.log_decay, mask)
-        return replace(self, k=mask_stream(self.k, mask), log_decay=log_decay)
-
     def segments(self, ids: Segments) -> Self:
-        check_mask(self, ids, "segment ids")
-        return replace(
-            self,
-            q=mask_stream(self.q, ~find_segment_starts(ids)),
-            log_decay=add_resets(self, self.log_decay, ids),
-        )
+        # a document's first query would read the state of the document before it
+        return replace(super().segments(ids), q=mask_stream(self.q, ~find_segment_starts(ids)))
+
+    def amplify(self, scales: Scales, log_decay: Tensor) -> tuple[Bonus, Tensor]:
+        # a query that is zero reads nothing, whatever a document before it has left
+        reading = (self.q != 0).any(-1, keepdim=True)
+        before = torch.where(reading, scales.before, EMPTY_LOG_SCALE)
+        # the output is divided by the larger of what the state and what the token weighs
+        read = torch.maximum(before, scales.gain).clamp(min=scales.least).detach()
+        q, own = scales.factors(before - read), scales.factors(scales.gain - read)
+        k, bonus = self.k * scales.written, self.bonus * own
+        return Bonus(self.q * q, k, self.v, log_decay, bonus), read

@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.base import (
-    Recurrence,
-    add_resets,
-    check_mask,
-    decay_factors,
-    expand_time,
-    heads_first,
-    mask_stream,
-    require_width,
-)
 from fastweights.recurrence.ltv import LTV
+from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.products import Products, decay_products
+from fastweights.recurrence.scales import Scales
+from fastweights.recurrence.streams import decay_factors, expand_time, heads_first, require_width
 from fastweights.recurrence.transition import DiagonalTransition
-from fastweights.shapes import Keys, LogDecay, Map, Mask, Output, Segments, Skip, Values
+from fastweights.shapes import Keys, LogDecay, Map, Output, Segments, Skip, Values
 
 
 @dataclass(frozen=True, eq=False)
-class Decay(Recurrence):
-    """S_t = diag(α_t) S_{t-1} + k_tᵀ v_t ;  o_t = q_t S_t + skip_t v_t      (MetaLA eq. 13-14; DSF
-    eq. 11)
+class Decay(MatrixRule[Tensor]):
+    """The state decays, an outer product is added to it, and the query reads it.
 
-    q          ``[b t h k]``
-    k          ``[b t h k]``, or None for the tied key 1 - α_t (MetaLA, HGRN)
-    v          ``[b t h v]``
-    log_decay  log α_t ≤ 0: None (no decay), ``[b t h 1]`` or ``[b t h k]``; −inf empties the state
-    skip       ``[b t h 1]`` or ``[b t h v]``: DSF's D_t
-    State ``[b h k v]``. q, k and log_decay may be complex; then o and the state are.
+    S_t = diag(α_t) S_{t-1} + k_tᵀ v_t ;  o_t = q_t S_t + skip_t v_t
+
+    The general recurrent form of linear models (MetaLA eq. 13-14; DSF eq. 11). The state is
+    ``[b h k v]``; q, k and log_decay may be complex, and then o and the state are.
+
+    Attributes:
+        q: ``[b t h k]``
+        k: ``[b t h k]``, or None for the tied key 1 - α_t (MetaLA, HGRN)
+        v: ``[b t h v]``
+        log_decay: log α_t ≤ 0: None (no decay), ``[b t h 1]`` or ``[b t h k]``; −inf empties the
+            state
+        skip: ``[b t h 1]`` or ``[b t h v]``: DSF's D_t
     """
+
+    carries_sign: ClassVar[tuple[str, ...]] = ("q", "v", "skip")
 
     q: Keys
     k: Keys | None
@@ -59,15 +59,6 @@ class Decay(Recurrence):
             return self.k
         assert self.log_decay is not None
         return -torch.expm1(self.log_decay)
-
-    @property
-    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        b, _, h = self.shape
-        return ((b, h, self.q.shape[-1], self.v.shape[-1]),)
-
-    @property
-    def values(self) -> int:
-        return self.v.shape[-1]
 
     def step(self, state: Tensor) -> tuple[Output, Tensor]:
         q, k, v = (heads_first(s, state.dtype) for s in (self.q, self.key, self.v))
@@ -108,12 +99,10 @@ class Decay(Recurrence):
             D=self.skip,
         )
 
-    def keep(self, mask: Mask) -> Self:
-        check_mask(self, mask, "keep mask")
-        key = None if self.k is None else mask_stream(self.k, mask)
-        log_decay = None if self.log_decay is None else mask_stream(self.log_decay, mask)
-        return replace(self, k=key, log_decay=log_decay)
-
     def segments(self, ids: Segments) -> Self:
-        check_mask(self, ids, "segment ids")
-        return replace(self, k=self.key, log_decay=add_resets(self, self.log_decay, ids))
+        return replace(super().segments(ids), k=self.key)  # a tied key is not that of a reset
+
+    def amplify(self, scales: Scales, log_decay: Tensor) -> tuple[Decay, Tensor]:
+        written = scales.written
+        skip = None if self.skip is None else self.skip * written
+        return Decay(self.q, self.key * written, self.v, log_decay, skip), scales.after

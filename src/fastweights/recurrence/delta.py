@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.base import (
-    Recurrence,
-    add_resets,
-    check_mask,
-    decay_factors,
-    expand_time,
-    heads_first,
-    mask_stream,
-    require_width,
-)
 from fastweights.recurrence.ltv import LTV
+from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.products import Products, decay_products
+from fastweights.recurrence.streams import decay_factors, expand_time, heads_first, require_width
 from fastweights.recurrence.transition import ErasingTransition
-from fastweights.shapes import Keys, LogDecay, Map, Mask, Output, PerToken, Segments, Values
+from fastweights.shapes import Keys, LogDecay, Map, Output, PerToken, Values
 
 
 @dataclass(frozen=True, eq=False)
-class Delta(Recurrence):
-    """S_t = (I - β_t k_tᵀ k_t) diag(α_t) S_{t-1} + β_t k_tᵀ v_t ;  o_t = q_t S_t      (MesaNet
-    Table 3)
+class Delta(MatrixRule[Tensor]):
+    """What the state holds under a key is erased before a value is written under it.
 
-    q, k       ``[b t h k]``; the state stays bounded for ‖k‖ = 1 and β in [0, 2] v          ``[b t
-    h v]`` beta       ``[b t h 1]`` log_decay  log α_t ≤ 0: None (DeltaNet), ``[b t h 1]`` (gated
-    DeltaNet) or ``[b t h k]``; −inf empties the state State ``[b h k v]``.
+    S_t = (I - β_t k_tᵀ k_t) diag(α_t) S_{t-1} + β_t k_tᵀ v_t ;  o_t = q_t S_t
+
+    Source: MesaNet, Table 3. The state is ``[b h k v]``; it stays bounded for ‖k‖ = 1 and β in
+    [0, 2].
+
+    Attributes:
+        q, k: ``[b t h k]``
+        v: ``[b t h v]``
+        beta: ``[b t h 1]``
+        log_decay: log α_t ≤ 0: None (DeltaNet), ``[b t h 1]`` (gated DeltaNet) or ``[b t h k]``;
+            −inf empties the state
     """
+
+    writes: ClassVar[tuple[str, ...]] = ("beta",)
 
     q: Keys
     k: Keys
@@ -46,15 +47,6 @@ class Delta(Recurrence):
         require_width("k", self.k, width)
         require_width("beta", self.beta, 1)
         require_width("log_decay", self.log_decay, 1, width)
-
-    @property
-    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        b, _, h = self.shape
-        return ((b, h, self.q.shape[-1], self.v.shape[-1]),)
-
-    @property
-    def values(self) -> int:
-        return self.v.shape[-1]
 
     def step(self, state: Tensor) -> tuple[Output, Tensor]:
         q, k, v, beta = (heads_first(s, state.dtype) for s in (self.q, self.k, self.v, self.beta))
@@ -100,11 +92,13 @@ class Delta(Recurrence):
             A=ErasingTransition(decay_factors(self, self.log_decay), k, beta), B=beta * k, C=q
         )
 
-    def keep(self, mask: Mask) -> Self:
-        check_mask(self, mask, "keep mask")
-        log_decay = None if self.log_decay is None else mask_stream(self.log_decay, mask)
-        return replace(self, beta=mask_stream(self.beta, mask), log_decay=log_decay)
+    def step_operations(self, context: int) -> int:
+        """As `Decay`'s, and 2 for reading what is erased."""
+        del context
+        h, k, v = self.operation_sizes
+        return h * k * v * (6 if self.log_decay is None else 7)
 
-    def segments(self, ids: Segments) -> Self:
-        check_mask(self, ids, "segment ids")
-        return replace(self, log_decay=add_resets(self, self.log_decay, ids))
+    def chunk_operations(self, context: int, size: int) -> int:
+        del context
+        h, k, v = self.operation_sizes
+        return h * (size * (4 * k + 3 * v) + 6 * k * v)

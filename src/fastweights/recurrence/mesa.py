@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.base import (
-    Recurrence,
-    ShapeError,
-    State,
-    add_resets,
-    check_mask,
-    expand_time,
-    heads_first,
-    mask_stream,
-    require_width,
-)
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.ltv import LTV
+from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.products import decay_products
 from fastweights.recurrence.solvers import (
     ChunkGram,
@@ -32,25 +22,38 @@ from fastweights.recurrence.solvers import (
     invert_operator,
     ratio,
 )
-from fastweights.shapes import Keys, Map, Mask, Output, PerToken, Segments, Values
+from fastweights.recurrence.streams import (
+    ShapeError,
+    State,
+    expand_time,
+    heads_first,
+    require_width,
+)
+from fastweights.shapes import Keys, Map, Output, PerToken, Values
 
 
 @dataclass(frozen=True, eq=False)
-class Mesa(Recurrence):
-    """H_t = γ_t H_{t-1} + β_t k_tᵀ k_t ;  G_t = γ_t G_{t-1} + β_t k_tᵀ v_t ;  o_t = q_t (H_t + Λ)⁻¹
+class Mesa(MatrixRule[tuple[Tensor, ...]]):
+    """Fast weights that are optimal, at every token, for all tokens seen so far.
+
+    H_t = γ_t H_{t-1} + β_t k_tᵀ k_t ;  G_t = γ_t G_{t-1} + β_t k_tᵀ v_t ;  o_t = q_t (H_t + Λ)⁻¹
     G_t
 
-    The minimiser of ½ Σ_s ζ_ts β_s ‖v_s - k_s Φ‖² + ½ tr(Φᵀ Λ Φ), read by q_t      (MesaNet eq.
-    4-6)
+    The minimiser Φ of ½ Σ_s ζ_ts β_s ‖v_s - k_s Φ‖² + ½ tr(Φᵀ Λ Φ), read by q_t (MesaNet
+    eq. 4-6). The state is (H ``[b h k k]``, G ``[b h k v]``), and R ≈ (H + Λ)⁻¹ ``[b h k k]`` for
+    `ShermanMorrison`.
 
-    q, k       ``[b t h k]``
-    v          ``[b t h v]``
-    beta       β ≥ 0, ``[b t h 1]``
-    log_decay  log γ_t ≤ 0: None or ``[b t h 1]``; −inf empties the state
-    ridge      diag Λ > 0, ``[h k]`` or ``[b t h k]``
-    solver     `ConjugateGradient`, `Cholesky`, `ShermanMorrison` or `UnrolledSolver`
-    State (H ``[b h k k]``, G ``[b h k v]``), and R ≈ (H + Λ)⁻¹ ``[b h k k]`` for `ShermanMorrison`.
+    Attributes:
+        q, k: ``[b t h k]``
+        v: ``[b t h v]``
+        beta: β ≥ 0, ``[b t h 1]``
+        log_decay: log γ_t ≤ 0: None or ``[b t h 1]``; −inf empties the state
+        ridge: diag Λ > 0, ``[b t h k]``; ``[h k]``, which it is made of, is given too
+        solver: `ConjugateGradient`, `Cholesky`, `ShermanMorrison` or `UnrolledSolver`
     """
+
+    writes: ClassVar[tuple[str, ...]] = ("beta",)
+    carries_sign: ClassVar[tuple[str, ...]] = ("beta", "ridge")
 
     q: Keys
     k: Keys
@@ -84,11 +87,7 @@ class Mesa(Recurrence):
         inverse = (square,) if isinstance(self.solver, ShermanMorrison) else ()
         return square, (b, h, keys, self.v.shape[-1]), *inverse
 
-    @property
-    def values(self) -> int:
-        return self.v.shape[-1]
-
-    def step(self, state: tuple[Tensor, ...]) -> tuple[Output, State]:
+    def step(self, state: tuple[Tensor, ...]) -> tuple[Output, tuple[Tensor, ...]]:
         gram, memory = state[:2]
         k, v, beta = (heads_first(s, gram.dtype) for s in (self.k, self.v, self.beta))
         decay = heads_first(self._log_decay(), gram.dtype).exp()
@@ -103,7 +102,7 @@ class Mesa(Recurrence):
         )
         return (x @ memory).transpose(1, 2).to(self.output), self.final_state(gram, memory)
 
-    def chunk(self, state: tuple[Tensor, ...]) -> tuple[Output, State]:
+    def chunk(self, state: tuple[Tensor, ...]) -> tuple[Output, tuple[Tensor, ...]]:
         gram, memory = state[:2]
         x = self._solve_queries(gram)
         reads = decay_products(x, expand_time(self, self.k), self.log_decays())
@@ -114,7 +113,7 @@ class Mesa(Recurrence):
             gram, reads.advance(memory, written)
         )
 
-    def final_state(self, gram: Tensor, memory: Tensor) -> State:
+    def final_state(self, gram: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
         """The state of this record that holds H and G of its last token."""
         if not isinstance(self.solver, ShermanMorrison):
             return gram, memory
@@ -212,14 +211,26 @@ class Mesa(Recurrence):
             yield piece.optimal_queries(gram)
             _, gram = Decay(piece.k, piece.k, piece.beta * piece.k, piece.log_decay).chunk(gram)
 
-    def keep(self, mask: Mask) -> Self:
-        check_mask(self, mask, "keep mask")
-        log_decay = None if self.log_decay is None else mask_stream(self.log_decay, mask)
-        return replace(self, beta=mask_stream(self.beta, mask), log_decay=log_decay)
+    def surviving_state(self) -> Tensor | None:
+        return self.as_decay().surviving_state()
 
-    def segments(self, ids: Segments) -> Self:
-        check_mask(self, ids, "segment ids")
-        return replace(self, log_decay=add_resets(self, self.log_decay, ids))
+    def step_operations(self, context: int) -> int:
+        """H and G as `Decay`'s states, G read, and the steps of the solver."""
+        del context
+        h, k, v = self.operation_sizes
+        return h * (3 * k * k + 5 * k * v + self._solver_steps * (2 * k * k + 12 * k))
+
+    def chunk_operations(self, context: int, size: int) -> int:
+        del context
+        h, k, v = self.operation_sizes
+        solve = self._solver_steps * (4 * size * k + 2 * k * k + 10 * k)
+        return h * (solve + 2 * size * (k + v) + 4 * k * v + 2 * k * k)
+
+    @property
+    def _solver_steps(self) -> int:
+        """Conjugate-gradient steps; a direct solver counts as the k steps that would be exact."""
+        solver = self.solver
+        return solver.max_steps if isinstance(solver, ConjugateGradient) else self.q.shape[-1]
 
 
 class SolverStatistics(NamedTuple):

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.recurrence.base import (
-    NoFiniteFormError,
-    Recurrence,
+from fastweights.recurrence.base import NoFiniteFormError, Recurrence
+from fastweights.recurrence.streams import (
     ShapeError,
     State,
     broadcast_lengths,
@@ -26,16 +25,24 @@ from fastweights.shapes import GroupKeys, GroupValues, Keys, Map, Mask, Output, 
 
 Cache = tuple[Tensor, Tensor, Tensor]
 
+SOFTMAX_OPERATIONS = 5
+"""For one weight of a softmax: scale, maximum, exp, sum, division."""
+
 
 @dataclass(frozen=True, eq=False)
-class Softmax(Recurrence):
-    """o_t = Σ_s softmax_s(q_t·k_s / √d_k) v_s over s ≤ t, or over the last `window` tokens only
+class Softmax(Recurrence[Cache]):
+    """Softmax attention to all tokens so far, or to the last few.
 
-    q       ``[b t h k]`` k, v    ``[b t g k]``, ``[b t g v]`` with g | h: each key head serves h /
-    g query heads (GQA) window  None, or how many tokens, itself included, a query sees kept, starts
-    ``[b t 1 1]`` bool, set by `keep` and `segments` State: (keys ``[b g s k]``, values ``[b g s
-    v]``, age ``[b s]`` in tokens as the next token will see it), in the streams' dtype; s grows
-    with the sequence, or stays at most window - 1.
+    o_t = Σ_s softmax_s(q_t·k_s / √d_k) v_s over s ≤ t, or over the last `window` tokens only
+
+    The state is (keys ``[b g s k]``, values ``[b g s v]``, age ``[b s]`` in tokens as the next token
+    will see it), in the streams' dtype; s grows with the sequence, or stays at most window - 1.
+
+    Attributes:
+        q: ``[b t h k]``
+        k, v: ``[b t g k]``, ``[b t g v]`` with g | h: each key head serves h / g query heads (GQA)
+        window: None, or how many tokens, itself included, a query sees
+        keep_mask, segment_starts: ``[b t 1 1]`` bool, set by `keep` and `segments`
     """
 
     q: Keys
@@ -134,6 +141,34 @@ class Softmax(Recurrence):
     def segments(self, ids: Segments) -> Self:
         check_mask(self, ids, "segment ids")
         return replace(self, segment_starts=find_segment_starts(ids)[..., None, None])
+
+    def normalisers(self) -> Tensor | None:
+        """Σ_s e^{q_t·k_s / √d_k}, where every query sees all tokens before it; None elsewhere."""
+        if not (self.window is None and self.keep_mask is None and self.segment_starts is None):
+            return None
+        keys = self.k.repeat_interleave(self.q.shape[2] // self.k.shape[2], 2)
+        scores = torch.einsum("bthk,bshk->bhts", self.q, keys) / self.q.shape[-1] ** 0.5
+        later = torch.ones_like(scores).triu(1).bool()
+        return scores.masked_fill(later, -torch.inf).logsumexp(-1).exp().mT[..., None]
+
+    def state_size(self, context: int) -> int:
+        tokens = context if self.window is None else min(context, self.window - 1)
+        groups = max(self.k.shape[2], self.v.shape[2])
+        return tokens * groups * (self.k.shape[-1] + self.v.shape[-1])
+
+    def step_operations(self, context: int) -> int:
+        return self._operations(context + 1)
+
+    def chunk_operations(self, context: int, size: int) -> int:
+        """Of queries that see half the context on average."""
+        del size
+        return self._operations(context // 2)
+
+    def _operations(self, tokens: int) -> int:
+        """Of one query that sees so many tokens, or the window."""
+        h, k, v = self.operation_sizes
+        seen = tokens if self.window is None else min(tokens, self.window)
+        return h * seen * (2 * k + 2 * v + SOFTMAX_OPERATIONS)
 
     def _append_to_cache(self, state: Cache) -> _VisibleKeys:
         """The cache followed by the record's own tokens."""

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.recurrence.base import (
-    Recurrence,
+from fastweights.recurrence.base import Recurrence
+from fastweights.recurrence.ltv import LTV
+from fastweights.recurrence.softmax import SOFTMAX_OPERATIONS, check_cache_shapes, repeat_kv
+from fastweights.recurrence.streams import (
     ShapeError,
     State,
     broadcast_lengths,
@@ -21,8 +23,6 @@ from fastweights.recurrence.base import (
     reciprocal_or_zero,
     require_width,
 )
-from fastweights.recurrence.ltv import LTV
-from fastweights.recurrence.softmax import check_cache_shapes, repeat_kv
 from fastweights.recurrence.timeline import FORGOTTEN, Timeline
 from fastweights.recurrence.transition import DiagonalTransition, ShiftRegister, Transition
 from fastweights.shapes import (
@@ -42,8 +42,10 @@ WindowState = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class WindowedLinear(Recurrence):
-    """o_n = (γ_n Σ_{n-w<i≤n} e^(s_ni - c_n) v_i + φ_n S_n) / (γ_n Σ_{n-w<i≤n} e^(s_ni - c_n) + φ_n
+class WindowedLinear(Recurrence[WindowState]):
+    """Softmax attention to the last few tokens and linear attention to all before them (LoLCATs).
+
+    o_n = (γ_n Σ_{n-w<i≤n} e^(s_ni - c_n) v_i + φ_n S_n) / (γ_n Σ_{n-w<i≤n} e^(s_ni - c_n) + φ_n
     z_n)
 
     with s_ni = q_n·k_i / √d_k, c_n their maximum in the window, S_n = Σ_{i≤n-w} φ_iᵀ v_i and z_n =
@@ -52,14 +54,20 @@ class WindowedLinear(Recurrence):
     eq. 8: γ Σ a_i v_i + (1-γ) Σ â_i v_i, where a side without any tokens leaves all weight to the
     other.
 
-    q       ``[b t h k]`` k, v    ``[b t g k]``, ``[b t g v]`` with g | h: each key head serves h /
-    g query heads (GQA) fq, fk  φ of queries ``[b t h f]`` and of keys ``[b t g f]`` mix     γ ``[b
-    t h 1]``, in (0, 1) window  w ≥ 0; 0 leaves normalised linear attention softcap  a > 0: a
-    tanh(s_ni / a) for s_ni (Gemma 2); None: scores as they are kept, starts  ``[b t 1 1]`` bool,
-    set by `keep` and `segments` State: keys ``[b g s k]``, values ``[b g s v]`` and features ``[b g
-    s f]`` of the last s ≤ w - 1 tokens, oldest first and in the streams' dtypes; S with z as its
-    last column ``[b g f v+1]``, in float32 or wider; the age ``[b s]`` of the s tokens as the next
-    one will see it.
+    The state is: keys ``[b g s k]``, values ``[b g s v]`` and features ``[b g s f]`` of the last
+    s ≤ w - 1 tokens, oldest first and in the streams' dtypes; S with z as its last column
+    ``[b g f v+1]``, in float32 or wider; the age ``[b s]`` of the s tokens as the next one will see
+    it.
+
+    Attributes:
+        q: ``[b t h k]``
+        k, v: ``[b t g k]``, ``[b t g v]`` with g | h: each key head serves h / g query heads (GQA)
+        fq, fk: φ of queries ``[b t h f]`` and of keys ``[b t g f]``
+        mix: γ ``[b t h 1]``, in (0, 1)
+        window: w ≥ 0; 0 leaves normalised linear attention
+        shared: one normaliser for both sides, or one each
+        softcap: a > 0: a tanh(s_ni / a) for s_ni (Gemma 2); None: scores as they are
+        keep_mask, segment_starts: ``[b t 1 1]`` bool, set by `keep` and `segments`
     """
 
     q: Keys
@@ -221,6 +229,27 @@ class WindowedLinear(Recurrence):
     def segments(self, ids: Segments) -> Self:
         check_mask(self, ids, "segment ids")
         return replace(self, segment_starts=find_segment_starts(ids)[..., None, None])
+
+    def state_size(self, context: int) -> int:
+        k, v, f = (s.shape[-1] for s in (self.k, self.v, self.fk))
+        tokens = min(context, max(self.window - 1, 0))
+        return self.groups * (f * (v + 1) + tokens * (k + v + f))
+
+    def step_operations(self, context: int) -> int:
+        """Of the window's softmax, and of the memory behind it, written and read."""
+        h, _, v = self.operation_sizes
+        return self._window_operations(context + 1) + h * 4 * self.fq.shape[-1] * (v + 1)
+
+    def chunk_operations(self, context: int, size: int) -> int:
+        h, _, v = self.operation_sizes
+        features = self.fq.shape[-1]
+        linear = 2 * size * (features + v) + 4 * features * (v + 1)
+        return self._window_operations(context) + h * linear
+
+    def _window_operations(self, tokens: int) -> int:
+        """Of one query that sees so many tokens, or the window."""
+        h, k, v = self.operation_sizes
+        return h * min(tokens, self.window) * (2 * k + 2 * v + SOFTMAX_OPERATIONS)
 
     def _mix_and_normalize(self, near: Tensor, far: Tensor) -> Tensor:
         return normalize_by_last(

@@ -19,7 +19,7 @@ from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.linearize.convert.cache import ensure_state_layer, require_keys_and_values
 from fastweights.linearize.convert.errors import CannotLinearize
 from fastweights.linearize.convert.modes import LINEAR, AttentionCall
-from fastweights.recurrence.base import ShapeError, lazy_property
+from fastweights.recurrence.streams import ShapeError, lazy_property
 from fastweights.shapes import Mask, Segments
 
 SOFTMAX = ("sdpa", "eager")

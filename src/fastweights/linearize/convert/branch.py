@@ -17,7 +17,7 @@ from fastweights.linearize.convert.cache import StateLayer
 from fastweights.linearize.convert.sites import AttentionLayer
 from fastweights.methods import evaluate
 from fastweights.recurrence import Recurrence, State, WindowedLinear
-from fastweights.recurrence.base import disable_autocast, pack_state
+from fastweights.recurrence.streams import disable_autocast, pack_state
 from fastweights.shapes import Mask, Output, Segments
 
 if TYPE_CHECKING:

@@ -1,0 +1,132 @@
+"""Streams ``[b t h ·]``: how their axes fit, are laid out, masked and decayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from fastweights.shapes import Mask, Segments
+
+if TYPE_CHECKING:
+    from fastweights.recurrence.base import Recurrence
+
+State = Tensor | tuple[Tensor, ...]
+
+T = TypeVar("T")
+
+
+class ShapeError(ValueError):
+    """A stream, mask or state whose shape does not fit the others."""
+
+
+class lazy_property(Generic[T]):  # noqa: N801, a decorator, named as functools.cached_property
+    """A property of a record that is computed at the first reading: records do not change.
+
+    functools.cached_property takes a lock (before Python 3.12), which torch.compile cannot trace.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self.compute, self.__doc__ = compute, compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, record: Any, owner: type | None = None) -> T:
+        found = self.compute(record)
+        if not torch.compiler.is_compiling():
+            record.__dict__[self.name] = found
+        return found
+
+
+def broadcast_lengths(streams: dict[str, Tensor]) -> tuple[int, int, int]:
+    """(b, t, h) of ``[b t h ·]`` streams, or a ShapeError that names the one that does not fit."""
+    lengths = [1, 1, 1]
+    for name, stream in streams.items():
+        shape = stream.shape
+        if len(shape) != 4:
+            raise ShapeError(
+                f"{name} has shape {list(shape)}; streams are [batch, time, heads, width]: "
+                "add the missing axes with length 1"
+            )
+        for axis in range(3):
+            if lengths[axis] == 1:
+                lengths[axis] = shape[axis]
+            elif shape[axis] not in (1, lengths[axis]):
+                shapes = ", ".join(f"{n} {list(s.shape)}" for n, s in streams.items())
+                raise ShapeError(
+                    f"streams must agree, or have length 1, in batch, time and heads; got {shapes}"
+                )
+    return lengths[0], lengths[1], lengths[2]
+
+
+def require_width(name: str, stream: Tensor | None, *allowed: int) -> None:
+    """Raise unless the last axis of `stream` has one of the `allowed` lengths."""
+    if stream is not None and stream.shape[-1] not in allowed:
+        widths = " or ".join(str(width) for width in dict.fromkeys(allowed))
+        raise ShapeError(f"{name} has width {stream.shape[-1]}, must be {widths}")
+
+
+def heads_first(stream: Tensor, dtype: torch.dtype) -> Tensor:
+    """``[b t h ·]`` → ``[b h t ·]`` in `dtype`: the layout in which chunks are matrices."""
+    return stream.to(dtype).transpose(1, 2)
+
+
+def expand_time(recurrence: Recurrence, stream: Tensor) -> Tensor:
+    """`stream` heads first, in the accumulator's dtype, with the time axis spelled out."""
+    return heads_first(stream, recurrence.accumulator).expand(-1, -1, len(recurrence), -1)
+
+
+def decay_factors(recurrence: Recurrence, log_decay: Tensor | None) -> Tensor:
+    """α ``[b t h 1|k]`` of log α; 1 where there is no decay."""
+    if log_decay is None:
+        log_decay = torch.zeros(1, 1, 1, 1, device=recurrence.device)
+    return log_decay.to(recurrence.accumulator).exp().expand(*recurrence.shape, -1)
+
+
+def mask_stream(stream: Tensor, mask: Mask, value: float = 0.0) -> Tensor:
+    """`stream` with `value` where ``mask [b t]`` is False."""
+    return torch.where(mask[..., None, None], stream, value)
+
+
+def check_mask(recurrence: Recurrence, mask: Tensor, name: str) -> None:
+    """Raise unless `mask` is ``[b t]`` of this record."""
+    b, t, _ = recurrence.shape
+    if mask.dim() != 2 or mask.shape[1] != t or (mask.shape[0] not in (1, b) and b != 1):
+        raise ShapeError(f"{name} has shape {list(mask.shape)}, must be [batch, time] = [{b}, {t}]")
+
+
+def find_segment_starts(ids: Segments) -> Mask:
+    """True at the first token of every segment but the first, which continues the given state."""
+    first = torch.zeros_like(ids[:, :1], dtype=torch.bool)
+    return torch.cat([first, ids[:, 1:] != ids[:, :-1]], dim=1)
+
+
+def add_resets(recurrence: Recurrence, log_decay: Tensor | None, ids: Segments) -> Tensor:
+    """`log_decay` with −inf at the start of every segment but the first."""
+    if log_decay is None:
+        log_decay = torch.zeros(1, 1, 1, 1, dtype=recurrence.accumulator, device=recurrence.device)
+    return mask_stream(log_decay, ~find_segment_starts(ids), -torch.inf)
+
+
+def reciprocal_or_zero(n: Tensor) -> Tensor:
+    """1 / n, and 0 where a row has no weight at all (n = 0)."""
+    empty = n == 0
+    return torch.where(empty, 0, 1 / torch.where(empty, 1, n))
+
+
+def pack_state(parts: list[Tensor]) -> State:
+    """A state of one tensor is that tensor; of several, their tuple."""
+    return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def disable_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """The streams say in what precision they are read; autocast would round the products inside,
+    and so the state.
+    """
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()

@@ -1,0 +1,56 @@
+"""What the rules have in common that are made of another rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from torch import Tensor
+
+from fastweights.recurrence.base import Recurrence, S, tensor_fields
+from fastweights.recurrence.streams import lazy_property
+from fastweights.shapes import Mask, Segments
+
+
+@dataclass(frozen=True, eq=False)
+class Wrapper(Recurrence[S]):
+    """A rule around an inner one, which holds the streams of both.
+
+    Attributes:
+        inner: the record whose state is scaled, signed or read in another way
+    """
+
+    inner: Recurrence
+
+    @lazy_property
+    def streams(self) -> dict[str, Tensor]:
+        """The inner record's and its own."""
+        return {**self.inner.streams, **tensor_fields(self)}
+
+    @property
+    def values(self) -> int:
+        return self.inner.values
+
+    def keep(self, mask: Mask) -> Self:
+        return replace(self, inner=self.inner.keep(mask))
+
+    def segments(self, ids: Segments) -> Self:
+        return replace(self, inner=self.inner.segments(ids))
+
+    @property
+    def innermost(self) -> Recurrence:
+        return self.inner.innermost
+
+    @property
+    def reader(self) -> Recurrence:
+        return self.inner.reader
+
+    def surviving_state(self) -> Tensor | None:
+        """The inner record's: how a state is read and scaled does not change what decays."""
+        return self.inner.surviving_state()
+
+    def step_operations(self, context: int) -> int:
+        return self.inner.step_operations(context)
+
+    def chunk_operations(self, context: int, size: int) -> int:
+        return self.inner.chunk_operations(context, size)
