@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from fastweights.kernels.tracing import assume_constant_result
 
 
 @pytest.mark.long
@@ -25,3 +28,11 @@ def test_compiled_layers_agree() -> None:
     ]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
+
+
+def test_the_mark_of_constants_is_torchs() -> None:
+    """It is set without torch.compiler's function, which takes a second to import."""
+    ours, theirs = (lambda: 1), (lambda: 1)
+    assume_constant_result(ours)
+    torch.compiler.assume_constant_result(theirs)
+    assert vars(ours) == vars(theirs) != {}

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from cases import CASES, Case, Shape, cast, each
 from extension import compiled, every_lesser_isa
 from fastweights import kernels
-from fastweights.kernels.native import build, library, memory, rules, windowed
+from fastweights.kernels.native import build, decay_delta, library, memory, windowed
 from fastweights.methods import Recurrent, evaluate
 from fastweights.ops.convolution import convolve
 from fastweights.ops.normalization import rms_normalize
@@ -328,9 +328,9 @@ def test_lesser_instruction_sets(
     monkeypatch: pytest.MonkeyPatch, isa: str, rule: str, h: int, k: int, v: int
 ) -> None:
     for name in ("MATRIX", "SCAN", "COMPLEX"):
-        code = getattr(rules, name)
+        code = getattr(decay_delta, name)
         monkeypatch.setattr(
-            rules,
+            decay_delta,
             name,
             code._replace(forward=f"{code.forward}_{isa}", backward=f"{code.backward}_{isa}"),
         )
@@ -524,6 +524,31 @@ def test_pages_that_are_no_longer_needed_are_dropped(monkeypatch: pytest.MonkeyP
     for _ in range(8):
         pages.lend(1 << 20)
     assert pages.idle <= 1 << 20
+
+
+@compiled
+def test_the_pool_of_pages_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers; idle pages, and those given back from then on, are the system's."""
+    pages = memory.Pages()
+    monkeypatch.setattr(memory, "PAGES", pages)
+    given = single(record("decay", "scalar", "gentle", b=1, t=600, h=8, k=16, v=128))
+    state = halved(given.initial_state())
+    wanted = results(given, state)
+    assert pages.in_use > 0
+    held = memory.empty(1 << 20)
+    with kernels.pooling(False):
+        assert not kernels.numerics()["page_pool"]
+        assert pages.idle == 0
+        lent = pages.in_use
+        got = results(given, state)
+        assert (pages.in_use, pages.idle) == (lent, 0)
+        del held
+        assert pages.in_use < lent
+        assert pages.idle == 0
+    assert kernels.numerics()["page_pool"]
+    assert all(map(torch.equal, got, wanted))
+    del got, wanted
+    assert pages.idle > 0
 
 
 WINDOWS = [case for case in CASES if case.name.startswith("windowed")]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastweights.linearize.distill.methods import LinearizationMethod
 
 from fastweights.lab.reproduce import CLAIMS
 from fastweights.lab.reproduce.claim import Trial
@@ -19,6 +18,7 @@ from fastweights.lab.reproduce.text import SMALL
 from fastweights.lab.sweep.folder import SweepFolder
 from fastweights.lab.sweep.plan import SweepModel, SweepPlan, SweepRun
 from fastweights.lab.tasks import TASKS
+from fastweights.linearize.distill.methods import LinearizationMethod
 from fastweights.linearize.distill.pipeline import Conversion
 from fastweights.mixers import MIXERS, plugin
 from fastweights.runs import identity

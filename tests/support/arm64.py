@@ -15,13 +15,15 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from unicorn import UC_ARCH_ARM64, UC_MODE_ARM, UC_PROT_ALL, Uc
 from unicorn import arm64_const as arm
 
 from fastweights.kernels.native import build, library
+from fastweights.kernels.native.abi import pack
 
 COMPILER = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-linux-musl"]
 IMAGE, IMAGE_SIZE = 0x1000_0000, 0x1100_0000
@@ -97,8 +99,8 @@ class Processor:
             self.emulator.mem_write(address, contents)
         self.emulator.reg_write(arm.UC_ARM64_REG_CPACR_EL1, FLOATING_POINT)
 
-    def call(self, name: str, arguments: Sequence[int]) -> int:
-        packed = (ctypes.c_int64 * len(arguments))(*arguments)
+    def call(self, name: str, structure: Any) -> int:
+        packed = ctypes.create_string_buffer(pack(structure))
         self._share()
         self.calls[name] += 1
         registers = {

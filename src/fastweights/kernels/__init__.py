@@ -5,10 +5,13 @@ from fastweights.kernels.chunked import CHUNK_LOOP, STEP
 from fastweights.kernels.composed import AMPLIFIED, BONUS, NORMALIZED, SIGNED
 from fastweights.kernels.decay import CHUNKED_DECAY
 from fastweights.kernels.delta import CHUNKED_DELTA
+from fastweights.kernels.gemm import probe_products, products
 from fastweights.kernels.mesa import BLOCKED_MESA
 from fastweights.kernels.native import NATIVE_DECAY, NATIVE_DELTA, NATIVE_SCAN
+from fastweights.kernels.native.memory import pooling
 from fastweights.kernels.native.mesa import NATIVE_MESA
 from fastweights.kernels.native.windowed import NATIVE_WINDOW
+from fastweights.kernels.numerics import numerics
 from fastweights.kernels.scan import BLOCKED_SCAN
 from fastweights.kernels.table import TABLE, Kernel, explain, only, register, select, takers
 from fastweights.kernels.windowed import BLOCKED_WINDOWS
@@ -22,4 +25,16 @@ ATTENTION = [WINDOWED_ATTENTION, FUSED_ATTENTION]
 # many tokens in blocks; what is left, chunk after chunk.
 TABLE.extend([*COMPILED, *COMPOSED, STEP, BONUS, *BLOCKED, *ATTENTION, CHUNK_LOOP])
 
-__all__ = ["TABLE", "Kernel", "explain", "only", "register", "select", "takers"]
+__all__ = [
+    "TABLE",
+    "Kernel",
+    "explain",
+    "numerics",
+    "only",
+    "pooling",
+    "probe_products",
+    "products",
+    "register",
+    "select",
+    "takers",
+]

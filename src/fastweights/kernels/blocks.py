@@ -1,4 +1,5 @@
-"""Time blocks, chunks and the factorisation of decays that the blocked kernels share.
+"""Time blocks, chunks, the factorisation of decays, and the autograd function that the blocked
+kernels share.
 
 A block is a few chunks of all sequences and heads at once, small enough for the cache. With c_t =
 Σ_{j≤t} log α_j inside a chunk and μ = ½ c_last, a query carries e^(c_t-μ) and a key e^(μ-c_s), so
@@ -10,11 +11,17 @@ still goes by `anchors`.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from fastweights.kernels.gemm import route_products
+from fastweights.recurrence.decay import Decay
+from fastweights.recurrence.delta import Delta
 
 CHUNKS = (64, 32, 16)
 ANCHORED_CHUNK = 16
@@ -115,3 +122,81 @@ def state_gradient_of_middle(
 ) -> Tensor:
     """d μ ``[b h n 1 k]`` through R = m ⊙ S and S' = m ⊙ (R + …), from both and their gradients."""
     return ((dbefore * before).sum(-1) + (dafter * after).sum(-1)).unsqueeze(-2)
+
+
+class Chunks(Protocol):
+    """The chunks of one time block under one rule: what `BlockedFunction` asks of it."""
+
+    def forward(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        """(o ``[b h n c v]``, the state after the block) from the state before it."""
+        ...
+
+    def back(
+        self, start: Tensor, do: Tensor, dstate: Tensor
+    ) -> tuple[tuple[Tensor | None, ...], Tensor]:
+        """(gradients of the streams ``[b h n c ·]``, of the state before the block) from the state
+        before it, d o and the gradient of the state after it.
+        """
+        ...
+
+
+ChunksOf = Callable[..., Chunks]
+"""Of a plan, a dtype, and the streams ``[b t h ·]`` of a block in the order of their rule."""
+
+
+class BlockedFunction(torch.autograd.Function):
+    """(o ``[b t h v]``, S_T) of streams q, k, v, … with all axes but the last spelled out, and S_0.
+
+    Kept for the backward are the streams and the states at block starts: it goes through the blocks
+    from the last to the first, recomputes each, and hands the gradient of the state before it on.
+    """
+
+    @staticmethod
+    @route_products
+    def forward(
+        ctx: Any, chunks_of: ChunksOf, plan: BlockPlan, *streams_and_state: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        *streams, state = streams_and_state
+        q, _, v, *_ = streams
+        assert q is not None and v is not None and state is not None  # noqa: PT018
+        o = torch.empty(v.shape, dtype=state.dtype, device=v.device)
+        starts = []
+        for span in plan.spans(q.shape[1]):
+            starts.append(state)
+            chunks = chunks_of(plan, state.dtype, *slice_streams(span, *streams))
+            tiles, state = chunks.forward(state)
+            o[:, span] = plan.untile(tiles, span.stop - span.start)
+        ctx.chunks_of, ctx.plan, ctx.streams = chunks_of, plan, len(streams)
+        ctx.save_for_backward(*streams, *starts)
+        return o, state
+
+    @staticmethod
+    @once_differentiable
+    @route_products
+    def backward(ctx: Any, do: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
+        plan, saved = ctx.plan, ctx.saved_tensors
+        streams, starts = saved[: ctx.streams], saved[ctx.streams :]
+        grads = [None if s is None else torch.empty_like(s) for s in streams]
+        for span, start in reversed(list(zip(plan.spans(do.shape[1]), starts, strict=True))):
+            chunks = ctx.chunks_of(plan, start.dtype, *slice_streams(span, *streams))
+            found, dstate = chunks.back(start, plan.tiles(do[:, span], start.dtype), dstate)
+            for grad, tiles in zip(grads, found, strict=True):
+                if grad is not None and tiles is not None:
+                    grad[:, span] = plan.untile(tiles, span.stop - span.start)
+        return None, None, *grads, dstate
+
+
+def evaluate_in_blocks(
+    recurrence: Decay | Delta,
+    streams: tuple[Tensor | None, ...],
+    state: Tensor,
+    factored: ChunksOf,
+    anchored: ChunksOf,
+) -> tuple[Tensor, Tensor]:
+    """(o, final state) by `factored` chunks, where decays allow, or short `anchored` ones."""
+    b, t, h = recurrence.shape
+    spelled_out = [None if s is None else s.expand(b, t, h, -1) for s in streams]
+    length = largest_safe_chunk(recurrence.log_decay)
+    chunks_of, length = (factored, length) if length else (anchored, ANCHORED_CHUNK)
+    plan = BlockPlan.of(length, b * h, t)
+    return BlockedFunction.apply(chunks_of, plan, *spelled_out, state)  # type: ignore[return-value]

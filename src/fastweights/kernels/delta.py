@@ -12,32 +12,26 @@ before. Kept for the backward are the streams and the states at block starts, no
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fastweights.kernels.anchors import Anchors
 from fastweights.kernels.blocks import (
-    ANCHORED_CHUNK,
     BlockPlan,
     Factors,
     decay_into,
-    largest_safe_chunk,
-    slice_streams,
+    evaluate_in_blocks,
     state_gradient_of_middle,
 )
-from fastweights.kernels.gemm import with_onednn_gemm
 from fastweights.kernels.table import Kernel, refuse_complex
 from fastweights.recurrence.delta import Delta
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
-ChunksOf = Callable[..., Any]
 
 
-class _DeltaChunks(NamedTuple):
+class _FactoredChunks(NamedTuple):
     """Q, E, K, V, β of n chunks (``[b h n c ·]``), T ``[b h n c c]``, and the factors that are in
     Q, E and K.
     """
@@ -60,7 +54,7 @@ class _DeltaChunks(NamedTuple):
         v: Tensor,
         beta: Tensor,
         log_decay: Tensor | None,
-    ) -> _DeltaChunks:
+    ) -> _FactoredChunks:
         q, k, v, beta = (plan.tiles(s, dtype) for s in (q, k, v, beta))
         e, factors = k, None
         if log_decay is not None:
@@ -80,6 +74,7 @@ class _DeltaChunks(NamedTuple):
         before, after = written.new_empty(shape), written.new_empty(shape)
         last = torch.empty_like(state)
         for n in range(written.shape[2]):
+            # R = m ⊙ S;  U = T βV - (T βE) R;  S' = m ⊙ (R + KᵀU)
             decay_into(state, self.m, n, out=before[:, :, n])
             written[:, :, n] -= erased[:, :, n] @ before[:, :, n]
             torch.add(before[:, :, n], self.k[:, :, n].mT @ written[:, :, n], out=after[:, :, n])
@@ -95,14 +90,17 @@ class _DeltaChunks(NamedTuple):
         erased = self.inverse @ (self.beta * self.e)
         dafter, first = torch.empty_like(dbefore), torch.empty_like(dstate)
         for n in reversed(range(dbefore.shape[2])):
+            # with W = R + KᵀU: dW = m ⊙ dS', which reaches U as K dW
             decay_into(dstate, self.m, n, out=dafter[:, :, n])
             dwritten[:, :, n] += self.k[:, :, n] @ dafter[:, :, n]
+            # R is in W and, as -(T βE) R, in U;  R = m ⊙ S
             dbefore[:, :, n] += dafter[:, :, n] - erased[:, :, n].mT @ dwritten[:, :, n]
             dstate = decay_into(dbefore[:, :, n], self.m, n, out=first)
         return dwritten, dbefore, dafter, dstate
 
-    def output(self, before: Tensor, written: Tensor) -> Tensor:
-        return ((self.q @ self.k.mT).tril_() @ written).add_(self.q @ before)
+    def forward(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        before, _, written, last = self.scan(state)
+        return ((self.q @ self.k.mT).tril_() @ written).add_(self.q @ before), last
 
     def back(self, start: Tensor, do: Tensor, dstate: Tensor) -> tuple[Gradients, Tensor]:
         """Tiles of dq, dk, dv, dβ and d log_decay, and the gradient of the state before the
@@ -111,34 +109,36 @@ class _DeltaChunks(NamedTuple):
         q, e, k, v, beta, inverse, factors = self
         before, after, written, _ = self.scan(start)
         inner = (q @ k.mT).tril_()
+        # o = A U + Q R with A = tril(Q Kᵀ): Aᵀ dO is o's part of dU, and Qᵀ dO its part of dR
         dwritten, dbefore, dafter, dstart = self.scan_back(inner.mT @ do, q.mT @ do, dstate)
 
+        # dA = tril(dO Uᵀ), dQ = dA K + dO Rᵀ, and K's parts in A and in W = R + KᵀU
         dinner = (do @ written.mT).tril_()
         dq = (dinner @ k).add_(do @ before.mT)
         dk = (dinner.mT @ q).add_(written @ dafter.mT)
+        # (I + M) U = B with M = β ⊙ tril(E Kᵀ, -1) and B = β ⊙ (V - E R): dB = (I + M)⁻ᵀ dU = Tᵀ dU
         solved = inverse.mT @ dwritten
         dv = beta * solved
+        # dM = -dB Uᵀ below the diagonal
         dsystem = (solved @ written.mT).tril_(-1).neg_()
-        dbeta = (solved * (v - e @ before)).sum(-1, keepdim=True) + (dsystem * (e @ k.mT)).sum(
-            -1, keepdim=True
-        )
+        # β multiplies the rows of V - E R in B and those of E Kᵀ in M
+        missing, overlap = v - e @ before, e @ k.mT
+        dbeta = (solved * missing).sum(-1, keepdim=True) + (dsystem * overlap).sum(-1, keepdim=True)
+        # d(E Kᵀ) = β ⊙ dM: E's part there and, through -β ⊙ (E R), in B; K's part there
         dsystem.mul_(beta)
         de = (dsystem @ k).sub_(dv @ before.mT)
         dk.add_(dsystem.mT @ e)
         if factors is None:
             return (dq, dk.add_(de), dv, dbeta, None), dstart
+        # Q and E carry e^(c-μ), K carries e^(μ-c), and m = e^μ
         dtotal = (q * dq).add_(e * de).sub_(k * dk)
         ddecay = factors.backward(dtotal, state_gradient_of_middle(before, dbefore, after, dafter))
-        return (
-            dq * factors.scale,
-            (de * factors.scale).add_(dk / factors.scale),
-            dv,
-            dbeta,
-            ddecay,
-        ), dstart
+        # k is in E and in K
+        dk = (de * factors.scale).add_(dk / factors.scale)
+        return (dq * factors.scale, dk, dv, dbeta, ddecay), dstart
 
 
-class _AnchoredDeltaChunks(NamedTuple):
+class _AnchoredChunks(NamedTuple):
     """q, k, v, β of n chunks that decay at any rate, and T."""
 
     q: Tensor
@@ -158,7 +158,7 @@ class _AnchoredDeltaChunks(NamedTuple):
         v: Tensor,
         beta: Tensor,
         log_decay: Tensor,
-    ) -> _AnchoredDeltaChunks:
+    ) -> _AnchoredChunks:
         q, k, v, beta = (plan.tiles(s, dtype) for s in (q, k, v, beta))
         anchors = Anchors.of(plan.tiles(log_decay, dtype))
         return cls(q, k, v, beta, _inverse(anchors.inner(k, k).mul_(beta)), anchors)
@@ -170,6 +170,7 @@ class _AnchoredDeltaChunks(NamedTuple):
         before = written.new_empty(*written.shape[:3], *state.shape[-2:])
         after = torch.empty_like(before)
         for n in range(written.shape[2]):
+            # U = T βV - (T βE) S with E = k ⊙ read;  S' = carry ⊙ S + (k ⊙ write)ᵀ U
             before[:, :, n] = state
             written[:, :, n] -= erased[:, :, n] @ state
             state = torch.addcmul(keys[:, :, n] @ written[:, :, n], carry[:, :, n], state)
@@ -189,6 +190,7 @@ class _AnchoredDeltaChunks(NamedTuple):
         )
         dafter = torch.empty_like(dbefore)
         for n in reversed(range(dbefore.shape[2])):
+            # dU = (what o gives) + (k ⊙ write) dS';  dS = (what o gives) + carry ⊙ dS' - (T βE)ᵀ dU
             dafter[:, :, n] = dstate
             dwritten[:, :, n] += keys[:, :, n] @ dstate
             dstate = (
@@ -201,31 +203,36 @@ class _AnchoredDeltaChunks(NamedTuple):
     def _erasing_keys(self) -> Tensor:
         return self.inverse @ (self.beta * self.k * self.anchors.read)
 
-    def output(self, before: Tensor, written: Tensor) -> Tensor:
-        return (self.anchors.inner(self.q, self.k) @ written).add_(
-            (self.q * self.anchors.read) @ before
-        )
+    def forward(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        before, _, written, last = self.scan(state)
+        o = self.anchors.inner(self.q, self.k) @ written
+        return o.add_((self.q * self.anchors.read) @ before), last
 
     def back(self, start: Tensor, do: Tensor, dstate: Tensor) -> tuple[Gradients, Tensor]:
-        """As `_DeltaChunks.back`."""
+        """As `_FactoredChunks.back`."""
         q, k, v, beta, inverse, anchors = self
         before, after, written, _ = self.scan(start)
         inner = anchors.inner(q, k)
+        # o = P U + (q ⊙ read) S with P = inner(q, k)
         dwritten, dafter, dstart = self.scan_back(inner.mT @ do, (q * anchors.read).mT @ do, dstate)
 
+        # dP = dO Uᵀ; then what q reads from S, and what k leaves in S'
         dq, dk = anchors.inner_back(q, k, do @ written.mT)
         dq.addcmul_(do @ before.mT, anchors.read)
         dk.addcmul_(written @ dafter.mT, anchors.write)
+        # (I + M) U = B with M = β ⊙ tril(inner(k, k), -1) and B = β ⊙ (V - (k ⊙ read) S): as above,
+        # dB = Tᵀ dU and dM = -dB Uᵀ below the diagonal
         solved = inverse.mT @ dwritten
         dv = beta * solved
         dsystem = (solved @ written.mT).tril_(-1).neg_()
-        missing = v - (k * anchors.read) @ before
-        dbeta = (solved * missing).sum(-1, keepdim=True) + (dsystem * anchors.inner(k, k)).sum(
-            -1, keepdim=True
-        )
+        # β multiplies rows of both
+        missing, overlap = v - (k * anchors.read) @ before, anchors.inner(k, k)
+        dbeta = (solved * missing).sum(-1, keepdim=True) + (dsystem * overlap).sum(-1, keepdim=True)
+        # k erases as a query, in inner(k, k) and of S, and is erased as a key
         de, dkey = anchors.inner_back(k, k, dsystem.mul_(beta))
         de.addcmul_(dv @ before.mT, anchors.read, value=-1)
         dk.add_(dkey)
+        # queries, erasing keys among them, carry e^(c_t), keys e^(-c_s), and S' carries e^(c_last)
         ddecay = anchors.backward((q * dq).add_(k * de).sub_(k * dk), (dafter * after).sum(-1))
         return (dq, dk.add_(de), dv, dbeta, ddecay), dstart
 
@@ -236,64 +243,12 @@ def _inverse(system: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(system.tril_(-1), one, upper=False, unitriangular=True)
 
 
-class _ChunkedDelta(torch.autograd.Function):
-    """(o ``[b t h v]``, S_T) of q, k, v, beta, log_decay with all axes but the last spelled out,
-    and S_0.
-    """
-
-    @staticmethod
-    @with_onednn_gemm
-    def forward(
-        ctx: Any,
-        chunks_of: ChunksOf,
-        plan: BlockPlan,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        beta: Tensor,
-        log_decay: Tensor | None,
-        state: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        o = torch.empty(v.shape, dtype=state.dtype, device=v.device)
-        starts = []
-        for span in plan.spans(q.shape[1]):
-            starts.append(state)
-            chunks = chunks_of(plan, state.dtype, *slice_streams(span, q, k, v, beta, log_decay))
-            before, _, written, state = chunks.scan(state)
-            o[:, span] = plan.untile(chunks.output(before, written), span.stop - span.start)
-        ctx.plan, ctx.chunks_of = plan, chunks_of
-        ctx.save_for_backward(q, k, v, beta, log_decay, *starts)
-        return o, state
-
-    @staticmethod
-    @once_differentiable
-    @with_onednn_gemm
-    def backward(ctx: Any, do: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
-        plan: BlockPlan = ctx.plan
-        q, k, v, beta, log_decay, *starts = ctx.saved_tensors
-        streams = (q, k, v, beta)
-        grads = [None if s is None else torch.empty_like(s) for s in (*streams, log_decay)]
-        for span, start in reversed(
-            list(zip(plan.spans(streams[0].shape[1]), starts, strict=True))
-        ):
-            chunks = ctx.chunks_of(plan, start.dtype, *slice_streams(span, *streams, log_decay))
-            found, dstate = chunks.back(start, plan.tiles(do[:, span], start.dtype), dstate)
-            for grad, tiles in zip(grads, found, strict=True):
-                if grad is not None and tiles is not None:
-                    grad[:, span] = plan.untile(tiles, span.stop - span.start)
-        return None, None, *grads, dstate
-
-
 def chunkwise_delta(recurrence: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state) of a real `Delta`."""
-    b, t, h = recurrence.shape
-    chunk = largest_safe_chunk(recurrence.log_decay)
-    streams = (recurrence.q, recurrence.k, recurrence.v, recurrence.beta, recurrence.log_decay)
-    spelled = [None if s is None else s.expand(b, t, h, -1) for s in streams]
-    chunks_of, chunk = (
-        (_DeltaChunks.of, chunk) if chunk else (_AnchoredDeltaChunks.of, ANCHORED_CHUNK)
-    )
-    o, state = _ChunkedDelta.apply(chunks_of, BlockPlan.of(chunk, b * h, t), *spelled, state)
+    r = recurrence
+    streams = (r.q, r.k, r.v, r.beta, r.log_decay)
+    kinds = (_FactoredChunks.of, _AnchoredChunks.of)
+    o, state = evaluate_in_blocks(recurrence, streams, state, *kinds)
     return o.to(recurrence.output), state
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastweights.kernels import gemm
+from fastweights.kernels.tracing import assume_constant_result
 from fastweights.recurrence.base import Recurrence, State
 
 
@@ -26,20 +28,20 @@ def refuse_complex(recurrence: Recurrence) -> str | None:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One way to compute (o, final state) of the records of one rule.
+    """One way to evaluate the records of one rule: recurrences, or operations of layers.
 
     Attributes:
         name: by which `only` and `explain` know it
         rule: the type of the records that it is for; `Recurrence` for all
-        compute: (o, final state) of a record and a state that it does not refuse; it agrees with
-            `Recurrence.chunk`, gradients included
+        compute: (o, final state) of a record and a state that it does not refuse, which agree with
+            `Recurrence.chunk`, gradients included; of an operation alone, its output
         refuses: why it cannot take a record of its rule, or None if it can
         devices: the device types whose streams it reads; none stands for all
     """
 
     name: str
     rule: type
-    compute: Callable[[Any, Any], tuple[Tensor, Any]]
+    compute: Callable[..., Any]
     refuses: Callable[[Any], str | None] = refuse_nothing
     devices: tuple[str, ...] = ()
 
@@ -52,7 +54,8 @@ TABLE: list[Kernel] = []
 """All kernels; of those that are for a record, the first that does not refuse it is taken."""
 
 _CANDIDATES: dict[tuple[type, str], tuple[Kernel, ...]] = {}
-_only: ContextVar[str | None] = ContextVar("only", default=None)
+_only: ContextVar[Mapping[type, str]] = ContextVar("only", default=MappingProxyType({}))
+"""By family of records, the name of the one kernel that is allowed."""
 
 
 def register(kernel: Kernel, before: str | None = None) -> None:
@@ -97,22 +100,22 @@ def takers(record: Any) -> list[Kernel]:
     return [kernel for kernel in candidates(record) if kernel.refuses(record) is None]
 
 
-@torch.compiler.assume_constant_result
-def _restriction() -> str | None:
-    """The one kernel allowed here, or None for all; torch.compile, which cannot trace context,
-    fixes it.
+def _family(rule: type) -> type:
+    """What `only` speaks of together: all recurrences, or the records of one operation."""
+    return Recurrence if issubclass(rule, Recurrence) else rule
+
+
+@assume_constant_result
+def _restriction(rule: type) -> str | None:
+    """The one kernel allowed here for records of this type, or None for all; torch.compile, which
+    cannot trace context, fixes it.
     """
-    return _only.get()
-
-
-def may_use(kernel: Kernel) -> bool:
-    """Whether `Auto()` may take `kernel` here, where `only` may speak of another."""
-    return _restriction() in (None, kernel.name)
+    return _only.get().get(_family(rule))
 
 
 def select(record: Any) -> Kernel:
-    """The kernel that `Auto()` takes."""
-    return _first(record, _restriction())
+    """The kernel that is taken."""
+    return _first(record, _restriction(type(record)))
 
 
 def run_fastest(record: Any, state: State) -> tuple[Tensor, Any]:
@@ -127,21 +130,35 @@ def _first(record: Any, wanted: str | None) -> Kernel:
     raise LookupError(f"no kernel takes this record:\n{explain(record)}")
 
 
-def explain(recurrence: Recurrence) -> str:
-    """A line per kernel for this rule: taken, possible, or why it refused; and one on float32
-    products where torch makes them.
+def explain(record: Any) -> str:
+    """A line per kernel for this rule or operation: taken, possible, or why it refused; and one on
+    float32 products where torch makes them.
+
+    Args:
+        record: a recurrence, or an operation of a layer (`fastweights.ops`)
     """
-    wanted, taken, lines = _restriction(), False, []
+    wanted, taken, lines = _restriction(type(record)), False, []
     for kernel in TABLE:
-        if not isinstance(recurrence, kernel.rule):
+        if not isinstance(record, kernel.rule):
             continue
-        reason = _reason(kernel, recurrence, wanted)
+        reason = _reason(kernel, record, wanted)
         verdict = f"refused: {reason}" if reason else "possible" if taken else "taken"
         taken = taken or reason is None
         lines.append(f"{kernel.name}: {verdict}")
-    if recurrence.device.type == "cpu" and recurrence.accumulator == torch.float32:
-        lines.append(f"float32 matrix products of the torch kernels: {gemm.probe_gemm()}")
+    if _multiplies_float32(record):
+        lines.append(
+            f"float32 matrix products of the torch kernels: {gemm.LIBRARIES[gemm.products_route()]}"
+        )
     return "\n".join(lines)
+
+
+def _multiplies_float32(record: Any) -> bool:
+    """Whether torch kernels multiply float32 matrices for it on the CPU."""
+    return (
+        isinstance(record, Recurrence)
+        and record.device.type == "cpu"
+        and record.accumulator == torch.float32
+    )
 
 
 def _reason(kernel: Kernel, record: Any, wanted: str | None) -> str | None:
@@ -156,9 +173,16 @@ def _reason(kernel: Kernel, record: Any, wanted: str | None) -> str | None:
 
 @contextmanager
 def only(name: str) -> Iterator[None]:
-    """Inside the block `Auto()` takes the kernel called `name` or none."""
-    _position(name)
-    token = _only.set(name)
+    """Inside the block `Auto()` takes the kernel called `name` or none.
+
+    Recurrences are one family, the records of every operation another: a kernel of one leaves the
+    choice for the others free.
+
+    Raises:
+        LookupError: if no kernel has this name
+    """
+    rule = TABLE[_position(name)].rule
+    token = _only.set({**_only.get(), _family(rule): name})
     try:
         yield
     finally:

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from fastweights.kernels.blocks import smallest_exponent
-from fastweights.kernels.gemm import with_onednn_gemm
+from fastweights.kernels.gemm import route_products
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.streams import reciprocal_or_zero
 from fastweights.recurrence.timeline import FORGOTTEN
@@ -233,7 +233,7 @@ class _BlockwiseWindows(torch.autograd.Function):
     """
 
     @staticmethod
-    @with_onednn_gemm
+    @route_products
     def forward(
         ctx: Any,
         plan: _WindowPlan,
@@ -265,7 +265,7 @@ class _BlockwiseWindows(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    @with_onednn_gemm
+    @route_products
     def backward(ctx: Any, do: Tensor, dmemory: Tensor) -> tuple[Tensor | None, ...]:
         plan: _WindowPlan = ctx.plan
         running, present, *saved = ctx.saved_tensors

@@ -1,1 +1,9 @@
-"""Operations of layers: the short causal convolution and RMSNorm."""
+"""Operations of layers, as records that the kernel table knows: `explain(Convolution(…))`."""
+
+from fastweights.kernels.table import TABLE
+from fastweights.ops.convolution import CONVOLUTION_KERNELS, Convolution, convolve
+from fastweights.ops.normalization import NORM_KERNELS, RMSNorm, rms_normalize
+
+TABLE[:0] = [*CONVOLUTION_KERNELS, *NORM_KERNELS]
+
+__all__ = ["Convolution", "RMSNorm", "convolve", "rms_normalize"]

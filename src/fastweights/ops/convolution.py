@@ -1,5 +1,5 @@
-"""The short causal convolution of every channel by itself: compiled where that is possible, else
-through torch.
+"""The short causal convolution of every channel by itself: an entry of the kernel table for C, one
+for a single token, and one for torch.
 """
 
 from __future__ import annotations
@@ -10,29 +10,58 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fastweights.kernels.native import library
-from fastweights.kernels.native.library import address, view
+from fastweights.kernels.native import abi, library
 from fastweights.kernels.native.memory import empty
+from fastweights.kernels.table import Kernel, select
 
 
-def convolve(tail: Tensor, x: Tensor, taps: Tensor, document: Tensor | None) -> Tensor:
+class Convolution(NamedTuple):
     """y_t = Σ_j taps_j ⊙ x_{t-n+j} ``[b t d]``, the n inputs before the first being the tail.
 
-    Args:
+    Attributes:
         tail: ``[b n d]``
+        x: ``[b t d]``
         taps: ``[n+1 d]``, that of the token itself last
         document: ``[b n+t]`` or None: only inputs of a token's own document count
     """
-    if torch.compiler.is_compiling() or _refuses(tail, x, taps):
-        return _convolve_by_taps(torch.cat([tail, x], dim=1), taps, document, x.shape[1])
-    if torch.is_grad_enabled() and (x.requires_grad or taps.requires_grad or tail.requires_grad):
-        return _ConvolutionFunction.apply(tail, x, taps, document)  # type: ignore[return-value]
-    return _forward(_ConvolutionInputs.of(tail, x, taps, document))
+
+    tail: Tensor
+    x: Tensor
+    taps: Tensor
+    document: Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether autograd follows it here."""
+        return torch.is_grad_enabled() and any(s.requires_grad for s in self[:3])
 
 
-def _convolve_by_taps(seen: Tensor, taps: Tensor, document: Tensor | None, t: int) -> Tensor:
-    """The outputs of the last `t` of the seen inputs, tap by tap."""
-    last = len(taps) - 1
+def convolve(tail: Tensor, x: Tensor, taps: Tensor, document: Tensor | None = None) -> Tensor:
+    """A `Convolution` by the first kernel that takes it: y ``[b t d]``."""
+    convolution = Convolution(tail, x, taps, document)
+    return select(convolution).compute(convolution)
+
+
+def convolve_token(convolution: Convolution) -> Tensor:
+    """All taps of a single token at once."""
+    tail, x, taps, _ = convolution
+    return (torch.cat([tail, x], dim=1) * taps).sum(1, keepdim=True)
+
+
+def _refuses_tokens(convolution: Convolution) -> str | None:
+    if convolution.x.shape[1] != 1:
+        return f"it has {convolution.x.shape[1]} tokens, not one"
+    return None if convolution.document is None else "its token may begin a document"
+
+
+def convolve_by_taps(convolution: Convolution) -> Tensor:
+    """The outputs of all tokens, tap by tap."""
+    tail, x, taps, document = convolution
+    seen, t, last = torch.cat([tail, x], dim=1), x.shape[1], len(taps) - 1
     y = seen[:, last:] * taps[last]
     for tap in range(last):
         x = seen[:, tap : tap + t]
@@ -42,78 +71,89 @@ def _convolve_by_taps(seen: Tensor, taps: Tensor, document: Tensor | None, t: in
     return y
 
 
-def _refuses(tail: Tensor, x: Tensor, taps: Tensor) -> bool:
-    return (
-        not library.can_read(tail, x, taps)
-        or x.numel() == 0
-        or len(taps) > library.read_constant("fw_most_taps")
+def convolve_natively(convolution: Convolution) -> Tensor:
+    """By convolution.c."""
+    if convolution.requires_grad:
+        return _ConvolutionFunction.apply(*convolution)  # type: ignore[return-value]
+    return _forward(_side_by_side(*convolution))
+
+
+def _refuses_native(convolution: Convolution) -> str | None:
+    if torch.compiler.is_compiling():
+        return "a compiled graph makes one kernel of torch's own operations"
+    if convolution.x.numel() == 0:
+        return "it is empty"
+    refusal = library.refuse_tensors(*convolution[:3])
+    if refusal is None and len(convolution.taps) > library.read_constant("fw_most_taps"):
+        return f"it has {len(convolution.taps)} taps, more than C takes"
+    return refusal
+
+
+def _side_by_side(
+    tail: Tensor, x: Tensor, taps: Tensor, document: Tensor | None = None
+) -> Convolution:
+    """The same with channels side by side in memory, as C reads them."""
+    tail, x = (s if s.stride(-1) == 1 else s.contiguous() for s in (tail, x))
+    return Convolution(
+        tail, x, taps.contiguous(), None if document is None else document.contiguous()
     )
 
 
-class _ConvolutionInputs(NamedTuple):
-    """What C reads: channels side by side."""
-
-    tail: Tensor
-    x: Tensor
-    taps: Tensor
-    document: Tensor | None
-
-    @classmethod
-    def of(
-        cls, tail: Tensor, x: Tensor, taps: Tensor, document: Tensor | None
-    ) -> _ConvolutionInputs:
-        tail, x = (s if s.stride(-1) == 1 else s.contiguous() for s in (tail, x))
-        return cls(tail, x, taps.contiguous(), None if document is None else document.contiguous())
-
-    def problem(self, d_taps: Tensor | None) -> list[int]:
-        """The sizes and pointers of `Convolution` in convolution.h, and the views of the tail and
-        x.
-        """
-        tail, x, taps, document = self
-        (b, t, d), size = x.shape, len(taps)
-        pointers = (address(document), address(taps), address(d_taps))
-        return [
-            b,
-            t,
-            d,
-            size,
-            library.threads(x.numel() * size),
-            *pointers,
-            *_view(tail),
-            *_view(x),
-        ]
+def _problem(convolution: Convolution) -> abi.Convolution:
+    """Sizes and inputs, without results."""
+    (b, t, d), taps = convolution.x.shape, len(convolution.taps)
+    return abi.Convolution(
+        b,
+        t,
+        d,
+        taps,
+        library.threads(convolution.x.numel() * taps),
+        document=convolution.document,
+        weight=convolution.taps,
+        d_weight=None,
+        tail=convolution.tail.unsqueeze(2),
+        x=convolution.x.unsqueeze(2),
+    )
 
 
-def _view(x: Tensor | None) -> tuple[int, ...]:
-    return view(None if x is None else x.unsqueeze(2))
-
-
-def _forward(given: _ConvolutionInputs) -> Tensor:
-    y = empty(*given.x.shape)
-    library.call("fw_convolve", [*given.problem(None), *_view(y), *_view(None) * 3])
+def _forward(convolution: Convolution) -> Tensor:
+    y = empty(*convolution.x.shape)
+    library.call("fw_convolve", _problem(convolution)._replace(y=y.unsqueeze(2)))
     return y
 
 
 class _ConvolutionFunction(torch.autograd.Function):
-    """y of the tail, x, the taps and the document"""
+    """y of the tail, x, the taps and the document.
+
+    With y_t = Σ_j taps_j ⊙ x_{t-n+j}, each tap gives its input dx_{t-n+j} += taps_j ⊙ dy_t and has
+    the gradient dtaps_j = Σ_t dy_t ⊙ x_{t-n+j}: `fw_convolve_back` finds both in one pass.
+    """
 
     @staticmethod
     def forward(ctx: Any, *streams: Any) -> Tensor:
-        given = _ConvolutionInputs.of(*streams)
-        ctx.save_for_backward(*given)
-        return _forward(given)
+        convolution = _side_by_side(*streams)
+        ctx.save_for_backward(*convolution)
+        return _forward(convolution)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        given, (d_y,) = _ConvolutionInputs(*ctx.saved_tensors), gradients
-        tail, x, taps, _ = given
+        convolution, (d_y,) = Convolution(*ctx.saved_tensors), gradients
+        tail, x, taps, _ = convolution
         d_y = d_y if d_y.stride(-1) == 1 else d_y.contiguous()
-        d_tail, d_x, d_taps = (
-            torch.empty(tail.shape),
-            empty(*x.shape),
-            torch.empty(len(x), *taps.shape),
-        )
-        views = (n for s in (None, d_tail, d_x, d_y) for n in _view(s))
-        library.call("fw_convolve_back", [*given.problem(d_taps), *views])
+        d_tail, d_x = torch.empty(tail.shape), empty(*x.shape)
+        # Sequences add to the taps' gradient at once, so each has room of its own; then their sum.
+        d_taps = torch.empty(len(x), *taps.shape)
+        streams = {"d_tail": d_tail, "d_x": d_x, "d_y": d_y}
+        views = {name: s.unsqueeze(2) for name, s in streams.items()}
+        library.call("fw_convolve_back", _problem(convolution)._replace(d_weight=d_taps, **views))
         return d_tail, d_x, d_taps.sum(0), None
+
+
+CONVOLUTION_KERNELS = [
+    Kernel("short convolution, one token (torch)", Convolution, convolve_token, _refuses_tokens),
+    Kernel(
+        "short convolution (compiled)", Convolution, convolve_natively, _refuses_native, ("cpu",)
+    ),
+    Kernel("short convolution (torch)", Convolution, convolve_by_taps),
+]

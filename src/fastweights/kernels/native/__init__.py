@@ -7,6 +7,6 @@ fastweights.kernels.native.build` builds them in place. Without them the torch k
 """
 
 from fastweights.kernels.native import operators
-from fastweights.kernels.native.rules import NATIVE_DECAY, NATIVE_DELTA, NATIVE_SCAN
+from fastweights.kernels.native.decay_delta import NATIVE_DECAY, NATIVE_DELTA, NATIVE_SCAN
 
 __all__ = ["NATIVE_DECAY", "NATIVE_DELTA", "NATIVE_SCAN", "operators"]

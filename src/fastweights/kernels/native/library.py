@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Sequence
 from functools import cache
-from struct import Struct
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fastweights.kernels.native.abi import pack
 from fastweights.kernels.native.build import LIBRARY, source_hash
+from fastweights.kernels.tracing import assume_constant_result
 
 _PLAIN = (Tensor, nn.Parameter)
-_DOUBLE, _INTEGER = Struct("d"), Struct("q")
 
 
 @cache
@@ -42,48 +42,27 @@ def _source_hash_of(loaded: ctypes.CDLL) -> int | None:
         return None
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def extension_missing() -> bool:
     """Whether there is no extension to call."""
     return library() is None
 
 
-def can_read(*tensors: Tensor | None) -> bool:
-    """Whether C can read these: float32 on the CPU, neither of a subclass nor under a transform of
-    torch.func.
+def refuse_tensors(*tensors: Tensor | None) -> str | None:
+    """Why C cannot read these, None if it can: it takes float32 on the CPU, neither of a subclass
+    nor under a transform of torch.func.
     """
-    if extension_missing() or torch._C._are_functorch_transforms_active():
-        return False
-    return all(
-        t is None or (type(t) in _PLAIN and t.dtype == torch.float32 and t.is_cpu) for t in tensors
-    )
+    if extension_missing():
+        return "the compiled extension is missing (python -m fastweights.kernels.native.build)"
+    if torch._C._are_functorch_transforms_active():
+        return "a transform of torch.func looks into it"
+    for t in tensors:
+        if t is not None and not (type(t) in _PLAIN and t.dtype == torch.float32 and t.is_cpu):
+            return f"a {type(t).__name__} of {t.dtype} on {t.device.type} is not plain float32"
+    return None
 
 
-def view(tensor: Tensor | None) -> tuple[int, int, int, int, int]:
-    """A `View` of problem.h; axes of length 1 broadcast."""
-    if tensor is None:
-        return 0, 0, 0, 0, 0
-    (b, t, h, _), (by_b, by_t, by_h, by_w) = tensor.shape, tensor.stride()
-    n = 2 if tensor.is_complex() else 1
-    return (
-        tensor.data_ptr(),
-        n * by_b if b > 1 else 0,
-        n * by_t if t > 1 else 0,
-        n * by_h if h > 1 else 0,
-        n * by_w,
-    )
-
-
-def address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def double_bits(x: float) -> int:
-    """A double among integers"""
-    return _INTEGER.unpack(_DOUBLE.pack(x))[0]
-
-
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def read_constant(name: str) -> int:
     """A number that the C code exports."""
     return _read_constant(name)
@@ -94,14 +73,9 @@ def _read_constant(name: str) -> int:
     return ctypes.c_int64.in_dll(_require_library(), name).value
 
 
-@cache
-def _packer(count: int) -> Struct:
-    return Struct(f"{count}q")
-
-
-def call(name: str, arguments: Sequence[int]) -> int:
-    """Call the C function `name` with a pointer to a struct of these integers."""
-    return getattr(_require_library(), name)(_packer(len(arguments)).pack(*arguments))
+def call(name: str, structure: Any) -> int:
+    """Call the C function `name` with a pointer to a structure of `abi`."""
+    return getattr(_require_library(), name)(pack(structure))
 
 
 def _require_library() -> ctypes.CDLL:

@@ -63,6 +63,8 @@ class Pages:
 
     def _take_back(self, lease: _Lease) -> None:
         del self._leases[id(lease)]
+        if not pooling.enabled:
+            return
         _offer(lease.pages)
         self._idle.setdefault(len(lease.pages), []).append(lease.pages)
 
@@ -71,6 +73,10 @@ class Pages:
         room = max(self._most, self._most_before) - self.in_use - size
         while (idle := self.idle) and idle > room:
             self._drop()
+
+    def drop_idle(self) -> None:
+        """Give all idle buffers back to the system."""
+        self._idle.clear()
 
     def _drop(self) -> None:
         for size in [size for size, spare in self._idle.items() if not spare]:
@@ -105,9 +111,39 @@ def _offer(pages: mmap.mmap) -> None:
 PAGES = Pages()
 
 
+class pooling:  # noqa: N801, used as a function, as torch.set_grad_enabled is
+    """Whether large results are written to pages that are used again, from now on.
+
+    As a context manager it says so inside the block alone. The choice is the process's. Numbers do
+    not depend on it: without the pool every result has memory of torch's allocator, and idle pages
+    go back to the system at once.
+
+    Args:
+        enabled: False switches the pool off
+    """
+
+    enabled = True
+
+    def __init__(self, enabled: bool) -> None:
+        self._before = pooling.enabled
+        self._switch(enabled)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._switch(self._before)
+
+    @staticmethod
+    def _switch(enabled: bool) -> None:
+        pooling.enabled = enabled
+        if not enabled:
+            PAGES.drop_idle()
+
+
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """A tensor with anything in it"""
     size = dtype.itemsize * math.prod(shape)
-    if size < LARGE:
+    if size < LARGE or not pooling.enabled:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(PAGES.lend(size), dtype=dtype).view(shape)

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels.mesa import solve_and_read
-from fastweights.kernels.native import library
-from fastweights.kernels.native.library import address, double_bits, view
-from fastweights.kernels.native.rules import CPU, refuses
+from fastweights.kernels.native import abi, library
+from fastweights.kernels.native.decay_delta import CPU, refuses
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import State
 from fastweights.recurrence.mesa import Mesa
@@ -57,10 +56,10 @@ class NativeSolve:
         marks = None
         if t > SPAN and threads > 1 and b * h < 4 * threads:
             marks = torch.empty(-(-t // SPAN), b * h * k * (k + v))
-        tol = double_bits(-1.0 if self.solver.tol is None else self.solver.tol)
-        views = [n for s in (*streams, *outputs) for n in view(s)]
-        pointers = [address(s) for s in (*state, *last, marks, taken)]
-        library.call(CODE, [b, t, h, k, v, self.solver.max_steps, tol, threads, *views, *pointers])
+        steps, tol = self.solver.max_steps, -1.0 if self.solver.tol is None else self.solver.tol
+        sizes = (b, t, h, k, v, steps, tol, threads)
+        places = (*streams, *outputs, *state, *last, marks, taken)
+        library.call(CODE, abi.MesaProblem(*sizes, *places))
         return tuple(s for s in last if s is not None)
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastweights.kernels.native.rules import (
+from fastweights.kernels.native.decay_delta import (
     MATRIX,
-    _backward,
-    _CFunctions,
-    _forward,
-    _SavedForBackward,
-    _Streams,
+    CFunctions,
+    SavedForBackward,
+    Streams,
+    compute_backward,
+    compute_forward,
     scan_of,
 )
 
@@ -33,15 +33,15 @@ def native(
     heads spelled out.
     """
     code, start, given = _code(scan, start), start.contiguous(), _own(streams)
-    kept = _SavedForBackward.empty(code, given, start)
-    o, last = _forward(code, given, given.v.shape[1], start, kept)
+    kept = SavedForBackward.empty(code, given, start)
+    o, last = compute_forward(code, given, given.v.shape[1], start, kept)
     return o, last, kept.marks, _tensor_or_empty(kept.missing, start)
 
 
 @native.register_fake
 def _(scan: bool, start: Tensor, *streams: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    given = _Streams(*streams)  # type: ignore[arg-type]
-    marks, missing = _SavedForBackward.shapes(_code(scan, start), given, start)
+    given = Streams(*streams)  # type: ignore[arg-type]
+    marks, missing = SavedForBackward.shapes(_code(scan, start), given, start)
     o, last = start.new_empty(given.v.shape), start.new_empty(start.shape)
     return o, last, start.new_empty(marks), start.new_empty(missing or 0)
 
@@ -68,8 +68,10 @@ def native_backward(
     not wanted.
     """
     given = _own(streams)
-    kept = _SavedForBackward(marks, None if given.beta is None else missing)
-    d_start, grads = _backward(_code(scan, d_last), given, wanted, kept, d_o, d_last.contiguous())
+    kept = SavedForBackward(marks, None if given.beta is None else missing)
+    d_start, grads = compute_backward(
+        _code(scan, d_last), given, wanted, kept, d_o, d_last.contiguous()
+    )
     return d_start, *(
         _tensor_or_empty(g if want else None, d_start)
         for g, want in zip(grads, wanted, strict=True)
@@ -98,15 +100,15 @@ def _differentiate(ctx: Any, d_o: Tensor, d_last: Tensor, *_: Tensor) -> tuple[T
 native.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _code(scan: bool, state: Tensor) -> _CFunctions:
+def _code(scan: bool, state: Tensor) -> CFunctions:
     return scan_of(state.dtype) if scan else MATRIX
 
 
-def _own(streams: tuple[Tensor | None, ...]) -> _Streams:
+def _own(streams: tuple[Tensor | None, ...]) -> Streams:
     """A compiled graph lays tensors out as it likes; heads that do not share their gradient must
     not look so.
     """
-    return _Streams(*streams).own()  # type: ignore[arg-type]
+    return Streams(*streams).own()  # type: ignore[arg-type]
 
 
 def _tensor_or_empty(tensor: Tensor | None, like: Tensor) -> Tensor:

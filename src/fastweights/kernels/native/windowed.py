@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fastweights.kernels.native import library
-from fastweights.kernels.native.library import address, double_bits, view
+from fastweights.kernels.native import abi, library
+from fastweights.kernels.native.decay_delta import CPU, refuses
 from fastweights.kernels.native.memory import empty
-from fastweights.kernels.native.rules import CPU, refuses
-from fastweights.kernels.table import Kernel, may_use
+from fastweights.kernels.table import Kernel
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.recurrence.windowed import WindowedLinear, WindowState
 
 CODE = "fw_window_step"
-FEATURE_FUNCTIONS = ("given", "softmax", "exp", "elu", "relu")
-"""The f of learnt features φ(x) = (f(x W), f(-x W)), numbered as windowed.h does."""
 
 FeaturelessWindowState = tuple[Tensor, Tensor, Tensor, Tensor]
 """`WindowState` without features: (keys, values, memory, age)."""
@@ -40,22 +37,17 @@ class WindowRule(NamedTuple):
 
 class LearnedFeatureMap(NamedTuple):
     """Features to be made of queries and of keys that leave the window: f, a name of
-    `FEATURE_FUNCTIONS`, and W ``[h·f/2 k]``.
+    `abi.FeatureMap`, and W ``[h·f/2 k]``.
     """
 
     f: str
     W_q: Tensor
     W_k: Tensor
 
-    def arguments(self) -> list[int]:
-        return [
-            FEATURE_FUNCTIONS.index(self.f),
-            *view(None) * 2,
-            0,
-            0,
-            address(self.W_q),
-            address(self.W_k),
-        ]
+    def fields(self) -> dict[str, Any]:
+        """Those of ``WindowStep`` that say where features come from."""
+        number = abi.FeatureMap[self.f.upper()]
+        return {"map": number, "W_q": self.W_q, "W_k": self.W_k}
 
 
 class TokenFeatures(NamedTuple):
@@ -68,16 +60,14 @@ class TokenFeatures(NamedTuple):
     cached: Tensor
     following: Tensor
 
-    def arguments(self) -> list[int]:
-        return [
-            0,
-            *view(self.fq),
-            *view(self.fk),
-            address(self.cached),
-            address(self.following),
-            0,
-            0,
-        ]
+    def fields(self) -> dict[str, Any]:
+        """As `LearnedFeatureMap.fields`."""
+        return {
+            "fq": self.fq,
+            "fk": self.fk,
+            "features": self.cached,
+            "next_features": self.following,
+        }
 
 
 def window_step(
@@ -102,14 +92,9 @@ def window_step(
     ring = torch.empty(b, g, kept, keys.shape[3]), torch.empty(b, g, kept, width - 1)
     written = empty(b, g, f, width)
     sizes = (b, h, g, keys.shape[3], width - 1, f, rule.window, cached, rule.shared, FORGOTTEN)
-    constants = (
-        double_bits(rule.scale),
-        double_bits(rule.softcap or 0.0),
-        library.threads(memory.numel()),
-    )
-    views = (n for s in streams for n in view(s))
-    pointers = map(address, (keys, values, age, memory, o, *ring, after, written))
-    library.call(CODE, [*sizes, *constants, *views, *pointers, *features.arguments()])
+    constants = (rule.scale, rule.softcap or 0.0, library.threads(memory.numel()))
+    places = (*streams, keys, values, age, memory, o, *ring, after, written)
+    library.call(CODE, abi.WindowStep(*sizes, *constants, *places, **features.fields()))
     dtypes = (
         torch.promote_types(state[0].dtype, k.dtype),
         torch.promote_types(state[1].dtype, v.dtype),
@@ -133,15 +118,10 @@ def step_with_feature_map(
     """`window_step`, or None for what C cannot read, autograd wants to see, or `only` leaves to
     another kernel.
     """
-    if (
-        torch.compiler.is_compiling()
-        or torch.is_grad_enabled()
-        or q.shape[1] != 1
-        or not may_use(NATIVE_WINDOW)
-    ):
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or q.shape[1] != 1:
         return None
     weights = features.W_q, features.W_k
-    if not library.can_read(*weights) or not all(W.is_contiguous() for W in weights):
+    if library.refuse_tensors(*weights) or not all(W.is_contiguous() for W in weights):
         return None
     if q.device.type != "cpu" or torch.promote_types(q.dtype, torch.float32) != torch.float32:
         return None

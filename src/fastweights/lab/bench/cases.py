@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.kernels import only, takers
-from fastweights.kernels.native import library
 from fastweights.lab.bench import peers
 from fastweights.lab.bench.contenders import (
     Case,
@@ -30,7 +30,7 @@ from fastweights.lab.bench.contenders import (
 )
 from fastweights.layers import ShortConvolution, TokenContext, upcast
 from fastweights.methods import Chunkwise, evaluate
-from fastweights.ops.normalization import rms_normalize
+from fastweights.ops import Convolution, RMSNorm, rms_normalize
 from fastweights.recurrence import (
     Cholesky,
     ConjugateGradient,
@@ -109,12 +109,14 @@ class LayerCase(Case):
 
     Attributes:
         weights: the axes before h
+        operation: the record that the kernel table knows
         ours: the layer; `peers`, others who compute it
         exact: it again, by other operations
     """
 
     name: str
     weights: tuple[int, ...]
+    operation: Callable[[Inputs], Any]
     ours: TensorFunction
     peers: tuple[Implementation, ...]
     exact: TensorFunction
@@ -127,14 +129,19 @@ class LayerCase(Case):
         return {"x": x.to(device, dtype), "weight": weight.to(device, dtype)}
 
     def implementations(self, inputs: Inputs) -> list[Implementation]:
-        by = "compiled" if library.can_read(*inputs.values()) else "torch"
-        return [Implementation(f"{self.name} ({by})", OURS, lambda: self.ours), *self.peers]
+        kernel = takers(self.operation(inputs))[0]
+        return [Implementation(kernel.name, OURS, lambda: self.ours), *self.peers]
 
     def reference(self, inputs: Inputs) -> Tensor:
         return self.exact(inputs)
 
     def flops(self, sizes: Sizes, phase: Phase) -> float:
         return 0.0
+
+
+def _convolution(inputs: Inputs) -> Convolution:
+    x, taps = inputs["x"], inputs["weight"]
+    return Convolution(x.new_zeros(x.shape[0], len(taps) - 1, x.shape[2]), x, taps)
 
 
 def _convolve(inputs: Inputs) -> Tensor:
@@ -148,6 +155,10 @@ def _convolve_by_unfolding(inputs: Inputs) -> Tensor:
     taps = inputs["weight"].shape[0]
     seen = F.pad(inputs["x"], (0, 0, taps - 1, 0)).unfold(1, taps, 1)
     return torch.einsum("btdj,jd->btd", seen, inputs["weight"])
+
+
+def _norm(inputs: Inputs) -> RMSNorm:
+    return RMSNorm(inputs["x"], inputs["weight"], EPSILON)
 
 
 def _rms_norm(inputs: Inputs) -> Tensor:
@@ -437,6 +448,13 @@ CASES: tuple[RecurrenceCase | LayerCase, ...] = (
         (replace(peers.softmax_in_band(WINDOW), exact=False, note="softmax in the window alone"),),
     ),
     RecurrenceCase("softmax", _RAW, partial(_softmax, None), _softmax_flops, (peers.SOFTMAX,)),
-    LayerCase("short convolution", (TAPS,), _convolve, peers.CONVOLUTION, _convolve_by_unfolding),
-    LayerCase("RMSNorm", (), _rms_norm, (peers.rms_norm(EPSILON),), _rms_norm_in_steps),
+    LayerCase(
+        "short convolution",
+        (TAPS,),
+        _convolution,
+        _convolve,
+        peers.CONVOLUTION,
+        _convolve_by_unfolding,
+    ),
+    LayerCase("RMSNorm", (), _norm, _rms_norm, (peers.rms_norm(EPSILON),), _rms_norm_in_steps),
 )

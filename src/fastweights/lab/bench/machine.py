@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from fastweights.kernels.gemm import ACCURATE, precision, probe_gemm
+from fastweights.kernels import numerics
+from fastweights.kernels.gemm import ACCURATE, onednn_error, precision
 from fastweights.lab.bench.timing import Budget, Times, clock_of, time_in_turn
 
 PACKAGES = (
@@ -34,8 +35,7 @@ class Machine:
     """Where a benchmark ran.
 
     Attributes:
-        float32_products: which library multiplies float32 matrices in the torch kernels on the
-            CPU
+        float32_products, compiled_extension, page_pool: `kernels.numerics`
     """
 
     cpu: str
@@ -44,6 +44,8 @@ class Machine:
     device: str
     system: str
     float32_products: str
+    compiled_extension: bool
+    page_pool: bool
 
     @classmethod
     def here(cls, device: torch.device) -> Machine:
@@ -54,7 +56,7 @@ class Machine:
             torch.get_num_threads(),
             name,
             platform.platform(),
-            probe_gemm().library,
+            **numerics(),  # type: ignore[arg-type]
         )
 
 
@@ -158,7 +160,7 @@ def _copy_rate(device: torch.device, size: int) -> float:
 def _onednn_rate(device: torch.device, size: int) -> float | None:
     if device.type != "cpu":
         return None
-    error = probe_gemm().error
+    error = onednn_error()
     if error is None or error > ACCURATE:
         return None
     with precision(torch.backends.mkldnn.matmul, "bf16"):  # pyright: ignore[reportAttributeAccessIssue]

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fastweights.kernels.native import library
-from fastweights.kernels.native.library import address, view
+from fastweights.kernels.native import abi, library
 from fastweights.kernels.native.memory import empty
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence
@@ -21,7 +20,7 @@ from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
 
 
-class _CFunctions(NamedTuple):
+class CFunctions(NamedTuple):
     """The two C functions of a kernel, and the constant that says how many tokens lie between two
     states which the first keeps for the second.
     """
@@ -31,20 +30,20 @@ class _CFunctions(NamedTuple):
     checkpoint_interval: str
 
 
-MATRIX = _CFunctions("fw_forward", "fw_backward", "fw_matrix_marks")
-SCAN = _CFunctions("fw_scan_forward", "fw_scan_backward", "fw_scan_marks")
-COMPLEX = _CFunctions("fw_complex_forward", "fw_complex_backward", "fw_scan_marks")
+MATRIX = CFunctions("fw_forward", "fw_backward", "fw_matrix_marks")
+SCAN = CFunctions("fw_scan_forward", "fw_scan_backward", "fw_scan_marks")
+COMPLEX = CFunctions("fw_complex_forward", "fw_complex_backward", "fw_scan_marks")
 CPU = ("cpu",)
 WIDEST = "fw_widest_scan"
 """The constant that says how many keys of a head a scan takes."""
 
 
-def scan_of(dtype: torch.dtype) -> _CFunctions:
+def scan_of(dtype: torch.dtype) -> CFunctions:
     """The scan for streams and states of this dtype."""
     return COMPLEX if dtype.is_complex else SCAN
 
 
-class _Streams(NamedTuple):
+class Streams(NamedTuple):
     """Streams, float32 or all complex64; k is None for the tied key. C reads an axis of length 1
     with a stride of 0.
     """
@@ -56,7 +55,7 @@ class _Streams(NamedTuple):
     beta: Tensor | None
 
     @classmethod
-    def of(cls, recurrence: Decay | Delta) -> _Streams:
+    def of(cls, recurrence: Decay | Delta) -> Streams:
         beta, dtype = (
             recurrence.beta if isinstance(recurrence, Delta) else None,
             recurrence.accumulator,
@@ -64,11 +63,11 @@ class _Streams(NamedTuple):
         streams = (recurrence.q, recurrence.k, recurrence.v, recurrence.log_decay, beta)
         return cls(*(None if s is None else _plain(s, dtype) for s in streams))  # type: ignore[arg-type]
 
-    def expand_axes(self, b: int, t: int, h: int) -> _Streams:
+    def expand_axes(self, b: int, t: int, h: int) -> Streams:
         """Batch, time and heads spelled out, so that autograd sums the gradients."""
-        return _Streams(*(None if s is None else s.expand(b, t, h, -1) for s in self))  # type: ignore[arg-type]
+        return Streams(*(None if s is None else s.expand(b, t, h, -1) for s in self))  # type: ignore[arg-type]
 
-    def expand_for_scan(self, b: int, t: int, h: int, *, sharing: bool) -> _Streams:
+    def expand_for_scan(self, b: int, t: int, h: int, *, sharing: bool) -> Streams:
         """The same, but q, k and log_decay may stay constant in time, and q and k shared by
         heads.
         """
@@ -77,27 +76,20 @@ class _Streams(NamedTuple):
             None if s is None else s.expand(b, -1, s.shape[2] if sharing else h, -1) for s in (q, k)
         )
         assert log_decay is not None
-        return _Streams(q, k, self.v.expand(b, t, h, -1), log_decay.expand(b, -1, h, -1), None)  # type: ignore[arg-type]
+        return Streams(q, k, self.v.expand(b, t, h, -1), log_decay.expand(b, -1, h, -1), None)  # type: ignore[arg-type]
 
-    def own(self) -> _Streams:
+    def own(self) -> Streams:
         """Strides of 0 tell C that heads or tokens share their gradient too: they do only along an
         axis of length 1.
         """
         q, k, v, log_decay, beta = self
-        return _Streams(_own(q), _own(k), v, _own(log_decay), beta)  # type: ignore[arg-type]
+        return Streams(_own(q), _own(k), v, _own(log_decay), beta)  # type: ignore[arg-type]
 
-    def problem(self, t: int, start: Tensor) -> list[int]:
-        """The sizes and views of `Forward` in problem.h."""
+    def problem(self, t: int, start: Tensor) -> abi.Forward:
+        """Sizes and streams, without results."""
         b, h, k, v = start.shape
         decays = 0 if self.log_decay is None else self.log_decay.shape[-1]
-        views = (
-            *view(self.q),
-            *view(self.k),
-            *view(self.v),
-            *view(self.log_decay),
-            *view(self.beta),
-        )
-        return [b, t, h, k, v, decays, library.threads(b * t * h * k * v), *views]
+        return abi.Forward(b, t, h, k, v, decays, library.threads(b * t * h * k * v), *self)
 
 
 def _plain(stream: Tensor, dtype: torch.dtype) -> Tensor:
@@ -113,7 +105,7 @@ def _own(stream: Tensor | None) -> Tensor | None:
     return stream.contiguous()
 
 
-class _SavedForBackward(NamedTuple):
+class SavedForBackward(NamedTuple):
     """What the backward needs beside the streams: some states, and what the delta rule found
     missing.
     """
@@ -123,7 +115,7 @@ class _SavedForBackward(NamedTuple):
 
     @staticmethod
     def shapes(
-        code: _CFunctions, streams: _Streams, start: Tensor
+        code: CFunctions, streams: Streams, start: Tensor
     ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         """Of the two; None for what is not there."""
         b, t, h, v = streams.v.shape
@@ -131,20 +123,23 @@ class _SavedForBackward(NamedTuple):
         return marks, None if streams.beta is None else (b, h, t, v)
 
     @classmethod
-    def empty(cls, code: _CFunctions, streams: _Streams, start: Tensor) -> _SavedForBackward:
+    def empty(cls, code: CFunctions, streams: Streams, start: Tensor) -> SavedForBackward:
         marks, missing = cls.shapes(code, streams, start)
         return cls(empty(*marks, dtype=start.dtype), None if missing is None else empty(*missing))
 
 
-def _forward(
-    code: _CFunctions, streams: _Streams, t: int, start: Tensor, kept: _SavedForBackward | None
+def compute_forward(
+    code: CFunctions, streams: Streams, t: int, start: Tensor, kept: SavedForBackward | None
 ) -> tuple[Tensor, Tensor]:
     """(o, last state)"""
     b, h, k, v = start.shape
     o, last = empty(b, t, h, v, dtype=start.dtype), empty(b, h, k, v, dtype=start.dtype)
     marks, missing = kept or (None, None)
-    states = address(start), address(last), address(marks), address(missing)
-    library.call(code.forward, (*streams.problem(t, start), *view(o), *states))
+    problem = streams.problem(t, start)
+    library.call(
+        code.forward,
+        problem._replace(o=o, start=start, last=last, marks=marks, missing=missing),
+    )
     return o, last
 
 
@@ -153,11 +148,11 @@ class _Native(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, code: _CFunctions, start: Tensor, *streams: Tensor | None
+        ctx: Any, code: CFunctions, start: Tensor, *streams: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        given = _Streams(*streams)  # type: ignore[arg-type]
-        kept = _SavedForBackward.empty(code, given, start)
-        o, last = _forward(code, given, given.v.shape[1], start, kept)
+        given = Streams(*streams)  # type: ignore[arg-type]
+        kept = SavedForBackward.empty(code, given, start)
+        o, last = compute_forward(code, given, given.v.shape[1], start, kept)
         ctx.code = code
         ctx.save_for_backward(*given, *kept)
         return o, last
@@ -166,17 +161,19 @@ class _Native(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         *given, marks, missing = ctx.saved_tensors
-        kept, d_last = _SavedForBackward(marks, missing), gradients[1].contiguous()
+        kept, d_last = SavedForBackward(marks, missing), gradients[1].contiguous()
         wanted = ctx.needs_input_grad[2:]
-        d_start, grads = _backward(ctx.code, _Streams(*given), wanted, kept, gradients[0], d_last)
+        d_start, grads = compute_backward(
+            ctx.code, Streams(*given), wanted, kept, gradients[0], d_last
+        )
         return None, d_start, *grads
 
 
-def _backward(
-    code: _CFunctions,
-    streams: _Streams,
+def compute_backward(
+    code: CFunctions,
+    streams: Streams,
     wanted: Sequence[bool],
-    kept: _SavedForBackward,
+    kept: SavedForBackward,
     d_o: Tensor,
     d_last: Tensor,
 ) -> tuple[Tensor, list[Tensor | None]]:
@@ -184,11 +181,7 @@ def _backward(
     matrix.c finds all.
     """
     d_o, d_last = d_o.resolve_conj(), d_last.resolve_conj()
-    problem = [
-        *streams.problem(d_o.shape[1], d_last),
-        *view(None),
-        *(address(s) for s in (None, None, *kept)),
-    ]
+    problem = streams.problem(d_o.shape[1], d_last)._replace(marks=kept.marks, missing=kept.missing)
     grads = [
         (
             None
@@ -198,12 +191,11 @@ def _backward(
         for s, want in zip(streams, wanted, strict=True)
     ]
     d_start = empty(*d_last.shape, dtype=d_last.dtype)
-    views = [n for g in (d_o, *grads) for n in view(g)]
-    library.call(code.backward, [*problem, *views, address(d_last), address(d_start)])
+    library.call(code.backward, abi.Backward(problem, d_o, *grads, d_last=d_last, d_start=d_start))
     return d_start, [_sum_over_heads(g, s) for g, s in zip(grads, streams, strict=True)]
 
 
-def _gradient(stream: Tensor, h: int, problem: list[int]) -> Tensor:
+def _gradient(stream: Tensor, h: int, problem: abi.Forward) -> Tensor:
     """``[b t h ·]``, or ``[b t strips ·]`` partial sums for a stream that the heads share."""
     b, t, heads, width = stream.shape
     if heads == h:
@@ -219,8 +211,8 @@ def _sum_over_heads(gradient: Tensor | None, stream: Tensor | None) -> Tensor | 
     return gradient.sum(2, keepdim=True)
 
 
-def _run(code: _CFunctions, recurrence: Decay | Delta, state: Tensor) -> tuple[Tensor, Tensor]:
-    streams, state = _Streams.of(recurrence), _plain(state, state.dtype).contiguous()
+def _run(code: CFunctions, recurrence: Decay | Delta, state: Tensor) -> tuple[Tensor, Tensor]:
+    streams, state = Streams.of(recurrence), _plain(state, state.dtype).contiguous()
     if torch.compiler.is_compiling():
         return torch.ops.fastweights.native(
             code is not MATRIX, state, *_expand_for(code, recurrence, streams)
@@ -229,10 +221,10 @@ def _run(code: _CFunctions, recurrence: Decay | Delta, state: Tensor) -> tuple[T
         s is not None and s.requires_grad for s in (state, *streams)
     ):
         return _Native.apply(code, state, *_expand_for(code, recurrence, streams))  # type: ignore[return-value]
-    return _forward(code, streams, len(recurrence), state, None)
+    return compute_forward(code, streams, len(recurrence), state, None)
 
 
-def _expand_for(code: _CFunctions, recurrence: Decay | Delta, streams: _Streams) -> _Streams:
+def _expand_for(code: CFunctions, recurrence: Decay | Delta, streams: Streams) -> Streams:
     if code is MATRIX:
         return streams.expand_axes(*recurrence.shape)
     return streams.expand_for_scan(*recurrence.shape, sharing=recurrence.q.shape[-1] > 1)

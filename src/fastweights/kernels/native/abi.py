@@ -1,0 +1,236 @@
+"""The structures of the C headers, each described once: what a C function reads, as a record.
+
+A field is a number, a contiguous tensor handed over as a bare address (`Pointer`), a tensor with
+its sizes and strides (`View`), or another structure. The test of this file reads the headers and
+compares names, order and kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+from functools import cache
+from struct import Struct
+from typing import Annotated, Any, NamedTuple, get_type_hints
+
+from torch import Tensor
+
+View = Annotated[Tensor | None, "View"]
+"""``[b t h ·]`` with any strides; None: there is none."""
+Pointer = Annotated[Tensor | None, "pointer"]
+"""A contiguous tensor of any shape; None: there is none."""
+
+_NO_VIEW = (0, 0, 0, 0, 0)
+
+
+class Forward(NamedTuple):
+    """``Forward`` of problem.h: a decay, a delta rule or a scan, and where its results go."""
+
+    b: int
+    t: int
+    h: int
+    k: int
+    v: int
+    decays: int
+    threads: int
+    q: View
+    key: View
+    value: View
+    log_decay: View
+    beta: View
+    o: View = None
+    start: Pointer = None
+    last: Pointer = None
+    marks: Pointer = None
+    missing: Pointer = None
+
+
+class Backward(NamedTuple):
+    """``Backward`` of problem.h: the same, with gradients."""
+
+    forward: Forward
+    d_o: View
+    d_q: View
+    d_key: View
+    d_value: View
+    d_log_decay: View
+    d_beta: View
+    d_last: Pointer
+    d_start: Pointer
+
+
+class MesaProblem(NamedTuple):
+    """``MesaProblem`` of mesa.h: the systems of all tokens, and the reading of their solutions."""
+
+    b: int
+    t: int
+    h: int
+    k: int
+    v: int
+    steps: int
+    tol: float
+    threads: int
+    right: View
+    key: View
+    beta: View
+    ridge: View
+    log_decay: View
+    value: View
+    x: View
+    o: View
+    gram: Pointer
+    memory: Pointer
+    last_gram: Pointer
+    last_memory: Pointer
+    marks: Pointer
+    taken: Pointer
+
+
+class FeatureMap(IntEnum):
+    """The enumeration of windowed.h: features are given, or f of φ(x) = (f(x W), f(-x W))."""
+
+    GIVEN = 0
+    SOFTMAX = 1
+    EXP = 2
+    ELU = 3
+    RELU = 4
+
+
+class WindowStep(NamedTuple):
+    """``WindowStep`` of windowed.h: one token of softmax in a window and linear attention."""
+
+    b: int
+    h: int
+    g: int
+    k: int
+    v: int
+    f: int
+    window: int
+    cached: int
+    shared: int
+    forgotten: int
+    scale: float
+    softcap: float
+    threads: int
+    q: View
+    key: View
+    value: View
+    mix: View
+    keys: Pointer
+    values: Pointer
+    age: Pointer
+    memory: Pointer
+    o: Pointer
+    next_keys: Pointer
+    next_values: Pointer
+    next_age: Pointer
+    next_memory: Pointer
+    map: int = FeatureMap.GIVEN
+    fq: View = None
+    fk: View = None
+    features: Pointer = None
+    next_features: Pointer = None
+    W_q: Pointer = None
+    W_k: Pointer = None
+
+
+class Convolution(NamedTuple):
+    """``Convolution`` of convolution.h: a short causal convolution, or its gradients."""
+
+    b: int
+    t: int
+    d: int
+    taps: int
+    threads: int
+    document: Pointer
+    weight: Pointer
+    d_weight: Pointer
+    tail: View
+    x: View
+    y: View = None
+    d_tail: View = None
+    d_x: View = None
+    d_y: View = None
+
+
+class Norm(NamedTuple):
+    """``Norm`` of norm.h: RMSNorm of rows, or its gradients."""
+
+    rows: int
+    width: int
+    threads: int
+    epsilon: float
+    x: Pointer
+    weight: Pointer
+    y: Pointer = None
+    d_y: Pointer = None
+    d_x: Pointer = None
+    d_weight: Pointer = None
+
+
+STRUCTURES: tuple[type, ...] = (Forward, Backward, MesaProblem, WindowStep, Convolution, Norm)
+
+
+def pack(structure: Any) -> bytes:
+    """The memory of a structure as C lays it out: every field takes 8 bytes, a view 40."""
+    return _struct(type(structure)).pack(*_numbers(structure))
+
+
+@cache
+def field_kinds(structure: type) -> dict[str, Any]:
+    """By field: int, float, "pointer", "View", or the structure that lies there."""
+    hints = get_type_hints(structure, include_extras=True)
+    return {name: getattr(kind, "__metadata__", (kind,))[0] for name, kind in hints.items()}
+
+
+@cache
+def _kinds(structure: type) -> tuple[Any, ...]:
+    return tuple(field_kinds(structure).values())
+
+
+def _numbers(structure: Any) -> list[float]:
+    """The fields one after the other, tensors as addresses and strides."""
+    numbers: list[float] = []
+    for kind, value in zip(_kinds(type(structure)), structure, strict=True):
+        if kind == "View":
+            numbers += view(value)
+        elif kind == "pointer":
+            numbers.append(0 if value is None else value.data_ptr())
+        elif kind is int or kind is float:
+            numbers.append(value)
+        else:
+            numbers += _numbers(value)
+    return numbers
+
+
+@cache
+def _struct(structure: type) -> Struct:
+    return Struct("".join(_codes(structure)))
+
+
+def _codes(structure: type) -> Iterator[str]:
+    """Letters of the module `struct` for the fields."""
+    for kind in _kinds(structure):
+        if kind is float:
+            yield "d"
+        elif kind == "View":
+            yield "5q"
+        elif kind is int or kind == "pointer":
+            yield "q"
+        else:
+            yield from _codes(kind)
+
+
+def view(tensor: Tensor | None) -> tuple[int, int, int, int, int]:
+    """``View`` of problem.h: the address and the strides in floats; axes of length 1 broadcast."""
+    if tensor is None:
+        return _NO_VIEW
+    (b, t, h, _), (by_b, by_t, by_h, by_w) = tensor.shape, tensor.stride()
+    n = 2 if tensor.is_complex() else 1
+    return (
+        tensor.data_ptr(),
+        n * by_b if b > 1 else 0,
+        n * by_t if t > 1 else 0,
+        n * by_h if h > 1 else 0,
+        n * by_w,
+    )
