@@ -1,79 +1,46 @@
-"""Linear-time sequence models, each defined once."""
+"""Linear-time sequence models, each defined once.
 
-from fastweights import linearize
-from fastweights.generate import stream
-from fastweights.kernels import explain
-from fastweights.methods import Auto, Chunkwise, Method, Parallel, Recurrent, evaluate
-from fastweights.mixer import Bidirectional, Mixer, MixerState
-from fastweights.mixers import MIXERS, register
-from fastweights.models import (
-    PRESETS,
-    FastWeightsCache,
-    FastWeightsConfig,
-    FastWeightsForCausalLM,
-    FastWeightsForImageClassification,
-    FastWeightsForSequenceClassification,
-    FastWeightsForSequencePairClassification,
-    FastWeightsModel,
-    FastWeightsVisionConfig,
-    preset,
-)
-from fastweights.recurrence import (
-    LTV,
-    Amplified,
-    Bonus,
-    Cholesky,
-    ConjugateGradient,
-    Decay,
-    Delta,
-    Mesa,
-    NoFiniteFormError,
-    Normalized,
-    Recurrence,
-    ShapeError,
-    Softmax,
-    WindowedLinear,
-)
+The public names are those of ``__init__.pyi``. Each is imported from its file when it is first
+used (as in Scientific Python's SPEC 1), so that ``import fastweights`` costs nothing and
+``Decay`` needs torch alone. The checkpoints of our model types are known to transformers' Auto
+classes from the import on.
+"""
 
-__all__ = [
-    "LTV",
-    "MIXERS",
-    "PRESETS",
-    "Amplified",
-    "Auto",
-    "Bidirectional",
-    "Bonus",
-    "Cholesky",
-    "Chunkwise",
-    "ConjugateGradient",
-    "Decay",
-    "Delta",
-    "FastWeightsCache",
-    "FastWeightsConfig",
-    "FastWeightsForCausalLM",
-    "FastWeightsForImageClassification",
-    "FastWeightsForSequenceClassification",
-    "FastWeightsForSequencePairClassification",
-    "FastWeightsModel",
-    "FastWeightsVisionConfig",
-    "Mesa",
-    "Method",
-    "Mixer",
-    "MixerState",
-    "NoFiniteFormError",
-    "Normalized",
-    "Parallel",
-    "Recurrence",
-    "Recurrent",
-    "ShapeError",
-    "Softmax",
-    "WindowedLinear",
-    "evaluate",
-    "explain",
-    "linearize",
-    "preset",
-    "register",
-    "stream",
-]
+import ast
+from importlib import import_module
+from importlib.util import find_spec
+from pkgutil import get_data
+
+from fastweights import auto
+
+_STUB = ast.parse(get_data(__name__, "__init__.pyi") or b"")
+_HOMES = {
+    alias.name: node.module
+    for node in _STUB.body
+    if isinstance(node, ast.ImportFrom) and node.module is not None and node.module != __name__
+    for alias in node.names
+}
+"""The module that defines each public name."""
+
+__all__ = sorted([*_HOMES, "linearize"])  # pyright: ignore[reportUnsupportedDunderAll]
 
 __version__ = "0.1.0"
+
+auto.register_when_needed()
+
+
+def __getattr__(name: str) -> object:
+    """A public name or a submodule, imported when it is first used."""
+    submodule = f"{__name__}.{name}"
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    elif not name.startswith("_") and find_spec(submodule) is not None:
+        value = import_module(submodule)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
 
 from fastweights.layers import upcast
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
@@ -15,12 +17,13 @@ from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
 
 @dataclass(frozen=True)
 class Sampler:
-    """How a token is drawn from logits ``[b vocab]``: → ``[b]``.
+    """Draws a token ``[b]`` from logits ``[b vocab]``.
 
     Attributes:
-        temperature: 0 takes the likeliest
-        top_k: only among the k likeliest
-        top_p: then only among the fewest likeliest that weigh p together
+        temperature: what the logits are divided by; 0 takes the likeliest token
+        top_k: draw among the k likeliest tokens only
+        top_p: then among the fewest likeliest that weigh p together only
+        generator: the source of random numbers; None for torch's own
     """
 
     temperature: float = 1.0
@@ -38,7 +41,7 @@ class Sampler:
 
     def __call__(self, logits: Tensor) -> Tensor:
         if self.temperature == 0:
-            return logits.argmax(-1)
+            return likeliest(logits)
         p = self._nucleus(self._likeliest(upcast(logits) / self.temperature).softmax(-1))
         return torch.multinomial(p, 1, generator=self.generator).squeeze(-1)
 
@@ -56,8 +59,73 @@ class Sampler:
         return torch.zeros_like(p).scatter(-1, order, ordered.masked_fill(above >= self.top_p, 0))
 
 
+class Decoder:
+    """A causal language model and the cache of what it has read: the one way tokens are decoded.
+
+    The cache of our models, and of linearized ones, stays as large as it is after the first token
+    (softmax layers aside); any other model of transformers with ``past_key_values`` keeps all keys
+    and values.
+
+    Attributes:
+        model: in evaluation mode
+        cache: what the model has kept of the tokens so far
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        own = isinstance(model, FastWeightsForCausalLM)
+        self.model = model
+        self.cache: Any = FastWeightsCache() if own else DynamicCache(config=model.config)
+
+    @torch.inference_mode()
+    def read(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Read more tokens.
+
+        Args:
+            ids: ``[b t]``
+            mask: ``[b t]``, 0 for padding; None if there is none. Our models alone take one
+
+        Returns:
+            the logits ``[b vocab]`` after the last of them
+        """
+        model: Any = self.model
+        output = model(
+            input_ids=ids,
+            attention_mask=mask,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+            return_dict=True,
+        )
+        return output.logits[:, -1]
+
+    def read_prompt(self, ids: Tensor, mask: Tensor | None, chunk: int) -> Tensor:
+        """The same as `read`, `chunk` tokens at a time, so that memory does not grow with t."""
+        masks = [None] * len(ids.split(chunk, 1)) if mask is None else mask.split(chunk, 1)
+        logits = ids.new_empty(0)
+        for piece, kept in zip(ids.split(chunk, 1), masks, strict=True):
+            logits = self.read(piece, kept)
+        return logits
+
+    def decode(self, logits: Tensor, choose: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
+        """Tokens ``[b]`` without end.
+
+        Args:
+            logits: ``[b vocab]`` after what has been read
+            choose: the next token ``[b]`` of logits, such as a `Sampler` or `likeliest`
+        """
+        while True:
+            token = choose(logits)
+            yield token
+            logits = self.read(token[:, None])
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """The token ``[b]`` of the largest of the logits ``[b vocab]``."""
+    return logits.argmax(-1)
+
+
 def stream(
-    model: FastWeightsForCausalLM,
+    model: PreTrainedModel,
     input_ids: Tensor,
     *,
     attention_mask: Tensor | None = None,
@@ -68,7 +136,7 @@ def stream(
     generator: torch.Generator | None = None,
     chunk: int = 2048,
 ) -> Iterator[Tensor]:
-    """The continuation of ``input_ids [b t]``: one token ``[b]`` after the other.
+    """Generate the continuation of a prompt, one token after the other, in constant memory.
 
     The prompt is read `chunk` tokens at a time, then memory stays constant (softmax layers aside).
     The stream ends after `max_new_tokens`, or when every sequence has ended with an eos token of
@@ -76,7 +144,21 @@ def stream(
     is greedy ``model.generate``.
 
     Args:
-        attention_mask: ``[b t]``, 0 for the padding on the left
+        model: one of ours, a linearized one, or any causal language model of transformers
+        input_ids: the prompts ``[b t]``
+        attention_mask: ``[b t]``, 0 for the padding on the left; for our models only
+        max_new_tokens: None for no limit
+        temperature: what the logits are divided by; 0 takes the likeliest token
+        top_k: draw among the k likeliest tokens only
+        top_p: draw among the fewest likeliest tokens that weigh p together
+        generator: the source of random numbers; None for torch's own
+        chunk: tokens of the prompt that are read at once
+
+    Returns:
+        tokens ``[b]``
+
+    Raises:
+        ValueError: for an argument out of its range, or a mask for a model that is not ours
     """
     if chunk < 1:
         raise ValueError(f"chunk = {chunk}; a prompt is read at least one token at a time")
@@ -84,51 +166,28 @@ def stream(
         raise ValueError(
             f"max_new_tokens = {max_new_tokens}; it is at least 1, or None for no limit"
         )
+    if attention_mask is not None and not isinstance(model, FastWeightsForCausalLM):
+        raise ValueError(
+            f"stream takes no attention_mask for a {type(model).__name__}; give prompts of one"
+            " length, or use model.generate"
+        )
     sampler = Sampler(temperature, top_k, top_p, generator)
-    tokens = islice(
-        _sample_endlessly(model, input_ids, attention_mask, sampler, chunk), max_new_tokens
-    )
+    tokens = islice(_sample(model, input_ids, attention_mask, sampler, chunk), max_new_tokens)
     eos = _eos_ids(model)
-    pad = model.generation_config.pad_token_id
+    pad = model.generation_config.pad_token_id if eos else None
     return _stop_at_eos(tokens, eos, eos[0] if pad is None else pad) if eos else tokens
 
 
-def _eos_ids(model: FastWeightsForCausalLM) -> list[int]:
-    eos = model.generation_config.eos_token_id
-    return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
-
-
-def _sample_endlessly(
-    model: FastWeightsForCausalLM, ids: Tensor, mask: Tensor | None, sample: Sampler, chunk: int
+def _sample(
+    model: PreTrainedModel, ids: Tensor, mask: Tensor | None, sampler: Sampler, chunk: int
 ) -> Iterator[Tensor]:
-    cache = FastWeightsCache()
-    logits = _prefill(model, ids, mask, cache, chunk)
-    while True:
-        token = sample(logits)
-        yield token
-        logits = _next_logits(model, token[:, None], None, cache)
+    decoder = Decoder(model)
+    yield from decoder.decode(decoder.read_prompt(ids, mask, chunk), sampler)
 
 
-def _prefill(
-    model: FastWeightsForCausalLM,
-    ids: Tensor,
-    mask: Tensor | None,
-    cache: FastWeightsCache,
-    chunk: int,
-) -> Tensor:
-    masks = [None] * len(ids.split(chunk, 1)) if mask is None else mask.split(chunk, 1)
-    logits = ids.new_empty(0)
-    for piece, kept in zip(ids.split(chunk, 1), masks, strict=True):
-        logits = _next_logits(model, piece, kept, cache)
-    return logits
-
-
-@torch.inference_mode()
-def _next_logits(
-    model: FastWeightsForCausalLM, ids: Tensor, mask: Tensor | None, cache: FastWeightsCache
-) -> Tensor:
-    """Logits ``[b vocab]`` after the last of these tokens."""
-    return model(ids, mask, cache, use_cache=True, logits_to_keep=1, return_dict=True).logits[:, -1]
+def _eos_ids(model: PreTrainedModel) -> list[int]:
+    eos = None if model.generation_config is None else model.generation_config.eos_token_id
+    return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
 
 
 def _stop_at_eos(tokens: Iterator[Tensor], eos: list[int], pad: int) -> Iterator[Tensor]:

@@ -87,12 +87,12 @@ def test_train_stop_go_on_generate(tmp_path, data):
     first.send_signal(signal.SIGINT)
     said, _ = first.communicate(timeout=60)
     assert first.returncode == 0
-    assert "finishing the step and saving" in said
-    assert "the same command goes on from there" in said
+    assert "Finishing this step and saving. Press Ctrl-C again" in said
+    assert "Run the same command again to resume." in said
     rows = (out / "metrics.jsonl").read_text()
 
     second = subprocess.run(command(*arguments), capture_output=True, text=True, check=True)
-    assert "going on after step" in second.stdout
+    assert "Resuming after step" in second.stdout
     assert "step 200/200  loss" in second.stdout
     assert "nats/byte" in second.stdout
     assert "a sample:" in second.stdout

@@ -33,13 +33,12 @@ def test_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("page", LITERATE)
 def test_commands_parse(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fastweights import cli
-    from fastweights.cli import arguments
+    from fastweights import cli, mixers
 
-    monkeypatch.setattr(arguments, "plugin", lambda name: name)
+    monkeypatch.setattr(mixers, "plugin", lambda name: name)
     for program, *rest in command_lines(DOCS / page):
         if program == "fastweights":
-            cli._parser().parse_args(rest)
+            cli.build_parser().parse_args(rest)
 
 
 def test_the_plan_of_the_page_can_be_read(tmp_path: Path) -> None:

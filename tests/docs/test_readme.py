@@ -58,7 +58,7 @@ def test_make_targets_exist() -> None:
 def test_fastweights_commands_parse() -> None:
     from fastweights import cli
 
-    parser = cli._parser()
+    parser = cli.build_parser()
     for program, *arguments in command_lines():
         if program == "fastweights":
             parser.parse_args(arguments)

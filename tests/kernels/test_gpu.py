@@ -48,7 +48,7 @@ def sizes(case: Case) -> Sizes:
         return (
             Sizes(2, 150, 3, 32, 16) if case.name.startswith("decay") else Sizes(2, 150, 3, 32, 32)
         )
-    return Sizes(2, 150, 40, 16 if case.name == "selective scan" else 1, 1)
+    return Sizes(2, 150, 40, case.state, 1)
 
 
 def leaves(inputs: Inputs) -> Inputs:

@@ -1,54 +1,57 @@
-"""The `fastweights` command. A verb is a function that declares its arguments and returns what runs
-them.
+"""The `fastweights` command.
+
+What a verb accepts is declared in `parsers`, what it does is written in `verbs`: the first imports
+nothing heavy, the second is imported when the verb is used.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from argparse import SUPPRESS, ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from argparse import SUPPRESS, ArgumentParser
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from rich.console import Console
+from fastweights.cli.parser import Declare, add_verbs
+from fastweights.cli.parsers.analyze import analyze
+from fastweights.cli.parsers.bench import bench
+from fastweights.cli.parsers.eval import eval_
+from fastweights.cli.parsers.generate import generate
+from fastweights.cli.parsers.import_ import import_
+from fastweights.cli.parsers.linearize import linearize
+from fastweights.cli.parsers.list import list_
+from fastweights.cli.parsers.reproduce import reproduce
+from fastweights.cli.parsers.sweep import sweep
+from fastweights.cli.parsers.table import table
+from fastweights.cli.parsers.train import train
 
-from fastweights.cli.analyze import analyze
-from fastweights.cli.arguments import Parser
-from fastweights.cli.bench import bench
-from fastweights.cli.eval import eval_
-from fastweights.cli.generate import generate
-from fastweights.cli.imports import imports
-from fastweights.cli.linearize import linearize
-from fastweights.cli.mixers import mixers
-from fastweights.cli.reproduce import reproduce_verb
-from fastweights.cli.sweep import sweep
-from fastweights.cli.table import table
-from fastweights.cli.train import train
-from fastweights.render.docstrings import first_paragraph
-
-Verb = Callable[[Parser], Callable[[Namespace, Console], None]]
-"""Adds arguments to the parser of the verb; the first line of its docstring is the verb's help."""
-
-VERBS: dict[str, Verb] = {
+VERBS: dict[str, Declare] = {
     "train": train,
     "generate": generate,
-    "import": imports,
-    "list": mixers,
+    "import": import_,
+    "list": list_,
     "table": table,
     "bench": bench,
     "analyze": analyze,
     "eval": eval_,
     "sweep": sweep,
-    "reproduce": reproduce_verb,
+    "reproduce": reproduce,
     "linearize": linearize,
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status: 0, 2 for what its user can put right, 130 when
-    interrupted.
+    """Run the command.
+
+    Args:
+        arguments: the words after ``fastweights``; None for those of this process
+
+    Returns:
+        the exit status: 0, 2 for an error that the user can put right, 130 when interrupted
     """
-    chosen = _parser().parse_args(arguments)
+    chosen = build_parser().parse_args(arguments)
+    from rich.console import Console
+
     try:
         chosen.run(chosen, Console(highlight=False))
         sys.stdout.flush()
@@ -64,27 +67,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> ArgumentParser:
+def build_parser() -> ArgumentParser:
+    """The parser of the whole command, every verb with its options and their help."""
     parser = ArgumentParser(
         prog="fastweights", description="Linear-time sequence models: train, decode, compare."
     )
-    parser.add_argument("--version", action="version", version=f"fastweights {_version()}")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
-    for name, verb in VERBS.items():
-        summary = first_paragraph(verb) or name
-        subparser = verbs.add_parser(name, help=summary, description=summary)
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"fastweights {_version()}",
+        help="Print the version and exit",
+    )
+    parser.add_argument("--debug", action="store_true", help="Show the whole traceback of an error")
+    for subparser, run in add_verbs(parser, "VERB", VERBS).values():
         subparser.add_argument("--debug", action="store_true", default=SUPPRESS, help=SUPPRESS)
-        subparser.set_defaults(run=verb(subparser))
+        subparser.set_defaults(run=run)
     return parser
 
 
 def _explain(error: Exception) -> str:
-    """One line; an error that no one foresaw has its type in front."""
+    """An error in one line; one that no code of ours raises has its type in front."""
     message = " ".join(str(error).split())
     if isinstance(error, ValueError | OSError) and message:
         return message
-    return f"{type(error).__name__}: {message} (--debug shows where)"
+    return f"{type(error).__name__}: {message} (add --debug to see where it was raised)"
 
 
 def _version() -> str:

@@ -1,4 +1,4 @@
-"""`python -m fastweights.cli`."""
+"""Entry point of `python -m fastweights.cli`."""
 
 import sys
 

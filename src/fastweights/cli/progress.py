@@ -18,12 +18,15 @@ from rich.progress import (
 from fastweights.runs.metrics import Row
 from fastweights.runs.report import Reporter, Summary
 
-MOST = 8
-"""Layers that a line of progress has room for."""
+SHOWN_LAYERS = 8
+"""Layers whose losses a line of progress has room for."""
+STOPPING = "Finishing this step and saving. Press Ctrl-C again to stop immediately."
+WIDE = 170
+"""Columns of a table that is not printed on a terminal."""
 
 
 class Lines(Reporter):
-    """A line of text per line of metrics."""
+    """Prints a line of text for each line of metrics."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -57,7 +60,7 @@ class Lines(Reporter):
         self.note(f"device      {summary.device}")
         self.note(f"writes to   {summary.out}")
         if summary.step:
-            self.note(f"going on after step {summary.step:,}, where this run was stopped")
+            self.note(f"Resuming after step {summary.step:,}, where this run was stopped.")
 
     def progress(self, row: Row) -> None:
         done = (
@@ -73,7 +76,7 @@ class Lines(Reporter):
 
 
 class Bar(Lines):
-    """A progress bar, and a line above it at every evaluation."""
+    """Shows a progress bar, and a line above it at every evaluation."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -109,7 +112,7 @@ class Bar(Lines):
 
 
 def reporter(console: Console) -> Lines:
-    """The one that suits the console."""
+    """A bar on a terminal, lines elsewhere."""
     return Bar(console) if console.is_terminal else Lines(console)
 
 
@@ -125,7 +128,7 @@ def _layers(row: Row) -> str:
         for name, loss in row.items()
         if name.startswith("loss/")
     }
-    worst = sorted(sorted(losses, key=lambda layer: -losses[layer])[:MOST])
+    worst = sorted(sorted(losses, key=lambda layer: -losses[layer])[:SHOWN_LAYERS])
     return "".join(f"  {layer}: {losses[layer]:.3f}" for layer in worst)
 
 

@@ -1,14 +1,15 @@
-"""The look of all figures, and their bytes."""
+"""The look of all figures, and their bytes. matplotlib is imported when something is drawn."""
 
 from __future__ import annotations
 
 from io import BytesIO
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 PALETTE = ("#4c78a8", "#d1495b", "#2e8b57", "#e09f3e", "#7b5ea7", "#4f9da6", "#a05a2c", "#767676")
 HEAT = "magma_r"
@@ -18,6 +19,9 @@ def canvas(
     rows: int = 1, columns: int = 1, width: float = 3.6, height: float = 2.9
 ) -> tuple[Figure, np.ndarray]:
     """(a figure, its axes ``[rows columns]``), each of them `width` × `height` inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width * columns, height * rows), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False)
@@ -34,6 +38,8 @@ def tidy(axes: Axes) -> None:
 
 def logarithmic(axes: Axes) -> None:
     """A logarithmic y axis that has numbers on it even where it spans less than a decade."""
+    from matplotlib.ticker import LogFormatter
+
     axes.set_yscale("log")
     axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.5)))
 

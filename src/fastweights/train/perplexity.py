@@ -10,12 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
@@ -23,6 +21,10 @@ from transformers import PreTrainedModel
 from fastweights.layers import upcast
 from fastweights.render.plots import PALETTE, canvas, label, legend
 from fastweights.text.corpus import sequential_windows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from fastweights.runs.files import atomic_file
 from fastweights.runs.metrics import Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _TRAIN, _VALIDATION, _RATE = "#4c78a8", "#d1495b", "#767676"
 
@@ -20,6 +21,9 @@ def plot(rows: Sequence[Row], path: Path, title: str = "") -> None:
     """Write a PNG of the training loss (smoothed), the validation loss and the learning rate
     against the step.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7, 5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     loss, rate = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])

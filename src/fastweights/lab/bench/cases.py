@@ -73,6 +73,7 @@ class RecurrenceCase(Case):
     peers: tuple[Implementation, ...] = ()
     gpu_peers: tuple[Implementation, ...] = ()
     channels: bool = False
+    state: int = 1
     accuracy: float = 0.0
 
     def inputs(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Inputs:
@@ -121,6 +122,7 @@ class LayerCase(Case):
     peers: tuple[Implementation, ...]
     exact: TensorFunction
     channels: bool = True
+    state: int = 1
 
     def inputs(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Inputs:
         generator = torch.Generator().manual_seed(0)
@@ -432,6 +434,7 @@ CASES: tuple[RecurrenceCase | LayerCase, ...] = (
         _no_flops,
         peers.SELECTIVE,
         channels=True,
+        state=16,
     ),
     RecurrenceCase(
         "softmax window 64",

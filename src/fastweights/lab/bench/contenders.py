@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -70,12 +70,16 @@ class Work:
 
 
 class Case(ABC):
-    """Something to compute from inputs, and those who can; on single `channels` rather than heads
-    with widths.
+    """Something to compute from inputs, and those who can.
+
+    Attributes:
+        channels: whether it works on single channels, rather than on heads of some width
+        state: width of the state of such a channel
     """
 
     name: str
     channels: bool
+    state: int
 
     @abstractmethod
     def inputs(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Inputs:
@@ -92,6 +96,10 @@ class Case(ABC):
     @abstractmethod
     def flops(self, sizes: Sizes, phase: Phase) -> float:
         """Of the matrix products that the case needs."""
+
+    def sizes(self, matrices: Sequence[Sizes], channels: Sequence[Sizes]) -> list[Sizes]:
+        """Those of `matrices`, or of `channels` with the width of this case's state."""
+        return [s._replace(k=self.state) for s in channels] if self.channels else list(matrices)
 
     def work(self, inputs: Inputs, output_bytes: int, sizes: Sizes, phase: Phase) -> Work:
         """Forward reads the inputs and writes o; backward reads them and do, and writes a gradient

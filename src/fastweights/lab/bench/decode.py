@@ -5,7 +5,6 @@ stay.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -13,16 +12,13 @@ from fnmatch import fnmatch
 from functools import partial
 from importlib import import_module
 from inspect import unwrap
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.generate import stream
+from fastweights.generate import Decoder, stream
 from fastweights.lab.bench.cases import CASES, RecurrenceCase
 from fastweights.lab.bench.contenders import Inputs, Sizes
 from fastweights.lab.bench.machine import Ceilings
@@ -30,9 +26,13 @@ from fastweights.lab.bench.report import Report
 from fastweights.lab.bench.timing import Budget, Failure, Function, Times, clock_of, time_in_turn
 from fastweights.methods import evaluate
 from fastweights.mixers import MIXERS
-from fastweights.models import FastWeightsCache, FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.models.presets import preset
 from fastweights.recurrence.base import State
+from fastweights.render.plots import canvas
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SIZES = (Sizes(1, 1, 8, 64, 64), Sizes(32, 1, 16, 128, 128))
 CHANNELS = (Sizes(1, 1, 1024, 1, 1), Sizes(32, 1, 1024, 1, 1))
@@ -225,10 +225,7 @@ def run_decode(report: Report, plan: DecodePlan, device: torch.device) -> None:
 
 
 def _sizes(case: RecurrenceCase, *, quick: bool) -> Sequence[Sizes]:
-    if not case.channels:
-        return QUICK_SIZES if quick else SIZES
-    channels = QUICK_CHANNELS if quick else CHANNELS
-    return [s._replace(k=16) for s in channels] if case.name == "selective scan" else channels
+    return case.sizes(QUICK_SIZES, QUICK_CHANNELS) if quick else case.sizes(SIZES, CHANNELS)
 
 
 def _measure_step(
@@ -407,12 +404,13 @@ def _measure_model(
 def _model_rows(
     report: Report, plan: DecodePlan, name: str, model: FastWeightsForCausalLM, batch: int
 ) -> Iterator[StepRow]:
-    prompt, cache = torch.zeros(batch, 8, dtype=torch.long, device=model.device), FastWeightsCache()
-    with torch.no_grad():
-        model(prompt, None, cache, use_cache=True, logits_to_keep=1)
+    prompt, decoder = torch.zeros(batch, 8, dtype=torch.long, device=model.device), Decoder(model)
+    decoder.read(prompt)
     weights = set(model.parameters())
     count = sum(p.numel() for p in weights)
-    moved = TokenCost(sum(p.nbytes for p in weights) + 2 * cache.nbytes, 2.0 * batch * count)
+    moved = TokenCost(
+        sum(p.nbytes for p in weights) + 2 * decoder.cache.nbytes, 2.0 * batch * count
+    )
     functions: dict[str, Function | Failure] = {"fastweights": _tokens(model, prompt)}
     if plan.compiled:
         functions[COMPILED] = _tokens_by_compiler(model, prompt)
@@ -442,44 +440,28 @@ def _tokens_by_compiler(model: FastWeightsForCausalLM, prompt: Tensor) -> Functi
     return token
 
 
-@torch.no_grad()
 def flatness(name: str, plan: DecodePlan, device: torch.device, stretches: int = 40) -> FlatnessRow:
-    """Follow a small model for `plan.tokens` tokens. growth: time at the end / time in the second
-    stretch.
-    """
-    model, cache = small_model(name, device, quick=plan.quick), FastWeightsCache()
-    token = torch.zeros(1, 1, dtype=torch.long, device=device)
-    length = max(1, plan.tokens // stretches)
+    """Follow the time per token and the state of a small model for `plan.tokens` tokens."""
+    decoder = Decoder(small_model(name, device, quick=plan.quick))
+    step = partial(decoder.read, torch.zeros(1, 1, dtype=torch.long, device=device))
+    clock, length = clock_of(device), max(1, plan.tokens // stretches)
     ends, seconds, sizes = [], [], []
     for end in range(length, plan.tokens + 1, length):
-        seconds.append(statistics.median(_one_token(model, token, cache) for _ in range(length)))
+        seconds.append(statistics.median(clock.sample(step, 1) for _ in range(length)))
         ends.append(end)
-        sizes.append(cache.nbytes)
+        sizes.append(decoder.cache.nbytes)
     growth = seconds[-1] / seconds[min(1, len(seconds) - 1)]
     return FlatnessRow(name, tuple(ends), tuple(seconds), tuple(sizes), growth)
 
 
-def _one_token(model: FastWeightsForCausalLM, token: Tensor, cache: FastWeightsCache) -> float:
-    start = time.perf_counter()
-    model(token, None, cache, use_cache=True, logits_to_keep=1)
-    if token.is_cuda:
-        torch.cuda.synchronize(token.device)
-    return time.perf_counter() - start
-
-
-def plot_flatness(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write a PNG of time per token and state size against the token."""
-    figure = Figure(figsize=(7, 5), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    above, below = figure.subplots(2, 1, sharex=True)
+def plot_flatness(rows: Sequence[dict[str, Any]]) -> Figure:
+    """Draw the time per token and the size of the state against the token."""
+    figure, axes = canvas(2, 1, width=7, height=2.5)
+    above, below = axes[:, 0]
     for row in rows:
         above.plot(row["tokens"], [1e6 * s for s in row["seconds"]], label=row["mixer"])
         below.plot(row["tokens"], [n / 1e6 for n in row["state_bytes"]], label=row["mixer"])
     above.set(ylabel="µs per token", ylim=(0, None))
     below.set(ylabel="state [MB]", xlabel="token", ylim=(0, None))
-    if rows:
-        above.legend(frameon=False)
-    for axes in (above, below):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25, linewidth=0.6)
-    figure.savefig(path, format="png")
+    above.legend(frameon=False)
+    return figure

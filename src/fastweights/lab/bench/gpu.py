@@ -1,16 +1,17 @@
 """Everything that one GPU can tell in a few minutes, the most important first.
 
-1. every recurrence's output and gradients in float32 against float64 on the CPU, and how often its kernel makes the
-   host wait for the device
+1. every recurrence's output and gradients in float32 against float64 on the CPU, and how often its
+   kernel makes the host wait for the device
 2. the same with bfloat16 streams; the state must stay float32
-3. times in bfloat16 beside flash-linear-attention, SDPA and the roofline, with peak memory, largest headroom first
+3. times in bfloat16 beside flash-linear-attention, SDPA and the roofline, with peak memory, largest
+   headroom first
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 
@@ -18,7 +19,7 @@ import torch
 
 from fastweights.lab.bench.cases import CASES, RecurrenceCase
 from fastweights.lab.bench.contenders import Case, Implementation, Inputs, Phase, Sizes, bind
-from fastweights.lab.bench.ops import STATE_ROWS, Errors, OpsPlan, errors_on, measure
+from fastweights.lab.bench.ops import Errors, OpsPlan, errors_on, measure
 from fastweights.lab.bench.report import Report
 from fastweights.lab.bench.timing import Budget, Failure
 from fastweights.methods import evaluate
@@ -132,21 +133,15 @@ def _jobs(report: Report, plan: GpuPlan, device: torch.device) -> Iterator[_Job]
     longest = max(len(plan.matrix), len(plan.channels))
     for place in range(longest):
         for name in ORDER:
-            sizes = _sizes(named[name], plan.channels if named[name].channels else plan.matrix)
+            sizes = named[name].sizes(plan.matrix, plan.channels)
             if place < len(sizes):
                 yield _timing_job(report, plan, named[name], sizes[place], device)
-
-
-def _sizes(case: Case, sizes: Sequence[Sizes]) -> list[Sizes]:
-    return (
-        [s._replace(k=STATE_ROWS) for s in sizes] if case.name == "selective scan" else list(sizes)
-    )
 
 
 def _check_job(
     report: Report, plan: GpuPlan, case: Case, dtype: torch.dtype, device: torch.device
 ) -> _Job:
-    sizes = _sizes(case, [plan.check_channels if case.channels else plan.check])[0]
+    (sizes,) = case.sizes((plan.check,), (plan.check_channels,))
     group = f"check {case.name} {sizes} {dtype}"
 
     def run() -> None:

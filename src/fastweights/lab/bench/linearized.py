@@ -8,15 +8,18 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
+from fastweights.generate import Decoder, likeliest
 from fastweights.linearize import Mode, Student, Teacher, cache_bytes, use_mode
 from fastweights.render.plots import PALETTE, canvas, label, legend, logarithmic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CONTENDERS: dict[str, Mode] = {"linear": Student(), "softmax": Teacher()}
 """Ways to run one model: softmax through the implementation it was loaded with, SDPA unless told
@@ -52,32 +55,29 @@ class GenerationRow:
 
 
 class _Race:
-    """One contender's generation, which can be left and taken up again."""
+    """One contender's greedy generation, which can be left and taken up again."""
 
     def __init__(self, name: str, model: PreTrainedModel, prompt: Tensor) -> None:
         self.name, self.model, self.prompt = name, model, prompt
-        self.cache, self.tokens, self.seconds = DynamicCache(config=model.config), 0, 0.0
+        self.decoder, self.tokens, self.seconds = Decoder(model), 0, 0.0
         self.token = prompt
         self.prefill = self._time_forwards(1)
 
     def to(self, tokens: int) -> GenerationRow:
-        """Goes on until `tokens` are generated."""
+        """Generate until there are `tokens`."""
         count = tokens - self.tokens
         spent = self._time_forwards(count)
         self.tokens, self.seconds = tokens, self.seconds + spent
-        size = cache_bytes(self.cache)
+        size = cache_bytes(self.decoder.cache)
         sizes = len(self.prompt), self.prompt.shape[1], tokens
         return GenerationRow(self.name, *sizes, self.prefill, self.seconds, spent / count, size)
 
     def _time_forwards(self, count: int) -> float:
-        """Seconds for `count` forwards, each greedily choosing what the next one reads."""
+        """Seconds for `count` forwards, each of which chooses what the next one reads."""
         start = self._now()
-        with use_mode(self.model, CONTENDERS[self.name]), torch.no_grad():
+        with use_mode(self.model, CONTENDERS[self.name]):
             for _ in range(count):
-                logits = self.model(
-                    self.token, past_key_values=self.cache, use_cache=True, logits_to_keep=1
-                ).logits
-                self.token = logits[:, -1:].argmax(-1)
+                self.token = likeliest(self.decoder.read(self.token))[:, None]
         return self._now() - start
 
     def _now(self) -> float:

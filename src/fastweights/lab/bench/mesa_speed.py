@@ -231,9 +231,14 @@ def _peak(
 
 
 def _length_row(
-    name: str, found: Times | Failure, gla: Times | Failure, steps: float | None, peak: int | None, sizes: Sizes,
+    name: str,
+    found: Times | Failure,
+    gla: Times | Failure,
+    steps: float | None,
+    peak: int | None,
+    sizes: Sizes,
     phase: Phase,
-) -> LengthRow:  # fmt: skip
+) -> LengthRow:
     library = peers.FLA if name == PEER else OURS
     if isinstance(found, Failure):
         return LengthRow(

@@ -31,7 +31,6 @@ MATRIX_SIZES = (Sizes(1, 2048, 8, 64, 64), Sizes(1, 2048, 8, 128, 128), Sizes(4,
 CHANNEL_SIZES = (Sizes(1, 2048, 1024, 1, 1), Sizes(4, 2048, 1024, 1, 1))
 QUICK_MATRIX_SIZES = (Sizes(1, 256, 2, 16, 16),)
 QUICK_CHANNEL_SIZES = (Sizes(1, 256, 32, 1, 1),)
-STATE_ROWS = 16
 SCALING = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 QUICK_SCALING = (64, 128, 256)
 PATIENCE = 3.0
@@ -75,14 +74,9 @@ class OpsPlan:
         return self._all_sizes(case)[: 1 if self.first else None]
 
     def _all_sizes(self, case: Case) -> Sequence[Sizes]:
-        if not case.channels:
-            return QUICK_MATRIX_SIZES if self.quick else MATRIX_SIZES
-        channels = QUICK_CHANNEL_SIZES if self.quick else CHANNEL_SIZES
-        return (
-            [s._replace(k=STATE_ROWS) for s in channels]
-            if case.name == "selective scan"
-            else channels
-        )
+        if self.quick:
+            return case.sizes(QUICK_MATRIX_SIZES, QUICK_CHANNEL_SIZES)
+        return case.sizes(MATRIX_SIZES, CHANNEL_SIZES)
 
 
 @dataclass(frozen=True)

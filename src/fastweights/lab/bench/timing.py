@@ -133,16 +133,22 @@ class _Candidate:
         self.samples.append(clock.sample(self.function, self.calls))
         self.spent += self.samples[-1] * self.calls
 
-    def times(self) -> Times:
-        return Times.of(self.samples or [self.first])
-
 
 def time_in_turn(
     functions: Mapping[str, Function], clock: DeviceClock, budget: Budget
 ) -> dict[str, Times | Failure]:
-    """How long each of the functions takes, measured in turn; one that raises has the reason
-    instead.
-    """
+    """How long each of the functions takes, measured in turn; why not, for one that raises."""
+    samples = sample_in_turn(functions, clock, budget)
+    return {
+        name: found if isinstance(found, Failure) else Times.of(found)
+        for name, found in samples.items()
+    }
+
+
+def sample_in_turn(
+    functions: Mapping[str, Function], clock: DeviceClock, budget: Budget
+) -> dict[str, list[float] | Failure]:
+    """Seconds per call of each function in at least one sample; why not, for one that raises."""
     gc.collect()
     found: dict[str, _Candidate | Failure] = {
         name: _warm_up(f, clock) for name, f in functions.items()
@@ -155,7 +161,10 @@ def time_in_turn(
                 contender.run(clock)
             except Exception as error:
                 found[name] = Failure.of(error)
-    return {name: c.times() if isinstance(c, _Candidate) else c for name, c in found.items()}
+    return {
+        name: (c.samples or [c.first]) if isinstance(c, _Candidate) else c
+        for name, c in found.items()
+    }
 
 
 def _warm_up(function: Function, clock: DeviceClock) -> _Candidate | Failure:

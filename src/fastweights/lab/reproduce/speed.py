@@ -4,7 +4,7 @@ generated.
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastweights.lab.bench.timing import clock_of
+from fastweights.generate import Decoder, stream
+from fastweights.lab.bench.timing import Budget, Failure, clock_of, sample_in_turn
 from fastweights.lab.reproduce.claim import Experiment, Trial, TrialContext
 from fastweights.lab.reproduce.measures import Measure, Measures
-from fastweights.models import FastWeightsCache, FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
 Fields = Mapping[str, Any]
 Function = Callable[[], object]
@@ -103,10 +104,8 @@ class Generation(Trial):
     def run(self, context: TrialContext) -> list[Measure]:
         ids = self.models.ids(self.batch, self.prompt, context.device)
         runs = {
-            n: partial(
-                generate_greedily, self.models.model(n, context.device).eval(), ids, self.new
-            )
-            for n in self.models.mixers
+            name: partial(_generate, self.models.model(name, context.device).eval(), ids, self.new)
+            for name in self.models.mixers
         }
         return measure_rates(
             runs, self.batch * self.new / 1e3, self.batch, self.repeats, context.device
@@ -156,23 +155,22 @@ class GenerationSegments(Trial):
     def name(self) -> str:
         return f"{self.tokens} tokens, one after the other"
 
-    @torch.no_grad()
     def run(self, context: TrialContext) -> list[Measure]:
-        caches = {name: FastWeightsCache() for name in self.models.mixers}
-        steps = {name: self._step(name, cache, context.device) for name, cache in caches.items()}
+        decoders = {
+            name: Decoder(self.models.model(name, context.device).eval())
+            for name in self.models.mixers
+        }
+        token = self.models.ids(1, 1, context.device)
+        steps = {name: partial(one.read, token) for name, one in decoders.items()}
         clock, found, length = clock_of(context.device), [], self.tokens // self.stretches
         for end in range(length, self.tokens + 1, length):
             times = [
                 {name: clock.sample(step, 1) for name, step in steps.items()} for _ in range(length)
             ]
-            for name, cache in caches.items():
+            for name, decoder in decoders.items():
                 found += _speeds(name, sorted(one[name] for one in times), end)
-                found.append(Measure(name, cache.nbytes / 1e6, end, "state [MB]"))
+                found.append(Measure(name, decoder.cache.nbytes / 1e6, end, "state [MB]"))
         return found
-
-    def _step(self, series: str, cache: FastWeightsCache, device: torch.device) -> Function:
-        model, token = self.models.model(series, device).eval(), self.models.ids(1, 1, device)
-        return partial(model, token, None, cache, use_cache=True, logits_to_keep=1)
 
 
 def _speeds(series: str, times: Sequence[float], end: int) -> list[Measure]:
@@ -229,18 +227,14 @@ def _quotient(series: str, pair: tuple[Any, Any], quantity: str) -> list[Measure
 def measure_rates(
     functions: Mapping[str, Function], work: float, x: int, repeats: int, device: torch.device
 ) -> list[Measure]:
-    """`work` per second of each function, called in turn after a warm-up of each."""
-    clock, found = clock_of(device), defaultdict[str, list[float]](list)
-    for function in functions.values():
-        function()
-    for _ in range(repeats):
-        for name, function in functions.items():
-            found[name].append(clock.sample(function, 1))
-    return [
-        Measure(name, work / s, x, seed=seed)
-        for name, times in found.items()
-        for seed, s in enumerate(times)
-    ]
+    """`work` per second of each function, in `repeats` samples."""
+    budget = Budget(seconds=math.inf, runs=repeats)
+    measures: list[Measure] = []
+    for name, found in sample_in_turn(functions, clock_of(device), budget).items():
+        if isinstance(found, Failure):
+            raise RuntimeError(f"{name} could not be timed: {found.reason}")
+        measures += [Measure(name, work / s, x, seed=seed) for seed, s in enumerate(found)]
+    return measures
 
 
 def _step(model: FastWeightsForCausalLM, ids: Tensor) -> Function:
@@ -261,18 +255,14 @@ def _peak(name: str, step: Function, length: int, device: torch.device) -> list[
     ]
 
 
-@torch.no_grad()
-def generate_greedily(model: FastWeightsForCausalLM, ids: Tensor, new: int) -> Tensor:
-    """The last of `new` greedy tokens ``[b 1]`` after ``ids [b t]``."""
-    cache, token = FastWeightsCache(), ids
-    for _ in range(new):
-        token = model(token, None, cache, use_cache=True, logits_to_keep=1).logits.argmax(-1)
-    return token
+def _generate(model: FastWeightsForCausalLM, ids: Tensor, new: int) -> None:
+    """`new` greedy tokens after ``ids [b t]``, which are read at once."""
+    for _ in stream(model, ids, max_new_tokens=new, temperature=0, chunk=ids.shape[1]):
+        pass
 
 
-@torch.no_grad()
 def _next(model: FastWeightsForCausalLM, ids: Tensor) -> Function:
     """Each call reads one more token: the context grows by one."""
-    cache = FastWeightsCache()
-    model(ids, None, cache, use_cache=True, logits_to_keep=1)
-    return torch.no_grad()(lambda: model(ids[:, :1], None, cache, use_cache=True, logits_to_keep=1))
+    decoder = Decoder(model)
+    decoder.read(ids)
+    return partial(decoder.read, ids[:, :1])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fastweights.cli.arguments import add_device
+from fastweights.cli.progress import WIDE
 from fastweights.lab.reproduce import (
     CLAIMS,
     Check,
@@ -23,34 +22,15 @@ from fastweights.lab.reproduce import (
     Outcome,
     Trial,
     find_claim,
-    reproduce,
 )
+from fastweights.lab.reproduce import reproduce as test_claim
 from fastweights.lab.reproduce.measures import At, Sample
 
-WIDE = 170
 COLOURS = {ClaimVerdict.HOLDS: "green", ClaimVerdict.FAILS: "red", ClaimVerdict.OPEN: "yellow"}
 
 
-def reproduce_verb(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
-    """Test a claim of the papers, at a size that the machine allows; without a claim, list them."""
-    parser.add_argument(
-        "claim", nargs="?", metavar="CLAIM", help="its name; none for the list of all"
-    )
-    parser.add_argument(
-        "--size", default="cpu", metavar="cpu|gpu|paper", help="how large (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--out", type=Path, help="folder (default: runs/reproduce/CLAIM-SIZE); a run there goes on"
-    )
-    parser.add_argument("--data", type=Path, help="folder with data that a size asks for")
-    parser.add_argument(
-        "--workers", type=int, help="processes for independent trainings (default: one per core)"
-    )
-    add_device(parser)
-    return _reproduce
-
-
-def _reproduce(chosen: Namespace, console: Console) -> None:
+def reproduce(chosen: Namespace, console: Console) -> None:
+    """Test one claim, or list them."""
     if not console.is_terminal:
         console.width = WIDE
     if chosen.claim is None:
@@ -59,7 +39,7 @@ def _reproduce(chosen: Namespace, console: Console) -> None:
     found = find_claim(chosen.claim)
     out = chosen.out or Path("runs", "reproduce", f"{chosen.claim}-{chosen.size}")
     place = ClaimContext(out.parent / "shared", chosen.device.torch(), chosen.data, chosen.workers)
-    outcome = reproduce(chosen.claim, found, chosen.size, out, place, partial(_begin, console))
+    outcome = test_claim(chosen.claim, found, chosen.size, out, place, partial(_begin, console))
     _print(outcome, console)
     console.print(f"{out / 'outcome.json'}, {out / 'picture.png'}", soft_wrap=True)
 
@@ -100,7 +80,7 @@ def _print(outcome: Outcome, console: Console) -> None:
 
 
 def _numbers(one: Claim, measures: Measures, title: str) -> Table:
-    """Medians and ranges; beside them what the paper prints."""
+    """Medians and ranges, each beside the number that the paper prints."""
     places = measures.places()
     table = Table(
         "",

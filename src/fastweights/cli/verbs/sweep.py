@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fastweights.cli.arguments import add_device, mixer_name
 from fastweights.lab.sweep import (
     AXES,
     InProcess,
@@ -30,7 +29,7 @@ from fastweights.lab.sweep import (
     draw,
     read_plan,
 )
-from fastweights.lab.sweep import sweep as run
+from fastweights.lab.sweep import sweep as run_sweep
 from fastweights.render.plots import png
 from fastweights.runs.files import atomic_file
 
@@ -38,44 +37,14 @@ RUNNING = 8
 """Runs in progress that are shown."""
 
 
-def sweep(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
-    """Train small models over tasks × mixers × learning rates × seeds; the same command again goes
-    on.
-    """
-    parser.add_argument("plan", type=Path, help="a TOML file, see docs/sweeps.md")
-    parser.add_argument("--out", type=Path, help="folder (default: runs/sweeps/<name of the plan>)")
-    parser.add_argument(
-        "--mixer",
-        action="append",
-        type=mixer_name,
-        default=[],
-        metavar="NAME|PACKAGE.MODULE:CLASS",
-        help="also this one, of the library or your own; may be repeated",
-    )
-    parser.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="processes (default: one per core; 0: no processes but this one)",
-    )
-    parser.add_argument(
-        "--ray",
-        nargs="?",
-        const="",
-        metavar="ADDRESS",
-        help="run on a Ray cluster, or on one of this machine's own",
-    )
-    add_device(parser)
-    return _sweep
-
-
-def _sweep(chosen: Namespace, console: Console) -> None:
+def sweep(chosen: Namespace, console: Console) -> None:
+    """Run what a sweep's plan asks for, and draw the results."""
     plan = read_plan(chosen.plan)
     plan = replace(plan, mixers=(*plan.mixers, *map(SweepModel.of, chosen.mixer)))
     out = chosen.out or Path("runs/sweeps") / chosen.plan.stem
     rows = _run_and_show(plan, out, _pool(chosen), chosen.device.torch().type, console)
     if not rows:
-        raise ValueError(f"no run ended without an error; their tracebacks are in {out / 'failed'}")
+        raise ValueError(f"all runs failed; their tracebacks are in {out / 'failed'}")
     figures = [name for name, axis in AXES.items() if axis.separates(rows)]
     for name in figures:
         with atomic_file(out / f"{name}.png") as new:
@@ -102,7 +71,7 @@ def _run_and_show(
         refresh_per_second=1,
         transient=not console.is_terminal,
     ):
-        rows = run(plan, out, pool, device=device, listener=board.take)
+        rows = run_sweep(plan, out, pool, device=device, listener=board.take)
     if not console.is_terminal:
         console.print(board.table())
     return rows
@@ -133,9 +102,10 @@ class _Board:
     def table(self) -> Table:
         """Every model at its best learning rate so far."""
         table = Table(
-            "task", "mixer", "width", "lr", "seeds", "accuracy", "± over seeds", "updates to the mark", "state [B]",
+            *("task", "mixer", "width", "lr", "seeds", "accuracy", "± over seeds"),
+            *("updates to the mark", "state [B]"),
             box=box.SIMPLE_HEAD,
-        )  # fmt: skip
+        )
         for one in best(self.rows):
             solved = "" if one.solved is None else f"{one.solved:g}"
             spread = f"{one.deviation:.3f}" if len(one.accuracies) > 1 else ""

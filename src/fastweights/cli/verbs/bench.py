@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fastweights.cli.arguments import mixer_name
+from fastweights.cli.progress import WIDE
 from fastweights.lab.bench.decode import DecodePlan, plot_flatness, run_decode
 from fastweights.lab.bench.gpu import GpuPlan, run_gpu
 from fastweights.lab.bench.machine import commit
@@ -26,141 +26,16 @@ from fastweights.lab.bench.report import Report
 from fastweights.lab.bench.targets import open_report
 from fastweights.lab.bench.timing import Budget
 from fastweights.lab.bench.training import TrainPlan, run_training
-from fastweights.render.docstrings import first_paragraph
+from fastweights.render.plots import png
 from fastweights.runs.checkpoint import model_folder
+from fastweights.runs.files import atomic_file
 
 QUICK = Budget(seconds=0.1, runs=5)
-WIDE = 170
 Row = dict[str, Any]
-Target = Callable[[Report, Namespace, torch.device], None]
 
 
-def bench(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
-    """Measure time, error and memory beside other libraries and beside this machine's ceilings."""
-    targets = parser.add_subparsers(metavar="TARGET", required=True)
-    for name, declare in _TARGETS.items():
-        summary = first_paragraph(declare) or name
-        target = targets.add_parser(name, help=summary, description=summary)
-        target.add_argument(
-            "--out", type=Path, help=f"JSON file (default: runs/bench/{name}-<commit>.json)"
-        )
-        run = declare(target)
-        target.set_defaults(target=name, measure=run, quick=False)
-    return _bench
-
-
-def _ops(parser: ArgumentParser) -> Target:
-    """Every recurrence, forward and with backward, beside its peers."""
-    _add_common(parser)
-    parser.add_argument(
-        "--scaling", action="store_true", help="instead: our time against T, from 512 to 64k tokens"
-    )
-    parser.add_argument("--first", action="store_true", help="only the first of each case's sizes")
-    parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=Budget.seconds,
-        help="per contender, after its warm-up (default: %(default)s)",
-    )
-    return _run_ops
-
-
-def _decode(parser: ArgumentParser) -> Target:
-    """One token: of a rule, a mixer and a model; and how flat it stays."""
-    _add_common(parser)
-    _add_own_mixer(parser)
-    parser.add_argument(
-        "--tokens", type=int, default=0, metavar="N", help="follow time and state for N tokens"
-    )
-    parser.add_argument(
-        "--compile", action="store_true", help="decode models by torch.compile too (minutes)"
-    )
-    return _run_decode
-
-
-def _train(parser: ArgumentParser) -> Target:
-    """Training steps of small models of equal size, eager and compiled."""
-    _add_common(parser)
-    _add_own_mixer(parser)
-    parser.add_argument("--eager", action="store_true", help="leave torch.compile out")
-    return _run_train
-
-
-def _gpu(parser: ArgumentParser) -> Target:
-    """What benchmarks/gpu.py measures, on one NVIDIA GPU."""
-    parser.add_argument(
-        "--seconds", type=float, default=GpuPlan.seconds, help="time in all (default: %(default)s)"
-    )
-    return _run_gpu
-
-
-def _mesa(parser: ArgumentParser) -> Target:
-    """Mesa at fixed steps and at tolerances: time, steps and error; with a checkpoint, its loss by
-    position.
-    """
-    parser.add_argument(
-        "--quick", action="store_true", help="small shapes, short times: a check, not a measurement"
-    )
-    parser.add_argument(
-        "--checkpoint", type=Path, help="a run, checkpoint or model folder with Mesa layers"
-    )
-    default = MesaPlan()
-    parser.add_argument(
-        "--parts",
-        nargs="+",
-        default=default.parts,
-        choices=default.parts,
-        help="without a checkpoint",
-    )
-    parser.add_argument(
-        "--text", default=default.text, help="whose last tenth is read (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--tokens", type=int, default=default.tokens, help="of it (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--length", type=int, default=default.length, help="of a sequence (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=Budget.seconds,
-        help="per contender, after its warm-up (default: %(default)s)",
-    )
-    return _run_mesa
-
-
-_TARGETS: dict[str, Callable[[ArgumentParser], Target]] = {
-    "ops": _ops,
-    "decode": _decode,
-    "train": _train,
-    "mesa": _mesa,
-    "gpu": _gpu,
-}
-
-
-def _add_common(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--quick", action="store_true", help="small shapes, short times: a check, not a measurement"
-    )
-    parser.add_argument(
-        "--only", default="*", metavar="PATTERN", help="only what matches, such as 'decay*' or mesa"
-    )
-
-
-def _add_own_mixer(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--mixer",
-        dest="only",
-        type=mixer_name,
-        default=SUPPRESS,
-        metavar="PACKAGE.MODULE:CLASS",
-        help="only this one",
-    )
-
-
-def _run_ops(report: Report, chosen: Namespace, device: torch.device) -> None:
+def measure_ops(report: Report, chosen: Namespace, device: torch.device) -> None:
+    """Recurrences and layers beside other libraries."""
     memory = 0.0 if chosen.no_memory else OpsPlan.memory_limit
     budget = QUICK if chosen.quick else Budget(chosen.seconds)
     plan = OpsPlan(
@@ -169,7 +44,8 @@ def _run_ops(report: Report, chosen: Namespace, device: torch.device) -> None:
     (run_scaling if chosen.scaling else run_ops)(report, plan, device)
 
 
-def _run_decode(report: Report, chosen: Namespace, device: torch.device) -> None:
+def measure_decode(report: Report, chosen: Namespace, device: torch.device) -> None:
+    """One token, and how constant its time stays."""
     plan = DecodePlan(
         chosen.quick,
         chosen.only,
@@ -178,12 +54,13 @@ def _run_decode(report: Report, chosen: Namespace, device: torch.device) -> None
         chosen.compile,
     )
     run_decode(report, plan, device)
-    flat = [row for row in report.rows if row["type"] == "FlatnessRow"]
-    if flat:
-        plot_flatness(flat, report.path.with_suffix(".png"))
+    if rows := [row for row in report.rows if row["type"] == "FlatnessRow"]:
+        with atomic_file(report.path.with_suffix(".png")) as new:
+            new.write_bytes(png(plot_flatness(rows)))
 
 
-def _run_train(report: Report, chosen: Namespace, device: torch.device) -> None:
+def measure_training(report: Report, chosen: Namespace, device: torch.device) -> None:
+    """Training steps of small models."""
     compiled = not chosen.eager
     plan = (
         TrainPlan.quick(chosen.only, compiled=compiled)
@@ -193,7 +70,8 @@ def _run_train(report: Report, chosen: Namespace, device: torch.device) -> None:
     run_training(report, plan, device)
 
 
-def _run_mesa(report: Report, chosen: Namespace, device: torch.device) -> None:
+def measure_mesa(report: Report, chosen: Namespace, device: torch.device) -> None:
+    """Mesa's solvers, or a checkpoint's loss."""
     checkpoint = None if chosen.checkpoint is None else model_folder(chosen.checkpoint)
     budget = QUICK if chosen.quick else Budget(chosen.seconds)
     sizes = {"tokens": chosen.tokens, "length": chosen.length}
@@ -203,11 +81,13 @@ def _run_mesa(report: Report, chosen: Namespace, device: torch.device) -> None:
     run_mesa(report, plan, device)
 
 
-def _run_gpu(report: Report, chosen: Namespace, device: torch.device) -> None:
+def measure_gpu(report: Report, chosen: Namespace, device: torch.device) -> None:
+    """Everything that one GPU can tell."""
     run_gpu(report, GpuPlan(seconds=chosen.seconds), device)
 
 
-def _bench(chosen: Namespace, console: Console) -> None:
+def bench(chosen: Namespace, console: Console) -> None:
+    """Measure a target, printing rows as they come and tables at the end."""
     device = torch.device("cuda" if chosen.target == "gpu" else "cpu")
     if chosen.target == "gpu" and not torch.cuda.is_available():
         raise ValueError("bench gpu needs an NVIDIA GPU, and torch sees none")
@@ -230,7 +110,7 @@ def _default_path(chosen: Namespace) -> Path:
 
 @dataclass(frozen=True)
 class _Live:
-    """A line per row as it comes."""
+    """Prints a line for each row as it comes."""
 
     console: Console
 
@@ -305,7 +185,7 @@ _COLUMNS = (
 
 
 def _together(rows: list[Row]) -> list[list[Row]]:
-    """Rows for one table each: a group of several contenders, or neighbouring groups of one row."""
+    """The rows of each table: a group of several contenders, or neighbouring groups of one row."""
     groups = [list(group) for _, group in groupby(rows, lambda row: row["group"])]
     tables: list[list[Row]] = []
     for group in groups:

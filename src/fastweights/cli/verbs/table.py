@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from argparse import Namespace
 
 from rich import box
 from rich import table as rich_table
@@ -14,22 +13,8 @@ from rich.text import Text
 from fastweights.analysis.tables import TABLES, Table, page
 
 
-def table(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
-    """The papers' tables, computed from the code: parameter functions, groups, conditions, states,
-    costs.
-    """
-    parser.add_argument(
-        "tables", nargs="*", metavar="TABLE", help=f"which (default: all): {', '.join(TABLES)}"
-    )
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument(
-        "--markdown", action="store_true", help="print Markdown, as docs/tables.md has it"
-    )
-    form.add_argument("--json", action="store_true", help="print JSON")
-    return _table
-
-
-def _table(chosen: Namespace, console: Console) -> None:
+def table(chosen: Namespace, console: Console) -> None:
+    """Print the papers' tables."""
     unknown = [name for name in chosen.tables if name not in TABLES]
     if unknown:
         raise ValueError(f"unknown tables: {', '.join(unknown)}; there are {', '.join(TABLES)}")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from argparse import Namespace
 from inspect import Parameter, cleandoc, signature
 
 import numpy as np
@@ -21,23 +20,8 @@ from fastweights.models.loss import IGNORE_INDEX
 from fastweights.render.docstrings import first_paragraph
 
 
-def mixers(parser: ArgumentParser) -> Callable[[Namespace, Console], None]:
-    """The mixers: their papers, what they compute, and their arguments; or the presets, or the
-    benchmarks' tasks.
-    """
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only these (default: all)")
-    parser.add_argument(
-        "--presets", action="store_true", help="named architectures (NAME: how their names begin)"
-    )
-    parser.add_argument(
-        "--tasks",
-        action="store_true",
-        help="benchmarks (NAME: how they begin; one alone: an example)",
-    )
-    return _list
-
-
-def _list(chosen: Namespace, console: Console) -> None:
+def list_(chosen: Namespace, console: Console) -> None:
+    """Print a table of mixers, architectures or tasks."""
     (_presets if chosen.presets else _tasks if chosen.tasks else _mixers)(chosen, console)
 
 
@@ -62,7 +46,7 @@ def _tasks(chosen: Namespace, console: Console) -> None:
     console.print(table)
     exact = [name for name in wanted if name in chosen.names]
     for name in exact or (wanted if len(wanted) == 1 else []):
-        _shown(TASKS[name], console)
+        _show_example(TASKS[name], console)
 
 
 def _examples(segments: tuple[Segment, ...]) -> str:
@@ -70,8 +54,8 @@ def _examples(segments: tuple[Segment, ...]) -> str:
     return f"{sum(counts):,}" if counts else "new"
 
 
-def _shown(protocol: Protocol, console: Console) -> None:
-    """What differs, and a test example: tokens, and below them the labels where there are some."""
+def _show_example(protocol: Protocol, console: Console) -> None:
+    """Print how a task differs from its source, and a test example: inputs above their labels."""
     console.print(protocol.differs or "as the source", markup=False)
     batch = protocol.test[0].task.draw(np.random.default_rng(0), 1)
     console.print(f"\ninputs  {' '.join(map(str, batch.inputs.flatten().tolist()))}", markup=False)

@@ -1,0 +1,77 @@
+"""Linear-time sequence models, each defined once."""
+
+from fastweights import linearize as linearize
+from fastweights.generate import stream
+from fastweights.kernels import explain
+from fastweights.methods import Auto, Chunkwise, Method, Parallel, Recurrent, evaluate
+from fastweights.mixer import Bidirectional, Mixer, MixerState
+from fastweights.mixers import MIXERS, register
+from fastweights.models import (
+    PRESETS,
+    FastWeightsCache,
+    FastWeightsConfig,
+    FastWeightsForCausalLM,
+    FastWeightsForImageClassification,
+    FastWeightsForSequenceClassification,
+    FastWeightsForSequencePairClassification,
+    FastWeightsModel,
+    FastWeightsVisionConfig,
+    preset,
+)
+from fastweights.recurrence import (
+    LTV,
+    Amplified,
+    Bonus,
+    Cholesky,
+    ConjugateGradient,
+    Decay,
+    Delta,
+    Mesa,
+    NoFiniteFormError,
+    Normalized,
+    Recurrence,
+    ShapeError,
+    Softmax,
+    WindowedLinear,
+)
+
+__all__ = [
+    "LTV",
+    "MIXERS",
+    "PRESETS",
+    "Amplified",
+    "Auto",
+    "Bidirectional",
+    "Bonus",
+    "Cholesky",
+    "Chunkwise",
+    "ConjugateGradient",
+    "Decay",
+    "Delta",
+    "FastWeightsCache",
+    "FastWeightsConfig",
+    "FastWeightsForCausalLM",
+    "FastWeightsForImageClassification",
+    "FastWeightsForSequenceClassification",
+    "FastWeightsForSequencePairClassification",
+    "FastWeightsModel",
+    "FastWeightsVisionConfig",
+    "Mesa",
+    "Method",
+    "Mixer",
+    "MixerState",
+    "NoFiniteFormError",
+    "Normalized",
+    "Parallel",
+    "Recurrence",
+    "Recurrent",
+    "ShapeError",
+    "Softmax",
+    "WindowedLinear",
+    "evaluate",
+    "explain",
+    "linearize",
+    "preset",
+    "register",
+    "stream",
+]

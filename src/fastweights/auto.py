@@ -1,0 +1,97 @@
+"""Model types of ours that transformers' Auto classes know before our models are imported.
+
+``import fastweights`` must make ``AutoModelForCausalLM.from_pretrained`` read our checkpoints, and
+yet import neither torch nor transformers. So a stand-in for each model type enters transformers'
+table of configurations as soon as that table exists; the first checkpoint of the type imports the
+module that registers its real configuration and models.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, ClassVar
+
+TABLE = "transformers.models.auto.configuration_auto"
+MODELS, LINEARIZE = "fastweights.models", "fastweights.linearize"
+OWN_TYPES = ("fastweights", "fastweights_vision")
+LINEARIZED_PREFIX = "linearized_"
+
+
+def register_when_needed() -> None:
+    """Register the stand-ins: now if transformers' table exists, else when it is imported."""
+    if TABLE in sys.modules:
+        _register()
+    else:
+        sys.meta_path.insert(0, _TableFinder())
+
+
+class _TableFinder(MetaPathFinder):
+    """Finds transformers' table as others do, and registers the stand-ins once it has run."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != TABLE:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            _follow(spec.loader)
+        return spec
+
+
+def _follow(loader: Any) -> None:
+    execute = loader.exec_module
+
+    def execute_and_register(module: ModuleType) -> None:
+        execute(module)
+        _register()
+
+    loader.exec_module = execute_and_register
+
+
+def _register() -> None:
+    table = sys.modules[TABLE]
+    homes = dict.fromkeys(OWN_TYPES, MODELS)
+    homes |= {LINEARIZED_PREFIX + base: LINEARIZE for base in table.CONFIG_MAPPING_NAMES}
+    for model_type, home in homes.items():
+        if model_type not in table.CONFIG_MAPPING:
+            members = {"stands_for": model_type, "home": home}
+            table.CONFIG_MAPPING.register(model_type, type("StandIn", (StandIn,), members))
+
+
+class StandIn:
+    """The configuration class of a model type until one of its configurations is made.
+
+    Attributes:
+        stands_for: the model type
+        home: the module that registers its real configuration
+    """
+
+    stands_for: ClassVar[str]
+    home: ClassVar[str]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls._real()(*args, **kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """The real configuration with these fields."""
+        return cls._real().from_dict(config_dict, **kwargs)
+
+    @classmethod
+    def _real(cls) -> Any:
+        import_module(cls.home)
+        real = sys.modules[TABLE].CONFIG_MAPPING[cls.stands_for]
+        if issubclass(real, StandIn):
+            raise ValueError(
+                f"model type {cls.stands_for!r} cannot be loaded: transformers has no causal"
+                f" language model of type {cls.stands_for.removeprefix(LINEARIZED_PREFIX)!r}"
+            )
+        return real

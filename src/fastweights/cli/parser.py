@@ -1,0 +1,120 @@
+"""The parser of a verb, the link to the verb's code, and options that verbs share."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, _ArgumentGroup
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from fastweights.cli.argument_types import DTYPES, Device, device, dtype_name, mixer_name
+from fastweights.render.docstrings import first_paragraph
+
+MODEL_SOURCE = "a folder of a run, a checkpoint or a model, or a name on the Hugging Face hub"
+
+
+class Parser(ArgumentParser):
+    """A parser whose first argument may be left out.
+
+    Attributes:
+        implied: the sub-verb that is meant where none is named
+    """
+
+    implied: str | None = None
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if (
+            self.implied is not None
+            and args
+            and args[0] not in self._verbs
+            and not args[0].startswith("-")
+        ):
+            args = [self.implied, *args]
+        return super().parse_known_args(args, namespace)
+
+    @property
+    def _verbs(self) -> Collection[str]:
+        return [name for action in self._actions for name in action.choices or ()]
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """A function of a verb's code, imported when it is called.
+
+    Attributes:
+        verb: its file in `fastweights.cli.verbs`
+        name: its name there
+    """
+
+    verb: str
+    name: str
+
+    def load(self) -> Callable[..., Any]:
+        """The function itself."""
+        return getattr(import_module(f"fastweights.cli.verbs.{self.verb}"), self.name)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.load()(*arguments)
+
+
+Declare = Callable[[Parser], Callable[..., Any]]
+"""Adds a verb's arguments to its parser and returns what runs the verb; the first paragraph of its
+docstring is the verb's help.
+"""
+
+
+def add_verbs(
+    parser: ArgumentParser, metavar: str, verbs: dict[str, Declare]
+) -> dict[str, tuple[Parser, Callable[..., Any]]]:
+    """Declare each verb in a parser of its own: these parsers, and what runs the verbs."""
+    subparsers = parser.add_subparsers(metavar=metavar, required=True, parser_class=Parser)
+    found: dict[str, tuple[Parser, Callable[..., Any]]] = {}
+    for name, declare in verbs.items():
+        summary = first_paragraph(declare)
+        subparser = subparsers.add_parser(name, help=summary or name, description=summary or name)
+        found[name] = subparser, declare(subparser)
+    return found
+
+
+def add_device(parser: ArgumentParser) -> None:
+    """Where to compute."""
+    parser.add_argument(
+        "--device",
+        type=device,
+        default=Device(cpu=False),
+        metavar="auto|cpu",
+        help="Where to compute: auto takes a GPU if there is one (default: auto)",
+    )
+
+
+def add_dtype(parser: ArgumentParser) -> None:
+    """The type of a model's numbers."""
+    parser.add_argument(
+        "--dtype",
+        type=dtype_name,
+        metavar="|".join(DTYPES),
+        help="Type of the model's weights (default: as they are stored)",
+    )
+
+
+def add_plugins(parser: ArgumentParser) -> None:
+    """Mixers that a checkpoint needs and the library lacks."""
+    parser.add_argument(
+        "--mixer",
+        action="append",
+        type=mixer_name,
+        metavar="PACKAGE.MODULE:CLASS",
+        help="A mixer class of your own that the model uses; may be given several times",
+    )
+
+
+def add_seed(group: ArgumentParser | _ArgumentGroup) -> None:
+    """The seed of what is random."""
+    group.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="Seed of everything random: the same seed gives the same result"
+        " (default: %(default)s)",
+    )

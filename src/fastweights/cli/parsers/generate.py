@@ -1,0 +1,47 @@
+"""fastweights generate"""
+
+from __future__ import annotations
+
+from fastweights.cli.parser import MODEL_SOURCE, Deferred, Parser, add_device, add_plugins, add_seed
+
+
+def generate(parser: Parser) -> Deferred:
+    """Continue a text with a model, token by token, in constant memory."""
+    parser.add_argument("checkpoint", help=f"The model: {MODEL_SOURCE}")
+    parser.add_argument(
+        "--prompt", default="\n", help="Text that the model continues (default: a new line)"
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=300,
+        help="Number of tokens to generate (default: %(default)s)",
+    )
+    add_temperature(parser)
+    parser.add_argument(
+        "--top-k",
+        type=int,
+        metavar="K",
+        help="Draw each token among the K likeliest only (default: among all)",
+    )
+    add_seed(parser)
+    parser.add_argument(
+        "--tol",
+        type=float,
+        help="Relative residual at which Mesa layers stop solving, such as 1e-4"
+        " (default: they use all their steps)",
+    )
+    add_plugins(parser)
+    add_device(parser)
+    return Deferred("generate", "generate")
+
+
+def add_temperature(parser: Parser) -> None:
+    """How tokens are drawn."""
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        help="Divides the logits before a token is drawn; 0 takes the likeliest token"
+        " (default: %(default)s)",
+    )

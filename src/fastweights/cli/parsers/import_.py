@@ -1,0 +1,29 @@
+"""fastweights import"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastweights.cli.parser import Deferred, Parser, add_dtype
+
+FAMILIES = (
+    *("delta_net", "gated_deltanet", "gla", "llama", "mamba", "mamba2", "mesa_net", "metala"),
+    *("mistral", "qwen2", "qwen3", "qwen3_next", "recurrent_gemma", "retnet", "rwkv", "xlstm"),
+)
+"""Model types that `fastweights.importers` reads."""
+
+
+def import_(parser: Parser) -> Deferred:
+    """Turn a model that another library has trained into one of this library, with its
+    tokenizer.
+    """
+    parser.add_argument(
+        "model",
+        help="The model to read: a folder, or a name on the Hugging Face hub; its type is one of "
+        + ", ".join(FAMILIES),
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="Folder to write to, which must not exist yet"
+    )
+    add_dtype(parser)
+    return Deferred("import_", "import_model_folder")

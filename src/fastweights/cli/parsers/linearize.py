@@ -1,0 +1,296 @@
+"""fastweights linearize"""
+
+from __future__ import annotations
+
+from argparse import _ArgumentGroup
+from collections.abc import Callable
+from pathlib import Path
+
+from fastweights.cli.argument_types import numbers
+from fastweights.cli.parser import (
+    Declare,
+    Deferred,
+    Parser,
+    add_device,
+    add_dtype,
+    add_seed,
+    add_verbs,
+)
+from fastweights.cli.parsers.generate import add_temperature
+from fastweights.cli.parsers.train import add_intervals
+
+METHODS = ("lolcats", "lolcats-linear", "workshop", "hedgehog", "no-transfer", "t2r", "supra")
+FEATURE_MAPS = ("hedgehog", "exp", "elu", "relu")
+RULES = ("windowed", "gla", "metala", "gated_deltanet", "mesa", "supra")
+STEPS = 400
+"""Updates of each of the two stages, of the method that is meant unless told otherwise."""
+TOKENS = (128, 512, 2048, 8192, 32768)
+"""After which generation is measured."""
+
+
+def linearize(parser: Parser) -> Deferred:
+    """Convert a pretrained softmax model to linear attention: attention transfer, LoRA, and
+    generation in constant memory.
+    """
+    parser.implied = "run"
+    for subparser, act in add_verbs(parser, "VERB", _VERBS).values():
+        subparser.set_defaults(act=act)
+    return Deferred("linearize", "linearize")
+
+
+def _plan(parser: Parser) -> Deferred:
+    """Tell what a conversion would do and what it would take, without reading the weights."""
+    _add_pretrained(parser)
+    _add_length(parser)
+    add_dtype(parser)
+    _add_method(parser.add_argument_group("method"))
+    return Deferred("linearize", "print_plan")
+
+
+def _stage(verb: str, description: str) -> Declare:
+    """A verb that runs a conversion up to one of its stages."""
+
+    def declare(parser: Parser) -> Deferred:
+        _add_pretrained(parser)
+        parser.add_argument(
+            "--out",
+            type=Path,
+            required=True,
+            help="Folder of the conversion; one that was stopped is resumed",
+        )
+        _add_data(parser.add_argument_group("text"))
+        _add_method(parser.add_argument_group("method"))
+        _add_training(parser.add_argument_group("training"))
+        add_dtype(parser)
+        parser.add_argument(
+            "--bits",
+            type=int,
+            choices=(4, 8),
+            help="Bits of each frozen weight while training, to save memory; needs bitsandbytes"
+            " (default: those of --dtype)",
+        )
+        add_device(parser)
+        parser.set_defaults(until="export" if verb == "run" else verb)
+        return Deferred("linearize", "run")
+
+    declare.__doc__ = description
+    return declare
+
+
+def _generate(parser: Parser) -> Deferred:
+    """Continue a text with a linearized model, in constant memory."""
+    _add_linearized(parser)
+    parser.add_argument("prompt", help="Text that the model continues")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=200,
+        help="Number of tokens to generate (default: %(default)s)",
+    )
+    add_temperature(parser)
+    add_seed(parser)
+    add_device(parser)
+    return Deferred("linearize", "generate")
+
+
+def _bench(parser: Parser) -> Deferred:
+    """Measure the time and memory of generation beside the same model with softmax."""
+    _add_linearized(parser)
+    add = parser.add_argument
+    add(
+        "--batches",
+        type=numbers,
+        default=(1, 4, 16),
+        metavar="1,4,…",
+        help="Numbers of sequences generated at a time (default: 1,4,16)",
+    )
+    add(
+        "--tokens",
+        type=numbers,
+        default=TOKENS,
+        metavar="N,N,…",
+        help="Numbers of generated tokens to measure after"
+        f" (default: {','.join(map(str, TOKENS))})",
+    )
+    add(
+        "--prompt",
+        type=int,
+        default=64,
+        metavar="N",
+        help="Number of random tokens in a prompt (default: %(default)s)",
+    )
+    add(
+        "--seconds",
+        type=float,
+        default=600.0,
+        help="Seconds of generation after which a batch is not continued (default: %(default)s)",
+    )
+    add(
+        "--out",
+        type=Path,
+        help="JSON file of the rows, with a picture beside it (default: bench.json in the folder)",
+    )
+    add_device(parser)
+    return Deferred("linearize", "bench")
+
+
+_STAGES = {
+    "convert": "Attach the linear attentions, and test that a window over the whole text changes"
+    " nothing.",
+    "transfer": "Convert, then train the linear attentions on the softmax's outputs.",
+    "rank-layers": "Convert and transfer, then measure how much damage each linear layer does.",
+    "finetune": "Convert and transfer, then adapt the model to its linear attentions with LoRA.",
+    "eval": "Convert, train, then compare the model with its softmax, and with each side of its"
+    " attention alone.",
+    "report": "Convert, train and compare, then draw the report.",
+    "export": "Convert, train, compare and report, then write the model: the same as run.",
+    "run": "Do all of it; `fastweights linearize MODEL` without a verb means this. Run the same"
+    " command again to resume.",
+}
+_VERBS: dict[str, Callable[[Parser], Deferred]] = {
+    "plan": _plan,
+    **{verb: _stage(verb, description) for verb, description in _STAGES.items()},
+    "generate": _generate,
+    "bench": _bench,
+}
+
+
+def _add_pretrained(parser: Parser) -> None:
+    parser.add_argument(
+        "model", help="The softmax model to convert: a folder, or a name on the Hugging Face hub"
+    )
+
+
+def _add_linearized(parser: Parser) -> None:
+    parser.add_argument(
+        "model", type=Path, help="The linearized model: the folder of its conversion, or of itself"
+    )
+
+
+def _add_length(group: Parser | _ArgumentGroup) -> None:
+    group.add_argument(
+        "--length",
+        type=int,
+        default=1024,
+        help="Number of tokens per training sequence (default: %(default)s)",
+    )
+
+
+def _add_data(group: _ArgumentGroup) -> None:
+    group.add_argument(
+        "--data",
+        nargs="+",
+        required=True,
+        metavar="SOURCE",
+        help="Text to train on: files of text, Alpaca JSON or chat JSONL (also .gz), folders,"
+        " globs, shakespeare (the bundled text), or hub:NAME[:SPLIT]",
+    )
+    group.add_argument(
+        "--validation",
+        nargs="+",
+        default=(),
+        metavar="SOURCE",
+        help="Text to validate on (default: a part of the data)",
+    )
+    _add_length(group)
+    group.add_argument(
+        "--responses",
+        action="store_true",
+        help="Learn only the responses of instruction data, not the instructions",
+    )
+    group.add_argument(
+        "--across",
+        action="store_true",
+        help="Let tokens attend to other documents packed into the same sequence",
+    )
+
+
+def _add_method(group: _ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--method",
+        choices=METHODS,
+        default="lolcats",
+        help="Published method, whose settings the other options change (default: %(default)s)",
+    )
+    add(
+        "--features",
+        choices=FEATURE_MAPS,
+        help="Feature map φ of the linear attention (default: the method's)",
+    )
+    add(
+        "--rule",
+        choices=RULES,
+        help="Recurrence that takes a softmax layer's place (default: the method's)",
+    )
+    add(
+        "--window",
+        type=int,
+        metavar="TOKENS",
+        help="Number of tokens that softmax attends to beside the linear attention; 0 for none"
+        " (default: the method's)",
+    )
+    add(
+        "--layers",
+        type=numbers,
+        metavar="0,1,…",
+        help="Numbers of the layers to convert (default: all that can be converted)",
+    )
+    add(
+        "--softmax-layers",
+        type=int,
+        default=0,
+        metavar="K",
+        help="Number of layers that stay softmax, those whose conversion does the most damage"
+        " (default: %(default)s)",
+    )
+
+
+def _add_training(group: _ArgumentGroup) -> None:
+    add = group.add_argument
+    for stage, what in {"transfer": "attention transfer", "finetune": "adaptation"}.items():
+        add(
+            f"--{stage}-steps",
+            type=int,
+            metavar="N",
+            help=f"Number of updates in {what}; 0 leaves it out (default: the method's, {STEPS}"
+            " for lolcats)",
+        )
+    add(
+        "--transfer-lr",
+        type=float,
+        metavar="RATE",
+        help="Learning rate of attention transfer; short runs need a higher one"
+        " (default: the method's, 0.01 for lolcats)",
+    )
+    add(
+        "--finetune-lr",
+        type=float,
+        metavar="RATE",
+        help="Learning rate of adaptation (default: the method's, 0.0001 for lolcats)",
+    )
+    add("--batch", type=int, help="Number of sequences per update (default: 8)")
+    add(
+        "--accumulate",
+        type=int,
+        help="Number of parts that a batch is computed in, to save memory (default: 1)",
+    )
+    add(
+        "--dropout",
+        type=float,
+        metavar="P",
+        help="Probability that attention transfer hides a layer's window (default: 0)",
+    )
+    add(
+        "--blockwise",
+        action="store_true",
+        help="Transfer block by block, with hidden states on disk: for large models",
+    )
+    add(
+        "--kl",
+        type=float,
+        metavar="FACTOR",
+        help="Weight of the KL divergence to the softmax model in adaptation (default: 0)",
+    )
+    add_intervals(group)
+    add_seed(group)

@@ -1,0 +1,26 @@
+"""fastweights list"""
+
+from __future__ import annotations
+
+from fastweights.cli.parser import Deferred, Parser
+
+
+def list_(parser: Parser) -> Deferred:
+    """List the mixers with their papers, what they compute and their arguments; or the named
+    architectures, or the tasks of the benchmarks.
+    """
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="Names of those to list (default: all)"
+    )
+    parser.add_argument(
+        "--presets",
+        action="store_true",
+        help="List named architectures instead; NAME is then how their names begin",
+    )
+    parser.add_argument(
+        "--tasks",
+        action="store_true",
+        help="List the benchmarks' tasks instead; NAME is then how their names begin, and a"
+        " single task is shown with an example",
+    )
+    return Deferred("list", "list_")

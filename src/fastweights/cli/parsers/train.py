@@ -1,0 +1,155 @@
+"""fastweights train"""
+
+from __future__ import annotations
+
+from argparse import _ArgumentGroup
+from pathlib import Path
+
+from fastweights.cli.argument_types import mixer_list, tokenizer
+from fastweights.cli.parser import Deferred, Parser, add_device, add_seed
+
+LAYERS, WIDTH = 4, 128
+"""Of the architecture that is trained unless told otherwise."""
+
+
+def train(parser: Parser) -> Deferred:
+    """Train a language model on text; run the same command again to resume."""
+    _add_text(parser.add_argument_group("text"))
+    _add_model(parser.add_argument_group("model"))
+    _add_training(parser.add_argument_group("training"))
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--out", type=Path, help="Folder of the run (default: runs/<data>-<mixers>)"
+    )
+    add_intervals(output)
+    output.add_argument(
+        "--sample",
+        type=int,
+        default=300,
+        metavar="TOKENS",
+        help="Number of tokens that the trained model writes at the end; 0 for none"
+        " (default: %(default)s)",
+    )
+    add_device(parser)
+    return Deferred("train", "train")
+
+
+def add_intervals(group: _ArgumentGroup) -> None:
+    """How often a training logs, validates and saves."""
+    group.add_argument(
+        "--log-every",
+        type=int,
+        default=10,
+        metavar="STEPS",
+        help="Number of steps between two lines of metrics (default: %(default)s)",
+    )
+    group.add_argument(
+        "--eval-every",
+        type=int,
+        default=100,
+        metavar="STEPS",
+        help="Number of steps between two validations (default: %(default)s)",
+    )
+    group.add_argument(
+        "--checkpoint-every",
+        type=int,
+        default=100,
+        metavar="STEPS",
+        help="Number of steps between two checkpoints (default: %(default)s)",
+    )
+
+
+def _add_text(group: _ArgumentGroup) -> None:
+    group.add_argument(
+        "--data",
+        nargs="+",
+        default=("shakespeare",),
+        metavar="SOURCE",
+        help="Text to train on: files (.txt, .jsonl, also .gz), folders, globs, or shakespeare,"
+        " the bundled text (default: shakespeare)",
+    )
+    group.add_argument(
+        "--validation",
+        nargs="+",
+        default=(),
+        metavar="SOURCE",
+        help="Text to validate on (default: the last tenth of the data)",
+    )
+    group.add_argument(
+        "--tokenizer",
+        type=tokenizer,
+        default="byte",
+        metavar="byte|bpe:N|PATH",
+        help="What a token is: a byte, one of N pieces learned from the text, or what a saved"
+        " tokenizer makes of it (default: byte)",
+    )
+
+
+def _add_model(group: _ArgumentGroup) -> None:
+    group.add_argument(
+        "--mixers",
+        "--mixer",
+        type=mixer_list,
+        metavar="NAMES|JSON",
+        help="Mixers of the layers, repeated over them: metala,softmax or"
+        ' [{"name": "metala", "heads": 2}] or package.module:Class of your own (default: metala)',
+    )
+    group.add_argument("--layers", type=int, help=f"Number of layers (default: {LAYERS})")
+    group.add_argument(
+        "--width", type=int, help=f"Number of channels of a layer (default: {WIDTH})"
+    )
+    group.add_argument(
+        "--preset",
+        metavar="NAME",
+        help="A whole architecture instead, one that `fastweights list --presets` names",
+    )
+
+
+def _add_training(group: _ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--steps",
+        type=int,
+        default=1000,
+        help="Number of updates of the weights (default: %(default)s)",
+    )
+    add(
+        "--batch",
+        type=int,
+        default=16,
+        help="Number of sequences per update (default: %(default)s)",
+    )
+    add(
+        "--length",
+        type=int,
+        default=256,
+        help="Number of tokens per sequence (default: %(default)s)",
+    )
+    add(
+        "--accumulate",
+        type=int,
+        default=1,
+        help="Number of parts that a batch is computed in, to save memory (default: %(default)s)",
+    )
+    add("--lr", type=float, default=3e-3, help="Peak learning rate (default: %(default)s)")
+    add(
+        "--weight-decay",
+        type=float,
+        default=0.1,
+        help="Weight decay of matrices (default: %(default)s)",
+    )
+    add(
+        "--warmup",
+        type=int,
+        default=50,
+        metavar="STEPS",
+        help="Number of steps over which the learning rate rises (default: %(default)s)",
+    )
+    add(
+        "--clip",
+        type=float,
+        default=1.0,
+        help="Largest norm of the gradient; a larger one is scaled down (default: %(default)s)",
+    )
+    add_seed(group)
+    add("--bf16", action="store_true", help="Compute matrix products in bfloat16")

@@ -1,0 +1,87 @@
+"""fastweights generate"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from fastweights.generate import stream
+from fastweights.linearize.convert.model_classes import LinearizedModel
+from fastweights.models import FastWeightsForCausalLM
+from fastweights.models.mesa import set_tolerance
+from fastweights.runs.checkpoint import model_folder, no_progress_bars
+from fastweights.text.tokenizers import TextStream
+
+
+@dataclass(frozen=True)
+class Request:
+    """A text to continue, as `stream` takes it.
+
+    Attributes:
+        tol: the relative residual at which Mesa layers stop solving; None for all their steps
+    """
+
+    prompt: str
+    tokens: int
+    temperature: float
+    top_k: int | None
+    seed: int
+    tol: float | None = None
+
+
+def load_model(source: str | Path, device: torch.device) -> tuple[Any, Any]:
+    """A language model in evaluation mode and its tokenizer.
+
+    Args:
+        source: a folder of a run, a checkpoint or a model, or a name on the Hugging Face hub
+    """
+    folder = model_folder(Path(source)) if Path(source).exists() else source
+    with no_progress_bars():
+        model: Any = AutoModelForCausalLM.from_pretrained(folder)
+        return model.to(device).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def write_continuation(model: Any, tokenizer: Any, request: Request) -> None:
+    """Write the prompt and its continuation to standard output, as it comes."""
+    if request.tol is not None:
+        set_tolerance(model, request.tol)
+    linearized = isinstance(model, LinearizedModel)
+    # ours have learned texts without special tokens; a linearized model's prompts begin with one
+    prompt = tokenizer.encode(request.prompt, add_special_tokens=linearized)
+    if not prompt:
+        raise ValueError("the prompt is empty; leave out --prompt to begin on a new line")
+    continuation = stream(
+        model,
+        torch.tensor([prompt], device=model.device),
+        max_new_tokens=request.tokens,
+        temperature=request.temperature,
+        top_k=request.top_k,
+        generator=torch.Generator(model.device).manual_seed(request.seed),
+    )
+    text = TextStream(tokenizer)
+    for token in chain(prompt, map(int, continuation)):
+        sys.stdout.write(text.push(token))
+        sys.stdout.flush()
+    sys.stdout.write(text.close() + "\n")
+
+
+def generate(chosen: Namespace, _: Console) -> None:
+    """Continue a text with one of our models, or with a linearized one."""
+    model, tokenizer = load_model(chosen.checkpoint, chosen.device.torch())
+    if not isinstance(model, FastWeightsForCausalLM | LinearizedModel):
+        raise ValueError(
+            f"{chosen.checkpoint} is a {model.config.model_type} model, whose memory grows with"
+            " the text; convert it by `fastweights import` or `fastweights linearize` first"
+        )
+    request = Request(
+        chosen.prompt, chosen.tokens, chosen.temperature, chosen.top_k, chosen.seed, chosen.tol
+    )
+    write_continuation(model, tokenizer, request)
