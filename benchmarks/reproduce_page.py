@@ -90,7 +90,8 @@ def _table(found: dict[str, Outcome]) -> Iterator[str]:
         for outcome in sizes:
             parts = f"{outcome['tally'].get('holds', 0)} of {len(outcome['checks'])}"
             yield (
-                f"| [`{name}`](#{name.replace('.', '')}) | {one.paper}, {one.place} | {one.statement} |"
+                f"| [`{name}`](#{name.replace('.', '')}) | {one.paper}, {one.place} |"
+                f" {one.statement} |"
                 f" {outcome['size']} | **{outcome['verdict']}** | {parts} |"
                 f" {outcome['minutes']:.1f} |"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import griffe
@@ -11,7 +12,7 @@ import griffe
 PACKAGE = Path(__file__).parents[2] / "src" / "fastweights" / "__init__.py"
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields|Examples?|Note):")
 EQUATION = re.compile(r"^[^\W\d]\w*_\w+ = ")
-SOURCE = re.compile(r"\s{3,}\((?P<source>[^()]*(\([^()]*\)[^()]*)*)\)\s*$")
+SOURCE = re.compile(r"\s{3,}(?P<source>\(.*)$")
 ENTRY = re.compile(r"^(?P<name>\w[\w, ]*?)\s{2,}(?P<text>\S.*)$")
 CODE = re.compile(r"(?<!`)`(\w+)`(?!`)")
 
@@ -33,6 +34,33 @@ class Readable(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: object) -> None:
         if obj.docstring is not None:
             obj.docstring.value = markdown(obj.docstring.value)
+
+    def on_package(self, *, pkg: griffe.Module, **_: object) -> None:
+        for module in (pkg, *_modules(pkg)):
+            for owner in module.classes.values():
+                if not owner.is_alias:
+                    _read_properties(owner)
+
+
+def _modules(package: griffe.Module) -> Iterator[griffe.Module]:
+    for module in package.modules.values():
+        if not module.is_alias:
+            yield module
+            yield from _modules(module)
+
+
+def _read_properties(owner: griffe.Class) -> None:
+    """What ``@Once`` computes at the first reading is read without parentheses."""
+    for name, method in list(owner.functions.items()):
+        if any(str(decorator.value) == "Once" for decorator in method.decorators):
+            owner.members[name] = griffe.Attribute(
+                name,
+                annotation=method.returns,
+                docstring=method.docstring,
+                lineno=method.lineno,
+                parent=owner,
+            )
+            owner.members[name].labels.add("property")
 
 
 def markdown(docstring: str) -> str:
@@ -60,7 +88,7 @@ def _equation(part: str) -> str:
     source = SOURCE.search(one)
     equations = one[: source.start()] if source else one
     lines = "\n".join(equation.strip() for equation in re.split(r"\s;\s+", equations))
-    return f"```text\n{lines}\n```" + (f"\n\n({source['source']})" if source else "")
+    return f"```text\n{lines}\n```" + (f"\n\n{source['source']}" if source else "")
 
 
 def _list(lines: list[str]) -> str:

@@ -10,18 +10,17 @@ from inspect import cleandoc, getmodule
 from unittest.mock import patch
 
 import fastweights
-from fastweights import MIXERS, cli
+from fastweights import LTV, MIXERS, Decay, Delta, Mesa, Recurrence, Softmax, cli, recurrence
 
-MARK = re.compile(r"<!-- generate: (\w+) -->")
-PLACES = {
-    "recurrences": ("fastweights.recurrence",),
-    "methods": ("fastweights.methods", "fastweights.kernels"),
-    "mixers": ("fastweights.mixer", "fastweights.mixers"),
-    "models": ("fastweights.models",),
-    "generate": ("fastweights.generate",),
+FIRST = (Recurrence, Decay, Delta, Mesa, Softmax, LTV, recurrence.Solver)
+"""What comes before its section's other members, which are in alphabetical order."""
+
+KINDS: dict[str, tuple[type, ...]] = {
+    "Rules": (Recurrence,),
+    "Solvers": (recurrence.Solver,),
+    "Linear systems": (LTV, recurrence.DenseLTV, recurrence.Transition),
 }
-"""The page of ``reference/`` on which names of these modules stand."""
-
+MARK = re.compile(r"<!-- generate: (\w+) -->")
 
 def on_page_markdown(markdown: str, **_: object) -> str:
     return MARK.sub(lambda mark: GENERATED[mark[1]](), markdown)
@@ -49,27 +48,52 @@ def _summary(documented: object) -> str:
     return (text if plain else f"`{text}`").replace("|", r"\|")
 
 
+def recurrences() -> str:
+    """Sections of ``fastweights.recurrence``: rules, solvers, systems, what is left."""
+    left = [getattr(recurrence, name) for name in recurrence.__all__]
+    sections = []
+    for title, first in KINDS.items():
+        chosen = [one for one in left if isinstance(one, type) and issubclass(one, first)]
+        left = [one for one in left if one not in chosen]
+        sections.append((title, sorted(chosen, key=_place)))
+    named = {getattr(recurrence, name): name for name in recurrence.__all__ if name != "State"}
+    sections.append(("Functions and errors", [one for one in left if one in named]))
+    return "\n\n".join(
+        "\n".join([f"## {title}", "", *(_documented(named[one]) for one in members)])
+        for title, members in sections
+    )
+
+
+def _place(one: type) -> int:
+    return FIRST.index(one) if one in FIRST else len(FIRST)
+
+
+def _documented(name: str) -> str:
+    return f"::: fastweights.recurrence.{name}\n    options:\n      heading_level: 3\n"
+
+
 def mixers() -> str:
-    """A section per mixer: the paper, the table row, the arguments."""
+    """A section per mixer: its arguments, the table row, the paper."""
     return "\n\n".join(_mixer(name) for name in MIXERS)
 
 
 def _mixer(name: str) -> str:
     mixer = MIXERS[name]
-    paper = cleandoc(getattr(getmodule(mixer), "__doc__", "")).split("\n\n")[0].replace("\n", " ")
+    paper = cleandoc(getmodule(mixer).__doc__ or "").split("\n\n")[0].replace("\n", " ")
     return "\n".join(
         [
-            f"### {name} {{ #mixer-{name} }}",
-            "",
-            paper,
-            "",
             f"::: {mixer.__module__}.{mixer.__qualname__}",
             "    options:",
-            "      heading_level: 4",
+            f"      heading: {name}",
+            f"      toc_label: {name}",
+            "      heading_level: 3",
             "      members: []",
             "      show_bases: false",
             "      show_if_no_docstring: true",
-            "      show_root_toc_entry: false",
+            "      show_symbol_type_heading: false",
+            "      show_symbol_type_toc: false",
+            "",
+            f"*{paper}*",
         ]
     )
 
@@ -123,14 +147,19 @@ def _row(parser: ArgumentParser, action: Action) -> Iterator[str]:
     formatter = HelpFormatter(parser.prog)
     metavar = formatter._format_args(action, action.dest.upper()) if action.nargs != 0 else ""
     flags = ", ".join(action.option_strings)
-    what = f"{flags} {metavar}".strip().replace("|", r"\|")
+    what = f"{flags} {metavar}".strip()
     help_ = formatter._expand_help(action) if action.help else ""
     yield f"| `{what}` | {_escaped(help_)} |"
 
 
 def _escaped(text: str) -> str:
     """Help as Markdown: placeholders and patterns are no markup."""
-    return re.sub(r"([|*<_\[\]])", r"\\\1", text)
+    return re.sub(r"([|*_\[\]])", r"\\\1", text).replace("<", "&lt;")
 
 
-GENERATED: dict[str, Callable[[], str]] = {"names": names, "mixers": mixers, "command": command}
+GENERATED: dict[str, Callable[[], str]] = {
+    "names": names,
+    "recurrences": recurrences,
+    "mixers": mixers,
+    "command": command,
+}

@@ -39,7 +39,7 @@ def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert examples, "README.md shows no Python"
     namespace: dict[str, object] = {"__name__": "readme"}
     for example in examples:
-        exec(compile(example, str(README), "exec"), namespace)
+        exec(compile(example, str(README), "exec", dont_inherit=True), namespace)
 
 
 def test_commands_start_with_known_programs() -> None:
