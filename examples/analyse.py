@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from fastweights import FastWeightsConfig, FastWeightsForCausalLM
-from fastweights.analysis.profile import Extent, profile
+from fastweights.analysis.profile import ProfileLimits, profile
 from fastweights.analysis.report import write_report
 
 torch.manual_seed(0)
@@ -17,7 +17,9 @@ config = FastWeightsConfig(
     mixers=[{"name": name, "heads": 2} for name in ("metala", "gla", "gated_deltanet")],
 )
 model = FastWeightsForCausalLM(config).eval()
-found = profile("example", model, torch.randint(0, 64, (1, 96)), Extent(heads=2, window=32, cuts=2))
+found = profile(
+    "example", model, torch.randint(0, 64, (1, 96)), ProfileLimits(heads=2, window=32, cuts=2)
+)
 
 for layer in found.layers:
     half_life, used = layer.memory.half_lives.median(), layer.memory.dimensions.mean()

@@ -5,14 +5,14 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fastweights.linearize import (
-    Analog,
-    Call,
+    AttentionCall,
+    LinearAttentionConfig,
     LinearOnly,
     Mode,
     WindowOnly,
     branches,
     linearize,
-    running,
+    use_mode,
 )
 
 torch.manual_seed(0)
@@ -30,7 +30,7 @@ ids = torch.randint(0, 64, (4, 40))
 with torch.no_grad():
     wanted = llama(input_ids=ids).logits
 
-model = linearize(llama, Analog(window=4))  # in place
+model = linearize(llama, LinearAttentionConfig(window=4))  # in place
 
 
 def distance() -> float:
@@ -47,7 +47,7 @@ class Transfer(Mode):
     def __init__(self) -> None:
         self.losses: list[Tensor] = []
 
-    def attend(self, call: Call) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         with torch.no_grad():
             softmax = call.softmax()
         self.losses.append((call.linear() - softmax).square().mean() / softmax.square().mean())
@@ -60,12 +60,12 @@ new = [p.requires_grad_() for branch in branches(model).values() for p in branch
 optimizer = torch.optim.AdamW(new, lr=3e-2)
 for _ in range(60):
     transfer = Transfer()
-    with running(model, transfer):
+    with use_mode(model, transfer):
         model(input_ids=torch.randint(0, 64, (8, 40)))
     torch.stack(transfer.losses).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
 print(f"after transfer:  {distance():.3f}")
 for mode in (WindowOnly(), LinearOnly()):
-    with running(model, mode):
+    with use_mode(model, mode):
         print(f"{type(mode).__name__}: {distance():.3f}")

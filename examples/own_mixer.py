@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu
 
 from fastweights import Decay, FastWeightsConfig, FastWeightsForCausalLM, Mixer, register
-from fastweights.layers import HeadNorm, Past, head_width, heads
+from fastweights.layers import HeadNorm, TokenContext, head_width, split_heads
 
 
 class Fading(Mixer):
@@ -32,8 +32,8 @@ class Fading(Mixer):
     def reset_parameters(self) -> None:
         nn.init.uniform_(self.a, 2, 6)
 
-    def project(self, x: Tensor, past: Past) -> tuple[Decay, Tensor]:
-        q, k, v = (heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
+    def project(self, x: Tensor, past: TokenContext) -> tuple[Decay, Tensor]:
+        q, k, v = (split_heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
         log_alpha = logsigmoid(self.a.float())[None, None, :, None]
         return Decay(q * self.scale, k, v, log_alpha), silu(self.W_g(x))
 

@@ -19,9 +19,9 @@ from fastweights import (
     explain,
     register,
 )
-from fastweights.layers import HeadNorm, head_width, heads
-from fastweights.recurrence import Erasing
-from fastweights.recurrence.products import decayed_products
+from fastweights.layers import HeadNorm, head_width, split_heads
+from fastweights.recurrence import ErasingTransition
+from fastweights.recurrence.products import decay_products
 
 
 def heads_first(stream: Tensor, dtype: torch.dtype) -> Tensor:
@@ -60,7 +60,7 @@ class EraseWrite(Recurrence):
     def chunk(self, state: Tensor) -> tuple[Tensor, Tensor]:
         q, k, v, e, beta, log_decay = self._streams(state.dtype)
         found = self._found(v, state)
-        wrote, erased = (decayed_products(q, key, log_decay) for key in (k, beta * e))
+        wrote, erased = (decay_products(q, key, log_decay) for key in (k, beta * e))
         o = wrote.inner @ v - erased.inner @ found + wrote.query @ state
         after = wrote.advance(state, v) - erased.key.mT @ found
         return o.transpose(1, 2).to(self.output), after
@@ -68,7 +68,7 @@ class EraseWrite(Recurrence):
     def _found(self, v: Tensor, state: Tensor) -> Tensor:
         """r: what each token finds under e, of the values `v` and the `state` before the chunk."""
         _, k, _, e, beta, log_decay = self._streams(self.accumulator)
-        wrote, erased = (decayed_products(e, key, log_decay) for key in (k, beta * e))
+        wrote, erased = (decay_products(e, key, log_decay) for key in (k, beta * e))
         before = wrote.inner.tril(-1) @ v + wrote.query @ state  # with nothing erased since
         return torch.linalg.solve_triangular(
             erased.inner.tril(-1), before, upper=False, unitriangular=True
@@ -94,7 +94,7 @@ class EraseWrite(Recurrence):
             s.to(self.accumulator).expand(*self.shape, -1)
             for s in (self.q, self.k, self.e, self.beta, self.log_decay.exp())
         )
-        return LTV(A=Erasing(decay, e, beta), B=k, C=q)
+        return LTV(A=ErasingTransition(decay, e, beta), B=k, C=q)
 
     def keep(self, mask: Tensor) -> "EraseWrite":
         """Padding neither erases, nor writes, nor forgets."""
@@ -135,7 +135,9 @@ class EraseWriteMixer(Mixer):
         nn.init.constant_(self.W_alpha.bias, 4.0)  # α = 0.98: about 50 tokens
 
     def project(self, x, past):
-        q, k, v, e = (heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v, self.W_e))
+        q, k, v, e = (
+            split_heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v, self.W_e)
+        )
         beta, alpha = self.W_beta(x)[..., None], self.W_alpha(x)[..., None]
         e = normalize(e.float(), dim=-1)
         return EraseWrite(q * self.scale, k, v, e, beta.sigmoid(), logsigmoid(alpha.float())), None

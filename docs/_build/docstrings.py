@@ -65,6 +65,8 @@ def _read_properties(owner: griffe.Class) -> None:
 
 def markdown(docstring: str) -> str:
     """The docstring with columns as code or lists, and the package's names as links."""
+    if docstring.lstrip().startswith("f_q "):  # a mixer's attributes are its arguments
+        docstring = docstring.replace("\nAttributes:\n", "\nArgs:\n")
     return "\n\n".join(_paragraph(part) for part in docstring.split("\n\n"))
 
 
