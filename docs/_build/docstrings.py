@@ -1,4 +1,4 @@
-"""How docstrings become Markdown: equations and table rows keep their columns, names become links."""
+"""How docstrings become Markdown: columns stay columns, and public names become links."""
 
 from __future__ import annotations
 
@@ -9,20 +9,29 @@ from pathlib import Path
 
 import griffe
 
-PACKAGE = Path(__file__).parents[2] / "src" / "fastweights" / "__init__.py"
+PACKAGE = Path(__file__).parents[2] / "src" / "fastweights"
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields|Examples?|Note):")
 EQUATION = re.compile(r"^[^\W\d]\w*_\w+ = ")
 SOURCE = re.compile(r"\s{3,}(?P<source>\(.*)$")
+SEVERAL = re.compile(
+    r"^(?P<indent> {4})(?P<names>\w+(, \w+)+): (?P<text>.*(\n {5,}.*)*)", re.MULTILINE
+)
 ENTRY = re.compile(r"^(?P<name>\w[\w, ]*?)\s{2,}(?P<text>\S.*)$")
 CODE = re.compile(r"(?<!`)`(\w+)`(?!`)")
 
 
 def exported(package: Path) -> frozenset[str]:
-    """The names of ``fastweights.__all__``."""
-    for statement in ast.parse(package.read_text(encoding="utf-8")).body:
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
-            return frozenset(ast.literal_eval(statement.value))
-    raise ValueError(f"{package} has no __all__")
+    """The public names of a package: what its stub, or else its code, imports at the top."""
+    stub = package / "__init__.pyi"
+    file = stub if stub.exists() else package / "__init__.py"
+    return frozenset(
+        alias.name
+        for statement in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(statement, ast.ImportFrom)
+        and statement.module is not None
+        and statement.module.startswith(f"{package.name}.")
+        for alias in statement.names
+    )
 
 
 EXPORTED = exported(PACKAGE)
@@ -72,7 +81,9 @@ def markdown(docstring: str) -> str:
 
 def _paragraph(part: str) -> str:
     first = part.lstrip("\n").split("\n", 1)[0]
-    if SECTION.match(first) or first.startswith((" ", ">>>", "```")):
+    if SECTION.match(first):
+        return _linked(SEVERAL.sub(_apart, part))
+    if first.startswith((" ", ">>>", "```")):
         return _linked(part)
     if first.startswith("f_q "):
         return f"```text\n{part}\n```"
@@ -82,6 +93,12 @@ def _paragraph(part: str) -> str:
     if sum(ENTRY.match(line) is not None for line in lines) > 1:
         return _linked(_list(lines))
     return _linked(part)
+
+
+def _apart(found: re.Match[str]) -> str:
+    """``q, k: text`` as an entry for each."""
+    names = found["names"].split(", ")
+    return "\n".join(f"{found['indent']}{name}: {found['text']}" for name in names)
 
 
 def _equation(part: str) -> str:
@@ -94,7 +111,7 @@ def _equation(part: str) -> str:
 
 
 def _list(lines: list[str]) -> str:
-    """``q  [b t h k]`` line by line, as a list; what is no such line goes on with the one before."""
+    """Lines such as ``q  [b t h k]`` as a list; any other goes on with the one before it."""
     items: list[str] = []
     for line in lines:
         entry = ENTRY.match(line)
@@ -110,6 +127,8 @@ def _list(lines: list[str]) -> str:
 def _linked(part: str) -> str:
     def link(found: re.Match[str]) -> str:
         name = found[1]
-        return f"[`{name}`][fastweights.{name}]" if name in EXPORTED else found[0]
+        if name not in EXPORTED:
+            return found[0]
+        return f'<autoref identifier="fastweights.{name}" optional><code>{name}</code></autoref>'
 
     return CODE.sub(link, part)

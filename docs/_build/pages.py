@@ -6,7 +6,7 @@ import re
 from argparse import SUPPRESS, Action, ArgumentParser, HelpFormatter, _SubParsersAction
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from inspect import cleandoc, getmodule
+from inspect import cleandoc, getmodule, ismodule
 from unittest.mock import patch
 
 import fastweights
@@ -22,20 +22,23 @@ KINDS: dict[str, tuple[type, ...]] = {
 }
 MARK = re.compile(r"<!-- generate: (\w+) -->")
 
+
 def on_page_markdown(markdown: str, **_: object) -> str:
     return MARK.sub(lambda mark: GENERATED[mark[1]](), markdown)
 
 
 def names() -> str:
     """A table of ``fastweights.__all__``."""
-    rows = [f"| {_link(name)} | {_summary(getattr(fastweights, name))} |" for name in sorted(
-        fastweights.__all__, key=str.lower)]
+    rows = [
+        f"| {_link(name)} | {_summary(getattr(fastweights, name))} |"
+        for name in sorted(fastweights.__all__, key=str.lower)
+    ]
     return "\n".join(["| name | what it is |", "|---|---|", *rows])
 
 
 def _link(name: str) -> str:
-    if name == "linearize":
-        return "[`linearize`](linearize.md)"
+    if ismodule(getattr(fastweights, name)):
+        return f"[`{name}`]({name}.md)"
     return f"[`{name}`][fastweights.{name}]"
 
 
