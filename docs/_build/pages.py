@@ -48,7 +48,7 @@ def _summary(documented: object) -> str:
     text = cleandoc(documented.__doc__ or "").split("\n\n")[0].replace("\n", " ")
     text = re.sub(r"\s{3,}.*$", "", text)
     plain = re.match(r"[^\W\d]\w*_\w+ = ", text) is None
-    return (text if plain else f"`{text}`").replace("|", r"\|")
+    return text.replace("|", r"\|") if plain else f"`{text}`"
 
 
 def recurrences() -> str:
