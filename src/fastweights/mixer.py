@@ -107,9 +107,17 @@ class Mixer(nn.Module, ABC):
     ) -> tuple[Embedded, MixerState]:
         """(y, state after the last token), continuing from `state`.
 
-        keep      ``[b t]``, False for padding: such a token leaves no trace in any other or in the
-        state segments  ``[b t]``, an integer per packed document; where it changes, memory starts
-        anew Raises ShapeError for an x, mask or state that does not fit.
+        Args:
+            x: ``[b t d]``
+            state: what an earlier call returned; None for the empty one
+            keep: ``[b t]``, False for padding: such a token leaves no trace in any other or in
+                the state
+            segments: ``[b t]``, an integer per packed document; where it changes, memory starts
+                anew
+            method: how the recurrence is evaluated
+
+        Raises:
+            ShapeError: for an x, mask or state that does not fit
         """
         driven, recurrence, gate, past = self.project_all(x, state, keep=keep, segments=segments)
         o, memory = evaluate(driven, None if state is None else state.memory, method)

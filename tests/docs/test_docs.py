@@ -9,13 +9,22 @@ from test_readme import BLOCK, blocks, command_lines
 
 DOCS = Path(__file__).parents[2] / "docs"
 LITERATE = [
+    "choose.md",
     "dsf-by-example.md",
     "evals.md",
+    "index.md",
     "linearize.md",
     "new-mixer.md",
     "sweeps.md",
     "tasks.md",
+    "troubleshooting.md",
+    "tutorials/analyse.md",
+    "tutorials/convert.md",
+    "tutorials/decode.md",
+    "tutorials/rule.md",
+    "tutorials/train.md",
 ]
+COMMANDS = [*LITERATE, "importing.md", "install.md", "mesa.md"]
 
 
 @pytest.mark.parametrize("page", LITERATE)
@@ -28,10 +37,10 @@ def test_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert examples
     namespace: dict[str, object] = {"__name__": path.stem}
     for example in examples:
-        exec(compile(example, str(path), "exec"), namespace)
+        exec(compile(example, str(path), "exec", dont_inherit=True), namespace)
 
 
-@pytest.mark.parametrize("page", LITERATE)
+@pytest.mark.parametrize("page", COMMANDS)
 def test_commands_parse(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from fastweights import cli, mixers
 

@@ -39,7 +39,7 @@ def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert examples, "README.md shows no Python"
     namespace: dict[str, object] = {"__name__": "readme"}
     for example in examples:
-        exec(compile(example, str(README), "exec"), namespace)
+        exec(compile(example, str(README), "exec", dont_inherit=True), namespace)
 
 
 def test_commands_start_with_known_programs() -> None:
@@ -62,3 +62,21 @@ def test_fastweights_commands_parse() -> None:
     for program, *arguments in command_lines():
         if program == "fastweights":
             parser.parse_args(arguments)
+
+
+def test_pictures_and_pages_exist() -> None:
+    """What README.md shows and links by address, so that a package index shows it too, is here."""
+    raw, site = (
+        "https://raw.githubusercontent.com/fastweights/fastweights/main/",
+        "https://fastweights.github.io/fastweights/",
+    )
+    text, root = README.read_text(), README.parent
+    pictures = re.findall(rf"!\[[^\]]*\]\({raw}([^)]+)\)", text)
+    pages = re.findall(rf"\]\({site}([^)#]*)\)", text)
+    assert pictures
+    assert pages
+    assert text.count("![") == len(pictures)
+    assert all((root / picture).is_file() for picture in pictures)
+    for page in pages:
+        found = root / "docs" / page.rstrip("/")
+        assert found.with_suffix(".md").is_file() or (found / "index.md").is_file(), page
