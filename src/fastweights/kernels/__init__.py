@@ -10,7 +10,16 @@ from fastweights.kernels.native import NATIVE_DECAY, NATIVE_DELTA, NATIVE_SCAN
 from fastweights.kernels.native.mesa import NATIVE_MESA
 from fastweights.kernels.native.windowed import NATIVE_WINDOW
 from fastweights.kernels.scan import BLOCKED_SCAN
-from fastweights.kernels.table import TABLE, Kernel, explain, only, register, select, takers
+from fastweights.kernels.table import (
+    TABLE,
+    Kernel,
+    explain,
+    only,
+    register,
+    run_fastest,
+    select,
+    takers,
+)
 from fastweights.kernels.windowed import BLOCKED_WINDOWS
 
 COMPILED = [NATIVE_SCAN, NATIVE_DECAY, NATIVE_DELTA, NATIVE_MESA, NATIVE_WINDOW]
@@ -22,4 +31,4 @@ ATTENTION = [WINDOWED_ATTENTION, FUSED_ATTENTION]
 # many tokens in blocks; what is left, chunk after chunk.
 TABLE.extend([*COMPILED, *COMPOSED, STEP, BONUS, *BLOCKED, *ATTENTION, CHUNK_LOOP])
 
-__all__ = ["TABLE", "Kernel", "explain", "only", "register", "select", "takers"]
+__all__ = ["TABLE", "Kernel", "explain", "only", "register", "run_fastest", "select", "takers"]
