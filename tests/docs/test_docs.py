@@ -15,6 +15,7 @@ LITERATE = [
     "index.md",
     "linearize.md",
     "new-mixer.md",
+    "new-rule.md",
     "sweeps.md",
     "tasks.md",
     "troubleshooting.md",

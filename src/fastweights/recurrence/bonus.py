@@ -28,7 +28,7 @@ from fastweights.shapes import Keys, LogDecay, Map, Output, PerToken, Segments, 
 
 @dataclass(frozen=True, eq=False)
 class Bonus(MatrixRule[Tensor]):
-    """The query reads the state before its token is written, and the token with a weight of its own.
+    """The query reads the state before its token, and the token with a weight of its own.
 
     o_t = q_t S_{t-1} + bonus_t v_t ;  S_t = diag(α_t) S_{t-1} + k_tᵀ v_t
 

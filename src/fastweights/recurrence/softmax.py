@@ -34,7 +34,7 @@ class Softmax(Recurrence[Cache]):
 
     o_t = Σ_s softmax_s(q_t·k_s / √d_k) v_s over s ≤ t, or over the last `window` tokens only
 
-    The state is (keys ``[b g s k]``, values ``[b g s v]``, age ``[b s]`` in tokens as the next token
+    The state is (keys ``[b g s k]``, values ``[b g s v]``, age ``[b s]`` in tokens as the next one
     will see it), in the streams' dtype; s grows with the sequence, or stays at most window - 1.
 
     Attributes:

@@ -40,6 +40,7 @@ from fastweights.recurrence import (
     Normalized,
     Recurrence,
     Softmax,
+    Solver,
     WindowedLinear,
 )
 
@@ -64,6 +65,7 @@ class RecurrenceCase(Case):
         token_flops: forward, per token and head
         peers: others who compute it anywhere; `gpu_peers`, those who need CUDA
         accuracy: the relative error that its solver is content with
+        exact_solver: that of the reference, for a rule that has one
     """
 
     name: str
@@ -75,6 +77,7 @@ class RecurrenceCase(Case):
     channels: bool = False
     state: int = 1
     accuracy: float = 0.0
+    exact_solver: Solver | None = None
 
     def inputs(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Inputs:
         generator = torch.Generator().manual_seed(0)
@@ -95,8 +98,8 @@ class RecurrenceCase(Case):
 
     def reference(self, inputs: Inputs) -> Tensor:
         record = self.record(inputs)
-        if isinstance(record, Mesa):
-            record = replace(record, solver=Cholesky())
+        if self.exact_solver is not None:
+            record = replace(record, solver=self.exact_solver)
         return evaluate(record, method=Chunkwise(CHUNK))[0]
 
     def flops(self, sizes: Sizes, phase: Phase) -> float:
@@ -334,7 +337,9 @@ _MESA = {**_UNIT, "q": _unit_keys, "log_decay": _scalar_decay, "ridge": _ridge}
 
 def mesa_case(solver: ConjugateGradient) -> RecurrenceCase:
     """The Mesa rule on random streams, solved by `solver`."""
-    return RecurrenceCase("mesa", _MESA, partial(_mesa, solver), _mesa_flops)
+    return RecurrenceCase(
+        "mesa", _MESA, partial(_mesa, solver), _mesa_flops, exact_solver=Cholesky()
+    )
 
 
 CASES: tuple[RecurrenceCase | LayerCase, ...] = (
@@ -395,6 +400,7 @@ CASES: tuple[RecurrenceCase | LayerCase, ...] = (
         _mesa_flops,
         peers.MESA,
         peers.TRITON_MESA,
+        exact_solver=Cholesky(),
     ),
     RecurrenceCase(
         "mesa tol 1e-5",
@@ -403,6 +409,7 @@ CASES: tuple[RecurrenceCase | LayerCase, ...] = (
         _mesa_flops,
         peers.MESA,
         accuracy=1e-5,
+        exact_solver=Cholesky(),
     ),
     RecurrenceCase(
         "normalized decay none",
