@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor, nn
 
 from fastweights.recurrence import Recurrence, WindowedLinear
+from fastweights.recurrence.mapped import features
 from fastweights.shapes import Mask, Output
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ class WindowOnly(OtherRecurrence):
     """`WindowedLinear` without the tokens before its window."""
 
     def replacement(self, record: Recurrence) -> Recurrence:
-        return replace(require_window(record, self), fq=0 * require_window(record, self).fq)
+        window = require_window(record, self)
+        return replace(window, fq=0 * features(window.fq))
 
 
 class LinearOnly(OtherRecurrence):

@@ -53,7 +53,8 @@ class LogGate(LearnedFeatures):
     with -x W.
     """
 
-    def activate(self, x: Tensor) -> Tensor:
+    @staticmethod
+    def activate(x: Tensor, /) -> Tensor:
         return F.logsigmoid(-x) / TAU
 
 
