@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import accumulate_dtype, elu_plus_one, upcast
+from fastweights.layers import accumulate_dtype, upcast
+from fastweights.recurrence.mapped import elu_plus_one, softmax
 from fastweights.recurrence.streams import disable_autocast
 
 FEATURES: Mapping[str, Callable[[Tensor], Tensor]] = {"elu": elu_plus_one, "relu": F.relu}
@@ -144,20 +144,18 @@ class LearnedFeatures(nn.Module, ABC):
     W starts as the identity's first f columns (LoLCATs, 2024; Hedgehog, 2024).
     """
 
-    compiled: ClassVar[str | None] = None
-    """What the compiled step of `WindowedLinear` calls f, if it has it."""
-
     def __init__(self, heads: int, width: int, features: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.size = heads, 2 * features
         self.W = nn.Parameter(torch.empty(heads * features, width, 1))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.dirac_(self.W, groups=self.heads)
 
+    @staticmethod
     @abstractmethod
-    def activate(self, x: Tensor) -> Tensor:
+    def activate(x: Tensor, /) -> Tensor:
         """f"""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -169,34 +167,22 @@ class LearnedFeatures(nn.Module, ABC):
 class Hedgehog(LearnedFeatures):
     """f = softmax over the features: bounded, and a row of keys weighs as much as any other."""
 
-    compiled = "softmax"
-
-    def activate(self, x: Tensor) -> Tensor:
-        return x.softmax(-1)
+    activate = staticmethod(softmax)
 
 
 class Exponential(LearnedFeatures):
     """f = exp"""
 
-    compiled = "exp"
-
-    def activate(self, x: Tensor) -> Tensor:
-        return x.exp()
+    activate = staticmethod(torch.exp)
 
 
 class Elu(LearnedFeatures):
     """f = 1 + ELU"""
 
-    compiled = "elu"
-
-    def activate(self, x: Tensor) -> Tensor:
-        return elu_plus_one(x)
+    activate = staticmethod(elu_plus_one)
 
 
 class Relu(LearnedFeatures):
     """f = ReLU (T2R, Kasai et al., 2021)"""
 
-    compiled = "relu"
-
-    def activate(self, x: Tensor) -> Tensor:
-        return F.relu(x)
+    activate = staticmethod(F.relu)

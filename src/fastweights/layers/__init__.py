@@ -6,7 +6,6 @@ from fastweights.layers.convolution import ShortConvolution, TokenShift
 from fastweights.layers.functions import (
     accumulate_dtype,
     both_ways,
-    elu_plus_one,
     head_numbers,
     l2_normalize,
     log_gate,
@@ -17,6 +16,7 @@ from fastweights.layers.mlp import MLP, MLPS, GatedMLP, LowRank
 from fastweights.layers.norms import NORMS, HeadNorm, WholeNorm
 from fastweights.layers.pooling import POOLINGS
 from fastweights.layers.rotary import Rope, rotary
+from fastweights.recurrence.mapped import elu_plus_one
 
 __all__ = [
     "MLP",

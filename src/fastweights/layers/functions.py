@@ -50,11 +50,6 @@ def l2_normalize(x: Tensor, floor: float = 0.0) -> Tensor:
     return x * (upcast(x).square().sum(-1, keepdim=True) + floor).rsqrt().to(x.dtype)
 
 
-def elu_plus_one(x: Tensor) -> Tensor:
-    """1 + ELU(x) > 0, the feature map of linear attention (DSF eq. 16)."""
-    return F.elu(x) + 1
-
-
 def log_gate(x: Tensor, lower: float) -> Tensor:
     """Compute log(lower + (1 - lower) σ(x)): the log of a decay above `lower` (HGRN eq. 5)."""
     x = F.logsigmoid(upcast(x))

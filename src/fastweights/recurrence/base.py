@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar, cast
 import torch
 from torch import Tensor
 
+from fastweights.recurrence.mapped import Mapped
 from fastweights.recurrence.streams import (
     ShapeError,
     State,
@@ -98,7 +99,7 @@ class Recurrence(ABC, Generic[S]):
         for pieces in zip(*cut, strict=True):
             yield replace(self, **dict(zip(timed, pieces, strict=True)))
 
-    def _fields_over_time(self) -> dict[str, Tensor | Recurrence]:
+    def _fields_over_time(self) -> dict[str, Tensor | Recurrence | Mapped]:
         """The streams, and the records this one is made of, that have a part for every token."""
         named = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: part for name, part in named.items() if _tokens(part) == len(self)}
@@ -223,7 +224,7 @@ def _tokens(part: object) -> int | None:
     """The length of a stream or record in time; None for other fields."""
     if isinstance(part, Tensor):
         return part.shape[1]
-    return len(part) if isinstance(part, Recurrence) else None
+    return len(part) if isinstance(part, (Recurrence, Mapped)) else None
 
 
 def expand_time(recurrence: Recurrence, stream: Tensor) -> Tensor:

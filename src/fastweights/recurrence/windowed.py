@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from fastweights.recurrence.base import Recurrence, check_mask
 from fastweights.recurrence.ltv import LTV
+from fastweights.recurrence.mapped import Mapped, features
 from fastweights.recurrence.softmax import SOFTMAX_OPERATIONS, check_cache_shapes, repeat_kv
 from fastweights.recurrence.streams import (
     ShapeError,
@@ -56,12 +58,12 @@ class WindowedLinear(Recurrence[WindowState]):
     The state is: keys ``[b g s k]``, values ``[b g s v]`` and features ``[b g s f]`` of the last
     s ≤ w - 1 tokens, oldest first and in the streams' dtypes; S with z as its last column
     ``[b g f v+1]``, in float32 or wider; the age ``[b s]`` of the s tokens as the next one will see
-    it.
+    it. Where fk is `Mapped`, features of the cache are φ of its keys: none are kept, f is 0 there.
 
     Attributes:
         q: ``[b t h k]``
         k, v: ``[b t g k]``, ``[b t g v]`` with g | h: each key head serves h / g query heads (GQA)
-        fq, fk: φ of queries ``[b t h f]`` and of keys ``[b t g f]``
+        fq, fk: φ of queries ``[b t h f]`` and of keys ``[b t g f]``; or `Mapped`: still to be made
         mix: γ ``[b t h 1]``, in (0, 1)
         window: w ≥ 0; 0 leaves normalised linear attention
         shared: one normaliser for both sides, or one each
@@ -72,8 +74,8 @@ class WindowedLinear(Recurrence[WindowState]):
     q: Keys
     k: GroupKeys
     v: GroupValues
-    fq: Features
-    fk: GroupFeatures
+    fq: Features | Mapped
+    fk: GroupFeatures | Mapped
     mix: PerToken
     window: int
     shared: bool = True
@@ -91,7 +93,7 @@ class WindowedLinear(Recurrence[WindowState]):
                 f"WindowedLinear(softcap={self.softcap}): use a bound above 0, or None for no bound"
             )
         require_width("k", self.k, self.q.shape[-1])
-        require_width("fk", self.fk, self.fq.shape[-1])
+        require_width("fk", self.fk, self.fq.shape[-1])  # type: ignore[arg-type]
         require_width("mix", self.mix, 1)
         if self.groups == 0 or self.shape[2] % self.groups:
             raise ShapeError(
@@ -99,20 +101,18 @@ class WindowedLinear(Recurrence[WindowState]):
                 " former"
             )
 
-    @property
+    @lazy_property
     def groups(self) -> int:
         """g"""
         return max(s.shape[2] for s in (self.k, self.v, self.fk))
 
     @lazy_property
     def shape(self) -> tuple[int, int, int]:
-        per_group = ("k", "v", "fk")
-        _, _, g = broadcast_lengths(
-            {name: s for name, s in self.streams.items() if name in per_group}
-        )
-        b, t, h = broadcast_lengths(
-            {n: s[:, :, :1] if n in per_group else s for n, s in self.streams.items()}
-        )
+        """(b, t, h) after broadcasting, where keys have g heads."""
+        of_groups = {n: s for n, s in self.streams.items() if n in ("k", "v", "fk")}
+        _, _, g = broadcast_lengths(of_groups)
+        one_head = {n: s[:, :, :1] for n, s in of_groups.items()}
+        b, t, h = broadcast_lengths({**self.streams, **one_head})
         return b, t, max(h, g)
 
     @property
@@ -122,15 +122,16 @@ class WindowedLinear(Recurrence[WindowState]):
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
         b, g, f = self.shape[0], self.groups, self.fq.shape[-1]
-        cached = tuple((b, g, 0, width) for width in (self.q.shape[-1], self.values, f))
+        kept = 0 if isinstance(self.fk, Mapped) else f
+        cached = tuple((b, g, 0, width) for width in (self.q.shape[-1], self.values, kept))
         return *cached, (b, g, f, self.values + 1), (b, 0)
 
     def initial_state(self) -> WindowState:
-        keys, values, features, memory, age = self.state_shapes
+        keys, values, kept, memory, age = self.state_shapes
         return (
             self.k.new_zeros(keys),
             self.v.new_zeros(values),
-            self.fk.new_zeros(features),
+            self.k.new_zeros(kept),
             torch.zeros(memory, dtype=self.accumulator, device=self.device),
             torch.zeros(age, dtype=torch.long, device=self.device),
         )
@@ -139,8 +140,8 @@ class WindowedLinear(Recurrence[WindowState]):
         form = (
             "(keys [b g s k], values [b g s v], features [b g s f], memory [b g f v+1], age [b s])"
         )
-        keys, values, features, memory, age = check_cache_shapes(self, state, form)
-        return keys, values, features, memory.to(self.accumulator), age
+        keys, values, kept, memory, age = check_cache_shapes(self, state, form)
+        return keys, values, kept, memory.to(self.accumulator), age
 
     def step(self, state: WindowState) -> tuple[Output, WindowState]:
         """The equation above as it stands; a token that may be padding or begin a document is a
@@ -149,25 +150,25 @@ class WindowedLinear(Recurrence[WindowState]):
         if self.keep_mask is not None or self.segment_starts is not None:
             return self.chunk(state)
         *cached, memory, age = state
-        keys, values, features = self._append_tokens(cached)
+        keys, values, mapped = self.append_tokens(cached)
         age, exact = F.pad(age, (0, 1)), with_ones(values.to(self.accumulator))
         q, fq, mix = (
             self._queries(s).unflatten(1, (self.groups, -1)).squeeze(3)
-            for s in (self.q, self.fq, self.mix)
+            for s in (self.q, features(self.fq), self.mix)
         )
         scores = soft_cap(q @ keys.to(self.accumulator).mT / q.shape[-1] ** 0.5, self.softcap)
         near = (
             _exponentials(scores.masked_fill((age >= self.window)[:, None, None], -torch.inf))
             @ exact
         )
-        leaving = features[:, :, :1] * (age[:, :1] == max(self.window - 1, 0))[:, None, :, None]
+        leaving = mapped[:, :, :1] * (age[:, :1] == max(self.window - 1, 0))[:, None, :, None]
         written = memory + leaving.to(memory.dtype).mT @ exact[:, :, :1]
         far = fq @ (memory if self.window else written)
         o = normalize_by_last(mix_window_and_memory(near, far, mix, shared=self.shared))[
             ..., :-1
         ].flatten(1, 2)[:, None]
         rest = slice(int(age.shape[1] >= self.window), None)
-        ring = (s[:, :, rest] for s in (keys, values, features))
+        ring = (s[:, :, rest] for s in (keys, values, self.kept_features(mapped)))
         age = torch.where(age < FORGOTTEN, age + 1, age)[:, rest]
         return o.to(self.output), (*ring, written, age)  # type: ignore[return-value]
 
@@ -176,7 +177,7 @@ class WindowedLinear(Recurrence[WindowState]):
         values = with_ones(seen.values.to(self.accumulator))
         near, far = self._weights(seen)
         first = (seen.time.document[:, -len(self) :] == 0)[:, None, :, None]
-        read = (self._queries(self.fq) * first) @ repeat_kv(state[3], self.shape[2])
+        read = (self._queries(features(self.fq)) * first) @ repeat_kv(state[3], self.shape[2])
         values = repeat_kv(values, self.shape[2])
         o = self._mix_and_normalize(near @ values, far @ values + read)
         return o.transpose(1, 2).to(self.output), self._next_state(seen, state[3])
@@ -191,13 +192,14 @@ class WindowedLinear(Recurrence[WindowState]):
         near, far = self._weights(seen)
         behind = seen.time.distance[..., None] == torch.arange(w + 1, device=self.device)
         behind = (behind & seen.time.same_document[..., None]).to(self.accumulator)
-        features = repeat_kv(seen.features.to(self.accumulator), near.shape[1])
-        slots, fq = torch.einsum("bhts,btsj->bhtj", near, behind[..., :w]), self._queries(self.fq)
+        fk = repeat_kv(seen.features.to(self.accumulator), near.shape[1])
+        fq = self._queries(features(self.fq))
+        slots = torch.einsum("bhts,btsj->bhtj", near, behind[..., :w])
         read = self._mix_and_normalize(
             torch.cat([slots, 0 * fq, near.sum(-1, keepdim=True)], -1),
             torch.cat([0 * slots, fq, far.sum(-1, keepdim=True)], -1),
         )
-        A, B = self._register(torch.einsum("bhsf,bts->bthf", features, behind[..., w]))
+        A, B = self._register(torch.einsum("bhsf,bts->bthf", fk, behind[..., w]))
         return LTV(A, B, C=read.transpose(1, 2))
 
     def _register(self, leaving: Tensor) -> tuple[Transition, Tensor]:
@@ -265,19 +267,34 @@ class WindowedLinear(Recurrence[WindowState]):
         """The cache followed by the record's own tokens."""
         *cached, _, age = state
         return _VisibleTokens(
-            *self._append_tokens(cached),
+            *self.append_tokens(cached),
             time=Timeline.of(age, len(self), self.keep_mask, self.segment_starts),
         )
 
-    def _append_tokens(self, cached: list[Tensor]) -> list[Tensor]:
+    def append_tokens(self, cached: Sequence[Tensor]) -> list[Tensor]:
         """Cached keys, values and features ``[b g s ·]`` with the record's own behind them."""
-        b, t, _ = self.shape
-        own = (s.transpose(1, 2).expand(b, self.groups, t, -1) for s in (self.k, self.v, self.fk))
-        return [torch.cat([old, new], 2) for old, new in zip(cached, own, strict=True)]
+        (b, t, _), (keys, values, kept) = self.shape, cached
+        streams = (self.k, self.v, features(self.fk))
+        own = (s.transpose(1, 2).expand(b, self.groups, t, -1) for s in streams)
+        before = (keys, values, self.cached_features(keys, kept))
+        return [torch.cat([old, new], 2) for old, new in zip(before, own, strict=True)]
+
+    def cached_features(self, keys: Tensor, kept: Tensor) -> Tensor:
+        """φ of the cached keys: the state's; or made of those that these tokens push out of the
+        window, as only they are read.
+        """
+        if not isinstance(self.fk, Mapped):
+            return kept
+        leaving = self.fk.map(keys[:, :, : len(self)].transpose(1, 2)).transpose(1, 2)
+        return F.pad(leaving, (0, 0, 0, keys.shape[2] - leaving.shape[2]))
+
+    def kept_features(self, mapped: Tensor) -> Tensor:
+        """What the state keeps of features ``[b g s f]``: nothing where keys will do."""
+        return mapped[..., :0] if isinstance(self.fk, Mapped) else mapped
 
     def _weights(self, seen: _VisibleTokens) -> tuple[Map, Map]:
         """e^(s - c) inside the window and φ φᵀ before it."""
-        keys, features = (
+        keys, fk = (
             repeat_kv(s.to(self.accumulator), self.shape[2]) for s in (seen.keys, seen.features)
         )
         reach = (
@@ -289,7 +306,7 @@ class WindowedLinear(Recurrence[WindowState]):
         far = reach & (seen.time.distance >= self.window) & (seen.time.distance < FORGOTTEN // 2)
         scores = soft_cap(self._queries(self.q) @ keys.mT / self.q.shape[-1] ** 0.5, self.softcap)
         weights = _exponentials(scores.masked_fill(~near[:, None], -torch.inf))
-        return weights, (self._queries(self.fq) @ features.mT) * far[:, None]
+        return weights, (self._queries(features(self.fq)) @ fk.mT) * far[:, None]
 
     def _next_state(self, seen: _VisibleTokens, memory: Tensor) -> WindowState:
         """The last w - 1 tokens as they are, and all before them in S."""
@@ -302,9 +319,8 @@ class WindowedLinear(Recurrence[WindowState]):
         last = age.take_along_dim(newest, 1)
         last = torch.where(last < self.window, last, FORGOTTEN)
         rows, there = newest[:, None, :, None], (last < FORGOTTEN)[:, None, :, None]
-        cached = (
-            s.take_along_dim(rows, 2) * there for s in (seen.keys, seen.values, seen.features)
-        )
+        kept = (seen.keys, seen.values, self.kept_features(seen.features))
+        cached = (s.take_along_dim(rows, 2) * there for s in kept)
         return *cached, memory * current + written, last  # type: ignore[return-value]
 
 

@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fastweights.kernels.native import abi, library
 from fastweights.kernels.native.decay_delta import CPU, refuses
 from fastweights.kernels.native.memory import empty
 from fastweights.kernels.table import Kernel
+from fastweights.recurrence.mapped import Mapped, elu_plus_one, features, softmax
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.recurrence.windowed import WindowedLinear, WindowState
 
@@ -35,19 +37,41 @@ class WindowRule(NamedTuple):
         return cached + (cached + 1 < self.window)
 
 
-class LearnedFeatureMap(NamedTuple):
-    """Features to be made of queries and of keys that leave the window: f, a name of
-    `abi.FeatureMap`, and W ``[h·f/2 k]``.
-    """
+class LearnedFeatures(NamedTuple):
+    """Features that C makes of q and of keys that leave the window: f, and W ``[h·f/2 k]``."""
 
-    f: str
+    f: abi.FeatureMap
     W_q: Tensor
     W_k: Tensor
 
     def fields(self) -> dict[str, Any]:
         """Those of ``WindowStep`` that say where features come from."""
-        number = abi.FeatureMap[self.f.upper()]
-        return {"map": number, "W_q": self.W_q, "W_k": self.W_k}
+        return {"map": self.f, "W_q": self.W_q, "W_k": self.W_k}
+
+
+ACTIVATIONS = {
+    softmax: abi.FeatureMap.SOFTMAX,
+    torch.exp: abi.FeatureMap.EXP,
+    elu_plus_one: abi.FeatureMap.ELU,
+    F.relu: abi.FeatureMap.RELU,
+}
+"""The f of `Mapped` features that C knows."""
+
+
+def learned_features(recurrence: WindowedLinear) -> LearnedFeatures | None:
+    """What C makes the features of this record with; None where it cannot, as they are there, or
+    of other streams than q and k, or by a map that it does not know.
+    """
+    fq, fk = recurrence.fq, recurrence.fk
+    if not (isinstance(fq, Mapped) and isinstance(fk, Mapped)):
+        return None
+    f, W_q, W_k = ACTIVATIONS.get(fq.map.activate), fq.map.W, fk.map.W
+    same = fq.stream is recurrence.q and fk.stream is recurrence.k
+    if f is None or fk.map.activate is not fq.map.activate or not same:
+        return None
+    if library.refuse_tensors(W_q, W_k) or not (W_q.is_contiguous() and W_k.is_contiguous()):
+        return None
+    return LearnedFeatures(f, W_q, W_k)
 
 
 class TokenFeatures(NamedTuple):
@@ -61,7 +85,7 @@ class TokenFeatures(NamedTuple):
     following: Tensor
 
     def fields(self) -> dict[str, Any]:
-        """As `LearnedFeatureMap.fields`."""
+        """As `LearnedFeatures.fields`."""
         return {
             "fq": self.fq,
             "fk": self.fk,
@@ -76,13 +100,13 @@ def window_step(
     k: Tensor,
     v: Tensor,
     mix: Tensor,
-    features: LearnedFeatureMap | TokenFeatures,
+    source: LearnedFeatures | TokenFeatures,
     state: FeaturelessWindowState,
 ) -> tuple[Tensor, FeaturelessWindowState]:
     """(o ``[b 1 h v]`` in float32, the state behind the token) of streams and a state that fit each
     other.
     """
-    streams = [_single(s) for s in (q, k, v, mix)]
+    streams = (_single(q), _single(k), _single(v), _single(mix))
     keys, values, memory, age = (
         s.contiguous() for s in (_single(state[0]), _single(state[1]), *state[2:])
     )
@@ -91,10 +115,13 @@ def window_step(
     o, after = torch.empty(b, 1, h, width - 1), torch.empty(b, kept, dtype=torch.long)
     ring = torch.empty(b, g, kept, keys.shape[3]), torch.empty(b, g, kept, width - 1)
     written = empty(b, g, f, width)
+    places = {"keys": keys, "values": values, "age": age, "memory": memory}
+    results = {"o": o, "next_age": after, "next_memory": written}
+    results |= {"next_keys": ring[0], "next_values": ring[1]}
     sizes = (b, h, g, keys.shape[3], width - 1, f, rule.window, cached, rule.shared, FORGOTTEN)
     constants = (rule.scale, rule.softcap or 0.0, library.threads(memory.numel()))
-    places = (*streams, keys, values, age, memory, o, *ring, after, written)
-    library.call(CODE, abi.WindowStep(*sizes, *constants, *places, **features.fields()))
+    step = abi.WindowStep(*sizes, *constants, *streams, **places, **results, **source.fields())
+    library.call(CODE, step)
     dtypes = (
         torch.promote_types(state[0].dtype, k.dtype),
         torch.promote_types(state[1].dtype, v.dtype),
@@ -106,52 +133,38 @@ def _single(stream: Tensor) -> Tensor:
     return stream if stream.dtype == torch.float32 else stream.float()
 
 
-def step_with_feature_map(
-    rule: WindowRule,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mix: Tensor,
-    features: LearnedFeatureMap,
-    state: FeaturelessWindowState,
-) -> tuple[Tensor, FeaturelessWindowState] | None:
-    """`window_step`, or None for what C cannot read, autograd wants to see, or `only` leaves to
-    another kernel.
-    """
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or q.shape[1] != 1:
-        return None
-    weights = features.W_q, features.W_k
-    if library.refuse_tensors(*weights) or not all(W.is_contiguous() for W in weights):
-        return None
-    if q.device.type != "cpu" or torch.promote_types(q.dtype, torch.float32) != torch.float32:
-        return None
-    (b, _, g, width), values, s = k.shape, v.shape[3], state[3].shape[1]
-    f = 2 * len(features.W_k) // g
-    fits = tuple(part.shape for part in state) == (
-        (b, g, s, width),
-        (b, g, s, values),
-        (b, g, f, values + 1),
-        (b, s),
-    )
-    return window_step(rule, q, k, v, mix, features, state) if fits else None
-
-
 def _run(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, WindowState]:
-    keys, values, features, memory, age = state
-    if torch.is_grad_enabled() and any(
-        s.requires_grad for s in (*recurrence.streams.values(), *state)
-    ):
+    keys, values, kept, memory, age = state
+    if torch.is_grad_enabled() and _requires_grad(recurrence, state):
         return recurrence.step(state)
     (b, t, h), g = recurrence.shape, recurrence.groups
-    q, fq, mix = (s.expand(b, t, h, -1) for s in (recurrence.q, recurrence.fq, recurrence.mix))
-    k, v, fk = (s.expand(b, t, g, -1) for s in (recurrence.k, recurrence.v, recurrence.fk))
+    q, mix = (s.expand(b, t, h, -1) for s in (recurrence.q, recurrence.mix))
+    k, v = (s.expand(b, t, g, -1) for s in (recurrence.k, recurrence.v))
     rule = WindowRule(recurrence.window, recurrence.shared, q.shape[-1] ** -0.5, recurrence.softcap)
-    following = torch.empty(b, g, rule.cache_length_after(age.shape[1]), fk.shape[-1])
-    given = TokenFeatures(_single(fq), _single(fk), _single(features).contiguous(), following)
-    o, (keys, values, memory, age) = window_step(
-        rule, q, k, v, mix, given, (keys, values, memory, age)
-    )
-    return o.to(recurrence.output), (keys, values, following.to(features.dtype), memory, age)
+    given = learned_features(recurrence) or _given_features(recurrence, rule, keys, kept)
+    before = (keys, values, memory, age)
+    o, (keys, values, memory, age) = window_step(rule, q, k, v, mix, given, before)
+    if isinstance(given, TokenFeatures):
+        kept = recurrence.kept_features(given.following.to(kept.dtype))
+    else:
+        kept = keys[..., :0]
+    return o.to(recurrence.output), (keys, values, kept, memory, age)
+
+
+def _requires_grad(recurrence: WindowedLinear, state: WindowState) -> bool:
+    maps = (s.map.W for s in (recurrence.fq, recurrence.fk) if isinstance(s, Mapped))
+    return any(s.requires_grad for s in (*recurrence.streams.values(), *maps, *state))
+
+
+def _given_features(
+    recurrence: WindowedLinear, rule: WindowRule, keys: Tensor, kept: Tensor
+) -> TokenFeatures:
+    """The token's and the cache's features, made by torch if nobody has."""
+    (b, t, h), g = recurrence.shape, recurrence.groups
+    fq, fk = features(recurrence.fq).expand(b, t, h, -1), features(recurrence.fk)
+    cached = _single(recurrence.cached_features(keys, kept)).contiguous()
+    following = torch.empty(b, g, rule.cache_length_after(keys.shape[2]), fk.shape[-1])
+    return TokenFeatures(_single(fq), _single(fk.expand(b, t, g, -1)), cached, following)
 
 
 def _refuses(recurrence: WindowedLinear) -> str | None:

@@ -6,18 +6,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fastweights.kernels.native.windowed import LearnedFeatureMap, WindowRule, step_with_feature_map
 from fastweights.layers import upcast
 from fastweights.linearize.convert.attention_layers import AttentionLayer
 from fastweights.linearize.convert.cache import StateLayer
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.methods import evaluate
 from fastweights.recurrence import Recurrence, State, WindowedLinear
+from fastweights.recurrence.mapped import Mapped
 from fastweights.recurrence.streams import disable_autocast, pack_state
 from fastweights.shapes import Mask, Output, Segments
 
@@ -91,29 +90,15 @@ class LinearBranch(nn.Module, ABC):
         Returns:
             The output ``[b t h v]``, in the dtype of `v`.
         """
-        plain = keep is None and segments is None and replacement is None
-        if plain and memory is not None and memory.state is not None:
-            found = self.step_from_cache(q, k, v, memory.state)
-            if found is not None:
-                o, memory.state = found
-                return o.to(v.dtype)
         record = self.record(q, k, v, keep, segments)
         record = record if replacement is None else replacement(record)
         if memory is None:
             o, _ = evaluate(record)
             return self.read(o).to(v.dtype)
-        before = None if memory.state is None else self.from_cache(memory.state, len(record))
+        before = None if memory.state is None else self.from_cache(memory.state)
         o, state = evaluate(record, before)
         memory.state = self.to_cache(state)
         return self.read(o).to(v.dtype)
-
-    def step_from_cache(
-        self, q: Tensor, k: Tensor, v: Tensor, kept: tuple[Tensor, ...]
-    ) -> tuple[Output, tuple[Tensor, ...]] | None:
-        """(o, what the cache keeps then) where there is a shorter way than by the record, which
-        agrees.
-        """
-        return None
 
     def read(self, o: Output) -> Output:
         """What the layer makes of the recurrence's output."""
@@ -123,8 +108,8 @@ class LinearBranch(nn.Module, ABC):
         """What the cache keeps of a recurrence's state."""
         return state if isinstance(state, tuple) else (state,)
 
-    def from_cache(self, kept: tuple[Tensor, ...], t: int) -> State:
-        """The state again, for `t` more tokens."""
+    def from_cache(self, kept: tuple[Tensor, ...]) -> State:
+        """The state again."""
         return pack_state(list(kept))
 
 
@@ -132,7 +117,7 @@ class WindowedBranch(LinearBranch):
     """LoLCATs: `WindowedLinear` with learnt φ and γ.
 
     The cache keeps the last w - 1 keys and values of the key heads as they are, and (S ‖ z) in
-    float32. φ of a cached key is computed when the key leaves the window.
+    float32. φ of a cached key is computed when the key leaves the window: `Mapped`.
     """
 
     def __init__(self, attention: AttentionLayer, config: LinearAttentionConfig) -> None:
@@ -157,42 +142,17 @@ class WindowedBranch(LinearBranch):
         )
         scaled = q if abs(self.factor - 1) < 1e-9 else upcast(q) * self.factor
         mix, config = upcast(self.mix).sigmoid()[None, None, :, None], self.config
-        fq, fk, cap = self.phi_q(q), self.phi_k(k), self.attention.softcap
+        fq, fk, cap = Mapped(self.phi_q, q), Mapped(self.phi_k, k), self.attention.softcap
         return WindowedLinear(scaled, k, v, fq, fk, mix, config.window, config.shared, cap)
-
-    def step_from_cache(self, q: Tensor, k: Tensor, v: Tensor, kept: tuple[Tensor, ...]) -> Any:
-        config, layer, f = self.config, self.attention, self.phi_k.compiled
-        if f is None or self.key_repeats > 1:
-            return None
-        rule = WindowRule(config.window, config.shared, layer.scaling, layer.softcap)
-        mix = upcast(self.mix).sigmoid()[None, None, :, None]
-        keys, values, memory, age = kept
-        return step_with_feature_map(
-            rule,
-            q,
-            k,
-            v,
-            mix,
-            LearnedFeatureMap(f, self.phi_q.W, self.phi_k.W),
-            (keys, values, memory, age),
-        )
 
     def to_cache(self, state: State) -> tuple[Tensor, ...]:
         keys, values, _, memory, age = state
-        return (
-            keys[:, :: self.key_repeats].contiguous(),
-            values[:, :: self.key_repeats].contiguous(),
-            memory,
-            age,
-        )
+        if self.key_repeats > 1:
+            keys, values = (s[:, :: self.key_repeats].contiguous() for s in (keys, values))
+        return keys, values, memory, age
 
-    def from_cache(self, kept: tuple[Tensor, ...], t: int) -> State:
+    def from_cache(self, kept: tuple[Tensor, ...]) -> State:
         keys, values, memory, age = kept
-        keys, values = (
-            s.repeat_interleave(self.key_repeats, dim=1) if self.key_repeats > 1 else s
-            for s in (keys, values)
-        )
-        leaving = self.phi_k(keys[:, :, :t].transpose(1, 2)).transpose(1, 2)
-        features = leaving.new_zeros(*keys.shape[:3], leaving.shape[3])
-        features[:, :, :t] = leaving
-        return keys, values, features, memory, age
+        if self.key_repeats > 1:
+            keys, values = (s.repeat_interleave(self.key_repeats, dim=1) for s in (keys, values))
+        return keys, values, keys[..., :0], memory, age

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.recurrence import Recurrence, WindowedLinear
+from fastweights.recurrence.mapped import features
 from fastweights.shapes import Mask, Output
 
 
@@ -94,7 +95,8 @@ class WindowOnly(OtherRecurrence):
     """A windowed layer without its linear side: only the tokens in its window are seen."""
 
     def replacement(self, record: Recurrence) -> Recurrence:
-        return replace(require_window(record, self), fq=0 * require_window(record, self).fq)
+        window = require_window(record, self)
+        return replace(window, fq=0 * features(window.fq))
 
 
 class LinearOnly(OtherRecurrence):

@@ -50,7 +50,8 @@ class LogGate(LearnedFeatures):
     with -x W.
     """
 
-    def activate(self, x: Tensor) -> Tensor:
+    @staticmethod
+    def activate(x: Tensor, /) -> Tensor:
         return F.logsigmoid(-x) / TAU
 
 

@@ -1,0 +1,84 @@
+"""Features φ of a stream, made when they are read: a kernel that makes them itself never does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastweights.recurrence.streams import disable_autocast, lazy_property
+
+Activation = Callable[[Tensor], Tensor]
+
+
+def softmax(x: Tensor) -> Tensor:
+    """Over the last axis."""
+    return x.softmax(-1)
+
+
+def elu_plus_one(x: Tensor) -> Tensor:
+    """1 + ELU(x) > 0, the feature map of linear attention (DSF eq. 16)."""
+    return F.elu(x) + 1
+
+
+class FeatureMap(Protocol):
+    """φ(x) = (f(x W), f(-x W)) of ``x [b t h w]``.
+
+    Attributes:
+        W: ``[h·n w 1]``
+        activate: f
+        size: 2n, the features of one head
+    """
+
+    @property
+    def W(self) -> Tensor: ...
+
+    @property
+    def activate(self) -> Activation: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Mapped:
+    """φ of a stream that nobody has read yet.
+
+    Attributes:
+        map: φ
+        stream: ``[b t h w]``, q or k
+    """
+
+    map: FeatureMap
+    stream: Tensor
+
+    @lazy_property
+    def tensor(self) -> Tensor:
+        """The features ``[b t h f]``."""
+        with disable_autocast(self.stream.device):
+            return self.map(self.stream)
+
+    @lazy_property
+    def shape(self) -> tuple[int, int, int, int]:
+        b, t, h, _ = self.stream.shape
+        return b, t, h, self.map.size
+
+    def __len__(self) -> int:
+        return self.stream.shape[1]
+
+    def __getitem__(self, span: slice) -> Mapped:
+        return Mapped(self.map, self.stream[:, span])
+
+    def split(self, size: int) -> list[Mapped]:
+        """Pieces of `size` tokens."""
+        return [Mapped(self.map, piece) for piece in self.stream.split(size, dim=1)]
+
+
+def features(stream: Tensor | Mapped) -> Tensor:
+    """The features, made now if they are not there."""
+    return stream.tensor if isinstance(stream, Mapped) else stream
