@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, Quantiz
 
 from families import SIZES, padded, student, teacher
 from fastweights.linearize import (
+    RULES,
     CannotLinearize,
     LinearAttentionConfig,
     StateLayer,
@@ -19,6 +20,7 @@ from fastweights.linearize import (
     linearize,
     use_mode,
 )
+from fastweights.linearize.convert.config import RULE_PAPERS
 from fastweights.recurrence import ShapeError
 
 
@@ -220,3 +222,7 @@ def test_the_teacher_cannot_go_on_from_a_state() -> None:
 def test_analogs_that_do_not_exist(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LinearAttentionConfig(**fields)
+
+
+def test_every_rule_of_a_configuration_has_its_module() -> None:
+    assert list(RULES) == list(RULE_PAPERS)

@@ -25,6 +25,7 @@ from fastweights.linearize.distill.methods import (
     TransferConfig,
 )
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
+from fastweights.linearize.distill.verbs import VERBS
 from fastweights.text.documents import Data
 from fastweights.train import Bytes, CheckpointError, Every
 from killable_runs import FORKS, kill_at
@@ -121,6 +122,16 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_model(source, tmp_path):
         assert (tmp_path / "once" / f"{name}.json").read_text() == (
             tmp_path / "often" / f"{name}.json"
         ).read_text()
+
+
+def test_a_part_of_a_run_knows_whether_it_is_done(source, tmp_path):
+    small = conversion(source)
+    done = lambda: [verb.name for verb in VERBS if verb.is_done(tmp_path / "run")]  # noqa: E731
+    assert done() == []
+    assert run_conversion(small, tmp_path / "run", until="transfer")
+    assert done() == ["plan", "convert", "transfer"]
+    assert run_conversion(small, tmp_path / "run")
+    assert done() == [verb.name for verb in VERBS]
 
 
 def test_another_run_is_not_overwritten(source, tmp_path):

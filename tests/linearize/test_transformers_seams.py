@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,8 +146,10 @@ SEAMS: dict[str, Callable[[], object]] = {
     "softmax_mask": lambda: [seams.softmax_mask(name) for name in ("sdpa", "eager")],
     "softmax_attention": _softmax_attention,
     "configurations": _configurations,
+    "implementation_of": lambda: has(teacher().config, "_attn_implementation"),
     "set_implementation": _set_implementation,
     "use_implementation": _use_implementation,
+    "is_tracing": lambda: seams.is_tracing(torch.zeros(1)),
     "attach_branch": _attach_branch,
     "attentions_with_branch": lambda: has(attention(), "layer_idx"),
     "execution_device": _execution_device,
@@ -189,6 +193,18 @@ def test_every_seam_is_asked_for() -> None:
     assert own.keys() == SEAMS.keys()
     for name, member in own.items():
         assert "elies on" in " ".join((member.__doc__ or "").split()), name
+
+
+def test_no_other_file_touches_private_parts_of_others() -> None:
+    package = Path(seams.__file__).parents[1]
+    private = re.compile(r"(?<!self)(?<!cls)(?<!super\(\))\._[a-z]\w*|\.__class__\b")
+    found = {
+        f"{path.name}: {match}"
+        for path in package.rglob("*.py")
+        if path.name != "transformers_seams.py"
+        for match in private.findall(path.read_text())
+    }
+    assert not found
 
 
 def test_models_of_transformers_are_what_the_seams_return() -> None:

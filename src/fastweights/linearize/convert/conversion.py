@@ -14,6 +14,7 @@ from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.convert.errors import CannotLinearize
 from fastweights.linearize.convert.implementations import softmax_name, use_softmax
 from fastweights.linearize.convert.model_classes import LinearizedModel, convert_model
+from fastweights.linearize.convert.transformers_seams import implementation_of
 
 
 def linearize(
@@ -48,7 +49,7 @@ def linearize(
         raise CannotLinearize(
             _name(model), "its decoder also attends to an encoder", "use a decoder-only model"
         )
-    softmax = softmax_name(model.config._attn_implementation)
+    softmax = softmax_name(implementation_of(model.config))
     attentions = choose_layers(model, layers)
     stored = {"analog": asdict(config), "sites": [asdict(attention) for attention in attentions]}
     convert_model(model, stored)

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.utils.import_utils import is_tracing
 
 from fastweights.linearize.convert.errors import CannotLinearize
-from fastweights.linearize.convert.transformers_seams import softmax_mask
+from fastweights.linearize.convert.transformers_seams import is_tracing, softmax_mask
 from fastweights.recurrence.base import ShapeError, lazy_property
 from fastweights.shapes import Mask, Segments
 

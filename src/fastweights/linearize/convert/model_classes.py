@@ -20,6 +20,7 @@ from fastweights.linearize.convert.transformers_seams import (
     change_class,
     convert_checkpoints_alike,
     float32_children,
+    implementation_of,
     make_class,
     register_configuration,
     register_language_model,
@@ -50,7 +51,7 @@ class LinearizedModel(LinearizedPart, OwnCachePolicy):
         attentions = [AttentionLayer(**stored) for stored in config.linearize["sites"]]
         install_branches(self, attentions, LinearAttentionConfig(**config.linearize["analog"]))
         convert_parts(self)
-        use_softmax(self, softmax_name(config._attn_implementation))
+        use_softmax(self, softmax_name(implementation_of(config)))
 
     def set_attn_implementation(
         self, attn_implementation: str | dict[str, str], *args: Any, **kwargs: Any

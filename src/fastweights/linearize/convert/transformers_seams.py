@@ -33,6 +33,7 @@ from transformers.conversion_mapping import (
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import import_utils
 
 Attend = Callable[..., tuple[Tensor, Tensor | None]]
 MakeMask = Callable[..., Any]
@@ -96,7 +97,15 @@ def configurations(model: nn.Module) -> list[Any]:
     )
 
 
-def set_implementation(configs: Iterable[Any], name: str) -> None:
+def implementation_of(config: Any) -> str | None:
+    """The name of the attention implementation that `config` asks for.
+
+    Relies on ``config._attn_implementation``.
+    """
+    return config._attn_implementation
+
+
+def set_implementation(configs: Iterable[Any], name: str | None) -> None:
     """Have the modules that read `configs` attend by the implementation `name`.
 
     Relies on ``config._attn_implementation_internal``: the public ``set_attn_implementation``
@@ -112,13 +121,21 @@ def use_implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
     `name`; relies on what `set_implementation` does.
     """
     configs = configurations(model)
-    before = [config._attn_implementation_internal for config in configs]
+    before = [implementation_of(config) for config in configs]
     set_implementation(configs, name)
     try:
         yield
     finally:
         for config, old in zip(configs, before, strict=True):
-            config._attn_implementation_internal = old
+            set_implementation([config], old)
+
+
+def is_tracing(tensor: Tensor) -> bool:
+    """Whether a forward pass is being traced or compiled, so that its values must not be asked for.
+
+    Relies on ``utils.import_utils.is_tracing``, which knows every tracer that transformers does.
+    """
+    return import_utils.is_tracing(tensor)
 
 
 # attention modules --------------------------------------------------------------------------------

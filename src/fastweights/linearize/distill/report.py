@@ -155,18 +155,8 @@ def _maps(maps: Mapping[int, LayerMaps], out: Path) -> str:
         return ""
     layers = [sorted(maps)[i] for i in spread_evenly(len(maps), LAYERS)]
     drawing, axes = canvas(len(layers), 3 * HEADS, 2.1, 2.2)
-    for row, layer in enumerate(layers):
-        heads = spread_evenly(maps[layer].softmax.shape[0], HEADS)
-        for column, head in enumerate(heads):
-            trio = (maps[layer].softmax, maps[layer].trained, maps[layer].untrained)
-            for place, (phi, name) in enumerate(
-                zip(trio, ("softmax", "trained", "untrained"), strict=True)
-            ):
-                _draw_map(
-                    axes[row, 3 * column + place], phi[head], f"layer {layer}, head {head}\n{name}"
-                )
-        for one in axes[row, 3 * len(heads) :]:
-            one.set_visible(False)
+    for row, layer in zip(axes, layers, strict=True):
+        _draw_layer(row, layer, maps[layer])
     caption = (
         "Attention weights, queries downwards and keys to the right, every row divided by its"
         " largest. TRUE and PRED of LoLCATs' Figures 3-6: softmax, the branch after attention"
@@ -174,6 +164,17 @@ def _maps(maps: Mapping[int, LayerMaps], out: Path) -> str:
     )
     picture = ReportFigure("maps", "Attention maps", caption, drawing)
     return section("Attention", "", figure(picture, "", out, titled=False))
+
+
+def _draw_layer(row: Sequence[Axes], layer: int, maps: LayerMaps) -> None:
+    """Three maps for each of a few heads, side by side."""
+    heads = spread_evenly(maps.softmax.shape[0], HEADS)
+    named = {"softmax": maps.softmax, "trained": maps.trained, "untrained": maps.untrained}
+    drawn = [(head, name, phi[head]) for head in heads for name, phi in named.items()]
+    for axes, (head, name, phi) in zip(row, drawn, strict=False):
+        _draw_map(axes, phi, f"layer {layer}, head {head}\n{name}")
+    for axes in row[len(drawn) :]:
+        axes.set_visible(False)
 
 
 def _draw_map(axes: Axes, phi: Tensor, title: str) -> None:
@@ -196,48 +197,51 @@ def _losses(run: Path, out: Path) -> str:
     transfer, finetune = _transfer_rows(run / "transfer"), read_curve(run / "finetune")
     if not transfer and not finetune:
         return ""
+    names = {name for row in transfer for name in row if name.startswith("loss/")}
+    layers = sorted(names, key=_number)
     drawing, axes = canvas(1, 2, 4.6, 3.2)
-    layers = sorted(
-        {name for row in transfer for name in row if name.startswith("loss/")}, key=_number
+    _draw_transfer(axes[0, 0], transfer, layers)
+    _draw_adaptation(axes[0, 1], finetune)
+    caption = (
+        "Left: each layer's loss, relative squared error of its output unless chosen otherwise."
+        " Right: stage two."
     )
+    picture = ReportFigure("losses", "Training", caption, drawing)
+    last: list[Row] = [
+        {"layer": _number(name), "last loss": _curve(transfer, name)[1][-1].item()}
+        for name in layers
+    ]
+    return section("Training", "", figure(picture, "", out, titled=False) + table(last))
+
+
+def _draw_transfer(axes: Axes, rows: Sequence[Mapping[str, float]], layers: Sequence[str]) -> None:
+    """A curve for each layer, eight of them named."""
+    named = {layers[i] for i in spread_evenly(len(layers), 8)}
     for number, name in enumerate(layers):
-        color = matplotlib.colormaps["viridis"](0.88 * number / max(1, len(layers) - 1))
-        shown = (
-            name
-            if _number(name) in [_number(layers[i]) for i in spread_evenly(len(layers), 8)]
-            else "_"
-        )
-        axes[0, 0].semilogy(
-            *_curve(transfer, name),
-            color=color,
+        axes.semilogy(
+            *_curve(rows, name),
+            color=matplotlib.colormaps["viridis"](0.88 * number / max(1, len(layers) - 1)),
             linewidth=1.1,
-            label=shown.replace("loss/", "layer "),
+            label=name.replace("loss/", "layer ") if name in named else "_",
         )
-    for place, name in enumerate(("loss", "val_loss")):
-        text = "training" if name == "loss" else "validation"
-        axes[0, 1].plot(
-            *_curve(finetune, name),
+    label(axes, "Attention transfer", "step", "loss of a layer")
+    if rows:
+        legend(axes)
+
+
+def _draw_adaptation(axes: Axes, rows: Sequence[Mapping[str, float]]) -> None:
+    """The loss in training and on held-out text."""
+    for place, (name, text) in enumerate({"loss": "training", "val_loss": "validation"}.items()):
+        axes.plot(
+            *_curve(rows, name),
             color=PALETTE[place],
             linewidth=1.2,
             marker="." * place,
             label=text,
         )
-    label(axes[0, 0], "Attention transfer", "step", "loss of a layer")
-    label(axes[0, 1], "Adaptation", "step", "nats / token")
-    for one, curve in zip(axes[0], (transfer, finetune), strict=True):
-        if curve:
-            legend(one)
-    caption = (
-        "Left: each layer's loss, relative squared error of its output unless chosen otherwise."
-        " Right: stage two."
-    )
-    figures: list[Row] = [
-        {"layer": _number(n), "last loss": _curve(transfer, n)[1][-1].item()} for n in layers
-    ]
-    body = figure(
-        ReportFigure("losses", "Training", caption, drawing), "", out, titled=False
-    ) + table(figures)
-    return section("Training", "", body)
+    label(axes, "Adaptation", "step", "nats / token")
+    if rows:
+        legend(axes)
 
 
 def _transfer_rows(folder: Path) -> list[Mapping[str, float]]:
