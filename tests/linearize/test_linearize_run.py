@@ -175,6 +175,11 @@ def test_the_command_plans_runs_and_generates(source, tmp_path, capsys):
     assert "report.html" in capsys.readouterr().out
     assert main(["linearize", "generate", out, "sheep", "--tokens", "5", "--device", "cpu"]) == 0
     assert capsys.readouterr().out.startswith("sheep")
+    options = ["--tokens", "5", "--temperature", "0", "--device", "cpu"]
+    assert main(["linearize", "generate", out, "sheep", *options]) == 0
+    greedy = capsys.readouterr().out
+    assert main(["generate", out, "--prompt", "sheep", *options]) == 0
+    assert capsys.readouterr().out == greedy
 
 
 def test_a_model_that_cannot_be_converted_leaves_nothing_behind(source, tmp_path, capsys):

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch.testing import assert_close
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from fastweights import FastWeightsCache, FastWeightsForCausalLM, stream
 from fastweights.generate import Sampler
-from tiny import LAYERS, tiny, tokens
+from tiny import LAYERS, VOCABULARY, tiny, tokens
 
 every_model = pytest.mark.parametrize("layers", LAYERS)
 NEW = 6
@@ -176,3 +177,16 @@ def test_sampler_draws_among_the_allowed_in_proportion() -> None:
 def test_stream_refuses_nonsense_at_once(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(arguments))):
         stream(tiny(), tokens(1, 3), **arguments)
+
+
+def test_any_model_of_transformers_is_streamed() -> None:
+    torch.manual_seed(0)
+    settings = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32}
+    config = LlamaConfig(**settings, num_hidden_layers=2, num_attention_heads=2)
+    model, ids = LlamaForCausalLM(config).eval(), tokens(2, 5)
+    model.generation_config.eos_token_id = None
+    expected = model.generate(ids, max_new_tokens=NEW, do_sample=False)
+    streamed = list(stream(model, ids, max_new_tokens=NEW, temperature=0, chunk=2))
+    assert torch.equal(torch.stack(streamed, 1), expected[:, 5:])
+    with pytest.raises(ValueError, match="attention_mask for a LlamaForCausalLM"):
+        stream(model, ids, attention_mask=torch.ones_like(ids))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import _ArgumentGroup
-from collections.abc import Callable
 from pathlib import Path
 
 from fastweights.cli.argument_types import numbers
@@ -147,7 +146,7 @@ _STAGES = {
     "run": "Do all of it; `fastweights linearize MODEL` without a verb means this. Run the same"
     " command again to resume.",
 }
-_VERBS: dict[str, Callable[[Parser], Deferred]] = {
+_VERBS: dict[str, Declare] = {
     "plan": _plan,
     **{verb: _stage(verb, description) for verb, description in _STAGES.items()},
     "generate": _generate,

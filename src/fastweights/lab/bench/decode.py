@@ -98,7 +98,14 @@ class StepRow:
 
 @dataclass(frozen=True)
 class FlatnessRow:
-    """Median seconds per token, and bytes of state, at the end of each stretch of tokens."""
+    """How the time per token and the state of a model change over many tokens.
+
+    Attributes:
+        tokens: number of tokens at the end of each stretch
+        seconds: median time per token in each stretch
+        state_bytes: size of the cache at the end of each stretch
+        growth: the last stretch's time / the second's
+    """
 
     mixer: str
     tokens: tuple[int, ...]
@@ -109,7 +116,12 @@ class FlatnessRow:
 
 @dataclass(frozen=True)
 class StepPeer:
-    """``load`` imports; ``use(function, inputs, state)`` is one step from ``state [b h k v]``."""
+    """Another library's step.
+
+    Attributes:
+        path: ``module:name`` of its function
+        use: calls the function on inputs and a state ``[b h k v]``
+    """
 
     name: str
     path: str
@@ -202,7 +214,7 @@ PEERS: dict[str, tuple[StepPeer, ...]] = {
 
 
 def run_decode(report: Report, plan: DecodePlan, device: torch.device) -> None:
-    """Rules, mixers, models, flatness."""
+    """Measure one token of rules, mixers and models, and how constant its time stays."""
     for case in CASES:
         if isinstance(case, RecurrenceCase) and case.name not in SKIPPED and plan.wants(case.name):
             for sizes in _sizes(case, quick=plan.quick):

@@ -37,7 +37,7 @@ ORDER = (
     "decay vector steep",
     "selective scan",
 )
-"""What is timed, and in which order; cases that are not named are checked only."""
+"""The cases that are timed, in this order; the others are only checked."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class GpuPlan:
 
     @classmethod
     def tiny(cls) -> GpuPlan:
-        """For any device, in seconds."""
+        """A plan of seconds instead of minutes, for any device."""
         return cls(
             seconds=60.0,
             check=Sizes(1, 9, 2, 4, 4),
@@ -93,7 +93,7 @@ class CheckRow:
 
 @dataclass(frozen=True)
 class CutRow:
-    """What there was no time for."""
+    """The jobs for which no time was left."""
 
     groups: tuple[str, ...]
 
@@ -112,7 +112,7 @@ class _Job:
 
 
 def run_gpu(report: Report, plan: GpuPlan, device: torch.device) -> None:
-    """Jobs in order of importance until the time is up; what is left undone is the last row."""
+    """Do the jobs in order of importance until the time is up; the last row names the others."""
     end = time.monotonic() + plan.seconds
     jobs = list(_jobs(report, plan, device))
     for place, job in enumerate(jobs):
@@ -205,7 +205,7 @@ def _check_kernel(
 
 
 def host_waits(function: Callable[[], object], device: torch.device) -> int | None:
-    """How often a second call makes the host wait for the device (CUDA only)."""
+    """Count how often a second call makes the host wait for the device (CUDA only)."""
     if device.type != "cuda":
         return None
     function()

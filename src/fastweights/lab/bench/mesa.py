@@ -37,7 +37,7 @@ SOLVERS = {f"{n} steps": ConjugateGradient(n) for n in (1, 2, 5, 10, 20, STEPS)}
 KERNEL_SIZES = (Sizes(1, 2048, 8, 64, 64), Sizes(1, 2048, 8, 128, 128), Sizes(1, 8192, 8, 64, 64))
 QUICK_SIZES = (Sizes(1, 64, 2, 8, 8),)
 COUNTED = 512
-"""Tokens whose steps are counted and whose errors are found."""
+"""Tokens of the sequence on which steps are counted and errors are measured."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class MesaPlan:
 
 @dataclass(frozen=True)
 class SolveRow:
-    """A record solved one way: steps per token on average, and the error of o against float64."""
+    """One solver on one record: mean steps per token, and the error of o against float64."""
 
     contender: str
     phase: str
@@ -103,7 +103,7 @@ class LossRow:
 
 
 def run_mesa(report: Report, plan: MesaPlan, device: torch.device) -> None:
-    """The kernels alone; or, with a checkpoint, a model's loss."""
+    """Measure the kernels alone, or the loss of a checkpoint if the plan names one."""
     if plan.checkpoint is not None:
         if not report.has("loss"):
             report.add("loss", _losses(plan, plan.checkpoint, device))

@@ -129,7 +129,7 @@ class SpeedPlan:
 
 
 def run_mesa_timing(report: Report, plan: SpeedPlan, device: torch.device) -> None:
-    """The parts of the plan that the report does not have yet."""
+    """Measure those parts of the plan that the report does not hold yet."""
     for part in plan.parts:
         for group, rows in PARTS[part](plan, device):
             if not report.has(group):

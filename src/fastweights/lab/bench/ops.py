@@ -59,7 +59,7 @@ class OpsPlan:
     memory_limit: float = 120.0
 
     def cases(self) -> list[Case]:
-        """Raises ValueError if none has that name."""
+        """The cases to measure. Raises ValueError if there is none."""
         found: list[Case] = [
             case for case in CASES if fnmatch(case.name, self.only) or self.only in case.name
         ]
@@ -70,7 +70,7 @@ class OpsPlan:
         return found
 
     def sizes(self, case: Case) -> Sequence[Sizes]:
-        """Those to measure a case at."""
+        """The sizes to measure a case at."""
         return self._all_sizes(case)[: 1 if self.first else None]
 
     def _all_sizes(self, case: Case) -> Sequence[Sizes]:
@@ -132,8 +132,12 @@ class SlopeRow:
 
 @dataclass(frozen=True)
 class Errors:
-    """Relative, against float64; None where the contender computes something else, or for the
-    `reason`.
+    """Relative errors of a contender against float64.
+
+    Attributes:
+        output: of o; None where the contender computes something else or raises
+        gradients: the largest of the inputs' gradients; None likewise
+        reason: why the errors are unknown; empty if they are not
     """
 
     output: float | None = None
@@ -142,14 +146,14 @@ class Errors:
 
 
 def run_ops(report: Report, plan: OpsPlan, device: torch.device) -> None:
-    """Every case in every size, forward and with backward."""
+    """Measure every case in every size, forward and with backward."""
     for case in plan.cases():
         for sizes in plan.sizes(case):
             measure(report, plan, case, sizes, device)
 
 
 def measure(report: Report, plan: OpsPlan, case: Case, sizes: Sizes, device: torch.device) -> None:
-    """All contenders on one case and size: two groups of rows."""
+    """Measure all contenders on one case and size: two groups of rows."""
     groups = {phase: f"{case.name} {sizes} {_short(plan.dtype)} {phase.value}" for phase in Phase}
     if all(map(report.has, groups.values())):
         return
@@ -166,7 +170,7 @@ def measure(report: Report, plan: OpsPlan, case: Case, sizes: Sizes, device: tor
 
 
 def run_scaling(report: Report, plan: OpsPlan, device: torch.device) -> None:
-    """Time against T from 512 to 64k, of our own kernels."""
+    """Measure the time of our own kernels against the length, from 512 to 65,536 tokens."""
     for case in plan.cases():
         first = plan.sizes(case)[0]
         for phase in Phase:
@@ -182,7 +186,7 @@ def time_implementations(
     budget: Budget,
     device: torch.device,
 ) -> dict[str, Times | Failure]:
-    """The times of all who can be loaded, in turn; a failure for who cannot."""
+    """Time all contenders in turn; one that cannot be loaded or raises gets a `Failure`."""
     functions, failed = {}, {}
     for contender in contenders:
         loaded = load(contender)
@@ -200,7 +204,7 @@ def contender_key(contender: Implementation) -> str:
 def error_of(
     case: Case, contender: Implementation, plan: OpsPlan, sizes: Sizes, device: torch.device
 ) -> Errors:
-    """On `device` against the CPU in float64, on a short sequence of the same distribution."""
+    """Compare a contender on `device` with float64 on the CPU, on a short sequence."""
     if not (contender.exact and plan.error_tokens):
         return Errors()
     inputs = case.inputs(sizes._replace(t=min(sizes.t, plan.error_tokens)), plan.dtype, device)
@@ -211,7 +215,7 @@ def error_of(
 
 
 def errors_on(case: Case, run: TensorFunction, inputs: Inputs) -> Errors:
-    """Those of `run` on these inputs, wherever they are."""
+    """Compare `run` with float64 on the CPU, on these inputs."""
     o, found = gradients(run, {n: x.detach().requires_grad_() for n, x in inputs.items()})
     exact = {n: x.detach().cpu().double().requires_grad_() for n, x in inputs.items()}
     want, wanted = gradients(case.reference, exact)
@@ -230,7 +234,7 @@ def relative(got: Tensor, want: Tensor) -> float:
 
 
 def load(contender: Implementation) -> TensorFunction | Failure:
-    """What it runs, or why it cannot be loaded; before it is timed."""
+    """The contender's function, or why it cannot be imported."""
     try:
         return contender.load()
     except Exception as error:

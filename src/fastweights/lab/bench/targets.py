@@ -1,4 +1,4 @@
-"""The targets of `fastweights bench`, each as one call that fills a report."""
+"""Opening the report of a target of `fastweights bench`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def open_report(
     *,
     quick: bool,
 ) -> Report:
-    """The report of `target` at `path`, begun or gone on with; ceilings are measured when it is
-    begun.
+    """Open the report of `target` at `path`, a new one or one to resume.
+
+    The machine's ceilings are measured when a report is new.
     """
     header = Header(target, commit(), asdict(Machine.here(device)), versions(), settings)
     return Report.open(

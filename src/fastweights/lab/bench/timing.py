@@ -44,7 +44,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no time."""
+    """Why a function could not be timed."""
 
     reason: str
 

@@ -22,7 +22,12 @@ from fastweights.runs.optimizers import AdamW
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """The models and batches. parameters: what every model's SwiGLU is sized to reach."""
+    """The models and batches to train on.
+
+    Attributes:
+        parameters: number of weights of every model, reached by the width of its SwiGLU
+        compiled: whether steps are measured by torch.compile as well
+    """
 
     only: str = "*"
     budget: Budget = Budget(seconds=5.0, runs=9)
@@ -47,7 +52,7 @@ class TrainPlan:
         )
 
     def mixers(self) -> list[str]:
-        """Raises ValueError if none has that name."""
+        """The names of the mixers to train. Raises ValueError if there is none."""
         found = [name for name in MIXERS if fnmatch(name, self.only) or self.only in name]
         if not found:
             raise ValueError(f"no mixer matches {self.only!r}; there are {', '.join(MIXERS)}")
@@ -74,7 +79,7 @@ class TrainRow:
 
 
 def run_training(report: Report, plan: TrainPlan, device: torch.device) -> None:
-    """One group of rows per mixer."""
+    """Measure the training steps of each mixer: one group of rows per mixer."""
     for name in plan.mixers():
         group = f"train {name}"
         if not report.has(group):

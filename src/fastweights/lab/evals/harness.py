@@ -123,7 +123,7 @@ class HarnessModel(TemplateLM):
         return -float(token_losses(self.model, ids, chunk=512).double().sum())
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Greedy answers. Raises ValueError for a task that draws them."""
+        """Greedy answers. Raises ValueError for a task that samples them."""
         return [
             text
             for _, same in groupby(requests, key=_ending)
@@ -149,7 +149,7 @@ def _ending(request: Instance) -> tuple[tuple[str, ...], int]:
     _, arguments = cast(tuple[str, dict[str, Any]], request.args)
     if arguments.get("do_sample") or arguments.get("temperature", 0) > 0:
         raise ValueError(
-            f"the task draws its answers ({arguments}); only greedy ones are made here"
+            f"the task samples its answers ({arguments}); this adapter generates greedily only"
         )
     until = arguments.get("until") or ()
     return (until,) if isinstance(until, str) else tuple(until), int(
@@ -201,7 +201,7 @@ def run_harness(
 
 
 def accuracy(document: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
-    """Of the answer to a prompt, as the exported tasks score it."""
+    """Scores of the answer to a prompt, as the exported tasks compute them."""
     prompt = Prompt(
         Question(document["context"], tuple(document["answers"])), exact=document["exact"]
     )

@@ -241,7 +241,8 @@ def _found(folder: Path, file: str) -> Path:
         if path.is_file():
             return path
     raise ValueError(
-        f"{folder / file} does not exist, nor with .gz; give the folder of the evaluation files"
+        f"{folder / file} does not exist, with or without .gz; give the folder of the evaluation"
+        " files"
     )
 
 

@@ -31,12 +31,12 @@ class ChoiceScore:
 
     @property
     def by_token(self) -> bool:
-        """Whether that of least NLL per token is (MesaNet appendix L)."""
+        """Whether the continuation of least NLL per token is right (MesaNet appendix L)."""
         return self._right(np.array(self.tokens))
 
     @property
     def by_character(self) -> bool:
-        """Whether that of least NLL per character is (lm-evaluation-harness's acc_norm)."""
+        """Whether the one of least NLL per character is right (the harness's acc_norm)."""
         return self._right(np.array(self.characters))
 
     def _right(self, sizes: np.ndarray) -> bool:
@@ -80,8 +80,8 @@ def score(
     kinds = {type(item) for item in items}
     if len(kinds) != 1:
         raise ValueError(
-            "items are of one kind, these are"
-            f" {', '.join(kind.__name__ for kind in kinds) or 'none'}"
+            "score takes items of one kind; got"
+            f" {', '.join(kind.__name__ for kind in kinds) or 'no items'}"
         )
     if Choice in kinds:
         return _choices(
