@@ -117,6 +117,8 @@ def leaves(state: Any) -> Iterator[Tensor]:
     """The tensors of a mixer's state, in order."""
     if isinstance(state, Tensor):
         yield state
+    elif isinstance(state, dict):
+        yield from leaves(list(state.values()))
     elif isinstance(state, (tuple, list)):
         for part in state:
             yield from leaves(part)
@@ -241,6 +243,7 @@ TIMES = {
     "machine",
     "key",
     "trial",
+    "commit",
 }
 
 
