@@ -21,7 +21,7 @@ from transformers import Trainer, TrainingArguments
 from fastweights.linearize import LinearAttentionConfig, Mode, Teacher, branches, use_mode
 from fastweights.linearize.distill.baselines import TransferConfig
 from fastweights.linearize.distill.blocks import transfer_blockwise
-from fastweights.linearize.distill.fit import Fit, fit, read_curve, trainable_parameters
+from fastweights.linearize.distill.fit import Fit, fit, read_curve
 from fastweights.linearize.distill.stages import TransferStage
 from fastweights.linearize.distill.transfer import (
     BackwardInForward,
@@ -35,6 +35,7 @@ from fastweights.linearize.distill.transfer import (
     only_branches,
 )
 from fastweights.recurrence import Decay
+from fastweights.runs.stage import trainable_parameters
 from fastweights.train import CheckpointError, NonFiniteError
 from pretrained import VOCABULARY, linear_llama, stream
 from sittings import FORKS

@@ -13,8 +13,9 @@ from rich.console import Console
 from fastweights.cli.arguments import add_device, mixer_list
 from fastweights.cli.generate import Request, write_continuation
 from fastweights.cli.progress import reporter
-from fastweights.runs.optimizers import AdamW, Cosine
+from fastweights.runs.optimizers import AdamW
 from fastweights.runs.report import Result
+from fastweights.runs.schedules import Cosine
 from fastweights.runs.signals import StopOnSignal
 from fastweights.text.corpus import Text
 from fastweights.text.tokenizers import BPE, Bytes, ExistingTokenizer, Tokenization

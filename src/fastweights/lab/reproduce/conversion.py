@@ -16,7 +16,8 @@ from fastweights.lab.reproduce.text import FIVE, hash_of, share_tokenizer
 from fastweights.linearize.distill.baselines import LinearizationMethod
 from fastweights.linearize.distill.fit import Fit
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
-from fastweights.runs.optimizers import AdamW, Cosine
+from fastweights.runs.optimizers import AdamW
+from fastweights.runs.schedules import Cosine
 from fastweights.text.corpus import Text
 from fastweights.text.documents import Data
 from fastweights.train.loop import Every, HuggingFace, TrainConfig, train

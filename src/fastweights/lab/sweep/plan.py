@@ -84,13 +84,17 @@ class SweepRun:
         """A hash of everything that decides the result: equal runs have equal keys, in any plan."""
         config = self.config().to_dict()
         config.pop("transformers_version", None)
-        training = asdict(self.protocol.training)
+        training, schedule = asdict(self.protocol.training), self.protocol.training.schedule
+        if not self.protocol.training.bf16:
+            del training["bf16"]  # a run without it keeps the key that it had
         content = {
             "train": repr(self.protocol.train),
             "test": repr(self.protocol.test),
             "model": [self.protocol.task.kind.__name__, config],
             "training": {k: v for k, v in training.items() if k not in ("rates", "decays")},
-            "schedule": repr(self.protocol.training.schedule),
+            "schedule": repr(self.protocol.training.schedule).replace(
+                "CosineAnnealing(", "Cosine("
+            ),
             "run": [self.rate, self.decay, self.seed, self.every],
         }
         return hashlib.sha256(

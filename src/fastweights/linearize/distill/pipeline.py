@@ -46,11 +46,11 @@ from fastweights.linearize.distill.report import write_report
 from fastweights.linearize.distill.stages import AdaptStage, TransferStage
 from fastweights.recurrence import Recurrence
 from fastweights.runs.checkpoint import no_progress_bars, save_model
+from fastweights.runs.evaluation import evaluation_mode
 from fastweights.runs.files import atomic_file, atomic_folder, remove_partials
 from fastweights.runs.folder import create_run, is_run, lock_run
 from fastweights.runs.report import Reporter
 from fastweights.text.documents import Data, Sequences, Stream, read_sequences
-from fastweights.train.perplexity import evaluation_mode
 
 VERBS = ("plan", "convert", "transfer", "rank-layers", "finetune", "eval", "report", "export")
 """The stages in their order."""
