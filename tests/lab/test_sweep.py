@@ -198,6 +198,15 @@ def test_a_run_is_adamw_on_the_mean_loss_of_all_labels() -> None:
     assert row.curve[-1].accuracy == right.double().mean().item()
 
 
+def test_bfloat16_is_close_and_a_run_of_its_own() -> None:
+    half = run(replace(COPY, training=replace(TRAINING, bf16=True)))
+    one, again, plain = fit(half), fit(half), fit(run())
+    assert half.key != run().key
+    assert timeless(one) == timeless(again)
+    assert one.curve[-1].train_loss != plain.curve[-1].train_loss
+    assert one.curve[-1].train_loss == pytest.approx(plain.curve[-1].train_loss, rel=0.02)
+
+
 def test_the_row_says_what_was_run() -> None:
     row = fit(run())
     assert (row.task, row.mixer, row.width, row.rate, row.decay, row.seed) == (
@@ -262,6 +271,7 @@ def test_keys_are_of_what_decides_the_result() -> None:
         run(contender=SweepModel.of("linear")),
         run(contender=replace(LINEAR, fields={**LINEAR.fields, "hidden_size": 16})),
         run(replace(COPY, training=replace(TRAINING, clip=1.0))),
+        run(replace(COPY, training=replace(TRAINING, bf16=True))),
         run(replace(COPY, training=replace(TRAINING, schedule=Constant()))),
         run(replace(COPY, test=(Segment(Copy(), 21),))),
         run(EPOCHS),

@@ -28,7 +28,7 @@ from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.text.documents import Data
 from fastweights.train import Bytes, CheckpointError, Every
 from pretrained import llama
-from sittings import FORKS, kill_at
+from sittings import FORKS, kill_at, launch_two
 from tolerances import SAME
 
 EVERY = Every(log=1, evaluation=2, checkpoint=2)
@@ -119,6 +119,42 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_model(source, tmp_path):
         assert (tmp_path / "once" / f"{name}.json").read_text() == (
             tmp_path / "often" / f"{name}.json"
         ).read_text()
+
+
+def test_two_processes_convert_as_one(source, tmp_path):
+    """The two halves of a batch are the parts of one process."""
+    launch_two(run_conversion, conversion(source, softmax_layers=1), tmp_path / "two")
+    halves = replace(SHORT, accumulate=2)
+    method = conversion(source).method
+    method = replace(
+        method,
+        transfer=replace(method.transfer, fit=halves),
+        adapt=replace(method.adapt, fit=halves),
+    )
+    assert run_conversion(conversion(source, softmax_layers=1, method=method), tmp_path / "one")
+    two, one = (
+        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("two", "one")
+    )
+    assert two.keys() == one.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_bfloat16_stopped_anywhere_goes_on_to_the_same_model(source, tmp_path):
+    half = replace(SHORT, bf16=True)
+    method = conversion(source).method
+    method = replace(
+        method, transfer=replace(method.transfer, fit=half), adapt=replace(method.adapt, fit=half)
+    )
+    whole, sittings = conversion(source, method=method), 0
+    assert run_conversion(whole, tmp_path / "once")
+    while not run_conversion(whole, tmp_path / "often", stop=Stopping(3 + 4 * sittings)):
+        sittings += 1
+    assert sittings > 1
+    once, often = (
+        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("once", "often")
+    )
+    assert all(torch.equal(once[name], often[name]) for name in once | often)
 
 
 def test_another_run_is_not_overwritten(source, tmp_path):

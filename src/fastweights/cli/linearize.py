@@ -199,6 +199,7 @@ def _add_training(group: _ArgumentGroup) -> None:
         metavar="FACTOR",
         help="of KL to the softmax model in adaptation; default: 0",
     )
+    add("--bf16", action="store_true", help="matrix products of the training in bfloat16")
     add("--log-every", type=int, default=10, metavar="STEPS")
     add("--eval-every", type=int, default=100, metavar="STEPS")
     add("--checkpoint-every", type=int, default=100, metavar="STEPS")
@@ -304,7 +305,7 @@ def _fit(fit: Fit, chosen: Namespace, steps: int | None, lr: float | None) -> Fi
         "accumulate": chosen.accumulate,
         "optimizer": optimizer,
     }
-    settings = replace(fit, every=every, seed=chosen.seed)
+    settings = replace(fit, every=every, seed=chosen.seed, bf16=chosen.bf16)
     return replace(settings, **{name: value for name, value in given.items() if value is not None})
 
 

@@ -88,8 +88,8 @@ class CosineAnnealing(Schedule):
         if step < warmup:
             return self.start + (peak - self.start) * step / warmup
         final = self.final * peak if self.relative else self.final
-        done = (step - warmup) / (steps - warmup)
-        return final + (peak - final) * (1 + math.cos(math.pi * done)) / 2
+        angle = math.pi * (step - warmup) / (steps - warmup)
+        return final + (peak - final) * (1 + math.cos(angle)) / 2
 
     def for_epochs(self, updates: int) -> Schedule:
         return Stepwise(self, updates) if self.by_epoch else self

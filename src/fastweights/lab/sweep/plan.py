@@ -92,9 +92,7 @@ class SweepRun:
             "test": repr(self.protocol.test),
             "model": [self.protocol.task.kind.__name__, config],
             "training": {k: v for k, v in training.items() if k not in ("rates", "decays")},
-            "schedule": repr(self.protocol.training.schedule).replace(
-                "CosineAnnealing(", "Cosine("
-            ),
+            "schedule": repr(schedule).replace("CosineAnnealing(", "Cosine("),  # its first name
             "run": [self.rate, self.decay, self.seed, self.every],
         }
         return hashlib.sha256(

@@ -32,7 +32,7 @@ from fastweights.linearize.distill.baselines import (
     TransferConfig,
 )
 from fastweights.linearize.distill.blocks import transfer_blockwise
-from fastweights.linearize.distill.fit import copy_parameters, fit
+from fastweights.linearize.distill.fit import Fit, PartialStage, copy_parameters, fit
 from fastweights.linearize.distill.judge import (
     LINEAR,
     Comparison,
@@ -49,11 +49,16 @@ from fastweights.runs.checkpoint import no_progress_bars, save_model
 from fastweights.runs.evaluation import evaluation_mode
 from fastweights.runs.files import atomic_file, atomic_folder, remove_partials
 from fastweights.runs.folder import create_run, is_run, lock_run
+from fastweights.runs.processes import join_processes
 from fastweights.runs.report import Reporter
 from fastweights.text.documents import Data, Sequences, Stream, read_sequences
 
 VERBS = ("plan", "convert", "transfer", "rank-layers", "finetune", "eval", "report", "export")
 """The stages in their order."""
+TOGETHER = ("transfer", "finetune")
+"""Those in which all processes share the work; of the others the first one writes the results, and
+the rest find them.
+"""
 COMPARISON_SEQUENCES = 16
 """Sequences of validation text that layers are ranked and measured by, at most."""
 
@@ -121,7 +126,7 @@ def run_conversion(
         _require_bits(conversion.bits, device)
     with ExitStack() as held:
         work = _ConversionRun(conversion, out, device, reporter, stop, held)
-        return all(not stop() and work.do(verb) for verb in verbs)
+        return all(not work.processes.any(stop()) and work.do(verb) for verb in verbs)
 
 
 class FullWindow(OtherRecurrence):
@@ -145,16 +150,15 @@ class _ConversionRun:
         stop: Callable[[], bool],
         held: ExitStack,
     ) -> None:
-        self.conversion, self.out, self.device, self.reporter, self.stop = (
-            conversion,
-            out,
-            device,
-            reporter,
-            stop,
-        )
-        self.plan: ConversionPlan = self._plan(is_run(out, conversion))
-        held.enter_context(lock_run(out))
-        remove_partials(out)
+        self.conversion, self.out, self.stop = conversion, out, stop
+        self.processes = join_processes(device)
+        self.device = self.processes.device
+        self.reporter = reporter if self.processes.is_first else Reporter()
+        with self.processes.first_then_others():
+            self.plan: ConversionPlan = self._plan(is_run(out, conversion))
+            if self.processes.is_first:
+                held.enter_context(lock_run(out))
+                remove_partials(out)
 
     def _plan(self, ours: bool) -> ConversionPlan:
         """Before anything is written, so that a model that cannot be converted leaves nothing
@@ -181,7 +185,10 @@ class _ConversionRun:
             "export": self._export,
         }
         self.reporter.note(f"── {verb}")
-        return stages[verb]()
+        if verb in TOGETHER:
+            return stages[verb]()
+        with self.processes.first_then_others():
+            return stages[verb]()
 
     def _write_plan(self) -> bool:
         return self._write("plan", {**asdict(self.plan), "break_even": self.plan.break_even})
@@ -203,20 +210,37 @@ class _ConversionRun:
             return True
         if not self._run_transfer(settings):
             return False
-        if not self._has("transfer"):
-            self._write("transfer", self._branches_alone())
+        with self.processes.first_then_others():
+            if not self._has("transfer"):
+                self._write("transfer", self._branches_alone())
         return True
 
     def _run_transfer(self, settings: TransferConfig) -> bool:
         folder = self.out / "transfer"
         if settings.blockwise:
             return transfer_blockwise(
-                self.model, self.train, settings, folder, reporter=self.reporter, stop=self.stop
+                self.model,
+                self.train,
+                settings,
+                folder,
+                processes=self.processes,
+                reporter=self.reporter,
+                stop=self.stop,
             )
         stage = TransferStage(
             self.model, self.train, self.validation, settings.loss, settings.dropout
         )
-        return fit(stage, settings.fit, folder, reporter=self.reporter, stop=self.stop)
+        return self._fit(stage, settings.fit, folder)
+
+    def _fit(self, stage: PartialStage, config: Fit, folder: Path) -> bool:
+        return fit(
+            stage,
+            config,
+            folder,
+            processes=self.processes,
+            reporter=self.reporter,
+            stop=self.stop,
+        )
 
     def _branches_alone(self) -> dict[str, Any]:
         """The model before stage two: how well it predicts, and how far its layers are from
@@ -256,10 +280,7 @@ class _ConversionRun:
             self.model = prepare_adaptation(self.model, adapting.lora, adapting.branches)
             self._adapting = True
             stage = AdaptStage(self.model, self.train, self.validation, adapting.loss)
-            if not fit(
-                stage, adapting.fit, self.out / "finetune", reporter=self.reporter, stop=self.stop
-            ):
-                return False
+            return self._fit(stage, adapting.fit, self.out / "finetune")
         return True
 
     _adapting = False
