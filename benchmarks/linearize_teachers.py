@@ -26,7 +26,7 @@ from fastweights.cli.progress import reporter
 from fastweights.linearize.distill.fit import Fit, fit
 from fastweights.linearize.distill.stages import AdaptStage
 from fastweights.runs.files import atomic_folder
-from fastweights.runs.folder import random_seed_from
+from fastweights.runs.seeds import random_seed_from
 from fastweights.text import IGNORE_INDEX
 from fastweights.text.documents import Batches
 from fastweights.train import (

@@ -62,7 +62,8 @@ def trained(setting: Setting) -> FastWeightsForCausalLM:
     )
     generator.manual_seed(setting.seed)
     for step in range(setting.steps):
-        set_learning_rates(optimizers, Cosine(warmup=20).factor(step, setting.steps))
+        factor = Cosine(warmup=20).factor(step, setting.steps)
+        set_learning_rates(optimizers, lambda peak, factor=factor: factor * peak)
         bits, odd = strings(setting.batch, setting.trained, generator)
         F.cross_entropy(model(bits).logits.flatten(0, 1), odd.flatten()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -39,13 +39,13 @@ from fastweights.lab.sweep import (
     read_plan,
     sweep,
 )
-from fastweights.lab.sweep.order import batches, learning_rate, updates_per_epoch
+from fastweights.lab.sweep.order import batches, updates_per_epoch
 from fastweights.lab.tasks import (
     TASKS,
     Backbone,
     Batch,
     Constant,
-    Cosine,
+    CosineAnnealing,
     Protocol,
     Segment,
     TokenTask,
@@ -68,7 +68,9 @@ class Copy(TokenTask):
 
 
 FIELDS = {"num_hidden_layers": 1, "mlp": None, "embedding_dropout": 0.1}
-TRAINING = TrainingSettings((1e-2, 3e-2), (0.1,), batch=8, steps=6, schedule=Cosine(), best=True)
+TRAINING = TrainingSettings(
+    (1e-2, 3e-2), (0.1,), batch=8, steps=6, schedule=CosineAnnealing(), best=True
+)
 COPY = Protocol(
     (Segment(Copy(), None),),
     (Segment(Copy(), 20),),
@@ -79,7 +81,7 @@ COPY = Protocol(
 EPOCHS = replace(
     COPY,
     train=(Segment(Copy(), 20), Segment(Copy(length=3), 9)),
-    training=replace(TRAINING, steps=None, epochs=3, schedule=Cosine(by_epoch=True)),
+    training=replace(TRAINING, steps=None, epochs=3, schedule=CosineAnnealing(by_epoch=True)),
 )
 LINEAR = SweepModel.of(
     {"label": "one head", "name": "linear", "mixers": [{"name": "linear", "heads": 1}]}
@@ -140,9 +142,8 @@ def test_cosine_is_pytorchs(by_epoch: bool) -> None:
     epochs, epoch = (6, 4) if by_epoch else (24, 1)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs, eta_min=0.02)
     for step in range(24):
-        rate = learning_rate(
-            Cosine(final=0.02, by_epoch=by_epoch), 0.3, step, 24, epoch if by_epoch else 1
-        )
+        schedule = CosineAnnealing(final=0.02, by_epoch=by_epoch).for_epochs(epoch)
+        rate = schedule.rate(0.3, step, 24)
         assert math.isclose(rate, optimizer.param_groups[0]["lr"], rel_tol=TOLERANCE[torch.float64])
         optimizer.step()
         if (step + 1) % epoch == 0:
@@ -151,12 +152,12 @@ def test_cosine_is_pytorchs(by_epoch: bool) -> None:
 
 @pytest.mark.parametrize("warmup", [10, 0.1])
 def test_warm_up_is_a_straight_line(warmup: float) -> None:
-    schedule = Cosine(warmup=warmup, start=0.5, final=0.1, relative=True)
-    rates = [learning_rate(schedule, 2.0, step, 100, 1) for step in range(100)]
+    schedule = CosineAnnealing(warmup=warmup, start=0.5, final=0.1, relative=True)
+    rates = [schedule.rate(2.0, step, 100) for step in range(100)]
     assert np.allclose(rates[:11], np.linspace(0.5, 2.0, 11), rtol=TOLERANCE[torch.float64])
     middle = 0.2 + (2.0 - 0.2) / 2
     assert math.isclose(rates[55], middle, rel_tol=TOLERANCE[torch.float64])
-    assert learning_rate(Constant(), 2.0, 99, 100, 1) == 2.0
+    assert Constant().rate(2.0, 99, 100) == 2.0
 
 
 # one run ------------------------------------------------------------------------------------------
@@ -195,6 +196,15 @@ def test_a_run_is_adamw_on_the_mean_loss_of_all_labels() -> None:
     with torch.no_grad():
         right = model.eval()(input_ids=test.inputs).logits.argmax(-1) == test.labels
     assert row.curve[-1].accuracy == right.double().mean().item()
+
+
+def test_bfloat16_is_close_and_a_run_of_its_own() -> None:
+    half = run(replace(COPY, training=replace(TRAINING, bf16=True)))
+    one, again, plain = fit(half), fit(half), fit(run())
+    assert half.key != run().key
+    assert timeless(one) == timeless(again)
+    assert one.curve[-1].train_loss != plain.curve[-1].train_loss
+    assert one.curve[-1].train_loss == pytest.approx(plain.curve[-1].train_loss, rel=0.02)
 
 
 def test_the_row_says_what_was_run() -> None:
@@ -261,6 +271,7 @@ def test_keys_are_of_what_decides_the_result() -> None:
         run(contender=SweepModel.of("linear")),
         run(contender=replace(LINEAR, fields={**LINEAR.fields, "hidden_size": 16})),
         run(replace(COPY, training=replace(TRAINING, clip=1.0))),
+        run(replace(COPY, training=replace(TRAINING, bf16=True))),
         run(replace(COPY, training=replace(TRAINING, schedule=Constant()))),
         run(replace(COPY, test=(Segment(Copy(), 21),))),
         run(EPOCHS),

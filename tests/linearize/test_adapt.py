@@ -20,7 +20,7 @@ from fastweights.linearize.distill.adapt import (
     unwrap_adapters,
 )
 from fastweights.linearize.distill.comparison import ablations, compare_with_softmax, distances
-from fastweights.linearize.distill.fit import Fit, fit, trainable_parameters
+from fastweights.linearize.distill.fit import Fit, fit
 from fastweights.linearize.distill.methods import METHODS
 from fastweights.linearize.distill.ranking import (
     OneLinearLayer,
@@ -28,6 +28,7 @@ from fastweights.linearize.distill.ranking import (
     most_damaging_layers,
 )
 from fastweights.linearize.distill.stages import AdaptStage
+from fastweights.runs.stage import trainable_parameters
 from fastweights.text import IGNORE_INDEX
 from pretrained import linear_llama, llama, stream
 from tolerances import assert_close

@@ -28,7 +28,7 @@ from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.verbs import VERBS
 from fastweights.text.documents import Data
 from fastweights.train import Bytes, CheckpointError, Every
-from killable_runs import FORKS, kill_at
+from killable_runs import FORKS, kill_at, launch_two
 from pretrained import llama
 from tolerances import SAME
 
@@ -132,6 +132,42 @@ def test_a_part_of_a_run_knows_whether_it_is_done(source, tmp_path):
     assert done() == ["plan", "convert", "transfer"]
     assert run_conversion(small, tmp_path / "run")
     assert done() == [verb.name for verb in VERBS]
+
+
+def test_two_processes_convert_as_one(source, tmp_path):
+    """The two halves of a batch are the parts of one process."""
+    launch_two(run_conversion, conversion(source, softmax_layers=1), tmp_path / "two")
+    halves = replace(SHORT, accumulate=2)
+    method = conversion(source).method
+    method = replace(
+        method,
+        transfer=replace(method.transfer, fit=halves),
+        adapt=replace(method.adapt, fit=halves),
+    )
+    assert run_conversion(conversion(source, softmax_layers=1, method=method), tmp_path / "one")
+    two, one = (
+        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("two", "one")
+    )
+    assert two.keys() == one.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_bfloat16_stopped_anywhere_goes_on_to_the_same_model(source, tmp_path):
+    half = replace(SHORT, bf16=True)
+    method = conversion(source).method
+    method = replace(
+        method, transfer=replace(method.transfer, fit=half), adapt=replace(method.adapt, fit=half)
+    )
+    whole, sittings = conversion(source, method=method), 0
+    assert run_conversion(whole, tmp_path / "once")
+    while not run_conversion(whole, tmp_path / "often", stop=Stopping(3 + 4 * sittings)):
+        sittings += 1
+    assert sittings > 1
+    once, often = (
+        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("once", "often")
+    )
+    assert all(torch.equal(once[name], often[name]) for name in once | often)
 
 
 def test_another_run_is_not_overwritten(source, tmp_path):

@@ -20,7 +20,7 @@ from transformers import Trainer, TrainingArguments
 
 from fastweights.linearize import LinearAttentionConfig, Mode, Teacher, branches, use_mode
 from fastweights.linearize.distill.blocks import transfer_blockwise
-from fastweights.linearize.distill.fit import Fit, fit, read_curve, trainable_parameters
+from fastweights.linearize.distill.fit import TRAINED, Fit, fit, read_curve
 from fastweights.linearize.distill.methods import TransferConfig
 from fastweights.linearize.distill.stages import TransferStage
 from fastweights.linearize.distill.transfer import (
@@ -35,8 +35,9 @@ from fastweights.linearize.distill.transfer import (
     only_branches,
 )
 from fastweights.recurrence import Decay
+from fastweights.runs.stage import trainable_parameters
 from fastweights.train import CheckpointError, NonFiniteError
-from killable_runs import FORKS
+from killable_runs import FORKS, launch_two
 from pretrained import VOCABULARY, linear_llama, stream
 from tolerances import assert_close
 
@@ -328,6 +329,53 @@ def _half(rank: int, meeting: str, wrapper: str, out: str) -> None:
     }
     if rank == 0:
         save_file(whole, out)
+
+
+@pytest.mark.parametrize("blockwise", [False, True])
+def test_two_processes_train_as_one(tmp_path: Path, blockwise: bool):
+    launch_two(_transfer, tmp_path / "two", blockwise)
+    _transfer(tmp_path / "one", blockwise)
+    found = {"two": tmp_path / "two", "one": tmp_path / "one"}
+    parts = [path.relative_to(found["one"]) for path in found["one"].rglob(TRAINED)]
+    assert len([part for part in parts if "checkpoints" not in str(part)]) == 1 + blockwise
+    for part in parts:
+        two, one = (load_file(found[name] / part) for name in ("two", "one"))
+        for name, tensor in one.items():
+            assert_close(two[name], tensor, name)
+    for ours, theirs in zip(*(read_curve(path) for path in found.values()), strict=True):
+        timeless = {name: x for name, x in theirs.items() if name.startswith(("loss", "val"))}
+        assert {name: ours[name] for name in timeless} == pytest.approx(timeless)
+
+
+def _transfer(out: Path, blockwise: bool) -> None:
+    model, config = linear_llama(), Fit(steps=3, batch=4)
+    settings = TransferConfig(TransferLoss(0, 1), fit=config)
+    if blockwise:
+        assert transfer_blockwise(model, stream(), settings, out)
+    else:
+        assert fit(TransferStage(model, stream(), stream(), settings.loss), config, out)
+
+
+@pytest.mark.parametrize("name", ["window", "delta"])
+def test_bfloat16_goes_on_to_the_same_end(tmp_path: Path, name: str):
+    ends = {}
+    for bf16, sittings in ((False, [99]), (True, [99]), (True, [2, 99])):
+        for calls in sittings:
+            model, left = (
+                linear_llama(ANALOGS[name], dtype=torch.float32),
+                iter(range(calls, -1, -1)),
+            )
+            stage = TransferStage(model, stream(), stream())
+            config = Fit(steps=5, batch=4, bf16=bf16)
+            folder = tmp_path / f"{bf16} {len(sittings)}"
+            fit(stage, config, folder, stop=lambda left=left: not next(left))
+        ends[bf16, len(sittings)] = {n: p.detach() for n, p in trainable_parameters(model).items()}
+    one, often, plain = ends[True, 1], ends[True, 2], ends[False, 1]
+    assert all(torch.equal(one[name], often[name]) for name in one)
+    assert {p.dtype for p in one.values()} == {torch.float32}
+    assert any(not torch.equal(one[name], plain[name]) for name in one)
+    for name, p in one.items():
+        torch.testing.assert_close(p, plain[name], rtol=0.05, atol=0.02)
 
 
 @pytest.mark.parametrize("layers", [None, [0, 2]], ids=["all layers", "some layers"])

@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import shutil
 import signal
+import socket
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -67,3 +69,23 @@ def kill_at(calls: int) -> None:
         mortal, (os.fsync, os.rename, os.replace, os.unlink)
     )
     shutil.rmtree = mortal(shutil.rmtree)
+
+
+def launch_two(target: Callable[..., object], *given: object) -> None:
+    """Call `target` in two processes, as torchrun starts them; both have to come to an end."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [FORKS.Process(target=_join, args=(rank, port, target, given)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
+def _join(rank: int, port: int, target: Callable[..., object], given: tuple) -> None:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
+    os.environ |= {name: str(value) for name, value in {**place, **meeting}.items()}
+    target(*given)

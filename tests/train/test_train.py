@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import time
 from collections import Counter
@@ -40,7 +41,7 @@ from fastweights.train import (
     sequential_windows,
     train,
 )
-from killable_runs import sitting, tiny
+from killable_runs import launch_two, sitting, tiny
 
 KILLED = -9
 PROSE = "Où l'on mange\t« bien » :\r\n\n  日本語, emoji 🧑‍🚀, a\u0301, \x00 and   spaces \n"
@@ -277,6 +278,29 @@ def test_parts_of_a_batch_add_up(folder, undisturbed):
     train(tiny(folder, accumulate=4), folder / "accumulate", cpu=True)
     for ours, theirs in zip(curve(folder / "accumulate"), undisturbed[0], strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_two_processes_train_as_one(folder, undisturbed, tmp_path):
+    """Stopped by one of them in the middle, too."""
+    launch_two(_train, tiny(folder), tmp_path / "out", 3)
+    assert [p.name for p in (tmp_path / "out" / "checkpoints").iterdir()]
+    assert not (tmp_path / "out" / "model").exists()
+    launch_two(_train, tiny(folder), tmp_path / "out", 99)
+    for ours, theirs in zip(curve(tmp_path / "out"), undisturbed[0], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def _train(config, out: Path, steps: int) -> None:
+    first = os.environ["RANK"] == "0"
+    train(config, out, cpu=True, stop=StopAfter(steps) if first else lambda: False)
+
+
+def test_bfloat16_goes_on_to_the_same_end(folder, tmp_path):
+    config = tiny(folder, bf16=True)
+    train(config, tmp_path / "once", cpu=True)
+    train(config, tmp_path / "twice", cpu=True, stop=StopAfter(3))
+    train(config, tmp_path / "twice", cpu=True)
+    assert outcome(tmp_path / "twice") == outcome(tmp_path / "once")
 
 
 def test_bfloat16_is_close_and_keeps_float32_weights(folder, undisturbed):

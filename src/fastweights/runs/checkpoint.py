@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
@@ -19,7 +18,6 @@ from fastweights.runs.errors import CheckpointError
 from fastweights.runs.files import atomic_folder, remove_folder, remove_partials
 
 CHECKPOINTS_TO_KEEP = 2
-M = TypeVar("M", bound=PreTrainedModel)
 
 
 @dataclass(frozen=True)
@@ -32,16 +30,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A Hugging Face model folder that also has optimizer.safetensors and training.json (progress
-    and hashes).
+    """A folder of what a stage has saved, optimizer.safetensors and training.json (progress and
+    hashes).
     """
 
     folder: Path
     progress: Progress
-
-    def model(self, kind: type[M]) -> M:
-        with no_progress_bars():
-            return kind.from_pretrained(self.folder)
 
     def optimizer(self) -> dict[str, Tensor]:
         return load_file(self.folder / "optimizer.safetensors")
@@ -53,21 +47,6 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         remove_partials(folder)
-
-    def save(
-        self,
-        progress: Progress,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        optimizer: Mapping[str, Tensor],
-    ) -> None:
-        """Write one that is a model's folder too."""
-
-        def fill(folder: Path) -> None:
-            save_model(model, tokenizer, folder)
-            save_file(dict(optimizer), folder / "optimizer.safetensors")
-
-        self.write(progress, fill)
 
     def write(self, progress: Progress, fill: Callable[[Path], None]) -> None:
         """Write what `fill` puts into the folder it is given, then remove those before the one
@@ -112,9 +91,6 @@ class Checkpoints:
                 aside = later.with_name(f"{later.name}.damaged")
                 remove_folder(aside)
                 later.rename(aside)
-
-    def has(self, step: int) -> bool:
-        return self._at(step).exists()
 
     def _at(self, step: int) -> Path:
         return self._folder / f"step-{step:08d}"

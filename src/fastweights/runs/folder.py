@@ -1,19 +1,14 @@
-"""A run's folder is one run's alone and one process's at a time; its clock and its seeds outlast a
-sitting.
-"""
+"""A run's folder is one run's alone and one process's at a time."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from filelock import FileLock, Timeout
 
-from fastweights.runs.checkpoint import Progress
 from fastweights.runs.errors import CheckpointError
 from fastweights.runs.files import PARTIAL, read_json, write_json
 from fastweights.runs.identity import differences, former_key, key_of, to_record
@@ -21,31 +16,6 @@ from fastweights.runs.json_lines import append_row, cut_torn_line, read_rows
 
 RECORD = "run.json"
 """The record of what decides the run of a folder."""
-
-
-class TrainingClock:
-    """Seconds of a run over all its sittings, and its speed."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._began = time.perf_counter() - progress.seconds
-        self.restart(progress.step)
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self._began
-
-    def restart(self, step: int) -> None:
-        """Measure the speed from here."""
-        self._since, self._step = self.seconds, step
-
-    def steps_per_second(self, step: int) -> float:
-        """Steps per second."""
-        return (step - self._step) / max(self.seconds - self._since, 1e-9)
-
-
-def random_seed_from(*numbers: int) -> int:
-    """One seed from several numbers, so that randomness is a function of the step."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
 
 
 def is_run(out: Path, config: object) -> bool:

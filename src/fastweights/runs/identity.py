@@ -21,6 +21,7 @@ FIRST_NAMES: Mapping[str, str] = {
     "AdaptationConfig": "Adapting",
     "ArchitectureWithFields": "Configured",
     "ConversionTrial": "Converted",
+    "CosineAnnealing": "Cosine",
     "ExistingTokenizer": "Pretrained",
     "GenerationSegments": "Stretches",
     "LanguageModelTrial": "Model",
@@ -39,7 +40,7 @@ FIRST_NAMES: Mapping[str, str] = {
 """The name under which a type was first stored, by today's."""
 FIRST_MODULES: Mapping[str, str] = {"fastweights.lab.reproduce.": "fastweights.reproduce."}
 """The same of modules; a stored ``package.module:Class`` begins with one."""
-LATER_FIELDS: Mapping[str, tuple[str, ...]] = {}
+LATER_FIELDS: Mapping[str, tuple[str, ...]] = {"Fit": ("bf16",), "TrainingSettings": ("bf16",)}
 """Fields by type that version 0 did not have: its reprs, and so its keys, lack them."""
 
 

@@ -1,10 +1,9 @@
-"""Optimisers as values, and the learning rate as a function of the step."""
+"""Optimisers as values, their learning rates and what they remember."""
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -53,43 +52,6 @@ class AdamW(OptimizerConfig):
         ]
 
 
-class Schedule(ABC):
-    """The learning rate as a fraction of its peak: a function of the step alone, so that a resumed
-    run agrees.
-    """
-
-    @abstractmethod
-    def factor(self, step: int, steps: int) -> float:
-        """For update `step` of 0 … steps - 1."""
-
-
-@dataclass(frozen=True)
-class Cosine(Schedule):
-    """Linear warm-up over `warmup` updates (a fifth of all at most), then half a cosine down to
-    `floor`.
-    """
-
-    warmup: int = 50
-    floor: float = 0.1
-
-    def factor(self, step: int, steps: int) -> float:
-        warm, done = _phase(step, steps, self.warmup)
-        return warm * (self.floor + (1 - self.floor) * (1 + math.cos(math.pi * done)) / 2)
-
-
-@dataclass(frozen=True)
-class Linear(Schedule):
-    """Linear warm-up over `warmup` updates (a fifth of all at most), then a straight line towards
-    zero.
-    """
-
-    warmup: int = 50
-
-    def factor(self, step: int, steps: int) -> float:
-        warm, done = _phase(step, steps, self.warmup)
-        return warm * (1 - done)
-
-
 def matrices(model: nn.Module) -> list[nn.Parameter]:
     """The weights of linear layers that are not embeddings too: no norms, biases or parameters of a
     mixer's own.
@@ -101,10 +63,12 @@ def matrices(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad and id(p) in weights]
 
 
-def set_learning_rates(optimizers: Iterable[optim.Optimizer], factor: float) -> None:
-    """Set every group's learning rate to `factor` of its peak."""
+def set_learning_rates(
+    optimizers: Iterable[optim.Optimizer], rate: Callable[[float], float]
+) -> None:
+    """Set every group's learning rate to `rate` of its peak, with which it was built."""
     for group in _groups(optimizers):
-        group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
+        group["lr"] = rate(group.setdefault("initial_lr", group["lr"]))
 
 
 def state_tensors(optimizers: Iterable[optim.Optimizer], model: nn.Module) -> dict[str, Tensor]:
@@ -139,9 +103,3 @@ def load_state_tensors(
 
 def _groups(optimizers: Iterable[optim.Optimizer]) -> Iterable[dict]:
     return chain.from_iterable(optimizer.param_groups for optimizer in optimizers)
-
-
-def _phase(step: int, steps: int, warmup: int) -> tuple[float, float]:
-    """(fraction of the warm-up done, fraction of the rest done)."""
-    warmup = min(warmup, steps // 5)
-    return min(1.0, (step + 1) / (warmup + 1)), max(0, step - warmup) / (steps - warmup)

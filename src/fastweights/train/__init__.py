@@ -2,9 +2,11 @@
 
 from fastweights.runs.checkpoint import model_folder
 from fastweights.runs.errors import CheckpointError, DataError, NonFiniteError, TrainingError
-from fastweights.runs.optimizers import AdamW, Cosine, Linear, OptimizerConfig, Schedule
+from fastweights.runs.optimizers import AdamW, OptimizerConfig
 from fastweights.runs.report import Reporter, Result, Summary
+from fastweights.runs.schedules import Cosine, Linear, Schedule
 from fastweights.runs.signals import StopOnSignal
+from fastweights.runs.stage import Every
 from fastweights.text.corpus import (
     Corpus,
     Text,
@@ -17,7 +19,6 @@ from fastweights.text.corpus import (
 from fastweights.text.tokenizers import BPE, Bytes, ExistingTokenizer, TextStream, Tokenization
 from fastweights.train.loop import (
     Architecture,
-    Every,
     HuggingFace,
     PresetArchitecture,
     TrainConfig,

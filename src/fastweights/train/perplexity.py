@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
@@ -14,12 +13,13 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from fastweights.layers import upcast
 from fastweights.render.plots import PALETTE, canvas, label, legend
+from fastweights.runs.evaluation import evaluation_mode
 from fastweights.text.corpus import sequential_windows
 
 if TYPE_CHECKING:
@@ -184,18 +184,6 @@ def token_losses(model: PreTrainedModel, ids: Tensor, chunk: int | None = None) 
     ids = ids.to(model.device)
     with evaluation_mode(model):
         return torch.cat(list(_chunk_losses(model, ids, chunk)), dim=1)
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Inside the block the model is in eval mode and there are no gradients."""
-    trained = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(trained)
 
 
 def _chunk_losses(model: PreTrainedModel, ids: Tensor, chunk: int | None) -> Iterator[Tensor]:

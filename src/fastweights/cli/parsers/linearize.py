@@ -291,5 +291,6 @@ def _add_training(group: _ArgumentGroup) -> None:
         metavar="FACTOR",
         help="Weight of the KL divergence to the softmax model in adaptation (default: 0)",
     )
+    add("--bf16", action="store_true", help="Compute matrix products of the training in bfloat16")
     add_intervals(group)
     add_seed(group)

@@ -81,7 +81,7 @@ def _fit(fit: Fit, chosen: Namespace, steps: int | None, lr: float | None) -> Fi
         "accumulate": chosen.accumulate,
         "optimizer": optimizer,
     }
-    settings = replace(fit, every=every, seed=chosen.seed)
+    settings = replace(fit, every=every, seed=chosen.seed, bf16=chosen.bf16)
     return replace(settings, **{name: value for name, value in given.items() if value is not None})
 
 

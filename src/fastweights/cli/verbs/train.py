@@ -11,8 +11,9 @@ from rich.console import Console
 
 from fastweights.cli.progress import STOPPING, reporter
 from fastweights.cli.verbs.generate import Request, load_model, write_continuation
-from fastweights.runs.optimizers import AdamW, Cosine
+from fastweights.runs.optimizers import AdamW
 from fastweights.runs.report import Result
+from fastweights.runs.schedules import Cosine
 from fastweights.runs.signals import StopOnSignal
 from fastweights.text.corpus import Text
 from fastweights.text.tokenizers import BPE, Bytes, ExistingTokenizer, Tokenization

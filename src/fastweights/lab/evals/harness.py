@@ -24,7 +24,8 @@ from fastweights.lab.evals.items import Choice, Ending, Item, Prompt
 from fastweights.lab.evals.likelihood import Likelihood, Query, boundary, likelihood
 from fastweights.lab.tasks.questions import Question
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
-from fastweights.train.perplexity import evaluation_mode, token_losses
+from fastweights.runs.evaluation import evaluation_mode
+from fastweights.train.perplexity import token_losses
 
 GENERATED = 256
 """Tokens of an answer where a task does not say: the harness's own number."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from fastweights.layers import upcast
-from fastweights.train.perplexity import evaluation_mode
+from fastweights.runs.evaluation import evaluation_mode
 
 
 class Query(NamedTuple):

@@ -17,7 +17,8 @@ from fastweights.linearize.distill.methods import LinearizationMethod
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.runs.files import read_json
 from fastweights.runs.folder import keyed_folder
-from fastweights.runs.optimizers import AdamW, Cosine
+from fastweights.runs.optimizers import AdamW
+from fastweights.runs.schedules import Cosine
 from fastweights.text.corpus import Text
 from fastweights.text.documents import Data
 from fastweights.train.loop import Every, HuggingFace, TrainConfig, train

@@ -18,7 +18,8 @@ from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.runs.checkpoint import no_progress_bars
 from fastweights.runs.files import atomic_folder
 from fastweights.runs.folder import keyed_folder
-from fastweights.runs.optimizers import AdamW, Cosine
+from fastweights.runs.optimizers import AdamW
+from fastweights.runs.schedules import Cosine
 from fastweights.text.corpus import Corpus, Text, load_corpus, read_corpus
 from fastweights.text.tokenizers import BPE, ExistingTokenizer
 from fastweights.train.loop import Architecture, Every, TrainConfig, train

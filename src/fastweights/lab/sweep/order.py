@@ -1,15 +1,14 @@
-"""The batches of a run in their order, and the learning rate of every update."""
+"""The batches of a run in their order."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import count
 
 import numpy as np
 import torch
 
-from fastweights.lab.tasks import Batch, Constant, Cosine, Protocol
+from fastweights.lab.tasks import Batch, Protocol
 
 
 def batches(protocol: Protocol, seed: int) -> Iterator[Batch]:
@@ -43,18 +42,3 @@ def updates_per_epoch(protocol: Protocol) -> int:
     if protocol.training.epochs is None:
         return 1
     return sum(-(-(segment.examples or 0) // protocol.training.batch) for segment in protocol.train)
-
-
-def learning_rate(
-    schedule: Cosine | Constant, peak: float, step: int, steps: int, epoch: int
-) -> float:
-    """For update `step` of 0 … steps - 1, of which `epoch` make an epoch."""
-    if isinstance(schedule, Constant):
-        return peak
-    if schedule.by_epoch:
-        step, steps = step // epoch, steps // epoch
-    warmup = schedule.warmup if schedule.warmup >= 1 else schedule.warmup * steps
-    if step < warmup:
-        return schedule.start + (peak - schedule.start) * step / warmup
-    final = schedule.final * peak if schedule.relative else schedule.final
-    return final + (peak - final) * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) / 2

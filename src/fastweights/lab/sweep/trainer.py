@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import torch
+from torch import Tensor, nn, optim
 from transformers import PreTrainedModel
 
-from fastweights.lab.sweep.order import batches, learning_rate, updates_per_epoch
+from fastweights.lab.sweep.order import batches, updates_per_epoch
 from fastweights.lab.sweep.plan import SweepRun
 from fastweights.lab.tasks import Batch, Score, Task
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
-from fastweights.train.perplexity import evaluation_mode
+from fastweights.runs.evaluation import evaluation_mode
+from fastweights.runs.loop import run_in_memory
+from fastweights.runs.optimizers import OptimizerConfig
+from fastweights.runs.processes import Alone, Processes
+from fastweights.runs.stage import Every, Optimization, Stage, go_backward
 
 _INFINITE = (math.inf, -math.inf)
 TEST_SEED = 0
@@ -101,45 +106,95 @@ def fit(
     Args:
         listener: called with every evaluation
     """
-    fitting = _Fit(run, device)
-    for batch in batches(run.protocol, run.seed):
-        fitting.update(batch)
-        if fitting.due:
-            listener(fitting.evaluate())
-        if fitting.over:
-            break
-    return fitting.row()
+    stage = TaskStage(run, device, listener)
+    run_in_memory(stage, stage.optimization, Alone(device))
+    return stage.row()
 
 
-class _Fit:
-    """A run between two updates."""
+@dataclass(frozen=True)
+class AdamWOnAll(OptimizerConfig):
+    """AdamW whose weight decay pulls on all parameters alike."""
 
-    def __init__(self, run: SweepRun, device: torch.device) -> None:
-        self.run, self.device, self.training = run, device, run.protocol.training
+    lr: float
+    weight_decay: float
+    betas: tuple[float, float]
+
+    def build(self, model: nn.Module) -> list[optim.Optimizer]:
+        return [
+            optim.AdamW(
+                model.parameters(),
+                lr=self.lr,
+                weight_decay=self.weight_decay,
+                betas=self.betas,
+                fused=True,
+            )
+        ]
+
+
+class TaskStage(Stage):
+    """A model on a task, until its protocol's mark, divergence, or the last update.
+
+    The batches come in the protocol's order, and randomness runs on from the seed of the model:
+    nobody goes on with half a run.
+    """
+
+    def __init__(
+        self, run: SweepRun, device: torch.device, listener: Callable[[Point], None]
+    ) -> None:
+        self.run, self.listener, self.training = run, listener, run.protocol.training
         self.began, self.step, self.points = time.perf_counter(), 0, list[Point]()
         self.validation = run.protocol.validation_set(TEST_SEED)
         self.test = run.protocol.test_set(TEST_SEED)
-        self.epoch = updates_per_epoch(run.protocol)
-        self.steps = self.training.steps or (self.training.epochs or 0) * self.epoch
+        self.batches = batches(run.protocol, run.seed)
         torch.manual_seed(run.seed)
         self.config = run.config()
-        self.model = cast(Any, run.protocol.task.kind(self.config)).to(device).train()
-        self.parameters = list(self.model.parameters())
-        self.optimizer = torch.optim.AdamW(
-            self.parameters,
-            lr=run.rate,
-            weight_decay=run.decay,
-            betas=self.training.betas,
-            fused=True,
-        )
+        self.model = cast(Any, run.protocol.task.kind(self.config)).to(device)
         self.loss = torch.zeros(())
         self.result: tuple[int, Score] | None = None
 
     @property
-    def due(self) -> bool:
-        """Whether to evaluate now."""
-        every = self.run.every if self.training.epochs is None else self.epoch
-        return self.step % every == 0 or self.step == self.steps
+    def optimization(self) -> Optimization:
+        """How the protocol trains."""
+        training, epoch = self.training, updates_per_epoch(self.run.protocol)
+        every = self.run.every if training.epochs is None else epoch
+        return Optimization(
+            steps=training.steps or (training.epochs or 0) * epoch,
+            batch=training.batch,
+            optimizer=AdamWOnAll(self.run.rate, self.run.decay, training.betas),
+            schedule=training.schedule.for_epochs(epoch),
+            clip=training.clip,
+            every=Every(every, every, every),
+            seed=self.run.seed,
+            bf16=training.bf16,
+        )
+
+    def seed(self, seed: int, step: int, process: int) -> None: ...
+
+    def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
+        batch = next(self.batches).to(self.model.device)
+        loss = self.run.protocol.task.loss(self.model, batch)
+        go_backward(loss)
+        self.loss, self.step = loss.detach(), step + 1
+        return {"loss": self.loss}
+
+    def validate(self, processes: Processes = Alone()) -> Mapping[str, float]:
+        """On the validation set; and on the test set if this is the model that counts, as far as is
+        known now.
+        """
+        score = self._score(self.validation)
+        seconds = time.perf_counter() - self.began
+        point = Point(self.step, float(self.loss), score.loss, score.accuracy, seconds)
+        best = all(point.accuracy > earlier.accuracy for earlier in self.points)
+        self.points.append(point)
+        last = self.is_over or self.step == self.optimization.steps
+        if best if self.training.best else last:
+            self.result = self.step, self._score(self.test)
+        self.listener(point)
+        return {"val_loss": score.loss}
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_divergent or self.reaches_mark
 
     @property
     def is_divergent(self) -> bool:
@@ -152,41 +207,11 @@ class _Fit:
         mark = self.training.stop
         return mark is not None and bool(self.points) and self.points[-1].accuracy > mark
 
-    @property
-    def over(self) -> bool:
-        return self.step == self.steps or self.is_divergent or self.reaches_mark
-
-    def update(self, batch: Batch) -> None:
-        schedule, training = self.training.schedule, self.training
-        rate = learning_rate(schedule, self.run.rate, self.step, self.steps, self.epoch)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        loss = self.run.protocol.task.loss(self.model, batch.to(self.device))
-        loss.backward()
-        if training.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.parameters, training.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.loss, self.step = loss.detach(), self.step + 1
-
-    def evaluate(self) -> Point:
-        """On the validation set; and on the test set if this is the model that counts, as far as is
-        known now.
-        """
-        score = self._score(self.validation)
-        seconds = time.perf_counter() - self.began
-        point = Point(self.step, float(self.loss), score.loss, score.accuracy, seconds)
-        best = all(point.accuracy > earlier.accuracy for earlier in self.points)
-        self.points.append(point)
-        counts = best if self.training.best else self.over
-        if counts:
-            self.result = self.step, self._score(self.test)
-        return point
-
     def _score(self, parts: Sequence[Batch]) -> Score:
         return score(self.model, self.run.protocol.task, parts, 4 * self.training.batch)
 
     def row(self) -> Row:
+        """What came of the run."""
         assert self.result is not None
         step, found = self.result
         return Row(
@@ -194,7 +219,7 @@ class _Fit:
             task=self.run.task,
             mixer=self.run.contender.label,
             width=self.config.hidden_size,
-            parameters=sum(p.numel() for p in self.parameters),
+            parameters=sum(p.numel() for p in self.model.parameters()),
             state=state_bytes(self.model, self.run.protocol.task),
             rate=self.run.rate,
             decay=self.run.decay,

@@ -19,8 +19,6 @@ from fastweights.lab.tasks.needle import Needle, haystack
 from fastweights.lab.tasks.pathfinder import Pathfinder
 from fastweights.lab.tasks.protocol import (
     Backbone,
-    Constant,
-    Cosine,
     Protocol,
     Segment,
     TrainingSettings,
@@ -29,6 +27,7 @@ from fastweights.lab.tasks.questions import Answering, Question
 from fastweights.lab.tasks.regbench import DFA, RegBench
 from fastweights.lab.tasks.state import Cyclic, Group, ModularArithmetic, Permutations, WordProblem
 from fastweights.lab.tasks.stored import Rows, StoredPairs, StoredSequences
+from fastweights.runs.schedules import Constant, CosineAnnealing
 
 TASKS: dict[str, Protocol] = {
     **mqar.PROTOCOLS,
@@ -49,7 +48,7 @@ __all__ = [
     "Batch",
     "Compression",
     "Constant",
-    "Cosine",
+    "CosineAnnealing",
     "Crop",
     "Cyclic",
     "FuzzyRecall",

@@ -16,7 +16,6 @@ from fastweights.lab.tasks.listops import ListOps
 from fastweights.lab.tasks.pathfinder import Pathfinder
 from fastweights.lab.tasks.protocol import (
     Backbone,
-    Cosine,
     Fields,
     Protocol,
     Segment,
@@ -24,6 +23,7 @@ from fastweights.lab.tasks.protocol import (
 )
 from fastweights.lab.tasks.stored import Rows, StoredPairs, StoredSequences
 from fastweights.models import PRESETS
+from fastweights.runs.schedules import CosineAnnealing
 
 _A4 = "MetaLA, Table A4 (no code released)"
 
@@ -39,7 +39,7 @@ def _metala(
         if key not in ("mixers", "vocab_size", "num_labels")
     }
     training = TrainingSettings(
-        (rate,), (decay,), batch, steps=steps, schedule=Cosine(warmup), best=True
+        (rate,), (decay,), batch, steps=steps, schedule=CosineAnnealing(warmup), best=True
     )
     return training, Backbone(
         around, (fields["hidden_size"],), {"metala": {"mixers": fields["mixers"]}}
@@ -88,7 +88,7 @@ def _listops_dsf() -> Protocol:
         "linear": {"mixers": [{"name": "linear", "heads": 8}]},
         "normalized": {"mixers": [{"name": "normalized", "heads": 8}]},
     }
-    warmup = Cosine(warmup=0.1, final=5e-6, by_epoch=True)
+    warmup = CosineAnnealing(warmup=0.1, final=5e-6, by_epoch=True)
     return replace(
         _listops(),
         training=TrainingSettings((5e-4,), (0.1,), 32, epochs=50, schedule=warmup, best=True),
@@ -111,7 +111,7 @@ def _listops_small() -> Protocol:
         train=(Segment(task, 20_000),),
         test=(Segment(task, 1_000),),
         training=TrainingSettings(
-            (1e-3, 3e-3), (0.01,), 64, epochs=10, schedule=Cosine(0.1), best=True
+            (1e-3, 3e-3), (0.01,), 64, epochs=10, schedule=CosineAnnealing(0.1), best=True
         ),
         backbone=Backbone({"num_hidden_layers": 2}, (64,)),
         source="this library",
@@ -142,7 +142,7 @@ def _pathfinder_small() -> Protocol:
         train=(Segment(task, 20_000),),
         test=(Segment(task, 1_000),),
         training=TrainingSettings(
-            (1e-3, 3e-3), (0.01,), 64, epochs=10, schedule=Cosine(0.1), best=True
+            (1e-3, 3e-3), (0.01,), 64, epochs=10, schedule=CosineAnnealing(0.1), best=True
         ),
         backbone=Backbone({"num_hidden_layers": 2, "bidirectional": True}, (64,)),
         source="this library",
@@ -240,7 +240,7 @@ def _mnist_sequence(folder: Path, order: np.ndarray, differs: str) -> Protocol:
     test = Rows(tests.reshape(-1, 784)[:, order], test_labels)
     train, validation, test = (StoredSequences(rows, 256, 10) for rows in (train, validation, test))
     training = TrainingSettings(
-        (1e-3, 3e-3), (0.01,), 64, epochs=20, schedule=Cosine(0.1), best=True, clip=1.0
+        (1e-3, 3e-3), (0.01,), 64, epochs=20, schedule=CosineAnnealing(0.1), best=True, clip=1.0
     )
     backbone = Backbone({"num_hidden_layers": 4, "bidirectional": False}, (128,))
     return _protocol_of_files(train, test, validation, (training, backbone), "MNIST", {}, differs)
@@ -264,7 +264,7 @@ def mnist_images(folder: Path) -> Protocol:
         "pooling": "last",
     }
     training = TrainingSettings(
-        (1e-3, 3e-3), (0.05,), 128, epochs=10, schedule=Cosine(0.1), best=True, clip=1.0
+        (1e-3, 3e-3), (0.05,), 128, epochs=10, schedule=CosineAnnealing(0.1), best=True, clip=1.0
     )
     return Protocol(
         train=(Segment(train, len(train.pixels)),),
@@ -287,7 +287,12 @@ def image_folder(folder: Path) -> Protocol:
         train=(Segment(train, len(train.files)),),
         test=(Segment(test, len(test.files)),),
         training=TrainingSettings(
-            (1e-3,), (0.05,), 1024, epochs=300, schedule=Cosine(5 / 300, 1e-6, 1e-5), best=True
+            (1e-3,),
+            (0.05,),
+            1024,
+            epochs=300,
+            schedule=CosineAnnealing(5 / 300, 1e-6, 1e-5),
+            best=True,
         ),
         backbone=Backbone(around, (192, 384), {"metala": {"mixers": fields["mixers"]}}),
         source="MetaLA, Table 6: the recipe of DeiT (facebookresearch/deit)",

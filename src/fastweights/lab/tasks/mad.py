@@ -16,8 +16,6 @@ from transformers import PreTrainedModel
 from fastweights.lab.tasks.base import Batch, TokenTask
 from fastweights.lab.tasks.protocol import (
     Backbone,
-    Constant,
-    Cosine,
     Fields,
     Protocol,
     Segment,
@@ -26,6 +24,7 @@ from fastweights.lab.tasks.protocol import (
 from fastweights.lab.tasks.sampling import BLOCK, find_repeats, sample_distinct, sort_with_columns
 from fastweights.models.loss import IGNORE_INDEX, select_targets
 from fastweights.models.reconstruct import FastWeightsForReconstruction
+from fastweights.runs.schedules import Constant, CosineAnnealing
 
 
 @dataclass(frozen=True)
@@ -431,13 +430,13 @@ SETTINGS: dict[str, Setting] = {
 REPO = TrainingSettings(
     (1e-4, 5e-4, 1e-3), (0.0, 0.1), 128, epochs=200, schedule=Constant(), stop=0.999
 )
-SCHEDULED = replace(REPO, schedule=Cosine(final=1e-6))
+SCHEDULED = replace(REPO, schedule=CosineAnnealing(final=1e-6))
 MESANET = TrainingSettings(
     (3e-3, 1e-3, 5e-4, 1e-4),
     (0.01, 0.1),
     32,
     epochs=200,
-    schedule=Cosine(warmup=750, start=1e-7, final=1e-5),
+    schedule=CosineAnnealing(warmup=750, start=1e-7, final=1e-5),
 )
 
 _BLOCKS: Fields = {"num_hidden_layers": 2}

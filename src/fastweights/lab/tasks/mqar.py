@@ -13,8 +13,6 @@ import torch
 from fastweights.lab.tasks.base import Batch, TokenTask
 from fastweights.lab.tasks.protocol import (
     Backbone,
-    Constant,
-    Cosine,
     Fields,
     Protocol,
     Segment,
@@ -23,6 +21,7 @@ from fastweights.lab.tasks.protocol import (
 from fastweights.lab.tasks.sampling import sample_by_weight, sample_distinct
 from fastweights.models import PRESETS
 from fastweights.models.loss import IGNORE_INDEX
+from fastweights.runs.schedules import Constant, CosineAnnealing
 
 FILLER = 0
 
@@ -102,7 +101,7 @@ WIDTHS = (64, 128, 256, 512)
 SIZES = ((64, 4), (128, 8), (256, 16), (512, 64))
 RATES = tuple(float(rate) for rate in np.logspace(-4, -2, 4))
 LOW_RATES = tuple(float(rate) for rate in np.logspace(-5, -3, 4))
-PER_EPOCH = Cosine(by_epoch=True)
+PER_EPOCH = CosineAnnealing(by_epoch=True)
 
 _GPT2: Fields = {
     "norm": "layer",

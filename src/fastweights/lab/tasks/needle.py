@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from fastweights.lab.tasks.base import Batch, TokenTask
-from fastweights.lab.tasks.protocol import Backbone, Cosine, Protocol, Segment, TrainingSettings
+from fastweights.lab.tasks.protocol import Backbone, Protocol, Segment, TrainingSettings
 from fastweights.lab.tasks.questions import Question
 from fastweights.lab.tasks.sampling import sample_distinct
 from fastweights.models.loss import IGNORE_INDEX
+from fastweights.runs.schedules import CosineAnnealing
 
 MARK = 0
 
@@ -153,7 +154,7 @@ PROTOCOLS: dict[str, Protocol] = {
             Segment(Needle(length=t, depth=d), 200) for t in (128, 256, 512) for d in DEPTHS
         ),
         training=TrainingSettings(
-            (1e-3, 3e-3), (0.1,), 64, steps=2_000, schedule=Cosine(0.1), clip=1.0
+            (1e-3, 3e-3), (0.1,), 64, steps=2_000, schedule=CosineAnnealing(0.1), clip=1.0
         ),
         backbone=Backbone({"num_hidden_layers": 2}, (64,)),
         source="this library",

@@ -10,6 +10,7 @@ import numpy as np
 from transformers import PretrainedConfig, PreTrainedModel
 
 from fastweights.lab.tasks.base import Batch, Task
+from fastweights.runs.schedules import Constant, Schedule
 
 Fields = Mapping[str, Any]
 
@@ -20,29 +21,6 @@ class Segment:
 
     task: Task
     examples: int | None
-
-
-@dataclass(frozen=True)
-class Cosine:
-    """Linear warm-up from the rate `start`, then half a cosine to a rate.
-
-    Attributes:
-        warmup: updates, or below 1 a fraction of them all
-        final: the last learning rate
-        relative: whether `final` is a fraction of the peak after all
-        by_epoch: whether the rate changes between epochs only
-    """
-
-    warmup: float = 0
-    start: float = 0.0
-    final: float = 0.0
-    relative: bool = False
-    by_epoch: bool = False
-
-
-@dataclass(frozen=True)
-class Constant:
-    """The peak rate throughout."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +37,7 @@ class TrainingSettings:
         stop: test accuracy above which training ends
         best: whether the best epoch counts; otherwise the last
         clip: largest norm of the gradient; None for no clipping
+        bf16: whether matrix products are in bfloat16 (parameters stay float32)
     """
 
     rates: tuple[float, ...]
@@ -66,12 +45,13 @@ class TrainingSettings:
     batch: int
     epochs: int | None = None
     steps: int | None = None
-    schedule: Cosine | Constant = Constant()
+    schedule: Schedule = Constant()
     shuffled: bool = True
     stop: float | None = None
     best: bool = False
     clip: float | None = None
     betas: tuple[float, float] = (0.9, 0.999)
+    bf16: bool = False
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):

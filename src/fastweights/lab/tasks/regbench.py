@@ -13,13 +13,13 @@ from torch import Tensor
 from fastweights.lab.tasks.base import Batch, TokenTask
 from fastweights.lab.tasks.protocol import (
     Backbone,
-    Cosine,
     Fields,
     Protocol,
     Segment,
     TrainingSettings,
 )
 from fastweights.models.loss import IGNORE_INDEX
+from fastweights.runs.schedules import CosineAnnealing
 
 LETTERS = 18
 PAD, BAR, VOCABULARY = 0, LETTERS + 1, LETTERS + 2
@@ -292,7 +292,7 @@ def _repo(examples: int, tests: int, rate: float) -> Protocol:
         train=(Segment(RegBench(), examples),),
         test=(Segment(RegBench(), tests),),
         training=TrainingSettings(
-            (rate,), (0.1,), 32, epochs=200, schedule=Cosine(0.1, 1e-6, 0.1, relative=True)
+            (rate,), (0.1,), 32, epochs=200, schedule=CosineAnnealing(0.1, 1e-6, 0.1, relative=True)
         ),
         backbone=Backbone(_GPT2, (128, 256), _MODELS),
         source="RegBench: berlino/seq_icl @ 9b9223d",
@@ -309,7 +309,11 @@ def _mesanet() -> Protocol:
         train=(Segment(RegBench(), 40_000),),
         test=(Segment(RegBench(), 500),),
         training=TrainingSettings(
-            (1e-4, 2.5e-4, 1e-3), (0.01, 0.1), 32, epochs=50, schedule=Cosine(25_000, final=2.5e-5)
+            (1e-4, 2.5e-4, 1e-3),
+            (0.01, 0.1),
+            32,
+            epochs=50,
+            schedule=CosineAnnealing(25_000, final=2.5e-5),
         ),
         backbone=Backbone({"num_hidden_layers": 2}, (128, 256, 512, 1024, 64), models),
         source="MesaNet, Table 6 and Figure 3 (no code released)",
@@ -332,7 +336,7 @@ PROTOCOLS: dict[str, Protocol] = {
         train=(Segment(RegBench(words=(10, 20), letters=(1, 10)), 2_000),),
         test=(Segment(RegBench(words=(10, 20), letters=(1, 10)), 200),),
         training=TrainingSettings(
-            (1e-3, 3e-3), (0.1,), 32, epochs=20, schedule=Cosine(0.1), best=True
+            (1e-3, 3e-3), (0.1,), 32, epochs=20, schedule=CosineAnnealing(0.1), best=True
         ),
         backbone=Backbone({"num_hidden_layers": 2}, (64,)),
         source="this library",

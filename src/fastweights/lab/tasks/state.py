@@ -15,14 +15,13 @@ import torch
 from fastweights.lab.tasks.base import Batch, TokenTask
 from fastweights.lab.tasks.protocol import (
     Backbone,
-    Constant,
-    Cosine,
     Fields,
     Protocol,
     Segment,
     TrainingSettings,
 )
 from fastweights.models.loss import IGNORE_INDEX
+from fastweights.runs.schedules import Constant, CosineAnnealing
 
 
 class Group(ABC):
@@ -183,7 +182,7 @@ def _tracking(
         train=(Segment(short, None),),
         test=(Segment(short, 1_000), Segment(long, 500)),
         training=TrainingSettings(
-            (1e-3, 3e-3), (0.01,), 64, steps=steps, schedule=Cosine(warmup=0.1), clip=1.0
+            (1e-3, 3e-3), (0.01,), 64, steps=steps, schedule=CosineAnnealing(warmup=0.1), clip=1.0
         ),
         backbone=Backbone(_MESANET, widths, _MESA),
         source="this library",

@@ -21,13 +21,14 @@ from transformers import PreTrainedModel
 
 from fastweights.linearize.convert.attention import branches
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch, skip_blocks
-from fastweights.linearize.distill.fit import TRAINED, Stage, fit, load_parameters
+from fastweights.linearize.distill.fit import TRAINED, PartialStage, fit, load_parameters
 from fastweights.linearize.distill.methods import TransferConfig
 from fastweights.linearize.distill.transfer import BackwardInForward, attend_all
 from fastweights.runs.files import sync
+from fastweights.runs.processes import Alone, Processes, join_processes
 from fastweights.runs.report import Reporter
+from fastweights.runs.stage import Every
 from fastweights.text.documents import Batches
-from fastweights.train.loop import Every
 
 NO_BRANCH_MARKER = "passed"
 """The file that says so of a block without a branch."""
@@ -51,14 +52,16 @@ def transfer_blockwise(
     settings: TransferConfig,
     out: Path,
     *,
+    processes: Processes | None = None,
     reporter: Reporter = Reporter(),
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Train every branch, one block after another, in the folder `out`; whether it is complete.
 
     Started again it goes on with the block at which it was stopped. Two files hold the hidden
-    states of steps · batch sequences.
+    states of steps · batch sequences, of all processes: these are on one machine.
     """
+    processes = processes or join_processes(model.device)
     out.mkdir(parents=True, exist_ok=True)
     model.requires_grad_(False)
     for number, block in enumerate(blocks(model)):
@@ -67,7 +70,7 @@ def transfer_blockwise(
             load_parameters(model, done)
         elif not (done / NO_BRANCH_MARKER).exists() and not _BlockStage(
             model, number, train, settings, out
-        ).run(done, reporter, stop):
+        ).run(done, processes, reporter, stop):
             return False
         block.requires_grad_(False)
         _file(out, number).unlink(missing_ok=True)
@@ -75,7 +78,7 @@ def transfer_blockwise(
     return True
 
 
-class _BlockStage(Stage):
+class _BlockStage(PartialStage):
     """One block, on the hidden states that the block before it has left."""
 
     def __init__(
@@ -103,10 +106,13 @@ class _BlockStage(Stage):
         self.before = None if number == 0 else self._states(number)
         self.after = self._states(number + 1)
 
-    def run(self, done: Path, reporter: Reporter, stop: Callable[[], bool]) -> bool:
+    def run(
+        self, done: Path, processes: Processes, reporter: Reporter, stop: Callable[[], bool]
+    ) -> bool:
         if self.branch:
-            return fit(self, self.config, done, reporter=reporter, stop=stop)
-        self._pass_on()
+            return fit(self, self.config, done, processes=processes, reporter=reporter, stop=stop)
+        with self.config.precision(self.model.device):
+            self._pass_on()
         done.mkdir(exist_ok=True)
         (done / NO_BRANCH_MARKER).touch()
         return True
@@ -143,15 +149,15 @@ class _BlockStage(Stage):
             self._forward(first, size, BackwardInForward())
         sync(_file(self.out, self.number + 1))
 
-    def parts(self) -> Iterable[nn.Module]:
+    def clipped_parts(self) -> Iterable[nn.Module]:
         return self.branch.values()
 
-    def validate(self) -> Mapping[str, float]:
+    def validate(self, processes: Processes = Alone()) -> Mapping[str, float]:
         """The last training loss, on text that this block has not seen before; what is on disk is
         complete now.
         """
         sync(_file(self.out, self.number + 1))
-        return {"val_loss": self.last}
+        return {"val_loss": processes.total({"loss": self.last})["loss"] / processes.count}
 
     def summary(self) -> Mapping[str, int]:
         return {

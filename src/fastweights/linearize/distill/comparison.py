@@ -26,8 +26,9 @@ from fastweights.linearize.distill.adapt import kl, next_logits, teacher_logits
 from fastweights.linearize.distill.transfer import attend_all, divergence, output_error
 from fastweights.methods import evaluate
 from fastweights.recurrence import Recurrence, WindowedLinear
+from fastweights.runs.evaluation import evaluation_mode
 from fastweights.shapes import Output
-from fastweights.train.perplexity import PositionLoss, evaluation_mode
+from fastweights.train.perplexity import PositionLoss
 
 SOFTMAX, LINEAR = "softmax", "linear"
 

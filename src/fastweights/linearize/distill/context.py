@@ -20,6 +20,7 @@ from fastweights.linearize.distill.methods import LinearizationMethod
 from fastweights.linearize.distill.plan import ConversionPlan, plan
 from fastweights.runs.checkpoint import no_progress_bars
 from fastweights.runs.files import atomic_file
+from fastweights.runs.processes import Processes
 from fastweights.runs.report import Reporter
 from fastweights.text.documents import Data, Sequences, Stream, read_sequences
 
@@ -80,16 +81,21 @@ class ConversionContext:
     Attributes:
         conversion: what is to be done.
         out: the run's folder.
-        device: where the model computes.
+        processes: those that train the model together.
         reporter: hears how the run is getting on.
         stop: says whether the run should end with the step at hand.
     """
 
     conversion: Conversion
     out: Path
-    device: torch.device
+    processes: Processes
     reporter: Reporter
     stop: Callable[[], bool]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model of this process computes."""
+        return self.processes.device
 
     @cached_property
     def plan(self) -> ConversionPlan:

@@ -5,6 +5,7 @@ was stopped.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from fastweights.linearize.distill.verbs import VERBS, Finetune, Verb
 from fastweights.runs.files import remove_partials
 from fastweights.runs.folder import create_run, is_run, lock_run
 from fastweights.runs.packages import require_package
+from fastweights.runs.processes import join_processes
 from fastweights.runs.report import Reporter
 
 
@@ -54,19 +56,29 @@ def run_conversion(
     verbs = _verbs_until(until)
     device = device or torch.device("cpu")
     _require_packages(conversion, verbs, device)
-    context = ConversionContext(conversion, out, device, reporter, stop)
-    if not is_run(out, conversion):
-        _ = context.plan  # before anything is written: what cannot be converted leaves no folder
-        create_run(out, conversion)
-    with lock_run(out):
-        remove_partials(out)
+    processes = join_processes(device)
+    reporter = reporter if processes.is_first else Reporter()
+    context = ConversionContext(conversion, out, processes, reporter, stop)
+    with ExitStack() as held:
+        with processes.first_then_others():
+            _open_folder(context, held)
         for verb in verbs:
-            if stop():
+            if processes.any(stop()):
                 return False
             reporter.note(f"── {verb.name}")
-            if not verb.run(context):
+            if not verb.run_together(context):
                 return False
     return True
+
+
+def _open_folder(context: ConversionContext, held: ExitStack) -> None:
+    """Make the run's folder, or find it; `held` keeps other runs out of it."""
+    if not is_run(context.out, context.conversion):
+        _ = context.plan  # before anything is written: what cannot be converted leaves no folder
+        create_run(context.out, context.conversion)
+    if context.processes.is_first:
+        held.enter_context(lock_run(context.out))
+        remove_partials(context.out)
 
 
 def _verbs_until(name: str) -> tuple[Verb, ...]:

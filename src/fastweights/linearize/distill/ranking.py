@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from fastweights.linearize.convert.attention import branches
 from fastweights.linearize.convert.modes import AttentionCall, Mode
 from fastweights.linearize.distill.adapt import kl_from_softmax
+from fastweights.runs.evaluation import evaluation_mode
 from fastweights.shapes import Output
-from fastweights.train.perplexity import evaluation_mode
 
 
 class OneLinearLayer(Mode):

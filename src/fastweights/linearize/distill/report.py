@@ -23,8 +23,9 @@ from fastweights.linearize.distill.transfer import attend_all, teacher_map
 from fastweights.recurrence import WindowedLinear
 from fastweights.render.html import ReportFigure, Row, figure, section, table, write_page
 from fastweights.render.plots import HEAT, PALETTE, canvas, label, legend
+from fastweights.runs.evaluation import evaluation_mode
 from fastweights.shapes import Map, Output
-from fastweights.train.perplexity import PositionLoss, draw, evaluation_mode
+from fastweights.train.perplexity import PositionLoss, draw
 
 SHOWN = 96
 """Tokens of an attention map, at most."""

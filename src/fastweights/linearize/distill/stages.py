@@ -1,4 +1,4 @@
-"""The two stages on text, for `fit`."""
+"""The two stages of a linearization, on text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from fastweights.linearize.convert.attention import branches
 from fastweights.linearize.distill.adapt import TokenLoss
-from fastweights.linearize.distill.fit import Stage
+from fastweights.linearize.distill.fit import PartialStage
 from fastweights.linearize.distill.transfer import (
     BackwardInForward,
     LossOnly,
@@ -19,11 +19,13 @@ from fastweights.linearize.distill.transfer import (
     attend_all,
     only_branches,
 )
+from fastweights.runs.evaluation import evaluation_mode
+from fastweights.runs.processes import Alone, Processes
+from fastweights.runs.stage import go_backward
 from fastweights.text.documents import Batches
-from fastweights.train.perplexity import evaluation_mode
 
 
-class TextStage(Stage):
+class TextStage(PartialStage):
     """A stage on streams of text, for training and validation; `together` sequences are validated
     at once.
     """
@@ -62,19 +64,21 @@ class TransferStage(TextStage):
         attend_all(self.model, self._read(self.train.batch(first, count)), mode)
         return _losses_by_name("loss", mode.losses)
 
-    def parts(self) -> Iterable[nn.Module]:
+    def clipped_parts(self) -> Iterable[nn.Module]:
         return branches(self.model).values()
 
-    def validate(self) -> Mapping[str, float]:
+    def validate(self, processes: Processes = Alone()) -> Mapping[str, float]:
         totals, tokens = dict[str, float](), 0
         with evaluation_mode(self.model):
-            for batch in self.validation.sequential_batches(self.together):
+            for batch in processes.share(self.validation.sequential_batches(self.together)):
                 mode, count = LossOnly(self.loss), batch["input_ids"].numel()
                 attend_all(self.model, self._read(batch), mode)
                 tokens += count
                 for name, loss in _losses_by_name("val_loss", mode.losses).items():
                     totals[name] = totals.get(name, 0.0) + count * float(loss)
-        return {name: total / tokens for name, total in totals.items()}
+        found = processes.total({**totals, "tokens": tokens})
+        tokens = found.pop("tokens")
+        return {name: total / tokens for name, total in found.items()}
 
     def _read(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self.on_device({name: tensor for name, tensor in batch.items() if name != "labels"})
@@ -99,19 +103,17 @@ class AdaptStage(TextStage):
 
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
         loss = self.loss(self.model, self.on_device(self.train.batch(first, count)))
-        (loss * share).backward()
+        go_backward(loss * share)
         return {"loss": loss.detach().cpu()}
 
-    def parts(self) -> Iterable[nn.Module]:
-        return [self.model]
-
-    def validate(self) -> Mapping[str, float]:
+    def validate(self, processes: Processes = Alone()) -> Mapping[str, float]:
         total, tokens = 0.0, 0
         with evaluation_mode(self.model):
-            for batch in self.validation.sequential_batches(self.together):
+            for batch in processes.share(self.validation.sequential_batches(self.together)):
                 count = int((batch["labels"][:, 1:] != -100).sum())
                 total += (
                     count * float(TokenLoss()(self.model, self.on_device(batch))) if count else 0.0
                 )
                 tokens += count
-        return {"val_loss": total / max(tokens, 1)}
+        found = processes.total({"loss": total, "tokens": tokens})
+        return {"val_loss": found["loss"] / max(found["tokens"], 1)}

@@ -21,6 +21,7 @@ from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.linearize.convert.modes import AttentionCall, Mode, require_window
 from fastweights.methods import evaluate
 from fastweights.recurrence import Recurrence, WindowedLinear
+from fastweights.runs.stage import go_backward
 from fastweights.shapes import Map, Mask, Output
 
 FLOOR = 1e-12
@@ -189,7 +190,7 @@ class BackwardInForward(Transfer):
         self.share = share
 
     def take(self, layer: int, loss: Tensor) -> None:
-        (loss * self.share).backward()
+        go_backward(loss * self.share)
         self.losses[layer] = loss.detach()
 
 

@@ -29,7 +29,7 @@ from fastweights.linearize.distill.comparison import (
     distances,
 )
 from fastweights.linearize.distill.context import ConversionContext
-from fastweights.linearize.distill.fit import TRAINED, fit
+from fastweights.linearize.distill.fit import TRAINED, Fit, PartialStage, fit
 from fastweights.linearize.distill.methods import TransferConfig
 from fastweights.linearize.distill.ranking import damage_by_layer, most_damaging_layers
 from fastweights.linearize.distill.report import write_report
@@ -57,6 +57,11 @@ class Verb(ABC):
         """Write what is not written yet, and leave the model as the next verb needs it; False if
         it was stopped before that.
         """
+
+    def run_together(self, context: ConversionContext) -> bool:
+        """Run it in all processes: the first one writes the results, and the others find them."""
+        with context.processes.first_then_others():
+            return self.run(context)
 
 
 class Plan(Verb):
@@ -93,20 +98,31 @@ class Transfer(Verb):
             return True
         if not self._train(context, config):
             return False
-        if not self.is_done(context.out):
-            context.write("transfer", _before_adaptation(context))
+        with context.processes.first_then_others():
+            if not self.is_done(context.out):
+                context.write("transfer", _before_adaptation(context))
         return True
 
+    def run_together(self, context: ConversionContext) -> bool:
+        """Run it in all processes, which share the training."""
+        return self.run(context)
+
     def _train(self, context: ConversionContext, config: TransferConfig) -> bool:
-        folder, watch = context.out / "transfer", {"reporter": context.reporter}
+        folder = context.out / "transfer"
         if config.blockwise:
             return transfer_blockwise(
-                context.model, context.train, config, folder, **watch, stop=context.stop
+                context.model,
+                context.train,
+                config,
+                folder,
+                processes=context.processes,
+                reporter=context.reporter,
+                stop=context.stop,
             )
         stage = TransferStage(
             context.model, context.train, context.validation, config.loss, config.dropout
         )
-        return fit(stage, config.fit, folder, **watch, stop=context.stop)
+        return _fit(stage, config.fit, folder, context)
 
 
 class RankLayers(Verb):
@@ -139,13 +155,11 @@ class Finetune(Verb):
             return True
         context.model = prepare_adaptation(context.model, config.lora, config.branches)
         stage = AdaptStage(context.model, context.train, context.validation, config.loss)
-        return fit(
-            stage,
-            config.fit,
-            context.out / "finetune",
-            reporter=context.reporter,
-            stop=context.stop,
-        )
+        return _fit(stage, config.fit, context.out / "finetune", context)
+
+    def run_together(self, context: ConversionContext) -> bool:
+        """Run it in all processes, which share the training."""
+        return self.run(context)
 
 
 class Evaluate(Verb):
@@ -222,6 +236,17 @@ VERBS: tuple[Verb, ...] = (
     Export(),
 )
 """The parts of a run in their order."""
+
+
+def _fit(stage: PartialStage, config: Fit, folder: Path, context: ConversionContext) -> bool:
+    return fit(
+        stage,
+        config,
+        folder,
+        processes=context.processes,
+        reporter=context.reporter,
+        stop=context.stop,
+    )
 
 
 def _self_test(context: ConversionContext) -> dict[str, float]:

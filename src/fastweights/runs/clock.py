@@ -1,0 +1,27 @@
+"""The time that a run takes."""
+
+from __future__ import annotations
+
+import time
+
+from fastweights.runs.checkpoint import Progress
+
+
+class TrainingClock:
+    """Seconds of a run over all its sittings, and its speed."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._began = time.perf_counter() - progress.seconds
+        self.restart(progress.step)
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    def restart(self, step: int) -> None:
+        """Measure the speed from here."""
+        self._since, self._step = self.seconds, step
+
+    def steps_per_second(self, step: int) -> float:
+        """Steps per second."""
+        return (step - self._step) / max(self.seconds - self._since, 1e-9)

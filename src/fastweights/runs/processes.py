@@ -1,0 +1,157 @@
+"""The processes that train one model together: one, or those that ``torchrun`` or ``accelerate
+launch`` has started.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+T = TypeVar("T")
+
+
+class Processes(ABC):
+    """Those that train one model together, as one of them sees them.
+
+    Attributes:
+        device: where this one computes
+        index: its number
+        count: how many there are
+    """
+
+    device: torch.device
+    index: int
+    count: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the one that writes files and reports."""
+        return self.index == 0
+
+    def share(self, parts: Iterable[T]) -> Iterator[T]:
+        """Every `count`-th of `parts`: those that this process is to take."""
+        return islice(parts, self.index, None, self.count)
+
+    @abstractmethod
+    def total(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """The sums over all processes; a number that one of them lacks counts as 0 there."""
+
+    @abstractmethod
+    def any(self, wish: bool) -> bool:
+        """Whether any process wishes so."""
+
+    @abstractmethod
+    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Give every process the mean of all gradients; without one in any, there is none."""
+
+    @abstractmethod
+    def begin_alike(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Give every process the first one's parameters."""
+
+    @abstractmethod
+    def first_then_others(self) -> AbstractContextManager[None]:
+        """The first process runs the block before all others do."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Until all processes are here."""
+
+
+class Alone(Processes):
+    """One process."""
+
+    def __init__(self, device: torch.device = torch.device("cpu")) -> None:
+        self.device, self.index, self.count = device, 0, 1
+
+    def total(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        return dict(numbers)
+
+    def any(self, wish: bool) -> bool:
+        return wish
+
+    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None: ...
+
+    def begin_alike(self, parameters: Iterable[nn.Parameter]) -> None: ...
+
+    def first_then_others(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def wait(self) -> None: ...
+
+
+class Launched(Processes):
+    """Processes of a launcher, by Accelerate.
+
+    Gradients are averaged once per update, after its backward, so that a stage may go backward in
+    any way, and a parameter that only some processes have used is no special case.
+
+    Attributes:
+        state: Accelerate's PartialState
+    """
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+        self.device, self.index, self.count = (
+            state.device,
+            state.process_index,
+            state.num_processes,
+        )
+
+    def total(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        from accelerate.utils import gather_object
+
+        found = dict[str, float]()
+        for part in gather_object([dict(numbers)]):
+            for name, number in part.items():
+                found[name] = found.get(name, 0.0) + number
+        return found
+
+    def any(self, wish: bool) -> bool:
+        return bool(self._reduce(torch.tensor(float(wish)), "sum"))
+
+    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        parameters = list(parameters)
+        users = self._reduce(torch.tensor([float(p.grad is not None) for p in parameters]), "sum")
+        for p, used in zip(parameters, users.tolist(), strict=True):
+            if used:
+                gradient = torch.zeros_like(p) if p.grad is None else p.grad
+                p.grad = self._reduce(gradient, "mean")
+
+    def begin_alike(self, parameters: Iterable[nn.Parameter]) -> None:
+        from accelerate.utils import broadcast
+
+        for p in parameters:
+            broadcast(p.data)
+
+    def first_then_others(self) -> AbstractContextManager[None]:
+        return self._state.main_process_first()
+
+    def wait(self) -> None:
+        self._state.wait_for_everyone()
+
+    def _reduce(self, tensor: Tensor, how: str) -> Tensor:
+        from accelerate.utils import reduce
+
+        reduced = reduce(tensor.to(self.device), how)
+        assert isinstance(reduced, Tensor)
+        return reduced
+
+
+def join_processes(device: torch.device | None = None) -> Processes:
+    """The processes that this one was launched with; alone, it computes on `device`.
+
+    Args:
+        device: None for an accelerator if there is one; of several processes each has its own
+    """
+    from accelerate import PartialState
+
+    state: Any = PartialState(cpu=device is not None and device.type == "cpu")
+    if state.num_processes == 1:
+        return Alone(state.device if device is None else device)
+    return Launched(state)

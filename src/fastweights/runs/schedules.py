@@ -1,0 +1,115 @@
+"""Learning rates: functions of the step alone, so that a resumed run agrees with an uninterrupted
+one.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+
+class Schedule(ABC):
+    """A learning rate that changes in the course of a training."""
+
+    @abstractmethod
+    def factor(self, step: int, steps: int) -> float:
+        """The fraction of the peak for update `step` of 0 … steps - 1."""
+
+    def rate(self, peak: float, step: int, steps: int) -> float:
+        """The learning rate for update `step` of 0 … steps - 1."""
+        return self.factor(step, steps) * peak
+
+    def for_epochs(self, updates: int) -> Schedule:
+        """The same, of a training whose epochs have `updates` updates."""
+        return self
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """Linear warm-up over `warmup` updates (a fifth of all at most), then half a cosine down to
+    `floor`, a fraction of the peak.
+    """
+
+    warmup: int = 50
+    floor: float = 0.1
+
+    def factor(self, step: int, steps: int) -> float:
+        warm, done = _phase(step, steps, self.warmup)
+        return warm * (self.floor + (1 - self.floor) * (1 + math.cos(math.pi * done)) / 2)
+
+
+@dataclass(frozen=True)
+class Linear(Schedule):
+    """Linear warm-up over `warmup` updates (a fifth of all at most), then a straight line towards
+    zero.
+    """
+
+    warmup: int = 50
+
+    def factor(self, step: int, steps: int) -> float:
+        warm, done = _phase(step, steps, self.warmup)
+        return warm * (1 - done)
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """The peak rate throughout."""
+
+    def factor(self, step: int, steps: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class CosineAnnealing(Schedule):
+    """Linear warm-up from the rate `start`, then half a cosine to the rate `final`, as published
+    protocols write it.
+
+    Attributes:
+        warmup: updates, or below 1 a fraction of them all
+        start: the first learning rate
+        final: the last learning rate
+        relative: whether `final` is a fraction of the peak after all
+        by_epoch: whether the rate changes between epochs only
+    """
+
+    warmup: float = 0
+    start: float = 0.0
+    final: float = 0.0
+    relative: bool = False
+    by_epoch: bool = False
+
+    def factor(self, step: int, steps: int) -> float:
+        """For a peak of 1, since `start` and `final` are no fractions."""
+        return self.rate(1.0, step, steps)
+
+    def rate(self, peak: float, step: int, steps: int) -> float:
+        warmup = self.warmup if self.warmup >= 1 else self.warmup * steps
+        if step < warmup:
+            return self.start + (peak - self.start) * step / warmup
+        final = self.final * peak if self.relative else self.final
+        angle = math.pi * (step - warmup) / (steps - warmup)
+        return final + (peak - final) * (1 + math.cos(angle)) / 2
+
+    def for_epochs(self, updates: int) -> Schedule:
+        return Stepwise(self, updates) if self.by_epoch else self
+
+
+@dataclass(frozen=True)
+class Stepwise(Schedule):
+    """Another schedule whose rate changes after every `updates` updates only."""
+
+    schedule: Schedule
+    updates: int
+
+    def factor(self, step: int, steps: int) -> float:
+        return self.rate(1.0, step, steps)
+
+    def rate(self, peak: float, step: int, steps: int) -> float:
+        return self.schedule.rate(peak, step // self.updates, steps // self.updates)
+
+
+def _phase(step: int, steps: int, warmup: int) -> tuple[float, float]:
+    """(fraction of the warm-up done, fraction of the rest done)."""
+    warmup = min(warmup, steps // 5)
+    return min(1.0, (step + 1) / (warmup + 1)), max(0, step - warmup) / (steps - warmup)

@@ -1,0 +1,12 @@
+"""Seeds of randomness that is a function of the step, so that a resumed run agrees with an
+uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def random_seed_from(*numbers: int) -> int:
+    """One seed from several numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
