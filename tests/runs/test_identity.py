@@ -136,6 +136,15 @@ def test_renamed_types_and_modules_stay_the_same(monkeypatch: pytest.MonkeyPatch
     assert current_path("pkg.own:Class") == "pkg.lab.own:Class"
 
 
+def test_a_later_field_is_no_part_of_version_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, later = former_key(Config(3)), grown()
+    later.__qualname__ = "Config"
+    assert former_key(later(3)) != before
+    monkeypatch.setattr(identity, "LATER_FIELDS", {"Config": ("bf16",)})
+    assert former_key(later(3)) == before
+    assert former_key(later(3, bf16=True)) != before
+
+
 def test_keys_differ_where_values_do_and_equal_numbers_have_one() -> None:
     values = [Config(3), Config(4), Config(3, Inner(0.2)), Config(3, parts=(Inner(),)), Inner()]
     assert len({key_of(value) for value in values}) == len(values)

@@ -105,12 +105,7 @@ def former_repr(value: Any) -> str:
     """The repr that `value` had in version 0, with the names of then."""
     if is_dataclass(value):
         name = type(value).__qualname__
-        later = LATER_FIELDS.get(name, ())
-        parts = (
-            f"{field.name}={former_repr(getattr(value, field.name))}"
-            for field in fields(value)
-            if field.repr and field.name not in later
-        )
+        parts = (f"{key}={former_repr(part)}" for key, part in first_fields(value).items())
         return f"{_first_type(name)}({', '.join(parts)})"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{k!r}: {former_repr(part)}' for k, part in value.items())}}}"
@@ -119,6 +114,17 @@ def former_repr(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(map(former_repr, value))}{',' * (len(value) == 1)})"
     return repr(_first_text(value))
+
+
+def first_fields(value: Any) -> dict[str, Any]:
+    """The fields that version 0 had of a dataclass, and later ones that have not their default."""
+    later = LATER_FIELDS.get(type(value).__name__, ())
+    own = {field.name: (getattr(value, field.name), field) for field in fields(value)}
+    return {
+        name: part
+        for name, (part, field) in own.items()
+        if field.repr and not (name in later and part == _default(field))
+    }
 
 
 def current_path(path: str) -> str:

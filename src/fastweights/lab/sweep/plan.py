@@ -19,7 +19,7 @@ from transformers import PretrainedConfig
 
 from fastweights.lab.tasks import TASKS, Protocol, Segment, TrainingSettings
 from fastweights.mixers import plugin
-from fastweights.runs.identity import LATER_FIELDS, first_json_value, former_repr, key_of
+from fastweights.runs.identity import first_fields, first_json_value, former_repr, key_of
 
 EVERY = 100
 """Updates between two evaluations where there are no epochs."""
@@ -135,7 +135,7 @@ class SweepRun:
         settings = {
             name: value
             for name, value in asdict(training).items()
-            if name not in ("rates", "decays", *LATER_FIELDS.get(type(training).__name__, ()))
+            if name not in ("rates", "decays") and name in first_fields(training)
         }
         content = {
             "train": former_repr(self.protocol.train),
