@@ -110,6 +110,7 @@ def window_step(
     keys, values, memory, age = (
         s.contiguous() for s in (_single(state[0]), _single(state[1]), *state[2:])
     )
+    # the cache grows until the window is full; then its oldest token goes into the memory
     (b, g, f, width), h, cached = memory.shape, q.shape[2], age.shape[1]
     kept = rule.cache_length_after(cached)
     o, after = torch.empty(b, 1, h, width - 1), torch.empty(b, kept, dtype=torch.long)
