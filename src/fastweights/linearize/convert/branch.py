@@ -125,7 +125,7 @@ class WindowedBranch(LinearBranch):
             for s in (k, v)
         )
         scaled = q if abs(self.factor - 1) < 1e-9 else upcast(q) * self.factor
-        mix, analog = upcast(self.mix).sigmoid()[None, None, :, None], self.analog
+        mix, analog = upcast(self.mix).sigmoid().view(1, 1, -1, 1), self.analog
         fq, fk = Mapped(self.phi_q, q), Mapped(self.phi_k, k)
         window, shared, cap = analog.window, analog.shared, self.site.softcap
         return WindowedLinear(scaled, k, v, fq, fk, mix, window, shared, cap)
