@@ -41,6 +41,7 @@ class Anchors(NamedTuple):
             left, right = before[..., 0, -1:, :].clone(), before[..., 1, -1:, :].clone()
             queries.append(_exp(before[..., 1, :, :], factors=2))
             keys.append(_exp(after[..., 0, :, :], factors=2))
+            # sums of log decays of twice as many tokens
             before[..., 1, :, :] += left
             after[..., 0, :, :] += right
             m *= 2
@@ -53,9 +54,12 @@ class Anchors(NamedTuple):
 
     def inner(self, q: Tensor, k: Tensor) -> Tensor:
         """P_ts = Σ_i q_ti exp(Σ_{j=s+1..t} log α_ji) k_si ``[… c c]``, zero above the diagonal."""
+        # a token with its own key: nothing decays
         inner = q.new_zeros(*q.shape[:-1], q.shape[-2])
         inner.diagonal(dim1=-2, dim2=-1).copy_((q * k).sum(-1))
         for level, (query, key) in enumerate(zip(self.queries, self.keys, strict=True)):
+            # pairs of blocks of m tokens: queries of the right one, decayed from the boundary, with
+            # keys of the left one, decayed to it
             m = 1 << level
             right, left = _halves(q, m)[..., 1, :, :] * query, _halves(k, m)[..., 0, :, :] * key
             _cross(inner, m).copy_(
@@ -65,9 +69,11 @@ class Anchors(NamedTuple):
 
     def inner_back(self, q: Tensor, k: Tensor, dinner: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients of q and k."""
+        # P_tt = q_t·k_t
         own = dinner.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
         dq, dk = own * k, own * q
         for level, (query, key) in enumerate(zip(self.queries, self.keys, strict=True)):
+            # P = (q ⊙ query) (k ⊙ key)ᵀ of a pair: dq = (dP (k ⊙ key)) ⊙ query, dk likewise
             m, cross = 1 << level, _cross(dinner, 1 << level)
             right, left = _halves(q, m)[..., 1, :, :] * query, _halves(k, m)[..., 0, :, :] * key
             of_right, of_left = (

@@ -67,6 +67,7 @@ class BlockwiseSolve:
             streams = slice_streams(span, k, beta, ridge, log_decay)
             streams[2] = self._pad_ridge(streams[2])
             keys, strength, diagonal, decay = (self.plan.tiles(s, state.dtype) for s in streams)
+            # H before every chunk from what each adds to it, keys decayed to the chunk's end
             decays = decays_alone(decay)
             assert decays.carry is not None
             starts, state = _starts(state, (decays.key * keys).mT @ (strength * keys), decays.carry)
@@ -107,11 +108,15 @@ def solve_and_read(solve: Solve, recurrence: Mesa, state: State) -> tuple[Tensor
     )
     system = (gram, k, beta, ridge, log_decay)
     unrolled = isinstance(recurrence.solver, UnrolledSolver)
+    # x_t = (H_t + Λ)⁻¹ q_t, without a graph unless its steps are to be differentiated
     with torch.set_grad_enabled(unrolled and torch.is_grad_enabled()):
         x = solve(q, *system)
+    # H_t x_t: H_t = Σ_s γ… k_sᵀ β_s k_s is the state of a decay with values βk, read by x
     product, gram = run_fastest(Decay(x, k, beta * k, log_decay), gram)
     if torch.is_grad_enabled() and not unrolled:
+        # x as a function of the residual q - (H + Λ) x, which is differentiable in all the streams
         x = ImplicitSolve.apply(solve, q - product - ridge * x, x, *system)
+    # o_t = x_t G_t, and G_t is the state of a decay with values βv
     o, memory = run_fastest(Decay(x, k, beta * v, log_decay), memory)  # type: ignore[arg-type]
     return o.to(recurrence.output), recurrence.final_state(gram, memory)
 

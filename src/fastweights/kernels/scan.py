@@ -159,19 +159,26 @@ def _block_back(
     """
     length = do.shape[1]
     states = block.states(start, length, chunk)
+    # gradients of complex products are those of the conjugates
     q, k, v, alpha = (s.conj().resolve_conj() for s in block)
+    # o_t = q_t S_t gives q̄_t do_t to S_t
     dstates = block.product(q, do, states.shape)
+    # G_t = ᾱ_t (G_{t+1} + q̄_t do_t), what reaches S_{t-1}: the scan in reverse, from d S_T
     through = alpha * dstates
     dstart = _scan(alpha, through, dstate, chunk, reverse=True).clone()
+    # dS_t = G_{t+1} + q̄_t do_t
     dstates[:, :-1] += through[:, 1:]
     dstates[:, -1] += dstate
+    # o_t = Σ_k q_t S_t, and S_t takes up k_t v_t
     dq = _sum_product(states.conj(), do, q.shape)
     dk = _sum_product(dstates, v, k.shape)
     dv = _sum_product(dstates, k, v.shape)
+    # S_t holds e^(log α_t) S_{t-1}: d log α_t = S̄_{t-1} ⊙ ᾱ_t dS_t = S̄_{t-1} ⊙ G_t
     through[:, 1:] *= states[:, :-1].conj()
     through[:, 0] *= start.conj()
     dlog_alpha = through.sum_to_size(alpha.shape)
     if tied:
+        # k = 1 - α: dk / d log α = -α
         dlog_alpha -= alpha * dk
     return (dq.squeeze(3), dk.squeeze(3), dv.squeeze(2), dlog_alpha.squeeze(3)), dstart
 
@@ -183,17 +190,20 @@ def _scan(alpha: Tensor, x: Tensor, state: Tensor, chunk: int, *, reverse: bool 
     alpha = alpha.expand(-1, x.shape[1], *alpha.shape[2:])
     if x.shape[1] <= chunk:
         return _follow(_unbind_time(alpha, 1, reverse), _unbind_time(x, 1, reverse), state)
+    # all chunks side by side, each from nothing: what it adds to the state
     alpha, x = alpha.unflatten(1, (-1, chunk)), x.unflatten(1, (-1, chunk))
     decays, tokens = _unbind_time(alpha, 2, reverse), _unbind_time(x, 2, reverse)
     added = tokens[0]
     for decay, token in zip(decays[1:], tokens[1:], strict=True):
         added = torch.addcmul(token, decay, added)
+    # from chunk to chunk: the state at its end is its decay of the one at its start, plus that
     starts = torch.empty_like(added)
     for kept, addition, start in zip(
         *(_unbind_time(s, 1, reverse) for s in (alpha.prod(2), added, starts)), strict=True
     ):
         start.copy_(state)
         state = torch.addcmul(addition, kept, state)
+    # all chunks once more, from the states at their starts
     _follow(decays, tokens, starts)
     return state
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -24,6 +24,7 @@ def elu_plus_one(x: Tensor) -> Tensor:
     return F.elu(x) + 1
 
 
+@runtime_checkable
 class FeatureMap(Protocol):
     """φ(x) = (f(x W), f(-x W)) of ``x [b t h w]``.
 

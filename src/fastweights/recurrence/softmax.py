@@ -225,8 +225,8 @@ def check_cache_shapes(recurrence: Recurrence, state: State, form: str) -> tuple
     if not isinstance(state, tuple) or len(state) != len(expected):
         raise ShapeError(f"the state of {name} is {form}")
     for part, shape in zip(state, expected, strict=True):
-        kept = tuple(n if want else 0 for n, want in zip(part.shape, shape, strict=False))
-        if kept != shape or part.dim() != len(shape):
+        kept = [n if want else 0 for n, want in zip(part.shape, shape, strict=False)]
+        if kept != [*shape] or part.dim() != len(shape):
             raise ShapeError(
                 f"{name} here has state shapes {list(expected)} (0: as many tokens as are kept), "
                 f"got {[tuple(s.shape) for s in state]}"

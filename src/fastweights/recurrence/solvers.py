@@ -353,4 +353,7 @@ class ImplicitSolve(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
+        # with A = H + Λ, dx = A⁻¹ d(residual), and A is symmetric: the residual's gradient is one
+        # more solve, for ∂L/∂x. What that says of b and θ, autograd finds in the residual's own
+        # graph; x and θ get nothing here.
         return None, ctx.solve(gradients[0], *ctx.saved_tensors), None, *[None] * ctx.operands

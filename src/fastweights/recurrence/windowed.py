@@ -93,7 +93,8 @@ class WindowedLinear(Recurrence[WindowState]):
                 f"WindowedLinear(softcap={self.softcap}): use a bound above 0, or None for no bound"
             )
         require_width("k", self.k, self.q.shape[-1])
-        require_width("fk", self.fk, self.fq.shape[-1])  # type: ignore[arg-type]
+        if self.fk.shape[-1] != self.fq.shape[-1]:
+            raise ShapeError(f"fk has width {self.fk.shape[-1]}, must be {self.fq.shape[-1]}")
         require_width("mix", self.mix, 1)
         if self.groups == 0 or self.shape[2] % self.groups:
             raise ShapeError(

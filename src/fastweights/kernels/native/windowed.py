@@ -110,6 +110,7 @@ def window_step(
     keys, values, memory, age = (
         s.contiguous() for s in (_single(state[0]), _single(state[1]), *state[2:])
     )
+    # the cache grows until the window is full; then its oldest token goes into the memory
     (b, g, f, width), h, cached = memory.shape, q.shape[2], age.shape[1]
     kept = rule.cache_length_after(cached)
     o, after = torch.empty(b, 1, h, width - 1), torch.empty(b, kept, dtype=torch.long)
@@ -122,11 +123,15 @@ def window_step(
     constants = (rule.scale, rule.softcap or 0.0, library.threads(memory.numel()))
     step = abi.WindowStep(*sizes, *constants, *streams, **places, **results, **source.fields())
     library.call(CODE, step)
-    dtypes = (
-        torch.promote_types(state[0].dtype, k.dtype),
-        torch.promote_types(state[1].dtype, v.dtype),
-    )
-    return o, (ring[0].to(dtypes[0]), ring[1].to(dtypes[1]), written, after)
+    cache = _in_dtype_of(ring[0], state[0], k), _in_dtype_of(ring[1], state[1], v)
+    return o, (*cache, written, after)
+
+
+def _in_dtype_of(cache: Tensor, old: Tensor, new: Tensor) -> Tensor:
+    """float32 numbers in the dtype that old and new tokens have together."""
+    if old.dtype == new.dtype == torch.float32:
+        return cache
+    return cache.to(torch.promote_types(old.dtype, new.dtype))
 
 
 def _single(stream: Tensor) -> Tensor:
@@ -137,9 +142,8 @@ def _run(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, Window
     keys, values, kept, memory, age = state
     if torch.is_grad_enabled() and _requires_grad(recurrence, state):
         return recurrence.step(state)
-    (b, t, h), g = recurrence.shape, recurrence.groups
-    q, mix = (s.expand(b, t, h, -1) for s in (recurrence.q, recurrence.mix))
-    k, v = (s.expand(b, t, g, -1) for s in (recurrence.k, recurrence.v))
+    q = recurrence.q.expand(*recurrence.shape, -1)  # of the others C repeats axes of length 1
+    k, v, mix = recurrence.k, recurrence.v, recurrence.mix
     rule = WindowRule(recurrence.window, recurrence.shared, q.shape[-1] ** -0.5, recurrence.softcap)
     given = learned_features(recurrence) or _given_features(recurrence, rule, keys, kept)
     before = (keys, values, memory, age)

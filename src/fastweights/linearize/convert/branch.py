@@ -141,7 +141,7 @@ class WindowedBranch(LinearBranch):
             for s in (k, v)
         )
         scaled = q if abs(self.factor - 1) < 1e-9 else upcast(q) * self.factor
-        mix, config = upcast(self.mix).sigmoid()[None, None, :, None], self.config
+        mix, config = upcast(self.mix).sigmoid().view(1, 1, -1, 1), self.config
         fq, fk, cap = Mapped(self.phi_q, q), Mapped(self.phi_k, k), self.attention.softcap
         return WindowedLinear(scaled, k, v, fq, fk, mix, config.window, config.shared, cap)
 
