@@ -170,10 +170,10 @@ class _Probe:
             chunked=_layer_type(module) == "chunked_attention",
             causal=options.get("is_causal") is not False and getattr(module, "is_causal", True),
             masked=masked,
-            cached=self._cached(module.layer_idx),
+            cached=self._cache_layer_name(module.layer_idx),
         )
 
-    def _cached(self, layer: int) -> str:
+    def _cache_layer_name(self, layer: int) -> str:
         """What a cache keeps for a layer."""
         known = layer < len(self.cache_layers)
         return self.cache_layers[layer] if known else "cache of other layers"

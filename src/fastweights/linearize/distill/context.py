@@ -178,7 +178,7 @@ class ConversionContext:
         copy_parameters(model, trained)
         return model
 
-    def converted_layers(self) -> list[int]:
+    def linear_layers(self) -> list[int]:
         """The layers of the model that are linear now."""
         return list(branches(self.model))
 

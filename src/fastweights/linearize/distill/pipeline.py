@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from fastweights.linearize.distill.context import Conversion, ConversionContext
-from fastweights.linearize.distill.verbs import VERBS, Finetune, Verb
+from fastweights.linearize.distill.verbs import VERBS, FinetuneVerb, Verb
 from fastweights.runs.files import remove_partials
 from fastweights.runs.folder import create_run, is_run, lock_run
 from fastweights.runs.packages import require_package
@@ -90,7 +90,7 @@ def _require_packages(
 ) -> None:
     """What this run will need, asked for before it begins."""
     adapt, bits = conversion.method.adapt, conversion.bits
-    finetunes = any(isinstance(verb, Finetune) for verb in verbs)
+    finetunes = any(isinstance(verb, FinetuneVerb) for verb in verbs)
     if finetunes and adapt is not None and adapt.lora is not None:
         require_package("peft", "LoRA", "or take 0 steps of finetuning")
     if bits is None:

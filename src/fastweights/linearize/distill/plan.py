@@ -170,7 +170,7 @@ def _guess_seconds(parameters: int, method: LinearizationMethod, length: int) ->
     """2 operations per parameter and token forward, 4 more backward; a teacher's forward for KL.
     Transfer goes backward through the branches alone, and is counted as half of a forward more.
     """
-    speed, found = _matrix_product_speed(), dict[str, float]()
+    speed, found = _speed_of_matrix_products(), dict[str, float]()
     if method.transfer is not None:
         found["transfer"] = 3 * parameters * _tokens(method.transfer.fit, length) / speed
     if method.adapt is not None:
@@ -183,7 +183,7 @@ def _tokens(fit: Fit, length: int) -> int:
     return fit.steps * fit.batch * length
 
 
-def _matrix_product_speed(size: int = 768, repeats: int = 4) -> float:
+def _speed_of_matrix_products(size: int = 768, repeats: int = 4) -> float:
     """Operations per second of this machine's CPU on one float32 product of square matrices: the
     best that a layer can do, timed for some milliseconds, whatever else runs meanwhile.
     """

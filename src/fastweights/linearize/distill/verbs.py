@@ -64,7 +64,7 @@ class Verb(ABC):
             return self.run(context)
 
 
-class Plan(Verb):
+class PlanVerb(Verb):
     """The conversion in numbers, before anything is done."""
 
     name, result = "plan", "plan.json"
@@ -76,7 +76,7 @@ class Plan(Verb):
         return True
 
 
-class Convert(Verb):
+class ConvertVerb(Verb):
     """The self-test of the conversion, and what the swap alone costs."""
 
     name, result = "convert", "convert.json"
@@ -87,7 +87,7 @@ class Convert(Verb):
         return True
 
 
-class Transfer(Verb):
+class TransferVerb(Verb):
     """Stage one: every branch learns to give what its softmax gives."""
 
     name, result = "transfer", "transfer.json"
@@ -125,7 +125,7 @@ class Transfer(Verb):
         return _fit(stage, config.fit, folder, context)
 
 
-class RankLayers(Verb):
+class RankLayersVerb(Verb):
     """The damage that each layer does, and the worst layers softmax again."""
 
     name, result = "rank-layers", "ranking.json"
@@ -139,12 +139,12 @@ class RankLayers(Verb):
             )
         if kept:
             softmax = context.read("ranking")["softmax"]
-            layers = [layer for layer in context.converted_layers() if layer not in softmax]
+            layers = [layer for layer in context.linear_layers() if layer not in softmax]
             context.model = context.convert_again(layers, context.conversion.bits)
         return True
 
 
-class Finetune(Verb):
+class FinetuneVerb(Verb):
     """Stage two: the model adjusts to its linear layers."""
 
     name, result = "finetune", f"finetune/{TRAINED}"
@@ -162,7 +162,7 @@ class Finetune(Verb):
         return self.run(context)
 
 
-class Evaluate(Verb):
+class EvaluateVerb(Verb):
     """The finished model beside its softmax, and with each side of its attention alone."""
 
     name, result = "eval", "evaluation.json"
@@ -183,7 +183,7 @@ class Evaluate(Verb):
         return True
 
 
-class Report(Verb):
+class ReportVerb(Verb):
     """All numbers and pictures as one page."""
 
     name, result = "report", "report/report.html"
@@ -196,7 +196,7 @@ class Report(Verb):
         return True
 
 
-class Export(Verb):
+class ExportVerb(Verb):
     """The whole model, its adapters merged: the last verb, since they can no more be switched off
     then.
     """
@@ -218,7 +218,7 @@ class Export(Verb):
         """The model with its adapters merged, in weights that are not quantised."""
         if context.conversion.bits is None:
             return merge_adapters(context.model)
-        layers = context.converted_layers()
+        layers = context.linear_layers()
         if not _has_adapters(context):
             return context.convert_again(layers, None)
         original = context.linearize_original(layers, None)
@@ -226,14 +226,14 @@ class Export(Verb):
 
 
 VERBS: tuple[Verb, ...] = (
-    Plan(),
-    Convert(),
-    Transfer(),
-    RankLayers(),
-    Finetune(),
-    Evaluate(),
-    Report(),
-    Export(),
+    PlanVerb(),
+    ConvertVerb(),
+    TransferVerb(),
+    RankLayersVerb(),
+    FinetuneVerb(),
+    EvaluateVerb(),
+    ReportVerb(),
+    ExportVerb(),
 )
 """The parts of a run in their order."""
 
