@@ -133,7 +133,8 @@ def test_weighted_draws_have_the_law_of_successive_draws() -> None:
 
 
 @pytest.mark.parametrize(
-    "draw", [lambda: sample_distinct(rng(), 1, 4, 3), lambda: sample_by_weight(rng(), 1, 4, np.ones(3))]
+    "draw",
+    [lambda: sample_distinct(rng(), 1, 4, 3), lambda: sample_by_weight(rng(), 1, 4, np.ones(3))],
 )
 def test_too_few_to_draw_from(draw: object) -> None:
     with pytest.raises(ValueError, match="4 distinct numbers are to be drawn out of 3"):
