@@ -428,9 +428,9 @@ def row(
     mixer: str, width: int, rate: float, seed: int, accuracy: float, solved: int | None = None
 ) -> Row:
     return Row(
-        key=f"{mixer}{width}{rate}{seed}", task="t", mixer=mixer, width=width, parameters=1, state=4 * width,
-        rate=rate, decay=0.1, seed=seed, accuracy=accuracy, macro=0.0, loss=0.0, step=1, solved=solved,
-        steps=1, diverged=False, seconds=1.0, curve=(),
+        key=f"{mixer}{width}{rate}{seed}", task="t", mixer=mixer, width=width, parameters=1,
+        state=4 * width, rate=rate, decay=0.1, seed=seed, accuracy=accuracy, macro=0.0, loss=0.0,
+        step=1, solved=solved, steps=1, diverged=False, seconds=1.0, curve=(),
     )  # fmt: skip
 
 

@@ -17,9 +17,9 @@ from fastweights.shapes import Embedded
 
 class LoLCATs(Mixer):
     """
-    f_q  RoPE(x W_Q), φ_q of it      φ(z)  softmax(z W_φ) ‖ softmax(-z W_φ), W_φ [d'_k, d'_k/2] per head
-    f_k  RoPE(x W_K), φ_k of it      γ     σ(m) per head, 0.1 at the start
-    f_v  x W_V                       d_q = d,  d_k = d_v = d · kv_heads / heads
+    f_q  RoPE(x W_Q), φ_q of it  φ(z)  softmax(z W_φ) ‖ softmax(-z W_φ), W_φ [d'_k, d'_k/2] per head
+    f_k  RoPE(x W_K), φ_k of it  γ     σ(m) per head, 0.1 at the start
+    f_v  x W_V                   d_q = d,  d_k = d_v = d · kv_heads / heads
 
     softmax over the last `window` tokens, linear attention over all before, one normaliser
     (`WindowedLinear`).

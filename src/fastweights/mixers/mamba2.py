@@ -39,8 +39,8 @@ class Mamba2(Mixer):
     """
 
     def __init__(
-        self, d: int, heads: int = 4, state: int = 64, expand: int = 2, conv: int = 4, groups: int = 1,
-        scaled: bool = True, decays: bool = True, eps: float = 1e-5,
+        self, d: int, heads: int = 4, state: int = 64, expand: int = 2, conv: int = 4,
+        groups: int = 1, scaled: bool = True, decays: bool = True, eps: float = 1e-5,
     ) -> None:  # fmt: skip
         super().__init__(d)
         width = expand * d

@@ -21,9 +21,9 @@ from fastweights.shapes import Embedded
 
 class MLSTM(Mixer):
     """
-    f_q  SiLU(conv(x)) W_Q + b_Q                    f_α  σ(x W_f + b_f), one per head; or e^(x W_f + b_f)
-    f_k  (SiLU(conv(x)) W_K + b_K) / √d'_k          f_i  e^(x W_i + b_i), one per head, multiplies kᵀv
-    f_v  x W_V + b_V                                f_g  σ(x W_G + b_G)
+    f_q  SiLU(conv(x)) W_Q + b_Q              f_α  σ(x W_f + b_f), one per head; or e^(x W_f + b_f)
+    f_k  (SiLU(conv(x)) W_K + b_K) / √d'_k    f_i  e^(x W_i + b_i), one per head, multiplies kᵀv
+    f_v  x W_V + b_V                          f_g  σ(x W_G + b_G)
     d_k = d_v = d, LayerNorm per head; the output is divided by max(|q_t z_t|, 1).
 
     The paper's eq. 26-27 stabilise the gates by m_t but leave the 1 as it is, which changes the

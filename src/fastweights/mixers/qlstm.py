@@ -16,9 +16,9 @@ from fastweights.shapes import Embedded
 
 class QLSTM(Mixer):
     """
-    f_q  σ(x W_q + b_q)        f_α  σ(x W_f + b_f), or reversed σ(-(x W_f + b_f))^a, a = ReLU(learnt)
-    f_k  σ(x W_i + b_i)        f_g  1
-    f_v  x W_v                 d_k = d_v = H = d
+    f_q  σ(x W_q + b_q)    f_α  σ(x W_f + b_f), or reversed σ(-(x W_f + b_f))^a, a = ReLU(learnt)
+    f_k  σ(x W_i + b_i)    f_g  1
+    f_v  x W_v             d_k = d_v = H = d
 
     W_q is the LSTM's output gate. The LSTM's two tanh's are left out, as in the DSF.
 

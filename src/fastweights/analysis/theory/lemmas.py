@@ -22,11 +22,12 @@ from fastweights.render.plots import PALETTE, label, legend
 class TaylorSoftmax(Finding):
     """Softmax attention by Taylor features up to each of the `orders` (DSF eq. 18, 24-25).
 
-    features      n per key; the state has N = n·v numbers
-    score_errors  max |Σ_p (q·k)^p/p! - e^(q·k)|, at most the remainder in `bounds`
-    map_errors    max |Φ - softmax| of the normalised maps
-    points, ranks  of the matrices e^(x_i x_j) of so many distinct numbers: n features give rank n at most, and these
-                   have full rank, so that no finite n will do
+    Attributes:
+        features: The number n of features per key; the state has N = n·v numbers.
+        score_errors: max |Σ_p (q·k)^p/p! - e^(q·k)|, at most the remainder in `bounds`.
+        map_errors: max |Φ - softmax| of the normalised maps.
+        points, ranks: Sizes and ranks of the matrices e^(x_i x_j) of distinct numbers: n features
+            give rank n at most, and these have full rank, so that no finite n will do.
     """
 
     source: ClassVar[str] = "DSF Lemma 1"

@@ -159,12 +159,16 @@ class MapConstruction:
 class Approximation(Finding):
     """A given attention map by every choice of parameter groups.
 
-    solutions    the paper's, for (Q, K), (Q, K, Λ_t) and (Q, Λ_t): α_s = (S_{s-1}/S_s)^θ, k_s = p_s / S_s^θ for
-                 θ = 0, ½, 1, with S_s = Σ_{j≤s} p_tj
-    lengths, needed  for a fixed decay: the least |k_1| for a uniform map of each length, p_t1 / α^(t-1)
-    monotone     a lower bound of max |P_ts - p_ts| without Q where keys are not negative: then P_ts falls with t
-    signed       without Q, but with keys of either sign, which the proposition overlooks: channel c lives until token
-                 c and k_sc = p_cs - p_{c+1,s}, so that the channels alive at t add up to p_ts
+    Attributes:
+        solutions: The paper's, for (Q, K), (Q, K, Λ_t) and (Q, Λ_t): α_s = (S_{s-1}/S_s)^θ and
+            k_s = p_s / S_s^θ for θ = 0, ½, 1, with S_s = Σ_{j≤s} p_tj.
+        lengths, needed: For a fixed decay, the least |k_1| for a uniform map of each length,
+            p_t1 / α^(t-1).
+        monotone: A lower bound of max |P_ts - p_ts| without Q where keys are not negative: then
+            P_ts falls with t.
+        signed: Without Q, but with keys of either sign, which the proposition overlooks: channel
+            c lives until token c and k_sc = p_cs - p_{c+1,s}, so that the channels alive at t add
+            up to p_ts.
     """
 
     source: ClassVar[str] = "MetaLA Proposition A2.2"
