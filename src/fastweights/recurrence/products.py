@@ -68,20 +68,25 @@ def _halving(q: Tensor, k: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, T
     through the boundary between them, so that only sums of log decays, never differences, are
     exponentiated, and each of them is ≤ 0.
     """
+    # blocks [… n size k] of one token each, their number a power of two; padding decays nothing
     t = log_decay.shape[-2]
     padding = (0, 0, 0, (1 << max(t - 1, 0).bit_length()) - t)
     q, k, prefix = (F.pad(s, padding).unsqueeze(-2) for s in (q, k, log_decay))
     suffix = torch.zeros_like(prefix)
+    # a token's own product is not decayed
     inner = q @ k.mT
     inner = inner.expand(*torch.broadcast_shapes(inner.shape[:-2], prefix.shape[:-2]), 1, 1)
     while prefix.shape[-3] > 1:
         (q_left, q), (k, k_right) = _neighbours(q), _neighbours(k)
         (before, prefix), (suffix, after) = _neighbours(prefix), _neighbours(suffix)
+        # right queries, decayed back to the boundary, with left keys, decayed up to it
         cross = (q * prefix.exp()) @ (k * suffix.exp()).mT
+        # [[left, 0], [cross, right]]: no query sees a later block
         left, right = _neighbours(inner)
         inner = torch.cat(
             [torch.cat([left, torch.zeros_like(cross)], -1), torch.cat([cross, right], -1)], -2
         )
+        # a left key decays over the right block as well, a right query over the left one
         suffix = torch.cat([suffix + prefix[..., -1:, :], after], -2)
         prefix = torch.cat([before, prefix + before[..., -1:, :]], -2)
         q, k = torch.cat([q_left, q], -2), torch.cat([k, k_right], -2)
