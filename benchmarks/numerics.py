@@ -107,7 +107,7 @@ def layer_row(mixer: Mixer, x: Tensor) -> dict[str, object]:
 def rows(name: str, d: int, tokens: int) -> list[dict[str, object]]:
     mixer = MIXERS[name](d=d)
     x = torch.randn(1, tokens, d).bfloat16().float()
-    record, _ = mixer.project(x, TokenContext(x, None, None, None, None))
+    record, _ = mixer.project(x, TokenContext.start(x))
     if isinstance(record, Softmax) and record.window is None:
         x, record = x[:, :QUADRATIC], record[:QUADRATIC]
     found = [record_row(record, "own")]

@@ -31,10 +31,15 @@ def registry() -> Iterator[None]:
     """What a test registers goes again, and so do modules of its own, as the next test's are called
     alike.
     """
+    from fastweights.kernels import TABLE, register
     from fastweights.mixers import MIXERS
 
-    known = dict(MIXERS)
+    known, kernels = dict(MIXERS), list(TABLE)
     yield
+    if kernels != TABLE:
+        TABLE.clear()
+        for kernel in reversed(kernels):
+            register(kernel)
     for name in MIXERS.keys() - known.keys():
         del MIXERS[name]
     for name in [name for name in sys.modules if name.partition(".")[0] == "mypkg"]:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastweights.analysis.capture import mesa_records
 from fastweights.lab.bench.mesa_speed import CountingSolver
 from fastweights.methods import Chunkwise, evaluate
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.models.mesa import mesa_records
 from fastweights.recurrence import (
     ConjugateGradient,
     Mesa,

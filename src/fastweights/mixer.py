@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 from torch import Tensor, nn
 
-from fastweights.layers import TokenContext, both_ways
+from fastweights.layers import ShortConvolution, TokenContext, both_ways
 from fastweights.methods import Auto, Method, evaluate
 from fastweights.recurrence.base import Recurrence, ShapeError, State
 from fastweights.shapes import Embedded, Mask, Output, Segments
@@ -19,13 +19,13 @@ class MixerState(NamedTuple):
 
     Attributes:
         memory: the recurrence's state
-        tails: the last inputs of its short convolutions, ``[b w-1 c]`` each
+        tails: the last inputs of its short convolutions, ``[b w-1 c]`` each, by their names
         position: ``[b]``, how many tokens of the present document it has seen, padding not
             counted
     """
 
     memory: State
-    tails: tuple[Tensor, ...]
+    tails: dict[str, Tensor]
     position: Tensor
 
     def map(self, f: Callable[[Tensor], Tensor]) -> Self:
@@ -33,13 +33,14 @@ class MixerState(NamedTuple):
         memory = (
             tuple(f(s) for s in self.memory) if isinstance(self.memory, tuple) else f(self.memory)
         )
-        return type(self)(memory, tuple(f(tail) for tail in self.tails), f(self.position))
+        tails = {name: f(tail) for name, tail in self.tails.items()}
+        return type(self)(memory, tails, f(self.position))
 
     @property
     def nbytes(self) -> int:
         """Bytes held for all sequences together."""
         memory = self.memory if isinstance(self.memory, tuple) else (self.memory,)
-        return sum(s.nbytes for s in (*memory, *self.tails, self.position))
+        return sum(s.nbytes for s in (*memory, *self.tails.values(), self.position))
 
 
 class Projection(NamedTuple):
@@ -74,6 +75,14 @@ class Mixer(nn.Module, ABC):
         if d < 1:
             raise ShapeError(f"d = {d}; a model has at least one channel")
         self.d = d
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; the short convolutions in it learn their names."""
+        super().__setattr__(name, value)
+        if isinstance(value, nn.Module):
+            for path, module in value.named_modules(prefix=name):
+                if isinstance(module, ShortConvolution):
+                    module.name = path
 
     @abstractmethod
     def project(self, x: Embedded, past: TokenContext) -> tuple[Recurrence, Tensor | None]:

@@ -157,7 +157,7 @@ d_v = 2d.
 def test_dimensions_are_those_of_metalas_tables(name: str) -> None:
     d = 32
     x = torch.zeros(1, 1, d)
-    record, _ = make(name, d).project(x, TokenContext(x, None, None, None, None))
+    record, _ = make(name, d).project(x, TokenContext.start(x))
     h, (k, v) = record.shape[2], DIMENSIONED[name]
     assert (h * record.streams["q"].shape[-1], h * record.values) == (k * d, v * d)
 
@@ -193,7 +193,7 @@ def test_rules_are_those_of_mesanets_table_3(layer: str) -> None:
     name, arguments = BASELINES[layer]
     mixer = make(name, 16, **arguments)
     x = torch.randn(1, 3, 16)
-    record, _ = mixer.project(x, TokenContext(x, None, None, None, None))
+    record, _ = mixer.project(x, TokenContext.start(x))
     streams = record.streams
     assert type(record.innermost) is rule
     assert ("log_decay" in streams) == forgets
@@ -243,7 +243,10 @@ def test_state_sizes_are_the_states_sizes(name: str) -> None:
     mixer, context = make(name, 32), 5
     _, state = mixer(torch.zeros(1, context, 32))
     memory = state.memory if isinstance(state.memory, tuple) else (state.memory,)
-    numbers = [*(s for s in memory if s.is_floating_point() or s.is_complex()), *state.tails]
+    numbers = [
+        *(s for s in memory if s.is_floating_point() or s.is_complex()),
+        *state.tails.values(),
+    ]
     assert cost(mixer, context).state == sum(
         s.numel() * (2 if s.is_complex() else 1) for s in numbers
     )

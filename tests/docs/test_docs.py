@@ -13,6 +13,7 @@ LITERATE = [
     "evals.md",
     "linearize.md",
     "new-mixer.md",
+    "new-rule.md",
     "sweeps.md",
     "tasks.md",
 ]
@@ -28,7 +29,7 @@ def test_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert examples
     namespace: dict[str, object] = {"__name__": path.stem}
     for example in examples:
-        exec(compile(example, str(path), "exec"), namespace)
+        exec(compile(example, str(path), "exec", dont_inherit=True), namespace)
 
 
 @pytest.mark.parametrize("page", LITERATE)

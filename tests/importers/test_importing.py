@@ -182,9 +182,9 @@ def test_the_published_metala_rounds_its_key() -> None:
     torch.manual_seed(0)
     mixer = MIXERS["metala"](32, heads=2, rounded=True).to(torch.bfloat16)  # pyright: ignore[reportCallIssue]
     x = torch.randn(1, 50, 32).bfloat16()
-    rule, _ = mixer.project(x, TokenContext(x, None, None, None, None))
+    rule, _ = mixer.project(x, TokenContext.start(x))
     assert isinstance(rule, Decay)
-    a = mixer.W_alpha(F.silu(mixer.conv(x, TokenContext(x, None, None, None, None))))
+    a = mixer.W_alpha(F.silu(mixer.conv(x, TokenContext.start(x))))
     k = 1 - torch.exp(F.logsigmoid(a) / 16)
     assert k.dtype == torch.bfloat16
     assert torch.equal(rule.key.flatten(-2), k)

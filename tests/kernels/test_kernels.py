@@ -380,14 +380,14 @@ KERNEL_OF = {
 @pytest.mark.parametrize("name", KERNEL_OF)
 def test_each_mixer_goes_by_the_kernel_for_its_record(name: str) -> None:
     x = torch.randn(1, 300, 64)
-    record, _ = MIXERS[name](d=64).project(x, TokenContext(x, None, None, None, None))
+    record, _ = MIXERS[name](d=64).project(x, TokenContext.start(x))
     assert torch_kernel(record).name == KERNEL_OF[name]
 
 
 def amplified_record(name: str) -> Decay | Bonus:
     """What is left of the mixer's record once gains and normaliser are in the streams."""
     x = torch.randn(1, 300, 64)
-    record, _ = MIXERS[name](d=64).project(x, TokenContext(x, None, None, None, None))
+    record, _ = MIXERS[name](d=64).project(x, TokenContext.start(x))
     return record.rescale(record.initial_state()[1])[0].append_ones()
 
 

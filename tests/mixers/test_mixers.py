@@ -154,7 +154,7 @@ def inputs(b: int = 2, t: int = 11, dtype: torch.dtype = torch.float64, seed: in
 
 
 def tensors(state: MixerState) -> list[Tensor]:
-    return [*parts(state.memory), *state.tails, state.position]
+    return [*parts(state.memory), *state.tails.values(), state.position]
 
 
 def assert_same_state(got: MixerState, want: MixerState) -> None:

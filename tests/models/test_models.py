@@ -189,7 +189,7 @@ def test_half_precision_trains(layers: str) -> None:
 def test_autocast_does_not_reach_into_the_recurrence(layers: str) -> None:
     mixer = tiny(layers, torch.float32).model.layers[0].mixer
     x = torch.randn(2, 70, 16)
-    recurrence, _ = mixer.project(x, TokenContext(x, None, None, None, None))
+    recurrence, _ = mixer.project(x, TokenContext.start(x))
     plain, state = evaluate(recurrence)
     with torch.autocast("cpu", torch.bfloat16):
         assert_close(evaluate(recurrence), (plain, state), rtol=0, atol=0)

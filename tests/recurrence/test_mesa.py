@@ -14,10 +14,11 @@ from torch.nn import functional as F
 
 from extension import compiled, every_lesser_isa
 from fastweights import kernels
+from fastweights.analysis.capture import mesa_records
 from fastweights.kernels.native import mesa
 from fastweights.methods import Auto, Chunkwise, Recurrent, evaluate
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
-from fastweights.models.mesa import mesa_layers, mesa_records, set_tolerance, use_solver
+from fastweights.models.mesa import mesa_layers, set_tolerance, use_solver
 from fastweights.recurrence import (
     Cholesky,
     ConjugateGradient,

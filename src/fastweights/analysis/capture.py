@@ -9,9 +9,11 @@ from inspect import signature
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fastweights.mixer import Mixer, Projection
+from fastweights.models.mesa import mesa_layers
+from fastweights.recurrence import Mesa, Recurrence, Signed
 
 
 @contextmanager
@@ -40,3 +42,34 @@ def _store_projection(
     )
     with torch.no_grad():
         found[path] = mixer.project_all(*given.args, **given.kwargs)
+
+
+@torch.no_grad()
+def mesa_records(model: nn.Module, input_ids: Tensor) -> list[Mesa]:
+    """What every Mesa layer solves while a model reads a text from an empty memory.
+
+    For `solver_statistics` and `condition_numbers`, by token, head and layer (MesaNet Fig. 7 and
+    13).
+
+    Args:
+        model: a model of this library
+        input_ids: ``[b t]``
+
+    Returns:
+        A record per Mesa layer, in order.
+
+    Raises:
+        ValueError: if the model has no Mesa layer
+    """
+    wanted = mesa_layers(model)
+    with capture_projections(model) as found:
+        model(input_ids, use_cache=False)
+    of = {model.get_submodule(path): projection.recurrence for path, projection in found.items()}
+    return [_systems(of[layer]) for layer in wanted]
+
+
+def _systems(record: Recurrence) -> Mesa:
+    """The record of the systems that a Mesa layer's record solves."""
+    solved = record.without_signs() if isinstance(record, Signed) else record
+    assert isinstance(solved, Mesa)
+    return solved

@@ -121,5 +121,5 @@ def _probe(mixer: Mixer) -> tuple[Recurrence, _Sources]:
                 0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
             )
     x = _tokens(mixer, 5).requires_grad_()
-    recurrence, _ = mixer.project(x, TokenContext(x, None, None, None, None))
+    recurrence, _ = mixer.project(x, TokenContext.start(x))
     return recurrence, _Sources({"x": x, **dict(mixer.named_parameters())})

@@ -38,7 +38,7 @@ def cost(mixer: Mixer, context: int = 2048, size: int = 64) -> Cost:
     token by token if that takes fewer operations.
     """
     x = torch.zeros(1, 1, mixer.d, dtype=next(mixer.parameters()).dtype)
-    past = TokenContext(x, None, None, None, None)
+    past = TokenContext.start(x)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         recurrence, gate = mixer.project(x, past)
         b, t, h = recurrence.shape
@@ -48,7 +48,7 @@ def cost(mixer: Mixer, context: int = 2048, size: int = 64) -> Cost:
     projections, decode = counter.get_total_flops(), recurrence.step_operations(context)
     return Cost(
         parameters=sum(p.numel() for p in mixer.parameters()),
-        state=recurrence.state_size(context) + sum(tail.numel() for tail in past.tails),
+        state=recurrence.state_size(context) + sum(tail.numel() for tail in past.tails.values()),
         decode=projections + decode,
         train=PASSES * (projections + min(decode, recurrence.chunk_operations(context, size))),
     )

@@ -229,7 +229,7 @@ def _record(mixer: Mixer) -> Recurrence:
     """What the mixer makes of one token."""
     x = torch.zeros(1, 1, mixer.d)
     with torch.no_grad():
-        return mixer.project(x, TokenContext(x, None, None, None, None))[0]
+        return mixer.project(x, TokenContext.start(x))[0]
 
 
 def _notes_on(about: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, ...]:

@@ -13,7 +13,16 @@ from fastweights.kernels.native.mesa import NATIVE_MESA
 from fastweights.kernels.native.windowed import NATIVE_WINDOW
 from fastweights.kernels.numerics import numerics
 from fastweights.kernels.scan import BLOCKED_SCAN
-from fastweights.kernels.table import TABLE, Kernel, explain, only, register, select, takers
+from fastweights.kernels.table import (
+    TABLE,
+    Kernel,
+    explain,
+    only,
+    register,
+    run_fastest,
+    select,
+    takers,
+)
 from fastweights.kernels.windowed import BLOCKED_WINDOWS
 
 COMPILED = [NATIVE_SCAN, NATIVE_DECAY, NATIVE_DELTA, NATIVE_MESA, NATIVE_WINDOW]
@@ -35,6 +44,7 @@ __all__ = [
     "probe_products",
     "products",
     "register",
+    "run_fastest",
     "select",
     "takers",
 ]

@@ -4,6 +4,9 @@ convolutions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Self
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,30 +18,36 @@ from fastweights.shapes import Embedded, Mask, Segments
 class TokenContext:
     """What came before the tokens at hand, and which of them are padding or begin a document.
 
-    A projection asks it for positions and for the tails of its short convolutions, and leaves new
-    tails in it, always in the same order.
+    A projection asks it for positions and, by name, for the tails of its short convolutions, and
+    leaves new tails in it.
 
     Attributes:
         keep: ``[b t]`` bool or None: False marks padding
-        segments: ``[b t]`` or None: a new value begins a document
+        document: ``[b t]`` numbers of the documents at hand, or None for one
+        tails: what follows needs of these tokens, by the convolutions' names
     """
 
     def __init__(
         self,
         x: Embedded,
-        tails: tuple[Tensor, ...] | None,
+        tails: Mapping[str, Tensor] | None,
         position: Tensor | None,
         keep: Mask | None,
         segments: Segments | None,
     ) -> None:
         self.keep = keep
         self.document = None if segments is None else find_segment_starts(segments).cumsum(1)
-        self._old = None if tails is None else iter(tails)
+        self._old = tails
         self._before = (
             position if position is not None else x.new_zeros(x.shape[0], dtype=torch.long)
         )
         self._length = x.shape[1]
-        self.tails: tuple[Tensor, ...] = ()
+        self.tails: dict[str, Tensor] = {}
+
+    @classmethod
+    def start(cls, x: Embedded) -> Self:
+        """Of the first tokens of sequences of one document, none of them padding."""
+        return cls(x, None, None, None, None)
 
     @property
     def positions(self) -> Tensor:
@@ -68,13 +77,38 @@ class TokenContext:
         assert self.document is not None
         return seen.masked_fill(~find_segment_starts(self.document), 0).cummax(1).values
 
-    def tail(self, x: Tensor, length: int) -> Tensor:
-        """The last `length` inputs of this convolution before `x`: zeros at the start of a
-        sequence.
+    def tail(self, name: str, x: Tensor, length: int) -> Tensor:
+        """The last inputs of a convolution before `x`.
+
+        Args:
+            name: the convolution's
+            x: its input, ``[b t c]``
+            length: how many inputs it needs
+
+        Returns:
+            ``[b length c]``, zeros at the start of a sequence.
+
+        Raises:
+            LookupError: if the state that goes on has no tail of this name
         """
         if self._old is None:
             return x.new_zeros(x.shape[0], length, x.shape[2])
-        return next(self._old).to(x.dtype)
+        if name not in self._old:
+            raise LookupError(
+                f"the state has no tail of a convolution {name!r}, only of {sorted(self._old)}: a"
+                " convolution reads every token of a sequence or none, in one mixer"
+            )
+        return self._old[name].to(x.dtype)
 
-    def save_tail(self, tail: Tensor) -> None:
-        self.tails = (*self.tails, tail)
+    def save_tail(self, name: str, tail: Tensor) -> None:
+        """Leave the last inputs of the convolution of this name.
+
+        Raises:
+            ValueError: if one of this name has left its own
+        """
+        if name in self.tails:
+            raise ValueError(
+                f"two convolutions called {name!r} read one sequence; a mixer names those that are"
+                " in what is set as its attribute, and each is called once"
+            )
+        self.tails[name] = tail

@@ -12,7 +12,13 @@ from fastweights.shapes import Embedded
 
 
 class ShortConvolution(nn.Module):
-    """Causal depthwise convolution without bias: y_t = Σ_j w_j ⊙ x_{t-j}, j < `size`."""
+    """Causal depthwise convolution without bias: y_t = Σ_j w_j ⊙ x_{t-j}, j < `size`.
+
+    Attributes:
+        name: its path in the mixer, under which it finds and leaves its tail
+    """
+
+    name = ""
 
     def __init__(self, d: int, size: int) -> None:
         super().__init__()
@@ -31,7 +37,7 @@ class ShortConvolution(nn.Module):
 
     def forward(self, x: Embedded, past: TokenContext) -> Embedded:
         before = self.size - 1
-        tail = past.tail(x, before)
+        tail = past.tail(self.name, x, before)
         document = None if past.document is None else F.pad(past.document, (before, 0))
         if past.keep is None:
             return self._convolve(tail, x, document, past)
@@ -52,7 +58,7 @@ class ShortConvolution(nn.Module):
         last = last[:, last.shape[1] - before :]
         if document is not None:
             last = last * (document[:, t:] == document[:, -1:])[..., None]
-        past.save_tail(last)
+        past.save_tail(self.name, last)
         return convolve(tail, x, self.taps, document)
 
 

@@ -1,6 +1,4 @@
-"""Mamba-2: Transformers are SSMs, structured state space duality, SSD (Dao & Gu, 2024); MesaNet
-Table 3.
-"""
+"""Mamba-2: structured state space duality, SSD (Dao & Gu, 2024); MesaNet Table 3."""
 
 from __future__ import annotations
 
@@ -19,8 +17,7 @@ from fastweights.layers import (
     upcast,
 )
 from fastweights.mixer import Mixer
-from fastweights.recurrence import Decay
-from fastweights.recurrence.base import Recurrence
+from fastweights.recurrence import Decay, Recurrence
 from fastweights.shapes import Embedded, Output
 
 
@@ -50,9 +47,7 @@ class Mamba2(Mixer):
         for name, channels, count in (("expand · d", width, heads), ("heads", heads, groups)):
             head_width(name, channels, count)
         if not (scaled or decays):
-            raise ValueError(
-                "mamba2(scaled=False, decays=False) has no use for Δ; keep one of the two"
-            )
+            raise ValueError("mamba2(scaled=False, decays=False) has no use for Δ; keep one")
         self.heads, self.groups, self.scaled = heads, groups, scaled
         self.split = [width, groups * state, groups * state]
         self.W_z = nn.Linear(d, width, bias=False)

@@ -76,6 +76,9 @@ class MesaLayer(Mixer):
         nn.init.constant_(self.ridge, math.log(math.expm1(SOFTPLUS_START)))
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Mesa | Signed, None]:
+        return self._mesa(x, past), None
+
+    def _mesa(self, x: Embedded, past: TokenContext) -> Mesa:
         q = split_heads(F.silu(self.conv_q(self.W_q(x), past)), self.heads)
         k = split_heads(F.silu(self.conv_k(self.W_k(x), past)), self.heads)
         q, k, v = (
@@ -89,7 +92,7 @@ class MesaLayer(Mixer):
         solver = (
             self.solver.draw_for_training() if self.random_steps and self.training else self.solver
         )
-        return Mesa(q, k, v, beta, self.log_gamma(gamma) + bounded, ridge, solver), None
+        return Mesa(q, k, v, beta, self.log_gamma(gamma) + bounded, ridge, solver)
 
     def log_gamma(self, logits: Tensor) -> Tensor:
         """log |γ|"""
@@ -109,9 +112,7 @@ class SignedMesaLayer(MesaLayer):
     least_ridge = 49.25
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Signed, None]:
-        mesa, _ = super().project(x, past)
-        assert isinstance(mesa, Mesa)
-        return Signed(mesa, self.W_gamma(x)[..., None].detach()), None
+        return Signed(self._mesa(x, past), self.W_gamma(x)[..., None].detach()), None
 
     def log_gamma(self, logits: Tensor) -> Tensor:
         return logits.tanh().abs().clamp(min=torch.finfo(logits.dtype).tiny).log()

@@ -1,16 +1,14 @@
-"""What the Mesa layers of a model have in common: their solver, and what it takes."""
+"""What the Mesa layers of a model have in common: their solver."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fastweights.layers import TokenContext
 from fastweights.mixers import MesaLayer
-from fastweights.recurrence import ConjugateGradient, Mesa, Signed, Solver
+from fastweights.recurrence import ConjugateGradient, Solver
 
 
 def mesa_layers(model: nn.Module) -> list[MesaLayer]:
@@ -47,25 +45,3 @@ def use_solver(model: nn.Module, solver: Solver) -> Iterator[None]:
     finally:
         for layer, own in before:
             layer.solver = own
-
-
-@torch.no_grad()
-def mesa_records(model: nn.Module, input_ids: Tensor) -> list[Mesa]:
-    """What every Mesa layer solves while the model reads ``input_ids [b t]`` from an empty memory:
-    for `solver_statistics` and `condition_numbers`, by token, head and layer (MesaNet Fig. 7 and
-    13).
-    """
-    records: list[Mesa] = []
-
-    def record(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        assert isinstance(layer, MesaLayer)
-        found, _ = layer.project(inputs[0], TokenContext(inputs[0], None, None, None, None))
-        solved = found.without_signs() if isinstance(found, Signed) else found
-        assert isinstance(solved, Mesa)
-        records.append(solved)
-
-    with ExitStack() as hooks:
-        for layer in mesa_layers(model):
-            hooks.callback(layer.register_forward_pre_hook(record).remove)
-        model(input_ids, use_cache=False)
-    return records

@@ -6,6 +6,7 @@ from fastweights.recurrence.composed import Amplified, Normalized
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
 from fastweights.recurrence.ltv import LTV, DenseLTV
+from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.mesa import Mesa, SolverStatistics, condition_numbers, solver_statistics
 from fastweights.recurrence.signed import Signed
 from fastweights.recurrence.softmax import Softmax
@@ -39,6 +40,7 @@ __all__ = [
     "DenseTransition",
     "DiagonalTransition",
     "ErasingTransition",
+    "MatrixRule",
     "Mesa",
     "NoFiniteFormError",
     "Normalized",

@@ -18,7 +18,10 @@ from fastweights.recurrence.streams import (
     ShapeError,
     State,
     broadcast_lengths,
+    find_segment_starts,
+    heads_first,
     lazy_property,
+    mask_stream,
     pack_state,
 )
 from fastweights.shapes import Map, Mask, Output, Segments
@@ -222,3 +225,29 @@ def _tokens(part: object) -> int | None:
     if isinstance(part, Tensor):
         return part.shape[1]
     return len(part) if isinstance(part, (Recurrence, Mapped)) else None
+
+
+def expand_time(recurrence: Recurrence, stream: Tensor) -> Tensor:
+    """`stream` heads first, in the accumulator's dtype, with the time axis spelled out."""
+    return heads_first(stream, recurrence.accumulator).expand(-1, -1, len(recurrence), -1)
+
+
+def decay_factors(recurrence: Recurrence, log_decay: Tensor | None) -> Tensor:
+    """α ``[b t h 1|k]`` of log α; 1 where there is no decay."""
+    if log_decay is None:
+        log_decay = torch.zeros(1, 1, 1, 1, device=recurrence.device)
+    return log_decay.to(recurrence.accumulator).exp().expand(*recurrence.shape, -1)
+
+
+def check_mask(recurrence: Recurrence, mask: Tensor, name: str) -> None:
+    """Raise unless `mask` is ``[b t]`` of this record."""
+    b, t, _ = recurrence.shape
+    if mask.dim() != 2 or mask.shape[1] != t or (mask.shape[0] not in (1, b) and b != 1):
+        raise ShapeError(f"{name} has shape {list(mask.shape)}, must be [batch, time] = [{b}, {t}]")
+
+
+def add_resets(recurrence: Recurrence, log_decay: Tensor | None, ids: Segments) -> Tensor:
+    """`log_decay` with −inf at the start of every segment but the first."""
+    if log_decay is None:
+        log_decay = torch.zeros(1, 1, 1, 1, dtype=recurrence.accumulator, device=recurrence.device)
+    return mask_stream(log_decay, ~find_segment_starts(ids), -torch.inf)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastweights.recurrence.base import decay_factors
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.scales import EMPTY_LOG_SCALE, Scales
 from fastweights.recurrence.streams import (
-    decay_factors,
     find_segment_starts,
     heads_first,
     mask_stream,
@@ -28,7 +28,7 @@ from fastweights.shapes import Keys, LogDecay, Map, Output, PerToken, Segments, 
 
 @dataclass(frozen=True, eq=False)
 class Bonus(MatrixRule[Tensor]):
-    """The query reads the state before its token is written, and the token with a weight of its own.
+    """The query reads the state before its token, and the token with a weight of its own.
 
     o_t = q_t S_{t-1} + bonus_t v_t ;  S_t = diag(α_t) S_{t-1} + k_tᵀ v_t
 

@@ -9,16 +9,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.base import Recurrence
+from fastweights.recurrence.base import Recurrence, check_mask
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.scales import EMPTY_LOG_SCALE, Scales
-from fastweights.recurrence.streams import (
-    check_mask,
-    mask_stream,
-    reciprocal_or_zero,
-    require_width,
-)
+from fastweights.recurrence.streams import mask_stream, reciprocal_or_zero, require_width
 from fastweights.recurrence.wrapper import Wrapper
 from fastweights.shapes import Map, Mask, Output, PerToken
 

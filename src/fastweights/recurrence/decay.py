@@ -8,11 +8,12 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from fastweights.recurrence.base import decay_factors, expand_time
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.products import Products, decay_products
 from fastweights.recurrence.scales import Scales
-from fastweights.recurrence.streams import decay_factors, expand_time, heads_first, require_width
+from fastweights.recurrence.streams import heads_first, require_width
 from fastweights.recurrence.transition import DiagonalTransition
 from fastweights.shapes import Keys, LogDecay, Map, Output, Segments, Skip, Values
 

@@ -8,10 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fastweights.recurrence.base import decay_factors, expand_time
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.products import Products, decay_products
-from fastweights.recurrence.streams import decay_factors, expand_time, heads_first, require_width
+from fastweights.recurrence.streams import heads_first, require_width
 from fastweights.recurrence.transition import ErasingTransition
 from fastweights.shapes import Keys, LogDecay, Map, Output, PerToken, Values
 

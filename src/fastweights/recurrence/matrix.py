@@ -8,9 +8,9 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.base import Recurrence, S
+from fastweights.recurrence.base import Recurrence, S, add_resets, check_mask
 from fastweights.recurrence.scales import Scales
-from fastweights.recurrence.streams import add_resets, check_mask, mask_stream
+from fastweights.recurrence.streams import mask_stream
 from fastweights.shapes import Keys, LogDecay, Mask, Segments, Values
 
 

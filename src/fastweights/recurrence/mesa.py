@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from fastweights.recurrence.base import expand_time
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
@@ -22,13 +23,7 @@ from fastweights.recurrence.solvers import (
     invert_operator,
     ratio,
 )
-from fastweights.recurrence.streams import (
-    ShapeError,
-    State,
-    expand_time,
-    heads_first,
-    require_width,
-)
+from fastweights.recurrence.streams import ShapeError, State, heads_first, require_width
 from fastweights.shapes import Keys, Map, Output, PerToken, Values
 
 

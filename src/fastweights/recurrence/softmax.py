@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.recurrence.base import NoFiniteFormError, Recurrence
+from fastweights.recurrence.base import NoFiniteFormError, Recurrence, check_mask
 from fastweights.recurrence.streams import (
     ShapeError,
     State,
     broadcast_lengths,
-    check_mask,
     find_segment_starts,
     heads_first,
     lazy_property,
@@ -35,7 +34,7 @@ class Softmax(Recurrence[Cache]):
 
     o_t = Σ_s softmax_s(q_t·k_s / √d_k) v_s over s ≤ t, or over the last `window` tokens only
 
-    The state is (keys ``[b g s k]``, values ``[b g s v]``, age ``[b s]`` in tokens as the next token
+    The state is (keys ``[b g s k]``, values ``[b g s v]``, age ``[b s]`` in tokens as the next one
     will see it), in the streams' dtype; s grows with the sequence, or stays at most window - 1.
 
     Attributes:

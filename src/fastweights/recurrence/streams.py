@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from fastweights.shapes import Mask, Segments
-
-if TYPE_CHECKING:
-    from fastweights.recurrence.base import Recurrence
 
 State = Tensor | tuple[Tensor, ...]
 
@@ -75,41 +72,15 @@ def heads_first(stream: Tensor, dtype: torch.dtype) -> Tensor:
     return stream.to(dtype).transpose(1, 2)
 
 
-def expand_time(recurrence: Recurrence, stream: Tensor) -> Tensor:
-    """`stream` heads first, in the accumulator's dtype, with the time axis spelled out."""
-    return heads_first(stream, recurrence.accumulator).expand(-1, -1, len(recurrence), -1)
-
-
-def decay_factors(recurrence: Recurrence, log_decay: Tensor | None) -> Tensor:
-    """α ``[b t h 1|k]`` of log α; 1 where there is no decay."""
-    if log_decay is None:
-        log_decay = torch.zeros(1, 1, 1, 1, device=recurrence.device)
-    return log_decay.to(recurrence.accumulator).exp().expand(*recurrence.shape, -1)
-
-
 def mask_stream(stream: Tensor, mask: Mask, value: float = 0.0) -> Tensor:
     """`stream` with `value` where ``mask [b t]`` is False."""
     return torch.where(mask[..., None, None], stream, value)
-
-
-def check_mask(recurrence: Recurrence, mask: Tensor, name: str) -> None:
-    """Raise unless `mask` is ``[b t]`` of this record."""
-    b, t, _ = recurrence.shape
-    if mask.dim() != 2 or mask.shape[1] != t or (mask.shape[0] not in (1, b) and b != 1):
-        raise ShapeError(f"{name} has shape {list(mask.shape)}, must be [batch, time] = [{b}, {t}]")
 
 
 def find_segment_starts(ids: Segments) -> Mask:
     """True at the first token of every segment but the first, which continues the given state."""
     first = torch.zeros_like(ids[:, :1], dtype=torch.bool)
     return torch.cat([first, ids[:, 1:] != ids[:, :-1]], dim=1)
-
-
-def add_resets(recurrence: Recurrence, log_decay: Tensor | None, ids: Segments) -> Tensor:
-    """`log_decay` with −inf at the start of every segment but the first."""
-    if log_decay is None:
-        log_decay = torch.zeros(1, 1, 1, 1, dtype=recurrence.accumulator, device=recurrence.device)
-    return mask_stream(log_decay, ~find_segment_starts(ids), -torch.inf)
 
 
 def reciprocal_or_zero(n: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.recurrence.base import Recurrence
+from fastweights.recurrence.base import Recurrence, check_mask
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.mapped import Mapped, features
 from fastweights.recurrence.softmax import SOFTMAX_OPERATIONS, check_cache_shapes, repeat_kv
@@ -18,7 +18,6 @@ from fastweights.recurrence.streams import (
     ShapeError,
     State,
     broadcast_lengths,
-    check_mask,
     find_segment_starts,
     heads_first,
     lazy_property,

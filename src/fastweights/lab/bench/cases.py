@@ -39,6 +39,7 @@ from fastweights.recurrence import (
     Normalized,
     Recurrence,
     Softmax,
+    Solver,
     WindowedLinear,
 )
 
@@ -63,6 +64,7 @@ class RecurrenceCase(Case):
         token_flops: forward, per token and head
         peers: others who compute it anywhere; `gpu_peers`, those who need CUDA
         accuracy: the relative error that its solver is content with
+        exact_solver: that of the reference, for a rule that has one
     """
 
     name: str
@@ -73,6 +75,7 @@ class RecurrenceCase(Case):
     gpu_peers: tuple[Implementation, ...] = ()
     channels: bool = False
     accuracy: float = 0.0
+    exact_solver: Solver | None = None
 
     def inputs(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Inputs:
         generator = torch.Generator().manual_seed(0)
@@ -93,8 +96,8 @@ class RecurrenceCase(Case):
 
     def reference(self, inputs: Inputs) -> Tensor:
         record = self.record(inputs)
-        if isinstance(record, Mesa):
-            record = replace(record, solver=Cholesky())
+        if self.exact_solver is not None:
+            record = replace(record, solver=self.exact_solver)
         return evaluate(record, method=Chunkwise(CHUNK))[0]
 
     def flops(self, sizes: Sizes, phase: Phase) -> float:
@@ -147,9 +150,7 @@ def _convolve(inputs: Inputs) -> Tensor:
     x, weight = inputs["x"], inputs["weight"]
     with torch.device(x.device):
         module = ShortConvolution(weight.shape[1], weight.shape[0])
-    return torch.func.functional_call(
-        module, {"weight": weight}, (x, TokenContext(x, None, None, None, None))
-    )
+    return torch.func.functional_call(module, {"weight": weight}, (x, TokenContext.start(x)))
 
 
 def _convolve_by_unfolding(inputs: Inputs) -> Tensor:
@@ -333,7 +334,9 @@ _MESA = {**_UNIT, "q": _unit_keys, "log_decay": _scalar_decay, "ridge": _ridge}
 
 def mesa_case(solver: ConjugateGradient) -> RecurrenceCase:
     """The Mesa rule on random streams, solved by `solver`."""
-    return RecurrenceCase("mesa", _MESA, partial(_mesa, solver), _mesa_flops)
+    return RecurrenceCase(
+        "mesa", _MESA, partial(_mesa, solver), _mesa_flops, exact_solver=Cholesky()
+    )
 
 
 CASES: tuple[RecurrenceCase | LayerCase, ...] = (
@@ -394,6 +397,7 @@ CASES: tuple[RecurrenceCase | LayerCase, ...] = (
         _mesa_flops,
         peers.MESA,
         peers.TRITON_MESA,
+        exact_solver=Cholesky(),
     ),
     RecurrenceCase(
         "mesa tol 1e-5",
@@ -402,6 +406,7 @@ CASES: tuple[RecurrenceCase | LayerCase, ...] = (
         _mesa_flops,
         peers.MESA,
         accuracy=1e-5,
+        exact_solver=Cholesky(),
     ),
     RecurrenceCase(
         "normalized decay none",

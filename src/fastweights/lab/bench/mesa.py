@@ -14,6 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from fastweights.analysis.capture import mesa_records
 from fastweights.generate import stream
 from fastweights.lab.bench.cases import RecurrenceCase, mesa_case
 from fastweights.lab.bench.contenders import Phase, Sizes, bind
@@ -23,7 +24,7 @@ from fastweights.lab.bench.report import Report
 from fastweights.lab.bench.timing import Budget, Failure, Function, Times, clock_of, time_in_turn
 from fastweights.methods import evaluate
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.models.mesa import mesa_records, use_solver
+from fastweights.models.mesa import use_solver
 from fastweights.recurrence import ConjugateGradient, Mesa, Solver, solver_statistics
 from fastweights.text.corpus import Text, read_corpus, sequential_windows
 from fastweights.text.tokenizers import ExistingTokenizer

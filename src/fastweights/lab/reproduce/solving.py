@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastweights.analysis.capture import mesa_records
 from fastweights.lab.reproduce.measures import Measure
 from fastweights.lab.reproduce.text import Probe
 from fastweights.methods import evaluate
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.models.mesa import mesa_records, use_solver
+from fastweights.models.mesa import use_solver
 from fastweights.recurrence import (
     ConjugateGradient,
     Decay,
