@@ -110,7 +110,8 @@ def _restriction(rule: type) -> str | None:
     """The one kernel allowed here for records of this type, or None for all; torch.compile, which
     cannot trace context, fixes it.
     """
-    return _only.get().get(_family(rule))
+    allowed = _only.get()
+    return allowed.get(_family(rule)) if allowed else None
 
 
 def select(record: Any) -> Kernel:
