@@ -312,8 +312,8 @@ BEYOND = (
 def test_blocked_windows_are_the_definition(
     make: Make, past: int, fewest: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fastweights.kernels.windowed.FEWEST", fewest)
-    monkeypatch.setattr("fastweights.kernels.windowed.MOST", most)
+    monkeypatch.setattr("fastweights.kernels.windowed.plan.FEWEST", fewest)
+    monkeypatch.setattr("fastweights.kernels.windowed.plan.MOST", most)
     torch.manual_seed(past)
     before, dtype = make(max(past, 1), torch.float64), torch.float64
     with torch.no_grad():

@@ -35,6 +35,7 @@ from fastweights.linearize.distill.transfer import (
     only_branches,
 )
 from fastweights.recurrence import Decay
+from fastweights.recurrence.mapped import features
 from fastweights.runs.stage import trainable_parameters
 from fastweights.train import CheckpointError, NonFiniteError
 from killable_runs import FORKS, launch_two
@@ -145,9 +146,8 @@ def test_losses_are_the_papers_sums(shared, padded):
 
 
 def _by_hand(record, target, keep, shared) -> tuple[float, float, float]:
-    q, k, v, fq, fk = (
-        getattr(record, name).detach().numpy() for name in ("q", "k", "v", "fq", "fk")
-    )
+    streams = (record.q, record.k, record.v, features(record.fq), features(record.fk))
+    q, k, v, fq, fk = (stream.detach().numpy() for stream in streams)
     mix, y = record.mix.detach().numpy(), target.numpy()
     error = size = entropy = divergent = queries = 0.0
     for b, t, h in np.ndindex(*q.shape[:3]):

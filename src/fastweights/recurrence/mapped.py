@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -58,9 +59,20 @@ class Mapped:
     map: FeatureMap
     stream: Tensor
 
-    @lazy_property
+    @property
     def tensor(self) -> Tensor:
-        """The features ``[b t h f]``."""
+        """The features ``[b t h f]``, made once with gradients and once without."""
+        return self._with_gradients if torch.is_grad_enabled() else self._without_gradients
+
+    @lazy_property
+    def _with_gradients(self) -> Tensor:
+        return self._make()
+
+    @lazy_property
+    def _without_gradients(self) -> Tensor:
+        return self._make()
+
+    def _make(self) -> Tensor:
         with disable_autocast(self.stream.device):
             return self.map(self.stream)
 
