@@ -369,7 +369,7 @@ def test_short_convolutions(t: int, d: int, taps: int, documents: bool) -> None:
     upstream, found = torch.randn(2, t, d), []
     for dtype in (torch.float32, torch.float64):
         leaves = [s.to(dtype).requires_grad_() for s in (tail, x, weight)]
-        y = convolve(*leaves, ids if documents else None)
+        y, _ = convolve(*leaves, ids if documents else None)
         found.append([y, *torch.autograd.grad(y, leaves, upstream.to(dtype))])
     seen = torch.cat([tail, x], 1).double()
     same = (
@@ -460,10 +460,10 @@ def normed_gradient(x: Tensor, weight: Tensor) -> Tensor:
 
 def test_short_convolutions_are_mapped() -> None:
     tail, x, taps = torch.randn(4, 2, 3, 5), torch.randn(4, 2, 7, 5), torch.randn(4, 5)
-    mapped = torch.func.vmap(lambda *given: convolve(*given, taps, None))(tail, x)
+    mapped = torch.func.vmap(lambda *given: convolve(*given, taps, None)[0])(tail, x)
     assert_close(
         mapped,
-        torch.stack([convolve(*given, taps, None) for given in zip(tail, x, strict=True)]),
+        torch.stack([convolve(*given, taps, None)[0] for given in zip(tail, x, strict=True)]),
         "y",
     )
 
@@ -472,7 +472,7 @@ def test_layers_of_tensors_without_numbers_have_shapes() -> None:
     with FakeTensorMode():
         x, weight = torch.empty(2, 7, 5), torch.empty(5)
         assert rms_normalize(x, weight, 1e-5).shape == (2, 7, 5)
-        assert convolve(torch.empty(2, 3, 5), x, torch.empty(4, 5), None).shape == (2, 7, 5)
+        assert convolve(torch.empty(2, 3, 5), x, torch.empty(4, 5), None)[0].shape == (2, 7, 5)
 
 
 def test_norms_have_gradients_of_gradients() -> None:

@@ -34,7 +34,7 @@ class Kernel:
         name: by which `only` and `explain` know it
         rule: the type of the records that it is for; `Recurrence` for all
         compute: (o, final state) of a record and a state that it does not refuse, which agree with
-            `Recurrence.chunk`, gradients included; of an operation alone, its output
+            `Recurrence.chunk`, gradients included; of an operation, what it says itself
         refuses: why it cannot take a record of its rule, or None if it can
         devices: the device types whose streams it reads; none stands for all
     """

@@ -53,13 +53,9 @@ class ShortConvolution(nn.Module):
         self, tail: Tensor, x: Tensor, document: Tensor | None, past: TokenContext
     ) -> Tensor:
         """The outputs; the tail for what follows is left in `past`."""
-        before, t = self.size - 1, x.shape[1]
-        last = torch.cat([tail, x[:, max(t - before, 0) :]], dim=1)
-        last = last[:, last.shape[1] - before :]
-        if document is not None:
-            last = last * (document[:, t:] == document[:, -1:])[..., None]
-        past.save_tail(self.name, last)
-        return convolve(tail, x, self.taps, document)
+        y, following = convolve(tail, x, self.taps, document)
+        past.save_tail(self.name, following)
+        return y
 
 
 class TokenShift(ShortConvolution):

@@ -40,16 +40,30 @@ class Convolution(NamedTuple):
         return torch.is_grad_enabled() and any(s.requires_grad for s in self[:3])
 
 
-def convolve(tail: Tensor, x: Tensor, taps: Tensor, document: Tensor | None = None) -> Tensor:
-    """A `Convolution` by the first kernel that takes it: y ``[b t d]``."""
+def convolve(
+    tail: Tensor, x: Tensor, taps: Tensor, document: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """A `Convolution` by the first kernel that takes it: (y ``[b t d]``, the next tail)."""
     convolution = Convolution(tail, x, taps, document)
     return select(convolution).compute(convolution)
 
 
-def convolve_token(convolution: Convolution) -> Tensor:
+def next_tail(convolution: Convolution) -> Tensor:
+    """The last n inputs ``[b n d]``, zeros where they are of another document than the last one."""
+    tail, x, _, document = convolution
+    n, t = tail.shape[1], x.shape[1]
+    seen = torch.cat([tail, x[:, max(t - n, 0) :]], dim=1)
+    last = seen[:, seen.shape[1] - n :]
+    if document is None:
+        return last
+    return last * (document[:, t:] == document[:, -1:])[..., None]
+
+
+def convolve_token(convolution: Convolution) -> tuple[Tensor, Tensor]:
     """All taps of a single token at once."""
     tail, x, taps, _ = convolution
-    return (torch.cat([tail, x], dim=1) * taps).sum(1, keepdim=True)
+    seen = torch.cat([tail, x], dim=1)
+    return (seen * taps).sum(1, keepdim=True), seen[:, 1:]
 
 
 def _refuses_tokens(convolution: Convolution) -> str | None:
@@ -58,8 +72,8 @@ def _refuses_tokens(convolution: Convolution) -> str | None:
     return None if convolution.document is None else "its token may begin a document"
 
 
-def convolve_by_taps(convolution: Convolution) -> Tensor:
-    """The outputs of all tokens, tap by tap."""
+def convolve_by_taps(convolution: Convolution) -> tuple[Tensor, Tensor]:
+    """All tokens, tap by tap."""
     tail, x, taps, document = convolution
     seen, t, last = torch.cat([tail, x], dim=1), x.shape[1], len(taps) - 1
     y = seen[:, last:] * taps[last]
@@ -68,14 +82,15 @@ def convolve_by_taps(convolution: Convolution) -> Tensor:
         if document is not None:
             x = x * (document[:, tap : tap + t] == document[:, last:])[..., None]
         y = torch.addcmul(y, x, taps[tap])
-    return y
+    return y, next_tail(convolution)
 
 
-def convolve_natively(convolution: Convolution) -> Tensor:
-    """By convolution.c."""
+def convolve_natively(convolution: Convolution) -> tuple[Tensor, Tensor]:
+    """All tokens by convolution.c."""
+    following = next_tail(convolution)
     if convolution.requires_grad:
-        return _ConvolutionFunction.apply(*convolution)  # type: ignore[return-value]
-    return _forward(_side_by_side(*convolution))
+        return _ConvolutionFunction.apply(*convolution), following  # type: ignore[return-value]
+    return _forward(_side_by_side(*convolution)), following
 
 
 def _refuses_native(convolution: Convolution) -> str | None:

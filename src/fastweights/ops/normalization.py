@@ -51,10 +51,10 @@ def normalize_by_torch(norm: RMSNorm) -> Tensor:
 def normalize_natively(norm: RMSNorm) -> Tensor:
     """By norm.c."""
     weight = None if norm.weight is None else norm.weight.contiguous()
-    norm = RMSNorm(norm.x.contiguous(), weight, norm.eps)
+    x = norm.x.contiguous()
     if norm.requires_grad:
-        return _RMSNormFunction.apply(*norm)  # type: ignore[return-value]
-    return _forward(norm)
+        return _RMSNormFunction.apply(x, weight, norm.eps)  # type: ignore[return-value]
+    return _forward(x, weight, norm.eps)
 
 
 def _refuses_native(norm: RMSNorm) -> str | None:
@@ -65,17 +65,14 @@ def _refuses_native(norm: RMSNorm) -> str | None:
     return library.refuse_tensors(norm.x, norm.weight)
 
 
-def _problem(norm: RMSNorm) -> abi.Norm:
-    """Sizes and inputs, without results."""
-    x, weight, eps = norm
-    return abi.Norm(
-        x.numel() // x.shape[-1], x.shape[-1], library.threads(x.numel()), eps, x, weight
-    )
+def _problem(x: Tensor, weight: Tensor | None, eps: float, **results: Tensor | None) -> abi.Norm:
+    n, width = x.numel(), x.shape[-1]
+    return abi.Norm(n // width, width, library.threads(n), eps, x, weight, **results)
 
 
-def _forward(norm: RMSNorm) -> Tensor:
-    y = empty(*norm.x.shape)
-    library.call("fw_norm", _problem(norm)._replace(y=y))
+def _forward(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    y = empty(*x.shape)
+    library.call("fw_norm", _problem(x, weight, eps, y=y))
     return y
 
 
@@ -90,7 +87,7 @@ class _RMSNormFunction(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.eps = eps
-        return _forward(RMSNorm(x, weight, eps))
+        return _forward(x, weight, eps)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -98,11 +95,12 @@ class _RMSNormFunction(torch.autograd.Function):
         norm = RMSNorm(x, weight, ctx.eps)
         if torch.is_grad_enabled():
             return *_differentiable(norm, d_y), None
-        problem, d_y, d_x = _problem(norm), d_y.contiguous(), empty(*x.shape)
+        d_y, d_x, width = d_y.contiguous(), empty(*x.shape), x.shape[-1]
         # Tasks of so many rows add up dw for themselves; then their sum.
-        tasks = -(-problem.rows // library.read_constant("fw_norm_rows"))
-        d_weight = torch.empty(tasks, x.shape[-1]) if ctx.needs_input_grad[1] else None
-        library.call("fw_norm_back", problem._replace(d_y=d_y, d_x=d_x, d_weight=d_weight))
+        tasks = -(-(x.numel() // width) // library.read_constant("fw_norm_rows"))
+        d_weight = torch.empty(tasks, width) if ctx.needs_input_grad[1] else None
+        results = {"d_y": d_y, "d_x": d_x, "d_weight": d_weight}
+        library.call("fw_norm_back", _problem(*norm, **results))
         return d_x, None if d_weight is None else d_weight.sum(0), None
 
 

@@ -190,17 +190,22 @@ def _kinds(structure: type) -> tuple[Any, ...]:
 
 def _numbers(structure: Any) -> list[float]:
     """The fields one after the other, tensors as addresses and strides."""
-    numbers: list[float] = []
-    for kind, value in zip(_kinds(type(structure)), structure, strict=True):
-        if kind == "View":
-            numbers += view(value)
-        elif kind == "pointer":
-            numbers.append(0 if value is None else value.data_ptr())
-        elif kind is int or kind is float:
-            numbers.append(value)
+    numbers = list(structure)
+    # from the end, so that what a view or structure takes up does not move what is still to come
+    for place, kind in _places(type(structure)):
+        value = numbers[place]
+        if kind == "pointer":
+            numbers[place] = 0 if value is None else value.data_ptr()
         else:
-            numbers += _numbers(value)
+            numbers[place : place + 1] = view(value) if kind == "View" else _numbers(value)
     return numbers
+
+
+@cache
+def _places(structure: type) -> tuple[tuple[int, Any], ...]:
+    """Where the fields that are no numbers stand, and their kinds; the last first."""
+    kinds = enumerate(_kinds(structure))
+    return tuple(reversed([(place, kind) for place, kind in kinds if kind not in (int, float)]))
 
 
 @cache
