@@ -56,7 +56,7 @@ class Recurrence(ABC, Generic[S]):
     @lazy_property
     def shape(self) -> tuple[int, int, int]:
         """(b, t, h) after broadcasting."""
-        return broadcast_lengths(self.streams)
+        return broadcast_lengths({name: s.shape for name, s in self.streams.items()})
 
     @property
     def device(self) -> torch.device:

@@ -67,8 +67,8 @@ class Softmax(Recurrence[Cache]):
 
     @lazy_property
     def shape(self) -> tuple[int, int, int]:
-        one_head = {name: s[:, :, :1] if name == "q" else s for name, s in self.streams.items()}
-        b, t, _ = broadcast_lengths(one_head)
+        of_groups = {name: s.shape for name, s in self.streams.items() if name != "q"}
+        b, t, _ = broadcast_lengths({"q": (*self.q.shape[:2], 1, 0), **of_groups})
         return b, t, self.q.shape[2]
 
     @lazy_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
@@ -39,11 +39,12 @@ class lazy_property(Generic[T]):  # noqa: N801, a decorator, named as functools.
         return found
 
 
-def broadcast_lengths(streams: dict[str, Tensor]) -> tuple[int, int, int]:
-    """(b, t, h) of ``[b t h ·]`` streams, or a ShapeError that names the one that does not fit."""
+def broadcast_lengths(shapes: Mapping[str, Sequence[int]]) -> tuple[int, int, int]:
+    """(b, t, h) of the shapes ``[b t h ·]`` of streams, or a ShapeError that names the one that
+    does not fit.
+    """
     lengths = [1, 1, 1]
-    for name, stream in streams.items():
-        shape = stream.shape
+    for name, shape in shapes.items():
         if len(shape) != 4:
             raise ShapeError(
                 f"{name} has shape {list(shape)}; streams are [batch, time, heads, width]: "
@@ -53,9 +54,9 @@ def broadcast_lengths(streams: dict[str, Tensor]) -> tuple[int, int, int]:
             if lengths[axis] == 1:
                 lengths[axis] = shape[axis]
             elif shape[axis] not in (1, lengths[axis]):
-                shapes = ", ".join(f"{n} {list(s.shape)}" for n, s in streams.items())
+                found = ", ".join(f"{n} {list(s)}" for n, s in shapes.items())
                 raise ShapeError(
-                    f"streams must agree, or have length 1, in batch, time and heads; got {shapes}"
+                    f"streams must agree, or have length 1, in batch, time and heads; got {found}"
                 )
     return lengths[0], lengths[1], lengths[2]
 

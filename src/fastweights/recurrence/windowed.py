@@ -110,10 +110,11 @@ class WindowedLinear(Recurrence[WindowState]):
     @lazy_property
     def shape(self) -> tuple[int, int, int]:
         """(b, t, h) after broadcasting, where keys have g heads."""
-        of_groups = {n: s for n, s in self.streams.items() if n in ("k", "v", "fk")}
+        shapes = {name: s.shape for name, s in self.streams.items()}
+        of_groups = {name: shapes[name] for name in ("k", "v", "fk") if name in shapes}
         _, _, g = broadcast_lengths(of_groups)
-        one_head = {n: s[:, :, :1] for n, s in of_groups.items()}
-        b, t, h = broadcast_lengths({**self.streams, **one_head})
+        one_head = {name: (b, t, 1, w) for name, (b, t, _, w) in of_groups.items()}
+        b, t, h = broadcast_lengths({**shapes, **one_head})
         return b, t, max(h, g)
 
     @property
