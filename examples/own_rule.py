@@ -13,14 +13,13 @@ from fastweights import (
     FastWeightsForCausalLM,
     Mixer,
     Parallel,
-    Recurrence,
     Recurrent,
     evaluate,
     explain,
     register,
 )
 from fastweights.layers import HeadNorm, head_width, split_heads
-from fastweights.recurrence import ErasingTransition
+from fastweights.recurrence import ErasingTransition, MatrixRule
 from fastweights.recurrence.products import decay_products
 
 
@@ -29,11 +28,13 @@ def heads_first(stream: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class EraseWrite(Recurrence):
+class EraseWrite(MatrixRule[Tensor]):
     """Erase under one vector, write under another.
 
     S_t = (I - β_t e_tᵀ e_t) α_t S_{t-1} + k_tᵀ v_t ;  o_t = q_t S_t
     """
+
+    writes = ("k", "beta")  # zero where a token is padding
 
     q: Tensor  # [b t h k]
     k: Tensor  # [b t h k]
@@ -41,15 +42,6 @@ class EraseWrite(Recurrence):
     e: Tensor  # [b t h k], of length 1
     beta: Tensor  # [b t h 1]
     log_decay: Tensor  # [b t h 1], log α ≤ 0
-
-    @property
-    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        b, _, h = self.shape
-        return ((b, h, self.q.shape[-1], self.v.shape[-1]),)
-
-    @property
-    def values(self) -> int:
-        return self.v.shape[-1]
 
     def step(self, state: Tensor) -> tuple[Tensor, Tensor]:
         q, k, v, e, beta, log_decay = self._streams(state.dtype)
@@ -95,21 +87,6 @@ class EraseWrite(Recurrence):
             for s in (self.q, self.k, self.e, self.beta, self.log_decay.exp())
         )
         return LTV(A=ErasingTransition(decay, e, beta), B=k, C=q)
-
-    def keep(self, mask: Tensor) -> "EraseWrite":
-        """Padding neither erases, nor writes, nor forgets."""
-        here = mask[..., None, None]
-        k, beta, log_decay = (
-            torch.where(here, stream, 0) for stream in (self.k, self.beta, self.log_decay)
-        )
-        return replace(self, k=k, beta=beta, log_decay=log_decay)
-
-    def segments(self, ids: Tensor) -> "EraseWrite":
-        """A new document begins with an empty state: a decay of 0."""
-        fresh = torch.zeros_like(ids, dtype=torch.bool)
-        fresh[:, 1:] = ids[:, 1:] != ids[:, :-1]
-        resets = torch.where(fresh[..., None, None], -torch.inf, self.log_decay)
-        return replace(self, log_decay=resets)
 
 
 class EraseWriteMixer(Mixer):

@@ -15,7 +15,6 @@ LITERATE = [
     "index.md",
     "linearize.md",
     "new-mixer.md",
-    "new-rule.md",
     "sweeps.md",
     "tasks.md",
     "troubleshooting.md",

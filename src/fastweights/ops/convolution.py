@@ -16,7 +16,11 @@ from fastweights.kernels.table import Kernel, select
 
 
 class Convolution(NamedTuple):
-    """y_t = Σ_j taps_j ⊙ x_{t-n+j} ``[b t d]``, the n inputs before the first being the tail.
+    """The short causal convolution of every channel by itself.
+
+    y_t = Σ_j taps_j ⊙ x_{t-n+j}
+
+    The result is ``[b t d]``; the n inputs before the first are the tail.
 
     Attributes:
         tail: ``[b n d]``

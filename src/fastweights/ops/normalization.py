@@ -14,7 +14,9 @@ from fastweights.kernels.table import Kernel, select
 
 
 class RMSNorm(NamedTuple):
-    """x / √(mean x² + eps) ⊙ weight over the last axis of ``x [… d]``.
+    """Division by the root mean square over the last axis.
+
+    x / √(mean x² + eps) ⊙ weight
 
     Attributes:
         x: ``[… d]``
