@@ -1,4 +1,4 @@
-"""The page of a conversion: what it costs, attention maps, losses by layer, damage by layer."""
+"""The report of a conversion: its costs, attention maps, losses by layer and damage by layer."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ LAYERS, HEADS = 4, 2
 
 @dataclass(frozen=True, eq=False)
 class LayerMaps:
-    """Attention weights of one layer, ``[h t t]`` each.
+    """The attention weights of one layer, ``[h t t]`` each.
 
     Attributes:
-        softmax: softmax's own.
-        trained: the branch's as it is.
-        untrained: the same branch's with the parameters that it began with.
+        softmax: Those of softmax attention.
+        trained: Those of the branch as it is.
+        untrained: Those of the same branch with its initial parameters.
     """
 
     softmax: Map
@@ -48,7 +48,11 @@ class LayerMaps:
 
 
 class MapRecorder(Mode):
-    """Softmax passed on; meanwhile every layer's maps of the first sequence, in `maps` by layer."""
+    """A mode that passes softmax's output on and records every layer's maps of the first sequence.
+
+    Attributes:
+        maps: The maps by layer.
+    """
 
     constant = False
 
@@ -66,7 +70,8 @@ class MapRecorder(Mode):
 
 
 def record_maps(model: Any, inputs: Mapping[str, Tensor]) -> dict[int, LayerMaps]:
-    """The maps of all converted layers on one text, without adapters: as before stage two."""
+    """Record the maps of all converted layers on one text, without adapters: as before stage
+    two."""
     mode = MapRecorder()
     cut = {name: x[:1, :SHOWN].to(model.device) for name, x in inputs.items() if name != "labels"}
     with evaluation_mode(model), without_adapters(model):
@@ -75,13 +80,13 @@ def record_maps(model: Any, inputs: Mapping[str, Tensor]) -> dict[int, LayerMaps
 
 
 def write_report(model: Any, inputs: Mapping[str, Tensor], run: Path, out: Path) -> Path:
-    """Write the page of a conversion, and its pictures as PNG files.
+    """Write the report of a conversion as an HTML page, and its pictures as PNG files.
 
     Args:
-        model: the converted model, whose attention maps are drawn.
-        inputs: a text for them.
-        run: the run's folder, whose JSON files have the numbers.
-        out: the folder that ``report.html`` goes to.
+        model: The converted model, whose attention maps are drawn.
+        inputs: A text for the maps, as inputs of the model.
+        run: The run's folder, whose JSON files hold the numbers.
+        out: The folder that ``report.html`` is written to.
 
     Returns:
         The page's path.
