@@ -182,7 +182,7 @@ class ConjugateGradient(Solver):
 
     Attributes:
         max_steps: Most steps of a token.
-        tol: Relative residual at which a token stops; None for always `max_steps` steps.
+        tol: Relative residual at which a token stops; None to stop at a rounding error of b only.
     """
 
     max_steps: int = 30
