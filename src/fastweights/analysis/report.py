@@ -28,7 +28,9 @@ def write_report(profiles: Sequence[Profile], findings: Sequence[Finding], out: 
         *_theory(findings, out),
     ]
     title = " · ".join(p.name for p in profiles) or "The theory"
-    return write_page(title, "As linear time-varying systems and as attention maps.", sections, out)
+    return write_page(
+        title, "Models as linear time-varying systems and as attention maps.", sections, out
+    )
 
 
 def layer_rows(profile: Profile) -> list[Row]:

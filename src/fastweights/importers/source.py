@@ -143,7 +143,7 @@ def locate_checkpoint(model: str | Path) -> Path:
         )
     except HFValidationError as error:
         raise ValueError(
-            f"{model} is neither a folder nor a name on the Hugging Face hub"
+            f"{model} is neither a folder nor the name of a model on the Hugging Face hub"
         ) from error
 
 

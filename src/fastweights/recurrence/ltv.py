@@ -171,7 +171,8 @@ class LTV:
         extra = width - self.B.shape[-1]
         if extra < 0:
             raise ValueError(
-                f"cannot extend a state of {self.B.shape[-1]} rows to {width}; only upwards"
+                f"cannot extend a state of {self.B.shape[-1]} rows to {width}: a state is"
+                f" extended only upwards; take a width of at least {self.B.shape[-1]}"
             )
         return replace(
             self, A=self.A.extend(extra), B=F.pad(self.B, (0, extra)), C=F.pad(self.C, (0, extra))

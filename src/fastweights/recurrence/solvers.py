@@ -190,7 +190,7 @@ class ConjugateGradient(Solver):
 
     def __post_init__(self) -> None:
         if self.max_steps < 0 or (self.tol is not None and self.tol < 0):
-            raise ValueError(f"{self}: steps and tolerance are not negative")
+            raise ValueError(f"{self}: max_steps and tol must not be negative")
 
     def solve(self, operator: Operator, b: Tensor) -> SolverResult:
         scale = b.detach().abs().amax(-1, keepdim=True)

@@ -97,7 +97,8 @@ class Checkpoints:
                 return checkpoint
         if damage:
             raise CheckpointError(
-                f"no sound checkpoint: {'; '.join(damage)}; remove {self._folder} to start again"
+                f"no undamaged checkpoint is left: {'; '.join(damage)}; remove {self._folder} to"
+                " start again"
             )
         return None
 

@@ -72,9 +72,11 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise CheckpointError(f"{path}, line {number}, is damaged: {error}; remove it") from error
+        raise CheckpointError(
+            f"{path}, line {number}, is damaged: {error}; remove that line"
+        ) from error
     if not isinstance(row, dict):
-        raise CheckpointError(f"{path}, line {number}, is no JSON object; remove it")
+        raise CheckpointError(f"{path}, line {number}, is not a JSON object; remove that line")
     return row
 
 

@@ -95,7 +95,8 @@ class Optimization:
         shares = processes.count * self.accumulate
         if self.batch % shares:
             raise TrainingError(
-                f"batch = {self.batch} is not divisible by devices · accumulate = {shares}"
+                f"batch = {self.batch} is not divisible by devices · accumulate = {shares};"
+                " change one of them"
             )
         return self.batch // shares
 

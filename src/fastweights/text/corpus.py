@@ -96,7 +96,7 @@ def load_corpus(folder: Path) -> Corpus:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, EOFError, TypeError) as error:
         raise DataError(
-            f"{folder} is damaged ({error}); remove it and it will be made again"
+            f"{folder} is damaged ({error}); remove it, and the next run will make it again"
         ) from error
     return Corpus(tokenizer, parts["train"], parts["validation"], sizes)
 
@@ -179,7 +179,7 @@ class Windows:
     def __post_init__(self) -> None:
         if self.length < 2:
             raise DataError(
-                f"length = {self.length}; a sequence needs two tokens to predict one from another"
+                f"length = {self.length}; take at least 2, since one token predicts the next"
             )
         if len(self.tokens) < self.length:
             raise DataError(

@@ -176,7 +176,8 @@ def read_sequences(data: Data, tokenizer: PreTrainedTokenizerFast) -> tuple[Sequ
     for name, part in (("training", train), ("validation", validation)):
         if len(part) < 2:
             raise DataError(
-                f"the {name} text has {len(part)} tokens; one needs two to predict one from another"
+                f"the {name} text has {len(part)} tokens; give at least two, since one predicts"
+                " the next"
             )
     return train, validation
 

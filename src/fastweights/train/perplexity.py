@@ -102,7 +102,8 @@ class PositionLoss:
     def _check_same(self, reference: PositionLoss) -> None:
         if not np.array_equal(self.counts, reference.counts):
             raise ValueError(
-                f"the reference has read {reference.counts.sum()} tokens in {len(reference.counts)}"
+                f"the reference was measured on {reference.counts.sum()} tokens in"
+                f" {len(reference.counts)}"
                 f" positions, this model {self.counts.sum()} in {len(self.counts)}; compare them on"
                 " the same sequences"
             )
@@ -157,7 +158,8 @@ def nll_by_position(
     """
     if min(len(tokens), length) < 2:
         raise ValueError(
-            f"{len(tokens)} tokens in sequences of {length}: one needs two tokens to predict one"
+            f"{len(tokens)} tokens in sequences of {length}: give at least two tokens, since one"
+            " predicts the next"
         )
     return losses_by_position(
         model, sequential_windows(tokens, min(length, len(tokens)), batch), chunk, tokens_per_byte

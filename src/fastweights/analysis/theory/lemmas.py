@@ -206,7 +206,7 @@ def _random_embedding(system: LTV, width: int, g: torch.Generator) -> LTV:
     wide, own = system.extend(width), system.A.width
     if not isinstance(wide.A, DiagonalTransition):
         raise ValueError(
-            "the embedding draws diagonal rows; give it a system with a diagonal transition"
+            "the embedding adds diagonal rows; pass a system with a diagonal transition"
         )
     new = torch.arange(width) >= own
     decay = torch.where(

@@ -186,7 +186,9 @@ class TrialContext:
             ValueError: If no folder of data was given.
         """
         if self.data is None or not (path := self.data / name).exists():
-            raise ValueError(f"this size reads {name}; pass the folder that has it with --data")
+            raise ValueError(
+                f"this size of the claim reads {name}; pass the folder that has it with --data"
+            )
         return path
 
 

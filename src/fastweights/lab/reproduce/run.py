@@ -193,7 +193,9 @@ def reproduce(
         ValueError: If the claim has no such size.
     """
     if size not in claim.sizes:
-        raise ValueError(f"size = {size!r}; there are {', '.join(claim.sizes)}")
+        raise ValueError(
+            f"there is no size {size!r} of this claim; there are {', '.join(claim.sizes)}"
+        )
     experiment = claim.sizes[size].experiment
     done = run_missing_trials(experiment, Ledger(out), place, listener)
     outcome = outcome_of(name, claim, size, done)

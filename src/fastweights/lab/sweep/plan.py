@@ -234,7 +234,7 @@ def _plan(content: dict[str, Any]) -> SweepPlan:
     missing = [name for name in ("tasks", "mixers") if not content.get(name)]
     if unknown or missing:
         raise ValueError(
-            f"unknown: {', '.join(unknown) or 'nothing'}; missing:"
+            f"the plan has wrong fields: unknown: {', '.join(unknown) or 'nothing'}; missing:"
             f" {', '.join(missing) or 'nothing'}; a plan has {', '.join(known)}"
         )
     lists = {

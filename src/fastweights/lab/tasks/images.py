@@ -46,7 +46,9 @@ class Images(ImageTask):
 
     def draw(self, generator: np.random.Generator, count: int) -> Batch:
         if count > len(self.pixels):
-            raise ValueError(f"{count} images are asked for, there are {len(self.pixels)}")
+            raise ValueError(
+                f"{count} different images are asked for; there are only {len(self.pixels)}"
+            )
         rows = generator.permutation(len(self.pixels))[:count]
         pixels = torch.from_numpy(self.pixels[rows]).float().div(255)
         return Batch(
@@ -154,7 +156,9 @@ class ImageFolder(ImageTask):
 
     def draw(self, generator: np.random.Generator, count: int) -> Batch:
         if count > len(self.files):
-            raise ValueError(f"{count} images are asked for, {self.folder} has {len(self.files)}")
+            raise ValueError(
+                f"{count} different images are asked for; {self.folder} has only {len(self.files)}"
+            )
         chosen = [self.files[row] for row in generator.permutation(len(self.files))[:count]]
         pixels = (
             np.stack([self._read(path, generator) for path, _ in chosen]).astype(np.float32) / 255

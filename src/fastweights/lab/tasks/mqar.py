@@ -62,8 +62,8 @@ class MQAR(TokenTask):
             )
         if self.vocabulary // 2 - 1 < self.pairs:
             raise ValueError(
-                f"MQAR(vocabulary={self.vocabulary}) has {self.vocabulary // 2 - 1} keys for"
-                f" {self.pairs}"
+                f"MQAR(vocabulary={self.vocabulary}) has only {self.vocabulary // 2 - 1} keys for"
+                f" {self.pairs} pairs; take a vocabulary of at least {2 * self.pairs + 2}"
             )
 
     def draw(self, generator: np.random.Generator, count: int) -> Batch:

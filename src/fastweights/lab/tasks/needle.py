@@ -56,7 +56,8 @@ class Needle(TokenTask):
             )
         if self.depth is not None and not 0 <= self.depth <= 1:
             raise ValueError(
-                f"Needle(depth={self.depth}): it is a fraction of the haystack, from 0 to 1"
+                f"Needle(depth={self.depth}): depth is a fraction of the haystack; take a number"
+                " from 0 to 1, or None"
             )
 
     @property

@@ -162,7 +162,8 @@ def _sets(segments: tuple[Segment, ...], seed: int, stream: int) -> list[Batch]:
     for index, segment in enumerate(segments):
         if segment.examples is None:
             raise ValueError(
-                f"segment {index} has no fixed examples, every batch is new; draw them with fresh()"
+                f"segment {index} has no fixed set of examples, since every batch is new; draw"
+                " with fresh()"
             )
         sets.append(
             segment.task.draw(np.random.default_rng([seed, stream, index]), segment.examples)

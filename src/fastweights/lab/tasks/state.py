@@ -137,7 +137,8 @@ class ModularArithmetic(TokenTask):
     def __post_init__(self) -> None:
         if self.length % 2 == 0 or self.length < 1:
             raise ValueError(
-                f"ModularArithmetic(length={self.length}): expressions have an odd number of tokens"
+                f"ModularArithmetic(length={self.length}): an expression has an odd number of"
+                " tokens; take an odd length"
             )
 
     @property

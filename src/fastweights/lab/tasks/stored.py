@@ -47,7 +47,9 @@ class Rows:
             ValueError: If there are fewer than `count` rows.
         """
         if count > len(self):
-            raise ValueError(f"{count} examples are asked for, the files have {len(self)}")
+            raise ValueError(
+                f"{count} different examples are asked for; the files have only {len(self)}"
+            )
         chosen = self.part(generator.permutation(len(self))[:count])
         tokens, labels = (
             torch.from_numpy(chosen.tokens.astype(np.int64)),

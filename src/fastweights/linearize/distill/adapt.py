@@ -59,7 +59,7 @@ class TokenLoss:
 
     def __post_init__(self) -> None:
         if min(self.ce, self.kl) < 0 or self.ce + self.kl == 0:
-            raise ValueError(f"{self}: both factors are at least 0, and one of them is more")
+            raise ValueError(f"{self}: both factors must be at least 0, and one of them above 0")
 
     def __call__(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
         """Compute the loss of a batch with ``labels``, a scalar."""

@@ -191,7 +191,7 @@ class _Totals:
 
     def comparison(self) -> Comparison:
         if self.sums is None:
-            raise ValueError("there is no text to judge a model by; give batches")
+            raise ValueError("no batches were given to compare a model on; pass at least one")
         counts = np.full(len(self.sums), self.rows)
         return Comparison(
             PositionLoss(self.sums, counts), self.kl / self.tokens, self.agreed / self.tokens

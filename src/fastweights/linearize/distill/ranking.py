@@ -53,7 +53,8 @@ def most_damaging_layers(damages: Mapping[int, float], count: int) -> list[int]:
     """
     if not 0 <= count < len(damages):
         raise ValueError(
-            f"{count} softmax layers of {len(damages)}; keep 0 to {len(damages) - 1} of them"
+            f"cannot keep {count} of {len(damages)} layers softmax; keep 0 to {len(damages) - 1}"
+            " of them"
         )
     worst = sorted(damages, key=lambda layer: -damages[layer])[:count]
     return sorted(worst)

@@ -101,7 +101,8 @@ def write_report(model: Any, inputs: Mapping[str, Tensor], run: Path, out: Path)
     ]
     title = f"{found['run']['model']}, linearized"
     intro = (
-        "A softmax model beside what became of it; perplexities are of held-out text, per token."
+        "The softmax model beside its linearized version. Perplexities are per token of held-out"
+        " text."
     )
     return write_page(title, intro, [part for part in parts if part], out)
 
@@ -122,9 +123,10 @@ def _costs(found: Mapping[str, Any], run: Path, out: Path) -> str:
         "positions", "Loss by position", caption, draw(losses, reference="softmax")
     )
     intro = (
-        "“linear” is the finished model; “window only” and “linear only” are it with one side taken"
-        " away, which shows whether its linear attention is used or bypassed. kl is KL(softmax ‖"
-        " model) in nats per token, agreement how often both choose the same token."
+        "“linear” is the finished model; “window only” and “linear only” are the same model"
+        " with one side taken away, which shows whether its linear attention is used or bypassed."
+        " kl is KL(softmax ‖ model) in nats per token, agreement how often both choose the same"
+        " token."
     )
     return section("What it costs", intro, table(named) + figure(picture, "", out))
 
@@ -164,9 +166,9 @@ def _maps(maps: Mapping[int, LayerMaps], out: Path) -> str:
     for row, layer in zip(axes, layers, strict=True):
         _draw_layer(row, layer, maps[layer])
     caption = (
-        "Attention weights, queries downwards and keys to the right, every row divided by its"
-        " largest. TRUE and PRED of LoLCATs' Figures 3-6: softmax, the branch after attention"
-        " transfer, and the branch before it."
+        "Attention weights: queries downwards, keys to the right, every row divided by its"
+        " largest weight. As TRUE and PRED in LoLCATs' Figures 3-6: softmax, the branch after"
+        " attention transfer, and the branch before it."
     )
     picture = ReportFigure("maps", "Attention maps", caption, drawing)
     return section("Attention", "", figure(picture, "", out, titled=False))
@@ -209,8 +211,8 @@ def _losses(run: Path, out: Path) -> str:
     _draw_transfer(axes[0, 0], transfer, layers)
     _draw_adaptation(axes[0, 1], finetune)
     caption = (
-        "Left: each layer's loss, relative squared error of its output unless chosen otherwise."
-        " Right: stage two."
+        "Left: each layer's transfer loss (relative squared error of its output by default)."
+        " Right: the loss of stage two in training and validation."
     )
     picture = ReportFigure("losses", "Training", caption, drawing)
     last: list[Row] = [
@@ -268,8 +270,8 @@ def _ranking(ranking: Mapping[str, Any] | None, out: Path) -> str:
     axes[0, 0].set_xticks(layers)
     label(axes[0, 0], "Damage of a layer", "layer", "KL(softmax ‖ only this layer linear)")
     caption = (
-        "Nats per token, after transfer. Red: kept as softmax. The layers to keep first are the"
-        " highest bars."
+        "Nats per token, after transfer. Red layers are kept as softmax. The layers to keep"
+        " first are those with the highest bars."
     )
     picture = ReportFigure("ranking", "Ranking", caption, drawing)
     return section("Layers", "", figure(picture, "", out, titled=False))

@@ -52,7 +52,7 @@ class TransferLoss:
 
     def __post_init__(self) -> None:
         if min(self.output, self.weights) < 0 or self.output + self.weights == 0:
-            raise ValueError(f"{self}: both factors are at least 0, and one of them is more")
+            raise ValueError(f"{self}: both factors must be at least 0, and one of them above 0")
 
     def __call__(
         self, branch: LinearBranch, record: Recurrence, target: Output, keep: Mask | None
@@ -144,7 +144,9 @@ class Transfer(Mode):
         generator: Generator | None = None,
     ) -> None:
         if not 0 <= dropout <= 1:
-            raise ValueError(f"dropout = {dropout}: a probability is between 0 and 1")
+            raise ValueError(
+                f"dropout = {dropout}: it is a probability; take a number between 0 and 1"
+            )
         self.loss, self.dropout, self.generator = loss, dropout, generator
         self.losses: dict[int, Tensor] = {}
 
