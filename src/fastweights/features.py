@@ -1,4 +1,4 @@
-"""Feature maps φ: what linear attention takes for softmax's exp(q·k)."""
+"""Feature maps φ, whose products φ(q)·φ(k) replace softmax's exp(q·k) in linear attention."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ LARGEST = 40.0
 
 
 def cos_sin_features(x: Tensor, angle: Tensor) -> Tensor:
-    """``[… w]`` → ``[… 2w]``, (x cos, x sin): products of q and k have channel i times cos(angle_ti
-    - angle_si).
+    """Return the features (x cos, x sin), ``[… w]`` → ``[… 2w]``, whose products depend on angles'
+    differences.
+
+    Products of q and k have channel i times cos(angle_ti - angle_si).
     """
     return torch.cat([x * angle.cos().to(x.dtype), x * angle.sin().to(x.dtype)], dim=-1)
 
 
 def taylor(x: Tensor) -> Tensor:
-    """``[… w]`` → ``[… 1 + w + w(w+1)/2]`` with φ(q)·φ(k) = 1 + q·k + (q·k)²/2 (Based eq. 2; DSF
-    eq. 18 cut off).
+    """Return the features of exp's second-order Taylor polynomial, ``[… w]`` → ``[… 1 + w +
+    w(w+1)/2]``.
 
-    Of the products x_i x_j only those with i ≤ j are kept, since q_i q_j k_i k_j counts twice for i
-    < j.
+    φ(q)·φ(k) = 1 + q·k + (q·k)²/2 (Based eq. 2; DSF eq. 18 cut off). Of the products x_i x_j only
+    those with i ≤ j are kept, since q_i q_j k_i k_j counts twice for i < j.
     """
     width = x.shape[-1]
     i, j = torch.triu_indices(width, width, device=x.device)
@@ -41,16 +43,15 @@ def taylor(x: Tensor) -> Tensor:
 
 
 def gaussian(count: int, width: int, seed: int) -> Tensor:
-    """``[count width]``: rows from N(0, I), the same for the same seed on every machine."""
+    """Draw ``[count width]`` rows from N(0, I), the same for the same seed on every machine."""
     return torch.randn(
         count, width, generator=Generator().manual_seed(seed), dtype=torch.float32, device="cpu"
     )
 
 
 def orthogonal(count: int, width: int, seed: int) -> Tensor:
-    """`gaussian` with every block of `width` rows made orthogonal, the rows' lengths kept
-    (Performer, section 2.4).
-    """
+    """Draw as `gaussian`, with every block of `width` rows made orthogonal and lengths kept
+    (Performer, section 2.4)."""
     lengths = gaussian(count, width, seed).norm(dim=-1, keepdim=True)
     return lengths * torch.cat(
         [_rotation(block) for block in gaussian(count, width, seed + 1).split(width)]
@@ -66,7 +67,9 @@ def _rotation(rows: Tensor) -> Tensor:
 
 
 class PositiveRandom(nn.Module):
-    """FAVOR+: E φ(q)·φ(k) = exp(q·k) with φ_i(x) = exp(ω_i·x - ‖x‖²/2)      (Performer, Lemma 1)
+    """Performer's positive random features (FAVOR+), which approximate exp(q·k).
+
+    E φ(q)·φ(k) = exp(q·k) with φ_i(x) = exp(ω_i·x - ‖x‖²/2)      (Performer, Lemma 1)
 
     The factor exp(‖ω_i‖²/2) is moved from the key, where it leaves exp(-‖k - ω_i‖²/2) ≤ 1, to the
     query, where a factor common to all i cancels in the normaliser: nothing overflows, and no
@@ -108,10 +111,12 @@ class PositiveRandom(nn.Module):
 
 
 class RandomFourier(nn.Module):
-    """E φ(q)·φ(k) = exp(-‖σ ⊙ (q - k)‖²/2), φ(x) = (sin Wx, cos Wx) / √D, W = ω diag(σ)      (RFA
-    eq. 3-4)
+    """RFA's random Fourier features, which approximate a Gaussian kernel of q and k.
 
-    σ is learnt per head and channel, 1 at first.
+    E φ(q)·φ(k) = exp(-‖σ ⊙ (q - k)‖²/2)
+    φ(x) = (sin Wx, cos Wx) / √D, W = ω diag(σ)      (RFA eq. 3-4)
+
+    σ is learnt per head and channel, and is 1 initially.
     """
 
     omega: Tensor
@@ -133,15 +138,16 @@ class RandomFourier(nn.Module):
         return (torch.cat([angle.sin(), angle.cos()], -1) * len(self.omega) ** -0.5).to(x.dtype)
 
     def least(self) -> Tensor:
-        """``[h 1]``: exp(-2 max σ²), which the kernel of two unit vectors never falls below."""
+        """``[h 1]``: exp(-2 max σ²), the least value of the kernel of two unit vectors."""
         return (-2 * upcast(self.sigma).square().amax(-1, keepdim=True)).exp()
 
 
 class LearnedFeatures(nn.Module, ABC):
-    """φ(x) = (f(x W), f(-x W)) of ``x [b t h w]`` for a W ``[w f]`` per head, in float32 or wider:
-    ``[b t h 2f]``.
+    """Learnt features φ(x) = (f(x W), f(-x W)): ``x [b t h w]`` → ``[b t h 2f]``, in float32 or
+    wider.
 
-    W starts as the identity's first f columns (LoLCATs, 2024; Hedgehog, 2024).
+    There is a W ``[w f]`` per head. It is initially the identity's first f columns (LoLCATs, 2024;
+    Hedgehog, 2024).
     """
 
     def __init__(self, heads: int, width: int, features: int) -> None:
@@ -156,7 +162,7 @@ class LearnedFeatures(nn.Module, ABC):
     @staticmethod
     @abstractmethod
     def activate(x: Tensor, /) -> Tensor:
-        """f"""
+        """The function f."""
 
     def forward(self, x: Tensor) -> Tensor:
         W = upcast(self.W).squeeze(-1).unflatten(0, (self.heads, -1))
@@ -165,24 +171,27 @@ class LearnedFeatures(nn.Module, ABC):
 
 
 class Hedgehog(LearnedFeatures):
-    """f = softmax over the features: bounded, and a row of keys weighs as much as any other."""
+    """Hedgehog's feature map: f is the softmax over the features.
+
+    It is bounded, and all keys have the same total weight.
+    """
 
     activate = staticmethod(softmax)
 
 
 class Exponential(LearnedFeatures):
-    """f = exp"""
+    """The feature map with f = exp."""
 
     activate = staticmethod(torch.exp)
 
 
 class Elu(LearnedFeatures):
-    """f = 1 + ELU"""
+    """The feature map with f = 1 + ELU."""
 
     activate = staticmethod(elu_plus_one)
 
 
 class Relu(LearnedFeatures):
-    """f = ReLU (T2R, Kasai et al., 2021)"""
+    """The feature map with f = ReLU (T2R, Kasai et al., 2021)."""
 
     activate = staticmethod(F.relu)

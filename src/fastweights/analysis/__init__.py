@@ -1,3 +1,2 @@
-"""Mixers and models as dynamical systems and as attention maps, and the papers' tables and theory
-as programs.
-"""
+"""Analysis of mixers and models as dynamical systems and attention maps; the papers' tables and
+theory as programs."""

@@ -1,6 +1,5 @@
-"""Which algorithms can run a linear time-varying system, and running it by them (DSF
-section 3.2).
-"""
+"""Algorithms that run linear time-varying systems, and which systems each can run (DSF section
+3.2)."""
 
 from __future__ import annotations
 
@@ -25,26 +24,31 @@ from fastweights.shapes import Output
 
 
 class Algorithm(ABC):
-    """A way to compute y from u; all that do not refuse a system agree on it."""
+    """A way to compute y from u; all algorithms that can run a system agree on the result.
+
+    Attributes:
+        name: Name of the algorithm.
+    """
 
     name: str
 
     @abstractmethod
     def refuses(self, system: LTV) -> str | None:
-        """What the algorithm needs and `system` lacks, or None."""
+        """Return what the algorithm needs and `system` lacks, or None if it can run it."""
 
     @abstractmethod
     def cost(self, system: LTV) -> str:
-        """Operations per head for T tokens and v value channels, with this system's k."""
+        """Return the operations per head for T tokens and v value channels, with this system's
+        k."""
 
     @abstractmethod
     def compute(self, system: LTV, u: Tensor) -> Output:
-        """y ``[b t h v]`` for ``u [b t h v]``, from the empty state."""
+        """Compute y ``[b t h v]`` for ``u [b t h v]``, from the empty state."""
 
 
 @dataclass(frozen=True)
 class Sequential(Algorithm):
-    """h_t = A_t h_{t-1} + B_t u_t, one token after the other."""
+    """The recurrence itself: h_t = A_t h_{t-1} + B_t u_t, one token after the other."""
 
     name = "recurrence"
 
@@ -65,7 +69,7 @@ class Sequential(Algorithm):
 
 @dataclass(frozen=True)
 class KernelProduct(Algorithm):
-    """y = Φ u with Φ formed (DSF eq. 12): attention."""
+    """The matrix product y = Φ u with Φ formed (DSF eq. 12), as attention computes it."""
 
     name = "kernel Φ"
 
@@ -83,8 +87,9 @@ class KernelProduct(Algorithm):
 
 @dataclass(frozen=True)
 class AssociativeScan(Algorithm):
-    """(A, x) ∘ (A', x') = (A A', A x' + x) over all prefixes, in pairs of pairs (the parallel scan
-    of S5 and Mamba).
+    """The parallel scan of S5 and Mamba.
+
+    It combines (A, x) ∘ (A', x') = (A A', A x' + x) over all prefixes, in pairs of pairs.
     """
 
     name = "associative scan"
@@ -105,8 +110,12 @@ class AssociativeScan(Algorithm):
 
 @dataclass(frozen=True)
 class ChunkwiseParallel(Algorithm):
-    """Φ inside chunks and the state between them (flash linear attention, SSD, DeltaNet's
-    WY form).
+    """The chunkwise algorithm: Φ inside chunks, and the state between them.
+
+    So do flash linear attention, SSD and DeltaNet's WY form.
+
+    Attributes:
+        size: Tokens per chunk.
     """
 
     name = "chunkwise parallel"
@@ -164,7 +173,7 @@ class ChunkwiseParallel(Algorithm):
 
 @dataclass(frozen=True)
 class Convolution(Algorithm):
-    """y = K * u with K_τ = C A^τ B, by the fast Fourier transform (S4, DSS, H3)."""
+    """The convolution y = K * u with K_τ = C A^τ B, by the fast Fourier transform (S4, DSS, H3)."""
 
     name = "convolution (FFT)"
 
@@ -207,7 +216,13 @@ ALGORITHMS: tuple[Algorithm, ...] = (
 
 @dataclass(frozen=True)
 class AlgorithmSupport:
-    """Whether an algorithm can run a system: the reason if not, the cost if so."""
+    """Whether an algorithm can run a system.
+
+    Attributes:
+        algorithm: The algorithm.
+        refusal: The reason if it cannot; None if it can.
+        cost: The number of operations if it can.
+    """
 
     algorithm: Algorithm
     refusal: str | None
@@ -215,7 +230,7 @@ class AlgorithmSupport:
 
 
 def algorithm_support(system: LTV) -> list[AlgorithmSupport]:
-    """Every algorithm, with what the structure of `system` says to it."""
+    """Return for every algorithm whether it can run `system`, judged by the system's structure."""
     return [AlgorithmSupport(a, a.refuses(system), a.cost(system)) for a in ALGORITHMS]
 
 
@@ -224,8 +239,10 @@ def _add_skip(system: LTV, y: Tensor, u: Tensor) -> Output:
 
 
 def prefixes(a: Transition, x: Tensor) -> Tensor:
-    """h_t = A_t h_{t-1} + x_t for all t, ``x [b t h k v]``: pairs are merged, scanned, and told to
-    the even ones.
+    """Compute h_t = A_t h_{t-1} + x_t for all t, ``x [b t h k v]``, by a parallel scan.
+
+    Neighbours are merged in pairs, the pairs are scanned recursively, and the results are spread
+    back.
     """
     if x.shape[1] <= 1:
         return x

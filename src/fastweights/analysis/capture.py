@@ -1,4 +1,4 @@
-"""The recurrences that a model evaluates on a text."""
+"""Capture of the recurrences that a model evaluates on a text."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from fastweights.recurrence import Mesa, Recurrence, Signed
 
 @contextmanager
 def capture_projections(model: nn.Module) -> Iterator[dict[str, Projection]]:
-    """Inside the block, every mixer of `model` leaves what its last forward evaluated, under its
-    path in the model.
+    """Store what every mixer of `model` evaluates, under its path in the model, for the length of a
+    block.
 
-    The streams are projected once more, without gradients; the forward itself is not touched.
+    The streams are projected a second time, without gradients; the forward itself is not touched.
     """
     found: dict[str, Projection] = {}
     with ExitStack() as hooks:
@@ -46,20 +46,21 @@ def _store_projection(
 
 @torch.no_grad()
 def mesa_records(model: nn.Module, input_ids: Tensor) -> list[Mesa]:
-    """What every Mesa layer solves while a model reads a text from an empty memory.
+    """Return the linear systems that every Mesa layer solves while a model reads a text from an
+    empty memory.
 
-    For `solver_statistics` and `condition_numbers`, by token, head and layer (MesaNet Fig. 7 and
-    13).
+    They are for `solver_statistics` and `condition_numbers`, by token, head and layer (MesaNet Fig.
+    7 and 13).
 
     Args:
-        model: a model of this library
-        input_ids: ``[b t]``
+        model: A model of this library.
+        input_ids: Token ids ``[b t]``.
 
     Returns:
         A record per Mesa layer, in order.
 
     Raises:
-        ValueError: if the model has no Mesa layer
+        ValueError: If the model has no Mesa layer.
     """
     wanted = mesa_layers(model)
     with capture_projections(model) as found:

@@ -1,6 +1,5 @@
 """MetaLA's parameter groups and conditions (Definition 4.1), found by running a mixer's
-projections.
-"""
+projections."""
 
 from __future__ import annotations
 
@@ -28,8 +27,13 @@ in any case.
 
 
 class Conditions(NamedTuple):
-    """C0 linear complexity, C1 dynamic memory, C2 static approximation, C3 least parameters; None:
-    does not apply.
+    """MetaLA's conditions of a mixer; None where one does not apply.
+
+    Attributes:
+        linear: C0, linear complexity.
+        dynamic: C1, dynamic memory.
+        approximates: C2, static approximation.
+        least: C3, least parameters.
     """
 
     linear: bool
@@ -39,7 +43,7 @@ class Conditions(NamedTuple):
 
 
 def conditions(mixer: Mixer) -> Conditions:
-    """Definition 4.1 for a mixer, by the propositions of appendix A2 on its `groups`.
+    """Evaluate Definition 4.1 for a mixer, by the propositions of appendix A2 on its `groups`.
 
     Softmax attention has no linear form: over the tokens that it stores its map is what the others
     approximate (C2), and it need not choose what to forget (C1) while it stores them all.
@@ -55,11 +59,11 @@ def conditions(mixer: Mixer) -> Conditions:
 
 
 def groups(mixer: Mixer) -> Groups:
-    """Which of Q, K and Λ (a decay that is a constant of time) or Λ_t (one that x drives) the mixer
-    has.
+    """Find the parameter groups of a mixer: Q, K, and Λ (a constant decay) or Λ_t (one that x
+    drives).
 
-    Q and K are groups if parameters drive them; a key with none that the decay lacks is tied to it
-    and is not. What a delta rule erases counts as decay.
+    Q and K are groups if parameters drive them; a key without parameters of its own, besides those
+    of the decay, is tied to the decay and is not a group. What a delta rule erases counts as decay.
     """
     recurrence, sources = _probe(mixer)
     streams, kept = recurrence.streams, recurrence.surviving_state()
@@ -73,9 +77,7 @@ def groups(mixer: Mixer) -> Groups:
 
 
 def state_grows(mixer: Mixer, lengths: tuple[int, int] = (1100, 1101)) -> bool:
-    """Whether the state still grows with the sequence after 1100 tokens, longer than any default
-    window.
-    """
+    """Whether the state still grows after 1100 tokens, which is longer than any default window."""
     with torch.no_grad():
         shorter, longer = (mixer(_tokens(mixer, length))[1].nbytes for length in lengths)
     return shorter < longer

@@ -1,4 +1,4 @@
-"""What a mixer costs: parameters, state, and floating-point operations per token."""
+"""The cost of a mixer: parameters, state, and floating-point operations per token."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ PASSES = 3
 
 
 class Cost(NamedTuple):
-    """Of one layer and one sequence.
+    """The cost of one layer for one sequence.
+
+    The products of projections and the operations of the memory are counted; activations, norms and
+    convolutions are not.
 
     Attributes:
-        parameters: learnt numbers
-        state: numbers remembered after `context` tokens; complex ones count twice
-        decode: operations for one more token then
-        train: operations per token, forward and backward, of a sequence of `context` tokens
-
-    Counted are the products of projections and what the memory does; activations, norms and
-    convolutions are not.
+        parameters: Number of learnt numbers.
+        state: Numbers remembered after `context` tokens; complex ones count twice.
+        decode: Operations for one more token then.
+        train: Operations per token, forward and backward, of a sequence of `context` tokens.
     """
 
     parameters: int
@@ -34,8 +34,13 @@ class Cost(NamedTuple):
 
 
 def cost(mixer: Mixer, context: int = 2048, size: int = 64) -> Cost:
-    """The cost of `mixer`; in training its records are evaluated in chunks of `size` tokens, or
-    token by token if that takes fewer operations.
+    """Compute the cost of a mixer.
+
+    Args:
+        mixer: The mixer.
+        context: Tokens in the context.
+        size: In training, records are evaluated in chunks of this many tokens, or token by token if
+            that takes fewer operations.
     """
     x = torch.zeros(1, 1, mixer.d, dtype=next(mixer.parameters()).dtype)
     past = TokenContext.start(x)

@@ -29,7 +29,7 @@ LONGEST = 1e5
 
 
 def profile_figures(profile: Profile) -> list[ReportFigure]:
-    """All figures that the layers of `profile` have something for."""
+    """Draw all figures that the layers of `profile` have numbers for."""
     drawn = (
         _maps(profile),
         _attention(profile),
@@ -41,7 +41,7 @@ def profile_figures(profile: Profile) -> list[ReportFigure]:
 
 
 def comparison(profiles: Sequence[Profile]) -> ReportFigure:
-    """The models side by side, against depth."""
+    """Draw the models side by side, against depth."""
     figure, axes = canvas(2, 3)
     for color, profile in zip(_colors(len(profiles)), profiles, strict=True):
         linear = _memories_by_depth(profile)
@@ -83,7 +83,8 @@ def comparison(profiles: Sequence[Profile]) -> ReportFigure:
 
 
 def teacher_distances(profiles: Sequence[Profile]) -> ReportFigure | None:
-    """Distances from the first model that is softmax throughout, if there is one and another."""
+    """Draw the distances from the first model that is softmax throughout; None without it and
+    another one."""
     teachers = [p for p in profiles if all(layer.rule == "Softmax" for layer in p.layers)]
     students = [
         p for p in profiles if teachers and p is not teachers[0] and _same_window(p, teachers[0])

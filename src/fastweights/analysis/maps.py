@@ -1,4 +1,4 @@
-"""Attention maps: how diluted, how long, of what rank, and how far from a softmax teacher's."""
+"""Measures of attention maps: dilution, span, rank, and distance from a softmax teacher's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from fastweights.shapes import Map
 
 
 def attention(record: Recurrence, heads: list[int]) -> Map:
-    """``[b h t s]`` of the chosen heads, from the empty state; a skip that differs between values
-    is left out.
+    """Compute the attention maps ``[b h t s]`` of the chosen heads, from the empty state.
 
-    A linear rule's comes from its system, for these heads alone; softmax forms the maps of all
-    heads.
+    A skip that differs between values is left out. A linear rule's maps come from its system, for
+    these heads alone; softmax forms the maps of all heads.
     """
     try:
         system = record.ltv()
@@ -33,22 +32,23 @@ def attention(record: Recurrence, heads: list[int]) -> Map:
 
 
 def weights(phi: Map) -> Tensor:
-    """The rows of |Φ| divided by their sums: distributions over the past; zeros where a row is
-    zero.
-    """
+    """Divide the rows of |Φ| by their sums: distributions over the past; zeros where a row is
+    zero."""
     size = phi.abs()
     total = size.sum(-1, keepdim=True)
     return torch.where(total > 0, size / total, 0)
 
 
 def entropy(phi: Map) -> Tensor:
-    """``[b h t]`` nats of each query's distribution."""
+    """Compute the entropy ``[b h t]`` of each query's distribution, in nats."""
     return torch.special.entr(weights(phi)).sum(-1)
 
 
 def dilution(phi: Map) -> Tensor:
-    """Entropy over that of the uniform distribution, ``[b h t-1]`` without the first query: 1 is
-    fully diluted.
+    """Compute the entropy over that of the uniform distribution, ``[b h t-1]`` without the first
+    query.
+
+    1 is fully diluted.
     """
     length = phi.shape[-1]
     uniform = torch.arange(1, length + 1, dtype=phi.abs().dtype, device=phi.device).log()
@@ -56,34 +56,33 @@ def dilution(phi: Map) -> Tensor:
 
 
 def span(phi: Map) -> Tensor:
-    """``[b h t]``: how many tokens back a query looks on average."""
+    """Compute how many tokens back a query looks on average, ``[b h t]``."""
     position = torch.arange(phi.shape[-1], dtype=phi.abs().dtype, device=phi.device)
     return position - weights(phi) @ position
 
 
 def negative_share(phi: Map) -> Tensor:
-    """``[b h]``: the part of Σ |Re Φ| that is negative; softmax has none."""
+    """Compute the part of Σ |Re Φ| that is negative, ``[b h]``; softmax has none."""
     real = phi.real
     total = real.abs().sum((-2, -1))
     return torch.where(total > 0, real.clamp(max=0).abs().sum((-2, -1)) / total, 0)
 
 
 def rank(phi: Map) -> Tensor:
-    """``[b h]``: the effective rank of the map, exp of the entropy of its normalised singular
-    values.
-    """
+    """Compute the effective rank ``[b h]`` of the map: exp of the entropy of its normalised
+    singular values."""
     return effective_dimension(torch.linalg.svdvals(phi))
 
 
 @dataclass(frozen=True, eq=False)
 class Distance:
-    """Of a student's map from its teacher's, ``[b h]`` each, rows of |Φ| taken as distributions.
+    """The distance of a student's map from its teacher's, ``[b h]`` each, with rows of |Φ| as
+    distributions.
 
     Attributes:
-        kl: mean over queries of KL(teacher ‖ student), in nats; inf where the student cannot
-            look
-        mse: mean squared difference over the pairs t ≥ s
-        rank: the student's effective rank minus the teacher's
+        kl: Mean over queries of KL(teacher ‖ student), in nats; inf where the student cannot look.
+        mse: Mean squared difference over the pairs t ≥ s.
+        rank: The student's effective rank minus the teacher's.
     """
 
     kl: Tensor
@@ -92,7 +91,7 @@ class Distance:
 
 
 def distance(student: Map, teacher: Map) -> Distance:
-    """How far `student` is from `teacher`; maps of one shape, or with axes of length 1."""
+    """Compute how far `student` is from `teacher`; maps have one shape, or axes of length 1."""
     p, q = torch.broadcast_tensors(weights(teacher), weights(student))
     seen = torch.ones_like(p).tril()
     kl = torch.where(p > 0, p * (p / q).log(), 0).sum(-1).mean(-1)

@@ -1,4 +1,5 @@
-"""What a linear time-varying system remembers: for how long, of what, in how many dimensions.
+"""The memory of a linear time-varying system: how long it lasts, what reaches it, in how many
+dimensions.
 
 Everything here works per head on K×K or K×window matrices; N×N is never formed. A window is a slice
 of the system in time, and its map and factors come from running it on one impulse per token.
@@ -27,17 +28,19 @@ from fastweights.shapes import Map
 
 
 def half_lives(system: LTV) -> Tensor:
-    """Tokens after which a state component has halved at the rate of each token, ``[b t h k]``; inf
-    for |λ| = 1.
+    """Compute the tokens after which a state component has halved, at each token's rate: ``[b t h
+    k]``.
+
+    inf for |λ| = 1.
     """
     return log(2) * system.memory_horizon()
 
 
 def map_and_input_factor(window: LTV) -> tuple[Map, Tensor]:
-    """(Φ ``[b h t s]`` of the window alone, Ψ ``[b h k s]``: what an impulse at s leaves in the
-    state at its end).
+    """Compute a window's map Φ ``[b h t s]`` and factor Ψ ``[b h k s]``.
 
-    Ψ Ψᴴ is the controllability Gramian. D is left out.
+    Ψ is what an impulse at s leaves in the state at the window's end; Ψ Ψᴴ is the controllability
+    Gramian. D is left out.
     """
     b, length, h, _ = window.B.shape
     impulses = torch.eye(length, dtype=window.B.dtype, device=window.B.device)
@@ -48,7 +51,7 @@ def map_and_input_factor(window: LTV) -> tuple[Map, Tensor]:
 
 
 def output_factor(window: LTV) -> Tensor:
-    """Ω ``[b h k t]``: Ωᴴ S is the window's output for the state S before it and no input.
+    """Compute Ω ``[b h k t]``: Ωᴴ S is the window's output for the state S before it and no input.
 
     Ω Ωᴴ is the observability Gramian.
     """
@@ -61,24 +64,30 @@ def output_factor(window: LTV) -> Tensor:
 
 
 def controllability(window: LTV) -> Tensor:
-    """The Gramian Ψ Ψᴴ ``[b h k k]`` at the window's end: the states that unit inputs reach."""
+    """Compute the Gramian Ψ Ψᴴ ``[b h k k]`` at the window's end: the states that unit inputs
+    reach."""
     reached = map_and_input_factor(window)[1]
     return reached @ reached.mH
 
 
 def observability(window: LTV) -> Tensor:
-    """The Gramian Ω Ωᴴ ``[b h k k]`` at the window's start: the energy of a state's future
-    output.
-    """
+    """Compute the Gramian Ω Ωᴴ ``[b h k k]`` at the window's start: the energy of a state's future
+    output."""
     read = output_factor(window)
     return read @ read.mH
 
 
 def hankel(system: LTV, cut: int, length: int) -> Tensor:
-    """Singular values ``[b h k]``, falling, of the map from the `length` inputs before `cut` to the
-    outputs after it.
+    """Compute the descending singular values ``[b h k]`` of the map from past inputs to future
+    outputs.
 
-    Those of Ωᴴ Ψ, from the triangular factors of both, so that small ones are not lost in squares.
+    They are those of Ωᴴ Ψ, from the triangular factors of both, so that small ones are not lost in
+    squares.
+
+    Args:
+        system: The system.
+        cut: The token between past and future.
+        length: Number of inputs before `cut`, and of outputs after it.
     """
     past, future = system[max(0, cut - length) : cut], system[cut : cut + length]
     reached, read = (
@@ -90,8 +99,9 @@ def hankel(system: LTV, cut: int, length: int) -> Tensor:
 
 
 def effective_dimension(singular_values: Tensor) -> Tensor:
-    """exp of the entropy of the normalised values: k if all are equal, 1 if one stands out, 0 for
-    zeros  ``[…]``.
+    """Compute exp of the entropy of the normalised values, ``[… k]`` → ``[…]``.
+
+    It is k if all values are equal, 1 if only one is not zero, and 0 for zeros.
     """
     total = singular_values.sum(-1, keepdim=True)
     share = torch.where(total > 0, singular_values / total, 0)
@@ -100,8 +110,9 @@ def effective_dimension(singular_values: Tensor) -> Tensor:
 
 
 def log_gains(window: LTV) -> Tensor:
-    """log of the singular values of ∏ A_t over the window, ``[b h k]`` falling: how gradients grow
-    or vanish.
+    """Compute the log of the descending singular values ``[b h k]`` of ∏ A_t over the window.
+
+    They tell how gradients grow or vanish.
     """
     if isinstance(window.A, DiagonalTransition):
         logs = window.A.decay.abs().log().sum(1).expand(-1, -1, window.A.width)
@@ -114,7 +125,8 @@ def log_gains(window: LTV) -> Tensor:
 
 
 def response(phi: Map) -> Tensor:
-    """Root mean square of Φ_ts over all tokens s, for every lag t - s: ``[b h lag]``."""
+    """Compute the root mean square of Φ_ts over all tokens s, for every lag t - s: ``[b h
+    lag]``."""
     power = phi.abs().square()
     return torch.stack(
         [power.diagonal(-lag, -2, -1).mean(-1) for lag in range(phi.shape[-1])], -1
@@ -122,18 +134,21 @@ def response(phi: Map) -> Tensor:
 
 
 def normalisers(record: Recurrence) -> Tensor | None:
-    """η_t ``[b t h]``, what the output is divided by; None for a rule that does not normalise (DSF
-    eq. 15, 18).
+    """Return η_t ``[b t h]``, by which the output is divided (DSF eq. 15, 18).
 
-    Of softmax only where every query sees all tokens before it.
+    None for a rule that does not normalise, and for softmax in which some queries do not see all
+    tokens before them.
     """
     found = record.normalisers()
     return None if found is None else found.squeeze(-1)
 
 
 class LinearSystems(NamedTuple):
-    """Mesa's systems at some tokens, ``[b cuts h]``: condition numbers, and the residuals that its
-    solver leaves.
+    """The linear systems of a Mesa layer at some tokens.
+
+    Attributes:
+        condition: Condition numbers ``[b cuts h]``.
+        residual: Residuals ``[b cuts h]`` that the solver leaves.
     """
 
     condition: Tensor
@@ -141,7 +156,7 @@ class LinearSystems(NamedTuple):
 
 
 def linear_systems(record: Mesa, cuts: tuple[int, ...]) -> LinearSystems:
-    """Of the last token before each of the rising `cuts`."""
+    """Return the systems of the last token before each of the ascending `cuts`."""
     gram = Decay(record.k, record.k, record.beta * record.k, record.log_decay)
     state, found, before = gram.initial_state(), [], 0
     for cut in cuts:

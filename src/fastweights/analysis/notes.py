@@ -1,4 +1,5 @@
-"""Where a paper's table, its text and its code disagree, and what is followed here."""
+"""Notes on where a paper's table, its text and its code disagree, and which of them is followed
+here."""
 
 from collections.abc import Mapping
 

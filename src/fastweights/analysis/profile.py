@@ -1,4 +1,4 @@
-"""One model on one text: the memory and the attention map of every layer."""
+"""The profile of a model on a text: the memory and the attention map of every layer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fastweights.shapes import Map
 
 @dataclass(frozen=True)
 class ProfileLimits:
-    """How much is looked at.
+    """Limits on what a profile inspects.
 
     Attributes:
-        heads: at most so many of a layer, evenly spaced
-        window: tokens of the maps, and on each side of a cut for the Hankel values
-        cuts: places in the text where the state is examined
+        heads: Most heads of a layer, evenly spaced.
+        window: Tokens of the maps, and on each side of a cut for the Hankel values.
+        cuts: Number of places in the text where the state is examined.
     """
 
     heads: int = 16
@@ -36,15 +36,15 @@ class ProfileLimits:
 
 @dataclass(frozen=True, eq=False)
 class MemoryProfile:
-    """What the system of one layer remembers; h are the chosen heads.
+    """The memory of one layer's system; h are the chosen heads.
 
     Attributes:
-        eigenvalues: ``[t h k]``, of Λ_t
-        half_lives: ``[t h k]``, tokens
-        hankel: ``[cuts h k]``, singular values around each cut
-        dimensions: ``[cuts h]``, their effective number
-        log_gains: ``[cuts h k]``, of the transitions over the window before each cut
-        response: ``[h lag]``, |Φ| by lag
+        eigenvalues: ``[t h k]``, eigenvalues of Λ_t.
+        half_lives: ``[t h k]``, in tokens.
+        hankel: ``[cuts h k]``, singular values around each cut.
+        dimensions: ``[cuts h]``, their effective number.
+        log_gains: ``[cuts h k]``, log gains of the transitions over the window before each cut.
+        response: ``[h lag]``, |Φ| by lag.
     """
 
     eigenvalues: Tensor
@@ -57,13 +57,20 @@ class MemoryProfile:
 
 @dataclass(frozen=True, eq=False)
 class LayerProfile:
-    """One mixer of the model on the text (its first sequence).
+    """The profile of one mixer of a model on the first sequence of a text.
 
-    heads, of   the chosen heads, and how many there are
-    phi         ``[h t s]``, the map of the first `window` tokens
-    memory, algorithms  None for a rule without a finite linear form
-    normalisers ``[t h]`` or None
-    examined, solver  Mesa's `LinearSystems` of the tokens at these places; none and None for others
+    Attributes:
+        path: The mixer's path in the model.
+        mixer: Name of the mixer.
+        rule: Name of its recurrence.
+        heads: Numbers of the chosen heads.
+        of: Number of all heads.
+        phi: ``[h t s]``, the map of the first `window` tokens.
+        memory: The memory of its system; None for a rule without a finite linear form.
+        algorithms: The algorithms that can run it; None likewise.
+        normalisers: ``[t h]``, or None.
+        examined: The tokens at which a Mesa layer's systems are examined; empty for other layers.
+        solver: Mesa's `LinearSystems` at these tokens; None for other layers.
     """
 
     path: str
@@ -81,7 +88,15 @@ class LayerProfile:
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """All layers of a model, under a `name`, on a text of so many tokens."""
+    """The profile of all layers of a model on a text.
+
+    Attributes:
+        name: Name of the model.
+        tokens: Tokens of the text.
+        parameters: Number of the model's parameters.
+        extent: The limits of the profile.
+        layers: The layers' profiles.
+    """
 
     name: str
     tokens: int
@@ -93,8 +108,16 @@ class Profile:
 def profile(
     name: str, model: nn.Module, ids: Tensor, extent: ProfileLimits = ProfileLimits()
 ) -> Profile:
-    """`model` run on ``ids [1 t]`` and looked at, layer by layer; raises ValueError for too short a
-    text.
+    """Run a model on a text and profile every layer.
+
+    Args:
+        name: Name of the model in reports.
+        model: A model of this library.
+        ids: Token ids ``[1 t]``.
+        extent: Limits on what is inspected.
+
+    Raises:
+        ValueError: If the text is too short.
     """
     if ids.shape[1] < 8:
         raise ValueError(f"the text has {ids.shape[1]} tokens; an analysis needs 8 or more")
@@ -164,9 +187,8 @@ def _memory(system: LTV, extent: ProfileLimits) -> MemoryProfile:
 
 
 def spread_evenly(count: int, most: int) -> list[int]:
-    """At most `most` of the numbers 0 … count - 1, evenly spaced, the first and the last among
-    them.
-    """
+    """Return at most `most` of the numbers 0 … count - 1, evenly spaced, with the first and the
+    last."""
     chosen = min(count, most)
     return sorted({round(i * (count - 1) / max(1, chosen - 1)) for i in range(chosen)})
 

@@ -1,6 +1,4 @@
-"""Profiles and findings as one self-contained HTML page, with its pictures beside it as PNG
-files.
-"""
+"""Profiles and findings as one self-contained HTML page, with its pictures also as PNG files."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from fastweights.render.plots import canvas
 
 
 def write_report(profiles: Sequence[Profile], findings: Sequence[Finding], out: Path) -> Path:
-    """Write ``report.html`` and its PNG files into the folder `out`; the page's path."""
+    """Write ``report.html`` and its PNG files into the folder `out`, and return the page's path."""
     out.mkdir(parents=True, exist_ok=True)
     sections = [
         *_comparison_section(profiles, out),
@@ -30,11 +28,13 @@ def write_report(profiles: Sequence[Profile], findings: Sequence[Finding], out: 
         *_theory(findings, out),
     ]
     title = " · ".join(p.name for p in profiles) or "The theory"
-    return write_page(title, "As linear time-varying systems and as attention maps.", sections, out)
+    return write_page(
+        title, "Models as linear time-varying systems and as attention maps.", sections, out
+    )
 
 
 def layer_rows(profile: Profile) -> list[Row]:
-    """The figures of every layer, for a table."""
+    """Return the numbers of every layer, as rows of a table."""
     return [{"layer": number, **_layer_row(layer)} for number, layer in enumerate(profile.layers)]
 
 

@@ -13,12 +13,14 @@ DIMENSION = re.compile(r"d_\w( ?[=/]|,)")
 
 
 def row(mixer: type[Mixer]) -> dict[str, str]:
-    """``{"f_q": "x W_Q", …, "dimensions": "d_k = d/2, d_v = d"}`` from the first paragraph of the
-    docstring.
+    """Read a mixer's table row from its docstring: ``{"f_q": "x W_Q", …, "dimensions": "d_k = d/2,
+    d_v = d"}``.
 
-    There, two spaces or more separate ``f_q  x W_Q`` from ``f_α  …`` on the same line, and what
-    begins with ``d_k =`` or the like states dimensions, to the end. Raises ValueError for a
-    docstring that is not such a row.
+    In its first paragraph, two spaces or more separate ``f_q  x W_Q`` from ``f_α  …`` on the same
+    line, and what begins with ``d_k =`` or the like states dimensions, to the end.
+
+    Raises:
+        ValueError: If the docstring does not begin with such a row.
     """
     found: dict[str, str] = {}
     key, named = "", False

@@ -1,6 +1,5 @@
 """The papers' tables, from the code: docstrings' rows, computed dimensions, groups, conditions and
-costs.
-"""
+costs."""
 
 from __future__ import annotations
 
@@ -33,7 +32,14 @@ PROBE = 16
 
 
 class Table(NamedTuple):
-    """Cells are text; `notes` say where a paper and its code, or a paper and we, disagree."""
+    """A table of a paper.
+
+    Attributes:
+        title: Title of the table.
+        columns: Names of the columns.
+        rows: Cells as text.
+        notes: Where a paper and its code, or a paper and this library, disagree.
+    """
 
     title: str
     columns: tuple[str, ...]
@@ -41,18 +47,19 @@ class Table(NamedTuple):
     notes: tuple[str, ...]
 
     def markdown(self) -> str:
+        """Return the table in Markdown."""
         notes = "\n".join(f"- {note}" for note in self.notes)
         body = markdown.table(self.columns, self.rows)
         return "\n\n".join(filter(None, (f"## {self.title}", body, notes)))
 
     def records(self) -> dict[str, object]:
-        """For JSON."""
+        """Return the table as JSON values."""
         rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
         return {"title": self.title, "rows": rows, "notes": list(self.notes)}
 
 
 def page(tables: Iterable[Table]) -> str:
-    """docs/tables.md, if given all tables."""
+    """Return the tables as a page in Markdown; all tables together make docs/tables.md."""
     head = (
         "# The papers' tables, from the code\n\n`make pages` writes this page; nothing on it is"
         " typed by hand."
@@ -61,9 +68,8 @@ def page(tables: Iterable[Table]) -> str:
 
 
 def functions(title: str, names: tuple[str, ...]) -> Table:
-    """Parameter functions and dimensions of `names`, as their docstrings state them (MetaLA's
-    Tables 1, A1-A3).
-    """
+    """Return the parameter functions and dimensions of mixers, as their docstrings state them
+    (MetaLA's Tables 1, A1-A3)."""
     columns = ("f_q", "f_k", "f_v", "f_α", "f_g", DIMENSIONS)
     rows = [(name, *(_row_of(name).get(column, "1") for column in columns)) for name in names]
     return Table(title, ("model", *columns), rows, _notes_on(notes.FUNCTIONS, names))
@@ -76,7 +82,7 @@ def _row_of(name: str) -> dict[str, str]:
 
 
 def review() -> Table:
-    """MetaLA's Table 2 for every mixer: parameter groups, and the conditions that follow."""
+    """Return MetaLA's Table 2 for every mixer: parameter groups, and the conditions that follow."""
     found = [(name, group_of(name), conditions_of(name)) for name in (*MIXERS, *VARIANTS)]
     found.sort(key=lambda entry: (-len(entry[1]), group_names(entry[1])))
     rows = [(name, group_names(letters), *map(check_mark, met)) for name, letters, met in found]
@@ -95,11 +101,13 @@ VARIANTS: Mapping[str, tuple[str, dict[str, object]]] = {"glru": ("hgrn", {"tied
 
 @cache
 def group_of(name: str) -> Groups:
+    """Return the parameter groups of a mixer by its name."""
     return groups(_make_probe(name))
 
 
 @cache
 def conditions_of(name: str) -> Conditions:
+    """Return MetaLA's conditions for a mixer by its name."""
     return conditions(_make_probe(name))
 
 
@@ -109,10 +117,12 @@ def _make_probe(name: str) -> Mixer:
 
 
 def group_names(letters: Groups) -> str:
+    """Return the names of parameter groups, separated by commas."""
     return ", ".join(letter for letter in ("Q", "K", "Λ", "Λ_t") if letter in letters)
 
 
 def check_mark(met: bool | None) -> str:
+    """Return ✓ for True, ✗ for False and – for None."""
     return "–" if met is None else "✓" if met else "✗"
 
 
@@ -127,9 +137,8 @@ BASELINES: Mapping[str, tuple[str, dict[str, object]]] = {
 
 
 def recurrences() -> Table:
-    """MesaNet's Table 3: the rule of each layer, as the rules' docstrings state it, and the gates
-    that it has.
-    """
+    """Return MesaNet's Table 3: each layer's rule, as the rules' docstrings state it, and its
+    gates."""
     columns = ("layer", "recurrence", "read-out", "decay γ_t (α_t)", "write gate β_t")
     return Table(
         "MesaNet, Table 3: recurrent layers",
@@ -166,8 +175,12 @@ def _equation(record: Recurrence) -> str:
 
 
 def inference(width: int = 128, context: int = 2048, steps: int = 30) -> Table:
-    """MesaNet's Table 4: state and operations per head and token, for keys and values of `width` =
-    n_a.
+    """Return MesaNet's Table 4: state and operations per head and token.
+
+    Args:
+        width: n_a, channels of keys and of values.
+        context: Tokens in the context.
+        steps: Steps of the Mesa layer's solver.
     """
 
     def shown(number: int) -> tuple[str, str]:
@@ -187,7 +200,7 @@ def inference(width: int = 128, context: int = 2048, steps: int = 30) -> Table:
 
 
 def heads_of(width: int, steps: int = 30) -> dict[str, Recurrence]:
-    """One token of one head of each of Table 4's layers."""
+    """Return one token of one head of each of Table 4's layers."""
     x, scalar = torch.zeros(1, 1, 1, width), torch.zeros(1, 1, 1, 1)
     return {
         "MHA": Softmax(x, x, x),
@@ -198,8 +211,12 @@ def heads_of(width: int, steps: int = 30) -> dict[str, Recurrence]:
 
 
 def costs(d: int = 512, context: int = 2048) -> Table:
-    """Every mixer with its default arguments: dimensions, parameters, state and operations per
-    layer.
+    """Return a table of every mixer with its default arguments: dimensions, parameters, state,
+    operations.
+
+    Args:
+        d: Hidden size.
+        context: Tokens in the context.
     """
     columns = (
         "model",
@@ -246,7 +263,7 @@ FUNCTIONS = {
 
 
 def others() -> Table:
-    """The rows of all mixers that MetaLA's tables of functions do not have."""
+    """Return the rows of all mixers that MetaLA's tables of functions do not have."""
     listed = {name for _, names in FUNCTIONS.values() for name in names.split()}
     return functions(
         "The other mixers in the form of MetaLA's tables",

@@ -1,4 +1,4 @@
-"""Import other libraries' checkpoints: one file per family."""
+"""Import checkpoints of other libraries: one file per family of models."""
 
 from __future__ import annotations
 
@@ -53,18 +53,21 @@ def import_model(
     dtype: torch.dtype | None = None,
     watch: ProgressCallback = lambda done, of: None,
 ) -> FastWeightsForCausalLM:
-    """Make a model of ours from another library's language model; it computes the same.
+    """Convert another library's language model into one of this library that computes the same.
 
-    Memory holds the new model and one tensor of the old.
+    Memory holds the new model and one tensor of the old one.
 
     Args:
-        model: A folder with config.json and safetensors files, a name on the Hugging Face hub, or
-            a loaded model of transformers. Pickled weights are not read.
-        dtype: The dtype of all weights; None: that of the checkpoint's embeddings.
-        watch: Called after every tensor with how many are done, and of how many.
+        model: A folder with config.json and safetensors files, a name on the Hugging Face hub, or a
+            loaded model of transformers. Pickled weights are not read.
+        dtype: The dtype of all weights; None for that of the checkpoint's embeddings.
+        watch: Called after every tensor with (tensors done, tensors in all).
+
+    Returns:
+        The new model.
 
     Raises:
-        ValueError: The type of model is not in `FAMILIES`, has settings that ours cannot state,
+        ValueError: If the type of model is not in `FAMILIES`, has settings that ours cannot state,
             or has tensors that are missing, left over or of another shape.
     """
     source = (

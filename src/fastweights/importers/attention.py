@@ -1,6 +1,5 @@
-"""Softmax attention as transformers names it, for the families that have it in all or some
-layers.
-"""
+"""Softmax attention as transformers names it, for the families that use it in all or some
+layers."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ HEAD_NORMS: Table = {f"mixer.norm_{name}.weight": f"self_attn.{name}_norm.weight
 
 
 def attention(settings: Settings, window: int | None = None) -> dict[str, Any]:
-    """The entry of `mixers` for the attention that these settings describe."""
+    """Return the entry of `mixers` for the attention that these settings describe."""
     return {
         "name": "softmax",
         "heads": settings["num_attention_heads"],
@@ -40,7 +39,11 @@ def attention(settings: Settings, window: int | None = None) -> dict[str, Any]:
 
 
 def rope(settings: Settings) -> dict[str, float]:
-    """The fields of `Rope`."""
+    """Return the fields of `Rope`, the rotary positions, that these settings describe.
+
+    Raises:
+        ValueError: If the type of rotary positions is not supported.
+    """
     given = settings["rope_parameters"]
     kind = given["rope_type"]
     if kind not in STRETCHES:
@@ -57,8 +60,11 @@ def rope(settings: Settings) -> dict[str, float]:
 
 
 def projections(biased: str, theirs: str = "self_attn") -> Table:
-    """The four matrices and, if any have one, their biases: zero for those not in `biased`, such as
-    "qkv".
+    """Map the four matrices of attention and their biases.
+
+    Args:
+        biased: The projections that have a bias, such as "qkv"; if any has, the others' are zero.
+        theirs: Name of their attention module.
     """
     table: Table = {}
     for name in "qkvo":

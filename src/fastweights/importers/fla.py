@@ -1,6 +1,5 @@
-"""The language models of flash-linear-attention, by its names: GLA, RetNet, DeltaNet, gated
-DeltaNet, MesaNet.
-"""
+"""The language models of flash-linear-attention: GLA, RetNet, DeltaNet, gated DeltaNet and
+MesaNet."""
 
 from __future__ import annotations
 
@@ -34,7 +33,10 @@ LayerPlan = tuple[dict[str, Any], Table]
 
 
 def gla(source: CheckpointSource) -> ImportPlan:
-    """RMSNorm where the paper has LayerNorm, and no bias in the gate."""
+    """Plan the import of a GLA checkpoint.
+
+    It has RMSNorm where the paper has LayerNorm, and no bias in the gate.
+    """
 
     def layer(settings: Settings) -> LayerPlan:
         settings.require("expand_k", 0.5)
@@ -63,7 +65,10 @@ def gla(source: CheckpointSource) -> ImportPlan:
 
 
 def retnet(source: CheckpointSource) -> ImportPlan:
-    """RMSNorm with weights where the paper has a LayerNorm without."""
+    """Plan the import of a RetNet checkpoint.
+
+    It has RMSNorm with weights where the paper has a LayerNorm without.
+    """
 
     def layer(settings: Settings) -> LayerPlan:
         settings.require("expand_k", 1.0)
@@ -87,7 +92,8 @@ def retnet(source: CheckpointSource) -> ImportPlan:
 
 
 def deltanet(source: CheckpointSource) -> ImportPlan:
-    """SiLU and L2 on q and k, convolutions, no gate."""
+    """Plan the import of a DeltaNet checkpoint: SiLU and L2 norm on q and k, convolutions, no
+    gate."""
 
     def layer(settings: Settings) -> LayerPlan:
         for name in ("expand_k", "expand_v"):
@@ -117,7 +123,8 @@ def deltanet(source: CheckpointSource) -> ImportPlan:
 
 
 def gdn(source: CheckpointSource) -> ImportPlan:
-    """As its paper has it, with more heads for v than for q and k if the checkpoint has."""
+    """Plan the import of a gated DeltaNet checkpoint, which may have more heads for v than for q
+    and k."""
 
     def layer(settings: Settings) -> LayerPlan:
         settings.require("use_gate", True)
@@ -150,7 +157,8 @@ def gdn(source: CheckpointSource) -> ImportPlan:
 
 
 def mesa_net(source: CheckpointSource) -> ImportPlan:
-    """MesaNet without the bound on γ of its appendix F.5."""
+    """Plan the import of a MesaNet checkpoint, which lacks the bound on γ of the paper's appendix
+    F.5."""
 
     def layer(settings: Settings) -> LayerPlan:
         heads = settings["num_heads"]
@@ -183,10 +191,12 @@ def mesa_net(source: CheckpointSource) -> ImportPlan:
 
 
 def projections(*names: str) -> Table:
+    """Map our projections of these names to theirs."""
     return {f"mixer.W_{name}.weight": f"attn.{name}_proj.weight" for name in names}
 
 
 def convolutions(*names: str) -> Table:
+    """Map our short convolutions of these names to theirs."""
     return {
         f"mixer.conv_{name}.weight": TensorSource(f"attn.{name}_conv1d.weight", taps)
         for name in names

@@ -23,22 +23,23 @@ OUTER = {
 
 
 def llama(source: CheckpointSource) -> ImportPlan:
-    """Llama 1 to 3, and whatever else calls itself "llama"."""
+    """Plan the import of a Llama 1 to 3 checkpoint, or of any other whose type is "llama"."""
     return _plan(source, biased="qkvo" if source.settings["attention_bias"] else "")
 
 
 def mistral(source: CheckpointSource) -> ImportPlan:
-    """Mistral 7B and its like: a window in every layer, or none."""
+    """Plan the import of a Mistral checkpoint: every layer has the same sliding window, or none
+    has."""
     return _plan(source, windows=[source.settings["sliding_window"]])
 
 
 def qwen2(source: CheckpointSource) -> ImportPlan:
-    """Qwen1.5, Qwen2 and Qwen2.5: biases on q, k and v."""
+    """Plan the import of a Qwen1.5, Qwen2 or Qwen2.5 checkpoint, which has biases on q, k and v."""
     return _plan(source, biased="qkv", windows=_windows(source))
 
 
 def qwen3(source: CheckpointSource) -> ImportPlan:
-    """Qwen3, dense: every head of q and k normalised."""
+    """Plan the import of a dense Qwen3 checkpoint, which normalises every head of q and k."""
     settings = source.settings
     biased = "qkvo" if settings["attention_bias"] else ""
     return _plan(source, biased=biased, windows=_windows(source), qk_norm=settings["rms_norm_eps"])

@@ -23,7 +23,8 @@ OUTER = {
 
 
 def mamba(source: CheckpointSource) -> ImportPlan:
-    """A tied stack of Mamba layers without MLPs."""
+    """Plan the import of a Mamba checkpoint: a stack of Mamba layers without MLPs, with tied
+    embeddings."""
     settings = source.settings
     settings.require("use_bias", False)
     settings.require("hidden_act", "silu")

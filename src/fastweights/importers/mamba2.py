@@ -19,7 +19,7 @@ from fastweights.models import FastWeightsConfig
 
 
 def mamba2(source: CheckpointSource) -> ImportPlan:
-    """A stack of Mamba-2 layers without MLPs."""
+    """Plan the import of a Mamba-2 checkpoint: a stack of Mamba-2 layers without MLPs."""
     settings = source.settings
     settings.require("use_bias", False)
     settings.require("hidden_act", "silu")

@@ -10,7 +10,9 @@ HEAD = "lm_head.weight"
 
 
 def metala(source: CheckpointSource) -> ImportPlan:
-    """SimpleRMSNorm, one convolution before all projections, q scaled in the recurrence but not
+    """Plan the import of a checkpoint of MetaLA's authors.
+
+    It has SimpleRMSNorm, one convolution before all projections, q scaled in the recurrence but not
     beside it, and 1 - α in the precision of the weights, with which they were trained.
     """
     settings = source.settings

@@ -1,4 +1,5 @@
-"""How a checkpoint becomes one of ours: a configuration, and where each tensor comes from."""
+"""How a checkpoint becomes a model of this library: a configuration, and the source of each
+tensor."""
 
 from __future__ import annotations
 
@@ -22,7 +23,13 @@ ProgressCallback = Callable[[int, int], None]
 
 
 class TensorSource(NamedTuple):
-    """A tensor of ours: `convert` of their tensor `source`, and of `others` after it."""
+    """How to make one of our tensors: `convert` of their tensor `source`, and of `others` after it.
+
+    Attributes:
+        source: Name of their tensor.
+        convert: Function of the tensors.
+        others: Names of further tensors.
+    """
 
     source: str
     convert: Convert = torch.Tensor.detach
@@ -45,12 +52,12 @@ Table = dict[str, str | TensorSource | ConstantTensor]
 
 @dataclass(frozen=True)
 class ImportPlan:
-    """How a checkpoint becomes one of ours: the configuration, and where every tensor comes from.
+    """How a checkpoint becomes a model of this library.
 
     Attributes:
         config: The configuration of our model.
-        tensors: What each of our tensors is made of, by name; tied ones need not be there.
-        ignored: Patterns of their tensors that hold no weights of the language model.
+        tensors: The source of each of our tensors, by name; tied ones need not be there.
+        ignored: Patterns of the names of their tensors that are not weights of the language model.
     """
 
     config: FastWeightsConfig
@@ -63,15 +70,15 @@ class ImportPlan:
         dtype: torch.dtype | None = None,
         watch: ProgressCallback = lambda done, of: None,
     ) -> FastWeightsForCausalLM:
-        """Make the model, tensor by tensor.
+        """Build the model, tensor by tensor.
 
         Args:
             source: The checkpoint.
-            dtype: The dtype of all weights; None: that of the checkpoint's embeddings.
-            watch: Called after every tensor with how many are done, and of how many.
+            dtype: The dtype of all weights; None for that of the checkpoint's embeddings.
+            watch: Called after every tensor with (tensors done, tensors in all).
 
         Raises:
-            ValueError: Tensors are missing, left over or of another shape; the message names
+            ValueError: If tensors are missing, left over or of another shape; the message names
                 them.
         """
         ours = _shapes(self.config)
@@ -113,15 +120,19 @@ class ImportPlan:
 
 
 def prefix_names(ours: str, theirs: str, table: Table) -> dict[str, TensorSource | ConstantTensor]:
-    """`table` with the names completed: ``{ours}.name`` from ``{theirs}.name``."""
+    """Complete the names in `table`: ``{ours}.name`` from ``{theirs}.name``."""
     return {f"{ours}.{name}": _prefix_source(theirs, part) for name, part in table.items()}
 
 
 def stack_layers(
     config: FastWeightsConfig, theirs: str, layers: Sequence[Table]
 ) -> dict[str, TensorSource | ConstantTensor]:
-    """The tensors of all layers, those of layer i below ``{theirs}.i``; `layers` are repeated over
-    the depth.
+    """Collect the tensors of all layers, those of layer i from ``{theirs}.i``.
+
+    Args:
+        config: The configuration of our model.
+        theirs: Name of their list of layers.
+        layers: The tensors of the first layers, repeated over the depth.
     """
     tables = (layers[i % len(layers)] for i in range(config.num_hidden_layers))
     return dict(
@@ -133,7 +144,7 @@ def stack_layers(
 
 
 def shortest_period(layers: Sequence[T]) -> list[T]:
-    """The shortest beginning of `layers` that, repeated, gives all of them."""
+    """Return the shortest beginning of `layers` that, repeated, gives all of them."""
     fits = (
         n
         for n in range(1, len(layers))
@@ -143,12 +154,12 @@ def shortest_period(layers: Sequence[T]) -> list[T]:
 
 
 def linear(ours: str, theirs: str, *, bias: bool = False) -> Table:
-    """A linear map with its bias."""
+    """Map a linear layer, with its bias if it has one."""
     return {f"{ours}.{part}": f"{theirs}.{part}" for part in ("weight", "bias")[: 1 + bias]}
 
 
 def glu_mlp(theirs: str = "mlp", *, bias: bool = False) -> Table:
-    """The MLP of most decoders: gate_proj, up_proj and down_proj."""
+    """Map the MLP of most decoders: gate_proj, up_proj and down_proj."""
     names = {"W_1": "gate_proj", "W_2": "up_proj", "W_3": "down_proj"}
     return dict(
         chain.from_iterable(
@@ -158,17 +169,17 @@ def glu_mlp(theirs: str = "mlp", *, bias: bool = False) -> Table:
 
 
 def rows(start: int, stop: int | None = None) -> Convert:
-    """Of a fused projection, the outputs from `start` up to `stop`."""
+    """Return a function that takes the outputs from `start` up to `stop` of a fused projection."""
     return lambda weight: weight[start:stop]
 
 
 def taps(weight: Tensor) -> Tensor:
-    """A depthwise Conv1d's ``[d 1 size]`` as our ``[size d]``."""
+    """Convert a depthwise Conv1d's weight ``[d 1 size]`` to ours, ``[size d]``."""
     return weight.squeeze(1).mT
 
 
 def one_plus(weight: Tensor) -> Tensor:
-    """The weight 1 + w of norms that store w (Gemma, Qwen3-Next), in float32 at least."""
+    """Return 1 + w for norms that store w (Gemma, Qwen3-Next), in float32 at least."""
     return 1 + upcast(weight)
 
 

@@ -1,6 +1,4 @@
-"""Qwen3-Next: gated delta layers with gated softmax attention in between, as transformers names
-their weights.
-"""
+"""Qwen3-Next: gated delta layers with gated softmax attention between them."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ OUTER = {
 
 
 def qwen3_next(source: CheckpointSource) -> ImportPlan:
-    """Models with dense MLPs; mixtures of experts are refused."""
+    """Plan the import of a dense Qwen3-Next checkpoint; mixtures of experts are refused."""
     settings = source.settings
     _refuse_experts(settings)
     settings.require("attention_bias", False)
@@ -143,8 +141,9 @@ def _softmax_weights(settings: Settings) -> Table:
 
 
 def of_heads(heads: int, start: int, stop: int) -> Convert:
-    """Of a fused projection that is ordered by heads, the outputs from `start` up to `stop` of
-    every head.
+    """Return a function that takes the outputs from `start` up to `stop` of every head.
+
+    It is for a fused projection whose outputs are ordered by heads.
     """
 
     def convert(weight: Tensor) -> Tensor:

@@ -41,7 +41,11 @@ RECURRENT: Table = {
 
 
 def recurrent_gemma(source: CheckpointSource) -> ImportPlan:
-    """Recurrent blocks and sliding attention in turn, gated MLPs with biases, capped logits."""
+    """Plan the import of a RecurrentGemma checkpoint.
+
+    Recurrent blocks and sliding-window attention alternate; MLPs are gated and have biases, and
+    logits are capped.
+    """
     settings = source.settings
     settings.require("hidden_activation", "gelu_pytorch_tanh")
     biased = "qkvo" if settings["attention_bias"] else "o"

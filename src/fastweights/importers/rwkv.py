@@ -39,9 +39,11 @@ CHANNEL: Table = {
 
 
 def rwkv(source: CheckpointSource) -> ImportPlan:
-    """Time and channel mixing in turn, two layers of ours for each of theirs; the norm of the
-    embeddings is applied to their table. Their halving of the stream every few layers, against
-    overflow in float16, is left out.
+    """Plan the import of an RWKV-4 checkpoint.
+
+    Time and channel mixing alternate: two layers of ours for each of theirs. The norm of the
+    embeddings is applied to their table. RWKV's halving of the residual stream every few layers,
+    against overflow in float16, is left out.
     """
     settings = source.settings
     d = settings["hidden_size"]

@@ -1,4 +1,4 @@
-"""What another library's checkpoint holds: its settings, and its tensors, one at a time."""
+"""The contents of another library's checkpoint: its settings, and its tensors one at a time."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class Settings:
-    """The fields of a checkpoint's config.json, with the defaults of transformers where it knows
-    the type.
-    """
+    """The fields of a checkpoint's config.json, with transformers' defaults for types that it
+    knows."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self.kind = str(fields.get("model_type"))
@@ -44,11 +43,15 @@ class Settings:
         return self._fields[name]
 
     def get(self, name: str, default: Any) -> Any:
-        """The field, or `default` where there is none."""
+        """Return a field, or `default` if there is none."""
         return self._fields.get(name, default)
 
     def require(self, name: str, *accepted: object) -> None:
-        """Raises ValueError if the field is there with another value than these."""
+        """Check that a field, if it is there, has one of the `accepted` values.
+
+        Raises:
+            ValueError: If it has another value.
+        """
         if name in self._fields and self._fields[name] not in accepted:
             values = " or ".join(map(repr, accepted))
             raise ValueError(
@@ -58,26 +61,33 @@ class Settings:
 
     @property
     def common(self) -> dict[str, Any]:
-        """The fields that every language model has and names alike."""
+        """Return the fields that every language model has under the same names."""
         names = ("vocab_size", "tie_word_embeddings", *TOKENS)
         return {name: self._fields[name] for name in names if name in self._fields}
 
 
 class CheckpointSource(ABC):
-    """A checkpoint: its settings and, by name, its tensors."""
+    """A checkpoint of another library.
+
+    Attributes:
+        settings: The fields of its config.json.
+        names: The names of its tensors.
+    """
 
     settings: Settings
     names: frozenset[str]
 
     @abstractmethod
     def read(self, name: str) -> Tensor:
-        """The tensor called `name`, one of `names`."""
+        """Return the tensor called `name`, one of `names`."""
 
 
 class InMemorySource(CheckpointSource):
-    """A model of transformers that is already loaded.
+    """A checkpoint in memory: a loaded model of transformers.
 
-    Raises ValueError for an RWKV model that has halved its weights, as it does when it first runs.
+    Raises:
+        ValueError: If it is an RWKV model that has halved its weights, as it does when it first
+            runs.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -95,9 +105,10 @@ class InMemorySource(CheckpointSource):
 
 
 class FolderSource(CheckpointSource):
-    """A folder with config.json and safetensors files, whole or in shards.
+    """A checkpoint in a folder with config.json and safetensors files, in one piece or in shards.
 
-    Raises ValueError, which names the file, if one is missing or damaged.
+    Raises:
+        ValueError: If a file is missing or damaged; the message names it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -117,8 +128,12 @@ class FolderSource(CheckpointSource):
 
 
 def locate_checkpoint(model: str | Path) -> Path:
-    """The folder `model`, or what the Hugging Face hub has under that name, downloaded: no pickled
-    weights.
+    """Return the folder `model`, or download what the Hugging Face hub has under that name.
+
+    Pickled weights are not downloaded.
+
+    Raises:
+        ValueError: If it is neither a folder nor a name on the hub.
     """
     if Path(model).is_dir():
         return Path(model)
@@ -128,12 +143,12 @@ def locate_checkpoint(model: str | Path) -> Path:
         )
     except HFValidationError as error:
         raise ValueError(
-            f"{model} is neither a folder nor a name on the Hugging Face hub"
+            f"{model} is neither a folder nor the name of a model on the Hugging Face hub"
         ) from error
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """The files in `folder` that make up its tokenizer."""
+    """List the files in `folder` that make up its tokenizer."""
     return sorted(path for pattern in TOKENIZER for path in folder.glob(pattern))
 
 

@@ -23,7 +23,11 @@ OUTER = {
 
 
 def xlstm(source: CheckpointSource) -> ImportPlan:
-    """The weights of the norm over heads, one per channel, go into the projection that follows."""
+    """Plan the import of an xLSTM-7B checkpoint.
+
+    The weights of the norm over heads, one per channel, are multiplied into the projection that
+    follows.
+    """
     settings = source.settings
     settings.require("use_bias", False)
     settings.require("v_dim_factor", 1.0)

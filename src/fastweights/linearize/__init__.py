@@ -1,6 +1,5 @@
-"""Pretrained language models whose softmax attention is made linear: LoLCATs (Zhang et al., 2024)
-and others.
-"""
+"""Make the softmax attention of pretrained language models linear: LoLCATs (Zhang et al., 2024) and
+others."""
 
 from fastweights.linearize.convert.attention import branches, use_mode
 from fastweights.linearize.convert.attention_layers import AttentionLayer, find_attention_layers

@@ -1,4 +1,4 @@
-"""How (H_t + Λ) x_t = b_t is solved for every token, and how its solution is differentiated."""
+"""Solvers of (H_t + Λ) x_t = b_t for every token, and how their solutions are differentiated."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from fastweights.recurrence.products import Products, decay_products
 
 
 class Operator(ABC):
-    """A definite matrix H_t + Λ_t for every token of n tiles, acting on rows ``[n t k]``."""
+    """A positive definite matrix H_t + Λ_t for every token of n tiles, acting on rows ``[n t
+    k]``."""
 
     @abstractmethod
     def apply(self, p: Tensor) -> Tensor:
-        """(H_t + Λ) p_t for every token."""
+        """Return (H_t + Λ) p_t for every token."""
 
     @abstractmethod
     def diagonal(self) -> Tensor:
-        """diag(H_t + Λ), ``[n t k]``."""
+        """Return diag(H_t + Λ), ``[n t k]``."""
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """H_t + Λ, ``[n t k k]``."""
+        """Return H_t + Λ, ``[n t k k]``."""
 
     @abstractmethod
     def take(self, tiles: Tensor) -> Self:
-        """The operator of some tiles, by their numbers."""
+        """Return the operator of the chosen tiles."""
 
 
 @dataclass(frozen=True, eq=False)
 class TokenGram(Operator):
-    """H + Λ of one token: ``gram [n k k]``, ``ridge [n 1 k]``."""
+    """The operator H + Λ of one token: ``gram [n k k]``, ``ridge [n 1 k]``."""
 
     gram: Tensor
     ridge: Tensor
@@ -56,13 +57,17 @@ class TokenGram(Operator):
 
 @dataclass(frozen=True, eq=False)
 class ChunkGram(Operator):
-    """H_t + Λ of all tokens of a chunk, never formed: H_t p is `Decay` with v = βk and q = p
-    (MesaNet app. C).
+    """The operators H_t + Λ of all tokens of a chunk, never formed.
+
+    H_t p is `Decay` with v = βk and q = p (MesaNet app. C).
 
     Attributes:
-        inner: ``[n t s]``, ∏_{j=s+1..t} γ_j
-        query: ``[n t 1]``, ∏_{j≤t} γ_j
-        start: ``[n k k]``, H before the chunk
+        inner: ``[n t s]``, ∏_{j=s+1..t} γ_j.
+        query: ``[n t 1]``, ∏_{j≤t} γ_j.
+        start: ``[n k k]``, H before the chunk.
+        k: ``[n t k]``, keys.
+        beta: ``[n t 1]``, writing strengths.
+        ridge: Λ, broadcast over tokens.
     """
 
     inner: Tensor
@@ -74,7 +79,7 @@ class ChunkGram(Operator):
 
     @classmethod
     def of(cls, start: Tensor, k: Tensor, beta: Tensor, ridge: Tensor, log_decay: Tensor) -> Self:
-        """From streams ``[n t ·]``."""
+        """Build the operator from streams ``[n t ·]``."""
         decays = decays_alone(log_decay)
         return cls(decays.inner, decays.query, start, k, beta, ridge)
 
@@ -99,35 +104,35 @@ class ChunkGram(Operator):
 
 
 def decays_alone(log_decay: Tensor) -> Products:
-    """The `Products` of queries and keys of width 1 that are all one."""
+    """Return the `Products` of queries and keys of width 1 that are all one."""
     one = torch.ones_like(log_decay)
     return decay_products(one, one, log_decay)
 
 
 class SolverResult(NamedTuple):
-    """x ``[n t k]`` and how many steps each token took, ``[n t 1]``."""
+    """A solution x ``[n t k]``, and the number of steps that each token took, ``[n t 1]``."""
 
     x: Tensor
     steps: Tensor
 
 
 class Solver(ABC):
-    """How (H_t + Λ) x_t = b_t is solved."""
+    """A method to solve (H_t + Λ) x_t = b_t."""
 
     @abstractmethod
     def solve(self, operator: Operator, b: Tensor) -> SolverResult:
-        """The solution for the right-hand sides ``b [n t k]``."""
+        """Solve for the right-hand sides ``b [n t k]``."""
 
     def solve_differentiably(
         self, build: Callable[..., Operator], b: Tensor, *theta: Tensor
     ) -> Tensor:
-        """The solution for ``build(*theta)``, differentiable in b and θ by solving once more."""
+        """Solve for the operator ``build(*theta)``, differentiably in b and θ by solving once
+        more."""
         return solve_implicitly(_Solve(self, build), _Product(build), b, *theta)
 
     def draw_for_training(self) -> Solver:
-        """This solver as one that trains a model for any number of steps would draw it (MesaNet
-        app. I).
-        """
+        """Return this solver with a random number of steps, as training a model for any number of
+        steps needs it (MesaNet app. I)."""
         return self
 
 
@@ -169,10 +174,15 @@ class _Iterate(NamedTuple):
 
 @dataclass(frozen=True)
 class ConjugateGradient(Solver):
-    """At most `max_steps` steps from the Jacobi start b / diag; a token stops once its residual has
-    fallen to `tol` of the start's (MesaNet Algorithm 1), or to what is a rounding error of b.
+    """Conjugate gradients: at most `max_steps` steps from the Jacobi start b / diag (MesaNet
+    Algorithm 1).
 
+    A token stops once its residual has fallen to `tol` of the start's, or to a rounding error of b.
     Scale invariant: nothing is ever added to a denominator.
+
+    Attributes:
+        max_steps: Most steps of a token.
+        tol: Relative residual at which a token stops; None to stop at a rounding error of b only.
     """
 
     max_steps: int = 30
@@ -180,7 +190,7 @@ class ConjugateGradient(Solver):
 
     def __post_init__(self) -> None:
         if self.max_steps < 0 or (self.tol is not None and self.tol < 0):
-            raise ValueError(f"{self}: steps and tolerance are not negative")
+            raise ValueError(f"{self}: max_steps and tol must not be negative")
 
     def solve(self, operator: Operator, b: Tensor) -> SolverResult:
         scale = b.detach().abs().amax(-1, keepdim=True)
@@ -188,9 +198,10 @@ class ConjugateGradient(Solver):
         return SolverResult(found.x * scale, found.steps)
 
     def draw_for_training(self) -> UnrolledSolver:
-        """A random number of steps from 0 to all, differentiated as they are. They end with the
-        accuracy of float32: the residual of a converged system has no direction left to
-        differentiate.
+        """Draw a random number of steps from 0 to all, differentiated step by step.
+
+        The steps end with the accuracy of float32: the residual of a converged system has no
+        direction left to differentiate.
         """
         return UnrolledSolver(
             ConjugateGradient(int(torch.randint(self.max_steps + 1, ())), self.tol or 1e-5)
@@ -229,9 +240,10 @@ class ConjugateGradient(Solver):
 
 @dataclass(frozen=True)
 class UnrolledSolver(Solver):
-    """`inner`, differentiated step by step: exact for a solution that few steps leave unfinished
-    (MesaNet app. I), at the cost of keeping every step. A converged system is better differentiated
-    by solving once more.
+    """The solver `inner`, differentiated step by step.
+
+    Exact for a solution that few steps leave unfinished (MesaNet app. I), at the cost of keeping
+    every step. A converged system is better differentiated by solving once more.
     """
 
     inner: ConjugateGradient
@@ -247,7 +259,7 @@ class UnrolledSolver(Solver):
 
 @dataclass(frozen=True)
 class Cholesky(Solver):
-    """Direct and exact: every H_t is formed, ``k²`` numbers per token."""
+    """A direct, exact solver: it forms every H_t, ``k²`` numbers per token."""
 
     def solve(self, operator: Operator, b: Tensor) -> SolverResult:
         dense = operator.dense()
@@ -259,12 +271,16 @@ class Cholesky(Solver):
 
 @dataclass(frozen=True)
 class ShermanMorrison(Solver):
-    """Recursive least squares: R_t ≈ (H_t + Λ)⁻¹ goes from token to token by rank-one updates
+    """Recursive least squares: R_t ≈ (H_t + Λ)⁻¹ is updated at every token by rank-one updates
     (MesaNet app. G).
 
     Exact while γ = 1. Forgetting also fades the ridge in R, so that every solution is checked: a
-    head whose residual exceeds `tol` of its query is solved by `fallback`, and its R made anew.
-    Many tokens at once are solved by `fallback` alone.
+    head whose residual exceeds `tol` of its query is solved by `fallback`, and its R is computed
+    anew. Many tokens at once are solved by `fallback` alone.
+
+    Attributes:
+        tol: Largest residual, relative to the query, of an accepted solution.
+        fallback: Solver for all other cases.
     """
 
     tol: float = 1e-4
@@ -274,7 +290,7 @@ class ShermanMorrison(Solver):
         return self.fallback.solve(operator, b)
 
     def advance(self, inverse: Tensor, decay: Tensor, k: Tensor, beta: Tensor) -> Tensor:
-        """R_t of ``R_{t-1} [n k k]``, and γ, k, β of one token ``[n 1 ·]``."""
+        """Return R_t for ``R_{t-1} [n k k]``, and γ, k, β of one token ``[n 1 ·]``."""
         inverse = inverse / decay
         read = k @ inverse
         return inverse - read.mT * (beta * read) / (1 + beta * (read @ k.mT))
@@ -282,7 +298,8 @@ class ShermanMorrison(Solver):
     def solve_from(
         self, inverse: Tensor, operator: Operator, b: Tensor
     ) -> tuple[SolverResult, Tensor]:
-        """(solution, R) of one token, from an R that may be of no use: zeros, or not finite."""
+        """Return (solution, R) of one token, from an R that may be unusable: zeros, or not
+        finite."""
         x = b @ inverse
         error = (b - operator.apply(x)).norm(dim=-1) - self.tol * b.norm(dim=-1)
         bad = (~(error <= 0)).squeeze(-1).nonzero().squeeze(-1)
@@ -296,12 +313,12 @@ class ShermanMorrison(Solver):
 
 
 def invert_operator(operator: Operator) -> Tensor:
-    """(H + Λ)⁻¹ ``[n k k]`` of single tokens."""
+    """Return (H + Λ)⁻¹ ``[n k k]`` of single tokens."""
     return torch.linalg.inv(operator.dense().squeeze(-3))
 
 
 def ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a / b, and 0 where b is 0."""
+    """Return a / b, and 0 where b is 0."""
     zero = b == 0
     return torch.where(zero, 0, a / torch.where(zero, 1, b))
 
@@ -326,11 +343,11 @@ class _Product:
 def solve_implicitly(
     solve: Callable[..., Tensor], product: Callable[..., Tensor], b: Tensor, *theta: Tensor
 ) -> Tensor:
-    """x = A(θ)⁻¹ b by `solve`, differentiable although the solver is never unrolled (MesaNet app.
-    C).
+    """Return x = A(θ)⁻¹ b by `solve`, differentiable although the solver is never unrolled (MesaNet
+    app. C).
 
     With x fixed, dx = A⁻¹ d(b - A(θ) x): the gradient of the residual is e* = A⁻¹ ∂L/∂x, one more
-    solve, and the differentiable `product` A(θ) x hands -e* on to θ: ∂L/∂θ = -e*ᵀ (∂A/∂θ) x.
+    solve, and the differentiable `product` A(θ) x passes -e* on to θ: ∂L/∂θ = -e*ᵀ (∂A/∂θ) x.
     """
     with torch.no_grad():
         x = solve(b, *theta)
@@ -340,7 +357,7 @@ def solve_implicitly(
 
 
 class ImplicitSolve(torch.autograd.Function):
-    """x, as a function of the residual b - A(θ) x."""
+    """The function from the residual b - A(θ) x to x."""
 
     @staticmethod
     def forward(

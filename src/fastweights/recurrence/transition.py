@@ -1,6 +1,4 @@
-"""What a linear time-varying system does to its state at every token, in the structure that
-it has.
-"""
+"""Transitions of a linear time-varying system: what it does to its state at every token."""
 
 from __future__ import annotations
 
@@ -17,50 +15,54 @@ from fastweights.shapes import Keys, PerToken
 
 @dataclass(frozen=True, eq=False)
 class Transition(ABC):
-    """The matrices A_t ``[b t h k k]`` of every token, kept as small as their structure allows."""
+    """The matrices A_t ``[b t h k k]`` of every token, stored as compactly as their structure
+    allows."""
 
     @property
     @abstractmethod
     def width(self) -> int:
-        """k, the rows of the state."""
+        """k, the number of rows of the state."""
 
     @abstractmethod
     def __getitem__(self, span: slice) -> Self:
-        """The transitions of the tokens in `span`."""
+        """Return the transitions of the tokens in `span`."""
 
     @abstractmethod
     def heads(self, chosen: list[int]) -> Self:
-        """The transitions of the `chosen` heads."""
+        """Return the transitions of the `chosen` heads."""
 
     @abstractmethod
     def apply(self, states: Tensor) -> Tensor:
-        """A_t S_t for ``states [b t h k v]``."""
+        """Return A_t S_t for ``states [b t h k v]``."""
 
     @abstractmethod
     def apply_adjoint(self, states: Tensor) -> Tensor:
-        """A_tᴴ S_t for ``states [b t h k v]``: how gradients travel."""
+        """Return A_tᴴ S_t for ``states [b t h k v]``, as gradients propagate."""
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """``[b t h k k]``."""
+        """Return the matrices ``[b t h k k]``."""
 
     @abstractmethod
     def eigenvalues(self) -> Tensor:
-        """``[b t h k]``; the zeros of rows that only wait are left out."""
+        """Return the eigenvalues ``[b t h k]``, without the zeros of rows that only delay."""
 
     @abstractmethod
     def after(self, earlier: Transition) -> Transition:
-        """A_t A'_t, token by token."""
+        """Return A_t A'_t, token by token."""
 
     @abstractmethod
     def extend(self, extra: int) -> Transition:
-        """With `extra` more rows, which are forgotten at once."""
+        """Append `extra` rows whose decay is 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class DiagonalTransition(Transition):
-    """diag(α_t), ``decay [b t h k]``, or ``[b t h 1]``: a number per head times the identity of
-    `size` rows.
+    """diag(α_t) with ``decay [b t h k]``, or ``[b t h 1]``: a number per head times the identity.
+
+    Attributes:
+        decay: α_t.
+        size: Number of rows of the state.
     """
 
     decay: Tensor
@@ -106,9 +108,13 @@ class DiagonalTransition(Transition):
 
 @dataclass(frozen=True, eq=False)
 class ErasingTransition(Transition):
-    """(I - β_t k_tᵀ k_t) diag(α_t): identity plus rank one (DeltaNet), with real streams
+    """(I - β_t k_tᵀ k_t) diag(α_t), the identity plus a rank-one term (DeltaNet), with real
+    streams.
 
-    decay ``[b t h 1|k]``,  k ``[b t h k]``,  beta ``[b t h 1]``
+    Attributes:
+        decay: α_t, ``[b t h 1|k]``.
+        k: Keys ``[b t h k]``.
+        beta: β_t, ``[b t h 1]``.
     """
 
     decay: Tensor
@@ -136,8 +142,10 @@ class ErasingTransition(Transition):
         return self.apply(torch.eye(self.width, dtype=self.k.dtype, device=self.k.device))
 
     def eigenvalues(self) -> Tensor:
-        """Those of the similar symmetric matrix |α|^½ (I - β kᵀk) |α|^½ times the sign that all
-        decays share; under one decay, α and once α (1 - β ‖k‖²).
+        """Return the eigenvalues.
+
+        They are those of the similar symmetric matrix |α|^½ (I - β kᵀk) |α|^½ times the sign that
+        all decays share; under one decay, α and once α (1 - β ‖k‖²).
         """
         if self.decay.shape[-1] == 1:
             kept = 1 - self.beta * self.k.square().sum(-1, keepdim=True)
@@ -160,10 +168,11 @@ class ErasingTransition(Transition):
 
 @dataclass(frozen=True, eq=False)
 class DelayedTransition(Transition):
-    """[diag(α_t) 0; I 0]: a diagonal transition of k/2 rows, followed by the state it had a token
-    ago
+    """[diag(α_t) 0; I 0]: a diagonal transition of k/2 rows, followed by its state one token ago.
 
-    decay ``[b t h 1|k/2]``, any, resets (0) included;  size  k
+    Attributes:
+        decay: α_t, ``[b t h 1|k/2]``, any number, resets (0) included.
+        size: k.
     """
 
     decay: Tensor
@@ -205,13 +214,14 @@ class DelayedTransition(Transition):
 
 @dataclass(frozen=True, eq=False)
 class ShiftRegister(Transition):
-    """A shift register of `slots` rows; what leaves it is added to the f rows below, along its
-    features (LoLCATs)
+    """A shift register of `slots` rows, whose last row is added to the f rows below, along its
+    features (LoLCATs).
 
     Attributes:
-        leaving: ``[b t h f]``: the features of what leaves at each token
-        moves: ``[b t 1 1]`` bool: False leaves the state as it is (padding)
-        lasts: ``[b t 1 1]`` bool: False empties it (a new document)
+        leaving: ``[b t h f]``, the features of what leaves at each token.
+        slots: Number of rows of the register.
+        moves: ``[b t 1 1]`` bool, False leaves the state as it is (padding).
+        lasts: ``[b t 1 1]`` bool, False empties it (a new document).
     """
 
     leaving: Tensor
@@ -266,7 +276,7 @@ class ShiftRegister(Transition):
 
 @dataclass(frozen=True, eq=False)
 class DenseTransition(Transition):
-    """Any ``matrix [b t h k k]``: products of several `ErasingTransition` ones."""
+    """Any ``matrix [b t h k k]``, such as products of several `ErasingTransition`s."""
 
     matrix: Tensor
 

@@ -1,1 +1,2 @@
-"""Durable runs: files, locks, checkpoints, metrics, clocks, signals and optimisers."""
+"""Runs that survive being killed: files, locks, checkpoints, metrics, clocks, signals and
+optimisers."""

@@ -1,4 +1,4 @@
-"""Checkpoints: folders that a killed process cannot tear, checked by hash when they are read."""
+"""Checkpoints: folders that are written atomically, and checked by hash when they are read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ CHECKPOINTS_TO_KEEP = 2
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come: updates made, and seconds spent on them."""
+    """How far a run has come.
+
+    Attributes:
+        step: Updates made.
+        seconds: Seconds spent on them.
+    """
 
     step: int = 0
     seconds: float = 0.0
@@ -30,8 +35,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder of what a stage has saved, optimizer.safetensors and training.json (progress and
-    hashes).
+    """A checkpoint that has been read: a folder with a stage's files, optimizer.safetensors and
+    training.json.
+
+    training.json holds the progress and the hashes of all files.
+
+    Attributes:
+        folder: The checkpoint's folder.
+        progress: How far the run had come.
     """
 
     folder: Path
@@ -42,15 +53,18 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of a run, ``step-00000100`` and so on, the last two of them kept."""
+    """The checkpoints of a run, ``step-00000100`` and so on, of which the last two are kept."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         remove_partials(folder)
 
     def write(self, progress: Progress, fill: Callable[[Path], None]) -> None:
-        """Write what `fill` puts into the folder it is given, then remove those before the one
-        before it.
+        """Write a new checkpoint and remove all but the last two.
+
+        Args:
+            progress: How far the run has come.
+            fill: Called with a new folder, into which it writes the stage's files.
         """
         target = self._at(progress.step)
         with atomic_folder(target) as folder:
@@ -63,10 +77,12 @@ class Checkpoints:
             remove_folder(old)
 
     def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
-        """The newest sound one, or None if there are none; later ones are damaged: they are set
-        aside with a warning.
+        """Return the newest undamaged checkpoint, or None if there are none.
 
-        Raises CheckpointError if all are damaged.
+        Newer ones that are damaged are renamed, with a warning.
+
+        Raises:
+            CheckpointError: If all checkpoints are damaged.
         """
         damage: list[str] = []
         for folder in reversed(self._all()):
@@ -81,7 +97,8 @@ class Checkpoints:
                 return checkpoint
         if damage:
             raise CheckpointError(
-                f"no sound checkpoint: {'; '.join(damage)}; remove {self._folder} to start again"
+                f"no undamaged checkpoint is left: {'; '.join(damage)}; remove {self._folder} to"
+                " start again"
             )
         return None
 
@@ -100,9 +117,10 @@ class Checkpoints:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """The checkpoint in `folder`, every file of it compared with its hash.
+    """Read the checkpoint in `folder` and compare every file with its hash.
 
-    Raises CheckpointError, which names the file, if one is missing, changed or cut short.
+    Raises:
+        CheckpointError: If a file is missing, changed or cut short; the message names it.
     """
     record = folder / "training.json"
     try:
@@ -120,7 +138,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """A plain Hugging Face folder."""
+    """Write a model and its tokenizer as a plain Hugging Face folder."""
     with no_progress_bars():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -128,7 +146,7 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Inside the block transformers does not draw on the terminal."""
+    """Keep transformers from drawing progress bars for the length of a block."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -139,8 +157,10 @@ def no_progress_bars() -> Iterator[None]:
 
 
 def model_folder(path: Path) -> Path:
-    """The model folder that `path` means: itself, or that of a run, finished or not. Raises
-    CheckpointError.
+    """Return the model folder that `path` means: itself, or the one of a run, finished or not.
+
+    Raises:
+        CheckpointError: If there is no model.
     """
     candidates = [
         path,

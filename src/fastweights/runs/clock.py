@@ -8,7 +8,7 @@ from fastweights.runs.checkpoint import Progress
 
 
 class TrainingClock:
-    """Seconds of a run over all its sittings, and its speed."""
+    """Measures the seconds of a run, across restarts, and its speed."""
 
     def __init__(self, progress: Progress) -> None:
         self._began = time.perf_counter() - progress.seconds
@@ -19,9 +19,9 @@ class TrainingClock:
         return time.perf_counter() - self._began
 
     def restart(self, step: int) -> None:
-        """Measure the speed from here."""
+        """Measure the speed from this step on."""
         self._since, self._step = self.seconds, step
 
     def steps_per_second(self, step: int) -> float:
-        """Steps per second."""
+        """Return the speed since the last `restart`."""
         return (step - self._step) / max(self.seconds - self._since, 1e-9)

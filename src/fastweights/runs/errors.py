@@ -1,17 +1,17 @@
-"""What can go wrong in training that its user can put right."""
+"""Errors of a training run that its user can fix."""
 
 
 class TrainingError(ValueError):
-    """A training run cannot go on; the message says what to do."""
+    """A training run cannot continue; the message says what to do."""
 
 
 class DataError(TrainingError):
-    """The text cannot be trained on: missing, empty, not UTF-8, too short."""
+    """The text cannot be trained on: it is missing, empty, not UTF-8, or too short."""
 
 
 class CheckpointError(TrainingError):
-    """A checkpoint or run folder is damaged, or is not one."""
+    """A checkpoint or run folder is damaged, or belongs to something else."""
 
 
 class NonFiniteError(TrainingError):
-    """Loss or gradient became infinite or NaN."""
+    """A loss or gradient became infinite or NaN."""

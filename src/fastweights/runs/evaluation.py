@@ -1,4 +1,4 @@
-"""Looking at a model without training it."""
+"""Evaluation of a model without training it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Inside the block the model is in eval mode and there are no gradients."""
+    """Put the model into eval mode, and switch gradients off, for the length of a block."""
     trained = model.training
     model.eval()
     try:

@@ -1,4 +1,5 @@
-"""Files and folders that are there whole or not at all, whenever the process or machine stops."""
+"""Files and folders written atomically: they exist whole or not at all, even if the machine
+stops."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ PARTIAL = ".partial"
 
 @contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """A new folder to fill; it takes the place of `target` when the block ends without an error."""
+    """Yield a new folder to fill, which replaces `target` when the block ends without an error."""
     partial = _partial(target)
     remove_folder(partial)
     partial.mkdir(parents=True)
@@ -32,9 +33,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_file(target: Path) -> Iterator[Path]:
-    """A path to write; the file takes the place of `target` when the block ends without an
-    error.
-    """
+    """Yield a path to write to; the file replaces `target` when the block ends without an error."""
     partial = _partial(target)
     yield partial
     sync(partial)
@@ -43,17 +42,17 @@ def atomic_file(target: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, content: object) -> None:
-    """A file of one JSON value, whole or not at all; characters as they are, one value a line."""
+    """Write a file of one JSON value atomically, unescaped and with one value per line."""
     with atomic_file(path) as new:
         new.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
-    """The value of a JSON file.
+    """Read the value of a JSON file.
 
     Raises:
-        CheckpointError: if the file is damaged.
-        FileNotFoundError: if there is none.
+        CheckpointError: If the file is damaged.
+        FileNotFoundError: If there is no such file.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -64,7 +63,7 @@ def read_json(path: Path) -> Any:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder such that no half of it is ever seen under its name."""
+    """Remove a folder at once: it is never seen half removed under its name."""
     if folder.exists() and not folder.name.endswith(PARTIAL):
         doomed = folder.with_name(f".{folder.name}.old{PARTIAL}")
         remove_folder(doomed)
@@ -74,8 +73,7 @@ def remove_folder(folder: Path) -> None:
 
 def remove_partials(folder: Path) -> None:
     """Remove what an interrupted `atomic_folder`, `atomic_file` or `remove_folder` left in
-    `folder`.
-    """
+    `folder`."""
     for path in folder.glob(f".*{PARTIAL}"):
         if path.is_dir():
             remove_folder(path)
@@ -84,7 +82,7 @@ def remove_partials(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have the operating system put a file's contents, or a folder's entries, on the disk."""
+    """Flush a file's contents, or a folder's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""A run's folder is one run's alone and one process's at a time."""
+"""Exclusive ownership of a run folder: it belongs to one run, and to one process at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ RECORD = "run.json"
 
 
 def is_run(out: Path, config: object) -> bool:
-    """Whether `out` is this run's already. Raises CheckpointError if it is something else's."""
+    """Whether `out` holds the run that `config` describes.
+
+    Raises:
+        CheckpointError: If it holds something else.
+    """
     if not (out / RECORD).exists():
         if out.exists() and any(not path.name.endswith(PARTIAL) for path in out.iterdir()):
             raise CheckpointError(
@@ -31,22 +35,24 @@ def is_run(out: Path, config: object) -> bool:
 
 
 def create_run(out: Path, config: object) -> None:
-    """Make `out` the folder of the run that `config` decides."""
+    """Make `out` the folder of the run that `config` describes."""
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / RECORD, to_record(config))
 
 
 def keyed_folder(parent: Path, value: object, former: object | None = None) -> Path:
-    """The folder in `parent` of what `value` decides, to be made if it is not there.
+    """Return the folder in `parent` for what `value` decides; it need not exist yet.
 
-    Its name is `key_of` the value, or the key of version 0 if a folder of that name is there. A
-    file of JSON lines beside `parent` has the record of every name.
+    Its name is `key_of` the value, or the key of version 0 if a folder of that name exists. A file
+    of JSON lines beside `parent` has the record of every name.
 
     Args:
-        former: the value of which version 0 made its key, where that is another
+        parent: The folder of all such folders.
+        value: What decides the contents.
+        former: The value from which version 0 made its key, where that differs from `value`.
 
     Raises:
-        CheckpointError: if the name is that of another value.
+        CheckpointError: If the name belongs to another value.
     """
     first = parent / former_key(value if former is None else former)
     if first.exists():
@@ -64,8 +70,10 @@ def keyed_folder(parent: Path, value: object, former: object | None = None) -> P
 
 @contextmanager
 def lock_run(out: Path) -> Iterator[None]:
-    """Keeps other processes from training in `out`. Raises CheckpointError if one is there
-    already.
+    """Keep other processes from training in `out` for the length of a block.
+
+    Raises:
+        CheckpointError: If another process trains there already.
     """
     lock = FileLock(out / "run.lock", blocking=False)
     try:

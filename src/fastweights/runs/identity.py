@@ -45,15 +45,15 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {"Fit": ("bf16",), "TrainingSettin
 
 
 def to_record(value: object) -> dict[str, Any]:
-    """The record of a run: `to_json_value` of what decides it, and the version."""
+    """Return the record of a run: `to_json_value` of what decides it, and the version."""
     return {"identity": VERSION, **to_json_value(value)}
 
 
 def to_json_value(value: Any) -> Any:
-    """A frozen value as JSON has it, dataclasses with the names of their types.
+    """Convert a frozen value to JSON values; dataclasses carry the names of their types.
 
     Raises:
-        TypeError: for what JSON has not.
+        TypeError: If a part of the value has no JSON form.
     """
     if is_dataclass(value):
         content = {field.name: to_json_value(getattr(value, field.name)) for field in fields(value)}
@@ -62,11 +62,13 @@ def to_json_value(value: Any) -> Any:
 
 
 def differences(stored: Any, value: Any, path: str = "") -> Iterator[str]:
-    """What tells a stored record from `value`, as phrases ``path was A, is B``.
+    """Yield the differences of a stored record from `value`, as phrases ``path was A, is B``.
 
     Args:
-        stored: what `to_record` made of another value, by way of JSON, here or in any earlier
-            version; a field that it lacks has its default
+        stored: What `to_record` made of another value, read back from JSON, in this or any earlier
+            version; a field that it lacks has its default.
+        value: The value to compare with.
+        path: Where the two stand in a larger value.
     """
     if not path and isinstance(stored, dict):
         version = stored.get("identity", 0)
@@ -87,22 +89,23 @@ def differences(stored: Any, value: Any, path: str = "") -> Iterator[str]:
 
 
 def key_of(value: object) -> str:
-    """A short name for all that `value` decides: of 16 hexadecimal digits, for files and folders.
+    """Return a short name for all that `value` decides: 16 hexadecimal digits, for files and
+    folders.
 
-    Fields that have their default are left out, so that one which comes later changes no key.
-    Should a default change, two values have one key: compare what is stored by `differences`.
+    Fields that have their default are left out, so that a field added later changes no key. Should
+    a default change, two values have one key: compare what is stored by `differences`.
     """
     text = json.dumps([VERSION, _without_defaults(value)], sort_keys=True)
     return sha256(text.encode()).hexdigest()[:16]
 
 
 def former_key(value: object) -> str:
-    """The key that `value` had in version 0."""
+    """Return the key that `value` had in version 0."""
     return sha256(former_repr(value).encode()).hexdigest()[:16]
 
 
 def former_repr(value: Any) -> str:
-    """The repr that `value` had in version 0, with the names of then."""
+    """Return the repr that `value` had in version 0, with the class names of that version."""
     if is_dataclass(value):
         name = type(value).__qualname__
         parts = (f"{key}={former_repr(part)}" for key, part in first_fields(value).items())
@@ -117,7 +120,8 @@ def former_repr(value: Any) -> str:
 
 
 def first_fields(value: Any) -> dict[str, Any]:
-    """The fields that version 0 had of a dataclass, and later ones that have not their default."""
+    """Return the fields that a dataclass had in version 0, and later ones that differ from their
+    default."""
     later = LATER_FIELDS.get(type(value).__name__, ())
     own = {field.name: (getattr(value, field.name), field) for field in fields(value)}
     return {
@@ -128,7 +132,7 @@ def first_fields(value: Any) -> dict[str, Any]:
 
 
 def current_path(path: str) -> str:
-    """Where what was stored as ``package.module:Class`` is today."""
+    """Return today's path of what was stored as ``package.module:Class``."""
     for current, first in FIRST_MODULES.items():
         if path.startswith(first):
             return current + path.removeprefix(first)
@@ -136,7 +140,7 @@ def current_path(path: str) -> str:
 
 
 def first_json_value(value: Any) -> Any:
-    """A JSON value with the module paths of version 0."""
+    """Return a JSON value with the module paths of version 0."""
     return _map(first_json_value, _first_text(value))
 
 

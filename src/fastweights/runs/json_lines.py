@@ -1,4 +1,5 @@
-"""JSON lines: one object per line, only ever appended to; a torn last line was never written."""
+"""JSON lines: one object per line, only ever appended to; an incomplete last line counts as not
+written."""
 
 from __future__ import annotations
 
@@ -16,16 +17,20 @@ Row = Mapping[str, Any]
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file but for a torn last one; none if there is no file.
+    """Read the rows of a file, except for an incomplete last one; none if there is no file.
 
     Raises:
-        CheckpointError: if a line is no JSON object; it names the line.
+        CheckpointError: If a line is not a JSON object; the message names the line.
     """
     return [_parse(path, number, line) for number, line in enumerate(_whole_lines(path), 1)]
 
 
 def append_row(path: Path, row: Row) -> None:
-    """Append a row, durably. Raises ValueError for numbers that JSON has not."""
+    """Append a row and sync the file to disk.
+
+    Raises:
+        ValueError: If a number is infinite or NaN, which JSON cannot express.
+    """
     line = _line(row)
     with path.open("a", encoding="utf-8") as file:
         file.write(line)
@@ -34,13 +39,13 @@ def append_row(path: Path, row: Row) -> None:
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """A file of these rows in place of the one that is there, whole or not at all."""
+    """Replace the file by one of these rows, atomically."""
     with atomic_file(path) as new:
         new.write_text("".join(map(_line, rows)), encoding="utf-8")
 
 
 def cut_torn_line(path: Path) -> None:
-    """Remove a torn last line, so that the next row begins a line of its own."""
+    """Remove an incomplete last line, so that the next row begins a line of its own."""
     if path.exists():
         whole = sum(len(line) for line in _whole_lines(path))
         if whole < path.stat().st_size:
@@ -48,7 +53,7 @@ def cut_torn_line(path: Path) -> None:
 
 
 def finite(row: Row) -> dict[str, Any]:
-    """A row whose numbers that are not finite are None, since JSON has no others."""
+    """Return a row with None in place of numbers that are not finite, which JSON cannot express."""
     return {name: value if _is_finite(value) else None for name, value in row.items()}
 
 
@@ -67,9 +72,11 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise CheckpointError(f"{path}, line {number}, is damaged: {error}; remove it") from error
+        raise CheckpointError(
+            f"{path}, line {number}, is damaged: {error}; remove that line"
+        ) from error
     if not isinstance(row, dict):
-        raise CheckpointError(f"{path}, line {number}, is no JSON object; remove it")
+        raise CheckpointError(f"{path}, line {number}, is not a JSON object; remove that line")
     return row
 
 

@@ -1,6 +1,5 @@
-"""The training loop, of language models, conversions and sweeps: in memory, or in a folder such
-that it can be killed at any moment and go on to the same end.
-"""
+"""The training loop of language models, conversions and sweeps, in memory or resumable in a
+folder."""
 
 from __future__ import annotations
 
@@ -26,12 +25,12 @@ from fastweights.runs.stage import Due, Optimization, Stage, StoredStage, traina
 
 
 class Loop:
-    """A training between two updates.
+    """The training loop of a stage, between two updates.
 
     Attributes:
-        step: updates made
-        losses: of the last update, of this process's share of the batch
-        norms: of the gradients of its parts, before they were clipped
+        step: Updates made.
+        losses: Losses of the last update, of this process's share of the batch.
+        norms: Gradient norms of the stage's parts, before they were clipped.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Loop:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Those that are trained."""
+        """The parameters that are trained."""
         return list(trainable_parameters(self.stage.model).values())
 
     @property
@@ -62,15 +61,18 @@ class Loop:
         return self.step >= self.config.steps or self.stage.is_over
 
     def run(self, record: Callable[[Due], None], stop: Callable[[], bool] = lambda: False) -> None:
-        """Update until the end, or until `stop()` is true in any process; `record` is told what is
-        due after each update.
+        """Update until the end, or until `stop()` returns True in any process.
+
+        Args:
+            record: Called after each update with what is due.
+            stop: Called before each update.
         """
         while not self.is_complete and not self.processes.any(stop()):
             self.update()
             record(self.config.every.due(self.step, self.config.steps))
 
     def update(self) -> None:
-        """One step of the optimisers, on one batch."""
+        """Make one step of the optimisers, on one batch."""
         config, stage = self.config, self.stage
         stage.seed(config.seed, self.step, self.processes.index)
         set_learning_rates(
@@ -90,17 +92,17 @@ class Loop:
         self.step += 1
 
     def validate(self) -> Mapping[str, float]:
-        """The numbers of the stage on held-out data."""
+        """Compute the stage's numbers on held-out data."""
         with self.config.precision(self.processes.device):
             return self.stage.validate(self.processes)
 
     @property
     def learning_rate(self) -> float:
-        """Of the last update."""
+        """The learning rate of the last update."""
         return self.optimizers[0].param_groups[0]["lr"]
 
     def mean_losses(self) -> dict[str, float]:
-        """Of the last update, over all processes."""
+        """Average the losses of the last update over all processes."""
         own = {name: float(loss) for name, loss in self.losses.items()}
         return {n: total / self.processes.count for n, total in self.processes.total(own).items()}
 
@@ -118,7 +120,7 @@ class Loop:
 
 
 def run_in_memory(stage: Stage, config: Optimization, processes: Processes) -> Loop:
-    """Train without a folder; the stage sees what comes of it when it is validated."""
+    """Train without a folder; the stage receives results only when it is validated."""
     loop = Loop(stage, config, processes)
 
     def record(due: Due) -> None:
@@ -131,11 +133,12 @@ def run_in_memory(stage: Stage, config: Optimization, processes: Processes) -> L
 
 @dataclass(frozen=True)
 class End:
-    """How a run in a folder ended.
+    """The end of a session of a run in a folder.
 
     Attributes:
-        step: updates made, in all sittings
-        rows: the curve
+        step: Updates made, in all sessions.
+        is_complete: Whether all updates have been made.
+        rows: The run's metrics.
     """
 
     step: int
@@ -152,18 +155,23 @@ def run_in_folder(
     reporter: Reporter = Reporter(),
     stop: Callable[[], bool] = lambda: False,
 ) -> End:
-    """Train in the folder `out`, or go on where training in it was stopped or killed.
+    """Train in the folder `out`, or resume the training that was stopped or killed there.
 
-    out/metrics.jsonl is the curve, out/checkpoints holds the last two checkpoints. When `stop()`
-    turns true the step is finished and a checkpoint written.
+    out/metrics.jsonl is the curve, out/checkpoints holds the last two checkpoints.
 
     Args:
-        processes: None for those that this one was launched with
+        stage: What is trained.
+        config: How it is trained.
+        out: The run's folder, new or of this same run.
+        processes: The processes that train together; None for those that this one was launched
+            with.
+        reporter: Receives progress events.
+        stop: Called between steps; once it returns True, a checkpoint is written and training ends.
 
     Raises:
-        CheckpointError: if `out` holds another run, or damage.
-        NonFiniteError: if a loss or gradient is no number any more.
-        TrainingError: if the processes cannot share a batch.
+        CheckpointError: If `out` holds another run, or is damaged.
+        NonFiniteError: If a loss or gradient becomes infinite or NaN.
+        TrainingError: If the processes cannot share a batch.
     """
     processes = processes or join_processes(next(stage.model.parameters()).device)
     config.sequences_at_once(processes)

@@ -1,4 +1,4 @@
-"""The curve of a run: one JSON object per line, only ever appended to."""
+"""The curve of a run in a file: one JSON object per line, only ever appended to."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ evaluated.
 
 
 class Metrics:
-    """The metrics file at `path`, up to and with those of `step`."""
+    """The metrics file at `path`, of which rows up to and including `step` are valid."""
 
     def __init__(self, path: Path, step: int) -> None:
         self._path = path
         self.rows: list[Row] = [row for row in read_rows(path) if row["step"] <= step]
 
     def cut(self) -> None:
-        """Remove later lines, and a torn last one, from the file."""
+        """Remove later rows, and an incomplete last one, from the file."""
         write_rows(self._path, self.rows)
 
     def append(self, row: Row) -> None:
-        """Write the row down for good."""
+        """Append a row and sync the file to disk."""
         self.rows.append(row)
         append_row(self._path, row)

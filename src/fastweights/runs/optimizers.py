@@ -1,4 +1,4 @@
-"""Optimisers as values, their learning rates and what they remember."""
+"""Optimisers as values, their learning rates and their saved state."""
 
 from __future__ import annotations
 
@@ -11,22 +11,28 @@ from torch import Tensor, nn, optim
 
 
 class OptimizerConfig(ABC):
-    """A way to optimise a model; compared by value.
+    """The settings of an optimiser; compared by value.
 
-    To add one, such as Muon for the matrices, return several optimisers that share out the
-    parameters.
+    To add one, such as Muon for the matrices, return several optimisers that divide the parameters
+    among them.
     """
 
     @abstractmethod
     def build(self, model: nn.Module) -> list[optim.Optimizer]:
-        """Optimisers that together hold every trainable parameter once, with their peak learning
-        rates.
-        """
+        """Build optimisers that together hold every trainable parameter once, at their peak
+        learning rates."""
 
 
 @dataclass(frozen=True)
 class AdamW(OptimizerConfig):
-    """AdamW whose weight decay pulls on the matrices of linear layers only."""
+    """AdamW whose weight decay applies to the matrices of linear layers only.
+
+    Attributes:
+        lr: Peak learning rate.
+        betas: Coefficients of the running means.
+        weight_decay: Decay per step, before it is multiplied by the learning rate.
+        eps: Added to the denominator.
+    """
 
     lr: float = 3e-3
     betas: tuple[float, float] = (0.9, 0.95)
@@ -53,8 +59,9 @@ class AdamW(OptimizerConfig):
 
 
 def matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The weights of linear layers that are not embeddings too: no norms, biases or parameters of a
-    mixer's own.
+    """List the weights of linear layers that are not embeddings too.
+
+    Norms, biases and a mixer's own parameters are not among them.
     """
     embeddings = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
@@ -66,13 +73,13 @@ def matrices(model: nn.Module) -> list[nn.Parameter]:
 def set_learning_rates(
     optimizers: Iterable[optim.Optimizer], rate: Callable[[float], float]
 ) -> None:
-    """Set every group's learning rate to `rate` of its peak, with which it was built."""
+    """Set every parameter group's learning rate to `rate` of its peak, with which it was built."""
     for group in _groups(optimizers):
         group["lr"] = rate(group.setdefault("initial_lr", group["lr"]))
 
 
 def state_tensors(optimizers: Iterable[optim.Optimizer], model: nn.Module) -> dict[str, Tensor]:
-    """What the optimisers remember, as ``"<parameter>/<quantity>"`` → tensor."""
+    """Collect the optimisers' state as ``"<parameter>/<quantity>"`` → tensor."""
     name = {id(p): n for n, p in model.named_parameters()}
     return {
         f"{name[id(p)]}/{quantity}": tensor.contiguous()
@@ -85,7 +92,7 @@ def state_tensors(optimizers: Iterable[optim.Optimizer], model: nn.Module) -> di
 def load_state_tensors(
     optimizers: Iterable[optim.Optimizer], model: nn.Module, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Give back what `state_tensors` took."""
+    """Restore the optimisers' state that `state_tensors` collected."""
     name = {id(p): n for n, p in model.named_parameters()}
     states: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():

@@ -1,6 +1,5 @@
-"""The processes that train one model together: one, or those that ``torchrun`` or ``accelerate
-launch`` has started.
-"""
+"""The processes that train one model together: one, or those of ``torchrun`` or ``accelerate
+launch``."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ T = TypeVar("T")
 
 
 class Processes(ABC):
-    """Those that train one model together, as one of them sees them.
+    """The group of processes that train one model together, as one of them sees it.
 
     Attributes:
-        device: where this one computes
-        index: its number
-        count: how many there are
+        device: Where this process computes.
+        index: Number of this process, from 0.
+        count: Number of processes.
     """
 
     device: torch.device
@@ -31,40 +30,41 @@ class Processes(ABC):
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that writes files and reports."""
+        """Whether this is the process that writes files and reports."""
         return self.index == 0
 
     def share(self, parts: Iterable[T]) -> Iterator[T]:
-        """Every `count`-th of `parts`: those that this process is to take."""
+        """Yield this process's share of `parts`: every `count`-th one."""
         return islice(parts, self.index, None, self.count)
 
     @abstractmethod
     def total(self, numbers: Mapping[str, float]) -> dict[str, float]:
-        """The sums over all processes; a number that one of them lacks counts as 0 there."""
+        """Sum numbers over all processes; a number that one of them lacks counts as 0 there."""
 
     @abstractmethod
     def any(self, wish: bool) -> bool:
-        """Whether any process wishes so."""
+        """Whether `wish` is True in any process."""
 
     @abstractmethod
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Give every process the mean of all gradients; without one in any, there is none."""
+        """Average all gradients over the processes; a parameter without one in any process keeps
+        none."""
 
     @abstractmethod
     def begin_alike(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Give every process the first one's parameters."""
+        """Copy the first process's parameters to all processes."""
 
     @abstractmethod
     def first_then_others(self) -> AbstractContextManager[None]:
-        """The first process runs the block before all others do."""
+        """Let the first process run a block before all others do."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Wait until all processes have arrived here."""
 
 
 class Alone(Processes):
-    """One process."""
+    """The group of a single process."""
 
     def __init__(self, device: torch.device = torch.device("cpu")) -> None:
         self.device, self.index, self.count = device, 0, 1
@@ -86,13 +86,13 @@ class Alone(Processes):
 
 
 class Launched(Processes):
-    """Processes of a launcher, by Accelerate.
+    """The group of processes that a launcher started, by Accelerate.
 
-    Gradients are averaged once per update, after its backward, so that a stage may go backward in
-    any way, and a parameter that only some processes have used is no special case.
+    Gradients are averaged once per update, after its backward pass, so that a stage may go backward
+    in any way, and a parameter that only some processes have used is no special case.
 
     Attributes:
-        state: Accelerate's PartialState
+        state: Accelerate's PartialState.
     """
 
     def __init__(self, state: Any) -> None:
@@ -144,10 +144,11 @@ class Launched(Processes):
 
 
 def join_processes(device: torch.device | None = None) -> Processes:
-    """The processes that this one was launched with; alone, it computes on `device`.
+    """Return the group of processes that this one was launched with.
 
     Args:
-        device: None for an accelerator if there is one; of several processes each has its own
+        device: Where a single process computes; None for an accelerator if there is one. Each of
+            several processes has its own device.
     """
     from accelerate import PartialState
 

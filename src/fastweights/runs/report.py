@@ -1,4 +1,4 @@
-"""What a run tells those who watch it."""
+"""Progress events of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ from fastweights.runs.metrics import Row
 
 @dataclass(frozen=True)
 class Summary:
-    """A run as it begins."""
+    """A description of a run at its beginning.
+
+    Attributes:
+        out: The run's folder.
+        device: Where the model is trained.
+        parameters: Number of trained parameters.
+        vocabulary: Number of different tokens.
+        train_tokens: Tokens of the training text.
+        validation_tokens: Tokens of the validation text.
+        tokens_per_step: Tokens per update, over all processes.
+        step: Updates made in earlier sessions.
+        steps: Updates in all.
+    """
 
     out: Path
     device: str
@@ -25,11 +37,14 @@ class Summary:
 
 @dataclass(frozen=True)
 class Result:
-    """A run as it ends: complete, or stopped after `step`.
+    """The result of a run: complete, or stopped after `step`.
 
     Attributes:
-        nats_per_token, nats_per_byte: the last validation loss; None if there was no evaluation
-            yet
+        folder: The run's folder.
+        step: Updates made.
+        steps: Updates in all.
+        nats_per_token, nats_per_byte: The last validation loss; None if there was no evaluation
+            yet.
     """
 
     folder: Path
@@ -44,13 +59,13 @@ class Result:
 
 
 class Reporter:
-    """Is told what happens; this one keeps it to itself. Called in the main process only."""
+    """Receives progress events, in the main process only; this base class ignores them."""
 
     def begin(self, summary: Summary) -> None:
-        """Training is about to begin or go on."""
+        """Called before training starts or resumes."""
 
     def progress(self, row: Row) -> None:
-        """A line has been added to the metrics."""
+        """Called with every row that is added to the metrics."""
 
     def note(self, message: str) -> None:
-        """Something its user should know."""
+        """Called with a message to the user."""

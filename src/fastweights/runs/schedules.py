@@ -1,6 +1,4 @@
-"""Learning rates: functions of the step alone, so that a resumed run agrees with an uninterrupted
-one.
-"""
+"""Learning-rate schedules: functions of the step alone, so that runs can be resumed."""
 
 from __future__ import annotations
 
@@ -10,25 +8,28 @@ from dataclasses import dataclass
 
 
 class Schedule(ABC):
-    """A learning rate that changes in the course of a training."""
+    """A learning-rate schedule."""
 
     @abstractmethod
     def factor(self, step: int, steps: int) -> float:
-        """The fraction of the peak for update `step` of 0 … steps - 1."""
+        """Return the fraction of the peak learning rate for update `step` of 0 … steps - 1."""
 
     def rate(self, peak: float, step: int, steps: int) -> float:
-        """The learning rate for update `step` of 0 … steps - 1."""
+        """Return the learning rate for update `step` of 0 … steps - 1."""
         return self.factor(step, steps) * peak
 
     def for_epochs(self, updates: int) -> Schedule:
-        """The same, of a training whose epochs have `updates` updates."""
+        """Return this schedule for a training whose epochs have `updates` updates."""
         return self
 
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """Linear warm-up over `warmup` updates (a fifth of all at most), then half a cosine down to
-    `floor`, a fraction of the peak.
+    """Linear warm-up, then half a cosine.
+
+    Attributes:
+        warmup: Updates of the warm-up, which takes a fifth of all updates at most.
+        floor: The last learning rate, as a fraction of the peak.
     """
 
     warmup: int = 50
@@ -41,8 +42,10 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class Linear(Schedule):
-    """Linear warm-up over `warmup` updates (a fifth of all at most), then a straight line towards
-    zero.
+    """Linear warm-up, then a straight line towards zero.
+
+    Attributes:
+        warmup: Updates of the warm-up, which takes a fifth of all updates at most.
     """
 
     warmup: int = 50
@@ -54,7 +57,7 @@ class Linear(Schedule):
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """The peak rate throughout."""
+    """The peak learning rate throughout."""
 
     def factor(self, step: int, steps: int) -> float:
         return 1.0
@@ -63,14 +66,14 @@ class Constant(Schedule):
 @dataclass(frozen=True)
 class CosineAnnealing(Schedule):
     """Linear warm-up from the rate `start`, then half a cosine to the rate `final`, as published
-    protocols write it.
+    protocols state it.
 
     Attributes:
-        warmup: updates, or below 1 a fraction of them all
-        start: the first learning rate
-        final: the last learning rate
-        relative: whether `final` is a fraction of the peak after all
-        by_epoch: whether the rate changes between epochs only
+        warmup: Number of updates or, below 1, a fraction of all updates.
+        start: The first learning rate.
+        final: The last learning rate.
+        relative: Whether `final` is a fraction of the peak instead of a rate.
+        by_epoch: Whether the rate changes between epochs only.
     """
 
     warmup: float = 0
@@ -80,7 +83,7 @@ class CosineAnnealing(Schedule):
     by_epoch: bool = False
 
     def factor(self, step: int, steps: int) -> float:
-        """For a peak of 1, since `start` and `final` are no fractions."""
+        """Return the learning rate for a peak of 1, since `start` and `final` are not fractions."""
         return self.rate(1.0, step, steps)
 
     def rate(self, peak: float, step: int, steps: int) -> float:
@@ -97,7 +100,12 @@ class CosineAnnealing(Schedule):
 
 @dataclass(frozen=True)
 class Stepwise(Schedule):
-    """Another schedule whose rate changes after every `updates` updates only."""
+    """Another schedule whose rate changes only after every `updates` updates.
+
+    Attributes:
+        schedule: The other schedule.
+        updates: Updates between changes of the rate.
+    """
 
     schedule: Schedule
     updates: int

@@ -1,4 +1,4 @@
-"""Stopping at the end of a step when asked to."""
+"""Stopping at the end of a step on SIGINT or SIGTERM."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopOnSignal:
-    """Inside the block SIGINT and SIGTERM are noted, and calling this says so; a second one acts as
-    it usually does.
+    """Context manager that catches SIGINT and SIGTERM; calling it returns whether one has arrived.
+
+    A second signal acts as it usually does.
 
     Attributes:
-        told: called at the first signal
+        told: Called at the first signal.
     """
 
     def __init__(self, told: Callable[[], None] = lambda: None) -> None:

@@ -1,4 +1,4 @@
-"""What a run of training is made of: its settings, and the stage that it trains."""
+"""The settings of a training, and the stage that it trains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fastweights.runs.seeds import random_seed_from
 
 
 class Due(NamedTuple):
-    """What follows an update."""
+    """What is due after an update."""
 
     log: bool
     evaluation: bool
@@ -30,14 +30,14 @@ class Due(NamedTuple):
 
 @dataclass(frozen=True)
 class Every:
-    """How often, in steps, to write a line of metrics, to evaluate, and to save a checkpoint."""
+    """How often, in steps, to log metrics, to evaluate, and to save a checkpoint."""
 
     log: int = 10
     evaluation: int = 100
     checkpoint: int = 100
 
     def due(self, step: int, steps: int) -> Due:
-        """After update `step` of 1 … steps."""
+        """Return what is due after update `step` of 1 … steps."""
         last = step == steps
         evaluation = last or step % self.evaluation == 0
         log = evaluation or step == 1 or step % self.log == 0
@@ -46,16 +46,24 @@ class Every:
 
 @dataclass(frozen=True)
 class Optimization:
-    """How a stage is trained, whatever it is; the same value on the same machine gives the same
-    weights.
+    """The settings of a training, whatever is trained.
+
+    The same value on the same machine gives the same weights.
 
     Attributes:
-        steps: updates
-        batch: sequences per update, over all processes
-        accumulate: parts in which each process takes its share of a batch, to save memory
-        clip: largest norm of the gradient, of each part of the model that the stage names; None
-            for no clipping
-        bf16: whether matrix products are in bfloat16 (parameters stay as they are)
+        steps: Number of updates.
+        batch: Sequences per update, over all processes.
+        accumulate: Parts in which each process takes its share of a batch, to save memory.
+        optimizer: The optimiser.
+        schedule: How the learning rate changes during training.
+        clip: Largest norm of the gradient, for each part of the model that the stage names; None
+            for no clipping.
+        every: How often to log, evaluate and save.
+        seed: Seed of all randomness.
+        bf16: Whether matrix products are in bfloat16 (parameters stay as they are).
+
+    Raises:
+        TrainingError: If a number is below 1.
     """
 
     steps: int = 1000
@@ -79,91 +87,102 @@ class Optimization:
         self.sequences_at_once(Alone())
 
     def sequences_at_once(self, processes: Processes) -> int:
-        """In each part of a process's share of a batch. Raises TrainingError."""
+        """Return the number of sequences in each part of a process's share of a batch.
+
+        Raises:
+            TrainingError: If the batch cannot be divided evenly.
+        """
         shares = processes.count * self.accumulate
         if self.batch % shares:
             raise TrainingError(
-                f"batch = {self.batch} is not divisible by devices · accumulate = {shares}"
+                f"batch = {self.batch} is not divisible by devices · accumulate = {shares};"
+                " change one of them"
             )
         return self.batch // shares
 
     def precision(self, device: torch.device) -> AbstractContextManager[object]:
-        """Inside it, forwards are in the precision of this training."""
+        """Return a context in which forward passes are in the precision of this training."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self.bf16)
 
 
 class Stage(ABC):
-    """What is minimised, and on what; `runs.loop` trains it."""
+    """What a training minimises, and on which data; `runs.loop` trains it."""
 
     model: Any
     """Those of its parameters that require a gradient are trained."""
 
     @abstractmethod
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
-        """Add `share` of the gradient on sequences `first` … `first + count - 1`; the losses, by
-        name.
+        """Add `share` of the gradient on some sequences, and return the losses by name.
 
         All randomness is a function of `step` and the process, for which `seed` was called.
+
+        Args:
+            first: Number of the first sequence.
+            count: Number of sequences.
+            share: Factor of the gradient.
+            step: Number of the update.
         """
 
     @abstractmethod
     def validate(self, processes: Processes = Alone()) -> Mapping[str, float]:
-        """Numbers on held-out data, which the processes share out; ``val_loss`` is what the stage
-        minimises.
+        """Compute numbers on held-out data, which the processes divide among them.
+
+        ``val_loss`` is what the stage minimises.
         """
 
     def clipped_parts(self) -> Iterable[nn.Module]:
-        """What is clipped, each by itself."""
+        """Return the parts of the model whose gradients are clipped, each by itself."""
         return [self.model]
 
     def seed(self, seed: int, step: int, process: int) -> None:
-        """Before every update: make PyTorch's generators a function of these numbers."""
+        """Make PyTorch's generators a function of these numbers; called before every update."""
         torch.manual_seed(random_seed_from(seed, step, process))
 
     @property
     def is_over(self) -> bool:
-        """Whether there is no need for the updates that are left."""
+        """Whether the remaining updates are not needed."""
         return False
 
 
 class StoredStage(Stage):
-    """A stage whose run lies in a folder, and can be stopped or killed at any moment.
+    """A stage whose run is kept in a folder, and can be stopped or killed at any moment.
 
     Attributes:
-        tokens_per_sequence: for the speed
+        tokens_per_sequence: Tokens per sequence, from which the speed is computed.
     """
 
     tokens_per_sequence: int
 
     @abstractmethod
     def summary(self) -> Mapping[str, int]:
-        """``vocabulary``, ``train_tokens`` and ``validation_tokens``"""
+        """Return ``vocabulary``, ``train_tokens`` and ``validation_tokens``."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write what a checkpoint needs but for the optimiser's state into a new folder."""
+        """Write what a checkpoint needs, except for the optimiser's state, into a new folder."""
 
     @abstractmethod
     def load(self, folder: Path) -> None:
-        """Take up what `save` wrote."""
+        """Restore what `save` wrote."""
 
     @abstractmethod
     def finish(self, out: Path) -> None:
         """Write the result of the run into its folder, unless it is there."""
 
     def prepare(self, out: Path) -> None:
-        """Called once the folder is this run's and locked: keep there what the run needs again."""
+        """Store what the run will need again; called once the folder is locked for this run."""
 
     def draw(self, rows: Sequence[Row], out: Path) -> None:
         """Draw the curve of the run into its folder."""
 
 
 def go_backward(loss: Tensor) -> None:
-    """Add the gradient of a loss; in the precision of its forward even inside autocast."""
+    """Add the gradient of a loss, in the precision of its forward pass even inside autocast."""
     with torch.autocast(loss.device.type, enabled=False):
         loss.backward()
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that require a gradient, by name."""
+    """Return the parameters that require a gradient, by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -1,4 +1,4 @@
-"""Text files to tokens on disk, and tokens to batches that are a function of (seed, step)."""
+"""Text files to tokens on disk, and tokens to batches that are a function of seed and step."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from fastweights.text.tokenizers import Bytes, Tokenization, encode
 
 @dataclass(frozen=True)
 class Text:
-    """What to read, and how to cut it into tokens.
+    """The text to read, and how to cut it into tokens.
 
     Attributes:
-        sources: as `text.sources.read_documents` takes them
-        validation: sources of their own for validation; none means the last tenth of `sources`
-        tokenization: how the tokenizer is made; only the training part is used for it
+        sources: Files, folders or data sets, as `text.sources.read_documents` takes them.
+        validation: Separate sources for validation; none means the last tenth of `sources`.
+        tokenization: How the tokenizer is made; only the training text is used for it.
     """
 
     sources: tuple[str, ...] = ("shakespeare",)
@@ -36,7 +36,7 @@ class Text:
 
 @dataclass(frozen=True)
 class TextSize:
-    """Of a text."""
+    """The size of a text in tokens and in bytes."""
 
     tokens: int
     bytes: int
@@ -48,8 +48,13 @@ class TextSize:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A tokenizer and the tokens of the two parts, ``[n]`` uint16 or int32, with their sizes as
-    UTF-8 text.
+    """A tokenizer and the tokens of the training and validation text.
+
+    Attributes:
+        tokenizer: The tokenizer.
+        train: ``[n]`` uint16 or int32.
+        validation: ``[n]`` uint16 or int32.
+        sizes: Tokens and UTF-8 bytes of the two parts.
     """
 
     tokenizer: PreTrainedTokenizerFast
@@ -59,11 +64,12 @@ class Corpus:
 
     @property
     def tokens_per_byte(self) -> float:
-        """Of the validation text; turns nats per token into nats per byte."""
+        """Tokens per byte of the validation text; turns nats per token into nats per byte."""
         return self.sizes["validation"].tokens_per_byte
 
     def save(self, folder: Path) -> Corpus:
-        """The same corpus, its tokens in files of `folder` that are mapped into memory."""
+        """Write to files in `folder`, and return the same corpus with its tokens mapped into
+        memory."""
         with atomic_folder(folder) as new:
             self.tokenizer.save_pretrained(new)
             np.save(new / "train.npy", self.train)
@@ -74,7 +80,11 @@ class Corpus:
 
 
 def load_corpus(folder: Path) -> Corpus:
-    """The corpus that `Corpus.save` put into `folder`. Raises DataError if it is damaged."""
+    """Read the corpus that `Corpus.save` wrote to `folder`.
+
+    Raises:
+        DataError: If it is damaged.
+    """
     try:
         parts = {
             part: np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("train", "validation")
@@ -86,14 +96,16 @@ def load_corpus(folder: Path) -> Corpus:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, EOFError, TypeError) as error:
         raise DataError(
-            f"{folder} is damaged ({error}); remove it and it will be made again"
+            f"{folder} is damaged ({error}); remove it, and the next run will make it again"
         ) from error
     return Corpus(tokenizer, parts["train"], parts["validation"], sizes)
 
 
 def read_corpus(text: Text) -> Corpus:
-    """Read, split and tokenize. Raises DataError, which names the file, for text that cannot be
-    used.
+    """Read, split and tokenize a text.
+
+    Raises:
+        DataError: If a file cannot be used (the message names it), or the text is too short.
     """
     known = None if text.tokenization.is_learnt else text.tokenization.build(())
     texts = _texts(text.sources, known)
@@ -110,8 +122,10 @@ def read_corpus(text: Text) -> Corpus:
 def tokenize_sources(
     sources: Sequence[str], tokenizer: PreTrainedTokenizerFast
 ) -> tuple[np.ndarray, TextSize]:
-    """All text of `sources`, as `Text` has them, in tokens ``[n]``, and its size. Raises
-    DataError.
+    """Tokenize all text of `sources`, as `Text` names them: tokens ``[n]`` and the text's size.
+
+    Raises:
+        DataError: If a source cannot be used.
     """
     return _tokens(tokenizer, _texts(sources, tokenizer))
 
@@ -124,7 +138,10 @@ def _tokens(
 
 
 def split(documents: Sequence[str], fraction: float = 0.9) -> tuple[list[str], list[str]]:
-    """The first `fraction` of all characters, and the rest; the document on the border is cut."""
+    """Split documents into the first `fraction` of all characters, and the rest.
+
+    The document on the border is cut.
+    """
     left = int(fraction * sum(map(len, documents)))
     parts: tuple[list[str], list[str]] = ([], [])
     for document in documents:
@@ -141,13 +158,18 @@ def split(documents: Sequence[str], fraction: float = 0.9) -> tuple[list[str], l
 
 @dataclass(frozen=True)
 class Windows:
-    """Sequences of `length` tokens, each epoch a shuffled cover of the corpus with a shift of its
-    own.
+    """Sequences of `length` tokens; each epoch is a shuffled cover of the corpus with its own
+    offset.
 
-    Neighbours share one token, so that every token is once a target in an epoch.
+    Neighbours share one token, so that every token is a target once in an epoch.
 
     Attributes:
-        tokens: ``[n]``, n ≥ length
+        tokens: ``[n]``, n ≥ length.
+        length: Tokens per sequence.
+        seed: Seed of order and offsets.
+
+    Raises:
+        DataError: If `length` is below 2, or there are fewer tokens than one sequence needs.
     """
 
     tokens: np.ndarray
@@ -157,7 +179,7 @@ class Windows:
     def __post_init__(self) -> None:
         if self.length < 2:
             raise DataError(
-                f"length = {self.length}; a sequence needs two tokens to predict one from another"
+                f"length = {self.length}; take at least 2, since one token predicts the next"
             )
         if len(self.tokens) < self.length:
             raise DataError(
@@ -167,13 +189,12 @@ class Windows:
 
     @property
     def epoch(self) -> int:
-        """Sequences in an epoch."""
+        """Number of sequences in an epoch."""
         return max(1, (len(self.tokens) - self.length + 1) // (self.length - 1))
 
     def batch(self, first: int, count: int) -> Tensor:
-        """Sequences `first` … `first + count - 1` of the endless stream, ``[count length]``
-        int64.
-        """
+        """Return sequences `first` … `first + count - 1` of the endless stream, ``[count length]``
+        int64."""
         starts = [self._start(index) for index in range(first, first + count)]
         return _stack(self.tokens, starts, self.length)
 
@@ -186,8 +207,9 @@ class Windows:
 
 
 def sequential_windows(tokens: np.ndarray, length: int, count: int) -> Iterator[Tensor]:
-    """Batches ``[≤ count, ≤ length]`` int64 of contiguous sequences in which all tokens but the
-    first are targets.
+    """Yield batches ``[≤ count, ≤ length]`` int64 of contiguous sequences.
+
+    All tokens but the first are targets once.
     """
     stride = length - 1
     full = (len(tokens) - 1) // stride

@@ -1,6 +1,5 @@
-"""Documents of any common format as sequences of tokens that know where documents end and what is
-to be learnt.
-"""
+"""Documents of any common format as tokens that know where documents end and which tokens are
+trained on."""
 
 from __future__ import annotations
 
@@ -28,16 +27,16 @@ HELD_OUT = 20
 
 @dataclass(frozen=True)
 class Data:
-    """What to train on.
+    """The text to train on, and how it is cut into sequences.
 
     Attributes:
-        sources: as `text.sources.read_documents` takes them
-        validation: sources of their own for validation; none means every twentieth document, or
-            the end of a single one
-        length: tokens per sequence
-        responses: whether only responses are learnt in stage two; plain text always is
-        boundaries: whether a token sees only its own document of those packed into its sequence
-        held_out: tokens of validation text that are read, at most, from all over it
+        sources: Files, folders or data sets, as `text.sources.read_documents` takes them.
+        validation: Separate sources for validation; none means every twentieth document, or the end
+            of a single one.
+        length: Tokens per sequence.
+        responses: Whether stage two trains on responses only; of plain text all is trained on.
+        boundaries: Whether a token sees only its own document among those packed into its sequence.
+        held_out: Most tokens of validation text that are read, from all over it.
     """
 
     sources: tuple[str, ...]
@@ -50,11 +49,12 @@ class Data:
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Tokens ``[n]`` of documents one after another.
+    """The tokens ``[n]`` of documents one after another.
 
     Attributes:
-        response: ``[n]`` bool: tokens that a model should come to write
-        document: ``[n]``: the number of the document
+        tokens: ``[n]`` token ids.
+        response: ``[n]`` bool, the tokens that a model should learn to write.
+        document: ``[n]``, the number of each token's document.
     """
 
     tokens: np.ndarray
@@ -65,7 +65,8 @@ class Sequences:
         return len(self.tokens)
 
     def save(self, folder: Path) -> Sequences:
-        """The same, in files of `folder` that are mapped into memory."""
+        """Write to files in `folder`, and return the same sequences mapped into memory from
+        there."""
         with atomic_folder(folder) as new:
             for name in ("tokens", "response", "document"):
                 np.save(new / f"{name}.npy", getattr(self, name))
@@ -82,8 +83,10 @@ class Sequences:
 
 
 class Batches(ABC):
-    """Sequences of `length` tokens, out of `tokens` different ones, as inputs of a model with
-    ``labels``.
+    """A source of batches: sequences of `length` tokens as inputs of a model, with ``labels``.
+
+    Attributes:
+        length: Tokens per sequence.
     """
 
     length: int
@@ -91,22 +94,29 @@ class Batches(ABC):
     @property
     @abstractmethod
     def tokens(self) -> int:
-        """How many there are to learn from."""
+        """Number of different tokens that are trained on."""
 
     @abstractmethod
     def batch(self, first: int, count: int) -> dict[str, Tensor]:
-        """Sequences `first` … `first + count - 1` of an endless stream, a function of these
-        numbers.
-        """
+        """Return sequences `first` … `first + count - 1` of an endless stream, a function of these
+        numbers."""
 
     @abstractmethod
     def sequential_batches(self, count: int) -> Iterator[dict[str, Tensor]]:
-        """All of them once and in order, at most `count` sequences at a time."""
+        """Yield all sequences once and in order, at most `count` at a time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Stream(Batches):
-    """A shuffled cover of `sequences` in every epoch (`Windows`)."""
+    """An endless stream of batches; every epoch is a shuffled cover of `sequences` (`Windows`).
+
+    Attributes:
+        sequences: The documents.
+        length: Tokens per sequence.
+        seed: Seed of the order.
+        responses: Whether only responses have labels.
+        boundaries: Whether a token sees only its own document.
+    """
 
     sequences: Sequences
     length: int
@@ -150,8 +160,10 @@ def _since(begins: Tensor) -> Tensor:
 
 
 def read_sequences(data: Data, tokenizer: PreTrainedTokenizerFast) -> tuple[Sequences, Sequences]:
-    """Training and validation text. Raises DataError, which names the file, for what cannot be
-    used.
+    """Read training and validation text.
+
+    Raises:
+        DataError: If a file cannot be used; the message names it.
     """
     documents = list(read_documents(data.sources, tokenizer))
     parts = (
@@ -164,7 +176,8 @@ def read_sequences(data: Data, tokenizer: PreTrainedTokenizerFast) -> tuple[Sequ
     for name, part in (("training", train), ("validation", validation)):
         if len(part) < 2:
             raise DataError(
-                f"the {name} text has {len(part)} tokens; one needs two to predict one from another"
+                f"the {name} text has {len(part)} tokens; give at least two, since one predicts"
+                " the next"
             )
     return train, validation
 
@@ -186,7 +199,8 @@ def _spread(sequences: Sequences, length: int, most: int) -> Sequences:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, documents: Iterable[Document]) -> Sequences:
-    """Tokens with the tokenizer's begin and end around every document, as far as it has them."""
+    """Tokenize documents, with the tokenizer's begin and end tokens, if it has them, around
+    each."""
     begin = [i for i in tokenizer("").input_ids if i == tokenizer.bos_token_id]
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     tokens, response, numbers = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()

@@ -30,7 +30,12 @@ ALPACA = (
 
 
 class TextPiece(NamedTuple):
-    """A part of a document, and whether it is a response."""
+    """A part of a document.
+
+    Attributes:
+        text: The text.
+        response: Whether a model should learn to write it.
+    """
 
     text: str
     response: bool
@@ -42,18 +47,20 @@ Document = Sequence[TextPiece]
 def read_documents(
     sources: Sequence[str], tokenizer: PreTrainedTokenizerFast | None = None
 ) -> Iterator[Document]:
-    """The documents of `sources`, one after the other.
+    """Yield the documents of `sources`, one after the other.
 
     Args:
-        sources: files of text (.txt) or of records (.jsonl, .json; any of them .gz), folders,
+        sources: Files of text (.txt) or of records (.jsonl, .json; any of them .gz), folders,
             globs, the bundled "shakespeare", or "hub:NAME" and "hub:NAME:SPLIT" for a data set of
             the Hugging Face hub or a folder that `datasets` saved. A record has "text", or
-            "instruction" and "output" (Alpaca), or "prompt" and "response", or "messages" of
-            "role" and "content" (chat)
-        tokenizer: turns are written by its chat template; without one, as ``role: content`` lines
+            "instruction" and "output" (Alpaca), or "prompt" and "response", or "messages" of "role"
+            and "content" (chat).
+        tokenizer: Its chat template writes the turns of a chat; without one, they are ``role:
+            content`` lines.
 
     Raises:
-        DataError: for what cannot be read, naming file and line, and if there is no text at all.
+        DataError: If a source cannot be read (the message names file and line), or there is no text
+            at all.
     """
     empty = True
     for source in sources:
@@ -66,7 +73,7 @@ def read_documents(
 
 
 def read_records(source: str) -> Iterator[tuple[str, Any]]:
-    """(place, record) of a source; a file of text is one record with "text"."""
+    """Yield (place, record) for each record of a source; a text file is one record with "text"."""
     if source.startswith(HUB):
         for number, record in enumerate(_data_set(source.removeprefix(HUB)), 1):
             yield f"{source}, record {number}", record
@@ -80,7 +87,11 @@ def read_records(source: str) -> Iterator[tuple[str, Any]]:
 
 
 def paths(source: str) -> list[Path]:
-    """The files that a source names, in alphabetical order. Raises DataError if there are none."""
+    """List the files that a source names, in alphabetical order.
+
+    Raises:
+        DataError: If there are none.
+    """
     if source in BUNDLED:
         with as_file(files("fastweights") / "data" / BUNDLED[source]) as path:
             return [path]
@@ -100,7 +111,11 @@ def paths(source: str) -> list[Path]:
 
 
 def contents(path: Path) -> str:
-    """The text of a file, which may be packed. Raises DataError, which names it, if it has none."""
+    """Read the text of a file, which may be gzipped.
+
+    Raises:
+        DataError: If the file has no readable text; the message names it.
+    """
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = raw.decode()
@@ -116,8 +131,10 @@ def contents(path: Path) -> str:
 
 
 def document_of(record: Any, place: str, tokenizer: PreTrainedTokenizerFast | None) -> Document:
-    """The pieces of a record of any of the formats of `read_documents`. Raises DataError, which
-    names its place.
+    """Split a record, in any of the formats of `read_documents`, into the pieces of a document.
+
+    Raises:
+        DataError: If the record has another format; the message names its place.
     """
     match record:
         case {"messages": [*messages]} if messages:

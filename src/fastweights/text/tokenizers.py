@@ -1,4 +1,4 @@
-"""Tokenizers: how one is made, text to tokens, and tokens to text as they come."""
+"""Tokenizers: how they are made, text to tokens, and tokens to text as they arrive."""
 
 from __future__ import annotations
 
@@ -21,19 +21,27 @@ _SEQUENCE = 4  # bytes of the longest UTF-8 character
 
 
 class Tokenization(ABC):
-    """A way to make a tokenizer; compared by value."""
+    """A way to make a tokenizer; compared by value.
+
+    Attributes:
+        is_learnt: Whether the tokenizer depends on the training text.
+    """
 
     is_learnt: ClassVar[bool] = True
     """Whether the tokenizer depends on the training text."""
 
     @abstractmethod
     def build(self, text: Iterable[str]) -> PreTrainedTokenizerFast:
-        """The tokenizer, made from the training text if it depends on one. Raises DataError."""
+        """Make the tokenizer, from the training text if it depends on one.
+
+        Raises:
+            DataError: If the tokenizer cannot be made.
+        """
 
 
 @dataclass(frozen=True)
 class Bytes(Tokenization):
-    """One token per UTF-8 byte: token i is byte i."""
+    """A tokenizer with one token per UTF-8 byte: token i is byte i."""
 
     is_learnt = False
 
@@ -48,10 +56,13 @@ class Bytes(Tokenization):
 
 @dataclass(frozen=True)
 class BPE(Tokenization):
-    """Byte-pair encoding with `size` tokens, learned from the training text.
+    """A byte-pair encoding learnt from the training text.
 
-    It has the 256 bytes, so that every text can be written, and ``<|endoftext|>`` between
-    documents.
+    It contains the 256 bytes, so that every text can be written, and ``<|endoftext|>``, which
+    separates documents.
+
+    Attributes:
+        size: Number of tokens.
     """
 
     size: int
@@ -78,7 +89,11 @@ class BPE(Tokenization):
 
 @dataclass(frozen=True)
 class ExistingTokenizer(Tokenization):
-    """The tokenizer in a local folder, or of that name on the Hugging Face hub."""
+    """A tokenizer that exists already.
+
+    Attributes:
+        source: A local folder, or a name on the Hugging Face hub.
+    """
 
     is_learnt = False
 
@@ -100,8 +115,7 @@ class ExistingTokenizer(Tokenization):
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, documents: Iterable[str]) -> np.ndarray:
-    """``[n]`` uint16 or int32: the tokens of all documents, with the end-of-text token between
-    them.
+    """Tokenize all documents, with the end-of-text token between them: ``[n]`` uint16 or int32.
 
     A tokenizer without that token has an empty line there.
     """
@@ -115,9 +129,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, documents: Iterable[str]) -> np.n
 
 
 def pieces(document: str) -> Iterator[str]:
-    """The document in pieces cut before white space, where no token of byte-level BPE reaches
-    across.
-    """
+    """Cut a document before white space, at places that no token of byte-level BPE crosses."""
     start = 0
     while start < len(document):
         cut = _BOUNDARY.search(document, start + _PIECE)
@@ -127,9 +139,10 @@ def pieces(document: str) -> Iterator[str]:
 
 
 class TextStream:
-    """Tokens in, text out as soon as it is certain: a character's bytes may be spread over tokens.
+    """Turns tokens into text as soon as it is certain: one character's bytes may span several
+    tokens.
 
-    It remembers a few tokens, however long the text grows.
+    It remembers only a few tokens, however long the text grows.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -138,7 +151,7 @@ class TextStream:
         self._shown = 0
 
     def push(self, token: int) -> str:
-        """The text that has become certain with this token; may be empty."""
+        """Add a token and return the text that it made certain, which may be empty."""
         self._recent.append(token)
         text = self._decode()
         certain = len(text) - text.endswith("\N{REPLACEMENT CHARACTER}")
@@ -148,7 +161,7 @@ class TextStream:
         return new
 
     def close(self) -> str:
-        """What is left: a replacement character if the text ends inside a character."""
+        """Return the remaining text: a replacement character if it ends inside a character."""
         rest = self._decode()[self._shown :]
         self._recent, self._shown = [], 0
         return rest
@@ -169,7 +182,7 @@ class TextStream:
 
 
 def token_ids(tokenizer: PreTrainedTokenizerFast, document: str) -> np.ndarray:
-    """``[n]`` int32: the tokens of one text, without special ones."""
+    """Tokenize one text without special tokens: ``[n]`` int32."""
     encoded = tokenizer.backend_tokenizer.encode_batch_fast(
         list(pieces(document)), add_special_tokens=False
     )

@@ -1,4 +1,4 @@
-"""Training language models on text."""
+"""Training language models on text, and measuring their loss by position."""
 
 from fastweights.runs.checkpoint import model_folder
 from fastweights.runs.errors import CheckpointError, DataError, NonFiniteError, TrainingError

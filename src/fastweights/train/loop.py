@@ -1,6 +1,5 @@
-"""Training a language model on text, such that it can be killed at any moment and go on to the same
-end.
-"""
+"""Training of a language model on text that can be killed at any moment and resumed with the same
+result."""
 
 from __future__ import annotations
 
@@ -39,8 +38,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Architecture:
-    """A language model: `mixers`, ``{"name": …, …arguments}`` each, repeated over `layers` blocks
-    of width `width`.
+    """The architecture of a language model of this library.
+
+    Attributes:
+        mixers: One ``{"name": …, …arguments}`` per mixer, repeated over the blocks.
+        layers: Number of blocks.
+        width: Hidden size.
     """
 
     mixers: tuple[Mapping[str, object], ...] = ({"name": "metala"},)
@@ -48,8 +51,10 @@ class Architecture:
     width: int = 128
 
     def build(self, tokenizer: PreTrainedTokenizerBase) -> FastWeightsForCausalLM:
-        """A new model for this tokenizer. Raises ValueError for sizes that do not fit each
-        other.
+        """Build a new model for `tokenizer`.
+
+        Raises:
+            ValueError: If sizes do not fit each other.
         """
         config = FastWeightsConfig(
             vocab_size=len(tokenizer),
@@ -72,13 +77,19 @@ class Architecture:
 
 @dataclass(frozen=True)
 class PresetArchitecture:
-    """The language model of ``fastweights.PRESETS[name]``, with the tokenizer's vocabulary."""
+    """The architecture ``fastweights.PRESETS[name]``, with the tokenizer's vocabulary.
+
+    Attributes:
+        name: Name of the preset.
+    """
 
     name: str
 
     def build(self, tokenizer: PreTrainedTokenizerBase) -> FastWeightsForCausalLM:
-        """A new model for this tokenizer. Raises ValueError for a name of no preset, or of a
-        classifier.
+        """Build a new model for `tokenizer`.
+
+        Raises:
+            ValueError: If there is no preset of this name, or it is a classifier.
         """
         found = find_preset(self.name)
         if found.model is not FastWeightsForCausalLM:
@@ -95,20 +106,21 @@ class PresetArchitecture:
 
 @dataclass(frozen=True)
 class HuggingFace:
-    """A new language model of another architecture that transformers has, such as a softmax one to
-    linearize.
+    """An architecture of the transformers library, such as a softmax model to linearize later.
 
     Attributes:
-        name: its model_type, such as ``"llama"``
-        fields: of its configuration; the vocabulary and the end of text are the tokenizer's
+        name: Its model_type, such as ``"llama"``.
+        fields: Fields of its configuration; vocabulary and end of text are the tokenizer's.
     """
 
     name: str
     fields: Mapping[str, object] = field(default_factory=dict)
 
     def build(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-        """A new model for this tokenizer. Raises ValueError for a name or fields that transformers
-        refuses.
+        """Build a new model for `tokenizer`.
+
+        Raises:
+            ValueError: If transformers refuses the name or the fields.
         """
         end = cast(int | None, tokenizer.eos_token_id)
         special = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
@@ -126,11 +138,14 @@ class HuggingFace:
 
 @dataclass(frozen=True)
 class TrainConfig(Optimization):
-    """Everything that decides the curve of a run; the same value on the same machine gives the same
-    weights.
+    """Everything that decides the curve of a training run.
+
+    The same value on the same machine gives the same weights.
 
     Attributes:
-        length: tokens per sequence
+        text: The text to train on, and its tokenizer.
+        model: The architecture of the model.
+        length: Tokens per sequence.
     """
 
     text: Text = Text()
@@ -151,13 +166,24 @@ def train(
     reporter: Reporter = Reporter(),
     stop: Callable[[], bool] = lambda: False,
 ) -> Result:
-    """Train in the folder `out`, or go on where training in it was stopped or killed; seeds
-    PyTorch's generators.
+    """Train a language model in the folder `out`, or resume the training that was stopped or killed
+    there.
 
     out/model is the result, a plain Hugging Face folder; out/metrics.jsonl and out/curves.png are
-    its curve. With `cpu` no accelerator is used. When `stop()` turns true the step is finished and
-    a checkpoint written. Raises DataError, CheckpointError (`out` holds another run, or damage),
-    NonFiniteError, or the model's errors.
+    its curve. PyTorch's generators are seeded.
+
+    Args:
+        config: What to train, and how.
+        out: The run's folder, new or of this same run.
+        cpu: Whether to use the CPU even if there is an accelerator.
+        reporter: Receives progress events.
+        stop: Called between steps; once it returns True, a checkpoint is written and training ends.
+
+    Raises:
+        DataError: If the text cannot be read or is too short.
+        CheckpointError: If `out` holds another run, or is damaged.
+        NonFiniteError: If a loss or gradient becomes infinite or NaN.
+        ValueError: If the model cannot be built.
     """
     processes = join_processes(torch.device("cpu") if cpu else None)
     with processes.first_then_others():
@@ -173,9 +199,10 @@ def _result(end: End, config: TrainConfig, out: Path, tokens_per_byte: float) ->
 
 
 class LanguageModelStage(StoredStage):
-    """A language model on windows of a text; ``val_loss`` is the next token's, in nats.
+    """The training of a language model on windows of a text.
 
-    What can be wrong with the arguments is found before anything is written to `out`.
+    ``val_loss`` is the loss of the next token, in nats. Wrong arguments are found before anything
+    is written to `out`.
     """
 
     def __init__(self, config: TrainConfig, out: Path, device: torch.device) -> None:

@@ -1,6 +1,5 @@
-"""A language model's loss by token position (MesaNet appendix J.1), with the state carried past any
-length.
-"""
+"""The loss of a language model by token position (MesaNet appendix J.1), for sequences of any
+length."""
 
 from __future__ import annotations
 
@@ -29,13 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PositionLoss:
-    """Sums and counts of -log p(s_k | s_<k), in nats, where `k` = 1 … n is the number of tokens
-    read before.
+    """The loss of a language model by position: sums and counts of -log p(s_k | s_<k), in nats.
+
+    k = 1 … n is the number of tokens read before.
 
     Attributes:
-        sums: ``[n]`` float64, over all sequences that long
-        counts: ``[n]`` int64
-        tokens_per_byte: of the text; None if it is no text
+        sums: ``[n]`` float64, over all sequences that long.
+        counts: ``[n]`` int64.
+        tokens_per_byte: Tokens per byte of the text; None if it is not text.
     """
 
     sums: np.ndarray
@@ -56,42 +56,43 @@ class PositionLoss:
 
     @property
     def nll(self) -> np.ndarray:
-        """NLL_k ``[n]``: the mean over the sequences that reach position k, nats per token."""
+        """The mean loss NLL_k ``[n]`` of the sequences that reach position k, in nats per token."""
         return self.sums / self.counts
 
     @property
     def mean_so_far(self) -> np.ndarray:
-        """Mean-so-far-NLL_{:k} ``[n]``: the mean over all tokens up to position k."""
+        """The mean loss Mean-so-far-NLL_{:k} ``[n]`` of all tokens up to position k."""
         return self.sums.cumsum() / self.counts.cumsum()
 
     @property
     def mean(self) -> float:
-        """Nats per token, over all tokens."""
+        """The mean loss over all tokens, in nats per token."""
         return float(self.sums.sum() / self.counts.sum())
 
     @property
     def perplexity(self) -> float:
-        """exp of `mean`."""
+        """The perplexity, exp of `mean`."""
         return float(np.exp(self.mean))
 
     @property
     def bits_per_byte(self) -> float | None:
-        """None if the loss is not of a text."""
+        """The mean loss in bits per byte; None if `tokens_per_byte` is not known."""
         return (
             None if self.tokens_per_byte is None else self.mean * self.tokens_per_byte / np.log(2)
         )
 
     def minus(self, reference: PositionLoss) -> np.ndarray:
-        """ΔNLL_k ``[n]`` to a reference on the same tokens. Raises ValueError if it has read
-        others.
+        """Return the difference ΔNLL_k ``[n]`` to a reference on the same tokens.
+
+        Raises:
+            ValueError: If the reference was measured on other tokens.
         """
         self._check_same(reference)
         return (self.sums - reference.sums) / self.counts
 
     def mean_between(self, edges: np.ndarray) -> np.ndarray:
-        """Nats per token from each of `edges` (positions, ascending) up to, and without,
-        the next.
-        """
+        """Average the loss from each of `edges` (ascending positions) up to, and without, the next
+        one."""
         return np.array([self._between(first, last) for first, last in pairwise(edges)])
 
     def _between(self, first: int, last: int) -> float:
@@ -101,13 +102,14 @@ class PositionLoss:
     def _check_same(self, reference: PositionLoss) -> None:
         if not np.array_equal(self.counts, reference.counts):
             raise ValueError(
-                f"the reference has read {reference.counts.sum()} tokens in {len(reference.counts)}"
+                f"the reference was measured on {reference.counts.sum()} tokens in"
+                f" {len(reference.counts)}"
                 f" positions, this model {self.counts.sum()} in {len(self.counts)}; compare them on"
                 " the same sequences"
             )
 
     def save(self, path: Path) -> None:
-        """As JSON, without loss."""
+        """Write to a JSON file, without loss of precision."""
         content = {
             "sums": self.sums.tolist(),
             "counts": self.counts.tolist(),
@@ -117,7 +119,7 @@ class PositionLoss:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """What `save` wrote."""
+        """Read what `save` wrote."""
         content = json.loads(path.read_text(encoding="utf-8"))
         return cls(
             np.array(content["sums"]), np.array(content["counts"]), content["tokens_per_byte"]
@@ -133,7 +135,7 @@ def nll_by_position(
     chunk: int | None = 512,
     tokens_per_byte: float | None = None,
 ) -> PositionLoss:
-    """Measure the loss of a causal language model, ours or transformers', on a text.
+    """Measure the loss by position of a causal language model, ours or transformers', on a text.
 
     Every token but the first is predicted once, in one of the sequences, which share their ends.
     Losses are float32 (or the model's own dtype if that is wider), their sums float64.
@@ -146,14 +148,18 @@ def nll_by_position(
         chunk: Tokens fed at a time, after the state (or cache) of those before. It bounds the
             memory of the logits, and lets a sequence be longer than those of training; None for
             whole sequences.
-        tokens_per_byte: Of the text, to state losses per byte too.
+        tokens_per_byte: Tokens per byte of the text, to state losses per byte too.
+
+    Returns:
+        The loss at positions 1 … length.
 
     Raises:
-        ValueError: There are fewer than two tokens.
+        ValueError: If there are fewer than two tokens.
     """
     if min(len(tokens), length) < 2:
         raise ValueError(
-            f"{len(tokens)} tokens in sequences of {length}: one needs two tokens to predict one"
+            f"{len(tokens)} tokens in sequences of {length}: give at least two tokens, since one"
+            " predicts the next"
         )
     return losses_by_position(
         model, sequential_windows(tokens, min(length, len(tokens)), batch), chunk, tokens_per_byte
@@ -166,8 +172,13 @@ def losses_by_position(
     chunk: int | None,
     tokens_per_byte: float | None = None,
 ) -> PositionLoss:
-    """As `nll_by_position`, on ``[b t]`` batches of sequences, which may differ in length from
-    batch to batch.
+    """Measure the loss by position, as `nll_by_position` does, on batches of sequences.
+
+    Args:
+        model: The language model.
+        batches: Token ids ``[b t]``; lengths may differ from batch to batch.
+        chunk: Tokens fed at a time; None for whole sequences.
+        tokens_per_byte: Tokens per byte of the text; None if it is not text.
     """
     sums, counts = np.zeros(0), np.zeros(0, dtype=np.int64)
     for ids in batches:
@@ -178,8 +189,12 @@ def losses_by_position(
 
 
 def token_losses(model: PreTrainedModel, ids: Tensor, chunk: int | None = None) -> Tensor:
-    """-log p(s_k | s_<k) ``[b t-1]`` of sequences ``ids [b t]``, float32 or wider, read `chunk`
-    tokens at a time.
+    """Return -log p(s_k | s_<k) ``[b t-1]`` of sequences ``ids [b t]``, in float32 or wider.
+
+    Args:
+        model: The language model.
+        ids: The sequences.
+        chunk: Tokens fed at a time; None for whole sequences.
     """
     ids = ids.to(model.device)
     with evaluation_mode(model):
@@ -211,11 +226,12 @@ def _add_arrays(total: np.ndarray, more: np.ndarray) -> np.ndarray:
 def draw(
     losses: Mapping[str, PositionLoss], reference: str | None = None, trained: int | None = None
 ) -> Figure:
-    """NLL_k of models by name over a logarithmic position, pooled; with a `reference` among them,
-    ΔNLL_k beside it.
+    """Draw NLL_k of several models over a logarithmic position, pooled.
 
     Args:
-        trained: the length of training, marked
+        losses: The models' losses by name.
+        reference: Name of a model; ΔNLL_k to it is drawn in a second panel.
+        trained: Length of the training sequences, which is marked.
     """
     figure, axes = canvas(1, 1 if reference is None else 2, width=4.6)
     panels = axes[0]
@@ -257,8 +273,9 @@ def _curves(
 
 
 def octaves(n: int, parts: int = 4) -> np.ndarray:
-    """Edges of `mean_between` for positions 1 … n: `parts` to every doubling, every position its
-    own at the start.
+    """Return `edges` for `mean_between` of positions 1 … n: `parts` to every doubling.
+
+    At the start every position has its own interval.
     """
     edges = np.unique(np.round(2 ** (np.arange(0, parts * np.log2(n + 1)) / parts)).astype(int))
     return np.array([*chain(edges[edges <= n], [n + 1])])

@@ -1,4 +1,4 @@
-"""The curves of a run as a picture."""
+"""The training curves of a run as a picture."""
 
 from __future__ import annotations
 
@@ -18,8 +18,13 @@ _TRAIN, _VALIDATION, _RATE = "#4c78a8", "#d1495b", "#767676"
 
 
 def plot(rows: Sequence[Row], path: Path, title: str = "") -> None:
-    """Write a PNG of the training loss (smoothed), the validation loss and the learning rate
-    against the step.
+    """Write a PNG of the training loss (smoothed), the validation loss and the learning rate over
+    steps.
+
+    Args:
+        rows: The run's metrics, one row per logged step.
+        path: The file to write.
+        title: Title of the picture.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -39,7 +44,7 @@ def plot(rows: Sequence[Row], path: Path, title: str = "") -> None:
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """Each value's mean with its neighbours, in a Gaussian window of a fiftieth of the curve."""
+    """Average each value with its neighbours, in a Gaussian window of a fiftieth of the curve."""
     index = np.arange(len(values))
     distance = (index[:, None] - index) / max(1.0, len(values) / 50)
     weight = np.exp(-(distance**2) / 2)

@@ -1,6 +1,5 @@
 """The papers' lemmas and propositions as programs: each returns its numbers, a verdict and a
-picture.
-"""
+picture."""
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ from fastweights.recurrence import Decay
 
 
 def findings() -> list[Finding]:
-    """Every statement, on small random inputs that are always the same."""
+    """Execute every statement, on small random inputs that are always the same."""
     g = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What every executed theorem is."""
+"""The base class of all executed theorems."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ place: 2e-12.
 
 @dataclass(frozen=True, eq=False)
 class Finding(ABC):
-    """A statement of a paper, the numbers it came to on some input, and whether they bear
-    it out.
+    """A statement of a paper, the numbers it gave on some input, and whether they support it.
+
+    Attributes:
+        source: Where the paper makes the statement.
+        statement: The statement.
     """
 
     source: ClassVar[str]
@@ -32,18 +35,18 @@ class Finding(ABC):
 
     @abstractmethod
     def figures(self) -> list[dict[str, object]]:
-        """The numbers, a row per case."""
+        """Return the numbers, a row per case."""
 
     @abstractmethod
     def draw(self, axes: Axes) -> None:
-        """The numbers as a picture."""
+        """Draw the numbers."""
 
 
 def equal(difference: float, scale: float = 1.0) -> bool:
-    """Whether `difference` is no more than rounding in float64 of numbers as large as `scale`."""
+    """Whether `difference` is within float64's rounding of numbers as large as `scale`."""
     return difference <= ROUNDING * torch.finfo(torch.float64).eps * max(scale, 1.0)
 
 
 def largest(x: Tensor) -> float:
-    """max |x|, 0 for no numbers."""
+    """Return max |x|, or 0 for an empty tensor."""
     return float(x.abs().max()) if x.numel() else 0.0

@@ -20,14 +20,18 @@ from fastweights.render.plots import PALETTE, label, legend
 
 @dataclass(frozen=True, eq=False)
 class TaylorSoftmax(Finding):
-    """Softmax attention by Taylor features up to each of the `orders` (DSF eq. 18, 24-25).
+    """DSF Lemma 1: softmax attention by Taylor features up to each of the `orders` (DSF eq. 18,
+    24-25).
 
     Attributes:
-        features: The number n of features per key; the state has N = n·v numbers.
+        orders: Highest orders of the Taylor polynomials.
+        features: Number n of features per key; the state has N = n·v numbers.
+        values: Number v of value channels.
         score_errors: max |Σ_p (q·k)^p/p! - e^(q·k)|, at most the remainder in `bounds`.
+        bounds: Lagrange's remainder for each order.
         map_errors: max |Φ - softmax| of the normalised maps.
         points, ranks: Sizes and ranks of the matrices e^(x_i x_j) of distinct numbers: n features
-            give rank n at most, and these have full rank, so that no finite n will do.
+            give rank n at most, and these have full rank, so that no finite n suffices.
     """
 
     source: ClassVar[str] = "DSF Lemma 1"
@@ -102,9 +106,8 @@ class TaylorSoftmax(Finding):
 def taylor_softmax(
     q: Tensor, k: Tensor, v: Tensor, orders: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6)
 ) -> TaylorSoftmax:
-    """Lemma 1 on the streams ``q, k [b t h k]``, ``v [b t h v]``; scores are q·k / √d_k as in
-    `Softmax`.
-    """
+    """Execute Lemma 1 on the streams ``q, k [b t h k]``, ``v [b t h v]``; scores are q·k / √d_k as
+    in `Softmax`."""
     width = q.shape[-1]
     wanted, scaled = Softmax(q, k, v).attention_map(), q / width**0.5
     scores = (scaled.transpose(1, 2) @ k.permute(0, 2, 3, 1)).tril()
@@ -138,11 +141,13 @@ def _rank_of_exponentials(points: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Embedding(Finding):
-    """A system of `width` rows inside larger ones, whose other rows do as they please but are never
-    read.
+    """DSF Lemma 2: a system of `width` rows inside larger ones, whose other rows are arbitrary and
+    never read.
 
     Attributes:
-        differences: max |y - ȳ| for each of the `widths`, relative to max |y|
+        width: Rows of the system.
+        widths: Rows of the larger systems.
+        differences: max |y - ȳ| for each of the `widths`, relative to max |y|.
     """
 
     source: ClassVar[str] = "DSF Lemma 2"
@@ -176,8 +181,16 @@ class Embedding(Finding):
 
 
 def embedding(system: LTV, u: Tensor, widths: tuple[int, ...], seed: int = 0) -> Embedding:
-    """Lemma 2 for a diagonal `system` and the inputs ``u [b t h v]``, with random rows beside its
-    own.
+    """Execute Lemma 2 for a diagonal system, with random rows beside its own.
+
+    Args:
+        system: The system.
+        u: Inputs ``[b t h v]``.
+        widths: Rows of the larger systems.
+        seed: Seed of the random rows.
+
+    Raises:
+        ValueError: If the transition is not diagonal.
     """
     y = system.simulate(u)[0]
     g = torch.Generator().manual_seed(seed)
@@ -193,7 +206,7 @@ def _random_embedding(system: LTV, width: int, g: torch.Generator) -> LTV:
     wide, own = system.extend(width), system.A.width
     if not isinstance(wide.A, DiagonalTransition):
         raise ValueError(
-            "the embedding draws diagonal rows; give it a system with a diagonal transition"
+            "the embedding adds diagonal rows; pass a system with a diagonal transition"
         )
     new = torch.arange(width) >= own
     decay = torch.where(
@@ -205,12 +218,13 @@ def _random_embedding(system: LTV, width: int, g: torch.Generator) -> LTV:
 
 @dataclass(frozen=True, eq=False)
 class ReversedSigmoid(Finding):
-    """S6's Λ_i = exp(-softplus(x) a) beside σ(-x)^a, for every power.
+    """DSF appendix I: S6's Λ_i = exp(-softplus(x) a) beside σ(-x)^a, for several powers a.
 
     Attributes:
-        x: ``[n]``, the projected inputs W u + b
-        transitions: ``[powers n]``
-        differences: max |exp(-softplus(x) a) - σ(-x)^a| of each power
+        x: ``[n]``, the projected inputs W u + b.
+        powers: The powers a.
+        transitions: ``[powers n]``, S6's Λ.
+        differences: max |exp(-softplus(x) a) - σ(-x)^a| of each power.
     """
 
     source: ClassVar[str] = "DSF appendix I, eq. 23"
@@ -249,7 +263,7 @@ class ReversedSigmoid(Finding):
 def reverse_sigmoid_transition(
     x: Tensor, powers: tuple[float, ...] = (0.25, 1.0, 4.0, 16.0)
 ) -> ReversedSigmoid:
-    """Appendix I at the projected inputs ``x [n]``, with Λ taken from eq. 19's matrices."""
+    """Execute appendix I at the projected inputs ``x [n]``, with Λ taken from eq. 19's matrices."""
     u, weight = x[None, :, None], torch.ones(1, 1, dtype=x.dtype)
     delta = torch.nn.functional.softplus(u)
     transitions = torch.stack(

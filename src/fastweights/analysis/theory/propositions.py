@@ -19,12 +19,13 @@ from fastweights.render.plots import PALETTE, label, legend
 
 @dataclass(frozen=True)
 class Attempt:
-    """A model tries to replace row 1 of a full state by the new value.
+    """A model's attempt to replace row 1 of a full state by a new value.
 
     Attributes:
-        row: ‖(S_{t+1})_1 - v_{t+1}‖ with the paper's key k = 1
-        others: largest change of another row under the key that harms least: e_1
-        least: the smallest ‖(S_{t+1})_1 - v_{t+1}‖ that any key reaches
+        model: Name of the model.
+        row: ‖(S_{t+1})_1 - v_{t+1}‖ with the paper's key k = 1.
+        others: Largest change of another row under the key that harms least, e_1.
+        least: Smallest ‖(S_{t+1})_1 - v_{t+1}‖ that any key reaches.
     """
 
     model: str
@@ -35,9 +36,8 @@ class Attempt:
 
 @dataclass(frozen=True, eq=False)
 class Overwriting(Finding):
-    """The attempts of models without decay, with a fixed one, with a dynamic one, and with the
-    delta rule.
-    """
+    """MetaLA Proposition A2.1: attempts to overwrite by models with no, fixed or dynamic decay, and
+    by the delta rule."""
 
     source: ClassVar[str] = "MetaLA Proposition A2.1"
     statement: ClassVar[str] = (
@@ -78,8 +78,12 @@ _OVERWRITING = ("dynamic decay", "tied key 1 - α", "delta rule")
 
 
 def overwriting(values: Tensor, new: Tensor, decay: float = 0.9) -> Overwriting:
-    """Prop. A2.1 with the stored rows ``values [k v]``, the value ``new [v]`` and a fixed `decay`
-    in (0, 1).
+    """Execute Prop. A2.1.
+
+    Args:
+        values: The stored rows ``[k v]``.
+        new: The new value ``[v]``.
+        decay: The fixed decay, in (0, 1).
     """
     one = torch.ones(len(values), dtype=values.dtype)
     first = torch.zeros_like(one).index_fill(0, torch.tensor(0), 1)
@@ -134,12 +138,13 @@ def _state_after(record: Recurrence, values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MapConstruction:
-    """Streams that some parameter groups found for a given map, with one channel per query.
+    """A given attention map constructed from some parameter groups, with one channel per query.
 
     Attributes:
-        error: max |P_ts - p_ts| of the record's attention map
-        query, key: the largest |q|, |k| used
-        decays: the smallest and the largest α
+        groups: The parameter groups.
+        error: max |P_ts - p_ts| of the record's attention map.
+        query, key: The largest |q| and |k| used.
+        decays: The smallest and the largest α.
     """
 
     groups: str
@@ -150,7 +155,7 @@ class MapConstruction:
 
     @property
     def exact(self) -> bool:
-        """Exact, with |q|, |k| and α in [0, 1] (up to rounding)."""
+        """Whether the map is exact, with |q|, |k| and α in [0, 1], up to rounding."""
         low, high = self.decays
         return equal(self.error) and equal(max(self.query, self.key, high) - 1) and low >= 0
 
@@ -227,8 +232,12 @@ class Approximation(Finding):
 def approximation(
     target: Tensor, decay: float = 0.8, lengths: tuple[int, ...] = (8, 16, 32, 64, 128)
 ) -> Approximation:
-    """Prop. A2.2 for the softmax map ``target [t s]``: lower triangular, ≥ 0, rows that sum
-    to one.
+    """Execute Prop. A2.2 for a softmax map.
+
+    Args:
+        target: The map ``[t s]``: lower triangular, ≥ 0, with rows that sum to one.
+        decay: The fixed decay.
+        lengths: Lengths of the uniform maps for the fixed decay.
     """
     return Approximation(
         solutions=(
@@ -301,7 +310,10 @@ class GroupChoice:
 
 @dataclass(frozen=True, eq=False)
 class LeastParameters(Finding):
-    """All choices of parameter groups; what A2.2 found no bounded solution for counts as none."""
+    """MetaLA Proposition A2.3: all choices of parameter groups, and which of them suffice.
+
+    A choice for which A2.2 found no bounded solution counts as insufficient.
+    """
 
     source: ClassVar[str] = "MetaLA Proposition A2.3"
     statement: ClassVar[str] = (
@@ -341,7 +353,7 @@ class LeastParameters(Finding):
 
 
 def least_parameters(overwrite: Overwriting, approximate: Approximation) -> LeastParameters:
-    """Prop. A2.3 from the numbers of the other two."""
+    """Execute Prop. A2.3 from the numbers of the other two."""
     dynamic = {a.model: equal(a.least) for a in overwrite.attempts}
     static = {s.groups: s.exact for s in approximate.solutions}
     choices = []

@@ -1,1 +1,1 @@
-"""Measuring language models: loss by position, multiple choice, recall."""
+"""Evaluations of language models: likelihoods, multiple choice and recall from published files."""

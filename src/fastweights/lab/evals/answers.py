@@ -1,4 +1,4 @@
-"""Greedy continuations of prompts, up to some text or number of tokens."""
+"""Greedy answers of language models to prompts."""
 
 from __future__ import annotations
 
@@ -43,11 +43,16 @@ def answers(
     context: int | None = 2000,
     batch: int = 16,
 ) -> list[str]:
-    """The greedy continuation of each prompt, without the first of `until` and what follows it.
+    """Generate the greedy continuation of each prompt, cut before the first of `until`.
 
     Args:
-        tokens: at most in an answer
-        context: tokens of a prompt that are read, its last ones; None for all
+        model: The language model.
+        tokenizer: Its tokenizer.
+        prompts: The prompts.
+        until: Texts before which an answer ends.
+        tokens: Most tokens of an answer.
+        context: Tokens of a prompt that are read, its last ones; None for all.
+        batch: Prompts at once.
     """
     found: list[str] = []
     read = slice(None if context is None else -context, None)

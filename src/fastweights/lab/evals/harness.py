@@ -1,6 +1,5 @@
-"""lm-evaluation-harness 0.4.13: our models in it, and local evaluation files as its tasks, without
-a network.
-"""
+"""lm-evaluation-harness 0.4.13: our models in it, and local files as its tasks, without a
+network."""
 
 from __future__ import annotations
 
@@ -33,13 +32,13 @@ _MATCHING = "from fastweights.lab.evals.harness import accuracy\n"
 
 
 class HarnessModel(TemplateLM):
-    """A model as lm-evaluation-harness asks it.
+    """A model in the form that lm-evaluation-harness evaluates.
 
-    Every context is read once, for all of its continuations, which go on from its state; texts of
+    Every context is read once for all of its continuations, which continue from its state; texts of
     any length are read whole, with the state carried along, instead of in windows.
 
     Attributes:
-        batch: contexts, texts or prompts at once
+        batch: Contexts, texts or prompts at once.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class HarnessModel(TemplateLM):
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Σ log p of every token of each text, after the token that documents begin after."""
+        """Sum log p of every token of each text, after the token that documents begin after."""
         return [self._log_likelihood(request.args[0]) for request in requests]
 
     def _log_likelihood(self, text: str) -> float:
@@ -124,7 +123,11 @@ class HarnessModel(TemplateLM):
         return -float(token_losses(self.model, ids, chunk=512).double().sum())
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Greedy answers. Raises ValueError for a task that samples them."""
+        """Generate greedy answers.
+
+        Raises:
+            ValueError: If the task samples its answers.
+        """
         return [
             text
             for _, same in groupby(requests, key=_ending)
@@ -163,9 +166,13 @@ def _pad_left(rows: Sequence[list[int]], length: int, value: int) -> Tensor:
 
 
 def export(tasks: Mapping[str, Sequence[Item]], folder: Path) -> None:
-    """Write a harness task for each name: NAME.jsonl, its documents, and NAME.yaml.
+    """Write a harness task for each name: NAME.jsonl with its documents, and NAME.yaml.
 
     Any harness runs them, with ``--include_path FOLDER`` or ``TaskManager(include_path=FOLDER)``.
+
+    Args:
+        tasks: The items of each task.
+        folder: The folder to write to.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "matching.py").write_text(_MATCHING)
@@ -186,10 +193,16 @@ def run_harness(
     limit: int | None = None,
     batch: int = 16,
 ) -> dict[str, Any]:
-    """The harness's own record (``results``, ``samples``, …) of tasks that `export` wrote.
+    """Run the harness on tasks that `export` wrote, and return its own record (``results``,
+    ``samples``, …).
 
     Args:
-        limit: items per task, its first ones
+        model: The language model.
+        tokenizer: Its tokenizer.
+        folder: The folder that `export` wrote to.
+        names: Names of the tasks.
+        limit: Items per task, its first ones; None for all.
+        batch: Contexts, texts or prompts at once.
     """
     evaluate: Any = simple_evaluate
     return evaluate(
@@ -202,7 +215,7 @@ def run_harness(
 
 
 def accuracy(document: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
-    """Scores of the answer to a prompt, as the exported tasks compute them."""
+    """Score the answer to a prompt, as the exported tasks do."""
     prompt = Prompt(
         Question(document["context"], tuple(document["answers"])), exact=document["exact"]
     )

@@ -1,6 +1,5 @@
-"""The published evaluation files as items: a choice, an ending, or a prompt. Prompts are
-lm-evaluation-harness's.
-"""
+"""Published evaluation files as items: choices, endings and prompts in lm-evaluation-harness's
+wording."""
 
 from __future__ import annotations
 
@@ -38,13 +37,14 @@ _MALFORMED = (
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several texts is right: continuations of one context, or one continuation of several
-    contexts.
+    """A question with several texts of which one is right.
+
+    Either one context has several continuations, or several contexts have one continuation.
 
     Attributes:
-        contexts: one per option
-        continuations: one per option; a space goes between the two
-        gold: the number of the right option
+        contexts: One per option.
+        continuations: One per option; a space goes between the two.
+        gold: Number of the right option.
     """
 
     contexts: tuple[str, ...]
@@ -53,6 +53,7 @@ class Choice:
 
     @classmethod
     def of(cls, context: str, continuations: Iterable[str], gold: int) -> Choice:
+        """Build a choice between `continuations` of one context."""
         continuations = tuple(continuations)
         return cls((context,) * len(continuations), continuations, gold)
 
@@ -64,7 +65,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Ending:
-    """`continuation` (with the space before it) is what follows `context`."""
+    """A text whose last words are to be predicted.
+
+    Attributes:
+        context: The text before them.
+        continuation: The last words, with the space before them.
+    """
 
     context: str
     continuation: str
@@ -72,8 +78,12 @@ class Ending:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A question that is answered by going on with its text; an answer is the whole of a value, or
-    contains one.
+    """A question that a language model answers by continuing its text.
+
+    Attributes:
+        question: The text and the right answers.
+        answering: How the answer is generated.
+        exact: Whether an answer must equal a right one, instead of containing it.
     """
 
     question: Question
@@ -89,8 +99,12 @@ Item = Choice | Ending | Prompt
 
 @dataclass(frozen=True)
 class TaskFiles:
-    """Where the items of a task are: `files` in a folder (with .gz or without), and how to `read`
-    them.
+    """The files of an evaluation task, and the function that reads its items.
+
+    Attributes:
+        files: Names of the files in a folder, where they may end in .gz too.
+        read: Function from the files' paths to the items.
+        takes_shots: Whether `read` takes a number of solved examples.
     """
 
     files: tuple[str, ...]
@@ -98,11 +112,14 @@ class TaskFiles:
     takes_shots: bool = False
 
     def items(self, folder: Path, shots: int = 0) -> list[Item]:
-        """All of them. Raises ValueError, which names the file, for one that is missing or in
-        another form.
+        """Read all items.
 
         Args:
-            shots: how many solved ones stand before each, where the task takes any
+            folder: The folder of the files.
+            shots: Number of solved examples before each item, where the task takes any.
+
+        Raises:
+            ValueError: If a file is missing or in another form; the message names it.
         """
         paths = [_found(folder, file) for file in self.files]
         try:
@@ -115,7 +132,7 @@ class TaskFiles:
 
 
 def recall_prompts(path: Path) -> list[Item]:
-    """In-context recall in its minimal form: lines ``{"text": …, "value": …}``."""
+    """Read in-context recall in its minimal form: lines ``{"text": …, "value": …}``."""
     return [Prompt(question) for question in recall(path)]
 
 

@@ -1,4 +1,4 @@
-"""How likely a continuation is after a context, for any causal language model."""
+"""The likelihood of a continuation after a context, for any causal language model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastweights.runs.evaluation import evaluation_mode
 
 
 class Query(NamedTuple):
-    """Token ids of a context (at least one) and of what follows it (at least one)."""
+    """A context and a continuation as token ids, at least one each."""
 
     context: list[int]
     continuation: list[int]
@@ -23,8 +23,12 @@ class Query(NamedTuple):
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Of a continuation of `tokens` tokens: Σ -log p in nats, and whether each of them was the
-    likeliest.
+    """The likelihood of a continuation.
+
+    Attributes:
+        nll: Σ -log p of its tokens, in nats.
+        tokens: Number of its tokens.
+        greedy: Whether each token was the most likely one.
     """
 
     nll: float
@@ -33,11 +37,14 @@ class Likelihood:
 
 
 def query(tokenizer: PreTrainedTokenizerBase, context: str, continuation: str) -> Query:
-    """The two texts in tokens, cut where lm-evaluation-harness does.
+    """Tokenize a context and a continuation, cut where lm-evaluation-harness does.
 
     Spaces that end the context belong to the continuation. Both are tokenized as one text, and its
-    first tokens, as many as the context alone has, are the context; an empty one is what stands
-    between documents in training.
+    first tokens, as many as the context alone has, are the context; an empty context becomes the
+    token that separates documents in training.
+
+    Raises:
+        ValueError: If the continuation adds no token.
     """
     whole, kept = context + continuation, context.rstrip()
     before = _ids(tokenizer, kept) if kept else [boundary(tokenizer)]
@@ -50,9 +57,8 @@ def query(tokenizer: PreTrainedTokenizerBase, context: str, continuation: str) -
 
 
 def boundary(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The token that documents begin after: the end-of-text token or, for a tokenizer without one,
-    a new line's.
-    """
+    """Return the token before a document's first: end-of-text or, for a tokenizer without one, a
+    new line."""
     end = cast(int | None, tokenizer.eos_token_id)
     return _ids(tokenizer, "\n\n")[-1] if end is None else end
 
@@ -60,7 +66,13 @@ def boundary(tokenizer: PreTrainedTokenizerBase) -> int:
 def likelihoods(
     model: PreTrainedModel, queries: Sequence[Query], *, batch: int = 16
 ) -> list[Likelihood]:
-    """In the order of `queries`; they are read as wholes, `batch` of similar length at once."""
+    """Compute the likelihoods of `queries`, in their order.
+
+    Args:
+        model: The language model.
+        queries: Contexts and continuations.
+        batch: Queries of similar length that are read at once.
+    """
     order = sorted(range(len(queries)), key=lambda i: sum(map(len, queries[i])))
     found: dict[int, Likelihood] = {}
     with evaluation_mode(model):
@@ -81,7 +93,8 @@ def _read(model: PreTrainedModel, queries: Sequence[Query]) -> Iterator[Likeliho
 
 
 def likelihood(logits: Tensor, targets: Tensor) -> Likelihood:
-    """Of ``targets [t]`` by ``logits [t vocab]``, each before its target."""
+    """Compute the likelihood of ``targets [t]`` by ``logits [t vocab]``, each of the position
+    before."""
     log_p = upcast(logits).log_softmax(-1)
     targets = targets.to(log_p.device)
     nll = -log_p.gather(-1, targets[:, None]).double().sum()

@@ -15,8 +15,13 @@ from fastweights.lab.evals.likelihood import Likelihood, likelihoods, query
 
 @dataclass(frozen=True)
 class ChoiceScore:
-    """The options of one choice: Σ -log p, tokens and characters of each continuation; which one is
-    right.
+    """The likelihoods of the options of one choice.
+
+    Attributes:
+        nll: Σ -log p of each continuation, in nats.
+        tokens: Tokens of each continuation.
+        characters: Characters of each continuation.
+        gold: Number of the right option.
     """
 
     nll: tuple[float, ...]
@@ -26,7 +31,7 @@ class ChoiceScore:
 
     @property
     def by_sum(self) -> bool:
-        """Whether the likeliest continuation is right (lm-evaluation-harness's acc)."""
+        """Whether the most likely continuation is right (lm-evaluation-harness's acc)."""
         return self._right(np.ones(len(self.nll)))
 
     @property
@@ -36,7 +41,7 @@ class ChoiceScore:
 
     @property
     def by_character(self) -> bool:
-        """Whether the one of least NLL per character is right (the harness's acc_norm)."""
+        """Whether the continuation of least NLL per character is right (the harness's acc_norm)."""
         return self._right(np.array(self.characters))
 
     def _right(self, sizes: np.ndarray) -> bool:
@@ -45,7 +50,7 @@ class ChoiceScore:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model said to a prompt, and whether that is right."""
+    """A model's answer to a prompt, and whether it is right."""
 
     text: str
     right: bool
@@ -53,10 +58,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Scores:
-    """Means over the items, and one row per item.
+    """The scores of a model on a task: means over the items, and one row per item.
 
     Attributes:
-        errors: the standard error of each mean
+        metrics: Means by name.
+        errors: The standard error of each mean.
+        rows: The items' own scores.
     """
 
     metrics: dict[str, float]
@@ -71,11 +78,20 @@ def score(
     *,
     batch: int = 16,
 ) -> Scores:
-    """The model's score on items of one kind. Raises ValueError if there are none, or of several.
+    """Score a model on items of one kind.
 
     Choices have ``accuracy`` by the sum of NLL, per token and per character; endings have
-    ``accuracy`` (each token the likeliest) and ``nll``; prompts have ``accuracy`` of the greedy
-    answers, made as the first one says.
+    ``accuracy`` (each token the most likely one) and ``nll``; prompts have ``accuracy`` of the
+    greedy answers, generated with the first item's settings.
+
+    Args:
+        model: The language model.
+        tokenizer: Its tokenizer.
+        items: The items, all of one kind.
+        batch: Items at once.
+
+    Raises:
+        ValueError: If there are no items, or items of several kinds.
     """
     kinds = {type(item) for item in items}
     if len(kinds) != 1:

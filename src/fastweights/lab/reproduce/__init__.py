@@ -25,7 +25,11 @@ CLAIMS: dict[str, Claim] = {**metala.CLAIMS, **lolcats.CLAIMS, **mesanet.CLAIMS,
 
 
 def find_claim(name: str) -> Claim:
-    """The claim of this name, or a ValueError that suggests one."""
+    """Return the claim of this name.
+
+    Raises:
+        ValueError: If there is none; the message suggests similar names.
+    """
     if name not in CLAIMS:
         near = get_close_matches(name, CLAIMS, n=3, cutoff=0.4) or list(CLAIMS)
         raise ValueError(

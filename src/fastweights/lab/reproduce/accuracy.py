@@ -1,6 +1,5 @@
-"""Claims about tasks: models trained on a protocol, over learning rates and seeds, by the sweep
-engine.
-"""
+"""Claims about tasks: models trained by a protocol, over learning rates and seeds, by the sweep
+engine."""
 
 from __future__ import annotations
 
@@ -30,11 +29,15 @@ UPDATES = "updates until solved"
 
 @dataclass(frozen=True)
 class TrainingBudget:
-    """How a protocol is trained where that differs from its own; empty means as it says.
+    """The settings in which the training of a claim differs from its protocol; empty ones mean the
+    protocol's.
 
     Attributes:
-        training: fields of `TrainingSettings`, such as fewer steps
-        every: updates between evaluations where there are no epochs
+        seeds: Seeds of the runs.
+        rates: Learning rates.
+        decays: Weight decays.
+        training: Fields of `TrainingSettings`, such as fewer steps.
+        every: Updates between evaluations where there are no epochs.
     """
 
     seeds: tuple[int, ...] = FIVE
@@ -46,24 +49,36 @@ class TrainingBudget:
 
 @dataclass(frozen=True)
 class ProtocolOnFile:
-    """The protocol called `name` in `tasks.FILES`, on `file` of the user's data."""
+    """A protocol that reads the user's data.
+
+    Attributes:
+        name: Name of the protocol in `tasks.FILES`.
+        file: Name of the file or folder in the user's data.
+    """
 
     name: str
     file: str
 
     def read(self, context: TrialContext) -> Protocol:
+        """Return the protocol on the user's file."""
         return FILES[self.name](context.file(self.file))
 
 
 @dataclass(frozen=True)
 class TaskTrial(Trial):
-    """One model on one protocol: accuracies in per cent at the best learning rate, and updates
-    until it was solved (all that were made where it never was).
+    """A trial of one model on one protocol.
+
+    It measures accuracies in per cent at the best learning rate, and updates until the task was
+    solved (all updates where it never was).
 
     Attributes:
-        contender: one of the protocol's, or a mixer's name, with `fields` of the configuration
-            in place of its own
-        macro: whether classes count alike, instead of labels
+        series: Name of the model in the figure.
+        x: Place on the curve, or column of the table.
+        protocol: The protocol.
+        contender: One of the protocol's models, or a mixer's name.
+        fields: Fields of the configuration that replace the protocol's.
+        effort: The settings in which training differs from the protocol.
+        macro: Whether classes count alike, instead of labels.
     """
 
     series: str
@@ -136,8 +151,12 @@ class TaskTrial(Trial):
 
 @dataclass(frozen=True)
 class TaskExperiment(Experiment):
-    """Trials on tasks; a series that was measured in several `columns` also has their mean, per
-    seed.
+    """An experiment of trials on tasks.
+
+    Attributes:
+        cells: The trials.
+        columns: Places whose mean is added, per seed, for series that were measured at several of
+            them.
     """
 
     cells: tuple[TaskTrial, ...]

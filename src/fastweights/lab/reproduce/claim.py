@@ -27,7 +27,7 @@ Figures = Mapping[str, Mapping[str, float]]
 
 
 class ClaimVerdict(Enum):
-    """What the numbers say of a statement."""
+    """The verdict of the measured numbers on a statement."""
 
     HOLDS = "holds"
     FAILS = "does not hold"
@@ -36,12 +36,12 @@ class ClaimVerdict(Enum):
 
 @dataclass(frozen=True)
 class Term:
-    """Numbers of one series.
+    """A series of numbers that a statement is about.
 
     Attributes:
-        at: the name of a column, or which of the series' places, counted as in a list: 0 the
-            first, -1 the last
-        quantity: "" for what the experiment is about
+        series: Name of the series.
+        at: Name of a column, or index into the series' places: 0 the first, -1 the last.
+        quantity: What was measured; "" for the experiment's main quantity.
     """
 
     series: str
@@ -49,7 +49,11 @@ class Term:
     quantity: str = ""
 
     def sample(self, measures: Measures) -> tuple[At, Sample]:
-        """(where, the values there). Raises ValueError if it was not measured."""
+        """Return (place, values measured there).
+
+        Raises:
+            ValueError: If it was not measured.
+        """
         rows = measures.of(self.quantity)
         places = rows.places(self.series)
         if isinstance(self.at, int):
@@ -62,14 +66,20 @@ class Term:
         return found, sample
 
     def describe(self, x: At) -> str:
-        """Its name in a sentence, at the place `x`."""
+        """Return its name for a sentence, at the place `x`."""
         where = "" if x is None else f" at {x}" if isinstance(x, str) else f" at {x:g}"
         return f"{self.series}{where}{self.quantity and f' ({self.quantity})'}"
 
 
 @dataclass(frozen=True)
 class Check:
-    """A statement tested: the sentence with its places, the difference, the verdict."""
+    """The result of testing a statement.
+
+    Attributes:
+        sentence: The statement with its places.
+        difference: The measured difference of its two numbers.
+        verdict: Whether the statement holds.
+    """
 
     sentence: str
     difference: Interval
@@ -77,22 +87,29 @@ class Check:
 
 
 class Statement(ABC):
-    """Something that two numbers, measured or given, can bear out or contradict."""
+    """A statement about two numbers, which measurements can confirm or contradict.
+
+    Attributes:
+        first: The first number.
+        second: The second number, measured or given.
+    """
 
     first: Term
     second: Term | float
 
     @abstractmethod
     def sentence(self, first: str, second: str) -> str:
-        """The statement of two named numbers."""
+        """Return the statement as a sentence, given the names of its two numbers."""
 
     @abstractmethod
     def decide(self, difference: Interval) -> ClaimVerdict:
-        """The verdict on first - second."""
+        """Return the verdict on first - second."""
 
     def check(self, measures: Measures) -> Check:
-        """The test of the statement on what was measured. Raises ValueError if its terms
-        were not.
+        """Test the statement on measured numbers.
+
+        Raises:
+            ValueError: If its terms were not measured.
         """
         first, a = _found(self.first, measures)
         second, b = _found(self.second, measures)
@@ -110,7 +127,7 @@ def _found(term: Term | float, measures: Measures) -> tuple[str, Sample]:
 
 @dataclass(frozen=True)
 class Above(Statement):
-    """first > second + by"""
+    """The statement first > second + by."""
 
     first: Term
     second: Term | float
@@ -127,7 +144,7 @@ class Above(Statement):
 
 @dataclass(frozen=True)
 class Near(Statement):
-    """|first - second| ≤ within"""
+    """The statement |first - second| ≤ within."""
 
     first: Term
     second: Term | float
@@ -145,15 +162,15 @@ class Near(Statement):
 
 @dataclass(frozen=True)
 class TrialContext:
-    """Where a trial works.
+    """The folders, the device and the data of a trial.
 
     Attributes:
-        folder: of its own
-        shared: for what other trials and claims can use as well; what lies there is named by
-            all that decides it
-        data: the user's, if any
-        workers: processes for runs that do not depend on each other; None for as many as there
-            are cores
+        folder: The trial's own folder.
+        shared: Folder for results that other trials and claims can use too, named by all that
+            decides them.
+        device: Where models compute.
+        data: Folder of the user's data, if any.
+        workers: Processes for independent runs; None for as many as there are cores.
     """
 
     folder: Path
@@ -163,30 +180,36 @@ class TrialContext:
     workers: int | None = None
 
     def file(self, name: str) -> Path:
-        """A file of the user's data. Raises ValueError if there is none."""
+        """Return the path of a file in the user's data.
+
+        Raises:
+            ValueError: If no folder of data was given.
+        """
         if self.data is None or not (path := self.data / name).exists():
-            raise ValueError(f"this size reads {name}; pass the folder that has it with --data")
+            raise ValueError(
+                f"this size of the claim reads {name}; pass the folder that has it with --data"
+            )
         return path
 
 
 class Trial(ABC):
-    """One run of an experiment, a frozen value: what it measures is kept under its repr and never
-    measured again.
+    """One run of an experiment, a frozen value.
+
+    Its numbers are kept under its record, so that it is never run twice.
     """
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """For people to read."""
+        """Name of the trial for people to read."""
 
     @abstractmethod
     def run(self, context: TrialContext) -> list[Measure]:
-        """The numbers. A trial that takes long goes on where it was killed, in
-        ``context.folder``.
-        """
+        """Measure the numbers; a long trial resumes in ``context.folder`` where it was killed."""
 
     def minutes(self, context: TrialContext) -> float:
-        """What earlier sittings, or other claims, have spent on it, where that is known."""
+        """Return the minutes that earlier sessions, or other claims, have spent on it, as far as
+        known."""
         return 0.0
 
 
@@ -195,10 +218,11 @@ class Experiment(ABC):
 
     @abstractmethod
     def trials(self) -> Sequence[Trial]:
-        """All runs, in an order in which the first of them already say something."""
+        """Return all trials, in an order in which the first of them are already informative."""
 
     def summary(self, measures: Measures) -> Measures:
-        """What the claim is judged by, and drawn: averages, ratios, the best learning rate."""
+        """Compute the numbers by which the claim is judged and drawn: means, ratios, the best
+        learning rate."""
         return measures
 
 
@@ -207,13 +231,17 @@ class FigureForm(ABC):
 
     @abstractmethod
     def draw(self, measures: Measures, title: str) -> Figure:
-        """The numbers as that."""
+        """Draw the numbers in this form."""
 
 
 @dataclass(frozen=True)
 class ClaimSize:
-    """minutes: about how long it takes, on 2 cores (cpu) or an H200 (gpu, paper); note: what this
-    size cannot show
+    """The experiment that tests a claim at one size.
+
+    Attributes:
+        experiment: The experiment.
+        minutes: About how long it takes, on 2 cores (cpu) or an H200 (gpu, paper).
+        note: What this size cannot show.
     """
 
     experiment: Experiment
@@ -223,15 +251,18 @@ class ClaimSize:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim and how to test it.
+    """A claim of a paper, and the experiments that test it.
 
     Attributes:
-        place: the table or figure
-        statement: the paper's words, short
-        statements: the same as inequalities and equations
-        unit: of the numbers
-        figures: the paper's, where it prints numbers
-        remark: what the paper's own experiment is confounded by, or leaves open
+        paper: The paper.
+        place: The table or figure.
+        statement: The paper's words, abridged.
+        statements: The same as inequalities and equations.
+        unit: Unit of the numbers.
+        cpu, gpu, paper_size: The experiments at three sizes.
+        picture: The form of the figure.
+        figures: The paper's numbers, where it prints them.
+        remark: What the paper's own experiment is confounded by, or leaves open.
     """
 
     paper: str
@@ -248,4 +279,5 @@ class Claim:
 
     @property
     def sizes(self) -> Mapping[str, ClaimSize]:
+        """The three sizes by name."""
         return {"cpu": self.cpu, "gpu": self.gpu, "paper": self.paper_size}

@@ -1,6 +1,5 @@
 """Claims about linearizing: a softmax model converted by several methods, each from several
-seeds.
-"""
+seeds."""
 
 from __future__ import annotations
 
@@ -29,8 +28,17 @@ APART, ERROR = "KL of weights", "error of outputs"
 
 @dataclass(frozen=True)
 class TrainedTeacher:
-    """A small softmax model of transformers, trained here if nobody has done so before, and the
-    text it has read.
+    """A small softmax model of transformers that is trained here, unless it exists already, and its
+    text.
+
+    Attributes:
+        kind: The model's type, such as "llama".
+        fields: Fields of its configuration.
+        text: The text that it is trained on.
+        rate: Learning rate.
+        steps: Number of updates.
+        batch: Sequences per update.
+        length: Tokens per sequence.
     """
 
     kind: str
@@ -42,6 +50,7 @@ class TrainedTeacher:
     length: int
 
     def prepare_model(self, context: TrialContext) -> Path:
+        """Train the model unless it exists already, and return its folder."""
         out = keyed_folder(context.shared / "models", self)
         if not (out / "model").exists():
             train(self._config(context), out, cpu=context.device.type == "cpu")
@@ -60,30 +69,46 @@ class TrainedTeacher:
         )
 
     def sources(self, context: TrialContext) -> tuple[str, ...]:
+        """Return the sources of its text."""
         return self.text.sources
 
 
 @dataclass(frozen=True)
 class ProvidedTeacher:
-    """The model in the folder `model` of the user's data, such as Llama 3 8B, and its file `text`,
-    such as Alpaca.
+    """A softmax model and a text from the user's data, such as Llama 3 8B and Alpaca.
+
+    Attributes:
+        model: Name of the model's folder.
+        text: Name of the text file.
     """
 
     model: str
     text: str
 
     def prepare_model(self, context: TrialContext) -> Path:
+        """Return the model's folder."""
         return context.file(self.model)
 
     def sources(self, context: TrialContext) -> tuple[str, ...]:
+        """Return the sources of its text."""
         return (str(context.file(self.text)),)
 
 
 @dataclass(frozen=True)
 class ConversionTrial(Trial):
-    """One conversion: perplexities after the swap (PPL@0) and after stage two (PPL@2), and how far
-    the layers are from softmax before stage two. Its report, with attention maps, stays among what
-    claims share.
+    """A trial of one conversion of a softmax model.
+
+    It measures perplexities after the conversion (PPL@0) and after stage two (PPL@2), and how far
+    the layers are from softmax before stage two. Its report, with attention maps, stays in the
+    shared folder.
+
+    Attributes:
+        series: Name of the method in the figure.
+        method: The method.
+        seed: Seed of the order of the text.
+        teacher: The softmax model.
+        length: Tokens per sequence.
+        held_out: Most tokens of validation text.
     """
 
     series: str
@@ -126,7 +151,15 @@ class ConversionTrial(Trial):
 
 @dataclass(frozen=True)
 class Conversions(Experiment):
-    """Every method from every seed."""
+    """An experiment that converts a softmax model by every method, from every seed.
+
+    Attributes:
+        methods: The methods by name.
+        teacher: The softmax model.
+        length: Tokens per sequence.
+        held_out: Most tokens of validation text.
+        seeds: The seeds.
+    """
 
     methods: Mapping[str, LinearizationMethod]
     teacher: TrainedTeacher | ProvidedTeacher
@@ -143,13 +176,13 @@ class Conversions(Experiment):
 
 
 class Updates(NamedTuple):
-    """Of a stage: how many, at which learning rate to begin with."""
+    """The number of updates of a training stage, and its initial learning rate."""
 
     steps: int
     rate: float
 
     def of(self, fit: Fit, batch: int) -> Fit:
-        """`fit` with these, on so many sequences each."""
+        """Return `fit` with these updates, on `batch` sequences each."""
         return replace(
             fit,
             steps=self.steps,
@@ -162,7 +195,7 @@ class Updates(NamedTuple):
 def with_updates(
     method: LinearizationMethod, transfer: Updates, adapt: Updates, batch: int
 ) -> LinearizationMethod:
-    """A method with so many updates in those of its two stages that it has."""
+    """Return `method` with the number of updates of each of its stages replaced."""
     first = method.transfer and replace(
         method.transfer, fit=transfer.of(method.transfer.fit, batch)
     )

@@ -1,4 +1,5 @@
-"""What an experiment measured, and how sure one can be that one sample of it lies above another."""
+"""The measured numbers of an experiment, and confidence intervals of differences between
+samples."""
 
 from __future__ import annotations
 
@@ -19,14 +20,15 @@ At = float | str | None
 
 @dataclass(frozen=True)
 class Measure:
-    """One number.
+    """One measured number.
 
     Attributes:
-        series: whose: a curve of a figure, a row of a table
-        x: where on the curve, or which column; None if there is but one number
-        quantity: what; "" for what the experiment is about
-        seed: of the run, or which repetition it is; None for a number that comes out the same
-            every time
+        series: The curve of a figure, or row of a table, that it belongs to.
+        value: The number.
+        x: Place on the curve, or name of the column; None if there is only one number.
+        quantity: What was measured; "" for the experiment's main quantity.
+        seed: Seed of the run, or number of the repetition; None for a number that comes out the
+            same every time.
     """
 
     series: str
@@ -58,8 +60,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Interval:
-    """A difference: its estimate, and where it lies with a doubt of `SIGNIFICANCE` on either side
-    (±∞: anywhere).
+    """A confidence interval of a difference, with a doubt of `SIGNIFICANCE` on either side.
+
+    Attributes:
+        low: Lower end; -∞ if it is not bounded.
+        middle: The estimate.
+        high: Upper end; ∞ if it is not bounded.
     """
 
     low: float
@@ -68,7 +74,8 @@ class Interval:
 
 
 class Measures:
-    """Numbers by series, quantity and place, in the order of their first appearance."""
+    """Measured numbers, grouped by series, quantity and place in the order of their first
+    appearance."""
 
     def __init__(self, rows: Iterable[Measure]) -> None:
         self.rows = list(rows)
@@ -80,7 +87,7 @@ class Measures:
         return len(self.rows)
 
     def of(self, quantity: str) -> Self:
-        """Those of one quantity."""
+        """Select the measures of one quantity."""
         return type(self)(row for row in self.rows if row.quantity == quantity)
 
     @property
@@ -92,13 +99,14 @@ class Measures:
         return list(dict.fromkeys(row.series for row in self.rows))
 
     def places(self, series: str | None = None) -> list[At]:
-        """Where `series`, or any of them, was measured: numbers ascending, names as they came."""
+        """Return the places where `series`, or any series, was measured: numbers ascending, names
+        in order."""
         found = dict.fromkeys(row.x for row in self.rows if series in (None, row.series))
         numbers = sorted(x for x in found if isinstance(x, int | float))
         return [*numbers, *(x for x in found if not isinstance(x, int | float))]
 
     def sample(self, series: str, x: At) -> Sample | None:
-        """The values there; None if there are none."""
+        """Return the values measured there; None if there are none."""
         rows = [row for row in self.rows if (row.series, row.x) == (series, x)]
         return (
             Sample(tuple(row.value for row in rows), all(row.seed is None for row in rows))
@@ -108,12 +116,11 @@ class Measures:
 
 
 def hodges_lehmann(a: Sample, b: Sample) -> Interval:
-    """How far `a` lies above `b`: Hodges and Lehmann's estimate, and the interval that belongs to
-    the rank test.
+    """Estimate how far `a` lies above `b`, with a confidence interval.
 
-    Between two samples the test is Mann and Whitney's, between a sample and an exact number the
-    sign test: no assumption on the law of the values, which jump between a plateau and the
-    solution.
+    The estimate is Hodges and Lehmann's, the interval that of the rank test: Mann and Whitney's
+    between two samples, the sign test between a sample and an exact number. Nothing is assumed of
+    the values' distribution, since they jump between a plateau and the solution.
     """
     differences = sorted(x - y for x, y in product(a.values, b.values))
     middle = median(differences)

@@ -17,11 +17,14 @@ MARKERS = "osD^vP*X"
 
 @dataclass(frozen=True)
 class Curves(FigureForm):
-    """A line per series through the medians, the range over seeds behind it; a panel per quantity
-    that has places.
+    """Curves through the medians, one per series, with the range over seeds behind them.
+
+    There is a panel per quantity that was measured at several places.
 
     Attributes:
-        log: the axes with a logarithmic scale: "", "x", "y" or "xy"
+        x: Label of the horizontal axis.
+        y: Label of the vertical axis.
+        log: Axes with a logarithmic scale: "", "x", "y" or "xy".
     """
 
     x: str
@@ -71,8 +74,13 @@ def _numbers(places: Iterable[At]) -> list[float]:
 
 @dataclass(frozen=True)
 class Bars(FigureForm):
-    """A group of bars per column, one per series, at the medians; every seed is a point; a panel
-    per quantity.
+    """Bars at the medians, one per series in a group per column; every seed is a point.
+
+    There is a panel per quantity.
+
+    Attributes:
+        y: Label of the vertical axis.
+        log: Whether that axis has a logarithmic scale.
     """
 
     y: str

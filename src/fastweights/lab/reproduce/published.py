@@ -1,6 +1,4 @@
-"""Models as published code trains them by mistake, for the comparison with models as they were
-meant.
-"""
+"""Models as published code mistakenly trains them, for comparison with the intended models."""
 
 from __future__ import annotations
 
@@ -32,9 +30,10 @@ class Destroyed(Mamba):
 
 @dataclass(frozen=True)
 class ListOpsTwice(ListOps):
-    """ListOps by the softmax of a softmax, as DSF's code for the Long Range Arena trains
-    (models/transformer.py:365, models/mamba.py:218, then cross-entropy): with 10 classes a certain
-    prediction still costs 1.46 nats.
+    """ListOps with the softmax of a softmax, as DSF's code for the Long Range Arena trains it.
+
+    See its models/transformer.py:365 and models/mamba.py:218, followed by cross-entropy: with 10
+    classes a certain prediction still costs 1.46 nats.
     """
 
     def logits(self, model: Any, batch: Batch) -> Tensor:
@@ -42,7 +41,7 @@ class ListOpsTwice(ListOps):
 
 
 def with_second_softmax(protocol: Protocol) -> Protocol:
-    """A protocol of ListOps, with a second softmax."""
+    """Return a protocol of ListOps with a second softmax."""
     train, test = (tuple(map(_twice, segments)) for segments in (protocol.train, protocol.test))
     return replace(protocol, train=train, test=test)
 

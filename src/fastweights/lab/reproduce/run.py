@@ -1,4 +1,4 @@
-"""Testing a claim: its trials, each of them once; the verdict; the picture."""
+"""The test of a claim: its trials, each of them run once, the verdict and the picture."""
 
 from __future__ import annotations
 
@@ -29,11 +29,15 @@ from fastweights.runs.json_lines import append_row, cut_torn_line, read_rows
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """A trial that was run: its numbers, how long it took, and of which commit it was.
+    """The record of a trial that was run.
 
     Attributes:
-        trial: its record (`runs.identity`); its repr where it was run in version 0
-        key: its key; its repr where it was run in version 0
+        trial: The trial as a record (`runs.identity`), or as a repr if it was run in version 0.
+        name: Name of the trial.
+        minutes: Minutes that it took.
+        commit: The commit that ran it, if known.
+        measures: Its numbers.
+        key: Its key, or its repr if it was run in version 0.
     """
 
     trial: str | Mapping[str, Any]
@@ -45,13 +49,13 @@ class TrialRecord:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
-        """From a line of the ledger."""
+        """Read a record from a line of the ledger."""
         key = row.get("key", row["trial"])
         return cls(**{**row, "measures": tuple(Measure(**m) for m in row["measures"]), "key": key})
 
 
 class Ledger:
-    """The trials that were run in a folder: one line of JSON for each, only ever appended to."""
+    """The records of all trials run in a folder: one line of JSON each, only ever appended to."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,29 +64,34 @@ class Ledger:
         self.done = {done.key: done for done in map(TrialRecord.of, read_rows(self.path))}
 
     def find(self, trial: Trial) -> TrialRecord | None:
-        """What came of the trial, if it was run."""
+        """Return the record of the trial; None if it was not run."""
         done = self.done.get(key_of(trial))
         if done is None or any(differences(done.trial, trial)):
             return self.done.get(former_repr(trial))
         return done
 
     def add(self, done: TrialRecord) -> None:
-        """Append it, durably."""
+        """Append a record and sync the file to disk."""
         append_row(self.path, asdict(done))
         self.done[done.key] = done
 
     def folder_of(self, trial: Trial) -> Path:
-        """The folder in which it works."""
+        """Return the folder of the trial's own files."""
         return self.folder / "trials" / key_of(trial)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A claim tested at one size.
+    """The outcome of testing a claim at one size.
 
     Attributes:
-        measures: what it was judged by
-        minutes: of all trials together
+        name: Name of the claim.
+        claim: The claim.
+        size: Name of the size.
+        measures: The numbers by which it was judged.
+        checks: The results of its statements.
+        minutes: Minutes of all trials together.
+        trials: Number of trials.
     """
 
     name: str
@@ -95,7 +104,7 @@ class Outcome:
 
     @property
     def verdict(self) -> ClaimVerdict:
-        """Fails if any part does, holds if all parts do."""
+        """The verdict on the claim: it fails if any part does, and holds if all parts do."""
         parts = {check.verdict for check in self.checks}
         return (
             ClaimVerdict.FAILS
@@ -107,11 +116,11 @@ class Outcome:
 
     @property
     def tally(self) -> dict[str, int]:
-        """How many parts of the statement have each verdict."""
+        """Count the parts of the claim with each verdict."""
         return dict(Counter(check.verdict.value for check in self.checks))
 
     def content(self, device: torch.device) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the outcome as JSON values."""
         claim = self.claim
         return {
             "claim": self.name,
@@ -135,7 +144,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ClaimContext:
-    """What all trials of a claim have in common of their `TrialContext`."""
+    """What the trials of a claim share: a folder, the device and the user's data.
+
+    Attributes:
+        shared: Folder for results that other claims can use too.
+        device: Where models compute.
+        data: Folder of the user's data, if any.
+        workers: Processes for independent runs; None for as many as there are cores.
+    """
 
     shared: Path
     device: torch.device
@@ -143,6 +159,7 @@ class ClaimContext:
     workers: int | None = None
 
     def trial_context(self, folder: Path) -> TrialContext:
+        """Return the context of a trial whose own files are in `folder`."""
         return TrialContext(folder, self.shared, self.device, self.data, self.workers)
 
 
@@ -158,14 +175,27 @@ def reproduce(
     place: ClaimContext,
     listener: Listener = lambda trial, number, count: None,
 ) -> Outcome:
-    """Test `claim` at one of its sizes in the folder `out`, going on after the trials that were
-    done there.
+    """Test a claim at one of its sizes in the folder `out`; trials that were run there are not
+    repeated.
 
     out/trials.jsonl has every trial's numbers, out/outcome.json the verdict and what it rests on,
-    out/picture.png the picture. Raises ValueError for an unknown size, and what the trials raise.
+    out/picture.png the picture.
+
+    Args:
+        name: Name of the claim.
+        claim: The claim.
+        size: Name of the size.
+        out: The folder.
+        place: What all trials share.
+        listener: Called with (trial, its number, number of trials) for every trial.
+
+    Raises:
+        ValueError: If the claim has no such size.
     """
     if size not in claim.sizes:
-        raise ValueError(f"size = {size!r}; there are {', '.join(claim.sizes)}")
+        raise ValueError(
+            f"there is no size {size!r} of this claim; there are {', '.join(claim.sizes)}"
+        )
     experiment = claim.sizes[size].experiment
     done = run_missing_trials(experiment, Ledger(out), place, listener)
     outcome = outcome_of(name, claim, size, done)
@@ -178,7 +208,7 @@ def reproduce(
 def run_missing_trials(
     experiment: Experiment, ledger: Ledger, place: ClaimContext, listener: Listener
 ) -> list[TrialRecord]:
-    """The trials of `experiment`, those that the ledger does not have having been run."""
+    """Run the trials that the ledger does not have, and return the records of all."""
     trials = experiment.trials()
     found = [ledger.find(trial) for trial in trials]
     for number, (trial, done) in enumerate(zip(trials, found, strict=True), 1):
@@ -189,7 +219,7 @@ def run_missing_trials(
 
 
 def run_trial(trial: Trial, ledger: Ledger, place: ClaimContext) -> TrialRecord:
-    """Run a trial, and write its numbers into the ledger."""
+    """Run a trial, and append its numbers to the ledger."""
     start = time.perf_counter()
     context = place.trial_context(ledger.folder_of(trial))
     measures = tuple(trial.run(context))
@@ -200,7 +230,7 @@ def run_trial(trial: Trial, ledger: Ledger, place: ClaimContext) -> TrialRecord:
 
 
 def outcome_of(name: str, claim: Claim, size: str, done: Sequence[TrialRecord]) -> Outcome:
-    """The verdict on trials that were run."""
+    """Return the verdict on trials that were run."""
     measures = claim.sizes[size].experiment.summary(
         Measures(row for one in done for row in one.measures)
     )

@@ -1,4 +1,4 @@
-"""Protocols for a CPU: what of a benchmark can be learnt in seconds, by all models alike.
+"""Protocols for a CPU: the part of a benchmark that all models can learn in seconds.
 
 New examples in every batch, a constant rate, initial weights of 0.1 and no dropout, since small
 budgets do not get off the first plateau otherwise. MQAR models have one layer that mixes neighbours
@@ -31,7 +31,7 @@ LOCAL = {"name": "rwkv4_channel"}
 def small(
     train: Task, test: Task, steps: int, width: int, rate: float = 1e-2, **fields: Any
 ) -> Protocol:
-    """`steps` updates of 64 sequences, tested on 500."""
+    """Return a protocol of `steps` updates of 64 sequences, tested on 500."""
     return Protocol(
         train=(Segment(train, None),),
         test=(Segment(test, 500),),
@@ -44,18 +44,18 @@ def small(
 
 
 def mqar(length: int, pairs: int, width: int, steps: int) -> Protocol:
-    """MQAR with 64 tokens."""
+    """Return a protocol of MQAR with 64 tokens."""
     task = MQAR(vocabulary=64, length=length, pairs=pairs)
     return small(task, task, steps, width)
 
 
 def behind_local_mixer(*mixers: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a model with these mixers behind the layer that mixes neighbours."""
+    """Return the fields of a model with these mixers behind the layer that mixes neighbours."""
     return {"mixers": [LOCAL, *mixers]}
 
 
 def mad(name: str, steps: int, width: int = 64, **sizes: int) -> Protocol:
-    """MAD's task of this name with other `sizes`, on MesaNet's blocks."""
+    """Return a protocol of MAD's task of this name with other `sizes`, on MesaNet's blocks."""
     found = TASKS[f"mad-mesanet-{name}"]
     tasks: tuple[Any, Any] = found.train[0].task, found.test[0].task
     train, test = (replace(task, **sizes) for task in tasks)
@@ -68,7 +68,7 @@ SHORT_LISTOPS = ListOps(shortest=10, longest=50)
 
 
 def long_range(steps: int) -> dict[str, Protocol]:
-    """ListOps with 10 to 50 tokens."""
+    """Return protocols of ListOps with 10 to 50 tokens."""
     fields = {
         "norm": "layer",
         "mlp": "gated",

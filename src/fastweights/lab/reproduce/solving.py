@@ -1,4 +1,4 @@
-"""What the Mesa layers of a trained model solve, and what fewer steps cost it."""
+"""Measurements of what the Mesa layers of a trained model solve, and what fewer steps cost."""
 
 from __future__ import annotations
 
@@ -32,9 +32,16 @@ ADDED = "loss added to that of 30 steps"
 
 @dataclass(frozen=True)
 class Solvers(Probe):
-    """The loss with each of `solvers` in place of the model's own, what it adds to that of `base`
-    in the first and last quarter of the positions, and the steps taken on average. `length` may be
-    beyond that of training.
+    """A probe of the loss with other solvers in place of the model's own.
+
+    It measures the loss, what it adds to that of `base` in the first and last quarter of the
+    positions, and the steps taken on average.
+
+    Attributes:
+        solvers: The solvers by name.
+        base: Name of the solver to compare with.
+        tokens: Tokens of validation text.
+        length: Tokens per sequence, which may exceed that of training.
     """
 
     solvers: Mapping[str, ConjugateGradient]
@@ -66,10 +73,15 @@ class Solvers(Probe):
 
 @dataclass(frozen=True)
 class MesaDiagnostics(Probe):
-    """Over all heads, the rank correlation of the mean γ with the condition number of H_t + Λ in
-    the last quarter of `length` tokens, with how often it grew since the first quarter, with the
-    steps to a residual of 0.001, and with the cosine between the output and that of gated linear
-    attention, which solves nothing.
+    """A probe of the linear systems in a model's Mesa layers.
+
+    Over all heads, it measures the rank correlation of the mean γ with the condition number of H_t
+    + Λ in the last quarter of `length` tokens, with how often it grew since the first quarter, with
+    the steps to a residual of 0.001, and with the cosine between the output and that of gated
+    linear attention, which solves nothing.
+
+    Attributes:
+        length: Tokens per sequence.
     """
 
     length: int
@@ -110,6 +122,6 @@ def _inside(record: Mesa) -> tuple[Tensor, ...]:
 
 
 def rank_correlation(x: Tensor, y: Tensor) -> float:
-    """Spearman's, of numbers that are all different."""
+    """Return Spearman's rank correlation of numbers that are all different."""
     ranks = torch.stack([x.argsort().argsort(), y.argsort().argsort()]).double()
     return torch.corrcoef(ranks)[0, 1].item()

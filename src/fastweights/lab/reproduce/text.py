@@ -1,6 +1,5 @@
-"""Claims about language models: one is trained for each mixer and seed, and asked for its loss in
-several ways.
-"""
+"""Claims about language models: one is trained for each mixer and seed, and its loss measured in
+several ways."""
 
 from __future__ import annotations
 
@@ -31,7 +30,8 @@ POSITION, FAR = "by position", "mean so far"
 
 @dataclass(frozen=True)
 class ArchitectureWithFields(Architecture):
-    """`fields` of the configuration besides its mixers, layers and width."""
+    """An architecture with further fields of the configuration, besides mixers, layers and
+    width."""
 
     fields: Fields = field(default_factory=dict)
 
@@ -49,10 +49,21 @@ class ArchitectureWithFields(Architecture):
 
 @dataclass(frozen=True)
 class Pretraining:
-    """How every model of an experiment is trained; they differ in mixers and seed.
+    """The settings by which every model of an experiment is trained; models differ in mixers and
+    seed.
 
     Attributes:
-        data: files of the user's data folder to read in place of `text`
+        text: The text to train on.
+        layers: Number of blocks.
+        width: Hidden size.
+        fields: Further fields of the configuration.
+        rate: Peak learning rate.
+        steps: Number of updates.
+        batch: Sequences per update.
+        length: Tokens per sequence.
+        warmup: Updates of the warm-up.
+        bf16: Whether matrix products are in bfloat16.
+        data: Files of the user's data folder to read in place of `text`.
     """
 
     text: Text
@@ -68,6 +79,7 @@ class Pretraining:
     data: tuple[str, ...] = ()
 
     def config(self, mixers: Sequence[Fields], seed: int, text: Text) -> TrainConfig:
+        """Return the configuration of one training."""
         return TrainConfig(
             text=text,
             model=ArchitectureWithFields(tuple(mixers), self.layers, self.width, self.fields),
@@ -86,7 +98,7 @@ class Pretraining:
     def train_or_load(
         self, mixers: Sequence[Fields], seed: int, context: TrialContext
     ) -> tuple[FastWeightsForCausalLM, Corpus]:
-        """The model, trained if nobody has done so before, and its text."""
+        """Train the model unless it exists already, and return it and its text."""
         folder = keyed_folder(
             context.shared / "models", PretrainedModel(self, mixers, seed), (self, mixers, seed)
         )
@@ -111,7 +123,7 @@ class Pretraining:
 
 @dataclass(frozen=True)
 class PretrainedModel:
-    """What decides a model that claims share."""
+    """Everything that decides a pretrained model, which claims share."""
 
     pretraining: Pretraining
     mixers: Sequence[Fields]
@@ -119,7 +131,7 @@ class PretrainedModel:
 
 
 def share_tokenizer(text: Text, context: TrialContext) -> Text:
-    """The text with a tokenizer that all models share."""
+    """Return the text with a tokenizer that all models share."""
     folder = keyed_folder(context.shared / "tokenizers", text)
     if not folder.exists():
         with atomic_folder(folder) as new:
@@ -149,19 +161,22 @@ LARGE = _on_books(_backbone(14, 768, 1.5e-3, 28_600, 256, 2048, Text(tokenizatio
 
 
 class Probe(ABC):
-    """What a trained model is asked, a frozen value."""
+    """A measurement on a trained model, a frozen value."""
 
     @abstractmethod
     def measures(
         self, series: str, seed: int, model: FastWeightsForCausalLM, corpus: Corpus
     ) -> Iterator[Measure]:
-        """The answers."""
+        """Measure the model and yield the numbers."""
 
 
 @dataclass(frozen=True)
 class Positions(Probe):
-    """The loss of `tokens` validation tokens in sequences of `length`: over all, and by position,
-    in octaves.
+    """A probe of the loss on validation text: over all tokens, and by position in octaves.
+
+    Attributes:
+        tokens: Tokens of validation text.
+        length: Tokens per sequence.
     """
 
     tokens: int
@@ -179,8 +194,12 @@ class Positions(Probe):
 
 @dataclass(frozen=True)
 class Extrapolation(Probe):
-    """The mean loss up to each of `lengths`, of sequences as long as the last, the state carried
-    along.
+    """A probe of the mean loss up to each of several lengths, with the state carried along.
+
+    Attributes:
+        tokens: Tokens of validation text.
+        lengths: The lengths; sequences are as long as the last.
+        batch: Sequences at once.
     """
 
     tokens: int
@@ -198,7 +217,7 @@ class Extrapolation(Probe):
 
 
 def by_octave(series: str, loss: PositionLoss, seed: int) -> Iterator[Measure]:
-    """Nats per token from each power of two up to the next."""
+    """Yield the nats per token from each power of two up to the next."""
     last = len(loss.nll)
     edges = np.array(sorted({*(2**n for n in range(int(np.log2(last)) + 1)), last + 1}))
     for edge, value in zip(edges, loss.mean_between(edges), strict=False):
@@ -207,7 +226,15 @@ def by_octave(series: str, loss: PositionLoss, seed: int) -> Iterator[Measure]:
 
 @dataclass(frozen=True)
 class LanguageModelTrial(Trial):
-    """One model trained from one seed, and read."""
+    """A trial that trains one model from one seed and probes it.
+
+    Attributes:
+        series: Name of the model in the figure.
+        mixers: Its mixers.
+        seed: Seed of weights and data.
+        pretraining: How it is trained.
+        readings: The probes.
+    """
 
     series: str
     mixers: tuple[Fields, ...]
@@ -229,8 +256,14 @@ class LanguageModelTrial(Trial):
 
 @dataclass(frozen=True)
 class LanguageModels(Experiment):
-    """Models by series, each from several seeds; with a `reference` among them, differences to it
-    by position.
+    """An experiment that trains several models, each from several seeds.
+
+    Attributes:
+        models: The models' mixers by series.
+        pretraining: How they are trained.
+        readings: The probes.
+        seeds: The seeds.
+        reference: A series; differences to it by position are added.
     """
 
     models: Mapping[str, tuple[Fields, ...]]

@@ -23,7 +23,11 @@ from fastweights.render.plots import canvas
 
 @dataclass(frozen=True)
 class Execution(Trial):
-    """The statement of this source, on the inputs of `findings`."""
+    """A trial that executes a theorem on the inputs of `findings`.
+
+    Attributes:
+        source: The statement's source, such as "DSF Lemma 1".
+    """
 
     source: str
 
@@ -37,7 +41,11 @@ class Execution(Trial):
 
 @dataclass(frozen=True)
 class Theorem(Experiment):
-    """A theorem needs no size: it is the same on any machine."""
+    """An experiment for a theorem, which is the same at any size and on any machine.
+
+    Attributes:
+        source: The statement's source, such as "DSF Lemma 1".
+    """
 
     source: str
 
@@ -47,7 +55,11 @@ class Theorem(Experiment):
 
 @dataclass(frozen=True)
 class FindingFigure(FigureForm):
-    """The finding's own picture."""
+    """The figure of a theorem: the finding's own picture.
+
+    Attributes:
+        source: The statement's source, such as "DSF Lemma 1".
+    """
 
     source: str
 
@@ -58,7 +70,11 @@ class FindingFigure(FigureForm):
 
 
 def finding(source: str) -> Finding:
-    """The finding of this source. Raises ValueError if there is none."""
+    """Return the finding of this source.
+
+    Raises:
+        ValueError: If there is none.
+    """
     found = {one.source: one for one in findings()}
     if source not in found:
         raise ValueError(f"there is no finding {source!r}; there are {', '.join(found)}")
@@ -66,7 +82,11 @@ def finding(source: str) -> Finding:
 
 
 def measures_of(found: Finding) -> Iterator[Measure]:
-    """What a finding came to, exact."""
+    """Yield the numbers of a finding as exact measures.
+
+    Raises:
+        TypeError: If it is not known how to measure this type of finding.
+    """
     match found:
         case Overwriting():
             yield from (

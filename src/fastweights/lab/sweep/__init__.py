@@ -1,4 +1,5 @@
-"""Sweeps: models × tasks × learning rates × seeds, run in parallel, resumed, added up and drawn."""
+"""Sweeps: models × tasks × learning rates × seeds, trained in parallel, resumed, summarised and
+drawn."""
 
 from fastweights.lab.sweep.figures import AXES, draw
 from fastweights.lab.sweep.folder import SweepFolder, sweep

@@ -1,6 +1,5 @@
-"""Accuracy against width, state or learning rate, one line per model, as the papers draw it; seeds
-as a band.
-"""
+"""Figures of a sweep: accuracy against width, state or learning rate, a line per model, seeds as a
+band."""
 
 from __future__ import annotations
 
@@ -18,8 +17,12 @@ from fastweights.render.plots import PALETTE, canvas, label, legend
 
 @dataclass(frozen=True)
 class Axis:
-    """What accuracy is drawn against. `tuned`: at the best learning rate of each size; otherwise at
-    every rate.
+    """The horizontal axis of a figure of accuracies.
+
+    Attributes:
+        title: Label of the axis.
+        of: Returns the place of a result on the axis.
+        tuned: True to draw each size at its best learning rate only; False to draw every rate.
     """
 
     title: str
@@ -27,14 +30,14 @@ class Axis:
     tuned: bool = True
 
     def points(self, rows: Sequence[Row]) -> list[Best]:
-        """What is drawn of these rows."""
+        """Select the results that are drawn."""
         if self.tuned:
             return best(rows)
         rates = sorted({row.rate for row in rows})
         return [one for rate in rates for one in best(row for row in rows if row.rate == rate)]
 
     def separates(self, rows: Sequence[Row]) -> bool:
-        """Whether there are two different places on it."""
+        """Whether the results have at least two different places on this axis."""
         return len({self.of(one) for one in self.points(rows)}) > 1
 
 
@@ -46,9 +49,8 @@ AXES: dict[str, Axis] = {
 
 
 def draw(rows: Iterable[Row], axis: Axis) -> Figure:
-    """One panel per task: mean test accuracy of the seeds, and a band from the worst to the
-    best.
-    """
+    """Draw one panel per task: mean test accuracy over seeds, and a band from the worst to the
+    best."""
     rows = list(rows)
     tasks = list(dict.fromkeys(row.task for row in rows))
     figure, panels = canvas(1, len(tasks))

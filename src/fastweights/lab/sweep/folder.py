@@ -1,4 +1,4 @@
-"""A sweep on the disk: what has been run is never run again."""
+"""The folder of a sweep: results on disk, so that no run is computed twice."""
 
 from __future__ import annotations
 
@@ -19,9 +19,14 @@ from fastweights.runs.json_lines import read_rows
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """``runs/KEY.json`` per run that ended, ``logs/KEY.jsonl`` per run that began,
-    ``failed/KEY.txt``; and all rows of a sweep as rows.json and, where pyarrow is installed,
-    rows.parquet.
+    """The folder that keeps a sweep's results.
+
+    ``runs/KEY.json`` holds each run that ended, ``logs/KEY.jsonl`` each run that began,
+    ``failed/KEY.txt`` each traceback; rows.json and, where pyarrow is installed, rows.parquet hold
+    all rows.
+
+    Attributes:
+        path: The folder.
     """
 
     path: Path
@@ -36,9 +41,8 @@ class SweepFolder:
         return self.path / "logs"
 
     def row(self, run: SweepRun) -> Row | None:
-        """What came of the run, if it ended; it bears the names that this sweep gives to task and
-        model.
-        """
+        """Read the result of a run, with the names that this sweep gives to task and model; None if
+        it has not ended."""
         path = next((p for p in map(self._of, (run.key, run.former_key)) if p.exists()), None)
         if path is None:
             return None
@@ -51,7 +55,7 @@ class SweepFolder:
         return Row.of({**content, "key": run.key, "task": run.task, "mixer": run.contender.label})
 
     def keep(self, run: SweepRun, result: Row | RunFailure) -> None:
-        """Put what came of the run on the disk, whole or not at all."""
+        """Write the result of a run to disk, atomically."""
         failure = self.path / "failed" / f"{run.key}.txt"
         if isinstance(result, RunFailure):
             with atomic_file(failure) as new:
@@ -61,12 +65,12 @@ class SweepFolder:
         write_json(self._of(run.key), {**asdict(result), "run": to_record(run.decisive)})
 
     def points(self, run: SweepRun) -> list[Point]:
-        """How far a run has come that may not have ended."""
+        """Read the evaluations of a run that may not have ended."""
         rows = read_rows(self.logs / f"{run.key}.jsonl")
         return [Point(**{name: _or_nan(x) for name, x in row.items()}) for row in rows]
 
     def write(self, rows: Sequence[Row]) -> None:
-        """rows.json and rows.parquet, without curves."""
+        """Write rows.json and rows.parquet, without curves."""
         flat = [row.flat() for row in rows]
         write_json(self.path / "rows.json", flat)
         if importlib.util.find_spec("pyarrow") is not None:
@@ -84,13 +88,18 @@ def sweep(
     device: str = "cpu",
     listener: Callable[[Row | RunFailure], None] = lambda result: None,
 ) -> list[Row]:
-    """The rows of all runs of the plan that ended without an error, in its order; those in `path`
-    are not run again.
+    """Run the plan, except for runs whose results are in `path` already, and return the rows in its
+    order.
 
-    It can be killed at any moment; the same call goes on with what has not ended.
+    Runs that ended with an error have no row. The sweep can be killed at any moment; the same call
+    resumes it.
 
     Args:
-        listener: called with every result of this call
+        plan: What to train.
+        path: The folder of the results.
+        pool: Where the runs are computed.
+        device: The device to train on, as PyTorch names it.
+        listener: Called with every result of this call.
     """
     folder, runs = SweepFolder(path), list(plan.runs())
     due = {run.key: run for run in runs if folder.row(run) is None}

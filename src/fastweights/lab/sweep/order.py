@@ -1,4 +1,4 @@
-"""The batches of a run in their order."""
+"""The batches of a run, in training order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastweights.lab.tasks import Batch, Protocol
 
 
 def batches(protocol: Protocol, seed: int) -> Iterator[Batch]:
-    """Those of all updates: new ones without end, or epochs over the training set."""
+    """Yield the batch of every update: new ones without end, or epochs over the training set."""
     training = protocol.training
     if training.epochs is None:
         yield from (protocol.fresh(seed, step, training.batch) for step in count())
@@ -38,7 +38,7 @@ def _epoch(
 
 
 def updates_per_epoch(protocol: Protocol) -> int:
-    """1 where every batch is new."""
+    """Number of updates in an epoch; 1 where every batch is new."""
     if protocol.training.epochs is None:
         return 1
     return sum(-(-(segment.examples or 0) // protocol.training.batch) for segment in protocol.train)

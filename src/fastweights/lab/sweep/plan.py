@@ -1,6 +1,5 @@
-"""What a sweep runs: every combination of tasks, models, widths, learning rates, weight decays and
-seeds.
-"""
+"""What a sweep trains: every combination of tasks, models, widths, rates, weight decays and
+seeds."""
 
 from __future__ import annotations
 
@@ -27,12 +26,13 @@ EVERY = 100
 
 @dataclass(frozen=True)
 class SweepModel:
-    """A model of a sweep, called `label`.
+    """A model that a sweep compares.
 
     Attributes:
-        name: one of the protocol's contenders, or a mixer's name: ``package.module:Class`` for
-            one that is your own
-        fields: of the configuration, in place of the protocol's
+        label: What tables and figures call it.
+        name: One of the protocol's contenders, or a mixer's name: ``package.module:Class`` for one
+            of your own.
+        fields: Fields of the configuration that replace the protocol's.
     """
 
     label: str
@@ -41,8 +41,13 @@ class SweepModel:
 
     @classmethod
     def of(cls, entry: str | Mapping[str, Any]) -> SweepModel:
-        """``"metala"``, or ``{label = …, name = …, and fields of the configuration}`` (name: the
-        label's).
+        """Read a plan's entry: ``"metala"``, or ``{label = …, name = …, and fields of the
+        configuration}``.
+
+        Without a ``name`` the label is the name.
+
+        Raises:
+            ValueError: If the entry has no label.
         """
         if isinstance(entry, str):
             return cls(entry, entry)
@@ -55,13 +60,20 @@ class SweepModel:
 
 @dataclass(frozen=True)
 class DecisiveSettings:
-    """What decides the result of a sweep's run, whatever its plan calls task and model.
+    """Everything that decides the result of a run, whatever the plan calls its task and model.
 
     Attributes:
-        model: the class of the model
-        config: the fields of its configuration that are not the class's own, as config.json has
-            them
-        training: without the grid of rates and weight decays
+        train: What is trained on.
+        test: What is tested on.
+        model: The model's class.
+        config: The fields of its configuration that differ from the class's defaults, as in
+            config.json.
+        training: The protocol's settings without the grid of rates and weight decays.
+        rate: Learning rate.
+        decay: Weight decay.
+        seed: Seed of weights and data.
+        every: Updates between evaluations where there are no epochs.
+        validation: What decides when to stop; None for the tests' distribution.
     """
 
     train: tuple[Segment, ...]
@@ -78,10 +90,16 @@ class DecisiveSettings:
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One training of one model, from nothing.
+    """One training of one model from scratch.
 
     Attributes:
-        task: what the protocol is called
+        task: Name of the protocol.
+        protocol: The protocol that the model is trained by.
+        contender: The model.
+        rate: Learning rate.
+        decay: Weight decay.
+        seed: Seed of weights and data.
+        every: Updates between evaluations where there are no epochs.
     """
 
     task: str
@@ -93,7 +111,7 @@ class SweepRun:
     every: int = EVERY
 
     def config(self) -> PretrainedConfig:
-        """The model's configuration; makes a mixer known that is the user's own."""
+        """Build the model's configuration; registers a mixer of the user's own."""
         names = {
             self.contender.name,
             *(mixer["name"] for mixer in self.contender.fields.get("mixers", ())),
@@ -105,7 +123,7 @@ class SweepRun:
 
     @cached_property
     def decisive(self) -> DecisiveSettings:
-        """Everything that decides the result."""
+        """Return everything that decides the result."""
         config = self.config().to_diff_dict()
         config.pop("transformers_version", None)
         return DecisiveSettings(
@@ -123,12 +141,12 @@ class SweepRun:
 
     @cached_property
     def key(self) -> str:
-        """The name of its results: equal runs have equal keys, in any plan."""
+        """The name of its result files: equal runs have equal keys, in any plan."""
         return key_of(self.decisive)
 
     @cached_property
     def former_key(self) -> str:
-        """The key of version 0."""
+        """The key that version 0 gave to this run."""
         config = first_json_value(self.config().to_dict())
         config.pop("transformers_version", None)
         training = self.protocol.training
@@ -151,16 +169,18 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """A sweep.
+    """The plan of a sweep: which models are trained on which tasks, with which settings.
 
     Attributes:
-        tasks: protocols by name; patterns such as ``mqar-dsf-*`` when read from a file
-        mixers: the models
-        widths: hidden sizes; none means each protocol's first
-        rates: learning rates; none means each protocol's own, and so for `decays`
-        training: fields of `TrainingSettings`, in place of each protocol's (epochs or steps, batch,
-            stop, …)
-        every: updates between evaluations where there are no epochs
+        tasks: Protocols by name; patterns such as ``mqar-dsf-*`` when read from a file.
+        mixers: The models.
+        widths: Hidden sizes; none means each protocol's first.
+        rates: Learning rates; none means each protocol's own.
+        decays: Weight decays; none means each protocol's own.
+        seeds: Seeds of weights and data.
+        training: Fields of `TrainingSettings` that replace each protocol's (epochs or steps, batch,
+            stop, …).
+        every: Updates between evaluations where there are no epochs.
     """
 
     tasks: Mapping[str, Protocol]
@@ -173,7 +193,11 @@ class SweepPlan:
     every: int = EVERY
 
     def runs(self) -> Iterator[SweepRun]:
-        """All of them, the seeds innermost. Raises ValueError for models that cannot be built."""
+        """Yield all runs, the seeds innermost.
+
+        Raises:
+            ValueError: If a model cannot be built.
+        """
         for (task, protocol), contender in product(self.tasks.items(), self.mixers):
             protocol = replace(
                 protocol, training=_override_training(protocol.training, self.training)
@@ -188,7 +212,12 @@ class SweepPlan:
 
 
 def read_plan(path: Path) -> SweepPlan:
-    """The plan in a TOML file. Raises ValueError, which says what is wrong, and where."""
+    """Read a plan from a TOML file.
+
+    Raises:
+        ValueError: If the file cannot be read or is not a plan; the message says what is wrong, and
+            where.
+    """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -205,7 +234,7 @@ def _plan(content: dict[str, Any]) -> SweepPlan:
     missing = [name for name in ("tasks", "mixers") if not content.get(name)]
     if unknown or missing:
         raise ValueError(
-            f"unknown: {', '.join(unknown) or 'nothing'}; missing:"
+            f"the plan has wrong fields: unknown: {', '.join(unknown) or 'nothing'}; missing:"
             f" {', '.join(missing) or 'nothing'}; a plan has {', '.join(known)}"
         )
     lists = {
@@ -219,7 +248,11 @@ def _plan(content: dict[str, Any]) -> SweepPlan:
 
 
 def match_tasks(pattern: str) -> list[str]:
-    """The protocols that a name or pattern means; raises ValueError if there are none."""
+    """Return the names of the protocols that a name or pattern means.
+
+    Raises:
+        ValueError: If there are none.
+    """
     found = [name for name in TASKS if fnmatch(name, pattern)]
     if not found:
         raise ValueError(f"no task is called {pattern!r}; there are {', '.join(TASKS)}")

@@ -1,4 +1,4 @@
-"""Where runs are run: in this process's children, or on a Ray cluster."""
+"""Where a sweep's runs are computed: in this process, in child processes, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -25,27 +25,36 @@ from fastweights.runs.json_lines import append_row, finite
 
 @dataclass(frozen=True)
 class RunFailure:
-    """A run that ended with an error, and its traceback."""
+    """A run that ended with an error, and its traceback.
+
+    Attributes:
+        run: The run that failed.
+        trace: The traceback.
+    """
 
     run: SweepRun
     trace: str
 
 
 class Pool(ABC):
-    """Somewhere to run runs."""
+    """A place where runs are computed, such as this process or a cluster."""
 
     @abstractmethod
     def results(
         self, runs: Sequence[SweepRun], logs: Path, device: str
     ) -> Iterator[Row | RunFailure]:
-        """Of all runs, in the order in which they end; each evaluation is a line of
-        ``logs/KEY.jsonl`` at once.
+        """Compute all runs and yield their results in the order in which they end.
+
+        Args:
+            runs: The runs.
+            logs: A folder; each evaluation is appended to ``logs/KEY.jsonl`` at once.
+            device: The device to train on, as PyTorch names it.
         """
 
 
 @dataclass(frozen=True)
 class InProcess(Pool):
-    """This process, one run after the other."""
+    """A pool that computes one run after the other in this process."""
 
     def results(
         self, runs: Sequence[SweepRun], logs: Path, device: str
@@ -59,7 +68,11 @@ class InProcess(Pool):
 
 @dataclass(frozen=True)
 class Local(Pool):
-    """Processes of this machine, one thread each; None for as many as it has cores."""
+    """A pool of processes on this machine, one thread each.
+
+    Attributes:
+        workers: Number of processes; None for as many as the machine has cores.
+    """
 
     workers: int | None = None
 
@@ -76,8 +89,11 @@ class Local(Pool):
 
 @dataclass(frozen=True)
 class Ray(Pool):
-    """A Ray cluster, one core per run; None for one on this machine, started and stopped with the
-    sweep.
+    """A pool on a Ray cluster, one core per run.
+
+    Attributes:
+        address: The cluster's address; None for one on this machine, started and stopped with the
+            sweep.
     """
 
     address: str | None = None
@@ -98,7 +114,7 @@ class Ray(Pool):
 
 
 def work(run: SweepRun, logs: Path, device: str) -> Row | RunFailure:
-    """Run it; what goes wrong is a result too."""
+    """Compute one run and return its row or, if it raises an error, a `RunFailure`."""
     torch.set_num_threads(1)
     logs.mkdir(parents=True, exist_ok=True)
     try:

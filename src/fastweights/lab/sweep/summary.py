@@ -12,13 +12,22 @@ from fastweights.lab.sweep.trainer import Row
 
 @dataclass(frozen=True)
 class Best:
-    """A model of one width on one task, at the learning rate and weight decay of the best mean test
-    accuracy.
+    """The results of a model of one size on one task, at its best learning rate and weight decay.
+
+    The best are those with the highest mean test accuracy.
 
     Attributes:
-        accuracies: of the seeds there, ascending
-        solved: median of the updates until the protocol's mark, seeds that never passed it
-            counted as never (None)
+        task: Name of the protocol.
+        mixer: Label of the model.
+        width: Hidden size.
+        state: Bytes of its state; None for classifiers.
+        parameters: Number of its parameters.
+        rate: Learning rate.
+        decay: Weight decay.
+        accuracies: Accuracies of the seeds, ascending.
+        solved: Median number of updates until the protocol's threshold, seeds that never passed it
+            counted as infinite; None if the median is one of these.
+        seconds: Seconds that all its runs took, at every setting.
     """
 
     task: str
@@ -42,12 +51,12 @@ class Best:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation over the seeds; 0 of one seed."""
+        """Standard deviation over the seeds; 0 for one seed."""
         return stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
 
 
 def best(rows: Iterable[Row]) -> list[Best]:
-    """One per task, model and size, in the order of the rows."""
+    """Select the best setting for each task, model and size, in the order of the rows."""
     rows = list(rows)
     groups = list(dict.fromkeys(map(_size, rows)))
     return [_best([row for row in rows if _size(row) == group]) for group in groups]

@@ -1,4 +1,4 @@
-"""One run: a small model trained on a task by its protocol."""
+"""One run of a sweep: a small model trained on a task by its protocol."""
 
 from __future__ import annotations
 
@@ -29,11 +29,14 @@ TEST_SEED = 0
 
 @dataclass(frozen=True)
 class Point:
-    """A run after `step` updates.
+    """An evaluation of a run after `step` updates.
 
     Attributes:
-        train_loss, loss: of the last batch, and of the validation set; nats per label
-        seconds: since the run began
+        step: Updates made.
+        train_loss: Loss of the last training batch, in nats per label.
+        loss: Loss on the validation set, in nats per label.
+        accuracy: Accuracy on the validation set, from 0 to 1.
+        seconds: Seconds since the run began.
     """
 
     step: int
@@ -45,21 +48,28 @@ class Point:
 
 @dataclass(frozen=True)
 class Row:
-    """A run and what came of it.
+    """A run and its results: one row of a sweep's table.
 
     Attributes:
-        key: of the run
-        width: hidden size
-        state: bytes that a sequence of the task's length leaves in the model; None for
-            classifiers
-        accuracy, macro: on the test set, by the model at `step` (the best on the validation
-            set, or the last)
-        loss: there, nats per label
-        solved: updates until validation accuracy passed the protocol's mark; None if it never
-            did
-        steps: updates made
-        diverged: whether the loss became infinite or NaN
-        curve: the evaluations
+        key: Key of the run.
+        task: Name of the protocol.
+        mixer: Label of the model.
+        width: Hidden size.
+        parameters: Number of the model's parameters.
+        state: Bytes that the model keeps of a sequence of the task's length; None for classifiers.
+        rate: Learning rate.
+        decay: Weight decay.
+        seed: Seed of weights and data.
+        accuracy, macro: Accuracies on the test set (micro and macro average) of the model at
+            `step`: the best on the validation set, or the last.
+        loss: Loss there, in nats per label.
+        step: Updates after which the model was tested.
+        solved: Updates until validation accuracy passed the protocol's threshold; None if it never
+            did.
+        steps: Updates made.
+        diverged: Whether the loss became infinite or NaN.
+        seconds: Seconds that the run took.
+        curve: All evaluations.
     """
 
     key: str
@@ -83,11 +93,12 @@ class Row:
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Row:
-        """From what `asdict` made of one, by way of JSON."""
+        """Build a row from what `asdict` returned, read back from JSON."""
         return cls(**{**content, "curve": tuple(Point(**point) for point in content["curve"])})
 
     def flat(self) -> dict[str, Any]:
-        """Without the curve; numbers that are not finite are None, as in JSON."""
+        """Return the row as a mapping without the curve; numbers that are not finite are None, as
+        in JSON."""
         content = {name: value for name, value in asdict(self).items() if name != "curve"}
         return {
             name: None if value != value or value in _INFINITE else value
@@ -100,11 +111,14 @@ def fit(
     listener: Callable[[Point], None] = lambda point: None,
     device: torch.device = torch.device("cpu"),
 ) -> Row:
-    """Train and test one model; the same run on the same machine gives the same row, but for the
-    seconds.
+    """Train and test one model.
+
+    The same run on the same machine gives the same row, except for the seconds.
 
     Args:
-        listener: called with every evaluation
+        run: What to train.
+        listener: Called with every evaluation.
+        device: Where to train.
     """
     stage = TaskStage(run, device, listener)
     run_in_memory(stage, stage.optimization, Alone(device))
@@ -113,7 +127,7 @@ def fit(
 
 @dataclass(frozen=True)
 class AdamWOnAll(OptimizerConfig):
-    """AdamW whose weight decay pulls on all parameters alike."""
+    """AdamW whose weight decay applies to all parameters alike."""
 
     lr: float
     weight_decay: float
@@ -132,10 +146,11 @@ class AdamWOnAll(OptimizerConfig):
 
 
 class TaskStage(Stage):
-    """A model on a task, until its protocol's mark, divergence, or the last update.
+    """The training of a model on a task, until the protocol's threshold, divergence, or the last
+    update.
 
-    The batches come in the protocol's order, and randomness runs on from the seed of the model:
-    nobody goes on with half a run.
+    The batches come in the protocol's order, and random numbers continue from the model's seed: an
+    interrupted run starts again from the beginning.
     """
 
     def __init__(
@@ -154,7 +169,7 @@ class TaskStage(Stage):
 
     @property
     def optimization(self) -> Optimization:
-        """How the protocol trains."""
+        """Return the settings by which the protocol trains."""
         training, epoch = self.training, updates_per_epoch(self.run.protocol)
         every = self.run.every if training.epochs is None else epoch
         return Optimization(
@@ -178,9 +193,8 @@ class TaskStage(Stage):
         return {"loss": self.loss}
 
     def validate(self, processes: Processes = Alone()) -> Mapping[str, float]:
-        """On the validation set; and on the test set if this is the model that counts, as far as is
-        known now.
-        """
+        """Score the validation set, and the test set too when this is the best checkpoint so
+        far."""
         score = self._score(self.validation)
         seconds = time.perf_counter() - self.began
         point = Point(self.step, float(self.loss), score.loss, score.accuracy, seconds)
@@ -203,7 +217,7 @@ class TaskStage(Stage):
 
     @property
     def reaches_mark(self) -> bool:
-        """Whether the last evaluation passed the protocol's mark."""
+        """Whether the last evaluation passed the protocol's threshold."""
         mark = self.training.stop
         return mark is not None and bool(self.points) and self.points[-1].accuracy > mark
 
@@ -211,7 +225,7 @@ class TaskStage(Stage):
         return score(self.model, self.run.protocol.task, parts, 4 * self.training.batch)
 
     def row(self) -> Row:
-        """What came of the run."""
+        """Return the results of the run."""
         assert self.result is not None
         step, found = self.result
         return Row(
@@ -237,7 +251,7 @@ class TaskStage(Stage):
 
 
 def score(model: PreTrainedModel, task: Task, parts: Sequence[Batch], count: int) -> Score:
-    """Of all examples of `parts`, `count` at once."""
+    """Score all examples of `parts`, `count` at a time."""
     with evaluation_mode(model):
         pieces = [
             part[i : i + count].to(model.device)
@@ -249,8 +263,9 @@ def score(model: PreTrainedModel, task: Task, parts: Sequence[Batch], count: int
 
 
 def state_bytes(model: PreTrainedModel, task: Task) -> int | None:
-    """What a language model remembers of one sequence as long as the task's; None for
-    classifiers.
+    """Return the bytes that a language model keeps of one sequence of the task's length.
+
+    None for classifiers.
     """
     if not isinstance(model, FastWeightsForCausalLM):
         return None

@@ -1,6 +1,4 @@
-"""The field's benchmarks: tasks as pure functions of a generator, and the protocols they are used
-with, by name.
-"""
+"""Benchmarks from the literature: tasks as pure functions of a generator, and protocols by name."""
 
 from fastweights.lab.tasks import lra, mad, mqar, needle, regbench, state
 from fastweights.lab.tasks.base import Batch, ImageTask, Score, SequenceTask, Task, TokenTask

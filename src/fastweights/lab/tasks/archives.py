@@ -1,6 +1,5 @@
-"""Readers of data sets as their authors pack them: IMDB, the ACL Anthology Network, CIFAR-10,
-MNIST.
-"""
+"""Readers of data sets in their authors' archives: IMDB, the ACL Anthology Network, CIFAR-10,
+MNIST."""
 
 from __future__ import annotations
 
@@ -22,14 +21,17 @@ PAD, UNKNOWN, END = 0, 1, 2
 
 @dataclass(frozen=True)
 class Characters:
-    """Ids of the characters that occur at least `least` times in some texts, after padding, unknown
-    and end.
+    """A vocabulary of characters; the first ids are padding, unknown and end.
+
+    Attributes:
+        ids: The id of each character.
     """
 
     ids: dict[str, int]
 
     @classmethod
     def of(cls, texts: Iterable[str], least: int = 15) -> Characters:
+        """Build the vocabulary of the characters that occur at least `least` times in `texts`."""
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(text)
@@ -44,7 +46,8 @@ class Characters:
         return 3 + len(self.ids)
 
     def encode(self, texts: Sequence[str], length: int) -> tuple[np.ndarray, np.ndarray]:
-        """(tokens ``[n t]``, lengths ``[n]``): the first length - 1 characters and an end."""
+        """Return (tokens ``[n t]``, lengths ``[n]``): the first length - 1 characters and an end
+        token."""
         return pad_rows(
             [[*(self.ids.get(c, UNKNOWN) for c in text[: length - 1]), END] for text in texts],
             length,
@@ -52,8 +55,10 @@ class Characters:
 
 
 def imdb(archive: Path, length: int = 4096) -> tuple[Rows, Rows, int]:
-    """(training, tests, vocabulary) of the characters of aclImdb_v1.tar.gz. Raises ValueError for
-    another archive.
+    """Read aclImdb_v1.tar.gz character by character: (training, tests, vocabulary size).
+
+    Raises:
+        ValueError: If the archive is another one.
     """
     texts: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
     with tarfile.open(archive) as tar:
@@ -84,8 +89,10 @@ def _characters(rows: list[tuple[str, int]], characters: Characters, length: int
 
 
 def aan(folder: Path, length: int = 4000) -> tuple[Rows, Rows, Rows, int]:
-    """(training, validation, tests, vocabulary) of the pairs in new_aan_pairs.{train,eval,test}.tsv
-    (lra_release).
+    """Read the pairs of papers in new_aan_pairs.{train,eval,test}.tsv of lra_release.
+
+    Returns:
+        Training rows, validation rows, test rows and the vocabulary size.
     """
     parts = [
         list(_pairs(folder / f"new_aan_pairs.{part}.tsv")) for part in ("train", "eval", "test")
@@ -121,11 +128,13 @@ def _encode_pairs(pairs: list[tuple[int, str, str]], characters: Characters, len
 
 
 def cifar10(archive: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(training images ``[n 3 32 32]`` uint8, labels, test images, labels) of
-    cifar-10-binary.tar.gz.
+    """Read cifar-10-binary.tar.gz: (training images ``[n 3 32 32]`` uint8, labels, test images,
+    labels).
 
-    The Python version of the archive holds pickles, which may run code, and is refused with
-    ValueError.
+    The archive's Python version holds pickles, which may run code, and is refused.
+
+    Raises:
+        ValueError: If the archive is another one.
     """
     parts: dict[str, bytes] = {}
     with tarfile.open(archive) as tar:
@@ -148,14 +157,21 @@ def _cifar(raw: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def grey(images: np.ndarray) -> np.ndarray:
-    """``[n s s]`` of ``[n 3 s s]`` uint8: ITU-R 601 luma, rounded as Pillow's mode L."""
+    """Convert ``images [n 3 s s]`` uint8 to grey ``[n s s]``: ITU-R 601 luma, rounded as Pillow's
+    mode L."""
     red, green, blue = (images[:, channel].astype(np.uint32) for channel in range(3))
     return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).astype(np.uint8)
 
 
 def mnist(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(training images ``[n 28 28]`` uint8, labels, test images, labels) of MNIST's four IDX files,
-    gzipped or not.
+    """Read MNIST's four IDX files: (training images ``[n 28 28]`` uint8, labels, test images,
+    labels).
+
+    The files may be gzipped.
+
+    Raises:
+        FileNotFoundError: If one of the files is missing.
+        ValueError: If a file is not in the IDX format.
     """
     names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
     train, train_labels, test, test_labels = (_idx(folder, f"{name}-ubyte") for name in names)

@@ -1,6 +1,5 @@
-"""A task: labelled sequences as a pure function of a generator, and how predictions on them are
-scored.
-"""
+"""Tasks: labelled sequences as a pure function of a generator, and the scores of predictions on
+them."""
 
 from __future__ import annotations
 
@@ -26,12 +25,12 @@ from fastweights.models.loss import IGNORE_INDEX, select_targets
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples: rows of inputs and of labels.
+    """A batch of examples: rows of inputs and of labels.
 
     Attributes:
-        inputs: ``[n t]`` int64, pairs ``[n 2 t]`` int64, or images ``[n c s s]`` float32
-        labels: ``[n t]`` int64, −100 where nothing is scored, or ``[n]`` classes
-        keep: ``[n t]`` or ``[n 2 t]``, False for padding; None if there is none
+        inputs: ``[n t]`` int64, pairs ``[n 2 t]`` int64, or images ``[n c s s]`` float32.
+        labels: ``[n t]`` int64, −100 where nothing is scored, or ``[n]`` classes.
+        keep: ``[n t]`` or ``[n 2 t]``, False for padding; None if there is none.
     """
 
     inputs: Tensor
@@ -42,7 +41,7 @@ class Batch:
         return len(self.inputs)
 
     def __getitem__(self, rows: slice | Tensor) -> Self:
-        """These rows alone."""
+        """Return the batch of the chosen rows."""
         return self._each(lambda x: x[rows])
 
     def to(self, device: torch.device) -> Self:
@@ -50,12 +49,13 @@ class Batch:
 
     @property
     def targets(self) -> Tensor:
-        """``[n']``: the labels that are scored, row by row."""
+        """The labels that are scored, ``[n']``, row by row."""
         return self.labels[self.labels != IGNORE_INDEX]
 
     @property
     def positions(self) -> Tensor:
-        """``[n']``: where in its row each of `targets` stands (0 for the label of a whole row)."""
+        """The position ``[n']`` of each of `targets` in its row (0 for the label of a whole
+        row)."""
         places = (self.labels != IGNORE_INDEX).nonzero()
         return places[:, 1] if places.shape[1] > 1 else torch.zeros_like(places[:, 0])
 
@@ -66,13 +66,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class Score:
-    """What predictions came to, as sums, so that the scores of batches add up.
+    """The score of predictions, kept as sums so that the scores of batches add up.
 
     Attributes:
-        nats: summed -log p(label)
-        hits: ``[c]`` right predictions, by the class of the label
-        labelled: ``[c]`` labels of each class
-        predicted: ``[c]`` predictions of each class
+        nats: Sum of -log p(label).
+        hits: ``[c]``, number of right predictions by the class of the label.
+        labelled: ``[c]``, number of labels of each class.
+        predicted: ``[c]``, number of predictions of each class.
     """
 
     nats: float
@@ -87,26 +87,33 @@ class Score:
 
     @property
     def loss(self) -> float:
-        """Nats per label."""
+        """The mean loss per label, in nats."""
         return self.nats / int(self.labelled.sum())
 
     @property
     def accuracy(self) -> float:
-        """Of all labels alike (micro)."""
+        """The fraction of all labels that were predicted right (micro average)."""
         return int(self.hits.sum()) / int(self.labelled.sum())
 
     @property
     def macro_accuracy(self) -> float:
-        """The mean over the classes that were labels or predictions of the accuracy on each (MAD;
-        torchmetrics).
+        """The mean of the accuracies of the classes (macro average; MAD, as torchmetrics computes
+        it).
+
+        Classes that were neither labels nor predictions are left out.
         """
         seen = (self.labelled + self.predicted) > 0
         return float((self.hits[seen] / self.labelled[seen].clamp(min=1)).double().mean())
 
 
 class Task(ABC):
-    """A law of examples. `draw` alone says what they are; a form below says which models learn
+    """A distribution of labelled examples: the base class of all tasks.
+
+    `draw` alone says what the examples are; the subclasses below say which kind of model learns
     them.
+
+    Attributes:
+        kind: The class of model that learns the task.
     """
 
     kind: ClassVar[type[PreTrainedModel]]
@@ -114,12 +121,12 @@ class Task(ABC):
     @property
     @abstractmethod
     def length(self) -> int:
-        """Tokens in the longest example."""
+        """Number of tokens in the longest example."""
 
     @property
     @abstractmethod
     def classes(self) -> int:
-        """How many labels there are."""
+        """Number of different labels."""
 
     @property
     @abstractmethod
@@ -128,23 +135,23 @@ class Task(ABC):
 
     @abstractmethod
     def draw(self, generator: np.random.Generator, count: int) -> Batch:
-        """`count` examples, the same for a generator in the same state."""
+        """Draw `count` examples; a generator in the same state draws the same ones."""
 
     @abstractmethod
     def logits(self, model: Any, batch: Batch) -> Tensor:
-        """``[n' classes]``, of `batch.targets` only."""
+        """Compute the model's logits ``[n' classes]`` for `batch.targets` only."""
 
     def loss(self, model: Any, batch: Batch) -> Tensor:
-        """The mean of -log p over `batch.targets`."""
+        """Compute the mean of -log p over `batch.targets`."""
         return F.cross_entropy(upcast(self.logits(model, batch)), batch.targets)
 
     def right(self, logits: Tensor, batch: Batch) -> Tensor:
-        """``[n']`` bool: which of the predictions count as right."""
+        """Mark in a mask ``[n']`` which of the predictions count as right."""
         return logits.argmax(-1) == batch.targets
 
     @torch.no_grad()
     def score(self, logits: Tensor, batch: Batch) -> Score:
-        """The score of ``logits [n' classes]``, as `logits` returns them."""
+        """Score ``logits [n' classes]``, as `logits` returns them."""
         targets = batch.targets
         nats = F.cross_entropy(upcast(logits), targets, reduction="none").double().sum()
         return Score(
@@ -159,8 +166,9 @@ class Task(ABC):
 
 
 class TokenTask(Task):
-    """A label per position, of the model's own tokens; the label of a position belongs to what is
-    known there.
+    """A task with a label per position, among the model's own tokens.
+
+    The label of a position is predicted from the tokens up to that position.
     """
 
     kind = FastWeightsForCausalLM
@@ -168,7 +176,7 @@ class TokenTask(Task):
     @property
     @abstractmethod
     def vocabulary(self) -> int:
-        """Ids are below this number."""
+        """Number of different tokens; ids are below it."""
 
     @property
     def classes(self) -> int:
@@ -195,14 +203,14 @@ class TokenTask(Task):
 
 
 class SequenceTask(Task):
-    """One label per sequence."""
+    """A task with one label per sequence."""
 
     kind = FastWeightsForSequenceClassification
 
     @property
     @abstractmethod
     def vocabulary(self) -> int:
-        """Ids are below this number."""
+        """Number of different tokens; ids are below it."""
 
     @property
     def demands(self) -> Mapping[str, Any]:
@@ -213,19 +221,19 @@ class SequenceTask(Task):
 
 
 class ImageTask(Task):
-    """One label per square image; a model's patches divide its side."""
+    """A task with one label per square image, whose side the model's patches divide."""
 
     kind = FastWeightsForImageClassification
 
     @property
     @abstractmethod
     def side(self) -> int:
-        """Pixels."""
+        """The side of an image in pixels."""
 
     @property
     @abstractmethod
     def channels(self) -> int:
-        """3 for colour."""
+        """Number of colour channels: 3 for colour, 1 for grey."""
 
     @property
     def length(self) -> int:

@@ -18,11 +18,13 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 @dataclass(frozen=True, eq=False)
 class Images(ImageTask):
-    """Square images in memory, as (x / 255 - mean) / deviation.
+    """A classification task of square images in memory, normalised to (x / 255 - mean) / deviation.
 
     Attributes:
-        pixels: ``[n c s s]`` uint8
-        labels: ``[n]``
+        pixels: ``[n c s s]`` uint8.
+        labels: ``[n]`` classes.
+        mean: Mean of the pixels, between 0 and 1.
+        deviation: Standard deviation of the pixels.
     """
 
     pixels: np.ndarray
@@ -44,7 +46,9 @@ class Images(ImageTask):
 
     def draw(self, generator: np.random.Generator, count: int) -> Batch:
         if count > len(self.pixels):
-            raise ValueError(f"{count} images are asked for, there are {len(self.pixels)}")
+            raise ValueError(
+                f"{count} different images are asked for; there are only {len(self.pixels)}"
+            )
         rows = generator.permutation(len(self.pixels))[:count]
         pixels = torch.from_numpy(self.pixels[rows]).float().div(255)
         return Batch(
@@ -55,19 +59,20 @@ class Images(ImageTask):
 
 @dataclass(frozen=True)
 class Crop:
-    """What of an image is shown.
+    """The part of an image that a model sees, resized to `size` pixels square.
 
     Attributes:
-        random: a random part (8 % to 100 % of the area, sides 3:4 to 4:3), mirrored half of the
-            time (DeiT, training); otherwise the middle of the image at 8/7 of the size (DeiT,
-            tests)
+        size: Side of the result in pixels.
+        random: True for a random part (8 % to 100 % of the area, sides 3:4 to 4:3), mirrored half
+            of the time (DeiT, training); False for the middle of the image at 8/7 of the size
+            (DeiT, tests).
     """
 
     size: int = 224
     random: bool = False
 
     def __call__(self, image: Image.Image, generator: np.random.Generator) -> np.ndarray:
-        """``[3 size size]`` uint8."""
+        """Return the part as ``[3 size size]`` uint8."""
         box = self._part(image.size, generator) if self.random else self._middle(image.size)
         shown = image.resize((self.size, self.size), Image.Resampling.BICUBIC, box=box)
         pixels = np.asarray(shown).transpose(2, 0, 1)
@@ -96,10 +101,16 @@ class Crop:
 
 @dataclass(frozen=True)
 class ImageFolder(ImageTask):
-    """Images in ``folder/<class>/…``, read when they are drawn; classes in alphabetical order.
-    ImageNet's statistics.
+    """A classification task of images in ``folder/<class>/…``, read when they are drawn.
 
-    Raises FileNotFoundError if there are none.
+    Classes are in alphabetical order; pixels are normalised with ImageNet's statistics.
+
+    Attributes:
+        folder: The folder of the classes' folders.
+        crop: The part of each image that is shown.
+
+    Raises:
+        FileNotFoundError: If the folder has no images.
     """
 
     folder: Path
@@ -114,7 +125,7 @@ class ImageFolder(ImageTask):
 
     @cached_property
     def names(self) -> list[str]:
-        """The classes."""
+        """The names of the classes."""
         return (
             sorted(path.name for path in self.folder.iterdir() if path.is_dir())
             if self.folder.is_dir()
@@ -123,7 +134,7 @@ class ImageFolder(ImageTask):
 
     @cached_property
     def files(self) -> list[tuple[Path, int]]:
-        """Every image and its class."""
+        """The path and class of every image."""
         found = [
             (p, i)
             for i, name in enumerate(self.names)
@@ -145,7 +156,9 @@ class ImageFolder(ImageTask):
 
     def draw(self, generator: np.random.Generator, count: int) -> Batch:
         if count > len(self.files):
-            raise ValueError(f"{count} images are asked for, {self.folder} has {len(self.files)}")
+            raise ValueError(
+                f"{count} different images are asked for; {self.folder} has only {len(self.files)}"
+            )
         chosen = [self.files[row] for row in generator.permutation(len(self.files))[:count]]
         pixels = (
             np.stack([self._read(path, generator) for path, _ in chosen]).astype(np.float32) / 255

@@ -1,4 +1,4 @@
-"""ListOps of the Long Range Arena (Tay et al., 2021), from a seed."""
+"""ListOps of the Long Range Arena (Tay et al., 2021), generated from a seed."""
 
 from __future__ import annotations
 
@@ -30,12 +30,16 @@ UNIFORM = 4096
 
 @dataclass(frozen=True)
 class ListOps(SequenceTask):
-    """Nested minima, maxima, medians (rounded down) and sums modulo 10 of digits; the label is the
-    value.
+    """Evaluate nested minima, maxima, medians (rounded down) and sums modulo 10 of digits.
 
-    An argument is a digit with probability 3/4, and always at `depth`; else an operator with 2 …
-    `arguments` ones. Trees with more than `shortest` and fewer than `longest` tokens are taken; an
-    end token follows.
+    The label is the value. An argument is a digit with probability 3/4, and always at `depth`;
+    otherwise it is an operator with 2 … `arguments` arguments. An end token follows the tree.
+
+    Attributes:
+        shortest: Trees have more tokens than this.
+        longest: Trees have fewer tokens than this.
+        depth: Deepest level of the tree.
+        arguments: Most arguments of an operator.
     """
 
     shortest: int = 500

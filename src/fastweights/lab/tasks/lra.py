@@ -1,6 +1,5 @@
-"""The Long Range Arena (Tay et al., 2021) and images as sequences: protocols, of generators and of
-files.
-"""
+"""The Long Range Arena (Tay et al., 2021) and images as sequences: generated tasks and tasks from
+files."""
 
 from __future__ import annotations
 
@@ -164,8 +163,9 @@ PROTOCOLS: dict[str, Protocol] = {
 
 
 def lra_text(archive: Path) -> Protocol:
-    """Sentiment of films by characters; aclImdb_v1.tar.gz. The tests decide when to stop, as
-    everywhere.
+    """LRA's text task: the sentiment of film reviews by characters, from aclImdb_v1.tar.gz.
+
+    The tests decide when to stop, as in all published code.
     """
     train, test, vocabulary = imdb(archive)
     training, backbone = _metala("text", 4e-3, 64, 0.0, 10_000, 50_000)
@@ -187,7 +187,10 @@ def lra_text(archive: Path) -> Protocol:
 
 
 def lra_retrieval(folder: Path) -> Protocol:
-    """Whether one paper cites another, by characters; new_aan_pairs.*.tsv of lra_release."""
+    """LRA's retrieval task: whether one paper cites another, by characters.
+
+    Reads new_aan_pairs.*.tsv of lra_release.
+    """
     train, validation, test, vocabulary = aan(folder)
     train, validation, test = (StoredPairs(rows, vocabulary) for rows in (train, validation, test))
     settings = _metala("retrieval", 8e-4, 128, 1e-4, 312, 50_000)
@@ -203,8 +206,9 @@ def lra_retrieval(folder: Path) -> Protocol:
 
 
 def lra_image(archive: Path) -> Protocol:
-    """CIFAR-10 in grey, pixel by pixel; cifar-10-binary.tar.gz, its last 5,000 training images for
-    validation.
+    """LRA's image task: CIFAR-10 in grey, pixel by pixel, from cifar-10-binary.tar.gz.
+
+    The last 5,000 training images are for validation.
     """
     images, labels, tests, test_labels = cifar10(archive)
     rows = Rows(grey(images).reshape(len(images), -1), labels)
@@ -223,12 +227,13 @@ def lra_image(archive: Path) -> Protocol:
 
 
 def smnist(folder: Path) -> Protocol:
-    """sMNIST: the 784 pixels of a digit one after the other, as tokens; MNIST's four IDX files."""
+    """Sequential MNIST: the 784 pixels of a digit one after the other, as tokens; reads four IDX
+    files."""
     return _mnist_sequence(folder, np.arange(784), "pixels in order")
 
 
 def pmnist(folder: Path) -> Protocol:
-    """pMNIST: the same in one random order (numpy's default_rng(0))."""
+    """Permuted MNIST: as `smnist`, with the pixels in one random order (numpy's default_rng(0))."""
     return _mnist_sequence(
         folder, np.random.default_rng(0).permutation(784), "pixels in one random order"
     )
@@ -247,7 +252,7 @@ def _mnist_sequence(folder: Path, order: np.ndarray, differs: str) -> Protocol:
 
 
 def mnist_images(folder: Path) -> Protocol:
-    """MNIST as images in patches of 4 pixels, read both ways; its four IDX files."""
+    """MNIST as images in patches of 4 pixels, read in both directions; reads its four IDX files."""
     images, labels, tests, test_labels = mnist(folder)
     train, validation, test = (
         Images(pixels[:, None], y, 0.1307, 0.3081)
@@ -278,8 +283,7 @@ def mnist_images(folder: Path) -> Protocol:
 
 def image_folder(folder: Path) -> Protocol:
     """DeiT's recipe (Touvron et al., 2021) on ``folder/train/<class>/…`` and
-    ``folder/val/<class>/…``.
-    """
+    ``folder/val/<class>/…``."""
     train, test = ImageFolder(folder / "train", Crop(random=True)), ImageFolder(folder / "val")
     fields = PRESETS["metala-deit-tiny"].fields
     around = {key: value for key, value in fields.items() if key not in ("mixers", "num_labels")}

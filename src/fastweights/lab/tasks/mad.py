@@ -29,16 +29,20 @@ from fastweights.runs.schedules import Constant, CosineAnnealing
 
 @dataclass(frozen=True)
 class InContextRecall(TokenTask):
-    """Pairs k v of tokens, a key always with the same value; the last pair has a key that was there
-    before.
+    """Recall in context: pairs of a key and its value, then a key that occurred before, whose value
+    is asked for.
 
-    The first half of the tokens are keys, the second half values, and `noise_tokens` more are
-    noise: each pair but one is, with probability `noise`, two tokens of noise. Inputs are the first
-    length - 1 of `length` tokens.
+    A key always has the same value. The first half of the tokens are keys, the second half values,
+    and `noise_tokens` more are noise: each pair but one is, with probability `noise`, two tokens of
+    noise. Inputs are the first length - 1 of `length` tokens.
 
     Attributes:
-        known: whether only values of keys seen before are labels (tests); otherwise every next
-            token is (training)
+        vocabulary: Number of keys and values together.
+        length: Tokens per example.
+        noise_tokens: Number of further tokens that are noise.
+        noise: Probability that a pair is noise.
+        known: Whether only values of keys seen before are labels (tests); otherwise every next
+            token is (training).
     """
 
     vocabulary: int = 16
@@ -71,9 +75,14 @@ class InContextRecall(TokenTask):
 def recall(
     keys: np.ndarray, meaning: np.ndarray, fillers: np.ndarray, probe: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens, labels) ``[n 2 pairs + 2]`` of ``keys [n pairs]``, each key's value ``meaning [n
-    keys]``, noise ``fillers [n pairs 2]`` (−1 where there is none) and the last key ``probe [n]``;
-    labels are values seen before.
+    """Lay pairs out as (tokens, labels) ``[n 2·pairs + 2]``; labels are the values of keys seen
+    before.
+
+    Args:
+        keys: ``[n pairs]``, the key of each pair.
+        meaning: ``[n keys]``, the value of each key.
+        fillers: ``[n pairs 2]``, noise in place of a pair; −1 where there is none.
+        probe: ``[n]``, the key that is asked for at the end.
     """
     every = np.concatenate([keys, probe[:, None]], axis=1)
     noisy = np.concatenate([fillers[..., 0] >= 0, np.zeros((len(probe), 1), bool)], axis=1)
@@ -89,14 +98,23 @@ def recall(
 
 @dataclass(frozen=True)
 class FuzzyRecall(TokenTask):
-    """Recall where keys and values are motifs of one to `motif` different tokens; left-padded to
+    """Recall in which keys and values are motifs of one to `motif` different tokens, left-padded to
     `length`.
 
-    Keys are motifs of the first half of all tokens but the last, which pads; values of the second
-    half. The pair that is asked for at the end is put where the sequence first has a random length,
-    unless it came up before. In tests keys have `motif` tokens, and values of keys seen before are
-    the labels; in training every next token is, padding included. Where the random length is not
-    reached, the last pair was never shown: the reference has that too.
+    Keys are motifs of the first half of all tokens except the last, which pads; values are motifs
+    of the second half. The pair that is asked for at the end is inserted where the sequence first
+    has a random length, unless it came up before. In tests keys have `motif` tokens, and values of
+    keys seen before are the labels; in training every next token is, padding included. Where the
+    random length is not reached, the last pair was never shown: the reference has that too.
+
+    Attributes:
+        vocabulary: Number of different tokens.
+        length: Tokens per example.
+        motif: Most tokens of a motif.
+        known: True for the labels of tests, False for those of training.
+
+    Raises:
+        ValueError: If half of the vocabulary is too small for a motif.
     """
 
     vocabulary: int = 16
@@ -143,12 +161,12 @@ class FuzzyRecall(TokenTask):
 
 @dataclass(frozen=True)
 class Motifs:
-    """Pairs in the order in which they are offered, the last column being the one that is asked
-    for.
+    """Pairs of motifs in the order in which they are offered; the last column is asked for at the
+    end.
 
     Attributes:
-        keys, values: ``[n m motif]`` tokens, −1 behind the end of a shorter motif
-        place: ``[n]`` the length at which the last pair is put in, unless its key came before
+        keys, values: ``[n m motif]`` tokens, −1 behind the end of a shorter motif.
+        place: ``[n]``, the length at which the last pair is inserted, unless its key came before.
     """
 
     keys: np.ndarray
@@ -157,9 +175,8 @@ class Motifs:
 
 
 def fuzzy(motifs: Motifs, length: int, pad: int) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens, labels) ``[n length + 1]`` of these pairs; a key that comes again has the value that
-    it had first.
-    """
+    """Lay motifs out as (tokens, labels) ``[n length + 1]``; a repeated key keeps its first
+    value."""
     codes = _codes(motifs.keys)
     last = codes.shape[1] - 1
     asked = codes[:, :last] == codes[:, last:]
@@ -234,11 +251,15 @@ def _laid_out(
 
 @dataclass(frozen=True)
 class Memorization(TokenTask):
-    """Uniform keys, each followed by the last token of the vocabulary, where its value is the
-    label.
+    """Memorise a fixed table: uniform keys, each followed by the last token, whose label is the
+    key's value.
 
-    What value a key has is fixed by `seed`, in training and in tests: the seed of the reference
-    gives its table.
+    The table is fixed by `seed`, in training and in tests; the default gives the reference's table.
+
+    Attributes:
+        vocabulary: Number of different tokens.
+        length: Tokens per example.
+        seed: Seed of the table.
     """
 
     vocabulary: int = 256
@@ -254,7 +275,7 @@ class Memorization(TokenTask):
 
     @property
     def table(self) -> tuple[np.ndarray, np.ndarray]:
-        """(keys, values): shuffled one after the other."""
+        """The keys and their values, each shuffled by `seed`."""
         generator, plain = np.random.default_rng(self.seed), self.vocabulary - 1
         keys, values = list(range(plain // 2)), list(range(plain // 2, plain))
         generator.shuffle(keys)
@@ -264,8 +285,9 @@ class Memorization(TokenTask):
 
 @dataclass(frozen=True)
 class Compression(TokenTask):
-    """Uniform tokens and a last one of their own; all are to be read again from the last hidden
-    state.
+    """Compress a sequence: all uniform tokens are to be read again from the last hidden state.
+
+    The last token of a sequence is one that occurs nowhere else.
     """
 
     vocabulary: int = 16
@@ -290,11 +312,19 @@ class Compression(TokenTask):
 
 @dataclass(frozen=True)
 class SelectiveCopying(TokenTask):
-    """Uniform tokens with blanks between them, a token that says copy, and as many blanks, where
-    they are the labels.
+    """Copy the tokens between blanks: after a token that says "copy", as many blanks have them as
+    labels.
 
-    Each blank goes before a uniformly chosen token, so that none stands behind the last. In MAD
-    `length` is all.
+    Each blank goes before a uniformly chosen token, so that none stands behind the last token. In
+    MAD `length` counts all tokens, those to copy into included.
+
+    Attributes:
+        vocabulary: Number of different tokens.
+        length: Tokens per example.
+        tokens: Number of tokens to copy.
+
+    Raises:
+        ValueError: If `length` has no room for the tokens and their copies.
     """
 
     vocabulary: int = 16
@@ -319,7 +349,8 @@ class SelectiveCopying(TokenTask):
 def copying(
     tokens: np.ndarray, before: np.ndarray, vocabulary: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(inputs, labels) for ``tokens [n m]`` with blanks before those at ``before [n blanks]``."""
+    """Lay out (inputs, labels) for ``tokens [n m]`` with blanks before those at ``before [n
+    blanks]``."""
     (n, m), blanks = tokens.shape, before.shape[1]
     counts = np.zeros((n, m), np.int64)
     np.add.at(counts, (np.arange(n)[:, None], before), 1)
@@ -361,7 +392,13 @@ def _one_of(generator: np.random.Generator, mask: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Setting:
-    """A task at one difficulty."""
+    """A MAD task at one difficulty.
+
+    Attributes:
+        train: The task with the labels of training.
+        test: The task with the labels of tests.
+        examples: Number of training examples.
+    """
 
     train: TokenTask
     test: TokenTask

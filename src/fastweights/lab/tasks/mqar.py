@@ -1,6 +1,5 @@
 """Multi-query associative recall (Arora et al., 2024), at the versions of its code that papers
-used.
-"""
+used."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ FILLER = 0
 
 @dataclass(frozen=True)
 class MQAR(TokenTask):
-    """k₁ v₁ … k_D v_D, then each key once more at a random place of the rest, where its value is
-    the label.
+    """Multi-query associative recall: D pairs of a key and a value, then each key again, labelled
+    with its value.
 
     Keys are distinct among 1 … V/2 - 1, values distinct among V/2 … V - 1. Of the (length - 2 D) /
     2 even places after the pairs, the keys take D without replacement with probability ∝ i^(power -
@@ -37,11 +36,16 @@ class MQAR(TokenTask):
     not follow its query.
 
     Attributes:
-        vocabulary: V
-        pairs: D
-        power: a of the law of places; 0.01 everywhere
-        noise: whether random tokens take the places of token 0 (`random_non_queries`; they may
-            be keys)
+        vocabulary: V.
+        length: Tokens per sequence.
+        pairs: D.
+        power: Exponent a of the distribution of places; 0.01 in all published code.
+        noise: Whether random tokens take the places of token 0 (`random_non_queries`; they may be
+            keys).
+
+    Raises:
+        ValueError: If `length` is odd or too short for the pairs, or the vocabulary has too few
+            keys.
     """
 
     vocabulary: int = 8192
@@ -58,8 +62,8 @@ class MQAR(TokenTask):
             )
         if self.vocabulary // 2 - 1 < self.pairs:
             raise ValueError(
-                f"MQAR(vocabulary={self.vocabulary}) has {self.vocabulary // 2 - 1} keys for"
-                f" {self.pairs}"
+                f"MQAR(vocabulary={self.vocabulary}) has only {self.vocabulary // 2 - 1} keys for"
+                f" {self.pairs} pairs; take a vocabulary of at least {2 * self.pairs + 2}"
             )
 
     def draw(self, generator: np.random.Generator, count: int) -> Batch:
@@ -83,7 +87,7 @@ class MQAR(TokenTask):
 def arrange_pairs(
     keys: np.ndarray, values: np.ndarray, slots: np.ndarray, length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(inputs, labels) ``[n length]`` of ``keys, values, slots [n D]``."""
+    """Lay out ``keys, values, slots [n D]`` as (inputs, labels) ``[n length]``."""
     n, pairs = keys.shape
     inputs = np.full((n, length), FILLER)
     labels = np.full((n, length), IGNORE_INDEX)

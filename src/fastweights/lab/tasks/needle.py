@@ -21,18 +21,24 @@ MARK = 0
 
 @dataclass(frozen=True)
 class Needle(TokenTask):
-    """Filler with one needle, a mark, a key and its value, and at the end the mark and the key
-    again.
+    """A needle in a haystack of tokens: filler hides a mark, a key and its value; the end asks for
+    the key.
 
-    The tokens of the value are the labels of the last `answer` tokens: key, then value but its last
-    token. Token 0 is the mark; the lower half of the others are filler, the upper half make up keys
-    and values.
+    The last tokens repeat the mark and the key, and the labels of the last `answer` tokens are the
+    value: each token predicts the next one, from the key to the value's last token but one. Token 0
+    is the mark; the lower half of the other tokens are filler, the upper half make up keys and
+    values.
 
     Attributes:
-        answer: tokens of the value
-        others: needles with other keys, at random places
-        depth: where the needle lies, from 0 (first) to 1 (last before the question); None for
-            anywhere
+        vocabulary: Number of different tokens.
+        length: Tokens per sequence.
+        answer: Tokens of the value.
+        others: Number of further needles, with other keys, at random places.
+        depth: Where the needle lies, from 0 (first) to 1 (last before the question); None for
+            anywhere.
+
+    Raises:
+        ValueError: If the needles do not fit into `length`, or `depth` is not a fraction.
     """
 
     vocabulary: int = 256
@@ -50,7 +56,8 @@ class Needle(TokenTask):
             )
         if self.depth is not None and not 0 <= self.depth <= 1:
             raise ValueError(
-                f"Needle(depth={self.depth}): it is a fraction of the haystack, from 0 to 1"
+                f"Needle(depth={self.depth}): depth is a fraction of the haystack; take a number"
+                " from 0 to 1, or None"
             )
 
     @property
@@ -59,7 +66,8 @@ class Needle(TokenTask):
 
     @property
     def places(self) -> int:
-        """Where needles may lie: the haystack is divided into pieces of the size of one."""
+        """Number of places where a needle may lie: the haystack is divided into pieces of a
+        needle's size."""
         return (self.length - self.answer - 1) // self._size
 
     def draw(self, generator: np.random.Generator, count: int) -> Batch:

@@ -18,13 +18,13 @@ TRIES = 20
 
 @dataclass(frozen=True)
 class Scene:
-    """What a picture shows, in pixels (row, column).
+    """The contents of a Pathfinder picture; places are (row, column) in pixels.
 
     Attributes:
-        curves: ``[s 2 2]`` each: dashes by their two ends; the first two curves are long, the
-            others distract
-        markers: ``[2 2]`` the dots
-        label: whether both dots are at ends of one curve
+        curves: ``[s 2 2]`` each, dashes by their two ends; the first two curves are long, the
+            others distract.
+        markers: ``[2 2]``, the two dots.
+        label: 1 if both dots are at ends of one curve, otherwise 0.
     """
 
     curves: list[np.ndarray]
@@ -34,14 +34,26 @@ class Scene:
 
 @dataclass(frozen=True)
 class Pathfinder(SequenceTask):
-    """Pictures in grey, pixel by pixel: two dashed curves among shorter ones, and two dots at ends
-    of them.
+    """Pathfinder: whether two dots are the ends of one dashed curve, from a grey picture, pixel by
+    pixel.
 
-    The label is 1 if one curve has both dots. Sizes are those of the Long Range Arena's hardest
-    pictures of 32 pixels (contour length 14, five distractors of 4 dashes, dashes of 2 pixels and
-    0.5 wide with 1 between them). The turn from dash to dash has probability ∝ cos² of it, as in
-    the reference; where curves would touch they are drawn anew. A generator of our own: the laws of
-    positions differ in what the reference gives up earlier or later.
+    A picture has two long dashed curves among shorter ones; the label is 1 if one curve has both
+    dots. Sizes are those of the Long Range Arena's hardest pictures of 32 pixels (contour length
+    14, five distractors of 4 dashes, dashes of 2 pixels and 0.5 wide with 1 between them). The turn
+    from dash to dash has probability ∝ cos² of it, as in the reference; where curves would touch
+    they are drawn anew. The generator is our own: the distributions of positions differ where the
+    reference abandons a curve earlier or later.
+
+    Attributes:
+        side: Side of the picture in pixels.
+        dashes: Dashes of a long curve.
+        distractors: Number of short curves.
+        distractor_dashes: Dashes of a short curve.
+        dash: Length of a dash in pixels.
+        gap: Pixels between two dashes of a curve.
+        width: Width of a dash in pixels.
+        apart: Pixels between the first ends of the two long curves.
+        radius: Radius of a dot in pixels.
     """
 
     side: int = 32
@@ -75,7 +87,7 @@ class Pathfinder(SequenceTask):
         )
 
     def scene(self, generator: np.random.Generator) -> Scene:
-        """A random one; begun anew until the two long curves fit."""
+        """Draw a random scene; starts again until the two long curves fit."""
         while True:
             first = self._curve(generator, [], self.dashes, None)
             second = (
@@ -94,9 +106,8 @@ class Pathfinder(SequenceTask):
         return Scene(curves, np.stack([curves[start][0, 0], curves[end][-1, 1]]), label)
 
     def picture(self, scene: Scene) -> np.ndarray:
-        """``[side side]`` uint8: dashes and dots, brighter than white before they are
-        anti-aliased.
-        """
+        """Draw the scene as ``[side side]`` uint8; strokes are brighter than white before
+        anti-aliasing."""
         centres = (np.arange(self.side * FINE) + 0.5) / FINE
         bright = np.zeros((self.side * FINE, self.side * FINE))
         dashes = [(low, high, self.width / 2) for low, high in np.concatenate(scene.curves)]

@@ -17,7 +17,12 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Segment:
-    """`examples` of one task; None for as many as training asks for, every batch new."""
+    """A part of a training or test set: `examples` of one task.
+
+    Attributes:
+        task: The task that the examples are drawn from.
+        examples: Number of examples; None for as many as training asks for, every batch new.
+    """
 
     task: Task
     examples: int | None
@@ -25,19 +30,25 @@ class Segment:
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How a protocol trains, with AdamW.
+    """The settings with which a protocol trains a model, by AdamW.
 
     Attributes:
-        rates, decays: the grid of learning rates and weight decays; the best of it is reported
-        batch: sequences per update
-        epochs, steps: passes over the training examples, or updates if examples are new in
-            every batch; one of them is None
-        shuffled: whether an epoch has an order of its own; otherwise batches are fixed and come
-            in order
-        stop: test accuracy above which training ends
-        best: whether the best epoch counts; otherwise the last
-        clip: largest norm of the gradient; None for no clipping
-        bf16: whether matrix products are in bfloat16 (parameters stay float32)
+        rates, decays: The grid of learning rates and weight decays; the best combination is
+            reported.
+        batch: Sequences per update.
+        epochs, steps: Passes over the training examples, or updates if the examples are new in
+            every batch; one of them is None.
+        schedule: How the learning rate changes during training.
+        shuffled: Whether every epoch has its own order; otherwise batches are fixed and come in
+            order.
+        stop: Validation accuracy above which training ends.
+        best: Whether the best epoch counts; otherwise the last.
+        clip: Largest norm of the gradient; None for no clipping.
+        betas: AdamW's coefficients of the running means.
+        bf16: Whether matrix products are in bfloat16 (parameters stay float32).
+
+    Raises:
+        ValueError: If both or neither of `epochs` and `steps` are given.
     """
 
     rates: tuple[float, ...]
@@ -63,12 +74,12 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class Backbone:
-    """What a protocol puts around the mixers.
+    """The model that a protocol puts around the mixers.
 
     Attributes:
-        fields: of the configuration
-        widths: the sizes of the model that are swept
-        contenders: what is different for models of the protocol's own, by their names
+        fields: Fields of the model's configuration.
+        widths: Sizes of the model that are swept.
+        contenders: Further fields for the protocol's own models, by the models' names.
     """
 
     fields: Fields
@@ -78,13 +89,18 @@ class Backbone:
 
 @dataclass(frozen=True)
 class Protocol:
-    """A benchmark at one version of its code.
+    """A benchmark as one version of its published code runs it: tasks, training and model.
 
     Attributes:
-        validation: what may decide when to stop; None: other examples of the tests' law
-        source: paper, repository and commit
-        differs: what differs from the paper, from other versions, and of ours from theirs
-        figures: published accuracies in per cent, by model
+        train: What is trained on.
+        test: What accuracy is reported on.
+        training: How the model is trained.
+        backbone: The model around the mixers.
+        source: Paper, repository and commit.
+        differs: What differs between the paper, other versions of its code, and this protocol.
+        figures: Published accuracies in per cent, by model.
+        validation: What may decide when to stop; None for other examples with the distribution of
+            the tests.
     """
 
     train: tuple[Segment, ...]
@@ -98,34 +114,37 @@ class Protocol:
 
     @property
     def task(self) -> Task:
-        """What is trained on (its longest segment)."""
+        """The training task with the longest sequences."""
         return max((segment.task for segment in self.train), key=lambda task: task.length)
 
     def training_set(self, seed: int) -> list[Batch]:
-        """All training examples, one batch per segment. Raises ValueError where they have
-        no end.
+        """Draw all training examples, one batch per segment.
+
+        Raises:
+            ValueError: If a segment has no fixed number of examples.
         """
         return _sets(self.train, seed, stream=0)
 
     def validation_set(self, seed: int) -> list[Batch]:
-        """One batch per segment, none of it in the test set."""
+        """Draw all validation examples, one batch per segment, none of them in the test set."""
         return _sets(self.test if self.validation is None else self.validation, seed, stream=1)
 
     def test_set(self, seed: int) -> list[Batch]:
-        """All test examples, one batch per segment."""
+        """Draw all test examples, one batch per segment."""
         return _sets(self.test, seed, stream=2)
 
     def fresh(self, seed: int, step: int, count: int) -> Batch:
-        """The batch of an update where every batch is new; segments take turns."""
+        """Draw the batch of one update where every batch is new; segments take turns."""
         segment = self.train[step % len(self.train)]
         return segment.task.draw(np.random.default_rng([seed, 3, step]), count)
 
     def config(self, contender: str, **overrides: Any) -> PretrainedConfig:
-        """The configuration of `contender`: a name in `backbone.contenders`, or any mixer with its
-        own defaults.
+        """Build the configuration of `contender`: a name in `backbone.contenders`, or any mixer's
+        name.
 
         Args:
-            overrides: other values for some fields, such as ``hidden_size`` or ``mixers``
+            contender: The model; a mixer has its own default arguments.
+            overrides: Other values for some fields, such as ``hidden_size`` or ``mixers``.
         """
         own = self.backbone.contenders.get(contender, {})
         start = {"hidden_size": self.backbone.widths[0], "mixers": [{"name": contender}]}
@@ -134,7 +153,7 @@ class Protocol:
         return kind(**fields)
 
     def model(self, contender: str, **overrides: Any) -> PreTrainedModel:
-        """A new model of `config`."""
+        """Build a new model from the configuration that `config` returns for the same arguments."""
         return self.task.kind(self.config(contender, **overrides))
 
 
@@ -143,7 +162,8 @@ def _sets(segments: tuple[Segment, ...], seed: int, stream: int) -> list[Batch]:
     for index, segment in enumerate(segments):
         if segment.examples is None:
             raise ValueError(
-                f"segment {index} has no fixed examples, every batch is new; draw them with fresh()"
+                f"segment {index} has no fixed set of examples, since every batch is new; draw"
+                " with fresh()"
             )
         sets.append(
             segment.task.draw(np.random.default_rng([seed, stream, index]), segment.examples)

@@ -1,6 +1,5 @@
-"""Questions that a language model answers by going on with a text: in-context recall, word
-scrambling.
-"""
+"""Questions that a language model answers by continuing a text: in-context recall and word
+scrambling."""
 
 from __future__ import annotations
 
@@ -14,36 +13,35 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Question:
-    """A text, and what its continuation is to hold.
+    """A prompt for a language model and the answers that count as right.
 
     Attributes:
-        values: right answers, any of which will do
+        text: The prompt, which the model continues.
+        values: Right answers, any of which will do.
     """
 
     text: str
     values: tuple[str, ...]
 
     def has_value_in(self, answer: str) -> bool:
-        """Whether an answer holds one of the values, whatever the case (MesaNet, appendix J.2;
-        lm-eval's swde).
-        """
+        """Whether `answer` contains one of the values, ignoring case (MesaNet, appendix J.2;
+        lm-eval's swde)."""
         return any(value.lower() in answer.lower() for value in self.values)
 
     def exact(self, answer: str) -> bool:
-        """Whether an answer is one of the values but for the space around it (GPT-3's word
-        scrambling).
-        """
+        """Whether `answer` equals one of the values, ignoring the space around it (GPT-3's word
+        scrambling)."""
         return answer.strip() in {value.strip() for value in self.values}
 
 
 @dataclass(frozen=True)
 class Answering:
-    """How answers are made: greedily.
+    """The settings by which answers are generated, greedily.
 
     Attributes:
-        context: tokens of the text that are kept: the last
-        tokens: at most so many
-        stop: an answer ends before this
+        context: Tokens of the prompt that are kept, the last ones.
+        tokens: Most tokens of an answer.
+        stop: Text before which an answer ends.
     """
 
     context: int = 2000
@@ -51,7 +49,7 @@ class Answering:
     stop: str = "\n"
 
     def cut(self, answer: str) -> str:
-        """The answer before its stop."""
+        """Return the part of `answer` before the first `stop`."""
         return answer.split(self.stop)[0]
 
 
@@ -60,15 +58,19 @@ SCRAMBLING = Answering(tokens=24)
 
 
 def recall(path: Path) -> list[Question]:
-    """Lines of ``{"text": …, "value": … or [… , …]}``: SWDE, FDA, SQuAD, TriviaQA, NQ, DROP in
-    Arora et al.'s form.
+    """Read recall questions: lines ``{"text": …, "value": … or [… , …]}``.
+
+    SWDE, FDA, SQuAD, TriviaQA, NQ and DROP are published in this form (Arora et al., 2024).
     """
     return [Question(row["text"], _several(row["value"])) for row in _rows(path, "text", "value")]
 
 
 def scrambling(path: Path, shots: int = 0) -> list[Question]:
-    """GPT-3's words: lines of ``{"context": …, "completion": …}``, each after `shots` solved ones
-    before it.
+    """Read GPT-3's word scrambling: lines ``{"context": …, "completion": …}``.
+
+    Args:
+        path: The file.
+        shots: Number of solved examples in front of each question, those before it in the file.
     """
     rows = list(_rows(path, "context", "completion"))
     solved = ["".join((row["context"], row["completion"])) for row in rows]
@@ -81,7 +83,7 @@ def scrambling(path: Path, shots: int = 0) -> list[Question]:
 
 
 def squad(path: Path) -> list[Question]:
-    """SQuAD v1.1's JSON with the question behind the paragraph, as "Question: … Answer:"."""
+    """Read SQuAD v1.1's JSON: each paragraph followed by "Question: … Answer:"."""
     articles = json.loads(_text(path))["data"]
     return [
         Question(

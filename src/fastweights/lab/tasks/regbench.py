@@ -1,6 +1,5 @@
-"""RegBench: regular languages in context (Akyürek et al., 2024), as berlino/seq_icl @ 9b9223d has
-them.
-"""
+"""RegBench: regular languages learnt in context (Akyürek et al., 2024; berlino/seq_icl @
+9b9223d)."""
 
 from __future__ import annotations
 
@@ -29,16 +28,16 @@ DEAD = -1
 
 @dataclass(frozen=True)
 class DFA:
-    """A deterministic automaton that starts in state 0 and accepts while it can go on.
+    """A deterministic finite automaton that starts in state 0 and accepts while it can continue.
 
     Attributes:
-        edges: per state, the next state for each letter that it takes
+        edges: Per state, the pairs (letter, next state) of the letters that it accepts.
     """
 
     edges: tuple[tuple[tuple[int, int], ...], ...]
 
     def accepts(self, word: list[int] | tuple[int, ...]) -> bool:
-        """Whether `word`, letters from 0 on, can be read to its end."""
+        """Whether `word`, a list of letters from 0 on, can be read to its end."""
         state = 0
         for letter in word:
             follow = dict(self.edges[state])
@@ -48,10 +47,10 @@ class DFA:
         return True
 
     def minimal(self) -> DFA:
-        """The smallest automaton of the same language, its states in the order of the shortest,
-        first words to them.
+        """Return the smallest automaton of the same language.
 
-        Two automata have the same language if and only if their minimal ones are equal.
+        Its states are in the order of the shortest, alphabetically first words that lead to them,
+        so that two automata have the same language if and only if their minimal ones are equal.
         """
         block = self._blocks()
         start = block[0]
@@ -84,10 +83,10 @@ class DFA:
 
 @dataclass(frozen=True)
 class Languages:
-    """`n` random automata.
+    """A batch of `n` random automata.
 
     Attributes:
-        follow: ``[n states letters]``: the next state, −1 where a letter cannot follow
+        follow: ``[n states letters]``, the next state; −1 where a letter cannot follow.
     """
 
     follow: np.ndarray
@@ -102,32 +101,37 @@ class Languages:
 
 @dataclass(frozen=True, kw_only=True)
 class Words(Batch):
-    """Words of languages.
+    """A batch of words of languages.
 
     Attributes:
-        allowed: ``[n t vocabulary]`` bool: what may follow each token in its language
+        allowed: ``[n t vocabulary]`` bool, the tokens that may follow each token in its language.
     """
 
     allowed: Tensor
 
     @property
     def oracle(self) -> Tensor:
-        """``[n' vocabulary]``: the probabilities of the process that wrote the words, for
-        `targets`.
-        """
+        """The probabilities ``[n' vocabulary]`` of the process that wrote the words, for
+        `targets`."""
         allowed = self.allowed[self.labels != IGNORE_INDEX].double()
         return allowed / allowed.sum(1, keepdim=True)
 
 
 @dataclass(frozen=True)
 class RegBench(TokenTask):
-    """Words of a random language, one language per sequence; every letter of a word is to be
-    predicted.
+    """Predict every letter of the words of a random regular language; each sequence has its own
+    language.
 
     A language has 4 … `states` states and 4 … 18 letters; a state has one to `edges` letters with
-    different next states, none itself. A sequence has `words` words (from, below) of `letters`
-    letters (from, below): uniform walks from state 0, joined by ``|``, which is no label. A
-    prediction is right if the word so far is still a word.
+    different next states, none of which is the state itself. A sequence has several words, uniform
+    walks from state 0, joined by ``|``, which is not a label. A prediction is right if the word so
+    far, continued by it, is still a word.
+
+    Attributes:
+        states: Most states of an automaton.
+        edges: Most letters that a state accepts.
+        words: Words per sequence, from the first number up to but without the second.
+        letters: Letters per word, likewise.
     """
 
     states: int = 12
@@ -150,7 +154,7 @@ class RegBench(TokenTask):
         return _batch(languages, tokens, states)
 
     def languages(self, generator: np.random.Generator, count: int) -> Languages:
-        """Random automata, as they are drawn: before minimisation, which changes no language."""
+        """Draw random automata before minimisation, which would not change their languages."""
         fewest = self.edges + 1
         shape = (count, self.states)
         size = generator.integers(fewest, self.states + 1, size=count)
@@ -225,11 +229,11 @@ def _batch(languages: Languages, tokens: np.ndarray, states: np.ndarray) -> Word
 
 
 def ngram(batch: Batch, n: int) -> Tensor:
-    """``[n' vocabulary]``: for `batch.targets`, how often each letter followed the same n - 1
-    tokens so far.
+    """Count how often each letter followed the same n - 1 tokens so far, ``[n' vocabulary]``, for
+    `batch.targets`.
 
-    Where they did not occur, one token less is looked at (back-off), down to none; ``|`` and
-    padding get nothing.
+    Where these tokens did not occur before, one token less is looked at (back-off), down to none;
+    ``|`` and padding get a count of 0.
     """
     tokens = batch.inputs.numpy()
     rows, length = tokens.shape
@@ -259,7 +263,7 @@ def _context(tokens: np.ndarray, t: int, order: int) -> np.ndarray:
 
 
 def distance(probabilities: Tensor, batch: Words) -> float:
-    """The mean L1 distance of ``probabilities [n' vocabulary]`` from those of the languages."""
+    """Compute the mean L1 distance of ``probabilities [n' vocabulary]`` from the languages' own."""
     return float((probabilities.double() - batch.oracle).abs().sum(1).mean())
 
 

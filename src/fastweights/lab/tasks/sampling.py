@@ -8,10 +8,13 @@ BLOCK = 1024
 
 
 def sample_distinct(generator: np.random.Generator, rows: int, count: int, size: int) -> np.ndarray:
-    """``[rows count]`` numbers below `size`, distinct and uniform in every row.
+    """Draw ``[rows count]`` numbers from 0 to `size` - 1, distinct and uniform in every row.
 
-    What repeats an earlier number of its row is drawn again. That rule looks at no number's value,
-    so that all ordered choices are equally likely. Raises ValueError if there are too few numbers.
+    A number that repeats an earlier one of its row is drawn again. That rule looks at no number's
+    value, so that all ordered choices are equally likely.
+
+    Raises:
+        ValueError: If `count` exceeds `size`.
     """
     _require_enough(count, size)
     chosen = generator.integers(size, size=(rows, count))
@@ -29,12 +32,11 @@ def sample_distinct(generator: np.random.Generator, rows: int, count: int, size:
 def sample_by_weight(
     generator: np.random.Generator, rows: int, count: int, weights: np.ndarray
 ) -> np.ndarray:
-    """``[rows count]`` indices of `weights`, one after the other without replacement in proportion
-    to the weights.
+    """Draw ``[rows count]`` indices of `weights` without replacement, in proportion to the weights.
 
-    They are the first arrivals of exponential clocks with these rates (Gumbel's trick), which is
-    the law of ``numpy.random.choice(len(weights), count, replace=False, p=weights)``, order
-    included.
+    They are the first arrivals of exponential clocks with these rates (Gumbel's trick), which has
+    the distribution of ``numpy.random.choice(len(weights), count, replace=False, p=weights)``,
+    order included.
     """
     _require_enough(count, len(weights))
     scale = (1 / weights).astype(np.float32)
@@ -53,7 +55,7 @@ def _first(generator: np.random.Generator, rows: int, count: int, scale: np.ndar
 
 
 def find_repeats(rows: np.ndarray) -> np.ndarray:
-    """Where a number stands that an earlier column of its row has too."""
+    """Mark, in a mask, every number that an earlier column of its row holds too."""
     numbers, columns = sort_with_columns(rows.astype(np.uint64))
     same = np.zeros(rows.shape, bool)
     np.put_along_axis(same, columns[:, 1:], numbers[:, 1:] == numbers[:, :-1], 1)
@@ -61,10 +63,10 @@ def find_repeats(rows: np.ndarray) -> np.ndarray:
 
 
 def sort_with_columns(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(numbers, columns) of every row of ``rows [n m]`` (uint64, below 2³²) in order, the first of
-    equals first.
+    """Sort every row of ``rows [n m]`` (uint64, below 2³²) and return (numbers, original columns).
 
-    Number and column are sorted as one integer, which is several times faster than an argsort.
+    The sort is stable. Number and column are sorted as one integer, which is several times faster
+    than an argsort.
     """
     packed = np.sort(rows << np.uint64(32) | np.arange(rows.shape[1], dtype=np.uint64), axis=1)
     return packed >> np.uint64(32), (packed & np.uint64(0xFFFFFFFF)).astype(np.int64)

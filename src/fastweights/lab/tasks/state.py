@@ -25,22 +25,22 @@ from fastweights.runs.schedules import Constant, CosineAnnealing
 
 
 class Group(ABC):
-    """A finite group, its elements numbered from 0; compared by value."""
+    """A finite group, its elements numbered from 0; groups are compared by value."""
 
     @property
     @abstractmethod
     def order(self) -> int:
-        """How many elements there are."""
+        """Number of elements."""
 
     @property
     @abstractmethod
     def table(self) -> np.ndarray:
-        """``[order order]``: the number of "first a, then b"."""
+        """The composition table ``[order order]``: the number of "first a, then b"."""
 
 
 @dataclass(frozen=True)
 class Cyclic(Group):
-    """Z_m: sums modulo m, an element being its own number. Z_2 is parity."""
+    """The cyclic group Z_m: sums modulo m, each element being its own number; Z_2 is parity."""
 
     m: int
 
@@ -55,8 +55,9 @@ class Cyclic(Group):
 
 @dataclass(frozen=True)
 class Permutations(Group):
-    """S_n in lexicographic order, or A_n, the even ones of them. S_5 and A_5 are not solvable:
-    NC¹-complete.
+    """The symmetric group S_n in lexicographic order or, with `even`, the alternating group A_n.
+
+    S_5 and A_5 are not solvable: their word problems are NC¹-complete.
     """
 
     n: int
@@ -89,8 +90,14 @@ def _composition_table(n: int, even: bool) -> np.ndarray:
 
 @dataclass(frozen=True)
 class WordProblem(TokenTask):
-    """Uniform elements g_1 … g_T of a group; the label of every position is the product g_1 ⋯ g_t,
-    g_1 acting first.
+    """The word problem of a group: the label at position t is the product g_1 ⋯ g_t of uniform
+    elements.
+
+    g_1 acts first.
+
+    Attributes:
+        group: The group that the elements are drawn from.
+        length: Elements per sequence.
     """
 
     group: Group = Cyclic(2)
@@ -110,11 +117,18 @@ class WordProblem(TokenTask):
 
 @dataclass(frozen=True)
 class ModularArithmetic(TokenTask):
-    """Numbers modulo m with +, - and × between them; the label of a number is what the expression
-    up to it comes to.
+    """Sums, differences and products modulo m; the label of a number is the value of the expression
+    up to it.
 
     × binds first (the brackets-free task of Delétang et al., 2023, who ask for the last value
     only). Tokens 0 … m - 1 are numbers, then follow +, -, ×. There are (length + 1) / 2 numbers.
+
+    Attributes:
+        modulus: m.
+        length: Tokens per expression, an odd number.
+
+    Raises:
+        ValueError: If `length` is even.
     """
 
     modulus: int = 5
@@ -123,7 +137,8 @@ class ModularArithmetic(TokenTask):
     def __post_init__(self) -> None:
         if self.length % 2 == 0 or self.length < 1:
             raise ValueError(
-                f"ModularArithmetic(length={self.length}): expressions have an odd number of tokens"
+                f"ModularArithmetic(length={self.length}): an expression has an odd number of"
+                " tokens; take an odd length"
             )
 
     @property

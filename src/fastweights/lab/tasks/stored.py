@@ -1,4 +1,5 @@
-"""Tasks whose examples lie in files: rows of tokens with labels, drawn without replacement."""
+"""Tasks whose examples are stored in files: rows of tokens with labels, drawn without
+replacement."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ class Rows:
     """Labelled rows of tokens.
 
     Attributes:
-        tokens: ``[n t]`` or ``[n 2 t]``, in any integers
-        lengths: ``[n]`` or ``[n 2]``: what of them is not padding; None for all
-        labels: ``[n]``
+        tokens: ``[n t]`` or ``[n 2 t]``, of any integer dtype.
+        labels: ``[n]`` classes.
+        lengths: ``[n]`` or ``[n 2]``, tokens of each row that are not padding; None for all.
     """
 
     tokens: np.ndarray
@@ -32,7 +33,7 @@ class Rows:
         return len(self.tokens)
 
     def part(self, rows: slice | np.ndarray) -> Rows:
-        """These rows alone."""
+        """Return the chosen rows."""
         return Rows(
             self.tokens[rows],
             self.labels[rows],
@@ -40,11 +41,15 @@ class Rows:
         )
 
     def draw(self, generator: np.random.Generator, count: int) -> Batch:
-        """`count` different rows in random order, cut to the longest. Raises ValueError if there
-        are not so many.
+        """Draw `count` different rows in random order, cut to the longest of them.
+
+        Raises:
+            ValueError: If there are fewer than `count` rows.
         """
         if count > len(self):
-            raise ValueError(f"{count} examples are asked for, the files have {len(self)}")
+            raise ValueError(
+                f"{count} different examples are asked for; the files have only {len(self)}"
+            )
         chosen = self.part(generator.permutation(len(self))[:count])
         tokens, labels = (
             torch.from_numpy(chosen.tokens.astype(np.int64)),
@@ -59,7 +64,13 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class StoredSequences(SequenceTask):
-    """Sequences and their classes."""
+    """A classification task of stored sequences.
+
+    Attributes:
+        rows: The sequences and their classes.
+        vocabulary: Number of different tokens.
+        classes: Number of classes.
+    """
 
     rows: Rows
     vocabulary: int = 256
@@ -75,13 +86,14 @@ class StoredSequences(SequenceTask):
 
 @dataclass(frozen=True, eq=False)
 class StoredPairs(StoredSequences):
-    """Pairs of sequences and their classes."""
+    """A classification task of stored pairs of sequences."""
 
     kind: ClassVar[type[PreTrainedModel]] = FastWeightsForSequencePairClassification
 
 
 def pad_rows(texts: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens ``[n t]``, lengths ``[n]``): ids below 2¹⁶, padded with 0 and cut after `length`."""
+    """Pad texts of ids below 2¹⁶ with 0, and cut them after `length`: (tokens ``[n t]``, lengths
+    ``[n]``)."""
     lengths = np.array([min(len(text), length) for text in texts])
     tokens = np.zeros((len(texts), int(lengths.max(initial=1))), np.uint16)
     for row, text, size in zip(tokens, texts, lengths, strict=True):

@@ -1,1 +1,1 @@
-"""A pretrained softmax model whose attention layers are made linear."""
+"""Conversion of a pretrained softmax model's attention layers to linear attention."""

@@ -40,7 +40,23 @@ def attend(
     attention_mask: Any,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The attention function: q ``[b h t k]``, k and v ``[b g t ·]`` → o ``[b t h v]``."""
+    """Compute the attention of a linearized layer; transformers calls it as its attention function.
+
+    Args:
+        softmax: The softmax implementation of the model, one of `SOFTMAX`.
+        module: The layer's attention module.
+        query: ``[b h t k]``.
+        key: ``[b g t k]``.
+        value: ``[b g t v]``.
+        attention_mask: What `make_masks` returned.
+        options: Further arguments of transformers' attention functions.
+
+    Returns:
+        The output ``[b t h v]``, and attention weights or None.
+
+    Raises:
+        CannotLinearize: If a linear layer gets a mask that `make_masks` did not make.
+    """
     branch = getattr(module, "linear_branch", None)
     masks = attention_mask if isinstance(attention_mask, ForwardMasks) else None
     given = partial(softmax_attention(softmax, module), module, query, key, value, **options)
@@ -74,8 +90,9 @@ def _shape(mask: Any) -> Any:
 
 
 def take_memory(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """The pre-hook of a converted attention: finds its layer of the cache, which attention
-    functions do not see.
+    """Store the layer's part of the cache on the attention module, before each of its forwards.
+
+    Attention functions do not get the cache; this pre-hook finds it among the module's arguments.
     """
     module.linear_memory = None
     for cache in caches_among(args, kwargs):
@@ -88,7 +105,7 @@ def take_memory(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 def install_branches(
     model: PreTrainedModel, attentions: Iterable[AttentionLayer], config: LinearAttentionConfig
 ) -> None:
-    """Give each of these attentions of `model` a new branch, where its weights are."""
+    """Give each of these attentions of `model` a new branch, on the device of its weights."""
     for attention in attentions:
         module = model.get_submodule(attention.path)
         branch = branch_of(config, attention).to(execution_device(module))
@@ -96,10 +113,10 @@ def install_branches(
 
 
 def branches(model: nn.Module) -> dict[int, LinearBranch]:
-    """The linear branches of a linearized model.
+    """Return the linear branches of a linearized model.
 
     Args:
-        model: the model, or peft's wrapper around it; where its adapters train copies of the
+        model: The model, or peft's wrapper around it; where its adapters train copies of the
             branches, those of the active adapter are returned.
 
     Returns:
@@ -121,11 +138,11 @@ def _active(branch: Any) -> LinearBranch:
 
 @contextmanager
 def use_mode(model: nn.Module, mode: Mode) -> Iterator[None]:
-    """Have every converted layer of a model do what `mode` says, for the length of a block.
+    """Set what every converted layer of a model computes, for the length of a block.
 
     Args:
-        model: a linearized model, or a wrapper around it.
-        mode: such as ``Teacher()``, which makes it the softmax model that it was.
+        model: A linearized model, or a wrapper around it.
+        mode: The mode, such as ``Teacher()``, which gives the original softmax model.
     """
     layers = attentions_with_branch(model)
     before = [layer.linear_mode for layer in layers]

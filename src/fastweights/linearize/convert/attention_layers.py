@@ -1,6 +1,5 @@
-"""Where a model attends: found by one forward pass of two tokens through a probe, not by the names
-of modules.
-"""
+"""The attention layers of a model, found by a forward pass of two tokens instead of by modules'
+names."""
 
 from __future__ import annotations
 
@@ -27,25 +26,27 @@ REPLACEABLE = (DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__)
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """One attention of a model as its attention function sees it: after projections, norms and
-    rotary positions. Plain data, kept in the model's ``config.json``.
+    """A description of one attention of a model, as its attention function sees it.
+
+    That is after projections, norms and rotary positions. Plain data, kept in the model's
+    ``config.json``.
 
     Attributes:
-        layer: the layer's number.
-        path: the attention module's name in the model, such as "model.layers.0.self_attn".
-        heads: query heads.
-        kv_heads: key heads, a divisor of `heads`.
-        head_dim: channels of a query and of a key.
-        value_dim: channels of a value.
-        scaling: what scores q·k are multiplied by.
-        window: tokens of its sliding window; None if it has none.
-        softcap: scores s become softcap · tanh(s / softcap); None if they stay as they are.
-        sinks: whether the softmax has weights beside those of its keys.
-        chunked: whether tokens see only their own chunk.
-        causal: whether tokens see only those before them.
-        masked: whether its mask comes from transformers' mask interface as it is.
-        calls: how often the layer attends in one forward pass.
-        cached: the class of what a cache keeps for the layer.
+        layer: The layer's number.
+        path: The attention module's name in the model, such as "model.layers.0.self_attn".
+        heads: Number of query heads.
+        kv_heads: Number of key heads, a divisor of `heads`.
+        head_dim: Channels of a query and of a key.
+        value_dim: Channels of a value.
+        scaling: What scores q·k are multiplied by.
+        window: Tokens of its sliding window; None if it has none.
+        softcap: Scores s become softcap · tanh(s / softcap); None if they stay as they are.
+        sinks: Whether the softmax has weights besides those of its keys.
+        chunked: Whether tokens see only their own chunk.
+        causal: Whether tokens see only those before them.
+        masked: Whether its mask comes unchanged from transformers' mask interface.
+        calls: How often the layer attends in one forward pass.
+        cached: The class of what a cache keeps for the layer.
     """
 
     layer: int
@@ -66,7 +67,7 @@ class AttentionLayer:
 
     @property
     def shares(self) -> bool:
-        """Whether its part of the cache is more, or less, than its keys and values."""
+        """Whether its part of the cache holds more, or less, than its own keys and values."""
         return self.cached not in REPLACEABLE
 
     @property
@@ -98,16 +99,16 @@ class AttentionLayer:
 def find_attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
     """List the attentions of a model in the order of its layers.
 
-    Runs one forward pass of two tokens in which every attention takes notes instead of attending.
-    Weights are not read, so that a model on the meta device will do (mixtures of experts: in
-    bfloat16, as their grouped products ask for).
+    Runs one forward pass of two tokens in which every attention records its arguments instead of
+    attending. Weights are not read, so that a model on the meta device will do (mixtures of experts
+    must be in bfloat16, which their grouped products require).
 
     Args:
-        model: any model of transformers; it is left as it was.
+        model: Any model of transformers; it is left as it was.
 
     Returns:
-        One record for each attention that goes through transformers' attention interface; [] if
-        none does. `AttentionLayer.skip_reason` says why one is not converted by default.
+        One record for each attention that uses transformers' attention interface; [] if none does.
+        `AttentionLayer.skip_reason` says why one is not converted by default.
     """
     probe, training = _Probe(model), model.training
     ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)

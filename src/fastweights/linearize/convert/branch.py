@@ -1,6 +1,4 @@
-"""What takes softmax's place in a layer: a module that makes a recurrence of the layer's queries,
-keys and values.
-"""
+"""The modules that replace softmax attention: each makes a recurrence of a layer's q, k and v."""
 
 from __future__ import annotations
 
@@ -25,14 +23,14 @@ START = -2.1972
 
 
 class LinearBranch(nn.Module, ABC):
-    """The linear counterpart of one softmax attention, and the owner of all its new parameters.
+    """The linear counterpart of one softmax attention, which owns all of its new parameters.
 
-    It is the child ``linear_branch`` of the model's own attention module, which goes on to project,
-    normalise and rotate; the branch gets the q, k and v that softmax attention would get.
+    It is the child ``linear_branch`` of the model's own attention module, which still projects,
+    normalises and rotates; the branch gets the q, k and v that softmax attention would get.
 
     Args:
-        attention: the heads, widths and scaling of the attention that it replaces.
-        config: what the attention becomes.
+        attention: Heads, widths and scaling of the attention that it replaces.
+        config: The linear attention.
     """
 
     def __init__(self, attention: AttentionLayer, config: LinearAttentionConfig) -> None:
@@ -41,17 +39,17 @@ class LinearBranch(nn.Module, ABC):
 
     @abstractmethod
     def project(self, q: Tensor, k: Tensor, v: Tensor) -> Recurrence:
-        """The recurrence of these streams, before padding and packed documents are applied.
+        """Return the recurrence of these streams, before padding and packed documents are applied.
 
         Args:
-            q: queries ``[b t h k]``, after norms and rotary positions.
-            k: keys ``[b t g k]`` of g key heads, g | h.
-            v: values ``[b t g v]``.
+            q: Queries ``[b t h k]``, after norms and rotary positions.
+            k: Keys ``[b t g k]`` of g key heads, g | h.
+            v: Values ``[b t g v]``.
         """
 
     @abstractmethod
     def reset_parameters(self) -> None:
-        """Set all parameters to the values that training begins with."""
+        """Set all parameters to their initial values."""
 
     def record(
         self,
@@ -61,7 +59,8 @@ class LinearBranch(nn.Module, ABC):
         keep: Mask | None = None,
         segments: Segments | None = None,
     ) -> Recurrence:
-        """`project` with padding and packed documents applied, in float32 or wider."""
+        """Return `project`'s recurrence with padding and packed documents applied, in float32 or
+        wider."""
         with disable_autocast(q.device):
             record = self.project(q, k, v)
         record = record if keep is None else record.keep(keep)
@@ -80,12 +79,12 @@ class LinearBranch(nn.Module, ABC):
         """Evaluate the recurrence of these streams.
 
         Args:
-            q, k, v: as in `project`.
+            q, k, v: As in `project`.
             keep: ``[b t]``, False for padding; None if there is none.
             segments: ``[b t]``, the number of each token's packed document; None if there is one.
-            memory: the layer of the cache to continue from, which is advanced; None begins anew and
-                keeps nothing.
-            replacement: makes another recurrence of the branch's own, which is evaluated instead.
+            memory: The layer of the cache to continue from, which is advanced; None starts from an
+                empty state and keeps nothing.
+            replacement: Makes another recurrence of the branch's own, which is evaluated instead.
 
         Returns:
             The output ``[b t h v]``, in the dtype of `v`.
@@ -101,20 +100,20 @@ class LinearBranch(nn.Module, ABC):
         return self.read(o).to(v.dtype)
 
     def read(self, o: Output) -> Output:
-        """What the layer makes of the recurrence's output."""
+        """Compute the layer's output from the recurrence's."""
         return o
 
     def to_cache(self, state: State) -> tuple[Tensor, ...]:
-        """What the cache keeps of a recurrence's state."""
+        """Return the tensors that the cache keeps of a recurrence's state."""
         return state if isinstance(state, tuple) else (state,)
 
     def from_cache(self, kept: tuple[Tensor, ...]) -> State:
-        """The state again."""
+        """Return the state from the tensors that the cache has kept."""
         return pack_state(list(kept))
 
 
 class WindowedBranch(LinearBranch):
-    """LoLCATs: `WindowedLinear` with learnt φ and γ.
+    """LoLCATs' branch: `WindowedLinear` with learnt φ and γ.
 
     The cache keeps the last w - 1 keys and values of the key heads as they are, and (S ‖ z) in
     float32. φ of a cached key is computed when the key leaves the window: `Mapped`.

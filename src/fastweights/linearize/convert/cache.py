@@ -18,9 +18,9 @@ class StateLayer(BatchFirstCache, CacheLayerMixin):
     """A layer of a cache that holds a linear state in place of keys and values.
 
     Attributes:
-        state: what a branch keeps of all tokens so far, a tuple of batch-first tensors; None before
+        state: What a branch keeps of all tokens so far, a tuple of batch-first tensors; None before
             the first token.
-        tokens: how many tokens it has seen.
+        tokens: Number of tokens that it has seen.
     """
 
     is_sliding = False
@@ -42,7 +42,7 @@ class StateLayer(BatchFirstCache, CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """The new keys and values as they are: older ones are in the state."""
+        """Return the new keys and values unchanged: older ones are in the state."""
         self.is_initialized = True
         self.tokens += key_states.shape[-2]
         return key_states, value_states
@@ -51,13 +51,12 @@ class StateLayer(BatchFirstCache, CacheLayerMixin):
         return self.tokens
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """As if all tokens were there: the masks of softmax layers beside this one are
-        sized by it.
-        """
+        """Return sizes as if all tokens were kept; they determine the masks of the softmax
+        layers."""
         return self.tokens + query_length, 0
 
     def get_max_length(self) -> int:
-        """-1: no limit."""
+        """Return -1: there is no limit."""
         return -1
 
     get_max_cache_shape = get_max_length
@@ -80,10 +79,11 @@ class StateLayer(BatchFirstCache, CacheLayerMixin):
 
 
 def ensure_state_layer(cache: Cache, index: int) -> StateLayer:
-    """The layer `index` of `cache`, made a `StateLayer` if it is still empty.
+    """Return the layer `index` of `cache`, replaced by a `StateLayer` if it is still empty.
 
     Raises:
-        CannotLinearize: the cache is not a plain ``DynamicCache``, or a softmax layer has used it.
+        CannotLinearize: If the cache is not a plain ``DynamicCache``, or a softmax layer has used
+            it.
     """
     if not isinstance(cache, DynamicCache) or cache.offloading:
         kind = (
@@ -109,10 +109,10 @@ def ensure_state_layer(cache: Cache, index: int) -> StateLayer:
 
 
 def require_keys_and_values(cache: Cache, index: int) -> None:
-    """Make sure that softmax attention can read the layer `index` of `cache`.
+    """Check that softmax attention can read the layer `index` of `cache`.
 
     Raises:
-        CannotLinearize: the layer holds a linear state, which has no keys and values.
+        CannotLinearize: If the layer holds a linear state, which has no keys and values.
     """
     if index < len(cache.layers) and isinstance(cache.layers[index], StateLayer):
         raise CannotLinearize(
@@ -123,10 +123,10 @@ def require_keys_and_values(cache: Cache, index: int) -> None:
 
 
 def cache_bytes(cache: Cache) -> int:
-    """The memory that a cache takes.
+    """Return the memory that a cache takes.
 
     Args:
-        cache: of a linearized model, or of a softmax model.
+        cache: The cache of a linearized model, or of a softmax model.
 
     Returns:
         Bytes for all sequences together, of linear states and of softmax layers' keys and values.

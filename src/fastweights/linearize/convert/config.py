@@ -1,4 +1,4 @@
-"""What softmax attention is replaced by, as plain data."""
+"""The configuration of the linear attention that replaces softmax attention, as plain data."""
 
 from __future__ import annotations
 
@@ -30,27 +30,29 @@ RULE_PAPERS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class LinearAttentionConfig:
-    """What softmax attention is replaced by: plain data, kept in the model's ``config.json``.
+    """The linear attention that replaces softmax attention: plain data, kept in the model's
+    ``config.json``.
 
     The default is LoLCATs' layer (Zhang et al., 2024, arXiv 2410.10254, section 3): softmax over a
-    window of the last tokens, linear attention with Hedgehog's feature map to all before them.
+    window of the last tokens, linear attention with Hedgehog's feature map to all tokens before
+    them.
 
     Attributes:
-        features: the feature map φ, a name of `FEATURE_MAPS`.
-        feature_dim: columns of each matrix W_φ; φ(x) has twice as many channels, for x and -x.
-            None: half of the head's width.
-        window: softmax attention reaches over so many tokens, linear attention over all before
-            them; 0 leaves linear attention alone.
-        shared: True: one normaliser for both sides together (LoLCATs). False: one for each
+        features: The feature map φ, a name of `FEATURE_MAPS`.
+        feature_dim: Columns of each matrix W_φ; φ(x) has twice as many channels, for x and -x. None
+            for half of the head's width.
+        window: Number of tokens that softmax attention reaches over; linear attention covers all
+            tokens before them. 0 leaves linear attention alone.
+        shared: True for one normaliser for both sides together (LoLCATs), False for one for each
             side (the workshop paper's eq. 8).
-        per_query_head: True: φ_k for every query head, as in LoLCATs' own code. False: for every
-            key head, which makes the state smaller.
-        rule: the recurrence, a name of `RULE_PAPERS`. ``window``, ``shared`` and ``per_query_head``
-            belong to "windowed" alone.
+        per_query_head: True for a φ_k for every query head, as in LoLCATs' own code; False for one
+            for every key head, which makes the state smaller.
+        rule: The recurrence, a name of `RULE_PAPERS`. ``window``, ``shared`` and ``per_query_head``
+            apply to "windowed" only.
 
     Raises:
-        ValueError: a name that is unknown, or a size that cannot be; the message says which names
-            and sizes there are.
+        ValueError: If a name is unknown or a size impossible; the message says which ones there
+            are.
     """
 
     features: str = "hedgehog"

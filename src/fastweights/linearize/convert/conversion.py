@@ -1,4 +1,4 @@
-"""A pretrained model made linear, in place."""
+"""Conversion of a pretrained model to linear attention, in place."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def linearize(
 ) -> Any:
     """Replace the softmax attention of a pretrained language model by linear attention, in place.
 
-    The model's own modules go on to project, normalise and rotate; only what they do with q, k and
-    v changes. No other weight changes, and with a window as long as the text the output does not
-    either. What the new parts have to learn, `fastweights.linearize.distill` teaches them.
+    The model's own modules still project, normalise and rotate; only what happens to q, k and v
+    changes. No other weight changes, and with a window as long as the text the output does not
+    either. `fastweights.linearize.distill` trains the new parameters.
 
     Args:
-        model: a causal language model of transformers that attends by "sdpa" or "eager".
-        config: what softmax attention becomes.
-        layers: numbers of the layers to convert. None: all but those that already take constant
-            memory (sliding windows) and those that cannot be converted.
+        model: A causal language model of transformers that attends by "sdpa" or "eager".
+        config: The linear attention.
+        layers: Numbers of the layers to convert. None for all except those that already take
+            constant memory (sliding windows) and those that cannot be converted.
 
     Returns:
         `model` itself, whose type is now ``linearized_<type>``: it can be saved, loaded by
-        ``AutoModelForCausalLM``, wrapped by peft and asked to generate.
+        ``AutoModelForCausalLM``, wrapped by peft, and used to generate.
 
     Raises:
-        CannotLinearize: the model has no layer to convert, or a chosen one cannot be converted.
+        CannotLinearize: If the model has no layer to convert, or a chosen one cannot be converted.
     """
     if isinstance(model, LinearizedModel):
         raise CannotLinearize(
@@ -59,10 +59,10 @@ def linearize(
 
 
 def choose_layers(model: PreTrainedModel, layers: Iterable[int] | None) -> list[AttentionLayer]:
-    """The attentions of `layers`, or all that are converted by default.
+    """Return the attentions of the chosen layers, or all that are converted by default.
 
     Raises:
-        CannotLinearize: there is none, or a chosen one cannot be converted.
+        CannotLinearize: If there is none, or a chosen one cannot be converted.
     """
     attentions = find_attention_layers(model)
     if not attentions:

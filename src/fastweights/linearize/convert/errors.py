@@ -1,15 +1,15 @@
-"""What cannot be linearized, and what to do about it."""
+"""The error for models that cannot be linearized."""
 
 from __future__ import annotations
 
 
 class CannotLinearize(ValueError):  # noqa: N818
-    """A model, a layer or a call that cannot be linearized; the message says why, and what to do.
+    """A model, a layer or a call cannot be linearized; the message says why, and what to do.
 
     Attributes:
-        what: what was asked for.
-        why: why it cannot be.
-        fix: what to do instead.
+        what: What was asked for.
+        why: Why it is not possible.
+        fix: What to do instead.
     """
 
     def __init__(self, what: str, why: str, fix: str) -> None:

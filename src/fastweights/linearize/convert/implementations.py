@@ -13,15 +13,19 @@ SOFTMAX = ("sdpa", "eager")
 
 
 def implementation_name(softmax: str) -> str:
-    """The attention implementation of a model whose softmax layers use `softmax`."""
+    """Return the name of the attention implementation of a linearized model.
+
+    Args:
+        softmax: The implementation that its softmax layers use, one of `SOFTMAX`.
+    """
     return PREFIX + softmax
 
 
 def softmax_name(implementation: str | None) -> str:
-    """The softmax that `implementation` names, with our prefix or without it.
+    """Return the softmax implementation that a name, with our prefix or without it, stands for.
 
     Raises:
-        CannotLinearize: it is none of `SOFTMAX`.
+        CannotLinearize: If it is none of `SOFTMAX`.
     """
     name = str(implementation).removeprefix(PREFIX)
     if name not in SOFTMAX:
@@ -35,5 +39,6 @@ def softmax_name(implementation: str | None) -> str:
 
 
 def use_softmax(model: PreTrainedModel, softmax: str) -> None:
-    """Have the softmax layers and the teacher of a linearized model use one of `SOFTMAX`."""
+    """Let the softmax layers and the teacher of a linearized model use the implementation
+    `softmax`."""
     set_implementation(configurations(model), implementation_name(softmax))

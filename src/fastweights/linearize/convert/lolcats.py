@@ -1,6 +1,4 @@
-"""The feature maps that LoLCATs' own code has trained, taken over
-(github.com/HazyResearch/lolcats).
-"""
+"""Import of the feature maps that LoLCATs' own code trained (github.com/HazyResearch/lolcats)."""
 
 from __future__ import annotations
 
@@ -27,22 +25,22 @@ PARAMETER = re.compile(rf"layers\.(\d+)\.self_attn\.({'|'.join(map(re.escape, NA
 
 
 def from_lolcats(model: PreTrainedModel, path: str | Path, window: int = 64) -> Any:
-    """Linearize a model with the feature maps that LoLCATs' own code has trained, in place.
+    """Linearize a model, in place, with the feature maps that LoLCATs' own code trained.
 
-    They have φ for every query head, with identity or trained W (no bias, no skip), and γ. That
+    These have a φ for every query head, with identity or trained W (no bias, no skip), and γ. That
     code trains on blocks of 64 to 128 tokens and decodes with a window of 64; here both are the
-    last `window` tokens. LoRA weights in the file are left aside: apply them with peft.
+    last `window` tokens. LoRA weights in the file are ignored: apply them with peft.
 
     Args:
-        model: the softmax model that the checkpoint was made from.
-        path: a ``*_distill.pt`` or ``*_ft.pt`` of github.com/HazyResearch/lolcats.
-        window: tokens that softmax attention reaches over.
+        model: The softmax model that the checkpoint was made from.
+        path: A ``*_distill.pt`` or ``*_ft.pt`` of github.com/HazyResearch/lolcats.
+        window: Number of tokens that softmax attention reaches over.
 
     Returns:
         `model` itself, linearized, as `linearize` returns it.
 
     Raises:
-        CannotLinearize: the file has no feature maps, or has them for layers that do not fit.
+        CannotLinearize: If the file has no feature maps, or they are for layers that do not fit.
     """
     found = _parameters(torch.load(path, map_location="cpu", weights_only=True))
     if not found:

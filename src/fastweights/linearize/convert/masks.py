@@ -18,21 +18,21 @@ from fastweights.shapes import Mask, Segments
 
 @dataclass(frozen=True, eq=False)
 class ForwardMasks:
-    """What one forward pass says of its tokens; masks are made when a layer asks for them.
+    """The masks of one forward pass, computed when a layer asks for them.
 
-    A linear layer wants to know which tokens are padding (`keep`) and where packed documents begin
+    A linear layer needs to know which tokens are padding (`keep`) and where packed documents begin
     (`segments`), a softmax layer its own mask (`softmax`).
 
     Attributes:
-        build: makes the mask that the softmax implementation wants.
-        visible: (sequence, head, query, key) → whether the query sees the key, were there no
-            padding.
-        given: the call's ``attention_mask [b s+t]``, or None.
-        plain: whether a token surely sees all those before it and no other.
-        b: sequences.
-        t: tokens of each.
-        offset: tokens that the cache has seen.
-        device: where the tokens are.
+        build: Makes the mask for the softmax implementation.
+        visible: Function (sequence, head, query, key) → whether the query sees the key, if there
+            were no padding.
+        given: The call's ``attention_mask [b s+t]``, or None.
+        plain: Whether every token is known to see all tokens before it and no others.
+        b: Number of sequences.
+        t: Number of tokens of each.
+        offset: Number of tokens that the cache has seen.
+        device: Where the tokens are.
     """
 
     build: Callable[[], Any]
@@ -63,8 +63,9 @@ class ForwardMasks:
 
     @lazy_property
     def segments(self) -> Segments | None:
-        """``[b t]``: where a token does not see the one before it, a packed document begins; None
-        if there is one.
+        """The number ``[b t]`` of each token's packed document; None if there is one document only.
+
+        A document begins where a token does not see the one before it.
         """
         if self.plain or self.t == 1:
             return None
@@ -97,7 +98,19 @@ def make_masks(
     device: torch.device,
     **options: Any,
 ) -> ForwardMasks:
-    """The mask function: `softmax` names the implementation whose masks the softmax layers get."""
+    """Make the masks of a forward pass; transformers calls it as its mask function.
+
+    Args:
+        softmax: Name of the implementation whose masks the softmax layers get.
+        batch_size: Number of sequences.
+        q_length: Number of new tokens of each.
+        q_offset: Number of tokens before them.
+        mask_function: Function (sequence, head, query, key) → whether the query sees the key.
+        attention_mask: The call's mask of padding, or None.
+        allow_is_causal_skip: Whether the mask may be left out where it is causal.
+        device: Where the tokens are.
+        options: Further arguments of transformers' mask functions.
+    """
     build = partial(
         softmax_mask(softmax),
         batch_size=batch_size,

@@ -1,4 +1,4 @@
-"""``Linearized<Class>`` for the classes of every family of models, made when they are needed."""
+"""The classes ``Linearized<Class>`` of every family of models, created when they are needed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fastweights.linearize.convert.transformers_seams import (
 
 
 class LinearizedPart(OwnInitialization):
-    """Any model inside a linearized one: it starts the branches that a checkpoint lacks."""
+    """Any model inside a linearized one; it initialises the branches that a checkpoint lacks."""
 
     def initialize(self, module: nn.Module) -> bool:
         if isinstance(module, LinearBranch):
@@ -42,8 +42,7 @@ class LinearizedModel(LinearizedPart, OwnCachePolicy):
     """A causal language model some of whose attentions are linear.
 
     Its configuration's ``linearize`` says which and how: ``{"analog": …, "sites": […]}``, a
-    `LinearAttentionConfig` and a list of `AttentionLayer`, under the keys that they have always
-    had.
+    `LinearAttentionConfig` and a list of `AttentionLayer`, under the keys of the first version.
     """
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -56,7 +55,7 @@ class LinearizedModel(LinearizedPart, OwnCachePolicy):
     def set_attn_implementation(
         self, attn_implementation: str | dict[str, str], *args: Any, **kwargs: Any
     ) -> None:
-        """Choose what the softmax layers and the teacher use: "sdpa" or "eager"."""
+        """Choose the implementation of the softmax layers and the teacher: "sdpa" or "eager"."""
         use_softmax(self, softmax_name(str(attn_implementation)))
 
     def require_cache(self, implementation: str | None) -> None:
@@ -69,7 +68,7 @@ class LinearizedModel(LinearizedPart, OwnCachePolicy):
 
 
 def convert_model(model: PreTrainedModel, settings: dict[str, Any]) -> None:
-    """Make a model, its parts and its configuration, in place, of their linearized classes."""
+    """Change a model, its parts and its configuration, in place, to their linearized classes."""
     config: Any = model.config
     made = model_class(type(model))
     change_class(config, config_class(type(config)))
@@ -79,7 +78,7 @@ def convert_model(model: PreTrainedModel, settings: dict[str, Any]) -> None:
 
 
 def convert_parts(model: PreTrainedModel) -> None:
-    """Make the models inside a linearized one `LinearizedPart`s."""
+    """Change the models inside a linearized one, in place, to `LinearizedPart`s."""
     for part in model.modules():
         if isinstance(part, PreTrainedModel) and not isinstance(part, LinearizedPart):
             change_class(part, part_class(type(part)))
@@ -87,8 +86,9 @@ def convert_parts(model: PreTrainedModel) -> None:
 
 @cache
 def config_class(base: type[PretrainedConfig]) -> Any:
-    """``Linearized<Base>``, whose model type makes sure that nothing loads its checkpoints as
-    softmax models.
+    """Return the configuration class ``Linearized<Base>``.
+
+    Its model type makes sure that nothing loads its checkpoints as softmax models.
     """
     made = _subclass(base, (base,), {"model_type": PREFIX + base.model_type})
     convert_checkpoints_alike(made.model_type, base.model_type)
@@ -98,7 +98,7 @@ def config_class(base: type[PretrainedConfig]) -> Any:
 
 @cache
 def model_class(base: type[PreTrainedModel]) -> Any:
-    """``Linearized<Base>``, known to AutoModelForCausalLM."""
+    """Return the model class ``Linearized<Base>``, registered with AutoModelForCausalLM."""
     config = config_class(base.config_class)  # type: ignore[arg-type]
     members = {"config_class": config, **float32_children(base, "linear_branch")}
     made = _subclass(base, (LinearizedModel, base), members)
@@ -108,7 +108,7 @@ def model_class(base: type[PreTrainedModel]) -> Any:
 
 @cache
 def part_class(base: type[PreTrainedModel]) -> Any:
-    """``Linearized<Base>`` of a model inside one."""
+    """Return the class ``Linearized<Base>`` of a model inside a linearized one."""
     return _subclass(base, (LinearizedPart, base), {})
 
 

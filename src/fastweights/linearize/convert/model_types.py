@@ -21,7 +21,7 @@ from fastweights.linearize.convert.transformers_seams import (
 
 
 def register_model_types() -> None:
-    """Have transformers' automatic classes read every type's linearized checkpoints."""
+    """Let transformers' automatic classes read linearized checkpoints of every model type."""
     for base in language_model_types():
         register_configuration(PREFIX + base, type("_ModelType", (_ModelType,), {"base": base}))
 

@@ -1,6 +1,5 @@
-"""What a linearized layer returns: the linear attention, the softmax one, or something made of
-both.
-"""
+"""What a linearized layer returns: linear attention, softmax attention, or a combination of
+both."""
 
 from __future__ import annotations
 
@@ -22,17 +21,17 @@ class AttentionCall:
     """One call of a linearized layer's attention, with both of its possible outputs.
 
     Attributes:
-        layer: the layer's number.
-        branch: the layer's linear branch.
-        q: queries ``[b t h k]``, after norms and rotary positions.
-        k: keys ``[b t g k]`` of g key heads, g | h.
-        v: values ``[b t g v]``.
+        layer: The layer's number.
+        branch: The layer's linear branch.
+        q: Queries ``[b t h k]``, after norms and rotary positions.
+        k: Keys ``[b t g k]`` of g key heads, g | h.
+        v: Values ``[b t g v]``.
         keep: ``[b t]``, False for padding; None if there is none.
-        record: makes the branch's recurrence on these streams, with padding and packed documents
+        record: Makes the branch's recurrence on these streams, with padding and packed documents
             applied.
-        linear: computes the branch's output ``[b t h v]``, and advances the cache if there is one;
-            given a function, the output of what it makes of the branch's recurrence.
-        softmax: computes the output ``[b t h v]`` of the model's own attention, in its own dtype.
+        linear: Computes the branch's output ``[b t h v]``, and advances the cache if there is one.
+            An optional function replaces the branch's recurrence by another one.
+        softmax: Computes the output ``[b t h v]`` of the model's own attention, in its own dtype.
     """
 
     layer: int
@@ -47,9 +46,9 @@ class AttentionCall:
 
 
 class Mode(ABC):
-    """What the converted layers of a model do when they are called; `use_mode` sets it.
+    """What the converted layers of a model compute when they are called; set by `use_mode`.
 
-    A mode of one's own overrides `attend`, and may return whatever it makes of the call.
+    A mode of your own overrides `attend`, and may return anything that it computes from the call.
     """
 
     constant: ClassVar[bool] = True
@@ -59,20 +58,18 @@ class Mode(ABC):
 
     @abstractmethod
     def attend(self, call: AttentionCall) -> Output:
-        """What the layer returns for `call`, ``[b t h v]``."""
+        """Return the layer's output ``[b t h v]`` for `call`."""
 
 
 class Student(Mode):
-    """Linear attention: what a linearized model does unless told otherwise."""
+    """Linear attention: the default of a linearized model."""
 
     def attend(self, call: AttentionCall) -> Output:
         return call.linear()
 
 
 class Teacher(Mode):
-    """The softmax attention that was there before: the original model, without a second copy of
-    its weights.
-    """
+    """The original softmax attention, computed without a second copy of the model's weights."""
 
     constant = False
 
@@ -81,18 +78,18 @@ class Teacher(Mode):
 
 
 class OtherRecurrence(Mode):
-    """The output of another recurrence than the branch's own, such as one with a side left out."""
+    """A mode that evaluates a modified recurrence, such as one with a side left out."""
 
     def attend(self, call: AttentionCall) -> Output:
         return call.linear(self.replacement)
 
     @abstractmethod
     def replacement(self, record: Recurrence) -> Recurrence:
-        """What is evaluated instead of `record`."""
+        """Return the recurrence that is evaluated instead of `record`."""
 
 
 class WindowOnly(OtherRecurrence):
-    """A windowed layer without its linear side: only the tokens in its window are seen."""
+    """A windowed layer without its linear side: a token sees only those in its window."""
 
     def replacement(self, record: Recurrence) -> Recurrence:
         window = require_window(record, self)
@@ -107,7 +104,11 @@ class LinearOnly(OtherRecurrence):
 
 
 def require_window(record: Recurrence, mode: Mode) -> WindowedLinear:
-    """`record`, or a TypeError if it has no window."""
+    """Return `record`, which must be a `WindowedLinear`.
+
+    Raises:
+        TypeError: If it has no window.
+    """
     if not isinstance(record, WindowedLinear):
         raise TypeError(
             f"{type(mode).__name__} takes a side away from a WindowedLinear, and this layer's rule"

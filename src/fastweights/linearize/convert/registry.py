@@ -1,4 +1,4 @@
-"""Which module a configuration asks for: the one place that knows all of them."""
+"""The table from configurations to branches: the only file that imports all of them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ RULES: Mapping[str, type[LinearBranch]] = {
 
 
 def branch_of(config: LinearAttentionConfig, attention: AttentionLayer) -> LinearBranch:
-    """A new module, in float32, that takes the place of one softmax attention.
+    """Build the module, in float32, that replaces one softmax attention.
 
     Args:
-        config: what the attention becomes.
-        attention: the heads, widths and scaling of the attention that it replaces.
+        config: The linear attention.
+        attention: Heads, widths and scaling of the attention that it replaces.
     """
     return RULES[config.rule](attention, config).float()

@@ -1,9 +1,9 @@
-"""Layers as other mixers: their recurrences of a pretrained layer's own q, k and v, with gates to
-be learnt.
+"""Linear attention by other recurrences, computed from a pretrained layer's own q, k and v, with
+learnt gates.
 
-q, k and v are those that the layer's attention gets, so that W_Q, W_K, W_V and W_O go on as they
-are. Gates are linear in v, which unlike q and k is not turned by its position, and start constant.
-φ are the configuration's feature maps. A state belongs to a query head.
+q, k and v are those that the layer's attention gets, so that W_Q, W_K, W_V and W_O stay as they
+are. Gates are linear in v, which unlike q and k is not rotated by its position, and are constant
+initially. φ are the configuration's feature maps. A state belongs to a query head.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ OPEN = 4.0
 
 
 class Gate(nn.Module):
-    """``v [b t g v]`` → logits ``[b t g n]`` of n gates per key head, `start` at first."""
+    """Computes logits ``[b t g n]`` of n gates per key head from ``v [b t g v]``; initially all are
+    `start`."""
 
     def __init__(self, heads: int, width: int, count: int, start: float) -> None:
         super().__init__()
@@ -46,8 +47,9 @@ class Gate(nn.Module):
 
 
 class LogGate(LearnedFeatures):
-    """log σ(-x W) / τ and log σ(x W) / τ: decays whose tied keys 1 - α grow with x W and
-    with -x W.
+    """Log-decays log σ(-x W) / τ and log σ(x W) / τ, the features of `MetaLABranch`.
+
+    The tied keys 1 - α grow with x W and with -x W.
     """
 
     @staticmethod
@@ -56,7 +58,7 @@ class LogGate(LearnedFeatures):
 
 
 class RuleBranch(LinearBranch):
-    """φ of q and of k, and what the rules below share."""
+    """Base class of the branches below: the feature maps φ of q and of k, and gates."""
 
     key_map: type[LearnedFeatures] | None = None
     """What k goes through, if not φ."""
@@ -70,6 +72,7 @@ class RuleBranch(LinearBranch):
         self.phi_k = key_map(attention.kv_heads, attention.head_dim, self.columns)
 
     def gate(self, count: int, start: float) -> Gate:
+        """Return a new gate: `count` logits per key head, all of them `start` initially."""
         return Gate(self.attention.kv_heads, self.attention.value_dim, count, start)
 
     def reset_parameters(self) -> None:
@@ -77,13 +80,14 @@ class RuleBranch(LinearBranch):
             part.reset_parameters()  # type: ignore[operator]
 
     def per_query(self, stream: Tensor) -> Tensor:
-        """``[b t g ·]`` → ``[b t h ·]``."""
+        """Repeat key heads for their query heads: ``[b t g ·]`` → ``[b t h ·]``."""
         return stream.repeat_interleave(self.key_repeats, dim=2) if self.key_repeats > 1 else stream
 
 
 class GLABranch(RuleBranch):
-    """Gated linear attention: S_t = diag(α_t) S_{t-1} + φ(k_t)ᵀ v_t, α = σ(v W_α + b)^(1/τ),
-    normalised by q_t z_t.
+    """Gated linear attention on a layer's own streams.
+
+    S_t = diag(α_t) S_{t-1} + φ(k_t)ᵀ v_t with α = σ(v W_α + b)^(1/τ), normalised by q_t z_t.
     """
 
     def __init__(self, attention: AttentionLayer, config: LinearAttentionConfig) -> None:
@@ -96,9 +100,8 @@ class GLABranch(RuleBranch):
 
 
 class MetaLABranch(RuleBranch):
-    """MetaLA: `GLABranch` with the tied key 1 - α, and α = σ(∓ k W)^(1/τ) from the layer's
-    own key.
-    """
+    """MetaLA: as `GLABranch`, with the tied key 1 - α, and α = σ(∓ k W)^(1/τ) from the layer's own
+    key."""
 
     key_map = LogGate
 
@@ -109,9 +112,8 @@ class MetaLABranch(RuleBranch):
 
 
 class GatedDeltaBranch(RuleBranch):
-    """Gated DeltaNet on q and k of unit length: α, one per head, as in `GLABranch`, β = σ(v W_β +
-    b).
-    """
+    """Gated DeltaNet on q and k of unit length, with α per head as in `GLABranch`, and β = σ(v W_β
+    + b)."""
 
     def __init__(self, attention: AttentionLayer, config: LinearAttentionConfig) -> None:
         super().__init__(attention, config)
@@ -127,9 +129,8 @@ class GatedDeltaBranch(RuleBranch):
 
 
 class MesaBranch(GatedDeltaBranch):
-    """MesaNet on the same streams, with a ridge Λ = softplus(λ) per head and channel, 1 at
-    first.
-    """
+    """MesaNet on the streams of `GatedDeltaBranch`, with a ridge Λ = softplus(λ) per head and
+    channel, initially 1."""
 
     def __init__(self, attention: AttentionLayer, config: LinearAttentionConfig) -> None:
         super().__init__(attention, config)
@@ -149,9 +150,8 @@ class MesaBranch(GatedDeltaBranch):
 
 
 class SupraBranch(RuleBranch):
-    """SUPRA (Mercat et al., 2024): a constant decay per head (RetNet's), and a norm per head for
-    the normaliser.
-    """
+    """SUPRA (Mercat et al., 2024): a constant decay per head (RetNet's), and a norm per head
+    instead of the normaliser."""
 
     def __init__(self, attention: AttentionLayer, config: LinearAttentionConfig) -> None:
         super().__init__(attention, config)

@@ -1,1 +1,1 @@
-"""Training and measuring a converted model."""
+"""Training and evaluation of a converted model."""

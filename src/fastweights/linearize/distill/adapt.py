@@ -1,6 +1,5 @@
-"""Stage two, low-rank adaptation (LoLCATs, section 3): a few weights of the attentions adjust to
-what took softmax's place.
-"""
+"""Stage two, low-rank adaptation (LoLCATs, section 3): attention weights adapt to the linear
+layers."""
 
 from __future__ import annotations
 
@@ -26,13 +25,13 @@ from fastweights.text import IGNORE_INDEX
 
 @dataclass(frozen=True)
 class LoRA:
-    """Low-rank adapters on every projection of the converted attentions: W + alpha / rank · B A
-    (Hu et al., 2021).
+    """Low-rank adapters W + alpha / rank · B A on every projection of the converted attentions (Hu
+    et al., 2021).
 
     Attributes:
-        rank: rows of A and columns of B.
-        alpha: the scale, before it is divided by `rank`.
-        dropout: the probability that an input of A is left out.
+        rank: Rows of A and columns of B.
+        alpha: The scale, before it is divided by `rank`.
+        dropout: The probability that an input of A is left out.
     """
 
     rank: int = 8
@@ -42,18 +41,17 @@ class LoRA:
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """The loss of stage two: ce · -log p(next token) + kl · KL(teacher ‖ student), in nats, means
-    over the tokens that are learnt.
+    """The loss of stage two: ce · -log p(next token) + kl · KL(teacher ‖ student), in nats.
 
-    The teacher is the model itself, without its adapters and with its softmax: there is no second
-    copy of the weights.
+    Both terms are means over the tokens that are trained on. The teacher is the model itself,
+    without its adapters and with its softmax: there is no second copy of the weights.
 
     Attributes:
-        ce: the factor of the cross-entropy with the text.
-        kl: the factor of the divergence from the teacher.
+        ce: The factor of the cross-entropy with the text.
+        kl: The factor of the divergence from the teacher.
 
     Raises:
-        ValueError: a factor is negative, or both are 0.
+        ValueError: If a factor is negative, or both are 0.
     """
 
     ce: float = 1.0
@@ -61,10 +59,10 @@ class TokenLoss:
 
     def __post_init__(self) -> None:
         if min(self.ce, self.kl) < 0 or self.ce + self.kl == 0:
-            raise ValueError(f"{self}: both factors are at least 0, and one of them is more")
+            raise ValueError(f"{self}: both factors must be at least 0, and one of them above 0")
 
     def __call__(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The loss of a batch with ``labels``, a number."""
+        """Compute the loss of a batch with ``labels``, a scalar."""
         labels, given = (
             inputs["labels"],
             {name: x for name, x in inputs.items() if name != "labels"},
@@ -80,13 +78,14 @@ class TokenLoss:
 
 
 def next_logits(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    """``[b t-1 vocabulary]`` of all tokens but the last, in float32 or wider."""
+    """Compute the logits ``[b t-1 vocabulary]`` after all tokens but the last, in float32 or
+    wider."""
     return upcast(model(**inputs, use_cache=False).logits[:, :-1])
 
 
 @torch.no_grad()
 def teacher_logits(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """`next_logits` of the model as it was: with softmax attention, and without adapters."""
+    """Compute `next_logits` of the original model: with softmax attention, and without adapters."""
     training = model.training
     model.eval()
     try:
@@ -97,12 +96,12 @@ def teacher_logits(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def without_adapters(model: Any) -> AbstractContextManager[Any]:
-    """Inside the block the adapters that `model` may have do nothing."""
+    """Disable the adapters of `model`, if it has any, for the length of a block."""
     return model.disable_adapter() if _has_adapters(model) else nullcontext()
 
 
 def unwrap_adapters(model: Any) -> PreTrainedModel:
-    """The model that adapters may be wrapped around."""
+    """Return the model inside peft's wrapper, or `model` itself if it has none."""
     return model.get_base_model() if _has_adapters(model) else model
 
 
@@ -115,7 +114,7 @@ def _has_adapters(model: Any) -> bool:
 
 
 def kl(teacher: Tensor, student: Tensor) -> Tensor:
-    """KL(teacher ‖ student) of logits ``[n vocabulary]``, the mean over n, in nats."""
+    """Compute the mean KL(teacher ‖ student) of logits ``[n vocabulary]`` over n, in nats."""
     return F.kl_div(
         student.log_softmax(-1), teacher.log_softmax(-1), reduction="batchmean", log_target=True
     )
@@ -123,7 +122,7 @@ def kl(teacher: Tensor, student: Tensor) -> Tensor:
 
 @torch.no_grad()
 def kl_from_softmax(model: nn.Module, inputs: Mapping[str, Tensor], mode: Mode) -> float:
-    """KL(softmax ‖ `mode`) of the next token, the mean over a batch, in nats."""
+    """Compute the mean KL(softmax ‖ `mode`) of the next token over a batch, in nats."""
     given = {name: x for name, x in inputs.items() if name != "labels"}
     with use_mode(model, mode):
         logits = next_logits(model, given)
@@ -133,12 +132,12 @@ def kl_from_softmax(model: nn.Module, inputs: Mapping[str, Tensor], mode: Mode) 
 def prepare_adaptation(
     model: PreTrainedModel, lora: LoRA | None, train_branches: bool = False
 ) -> Any:
-    """Set a linearized model up for stage two.
+    """Prepare a linearized model for stage two.
 
     Args:
-        model: the linearized model.
-        lora: the adapters to add, which alone are trained; None: all weights are.
-        train_branches: whether the branches are trained too.
+        model: The linearized model.
+        lora: The adapters to add, which alone are trained; None to train all weights.
+        train_branches: Whether the branches are trained too.
 
     Returns:
         The model, in peft's wrapper if there are adapters. The branches are saved with them, so
@@ -163,10 +162,10 @@ def prepare_adaptation(
 
 
 def projections(model: PreTrainedModel) -> list[str]:
-    """The names of the linear layers in the converted attentions, those of branches left out.
+    """List the names of the linear layers in the converted attentions, without those of branches.
 
     Raises:
-        CannotLinearize: there are none.
+        CannotLinearize: If there are none.
     """
     attentions = {id(module) for module in attentions_with_branch(model)}
     found = [
@@ -186,12 +185,12 @@ def projections(model: PreTrainedModel) -> list[str]:
 
 
 def load_adapters(model: PreTrainedModel, folder: Path) -> Any:
-    """`model` with the adapters and branches that were saved in `folder`."""
+    """Load the adapters and branches that were saved in `folder`, and return `model` with them."""
     from peft import PeftModel
 
     return PeftModel.from_pretrained(model, folder)
 
 
 def merge_adapters(model: Any) -> PreTrainedModel:
-    """The model with its adapters added to its weights."""
+    """Add the adapters to the model's weights, and return the model without them."""
     return model.merge_and_unload() if _has_adapters(model) else model

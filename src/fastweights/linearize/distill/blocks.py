@@ -1,10 +1,9 @@
-"""Attention transfer of models larger than memory: a block at a time, the hidden states between
-them on disk.
+"""Attention transfer for models larger than memory: block by block, hidden states on disk between
+them.
 
-The layers pass on the softmax's output, so that what a block reads does not depend on what the
+The layers pass the softmax's output on, so that what a block reads does not depend on what the
 blocks before it learn: block by block and all at once are the same training. With a model loaded
-with ``device_map`` and an offload folder, the weights of the one block at work are all that is in
-memory.
+with ``device_map`` and an offload folder, only the weights of the current block are in memory.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class _FinishedError(Exception):
 
 
 def blocks(model: nn.Module) -> nn.ModuleList:
-    """The blocks of a linearized model, one of which holds each attention."""
+    """Return the blocks of a linearized model: the module list that holds the attentions."""
     found = [
         m for m in model.modules() if isinstance(m, nn.ModuleList) and attentions_with_branch(m)
     ]
@@ -56,10 +55,23 @@ def transfer_blockwise(
     reporter: Reporter = Reporter(),
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Train every branch, one block after another, in the folder `out`; whether it is complete.
+    """Train every branch, one block after another, in the folder `out`.
 
-    Started again it goes on with the block at which it was stopped. Two files hold the hidden
-    states of steps · batch sequences, of all processes: these are on one machine.
+    Called again it resumes with the block at which it was stopped. Two files hold the hidden states
+    of steps · batch sequences of all processes, which must therefore run on one machine.
+
+    Args:
+        model: The linearized model.
+        train: Batches to train on.
+        settings: The settings of the transfer.
+        out: The folder, new or of this same transfer.
+        processes: The processes that train together; None for those that this one was launched
+            with.
+        reporter: Receives progress events.
+        stop: Called between steps; once it returns True, a checkpoint is written and training ends.
+
+    Returns:
+        Whether the transfer is complete.
     """
     processes = processes or join_processes(model.device)
     out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a conversion costs: a linearized model beside its own softmax, token by token."""
+"""Comparison of a linearized model with its own softmax, token by token."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ SOFTMAX, LINEAR = "softmax", "linear"
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """One mode of a linearized model beside its softmax.
+    """The comparison of one mode of a linearized model with its softmax.
 
     Attributes:
-        loss: the mode's own loss, by position.
+        loss: The mode's own loss, by position.
         kl: KL(softmax ‖ mode) of the next token, in nats per token.
-        agreement: how often both think the same token likeliest, from 0 to 1.
+        agreement: The fraction of tokens for which both give the highest probability to the same
+            token.
     """
 
     loss: PositionLoss
@@ -48,14 +49,16 @@ class Comparison:
     agreement: float
 
     def row(self) -> dict[str, float]:
-        """For a table or a JSON file."""
+        """Return the numbers for a table or a JSON file."""
         nats = {"perplexity": self.loss.perplexity, "nats_per_token": self.loss.mean}
         return {**nats, "kl": self.kl, "agreement": self.agreement}
 
 
 def ablations(model: nn.Module) -> dict[str, Mode]:
-    """The modes that are compared, by name: softmax, the branches as they are, and each side of
-    them alone where they have a window.
+    """Return the modes that are compared, by name.
+
+    These are softmax, the branches as they are and, where they have a window, each of their sides
+    alone.
     """
     configs = [branch.config for branch in branches(model).values()]
     sides: dict[str, Mode] = {"window only": WindowOnly(), "linear only": LinearOnly()}
@@ -72,15 +75,15 @@ def compare_with_softmax(
     """Compare modes of a linearized model with its softmax, token by token.
 
     Args:
-        model: a linearized model, with adapters or without.
-        batches: inputs of the model, sequences of one length; every token but the first of each is
+        model: A linearized model, with adapters or without.
+        batches: Inputs of the model, sequences of one length; every token but the first of each is
             predicted.
-        modes: by name, as `ablations` lists them.
-        teacher: gives softmax's logits ``[b t-1 vocabulary]`` for a model's inputs; None: the model
-            itself, by `teacher_logits`.
+        modes: The modes by name, as `ablations` returns them.
+        teacher: Returns softmax's logits ``[b t-1 vocabulary]`` for a model's inputs; None for the
+            model itself, by `teacher_logits`.
 
     Raises:
-        ValueError: there are no batches.
+        ValueError: If there are no batches.
     """
     totals = {name: _Totals() for name in modes}
     with evaluation_mode(model):
@@ -102,8 +105,9 @@ def _logits(model: nn.Module, given: Mapping[str, Tensor], mode: Mode) -> Tensor
 
 
 class FullWindow(OtherRecurrence):
-    """A windowed layer with its window over all tokens, which a right conversion cannot be told
-    from softmax by.
+    """A windowed layer whose window covers all tokens.
+
+    In a correct conversion its output equals softmax's.
     """
 
     def replacement(self, record: Recurrence) -> Recurrence:
@@ -112,8 +116,10 @@ class FullWindow(OtherRecurrence):
 
 @torch.no_grad()
 def difference_with_full_window(model: Any, inputs: Mapping[str, Tensor]) -> float:
-    """The self-test of a conversion: the largest difference of a logit to softmax's when every
-    window is as long as the text, over the largest logit.
+    """Test a conversion: compare softmax with windows as long as the text, which should be equal.
+
+    Returns:
+        The largest difference between their logits, over the largest logit.
     """
     with evaluation_mode(model):
         wanted = teacher_logits(model, inputs)
@@ -139,11 +145,11 @@ class _DistanceMeter(Mode):
 
 
 def distances(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:
-    """How far the layers of a linearized model are from their softmax (LoLCATs, Table 1).
+    """Measure how far the layers of a linearized model are from their softmax (LoLCATs, Table 1).
 
     Returns:
-        ``error``: the relative squared error of outputs; ``divergence``: KL(softmax ‖ linear) of
-        attention weights in nats, for layers that have such weights. Means over layers.
+        ``error``, the relative squared error of outputs, and ``divergence``, KL(softmax ‖ linear)
+        of attention weights in nats, for layers that have such weights. Both are means over layers.
     """
     mode = _DistanceMeter()
     with evaluation_mode(model):
@@ -185,7 +191,7 @@ class _Totals:
 
     def comparison(self) -> Comparison:
         if self.sums is None:
-            raise ValueError("there is no text to judge a model by; give batches")
+            raise ValueError("no batches were given to compare a model on; pass at least one")
         counts = np.full(len(self.sums), self.rows)
         return Comparison(
             PositionLoss(self.sums, counts), self.kl / self.tokens, self.agreed / self.tokens

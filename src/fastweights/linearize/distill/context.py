@@ -1,4 +1,4 @@
-"""A conversion as a value, and what the parts of its run share."""
+"""A conversion as a value, and what the steps of its run share."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ COMPARISON_SEQUENCES = 16
 
 @dataclass(frozen=True)
 class Conversion:
-    """Everything that decides the result of a run.
+    """Everything that decides the result of a conversion.
 
     Attributes:
-        model: the softmax model: a folder, or a name on the Hugging Face hub.
-        data: the text that is learnt and the text that is judged by.
-        method: what takes softmax's place, and how it is trained.
-        layers: numbers of the layers to convert; None: all that can be.
-        softmax_layers: how many of them stay softmax after all: those that do the most damage.
-        dtype: of the model's own weights, such as "bfloat16"; "auto": as they are.
-        seed: of the order of the text.
-        bits: 4 or 8: of the frozen weights while the rest is trained (bitsandbytes); None: as in
+        model: The softmax model: a folder, or a name on the Hugging Face hub.
+        data: The text to train and validate on.
+        method: What replaces softmax attention, and how it is trained.
+        layers: Numbers of the layers to convert; None for all that can be.
+        softmax_layers: How many of them become softmax again: those that do the most damage.
+        dtype: Dtype of the model's own weights, such as "bfloat16"; "auto" for the checkpoint's.
+        seed: Seed of the order of the text.
+        bits: Bits of the frozen weights while the rest is trained, 4 or 8 (bitsandbytes); None for
             `dtype`. The result has its weights in `dtype` all the same.
 
     Raises:
-        ValueError: `bits` is another number, or is given with a method that trains all weights.
+        ValueError: If `bits` is another number, or is given with a method that trains all weights.
     """
 
     model: str
@@ -76,14 +76,14 @@ class Conversion:
 
 @dataclass(eq=False)
 class ConversionContext:
-    """What the verbs of a run share: its folder, its text, and the model as the last one left it.
+    """What the steps of a run share: its folder, its text, and the model as the last step left it.
 
     Attributes:
-        conversion: what is to be done.
-        out: the run's folder.
-        processes: those that train the model together.
-        reporter: hears how the run is getting on.
-        stop: says whether the run should end with the step at hand.
+        conversion: The conversion.
+        out: The run's folder.
+        processes: The processes that train the model together.
+        reporter: Receives progress events.
+        stop: Returns True when the run should end after the current step.
     """
 
     conversion: Conversion
@@ -99,7 +99,11 @@ class ConversionContext:
 
     @cached_property
     def plan(self) -> ConversionPlan:
-        """The conversion in numbers; raises CannotLinearize if it cannot be done."""
+        """The numbers of the conversion.
+
+        Raises:
+            CannotLinearize: If the conversion is not possible.
+        """
         conversion = self.conversion
         return plan(
             conversion.model,
@@ -114,12 +118,12 @@ class ConversionContext:
 
     @cached_property
     def model(self) -> Any:
-        """The linearized model; verbs put another in its place."""
+        """The linearized model; the steps of the run replace it."""
         return self.linearize_original(self.conversion.layers, self.conversion.bits)
 
     @property
     def train(self) -> Stream:
-        """The text that is learnt, in an order that the seed decides."""
+        """The text to train on, in an order that the seed decides."""
         data = self.conversion.data
         return Stream(
             self._text[0], data.length, self.conversion.seed, data.responses, data.boundaries
@@ -127,7 +131,7 @@ class ConversionContext:
 
     @property
     def validation(self) -> Stream:
-        """The text that is judged by."""
+        """The text to validate on."""
         data, text = self.conversion.data, self._text[1]
         return Stream(text, min(data.length, len(text)), 0, data.responses, data.boundaries)
 
@@ -151,7 +155,7 @@ class ConversionContext:
         return [batch for _, batch in found]
 
     def load_original(self, bits: int | None = None) -> Any:
-        """The softmax model."""
+        """Load the softmax model."""
         options: dict[str, Any] = {"dtype": self.conversion.dtype}
         if bits is not None:
             options["quantization_config"] = BitsAndBytesConfig(
@@ -163,12 +167,14 @@ class ConversionContext:
         return model if bits is not None else model.to(self.device)
 
     def linearize_original(self, layers: Iterable[int] | None, bits: int | None) -> Any:
-        """The softmax model with these layers converted, its branches as they start."""
+        """Load the softmax model and convert these layers, with the branches' initial
+        parameters."""
         torch.manual_seed(self.conversion.seed)
         return linearize(self.load_original(bits), self.conversion.method.analog, layers)
 
     def convert_again(self, layers: Iterable[int], bits: int | None) -> Any:
-        """The softmax model with these layers converted, its branches as they have been trained."""
+        """Load the softmax model and convert these layers, with the branches' trained
+        parameters."""
         trained = {
             name: x.detach().clone()
             for name, x in self.model.named_parameters()
@@ -183,10 +189,10 @@ class ConversionContext:
         return list(branches(self.model))
 
     def read(self, name: str) -> Any:
-        """The numbers in ``<name>.json``."""
+        """Read the numbers in ``<name>.json``."""
         return json.loads((self.out / f"{name}.json").read_text())
 
     def write(self, name: str, numbers: Mapping[str, Any]) -> None:
-        """Keep numbers in ``<name>.json``."""
+        """Write numbers to ``<name>.json``."""
         with atomic_file(self.out / f"{name}.json") as new:
             new.write_text(json.dumps(numbers, indent=1))

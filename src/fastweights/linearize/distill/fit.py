@@ -1,4 +1,4 @@
-"""The training of some of a model's parameters, those that require a gradient, in a folder."""
+"""Training of a part of a model's parameters, those that require a gradient, in a folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ TRAINED = "trained.safetensors"
 
 @dataclass(frozen=True)
 class Fit(Optimization):
-    """How a stage of a linearization is trained, with LoLCATs' defaults."""
+    """The settings of one training stage of a linearization, with LoLCATs' defaults.
+
+    Attributes:
+        batch: Sequences per update.
+        optimizer: The optimiser.
+        schedule: How the learning rate changes during training.
+    """
 
     batch: int = 8
     optimizer: OptimizerConfig = AdamW(lr=1e-2, betas=(0.9, 0.999), weight_decay=0.0)
@@ -33,7 +39,7 @@ class Fit(Optimization):
 
 
 class PartialStage(StoredStage):
-    """A stage of which the trained parameters alone are stored, in ``trained.safetensors``."""
+    """A stage that stores only the trained parameters, in ``trained.safetensors``."""
 
     def save(self, folder: Path) -> None:
         self._save_parameters(folder / TRAINED)
@@ -59,10 +65,25 @@ def fit(
     reporter: Reporter = Reporter(),
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Train in the folder `out`, or go on in it, as `run_in_folder` does; whether it is complete.
+    """Train in the folder `out`, or resume there, as `run_in_folder` does.
 
-    out/trained.safetensors holds the trained parameters in the end. Raises CheckpointError (`out`
-    holds another fit, or damage) or NonFiniteError.
+    out/trained.safetensors holds the trained parameters in the end.
+
+    Args:
+        stage: What is trained.
+        config: How it is trained.
+        out: The folder, new or of this same training.
+        processes: The processes that train together; None for those that this one was launched
+            with.
+        reporter: Receives progress events.
+        stop: Called between steps; once it returns True, a checkpoint is written and training ends.
+
+    Returns:
+        Whether the training is complete.
+
+    Raises:
+        CheckpointError: If `out` holds another training, or is damaged.
+        NonFiniteError: If a loss or gradient becomes infinite or NaN.
     """
     if is_run(out, config) and (out / TRAINED).exists():
         stage.load(out)
@@ -72,14 +93,20 @@ def fit(
 
 
 def load_parameters(model: nn.Module, out: Path) -> None:
-    """Give `model` the parameters in ``out/trained.safetensors`` that it has. Raises ValueError if
-    it has none.
+    """Copy the parameters in ``out/trained.safetensors`` into `model`, where it has them.
+
+    Raises:
+        ValueError: If it has none of them.
     """
     copy_parameters(model, load_file(out / TRAINED))
 
 
 def copy_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy those of `tensors` whose names `model` has. Raises ValueError if there are none."""
+    """Copy the tensors whose names `model` has into its parameters.
+
+    Raises:
+        ValueError: If there are none.
+    """
     there = dict(model.named_parameters())
     shared = there.keys() & tensors.keys()
     if not shared:
@@ -93,5 +120,5 @@ def copy_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_curve(out: Path) -> list[Row]:
-    """The curve of a fit."""
+    """Read the metrics of a training."""
     return Metrics(out / "metrics.jsonl", step=2**62).rows

@@ -1,4 +1,4 @@
-"""The published ways to make a pretrained model linear, as settings of one tool."""
+"""The published ways to make a pretrained model linear, as settings of one method."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ADAPT = Fit(steps=400, optimizer=AdamW(lr=1e-4, betas=(0.9, 0.999), weight_decay
 
 @dataclass(frozen=True)
 class TransferConfig:
-    """Stage one, attention transfer: every layer learns what its softmax gives.
+    """The settings of stage one, attention transfer: every layer learns to reproduce its softmax.
 
     Attributes:
-        loss: how far a layer is from its softmax.
-        dropout: the probability with which a layer is shown without its window.
-        fit: steps, batch and optimiser.
-        blockwise: True: one block of the model after another, with the hidden states on disk, for
-            models larger than memory. The training is the same.
+        loss: How far a layer is from its softmax.
+        dropout: The probability with which a layer is trained without its window.
+        fit: Steps, batch and optimiser.
+        blockwise: True to train one block of the model after another, with the hidden states on
+            disk, for models larger than memory. The result is the same.
     """
 
     loss: TransferLoss = TransferLoss()
@@ -38,13 +38,13 @@ class TransferConfig:
 
 @dataclass(frozen=True)
 class AdaptationConfig:
-    """Stage two: the model adjusts to its linear layers.
+    """The settings of stage two, in which the whole model adapts to its linear layers.
 
     Attributes:
-        lora: the adapters that are trained; None: all of the model's weights are.
-        loss: of the next token.
-        branches: whether the branches are trained on, beside the adapters.
-        fit: steps, batch and optimiser.
+        lora: The adapters that are trained; None to train all of the model's weights.
+        loss: The loss of the next token.
+        branches: Whether the branches are trained further, together with the adapters.
+        fit: Steps, batch and optimiser.
     """
 
     lora: LoRA | None = LoRA()
@@ -55,12 +55,12 @@ class AdaptationConfig:
 
 @dataclass(frozen=True)
 class LinearizationMethod:
-    """What takes softmax's place, and how the model learns to live with it.
+    """What replaces softmax attention, and the two training stages.
 
     Attributes:
-        analog: the linear attention.
-        transfer: stage one; None leaves it out.
-        adapt: stage two; None leaves it out.
+        analog: The linear attention.
+        transfer: Stage one; None to leave it out.
+        adapt: Stage two; None to leave it out.
     """
 
     analog: LinearAttentionConfig = LinearAttentionConfig()

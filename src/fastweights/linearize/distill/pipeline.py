@@ -1,6 +1,5 @@
-"""Plan, convert, transfer, rank, finetune, evaluate, report, export: a run that goes on where it
-was stopped.
-"""
+"""The whole conversion as one run that can be resumed: plan, convert, transfer, rank, finetune,
+evaluate, report, export."""
 
 from __future__ import annotations
 
@@ -28,30 +27,30 @@ def run_conversion(
     reporter: Reporter = Reporter(),
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Make a softmax model linear in a folder, or go on with it there.
+    """Convert a softmax model in a folder, or resume the conversion that was stopped there.
 
     ``out/model`` is the result, a folder that ``AutoModelForCausalLM.from_pretrained`` reads,
     ``out/adapter`` what it takes to make it from the softmax model, ``out/report/report.html`` the
     report, and the JSON files beside them its numbers.
 
     Args:
-        conversion: what is to be done.
-        out: the folder, new or of this same conversion.
-        until: the last of `VERBS` to do, by name.
-        device: where the model computes; None: on the CPU.
-        reporter: hears how the run is getting on.
-        stop: asked again and again; when it says True the step at hand is finished and a
-            checkpoint written.
+        conversion: The model, the text and the method.
+        out: The folder, new or of this same conversion.
+        until: Name of the last step to do, one of `VERBS`.
+        device: Where the model computes; None for the CPU.
+        reporter: Receives progress events.
+        stop: Called between steps of training; once it returns True, a checkpoint is written and
+            the run ends.
 
     Returns:
         Whether the end was reached; False if the run was stopped before.
 
     Raises:
-        CannotLinearize: the model, or a chosen layer, has no linear counterpart.
-        DataError: the text cannot be read.
-        CheckpointError: `out` holds another run, or is damaged.
-        NonFiniteError: a loss or a gradient is no number any more.
-        ValueError: peft is missing for LoRA, or bitsandbytes for `bits`, or a GPU for 4 of them.
+        CannotLinearize: If the model, or a chosen layer, has no linear counterpart.
+        DataError: If the text cannot be read.
+        CheckpointError: If `out` holds another run, or is damaged.
+        NonFiniteError: If a loss or a gradient becomes infinite or NaN.
+        ValueError: If peft is missing for LoRA, bitsandbytes for `bits`, or a GPU for 4 bits.
     """
     verbs = _verbs_until(until)
     device = device or torch.device("cpu")

@@ -1,4 +1,5 @@
-"""What a conversion will do to a model and what it will take, found out without its weights."""
+"""A preview of a conversion, computed without the model's weights: what it changes and what it
+costs."""
 
 from __future__ import annotations
 
@@ -22,21 +23,23 @@ ADAM = 4 * 4
 
 @dataclass(frozen=True)
 class ConversionPlan:
-    """A conversion in numbers; bytes are of one sequence, unless they are of weights.
+    """The numbers of a planned conversion; bytes are per sequence, unless they are of weights.
 
     Attributes:
-        model_type: of the softmax model, such as "llama".
-        parameters: of the model, without the branches.
-        converted: the attentions that become linear.
-        left: the layers that do not, each with the reason.
-        branch: parameters that stage one trains.
-        adapter: parameters that stage two trains.
-        state: bytes of the converted layers' states and windows, full and constant from then on.
-        cache_per_token: bytes of keys and values that the same layers keep of a token now.
-        weights: bytes of the weights.
-        training: bytes that training adds to them, but for activations.
-        seconds: a rough guess of how long each stage takes on this machine's CPU, by its name; see
-            `plan`.
+        model_type: Type of the softmax model, such as "llama".
+        parameters: Number of the model's parameters, without the branches.
+        converted: The attentions that become linear.
+        left: The layers that stay softmax, each with the reason.
+        branch: Number of parameters that stage one trains.
+        adapter: Number of parameters that stage two trains.
+        state: Bytes of the converted layers' states and windows, when full; they stay constant
+            then.
+        cache_per_token: Bytes of keys and values that the same layers keep per token before
+            conversion.
+        weights: Bytes of the weights.
+        training: Bytes that training needs besides them, without activations.
+        seconds: A rough estimate of how long each stage takes on this machine's CPU, by its name;
+            see `plan`.
     """
 
     model_type: str
@@ -53,7 +56,7 @@ class ConversionPlan:
 
     @property
     def break_even(self) -> int:
-        """The length in tokens from which on the state is smaller than the cache was."""
+        """The number of tokens from which on the state is smaller than the cache was."""
         return -(-self.state // self.cache_per_token)
 
 
@@ -65,21 +68,21 @@ def plan(
     length: int = 1024,
     dtype: torch.dtype | None = None,
 ) -> ConversionPlan:
-    """Say what a conversion will do to a model and what it will take, without its weights.
+    """Compute what a conversion changes in a model and what it costs, without loading the weights.
 
-    The seconds are a guess: operations counted from the parameters, divided by the speed of a large
-    float32 matrix product that is timed here and now. Attention, the data, other loads of the
-    machine and GPUs are left out; expect the order of magnitude.
+    The seconds are a rough estimate: operations counted from the parameters, divided by the speed
+    of a large float32 matrix product that is timed here and now. Attention, the data, other loads
+    of the machine and GPUs are left out; expect the order of magnitude.
 
     Args:
-        source: a model, a folder or a name on the Hugging Face hub; only the configuration is read.
-        method: what takes softmax's place, and how it is trained.
-        layers: numbers of the layers to convert; None: all that are converted by default.
-        length: tokens per sequence, of training.
-        dtype: of the weights; None: as the configuration has it, or float32.
+        source: A model, a folder or a name on the Hugging Face hub; only the configuration is read.
+        method: What replaces softmax attention, and how it is trained.
+        layers: Numbers of the layers to convert; None for all that are converted by default.
+        length: Tokens per training sequence.
+        dtype: Dtype of the weights; None for the configuration's, or float32.
 
     Raises:
-        CannotLinearize: where `linearize` would.
+        CannotLinearize: If `linearize` would raise it.
     """
     model = source if isinstance(source, PreTrainedModel) else _skeleton(source, dtype)
     chosen = choose_layers(model, None if layers is None else list(layers))

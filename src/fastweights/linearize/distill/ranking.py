@@ -1,6 +1,4 @@
-"""Which layers may be linear: the damage that each does alone (fla-org/hybrid-distillation measures
-it likewise).
-"""
+"""The damage that each linear layer does alone, as fla-org/hybrid-distillation measures it too."""
 
 from __future__ import annotations
 
@@ -16,7 +14,8 @@ from fastweights.shapes import Output
 
 
 class OneLinearLayer(Mode):
-    """Softmax in all layers but one: what that layer's conversion alone does to the model."""
+    """A mode with softmax in all layers but one, to measure what converting that layer alone
+    does."""
 
     constant = False
 
@@ -28,11 +27,11 @@ class OneLinearLayer(Mode):
 
 
 def damage_by_layer(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> dict[int, float]:
-    """How much each layer hurts when it alone is linear.
+    """Measure how much each layer degrades the model when it alone is linear.
 
     Args:
-        model: a linearized model.
-        batches: inputs of the model; ``labels`` among them are left aside.
+        model: A linearized model.
+        batches: Inputs of the model; ``labels`` among them are ignored.
 
     Returns:
         By layer, KL(softmax ‖ only this layer linear) of the next token in nats, the mean over
@@ -47,14 +46,15 @@ def damage_by_layer(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -
 
 
 def most_damaging_layers(damages: Mapping[int, float], count: int) -> list[int]:
-    """The `count` layers that do the most damage, in the order of the model.
+    """Return the `count` layers that do the most damage, in the order of the model.
 
     Raises:
-        ValueError: no linear layer would be left.
+        ValueError: If no linear layer would be left.
     """
     if not 0 <= count < len(damages):
         raise ValueError(
-            f"{count} softmax layers of {len(damages)}; keep 0 to {len(damages) - 1} of them"
+            f"cannot keep {count} of {len(damages)} layers softmax; keep 0 to {len(damages) - 1}"
+            " of them"
         )
     worst = sorted(damages, key=lambda layer: -damages[layer])[:count]
     return sorted(worst)

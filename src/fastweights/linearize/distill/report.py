@@ -1,4 +1,4 @@
-"""The page of a conversion: what it costs, attention maps, losses by layer, damage by layer."""
+"""The report of a conversion: its costs, attention maps, losses by layer and damage by layer."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ LAYERS, HEADS = 4, 2
 
 @dataclass(frozen=True, eq=False)
 class LayerMaps:
-    """Attention weights of one layer, ``[h t t]`` each.
+    """The attention weights of one layer, ``[h t t]`` each.
 
     Attributes:
-        softmax: softmax's own.
-        trained: the branch's as it is.
-        untrained: the same branch's with the parameters that it began with.
+        softmax: Those of softmax attention.
+        trained: Those of the branch as it is.
+        untrained: Those of the same branch with its initial parameters.
     """
 
     softmax: Map
@@ -48,7 +48,11 @@ class LayerMaps:
 
 
 class MapRecorder(Mode):
-    """Softmax passed on; meanwhile every layer's maps of the first sequence, in `maps` by layer."""
+    """A mode that passes softmax's output on and records every layer's maps of the first sequence.
+
+    Attributes:
+        maps: The maps by layer.
+    """
 
     constant = False
 
@@ -66,7 +70,8 @@ class MapRecorder(Mode):
 
 
 def record_maps(model: Any, inputs: Mapping[str, Tensor]) -> dict[int, LayerMaps]:
-    """The maps of all converted layers on one text, without adapters: as before stage two."""
+    """Record the maps of all converted layers on one text, without adapters: as before stage
+    two."""
     mode = MapRecorder()
     cut = {name: x[:1, :SHOWN].to(model.device) for name, x in inputs.items() if name != "labels"}
     with evaluation_mode(model), without_adapters(model):
@@ -75,13 +80,13 @@ def record_maps(model: Any, inputs: Mapping[str, Tensor]) -> dict[int, LayerMaps
 
 
 def write_report(model: Any, inputs: Mapping[str, Tensor], run: Path, out: Path) -> Path:
-    """Write the page of a conversion, and its pictures as PNG files.
+    """Write the report of a conversion as an HTML page, and its pictures as PNG files.
 
     Args:
-        model: the converted model, whose attention maps are drawn.
-        inputs: a text for them.
-        run: the run's folder, whose JSON files have the numbers.
-        out: the folder that ``report.html`` goes to.
+        model: The converted model, whose attention maps are drawn.
+        inputs: A text for the maps, as inputs of the model.
+        run: The run's folder, whose JSON files hold the numbers.
+        out: The folder that ``report.html`` is written to.
 
     Returns:
         The page's path.
@@ -96,7 +101,8 @@ def write_report(model: Any, inputs: Mapping[str, Tensor], run: Path, out: Path)
     ]
     title = f"{found['run']['model']}, linearized"
     intro = (
-        "A softmax model beside what became of it; perplexities are of held-out text, per token."
+        "The softmax model beside its linearized version. Perplexities are per token of held-out"
+        " text."
     )
     return write_page(title, intro, [part for part in parts if part], out)
 
@@ -117,9 +123,10 @@ def _costs(found: Mapping[str, Any], run: Path, out: Path) -> str:
         "positions", "Loss by position", caption, draw(losses, reference="softmax")
     )
     intro = (
-        "“linear” is the finished model; “window only” and “linear only” are it with one side taken"
-        " away, which shows whether its linear attention is used or bypassed. kl is KL(softmax ‖"
-        " model) in nats per token, agreement how often both choose the same token."
+        "“linear” is the finished model; “window only” and “linear only” are the same model"
+        " with one side taken away, which shows whether its linear attention is used or bypassed."
+        " kl is KL(softmax ‖ model) in nats per token, agreement how often both choose the same"
+        " token."
     )
     return section("What it costs", intro, table(named) + figure(picture, "", out))
 
@@ -159,9 +166,9 @@ def _maps(maps: Mapping[int, LayerMaps], out: Path) -> str:
     for row, layer in zip(axes, layers, strict=True):
         _draw_layer(row, layer, maps[layer])
     caption = (
-        "Attention weights, queries downwards and keys to the right, every row divided by its"
-        " largest. TRUE and PRED of LoLCATs' Figures 3-6: softmax, the branch after attention"
-        " transfer, and the branch before it."
+        "Attention weights: queries downwards, keys to the right, every row divided by its"
+        " largest weight. As TRUE and PRED in LoLCATs' Figures 3-6: softmax, the branch after"
+        " attention transfer, and the branch before it."
     )
     picture = ReportFigure("maps", "Attention maps", caption, drawing)
     return section("Attention", "", figure(picture, "", out, titled=False))
@@ -204,8 +211,8 @@ def _losses(run: Path, out: Path) -> str:
     _draw_transfer(axes[0, 0], transfer, layers)
     _draw_adaptation(axes[0, 1], finetune)
     caption = (
-        "Left: each layer's loss, relative squared error of its output unless chosen otherwise."
-        " Right: stage two."
+        "Left: each layer's transfer loss (relative squared error of its output by default)."
+        " Right: the loss of stage two in training and validation."
     )
     picture = ReportFigure("losses", "Training", caption, drawing)
     last: list[Row] = [
@@ -263,8 +270,8 @@ def _ranking(ranking: Mapping[str, Any] | None, out: Path) -> str:
     axes[0, 0].set_xticks(layers)
     label(axes[0, 0], "Damage of a layer", "layer", "KL(softmax ‖ only this layer linear)")
     caption = (
-        "Nats per token, after transfer. Red: kept as softmax. The layers to keep first are the"
-        " highest bars."
+        "Nats per token, after transfer. Red layers are kept as softmax. The layers to keep"
+        " first are those with the highest bars."
     )
     picture = ReportFigure("ranking", "Ranking", caption, drawing)
     return section("Layers", "", figure(picture, "", out, titled=False))

@@ -1,4 +1,4 @@
-"""The two stages of a linearization, on text."""
+"""The two training stages of a linearization, on text."""
 
 from __future__ import annotations
 
@@ -26,8 +26,12 @@ from fastweights.text.documents import Batches
 
 
 class TextStage(PartialStage):
-    """A stage on streams of text, for training and validation; `together` sequences are validated
-    at once.
+    """A training stage on streams of text.
+
+    Attributes:
+        train: Batches to train on.
+        validation: Batches to validate on.
+        together: Sequences that are validated at once.
     """
 
     def __init__(self, model: Any, train: Batches, validation: Batches, together: int = 4) -> None:
@@ -46,7 +50,8 @@ class TextStage(PartialStage):
 
 
 class TransferStage(TextStage):
-    """Attention transfer: ``loss`` is the mean over layers, ``loss/3`` that of layer 3."""
+    """Stage one, attention transfer: ``loss`` is the mean over layers, ``loss/3`` that of layer
+    3."""
 
     def __init__(
         self,
@@ -91,8 +96,9 @@ def _losses_by_name(name: str, losses: Mapping[int, Tensor]) -> dict[str, Tensor
 
 
 class AdaptStage(TextStage):
-    """Low-rank adaptation, of a model that `prepare_adaptation` has prepared; ``val_loss`` is the
-    next token's, in nats.
+    """Stage two, low-rank adaptation of a model that `prepare_adaptation` has prepared.
+
+    ``val_loss`` is the loss of the next token, in nats.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Stage one, attention transfer: every branch learns to give what its softmax gives (LoLCATs,
-section 3.1).
+"""Stage one, attention transfer: every branch learns to reproduce its softmax (LoLCATs, section
+3.1).
 
-The layers pass on the softmax's output, so that all of them learn at once and none from another's
+The layers pass the softmax's output on, so that all of them learn at once and none from another's
 mistakes.
 """
 
@@ -30,8 +30,9 @@ FLOOR = 1e-12
 
 @dataclass(frozen=True)
 class TransferLoss:
-    """How far a layer is from its softmax:
-    output · Σ‖ŷ - y‖² / Σ‖y‖² - weights · mean_n Σ_i a_ni log â_ni.
+    """The distance of a layer from its softmax.
+
+    output · Σ‖ŷ - y‖² / Σ‖y‖² - weights · mean_n Σ_i a_ni log â_ni
 
     The first term compares outputs (LoLCATs, arXiv 2410.10254, section 3). It is relative, since
     the size of outputs grows up to 200-fold with depth; its sums are over tokens, heads and
@@ -39,11 +40,11 @@ class TransferLoss:
     queries n and heads, and takes maps ``[b h t t]``. Padding counts in neither.
 
     Attributes:
-        output: the factor of the outputs' relative squared error.
-        weights: the factor of the weights' cross-entropy.
+        output: The factor of the outputs' relative squared error.
+        weights: The factor of the weights' cross-entropy.
 
     Raises:
-        ValueError: a factor is negative, or both are 0.
+        ValueError: If a factor is negative, or both are 0.
     """
 
     output: float = 1.0
@@ -51,12 +52,12 @@ class TransferLoss:
 
     def __post_init__(self) -> None:
         if min(self.output, self.weights) < 0 or self.output + self.weights == 0:
-            raise ValueError(f"{self}: both factors are at least 0, and one of them is more")
+            raise ValueError(f"{self}: both factors must be at least 0, and one of them above 0")
 
     def __call__(
         self, branch: LinearBranch, record: Recurrence, target: Output, keep: Mask | None
     ) -> Tensor:
-        """The loss of one layer, a number."""
+        """Compute the loss of one layer, a scalar."""
         parts = []
         if self.output:
             parts.append(self.output * output_error(branch.read(evaluate(record)[0]), target, keep))
@@ -66,23 +67,25 @@ class TransferLoss:
 
 
 def output_error(o: Output, target: Output, keep: Mask | None) -> Tensor:
-    """The relative squared error Σ‖o - target‖² / Σ‖target‖² of outputs ``[b t h v]``."""
+    """Compute the relative squared error Σ‖o - target‖² / Σ‖target‖² of outputs ``[b t h v]``."""
     rows = torch.ones_like(target[..., :1]) if keep is None else keep[..., None, None]
     target = upcast(target)
     return ((o - target) * rows).square().sum() / (target * rows).square().sum()
 
 
 def cross_entropy(record: Recurrence, keep: Mask | None) -> Tensor:
-    """The cross-entropy -Σ_i a_ni log â_ni of attention weights with softmax's, in nats, the mean
-    over heads and over queries n that are no padding.
+    """Compute the cross-entropy -Σ_i a_ni log â_ni of attention weights with softmax's, in nats.
+
+    It is the mean over heads and over queries n that are not padding.
     """
     rows = -(teacher_map(record) * record.attention_map().clamp(min=FLOOR).log()).sum(-1)
     return _mean(rows, keep)
 
 
 def divergence(record: Recurrence, keep: Mask | None) -> Tensor:
-    """KL(a ‖ â) = Σ_i a_ni log(a_ni / â_ni), in nats, the mean as in `cross_entropy` (Table 1's
-    KLD).
+    """Compute KL(a ‖ â) = Σ_i a_ni log(a_ni / â_ni) of attention weights, in nats.
+
+    It is the mean over heads and over queries n that are not padding (Table 1's KLD).
     """
     teacher = teacher_map(record)
     rows = (
@@ -93,8 +96,9 @@ def divergence(record: Recurrence, keep: Mask | None) -> Tensor:
 
 @torch.no_grad()
 def teacher_map(record: Recurrence) -> Map:
-    """The softmax weights ``[b h t t]`` of the same queries and keys: a window over the whole text
-    is exact.
+    """Compute the softmax weights ``[b h t t]`` of the same queries and keys.
+
+    A window over the whole text gives them exactly.
     """
     if not isinstance(record, WindowedLinear):
         raise TypeError(
@@ -113,22 +117,22 @@ def _mean(rows: Tensor, keep: Mask | None) -> Tensor:
 
 
 class Transfer(Mode):
-    """Softmax's output passed on, and meanwhile the loss of every layer's branch.
+    """A mode that passes the softmax output on and records each layer's transfer loss in `losses`.
 
     All layers thereby learn at once, and none from another's mistakes.
 
     Args:
-        loss: how far a layer is from its softmax.
-        dropout: with this probability a layer is shown without its window for this call, so that
+        loss: How far a layer is from its softmax.
+        dropout: The probability with which a layer is trained without its window in a call, so that
             the linear side learns to do without it (arXiv 2510.05901); 1 trains the linear side
             alone.
-        generator: draws for `dropout`; None: PyTorch's own.
+        generator: The source of randomness for `dropout`; None for PyTorch's own.
 
     Attributes:
-        losses: by layer, of the last forward pass.
+        losses: The losses of the last forward pass, by layer.
 
     Raises:
-        ValueError: `dropout` is no probability.
+        ValueError: If `dropout` is not a probability.
     """
 
     constant = False
@@ -140,7 +144,9 @@ class Transfer(Mode):
         generator: Generator | None = None,
     ) -> None:
         if not 0 <= dropout <= 1:
-            raise ValueError(f"dropout = {dropout}: a probability is between 0 and 1")
+            raise ValueError(
+                f"dropout = {dropout}: it is a probability; take a number between 0 and 1"
+            )
         self.loss, self.dropout, self.generator = loss, dropout, generator
         self.losses: dict[int, Tensor] = {}
 
@@ -161,22 +167,26 @@ class Transfer(Mode):
 
     @abstractmethod
     def take(self, layer: int, loss: Tensor) -> None:
-        """Called with the loss of every layer in turn, which holds this layer's graph."""
+        """Receive the loss of every layer in turn, which holds this layer's graph."""
 
 
 class LossOnly(Transfer):
-    """Keeps the numbers alone."""
+    """A transfer that keeps the losses without their graphs."""
 
     def take(self, layer: int, loss: Tensor) -> None:
         self.losses[layer] = loss.detach()
 
 
 class BackwardInForward(Transfer):
-    """Goes backward inside the forward, layer by layer: the gradient of the losses' sum, in the
-    memory of one layer.
+    """A transfer that goes backward inside the forward pass, layer by layer.
+
+    It adds the gradient of the losses' sum, in the memory of one layer.
 
     Args:
-        share: what the gradient is multiplied by, such as one over the parts of a batch.
+        loss: How far a layer is from its softmax.
+        dropout: The probability with which a layer is trained without its window.
+        generator: The source of randomness for `dropout`; None for PyTorch's own.
+        share: Factor of the gradient, such as one over the number of parts of a batch.
     """
 
     def __init__(
@@ -195,26 +205,26 @@ class BackwardInForward(Transfer):
 
 
 class KeepGraphs(Transfer):
-    """Keeps the losses with their graphs, for a backward outside."""
+    """A transfer that keeps the losses with their graphs, for a later backward pass."""
 
     def take(self, layer: int, loss: Tensor) -> None:
         self.losses[layer] = loss
 
 
 def attend_all(model: PreTrainedModel, inputs: Mapping[str, Tensor], mode: Mode) -> None:
-    """Run a forward pass through all layers in a mode, without logits; nothing has a gradient but
-    what the mode asks one for.
+    """Run a forward pass through all layers in a mode, without logits.
+
+    Gradients are recorded only where the mode asks for them.
     """
     with torch.no_grad(), use_mode(model, mode):
         model.base_model(**inputs, use_cache=False)
 
 
 class TransferModel(nn.Module):
-    """A linearized model in the form that DistributedDataParallel, FSDP and transformers' Trainer
-    train: inputs → ``{"loss": …, "losses": …}``.
+    """A linearized model as a module that returns its transfer loss: ``{"loss": …, "losses": …}``.
 
-    ``losses`` are those of the layers, ``loss`` is their sum. The graphs of all layers are kept
-    until its backward.
+    DistributedDataParallel, FSDP and transformers' Trainer can train it. ``losses`` are those of
+    the layers, ``loss`` is their sum. The graphs of all layers are kept until the backward pass.
     """
 
     def __init__(
@@ -249,10 +259,10 @@ class TransferModel(nn.Module):
 
 
 def only_branches(model: PreTrainedModel) -> PreTrainedModel:
-    """`model`, of which nothing but the branches is trained.
+    """Freeze all parameters of `model` except those of the branches, and return it.
 
     Raises:
-        ValueError: it has none.
+        ValueError: If it has no branches.
     """
     found = branches(model)
     if not found:

@@ -1,6 +1,5 @@
-"""The parts of a conversion's run, in their order: what each leaves in the run's folder, and how
-it leaves the model.
-"""
+"""The steps of a conversion's run, in order: the files that each writes, and the model that it
+leaves."""
 
 from __future__ import annotations
 
@@ -39,8 +38,13 @@ from fastweights.runs.files import atomic_folder
 
 
 class Verb(ABC):
-    """One part of a run. It can be stopped or killed at any moment, and done again: it goes on
-    where it was, and what is done already it takes from the run's folder.
+    """One step of a run, which can be stopped or killed at any moment and repeated.
+
+    It resumes where it was, and reads finished results from the run's folder.
+
+    Attributes:
+        name: Name of the step.
+        result: The file or folder that exists once it is done.
     """
 
     name: ClassVar[str]
@@ -54,18 +58,20 @@ class Verb(ABC):
 
     @abstractmethod
     def run(self, context: ConversionContext) -> bool:
-        """Write what is not written yet, and leave the model as the next verb needs it; False if
-        it was stopped before that.
+        """Write what is not written yet, and leave the model as the next step needs it.
+
+        Returns:
+            False if it was stopped before the end.
         """
 
     def run_together(self, context: ConversionContext) -> bool:
-        """Run it in all processes: the first one writes the results, and the others find them."""
+        """Run in all processes: the first one writes the results, which the others then read."""
         with context.processes.first_then_others():
             return self.run(context)
 
 
 class PlanVerb(Verb):
-    """The conversion in numbers, before anything is done."""
+    """Compute the numbers of the conversion before anything is done."""
 
     name, result = "plan", "plan.json"
 
@@ -77,7 +83,7 @@ class PlanVerb(Verb):
 
 
 class ConvertVerb(Verb):
-    """The self-test of the conversion, and what the swap alone costs."""
+    """Convert the model, test the conversion, and measure the loss before training."""
 
     name, result = "convert", "convert.json"
 
@@ -88,7 +94,7 @@ class ConvertVerb(Verb):
 
 
 class TransferVerb(Verb):
-    """Stage one: every branch learns to give what its softmax gives."""
+    """Stage one: train every branch to reproduce its softmax."""
 
     name, result = "transfer", "transfer.json"
 
@@ -104,7 +110,7 @@ class TransferVerb(Verb):
         return True
 
     def run_together(self, context: ConversionContext) -> bool:
-        """Run it in all processes, which share the training."""
+        """Run in all processes, which share the training."""
         return self.run(context)
 
     def _train(self, context: ConversionContext, config: TransferConfig) -> bool:
@@ -126,7 +132,7 @@ class TransferVerb(Verb):
 
 
 class RankLayersVerb(Verb):
-    """The damage that each layer does, and the worst layers softmax again."""
+    """Measure the damage that each layer does, and make the worst layers softmax again."""
 
     name, result = "rank-layers", "ranking.json"
 
@@ -145,7 +151,7 @@ class RankLayersVerb(Verb):
 
 
 class FinetuneVerb(Verb):
-    """Stage two: the model adjusts to its linear layers."""
+    """Stage two: train the whole model to adapt to its linear layers."""
 
     name, result = "finetune", f"finetune/{TRAINED}"
 
@@ -158,12 +164,12 @@ class FinetuneVerb(Verb):
         return _fit(stage, config.fit, context.out / "finetune", context)
 
     def run_together(self, context: ConversionContext) -> bool:
-        """Run it in all processes, which share the training."""
+        """Run in all processes, which share the training."""
         return self.run(context)
 
 
 class EvaluateVerb(Verb):
-    """The finished model beside its softmax, and with each side of its attention alone."""
+    """Compare the finished model with its softmax, and with each side of its attention alone."""
 
     name, result = "eval", "evaluation.json"
 
@@ -184,7 +190,7 @@ class EvaluateVerb(Verb):
 
 
 class ReportVerb(Verb):
-    """All numbers and pictures as one page."""
+    """Write all numbers and pictures as one page."""
 
     name, result = "report", "report/report.html"
 
@@ -197,8 +203,9 @@ class ReportVerb(Verb):
 
 
 class ExportVerb(Verb):
-    """The whole model, its adapters merged: the last verb, since they can no more be switched off
-    then.
+    """Write the whole model with its adapters merged.
+
+    It is the last step, since merged adapters cannot be switched off any more.
     """
 
     name, result = "export", "model"
