@@ -24,6 +24,7 @@ from fastweights.runs.processes import Alone, Processes, join_processes
 from fastweights.runs.report import Reporter, Result
 from fastweights.runs.stage import Every, Optimization, StoredStage, go_backward
 from fastweights.text.corpus import Text, Windows, load_corpus, read_corpus, sequential_windows
+from fastweights.train.numerics import record_numerics
 from fastweights.train.plot import plot
 
 __all__ = [
@@ -215,6 +216,7 @@ class LanguageModelStage(StoredStage):
         self.model: Any = config.model.build(self.corpus.tokenizer).to(device)  # type: ignore[arg-type]
 
     def prepare(self, out: Path) -> None:
+        record_numerics(out)
         if not (out / "data").exists():
             self.corpus = self.corpus.save(out / "data")
 

@@ -16,6 +16,7 @@ from fastweights.runs.folder import create_run, is_run, lock_run
 from fastweights.runs.packages import require_package
 from fastweights.runs.processes import join_processes
 from fastweights.runs.report import Reporter
+from fastweights.train.numerics import record_numerics
 
 
 def run_conversion(
@@ -78,6 +79,7 @@ def _open_folder(context: ConversionContext, held: ExitStack) -> None:
     if context.processes.is_first:
         held.enter_context(lock_run(context.out))
         remove_partials(context.out)
+        record_numerics(context.out)
 
 
 def _verbs_until(name: str) -> tuple[Verb, ...]:
