@@ -113,7 +113,10 @@ class _Job:
 
 
 def run_gpu(report: Report, plan: GpuPlan, device: torch.device) -> None:
-    """Do the jobs in order of importance until the time is up; the last row names the others."""
+    """Run the checks and timings in order of importance until the time is up.
+
+    The last row names the groups for which no time was left.
+    """
     end = time.monotonic() + plan.seconds
     jobs = list(_jobs(report, plan, device))
     for place, job in enumerate(jobs):
