@@ -22,7 +22,7 @@ from fastweights.text.sources import Document, TextPiece, read_documents
 from fastweights.text.tokenizers import token_ids
 
 HELD_OUT = 20
-"""One document in so many is for validation, if there are no sources of its own for it."""
+"""Every twentieth document is for validation, if no separate sources are given for it."""
 
 
 @dataclass(frozen=True)
