@@ -23,10 +23,16 @@ C_RG_LRU = 8.0
 
 
 def separable_attention(phi: Tensor, psi: Tensor, eta: Tensor, W_V: Tensor) -> DenseLTV:
-    """Eq. 15: Λ_i = (η_{i-1}/η_i) I_N, B_i = (1/η_i) (I_d ⊗ ψ(k_i)) W_V, C_i = I_d ⊗ φ(q_i)ᵀ, D_i =
-    0
+    """Build the system of attention with a separable kernel and any normaliser (DSF eq. 15).
 
-    phi, psi ``[b t n]``, eta ``[b t]`` not 0, W_V ``[v d]``. Λ_0 meets no state; it is I.
+    Λ_i = (η_{i-1}/η_i) I_N, B_i = (1/η_i) (I_d ⊗ ψ(k_i)) W_V, C_i = I_d ⊗ φ(q_i)ᵀ, D_i = 0. Λ_0
+    meets no state; it is I.
+
+    Args:
+        phi: Features of the queries, ``[b t n]``.
+        psi: Features of the keys, ``[b t n]``.
+        eta: Normaliser ``[b t]``, not 0.
+        W_V: ``[v d]``.
     """
     b, t, n = psi.shape
     eye = torch.eye(W_V.shape[0], dtype=psi.dtype)
@@ -40,7 +46,8 @@ def separable_attention(phi: Tensor, psi: Tensor, eta: Tensor, W_V: Tensor) -> D
 
 
 def linear_attention(u: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor) -> DenseLTV:
-    """Eq. 16: φ = ψ = elu + 1, η_i = φ(q_i)ᵀ Σ_{j≤i} ψ(k_j)."""
+    """Build the system of linear attention with φ = ψ = elu + 1 and η_i = φ(q_i)ᵀ Σ_{j≤i} ψ(k_j)
+    (DSF eq. 16)."""
     phi, psi = elu_plus_one(u @ W_Q.mT), elu_plus_one(u @ W_K.mT)
     return separable_attention(phi, psi, (phi * psi.cumsum(1)).sum(-1), W_V)
 
@@ -48,13 +55,16 @@ def linear_attention(u: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor) -> DenseL
 def general_linear_attention(
     u: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, eta: Tensor
 ) -> DenseLTV:
-    """Eq. 17: φ and ψ are linear, η ``[b t]`` is any normaliser."""
+    """Build the system of attention with linear φ and ψ and any normaliser η ``[b t]`` (DSF eq.
+    17)."""
     return separable_attention(u @ W_Q.mT, u @ W_K.mT, eta, W_V)
 
 
 def softmax_attention(u: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, order: int) -> DenseLTV:
-    """Eq. 18 with Taylor features up to `order` instead of all: φ = ψ = `taylor_features`, η_i =
-    Σ_j exp(q_iᵀ k_j).
+    """Build the system of softmax attention with Taylor features up to `order` instead of all (DSF
+    eq. 18).
+
+    φ = ψ = `taylor_features`, η_i = Σ_j exp(q_iᵀ k_j).
     """
     q, k = u @ W_Q.mT, u @ W_K.mT
     eta = (q @ k.mT).exp().tril().sum(-1)
@@ -62,7 +72,7 @@ def softmax_attention(u: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, order: i
 
 
 def taylor_features(x: Tensor, order: int) -> Tensor:
-    """Eq. 24-25: x^{⊗p} / √p! for p ≤ order, so that φ(q)ᵀφ(k) = Σ_p (qᵀk)^p / p!."""
+    """Compute x^{⊗p} / √p! for p ≤ order, so that φ(q)ᵀφ(k) = Σ_p (qᵀk)^p / p! (DSF eq. 24-25)."""
     power, features = torch.ones_like(x[..., :1]), []
     for p in range(order + 1):
         features.append(power / factorial(p) ** 0.5)
@@ -71,10 +81,16 @@ def taylor_features(x: Tensor, order: int) -> Tensor:
 
 
 def s6(u: Tensor, delta: Tensor, A: Tensor, W_B: Tensor, W_C: Tensor, D: Tensor) -> DenseLTV:
-    """Eq. 19: Λ_i = exp(-(Δ_i ⊗ I_n) ⊙ A), B_i = Δ_i ⊗ (W_B u_i), C_i = I_d ⊗ (W_C u_i)ᵀ, D_i =
-    diag(D)
+    """Build the system of S6, Mamba's layer (DSF eq. 19).
 
-    delta ``[b t d]`` the diagonal of Δ_i, A ``[d n]`` > 0, W_B, W_C ``[n d]``, D ``[d]``.
+    Λ_i = exp(-(Δ_i ⊗ I_n) ⊙ A), B_i = Δ_i ⊗ (W_B u_i), C_i = I_d ⊗ (W_C u_i)ᵀ, D_i = diag(D).
+
+    Args:
+        u: Inputs ``[b t d]``.
+        delta: The diagonal of Δ_i, ``[b t d]``.
+        A: ``[d n]``, > 0.
+        W_B, W_C: ``[n d]``.
+        D: ``[d]``.
     """
     b, t, d = delta.shape
     return _system(
@@ -86,8 +102,9 @@ def s6(u: Tensor, delta: Tensor, A: Tensor, W_B: Tensor, W_C: Tensor, D: Tensor)
 
 
 def qlstm(u: Tensor, f: Tensor, i: Tensor, o: Tensor, W_u: Tensor) -> DenseLTV:
-    """Eq. 20: Λ_i = diag(f_i), B_i = diag(i_i) W_u, C_i = diag(o_i), D_i = 0, with the gates ``[b t
-    d]``.
+    """Build the system of the qLSTM with the gates f, i, o ``[b t d]`` (DSF eq. 20).
+
+    Λ_i = diag(f_i), B_i = diag(i_i) W_u, C_i = diag(o_i), D_i = 0.
     """
     return _system(
         torch.diag_embed(f),
@@ -98,8 +115,9 @@ def qlstm(u: Tensor, f: Tensor, i: Tensor, o: Tensor, W_u: Tensor) -> DenseLTV:
 
 
 def rg_lru(r: Tensor, g: Tensor, A: Tensor) -> DenseLTV:
-    """Eq. 21: a_i = exp(-c softplus(A) r_i), Λ_i = diag(a_i), B_i = diag(√(1 - a_i²) ⊙ g_i), C_i =
-    I, D_i = 0.
+    """Build the system of the RG-LRU with the gates r and g (DSF eq. 21).
+
+    a_i = exp(-c softplus(A) r_i), Λ_i = diag(a_i), B_i = diag(√(1 - a_i²) ⊙ g_i), C_i = I, D_i = 0.
     """
     a = (-C_RG_LRU * F.softplus(A) * r).exp()
     eye = torch.eye(a.shape[-1], dtype=a.dtype).expand(*a.shape, -1)
@@ -112,28 +130,29 @@ def rg_lru(r: Tensor, g: Tensor, A: Tensor) -> DenseLTV:
 
 
 def reverse_sigmoid(x: Tensor, a: Tensor | float) -> Tensor:
-    """Eq. 23: S6's transition σ(-x)^a, for x = W u + b and A = a I."""
+    """Compute S6's transition σ(-x)^a, for x = W u + b and A = a I (DSF eq. 23)."""
     return (a * F.logsigmoid(-x)).exp()
 
 
 def exponential_normaliser(u: Tensor, W_eta: Tensor) -> Tensor:
-    """Eq. 22: η_i = exp(W_η u_i), ``W_eta [d]``."""
+    """Compute the normaliser η_i = exp(W_η u_i), ``W_eta [d]`` (DSF eq. 22)."""
     return (u @ W_eta).exp()
 
 
 def softplus_normaliser(u: Tensor, W_eta: Tensor) -> Tensor:
-    """Eq. 29: η_i = softplus(W_η u_i)."""
+    """Compute the normaliser η_i = softplus(W_η u_i) (DSF eq. 29)."""
     return F.softplus(u @ W_eta)
 
 
 def sigmoid_normaliser(u: Tensor, W_eta: Tensor) -> Tensor:
-    """Eq. 30: η_i = σ(W_η u_i)."""
+    """Compute the normaliser η_i = σ(W_η u_i) (DSF eq. 30)."""
     return (u @ W_eta).sigmoid()
 
 
 def multi_head(heads: Sequence[DenseLTV]) -> DenseLTV:
-    """Eq. 28: every head reads the same u, has its own η in its own part of Λ, and writes its own
-    part of y.
+    """Join heads into one system (DSF eq. 28).
+
+    Every head reads the same u, has its own η in its own part of Λ, and writes its own part of y.
     """
     A, C = (
         block_diagonal(torch.cat(parts, 2))

@@ -25,7 +25,7 @@ SHOWN = 8
 are more.
 """
 LONGEST = 1e5
-"""Half-lives above so many tokens, and eternal ones, are drawn as this."""
+"""Half-lives above this number of tokens, and infinite ones, are drawn as this."""
 
 
 def profile_figures(profile: Profile) -> list[ReportFigure]:
@@ -307,7 +307,7 @@ def _response(profile: Profile) -> ReportFigure | None:
     label(axes[0, 1], "Strongest direction through the window", "layer", "log₁₀ of its gain")
     legend(axes[0, 0])
     caption = (
-        "Left: how much of a token's value is still in the output after so many tokens. Right: the"
+        "Left: how much of a token's value is still in the output some tokens later. Right: the"
         " largest singular value of the product of transitions over the window, a dot per head:"
         " above 0 gradients can explode, far below 0 they vanish."
     )

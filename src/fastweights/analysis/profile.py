@@ -194,7 +194,8 @@ def spread_evenly(count: int, most: int) -> list[int]:
 
 
 def cuts(length: int, count: int) -> tuple[int, ...]:
-    """`count` rising places in 1 … length, the last of them `length`; fewer if there are fewer
-    tokens.
+    """Return `count` ascending places in 1 … length, the last of them `length`.
+
+    There are fewer places if there are fewer tokens.
     """
     return tuple(sorted({max(1, round(length * (i + 1) / count)) for i in range(count)}))

@@ -61,7 +61,7 @@ class Settings:
 
     @property
     def common(self) -> dict[str, Any]:
-        """Return the fields that every language model has under the same names."""
+        """The fields that every language model has under the same names."""
         names = ("vocab_size", "tie_word_embeddings", *TOKENS)
         return {name: self._fields[name] for name in names if name in self._fields}
 

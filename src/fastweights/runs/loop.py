@@ -277,7 +277,11 @@ class _FolderRun:
         self.reporter.progress(row)
 
     def _sound_losses(self) -> dict[str, float]:
-        """The losses of the last update. Raises NonFiniteError."""
+        """Return the losses of the last update.
+
+        Raises:
+            NonFiniteError: If one of them, or a gradient, is infinite or NaN.
+        """
         losses = self.loop.mean_losses()
         norms = [float(norm) for norm in self.loop.norms]
         if not all(map(math.isfinite, [*losses.values(), *norms])):

@@ -15,7 +15,7 @@ class StopOnSignal:
 
     A second signal acts as it usually does.
 
-    Attributes:
+    Args:
         told: Called at the first signal.
     """
 

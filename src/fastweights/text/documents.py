@@ -22,7 +22,7 @@ from fastweights.text.sources import Document, TextPiece, read_documents
 from fastweights.text.tokenizers import token_ids
 
 HELD_OUT = 20
-"""One document in so many is for validation, if there are no sources of its own for it."""
+"""Every twentieth document is for validation, if no separate sources are given for it."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +183,9 @@ def read_sequences(data: Data, tokenizer: PreTrainedTokenizerFast) -> tuple[Sequ
 
 
 def _spread(sequences: Sequences, length: int, most: int) -> Sequences:
-    """At most so many tokens, or one sequence: `length` at a time from all over the text, documents
-    of their own.
+    """Select at most `most` tokens, or one sequence: `length` at a time from all over the text.
+
+    Each selected stretch is a document of its own.
     """
     there = len(sequences) // length
     count = max(1, most // length)
@@ -226,7 +227,11 @@ def _split_validation(documents: list[Document]) -> tuple[list[Document], list[D
 
 
 def _split_text(document: Document) -> tuple[Document, Document]:
-    """The last twentieth of a text apart; records are not cut."""
+    """Split off the last twentieth of a single text; records are not cut.
+
+    Raises:
+        DataError: If the document is a record.
+    """
     if len(document) > 1:
         raise DataError(f"fewer than {HELD_OUT} records cannot be split; give files for validation")
     text = document[0].text

@@ -57,15 +57,16 @@ Flops = Callable[[Sizes], float]
 
 @dataclass(frozen=True)
 class RecurrenceCase(Case):
-    """A recurrence built from drawn streams.
+    """A benchmark case: a recurrence built from random streams.
 
     Attributes:
-        draws: the inputs by name
-        record: the recurrence of the inputs
-        token_flops: forward, per token and head
-        peers: others who compute it anywhere; `gpu_peers`, those who need CUDA
-        accuracy: the relative error that its solver is content with
-        exact_solver: that of the reference, for a rule that has one
+        draws: Functions that draw the inputs, by name.
+        record: Builds the recurrence from the inputs.
+        token_flops: FLOPs of the forward pass, per token and head.
+        peers: Other libraries' implementations for any device.
+        gpu_peers: Other libraries' implementations that need CUDA.
+        accuracy: Relative error that its solver tolerates.
+        exact_solver: The solver of the reference, for a rule that has one.
     """
 
     name: str
@@ -109,13 +110,14 @@ class RecurrenceCase(Case):
 
 @dataclass(frozen=True)
 class LayerCase(Case):
-    """A layer on ``x [b t h]`` of h channels, with weights ``[… h]``.
+    """A benchmark case: a layer on ``x [b t h]`` of h channels, with weights ``[… h]``.
 
     Attributes:
-        weights: the axes before h
-        operation: the record that the kernel table knows
-        ours: the layer; `peers`, others who compute it
-        exact: it again, by other operations
+        weights: Sizes of the axes before h.
+        operation: Builds the record that the kernel table knows.
+        ours: The layer.
+        peers: Other libraries' implementations.
+        exact: The layer once more, by other operations.
     """
 
     name: str
@@ -336,7 +338,7 @@ _MESA = {**_UNIT, "q": _unit_keys, "log_decay": _scalar_decay, "ridge": _ridge}
 
 
 def mesa_case(solver: ConjugateGradient) -> RecurrenceCase:
-    """The Mesa rule on random streams, solved by `solver`."""
+    """Return the case of the Mesa rule on random streams, solved by `solver`."""
     return RecurrenceCase(
         "mesa", _MESA, partial(_mesa, solver), _mesa_flops, exact_solver=Cholesky()
     )

@@ -1,4 +1,5 @@
-"""What is measured: functions of named input tensors, ours and our peers'."""
+"""The implementations that benchmarks measure: functions of named input tensors, ours and
+others'."""
 
 from __future__ import annotations
 
@@ -16,14 +17,15 @@ TensorFunction = Callable[[Inputs], Tensor]
 
 
 class Phase(Enum):
-    """What of a function is timed."""
+    """The part of a function that is timed."""
 
     FORWARD = "forward"
     BOTH = "forward+backward"
 
 
 class Sizes(NamedTuple):
-    """b batch · t time · h heads (or channels, for the scans) · k, v widths"""
+    """The sizes of a problem: b batch · t time · h heads (or channels, for the scans) · k, v
+    widths."""
 
     b: int
     t: int
@@ -36,20 +38,20 @@ class Sizes(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Tokens of all sequences and heads."""
+        """Number of tokens of all sequences and heads."""
         return self.b * self.t * self.h
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to compute a case.
+    """One implementation of a benchmark case.
 
     Attributes:
-        load: imports what it needs (and may fail) and returns the function
-        library: "fastweights", or where a peer comes from
-        exact: whether it computes the case's function, so that its error against float64 means
-            something
-        note: what else to know, such as what it computes instead
+        load: Imports what it needs (and may fail) and returns the function.
+        library: "fastweights", or the library that it comes from.
+        exact: Whether it computes the case's function, so that its error against float64 is
+            meaningful.
+        note: Remarks, such as what it computes instead.
     """
 
     name: str
@@ -61,20 +63,19 @@ class Implementation:
 
 @dataclass(frozen=True)
 class Work:
-    """What a case costs at least: FLOPs of its matrix products, and bytes of its streams and
-    output, once each.
-    """
+    """The least work of a case: FLOPs of its matrix products, and bytes of its streams and output,
+    once each."""
 
     flops: float
     bytes: float
 
 
 class Case(ABC):
-    """Something to compute from inputs, and those who can.
+    """A benchmark case: something to compute from inputs, and the implementations that can.
 
     Attributes:
-        channels: whether it works on single channels, rather than on heads of some width
-        state: width of the state of such a channel
+        channels: Whether it works on single channels, rather than on heads of some width.
+        state: Width of the state of such a channel.
     """
 
     name: str
@@ -83,27 +84,30 @@ class Case(ABC):
 
     @abstractmethod
     def inputs(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Inputs:
-        """Random inputs, the same for the same arguments."""
+        """Draw random inputs, the same for the same arguments."""
 
     @abstractmethod
     def implementations(self, inputs: Inputs) -> list[Implementation]:
-        """Those who take these inputs; the library's own choice comes first."""
+        """Return the implementations that accept these inputs; the library's own choice comes
+        first."""
 
     @abstractmethod
     def reference(self, inputs: Inputs) -> Tensor:
-        """The output, computed as plainly and exactly as possible."""
+        """Compute the output as plainly and exactly as possible."""
 
     @abstractmethod
     def flops(self, sizes: Sizes, phase: Phase) -> float:
-        """Of the matrix products that the case needs."""
+        """Return the FLOPs of the matrix products that the case needs."""
 
     def sizes(self, matrices: Sequence[Sizes], channels: Sequence[Sizes]) -> list[Sizes]:
-        """Those of `matrices`, or of `channels` with the width of this case's state."""
+        """Return `matrices`, or `channels` with the width of this case's state."""
         return [s._replace(k=self.state) for s in channels] if self.channels else list(matrices)
 
     def work(self, inputs: Inputs, output_bytes: int, sizes: Sizes, phase: Phase) -> Work:
-        """Forward reads the inputs and writes o; backward reads them and do, and writes a gradient
-        for each.
+        """Return the least work of a phase.
+
+        Forward reads the inputs and writes o; backward reads them and do, and writes a gradient for
+        each.
         """
         read = sum(x.nbytes for x in inputs.values())
         moved = read + output_bytes if phase is Phase.FORWARD else 3 * read + 2 * output_bytes
@@ -111,7 +115,8 @@ class Case(ABC):
 
 
 def bind(run: TensorFunction, inputs: Inputs, phase: Phase) -> Callable[[], object]:
-    """A call of `run` as `phase` has it: without autograd, or with the gradients of all inputs."""
+    """Return a call of `run` for one phase: without autograd, or with the gradients of all
+    inputs."""
     if phase is Phase.FORWARD:
         return torch.no_grad()(lambda: run(inputs))
     return _ForwardBackward(run, {name: x.detach().requires_grad_() for name, x in inputs.items()})
@@ -132,7 +137,7 @@ class _ForwardBackward:
 
 
 def gradients(run: TensorFunction, leaves: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
-    """The output, and the gradient of every input for the same random upstream gradient."""
+    """Return the output, and the gradient of every input for the same random upstream gradient."""
     o = run(leaves)
     found = torch.autograd.grad(o, list(leaves.values()), _upstream(o), allow_unused=True)
     pairs = zip(leaves.items(), found, strict=True)

@@ -1,6 +1,5 @@
-"""One token at a time: a layer's step, a whole model's token, and how flat its time and memory
-stay.
-"""
+"""Benchmarks of decoding: a layer's step, a whole model's token, and how constant time and memory
+stay."""
 
 from __future__ import annotations
 
@@ -48,12 +47,12 @@ COMPILED = "torch.compile"
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """What to measure.
+    """The settings of the decoding benchmark.
 
     Attributes:
-        tokens: how far flatness is followed; 0 for not at all
-        compiled: whether models are decoded by torch.compile too, which compiles for a minute
-            or more each
+        tokens: Number of tokens over which time and memory are followed; 0 for none.
+        compiled: Whether models are decoded by torch.compile too, which compiles for a minute or
+            more each.
     """
 
     quick: bool = False
@@ -72,14 +71,15 @@ class DecodePlan:
 
 @dataclass(frozen=True)
 class StepRow:
-    """One token through one rule (level "recurrence"), mixer (projections included) or model.
+    """The time of one token through a rule (level "recurrence"), a mixer (projections included) or
+    a model.
 
     Attributes:
-        ratio: its time / ours
-        floor: seconds that reading the weights once and the state twice (read, written) takes
-            at the machine's bandwidth
-        gemm: of a model, its products' FLOPs / seconds / the machine's rate: what many
-            sequences at once are bound by
+        ratio: Its time / ours.
+        floor: Seconds in which the machine's bandwidth reads the weights once and the state twice
+            (read, written).
+        gemm: For a model, FLOPs of its products / seconds / the machine's rate, which limits many
+            sequences at once.
     """
 
     level: str
@@ -98,13 +98,13 @@ class StepRow:
 
 @dataclass(frozen=True)
 class FlatnessRow:
-    """How the time per token and the state of a model change over many tokens.
+    """The time per token and the state of a model over many tokens.
 
     Attributes:
-        tokens: number of tokens at the end of each stretch
-        seconds: median time per token in each stretch
-        state_bytes: size of the cache at the end of each stretch
-        growth: the last stretch's time / the second's
+        tokens: Number of tokens at the end of each stretch.
+        seconds: Median time per token in each stretch.
+        state_bytes: Size of the cache at the end of each stretch.
+        growth: The last stretch's time / the second's.
     """
 
     mixer: str
@@ -116,11 +116,11 @@ class FlatnessRow:
 
 @dataclass(frozen=True)
 class StepPeer:
-    """Another library's step.
+    """Another library's function for one decoding step.
 
     Attributes:
-        path: ``module:name`` of its function
-        use: calls the function on inputs and a state ``[b h k v]``
+        path: ``module:name`` of the function.
+        use: Calls the function on inputs and a state ``[b h k v]``.
     """
 
     name: str
@@ -308,9 +308,8 @@ def _nbytes(state: State) -> int:
 
 
 class TokenCost(NamedTuple):
-    """What one token costs at least: bytes read and written, FLOPs of matrix products (0: not
-    counted).
-    """
+    """The least cost of one token: bytes read and written, and FLOPs of matrix products (0: not
+    counted)."""
 
     bytes: int
     flops: float = 0.0
@@ -380,7 +379,7 @@ def _measure_mixer(
 
 
 def small_model(mixer: str, device: torch.device, *, quick: bool) -> FastWeightsForCausalLM:
-    """The model that is decoded: four layers of width 256, or two of 32."""
+    """Return the model that is decoded: four layers of width 256, or two of width 32 if `quick`."""
     torch.manual_seed(0)
     width, layers = (32, 2) if quick else (256, 4)
     config = FastWeightsConfig(

@@ -1,10 +1,12 @@
-"""Everything that one GPU can tell in a few minutes, the most important first.
+"""Checks and benchmarks of everything on one GPU in a few minutes, the most important first.
 
-1. every recurrence's output and gradients in float32 against float64 on the CPU, and how often its
-   kernel makes the host wait for the device
-2. the same with bfloat16 streams; the state must stay float32
-3. times in bfloat16 beside flash-linear-attention, SDPA and the roofline, with peak memory, largest
-   headroom first
+1. Every recurrence's output and gradients in float32 against float64 on the CPU, and how often its
+kernel makes the host wait for the device.
+
+2. The same with bfloat16 streams; the state must stay float32.
+
+3. Times in bfloat16 beside flash-linear-attention, SDPA and the roofline, with peak memory, largest
+headroom first.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ ORDER = (
 
 @dataclass(frozen=True)
 class GpuPlan:
-    """What to measure on one GPU, and for how many seconds in all."""
+    """The settings of the GPU benchmark, and its time limit in seconds."""
 
     seconds: float = 440.0
     check: Sizes = Sizes(2, 200, 4, 64, 64)
@@ -57,7 +59,7 @@ class GpuPlan:
 
     @classmethod
     def tiny(cls) -> GpuPlan:
-        """A plan of seconds instead of minutes, for any device."""
+        """Return a plan of seconds instead of minutes, for any device."""
         return cls(
             seconds=60.0,
             check=Sizes(1, 9, 2, 4, 4),
@@ -70,12 +72,11 @@ class GpuPlan:
 
 @dataclass(frozen=True)
 class CheckRow:
-    """A kernel of ours on the device.
+    """The errors of one of our kernels on the device.
 
     Attributes:
-        syncs: how often forward and backward made the host wait; None where that cannot be
-            counted
-        state: the dtype of the state, beside cached tokens
+        syncs: How often forward and backward made the host wait; None where that cannot be counted.
+        state: Dtype of the state, apart from cached tokens.
     """
 
     op: str
@@ -93,14 +94,14 @@ class CheckRow:
 
 @dataclass(frozen=True)
 class CutRow:
-    """The jobs for which no time was left."""
+    """The groups for which no time was left."""
 
     groups: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class FailureRow:
-    """A group that could not be measured at all."""
+    """A group that could not be measured at all, and the reason."""
 
     reason: str
 
@@ -112,7 +113,10 @@ class _Job:
 
 
 def run_gpu(report: Report, plan: GpuPlan, device: torch.device) -> None:
-    """Do the jobs in order of importance until the time is up; the last row names the others."""
+    """Run the checks and timings in order of importance until the time is up.
+
+    The last row names the groups for which no time was left.
+    """
     end = time.monotonic() + plan.seconds
     jobs = list(_jobs(report, plan, device))
     for place, job in enumerate(jobs):
@@ -162,7 +166,7 @@ def _timing_job(
 def check_kernels(
     case: Case, sizes: Sizes, dtype: torch.dtype, device: torch.device
 ) -> list[CheckRow]:
-    """One row per kernel of ours that takes the case."""
+    """Check every kernel of ours that accepts the case, and return one row for each."""
     inputs = case.inputs(sizes, dtype, device)
     ours = [c for c in case.implementations(inputs) if c.library == "fastweights"]
     return [

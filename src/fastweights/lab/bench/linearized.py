@@ -1,6 +1,4 @@
-"""A linearized model against itself with softmax: time and memory of generation (LoLCATs, figure
-2).
-"""
+"""A linearized model against its own softmax: time and memory of generation (LoLCATs, figure 2)."""
 
 from __future__ import annotations
 
@@ -30,13 +28,13 @@ TOKENS = (128, 512, 2048, 8192, 32768)
 
 @dataclass(frozen=True)
 class GenerationRow:
-    """`batch` sequences after a prompt of `prompt` tokens each and `tokens` generated ones each.
+    """The time and memory of generating `tokens` tokens for each of `batch` prompts.
 
     Attributes:
-        prefill: seconds for the prompts
-        seconds: for all generated tokens
-        last: for one token of each sequence, the mean since the row before
-        state_bytes: that the cache holds for all sequences, the most there has been
+        prefill: Seconds for the prompts.
+        seconds: Seconds for all generated tokens.
+        last: Seconds for one token of each sequence, the mean since the row before.
+        state_bytes: Most bytes that the cache has held for all sequences.
     """
 
     contender: str
@@ -93,12 +91,21 @@ def bench_generation(
     tokens: Sequence[int] = TOKENS,
     seconds: float = 600.0,
 ) -> Iterator[GenerationRow]:
-    """A row for each contender, batch and number of tokens, as it is measured, of a linearized
-    `model`.
+    """Measure generation by a linearized model, with its linear attention and with its softmax.
 
     Prompts are random. The contenders take turns after every stretch of tokens, so that whatever
-    else the machine does meets both alike; a batch is over when one of them has used up its
+    else the machine does affects both alike; a batch is over when one of them has used up its
     `seconds`. A model with learnt positions needs as many of them.
+
+    Args:
+        model: The linearized model.
+        batches: Numbers of sequences.
+        prompt: Tokens of each prompt.
+        tokens: Numbers of generated tokens at which a row is measured.
+        seconds: Time limit of each contender and batch.
+
+    Yields:
+        A row for each contender, batch and number of tokens, as it is measured.
     """
     training = model.training
     with ExitStack() as after:
@@ -122,7 +129,8 @@ def _run_race(
 
 
 def memory_ratio(rows: Iterable[GenerationRow], contender: str = "linear") -> float:
-    """State bytes after the most tokens over those after the fewest, the largest of all batches."""
+    """Divide the state bytes after the most tokens by those after the fewest; the largest of all
+    batches."""
     by_batch: dict[int, list[GenerationRow]] = {}
     for row in rows:
         if row.contender == contender:
@@ -131,9 +139,8 @@ def memory_ratio(rows: Iterable[GenerationRow], contender: str = "linear") -> fl
 
 
 def crossover(rows: Iterable[GenerationRow], batch: int) -> int | None:
-    """The number of generated tokens from which on the linear model has taken less time; None if it
-    never has.
-    """
+    """Return the number of generated tokens from which on the linear model has taken less time, or
+    None."""
     seconds = {(row.contender, row.tokens): row.seconds for row in rows if row.batch == batch}
     counts = sorted({count for _, count in seconds}, reverse=True)
     found = None
@@ -153,7 +160,7 @@ def _fewest(rows: list[GenerationRow]) -> GenerationRow:
 
 
 def plot_generation(rows: Sequence[GenerationRow]) -> Figure:
-    """Throughput against batch, seconds and state bytes against generated tokens."""
+    """Draw throughput against batch, and seconds and state bytes against generated tokens."""
     figure, axes = canvas(1, 3)
     first, least = min(row.tokens for row in rows), min(row.batch for row in rows)
     for color, contender in zip(PALETTE, CONTENDERS, strict=False):

@@ -32,10 +32,10 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a benchmark ran.
+    """The machine that a benchmark ran on.
 
     Attributes:
-        float32_products, compiled_extension, page_pool: `kernels.numerics`
+        float32_products, compiled_extension, page_pool: The settings in `kernels.numerics`.
     """
 
     cpu: str
@@ -62,12 +62,12 @@ class Machine:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Rates that the machine reaches: FLOP/s of square matrix products, bytes/s (read + written) of
-    a copy.
+    """The rates that a machine reaches: FLOP/s of square matrix products, bytes/s (read + written)
+    of a copy.
 
     Attributes:
-        fp32_onednn: the same through oneDNN, on a CPU where that is as accurate
-        tf32: on a GPU
+        fp32_onednn: The same through oneDNN, on a CPU where that is as accurate.
+        tf32: The rate of tf32 products, on a GPU.
     """
 
     fp32: float
@@ -77,7 +77,7 @@ class Ceilings:
     bandwidth: float
 
     def gemm(self, dtype: torch.dtype) -> float:
-        """The best rate at the accuracy of `dtype`; tf32 is not fp32's."""
+        """Return the best rate at the accuracy of `dtype`; tf32 is less accurate than fp32."""
         return (
             self.bf16
             if dtype in (torch.bfloat16, torch.float16)
@@ -86,12 +86,12 @@ class Ceilings:
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Ceilings:
-        """From the JSON of a report."""
+        """Read the ceilings from the JSON of a report."""
         return cls(**found)
 
     @classmethod
     def measure_now(cls, device: torch.device, *, quick: bool) -> Ceilings:
-        """Measured now; `quick` uses smaller matrices and a smaller copy."""
+        """Measure the ceilings; `quick` uses smaller matrices and a smaller copy."""
         size = 256 if quick else 8192 if device.type == "cuda" else 1536
         return cls(
             fp32=_gemm_rate(device, size, torch.float32),
@@ -103,7 +103,8 @@ class Ceilings:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of what takes part, where installed."""
+    """Return the versions of Python and of the packages that benchmarks involve, where
+    installed."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -114,9 +115,8 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The commit that this file comes from, with ``+`` if the checkout differs from it; None
-    outside of one.
-    """
+    """Return the commit of this file, with ``+`` if the checkout differs from it; None outside of a
+    checkout."""
     try:
         head = _git("rev-parse", "HEAD")
         return head + "+" if _git("status", "--porcelain", "--untracked-files=no") else head

@@ -25,7 +25,7 @@ WARM_TOKENS = 64
 
 @dataclass(frozen=True)
 class MemoryTask:
-    """A contender by the names under which `CASES` knows it."""
+    """A contender on a case whose memory is measured, by its names in `CASES`."""
 
     case: str
     contender: str
@@ -43,7 +43,10 @@ class MemoryTask:
 
 
 def peak_bytes(task: MemoryTask, device: torch.device, seconds: float) -> int | None:
-    """Bytes beyond the inputs at the peak; None if it fails or takes longer than `seconds`."""
+    """Return the peak of memory beyond the inputs, in bytes.
+
+    None if it fails or takes longer than `seconds`.
+    """
     return _cuda_peak(task, device) if device.type == "cuda" else _cpu_peak(task, seconds)
 
 

@@ -1,6 +1,5 @@
-"""What solving costs and brings: time, steps, and error or loss, at fixed steps and at tolerances
-(MesaNet Fig. 7).
-"""
+"""Benchmarks of Mesa's solvers at fixed steps and tolerances: time, steps, and error or loss
+(MesaNet Fig. 7)."""
 
 from __future__ import annotations
 
@@ -42,14 +41,14 @@ COUNTED = 512
 
 @dataclass(frozen=True)
 class MesaPlan:
-    """checkpoint  folder of a model whose loss is measured, on `text` (a source as `fastweights
-    train` reads it)
+    """The settings of the benchmark of Mesa's solvers.
 
     Attributes:
-        tokens: of that text's last tenth, in sequences of `length`, `batch` at a time
-        decoded: tokens in a call of those that are timed
-        parts: of what is measured without a checkpoint: "solvers", and the `PARTS` of
-            `mesa_speed`
+        checkpoint: Folder of a model whose loss is measured; None to measure kernels.
+        text: Source of the text for it, as `fastweights train` reads it.
+        tokens: Tokens of that text's last tenth, in sequences of `length`, `batch` at a time.
+        decoded: Tokens in a timed call of decoding.
+        parts: What is measured without a checkpoint: "solvers", and the `PARTS` of `mesa_speed`.
     """
 
     quick: bool = False
@@ -69,7 +68,7 @@ class MesaPlan:
 
 @dataclass(frozen=True)
 class SolveRow:
-    """One solver on one record: mean steps per token, and the error of o against float64."""
+    """The mean steps per token of one solver on one record, and the error of o against float64."""
 
     contender: str
     phase: str
@@ -81,14 +80,16 @@ class SolveRow:
 
 @dataclass(frozen=True)
 class LossRow:
-    """A model whose Mesa layers solve one way.
+    """The loss and speed of a model whose Mesa layers use one solver.
 
     Attributes:
-        loss: nats per token; by_position: of tokens from one of `positions` up to the next
-        steps: per token and head on average; by_layer: of every layer
-        seconds: for reading one sequence, in turn with the other solvers
-        over: that time / that of all fixed steps
-        tokens_per_second: decoded after that sequence, again in turn
+        loss: Nats per token.
+        by_position: Loss of the tokens from one of `positions` up to the next.
+        steps: Mean steps per token and head.
+        by_layer: Mean steps of every layer.
+        seconds: Time to read one sequence, in turn with the other solvers.
+        over: That time / that of all fixed steps.
+        tokens_per_second: Speed of decoding after that sequence, again in turn.
     """
 
     contender: str
@@ -241,6 +242,6 @@ def _positions(length: int) -> list[int]:
 
 @torch.no_grad()
 def by_token(model: FastWeightsForCausalLM, batches: list[Tensor]) -> Tensor:
-    """``[n t-1]``, nats of every token of the sequences of full length."""
+    """Return the loss ``[n t-1]`` of every token of the sequences of full length, in nats."""
     losses = [token_losses(model, ids) for ids in batches]
     return torch.cat([loss for loss in losses if loss.shape[1] == losses[0].shape[1]])

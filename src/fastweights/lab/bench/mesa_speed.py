@@ -1,6 +1,5 @@
-"""Mesa's time beside gated linear attention and a peer, against length; by chunk size; and of one
-token.
-"""
+"""Benchmarks of Mesa's time: beside gated linear attention and a peer, by chunk size, and for one
+token."""
 
 from __future__ import annotations
 
@@ -56,13 +55,13 @@ DECODERS: dict[str, Solver] = {
 
 @dataclass(frozen=True)
 class LengthRow:
-    """One contender at one length.
+    """The time of one contender at one length.
 
     Attributes:
-        over_gla: its time / that of `GLA` on the same streams, in the same run
-        steps: of conjugate gradients per token, on average over the first tokens
-        over_gla_per_step: the part of over_gla that one step costs, if reading and writing cost
-            one `GLA`
+        over_gla: Its time / that of `GLA` on the same streams, in the same run.
+        steps: Steps of conjugate gradients per token, the mean over the first tokens.
+        over_gla_per_step: The part of over_gla that one step costs, if reading and writing cost one
+            `GLA`.
     """
 
     contender: str
@@ -79,8 +78,10 @@ class LengthRow:
 
 @dataclass(frozen=True)
 class ChunkRow:
-    """The blocked torch kernel, `steps` steps, with chunks of this many tokens; over: its time /
-    that of `CHUNK`.
+    """The time of the blocked torch kernel with chunks of some size, for `STEPS` steps.
+
+    Attributes:
+        over: Its time / that of `CHUNK`.
     """
 
     contender: str
@@ -91,14 +92,13 @@ class ChunkRow:
 
 @dataclass(frozen=True)
 class DecodeRow:
-    """One token decoded after `READ` others.
+    """The time of one token decoded after `READ` others.
 
     Attributes:
-        gamma: the same for all tokens
-        over: its time / that of conjugate gradients which stop at 1e-4
-        fallbacks: of all heads and tokens, how many recursive least squares left to the
-            fallback
-        error: of o, against float64
+        gamma: The decay, the same for all tokens.
+        over: Its time / that of conjugate gradients which stop at 1e-4.
+        fallbacks: Fraction of heads and tokens that recursive least squares left to the fallback.
+        error: Error of o against float64.
     """
 
     contender: str
@@ -112,7 +112,11 @@ class DecodeRow:
 
 @dataclass(frozen=True)
 class SpeedPlan:
-    """parts  which of `PARTS`"""
+    """The settings of the benchmark of Mesa's time.
+
+    Attributes:
+        parts: Which of `PARTS` are measured.
+    """
 
     parts: tuple[str, ...]
     quick: bool = False
@@ -288,7 +292,7 @@ def _chunk_row(name: str, found: Times | Failure, own: Times | Failure) -> Chunk
 
 @dataclass(frozen=True)
 class CountingSolver(Solver):
-    """`inner`, and how many systems it was given."""
+    """The solver `inner`, which counts the systems that it is given."""
 
     inner: Solver
     systems: list[int] = field(default_factory=list)

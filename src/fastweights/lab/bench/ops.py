@@ -1,4 +1,4 @@
-"""Recurrences beside their peers: time, error, memory, scaling."""
+"""Benchmarks of recurrences beside other libraries': time, error, memory and scaling."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ each doubling.
 
 @dataclass(frozen=True)
 class OpsPlan:
-    """What to measure, and how long.
+    """The settings of the benchmark of recurrences.
 
     Attributes:
-        only: a shell pattern, or a part, of the cases' names
-        first: whether only the first of a case's sizes is measured
-        error_tokens: errors are found on sequences of at most this length; 0 for no errors
-        memory_limit: seconds after which a measurement of memory is given up; 0 for none
+        only: A shell pattern, or a part, of the cases' names.
+        first: Whether only the first of a case's sizes is measured.
+        error_tokens: Most tokens of the sequences on which errors are measured; 0 for no errors.
+        memory_limit: Seconds after which a measurement of memory is given up; 0 for none.
     """
 
     quick: bool = False
@@ -59,7 +59,11 @@ class OpsPlan:
     memory_limit: float = 120.0
 
     def cases(self) -> list[Case]:
-        """The cases to measure. Raises ValueError if there is none."""
+        """Return the cases to measure.
+
+        Raises:
+            ValueError: If there are none.
+        """
         found: list[Case] = [
             case for case in CASES if fnmatch(case.name, self.only) or self.only in case.name
         ]
@@ -70,7 +74,7 @@ class OpsPlan:
         return found
 
     def sizes(self, case: Case) -> Sequence[Sizes]:
-        """The sizes to measure a case at."""
+        """Return the sizes to measure a case at."""
         return self._all_sizes(case)[: 1 if self.first else None]
 
     def _all_sizes(self, case: Case) -> Sequence[Sizes]:
@@ -81,16 +85,16 @@ class OpsPlan:
 
 @dataclass(frozen=True)
 class OpRow:
-    """One contender on one case.
+    """The results of one implementation on one case.
 
     Attributes:
-        auto: whether `Auto()` takes this kernel
-        seconds: None where it failed; `note` says why
-        ratio: its time / that of the kernel that `Auto()` takes
-        gemm: the case's FLOPs / seconds / the machine's rate of matrix products, if it computes
-            the case
-        bandwidth: the case's bytes / seconds / the machine's bandwidth, likewise
-        error: of o, ‖o - o₆₄‖ / ‖o₆₄‖; and the largest such of the gradients
+        auto: Whether `Auto()` takes this kernel.
+        seconds: Time per call; None where it failed, which `note` explains.
+        ratio: Its time / that of the kernel that `Auto()` takes.
+        gemm: The case's FLOPs / seconds / the machine's rate of matrix products, if it computes the
+            case.
+        bandwidth: The case's bytes / seconds / the machine's bandwidth, likewise.
+        error: Relative error of o, ‖o - o₆₄‖ / ‖o₆₄‖, and the largest one of the gradients.
     """
 
     op: str
@@ -114,11 +118,12 @@ class OpRow:
 
 @dataclass(frozen=True)
 class SlopeRow:
-    """d log time / d log T of the kernel that `Auto()` takes, over all lengths and over the upper
-    half of them.
+    """The slope d log time / d log T of the kernel that `Auto()` takes.
+
+    It is over all lengths and over the upper half of them.
 
     Attributes:
-        sizes: those of the first length
+        sizes: Sizes at the first length.
     """
 
     op: str
@@ -132,12 +137,12 @@ class SlopeRow:
 
 @dataclass(frozen=True)
 class Errors:
-    """Relative errors of a contender against float64.
+    """The relative errors of an implementation against float64.
 
     Attributes:
-        output: of o; None where the contender computes something else or raises
-        gradients: the largest of the inputs' gradients; None likewise
-        reason: why the errors are unknown; empty if they are not
+        output: Error of o; None where the implementation computes something else or raises.
+        gradients: The largest error of the inputs' gradients; None likewise.
+        reason: Why the errors are unknown; empty if they are known.
     """
 
     output: float | None = None
@@ -223,8 +228,10 @@ def errors_on(case: Case, run: TensorFunction, inputs: Inputs) -> Errors:
 
 
 def relative(got: Tensor, want: Tensor) -> float:
-    """‖got - want‖ / ‖want‖; got's own norm where want is zero. Raises ValueError if the shapes
-    differ.
+    """Return ‖got - want‖ / ‖want‖, or ‖got‖ where want is zero.
+
+    Raises:
+        ValueError: If the shapes differ.
     """
     if got.shape != want.shape:
         raise ValueError(f"got shape {list(got.shape)}, not {list(want.shape)}")
@@ -234,7 +241,7 @@ def relative(got: Tensor, want: Tensor) -> float:
 
 
 def load(contender: Implementation) -> TensorFunction | Failure:
-    """The contender's function, or why it cannot be imported."""
+    """Return the implementation's function, or a `Failure` if it cannot be imported."""
     try:
         return contender.load()
     except Exception as error:

@@ -69,7 +69,7 @@ SOFTMAX = Implementation("SDPA", TORCH, lambda: _sdpa)
 
 
 def softmax_in_band(window: int) -> Implementation:
-    """Softmax within a window, by a mask."""
+    """Return PyTorch's softmax attention within a window, by a mask."""
 
     def run(x: Inputs) -> Tensor:
         q, k, v = (x[n].transpose(1, 2) for n in ("q", "k", "v"))
@@ -252,7 +252,7 @@ CONVOLUTION = (Implementation("conv1d", TORCH, lambda: _convolution),)
 
 
 def rms_norm(eps: float) -> Implementation:
-    """torch's, with this ε."""
+    """Return PyTorch's RMSNorm with this ε."""
 
     def run(x: Inputs) -> Tensor:
         return F.rms_norm(x["x"], x["x"].shape[-1:], x["weight"], eps)

@@ -1,4 +1,4 @@
-"""Results as one JSON file, whole at any moment, to which rows are added."""
+"""Results of a benchmark as one JSON file, written atomically, to which rows are added."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Header:
-    """What all rows of a file have in common; rows under another header do not belong into it."""
+    """What all rows of a file have in common; rows under another header belong into another
+    file."""
 
     target: str
     commit: str | None
@@ -26,10 +27,10 @@ class Header:
 
 @dataclass
 class Report:
-    """The rows so far, in groups that are measured together.
+    """The rows measured so far, in groups that are measured together.
 
     Attributes:
-        listener: called with every row that is added
+        listener: Called with every row that is added.
     """
 
     path: Path
@@ -46,10 +47,10 @@ class Report:
         ceilings: Callable[[], dict[str, float | None]],
         listener: Callable[[dict[str, Any]], None] = lambda row: None,
     ) -> Report:
-        """A new report, or the one at `path` if it has the same header: what it holds is not
-        measured again.
+        """Open a new report, or the one at `path` if it has the same header, to resume it.
 
-        Raises ValueError if the file at `path` holds other results.
+        Raises:
+            ValueError: If the file at `path` holds other results.
         """
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +69,7 @@ class Report:
         return any(row["group"] == group for row in self.rows)
 
     def add(self, group: str, rows: Sequence[Any]) -> None:
-        """Take the rows (dataclasses) of one group, and put the file on the disk."""
+        """Add the rows (dataclasses) of one group, and write the file."""
         new = [{"group": group, "type": type(row).__name__, **asdict(row)} for row in rows]
         self.rows.extend(new)
         self._write()

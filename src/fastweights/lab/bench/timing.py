@@ -1,6 +1,6 @@
-"""How long a function takes: the one definition that every benchmark uses.
+"""The timing of functions, which every benchmark uses.
 
-Contenders are called in turn, A B A B, so that whatever else the machine does meets all of them
+Contenders are called in turn, A B A B, so that whatever else the machine does affects all of them
 alike. The first call of each is a warm-up; it counts only where it alone has used up the
 contender's time. A sample is one call, or as many as fill a millisecond. Reported are the median
 and the quantiles at 20 and 80 %.
@@ -23,7 +23,7 @@ Function = Callable[[], object]
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds per call."""
+    """The seconds per call of a function: the median, and quantiles at 20 and 80 %."""
 
     median: float
     low: float
@@ -32,19 +32,19 @@ class Times:
 
     @classmethod
     def of(cls, samples: list[float]) -> Times:
-        """The median and the quantiles at 20 and 80 % of at least one sample."""
+        """Compute the median and the quantiles at 20 and 80 % of at least one sample."""
         cuts = quantiles([*samples, *samples], n=10, method="inclusive")
         return cls(median=cuts[4], low=cuts[1], high=cuts[7], runs=len(samples))
 
     @property
     def spread(self) -> float:
-        """high - low as a fraction of the median."""
+        """high - low, as a fraction of the median."""
         return (self.high - self.low) / self.median
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a function could not be timed."""
+    """The reason why a function could not be timed."""
 
     reason: str
 
@@ -56,26 +56,27 @@ class Failure:
 
 @dataclass(frozen=True)
 class Budget:
-    """What one contender may use: `seconds` after its warm-up, and at most `runs` samples."""
+    """The limits of timing one contender: `seconds` after its warm-up, and at most `runs`
+    samples."""
 
     seconds: float = 2.0
     runs: int = 15
 
 
 class DeviceClock(ABC):
-    """Measures calls on one kind of device."""
+    """A clock for calls on one kind of device."""
 
     @abstractmethod
     def sample(self, function: Function, calls: int) -> float:
-        """Seconds per call of `calls` calls."""
+        """Measure the seconds per call of `calls` calls."""
 
     @abstractmethod
     def calls(self, first: float) -> int:
-        """How many calls make a sample, given what the first took."""
+        """Return how many calls make a sample, given the seconds of the first."""
 
 
 class WallClock(DeviceClock):
-    """For devices that have finished when a call returns: CPUs."""
+    """The clock for devices that have finished when a call returns: CPUs."""
 
     def sample(self, function: Function, calls: int) -> float:
         start = time.perf_counter()
@@ -88,7 +89,8 @@ class WallClock(DeviceClock):
 
 
 class CudaClock(DeviceClock):
-    """Events on the stream, the level-2 cache flushed before every call."""
+    """The clock for CUDA: events on the stream, with the level-2 cache flushed before every
+    call."""
 
     def __init__(self, device: torch.device, flush_bytes: int = 1 << 28) -> None:
         self._dirt = torch.empty(flush_bytes, dtype=torch.int8, device=device)
@@ -110,7 +112,7 @@ class CudaClock(DeviceClock):
 
 
 def clock_of(device: torch.device) -> DeviceClock:
-    """The clock for work on `device`."""
+    """Return the clock for work on `device`."""
     return CudaClock(device) if device.type == "cuda" else WallClock()
 
 
@@ -137,7 +139,7 @@ class _Candidate:
 def time_in_turn(
     functions: Mapping[str, Function], clock: DeviceClock, budget: Budget
 ) -> dict[str, Times | Failure]:
-    """How long each of the functions takes, measured in turn; why not, for one that raises."""
+    """Time functions in turn; one that raises an error maps to a `Failure`."""
     samples = sample_in_turn(functions, clock, budget)
     return {
         name: found if isinstance(found, Failure) else Times.of(found)
@@ -148,7 +150,10 @@ def time_in_turn(
 def sample_in_turn(
     functions: Mapping[str, Function], clock: DeviceClock, budget: Budget
 ) -> dict[str, list[float] | Failure]:
-    """Seconds per call of each function in at least one sample; why not, for one that raises."""
+    """Return the seconds per call of each function in at least one sample.
+
+    A function that raises an error maps to a `Failure`.
+    """
     gc.collect()
     found: dict[str, _Candidate | Failure] = {
         name: _warm_up(f, clock) for name, f in functions.items()

@@ -1,6 +1,4 @@
-"""Training steps of small language models with the same number of parameters, eager and
-compiled.
-"""
+"""Benchmarks of training steps: small language models with equal parameters, eager and compiled."""
 
 from __future__ import annotations
 
@@ -22,11 +20,11 @@ from fastweights.runs.optimizers import AdamW
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """The models and batches to train on.
+    """The settings of the benchmark of training steps.
 
     Attributes:
-        parameters: number of weights of every model, reached by the width of its SwiGLU
-        compiled: whether steps are measured by torch.compile as well
+        parameters: Number of weights of every model, reached by the width of its SwiGLU.
+        compiled: Whether steps are measured by torch.compile as well.
     """
 
     only: str = "*"
@@ -52,7 +50,11 @@ class TrainPlan:
         )
 
     def mixers(self) -> list[str]:
-        """The names of the mixers to train. Raises ValueError if there is none."""
+        """Return the names of the mixers to train.
+
+        Raises:
+            ValueError: If there are none.
+        """
         found = [name for name in MIXERS if fnmatch(name, self.only) or self.only in name]
         if not found:
             raise ValueError(f"no mixer matches {self.only!r}; there are {', '.join(MIXERS)}")
@@ -61,10 +63,10 @@ class TrainPlan:
 
 @dataclass(frozen=True)
 class TrainRow:
-    """Forward, backward and optimiser step on one batch.
+    """The time of forward, backward and optimiser step on one batch.
 
     Attributes:
-        ratio: its time / eager's
+        ratio: Its time / eager's.
     """
 
     mixer: str
@@ -87,7 +89,8 @@ def run_training(report: Report, plan: TrainPlan, device: torch.device) -> None:
 
 
 def equal_config(name: str, plan: TrainPlan) -> FastWeightsConfig:
-    """A configuration whose SwiGLU brings the model as near to `plan.parameters` as it can."""
+    """Return a configuration whose SwiGLU brings the model as near to `plan.parameters` as it
+    can."""
     sizes = [_parameters(_config(name, plan, width)) for width in (1, 2)]
     slope = sizes[1] - sizes[0]
     return _config(name, plan, max(1, 1 + round((plan.parameters - sizes[0]) / slope)))

@@ -116,7 +116,7 @@ class Outcome:
 
     @property
     def tally(self) -> dict[str, int]:
-        """Count the parts of the claim with each verdict."""
+        """The number of the claim's parts with each verdict."""
         return dict(Counter(check.verdict.value for check in self.checks))
 
     def content(self, device: torch.device) -> dict[str, Any]:

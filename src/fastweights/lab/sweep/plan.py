@@ -123,7 +123,7 @@ class SweepRun:
 
     @cached_property
     def decisive(self) -> DecisiveSettings:
-        """Return everything that decides the result."""
+        """Everything that decides the result."""
         config = self.config().to_diff_dict()
         config.pop("transformers_version", None)
         return DecisiveSettings(

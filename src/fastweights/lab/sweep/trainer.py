@@ -169,7 +169,7 @@ class TaskStage(Stage):
 
     @property
     def optimization(self) -> Optimization:
-        """Return the settings by which the protocol trains."""
+        """The settings by which the protocol trains."""
         training, epoch = self.training, updates_per_epoch(self.run.protocol)
         every = self.run.every if training.epochs is None else epoch
         return Optimization(

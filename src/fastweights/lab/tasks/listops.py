@@ -76,7 +76,7 @@ class _Trees:
         self.uniform = iter(())
 
     def next(self) -> tuple[list[int], int]:
-        """(tokens, value)"""
+        """Return (tokens, value) of the next tree."""
         while True:
             tokens: list[int] = []
             value = self._grow(1, tokens)

@@ -163,9 +163,9 @@ PROTOCOLS: dict[str, Protocol] = {
 
 
 def lra_text(archive: Path) -> Protocol:
-    """LRA's text task: the sentiment of film reviews by characters, from aclImdb_v1.tar.gz.
+    """Return the protocol of LRA's text task: the sentiment of film reviews by characters.
 
-    The tests decide when to stop, as in all published code.
+    Reads aclImdb_v1.tar.gz. The tests decide when to stop, as in all published code.
     """
     train, test, vocabulary = imdb(archive)
     training, backbone = _metala("text", 4e-3, 64, 0.0, 10_000, 50_000)
@@ -187,7 +187,7 @@ def lra_text(archive: Path) -> Protocol:
 
 
 def lra_retrieval(folder: Path) -> Protocol:
-    """LRA's retrieval task: whether one paper cites another, by characters.
+    """Return the protocol of LRA's retrieval task: whether one paper cites another, by characters.
 
     Reads new_aan_pairs.*.tsv of lra_release.
     """
@@ -206,9 +206,9 @@ def lra_retrieval(folder: Path) -> Protocol:
 
 
 def lra_image(archive: Path) -> Protocol:
-    """LRA's image task: CIFAR-10 in grey, pixel by pixel, from cifar-10-binary.tar.gz.
+    """Return the protocol of LRA's image task: CIFAR-10 in grey, pixel by pixel.
 
-    The last 5,000 training images are for validation.
+    Reads cifar-10-binary.tar.gz, whose last 5,000 training images are for validation.
     """
     images, labels, tests, test_labels = cifar10(archive)
     rows = Rows(grey(images).reshape(len(images), -1), labels)
@@ -227,13 +227,19 @@ def lra_image(archive: Path) -> Protocol:
 
 
 def smnist(folder: Path) -> Protocol:
-    """Sequential MNIST: the 784 pixels of a digit one after the other, as tokens; reads four IDX
-    files."""
+    """Return the protocol of sequential MNIST: the 784 pixels of a digit one after the other, as
+    tokens.
+
+    Reads MNIST's four IDX files.
+    """
     return _mnist_sequence(folder, np.arange(784), "pixels in order")
 
 
 def pmnist(folder: Path) -> Protocol:
-    """Permuted MNIST: as `smnist`, with the pixels in one random order (numpy's default_rng(0))."""
+    """Return the protocol of permuted MNIST: as `smnist`, with the pixels in one random order.
+
+    The order is that of numpy's default_rng(0).
+    """
     return _mnist_sequence(
         folder, np.random.default_rng(0).permutation(784), "pixels in one random order"
     )
@@ -252,7 +258,10 @@ def _mnist_sequence(folder: Path, order: np.ndarray, differs: str) -> Protocol:
 
 
 def mnist_images(folder: Path) -> Protocol:
-    """MNIST as images in patches of 4 pixels, read in both directions; reads its four IDX files."""
+    """Return the protocol of MNIST as images in patches of 4 pixels, read in both directions.
+
+    Reads MNIST's four IDX files.
+    """
     images, labels, tests, test_labels = mnist(folder)
     train, validation, test = (
         Images(pixels[:, None], y, 0.1307, 0.3081)
@@ -282,7 +291,7 @@ def mnist_images(folder: Path) -> Protocol:
 
 
 def image_folder(folder: Path) -> Protocol:
-    """DeiT's recipe (Touvron et al., 2021) on ``folder/train/<class>/…`` and
+    """Return DeiT's recipe (Touvron et al., 2021) for ``folder/train/<class>/…`` and
     ``folder/val/<class>/…``."""
     train, test = ImageFolder(folder / "train", Crop(random=True)), ImageFolder(folder / "val")
     fields = PRESETS["metala-deit-tiny"].fields

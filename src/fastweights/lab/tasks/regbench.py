@@ -66,8 +66,9 @@ class DFA:
         return DFA(tuple(tuple((letter, number[b]) for letter, b in follow) for follow in edges))
 
     def _blocks(self) -> list[int]:
-        """For every state the number of its class (Moore): states are apart that some word tells
-        apart.
+        """Return for every state the number of its equivalence class (Moore's algorithm).
+
+        Two states are distinguishable if some word is accepted from only one of them.
         """
         block = [0] * len(self.edges)
         while True:

@@ -53,7 +53,7 @@ def register_attention(name: str, attend: Attend, make_mask: MakeMask) -> None:
 
 @contextmanager
 def temporary_attention(name: str, attend: Attend, make_mask: MakeMask) -> Iterator[None]:
-    """`register_attention` for the length of a block.
+    """Register attention as `register_attention` does, for the length of a block.
 
     Relies on ``_global_mapping`` of both interfaces, a dictionary of the class: they can register a
     name and have no way to forget one.
@@ -67,7 +67,7 @@ def temporary_attention(name: str, attend: Attend, make_mask: MakeMask) -> Itera
 
 
 def softmax_mask(name: str) -> MakeMask:
-    """The function that makes masks for the implementation `name`, such as "sdpa".
+    """Return the function that makes masks for the implementation `name`, such as "sdpa".
 
     Relies on ``AttentionMaskInterface()[name]``: layers that stay softmax get transformers' own
     masks.
@@ -76,7 +76,8 @@ def softmax_mask(name: str) -> MakeMask:
 
 
 def softmax_attention(name: str, attention: nn.Module) -> Attend:
-    """The softmax attention that the module `attention` would call under the implementation `name`.
+    """Return the softmax attention that the module `attention` would call under the implementation
+    `name`.
 
     Relies on ``eager_attention_forward`` in the module's own Python file, which is what every
     family calls for "eager" (some with a softcap or a bias of their own), and on
@@ -87,7 +88,7 @@ def softmax_attention(name: str, attention: nn.Module) -> Attend:
 
 
 def configurations(model: nn.Module) -> list[Any]:
-    """Every configuration that a module of `model` reads, each once.
+    """List every configuration that a module of `model` reads, each once.
 
     Relies on modules that attend having the configuration as ``config``.
     """
@@ -98,7 +99,7 @@ def configurations(model: nn.Module) -> list[Any]:
 
 
 def implementation_of(config: Any) -> str | None:
-    """The name of the attention implementation that `config` asks for.
+    """Return the name of the attention implementation that `config` asks for.
 
     Relies on ``config._attn_implementation``.
     """
@@ -117,8 +118,10 @@ def set_implementation(configs: Iterable[Any], name: str | None) -> None:
 
 @contextmanager
 def use_implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Inside the block all attentions of `model` go through the implementation registered as
-    `name`; relies on what `set_implementation` does.
+    """Let all attentions of `model` use the implementation registered as `name`, for the length of
+    a block.
+
+    Relies on what `set_implementation` relies on.
     """
     configs = configurations(model)
     before = [implementation_of(config) for config in configs]
@@ -162,7 +165,7 @@ def attach_branch(
 
 
 def attentions_with_branch(model: nn.Module) -> list[Any]:
-    """The attention modules of `model` that have a branch, in the order of its layers.
+    """Return the attention modules of `model` that have a branch, in the order of its layers.
 
     Relies on ``layer_idx``, the layer's number, which attention modules need for the cache.
     """
@@ -171,7 +174,7 @@ def attentions_with_branch(model: nn.Module) -> list[Any]:
 
 
 def execution_device(attention: nn.Module) -> torch.device:
-    """Where an attention module computes.
+    """Return the device on which an attention module computes.
 
     Relies on ``_hf_hook.execution_device``, which accelerate leaves on a module whose weights it
     has put elsewhere: they are on the meta device between two calls.
@@ -184,7 +187,7 @@ def execution_device(attention: nn.Module) -> torch.device:
 
 @contextmanager
 def skip_blocks(blocks: Iterable[Any]) -> Iterator[None]:
-    """Inside the block these blocks of a model return the hidden states that they are given.
+    """Let these blocks of a model return their input hidden states, for the length of a block.
 
     Relies on a block taking the hidden states first and returning them alone, as a tensor; replaces
     ``forward`` on the instances, where accelerate may have put one of its own.
@@ -210,7 +213,7 @@ def _identity(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 def caches_among(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Cache]:
-    """The caches that a module is called with.
+    """Return the caches among a module's arguments.
 
     Relies on the cache being an argument of its own, whatever its name: families differ in it.
     """
@@ -218,17 +221,18 @@ def caches_among(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Cache]:
 
 
 def cache_layer_names(config: PretrainedConfig) -> list[str]:
-    """What transformers keeps for every layer of a model, as names of classes: a layer that keeps
-    more or less than its own keys and values cannot keep a state instead.
+    """Return, for every layer of a model, the name of the class in which transformers keeps its
+    cache.
 
-    Relies on ``DynamicCache(config=…).layers`` being made at once, one for each layer.
+    A layer that keeps more or less than its own keys and values cannot keep a state instead. Relies
+    on ``DynamicCache(config=…).layers`` being made at once, one for each layer.
     """
     layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
     return [type(layer).__name__ for layer in layers]
 
 
 def cache_layer(cache: DynamicCache, index: int) -> Any:
-    """The layer `index` of `cache`, which is made if there are fewer.
+    """Return the layer `index` of `cache`, which is added if there are fewer.
 
     Relies on ``layers``, a list, and on ``layer_class_to_replicate``, which a cache without a
     configuration appends for a layer that it has not seen.
@@ -240,10 +244,10 @@ def cache_layer(cache: DynamicCache, index: int) -> Any:
 
 
 def replace_cache_layer(cache: DynamicCache, index: int, layer: Any) -> None:
-    """Put `layer` where `cache` has its layer `index`.
+    """Replace the layer `index` of `cache`.
 
-    Relies on ``layers`` being a list whose items are asked for nothing but
-    ``CacheLayerMixin``'s methods.
+    Relies on ``layers`` being a list whose items are used only through ``CacheLayerMixin``'s
+    methods.
     """
     cache.layers[index] = layer
 
@@ -252,14 +256,14 @@ def replace_cache_layer(cache: DynamicCache, index: int, layer: Any) -> None:
 
 
 class OwnInitialization(PreTrainedModel):
-    """A model that starts some of its modules itself, where a checkpoint lacks their weights.
+    """A model that initialises some of its modules itself, where a checkpoint lacks their weights.
 
     Relies on ``PreTrainedModel._init_weights(module)``, which loading calls for every module with
     missing weights, on the innermost model that holds it.
     """
 
     def initialize(self, module: nn.Module) -> bool:
-        """Start `module`, and say so; False leaves it to the family."""
+        """Initialise `module` and return True, or return False to leave it to the family."""
         raise NotImplementedError
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -277,7 +281,8 @@ class OwnCachePolicy(PreTrainedModel):
     _is_stateful = True
 
     def require_cache(self, implementation: str | None) -> None:
-        """Raise an error if `generate` may not use this ``cache_implementation``."""
+        """Check that `generate` may use this ``cache_implementation``, and raise an error if
+        not."""
         raise NotImplementedError
 
     def _prepare_cache_for_generation(
@@ -289,7 +294,7 @@ class OwnCachePolicy(PreTrainedModel):
 
 
 def change_class(instance: Any, made: type) -> None:
-    """Make `instance`, a model or a configuration, one of the class `made`, a subclass of its own.
+    """Change the class of `instance`, a model or a configuration, to `made`, a subclass of its own.
 
     Relies on Python letting ``__class__`` be assigned where both classes have the same layout: a
     model of billions of weights is not built a second time to get another type.
@@ -298,10 +303,10 @@ def change_class(instance: Any, made: type) -> None:
 
 
 def make_class(name: str, bases: tuple[type, ...], members: dict[str, Any], module: str) -> Any:
-    """A class called `name` that pickle finds in the Python file `module`.
+    """Create a class called `name` that pickle finds in the Python file `module`.
 
     Relies on pickle looking a class up by the names of its module and of itself. In another process
-    the file's own ``__getattr__`` makes it again.
+    the file's own ``__getattr__`` creates it again.
     """
     made = type(name, bases, {**members, "__module__": module})
     setattr(sys.modules[module], name, made)
@@ -309,17 +314,17 @@ def make_class(name: str, bases: tuple[type, ...], members: dict[str, Any], modu
 
 
 def float32_children(base: type[PreTrainedModel], *names: str) -> dict[str, Any]:
-    """Members of a subclass of `base` that keep the children `names` in float32 when a checkpoint
-    is loaded in half precision.
+    """Return members for a subclass of `base` that keep its children `names` in float32.
 
-    Relies on ``_keep_in_fp32_modules_strict``, a set of names or None.
+    They stay so when a checkpoint is loaded in half precision. Relies on
+    ``_keep_in_fp32_modules_strict``, a set of names or None.
     """
     return {"_keep_in_fp32_modules_strict": {*names, *(base._keep_in_fp32_modules_strict or ())}}
 
 
 def convert_checkpoints_alike(made: str, base: str) -> None:
-    """Have checkpoints of the model type or class `made` name and stack their weights (of experts,
-    say) as those of `base` do.
+    """Let checkpoints of the type or class `made` name and stack their weights (of experts, say) as
+    `base` does.
 
     Relies on ``conversion_mapping``, where transformers looks up by type and by class how the names
     in a checkpoint become those of the model.
@@ -330,7 +335,7 @@ def convert_checkpoints_alike(made: str, base: str) -> None:
 
 
 def transformers_class(name: str) -> type | None:
-    """A class of transformers by its name, imported now; None if there is none.
+    """Return a class of transformers by its name, imported now; None if there is none.
 
     Relies on ``transformers.<name>`` importing a family's file when its class is first asked for.
     """
@@ -339,7 +344,7 @@ def transformers_class(name: str) -> type | None:
 
 
 def language_model_types() -> list[str]:
-    """Every model type that has a causal language model.
+    """List every model type that has a causal language model.
 
     Relies on the table ``MODEL_FOR_CAUSAL_LM_MAPPING_NAMES`` of the automatic classes.
     """
@@ -347,7 +352,7 @@ def language_model_types() -> list[str]:
 
 
 def language_model_classes(model_type: str) -> tuple[type[PretrainedConfig], type[PreTrainedModel]]:
-    """The configuration and the causal language model of a type, imported now.
+    """Return the configuration and the causal language model of a type, imported now.
 
     Relies on ``CONFIG_MAPPING`` and ``MODEL_FOR_CAUSAL_LM_MAPPING_NAMES``, whose values are the
     name of a class, or several, of which the first is the usual one.

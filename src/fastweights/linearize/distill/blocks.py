@@ -34,7 +34,7 @@ NO_BRANCH_MARKER = "passed"
 
 
 class _FinishedError(Exception):
-    """The block has given its output; the rest of the forward is not needed."""
+    """Raised when a block has given its output and the rest of the forward pass is not needed."""
 
 
 def blocks(model: nn.Module) -> nn.ModuleList:
@@ -155,7 +155,7 @@ class _BlockStage(PartialStage):
                 return
 
     def _pass_on(self) -> None:
-        """A block with nothing to learn."""
+        """Pass a block without a branch through, since it has nothing to learn."""
         size = self.config.batch // self.config.accumulate
         for first in range(0, self.config.steps * self.config.batch, size):
             self._forward(first, size, BackwardInForward())

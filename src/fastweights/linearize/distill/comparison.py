@@ -129,7 +129,7 @@ def difference_with_full_window(model: Any, inputs: Mapping[str, Tensor]) -> flo
 
 
 class _DistanceMeter(Mode):
-    """Softmax passed on, and meanwhile how far every layer is from it."""
+    """A mode that passes the softmax output on and measures each layer's distance from it."""
 
     constant = False
 
@@ -165,8 +165,9 @@ def distances(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> dict[str, 
 
 
 class _Totals:
-    """Sums over batches; a shorter last one is left out of the losses by position, which are of one
-    length.
+    """Sums over batches.
+
+    A shorter last batch is left out of the losses by position, which are of one length.
     """
 
     def __init__(self) -> None:

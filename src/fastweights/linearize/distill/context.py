@@ -94,7 +94,7 @@ class ConversionContext:
 
     @property
     def device(self) -> torch.device:
-        """Where the model of this process computes."""
+        """The device on which the model of this process computes."""
         return self.processes.device
 
     @cached_property
