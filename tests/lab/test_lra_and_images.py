@@ -268,7 +268,7 @@ def test_image_folder(tmp_path: Path) -> None:
     assert torch.equal(one.inputs, again.inputs)
     assert one.inputs.shape == (4, 3, 16, 16)
     assert torch.isfinite(trained(protocol, image_size=224, patch_size=56))
-    with pytest.raises(ValueError, match="has 6"):
+    with pytest.raises(ValueError, match="has only 6"):
         small.draw(rng(), 7)
     with pytest.raises(FileNotFoundError, match="no images"):
         ImageFolder(tmp_path / "nothing")

@@ -413,7 +413,7 @@ def test_inputs_that_do_not_fit(layer: Layer) -> None:
         ("softmax", {"heads": 4, "kv_heads": 3}, "heads = 4 is not a multiple of kv_heads = 3"),
         ("softmax", {"heads": 16}, "must be even"),
         ("lolcats", {"heads": 4, "kv_heads": 3}, "heads = 4 is not a multiple of kv_heads = 3"),
-        ("mesa", {"steps": -1}, "not negative"),
+        ("mesa", {"steps": -1}, "not be negative"),
         ("retnet", {"heads": 16}, "must be even"),
         ("linear", {"feature_map": "tanh"}, "feature_map = 'tanh'; use elu, relu"),
         ("normalized", {"eta": "sum"}, "eta = 'sum'; use exp, sigmoid, softplus"),

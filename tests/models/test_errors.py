@@ -108,8 +108,8 @@ def test_shapes_that_do_not_fit(message: str, call: Callable[[], object]) -> Non
             lambda: WindowedLinear(q, k, v, q, k, beta, window=-1),
         ),
         ("a chunk has at least one token", lambda: Chunkwise(0)),
-        ("not negative", lambda: ConjugateGradient(-1)),
-        ("not negative", lambda: ConjugateGradient(3, -1e-3)),
+        ("not be negative", lambda: ConjugateGradient(-1)),
+        ("not be negative", lambda: ConjugateGradient(3, -1e-3)),
     ],
 )
 def test_values_that_make_no_sense(message: str, call: Callable[[], object]) -> None:
