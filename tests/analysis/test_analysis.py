@@ -274,6 +274,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.long
 def test_reports_are_whole_and_self_contained(tmp_path: Path) -> None:
     models = [profiled(name, num_hidden_layers=1) for name in ("softmax", "mesa")]
     text = write_report(models, findings()[:1], tmp_path).read_text()

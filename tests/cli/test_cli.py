@@ -105,6 +105,7 @@ def test_train_stop_go_on_generate(tmp_path, data):
     assert third.stderr == ""
 
 
+@pytest.mark.long
 def test_text_is_streamed(trained):
     generate = command("generate", trained, "--tokens", 10**9, "--device", "cpu")
     process = subprocess.Popen(generate, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

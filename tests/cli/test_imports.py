@@ -47,6 +47,7 @@ def test_rules_need_torch_alone() -> None:
     assert "transformers" not in imported_after("from fastweights import Decay")
 
 
+@pytest.mark.long
 def test_public_names_import_only_what_they_use() -> None:
     before = imported_after("import torch\nfrom transformers import PreTrainedModel, pipeline")
     names = ", ".join(name for name in fastweights.__all__ if name != "linearize")
@@ -60,6 +61,7 @@ def test_every_public_name_is_found() -> None:
 
 
 @pytest.mark.parametrize("first", ["fastweights", "transformers.models.auto.configuration_auto"])
+@pytest.mark.long
 def test_model_types_are_known_whatever_is_imported_first(first: str) -> None:
     code = (
         f"import {first}\nimport fastweights\n"

@@ -229,7 +229,8 @@ def test_files_that_are_missing_or_damaged_are_named(llama: Path, tmp_path: Path
     (llama / "config.json").write_text("{")
     refused(llama, "config.json is missing or damaged")
     refused(
-        tmp_path / "nowhere" / "at" / "all", "neither a folder nor the name of a model on the Hugging Face hub"
+        tmp_path / "nowhere" / "at" / "all",
+        "neither a folder nor the name of a model on the Hugging Face hub",
     )
 
 

@@ -424,6 +424,7 @@ def record(bytewise, tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 
 @pytest.mark.parametrize("name", eval_files.ITEMS)
+@pytest.mark.long
 def test_harness_agrees_item_by_item(bytewise, record: dict, name: str) -> None:
     """Its requests go through the states after shared contexts, ours through whole texts."""
     scores = score(*bytewise, eval_files.ITEMS[name])

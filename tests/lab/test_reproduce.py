@@ -397,6 +397,7 @@ def test_tasks_are_trained_over_seeds(tmp_path: Path) -> None:
     assert {row.value for row in found.of(UPDATES)} == {2}
 
 
+@pytest.mark.long
 def test_times_are_measured_in_turn(tmp_path: Path) -> None:
     trials = (
         *(TrainingSteps(TINY_MODELS, 32, length, 2) for length in (16, 32)),

@@ -525,6 +525,7 @@ batch = 4
 """
 
 
+@pytest.mark.long
 def test_the_command_runs_a_plan_with_a_users_mixer(
     mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -137,6 +137,7 @@ print(type(model).__name__, float(model(ids).logits.double().sum()))
 """
 
 
+@pytest.mark.long
 def test_another_process_needs_one_import(tmp_path: Path) -> None:
     model = student()
     model.save_pretrained(tmp_path)

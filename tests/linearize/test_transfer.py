@@ -296,6 +296,7 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.long
 def test_two_processes_have_the_gradients_of_one(tmp_path: Path, wrapper: str):
     """Each has half of the sequences, and ends with its process group: to destroy that beside a
     model that holds it may block for ever, as Gloo's thread waits for the lock that the destruction
@@ -332,6 +333,7 @@ def _half(rank: int, meeting: str, wrapper: str, out: str) -> None:
 
 
 @pytest.mark.parametrize("blockwise", [False, True])
+@pytest.mark.long
 def test_two_processes_train_as_one(tmp_path: Path, blockwise: bool):
     launch_two(_transfer, tmp_path / "two", blockwise)
     _transfer(tmp_path / "one", blockwise)

@@ -280,6 +280,7 @@ def test_parts_of_a_batch_add_up(folder, undisturbed):
         assert ours == pytest.approx(theirs, rel=1e-4)
 
 
+@pytest.mark.long
 def test_two_processes_train_as_one(folder, undisturbed, tmp_path):
     """Stopped by one of them in the middle, too."""
     launch_two(_train, tiny(folder), tmp_path / "out", 3)
