@@ -20,7 +20,7 @@ quickstart: $(VENV)/installed  ## install, train a language model on Shakespeare
 
 install: $(VENV)/installed-test $(VENV)/installed-dev  ## .venv with all that tests and checks need: 3 minutes
 
-test: $(VENV)/installed-test  ## every test but the slow ones: 11 minutes
+test: $(VENV)/installed-test  ## every test but the slow ones: 7 minutes
 	$(PYTEST) $(PARALLEL)
 
 test-fast: $(VENV)/installed-test  ## the first case of every quick test: 1 minute
