@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,7 @@ from fastweights.linearize.distill.fit import copy_parameters
 from fastweights.linearize.distill.methods import LinearizationMethod
 from fastweights.linearize.distill.plan import ConversionPlan, plan
 from fastweights.runs.checkpoint import no_progress_bars
-from fastweights.runs.files import atomic_file
+from fastweights.runs.files import read_json, write_json
 from fastweights.runs.processes import Processes
 from fastweights.runs.report import Reporter
 from fastweights.text.documents import Data, Sequences, Stream, read_sequences
@@ -190,9 +189,8 @@ class ConversionContext:
 
     def read(self, name: str) -> Any:
         """Read the numbers in ``<name>.json``."""
-        return json.loads((self.out / f"{name}.json").read_text())
+        return read_json(self.out / f"{name}.json")
 
     def write(self, name: str, numbers: Mapping[str, Any]) -> None:
         """Write numbers to ``<name>.json``."""
-        with atomic_file(self.out / f"{name}.json") as new:
-            new.write_text(json.dumps(numbers, indent=1))
+        write_json(self.out / f"{name}.json", numbers)

@@ -22,6 +22,7 @@ from fastweights.linearize.distill.transfer import (
 from fastweights.runs.evaluation import evaluation_mode
 from fastweights.runs.processes import Alone, Processes
 from fastweights.runs.stage import go_backward
+from fastweights.text import IGNORE_INDEX
 from fastweights.text.documents import Batches
 
 
@@ -116,7 +117,7 @@ class AdaptStage(TextStage):
         total, tokens = 0.0, 0
         with evaluation_mode(self.model):
             for batch in processes.share(self.validation.sequential_batches(self.together)):
-                count = int((batch["labels"][:, 1:] != -100).sum())
+                count = int((batch["labels"][:, 1:] != IGNORE_INDEX).sum())
                 total += (
                     count * float(TokenLoss()(self.model, self.on_device(batch))) if count else 0.0
                 )
