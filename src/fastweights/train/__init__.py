@@ -17,13 +17,8 @@ from fastweights.text.corpus import (
     tokenize_sources,
 )
 from fastweights.text.tokenizers import BPE, Bytes, ExistingTokenizer, TextStream, Tokenization
-from fastweights.train.loop import (
-    Architecture,
-    HuggingFace,
-    PresetArchitecture,
-    TrainConfig,
-    train,
-)
+from fastweights.train.architectures import Architecture, HuggingFace, PresetArchitecture
+from fastweights.train.loop import TrainConfig, train
 
 __all__ = [
     "BPE",
