@@ -22,7 +22,9 @@ from fastweights.runs.processes import Alone, Processes, join_processes
 from fastweights.runs.report import Reporter, Result
 from fastweights.runs.stage import Every, Optimization, StoredStage, go_backward
 from fastweights.text.corpus import Text, Windows, load_corpus, read_corpus, sequential_windows
+from fastweights.train.adapters import has_adapters, merge_adapters, restore_adapters
 from fastweights.train.architectures import Architecture, HuggingFace, PresetArchitecture
+from fastweights.train.existing import ExistingModel, copy_to_own_memory
 from fastweights.train.numerics import record_numerics
 from fastweights.train.plot import plot
 
@@ -37,12 +39,12 @@ class TrainConfig(Optimization):
 
     Attributes:
         text: The text to train on, and its tokenizer.
-        model: The architecture of the model.
+        model: The architecture of a new model, or the model to go on from.
         length: Tokens per sequence.
     """
 
     text: Text = Text()
-    model: Architecture | PresetArchitecture | HuggingFace = Architecture()
+    model: Architecture | PresetArchitecture | HuggingFace | ExistingModel = Architecture()
     length: int = 256
 
     def __post_init__(self) -> None:
@@ -142,16 +144,22 @@ class LanguageModelStage(StoredStage):
         save_model(self.model, self.corpus.tokenizer, folder)
 
     def load(self, folder: Path) -> None:
+        if has_adapters(self.model):
+            restore_adapters(self.model, folder)
+            return
         with no_progress_bars():
             self.model = type(self.model).from_pretrained(folder).to(self.model.device)
-        for parameter in self.model.parameters():
-            # torch aligns its own memory, a file's lies anywhere; sums depend on the alignment
-            parameter.data = parameter.data.clone()
+        copy_to_own_memory(self.model)
 
     def finish(self, out: Path) -> None:
-        if not (out / "model").exists():
-            with atomic_folder(out / "model") as folder:
+        if (out / "model").exists():
+            return
+        if has_adapters(self.model):
+            with atomic_folder(out / "adapter") as folder:
                 self.save(folder)
+            self.model = merge_adapters(self.model)
+        with atomic_folder(out / "model") as folder:
+            self.save(folder)
 
     def draw(self, rows: Sequence[Row], out: Path) -> None:
         plot(rows, out / "curves.png", self.config.model.title)
