@@ -113,7 +113,16 @@ class Checkpoints:
         return self._folder / f"step-{step:08d}"
 
     def _all(self) -> list[Path]:
-        return sorted(self._folder.glob("step-????????"))
+        return _checkpoints_in(self._folder)
+
+
+def last_step(folder: Path) -> int:
+    """Return the step of the newest checkpoint in a folder, damaged or not; 0 if there is none."""
+    return max((int(found.name[5:]) for found in _checkpoints_in(folder)), default=0)
+
+
+def _checkpoints_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-????????"))
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

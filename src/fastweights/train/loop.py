@@ -16,6 +16,7 @@ from fastweights.runs.errors import TrainingError
 from fastweights.runs.evaluation import evaluation_mode
 from fastweights.runs.files import atomic_folder
 from fastweights.runs.folder import is_run
+from fastweights.runs.length import change_steps
 from fastweights.runs.loop import End, run_in_folder
 from fastweights.runs.metrics import Row
 from fastweights.runs.processes import Alone, Processes, join_processes
@@ -29,6 +30,9 @@ from fastweights.train.numerics import record_numerics
 from fastweights.train.plot import plot
 
 __all__ = ["Every", "TrainConfig", "train"]
+
+MODEL, ADAPTER = "model", "adapter"
+"""The results of a run, by their folders."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,10 @@ def train(
     """Train a language model in the folder `out`, or resume the training that was stopped or killed
     there.
 
-    out/model is the result, a plain Hugging Face folder; out/metrics.jsonl and out/curves.png are
-    its curve. PyTorch's generators are seeded.
+    out/model is the result, a plain Hugging Face folder, and out/adapter what LoRA adds to the
+    model that it began from; out/metrics.jsonl and out/curves.png are its curve. PyTorch's
+    generators are seeded. Of a run whose schedule is open-ended, as `Constant`, the number of steps
+    may change: the result is that of a run which was asked for as many at once.
 
     Args:
         config: What to train, and how.
@@ -82,6 +88,8 @@ def train(
     """
     processes = join_processes(torch.device("cpu") if cpu else None)
     with processes.first_then_others():
+        if processes.is_first:
+            change_steps(out, config, (MODEL, ADAPTER))
         stage = LanguageModelStage(config, out, processes.device)
     end = run_in_folder(stage, config, out, processes=processes, reporter=reporter, stop=stop)
     return _result(end, config, out, stage.corpus.tokens_per_byte)
@@ -152,13 +160,13 @@ class LanguageModelStage(StoredStage):
         copy_to_own_memory(self.model)
 
     def finish(self, out: Path) -> None:
-        if (out / "model").exists():
+        if (out / MODEL).exists():
             return
         if has_adapters(self.model):
-            with atomic_folder(out / "adapter") as folder:
+            with atomic_folder(out / ADAPTER) as folder:
                 self.save(folder)
             self.model = merge_adapters(self.model)
-        with atomic_folder(out / "model") as folder:
+        with atomic_folder(out / MODEL) as folder:
             self.save(folder)
 
     def draw(self, rows: Sequence[Row], out: Path) -> None:
