@@ -62,7 +62,7 @@ def test_training_and_linearizing_read_the_same_text(folder: Path) -> None:
     sources = (str(folder),)
     tokens, size = tokenize_sources(sources, TOKENIZER)
     packed, _ = read_sequences(Data(sources, validation=sources), TOKENIZER)
-    assert bytes(tokens[tokens < 256].tolist()) == bytes(packed.tokens[packed.tokens < 256].tolist())
+    assert tokens[tokens < 256].tolist() == packed.tokens[packed.tokens < 256].tolist()
     assert size.bytes == sum(len(text.encode()) for text in texts(folder))
 
 
