@@ -89,6 +89,11 @@ class FastWeightsCache(BatchFirstCache, Cache):
         return self.states[0].position.shape[0] if self.states else -1
 
     @property
+    def position(self) -> Tensor | None:
+        """``[b]``: how many tokens of the present document have been read; None while empty."""
+        return self.states[0].position if self.states else None
+
+    @property
     def is_croppable(self) -> bool:
         return False
 

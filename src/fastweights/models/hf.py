@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Unpack, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,13 @@ from fastweights.models.cache import FastWeightsCache
 from fastweights.models.config import FastWeightsConfig
 from fastweights.models.inputs import keep_mask_of, require_cache, require_ids, require_positions
 from fastweights.models.loss import LOGITS_AT_ONCE, mean_loss, next_token_loss, select_targets
+from fastweights.models.packing import (
+    Boundaries,
+    begins_anew,
+    require_counted_positions,
+    segments_of,
+    separate_from_cache,
+)
 from fastweights.shapes import Embedded, Mask, Segments
 
 
@@ -203,6 +210,8 @@ class FastWeightsModel(FastWeightsTrunk):
         segments: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        position_ids: Tensor | None = None,
+        **boundaries: Unpack[Boundaries],
     ) -> BaseModelOutputWithPast:
         """Compute the final hidden state of every token.
 
@@ -218,11 +227,17 @@ class FastWeightsModel(FastWeightsTrunk):
             segments: ``[b t]`` integers; where they change, a packed document begins, with an
                 empty memory.
             output_hidden_states: Whether to return every block's input as well.
+            position_ids: ``[b t]`` or ``[1 t]``, how many tokens of its document come before each
+                token, padding not counted. A document begins at every 0, with an empty memory; no
+                other number changes anything, and on the CPU one that is not the model's own count
+                is refused.
+            boundaries: The names of `Boundaries`, by which collators tell documents apart, too.
 
         Returns:
             `last_hidden_state` ``[b t d]``, `past_key_values` and `hidden_states`.
 
         Raises:
+            TypeError: An argument is not known, or not of its type.
             ValueError: Inputs do not fit each other, the vocabulary or the cache.
         """
         if output_attentions:
@@ -231,13 +246,31 @@ class FastWeightsModel(FastWeightsTrunk):
         use_cache = self._resolve_use_cache(use_cache)
         cache = require_cache(past_key_values)
         keep = keep_mask_of(attention_mask, x, cache.get_seq_length())
+        segments = segments_of(x, keep, segments, position_ids, boundaries)
+        if position_ids is not None:
+            require_counted_positions(position_ids, x, cache.position, keep, segments)
         trace = [] if output_hidden_states else None
-        x = self.run_blocks(x, keep, segments, cache, use_cache=use_cache, trace=trace)
+        to = {"use_cache": use_cache, "trace": trace}
+        if segments is not None and len(cache) and begins_anew(position_ids, segments):
+            x = self._run_apart_from(cache, x, keep, segments, **to)
+        else:
+            x = self.run_blocks(x, keep, segments, cache, **to)
         return BaseModelOutputWithPast(
             last_hidden_state=x,
             past_key_values=cache if use_cache else None,
             hidden_states=None if trace is None else tuple(trace),
         )
+
+    def _run_apart_from(
+        self, cache: FastWeightsCache, x: Embedded, keep: Mask | None, segments: Segments, **to: Any
+    ) -> Embedded:
+        """`run_blocks` where a document begins at the first token, and forgets what `cache` has."""
+        tokens, trace = cache.tokens, to["trace"]
+        y = self.run_blocks(*separate_from_cache(x, keep, segments), cache, **to)
+        cache.tokens = tokens + x.shape[1] * to["use_cache"]
+        if trace is not None:
+            trace[:] = [vectors[:, 1:] for vectors in trace]
+        return y[:, 1:]
 
     def _resolve_use_cache(self, wanted: bool | None) -> bool:
         if wanted and self.config.bidirectional:
@@ -302,6 +335,8 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         targets: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        **boundaries: Unpack[Boundaries],
     ) -> CausalLMOutputWithPast:
         """Compute the logits of the next token, and with labels the mean loss.
 
@@ -333,7 +368,9 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
             segments=segments,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
+            position_ids=position_ids,
             return_dict=True,
+            **boundaries,
         )
         x = outputs.last_hidden_state
         loss = self._loss(x, labels, targets, num_items_in_batch)
@@ -366,6 +403,9 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
             if labels is None
             else next_token_loss(self.logits, x, labels, items=items, chunk=chunk)
         )
+
+    def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
+        """None for ``generate`` to count: the states know how many tokens they have read."""
 
     def _prepare_cache_for_generation(
         self,
