@@ -18,6 +18,12 @@ class Schedule(ABC):
         """Return the learning rate for update `step` of 0 … steps - 1."""
         return self.factor(step, steps) * peak
 
+    @property
+    def is_open_ended(self) -> bool:
+        """Whether no rate depends on how many updates there are, so that their number may change
+        during training."""
+        return False
+
     def for_epochs(self, updates: int) -> Schedule:
         """Return this schedule for a training whose epochs have `updates` updates."""
         return self
@@ -57,10 +63,20 @@ class Linear(Schedule):
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """The peak learning rate throughout."""
+    """Linear warm-up, then the peak learning rate throughout.
+
+    Attributes:
+        warmup: Updates of the warm-up, however many follow.
+    """
+
+    warmup: int = 0
+
+    @property
+    def is_open_ended(self) -> bool:
+        return True
 
     def factor(self, step: int, steps: int) -> float:
-        return 1.0
+        return min(1.0, (step + 1) / (self.warmup + 1))
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,23 @@ from fastweights.runs.errors import TrainingError
 from fastweights.runs.evaluation import evaluation_mode
 from fastweights.runs.files import atomic_folder
 from fastweights.runs.folder import is_run
+from fastweights.runs.length import change_steps
 from fastweights.runs.loop import End, run_in_folder
 from fastweights.runs.metrics import Row
 from fastweights.runs.processes import Alone, Processes, join_processes
 from fastweights.runs.report import Reporter, Result
 from fastweights.runs.stage import Every, Optimization, StoredStage, go_backward
 from fastweights.text.corpus import Text, Windows, load_corpus, read_corpus, sequential_windows
+from fastweights.train.adapters import has_adapters, merge_adapters, restore_adapters
 from fastweights.train.architectures import Architecture, HuggingFace, PresetArchitecture
+from fastweights.train.existing import ExistingModel, copy_to_own_memory
 from fastweights.train.numerics import record_numerics
 from fastweights.train.plot import plot
 
 __all__ = ["Every", "TrainConfig", "train"]
+
+MODEL, ADAPTER = "model", "adapter"
+"""The results of a run, by their folders."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +43,12 @@ class TrainConfig(Optimization):
 
     Attributes:
         text: The text to train on, and its tokenizer.
-        model: The architecture of the model.
+        model: The architecture of a new model, or the model to go on from.
         length: Tokens per sequence.
     """
 
     text: Text = Text()
-    model: Architecture | PresetArchitecture | HuggingFace = Architecture()
+    model: Architecture | PresetArchitecture | HuggingFace | ExistingModel = Architecture()
     length: int = 256
 
     def __post_init__(self) -> None:
@@ -62,8 +68,10 @@ def train(
     """Train a language model in the folder `out`, or resume the training that was stopped or killed
     there.
 
-    out/model is the result, a plain Hugging Face folder; out/metrics.jsonl and out/curves.png are
-    its curve. PyTorch's generators are seeded.
+    out/model is the result, a plain Hugging Face folder, and out/adapter what LoRA adds to the
+    model that it began from; out/metrics.jsonl and out/curves.png are its curve. PyTorch's
+    generators are seeded. Of a run whose schedule is open-ended, as `Constant`, the number of steps
+    may change: the result is that of a run which was asked for as many at once.
 
     Args:
         config: What to train, and how.
@@ -80,6 +88,8 @@ def train(
     """
     processes = join_processes(torch.device("cpu") if cpu else None)
     with processes.first_then_others():
+        if processes.is_first:
+            change_steps(out, config, (MODEL, ADAPTER))
         stage = LanguageModelStage(config, out, processes.device)
     end = run_in_folder(stage, config, out, processes=processes, reporter=reporter, stop=stop)
     return _result(end, config, out, stage.corpus.tokens_per_byte)
@@ -142,16 +152,22 @@ class LanguageModelStage(StoredStage):
         save_model(self.model, self.corpus.tokenizer, folder)
 
     def load(self, folder: Path) -> None:
+        if has_adapters(self.model):
+            restore_adapters(self.model, folder)
+            return
         with no_progress_bars():
             self.model = type(self.model).from_pretrained(folder).to(self.model.device)
-        for parameter in self.model.parameters():
-            # torch aligns its own memory, a file's lies anywhere; sums depend on the alignment
-            parameter.data = parameter.data.clone()
+        copy_to_own_memory(self.model)
 
     def finish(self, out: Path) -> None:
-        if not (out / "model").exists():
-            with atomic_folder(out / "model") as folder:
+        if (out / MODEL).exists():
+            return
+        if has_adapters(self.model):
+            with atomic_folder(out / ADAPTER) as folder:
                 self.save(folder)
+            self.model = merge_adapters(self.model)
+        with atomic_folder(out / MODEL) as folder:
+            self.save(folder)
 
     def draw(self, rows: Sequence[Row], out: Path) -> None:
         plot(rows, out / "curves.png", self.config.model.title)

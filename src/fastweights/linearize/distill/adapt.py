@@ -21,22 +21,7 @@ from fastweights.linearize.convert.errors import CannotLinearize
 from fastweights.linearize.convert.modes import Mode, Teacher
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch
 from fastweights.text import IGNORE_INDEX
-
-
-@dataclass(frozen=True)
-class LoRA:
-    """Low-rank adapters W + alpha / rank · B A on every projection of the converted attentions (Hu
-    et al., 2021).
-
-    Attributes:
-        rank: Rows of A and columns of B.
-        alpha: The scale, before it is divided by `rank`.
-        dropout: The probability that an input of A is left out.
-    """
-
-    rank: int = 8
-    alpha: float = 16.0
-    dropout: float = 0.0
+from fastweights.train.adapters import LoRA, has_adapters
 
 
 @dataclass(frozen=True)
@@ -97,20 +82,12 @@ def teacher_logits(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
 
 def without_adapters(model: Any) -> AbstractContextManager[Any]:
     """Disable the adapters of `model`, if it has any, for the length of a block."""
-    return model.disable_adapter() if _has_adapters(model) else nullcontext()
+    return model.disable_adapter() if has_adapters(model) else nullcontext()
 
 
 def unwrap_adapters(model: Any) -> PreTrainedModel:
     """Return the model inside peft's wrapper, or `model` itself if it has none."""
-    return model.get_base_model() if _has_adapters(model) else model
-
-
-def _has_adapters(model: Any) -> bool:
-    if isinstance(model, PreTrainedModel):
-        return False
-    from peft import PeftModel
-
-    return isinstance(model, PeftModel)
+    return model.get_base_model() if has_adapters(model) else model
 
 
 def kl(teacher: Tensor, student: Tensor) -> Tensor:
@@ -189,8 +166,3 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> Any:
     from peft import PeftModel
 
     return PeftModel.from_pretrained(model, folder)
-
-
-def merge_adapters(model: Any) -> PreTrainedModel:
-    """Add the adapters to the model's weights, and return the model without them."""
-    return model.merge_and_unload() if _has_adapters(model) else model

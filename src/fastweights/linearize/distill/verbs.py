@@ -15,7 +15,6 @@ from torch import Tensor
 from fastweights.linearize.convert.modes import Student
 from fastweights.linearize.distill.adapt import (
     load_adapters,
-    merge_adapters,
     next_logits,
     prepare_adaptation,
 )
@@ -35,6 +34,7 @@ from fastweights.linearize.distill.report import write_report
 from fastweights.linearize.distill.stages import AdaptStage, TransferStage
 from fastweights.runs.checkpoint import no_progress_bars, save_model
 from fastweights.runs.files import atomic_folder
+from fastweights.train.adapters import merge_adapters
 
 
 class Verb(ABC):
