@@ -20,11 +20,10 @@ from fastweights.models.inputs import keep_mask_of, require_cache, require_ids, 
 from fastweights.models.loss import LOGITS_AT_ONCE, mean_loss, next_token_loss, select_targets
 from fastweights.models.packing import (
     Boundaries,
-    begins_anew,
     require_counted_positions,
     segments_of,
-    separate_from_cache,
 )
+from fastweights.models.tokens import Tokens
 from fastweights.shapes import Embedded, Mask, Segments
 
 
@@ -47,7 +46,7 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]  # noqa: RUF012
-    _is_stateful = True
+    _is_stateful = False  # as transformers means it: a state that cannot go back, see the cache
 
     @classmethod
     def from_pretrained(
@@ -250,27 +249,58 @@ class FastWeightsModel(FastWeightsTrunk):
         if position_ids is not None:
             require_counted_positions(position_ids, x, cache.position, keep, segments)
         trace = [] if output_hidden_states else None
-        to = {"use_cache": use_cache, "trace": trace}
-        if segments is not None and len(cache) and begins_anew(position_ids, segments):
-            x = self._run_apart_from(cache, x, keep, segments, **to)
-        else:
-            x = self.run_blocks(x, keep, segments, cache, **to)
+        tokens = Tokens(x, keep, segments, follows=position_ids is None)
+        x = self._read(tokens, cache, use_cache=use_cache, trace=trace)
         return BaseModelOutputWithPast(
             last_hidden_state=x,
             past_key_values=cache if use_cache else None,
             hidden_states=None if trace is None else tuple(trace),
         )
 
-    def _run_apart_from(
-        self, cache: FastWeightsCache, x: Embedded, keep: Mask | None, segments: Segments, **to: Any
+    def _read(
+        self,
+        tokens: Tokens,
+        cache: FastWeightsCache,
+        *,
+        use_cache: bool,
+        trace: list[Embedded] | None,
     ) -> Embedded:
-        """`run_blocks` where a document begins at the first token, and forgets what `cache` has."""
-        tokens, trace = cache.tokens, to["trace"]
-        y = self.run_blocks(*separate_from_cache(x, keep, segments), cache, **to)
-        cache.tokens = tokens + x.shape[1] * to["use_cache"]
+        """`run_blocks` on `tokens`, which the cache may have to take back some of, and before them
+        on those that it has taken back to.
+        """
+        if not cache.records:
+            return self._run(tokens, cache, use_cache=use_cache, trace=trace)
+        old = 0 if cache.unread is None else cache.unread.length
+        ahead = tokens if cache.unread is None else tokens.after(cache.unread)
+        traces: list[list[Embedded]] = []
+        for part in cache.record(tokens) if use_cache else [ahead]:
+            traces.append([])
+            self._run(part, cache, use_cache=use_cache, trace=traces[-1])
+        whole = [torch.cat(xs, 1)[:, old:] for xs in zip(*traces, strict=True)]
+        if trace is not None:
+            trace += whole
+        return whole[-1]
+
+    def _run(
+        self,
+        tokens: Tokens,
+        cache: FastWeightsCache,
+        *,
+        use_cache: bool,
+        trace: list[Embedded] | None,
+    ) -> Embedded:
+        """`run_blocks` on `tokens`; a document that begins with them forgets what `cache` holds."""
+        apart = len(cache) > 0 and tokens.begins_anew
+        tokens = tokens.behind_padding() if apart else tokens
+        x = self.run_blocks(
+            tokens.x, tokens.keep, tokens.segments, cache, use_cache=use_cache, trace=trace
+        )
+        if not apart:
+            return x
+        cache.tokens -= use_cache
         if trace is not None:
             trace[:] = [vectors[:, 1:] for vectors in trace]
-        return y[:, 1:]
+        return x[:, 1:]
 
     def _resolve_use_cache(self, wanted: bool | None) -> bool:
         if wanted and self.config.bidirectional:
@@ -421,7 +451,9 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
                 " cache is a FastWeightsCache of constant size per recurrent layer; leave it out"
             )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = FastWeightsCache()
+            cache = model_kwargs["past_key_values"] = FastWeightsCache()
+            if generation_config.is_assistant:
+                cache.activate_past_recording()
         else:
             base: Any = super()
             base._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)

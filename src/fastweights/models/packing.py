@@ -6,7 +6,6 @@ from typing import TypedDict
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fastweights.layers import TokenContext
 from fastweights.models.inputs import cheap_to_look_at
@@ -121,22 +120,6 @@ def require_counted_positions(
             " positions count up by one from 0 where a document begins (a state cannot skip or"
             " repeat any); correct position_ids, or leave them out"
         )
-
-
-def begins_anew(position_ids: Tensor | None, ids: Segments | None) -> bool:
-    """Whether a document begins at some row's first token, which positions alone can say."""
-    looked_at = position_ids is not None and not torch.compiler.is_compiling()
-    return looked_at and ids is not None and bool(ids[:, 0].any())
-
-
-def separate_from_cache(
-    x: Embedded, keep: Mask | None, ids: Segments
-) -> tuple[Embedded, Mask, Segments]:
-    """The same tokens behind one of padding, so that a document that begins with the first of them
-    has a token to differ from: what a cache holds belongs to the padding's document.
-    """
-    kept = torch.ones_like(ids, dtype=torch.bool) if keep is None else keep
-    return torch.cat([x[:, :1], x], 1), F.pad(kept, (1, 0)), F.pad(ids, (1, 0))
 
 
 def _numbered(x: Embedded, segments: Segments | None, boundaries: Boundaries) -> list[Segments]:
