@@ -17,7 +17,8 @@ from fastweights.runs.schedules import Cosine
 from fastweights.runs.signals import StopOnSignal
 from fastweights.text.corpus import Text
 from fastweights.text.tokenizers import BPE, Bytes, ExistingTokenizer, Tokenization
-from fastweights.train.loop import Architecture, Every, PresetArchitecture, TrainConfig
+from fastweights.train.architectures import Architecture, PresetArchitecture
+from fastweights.train.loop import Every, TrainConfig
 from fastweights.train.loop import train as run_training
 
 
