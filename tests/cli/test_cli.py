@@ -277,7 +277,6 @@ def test_list_names_every_mixer(capsys):
         (["train", "--mixers", "metallica"], "unknown mixer 'metallica'"),
         (["train", "--width", 10, "--layers", 1], "not divisible by heads = 4"),
         (["train", "--length", 10**9], "fewer than one sequence"),
-        (["train", "--steps", 0], "steps = 0"),
         (["train", "--tokenizer", "/nowhere"], "no tokenizer at '/nowhere'"),
         (["generate", "."], "no model at ."),
         (["list", "metallica"], "unknown mixers: metallica"),
@@ -306,6 +305,7 @@ def test_errors_are_one_line(capsys, tmp_path, monkeypatch, arguments, message):
         (["train", "--mixers", '["metala"]'], 'an object with a "name"'),
         (["train", "--mixers", "[{"], "not a JSON list"),
         (["train", "--device", "abacus"], "'abacus' is not auto or cpu"),
+        (["train", "--steps", "0"], "argument --steps: '0' does not fit; it must be 1 or more"),
     ],
 )
 def test_arguments_are_checked(capsys, arguments, message):

@@ -14,13 +14,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, find_preset
 from fastweights.runs.checkpoint import no_progress_bars, save_model
-from fastweights.runs.errors import TrainingError
 from fastweights.runs.evaluation import evaluation_mode
 from fastweights.runs.files import atomic_folder
 from fastweights.runs.folder import is_run
 from fastweights.runs.loop import End, run_in_folder
 from fastweights.runs.metrics import Row
 from fastweights.runs.processes import Alone, Processes, join_processes
+from fastweights.runs.ranges import POSITIVE_INTEGER
 from fastweights.runs.report import Reporter, Result
 from fastweights.runs.stage import Every, Optimization, StoredStage, go_backward
 from fastweights.text.corpus import Text, Windows, load_corpus, read_corpus, sequential_windows
@@ -155,8 +155,7 @@ class TrainConfig(Optimization):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.length < 1:
-            raise TrainingError(f"length = {self.length}; it must be 1 or more")
+        POSITIVE_INTEGER.require(length=self.length)
 
 
 def train(
