@@ -86,7 +86,7 @@ def test_train_stop_go_on_generate(tmp_path, data):
         time.sleep(0.02)
     first.send_signal(signal.SIGINT)
     said, _ = first.communicate(timeout=60)
-    assert first.returncode == 0
+    assert first.returncode == 130
     assert "Finishing this step and saving. Press Ctrl-C again" in said
     assert "Run the same command again to resume." in said
     rows = (out / "metrics.jsonl").read_text()

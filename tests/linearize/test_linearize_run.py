@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from conversions import SHORT, conversion, write_source
 from fastweights.cli import main
+from fastweights.cli.progress import Lines
+from fastweights.cli.verbs import linearize as verb_module
 from fastweights.linearize import LinearAttentionConfig, linearize
 from fastweights.linearize.distill.methods import (
     METHODS,
@@ -197,6 +200,21 @@ def test_the_command_plans_runs_and_generates(source, tmp_path, capsys):
     greedy = capsys.readouterr().out
     assert main(["generate", out, "--prompt", "sheep", *options]) == 0
     assert capsys.readouterr().out == greedy
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_command_ends_as_by_its_signal(
+    source, tmp_path, monkeypatch, capsys, number, status
+):
+    class Signalled(Lines):
+        def progress(self, row):
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(verb_module, "reporter", Signalled)
+    given = [str(source / "model"), "--data", str(source / "text.txt"), "--out", str(tmp_path)]
+    small = ["--length", "24", "--window", "4", "--batch", "2", "--log-every", "1"]
+    assert main(["linearize", *given, *small, "--device", "cpu"]) == status
+    assert capsys.readouterr().out.endswith("Stopped. Run the same command again to resume.\n")
 
 
 def test_a_model_that_cannot_be_converted_leaves_nothing_behind(source, tmp_path, capsys):

@@ -64,8 +64,8 @@ def _folder(config: TrainConfig) -> Path:
     return Path("runs") / f"{data}-{config.model.name}"
 
 
-def train(chosen: Namespace, console: Console) -> None:
-    """Train a model, and let it write a sample."""
+def train(chosen: Namespace, console: Console) -> int:
+    """Train a model, and let it write a sample; the exit status."""
     config = train_config(chosen)
     out = chosen.out or _folder(config)
     with reporter(console) as watch, StopOnSignal(lambda: watch.note(STOPPING)) as stop:
@@ -75,6 +75,7 @@ def train(chosen: Namespace, console: Console) -> None:
         console.print("\na sample:", markup=False)
         model, tokenizer = load_model(result.folder / "model", chosen.device.torch())
         write_continuation(model, tokenizer, Request("\n", chosen.sample, 0.8, None, 0))
+    return 0 if result.complete else stop.exit_status
 
 
 def _conclude(result: Result, console: Console) -> None:
