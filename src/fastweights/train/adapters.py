@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +29,20 @@ class LoRA:
         rank: Rows of A and columns of B.
         alpha: The scale, before it is divided by `rank`.
         dropout: The probability that an input of A is left out.
+
+    Raises:
+        TrainingError: If there are no such adapters.
     """
 
     rank: int = 8
     alpha: float = 16.0
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or not 0 < self.alpha < math.inf or not 0 <= self.dropout < 1:
+            raise TrainingError(
+                f"{self}: the rank is 1 or more, alpha above 0, and dropout from 0 to below 1"
+            )
 
 
 def add_adapters(model: PreTrainedModel, lora: LoRA) -> Any:
@@ -46,7 +56,7 @@ def add_adapters(model: PreTrainedModel, lora: LoRA) -> Any:
     """
     from peft import LoraConfig, get_peft_model
 
-    beside = list(getattr(model, "trained_beside_adapters", ()))
+    beside: list[str] = list(getattr(model, "trained_beside_adapters", ()))
     layers = linear_layers(model, beside)
     config = LoraConfig(
         r=lora.rank,

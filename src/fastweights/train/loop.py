@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from fastweights.runs.checkpoint import no_progress_bars, save_model
 from fastweights.runs.evaluation import evaluation_mode
@@ -115,6 +116,7 @@ class LanguageModelStage(StoredStage):
         self.windows = Windows(self.corpus.train, config.length, config.seed)
         torch.manual_seed(config.seed)
         self.model: Any = config.model.build(self.corpus.tokenizer).to(device)  # type: ignore[arg-type]
+        _require_positions(self.model.config.get_text_config(), config.length)
 
     def prepare(self, out: Path) -> None:
         record_numerics(out)
@@ -170,3 +172,12 @@ class LanguageModelStage(StoredStage):
 
     def draw(self, rows: Sequence[Row], out: Path) -> None:
         plot(rows, out / "curves.png", self.config.model.title)
+
+
+def _require_positions(config: PretrainedConfig, length: int) -> None:
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and 0 < positions < length:
+        raise TrainingError(
+            f"length = {length}, but the model has positions for {positions} tokens; take a length"
+            f" of {positions} or less"
+        )

@@ -28,6 +28,7 @@ from fastweights.render.plots import png
 from fastweights.runs.files import atomic_file
 from fastweights.runs.optimizers import AdamW
 from fastweights.runs.signals import StopOnSignal
+from fastweights.runs.tracking import track
 from fastweights.text.documents import Data
 from fastweights.train.loop import Every
 
@@ -117,7 +118,11 @@ def print_plan(chosen: Namespace, console: Console) -> None:
 
 def run(chosen: Namespace, console: Console) -> int:
     """Convert a model, as far as the chosen stage; the exit status."""
-    with reporter(console) as watch, StopOnSignal(lambda: watch.note(STOPPING)) as stop:
+    with (
+        reporter(console) as shown,
+        track(chosen.track, shown) as watch,
+        StopOnSignal(lambda: watch.note(STOPPING)) as stop,
+    ):
         device = chosen.device.torch()
         complete = run_conversion(
             conversion(chosen),
