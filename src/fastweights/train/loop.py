@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from fastweights.runs.checkpoint import no_progress_bars, save_model
+from fastweights.runs.errors import TrainingError
 from fastweights.runs.evaluation import evaluation_mode
 from fastweights.runs.files import atomic_folder
 from fastweights.runs.folder import is_run
