@@ -21,6 +21,22 @@ TABLE = "transformers.models.auto.configuration_auto"
 MODELS, LINEARIZE = "fastweights.models", "fastweights.linearize"
 OWN_TYPES = ("fastweights", "fastweights_vision")
 LINEARIZED_PREFIX = "linearized_"
+MODEL_CLASSES = {
+    "FastWeights": MODELS,
+    "Linearized": "fastweights.linearize.convert.model_classes",
+}
+"""The modules of our configurations and models, by what the names of their classes begin with."""
+
+
+def __getattr__(name: str) -> Any:
+    """A class of configurations or models by its name.
+
+    Checkpoints import this function, in modeling_fastweights.py; it stays where it is.
+    """
+    home = next((home for start, home in MODEL_CLASSES.items() if name.startswith(start)), None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
 
 
 def register_when_needed() -> None:

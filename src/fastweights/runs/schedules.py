@@ -6,6 +6,8 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from fastweights.runs.ranges import NON_NEGATIVE_INTEGER, NON_NEGATIVE_NUMBER, POSITIVE_INTEGER
+
 
 class Schedule(ABC):
     """A learning-rate schedule."""
@@ -36,10 +38,17 @@ class Cosine(Schedule):
     Attributes:
         warmup: Updates of the warm-up, which takes a fifth of all updates at most.
         floor: The last learning rate, as a fraction of the peak.
+
+    Raises:
+        TrainingError: If a number lies outside of its range.
     """
 
     warmup: int = 50
     floor: float = 0.1
+
+    def __post_init__(self) -> None:
+        NON_NEGATIVE_INTEGER.require(warmup=self.warmup)
+        NON_NEGATIVE_NUMBER.require(floor=self.floor)
 
     def factor(self, step: int, steps: int) -> float:
         warm, done = _phase(step, steps, self.warmup)
@@ -52,9 +61,15 @@ class Linear(Schedule):
 
     Attributes:
         warmup: Updates of the warm-up, which takes a fifth of all updates at most.
+
+    Raises:
+        TrainingError: If the warm-up is no whole number, or negative.
     """
 
     warmup: int = 50
+
+    def __post_init__(self) -> None:
+        NON_NEGATIVE_INTEGER.require(warmup=self.warmup)
 
     def factor(self, step: int, steps: int) -> float:
         warm, done = _phase(step, steps, self.warmup)
@@ -90,6 +105,9 @@ class CosineAnnealing(Schedule):
         final: The last learning rate.
         relative: Whether `final` is a fraction of the peak instead of a rate.
         by_epoch: Whether the rate changes between epochs only.
+
+    Raises:
+        TrainingError: If a number lies outside of its range.
     """
 
     warmup: float = 0
@@ -97,6 +115,9 @@ class CosineAnnealing(Schedule):
     final: float = 0.0
     relative: bool = False
     by_epoch: bool = False
+
+    def __post_init__(self) -> None:
+        NON_NEGATIVE_NUMBER.require(warmup=self.warmup, start=self.start, final=self.final)
 
     def factor(self, step: int, steps: int) -> float:
         """Return the learning rate for a peak of 1, since `start` and `final` are not fractions."""
@@ -121,10 +142,16 @@ class Stepwise(Schedule):
     Attributes:
         schedule: The other schedule.
         updates: Updates between changes of the rate.
+
+    Raises:
+        TrainingError: If a number lies outside of its range.
     """
 
     schedule: Schedule
     updates: int
+
+    def __post_init__(self) -> None:
+        POSITIVE_INTEGER.require(updates=self.updates)
 
     def factor(self, step: int, steps: int) -> float:
         return self.rate(1.0, step, steps)

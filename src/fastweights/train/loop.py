@@ -21,6 +21,7 @@ from fastweights.runs.length import change_steps
 from fastweights.runs.loop import End, run_in_folder
 from fastweights.runs.metrics import Row
 from fastweights.runs.processes import Alone, Processes, join_processes
+from fastweights.runs.ranges import POSITIVE_INTEGER
 from fastweights.runs.report import Reporter, Result
 from fastweights.runs.stage import Every, Optimization, StoredStage, go_backward
 from fastweights.text.corpus import Text, Windows, load_corpus, read_corpus, sequential_windows
@@ -54,8 +55,7 @@ class TrainConfig(Optimization):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.length < 1:
-            raise TrainingError(f"length = {self.length}; it must be 1 or more")
+        POSITIVE_INTEGER.require(length=self.length)
 
 
 def train(

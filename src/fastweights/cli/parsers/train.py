@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from argparse import _ArgumentGroup
-from pathlib import Path
 
-from fastweights.cli.argument_types import mixer_list, tokenizer
+from fastweights.cli.argument_types import (
+    given,
+    mixer_list,
+    non_negative_integer,
+    non_negative_number,
+    path,
+    positive_integer,
+    positive_number,
+    sequence_length,
+    tokenizer,
+)
 from fastweights.cli.parser import Deferred, Parser, add_device, add_seed
 
 LAYERS, WIDTH = 4, 128
@@ -28,13 +37,13 @@ def train(parser: Parser) -> Deferred:
     _add_training(parser.add_argument_group("training"))
     output = parser.add_argument_group("output")
     output.add_argument(
-        "--out", type=Path, help="Folder of the run (default: runs/<data>-<mixers>)"
+        "--out", type=path, help="Folder of the run (default: runs/<data>-<mixers>)"
     )
     add_intervals(output)
     add_trackers(output)
     output.add_argument(
         "--sample",
-        type=int,
+        type=non_negative_integer,
         default=300,
         metavar="TOKENS",
         help="Number of tokens that the trained model writes at the end; 0 for none"
@@ -48,21 +57,21 @@ def add_intervals(group: _ArgumentGroup) -> None:
     """How often a training logs, validates and saves."""
     group.add_argument(
         "--log-every",
-        type=int,
+        type=positive_integer,
         default=10,
         metavar="STEPS",
         help="Number of steps between two lines of metrics (default: %(default)s)",
     )
     group.add_argument(
         "--eval-every",
-        type=int,
+        type=positive_integer,
         default=100,
         metavar="STEPS",
         help="Number of steps between two validations (default: %(default)s)",
     )
     group.add_argument(
         "--checkpoint-every",
-        type=int,
+        type=positive_integer,
         default=100,
         metavar="STEPS",
         help="Number of steps between two checkpoints (default: %(default)s)",
@@ -84,6 +93,7 @@ def add_trackers(group: _ArgumentGroup) -> None:
 def _add_text(group: _ArgumentGroup) -> None:
     group.add_argument(
         "--data",
+        type=given,
         nargs="+",
         default=("shakespeare",),
         metavar="SOURCE",
@@ -92,6 +102,7 @@ def _add_text(group: _ArgumentGroup) -> None:
     )
     group.add_argument(
         "--validation",
+        type=given,
         nargs="+",
         default=(),
         metavar="SOURCE",
@@ -135,12 +146,15 @@ def _add_model(group: _ArgumentGroup) -> None:
         help="Mixers of the layers, repeated over them: metala,softmax or"
         ' [{"name": "metala", "heads": 2}] or package.module:Class of your own (default: metala)',
     )
-    group.add_argument("--layers", type=int, help=f"Number of layers (default: {LAYERS})")
     group.add_argument(
-        "--width", type=int, help=f"Number of channels of a layer (default: {WIDTH})"
+        "--layers", type=positive_integer, help=f"Number of layers (default: {LAYERS})"
+    )
+    group.add_argument(
+        "--width", type=positive_integer, help=f"Number of channels of a layer (default: {WIDTH})"
     )
     group.add_argument(
         "--preset",
+        type=given,
         metavar="NAME",
         help="A whole architecture instead, one that `fastweights list --presets` names",
     )
@@ -150,31 +164,31 @@ def _add_training(group: _ArgumentGroup) -> None:
     add = group.add_argument
     add(
         "--steps",
-        type=int,
+        type=positive_integer,
         default=1000,
         help="Number of updates of the weights (default: %(default)s)",
     )
     add(
         "--batch",
-        type=int,
+        type=positive_integer,
         default=16,
         help="Number of sequences per update (default: %(default)s)",
     )
     add(
         "--length",
-        type=int,
+        type=sequence_length,
         default=256,
         help="Number of tokens per sequence (default: %(default)s)",
     )
     add(
         "--accumulate",
-        type=int,
+        type=positive_integer,
         default=1,
         help="Number of parts that a batch is computed in, to save memory (default: %(default)s)",
     )
     add(
         "--lr",
-        type=float,
+        type=positive_number,
         help=f"Peak learning rate (default: {LR}; with --from {FULL_LR}, with --lora {LORA_LR})",
     )
     add(
@@ -186,20 +200,20 @@ def _add_training(group: _ArgumentGroup) -> None:
     )
     add(
         "--weight-decay",
-        type=float,
+        type=non_negative_number,
         default=0.1,
         help="Weight decay of matrices (default: %(default)s)",
     )
     add(
         "--warmup",
-        type=int,
+        type=non_negative_integer,
         default=50,
         metavar="STEPS",
         help="Number of steps over which the learning rate rises (default: %(default)s)",
     )
     add(
         "--clip",
-        type=float,
+        type=positive_number,
         default=1.0,
         help="Largest norm of the gradient; a larger one is scaled down (default: %(default)s)",
     )

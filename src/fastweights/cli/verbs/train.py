@@ -101,8 +101,8 @@ def _folder(config: TrainConfig) -> Path:
     return Path("runs") / f"{data}-{config.model.name}"
 
 
-def train(chosen: Namespace, console: Console) -> None:
-    """Train a model, and let it write a sample."""
+def train(chosen: Namespace, console: Console) -> int:
+    """Train a model, and let it write a sample; the exit status."""
     config = train_config(chosen)
     out = chosen.out or _folder(config)
     _introduce(config.model, console)
@@ -116,6 +116,7 @@ def train(chosen: Namespace, console: Console) -> None:
     if result.complete and chosen.sample and PartialState().is_main_process:
         console.print("\na sample:", markup=False)
         _write_sample(*load_model(result.folder / "model", chosen.device.torch()), chosen.sample)
+    return 0 if result.complete else stop.exit_status
 
 
 def _introduce(model: object, console: Console) -> None:

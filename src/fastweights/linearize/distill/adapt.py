@@ -20,6 +20,7 @@ from fastweights.linearize.convert.attention import branches, use_mode
 from fastweights.linearize.convert.errors import CannotLinearize
 from fastweights.linearize.convert.modes import Mode, Teacher
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch
+from fastweights.runs.seeds import own_randomness, seed_for
 from fastweights.text import IGNORE_INDEX
 from fastweights.train.adapters import LoRA, has_adapters
 
@@ -107,7 +108,7 @@ def kl_from_softmax(model: nn.Module, inputs: Mapping[str, Tensor], mode: Mode) 
 
 
 def prepare_adaptation(
-    model: PreTrainedModel, lora: LoRA | None, train_branches: bool = False
+    model: PreTrainedModel, lora: LoRA | None, train_branches: bool = False, seed: int = 0
 ) -> Any:
     """Prepare a linearized model for stage two.
 
@@ -115,6 +116,7 @@ def prepare_adaptation(
         model: The linearized model.
         lora: The adapters to add, which alone are trained; None to train all weights.
         train_branches: Whether the branches are trained too.
+        seed: Seed of the adapters' initial values.
 
     Returns:
         The model, in peft's wrapper if there are adapters. The branches are saved with them, so
@@ -132,7 +134,8 @@ def prepare_adaptation(
         modules_to_save=["linear_branch"],
         task_type="CAUSAL_LM",
     )
-    wrapped = get_peft_model(model, config)
+    with own_randomness(seed_for("adapters", seed)):
+        wrapped = get_peft_model(model, config)
     for branch in branches(wrapped).values():
         branch.requires_grad_(train_branches)
     return wrapped

@@ -126,7 +126,12 @@ class TransferVerb(Verb):
                 stop=context.stop,
             )
         stage = TransferStage(
-            context.model, context.train, context.validation, config.loss, config.dropout
+            context.model,
+            context.train,
+            context.validation,
+            config.loss,
+            config.dropout,
+            config.fit.seed,
         )
         return _fit(stage, config.fit, folder, context)
 
@@ -159,7 +164,9 @@ class FinetuneVerb(Verb):
         config = context.conversion.method.adapt
         if config is None:
             return True
-        context.model = prepare_adaptation(context.model, config.lora, config.branches)
+        context.model = prepare_adaptation(
+            context.model, config.lora, config.branches, context.conversion.seed
+        )
         stage = AdaptStage(context.model, context.train, context.validation, config.loss)
         return _fit(stage, config.fit, context.out / "finetune", context)
 
