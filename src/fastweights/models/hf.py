@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Unpack, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,12 @@ from fastweights.models.cache import FastWeightsCache
 from fastweights.models.config import FastWeightsConfig
 from fastweights.models.inputs import keep_mask_of, require_cache, require_ids, require_positions
 from fastweights.models.loss import LOGITS_AT_ONCE, mean_loss, next_token_loss, select_targets
+from fastweights.models.packing import (
+    Boundaries,
+    require_counted_positions,
+    segments_of,
+)
+from fastweights.models.tokens import Tokens
 from fastweights.shapes import Embedded, Mask, Segments
 
 
@@ -43,7 +49,7 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     """The name of the part that starts anew, with a warning of transformers, where a checkpoint
     has no weight of it."""
     _no_split_modules = ["Block"]  # noqa: RUF012
-    _is_stateful = True
+    _is_stateful = False  # as transformers means it: a state that cannot go back, see the cache
 
     @classmethod
     def from_pretrained(
@@ -215,6 +221,8 @@ class FastWeightsModel(FastWeightsTrunk):
         segments: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        position_ids: Tensor | None = None,
+        **boundaries: Unpack[Boundaries],
     ) -> BaseModelOutputWithPast:
         """Compute the final hidden state of every token.
 
@@ -230,11 +238,17 @@ class FastWeightsModel(FastWeightsTrunk):
             segments: ``[b t]`` integers; where they change, a packed document begins, with an
                 empty memory.
             output_hidden_states: Whether to return every block's input as well.
+            position_ids: ``[b t]`` or ``[1 t]``, how many tokens of its document come before each
+                token, padding not counted. A document begins at every 0, with an empty memory; no
+                other number changes anything, and on the CPU one that is not the model's own count
+                is refused.
+            boundaries: The names of `Boundaries`, by which collators tell documents apart, too.
 
         Returns:
             `last_hidden_state` ``[b t d]``, `past_key_values` and `hidden_states`.
 
         Raises:
+            TypeError: An argument is not known, or not of its type.
             ValueError: Inputs do not fit each other, the vocabulary or the cache.
         """
         if output_attentions:
@@ -243,13 +257,62 @@ class FastWeightsModel(FastWeightsTrunk):
         use_cache = self._resolve_use_cache(use_cache)
         cache = require_cache(past_key_values)
         keep = keep_mask_of(attention_mask, x, cache.get_seq_length())
+        segments = segments_of(x, keep, segments, position_ids, boundaries)
+        if position_ids is not None:
+            require_counted_positions(position_ids, x, cache.position, keep, segments)
         trace = [] if output_hidden_states else None
-        x = self.run_blocks(x, keep, segments, cache, use_cache=use_cache, trace=trace)
+        tokens = Tokens(x, keep, segments, follows=position_ids is None)
+        x = self._read(tokens, cache, use_cache=use_cache, trace=trace)
         return BaseModelOutputWithPast(
             last_hidden_state=x,
             past_key_values=cache if use_cache else None,
             hidden_states=None if trace is None else tuple(trace),
         )
+
+    def _read(
+        self,
+        tokens: Tokens,
+        cache: FastWeightsCache,
+        *,
+        use_cache: bool,
+        trace: list[Embedded] | None,
+    ) -> Embedded:
+        """`run_blocks` on `tokens`, which the cache may have to take back some of, and before them
+        on those that it has taken back to.
+        """
+        if not cache.records:
+            return self._run(tokens, cache, use_cache=use_cache, trace=trace)
+        old = 0 if cache.unread is None else cache.unread.length
+        ahead = tokens if cache.unread is None else tokens.after(cache.unread)
+        traces: list[list[Embedded]] = []
+        for part in cache.record(tokens) if use_cache else [ahead]:
+            traces.append([])
+            self._run(part, cache, use_cache=use_cache, trace=traces[-1])
+        whole = [torch.cat(xs, 1)[:, old:] for xs in zip(*traces, strict=True)]
+        if trace is not None:
+            trace += whole
+        return whole[-1]
+
+    def _run(
+        self,
+        tokens: Tokens,
+        cache: FastWeightsCache,
+        *,
+        use_cache: bool,
+        trace: list[Embedded] | None,
+    ) -> Embedded:
+        """`run_blocks` on `tokens`; a document that begins with them forgets what `cache` holds."""
+        apart = len(cache) > 0 and tokens.begins_anew
+        tokens = tokens.behind_padding() if apart else tokens
+        x = self.run_blocks(
+            tokens.x, tokens.keep, tokens.segments, cache, use_cache=use_cache, trace=trace
+        )
+        if not apart:
+            return x
+        cache.tokens -= use_cache
+        if trace is not None:
+            trace[:] = [vectors[:, 1:] for vectors in trace]
+        return x[:, 1:]
 
     def _resolve_use_cache(self, wanted: bool | None) -> bool:
         if wanted and self.config.bidirectional:
@@ -314,6 +377,8 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         targets: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        **boundaries: Unpack[Boundaries],
     ) -> CausalLMOutputWithPast:
         """Compute the logits of the next token, and with labels the mean loss.
 
@@ -345,7 +410,9 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
             segments=segments,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
+            position_ids=position_ids,
             return_dict=True,
+            **boundaries,
         )
         x = outputs.last_hidden_state
         loss = self._loss(x, labels, targets, num_items_in_batch)
@@ -379,6 +446,9 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
             else next_token_loss(self.logits, x, labels, items=items, chunk=chunk)
         )
 
+    def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
+        """None for ``generate`` to count: the states know how many tokens they have read."""
+
     def _prepare_cache_for_generation(
         self,
         generation_config: GenerationConfig,
@@ -393,7 +463,9 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
                 " cache is a FastWeightsCache of constant size per recurrent layer; leave it out"
             )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = FastWeightsCache()
+            cache = model_kwargs["past_key_values"] = FastWeightsCache()
+            if generation_config.is_assistant:
+                cache.activate_past_recording()
         else:
             base: Any = super()
             base._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)

@@ -53,7 +53,7 @@ def require_ids(ids: Tensor | None, vocabulary: int) -> Tensor:
             f"input_ids have shape {None if ids is None else list(ids.shape)}, must be [batch,"
             " time]"
         )
-    if _cheap_to_look_at(ids):
+    if cheap_to_look_at(ids):
         low, high = (int(end) for end in ids.aminmax())
         if low < 0 or high >= vocabulary:
             raise ValueError(
@@ -65,7 +65,7 @@ def require_ids(ids: Tensor | None, vocabulary: int) -> Tensor:
 
 def require_positions(positions: Tensor, known: int) -> Tensor:
     """`positions`, if they are, where looking is cheap, among the `known` ones."""
-    if _cheap_to_look_at(positions) and (last := int(positions.max())) >= known:
+    if cheap_to_look_at(positions) and (last := int(positions.max())) >= known:
         raise ValueError(
             f"a document reaches position {last}, the model has learnt_positions = {known}; shorten"
             " it, or train with more of them"
@@ -73,5 +73,6 @@ def require_positions(positions: Tensor, known: int) -> Tensor:
     return positions
 
 
-def _cheap_to_look_at(x: Tensor) -> bool:
+def cheap_to_look_at(x: Tensor) -> bool:
+    """Whether values can be read without waiting for an accelerator, and outside of a graph."""
     return x.device.type == "cpu" and x.numel() > 0 and not torch.compiler.is_compiling()

@@ -65,7 +65,12 @@ class LinearizedModel(LinearizedPart, OwnCachePolicy):
 
     Its configuration's ``linearize`` says which and how: ``{"analog": …, "sites": […]}``, a
     `LinearAttentionConfig` and a list of `AttentionLayer`, under the keys of the first version.
+
+    Attributes:
+        trained_beside_adapters: Names of modules that are trained whole where others get adapters.
     """
+
+    trained_beside_adapters = ("linear_branch",)
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
