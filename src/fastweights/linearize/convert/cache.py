@@ -184,7 +184,8 @@ def ensure_state_layer(cache: Cache, index: int) -> StateLayer:
         raise CannotLinearize(
             f"layer {index} of this cache",
             "it holds keys and values that a softmax layer has seen, and not a linear state",
-            "begin a new cache, and feed the text again",
+            "begin a new cache, and feed the text again (PEFT's prefix tuning is impossible: use"
+            " prompt tuning, whose tokens the state reads, or LoRA)",
         )
     state = StateLayer()
     replace_cache_layer(cache, index, state)
