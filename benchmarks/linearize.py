@@ -27,9 +27,7 @@ from fastweights.cli.progress import reporter
 from fastweights.lab.bench.machine import Machine, commit, versions
 from fastweights.linearize import LinearAttentionConfig, Student, branches, linearize, use_mode
 from fastweights.linearize.distill.adapt import (
-    LoRA,
     TokenLoss,
-    merge_adapters,
     next_logits,
     prepare_adaptation,
 )
@@ -53,7 +51,8 @@ from fastweights.linearize.distill.transfer import (
 from fastweights.runs.files import atomic_file
 from fastweights.text import IGNORE_INDEX
 from fastweights.text.documents import Data
-from fastweights.train import AdamW, Every, StopOnSignal
+from fastweights.train import AdamW, Every, LoRA, StopOnSignal
+from fastweights.train.adapters import merge_adapters
 from linearize_teachers import Repeats
 
 RESULTS = Path(__file__).parent / "results" / "linearize.json"

@@ -26,6 +26,22 @@ LINEARIZED_PREFIX = "linearized_"
 ADAPTERS = "peft.utils.constants"
 PROJECTIONS = ["W_q", "W_k", "W_v", "W_o", "W_u", "W_z", "W_xBC", "W_r"]
 """The layers of mixers that PEFT's adapters go to where nobody names any; each mixer has some."""
+MODEL_CLASSES = {
+    "FastWeights": MODELS,
+    "Linearized": "fastweights.linearize.convert.model_classes",
+}
+"""The modules of our configurations and models, by what the names of their classes begin with."""
+
+
+def __getattr__(name: str) -> Any:
+    """A class of configurations or models by its name.
+
+    Checkpoints import this function, in modeling_fastweights.py; it stays where it is.
+    """
+    home = next((home for start, home in MODEL_CLASSES.items() if name.startswith(start)), None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
 
 
 def register_when_needed() -> None:

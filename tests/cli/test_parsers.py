@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from fastweights.cli import build_parser
+from fastweights.cli.argument_types import Number
 from fastweights.cli.parser import Deferred
 from fastweights.cli.parsers import bench, eval, import_, linearize, table, train
 
@@ -53,7 +54,9 @@ def has_told_default(action: Action) -> bool:
 
 
 def test_numbers_that_have_defaults_tell_them() -> None:
-    numbers = {name: action for name, (_, action) in OPTIONS.items() if action.type in (int, float)}
+    numbers = {
+        name: action for name, (_, action) in OPTIONS.items() if isinstance(action.type, Number)
+    }
     untold = [name for name, action in numbers.items() if not has_told_default(action)]
     assert numbers
     assert untold == []

@@ -703,13 +703,6 @@ def test_torch_takes_over_where_the_extension_is_missing(monkeypatch: pytest.Mon
             )
 
 
-def test_a_broken_library_counts_as_missing(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    broken = tmp_path / "fastweights.so"
-    broken.write_bytes(b"not a library")
-    monkeypatch.setattr(library, "LIBRARY", broken)
-    assert library.library.__wrapped__() is None
-
-
 @pytest.mark.parametrize(
     ("cc", "message"),
     [
@@ -726,10 +719,3 @@ def test_building_without_a_working_compiler_says_so(
         monkeypatch.setenv("PATH", "")
     with pytest.raises(build.BuildError, match=message):
         build.build()
-
-
-@compiled
-def test_an_extension_of_other_sources_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "source_hash", lambda: 0)
-    with pytest.warns(UserWarning, match="older than its sources.* install fastweights again"):
-        assert library.library.__wrapped__() is None

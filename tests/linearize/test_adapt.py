@@ -10,9 +10,7 @@ import torch
 
 from fastweights.linearize import CannotLinearize, LinearAttentionConfig, Student, Teacher, use_mode
 from fastweights.linearize.distill.adapt import (
-    LoRA,
     TokenLoss,
-    merge_adapters,
     next_logits,
     prepare_adaptation,
     projections,
@@ -30,6 +28,7 @@ from fastweights.linearize.distill.ranking import (
 from fastweights.linearize.distill.stages import AdaptStage
 from fastweights.runs.stage import trainable_parameters
 from fastweights.text import IGNORE_INDEX
+from fastweights.train.adapters import LoRA, merge_adapters
 from pretrained import linear_llama, llama, stream
 from tolerances import assert_close
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,11 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from conversions import SHORT, conversion, write_source
 from fastweights.cli import main
+from fastweights.cli.progress import Lines
+from fastweights.cli.verbs import linearize as verb_module
 from fastweights.linearize import LinearAttentionConfig, linearize
-from fastweights.linearize.distill.fit import Fit
 from fastweights.linearize.distill.methods import (
     METHODS,
     AdaptationConfig,
@@ -26,36 +29,17 @@ from fastweights.linearize.distill.methods import (
 )
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.verbs import VERBS
-from fastweights.text.documents import Data
-from fastweights.train import Bytes, CheckpointError, Every
+from fastweights.train import Bytes, CheckpointError
 from killable_runs import FORKS, kill_at, launch_two
 from pretrained import llama
 from tolerances import SAME
 
 pytestmark = pytest.mark.long
 
-EVERY = Every(log=1, evaluation=2, checkpoint=2)
-SHORT = Fit(steps=4, batch=2, every=EVERY)
-
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
-    """A softmax model on disk, with its tokenizer and a text."""
-    folder = tmp_path_factory.mktemp("source")
-    llama(3, torch.float32, vocab_size=256).save_pretrained(folder / "model")
-    Bytes().build([]).save_pretrained(folder / "model")
-    (folder / "text.txt").write_text(
-        "".join(f"{n} sheep and {n * n % 97} goats\n" for n in range(200))
-    )
-    return folder
-
-
-def conversion(source: Path, **changes) -> Conversion:
-    method = LinearizationMethod(
-        LinearAttentionConfig(window=4), TransferConfig(fit=SHORT), AdaptationConfig(fit=SHORT)
-    )
-    data = Data((str(source / "text.txt"),), length=24, held_out=200)
-    return replace(Conversion(str(source / "model"), data, method), **changes)
+    return write_source(tmp_path_factory.mktemp("source"))
 
 
 class Stopping:
@@ -216,6 +200,21 @@ def test_the_command_plans_runs_and_generates(source, tmp_path, capsys):
     greedy = capsys.readouterr().out
     assert main(["generate", out, "--prompt", "sheep", *options]) == 0
     assert capsys.readouterr().out == greedy
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_command_ends_as_by_its_signal(
+    source, tmp_path, monkeypatch, capsys, number, status
+):
+    class Signalled(Lines):
+        def progress(self, row):
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(verb_module, "reporter", Signalled)
+    given = [str(source / "model"), "--data", str(source / "text.txt"), "--out", str(tmp_path)]
+    small = ["--length", "24", "--window", "4", "--batch", "2", "--log-every", "1"]
+    assert main(["linearize", *given, *small, "--device", "cpu"]) == status
+    assert capsys.readouterr().out.endswith("Stopped. Run the same command again to resume.\n")
 
 
 def test_a_model_that_cannot_be_converted_leaves_nothing_behind(source, tmp_path, capsys):

@@ -166,8 +166,8 @@ def test_sources_of_every_kind(tmp_path):
 def test_one_text_is_cut(tmp_path):
     (tmp_path / "a.txt").write_text("0123456789" * 10)
     train, validation = read_sequences(Data((str(tmp_path / "a.txt"),)), TOKENIZER)
-    assert bytes(train.tokens.tolist()).decode() == "0123456789" * 9 + "01234"
-    assert bytes(validation.tokens.tolist()).decode() == "56789"
+    assert TOKENIZER.decode(train.tokens) == "0123456789" * 9 + "01234<|endoftext|>"
+    assert TOKENIZER.decode(validation.tokens) == "56789<|endoftext|>"
 
 
 def test_validation_is_from_all_over_the_text(tmp_path):
@@ -181,7 +181,7 @@ def test_validation_is_from_all_over_the_text(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.json", "[1, 2", "neither a JSON array nor"),
+        ("a.json", '[{"text": "x"}, {"te', "record 2, is neither a JSON array nor"),
         ("a.jsonl", "not json", "neither a JSON array nor"),
         ("a.json", '[{"text": "x"}, {"words": 1}]', "record 2 has"),
         ("a.jsonl", '{"instruction": "x", "output": "y"}\n', "fewer than 20 records"),

@@ -16,6 +16,7 @@ import torch
 from torch import Generator, Tensor
 
 from cases import METHODS, each, normal, parts
+from fastweights.layers.arguments import require_annotated
 from fastweights.methods import Auto, Chunkwise, Method, Recurrent
 from fastweights.mixer import Mixer, MixerState
 from fastweights.mixers import MIXERS, make, register
@@ -425,11 +426,27 @@ def test_inputs_that_do_not_fit(layer: Layer) -> None:
         ("s4d", {"state": 3}, "use an even number"),
         ("lru", {"r_max": 1.0}, "use 0 ≤ r_min < r_max < 1"),
         ("mambo", {}, "unknown mixer 'mambo'; there are"),
+        ("metala", {"heads": "two"}, "metala takes heads as a whole number, not 'two'"),
+        ("metala", {"heads": True}, "metala takes heads as a whole number, not True"),
+        ("metala", {"tau": float("nan")}, "metala takes tau as a finite number, not nan"),
+        ("softmax", {"window": 1.5}, "softmax takes window as a whole number or None, not 1.5"),
     ],
 )
 def test_arguments_that_do_not_fit(name: str, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(name, D, **arguments)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_defaults_are_of_the_types_that_they_are_said_to_be(name: str) -> None:
+    mixer = MIXERS[name]
+    taken = inspect.signature(mixer).parameters.values()
+    defaults = {p.name: p.default for p in taken if p.default is not p.empty}
+    require_annotated(name, mixer.__init__, defaults)
+    numbers = [key for key, value in defaults.items() if type(value) in (int, float)]
+    for key in numbers:
+        with pytest.raises(ValueError, match=f"{name} takes {key} as "):
+            require_annotated(name, mixer.__init__, {key: "many"})
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -439,5 +456,9 @@ def test_names_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     register("metala", MIXERS["metala"])
     with pytest.raises(ValueError, match="already means MetaLA"):
         register("metala", MIXERS["gla"])
-    with pytest.raises(TypeError, match="is not a Mixer"):
-        register("another", torch.nn.Linear)
+    for other in (torch.nn.Linear, int, MIXERS["gla"](D), "gla"):
+        with pytest.raises(TypeError, match="is not a Mixer"):
+            register("another", other)
+    for name in ("", " ", None):
+        with pytest.raises(ValueError, match="a mixer cannot be called"):
+            register(name, MIXERS["gla"])

@@ -36,7 +36,8 @@ from fastweights.runs.identity import (
 from fastweights.text.corpus import Text
 from fastweights.text.documents import Data
 from fastweights.text.tokenizers import ExistingTokenizer
-from fastweights.train.loop import Architecture, Every, PresetArchitecture, TrainConfig
+from fastweights.train.architectures import Architecture, PresetArchitecture
+from fastweights.train.loop import Every, TrainConfig
 
 
 @dataclass(frozen=True)

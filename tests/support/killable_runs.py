@@ -15,7 +15,7 @@ from pathlib import Path
 from fastweights.train import AdamW, Architecture, Cosine, Every, Text, TrainConfig, train
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["fastweights.train"])
+FORKS.set_forkserver_preload(["fastweights.train", "fastweights.linearize.distill.pipeline"])
 
 
 def tiny(folder: Path, **changes) -> TrainConfig:

@@ -214,7 +214,7 @@ def test_bad_text_is_named_and_leaves_nothing_behind(tmp_path, name, content, me
 
 @pytest.mark.parametrize("tokenization", [BPE(256), ExistingTokenizer("/nowhere/at/all")])
 def test_bad_tokenizers(folder, tokenization):
-    with pytest.raises(DataError, match=r"257|no tokenizer at"):
+    with pytest.raises(DataError, match=r"258|no tokenizer at"):
         read_corpus(replace(tiny(folder).text, tokenization=tokenization))
 
 

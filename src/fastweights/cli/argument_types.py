@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from argparse import ArgumentTypeError
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from fastweights.runs import ranges
 
 if TYPE_CHECKING:
     import torch
@@ -46,16 +49,66 @@ def dtype_name(text: str) -> str:
     return text
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """Whole numbers with commas between them."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ArgumentTypeError(f"{text!r} is not a list of numbers such as 0,2,5") from None
+@dataclass(frozen=True)
+class Number:
+    """A type of arguments: a number of a range."""
+
+    range: ranges.Range
+
+    def __call__(self, text: str) -> int | float:
+        try:
+            return self.range.read(text)
+        except ValueError:
+            raise ArgumentTypeError(
+                f"{text!r} does not fit; it must be {self.range.words}"
+            ) from None
+
+
+positive_integer = Number(ranges.POSITIVE_INTEGER)
+non_negative_integer = Number(ranges.NON_NEGATIVE_INTEGER)
+sequence_length = Number(ranges.SEQUENCE_LENGTH)
+positive_number = Number(ranges.POSITIVE_NUMBER)
+non_negative_number = Number(ranges.NON_NEGATIVE_NUMBER)
+fraction = Number(ranges.FRACTION)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A type of arguments: numbers of a range with commas between them."""
+
+    each: Number
+
+    def __call__(self, text: str) -> tuple[int | float, ...]:
+        try:
+            return tuple(map(self.each, text.split(",")))
+        except ArgumentTypeError as error:
+            raise ArgumentTypeError(
+                f"{text!r} is not a list of numbers such as 1,2,5: {error}"
+            ) from None
+
+
+positive_integers = Numbers(positive_integer)
+non_negative_integers = Numbers(non_negative_integer)
+
+
+def given(text: str) -> str:
+    """A text that says something: an empty one may be a shell's variable that was never set."""
+    if not text.strip():
+        raise ArgumentTypeError(
+            f"{text!r} is empty; name something, or leave the option out (a variable of the shell"
+            " that is not set is empty, too)"
+        )
+    return text
+
+
+def path(text: str) -> Path:
+    """The path of a file or folder."""
+    return Path(given(text))
 
 
 def tokenizer(text: str) -> str:
     """``byte``, ``bpe:N`` or the path of a saved tokenizer."""
+    given(text)
     if text.startswith("bpe:") and not text[4:].isdecimal():
         raise ArgumentTypeError(
             f"{text!r}: after bpe: comes the number of tokens, such as bpe:1024"
@@ -65,8 +118,11 @@ def tokenizer(text: str) -> str:
 
 def mixer_name(text: str) -> str:
     """A mixer's name; ``package.module:Class``, one of the user's own, is registered by this."""
-    if ":" not in text:
-        return text
+    return own_mixer(text) if ":" in text else given(text)
+
+
+def own_mixer(text: str) -> str:
+    """``package.module:Class``, a mixer of the user's own, which is registered by this."""
     from fastweights import mixers
 
     try:

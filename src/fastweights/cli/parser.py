@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from fastweights.cli.argument_types import DTYPES, Device, device, dtype_name, mixer_name
+from fastweights.cli.argument_types import (
+    DTYPES,
+    Device,
+    device,
+    dtype_name,
+    non_negative_integer,
+    own_mixer,
+)
 from fastweights.render.docstrings import first_paragraph
 
 MODEL_SOURCE = "a folder of a run, a checkpoint or a model, or a name on the Hugging Face hub"
@@ -103,7 +110,7 @@ def add_plugins(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--mixer",
         action="append",
-        type=mixer_name,
+        type=own_mixer,
         metavar="PACKAGE.MODULE:CLASS",
         help="A mixer class of your own that the model uses; may be given several times",
     )
@@ -113,7 +120,7 @@ def add_seed(group: ArgumentParser | _ArgumentGroup) -> None:
     """The seed of what is random."""
     group.add_argument(
         "--seed",
-        type=int,
+        type=non_negative_integer,
         default=0,
         help="Seed of everything random: the same seed gives the same result"
         " (default: %(default)s)",

@@ -8,6 +8,7 @@ from fastweights.kernels.delta import CHUNKED_DELTA
 from fastweights.kernels.gemm import probe_products, products
 from fastweights.kernels.mesa import BLOCKED_MESA
 from fastweights.kernels.native import NATIVE_DECAY, NATIVE_DELTA, NATIVE_SCAN
+from fastweights.kernels.native.library import MissingKernelsWarning
 from fastweights.kernels.native.memory import pooling
 from fastweights.kernels.native.mesa import NATIVE_MESA
 from fastweights.kernels.native.windowed import NATIVE_WINDOW
@@ -37,6 +38,7 @@ TABLE.extend([*COMPILED, *COMPOSED, STEP, BONUS, *BLOCKED, *ATTENTION, CHUNK_LOO
 __all__ = [
     "TABLE",
     "Kernel",
+    "MissingKernelsWarning",
     "explain",
     "numerics",
     "only",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from math import inf, isqrt
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fastweights.recurrence.base import ShapeError
 
@@ -22,11 +25,16 @@ def head_width(name: str, width: int, count: int) -> int:
         ShapeError: The heads do not divide the channels; the message lists the counts that do.
     """
     if count < 1 or width % count:
-        divisors = [str(n) for n in range(1, width + 1) if width % n == 0]
         raise ShapeError(
-            f"{name} = {width} is not divisible by heads = {count}; use {', '.join(divisors)}"
+            f"{name} = {width} is not divisible by heads = {count}; use"
+            f" {', '.join(map(str, _divisors(width)))}"
         )
     return width // count
+
+
+def _divisors(n: int) -> list[int]:
+    small = [i for i in range(1, isqrt(n) + 1) if n % i == 0]
+    return sorted({*small, *(n // i for i in small)})
 
 
 def choose(argument: str, name: str, among: Mapping[str, T]) -> T:
@@ -50,3 +58,52 @@ def require_fraction(argument: str, value: float) -> float:
     if not 0 <= value < 1:
         raise ValueError(f"{argument} = {value}; it must lie in [0, 1)")
     return value
+
+
+_WORDS = {
+    int: "a whole number",
+    float: "a finite number",
+    bool: "True or False",
+    str: "a text",
+    NoneType: "None",
+}
+"""The types of arguments that are checked, and how an error names them."""
+
+
+def require_annotated(
+    owner: str, function: Callable[..., Any], arguments: Mapping[str, object]
+) -> None:
+    """Check arguments by the annotations of the function that takes them.
+
+    Numbers, texts, truth values and None are checked; any other annotation allows everything.
+
+    Args:
+        owner: What the function is called in the error.
+        function: What the arguments are for.
+        arguments: Values by name.
+
+    Raises:
+        ValueError: One is of another type; the message names it, and what it must be.
+    """
+    for name, hint in _hints(function).items():
+        union = get_origin(hint) in (Union, UnionType)
+        kinds = get_args(hint) if union else (hint,)
+        checked = all(kind in _WORDS for kind in kinds)
+        if checked and name in arguments and not any(_is_a(arguments[name], k) for k in kinds):
+            words = " or ".join(_WORDS[kind] for kind in kinds)
+            raise ValueError(f"{owner} takes {name} as {words}, not {arguments[name]!r}")
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations that can be read: names imported for type checkers alone cannot."""
+    try:
+        return get_type_hints(function)
+    except NameError:
+        return {}
+
+
+def _is_a(value: object, kind: type) -> bool:
+    if kind in (int, float) and not isinstance(value, bool):
+        number = isinstance(value, Integral if kind is int else Real)
+        return number and abs(value) < inf  # type: ignore[arg-type]
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

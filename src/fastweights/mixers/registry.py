@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from inspect import signature
 
+from fastweights.layers.arguments import require_annotated
 from fastweights.mixer import Mixer
 from fastweights.mixers.based import Based
 from fastweights.mixers.cosformer import CosFormer
@@ -80,10 +81,12 @@ def register(name: str, mixer: type[Mixer]) -> None:
     """Make `mixer` known as `name` to models, the command and checkpoints; raises if the name is
     taken.
     """
+    if not (isinstance(name, str) and name.strip()):
+        raise ValueError(f"a mixer cannot be called {name!r}; give it a name, such as 'mine'")
+    if not (isinstance(mixer, type) and issubclass(mixer, Mixer)):
+        raise TypeError(f"{mixer!r} is not a Mixer; register a class that inherits from it")
     if MIXERS.get(name, mixer) is not mixer:
         raise ValueError(f"the name {name!r} already means {MIXERS[name].__name__}; choose another")
-    if not issubclass(mixer, Mixer):
-        raise TypeError(f"{mixer!r} is not a Mixer")
     MIXERS[name] = mixer
 
 
@@ -118,13 +121,15 @@ def _working_folder_importable() -> Iterator[None]:
 
 def make(name: str, d: int, **arguments: object) -> Mixer:
     """The mixer called `name` for model width `d`; an unknown name or argument is an error that
-    lists the known.
+    lists the known, and one of another type than the mixer's own annotation an error that says so.
     """
     if name not in MIXERS:
-        yours = f"; fastweights.mixers.plugin({name!r}) makes it known" if ":" in name else ""
+        own = ":" in str(name)
+        yours = f"; fastweights.mixers.plugin({name!r}) makes it known" if own else ""
         raise ValueError(f"unknown mixer {name!r}{yours}; there are {', '.join(sorted(MIXERS))}")
     known = signature(MIXERS[name]).parameters
     unknown = sorted(arguments.keys() - known.keys())
     if unknown:
         raise ValueError(f"{name} does not take {', '.join(unknown)}; it takes {', '.join(known)}")
+    require_annotated(name, MIXERS[name].__init__, arguments)
     return MIXERS[name](d=d, **arguments)

@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
-from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
 from fastweights.layers import MLPS, NORMS, POOLINGS
 from fastweights.mixers import make
+from fastweights.models.checkpoint_code import CarriesCode
 
 
 @strict
-class FastWeightsConfig(PretrainedConfig):
+class FastWeightsConfig(CarriesCode):
     """The configuration of a model: its mixers, and what stands around them in every block.
 
     A model is `num_hidden_layers` blocks, each a mixer and an MLP (by default a SwiGLU).

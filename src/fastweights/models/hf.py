@@ -54,6 +54,9 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     config_class = FastWeightsConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
+    new_head: str | None = None
+    """The name of the part that starts anew, with a warning of transformers, where a checkpoint
+    has no weight of it."""
     _no_split_modules = ["Block"]  # noqa: RUF012
     _is_stateful = False  # as transformers means it: a state that cannot go back, see the cache
 
@@ -72,13 +75,22 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
         """
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, info = loaded
-        missing = sorted(info["missing_keys"])
+        missing = sorted(set(info["missing_keys"]) - model._new_head_weights(info["missing_keys"]))
         if strict and missing:
             raise ValueError(
                 f"the checkpoint lacks {len(missing)} weights of this {cls.__name__}, among them "
                 f"{', '.join(missing[:3])}; pass strict=False to start them anew"
             )
         return loaded if output_loading_info else model
+
+    def _new_head_weights(self, missing: set[str]) -> set[str]:
+        """The weights of the new head if all of them are missing, else none."""
+        if self.new_head is None:
+            return set()
+        head = {
+            f"{self.new_head}.{name}" for name in self.get_submodule(self.new_head).state_dict()
+        }
+        return head if head <= missing else set()
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         """Initialise a module unless everything below it came from the checkpoint.

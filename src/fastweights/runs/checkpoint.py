@@ -69,7 +69,7 @@ class Checkpoints:
         target = self._at(progress.step)
         with atomic_folder(target) as folder:
             fill(folder)
-            files = {path.name: _hash(path) for path in sorted(folder.iterdir())}
+            files = {path.name: hash_file(path) for path in sorted(folder.iterdir())}
             (folder / "training.json").write_text(
                 json.dumps({**asdict(progress), "files": files}, indent=1)
             )
@@ -113,7 +113,16 @@ class Checkpoints:
         return self._folder / f"step-{step:08d}"
 
     def _all(self) -> list[Path]:
-        return sorted(self._folder.glob("step-????????"))
+        return _checkpoints_in(self._folder)
+
+
+def last_step(folder: Path) -> int:
+    """Return the step of the newest checkpoint in a folder, damaged or not; 0 if there is none."""
+    return max((int(found.name[5:]) for found in _checkpoints_in(folder)), default=0)
+
+
+def _checkpoints_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-????????"))
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -132,7 +141,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         ) from error
     for name, expected in files.items():
         path = folder / name
-        if not path.is_file() or _hash(path) != expected:
+        if not path.is_file() or hash_file(path) != expected:
             raise CheckpointError(f"{path} is missing, changed or cut short")
     return Checkpoint(folder, progress)
 
@@ -175,6 +184,7 @@ def model_folder(path: Path) -> Path:
     )
 
 
-def _hash(path: Path) -> str:
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -40,7 +40,11 @@ FIRST_NAMES: Mapping[str, str] = {
 """The name under which a type was first stored, by today's."""
 FIRST_MODULES: Mapping[str, str] = {"fastweights.lab.reproduce.": "fastweights.reproduce."}
 """The same of modules; a stored ``package.module:Class`` begins with one."""
-LATER_FIELDS: Mapping[str, tuple[str, ...]] = {"Fit": ("bf16",), "TrainingSettings": ("bf16",)}
+LATER_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "Constant": ("warmup",),
+    "Fit": ("bf16",),
+    "TrainingSettings": ("bf16",),
+}
 """Fields by type that version 0 did not have: its reprs, and so its keys, lack them."""
 
 

@@ -9,6 +9,8 @@ from itertools import chain
 
 from torch import Tensor, nn, optim
 
+from fastweights.runs.ranges import FRACTION, NON_NEGATIVE_NUMBER, POSITIVE_NUMBER
+
 
 class OptimizerConfig(ABC):
     """The settings of an optimiser; compared by value.
@@ -32,12 +34,20 @@ class AdamW(OptimizerConfig):
         betas: Coefficients of the running means.
         weight_decay: Decay per step, before it is multiplied by the learning rate.
         eps: Added to the denominator.
+
+    Raises:
+        TrainingError: If a number lies outside of its range.
     """
 
     lr: float = 3e-3
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
     eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        POSITIVE_NUMBER.require(lr=self.lr, eps=self.eps)
+        NON_NEGATIVE_NUMBER.require(weight_decay=self.weight_decay)
+        FRACTION.require_all(betas=self.betas)
 
     def build(self, model: nn.Module) -> list[optim.Optimizer]:
         decayed = matrices(model)

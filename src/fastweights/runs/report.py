@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,3 +70,22 @@ class Reporter:
 
     def note(self, message: str) -> None:
         """Called with a message to the user."""
+
+
+class Reporters(Reporter):
+    """Several reporters that receive the same events, one after the other."""
+
+    def __init__(self, reporters: Iterable[Reporter]) -> None:
+        self._reporters = tuple(reporters)
+
+    def begin(self, summary: Summary) -> None:
+        for reporter in self._reporters:
+            reporter.begin(summary)
+
+    def progress(self, row: Row) -> None:
+        for reporter in self._reporters:
+            reporter.progress(row)
+
+    def note(self, message: str) -> None:
+        for reporter in self._reporters:
+            reporter.note(message)

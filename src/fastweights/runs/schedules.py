@@ -6,6 +6,8 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from fastweights.runs.ranges import NON_NEGATIVE_INTEGER, NON_NEGATIVE_NUMBER, POSITIVE_INTEGER
+
 
 class Schedule(ABC):
     """A learning-rate schedule."""
@@ -17,6 +19,12 @@ class Schedule(ABC):
     def rate(self, peak: float, step: int, steps: int) -> float:
         """Return the learning rate for update `step` of 0 … steps - 1."""
         return self.factor(step, steps) * peak
+
+    @property
+    def is_open_ended(self) -> bool:
+        """Whether no rate depends on how many updates there are, so that their number may change
+        during training."""
+        return False
 
     def for_epochs(self, updates: int) -> Schedule:
         """Return this schedule for a training whose epochs have `updates` updates."""
@@ -30,10 +38,17 @@ class Cosine(Schedule):
     Attributes:
         warmup: Updates of the warm-up, which takes a fifth of all updates at most.
         floor: The last learning rate, as a fraction of the peak.
+
+    Raises:
+        TrainingError: If a number lies outside of its range.
     """
 
     warmup: int = 50
     floor: float = 0.1
+
+    def __post_init__(self) -> None:
+        NON_NEGATIVE_INTEGER.require(warmup=self.warmup)
+        NON_NEGATIVE_NUMBER.require(floor=self.floor)
 
     def factor(self, step: int, steps: int) -> float:
         warm, done = _phase(step, steps, self.warmup)
@@ -46,9 +61,15 @@ class Linear(Schedule):
 
     Attributes:
         warmup: Updates of the warm-up, which takes a fifth of all updates at most.
+
+    Raises:
+        TrainingError: If the warm-up is no whole number, or negative.
     """
 
     warmup: int = 50
+
+    def __post_init__(self) -> None:
+        NON_NEGATIVE_INTEGER.require(warmup=self.warmup)
 
     def factor(self, step: int, steps: int) -> float:
         warm, done = _phase(step, steps, self.warmup)
@@ -57,10 +78,20 @@ class Linear(Schedule):
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """The peak learning rate throughout."""
+    """Linear warm-up, then the peak learning rate throughout.
+
+    Attributes:
+        warmup: Updates of the warm-up, however many follow.
+    """
+
+    warmup: int = 0
+
+    @property
+    def is_open_ended(self) -> bool:
+        return True
 
     def factor(self, step: int, steps: int) -> float:
-        return 1.0
+        return min(1.0, (step + 1) / (self.warmup + 1))
 
 
 @dataclass(frozen=True)
@@ -74,6 +105,9 @@ class CosineAnnealing(Schedule):
         final: The last learning rate.
         relative: Whether `final` is a fraction of the peak instead of a rate.
         by_epoch: Whether the rate changes between epochs only.
+
+    Raises:
+        TrainingError: If a number lies outside of its range.
     """
 
     warmup: float = 0
@@ -81,6 +115,9 @@ class CosineAnnealing(Schedule):
     final: float = 0.0
     relative: bool = False
     by_epoch: bool = False
+
+    def __post_init__(self) -> None:
+        NON_NEGATIVE_NUMBER.require(warmup=self.warmup, start=self.start, final=self.final)
 
     def factor(self, step: int, steps: int) -> float:
         """Return the learning rate for a peak of 1, since `start` and `final` are not fractions."""
@@ -105,10 +142,16 @@ class Stepwise(Schedule):
     Attributes:
         schedule: The other schedule.
         updates: Updates between changes of the rate.
+
+    Raises:
+        TrainingError: If a number lies outside of its range.
     """
 
     schedule: Schedule
     updates: int
+
+    def __post_init__(self) -> None:
+        POSITIVE_INTEGER.require(updates=self.updates)
 
     def factor(self, step: int, steps: int) -> float:
         return self.rate(1.0, step, steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from fastweights.runs.errors import TrainingError
 from fastweights.runs.metrics import Row
 from fastweights.runs.optimizers import AdamW, OptimizerConfig
 from fastweights.runs.processes import Alone, Processes
+from fastweights.runs.ranges import NON_NEGATIVE_INTEGER, POSITIVE_INTEGER, POSITIVE_NUMBER
 from fastweights.runs.schedules import Cosine, Schedule
 from fastweights.runs.seeds import random_seed_from
 
@@ -63,7 +64,7 @@ class Optimization:
         bf16: Whether matrix products are in bfloat16 (parameters stay as they are).
 
     Raises:
-        TrainingError: If a number is below 1.
+        TrainingError: If a number lies outside of its range.
     """
 
     steps: int = 1000
@@ -77,13 +78,12 @@ class Optimization:
     bf16: bool = False
 
     def __post_init__(self) -> None:
-        counts = {name: getattr(self, name) for name in ("steps", "batch", "accumulate")}
-        counts |= {
-            f"every.{field.name}": getattr(self.every, field.name) for field in fields(self.every)
-        }
-        for name, count in counts.items():
-            if count < 1:
-                raise TrainingError(f"{name} = {count}; it must be 1 or more")
+        POSITIVE_INTEGER.require(steps=self.steps, batch=self.batch, accumulate=self.accumulate)
+        intervals = {f"every.{name}": steps for name, steps in asdict(self.every).items()}
+        POSITIVE_INTEGER.require(**intervals)
+        NON_NEGATIVE_INTEGER.require(seed=self.seed)
+        if self.clip is not None:
+            POSITIVE_NUMBER.require(clip=self.clip)
         self.sequences_at_once(Alone())
 
     def sequences_at_once(self, processes: Processes) -> int:

@@ -4,9 +4,10 @@ trained on."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from fastweights.runs.errors import DataError
 from fastweights.runs.files import atomic_folder
 from fastweights.text import IGNORE_INDEX
 from fastweights.text.corpus import Windows, sequential_windows
-from fastweights.text.sources import Document, TextPiece, read_documents
+from fastweights.text.sources import TextPiece, read_documents
 from fastweights.text.tokenizers import token_ids
 
 HELD_OUT = 20
@@ -165,9 +166,9 @@ def read_sequences(data: Data, tokenizer: PreTrainedTokenizerFast) -> tuple[Sequ
     Raises:
         DataError: If a file cannot be used; the message names it.
     """
-    documents = list(read_documents(data.sources, tokenizer))
+    documents = _read(data.sources, tokenizer)
     parts = (
-        (documents, list(read_documents(data.validation, tokenizer)))
+        (documents, _read(data.validation, tokenizer))
         if data.validation
         else _split_validation(documents)
     )
@@ -180,6 +181,17 @@ def read_sequences(data: Data, tokenizer: PreTrainedTokenizerFast) -> tuple[Sequ
                 " the next"
             )
     return train, validation
+
+
+def _read(sources: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> list[list[TextPiece]]:
+    """All documents, each with neighbouring pieces of one kind joined."""
+    return [
+        [
+            TextPiece("".join(piece.text for piece in pieces), response)
+            for response, pieces in groupby(document, lambda piece: piece.response)
+        ]
+        for document in read_documents(sources, tokenizer)
+    ]
 
 
 def _spread(sequences: Sequences, length: int, most: int) -> Sequences:
@@ -199,7 +211,9 @@ def _spread(sequences: Sequences, length: int, most: int) -> Sequences:
     )
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, documents: Iterable[Document]) -> Sequences:
+def encode(
+    tokenizer: PreTrainedTokenizerFast, documents: Iterable[Sequence[TextPiece]]
+) -> Sequences:
     """Tokenize documents, with the tokenizer's begin and end tokens, if it has them, around
     each."""
     begin = [i for i in tokenizer("").input_ids if i == tokenizer.bos_token_id]
@@ -217,7 +231,9 @@ def encode(tokenizer: PreTrainedTokenizerFast, documents: Iterable[Document]) ->
     return Sequences(np.concatenate(tokens), np.concatenate(response), np.concatenate(numbers))
 
 
-def _split_validation(documents: list[Document]) -> tuple[list[Document], list[Document]]:
+def _split_validation(
+    documents: list[list[TextPiece]],
+) -> tuple[list[list[TextPiece]], list[list[TextPiece]]]:
     """All but every twentieth document, and these; a single document is cut instead."""
     if len(documents) >= HELD_OUT:
         held = documents[HELD_OUT - 1 :: HELD_OUT]
@@ -226,7 +242,7 @@ def _split_validation(documents: list[Document]) -> tuple[list[Document], list[D
     return [first for first, _ in cuts], [second for _, second in cuts]
 
 
-def _split_text(document: Document) -> tuple[Document, Document]:
+def _split_text(document: list[TextPiece]) -> tuple[list[TextPiece], list[TextPiece]]:
     """Split off the last twentieth of a single text; records are not cut.
 
     Raises:

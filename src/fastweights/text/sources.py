@@ -1,89 +1,103 @@
 """Sources of text as documents: files of every common format, folders, globs, data sets.
 
-`read_records` is the one place that knows where records come from, `document_of` the one that knows
-what they look like; both go record by record, whatever follows.
+`text.files` reads what stands on the disk, `text.formats` knows what records look like; both go
+block by block or record by record, so that memory stays small however much there is.
 """
 
 from __future__ import annotations
 
 import glob
-import gzip
-import json
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from importlib.resources import as_file, files
+from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
 from fastweights.runs.errors import DataError
+from fastweights.runs.packages import require_package
+from fastweights.text.files import (
+    ROWS,
+    Advance,
+    Record,
+    read_json,
+    read_parquet,
+    read_table,
+    read_text,
+)
+from fastweights.text.formats import TextPiece, document_of, needed_columns
+from fastweights.text.tokenizers import cut
 
 BUNDLED = {"shakespeare": "tinyshakespeare.txt.gz"}
-SUFFIXES = tuple(kind + packed for kind in (".txt", ".jsonl", ".json") for packed in ("", ".gz"))
 HUB = "hub:"
-ALPACA = (
-    "Below is an instruction that describes a task{more}. Write a response that appropriately"
-    " completes the request.\n\n### Instruction:\n{instruction}\n\n{input}### Response:\n"
-)
-"""Stanford Alpaca's prompt, with and without an input."""
+COMPRESSED = (".gz", ".zst")
+KINDS = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
+"""Endings of the files that a folder or a glob is searched for; any of them may be compressed."""
+SAVED = ("dataset_info.json", "dataset_dict.json")
+"""Either is in a folder that `datasets` saved."""
+METADATA = (*SAVED, "dataset_infos.json", "state.json")
+"""JSON files that tell of a data set and hold no text."""
+Document = Iterator[TextPiece]
+"""The pieces of a document, in order; it is finished before the next one is asked for."""
 
 
-class TextPiece(NamedTuple):
-    """A part of a document.
-
-    Attributes:
-        text: The text.
-        response: Whether a model should learn to write it.
-    """
-
-    text: str
-    response: bool
-
-
-Document = Sequence[TextPiece]
+def _ignore(_: int) -> None:
+    pass
 
 
 def read_documents(
-    sources: Sequence[str], tokenizer: PreTrainedTokenizerFast | None = None
+    sources: Sequence[str],
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    field: str | None = None,
+    advance: Advance = _ignore,
 ) -> Iterator[Document]:
-    """Yield the documents of `sources`, one after the other.
+    """Yield the documents of `sources`, one after the other, in little memory.
+
+    A text file is one document, however large; each record of other files is one.
 
     Args:
-        sources: Files of text (.txt) or of records (.jsonl, .json; any of them .gz), folders,
-            globs, the bundled "shakespeare", or "hub:NAME" and "hub:NAME:SPLIT" for a data set of
-            the Hugging Face hub or a folder that `datasets` saved. A record has "text", or
-            "instruction" and "output" (Alpaca), or "prompt" and "response", or "messages" of "role"
-            and "content" (chat).
+        sources: Files of text (.txt, and any ending that is not named here) or of records (.jsonl,
+            .json, .csv, .tsv, .parquet), also compressed (.gz, .zst), folders, globs, the bundled
+            "shakespeare", folders that `datasets` saved, or "hub:NAME", "hub:NAME:SPLIT" and
+            "hub:NAME:CONFIGURATION:SPLIT" for a data set of the Hugging Face hub. A record has
+            "text", or "instruction" and "output" (Alpaca), or "prompt" and "response", or
+            "messages" of "role" and "content" (chat).
         tokenizer: Its chat template writes the turns of a chat; without one, they are ``role:
             content`` lines.
+        field: The column of the text (or of messages) in records; none means those named above.
+        advance: Hears how many bytes of files have just been read, of `size_of` them.
 
     Raises:
         DataError: If a source cannot be read (the message names file and line), or there is no text
             at all.
     """
-    empty = True
+    found = False
+
+    def watch(document: Iterable[TextPiece]) -> Document:
+        nonlocal found
+        for piece in document:
+            found = found or bool(piece.text)
+            yield piece
+
     for source in sources:
-        for place, record in read_records(source):
-            document = document_of(record, place, tokenizer)
-            empty = empty and not any(piece.text for piece in document)
-            yield document
-    if empty:
+        for document in _read_source(source, tokenizer, field, advance):
+            yield watch(document)
+    if not found:
         raise DataError(f"there is no text in {', '.join(sources)}")
 
 
-def read_records(source: str) -> Iterator[tuple[str, Any]]:
-    """Yield (place, record) for each record of a source; a text file is one record with "text"."""
-    if source.startswith(HUB):
-        for number, record in enumerate(_data_set(source.removeprefix(HUB)), 1):
-            yield f"{source}, record {number}", record
-        return
-    for path in paths(source):
-        text = contents(path)
-        if path.name.removesuffix(".gz").endswith((".json", ".jsonl")):
-            yield from _json_records(path, text)
-        else:
-            yield str(path), {"text": text}
+def size_of(sources: Sequence[str]) -> int | None:
+    """Number of bytes that `read_documents` will read from files, as they are on the disk; None
+    where that is not known, for data sets.
+
+    Raises:
+        DataError: If a source has no files.
+    """
+    if any(map(_data_set_name, sources)):
+        return None
+    return sum(path.stat().st_size for source in sources for path in paths(source))
 
 
 def paths(source: str) -> list[Path]:
@@ -97,137 +111,93 @@ def paths(source: str) -> list[Path]:
             return [path]
     if not source.strip():
         raise DataError("a source of text is empty; name a file, or . for the working folder")
-    path = Path(source).expanduser()
+    path = _expand(source)
     if path.is_file():
         return [path]
     found = path.rglob("*") if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))
-    texts = sorted(p for p in found if p.is_file() and p.name.endswith(SUFFIXES))
+    texts = sorted(p for p in found if p.is_file() and _kind(p) in KINDS and p.name not in METADATA)
     if not texts:
         raise DataError(
-            f"no text found at {source!r}; give files, folders or globs of {', '.join(SUFFIXES)},"
-            f" a data set as {HUB}NAME, or a name: {', '.join(BUNDLED)}"
+            f"no text found at {source!r}; give files, folders or globs of {', '.join(KINDS)}"
+            f" (also {' and '.join(COMPRESSED)}), a data set as {HUB}NAME, or a name:"
+            f" {', '.join(BUNDLED)}"
         )
     return texts
 
 
-def contents(path: Path) -> str:
-    """Read the text of a file, which may be gzipped.
-
-    Raises:
-        DataError: If the file has no readable text; the message names it.
-    """
+def _expand(source: str) -> Path:
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not UTF-8 at byte {error.start}; convert it (iconv -t utf-8)"
-        ) from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
-    if not text.strip():
-        raise DataError(f"{path} is empty; leave it out")
-    return text
+        return Path(source).expanduser()
+    except RuntimeError as error:
+        raise DataError(f"{source!r}: there is no such user; write the folder's path") from error
 
 
-def document_of(record: Any, place: str, tokenizer: PreTrainedTokenizerFast | None) -> Document:
-    """Split a record, in any of the formats of `read_documents`, into the pieces of a document.
-
-    Raises:
-        DataError: If the record has another format; the message names its place.
-    """
-    match record:
-        case {"messages": [*messages]} if messages:
-            return _chat(messages, place, tokenizer)
-        case {"instruction": str(instruction), "output": str(output)}:
-            prompt = _alpaca(instruction, str(record.get("input") or ""))
-            return [TextPiece(prompt, False), TextPiece(output, True)]
-        case {"prompt": str(prompt), "response": str(response)}:
-            return [TextPiece(prompt, False), TextPiece(response, True)]
-        case {"text": str(text)}:
-            return [TextPiece(text, True)]
-    raise DataError(
-        f'{place} has {_describe(record)}; a record has "text", "instruction" and "output",'
-        ' "prompt" and "response" (all of them strings), or "messages"'
-    )
+def _kind(path: Path) -> str:
+    """The ending that says what a file holds."""
+    return (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix
 
 
-def _describe(record: Any) -> str:
-    """The fields of a record and their types, or its type."""
-    if not isinstance(record, dict):
-        return f"a {type(record).__name__}"
-    return "{" + ", ".join(f'"{k}": {type(record[k]).__name__}' for k in sorted(record)) + "}"
-
-
-def _json_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
-    """Of a JSON array, or of one JSON value per line; each with its place."""
-    if text.lstrip().startswith("["):
-        for number, record in enumerate(_parse(text, str(path)), 1):
-            yield f"{path}, record {number}", record
+def _read_source(
+    source: str, tokenizer: PreTrainedTokenizerFast | None, field: str | None, advance: Advance
+) -> Iterator[Iterable[TextPiece]]:
+    if name := _data_set_name(source):
+        for place, record in _data_set_records(name, field):
+            yield document_of(record, place, tokenizer, field)
         return
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            place = f"{path}, line {number}"
-            yield place, _parse(line, place)
-
-
-def _parse(text: str, place: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise DataError(
-            f"{place}, is neither a JSON array nor one JSON object per line: {error}"
-        ) from error
-
-
-def _data_set(name: str) -> Iterable[Any]:
-    """The records of a data set; ``NAME:SPLIT`` of another split than "train"."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError(f"{HUB}{name} needs the datasets library: pip install datasets") from error
-    place, _, split = name.partition(":")
-    if Path(place).is_dir():
-        found = datasets.load_from_disk(place)
-        return found[split or "train"] if isinstance(found, datasets.DatasetDict) else found
-    return datasets.load_dataset(place, split=split or "train")
-
-
-def _alpaca(instruction: str, given: str) -> str:
-    more = ", paired with an input that provides further context" if given else ""
-    section = f"### Input:\n{given}\n\n" if given else ""
-    return ALPACA.format(more=more, instruction=instruction, input=section)
-
-
-def _chat(
-    messages: Sequence[Mapping[str, str]], place: str, tokenizer: PreTrainedTokenizerFast | None
-) -> Document:
-    """Turns as the tokenizer's chat template has them, or else ``role: content`` lines; the
-    assistant's are learnt.
-    """
-    try:
-        ends = [_render_chat(messages[:count], tokenizer) for count in range(len(messages) + 1)]
-    except (KeyError, TypeError) as error:
-        raise DataError(f'{place}: every message is an object with "role" and "content"') from error
-    pieces = list[TextPiece]()
-    for message, before, after in zip(messages, ends, ends[1:], strict=False):
-        if message["role"] != "assistant":
-            pieces.append(TextPiece(after[len(before) :], False))
+    for path in paths(source):
+        records = _file_records(path, field, advance)
+        if records is None:
+            yield (TextPiece(piece, True) for piece in cut(read_text(path, advance)))
             continue
-        start = _opening(before, message, after)
-        pieces += [TextPiece(after[len(before) : start], False), TextPiece(after[start:], True)]
-    return pieces
+        for place, record in records:
+            yield document_of(record, place, tokenizer, field)
 
 
-def _opening(before: str, message: Mapping[str, str], after: str) -> int:
-    """Where the answer itself begins, behind what the template writes before it."""
-    found = after.find(message["content"], len(before))
-    return len(before) if found < 0 else found
+def _file_records(path: Path, field: str | None, advance: Advance) -> Iterator[Record] | None:
+    """None of a file of text."""
+    match _kind(path):
+        case ".jsonl" | ".json":
+            return read_json(path, advance)
+        case ".csv" | ".tsv":
+            return read_table(path, advance)
+        case ".parquet":
+            return read_parquet(path, advance, partial(needed_columns, field=field))
+    return None
 
 
-def _render_chat(
-    messages: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizerFast | None
-) -> str:
-    if tokenizer is None or tokenizer.chat_template is None or not messages:
-        return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
-    return str(tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False))
+def _data_set_name(source: str) -> str | None:
+    """The name of a data set behind "hub:", or the folder that `datasets` saved."""
+    if source.startswith(HUB):
+        return source.removeprefix(HUB)
+    return source if source.strip() and _is_saved(_expand(source)) else None
+
+
+def _is_saved(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in SAVED)
+
+
+def _data_set_records(name: str, field: str | None) -> Iterator[Record]:
+    try:
+        found = _open_data_set(name)
+        columns = needed_columns(found.column_names or (), field)
+        chosen = found.select_columns(columns) if columns else found
+        number = count(1)
+        for batch in chosen.iter(ROWS):
+            for values in zip(*batch.values(), strict=True):
+                yield f"{name}, record {next(number)}", dict(zip(batch, values, strict=True))
+    except (OSError, KeyError, ValueError) as error:
+        raise DataError(f"cannot read the data set {name}: {error}") from error
+
+
+def _open_data_set(name: str) -> Any:
+    """The data set ``NAME``, ``NAME:SPLIT`` or ``NAME:CONFIGURATION:SPLIT``."""
+    require_package("datasets", f"{HUB}{name}", "or give the text as files")
+    import datasets
+
+    place, *choices = name.split(":")
+    split = choices[-1] if choices else "train"
+    configuration = choices[0] if len(choices) > 1 else None
+    if not _is_saved(_expand(place)):
+        return datasets.load_dataset(place, configuration, split=split, streaming=True)
+    found = datasets.load_from_disk(str(_expand(place)))
+    return found[split] if isinstance(found, datasets.DatasetDict) else found

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar
 
 import numpy as np
@@ -15,7 +17,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from fastweights.runs.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
-_PIECE = 1 << 15  # characters encoded at once
+"""Ends a document, and begins one, as GPT-2 has it."""
+PAD = "<|pad|>"
+SAMPLE = 1 << 24
+"""Characters of text that byte pairs are learnt from, at most."""
+_PIECE = 1 << 15  # characters of a piece, and up to the next white space
+_LONGEST = 1 << 20  # characters of a piece in which there is none
+_BATCH = 1 << 22  # characters encoded at once
 _BOUNDARY = re.compile(r"(?<=\S)(?=\s)")
 _SEQUENCE = 4  # bytes of the longest UTF-8 character
 
@@ -41,7 +49,10 @@ class Tokenization(ABC):
 
 @dataclass(frozen=True)
 class Bytes(Tokenization):
-    """A tokenizer with one token per UTF-8 byte: token i is byte i."""
+    """A tokenizer with one token per UTF-8 byte: token i is byte i.
+
+    Token 256 is ``<|endoftext|>``, which ends a document and begins one, 257 is ``<|pad|>``.
+    """
 
     is_learnt = False
 
@@ -58,8 +69,8 @@ class Bytes(Tokenization):
 class BPE(Tokenization):
     """A byte-pair encoding learnt from the training text.
 
-    It contains the 256 bytes, so that every text can be written, and ``<|endoftext|>``, which
-    separates documents.
+    It contains the 256 bytes, so that every text can be written, ``<|endoftext|>``, which ends a
+    document and begins one, and ``<|pad|>``. It is learnt from the first `SAMPLE` characters.
 
     Attributes:
         size: Number of tokens.
@@ -68,23 +79,22 @@ class BPE(Tokenization):
     size: int
 
     def build(self, text: Iterable[str]) -> PreTrainedTokenizerFast:
-        if self.size < 257:
+        if self.size < 258:
             raise DataError(
-                f"bpe:{self.size} is too small: 256 bytes and {END_OF_TEXT} need 257 tokens or more"
+                f"bpe:{self.size} is too small: 256 bytes, {END_OF_TEXT} and {PAD} need 258 tokens"
+                " or more"
             )
         split = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = split  # pyright: ignore[reportAttributeAccessIssue]
         trainer = trainers.BpeTrainer(
             vocab_size=self.size,
-            special_tokens=[END_OF_TEXT],
+            special_tokens=[END_OF_TEXT, PAD],
             initial_alphabet=_letters(),
             show_progress=False,
         )
-        tokenizer.train_from_iterator(
-            (piece for document in text for piece in pieces(document)), trainer
-        )
-        return _byte_level(tokenizer, split, eos_token=END_OF_TEXT)
+        tokenizer.train_from_iterator(_sample(text), trainer)
+        return _byte_level(tokenizer, split)
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,17 @@ class ExistingTokenizer(Tokenization):
         return tokenizer
 
 
+def _sample(texts: Iterable[str]) -> Iterator[str]:
+    """Pieces of the texts, up to `SAMPLE` characters."""
+    left = SAMPLE
+    for text in texts:
+        for piece in pieces(text):
+            yield piece[:left]
+            left -= len(piece)
+            if left <= 0:
+                return
+
+
 def encode(tokenizer: PreTrainedTokenizerFast, documents: Iterable[str]) -> np.ndarray:
     """Tokenize all documents, with the end-of-text token between them: ``[n]`` uint16 or int32.
 
@@ -130,12 +151,30 @@ def encode(tokenizer: PreTrainedTokenizerFast, documents: Iterable[str]) -> np.n
 
 def pieces(document: str) -> Iterator[str]:
     """Cut a document before white space, at places that no token of byte-level BPE crosses."""
-    start = 0
-    while start < len(document):
-        cut = _BOUNDARY.search(document, start + _PIECE)
-        end = len(document) if cut is None else cut.start()
-        yield document[start:end]
-        start = end
+    return cut((document,))
+
+
+def cut(blocks: Iterable[str]) -> Iterator[str]:
+    """Cut a document that comes in blocks; the same pieces as `pieces` of the whole.
+
+    Text that has no white space for long is cut where its piece has become too long.
+    """
+    text = ""
+    for block in blocks:
+        text, start = text + block, 0
+        while (end := _end_of_piece(text, start)) is not None:
+            yield text[start:end]
+            start = end
+        text = text[start:]
+    if text:
+        yield text
+
+
+def _end_of_piece(text: str, start: int) -> int | None:
+    """None if more of the text has to be seen."""
+    longest = start + _LONGEST
+    cut = _BOUNDARY.search(text, start + _PIECE, longest)
+    return cut.start() if cut else longest if len(text) > longest else None
 
 
 class TextStream:
@@ -182,20 +221,83 @@ class TextStream:
 
 
 def token_ids(tokenizer: PreTrainedTokenizerFast, document: str) -> np.ndarray:
-    """Tokenize one text without special tokens: ``[n]`` int32."""
-    encoded = tokenizer.backend_tokenizer.encode_batch_fast(
-        list(pieces(document)), add_special_tokens=False
+    """Tokenize one text without special tokens: ``[n]`` uint16 or int32."""
+    return next(encode_texts(tokenizer, (document,)))
+
+
+def encode_texts(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> Iterator[np.ndarray]:
+    """Tokenize texts, in parallel and in little memory, without special tokens.
+
+    Returns:
+        Tokens ``[n]``, uint16 or int32, of each text in turn.
+    """
+    kind = token_type(tokenizer)
+    if _is_bytes(tokenizer):
+        return (np.frombuffer(text.encode(), np.uint8).astype(kind) for text in texts)
+    return _encode_texts(tokenizer.backend_tokenizer, texts, kind)
+
+
+def token_type(tokenizer: PreTrainedTokenizerFast) -> type[np.uint16] | type[np.int32]:
+    """The smallest type of number that every token fits."""
+    return np.uint16 if len(tokenizer) <= 1 << 16 else np.int32
+
+
+def _encode_texts(backend: Tokenizer, texts: Iterable[str], kind: type) -> Iterator[np.ndarray]:
+    counts = deque[int]()
+
+    def cut_all() -> Iterator[str]:
+        for text in texts:
+            parts = list(pieces(text)) or [""]
+            counts.append(len(parts))
+            yield from parts
+
+    encoded = _encode_pieces(backend, cut_all(), kind)
+    for first in encoded:
+        yield np.concatenate((first, *islice(encoded, counts.popleft() - 1)))
+
+
+def _encode_pieces(backend: Tokenizer, parts: Iterator[str], kind: type) -> Iterator[np.ndarray]:
+    for batch in _batches(parts):
+        for encoding in backend.encode_batch_fast(batch, add_special_tokens=False):
+            yield np.array(encoding.ids, dtype=kind)
+
+
+def _batches(parts: Iterator[str]) -> Iterator[list[str]]:
+    """Lists of `_BATCH` characters, and up to a piece more."""
+    batch, size = list[str](), 0
+    for part in parts:
+        batch.append(part)
+        size += len(part)
+        if size >= _BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _is_bytes(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Whether token i is byte i, whatever its neighbours are (`Bytes`)."""
+    backend = tokenizer.backend_tokenizer
+    split = backend.pre_tokenizer
+    return (
+        backend.get_vocab_size(with_added_tokens=False) == 256
+        and backend.normalizer is None
+        and isinstance(split, pre_tokenizers.ByteLevel)
+        and not split.add_prefix_space
+        and list(map(backend.token_to_id, _letters())) == list(range(256))
     )
-    return np.concatenate([np.array(piece.ids, dtype=np.int32) for piece in encoded])
 
 
-def _byte_level(
-    tokenizer: Tokenizer, split: pre_tokenizers.ByteLevel, eos_token: str | None = None
-) -> PreTrainedTokenizerFast:
+def _byte_level(tokenizer: Tokenizer, split: pre_tokenizers.ByteLevel) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = split  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.add_special_tokens([END_OF_TEXT, PAD])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=eos_token, clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=PAD,
+        clean_up_tokenization_spaces=False,
     )
 
 

@@ -4,7 +4,7 @@ from fastweights.runs.checkpoint import model_folder
 from fastweights.runs.errors import CheckpointError, DataError, NonFiniteError, TrainingError
 from fastweights.runs.optimizers import AdamW, OptimizerConfig
 from fastweights.runs.report import Reporter, Result, Summary
-from fastweights.runs.schedules import Cosine, Linear, Schedule
+from fastweights.runs.schedules import Constant, Cosine, Linear, Schedule
 from fastweights.runs.signals import StopOnSignal
 from fastweights.runs.stage import Every
 from fastweights.text.corpus import (
@@ -17,13 +17,10 @@ from fastweights.text.corpus import (
     tokenize_sources,
 )
 from fastweights.text.tokenizers import BPE, Bytes, ExistingTokenizer, TextStream, Tokenization
-from fastweights.train.loop import (
-    Architecture,
-    HuggingFace,
-    PresetArchitecture,
-    TrainConfig,
-    train,
-)
+from fastweights.train.adapters import LoRA
+from fastweights.train.architectures import Architecture, HuggingFace, PresetArchitecture
+from fastweights.train.existing import ExistingModel
+from fastweights.train.loop import TrainConfig, train
 
 __all__ = [
     "BPE",
@@ -31,13 +28,16 @@ __all__ = [
     "Architecture",
     "Bytes",
     "CheckpointError",
+    "Constant",
     "Corpus",
     "Cosine",
     "DataError",
     "Every",
+    "ExistingModel",
     "ExistingTokenizer",
     "HuggingFace",
     "Linear",
+    "LoRA",
     "NonFiniteError",
     "OptimizerConfig",
     "PresetArchitecture",

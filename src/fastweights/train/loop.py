@@ -4,137 +4,37 @@ result."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig
 
-from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, find_preset
 from fastweights.runs.checkpoint import no_progress_bars, save_model
 from fastweights.runs.errors import TrainingError
 from fastweights.runs.evaluation import evaluation_mode
 from fastweights.runs.files import atomic_folder
 from fastweights.runs.folder import is_run
+from fastweights.runs.length import change_steps
 from fastweights.runs.loop import End, run_in_folder
 from fastweights.runs.metrics import Row
 from fastweights.runs.processes import Alone, Processes, join_processes
+from fastweights.runs.ranges import POSITIVE_INTEGER
 from fastweights.runs.report import Reporter, Result
 from fastweights.runs.stage import Every, Optimization, StoredStage, go_backward
 from fastweights.text.corpus import Text, Windows, load_corpus, read_corpus, sequential_windows
+from fastweights.train.adapters import has_adapters, merge_adapters, restore_adapters
+from fastweights.train.architectures import Architecture, HuggingFace, PresetArchitecture
+from fastweights.train.existing import ExistingModel, copy_to_own_memory
 from fastweights.train.numerics import record_numerics
 from fastweights.train.plot import plot
 
-__all__ = [
-    "Architecture",
-    "Every",
-    "HuggingFace",
-    "PresetArchitecture",
-    "TrainConfig",
-    "train",
-]
+__all__ = ["Every", "TrainConfig", "train"]
 
-
-@dataclass(frozen=True)
-class Architecture:
-    """The architecture of a language model of this library.
-
-    Attributes:
-        mixers: One ``{"name": …, …arguments}`` per mixer, repeated over the blocks.
-        layers: Number of blocks.
-        width: Hidden size.
-    """
-
-    mixers: tuple[Mapping[str, object], ...] = ({"name": "metala"},)
-    layers: int = 4
-    width: int = 128
-
-    def build(self, tokenizer: PreTrainedTokenizerBase) -> FastWeightsForCausalLM:
-        """Build a new model for `tokenizer`.
-
-        Raises:
-            ValueError: If sizes do not fit each other.
-        """
-        config = FastWeightsConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=self.width,
-            num_hidden_layers=self.layers,
-            mixers=[dict(mixer) for mixer in self.mixers],
-            eos_token_id=cast(int | None, tokenizer.eos_token_id),
-        )
-        return FastWeightsForCausalLM(config)
-
-    @property
-    def name(self) -> str:
-        return "-".join(str(mixer["name"]) for mixer in self.mixers)
-
-    @property
-    def title(self) -> str:
-        mixers = ", ".join(str(mixer["name"]) for mixer in self.mixers)
-        return f"{mixers}: {self.layers} layers of width {self.width}"
-
-
-@dataclass(frozen=True)
-class PresetArchitecture:
-    """The architecture ``fastweights.PRESETS[name]``, with the tokenizer's vocabulary.
-
-    Attributes:
-        name: Name of the preset.
-    """
-
-    name: str
-
-    def build(self, tokenizer: PreTrainedTokenizerBase) -> FastWeightsForCausalLM:
-        """Build a new model for `tokenizer`.
-
-        Raises:
-            ValueError: If there is no preset of this name, or it is a classifier.
-        """
-        found = find_preset(self.name)
-        if found.model is not FastWeightsForCausalLM:
-            raise ValueError(
-                f"{self.name} is a {found.model.__name__}; training takes language models"
-            )
-        end = cast(int | None, tokenizer.eos_token_id)
-        return FastWeightsForCausalLM(found.config(vocab_size=len(tokenizer), eos_token_id=end))
-
-    @property
-    def title(self) -> str:
-        return self.name
-
-
-@dataclass(frozen=True)
-class HuggingFace:
-    """An architecture of the transformers library, such as a softmax model to linearize later.
-
-    Attributes:
-        name: Its model_type, such as ``"llama"``.
-        fields: Fields of its configuration; vocabulary and end of text are the tokenizer's.
-    """
-
-    name: str
-    fields: Mapping[str, object] = field(default_factory=dict)
-
-    def build(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-        """Build a new model for `tokenizer`.
-
-        Raises:
-            ValueError: If transformers refuses the name or the fields.
-        """
-        end = cast(int | None, tokenizer.eos_token_id)
-        special = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
-        config = AutoConfig.for_model(
-            self.name, **{"vocab_size": len(tokenizer), **special, **self.fields}
-        )
-        return AutoModelForCausalLM.from_config(config)
-
-    @property
-    def title(self) -> str:
-        return f"{self.name}: " + ", ".join(
-            f"{name} {value}" for name, value in self.fields.items()
-        )
+MODEL, ADAPTER = "model", "adapter"
+"""The results of a run, by their folders."""
 
 
 @dataclass(frozen=True)
@@ -145,18 +45,17 @@ class TrainConfig(Optimization):
 
     Attributes:
         text: The text to train on, and its tokenizer.
-        model: The architecture of the model.
+        model: The architecture of a new model, or the model to go on from.
         length: Tokens per sequence.
     """
 
     text: Text = Text()
-    model: Architecture | PresetArchitecture | HuggingFace = Architecture()
+    model: Architecture | PresetArchitecture | HuggingFace | ExistingModel = Architecture()
     length: int = 256
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.length < 1:
-            raise TrainingError(f"length = {self.length}; it must be 1 or more")
+        POSITIVE_INTEGER.require(length=self.length)
 
 
 def train(
@@ -170,8 +69,10 @@ def train(
     """Train a language model in the folder `out`, or resume the training that was stopped or killed
     there.
 
-    out/model is the result, a plain Hugging Face folder; out/metrics.jsonl and out/curves.png are
-    its curve. PyTorch's generators are seeded.
+    out/model is the result, a plain Hugging Face folder, and out/adapter what LoRA adds to the
+    model that it began from; out/metrics.jsonl and out/curves.png are its curve. PyTorch's
+    generators are seeded. Of a run whose schedule is open-ended, as `Constant`, the number of steps
+    may change: the result is that of a run which was asked for as many at once.
 
     Args:
         config: What to train, and how.
@@ -188,6 +89,8 @@ def train(
     """
     processes = join_processes(torch.device("cpu") if cpu else None)
     with processes.first_then_others():
+        if processes.is_first:
+            change_steps(out, config, (MODEL, ADAPTER))
         stage = LanguageModelStage(config, out, processes.device)
     end = run_in_folder(stage, config, out, processes=processes, reporter=reporter, stop=stop)
     return _result(end, config, out, stage.corpus.tokens_per_byte)
@@ -214,6 +117,7 @@ class LanguageModelStage(StoredStage):
         self.windows = Windows(self.corpus.train, config.length, config.seed)
         torch.manual_seed(config.seed)
         self.model: Any = config.model.build(self.corpus.tokenizer).to(device)  # type: ignore[arg-type]
+        _require_positions(self.model.config.get_text_config(), config.length)
 
     def prepare(self, out: Path) -> None:
         record_numerics(out)
@@ -250,16 +154,31 @@ class LanguageModelStage(StoredStage):
         save_model(self.model, self.corpus.tokenizer, folder)
 
     def load(self, folder: Path) -> None:
+        if has_adapters(self.model):
+            restore_adapters(self.model, folder)
+            return
         with no_progress_bars():
             self.model = type(self.model).from_pretrained(folder).to(self.model.device)
-        for parameter in self.model.parameters():
-            # torch aligns its own memory, a file's lies anywhere; sums depend on the alignment
-            parameter.data = parameter.data.clone()
+        copy_to_own_memory(self.model)
 
     def finish(self, out: Path) -> None:
-        if not (out / "model").exists():
-            with atomic_folder(out / "model") as folder:
+        if (out / MODEL).exists():
+            return
+        if has_adapters(self.model):
+            with atomic_folder(out / ADAPTER) as folder:
                 self.save(folder)
+            self.model = merge_adapters(self.model)
+        with atomic_folder(out / MODEL) as folder:
+            self.save(folder)
 
     def draw(self, rows: Sequence[Row], out: Path) -> None:
         plot(rows, out / "curves.png", self.config.model.title)
+
+
+def _require_positions(config: PretrainedConfig, length: int) -> None:
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and 0 < positions < length:
+        raise TrainingError(
+            f"length = {length}, but the model has positions for {positions} tokens; take a length"
+            f" of {positions} or less"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fastweights.cli.argument_types import given, path, positive_integer, sequence_length
 from fastweights.cli.parser import MODEL_SOURCE, Deferred, Parser, add_plugins
 
 
@@ -12,30 +13,34 @@ def analyze(parser: Parser) -> Deferred:
     the theorems of the papers.
     """
     parser.add_argument(
-        "models", nargs="*", metavar="MODEL", help=f"The models to compare, each {MODEL_SOURCE}"
+        "models",
+        type=given,
+        nargs="*",
+        metavar="MODEL",
+        help=f"The models to compare, each {MODEL_SOURCE}",
     )
-    parser.add_argument("--text", type=Path, help="Text file that the models read; needed by them")
+    parser.add_argument("--text", type=path, help="Text file that the models read; needed by them")
     parser.add_argument(
         "--out",
-        type=Path,
+        type=path,
         default=Path("runs/analysis"),
         help="Folder that the report is written to (default: %(default)s)",
     )
     parser.add_argument(
         "--tokens",
-        type=int,
+        type=sequence_length,
         default=1024,
         help="Number of tokens of the text to read, at most (default: %(default)s)",
     )
     parser.add_argument(
         "--window",
-        type=int,
+        type=positive_integer,
         default=128,
         help="Number of tokens that an attention map shows (default: %(default)s)",
     )
     parser.add_argument(
         "--heads",
-        type=int,
+        type=positive_integer,
         default=16,
         help="Number of heads of a layer to show, at most (default: %(default)s)",
     )

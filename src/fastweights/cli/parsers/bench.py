@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from argparse import SUPPRESS
-from pathlib import Path
 
-from fastweights.cli.argument_types import mixer_name
+from fastweights.cli.argument_types import (
+    given,
+    non_negative_integer,
+    own_mixer,
+    path,
+    positive_number,
+    sequence_length,
+)
 from fastweights.cli.parser import Declare, Deferred, Parser, add_verbs
 
 SECONDS = 2.0
@@ -18,7 +24,7 @@ def bench(parser: Parser) -> Deferred:
     for name, (target, measure) in add_verbs(parser, "TARGET", _TARGETS).items():
         target.add_argument(
             "--out",
-            type=Path,
+            type=path,
             help=f"JSON file of the rows (default: runs/bench/{name}-<commit>.json)",
         )
         target.set_defaults(target=name, measure=measure, quick=False)
@@ -49,7 +55,7 @@ def _decode(parser: Parser) -> Deferred:
     _add_own_mixer(parser)
     parser.add_argument(
         "--tokens",
-        type=int,
+        type=non_negative_integer,
         default=0,
         metavar="N",
         help="Number of tokens over which time and state are followed; 0 for none"
@@ -77,7 +83,7 @@ def _gpu(parser: Parser) -> Deferred:
     """Check and measure everything on one NVIDIA GPU, the most important first."""
     parser.add_argument(
         "--seconds",
-        type=float,
+        type=positive_number,
         default=440.0,
         help="Seconds for all measurements together (default: %(default)s)",
     )
@@ -91,7 +97,7 @@ def _mesa(parser: Parser) -> Deferred:
     _add_quick(parser)
     parser.add_argument(
         "--checkpoint",
-        type=Path,
+        type=path,
         help="Folder of a run, a checkpoint or a model with Mesa layers, whose loss is measured",
     )
     parser.add_argument(
@@ -103,18 +109,19 @@ def _mesa(parser: Parser) -> Deferred:
     )
     parser.add_argument(
         "--text",
+        type=given,
         default="shakespeare",
         help="Text whose last tenth the checkpoint reads (default: %(default)s)",
     )
     parser.add_argument(
         "--tokens",
-        type=int,
+        type=sequence_length,
         default=32768,
         help="Number of tokens of the text to read (default: %(default)s)",
     )
     parser.add_argument(
         "--length",
-        type=int,
+        type=sequence_length,
         default=1024,
         help="Number of tokens of a sequence (default: %(default)s)",
     )
@@ -135,6 +142,7 @@ def _add_choice(parser: Parser) -> None:
     _add_quick(parser)
     parser.add_argument(
         "--only",
+        type=given,
         default="*",
         metavar="PATTERN",
         help="Measure only what this matches, such as 'decay*' or mesa (default: all)",
@@ -152,7 +160,7 @@ def _add_quick(parser: Parser) -> None:
 def _add_seconds(parser: Parser) -> None:
     parser.add_argument(
         "--seconds",
-        type=float,
+        type=positive_number,
         default=SECONDS,
         help="Seconds for each contender after its warm-up (default: %(default)s)",
     )
@@ -162,7 +170,7 @@ def _add_own_mixer(parser: Parser) -> None:
     parser.add_argument(
         "--mixer",
         dest="only",
-        type=mixer_name,
+        type=own_mixer,
         default=SUPPRESS,
         metavar="PACKAGE.MODULE:CLASS",
         help="Measure only this mixer class of your own",

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fastweights.cli.argument_types import (
+    given,
+    non_negative_integer,
+    path,
+    positive_integer,
+    sequence_length,
+)
 from fastweights.cli.parser import (
     MODEL_SOURCE,
     Declare,
@@ -32,17 +39,21 @@ def eval_(parser: Parser) -> Deferred:
 
 def _add_models(parser: Parser, kind: str) -> None:
     parser.add_argument(
-        "models", nargs="+", metavar="MODEL", help=f"The models to measure, each {MODEL_SOURCE}"
+        "models",
+        type=given,
+        nargs="+",
+        metavar="MODEL",
+        help=f"The models to measure, each {MODEL_SOURCE}",
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=path,
         default=Path("runs/eval") / kind,
         help="Folder that the results are written to (default: %(default)s)",
     )
     parser.add_argument(
         "--batch",
-        type=int,
+        type=positive_integer,
         default=8,
         help="Number of sequences computed at once (default: %(default)s)",
     )
@@ -56,6 +67,7 @@ def _perplexity(parser: Parser) -> Deferred:
     """
     parser.add_argument(
         "--text",
+        type=given,
         nargs="+",
         required=True,
         metavar="SOURCE",
@@ -63,27 +75,30 @@ def _perplexity(parser: Parser) -> Deferred:
     )
     parser.add_argument(
         "--length",
-        type=int,
+        type=sequence_length,
         default=1024,
         help="Number of tokens of a sequence (default: %(default)s)",
     )
     parser.add_argument(
         "--chunk",
-        type=int,
+        type=non_negative_integer,
         default=512,
         help="Number of tokens of a sequence computed at once; 0 for all (default: %(default)s)",
     )
     parser.add_argument(
-        "--tokens", type=int, help="Number of tokens of the text to read, at most (default: all)"
+        "--tokens",
+        type=sequence_length,
+        help="Number of tokens of the text to read, at most (default: all)",
     )
     parser.add_argument(
         "--trained",
-        type=int,
+        type=positive_integer,
         metavar="LENGTH",
         help="Length of the sequences in training, to mark in the picture (default: no mark)",
     )
     parser.add_argument(
         "--reference",
+        type=given,
         metavar="MODEL",
         help="One of the models, to which the picture shows the others' differences",
     )
@@ -105,13 +120,14 @@ def _harness(parser: Parser) -> Deferred:
 def _add_items(parser: Parser) -> None:
     parser.add_argument(
         "--data",
-        type=Path,
+        type=path,
         required=True,
         metavar="FOLDER",
         help="Folder with the evaluation files, which docs/evals.md lists",
     )
     parser.add_argument(
         "--tasks",
+        type=given,
         nargs="+",
         metavar="NAME",
         help=f"Tasks to score: {', '.join(TASKS)}, or a .jsonl file of recall prompts"
@@ -119,13 +135,13 @@ def _add_items(parser: Parser) -> None:
     )
     parser.add_argument(
         "--limit",
-        type=int,
+        type=positive_integer,
         metavar="N",
         help="Number of items per task, the first ones (default: all)",
     )
     parser.add_argument(
         "--shots",
-        type=int,
+        type=non_negative_integer,
         default=0,
         metavar="N",
         help="Number of solved words before a scrambled one (default: %(default)s)",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from fastweights.cli.argument_types import given, path
 from fastweights.cli.parser import Deferred, Parser, add_dtype
 
 FAMILIES = (
@@ -19,11 +18,12 @@ def import_(parser: Parser) -> Deferred:
     """
     parser.add_argument(
         "model",
+        type=given,
         help="The model to read: a folder, or a name on the Hugging Face hub; its type is one of "
         + ", ".join(FAMILIES),
     )
     parser.add_argument(
-        "--out", type=Path, required=True, help="Folder to write to, which must not exist yet"
+        "--out", type=path, required=True, help="Folder to write to, which must not exist yet"
     )
     add_dtype(parser)
     return Deferred("import_", "import_model_folder")

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from argparse import _ArgumentGroup
-from pathlib import Path
 
-from fastweights.cli.argument_types import numbers
+from fastweights.cli.argument_types import (
+    fraction,
+    given,
+    non_negative_integer,
+    non_negative_integers,
+    non_negative_number,
+    path,
+    positive_integer,
+    positive_integers,
+    positive_number,
+    sequence_length,
+)
 from fastweights.cli.parser import (
     Declare,
     Deferred,
@@ -16,7 +26,7 @@ from fastweights.cli.parser import (
     add_verbs,
 )
 from fastweights.cli.parsers.generate import add_temperature
-from fastweights.cli.parsers.train import add_intervals
+from fastweights.cli.parsers.train import add_intervals, add_trackers
 
 METHODS = ("lolcats", "lolcats-linear", "workshop", "hedgehog", "no-transfer", "t2r", "supra")
 FEATURE_MAPS = ("hedgehog", "exp", "elu", "relu")
@@ -53,7 +63,7 @@ def _stage(verb: str, description: str) -> Declare:
         _add_pretrained(parser)
         parser.add_argument(
             "--out",
-            type=Path,
+            type=path,
             required=True,
             help="Folder of the conversion; one that was stopped is resumed",
         )
@@ -82,7 +92,7 @@ def _generate(parser: Parser) -> Deferred:
     parser.add_argument("prompt", help="Text that the model continues")
     parser.add_argument(
         "--tokens",
-        type=int,
+        type=positive_integer,
         default=200,
         help="Number of tokens to generate (default: %(default)s)",
     )
@@ -98,14 +108,14 @@ def _bench(parser: Parser) -> Deferred:
     add = parser.add_argument
     add(
         "--batches",
-        type=numbers,
+        type=positive_integers,
         default=(1, 4, 16),
         metavar="1,4,…",
         help="Numbers of sequences generated at a time (default: 1,4,16)",
     )
     add(
         "--tokens",
-        type=numbers,
+        type=positive_integers,
         default=TOKENS,
         metavar="N,N,…",
         help="Numbers of generated tokens to measure after"
@@ -113,20 +123,20 @@ def _bench(parser: Parser) -> Deferred:
     )
     add(
         "--prompt",
-        type=int,
+        type=positive_integer,
         default=64,
         metavar="N",
         help="Number of random tokens in a prompt (default: %(default)s)",
     )
     add(
         "--seconds",
-        type=float,
+        type=positive_number,
         default=600.0,
         help="Seconds of generation after which a batch is not continued (default: %(default)s)",
     )
     add(
         "--out",
-        type=Path,
+        type=path,
         help="JSON file of the rows, with a picture beside it (default: bench.json in the folder)",
     )
     add_device(parser)
@@ -156,20 +166,22 @@ _VERBS: dict[str, Declare] = {
 
 def _add_pretrained(parser: Parser) -> None:
     parser.add_argument(
-        "model", help="The softmax model to convert: a folder, or a name on the Hugging Face hub"
+        "model",
+        type=given,
+        help="The softmax model to convert: a folder, or a name on the Hugging Face hub",
     )
 
 
 def _add_linearized(parser: Parser) -> None:
     parser.add_argument(
-        "model", type=Path, help="The linearized model: the folder of its conversion, or of itself"
+        "model", type=path, help="The linearized model: the folder of its conversion, or of itself"
     )
 
 
 def _add_length(group: Parser | _ArgumentGroup) -> None:
     group.add_argument(
         "--length",
-        type=int,
+        type=sequence_length,
         default=1024,
         help="Number of tokens per training sequence (default: %(default)s)",
     )
@@ -178,6 +190,7 @@ def _add_length(group: Parser | _ArgumentGroup) -> None:
 def _add_data(group: _ArgumentGroup) -> None:
     group.add_argument(
         "--data",
+        type=given,
         nargs="+",
         required=True,
         metavar="SOURCE",
@@ -186,6 +199,7 @@ def _add_data(group: _ArgumentGroup) -> None:
     )
     group.add_argument(
         "--validation",
+        type=given,
         nargs="+",
         default=(),
         metavar="SOURCE",
@@ -224,20 +238,20 @@ def _add_method(group: _ArgumentGroup) -> None:
     )
     add(
         "--window",
-        type=int,
+        type=non_negative_integer,
         metavar="TOKENS",
         help="Number of tokens that softmax attends to beside the linear attention; 0 for none"
         " (default: the method's)",
     )
     add(
         "--layers",
-        type=numbers,
+        type=non_negative_integers,
         metavar="0,1,…",
         help="Numbers of the layers to convert (default: all that can be converted)",
     )
     add(
         "--softmax-layers",
-        type=int,
+        type=non_negative_integer,
         default=0,
         metavar="K",
         help="Number of layers that stay softmax, those whose conversion does the most damage"
@@ -250,33 +264,33 @@ def _add_training(group: _ArgumentGroup) -> None:
     for stage, what in {"transfer": "attention transfer", "finetune": "adaptation"}.items():
         add(
             f"--{stage}-steps",
-            type=int,
+            type=non_negative_integer,
             metavar="N",
             help=f"Number of updates in {what}; 0 leaves it out (default: the method's, {STEPS}"
             " for lolcats)",
         )
     add(
         "--transfer-lr",
-        type=float,
+        type=positive_number,
         metavar="RATE",
         help="Learning rate of attention transfer; short runs need a higher one"
         " (default: the method's, 0.01 for lolcats)",
     )
     add(
         "--finetune-lr",
-        type=float,
+        type=positive_number,
         metavar="RATE",
         help="Learning rate of adaptation (default: the method's, 0.0001 for lolcats)",
     )
-    add("--batch", type=int, help="Number of sequences per update (default: 8)")
+    add("--batch", type=positive_integer, help="Number of sequences per update (default: 8)")
     add(
         "--accumulate",
-        type=int,
+        type=positive_integer,
         help="Number of parts that a batch is computed in, to save memory (default: 1)",
     )
     add(
         "--dropout",
-        type=float,
+        type=fraction,
         metavar="P",
         help="Probability that attention transfer hides a layer's window (default: 0)",
     )
@@ -287,10 +301,11 @@ def _add_training(group: _ArgumentGroup) -> None:
     )
     add(
         "--kl",
-        type=float,
+        type=non_negative_number,
         metavar="FACTOR",
         help="Weight of the KL divergence to the softmax model in adaptation (default: 0)",
     )
     add("--bf16", action="store_true", help="Compute matrix products of the training in bfloat16")
     add_intervals(group)
+    add_trackers(group)
     add_seed(group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fastweights.cli.argument_types import given
 from fastweights.cli.parser import Deferred, Parser
 
 
@@ -10,7 +11,7 @@ def list_(parser: Parser) -> Deferred:
     architectures, or the tasks of the benchmarks.
     """
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="Names of those to list (default: all)"
+        "names", type=given, nargs="*", metavar="NAME", help="Names of those to list (default: all)"
     )
     parser.add_argument(
         "--presets",

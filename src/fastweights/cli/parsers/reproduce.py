@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from fastweights.cli.argument_types import given, path, positive_integer
 from fastweights.cli.parser import Deferred, Parser, add_device
 
 
@@ -12,24 +11,29 @@ def reproduce(parser: Parser) -> Deferred:
     all.
     """
     parser.add_argument(
-        "claim", nargs="?", metavar="CLAIM", help="Name of the claim to test (default: list all)"
+        "claim",
+        type=given,
+        nargs="?",
+        metavar="CLAIM",
+        help="Name of the claim to test (default: list all)",
     )
     parser.add_argument(
         "--size",
+        type=given,
         default="cpu",
         metavar="cpu|gpu|paper",
         help="How large the experiment is (default: %(default)s)",
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=path,
         help="Folder of the experiment (default: runs/reproduce/CLAIM-SIZE); one that was stopped"
         " is resumed",
     )
-    parser.add_argument("--data", type=Path, help="Folder of data files that some sizes need")
+    parser.add_argument("--data", type=path, help="Folder of data files that some sizes need")
     parser.add_argument(
         "--workers",
-        type=int,
+        type=positive_integer,
         metavar="N",
         help="Number of processes that train independent models (default: one per core)",
     )

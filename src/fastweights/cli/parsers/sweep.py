@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from fastweights.cli.argument_types import mixer_name
+from fastweights.cli.argument_types import given, mixer_name, non_negative_integer, path
 from fastweights.cli.parser import Deferred, Parser, add_device
 
 
@@ -13,11 +11,11 @@ def sweep(parser: Parser) -> Deferred:
     to resume.
     """
     parser.add_argument(
-        "plan", type=Path, help="TOML file with the plan of the sweep; docs/sweeps.md explains it"
+        "plan", type=path, help="TOML file with the plan of the sweep; docs/sweeps.md explains it"
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=path,
         help="Folder of the sweep (default: runs/sweeps/ and the plan's name)",
     )
     parser.add_argument(
@@ -30,12 +28,13 @@ def sweep(parser: Parser) -> Deferred:
     )
     parser.add_argument(
         "--workers",
-        type=int,
+        type=non_negative_integer,
         metavar="N",
         help="Number of processes (default: one per core; 0: everything in this process)",
     )
     parser.add_argument(
         "--ray",
+        type=given,
         nargs="?",
         const="",
         metavar="ADDRESS",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fastweights.cli.argument_types import given
 from fastweights.cli.parser import Deferred, Parser
 
 TABLES = (
@@ -17,6 +18,7 @@ def table(parser: Parser) -> Deferred:
     """
     parser.add_argument(
         "tables",
+        type=given,
         nargs="*",
         metavar="TABLE",
         help=f"Tables to print (default: all): {', '.join(TABLES)}",

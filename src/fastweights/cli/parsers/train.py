@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 from argparse import _ArgumentGroup
-from pathlib import Path
 
-from fastweights.cli.argument_types import mixer_list, tokenizer
+from fastweights.cli.argument_types import (
+    given,
+    mixer_list,
+    non_negative_integer,
+    non_negative_number,
+    path,
+    positive_integer,
+    positive_number,
+    sequence_length,
+    tokenizer,
+)
 from fastweights.cli.parser import Deferred, Parser, add_device, add_seed
 
 LAYERS, WIDTH = 4, 128
 """Of the architecture that is trained unless told otherwise."""
+LR, FULL_LR, LORA_LR = 3e-3, 1e-4, 2e-4
+"""Learning rates unless told otherwise: of new models, of existing ones, of their adapters."""
+RANK = 8
+"""Of adapters unless told otherwise."""
+SCHEDULES = ("cosine", "linear", "constant")
+TRACKERS = ("tensorboard", "wandb")
 
 
 def train(parser: Parser) -> Deferred:
-    """Train a language model on text; run the same command again to resume."""
+    """Train a language model on text, a new one or an existing one; run the same command again to
+    resume.
+    """
     _add_text(parser.add_argument_group("text"))
-    _add_model(parser.add_argument_group("model"))
+    _add_start(parser.add_argument_group("existing model"))
+    _add_model(parser.add_argument_group("new model"))
     _add_training(parser.add_argument_group("training"))
     output = parser.add_argument_group("output")
     output.add_argument(
-        "--out", type=Path, help="Folder of the run (default: runs/<data>-<mixers>)"
+        "--out", type=path, help="Folder of the run (default: runs/<data>-<mixers>)"
     )
     add_intervals(output)
+    add_trackers(output)
     output.add_argument(
         "--sample",
-        type=int,
+        type=non_negative_integer,
         default=300,
         metavar="TOKENS",
         help="Number of tokens that the trained model writes at the end; 0 for none"
@@ -38,30 +57,43 @@ def add_intervals(group: _ArgumentGroup) -> None:
     """How often a training logs, validates and saves."""
     group.add_argument(
         "--log-every",
-        type=int,
+        type=positive_integer,
         default=10,
         metavar="STEPS",
         help="Number of steps between two lines of metrics (default: %(default)s)",
     )
     group.add_argument(
         "--eval-every",
-        type=int,
+        type=positive_integer,
         default=100,
         metavar="STEPS",
         help="Number of steps between two validations (default: %(default)s)",
     )
     group.add_argument(
         "--checkpoint-every",
-        type=int,
+        type=positive_integer,
         default=100,
         metavar="STEPS",
         help="Number of steps between two checkpoints (default: %(default)s)",
     )
 
 
+def add_trackers(group: _ArgumentGroup) -> None:
+    """Where a training's metrics go besides the run's folder."""
+    group.add_argument(
+        "--track",
+        action="append",
+        choices=TRACKERS,
+        default=[],
+        help="Show the metrics live in this tracker, too, whose package has to be installed; may be"
+        " given for both (default: in none)",
+    )
+
+
 def _add_text(group: _ArgumentGroup) -> None:
     group.add_argument(
         "--data",
+        type=given,
         nargs="+",
         default=("shakespeare",),
         metavar="SOURCE",
@@ -70,6 +102,7 @@ def _add_text(group: _ArgumentGroup) -> None:
     )
     group.add_argument(
         "--validation",
+        type=given,
         nargs="+",
         default=(),
         metavar="SOURCE",
@@ -78,10 +111,29 @@ def _add_text(group: _ArgumentGroup) -> None:
     group.add_argument(
         "--tokenizer",
         type=tokenizer,
-        default="byte",
         metavar="byte|bpe:N|PATH",
         help="What a token is: a byte, one of N pieces learned from the text, or what a saved"
-        " tokenizer makes of it (default: byte)",
+        " tokenizer makes of it (default: byte; with --from, the model's own tokenizer)",
+    )
+
+
+def _add_start(group: _ArgumentGroup) -> None:
+    group.add_argument(
+        "--from",
+        dest="start",
+        metavar="MODEL",
+        help="Go on training this model instead of a new one: a folder of a run, a checkpoint or a"
+        " model, linearized ones too, or a name of a causal language model on the Hugging Face hub."
+        " Its weights are trained and saved in float32, whatever they are stored in",
+    )
+    group.add_argument(
+        "--lora",
+        type=int,
+        nargs="?",
+        const=RANK,
+        metavar="RANK",
+        help="Train adapters of this rank on all linear layers but the head, and keep the model's"
+        f" own weights; needs peft (default: train all weights; without a RANK: {RANK})",
     )
 
 
@@ -94,12 +146,15 @@ def _add_model(group: _ArgumentGroup) -> None:
         help="Mixers of the layers, repeated over them: metala,softmax or"
         ' [{"name": "metala", "heads": 2}] or package.module:Class of your own (default: metala)',
     )
-    group.add_argument("--layers", type=int, help=f"Number of layers (default: {LAYERS})")
     group.add_argument(
-        "--width", type=int, help=f"Number of channels of a layer (default: {WIDTH})"
+        "--layers", type=positive_integer, help=f"Number of layers (default: {LAYERS})"
+    )
+    group.add_argument(
+        "--width", type=positive_integer, help=f"Number of channels of a layer (default: {WIDTH})"
     )
     group.add_argument(
         "--preset",
+        type=given,
         metavar="NAME",
         help="A whole architecture instead, one that `fastweights list --presets` names",
     )
@@ -109,45 +164,56 @@ def _add_training(group: _ArgumentGroup) -> None:
     add = group.add_argument
     add(
         "--steps",
-        type=int,
+        type=positive_integer,
         default=1000,
         help="Number of updates of the weights (default: %(default)s)",
     )
     add(
         "--batch",
-        type=int,
+        type=positive_integer,
         default=16,
         help="Number of sequences per update (default: %(default)s)",
     )
     add(
         "--length",
-        type=int,
+        type=sequence_length,
         default=256,
         help="Number of tokens per sequence (default: %(default)s)",
     )
     add(
         "--accumulate",
-        type=int,
+        type=positive_integer,
         default=1,
         help="Number of parts that a batch is computed in, to save memory (default: %(default)s)",
     )
-    add("--lr", type=float, default=3e-3, help="Peak learning rate (default: %(default)s)")
+    add(
+        "--lr",
+        type=positive_number,
+        help=f"Peak learning rate (default: {LR}; with --from {FULL_LR}, with --lora {LORA_LR})",
+    )
+    add(
+        "--schedule",
+        choices=SCHEDULES,
+        default=SCHEDULES[0],
+        help="How the learning rate changes after the warm-up; with constant, the same command with"
+        " more --steps goes on (default: %(default)s)",
+    )
     add(
         "--weight-decay",
-        type=float,
+        type=non_negative_number,
         default=0.1,
         help="Weight decay of matrices (default: %(default)s)",
     )
     add(
         "--warmup",
-        type=int,
+        type=non_negative_integer,
         default=50,
         metavar="STEPS",
         help="Number of steps over which the learning rate rises (default: %(default)s)",
     )
     add(
         "--clip",
-        type=float,
+        type=positive_number,
         default=1.0,
         help="Largest norm of the gradient; a larger one is scaled down (default: %(default)s)",
     )

@@ -2,8 +2,8 @@
 pointers.
 
 They are built with the package where a C compiler is found, and `python -m
-fastweights.kernels.native.build` builds them in place. Without them the torch kernels take over;
-`explain` says so.
+fastweights.kernels.native` builds them in place. Without them the torch kernels take over; a
+warning and `explain` say so.
 """
 
 from fastweights.kernels.native import operators

@@ -1,5 +1,4 @@
-"""Compiles the C sources here into one shared library: `python -m
-fastweights.kernels.native.build`.
+"""Compiles the C sources here into one shared library: `python -m fastweights.kernels.native`.
 
 Only the standard library is used, because the build hook of the package runs this file before
 anything is installed.
@@ -13,7 +12,6 @@ import platform
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -112,10 +110,3 @@ def build() -> Path:
         shutil.copyfile(linked, beside)
         beside.replace(LIBRARY)
     return LIBRARY
-
-
-if __name__ == "__main__":
-    try:
-        sys.stdout.write(f"{build()}\n")
-    except BuildError as error:
-        sys.exit(str(error))

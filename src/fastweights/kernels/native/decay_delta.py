@@ -274,14 +274,12 @@ def refuses(
     recurrence: Recurrence, numbers: Sequence[torch.dtype] = (torch.float32,)
 ) -> str | None:
     """Why C takes no streams like these, of which it takes `numbers`; None if it does."""
-    if library.extension_missing():
-        return "the compiled extension is missing (python -m fastweights.kernels.native.build)"
     if recurrence.accumulator not in numbers:
         return (
             f"its streams are {recurrence.accumulator}, not {' or '.join(map(str, numbers))} or"
             " narrower"
         )
-    return None
+    return library.refuse_missing()
 
 
 def _refuses_decay(recurrence: Decay) -> str | None:

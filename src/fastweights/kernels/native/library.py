@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import warnings
 from functools import cache
 from typing import Any
@@ -15,6 +16,11 @@ from fastweights.kernels.native.build import LIBRARY, source_hash
 from fastweights.kernels.tracing import assume_constant_result
 
 _PLAIN = (Tensor, nn.Parameter)
+BUILD_COMMAND = "python -m fastweights.kernels.native"
+
+
+class MissingKernelsWarning(UserWarning):
+    """The compiled kernels are not there where they would have been used: torch takes over."""
 
 
 @cache
@@ -22,17 +28,19 @@ def library() -> ctypes.CDLL | None:
     """The compiled extension, or None where it was not built, does not load, or is of other sources
     than those here.
     """
+    loaded = _load()
+    return None if isinstance(loaded, str) else loaded
+
+
+def _load() -> ctypes.CDLL | str:
+    """The extension, or why there is none."""
+    if not LIBRARY.exists():
+        return "no C compiler was found when it was installed"
     try:
         found = ctypes.CDLL(str(LIBRARY))
-    except OSError:
-        return None
-    if _source_hash_of(found) == source_hash():
-        return found
-    warnings.warn(
-        f"{LIBRARY} is older than its sources and is left out; install fastweights again",
-        stacklevel=2,
-    )
-    return None
+    except OSError as error:
+        return f"they are built for another machine ({error})"
+    return found if _source_hash_of(found) == source_hash() else "they are of other sources"
 
 
 def _source_hash_of(loaded: ctypes.CDLL) -> int | None:
@@ -42,24 +50,47 @@ def _source_hash_of(loaded: ctypes.CDLL) -> int | None:
         return None
 
 
-@assume_constant_result
 def extension_missing() -> bool:
     """Whether there is no extension to call."""
     return library() is None
+
+
+@assume_constant_result
+def refuse_missing() -> str | None:
+    """Why C takes nothing here, None where there is an extension. It is asked last, of what C would
+    take, so that its answer is also what the user is told.
+    """
+    if not extension_missing():
+        return None
+    _announce_missing()
+    return f"the compiled extension is missing ({BUILD_COMMAND})"
+
+
+@cache
+def _announce_missing() -> None:
+    """Say once, in one line, that the kernels are missing and how to get them; of the processes of
+    torchrun only the first does.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        return
+    message = (
+        f"fastweights runs without its compiled kernels, slower: {_load()}. To get them, install a"
+        f" C compiler (gcc or clang) and run `{BUILD_COMMAND}`, or install the package again, by"
+        " `pip install --no-cache-dir --force-reinstall --no-deps` and where it came from"
+    )
+    warnings.warn_explicit(message, MissingKernelsWarning, str(LIBRARY), 0)
 
 
 def refuse_tensors(*tensors: Tensor | None) -> str | None:
     """Why C cannot read these, None if it can: it takes float32 on the CPU, neither of a subclass
     nor under a transform of torch.func.
     """
-    if extension_missing():
-        return "the compiled extension is missing (python -m fastweights.kernels.native.build)"
     if torch._C._are_functorch_transforms_active():
         return "a transform of torch.func looks into it"
     for t in tensors:
         if t is not None and not (type(t) in _PLAIN and t.dtype == torch.float32 and t.is_cpu):
             return f"a {type(t).__name__} of {t.dtype} on {t.device.type} is not plain float32"
-    return None
+    return refuse_missing()
 
 
 @assume_constant_result

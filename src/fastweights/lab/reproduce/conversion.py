@@ -20,7 +20,8 @@ from fastweights.runs.optimizers import AdamW
 from fastweights.runs.schedules import Cosine
 from fastweights.text.corpus import Text
 from fastweights.text.documents import Data
-from fastweights.train.loop import Every, HuggingFace, TrainConfig, train
+from fastweights.train.architectures import HuggingFace
+from fastweights.train.loop import Every, TrainConfig, train
 
 AFTER, BEFORE = "PPL@2", "PPL@0"
 APART, ERROR = "KL of weights", "error of outputs"

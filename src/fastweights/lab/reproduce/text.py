@@ -21,7 +21,8 @@ from fastweights.runs.optimizers import AdamW
 from fastweights.runs.schedules import Cosine
 from fastweights.text.corpus import Corpus, Text, load_corpus, read_corpus
 from fastweights.text.tokenizers import BPE, ExistingTokenizer
-from fastweights.train.loop import Architecture, Every, TrainConfig, train
+from fastweights.train.architectures import Architecture
+from fastweights.train.loop import Every, TrainConfig, train
 from fastweights.train.perplexity import PositionLoss, nll_by_position
 
 Fields = Mapping[str, Any]

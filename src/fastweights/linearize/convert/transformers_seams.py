@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
     AutoConfig,
-    AutoModelForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -34,6 +33,8 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import import_utils
+
+from fastweights.models.checkpoint_code import AUTOMATIC_CLASSES
 
 Attend = Callable[..., tuple[Tensor, Tensor | None]]
 MakeMask = Callable[..., Any]
@@ -361,15 +362,27 @@ def language_model_types() -> list[str]:
     return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def language_model_classes(model_type: str) -> tuple[type[PretrainedConfig], type[PreTrainedModel]]:
-    """Return the configuration and the causal language model of a type, imported now.
+def configuration_class(model_type: str) -> type[PretrainedConfig]:
+    """Return the class of the configurations of a type, imported now.
 
-    Relies on ``CONFIG_MAPPING`` and ``MODEL_FOR_CAUSAL_LM_MAPPING_NAMES``, whose values are the
-    name of a class, or several, of which the first is the usual one.
+    Relies on the table ``CONFIG_MAPPING``.
     """
-    names: Any = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
-    name = names if isinstance(names, str) else names[0]
-    return CONFIG_MAPPING[model_type], getattr(transformers, name)
+    return CONFIG_MAPPING[model_type]
+
+
+def automatic_classes(config: type[PretrainedConfig]) -> dict[Any, type[PreTrainedModel]]:
+    """Return the class of models, imported now, that each automatic class has for a class of
+    configurations; those that have none are left out.
+
+    Relies on the automatic classes' tables, whose values are a class, or several, of which the
+    first is the usual one.
+    """
+    found = {automatic: table.get(config, ()) for automatic, table in AUTOMATIC_CLASSES.items()}
+    several = {
+        automatic: models if isinstance(models, tuple) else (models,)
+        for automatic, models in found.items()
+    }
+    return {automatic: models[0] for automatic, models in several.items() if models}
 
 
 def register_configuration(model_type: str, made: Any) -> None:
@@ -379,10 +392,3 @@ def register_configuration(model_type: str, made: Any) -> None:
     be a configuration: a stand-in costs no import until a checkpoint asks for it.
     """
     AutoConfig.register(model_type, made, exist_ok=True)
-
-
-def register_language_model(config: type[PretrainedConfig], made: type[PreTrainedModel]) -> None:
-    """Have ``AutoModelForCausalLM`` make a `made` of a `config`; relies on its public ``register``
-    accepting a class whose ``config_class`` is `config`.
-    """
-    AutoModelForCausalLM.register(config, made, exist_ok=True)

@@ -20,23 +20,9 @@ from fastweights.linearize.convert.attention import branches, use_mode
 from fastweights.linearize.convert.errors import CannotLinearize
 from fastweights.linearize.convert.modes import Mode, Teacher
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch
+from fastweights.runs.seeds import own_randomness, seed_for
 from fastweights.text import IGNORE_INDEX
-
-
-@dataclass(frozen=True)
-class LoRA:
-    """Low-rank adapters W + alpha / rank · B A on every projection of the converted attentions (Hu
-    et al., 2021).
-
-    Attributes:
-        rank: Rows of A and columns of B.
-        alpha: The scale, before it is divided by `rank`.
-        dropout: The probability that an input of A is left out.
-    """
-
-    rank: int = 8
-    alpha: float = 16.0
-    dropout: float = 0.0
+from fastweights.train.adapters import LoRA, has_adapters
 
 
 @dataclass(frozen=True)
@@ -97,20 +83,12 @@ def teacher_logits(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
 
 def without_adapters(model: Any) -> AbstractContextManager[Any]:
     """Disable the adapters of `model`, if it has any, for the length of a block."""
-    return model.disable_adapter() if _has_adapters(model) else nullcontext()
+    return model.disable_adapter() if has_adapters(model) else nullcontext()
 
 
 def unwrap_adapters(model: Any) -> PreTrainedModel:
     """Return the model inside peft's wrapper, or `model` itself if it has none."""
-    return model.get_base_model() if _has_adapters(model) else model
-
-
-def _has_adapters(model: Any) -> bool:
-    if isinstance(model, PreTrainedModel):
-        return False
-    from peft import PeftModel
-
-    return isinstance(model, PeftModel)
+    return model.get_base_model() if has_adapters(model) else model
 
 
 def kl(teacher: Tensor, student: Tensor) -> Tensor:
@@ -130,7 +108,7 @@ def kl_from_softmax(model: nn.Module, inputs: Mapping[str, Tensor], mode: Mode) 
 
 
 def prepare_adaptation(
-    model: PreTrainedModel, lora: LoRA | None, train_branches: bool = False
+    model: PreTrainedModel, lora: LoRA | None, train_branches: bool = False, seed: int = 0
 ) -> Any:
     """Prepare a linearized model for stage two.
 
@@ -138,6 +116,7 @@ def prepare_adaptation(
         model: The linearized model.
         lora: The adapters to add, which alone are trained; None to train all weights.
         train_branches: Whether the branches are trained too.
+        seed: Seed of the adapters' initial values.
 
     Returns:
         The model, in peft's wrapper if there are adapters. The branches are saved with them, so
@@ -155,7 +134,8 @@ def prepare_adaptation(
         modules_to_save=["linear_branch"],
         task_type="CAUSAL_LM",
     )
-    wrapped = get_peft_model(model, config)
+    with own_randomness(seed_for("adapters", seed)):
+        wrapped = get_peft_model(model, config)
     for branch in branches(wrapped).values():
         branch.requires_grad_(train_branches)
     return wrapped
@@ -189,8 +169,3 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> Any:
     from peft import PeftModel
 
     return PeftModel.from_pretrained(model, folder)
-
-
-def merge_adapters(model: Any) -> PreTrainedModel:
-    """Add the adapters to the model's weights, and return the model without them."""
-    return model.merge_and_unload() if _has_adapters(model) else model

@@ -26,6 +26,7 @@ from fastweights.linearize.distill.transfer import BackwardInForward, attend_all
 from fastweights.runs.files import sync
 from fastweights.runs.processes import Alone, Processes, join_processes
 from fastweights.runs.report import Reporter
+from fastweights.runs.seeds import random_seed_from
 from fastweights.runs.stage import Every
 from fastweights.text.documents import Batches
 
@@ -130,7 +131,8 @@ class _BlockStage(PartialStage):
         return True
 
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
-        mode = BackwardInForward(self.settings.loss, self.settings.dropout, share=share)
+        seed = random_seed_from(self.config.seed, first)
+        mode = BackwardInForward(self.settings.loss, self.settings.dropout, seed, share)
         self._forward(first, count, mode)
         loss = mode.losses[next(iter(self.branch))].cpu()
         self.last = float(loss)

@@ -38,7 +38,7 @@ class Conversion:
         layers: Numbers of the layers to convert; None for all that can be.
         softmax_layers: How many of them become softmax again: those that do the most damage.
         dtype: Dtype of the model's own weights, such as "bfloat16"; "auto" for the checkpoint's.
-        seed: Seed of the order of the text.
+        seed: Seed of the order of the text, and of what branches and adapters start from.
         bits: Bits of the frozen weights while the rest is trained, 4 or 8 (bitsandbytes); None for
             `dtype`. The result has its weights in `dtype` all the same.
 

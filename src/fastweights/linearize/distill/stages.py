@@ -21,6 +21,7 @@ from fastweights.linearize.distill.transfer import (
 )
 from fastweights.runs.evaluation import evaluation_mode
 from fastweights.runs.processes import Alone, Processes
+from fastweights.runs.seeds import random_seed_from
 from fastweights.runs.stage import go_backward
 from fastweights.text import IGNORE_INDEX
 from fastweights.text.documents import Batches
@@ -61,12 +62,14 @@ class TransferStage(TextStage):
         validation: Batches,
         loss: TransferLoss = TransferLoss(),
         dropout: float = 0.0,
+        seed: int = 0,
     ) -> None:
         super().__init__(only_branches(model), train, validation)
-        self.loss, self.dropout = loss, dropout
+        self.loss, self.dropout, self.dropout_seed = loss, dropout, seed
 
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
-        mode = BackwardInForward(self.loss, self.dropout, share=share)
+        seed = random_seed_from(self.dropout_seed, first)
+        mode = BackwardInForward(self.loss, self.dropout, seed, share)
         attend_all(self.model, self._read(self.train.batch(first, count)), mode)
         return _losses_by_name("loss", mode.losses)
 

@@ -21,6 +21,7 @@ from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.linearize.convert.modes import AttentionCall, Mode, require_window
 from fastweights.methods import evaluate
 from fastweights.recurrence import Recurrence, WindowedLinear
+from fastweights.runs.seeds import random_seed_from
 from fastweights.runs.stage import go_backward
 from fastweights.shapes import Map, Mask, Output
 
@@ -126,7 +127,8 @@ class Transfer(Mode):
         dropout: The probability with which a layer is trained without its window in a call, so that
             the linear side learns to do without it (arXiv 2510.05901); 1 trains the linear side
             alone.
-        generator: The source of randomness for `dropout`; None for PyTorch's own.
+        seed: What `dropout` draws is a function of this and of the layer, whatever else is
+            computed; None to draw from PyTorch's own generator.
 
     Attributes:
         losses: The losses of the last forward pass, by layer.
@@ -141,29 +143,32 @@ class Transfer(Mode):
         self,
         loss: TransferLoss = TransferLoss(),
         dropout: float = 0.0,
-        generator: Generator | None = None,
+        seed: int | None = None,
     ) -> None:
         if not 0 <= dropout <= 1:
             raise ValueError(
                 f"dropout = {dropout}: it is a probability; take a number between 0 and 1"
             )
-        self.loss, self.dropout, self.generator = loss, dropout, generator
+        self.loss, self.dropout, self.seed = loss, dropout, seed
         self.losses: dict[int, Tensor] = {}
 
     def attend(self, call: AttentionCall) -> Output:
         with torch.no_grad():
             target = call.softmax()
         with torch.enable_grad():
-            self.take(
-                call.layer,
-                self.loss(call.branch, self.replacement(call.record()), target, call.keep),
-            )
+            record = call.record()
+            if self._hides_window(call.layer):
+                record = replace(require_window(record, self), window=0)
+            self.take(call.layer, self.loss(call.branch, record, target, call.keep))
         return target
 
-    def replacement(self, record: Recurrence) -> Recurrence:
-        if self.dropout == 0 or torch.rand((), generator=self.generator) >= self.dropout:
-            return record
-        return replace(require_window(record, self), window=0)
+    def _hides_window(self, layer: int) -> bool:
+        if self.dropout == 0:
+            return False
+        if self.seed is None:
+            return bool(torch.rand(()) < self.dropout)
+        generator = Generator().manual_seed(random_seed_from(self.seed, layer))
+        return bool(torch.rand((), generator=generator) < self.dropout)
 
     @abstractmethod
     def take(self, layer: int, loss: Tensor) -> None:
@@ -185,7 +190,8 @@ class BackwardInForward(Transfer):
     Args:
         loss: How far a layer is from its softmax.
         dropout: The probability with which a layer is trained without its window.
-        generator: The source of randomness for `dropout`; None for PyTorch's own.
+        seed: What `dropout` draws is a function of this and of the layer; None to draw from
+            PyTorch's own generator.
         share: Factor of the gradient, such as one over the number of parts of a batch.
     """
 
@@ -193,10 +199,10 @@ class BackwardInForward(Transfer):
         self,
         loss: TransferLoss = TransferLoss(),
         dropout: float = 0.0,
-        generator: Generator | None = None,
+        seed: int | None = None,
         share: float = 1.0,
     ) -> None:
-        super().__init__(loss, dropout, generator)
+        super().__init__(loss, dropout, seed)
         self.share = share
 
     def take(self, layer: int, loss: Tensor) -> None:
@@ -250,7 +256,8 @@ class TransferModel(nn.Module):
             "attention_mask": attention_mask,
             "position_ids": position_ids,
         }
-        mode = KeepGraphs(self.loss, self.dropout if self.training else 0.0, self.generator)
+        seed = int(torch.randint(2**62, (), generator=self.generator))
+        mode = KeepGraphs(self.loss, self.dropout if self.training else 0.0, seed)
         attend_all(
             self.model, {name: tensor for name, tensor in given.items() if tensor is not None}, mode
         )

@@ -15,7 +15,6 @@ from torch import Tensor
 from fastweights.linearize.convert.modes import Student
 from fastweights.linearize.distill.adapt import (
     load_adapters,
-    merge_adapters,
     next_logits,
     prepare_adaptation,
 )
@@ -35,6 +34,7 @@ from fastweights.linearize.distill.report import write_report
 from fastweights.linearize.distill.stages import AdaptStage, TransferStage
 from fastweights.runs.checkpoint import no_progress_bars, save_model
 from fastweights.runs.files import atomic_folder
+from fastweights.train.adapters import merge_adapters
 
 
 class Verb(ABC):
@@ -126,7 +126,12 @@ class TransferVerb(Verb):
                 stop=context.stop,
             )
         stage = TransferStage(
-            context.model, context.train, context.validation, config.loss, config.dropout
+            context.model,
+            context.train,
+            context.validation,
+            config.loss,
+            config.dropout,
+            config.fit.seed,
         )
         return _fit(stage, config.fit, folder, context)
 
@@ -159,7 +164,9 @@ class FinetuneVerb(Verb):
         config = context.conversion.method.adapt
         if config is None:
             return True
-        context.model = prepare_adaptation(context.model, config.lora, config.branches)
+        context.model = prepare_adaptation(
+            context.model, config.lora, config.branches, context.conversion.seed
+        )
         stage = AdaptStage(context.model, context.train, context.validation, config.loss)
         return _fit(stage, config.fit, context.out / "finetune", context)
 

@@ -1,0 +1,120 @@
+"""Low-rank adapters: trained in place of a model's weights, saved by themselves, and merged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from fastweights.runs.errors import TrainingError
+
+FUSED: Mapping[str, tuple[str, ...]] = dict.fromkeys(
+    ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"), ("out_proj", "dt_proj")
+)
+"""By model type: projections whose weights are read directly, past any adapter."""
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Low-rank adapters W + alpha / rank · B A of linear layers (Hu et al., 2021).
+
+    Attributes:
+        rank: Rows of A and columns of B.
+        alpha: The scale, before it is divided by `rank`.
+        dropout: The probability that an input of A is left out.
+
+    Raises:
+        TrainingError: If there are no such adapters.
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or not 0 < self.alpha < math.inf or not 0 <= self.dropout < 1:
+            raise TrainingError(
+                f"{self}: the rank is 1 or more, alpha above 0, and dropout from 0 to below 1"
+            )
+
+
+def add_adapters(model: PreTrainedModel, lora: LoRA) -> Any:
+    """Put adapters on every linear layer of a model but its head, and return it in peft's wrapper.
+
+    The adapters alone are trained, and whole modules of the names that the model's class lists as
+    `trained_beside_adapters`. A starts at random, by torch's generator; B at zero.
+
+    Raises:
+        TrainingError: If the model has no linear layer, or peft cannot adapt one.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    beside: list[str] = list(getattr(model, "trained_beside_adapters", ()))
+    layers = linear_layers(model, beside)
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=lora.dropout,
+        target_modules=layers,
+        fan_in_fan_out=all(isinstance(model.get_submodule(path), Conv1D) for path in layers),
+        modules_to_save=beside or None,
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, config)
+
+
+def linear_layers(model: PreTrainedModel, outside: list[str]) -> list[str]:
+    """List the paths of a model's linear layers that can have adapters: all but its head.
+
+    Args:
+        model: The model.
+        outside: Names of modules whose layers are left out.
+
+    Raises:
+        TrainingError: If there are none.
+    """
+    head, avoided = model.get_output_embeddings(), {*outside, *FUSED.get(_type_of(model), ())}
+    found = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D)
+        if module is not head and avoided.isdisjoint(path.split("."))
+    ]
+    if not found:
+        raise TrainingError(
+            f"a {type(model).__name__} has no linear layers that adapters could change; train all"
+            " weights, without LoRA"
+        )
+    return found
+
+
+def restore_adapters(model: Any, folder: Path) -> None:
+    """Copy the adapters that `model.save_pretrained` wrote to a folder into the same model."""
+    from peft import set_peft_model_state_dict
+
+    set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"))
+
+
+def merge_adapters(model: Any) -> PreTrainedModel:
+    """Add the adapters to the model's weights, and return the model without them."""
+    return model.merge_and_unload() if has_adapters(model) else model
+
+
+def has_adapters(model: Any) -> bool:
+    """Whether a model is in peft's wrapper."""
+    if isinstance(model, PreTrainedModel):
+        return False
+    from peft import PeftModel
+
+    return isinstance(model, PeftModel)
+
+
+def _type_of(model: PreTrainedModel) -> str:
+    return str(model.config.model_type)

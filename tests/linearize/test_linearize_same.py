@@ -1,0 +1,188 @@
+"""A conversion gives the same bits in one sitting, verb by verb, and killed anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conversions import SHORT, conversion, shorten, write_source
+from fastweights.linearize.distill import verbs
+from fastweights.linearize.distill.adapt import LoRA
+from fastweights.linearize.distill.fit import TRAINED
+from fastweights.linearize.distill.methods import METHODS, LinearizationMethod
+from fastweights.linearize.distill.pipeline import Conversion, run_conversion
+from fastweights.linearize.distill.verbs import VERBS
+from fastweights.runs.report import Reporter
+from killable_runs import FORKS, kill_at, launch_two
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    return write_source(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch) -> None:
+    skip_pictures(monkeypatch.setattr)
+
+
+def skip_pictures(set_attribute) -> None:
+    """The page of a run takes longer to draw than a very small model to convert."""
+    set_attribute(verbs, "write_report", lambda model, batch, out, folder: None)
+
+
+def _transfer(**changes) -> LinearizationMethod:
+    method = METHODS["lolcats"]
+    return replace(method, transfer=replace(method.transfer, **changes))
+
+
+def _adapt(**changes) -> LinearizationMethod:
+    method = METHODS["lolcats"]
+    return replace(method, adapt=replace(method.adapt, **changes))
+
+
+RULES = {
+    rule: replace(METHODS["lolcats"], analog=replace(METHODS["lolcats"].analog, rule=rule))
+    for rule in ("gla", "metala", "gated_deltanet", "mesa")
+}
+CASES: dict[str, tuple[LinearizationMethod, dict[str, object]]] = {
+    **{name: (method, {}) for name, method in METHODS.items()},
+    **{name: (method, {}) for name, method in RULES.items()},
+    "softmax layers": (METHODS["lolcats"], {"softmax_layers": 1}),
+    "softmax layers, all weights": (METHODS["t2r"], {"softmax_layers": 1}),
+    "chosen layers": (METHODS["lolcats"], {"layers": (0, 2)}),
+    "blockwise": (_transfer(blockwise=True), {"layers": (0, 2), "softmax_layers": 1}),
+    "dropout": (_transfer(dropout=0.5), {}),
+    "blockwise dropout": (_transfer(blockwise=True, dropout=0.5), {}),
+    "dropout of adapters": (_adapt(lora=LoRA(dropout=0.5)), {"softmax_layers": 1}),
+    "branches adapt": (_adapt(branches=True), {}),
+    "another seed": (METHODS["lolcats"], {"seed": 7}),
+}
+
+
+def files_of(out: Path) -> dict[str, bytes]:
+    """What a conversion gives, by path: the model, the adapter, and what was measured."""
+    folders = (out / "model", out / "adapter", out / "positions")
+    numbers = (out / f"{name}.json" for name in ("convert", "transfer", "ranking", "evaluation"))
+    trained = out.glob("*/**/trained.safetensors")
+    written = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    return {
+        str(path.relative_to(out)): path.read_bytes()
+        for path in (*written, *numbers, *trained)
+        if path.exists()
+    }
+
+
+@pytest.mark.parametrize(("method", "changes"), CASES.values(), ids=CASES)
+def test_verb_by_verb_is_one_sitting(source, tmp_path, method, changes):
+    whole = conversion(source, method=shorten(method), **changes)
+    assert run_conversion(whole, tmp_path / "once")
+    for verb in ("convert", "transfer", "rank-layers", "finetune", "export"):
+        torch.seed()  # as in a process of its own
+        assert run_conversion(whole, tmp_path / "verbs", until=verb)
+    once, stages = files_of(tmp_path / "once"), files_of(tmp_path / "verbs")
+    assert "model/model.safetensors" in once
+    assert once.keys() == stages.keys()
+    assert [name for name in once if once[name] != stages[name]] == []
+
+
+def test_dropout_is_the_same_block_by_block(source, tmp_path):
+    found = []
+    for blockwise in (False, True):
+        method = replace(_transfer(dropout=0.5, blockwise=blockwise), adapt=None)
+        whole = conversion(source, method=shorten(method))
+        assert run_conversion(whole, tmp_path / str(blockwise))
+        found.append((tmp_path / str(blockwise) / "model" / "model.safetensors").read_bytes())
+    assert found[0] == found[1]
+
+
+def test_another_seed_begins_with_other_adapters(source, tmp_path):
+    for seed in (0, 1):
+        whole = conversion(source, seed=seed)
+        assert run_conversion(whole, tmp_path / str(seed), until="finetune")
+    ends = [files_of(tmp_path / str(seed))["finetune/trained.safetensors"] for seed in (0, 1)]
+    assert ends[0] != ends[1]
+
+
+class KillAfter(Reporter):
+    """Kills its process at call number `calls`, after the beginning of `verb`, that makes something
+    on disk final."""
+
+    def __init__(self, verb: str, calls: int) -> None:
+        self.beginning, self.calls = f"── {verb}", calls
+
+    def note(self, message: str) -> None:
+        if message == self.beginning:
+            kill_at(self.calls)
+
+
+def _sit(whole: Conversion, out: Path, verb: str, calls: int) -> None:
+    skip_pictures(setattr)
+    run_conversion(whole, out, reporter=KillAfter(verb, calls))
+
+
+def _killed(whole: Conversion, out: Path, verb: str, calls: int) -> bool:
+    process = FORKS.Process(target=_sit, args=(whole, out, verb, calls))
+    process.start()
+    process.join()
+    return process.exitcode == -9
+
+
+KILLS = [
+    *(("plan", 0), ("convert", 0), ("convert", 2), ("transfer", 0), ("transfer", 9)),
+    *(("transfer", 30), ("rank-layers", 0), ("rank-layers", 1), ("finetune", 0), ("finetune", 2)),
+    *(("finetune", 5), ("finetune", 30), ("eval", 1), ("report", 1), ("export", 1), ("export", 9)),
+]
+"""Verbs, and how many files become final after their beginning: finetune's first checkpoint is
+written after its folder and its first rows."""
+
+
+@pytest.mark.parametrize("blockwise", [False, True], ids=["at once", "blockwise"])
+def test_killed_again_and_again_it_is_one_sitting(source, tmp_path, blockwise):
+    method = shorten(_transfer(blockwise=blockwise, dropout=0.3))
+    whole = conversion(source, method=method, softmax_layers=1)
+    assert run_conversion(whole, tmp_path / "once")
+    kills = sum(_killed(whole, tmp_path / "often", verb, calls) for verb, calls in KILLS)
+    assert kills >= 12
+    assert run_conversion(whole, tmp_path / "often")
+    once, often = files_of(tmp_path / "once"), files_of(tmp_path / "often")
+    assert once.keys() == often.keys()
+    assert [name for name in once if once[name] != often[name]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_killed_at_random_it_is_one_sitting(source, tmp_path, seed):
+    whole = conversion(source, method=shorten(_transfer(dropout=0.3)), softmax_layers=1)
+    assert run_conversion(whole, tmp_path / "once")
+    random = np.random.default_rng(seed)
+    for _ in range(12):
+        verb = VERBS[random.integers(len(VERBS))].name
+        _killed(whole, tmp_path / "often", verb, int(random.integers(0, 60)))
+    assert run_conversion(whole, tmp_path / "often")
+    assert files_of(tmp_path / "once") == files_of(tmp_path / "often")
+
+
+def _begin_finetune(whole: Conversion, out: Path) -> None:
+    assert run_conversion(whole, out, until="rank-layers")
+    torch.seed()  # every process stands elsewhere
+    assert run_conversion(whole, out, until="finetune")
+
+
+def test_two_processes_begin_to_adapt_as_one(source, tmp_path):
+    """With a learning rate of nothing to speak of, what adapters end as is what they began as."""
+    still = replace(SHORT, optimizer=replace(SHORT.optimizer, lr=1e-30))
+    whole = conversion(source, method=shorten(METHODS["lolcats"], still))
+    launch_two(_begin_finetune, whole, tmp_path / "two")
+    assert run_conversion(whole, tmp_path / "one", until="finetune")
+    one, two = (load_file(tmp_path / name / "finetune" / TRAINED) for name in ("one", "two"))
+    begun = [name for name in one if "lora_A" in name]
+    assert begun
+    assert all(torch.equal(one[name], two[name]) for name in begun)

@@ -1,0 +1,50 @@
+"""Conversions of a very small softmax model, of a few steps each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fastweights.linearize import LinearAttentionConfig
+from fastweights.linearize.distill.fit import Fit
+from fastweights.linearize.distill.methods import (
+    AdaptationConfig,
+    LinearizationMethod,
+    TransferConfig,
+)
+from fastweights.linearize.distill.pipeline import Conversion
+from fastweights.text.documents import Data
+from fastweights.train import Bytes, Every
+from pretrained import llama
+
+SHORT = Fit(steps=4, batch=2, every=Every(log=1, evaluation=2, checkpoint=2))
+
+
+def write_source(folder: Path) -> Path:
+    """A softmax model on disk, with its tokenizer and a text."""
+    llama(3, torch.float32, vocab_size=256).save_pretrained(folder / "model")
+    Bytes().build([]).save_pretrained(folder / "model")
+    (folder / "text.txt").write_text(
+        "".join(f"{n} sheep and {n * n % 97} goats\n" for n in range(200))
+    )
+    return folder
+
+
+def conversion(source: Path, **changes) -> Conversion:
+    method = LinearizationMethod(
+        LinearAttentionConfig(window=4), TransferConfig(fit=SHORT), AdaptationConfig(fit=SHORT)
+    )
+    data = Data((str(source / "text.txt"),), length=24, held_out=200)
+    return replace(Conversion(str(source / "model"), data, method), **changes)
+
+
+def shorten(method: LinearizationMethod, fit: Fit = SHORT) -> LinearizationMethod:
+    """The method with a window and stages for a very small model."""
+    analog = replace(method.analog, window=min(method.analog.window, 4))
+    transfer, adapt = (
+        None if stage is None else replace(stage, fit=fit)
+        for stage in (method.transfer, method.adapt)
+    )
+    return replace(method, analog=analog, transfer=transfer, adapt=adapt)
