@@ -44,6 +44,8 @@ class FastWeightsConfig(CarriesCode):
             `FastWeightsPreTrainedModel`
         logit_cap: c of c · tanh(z / c) on the logits; None for none
         bidirectional: whether every mixer reads both ways, see `Bidirectional`; for classifiers
+        num_attention_heads: what libraries are told that ask every model for its heads (PEFT's
+            prompt tuning); a mixer has its own number
         pooling: how a classifier makes one vector of a sequence's: "mean", "first" or "last",
             padding not counted
 
@@ -75,6 +77,7 @@ class FastWeightsConfig(CarriesCode):
     logit_cap: int | float | None = None
     bidirectional: bool = False
     pooling: str = "mean"
+    num_attention_heads: int = 1
     use_cache: bool = True
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None

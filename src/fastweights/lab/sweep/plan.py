@@ -148,7 +148,8 @@ class SweepRun:
     def former_key(self) -> str:
         """The key that version 0 gave to this run."""
         config = first_json_value(self.config().to_dict())
-        config.pop("transformers_version", None)
+        for later in ("transformers_version", "num_attention_heads"):
+            config.pop(later, None)
         training = self.protocol.training
         settings = {
             name: value
