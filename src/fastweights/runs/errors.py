@@ -14,4 +14,4 @@ class CheckpointError(TrainingError):
 
 
 class NonFiniteError(TrainingError):
-    """A loss or gradient became infinite or NaN."""
+    """A loss, gradient or parameter became infinite or NaN, or the loss exploded."""
