@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class Sampler:
     generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
+        if not 0 <= self.temperature < inf:
             raise ValueError(f"temperature = {self.temperature}; it is 0 (greedy) or above")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k = {self.top_k}; it is at least 1, or None")

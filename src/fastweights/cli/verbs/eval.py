@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fastweights.cli.verbs.generate import load_model
+from fastweights.cli.load import load_model
 from fastweights.lab.evals.items import SOURCES, Item, recall_prompts
 from fastweights.lab.evals.score import Scores, score
 from fastweights.models import FastWeightsForCausalLM
