@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from fastweights.models import FastWeightsConfig
 from fastweights.models.size import require_memory
 from fastweights.runs.checkpoint import model_folder, no_progress_bars
-from fastweights.runs.errors import CheckpointError
+from fastweights.runs.errors import CheckpointError, reason_of
 
 _UNREADABLE = (
     *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
@@ -50,7 +50,8 @@ def _load_config(folder: str | Path) -> Any:
     with _names(folder, "config.json"):
         config = AutoConfig.from_pretrained(folder)
         if isinstance(config, FastWeightsConfig):
-            require_memory(config, (config.dtype or torch.float32).itemsize)
+            dtype: Any = config.dtype or torch.float32
+            require_memory(config, dtype.itemsize)
         return config
 
 
@@ -58,9 +59,10 @@ def _load_weights(folder: str | Path, config: Any) -> Any:
     with _names(folder, "config.json or the weights"), _no_report():
         # transformers would print a table of every weight that does not fit, then raise
         loose = {"strict": False} if isinstance(config, FastWeightsConfig) else {}
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **loose
         )
+    model, found = loaded
     _require_fit(folder, found)
     _require_finite(folder, model)
     _require_ids(folder, model.generation_config)
@@ -116,15 +118,7 @@ def _names(folder: str | Path, file: str) -> Iterator[None]:
     except CheckpointError:
         raise
     except _UNREADABLE as error:
-        raise CheckpointError(f"{folder}: {file} cannot be used ({_reason(error)})") from error
-
-
-def _reason(error: BaseException) -> str:
-    """What an error says; one of a configuration's field says it in the error behind it."""
-    if isinstance(error, StrictDataclassError) and error.__cause__ is not None:
-        error = error.__cause__
-    said = " ".join(str(error).split())
-    return said if isinstance(error, ValueError) else f"{type(error).__name__}: {said}"
+        raise CheckpointError(f"{folder}: {file} cannot be used ({reason_of(error)})") from error
 
 
 @contextmanager
