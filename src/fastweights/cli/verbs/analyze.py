@@ -43,6 +43,8 @@ def _profile_source(
             " `fastweights import` first"
         )
     ids = tokenizer.encode(text, add_special_tokens=False)[:tokens]
+    if len(ids) < 2:
+        raise ValueError(f"the text has {len(ids)} tokens; {name} needs two at least to analyze")
     return profile(name, model, torch.tensor([ids]), limits)
 
 
