@@ -35,9 +35,7 @@ class Sampler:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < inf:
-            raise ValueError(
-                f"temperature = {self.temperature}; it is 0 (greedy) or a number above"
-            )
+            raise ValueError(f"temperature = {self.temperature}; it is 0 (greedy) or above")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k = {self.top_k}; it is at least 1, or None")
         if self.top_p is not None and not 0 < self.top_p <= 1:

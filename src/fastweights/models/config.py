@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import field
 from difflib import get_close_matches
+from math import inf, isfinite
 from typing import Any
 
 import torch
@@ -145,9 +146,11 @@ class FastWeightsConfig(CarriesCode):
             "logit_cap",
         ):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not 0 < value < inf:
                 raise ValueError(
-                    f"{name} = {value}; it is above 0" + ("" if name == "norm_eps" else ", or None")
+                    f"{name} = {value}; it is above 0"
+                    + ("" if name == "norm_eps" else ", or None")
+                    + ("" if isfinite(value) else ", and finite")
                 )
         for name in ("embedding_dropout", "residual_dropout"):
             if not 0 <= getattr(self, name) < 1:
@@ -189,7 +192,7 @@ class FastWeightsConfig(CarriesCode):
         with torch.device("meta"):
             try:
                 make(d=self.hidden_size, **mixer)
-            except (TypeError, ValueError) as error:
+            except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
                 raise ValueError(
                     f"mixers[{position}] = {mixer} at hidden_size = {self.hidden_size}: {error}"
                 ) from error

@@ -64,6 +64,20 @@ class DecodePlan:
     def wants(self, name: str) -> bool:
         return fnmatch(name, self.only) or self.only in name
 
+    def names(self) -> list[str]:
+        """Return the names of all that is measured.
+
+        Raises:
+            ValueError: If there are none.
+        """
+        cases = [case.name for case in CASES if isinstance(case, RecurrenceCase)]
+        presets = () if self.quick else PRESET_NAMES
+        known = [name for name in (*cases, *MIXERS, *presets) if name not in SKIPPED]
+        found = list(filter(self.wants, known))
+        if not found:
+            raise ValueError(f"nothing matches {self.only!r}; there are {', '.join(known)}")
+        return found
+
     @property
     def context(self) -> int:
         return 64 if self.quick else CONTEXT
