@@ -15,3 +15,7 @@ class CheckpointError(TrainingError):
 
 class NonFiniteError(TrainingError):
     """A loss or gradient became infinite or NaN."""
+
+
+class Stopped(Exception):  # noqa: N818
+    """A run was asked to stop while it prepared its text, and did; it is not an error."""

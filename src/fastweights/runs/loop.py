@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from fastweights.runs.checkpoint import Checkpoints, Progress
 from fastweights.runs.clock import TrainingClock
-from fastweights.runs.errors import NonFiniteError
+from fastweights.runs.errors import NonFiniteError, Stopped
 from fastweights.runs.files import remove_partials
-from fastweights.runs.folder import create_run, is_run, lock_run
+from fastweights.runs.folder import create_run, is_run, leave_nothing_if_refused, lock_run
 from fastweights.runs.metrics import Metrics, Row
 from fastweights.runs.optimizers import load_state_tensors, set_learning_rates, state_tensors
 from fastweights.runs.processes import Processes, join_processes
@@ -171,6 +171,7 @@ def run_in_folder(
     Raises:
         CheckpointError: If `out` holds another run, or is damaged.
         NonFiniteError: If a loss or gradient becomes infinite or NaN.
+        Stopped: If the stage was asked to stop while it was prepared.
         TrainingError: If the processes cannot share a batch.
     """
     processes = processes or join_processes(next(stage.model.parameters()).device)
@@ -195,8 +196,14 @@ class _FolderRun:
     ) -> None:
         self.stage, self.config, self.out, self.processes = stage, config, out, processes
         self.reporter = reporter if processes.is_first else Reporter()
+        stopped, memory = False, None
         with processes.first_then_others():
-            memory = self._open(held)
+            try:
+                memory = self._open(held)
+            except Stopped:
+                stopped = True
+        if stopped:
+            raise Stopped
         self.saved = self.progress.step
         self.loop = Loop(stage, config, processes, self.progress.step, memory)
         self.clock = TrainingClock(self.progress)
@@ -204,12 +211,13 @@ class _FolderRun:
 
     def _open(self, held: ExitStack) -> Mapping[str, Tensor] | None:
         """Take up the newest checkpoint, if there is one; the optimisers' memory in it."""
-        if not is_run(self.out, self.config):
-            create_run(self.out, self.config)
-        if self.processes.is_first:
-            held.enter_context(lock_run(self.out))
-        remove_partials(self.out)
-        self.stage.prepare(self.out)
+        with leave_nothing_if_refused(self.out):
+            if not is_run(self.out, self.config):
+                create_run(self.out, self.config)
+            if self.processes.is_first:
+                held.enter_context(lock_run(self.out))
+            remove_partials(self.out)
+            self.stage.prepare(self.out)
         self.checkpoints = Checkpoints(self.out / "checkpoints")
         found = self.checkpoints.latest(self.reporter.note)
         self.progress = Progress() if found is None else found.progress

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from fastweights.layers import upcast
 from fastweights.render.plots import PALETTE, canvas, label, legend
 from fastweights.runs.evaluation import evaluation_mode
-from fastweights.text.corpus import sequential_windows
+from fastweights.text.windows import sequential_windows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
