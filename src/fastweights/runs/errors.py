@@ -28,3 +28,7 @@ def reason_of(error: BaseException) -> str:
         return reason_of(error.__cause__)
     said = " ".join(str(error).split())
     return said if isinstance(error, ValueError) else f"{type(error).__name__}: {said}"
+
+
+class Stopped(Exception):  # noqa: N818
+    """A run was asked to stop while it prepared its text, and did; it is not an error."""

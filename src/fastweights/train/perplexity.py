@@ -20,7 +20,7 @@ from fastweights.render.plots import PALETTE, canvas, label, legend
 from fastweights.runs.evaluation import evaluation_mode
 from fastweights.runs.files import read_json, write_json
 from fastweights.runs.ranges import POSITIVE_INTEGER
-from fastweights.text.corpus import sequential_windows
+from fastweights.text.windows import sequential_windows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
