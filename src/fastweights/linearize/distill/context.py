@@ -165,7 +165,7 @@ class ConversionContext:
         Raises:
             DataError: If it cannot be read, or is too short.
         """
-        _ = self.train.windows
+        self.train.require_sequence()
         analog, validation = self.conversion.method.analog, self._text.validation
         if analog.has_window and len(validation) <= analog.window:
             raise DataError(
