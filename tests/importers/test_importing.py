@@ -314,6 +314,7 @@ def test_the_command_writes_a_whole_folder_or_none(
     assert {path.name for path in out.iterdir()} >= {
         "config.json",
         "model.safetensors",
+        "modeling_fastweights.py",
         "tokenizer.json",
     }
     assert not list(tmp_path.glob(".*.partial"))
