@@ -12,6 +12,7 @@ LITERATE = [
     "choose.md",
     "dsf-by-example.md",
     "evals.md",
+    "huggingface.md",
     "index.md",
     "linearize.md",
     "new-mixer.md",
