@@ -55,8 +55,8 @@ def test_every_family_is_compared() -> None:
 
 
 RIGHT_FROM = {"Mamba-2": "5.23", "RecurrentGemma": "5.20"}
-"""The first transformers whose own model is known to compute what its paper says: of Mamba-2 5.20 does
-not, 5.21 and 5.22 were not tried.
+"""The first transformers whose own model is known to compute what its paper says: Mamba-2 of 5.20
+does not, 5.21 and 5.22 were not tried.
 """
 
 
