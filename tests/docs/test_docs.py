@@ -25,7 +25,7 @@ LITERATE = [
     "tutorials/rule.md",
     "tutorials/train.md",
 ]
-COMMANDS = [*LITERATE, "importing.md", "install.md", "mesa.md"]
+COMMANDS = [*LITERATE, "importing.md", "install.md", "mesa.md", "several-processes.md"]
 
 
 @pytest.mark.parametrize("page", LITERATE)
