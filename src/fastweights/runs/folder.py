@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from fastweights.runs.errors import CheckpointError
-from fastweights.runs.files import PARTIAL, read_json, write_json
+from fastweights.runs.files import PARTIAL, read_json, remove_folder, write_json
 from fastweights.runs.identity import differences, former_key, key_of, to_record
 from fastweights.runs.json_lines import append_row, cut_torn_line, read_rows
 
@@ -38,6 +38,28 @@ def create_run(out: Path, config: object) -> None:
     """Make `out` the folder of the run that `config` describes."""
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / RECORD, to_record(config))
+
+
+def missing_folders(out: Path) -> list[Path]:
+    """List `out` and the folders above it that are not there, the innermost first."""
+    return [folder for folder in (out, *out.parents) if not folder.exists()]
+
+
+@contextmanager
+def remove_if_refused(made: Sequence[Path]) -> Iterator[None]:
+    """Remove the folders that a run has made, the innermost first, if a block refuses its input.
+
+    The first goes with all that is in it, those above it only where they are empty.
+    """
+    try:
+        yield
+    except (ValueError, OSError):
+        for folder in made[:1]:
+            remove_folder(folder)
+        with suppress(OSError):
+            for folder in made[1:]:
+                folder.rmdir()
+        raise
 
 
 def keyed_folder(parent: Path, value: object, former: object | None = None) -> Path:

@@ -23,6 +23,13 @@ from fastweights.runs.processes import Processes, join_processes
 from fastweights.runs.report import Reporter, Summary
 from fastweights.runs.stage import Due, Optimization, Stage, StoredStage, trainable_parameters
 
+EXPLODED = 1000.0
+"""Times its first value, or 1 nat where that was less, a loss has exploded."""
+_WHAT_TO_DO = (
+    "the checkpoints before are untouched; try a lower learning rate, a longer warm-up, or float32"
+    " in place of bf16"
+)
+
 
 class Loop:
     """The training loop of a stage, between two updates.
@@ -170,7 +177,8 @@ def run_in_folder(
 
     Raises:
         CheckpointError: If `out` holds another run, or is damaged.
-        NonFiniteError: If a loss or gradient becomes infinite or NaN.
+        NonFiniteError: If a loss, gradient or parameter becomes infinite or NaN, or the loss
+            explodes.
         TrainingError: If the processes cannot share a batch.
     """
     processes = processes or join_processes(next(stage.model.parameters()).device)
@@ -280,7 +288,7 @@ class _FolderRun:
         """Return the losses of the last update.
 
         Raises:
-            NonFiniteError: If one of them, or a gradient, is infinite or NaN.
+            NonFiniteError: If one of them, or a gradient, is infinite or NaN, or has exploded.
         """
         losses = self.loop.mean_losses()
         norms = [float(norm) for norm in self.loop.norms]
@@ -288,13 +296,29 @@ class _FolderRun:
             shown = ", ".join(f"{name} {loss:.4g}" for name, loss in losses.items())
             raise NonFiniteError(
                 f"{shown}, largest gradient norm {max(norms, default=math.nan):.4g} by step"
-                f" {self.loop.step}; the checkpoints before are untouched; try a lower learning"
-                " rate, a longer warm-up, or float32 in place of bf16"
+                f" {self.loop.step}; {_WHAT_TO_DO}"
             )
+        self._require_no_explosion(losses)
         return losses
+
+    def _require_no_explosion(self, losses: Mapping[str, float]) -> None:
+        first = self.metrics.rows[0]["loss"] if self.metrics.rows else math.inf
+        if losses.get("loss", 0) > EXPLODED * max(first, 1.0):
+            raise NonFiniteError(
+                f"the loss was {first:.4g} in the beginning and is {losses['loss']:.4g} by step"
+                f" {self.loop.step}; {_WHAT_TO_DO}"
+            )
+
+    def _require_finite_parameters(self) -> None:
+        for name, parameter in trainable_parameters(self.stage.model).items():
+            if not parameter.isfinite().all():
+                raise NonFiniteError(
+                    f"{name} has become infinite or NaN by step {self.loop.step}; {_WHAT_TO_DO}"
+                )
 
     def _save(self) -> None:
         self._sound_losses()
+        self._require_finite_parameters()
         if self.processes.is_first:
             self.checkpoints.write(self.progress, self._fill)
         self.saved = self.loop.step

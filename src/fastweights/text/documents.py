@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from fastweights.runs.errors import DataError
 from fastweights.runs.files import atomic_folder
+from fastweights.runs.ranges import POSITIVE_INTEGER, SEQUENCE_LENGTH
 from fastweights.text import IGNORE_INDEX
 from fastweights.text.corpus import Windows, sequential_windows
 from fastweights.text.sources import TextPiece, read_documents
@@ -38,6 +39,9 @@ class Data:
         responses: Whether stage two trains on responses only; of plain text all is trained on.
         boundaries: Whether a token sees only its own document among those packed into its sequence.
         held_out: Most tokens of validation text that are read, from all over it.
+
+    Raises:
+        TrainingError: If there is no source, or a number lies outside of its range.
     """
 
     sources: tuple[str, ...]
@@ -46,6 +50,12 @@ class Data:
     responses: bool = False
     boundaries: bool = True
     held_out: int = 1 << 16
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise DataError("there is no text to train on; give at least one source")
+        SEQUENCE_LENGTH.require(length=self.length)
+        POSITIVE_INTEGER.require(held_out=self.held_out)
 
 
 @dataclass(frozen=True, eq=False)
