@@ -259,7 +259,6 @@ def test_a_softmax_model_writes_a_sample_too(tmp_path, data, trained, capsys):
         (["--from", "MODEL", "--layers", "2"], "has an architecture already; leave out --layers"),
         (["--from", "MODEL", "--preset", "x", "--width", "9"], "leave out --width, --preset"),
         (["--lora"], "--lora trains adapters of an existing model; name it by --from"),
-        (["--from", "MODEL", "--lora", "0"], "rank is 1 or more"),
         (["--from", "MODEL", "--tokenizer", "bpe:300"], "has other tokens (300) than that of"),
         (["--from", "/not/there"], "no model at '/not/there': there is no such folder"),
         (["--track", "wandb"], "tracking by wandb needs wandb: pip install wandb"),
