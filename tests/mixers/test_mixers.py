@@ -429,6 +429,7 @@ def test_inputs_that_do_not_fit(layer: Layer) -> None:
         ("metala", {"heads": "two"}, "metala takes heads as a whole number, not 'two'"),
         ("metala", {"heads": True}, "metala takes heads as a whole number, not True"),
         ("metala", {"tau": float("nan")}, "metala takes tau as a finite number, not nan"),
+        ("softmax", {"window": 0}, "window = 0; a query sees 1 token or more, or None for all"),
         ("softmax", {"window": 1.5}, "softmax takes window as a whole number or None, not 1.5"),
     ],
 )

@@ -14,7 +14,7 @@ class CheckpointError(TrainingError):
 
 
 class NonFiniteError(TrainingError):
-    """A loss or gradient became infinite or NaN."""
+    """A loss, gradient or parameter became infinite or NaN, or the loss exploded."""
 
 
 class Stopped(Exception):  # noqa: N818

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastweights.runs.errors import DataError
+from fastweights.runs.ranges import SEQUENCE_LENGTH
 from fastweights.text import IGNORE_INDEX
-from fastweights.text.corpus import require_enough
 from fastweights.text.packing import framing_of_each
 from fastweights.text.request import TextRequest
 from fastweights.text.tokens import TokenText
@@ -33,6 +34,9 @@ class Data:
         boundaries: Whether a token sees only its own document among those packed into its sequence.
         held_out: Most tokens to validate on.
         field: The column of the text in records; none means those that `read_documents` names.
+
+    Raises:
+        TrainingError: If there is no source, or a number lies outside of its range.
     """
 
     sources: tuple[str, ...]
@@ -44,7 +48,9 @@ class Data:
     field: str | None = None
 
     def __post_init__(self) -> None:
-        require_enough(self.held_out)
+        if not self.sources:
+            raise DataError("there is no text to train on; give at least one source")
+        SEQUENCE_LENGTH.require(length=self.length, held_out=self.held_out)
 
     def request(self) -> TextRequest:
         """Return what is to be read, each document between the tokens that begin and end it."""

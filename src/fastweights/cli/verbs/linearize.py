@@ -24,6 +24,7 @@ from fastweights.linearize.distill.fit import Fit
 from fastweights.linearize.distill.methods import METHODS, LinearizationMethod, TransferConfig
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.plan import ConversionPlan, plan
+from fastweights.linearize.distill.ranking import require_linear_layers
 from fastweights.render.plots import png
 from fastweights.runs.files import atomic_file
 from fastweights.runs.optimizers import AdamW
@@ -110,9 +111,11 @@ def conversion(chosen: Namespace) -> Conversion:
 def print_plan(chosen: Namespace, console: Console) -> None:
     """Print what a conversion would do and take."""
     dtype = None if chosen.dtype is None else getattr(torch, chosen.dtype)
-    for line in describe_plan(
-        plan(chosen.model, _method(chosen), layers=chosen.layers, length=chosen.length, dtype=dtype)
-    ):
+    planned = plan(
+        chosen.model, _method(chosen), layers=chosen.layers, length=chosen.length, dtype=dtype
+    )
+    require_linear_layers(chosen.softmax_layers, len(planned.converted))
+    for line in describe_plan(planned):
         console.print(line, markup=False, soft_wrap=True)
 
 

@@ -18,8 +18,10 @@ from fastweights.linearize.distill.fit import copy_parameters
 from fastweights.linearize.distill.methods import LinearizationMethod
 from fastweights.linearize.distill.plan import ConversionPlan, plan
 from fastweights.runs.checkpoint import no_progress_bars
+from fastweights.runs.errors import DataError
 from fastweights.runs.files import read_json, write_json
 from fastweights.runs.processes import Processes
+from fastweights.runs.ranges import NON_NEGATIVE_INTEGER
 from fastweights.runs.report import Reporter
 from fastweights.text.corpus import Corpus
 from fastweights.text.documents import Data, Stream
@@ -45,7 +47,8 @@ class Conversion:
             `dtype`. The result has its weights in `dtype` all the same.
 
     Raises:
-        ValueError: If `bits` is another number, or is given with a method that trains all weights.
+        ValueError: If a number lies outside of its range, a window covers every sequence, or
+            `bits` is given with a method that trains all weights.
     """
 
     model: str
@@ -58,6 +61,9 @@ class Conversion:
     bits: int | None = None
 
     def __post_init__(self) -> None:
+        NON_NEGATIVE_INTEGER.require(softmax_layers=self.softmax_layers, seed=self.seed)
+        _require_dtype(self.dtype)
+        self._require_window()
         if self.bits not in (None, 4, 8):
             raise ValueError(
                 f"bits={self.bits}: the frozen weights have 4 or 8, or None to leave them as"
@@ -69,10 +75,27 @@ class Conversion:
                 " trained"
             )
 
+    def _require_window(self) -> None:
+        analog, length = self.method.analog, self.data.length
+        if analog.has_window and analog.window >= length:
+            raise ValueError(
+                f"window = {analog.window} reaches over every sequence of length = {length}, so"
+                " that the linear attention before it would learn nothing; take longer sequences"
+                " or a smaller window"
+            )
+
     @property
     def trains_all_weights(self) -> bool:
         """Whether stage two changes the model's own weights instead of adding adapters."""
         return self.method.adapt is not None and self.method.adapt.lora is None
+
+
+def _require_dtype(name: str) -> None:
+    if name != "auto" and not isinstance(getattr(torch, name, None), torch.dtype):
+        raise ValueError(
+            f"dtype = {name!r}; take the name of a dtype of torch, such as float32 or bfloat16, or"
+            " auto for the checkpoint's"
+        )
 
 
 @dataclass(eq=False)
@@ -135,6 +158,21 @@ class ConversionContext:
         """The text to validate on."""
         data, text = self.conversion.data, self._text.validation
         return Stream(text, min(data.length, len(text)), 0, data.responses, data.boundaries)
+
+    def require_text(self) -> None:
+        """Read the text, which must be long enough to be trained and measured on.
+
+        Raises:
+            DataError: If it cannot be read, or is too short.
+            Stopped: If reading was stopped.
+        """
+        self.train.require_sequence()
+        analog, validation = self.conversion.method.analog, self._text.validation
+        if analog.has_window and len(validation) <= analog.window:
+            raise DataError(
+                f"the validation text has {len(validation)} tokens, all within the window of"
+                f" {analog.window}; give more text, or take a smaller window"
+            )
 
     @cached_property
     def _text(self) -> Corpus:

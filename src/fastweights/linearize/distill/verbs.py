@@ -107,6 +107,7 @@ class TransferVerb(Verb):
         with context.processes.first_then_others():
             if not self.is_done(context.out):
                 context.write("transfer", _before_adaptation(context))
+                _tell_if_worse(context, "error" if config.loss.output else "divergence")
         return True
 
     def run_together(self, context: ConversionContext) -> bool:
@@ -279,6 +280,15 @@ def _before_adaptation(context: ConversionContext) -> dict[str, Any]:
         context.model, context.validation.sequential_batches(4), {LINEAR: Student()}
     )
     return {LINEAR: found[LINEAR].row(), **distances(context.model, batches)}
+
+
+def _tell_if_worse(context: ConversionContext, distance: str) -> None:
+    before, after = (context.read(name)[distance] for name in ("convert", "transfer"))
+    if after > before:
+        context.reporter.note(
+            f"The transfer made the layers worse: their {distance} was {before:.4g}, is"
+            f" {after:.4g}. Try a lower learning rate or more steps."
+        )
 
 
 def _batches_on_device(context: ConversionContext) -> list[dict[str, Tensor]]:
