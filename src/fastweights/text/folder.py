@@ -34,7 +34,7 @@ from fastweights.text.request import TRAIN, VALIDATION, TextRequest, describe, r
 from fastweights.text.shards import ShardRecord, Shards, find_damage, write_shards
 from fastweights.text.sources import read_documents, size_of
 from fastweights.text.tokenizers import token_type
-from fastweights.text.tokens import Ranges, Sequences
+from fastweights.text.tokens import Ranges, Sequences, TokenText
 
 TOKENIZER = "tokenizer"
 _OFTEN = 1 << 20  # bytes of text between two events of progress
@@ -359,6 +359,7 @@ def _open_shards(folder: Path, texts: StoredTexts, name: str) -> Shards:
     )
 
 
-def _stored(text: str, part: Ranges, size: TextSize) -> StoredPart:
+def _stored(text: str, part: TokenText, size: TextSize) -> StoredPart:
+    assert isinstance(part, Ranges)
     ranges = tuple((int(first), int(end)) for first, end in part.ranges)
     return StoredPart(text, ranges, part.begins_are_targets, size.tokens, size.bytes)

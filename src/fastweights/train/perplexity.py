@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from fastweights.layers import upcast
 from fastweights.render.plots import PALETTE, canvas, label, legend
 from fastweights.runs.evaluation import evaluation_mode
+from fastweights.runs.files import read_json
 from fastweights.text.windows import sequential_windows
 
 if TYPE_CHECKING:
@@ -119,8 +120,12 @@ class PositionLoss:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what `save` wrote."""
-        content = json.loads(path.read_text(encoding="utf-8"))
+        """Read what `save` wrote.
+
+        Raises:
+            CheckpointError: If the file is damaged.
+        """
+        content = read_json(path)
         return cls(
             np.array(content["sums"]), np.array(content["counts"]), content["tokens_per_byte"]
         )
