@@ -28,6 +28,7 @@ from fastweights.linearize.distill.methods import (
     TransferConfig,
 )
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
+from fastweights.linearize.distill.report import LayerMaps, plot_maps
 from fastweights.linearize.distill.verbs import VERBS
 from fastweights.train import Bytes, CheckpointError
 from killable_runs import FORKS, kill_at, launch_two
@@ -355,3 +356,13 @@ def test_block_by_block_is_the_same_run(source, tmp_path):
         assert run_conversion(whole, tmp_path / str(blockwise))
         ends.append(load_file(tmp_path / str(blockwise) / "model" / "model.safetensors"))
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_maps_have_labels_and_one_scale():
+    maps = LayerMaps(*torch.rand(3, 2, 8, 8).softmax(-1))
+    *panels, bar = plot_maps({0: maps, 1: maps}).axes
+    assert {(image.norm.vmin, image.norm.vmax) for a in panels for image in a.images} == {(0, 1)}
+    assert bar.get_ylabel().startswith("weight / largest weight")
+    assert panels[0].get_ylabel() == "query (token)"
+    assert panels[-1].get_xlabel() == "key (token)"
+    assert panels[1].get_title(loc="left") == "layer 0, head 0\nlinear, trained"

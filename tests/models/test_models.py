@@ -82,6 +82,8 @@ def test_mixers_repeat_over_the_depth() -> None:
         ({"intermediate_size": 0}, "mlp_size = 0"),
         ({"logit_cap": 0}, "logit_cap = 0"),
         ({"norm_eps": 0.0}, "norm_eps = 0"),
+        ({"norm_eps": float("nan")}, "norm_eps = nan; it is above 0, and finite"),
+        ({"logit_cap": float("inf")}, "logit_cap = inf; it is above 0, or None, and finite"),
         ({"num_layers": 3}, "did you mean 'num_hidden_layers'"),
     ],
 )

@@ -7,8 +7,10 @@ is never run.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import transformers
@@ -81,4 +83,14 @@ def register_models(config: type[PretrainedConfig], models: Mapping[Any, Any]) -
     """
     for automatic, model in models.items():
         automatic.register(config, model, exist_ok=True)
-        setattr(transformers, model.__name__, model)
+        for module in _modules_called_transformers():
+            setattr(module, model.__name__, model)
+
+
+def _modules_called_transformers() -> list[ModuleType]:
+    """The module transformers, and the one before it that files of transformers may still hold:
+    its processing_utils.py replaces the module when it is imported.
+    """
+    files = [file for name, file in sys.modules.items() if name.startswith("transformers.")]
+    held = [vars(file).get("transformers") for file in files]
+    return [transformers, *(module for module in held if isinstance(module, ModuleType))]

@@ -214,8 +214,8 @@ class _FolderRun:
             raise Stopped
         self.saved = self.progress.step
         self.loop = Loop(stage, config, processes, self.progress.step, memory)
-        self.clock = TrainingClock(self.progress)
         self._introduce()
+        self.clock = TrainingClock(self.progress)
 
     def _open(self, held: ExitStack) -> Mapping[str, Tensor] | None:
         """Take up the newest checkpoint, if there is one; the optimisers' memory in it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ def add_adapters(model: PreTrainedModel, lora: LoRA) -> Any:
     return get_peft_model(model, config)
 
 
-def linear_layers(model: PreTrainedModel, outside: list[str]) -> list[str]:
+def linear_layers(model: PreTrainedModel, outside: Iterable[str]) -> list[str]:
     """List the paths of a model's linear layers that can have adapters: all but its head.
 
     Args:

@@ -31,14 +31,26 @@ class Architecture:
         Raises:
             ValueError: If sizes do not fit each other.
         """
-        config = FastWeightsConfig(
-            vocab_size=len(tokenizer),
+        end = cast(int | None, tokenizer.eos_token_id)
+        return FastWeightsForCausalLM(self.config(len(tokenizer), end))
+
+    def config(self, vocabulary: int = 1, end: int | None = None) -> FastWeightsConfig:
+        """Make the model's configuration.
+
+        Args:
+            vocabulary: Number of tokens.
+            end: The token that ends a text.
+
+        Raises:
+            ValueError: If sizes do not fit each other.
+        """
+        return FastWeightsConfig(
+            vocab_size=vocabulary,
             hidden_size=self.width,
             num_hidden_layers=self.layers,
             mixers=[dict(mixer) for mixer in self.mixers],
-            eos_token_id=cast(int | None, tokenizer.eos_token_id),
+            eos_token_id=end,
         )
-        return FastWeightsForCausalLM(config)
 
     @property
     def name(self) -> str:
@@ -66,13 +78,25 @@ class PresetArchitecture:
         Raises:
             ValueError: If there is no preset of this name, or it is a classifier.
         """
+        end = cast(int | None, tokenizer.eos_token_id)
+        return FastWeightsForCausalLM(self.config(len(tokenizer), end))
+
+    def config(self, vocabulary: int = 1, end: int | None = None) -> FastWeightsConfig:
+        """Make the model's configuration.
+
+        Args:
+            vocabulary: Number of tokens.
+            end: The token that ends a text.
+
+        Raises:
+            ValueError: If there is no preset of this name, or it is a classifier.
+        """
         found = find_preset(self.name)
         if found.model is not FastWeightsForCausalLM:
             raise ValueError(
                 f"{self.name} is a {found.model.__name__}; training takes language models"
             )
-        end = cast(int | None, tokenizer.eos_token_id)
-        return FastWeightsForCausalLM(found.config(vocab_size=len(tokenizer), eos_token_id=end))
+        return found.config(vocab_size=vocabulary, eos_token_id=end)
 
     @property
     def title(self) -> str:

@@ -32,6 +32,7 @@ from fastweights.text.folder import TextFolder
 from fastweights.train.adapters import has_adapters, merge_adapters, restore_adapters
 from fastweights.train.architectures import Architecture, HuggingFace, PresetArchitecture
 from fastweights.train.existing import ExistingModel, copy_to_own_memory
+from fastweights.train.memory import require_memory_to_train
 from fastweights.train.numerics import record_numerics
 from fastweights.train.plot import plot
 
@@ -92,6 +93,8 @@ def train(
         ValueError: If the model cannot be built.
     """
     processes = join_processes(torch.device("cpu") if cpu else None)
+    if isinstance(config.model, Architecture | PresetArchitecture):
+        require_memory_to_train(config.model.config(), config, config.length, processes)
     with processes.first_then_others():
         if processes.is_first:
             change_steps(out, config, (MODEL, ADAPTER))

@@ -3,7 +3,6 @@ length."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -19,7 +18,8 @@ from transformers import PreTrainedModel
 from fastweights.layers import upcast
 from fastweights.render.plots import PALETTE, canvas, label, legend
 from fastweights.runs.evaluation import evaluation_mode
-from fastweights.runs.files import read_json
+from fastweights.runs.files import read_json, write_json
+from fastweights.runs.ranges import POSITIVE_INTEGER
 from fastweights.text.windows import sequential_windows
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class PositionLoss:
             "counts": self.counts.tolist(),
             "tokens_per_byte": self.tokens_per_byte,
         }
-        path.write_text(json.dumps(content), encoding="utf-8")
+        write_json(path, content)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -159,8 +159,11 @@ def nll_by_position(
         The loss at positions 1 … length.
 
     Raises:
-        ValueError: If there are fewer than two tokens.
+        ValueError: If there are fewer than two tokens, or a number lies outside of its range.
     """
+    POSITIVE_INTEGER.require(length=length, batch=batch)
+    if chunk is not None:
+        POSITIVE_INTEGER.require(chunk=chunk)
     if min(len(tokens), length) < 2:
         raise ValueError(
             f"{len(tokens)} tokens in sequences of {length}: give at least two tokens, since one"

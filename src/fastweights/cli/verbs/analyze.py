@@ -8,13 +8,12 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from transformers import AutoTokenizer
 
 from fastweights.analysis.profile import Profile, ProfileLimits, profile
 from fastweights.analysis.report import write_report
 from fastweights.analysis.theory import findings
+from fastweights.cli.load import load_model
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.runs.checkpoint import model_folder, no_progress_bars
 
 
 def analyze(chosen: Namespace, console: Console) -> None:
@@ -37,11 +36,15 @@ def analyze(chosen: Namespace, console: Console) -> None:
 def _profile_source(
     name: str, source: str, text: str, tokens: int, limits: ProfileLimits
 ) -> Profile:
-    folder = model_folder(Path(source)) if Path(source).exists() else source
-    with no_progress_bars():
-        model = FastWeightsForCausalLM.from_pretrained(folder).eval()
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = load_model(source, torch.device("cpu"))
+    if not isinstance(model, FastWeightsForCausalLM):
+        raise ValueError(
+            f"{source} is a {model.config.model_type} model, which is not analyzed; convert it by"
+            " `fastweights import` first"
+        )
     ids = tokenizer.encode(text, add_special_tokens=False)[:tokens]
+    if len(ids) < 2:
+        raise ValueError(f"the text has {len(ids)} tokens; {name} needs two at least to analyze")
     return profile(name, model, torch.tensor([ids]), limits)
 
 

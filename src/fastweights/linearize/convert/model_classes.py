@@ -11,12 +11,14 @@ from transformers import PretrainedConfig, PreTrainedModel
 from fastweights.linearize.convert.attention import install_branches
 from fastweights.linearize.convert.attention_layers import AttentionLayer
 from fastweights.linearize.convert.branch import LinearBranch
+from fastweights.linearize.convert.cache import ensure_state_layer
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.convert.errors import CannotLinearize
 from fastweights.linearize.convert.implementations import PREFIX, softmax_name, use_softmax
 from fastweights.linearize.convert.transformers_seams import (
     OwnCachePolicy,
     OwnInitialization,
+    attentions_with_branch,
     automatic_classes,
     change_class,
     convert_checkpoints_alike,
@@ -92,6 +94,11 @@ class LinearizedModel(LinearizedPart, OwnCachePolicy):
                 "a linearized layer keeps a state of constant size instead of keys and values",
                 "leave it out",
             )
+
+    def prepare_cache(self, cache: Any) -> None:
+        for layer in attentions_with_branch(self):
+            if layer.linear_mode.constant:
+                ensure_state_layer(cache, layer.layer_idx)
 
 
 def convert_model(model: PreTrainedModel, settings: dict[str, Any]) -> None:

@@ -273,25 +273,35 @@ class OwnInitialization(PreTrainedModel):
 
 
 class OwnCachePolicy(PreTrainedModel):
-    """A model that says which caches `generate` may make for it.
+    """A model that says which caches `generate` may make for it, and prepares them.
 
     Relies on ``_is_stateful``, by which `generate` refuses what would take tokens back (assisted
-    generation), and on ``_prepare_cache_for_generation``, which makes the cache.
+    generation), on ``_prepare_cache_for_generation``, which makes the cache, and on
+    ``activate_past_recording`` and ``is_assistant``, by which a cache learns that it will have to.
     """
 
-    _is_stateful = True
+    _is_stateful = False
 
     def require_cache(self, implementation: str | None) -> None:
         """Check that `generate` may use this ``cache_implementation``, and raise an error if
         not."""
         raise NotImplementedError
 
+    def prepare_cache(self, cache: Cache) -> None:
+        """Put the layers in `cache` that this model keeps its states in."""
+        raise NotImplementedError
+
     def _prepare_cache_for_generation(
-        self, generation_config: Any, *args: Any, **kwargs: Any
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
         self.require_cache(generation_config.cache_implementation)
         parent: Any = super()
-        return parent._prepare_cache_for_generation(generation_config, *args, **kwargs)
+        parent._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        cache = model_kwargs.get("past_key_values")
+        if cache is not None:
+            self.prepare_cache(cache)
+            if generation_config.is_assistant:
+                cache.activate_past_recording()
 
 
 def change_class(instance: Any, made: type) -> None:
