@@ -248,7 +248,7 @@ class TextFolder:
             TRAIN: _stored(TRAIN, corpus.train, corpus.sizes[TRAIN]),
             VALIDATION: _stored(source, corpus.validation, corpus.sizes[VALIDATION]),
         }
-        write_index(self.path, Index(texts, parts))
+        write_index(self.path, Index(replace(texts, was_whole=False), parts))
         held, there = len(corpus.validation), len(whole if apart is None else apart)
         if held < there // 10 and held <= self.request.held_out:
             reporter.note(f"validation  {held:,} of {there:,} tokens are held out to validate")
