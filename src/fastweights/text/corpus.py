@@ -9,6 +9,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from fastweights.runs.errors import DataError
+from fastweights.runs.ranges import SEQUENCE_LENGTH
 from fastweights.text.holdout import FRACTION, all_of, hold_out, measure, thin_out
 from fastweights.text.packing import encode_documents, framing_of_stream, gather
 from fastweights.text.request import TextRequest
@@ -41,7 +42,7 @@ class Text:
     held_out: int = 1 << 17
 
     def __post_init__(self) -> None:
-        require_enough(self.held_out)
+        SEQUENCE_LENGTH.require(held_out=self.held_out)
 
     def request(self, length: int) -> TextRequest:
         """Return what is to be read for sequences of `length` tokens: one stream of documents."""
@@ -52,14 +53,6 @@ class Text:
             self.held_out,
             length,
             framing_of_stream,
-        )
-
-
-def require_enough(held_out: int) -> None:
-    """Raise DataError unless there are tokens to validate on."""
-    if held_out < 2:
-        raise DataError(
-            f"held_out = {held_out}; validate on 2 tokens or more, since one predicts the next"
         )
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from fastweights.runs.errors import DataError
 from fastweights.runs.ranges import SEQUENCE_LENGTH
 from fastweights.text import IGNORE_INDEX
-from fastweights.text.corpus import require_enough
 from fastweights.text.packing import framing_of_each
 from fastweights.text.request import TextRequest
 from fastweights.text.tokens import TokenText
@@ -51,8 +50,7 @@ class Data:
     def __post_init__(self) -> None:
         if not self.sources:
             raise DataError("there is no text to train on; give at least one source")
-        SEQUENCE_LENGTH.require(length=self.length)
-        require_enough(self.held_out)
+        SEQUENCE_LENGTH.require(length=self.length, held_out=self.held_out)
 
     def request(self) -> TextRequest:
         """Return what is to be read, each document between the tokens that begin and end it."""

@@ -34,7 +34,7 @@ from fastweights.text.request import TRAIN, VALIDATION, TextRequest, describe, r
 from fastweights.text.shards import ShardRecord, Shards, find_damage, write_shards
 from fastweights.text.sources import read_documents, size_of
 from fastweights.text.tokenizers import token_type
-from fastweights.text.tokens import Ranges, Sequences
+from fastweights.text.tokens import Ranges, Sequences, TokenText
 
 TOKENIZER = "tokenizer"
 _OFTEN = 1 << 20  # bytes of text between two events of progress
@@ -248,7 +248,7 @@ class TextFolder:
             TRAIN: _stored(TRAIN, corpus.train, corpus.sizes[TRAIN]),
             VALIDATION: _stored(source, corpus.validation, corpus.sizes[VALIDATION]),
         }
-        write_index(self.path, Index(texts, parts))
+        write_index(self.path, Index(replace(texts, was_whole=False), parts))
         held, there = len(corpus.validation), len(whole if apart is None else apart)
         if held < there // 10 and held <= self.request.held_out:
             reporter.note(f"validation  {held:,} of {there:,} tokens are held out to validate")
@@ -359,6 +359,7 @@ def _open_shards(folder: Path, texts: StoredTexts, name: str) -> Shards:
     )
 
 
-def _stored(text: str, part: Ranges, size: TextSize) -> StoredPart:
+def _stored(text: str, part: TokenText, size: TextSize) -> StoredPart:
+    assert isinstance(part, Ranges)
     ranges = tuple((int(first), int(end)) for first, end in part.ranges)
     return StoredPart(text, ranges, part.begins_are_targets, size.tokens, size.bytes)

@@ -164,16 +164,15 @@ def _rows(texts: StoredTexts) -> Iterator[dict[str, Any]]:
 
 
 def _texts(content: Mapping[str, Any]) -> StoredTexts:
-    framing = {
-        name: tuple(part) if isinstance(part, list) else part
-        for name, part in content["framing"].items()
-    }
+    framing = content["framing"]
+    around = {name: tuple(framing[name]) for name in ("before", "between", "after")}
+    framing = Framing(**{**framing, **around})
     shards = {
         text: tuple(ShardRecord(**shard) for shard in shards)
         for text, shards in content["shards"].items()
     }
     tuples = {name: tuple(content[name]) for name in ("sources", "ended")}
-    return StoredTexts(**{**content, "framing": Framing(**framing), "shards": shards, **tuples})
+    return StoredTexts(**{**content, "framing": framing, "shards": shards, **tuples})
 
 
 def _take_sound(records: tuple[ShardRecord, ...], damaged: set[str]) -> Iterator[ShardRecord]:

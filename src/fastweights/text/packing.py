@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, tee
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
@@ -39,8 +39,8 @@ def framing_of_each(tokenizer: PreTrainedTokenizerFast) -> Framing:
     """Return the begin and end tokens of a tokenizer, as far as it has them, around each
     document."""
     begin = tuple(i for i in tokenizer("").input_ids if i == tokenizer.bos_token_id)
-    end = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-    return Framing(before=begin, after=end)
+    end = cast(int | None, tokenizer.eos_token_id)
+    return Framing(before=begin, after=() if end is None else (end,))
 
 
 def framing_of_stream(tokenizer: PreTrainedTokenizerFast) -> Framing:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fastweights.runs.errors import DataError
+from fastweights.runs.ranges import SEQUENCE_LENGTH
 from fastweights.text.tokens import TokenText
 
 SHUFFLED = 1 << 22
@@ -31,7 +32,8 @@ class Windows:
         seed: Seed of order and offsets.
 
     Raises:
-        DataError: If `length` is below 2, or there are fewer tokens than one sequence needs.
+        DataError: If there are fewer tokens than one sequence needs.
+        TrainingError: If `length` is below 2.
     """
 
     tokens: np.ndarray | TokenText
@@ -39,7 +41,7 @@ class Windows:
     seed: int
 
     def __post_init__(self) -> None:
-        require_length(self.length)
+        SEQUENCE_LENGTH.require(length=self.length)
         if len(self.tokens) < self.length:
             raise DataError(
                 f"the training text has {len(self.tokens)} tokens, fewer than one sequence of"
@@ -66,12 +68,6 @@ class Windows:
         shifts = min(stride, len(self.tokens) - self.length - (self.epoch - 1) * stride + 1)
         shift, order = _epoch_order(self.seed, epoch, self.epoch, shifts)
         return shift + stride * int(order[position])
-
-
-def require_length(length: int) -> None:
-    """Raise DataError unless a sequence of `length` tokens has one to predict."""
-    if length < 2:
-        raise DataError(f"length = {length}; take at least 2, since one token predicts the next")
 
 
 def sequential_spans(tokens: int, length: int) -> Iterator[tuple[int, int]]:

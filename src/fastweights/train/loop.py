@@ -22,14 +22,13 @@ from fastweights.runs.length import change_steps
 from fastweights.runs.loop import End, run_in_folder
 from fastweights.runs.metrics import Row
 from fastweights.runs.processes import Alone, Processes, join_processes
-from fastweights.runs.ranges import POSITIVE_INTEGER
+from fastweights.runs.ranges import POSITIVE_INTEGER, SEQUENCE_LENGTH
 from fastweights.runs.report import Reporter, Result
 from fastweights.runs.stage import Every, Optimization, StoredStage, go_backward
 from fastweights.text import IGNORE_INDEX
 from fastweights.text.corpus import Text, build_tokenizer
 from fastweights.text.documents import Stream
 from fastweights.text.folder import TextFolder
-from fastweights.text.windows import require_length
 from fastweights.train.adapters import has_adapters, merge_adapters, restore_adapters
 from fastweights.train.architectures import Architecture, HuggingFace, PresetArchitecture
 from fastweights.train.existing import ExistingModel, copy_to_own_memory
@@ -129,7 +128,7 @@ class LanguageModelStage(StoredStage):
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         is_run(out, config)
-        require_length(config.length)
+        SEQUENCE_LENGTH.require(length=config.length)
         self.config, self.tokens_per_sequence = config, config.length
         make_tokenizer = partial(build_tokenizer, config.text)
         text = TextFolder(out, config.text.request(config.length), make_tokenizer)

@@ -120,7 +120,11 @@ class PositionLoss:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what `save` wrote."""
+        """Read what `save` wrote.
+
+        Raises:
+            CheckpointError: If the file is damaged.
+        """
         content = read_json(path)
         return cls(
             np.array(content["sums"]), np.array(content["counts"]), content["tokens_per_byte"]

@@ -164,6 +164,7 @@ class ConversionContext:
 
         Raises:
             DataError: If it cannot be read, or is too short.
+            Stopped: If reading was stopped.
         """
         self.train.require_sequence()
         analog, validation = self.conversion.method.analog, self._text.validation

@@ -87,6 +87,8 @@ def _open_folder(context: ConversionContext, held: ExitStack) -> None:
         if not is_run(context.out, context.conversion):
             require_linear_layers(context.conversion.softmax_layers, len(context.plan.converted))
             create_run(context.out, context.conversion)
+        for verb in VERBS:
+            verb.check(context.out)
         if context.processes.is_first:
             held.enter_context(lock_run(context.out))
             remove_partials(context.out)
