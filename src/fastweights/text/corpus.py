@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import tee
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +17,15 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from fastweights.runs.errors import DataError
 from fastweights.runs.files import atomic_folder
-from fastweights.text.sources import read_documents
-from fastweights.text.tokenizers import Bytes, Tokenization, encode
+from fastweights.text.sources import Document, read_documents
+from fastweights.text.tokenizers import (
+    Bytes,
+    Tokenization,
+    count_bytes,
+    encode,
+    encode_texts,
+    tokens_between,
+)
 
 
 @dataclass(frozen=True)
@@ -27,11 +36,15 @@ class Text:
         sources: Files, folders or data sets, as `text.sources.read_documents` takes them.
         validation: Separate sources for validation; none means the last tenth of `sources`.
         tokenization: How the tokenizer is made; only the training text is used for it.
+        boundaries: Whether a token sees only its own document among those packed into its sequence.
+        field: The column of the text in records; none means those that `read_documents` names.
     """
 
     sources: tuple[str, ...] = ("shakespeare",)
     validation: tuple[str, ...] = ()
     tokenization: Tokenization = Bytes()
+    boundaries: bool = True
+    field: str | None = None
 
 
 @dataclass(frozen=True)
@@ -108,8 +121,8 @@ def read_corpus(text: Text) -> Corpus:
         DataError: If a file cannot be used (the message names it), or the text is too short.
     """
     known = None if text.tokenization.is_learnt else text.tokenization.build(())
-    texts = _texts(text.sources, known)
-    parts = (texts, _texts(text.validation, known)) if text.validation else split(texts)
+    texts = _texts(text.sources, known, text.field)
+    parts = (texts, _texts(text.validation, known, text.field)) if text.validation else split(texts)
     tokenizer = text.tokenization.build(parts[0]) if known is None else known
     (train, train_size), (validation, size) = (_tokens(tokenizer, part) for part in parts)
     if len(validation) < 2:
@@ -120,14 +133,46 @@ def read_corpus(text: Text) -> Corpus:
 
 
 def tokenize_sources(
-    sources: Sequence[str], tokenizer: PreTrainedTokenizerFast
+    sources: Sequence[str],
+    tokenizer: PreTrainedTokenizerFast,
+    field: str | None = None,
+    most: int | None = None,
 ) -> tuple[np.ndarray, TextSize]:
-    """Tokenize all text of `sources`, as `Text` names them: tokens ``[n]`` and the text's size.
+    """Tokenize the text of `sources`.
+
+    Args:
+        sources: Files, folders or data sets, as `text.sources.read_documents` takes them.
+        tokenizer: The tokenizer.
+        field: The column of the text in records; none means those that `read_documents` names.
+        most: Number of tokens after which reading ends; none means all of the text.
+
+    Returns:
+        Tokens ``[n]``, and their number with that of the UTF-8 bytes that they stand for.
 
     Raises:
         DataError: If a source cannot be used.
     """
-    return _tokens(tokenizer, _texts(sources, tokenizer))
+    left = sys.maxsize if most is None else most
+    found, size = list[np.ndarray](), 0
+    for tokens, text in _encode(tokenizer, read_documents(sources, tokenizer, field)):
+        found.append(tokens[:left])
+        size += count_bytes(tokenizer, text, len(tokens), left)
+        left -= len(tokens)
+        if left <= 0:
+            break
+    tokens = np.concatenate(found)
+    return tokens, TextSize(len(tokens), size)
+
+
+def _encode(
+    tokenizer: PreTrainedTokenizerFast, documents: Iterator[Document]
+) -> Iterator[tuple[np.ndarray, str]]:
+    """Each piece of text as tokens, and the text; between documents tokens that stand for none."""
+    for number, document in enumerate(documents):
+        if number:
+            yield tokens_between(tokenizer), ""
+        texts, again = tee(piece.text for piece in document)
+        yield from zip(encode_texts(tokenizer, texts), again, strict=True)
 
 
 def _tokens(
@@ -231,8 +276,10 @@ def _epoch_order(seed: int, epoch: int, count: int, shifts: int) -> tuple[int, n
     return int(generator.integers(shifts)), generator.permutation(count)
 
 
-def _texts(sources: Sequence[str], tokenizer: PreTrainedTokenizerFast | None) -> list[str]:
+def _texts(
+    sources: Sequence[str], tokenizer: PreTrainedTokenizerFast | None, field: str | None
+) -> list[str]:
     """Every document as one text; empty ones left out."""
-    documents = read_documents(sources, tokenizer)
+    documents = read_documents(sources, tokenizer, field)
     texts = ["".join(piece.text for piece in document) for document in documents]
     return [text for text in texts if text]

@@ -38,6 +38,7 @@ class Data:
         responses: Whether stage two trains on responses only; of plain text all is trained on.
         boundaries: Whether a token sees only its own document among those packed into its sequence.
         held_out: Most tokens of validation text that are read, from all over it.
+        field: The column of the text in records; none means those that `read_documents` names.
     """
 
     sources: tuple[str, ...]
@@ -46,6 +47,7 @@ class Data:
     responses: bool = False
     boundaries: bool = True
     held_out: int = 1 << 16
+    field: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,9 +168,9 @@ def read_sequences(data: Data, tokenizer: PreTrainedTokenizerFast) -> tuple[Sequ
     Raises:
         DataError: If a file cannot be used; the message names it.
     """
-    documents = _read(data.sources, tokenizer)
+    documents = _read(data.sources, tokenizer, data.field)
     parts = (
-        (documents, _read(data.validation, tokenizer))
+        (documents, _read(data.validation, tokenizer, data.field))
         if data.validation
         else _split_validation(documents)
     )
@@ -183,14 +185,16 @@ def read_sequences(data: Data, tokenizer: PreTrainedTokenizerFast) -> tuple[Sequ
     return train, validation
 
 
-def _read(sources: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> list[list[TextPiece]]:
+def _read(
+    sources: Sequence[str], tokenizer: PreTrainedTokenizerFast, field: str | None
+) -> list[list[TextPiece]]:
     """All documents, each with neighbouring pieces of one kind joined."""
     return [
         [
             TextPiece("".join(piece.text for piece in pieces), response)
             for response, pieces in groupby(document, lambda piece: piece.response)
         ]
-        for document in read_documents(sources, tokenizer)
+        for document in read_documents(sources, tokenizer, field)
     ]
 
 

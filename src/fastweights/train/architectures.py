@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, find_preset
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Return the tokens that begin a text, end it and fill it up, as a configuration names them."""
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return {name: getattr(tokenizer, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Architecture:
             hidden_size=self.width,
             num_hidden_layers=self.layers,
             mixers=[dict(mixer) for mixer in self.mixers],
-            eos_token_id=cast(int | None, tokenizer.eos_token_id),
+            **special_tokens(tokenizer),
         )
         return FastWeightsForCausalLM(config)
 
@@ -71,8 +77,9 @@ class PresetArchitecture:
             raise ValueError(
                 f"{self.name} is a {found.model.__name__}; training takes language models"
             )
-        end = cast(int | None, tokenizer.eos_token_id)
-        return FastWeightsForCausalLM(found.config(vocab_size=len(tokenizer), eos_token_id=end))
+        return FastWeightsForCausalLM(
+            found.config(vocab_size=len(tokenizer), **special_tokens(tokenizer))
+        )
 
     @property
     def title(self) -> str:
@@ -97,11 +104,8 @@ class HuggingFace:
         Raises:
             ValueError: If transformers refuses the name or the fields.
         """
-        end = cast(int | None, tokenizer.eos_token_id)
-        special = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
-        config = AutoConfig.for_model(
-            self.name, **{"vocab_size": len(tokenizer), **special, **self.fields}
-        )
+        known = {"vocab_size": len(tokenizer), **special_tokens(tokenizer)}
+        config = AutoConfig.for_model(self.name, **{**known, **self.fields})
         return AutoModelForCausalLM.from_config(config)
 
     @property

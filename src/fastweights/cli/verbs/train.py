@@ -43,7 +43,13 @@ def _tokenization(name: str) -> Tokenization:
 def train_config(chosen: Namespace) -> TrainConfig:
     """The run that the options ask for."""
     return TrainConfig(
-        text=Text(tuple(chosen.data), tuple(chosen.validation), _tokenization(chosen.tokenizer)),
+        text=Text(
+            tuple(chosen.data),
+            tuple(chosen.validation),
+            _tokenization(chosen.tokenizer),
+            boundaries=not chosen.across,
+            field=chosen.field,
+        ),
         model=_model(chosen),
         optimizer=AdamW(lr=chosen.lr, weight_decay=chosen.weight_decay),
         schedule=Cosine(warmup=chosen.warmup),
