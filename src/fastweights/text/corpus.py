@@ -11,11 +11,11 @@ from transformers import PreTrainedTokenizerFast
 from fastweights.runs.errors import DataError
 from fastweights.runs.ranges import SEQUENCE_LENGTH
 from fastweights.text.holdout import FRACTION, all_of, hold_out, measure, thin_out
-from fastweights.text.packing import encode_documents, framing_of_stream, gather
+from fastweights.text.packing import Part, encode_documents, framing_of_stream, gather
 from fastweights.text.request import TextRequest
 from fastweights.text.sources import read_documents
 from fastweights.text.tokenizers import SAMPLE, Bytes, Tokenization
-from fastweights.text.tokens import TokenText, WholeText
+from fastweights.text.tokens import Ranges, TokenText, WholeText
 
 
 @dataclass(frozen=True)
@@ -142,15 +142,30 @@ def split_corpus(
 
 
 def tokenize_sources(
-    sources: Sequence[str], tokenizer: PreTrainedTokenizerFast, field: str | None = None
+    sources: Sequence[str],
+    tokenizer: PreTrainedTokenizerFast,
+    field: str | None = None,
+    most: int | None = None,
 ) -> tuple[np.ndarray, TextSize]:
-    """Tokenize all text of `sources`, as `Text` names them: tokens ``[n]`` and the text's size.
+    """Tokenize the text of `sources`.
+
+    Args:
+        sources: Files, folders or data sets, as `text.sources.read_documents` takes them.
+        tokenizer: The tokenizer.
+        field: The column of the text in records; none means those that `read_documents` names.
+        most: Number of tokens after which reading ends; none means all of the text.
+
+    Returns:
+        Tokens ``[n]``, and their number with that of the UTF-8 bytes that they stand for.
 
     Raises:
         DataError: If a source cannot be used.
     """
-    whole, size = _read_whole(sources, tokenizer, field)
-    return whole[:], TextSize(len(whole), size)
+    read, size = _read_whole(sources, tokenizer, field, most)
+    if most is None or len(read) <= most:
+        return read[:], TextSize(len(read), size)
+    first = Ranges(read, np.array([[0, most]]), read.begins_are_targets)
+    return first[:], TextSize(*measure(first, tokenizer))
 
 
 def build_tokenizer(text: Text) -> PreTrainedTokenizerFast:
@@ -183,8 +198,23 @@ def _pieces(sources: Sequence[str], field: str | None) -> Iterator[str]:
 
 
 def _read_whole(
-    sources: Sequence[str], tokenizer: PreTrainedTokenizerFast, field: str | None
+    sources: Sequence[str],
+    tokenizer: PreTrainedTokenizerFast,
+    field: str | None,
+    most: int | None = None,
 ) -> tuple[WholeText, int]:
+    """The text, from its beginning to the piece that has the last of `most` tokens, and the UTF-8
+    bytes that were read."""
     framing = framing_of_stream(tokenizer)
     documents = read_documents(sources, tokenizer, field)
-    return gather(encode_documents(tokenizer, documents, framing), framing)
+    return gather(_take_parts(encode_documents(tokenizer, documents, framing), most), framing)
+
+
+def _take_parts(parts: Iterator[Part], most: int | None) -> Iterator[Part]:
+    """Parts until there are so many tokens."""
+    size = 0
+    for part in parts:
+        yield part
+        size += sum(len(run.tokens) for run in part.runs)
+        if most is not None and size >= most:
+            return

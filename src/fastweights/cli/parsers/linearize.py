@@ -17,11 +17,14 @@ from fastweights.cli.argument_types import (
     sequence_length,
 )
 from fastweights.cli.parser import (
+    TEXT_SOURCES,
     Declare,
     Deferred,
     Parser,
+    add_across,
     add_device,
     add_dtype,
+    add_field,
     add_seed,
     add_verbs,
 )
@@ -194,8 +197,7 @@ def _add_data(group: _ArgumentGroup) -> None:
         nargs="+",
         required=True,
         metavar="SOURCE",
-        help="Text to train on: files of text, Alpaca JSON or chat JSONL (also .gz), folders,"
-        " globs, shakespeare (the bundled text), or hub:NAME[:SPLIT]",
+        help=f"Text to train on: {TEXT_SOURCES}",
     )
     group.add_argument(
         "--validation",
@@ -211,11 +213,8 @@ def _add_data(group: _ArgumentGroup) -> None:
         action="store_true",
         help="Learn only the responses of instruction data, not the instructions",
     )
-    group.add_argument(
-        "--across",
-        action="store_true",
-        help="Let tokens attend to other documents packed into the same sequence",
-    )
+    add_field(group)
+    add_across(group)
 
 
 def _add_method(group: _ArgumentGroup) -> None:

@@ -95,6 +95,7 @@ def conversion(chosen: Namespace) -> Conversion:
         chosen.length,
         chosen.responses,
         not chosen.across,
+        field=chosen.field,
     )
     return Conversion(
         model=chosen.model,
