@@ -16,7 +16,7 @@ from torch import Tensor, distributed, nn
 from fastweights.runs.errors import OtherProcessError, TrainingError
 
 T = TypeVar("T")
-FAREWELL = 10.0
+FAREWELL = 5.0
 """Seconds that the process with the store stays for those that still want to ask it."""
 
 
@@ -203,8 +203,8 @@ def is_first_to_speak() -> bool:
     """
     try:
         return _store().add("fastweights/spoken", 1) == 1
-    except RuntimeError:  # the process with the store has left, and has spoken
-        return False
+    except RuntimeError:  # the process with the store was killed: a failed one would still wait
+        return True
 
 
 def leave_processes() -> None:
@@ -224,6 +224,6 @@ def leave_processes() -> None:
             left = store.add("fastweights/left", 0)
 
 
-def _store() -> distributed.Store:
+def _store() -> Any:
     """What the processes of the group write notes to each other in."""
     return distributed.distributed_c10d._get_default_store()
