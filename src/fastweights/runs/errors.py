@@ -15,6 +15,10 @@ class CheckpointError(TrainingError):
     """A checkpoint or run folder is damaged, or belongs to something else."""
 
 
+class OtherProcessError(TrainingError):
+    """Another process of the run has failed, and says why itself."""
+
+
 class NonFiniteError(TrainingError):
     """A loss, gradient or parameter became infinite or NaN, or the loss exploded."""
 
