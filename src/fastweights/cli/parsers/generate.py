@@ -7,6 +7,7 @@ from fastweights.cli.argument_types import (
     non_negative_number,
     positive_integer,
     positive_number,
+    utf8,
 )
 from fastweights.cli.parser import MODEL_SOURCE, Deferred, Parser, add_device, add_plugins, add_seed
 
@@ -15,7 +16,10 @@ def generate(parser: Parser) -> Deferred:
     """Continue a text with a model, token by token, in constant memory."""
     parser.add_argument("checkpoint", type=given, help=f"The model: {MODEL_SOURCE}")
     parser.add_argument(
-        "--prompt", default="\n", help="Text that the model continues (default: a new line)"
+        "--prompt",
+        type=utf8,
+        default="\n",
+        help="Text that the model continues (default: a new line)",
     )
     parser.add_argument(
         "--tokens",
