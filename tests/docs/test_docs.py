@@ -13,6 +13,7 @@ LITERATE = [
     "choose.md",
     "dsf-by-example.md",
     "evals.md",
+    "huggingface.md",
     "index.md",
     "linearize.md",
     "new-mixer.md",
@@ -25,7 +26,14 @@ LITERATE = [
     "tutorials/rule.md",
     "tutorials/train.md",
 ]
-COMMANDS = [*LITERATE, "tutorials/finetune.md", "importing.md", "install.md", "mesa.md"]
+COMMANDS = [
+    *LITERATE,
+    "importing.md",
+    "install.md",
+    "mesa.md",
+    "several-processes.md",
+    "tutorials/finetune.md",
+]
 
 
 @pytest.mark.parametrize("page", LITERATE)

@@ -58,6 +58,7 @@ def test_a_run_gives_a_model_its_numbers_and_a_report(source, tmp_path):
     assert run_conversion(conversion(source, softmax_layers=1), tmp_path / "run")
     read = lambda name: json.loads((tmp_path / "run" / f"{name}.json").read_text())  # noqa: E731
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    assert (tmp_path / "run" / "model" / "modeling_fastweights.py").is_file()
     assert model.config.model_type == "linearized_llama"
     kept = read("ranking")["softmax"]
     rest = [layer for layer in range(3) if layer not in kept]
@@ -117,6 +118,23 @@ def test_a_part_of_a_run_knows_whether_it_is_done(source, tmp_path):
     assert done() == ["plan", "convert", "transfer"]
     assert run_conversion(small, tmp_path / "run")
     assert done() == [verb.name for verb in VERBS]
+
+
+def test_a_damaged_file_is_named_and_written_again_once_it_is_removed(source, tmp_path):
+    small, out = conversion(source, softmax_layers=1), tmp_path / "run"
+    assert run_conversion(small, out, until="eval")
+    names = [*(f"{name}.json" for name in ("plan", "convert", "transfer", "ranking", "evaluation"))]
+    names += ["transfer/trained.safetensors", "finetune/trained.safetensors"]
+    for name in names:
+        sound = (out / name).read_bytes()
+        for damage in (sound[: len(sound) // 2], b"", b"[]"):
+            (out / name).write_bytes(damage)
+            with pytest.raises(CheckpointError, match=rf"{re.escape(name)} is damaged .*; remove"):
+                run_conversion(small, out, until="eval")
+        (out / name).unlink()
+        assert run_conversion(small, out, until="eval")
+        if name != "plan.json":  # how long it would take is measured anew
+            assert (out / name).read_bytes() == sound
 
 
 def test_two_processes_convert_as_one(source, tmp_path):

@@ -24,7 +24,7 @@ SHORT = Fit(steps=4, batch=2, every=Every(log=1, evaluation=2, checkpoint=2))
 
 def write_source(folder: Path) -> Path:
     """A softmax model on disk, with its tokenizer and a text."""
-    llama(3, torch.float32, vocab_size=256).save_pretrained(folder / "model")
+    llama(3, torch.float32, vocab_size=258).save_pretrained(folder / "model")
     Bytes().build([]).save_pretrained(folder / "model")
     (folder / "text.txt").write_text(
         "".join(f"{n} sheep and {n * n % 97} goats\n" for n in range(200))

@@ -19,6 +19,10 @@ class NonFiniteError(TrainingError):
     """A loss, gradient or parameter became infinite or NaN, or the loss exploded."""
 
 
+class Stopped(Exception):  # noqa: N818
+    """A run was asked to stop while it prepared its text, and did; it is not an error."""
+
+
 def reason_of(error: BaseException) -> str:
     """What an error says, in one line; one of a configuration's field says it in the error behind.
 

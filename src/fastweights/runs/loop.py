@@ -16,7 +16,7 @@ from fastweights.runs.checkpoint import Checkpoints, Progress
 from fastweights.runs.clock import TrainingClock
 from fastweights.runs.errors import NonFiniteError
 from fastweights.runs.files import remove_partials
-from fastweights.runs.folder import create_run, is_run, lock_run
+from fastweights.runs.folder import create_run, is_run, lock_run, missing_folders, remove_if_refused
 from fastweights.runs.metrics import Metrics, Row
 from fastweights.runs.optimizers import load_state_tensors, set_learning_rates, state_tensors
 from fastweights.runs.processes import Processes, join_processes
@@ -179,6 +179,7 @@ def run_in_folder(
         CheckpointError: If `out` holds another run, or is damaged.
         NonFiniteError: If a loss, gradient or parameter becomes infinite or NaN, or the loss
             explodes.
+        Stopped: If the stage was asked to stop while it was prepared.
         TrainingError: If the processes cannot share a batch.
     """
     processes = processes or join_processes(next(stage.model.parameters()).device)
@@ -212,12 +213,14 @@ class _FolderRun:
 
     def _open(self, held: ExitStack) -> Mapping[str, Tensor] | None:
         """Take up the newest checkpoint, if there is one; the optimisers' memory in it."""
+        missing = missing_folders(self.out)
         if not is_run(self.out, self.config):
             create_run(self.out, self.config)
         if self.processes.is_first:
             held.enter_context(lock_run(self.out))
         remove_partials(self.out)
-        self.stage.prepare(self.out)
+        with remove_if_refused(missing):
+            self.stage.prepare(self.out)
         self.checkpoints = Checkpoints(self.out / "checkpoints")
         found = self.checkpoints.latest(self.reporter.note)
         self.progress = Progress() if found is None else found.progress

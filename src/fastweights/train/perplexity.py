@@ -20,7 +20,7 @@ from fastweights.render.plots import PALETTE, canvas, label, legend
 from fastweights.runs.evaluation import evaluation_mode
 from fastweights.runs.files import read_json, write_json
 from fastweights.runs.ranges import POSITIVE_INTEGER
-from fastweights.text.corpus import sequential_windows
+from fastweights.text.windows import sequential_windows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,7 +120,11 @@ class PositionLoss:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what `save` wrote."""
+        """Read what `save` wrote.
+
+        Raises:
+            CheckpointError: If the file is damaged.
+        """
         content = read_json(path)
         return cls(
             np.array(content["sums"]), np.array(content["counts"]), content["tokens_per_byte"]

@@ -23,7 +23,9 @@ from fastweights.runs.files import read_json, write_json
 from fastweights.runs.processes import Processes
 from fastweights.runs.ranges import NON_NEGATIVE_INTEGER
 from fastweights.runs.report import Reporter
-from fastweights.text.documents import Data, Sequences, Stream, read_sequences
+from fastweights.text.corpus import Corpus
+from fastweights.text.documents import Data, Stream
+from fastweights.text.folder import TextFolder
 
 COMPARISON_SEQUENCES = 16
 """Sequences of validation text that layers are ranked and measured by, at most."""
@@ -148,13 +150,13 @@ class ConversionContext:
         """The text to train on, in an order that the seed decides."""
         data = self.conversion.data
         return Stream(
-            self._text[0], data.length, self.conversion.seed, data.responses, data.boundaries
+            self._text.train, data.length, self.conversion.seed, data.responses, data.boundaries
         )
 
     @property
     def validation(self) -> Stream:
         """The text to validate on."""
-        data, text = self.conversion.data, self._text[1]
+        data, text = self.conversion.data, self._text.validation
         return Stream(text, min(data.length, len(text)), 0, data.responses, data.boundaries)
 
     def require_text(self) -> None:
@@ -162,9 +164,10 @@ class ConversionContext:
 
         Raises:
             DataError: If it cannot be read, or is too short.
+            Stopped: If reading was stopped.
         """
-        _ = self.train.windows
-        analog, (_, validation) = self.conversion.method.analog, self._text
+        self.train.require_sequence()
+        analog, validation = self.conversion.method.analog, self._text.validation
         if analog.has_window and len(validation) <= analog.window:
             raise DataError(
                 f"the validation text has {len(validation)} tokens, all within the window of"
@@ -172,16 +175,10 @@ class ConversionContext:
             )
 
     @cached_property
-    def _text(self) -> tuple[Sequences, Sequences]:
+    def _text(self) -> Corpus:
         """Read once, and kept in the run's folder: sources may change."""
-        folders = self.out / "data" / "train", self.out / "data" / "validation"
-        if not folders[1].exists():
-            for folder, part in zip(
-                folders, read_sequences(self.conversion.data, self.tokenizer), strict=True
-            ):
-                part.save(folder)
-        train, validation = (Sequences.load(folder) for folder in folders)
-        return train, validation
+        folder = TextFolder(self.out, self.conversion.data.request(), lambda: self.tokenizer)
+        return folder.open(self.processes.is_first, self.reporter, self.stop)
 
     def comparison_batches(self) -> list[dict[str, Tensor]]:
         """A few sequences of validation text, one by one."""

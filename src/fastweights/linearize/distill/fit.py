@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fastweights.runs.errors import TrainingError
+from fastweights.runs.errors import CheckpointError, TrainingError
 from fastweights.runs.files import atomic_file
 from fastweights.runs.folder import is_run
 from fastweights.runs.loop import run_in_folder
@@ -112,9 +113,16 @@ def load_parameters(model: nn.Module, out: Path) -> None:
     """Copy the parameters in ``out/trained.safetensors`` into `model`, where it has them.
 
     Raises:
-        ValueError: If it has none of them.
+        CheckpointError: If the file is damaged.
+        ValueError: If `model` has none of them.
     """
-    copy_parameters(model, load_file(out / TRAINED))
+    try:
+        trained = load_file(out / TRAINED)
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{out / TRAINED} is damaged ({error}); remove it, and the same command writes it again"
+        ) from error
+    copy_parameters(model, trained)
 
 
 def copy_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
