@@ -135,7 +135,10 @@ class Mixer(nn.Module, ABC):
     ) -> Projection:
         """What `forward` evaluates, and what it reads the output with."""
         self._check(x, keep, segments)
-        self._check_types(x, state)
+        if state is None:
+            self._check_start(x)
+        else:
+            self._check_state(x, state)
         if keep is not None:
             x = x.masked_fill(~keep[..., None], 0)
         tails, position = (None, None) if state is None else (state.tails, state.position)
@@ -158,21 +161,21 @@ class Mixer(nn.Module, ABC):
                     f" {list(x.shape[:2])}"
                 )
 
-    def _check_types(self, x: Tensor, state: MixerState | None) -> None:
+    def _check_start(self, x: Tensor) -> None:
         weights = getattr(self.W_o, "weight", x)
         if x.dtype is not weights.dtype and differ_for_good(x, weights):
             raise TypeError(
                 f"{type(self).__name__} has weights of {weights.dtype}, x is {x.dtype}; use"
                 f" x.to({weights.dtype}), mixer.to({x.dtype}) or torch.autocast"
             )
-        if state is None:
-            return
+
+    def _check_state(self, x: Tensor, state: MixerState) -> None:
         if not isinstance(state, MixerState):
             raise TypeError(
                 f"state is a {type(state).__name__}; pass the MixerState that an earlier call"
                 " returned, or None"
             )
-        if len(state.position) not in (1, len(x)):
+        if state.position.shape[0] not in (1, x.shape[0]):
             raise ShapeError(
                 f"the state is of {len(state.position)} sequences, x of {len(x)}; choose among"
                 " them with state.map(lambda s: s[rows]), or begin without a state"

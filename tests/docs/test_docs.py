@@ -12,6 +12,7 @@ LITERATE = [
     "choose.md",
     "dsf-by-example.md",
     "evals.md",
+    "huggingface.md",
     "index.md",
     "linearize.md",
     "new-mixer.md",
@@ -24,7 +25,7 @@ LITERATE = [
     "tutorials/rule.md",
     "tutorials/train.md",
 ]
-COMMANDS = [*LITERATE, "importing.md", "install.md", "mesa.md"]
+COMMANDS = [*LITERATE, "importing.md", "install.md", "mesa.md", "several-processes.md"]
 
 
 @pytest.mark.parametrize("page", LITERATE)

@@ -58,6 +58,7 @@ def test_a_run_gives_a_model_its_numbers_and_a_report(source, tmp_path):
     assert run_conversion(conversion(source, softmax_layers=1), tmp_path / "run")
     read = lambda name: json.loads((tmp_path / "run" / f"{name}.json").read_text())  # noqa: E731
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    assert (tmp_path / "run" / "model" / "modeling_fastweights.py").is_file()
     assert model.config.model_type == "linearized_llama"
     kept = read("ranking")["softmax"]
     rest = [layer for layer in range(3) if layer not in kept]

@@ -324,6 +324,7 @@ def test_the_result_is_a_plain_model_folder(folder):
     last = AutoModelForCausalLM.from_pretrained(out / "checkpoints" / "step-00000006")
     assert torch.equal(model(ids).logits, last(ids).logits)
     assert model_folder(out) == out / "model"
+    assert (out / "model" / "modeling_fastweights.py").is_file()
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == [
         "step-00000004",
         "step-00000006",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from fastweights.layers import POOLINGS, upcast
 from fastweights.models.cache import FastWeightsCache
 from fastweights.models.config import FastWeightsConfig
 from fastweights.models.hf import FastWeightsModel, FastWeightsPreTrainedModel, FastWeightsTrunk
+from fastweights.models.packing import Boundaries
 from fastweights.recurrence.base import ShapeError
 from fastweights.shapes import Embedded
 
@@ -151,6 +154,8 @@ class FastWeightsForTokenClassification(FastWeightsClassifier):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
+        position_ids: Tensor | None = None,
+        **boundaries: Unpack[Boundaries],
     ) -> TokenClassifierOutput:
         """Compute the scores of every token.
 
@@ -160,6 +165,8 @@ class FastWeightsForTokenClassification(FastWeightsClassifier):
             inputs_embeds: ``[b t d]`` in place of `input_ids`.
             labels: ``[b t]`` classes; −100 is not counted.
             output_hidden_states: Whether to return every block's input as well.
+            position_ids, boundaries: Where packed documents begin, as in
+                `FastWeightsModel.forward`.
 
         Returns:
             `logits` ``[b t labels]``, and with labels their mean cross-entropy as `loss`.
@@ -170,7 +177,9 @@ class FastWeightsForTokenClassification(FastWeightsClassifier):
             inputs_embeds=inputs_embeds,
             use_cache=False,
             output_hidden_states=output_hidden_states,
+            position_ids=position_ids,
             return_dict=True,
+            **boundaries,
         )
         logits = self.score(outputs.last_hidden_state)
         return TokenClassifierOutput(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fastweights.runs.checkpoint import Checkpoints, Progress
 from fastweights.runs.clock import TrainingClock
-from fastweights.runs.errors import NonFiniteError, Stopped
+from fastweights.runs.errors import NonFiniteError
 from fastweights.runs.files import remove_partials
 from fastweights.runs.folder import create_run, is_run, lock_run, missing_folders, remove_if_refused
 from fastweights.runs.metrics import Metrics, Row
@@ -204,14 +204,8 @@ class _FolderRun:
     ) -> None:
         self.stage, self.config, self.out, self.processes = stage, config, out, processes
         self.reporter = reporter if processes.is_first else Reporter()
-        stopped, memory = False, None
         with processes.first_then_others():
-            try:
-                memory = self._open(held)
-            except Stopped:
-                stopped = True
-        if stopped:
-            raise Stopped
+            memory = self._open(held)
         self.saved = self.progress.step
         self.loop = Loop(stage, config, processes, self.progress.step, memory)
         self._introduce()
