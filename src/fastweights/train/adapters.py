@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from fastweights.runs.errors import TrainingError
+from fastweights.runs.ranges import FRACTION, POSITIVE_INTEGER, POSITIVE_NUMBER
 
 FUSED: Mapping[str, tuple[str, ...]] = dict.fromkeys(
     ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"), ("out_proj", "dt_proj")
@@ -31,7 +31,7 @@ class LoRA:
         dropout: The probability that an input of A is left out.
 
     Raises:
-        TrainingError: If there are no such adapters.
+        TrainingError: If a number is out of its range.
     """
 
     rank: int = 8
@@ -39,10 +39,9 @@ class LoRA:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or not 0 < self.alpha < math.inf or not 0 <= self.dropout < 1:
-            raise TrainingError(
-                f"{self}: the rank is 1 or more, alpha above 0, and dropout from 0 to below 1"
-            )
+        POSITIVE_INTEGER.require(rank=self.rank)
+        POSITIVE_NUMBER.require(alpha=self.alpha)
+        FRACTION.require(dropout=self.dropout)
 
 
 def add_adapters(model: PreTrainedModel, lora: LoRA) -> Any:

@@ -121,6 +121,7 @@ def _add_start(group: _ArgumentGroup) -> None:
     group.add_argument(
         "--from",
         dest="start",
+        type=given,
         metavar="MODEL",
         help="Go on training this model instead of a new one: a folder of a run, a checkpoint or a"
         " model, linearized ones too, or a name of a causal language model on the Hugging Face hub."
@@ -128,7 +129,7 @@ def _add_start(group: _ArgumentGroup) -> None:
     )
     group.add_argument(
         "--lora",
-        type=int,
+        type=positive_integer,
         nargs="?",
         const=RANK,
         metavar="RANK",
