@@ -9,13 +9,20 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from fastweights import MIXERS, PRESETS
 from fastweights.cli import VERBS, main
 from fastweights.cli.progress import Bar
+from fastweights.cli.verbs.generate import (
+    Request,
+    encode_prompt,
+    load_model,
+    write_continuation,
+)
 from fastweights.lab.tasks import TASKS
-from fastweights.train import BPE, train
+from fastweights.train import BPE, Bytes, train
 from killable_runs import tiny
 
 SMALL = [
@@ -378,8 +385,30 @@ def test_arguments_are_checked(capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
-def test_empty_prompts_and_other_runs(capsys, trained, data):
-    assert "the prompt is empty" in fails(capsys, "generate", trained, "--prompt", "")
+def test_an_empty_prompt_begins_a_text():
+    tokenizer = Bytes().build(())
+    assert encode_prompt("", tokenizer) == [tokenizer.bos_token_id]
+    assert encode_prompt("ab", tokenizer) == [97, 98]
+    tokenizer.bos_token = None
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        encode_prompt("", tokenizer)
+    with pytest.raises(ValueError, match="is not UTF-8"):
+        encode_prompt("\udcff", tokenizer)
+
+
+def test_generation_ends_where_the_text_ends(capsys, trained):
+    """A model that always predicts the end of the text writes nothing more, and says no special
+    token."""
+    model, tokenizer = load_model(trained, torch.device("cpu"))
+    model.lm_head = torch.nn.Linear(model.config.hidden_size, 258)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+        model.lm_head.bias.copy_(100.0 * (torch.arange(258) == tokenizer.eos_token_id))
+    write_continuation(model, tokenizer, Request("ab", 50, 0.8, None, 0))
+    assert capsys.readouterr().out == "ab\n"
+
+
+def test_other_runs_are_refused(capsys, trained, data):
     assert "holds another run" in fails(capsys, "train", *data, *SMALL, "--out", trained)
 
 

@@ -11,6 +11,7 @@ from test_readme import BLOCK, blocks, command_lines
 DOCS = Path(__file__).parents[2] / "docs"
 LITERATE = [
     "choose.md",
+    "data.md",
     "dsf-by-example.md",
     "evals.md",
     "huggingface.md",

@@ -261,7 +261,7 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def bytewise() -> tuple[FastWeightsForCausalLM, PreTrainedTokenizerFast]:
-    return tiny("hybrid", vocab_size=256), Bytes().build([])
+    return tiny("hybrid", vocab_size=258), Bytes().build([])
 
 
 def test_queries_are_cut_as_the_harness_cuts_them(bytewise) -> None:

@@ -259,7 +259,7 @@ def test_a_model_that_cannot_be_converted_leaves_nothing_behind(source, tmp_path
 def test_frozen_weights_may_be_quantised_while_the_rest_is_trained(source, tmp_path):
     pytest.importorskip("bitsandbytes")
     original = llama(
-        3, torch.float32, vocab_size=256, hidden_size=64, intermediate_size=64, head_dim=16
+        3, torch.float32, vocab_size=258, hidden_size=64, intermediate_size=64, head_dim=16
     )
     original.save_pretrained(tmp_path / "softmax")
     Bytes().build([]).save_pretrained(tmp_path / "softmax")

@@ -13,12 +13,19 @@ from fastweights.cli.argument_types import (
     Device,
     device,
     dtype_name,
+    given,
     non_negative_integer,
     own_mixer,
 )
 from fastweights.render.docstrings import first_paragraph
 
 MODEL_SOURCE = "a folder of a run, a checkpoint or a model, or a name on the Hugging Face hub"
+TEXT_SOURCES = (
+    "files of text (.txt) or of records (.jsonl, .json, .csv, .tsv, .parquet), also compressed"
+    " (.gz, .zst), folders, globs, folders that the datasets library saved, hub:NAME[:SPLIT] for a"
+    " data set of the Hugging Face hub, or shakespeare, the bundled text"
+)
+"""What can be read, wherever text is read."""
 
 
 class Parser(ArgumentParser):
@@ -113,6 +120,46 @@ def add_plugins(parser: ArgumentParser) -> None:
         type=own_mixer,
         metavar="PACKAGE.MODULE:CLASS",
         help="A mixer class of your own that the model uses; may be given several times",
+    )
+
+
+def add_field(group: ArgumentParser | _ArgumentGroup) -> None:
+    """Which column of records holds the text."""
+    group.add_argument(
+        "--field",
+        type=given,
+        metavar="NAME",
+        help="Column of the text in records, or of a chat's messages (default: text, or instruction"
+        " and output, prompt and response, messages)",
+    )
+
+
+def add_across(group: ArgumentParser | _ArgumentGroup) -> None:
+    """Whether documents are kept apart."""
+    group.add_argument(
+        "--across",
+        action="store_true",
+        help="Let tokens see earlier documents that share their sequence",
+    )
+
+
+def add_validation(group: ArgumentParser | _ArgumentGroup, most: int) -> None:
+    """What is held out to validate on."""
+    group.add_argument(
+        "--validation",
+        type=given,
+        nargs="+",
+        default=(),
+        metavar="SOURCE",
+        help="Text to validate on (default: at most a tenth of the data: documents from all over"
+        " it, or its end if there are few)",
+    )
+    group.add_argument(
+        "--validation-tokens",
+        type=sequence_length,
+        default=most,
+        metavar="TOKENS",
+        help="Most tokens to validate on, from all over that text (default: %(default)s)",
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import tee
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
@@ -13,8 +15,15 @@ from fastweights.runs.ranges import SEQUENCE_LENGTH
 from fastweights.text.holdout import FRACTION, all_of, hold_out, measure, thin_out
 from fastweights.text.packing import encode_documents, framing_of_stream, gather
 from fastweights.text.request import TextRequest
-from fastweights.text.sources import read_documents
-from fastweights.text.tokenizers import SAMPLE, Bytes, Tokenization
+from fastweights.text.sources import Document, read_documents
+from fastweights.text.tokenizers import (
+    SAMPLE,
+    Bytes,
+    Tokenization,
+    count_bytes,
+    encode_texts,
+    tokens_between,
+)
 from fastweights.text.tokens import TokenText, WholeText
 
 
@@ -142,15 +151,46 @@ def split_corpus(
 
 
 def tokenize_sources(
-    sources: Sequence[str], tokenizer: PreTrainedTokenizerFast, field: str | None = None
+    sources: Sequence[str],
+    tokenizer: PreTrainedTokenizerFast,
+    field: str | None = None,
+    most: int | None = None,
 ) -> tuple[np.ndarray, TextSize]:
-    """Tokenize all text of `sources`, as `Text` names them: tokens ``[n]`` and the text's size.
+    """Tokenize the text of `sources`.
+
+    Args:
+        sources: Files, folders or data sets, as `text.sources.read_documents` takes them.
+        tokenizer: The tokenizer.
+        field: The column of the text in records; none means those that `read_documents` names.
+        most: Number of tokens after which reading ends; none means all of the text.
+
+    Returns:
+        Tokens ``[n]``, and their number with that of the UTF-8 bytes that they stand for.
 
     Raises:
         DataError: If a source cannot be used.
     """
-    whole, size = _read_whole(sources, tokenizer, field)
-    return whole[:], TextSize(len(whole), size)
+    left = sys.maxsize if most is None else most
+    found, size = list[np.ndarray](), 0
+    for tokens, text in _encode(tokenizer, read_documents(sources, tokenizer, field)):
+        found.append(tokens[:left])
+        size += count_bytes(tokenizer, text, len(tokens), left)
+        left -= len(tokens)
+        if left <= 0:
+            break
+    tokens = np.concatenate(found)
+    return tokens, TextSize(len(tokens), size)
+
+
+def _encode(
+    tokenizer: PreTrainedTokenizerFast, documents: Iterator[Document]
+) -> Iterator[tuple[np.ndarray, str]]:
+    """Each piece of text as tokens, and the text; between documents tokens that stand for none."""
+    for number, document in enumerate(documents):
+        if number:
+            yield tokens_between(tokenizer), ""
+        texts, again = tee(piece.text for piece in document)
+        yield from zip(encode_texts(tokenizer, texts), again, strict=True)
 
 
 def build_tokenizer(text: Text) -> PreTrainedTokenizerFast:

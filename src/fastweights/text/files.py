@@ -84,11 +84,11 @@ def _unpack(path: Path, file: io.BufferedReader[Any]) -> Any:
 
 def _decode(path: Path, file: Any) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
-    decoded = 0
+    decoded, begun = 0, False
     while block := file.read(BLOCK):
         text = _decode_block(path, decoder, block, decoded)
-        yield text if decoded else text.removeprefix("\N{BYTE ORDER MARK}")
-        decoded += len(block)
+        yield text if begun else text.removeprefix("\N{BYTE ORDER MARK}")
+        decoded, begun = decoded + len(block), begun or bool(text)
     _decode_block(path, decoder, b"", decoded)
 
 
@@ -194,7 +194,7 @@ def read_table(path: Path, advance: Advance) -> Iterator[Record]:
         for row in rows:
             yield f"{path}, line {rows.line_num}", row
     except csv.Error as error:
-        raise DataError(f"{path}, line {rows.line_num}: {error}") from error
+        raise DataError(f"{path}, line {rows.reader.line_num}: {error}") from error
 
 
 def read_parquet(

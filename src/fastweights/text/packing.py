@@ -11,11 +11,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from fastweights.text.sources import Document
-from fastweights.text.tokenizers import encode_texts, token_ids, token_type
+from fastweights.text.tokenizers import encode_texts, token_type, tokens_between
 from fastweights.text.tokens import Sequences
-
-EMPTY_LINE = "\n\n"
-"""What stands between documents if a tokenizer has no token that ends a text."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +46,7 @@ def framing_of_stream(tokenizer: PreTrainedTokenizerFast) -> Framing:
     around = framing_of_each(tokenizer)
     if around.before:
         return around
-    between = around.after or tuple(token_ids(tokenizer, EMPTY_LINE).tolist())
-    return Framing(between=between, begins_are_targets=True)
+    return Framing(between=tuple(tokens_between(tokenizer).tolist()), begins_are_targets=True)
 
 
 class Run(NamedTuple):

@@ -73,18 +73,21 @@ def read_documents(
         DataError: If a source cannot be read (the message names file and line), or there is no text
             at all.
     """
-    found = False
+    full = 0  # documents that have text, as far as they have been read
 
     def watch(document: Iterable[TextPiece]) -> Document:
-        nonlocal found
+        nonlocal full
+        empty = True
         for piece in document:
-            found = found or bool(piece.text)
+            empty = empty and not piece.text
             yield piece
+        full -= empty
 
     for source in sources:
         for document in _read_source(source, tokenizer, field, advance):
+            full += 1
             yield watch(document)
-    if not found:
+    if not full:
         raise DataError(f"there is no text in {', '.join(sources)}")
 
 

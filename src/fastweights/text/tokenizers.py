@@ -23,7 +23,7 @@ SAMPLE = 1 << 24
 """Characters of text that byte pairs are learnt from, at most."""
 _PIECE = 1 << 15  # characters of a piece, and up to the next white space
 _LONGEST = 1 << 20  # characters of a piece in which there is none
-_BATCH = 1 << 22  # characters encoded at once
+_BATCH = 1 << 22  # characters encoded at once, at most
 _BOUNDARY = re.compile(r"(?<=\S)(?=\s)")
 _SEQUENCE = 4  # bytes of the longest UTF-8 character
 
@@ -140,13 +140,22 @@ def encode(tokenizer: PreTrainedTokenizerFast, documents: Iterable[str]) -> np.n
 
     A tokenizer without that token has an empty line there.
     """
-    end = tokenizer.eos_token_id
-    between = token_ids(tokenizer, "\n\n") if end is None else np.array([end])
+    between = tokens_between(tokenizer)
     parts: list[np.ndarray] = []
     for document in documents:
         parts += [between] if parts else []
         parts.append(token_ids(tokenizer, document))
     return np.concatenate(parts).astype(np.uint16 if len(tokenizer) <= 1 << 16 else np.int32)
+
+
+def tokens_between(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    """The end-of-text token, which stands between documents; an empty line if there is none."""
+    end = tokenizer.eos_token_id
+    return (
+        token_ids(tokenizer, "\n\n")
+        if end is None
+        else np.array([end], dtype=token_type(tokenizer))
+    )
 
 
 def pieces(document: str) -> Iterator[str]:
@@ -234,7 +243,18 @@ def encode_texts(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> It
     kind = token_type(tokenizer)
     if _is_bytes(tokenizer):
         return (np.frombuffer(text.encode(), np.uint8).astype(kind) for text in texts)
-    return _encode_texts(tokenizer.backend_tokenizer, texts, kind)
+    backend = tokenizer.backend_tokenizer
+    backend.no_padding()  # as its file, or the last call of the tokenizer, may have set
+    backend.no_truncation()
+    return _encode_texts(backend, texts, kind)
+
+
+def count_bytes(tokenizer: PreTrainedTokenizerFast, text: str, tokens: int, first: int) -> int:
+    """UTF-8 bytes of a text of so many tokens that its `first` tokens stand for, to a character."""
+    if first >= tokens or not text:
+        return len(text.encode())
+    offsets = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).offsets
+    return len(text[: offsets[first - 1][1]].encode())
 
 
 def token_type(tokenizer: PreTrainedTokenizerFast) -> type[np.uint16] | type[np.int32]:
@@ -263,14 +283,16 @@ def _encode_pieces(backend: Tokenizer, parts: Iterator[str], kind: type) -> Iter
 
 
 def _batches(parts: Iterator[str]) -> Iterator[list[str]]:
-    """Lists of `_BATCH` characters, and up to a piece more."""
-    batch, size = list[str](), 0
+    """Lists of twice as many characters as the one before, up to `_BATCH`: who wants little of a
+    text waits for little.
+    """
+    batch, size, most = list[str](), 0, _PIECE
     for part in parts:
         batch.append(part)
         size += len(part)
-        if size >= _BATCH:
+        if size >= most:
             yield batch
-            batch, size = [], 0
+            batch, size, most = [], 0, min(2 * most, _BATCH)
     if batch:
         yield batch
 

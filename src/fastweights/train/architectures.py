@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, find_preset
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Return the tokens that begin a text, end it and fill it up, as a configuration names them."""
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return {name: getattr(tokenizer, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -31,15 +37,14 @@ class Architecture:
         Raises:
             ValueError: If sizes do not fit each other.
         """
-        end = cast(int | None, tokenizer.eos_token_id)
-        return FastWeightsForCausalLM(self.config(len(tokenizer), end))
+        return FastWeightsForCausalLM(self.config(len(tokenizer), **special_tokens(tokenizer)))
 
-    def config(self, vocabulary: int = 1, end: int | None = None) -> FastWeightsConfig:
+    def config(self, vocabulary: int = 1, **special: int | None) -> FastWeightsConfig:
         """Make the model's configuration.
 
         Args:
             vocabulary: Number of tokens.
-            end: The token that ends a text.
+            special: The tokens that begin, end and fill up texts, as `special_tokens` has them.
 
         Raises:
             ValueError: If sizes do not fit each other.
@@ -49,7 +54,7 @@ class Architecture:
             hidden_size=self.width,
             num_hidden_layers=self.layers,
             mixers=[dict(mixer) for mixer in self.mixers],
-            eos_token_id=end,
+            **special,
         )
 
     @property
@@ -78,15 +83,14 @@ class PresetArchitecture:
         Raises:
             ValueError: If there is no preset of this name, or it is a classifier.
         """
-        end = cast(int | None, tokenizer.eos_token_id)
-        return FastWeightsForCausalLM(self.config(len(tokenizer), end))
+        return FastWeightsForCausalLM(self.config(len(tokenizer), **special_tokens(tokenizer)))
 
-    def config(self, vocabulary: int = 1, end: int | None = None) -> FastWeightsConfig:
+    def config(self, vocabulary: int = 1, **special: int | None) -> FastWeightsConfig:
         """Make the model's configuration.
 
         Args:
             vocabulary: Number of tokens.
-            end: The token that ends a text.
+            special: The tokens that begin, end and fill up texts, as `special_tokens` has them.
 
         Raises:
             ValueError: If there is no preset of this name, or it is a classifier.
@@ -96,7 +100,7 @@ class PresetArchitecture:
             raise ValueError(
                 f"{self.name} is a {found.model.__name__}; training takes language models"
             )
-        return found.config(vocab_size=vocabulary, eos_token_id=end)
+        return found.config(vocab_size=vocabulary, **special)
 
     @property
     def title(self) -> str:
@@ -121,11 +125,8 @@ class HuggingFace:
         Raises:
             ValueError: If transformers refuses the name or the fields.
         """
-        end = cast(int | None, tokenizer.eos_token_id)
-        special = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
-        config = AutoConfig.for_model(
-            self.name, **{"vocab_size": len(tokenizer), **special, **self.fields}
-        )
+        known = {"vocab_size": len(tokenizer), **special_tokens(tokenizer)}
+        config = AutoConfig.for_model(self.name, **{**known, **self.fields})
         return AutoModelForCausalLM.from_config(config)
 
     @property

@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from fastweights.cli.argument_types import given, path, positive_integer, sequence_length
-from fastweights.cli.parser import MODEL_SOURCE, Deferred, Parser, add_plugins
+from fastweights.cli.parser import (
+    MODEL_SOURCE,
+    TEXT_SOURCES,
+    Deferred,
+    Parser,
+    add_field,
+    add_plugins,
+)
 
 
 def analyze(parser: Parser) -> Deferred:
@@ -19,7 +26,14 @@ def analyze(parser: Parser) -> Deferred:
         metavar="MODEL",
         help=f"The models to compare, each {MODEL_SOURCE}",
     )
-    parser.add_argument("--text", type=path, help="Text file that the models read; needed by them")
+    parser.add_argument(
+        "--text",
+        type=given,
+        nargs="+",
+        metavar="SOURCE",
+        help=f"Text that the models read, needed by them: {TEXT_SOURCES}",
+    )
+    add_field(parser)
     parser.add_argument(
         "--out",
         type=path,

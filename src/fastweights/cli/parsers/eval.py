@@ -13,10 +13,12 @@ from fastweights.cli.argument_types import (
 )
 from fastweights.cli.parser import (
     MODEL_SOURCE,
+    TEXT_SOURCES,
     Declare,
     Deferred,
     Parser,
     add_device,
+    add_field,
     add_plugins,
     add_verbs,
 )
@@ -71,8 +73,9 @@ def _perplexity(parser: Parser) -> Deferred:
         nargs="+",
         required=True,
         metavar="SOURCE",
-        help="Text to read, named as for `fastweights train --data`",
+        help=f"Text to read: {TEXT_SOURCES}",
     )
+    add_field(parser)
     parser.add_argument(
         "--length",
         type=sequence_length,

@@ -15,13 +15,15 @@ def generate(parser: Parser) -> Deferred:
     """Continue a text with a model, token by token, in constant memory."""
     parser.add_argument("checkpoint", type=given, help=f"The model: {MODEL_SOURCE}")
     parser.add_argument(
-        "--prompt", default="\n", help="Text that the model continues (default: a new line)"
+        "--prompt",
+        default="\n",
+        help="Text that the model continues; an empty one begins a text (default: a new line)",
     )
     parser.add_argument(
         "--tokens",
         type=positive_integer,
         default=300,
-        help="Number of tokens to generate (default: %(default)s)",
+        help="Number of tokens to generate, fewer where the text ends (default: %(default)s)",
     )
     add_temperature(parser)
     parser.add_argument(

@@ -17,12 +17,16 @@ from fastweights.cli.argument_types import (
     sequence_length,
 )
 from fastweights.cli.parser import (
+    TEXT_SOURCES,
     Declare,
     Deferred,
     Parser,
+    add_across,
     add_device,
     add_dtype,
+    add_field,
     add_seed,
+    add_validation,
     add_verbs,
 )
 from fastweights.cli.parsers.generate import add_temperature
@@ -194,28 +198,17 @@ def _add_data(group: _ArgumentGroup) -> None:
         nargs="+",
         required=True,
         metavar="SOURCE",
-        help="Text to train on: files of text, Alpaca JSON or chat JSONL (also .gz), folders,"
-        " globs, shakespeare (the bundled text), or hub:NAME[:SPLIT]",
+        help=f"Text to train on: {TEXT_SOURCES}",
     )
-    group.add_argument(
-        "--validation",
-        type=given,
-        nargs="+",
-        default=(),
-        metavar="SOURCE",
-        help="Text to validate on (default: a part of the data)",
-    )
+    add_validation(group, 1 << 16)
     _add_length(group)
     group.add_argument(
         "--responses",
         action="store_true",
         help="Learn only the responses of instruction data, not the instructions",
     )
-    group.add_argument(
-        "--across",
-        action="store_true",
-        help="Let tokens attend to other documents packed into the same sequence",
-    )
+    add_field(group)
+    add_across(group)
 
 
 def _add_method(group: _ArgumentGroup) -> None:

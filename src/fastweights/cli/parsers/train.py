@@ -15,7 +15,16 @@ from fastweights.cli.argument_types import (
     sequence_length,
     tokenizer,
 )
-from fastweights.cli.parser import Deferred, Parser, add_device, add_seed
+from fastweights.cli.parser import (
+    TEXT_SOURCES,
+    Deferred,
+    Parser,
+    add_across,
+    add_device,
+    add_field,
+    add_seed,
+    add_validation,
+)
 
 LAYERS, WIDTH = 4, 128
 """Of the architecture that is trained unless told otherwise."""
@@ -97,24 +106,19 @@ def _add_text(group: _ArgumentGroup) -> None:
         nargs="+",
         default=("shakespeare",),
         metavar="SOURCE",
-        help="Text to train on: files (.txt, .jsonl, also .gz), folders, globs, or shakespeare,"
-        " the bundled text (default: shakespeare)",
+        help=f"Text to train on: {TEXT_SOURCES} (default: shakespeare)",
     )
-    group.add_argument(
-        "--validation",
-        type=given,
-        nargs="+",
-        default=(),
-        metavar="SOURCE",
-        help="Text to validate on (default: the last tenth of the data)",
-    )
+    add_validation(group, 1 << 17)
     group.add_argument(
         "--tokenizer",
         type=tokenizer,
         metavar="byte|bpe:N|PATH",
-        help="What a token is: a byte, one of N pieces learned from the text, or what a saved"
-        " tokenizer makes of it (default: byte; with --from, the model's own tokenizer)",
+        help="What a token is: a byte, one of N pieces learned from the first 16 million"
+        " characters of the text, or what a saved tokenizer makes of it (default: byte; with --from,"
+        " the model's own tokenizer)",
     )
+    add_field(group)
+    add_across(group)
 
 
 def _add_start(group: _ArgumentGroup) -> None:

@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
 
@@ -14,38 +15,36 @@ from fastweights.analysis.report import write_report
 from fastweights.analysis.theory import findings
 from fastweights.cli.load import load_model
 from fastweights.models import FastWeightsForCausalLM
+from fastweights.text.corpus import tokenize_sources
 
 
 def analyze(chosen: Namespace, console: Console) -> None:
     """Write a page about models, or about the papers' theorems."""
-    if chosen.models and chosen.text is None:
-        raise ValueError("models are analyzed on a text; name a file by --text FILE")
+    if bool(chosen.models) != bool(chosen.text):
+        raise ValueError(
+            "models are analyzed on a text: fastweights analyze MODEL … --text SOURCE …, the models"
+            " first"
+        )
     limits = ProfileLimits(heads=chosen.heads, window=chosen.window)
     profiles = []
     for name, source in zip(_names(chosen.models), chosen.models, strict=True):
         console.print(f"{name} …")
-        profiles.append(
-            _profile_source(
-                name, source, chosen.text.read_text(encoding="utf-8"), chosen.tokens, limits
-            )
-        )
+        profiles.append(_profile_source(name, source, chosen, limits))
     page = write_report(profiles, [] if profiles else findings(), chosen.out)
     console.print(f"{page}", soft_wrap=True)
 
 
-def _profile_source(
-    name: str, source: str, text: str, tokens: int, limits: ProfileLimits
-) -> Profile:
+def _profile_source(name: str, source: str, chosen: Namespace, limits: ProfileLimits) -> Profile:
     model, tokenizer = load_model(source, torch.device("cpu"))
     if not isinstance(model, FastWeightsForCausalLM):
         raise ValueError(
             f"{source} is a {model.config.model_type} model, which is not analyzed; convert it by"
             " `fastweights import` first"
         )
-    ids = tokenizer.encode(text, add_special_tokens=False)[:tokens]
-    if len(ids) < 2:
-        raise ValueError(f"the text has {len(ids)} tokens; {name} needs two at least to analyze")
-    return profile(name, model, torch.tensor([ids]), limits)
+    tokens, _ = tokenize_sources(chosen.text, tokenizer, chosen.field, chosen.tokens)
+    if len(tokens) < 2:
+        raise ValueError(f"the text has {len(tokens)} tokens; {name} needs two at least to analyze")
+    return profile(name, model, torch.from_numpy(tokens.astype(np.int64))[None], limits)
 
 
 def _names(sources: Sequence[str]) -> list[str]:

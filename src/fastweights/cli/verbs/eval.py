@@ -54,10 +54,10 @@ def measure_perplexity(chosen: Namespace, console: Console) -> None:
 
 def _read_text(chosen: Namespace, source: str) -> PositionLoss:
     model, tokenizer = load_model(source, chosen.device.torch())
-    tokens, size = tokenize_sources(chosen.text, tokenizer)
+    tokens, size = tokenize_sources(chosen.text, tokenizer, chosen.field, chosen.tokens)
     return nll_by_position(
         model,
-        tokens[: chosen.tokens],
+        tokens,
         chosen.length,
         batch=chosen.batch,
         chunk=chosen.chunk or None,

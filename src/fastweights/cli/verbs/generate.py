@@ -39,11 +39,7 @@ def write_continuation(model: Any, tokenizer: Any, request: Request) -> None:
     """Write the prompt and its continuation to standard output, as it comes."""
     if request.tol is not None:
         set_tolerance(model, request.tol)
-    linearized = isinstance(model, LinearizedModel)
-    # ours have learned texts without special tokens; a linearized model's prompts begin with one
-    prompt = tokenizer.encode(request.prompt, add_special_tokens=linearized)
-    if not prompt:
-        raise ValueError("the prompt is empty; leave out --prompt to begin on a new line")
+    prompt = encode_prompt(request.prompt, tokenizer)
     continuation = stream(
         model,
         torch.tensor([prompt], device=model.device),
@@ -57,6 +53,28 @@ def write_continuation(model: Any, tokenizer: Any, request: Request) -> None:
         sys.stdout.write(text.push(token))
         sys.stdout.flush()
     sys.stdout.write(text.close() + "\n")
+
+
+def encode_prompt(prompt: str, tokenizer: Any) -> list[int]:
+    """A prompt as a document begins; an empty one is the token that begins a text.
+
+    Raises:
+        ValueError: If the prompt has no token, or is no text.
+    """
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"the prompt {prompt!r} is not UTF-8; set the terminal to UTF-8 (LANG=C.UTF-8)"
+        ) from error
+    begin = [token for token in tokenizer("").input_ids if token == tokenizer.bos_token_id]
+    tokens = begin + tokenizer.encode(prompt, add_special_tokens=False)
+    if not tokens and tokenizer.bos_token_id is None:
+        raise ValueError(
+            "the prompt is empty, and the tokenizer has no token that begins a text; leave out"
+            " --prompt to begin on a new line"
+        )
+    return tokens or [tokenizer.bos_token_id]
 
 
 def generate(chosen: Namespace, _: Console) -> None:

@@ -80,7 +80,14 @@ def train_config(chosen: Namespace) -> TrainConfig:
     model = _model(chosen)
     tokenization = _tokenization(chosen.tokenizer, model)
     return TrainConfig(
-        text=Text(tuple(chosen.data), tuple(chosen.validation), tokenization),
+        text=Text(
+            tuple(chosen.data),
+            tuple(chosen.validation),
+            tokenization,
+            boundaries=not chosen.across,
+            field=chosen.field,
+            held_out=chosen.validation_tokens,
+        ),
         model=model,
         optimizer=AdamW(lr=_learning_rate(chosen), weight_decay=chosen.weight_decay),
         schedule=SCHEDULES[chosen.schedule](warmup=chosen.warmup),
