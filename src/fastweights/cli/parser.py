@@ -16,6 +16,7 @@ from fastweights.cli.argument_types import (
     given,
     non_negative_integer,
     own_mixer,
+    sequence_length,
 )
 from fastweights.render.docstrings import first_paragraph
 

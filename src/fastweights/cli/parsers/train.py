@@ -114,8 +114,8 @@ def _add_text(group: _ArgumentGroup) -> None:
         type=tokenizer,
         metavar="byte|bpe:N|PATH",
         help="What a token is: a byte, one of N pieces learned from the first 16 million"
-        " characters of the text, or what a saved tokenizer makes of it (default: byte; with --from,"
-        " the model's own tokenizer)",
+        " characters of the text, or what a saved tokenizer makes of it (default: byte; with"
+        " --from, the model's own tokenizer)",
     )
     add_field(group)
     add_across(group)
