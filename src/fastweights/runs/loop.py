@@ -16,7 +16,7 @@ from fastweights.runs.checkpoint import Checkpoints, Progress
 from fastweights.runs.clock import TrainingClock
 from fastweights.runs.errors import NonFiniteError
 from fastweights.runs.files import remove_partials
-from fastweights.runs.folder import create_run, is_run, lock_run
+from fastweights.runs.folder import create_run, is_run, lock_run, missing_folders, remove_if_refused
 from fastweights.runs.metrics import Metrics, Row
 from fastweights.runs.optimizers import load_state_tensors, set_learning_rates, state_tensors
 from fastweights.runs.processes import Processes, join_processes
