@@ -78,9 +78,14 @@ def test_commands_parse(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
             cli.build_parser().parse_args(rest)
 
 
-def test_the_plan_of_the_page_can_be_read(tmp_path: Path) -> None:
+def test_the_plan_of_the_page_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fastweights.lab.sweep import read_plan
 
     (text,) = blocks("toml", page=DOCS / "sweeps.md")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mypkg").mkdir()
+    (tmp_path / "mypkg" / "mymixer.py").write_text(
+        "from fastweights.mixers import GLA\n\n\nclass MyMixer(GLA): ...\n"
+    )
     (tmp_path / "plan.toml").write_text(text)
     assert len(list(read_plan(tmp_path / "plan.toml").runs())) == 3 * 2 * 2 * 5

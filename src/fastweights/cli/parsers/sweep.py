@@ -36,7 +36,7 @@ def sweep(parser: Parser) -> Deferred:
         "--ray",
         type=given,
         nargs="?",
-        const="",
+        const=True,
         metavar="ADDRESS",
         help="Run on the Ray cluster at ADDRESS, or without it on a Ray of this machine's own",
     )

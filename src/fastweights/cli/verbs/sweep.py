@@ -55,7 +55,7 @@ def sweep(chosen: Namespace, console: Console) -> None:
 
 def _pool(chosen: Namespace) -> Pool:
     if chosen.ray is not None:
-        return Ray(chosen.ray or None)
+        return Ray(None if chosen.ray is True else chosen.ray)
     return InProcess() if chosen.workers == 0 else Local(chosen.workers)
 
 
