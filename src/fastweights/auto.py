@@ -1,15 +1,17 @@
-"""Model types of ours that transformers' Auto classes know before our models are imported.
+"""Model types of ours that transformers' Auto classes, and PEFT, know before our models are
+imported.
 
 ``import fastweights`` must make ``AutoModelForCausalLM.from_pretrained`` read our checkpoints, and
 yet import neither torch nor transformers. So a stand-in for each model type enters transformers'
 table of configurations as soon as that table exists; the first checkpoint of the type imports the
-module that registers its real configuration and models.
+module that registers its real configuration and models. In the same way PEFT learns which
+projections adapters go to where nobody names any.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -21,39 +23,78 @@ TABLE = "transformers.models.auto.configuration_auto"
 MODELS, LINEARIZE = "fastweights.models", "fastweights.linearize"
 OWN_TYPES = ("fastweights", "fastweights_vision")
 LINEARIZED_PREFIX = "linearized_"
+ADAPTERS = "peft.utils.constants"
+PROJECTIONS = ["W_q", "W_k", "W_v", "W_o", "W_u", "W_z", "W_xBC", "W_r"]
+"""The layers of mixers that PEFT's adapters go to where nobody names any; each mixer has some."""
+MODEL_CLASSES = {
+    "FastWeights": MODELS,
+    "Linearized": "fastweights.linearize.convert.model_classes",
+}
+"""The modules of our configurations and models, by what the names of their classes begin with."""
+
+
+def __getattr__(name: str) -> Any:
+    """A class of configurations or models by its name.
+
+    Checkpoints import this function, in modeling_fastweights.py; it stays where it is.
+    """
+    home = next((home for start, home in MODEL_CLASSES.items() if name.startswith(start)), None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
 
 
 def register_when_needed() -> None:
-    """Register the stand-ins: now if transformers' table exists, else when it is imported."""
-    if TABLE in sys.modules:
-        _register()
-    else:
-        sys.meta_path.insert(0, _TableFinder())
+    """Register the stand-ins and the adapters' targets: now if the tables exist, else when they
+    are imported.
+    """
+    for table, register in ((TABLE, _register), (ADAPTERS, _register_projections)):
+        if table in sys.modules:
+            register()
+        else:
+            sys.meta_path.insert(0, _TableFinder(table, register))
 
 
 class _TableFinder(MetaPathFinder):
-    """Finds transformers' table as others do, and registers the stand-ins once it has run."""
+    """Finds a module with tables as others do, and registers what it lacks once it has run."""
+
+    def __init__(self, table: str, register: Callable[[], None]) -> None:
+        self.table, self.register = table, register
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != TABLE:
+        if fullname != self.table:
             return None
         sys.meta_path.remove(self)
         spec = find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            _follow(spec.loader)
+            _follow(spec.loader, self.register)
         return spec
 
 
-def _follow(loader: Any) -> None:
+def _follow(loader: Any, register: Callable[[], None]) -> None:
     execute = loader.exec_module
 
     def execute_and_register(module: ModuleType) -> None:
         execute(module)
-        _register()
+        register()
 
     loader.exec_module = execute_and_register
+
+
+def _register_projections() -> None:
+    """Let adapters of PEFT find their layers in our models, and in linearized ones those of the
+    models that they were.
+    """
+    tables = vars(sys.modules[ADAPTERS])
+    known = tables["TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING"]
+    for name, table in tables.items():
+        if name.endswith("_MODULES_MAPPING"):
+            for base in list(table):
+                table.setdefault(LINEARIZED_PREFIX + base, table[base])
+            if table.get("llama") == known["llama"]:
+                table.setdefault(OWN_TYPES[0], PROJECTIONS)
 
 
 def _register() -> None:

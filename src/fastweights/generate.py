@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from fastweights.layers import upcast
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
+from fastweights.models.inputs import keep_mask_of, padding_first, require_token_ids
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Sampler:
     generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
+        if not 0 <= self.temperature < inf:
             raise ValueError(f"temperature = {self.temperature}; it is 0 (greedy) or above")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k = {self.top_k}; it is at least 1, or None")
@@ -146,7 +148,7 @@ def stream(
     Args:
         model: one of ours, a linearized one, or any causal language model of transformers
         input_ids: the prompts ``[b t]``
-        attention_mask: ``[b t]``, 0 for the padding on the left; for our models only
+        attention_mask: ``[b t]``, 0 for padding, on either side; for our models only
         max_new_tokens: None for no limit
         temperature: what the logits are divided by; 0 takes the likeliest token
         top_k: draw among the k likeliest tokens only
@@ -158,8 +160,10 @@ def stream(
         tokens ``[b]``
 
     Raises:
+        TypeError: for prompts that are not token ids
         ValueError: for an argument out of its range, or a mask for a model that is not ours
     """
+    input_ids = require_token_ids(input_ids)
     if chunk < 1:
         raise ValueError(f"chunk = {chunk}; a prompt is read at least one token at a time")
     if max_new_tokens is not None and max_new_tokens < 1:
@@ -171,6 +175,9 @@ def stream(
             f"stream takes no attention_mask for a {type(model).__name__}; give prompts of one"
             " length, or use model.generate"
         )
+    if attention_mask is not None:
+        keep_mask_of(attention_mask, input_ids[..., None], 0)
+        attention_mask, input_ids = padding_first(attention_mask, input_ids)
     sampler = Sampler(temperature, top_k, top_p, generator)
     tokens = islice(_sample(model, input_ids, attention_mask, sampler, chunk), max_new_tokens)
     eos = _eos_ids(model)

@@ -94,7 +94,13 @@ def evaluate(
 
     Raises:
         ShapeError: The state is not one of this recurrence.
+        TypeError: `method` is no Method.
     """
+    if not isinstance(method, Method):
+        raise TypeError(
+            f"method = {method!r}; pass Auto(), Recurrent(), Chunkwise(size) or Parallel(), or a"
+            " Method of your own"
+        )
     start: State = recurrence.initial_state() if state is None else recurrence.adopt(state)
     if len(recurrence) == 0:
         return recurrence.empty_output(), start

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor, nn
 
 from fastweights.layers import ShortConvolution, TokenContext, both_ways
@@ -118,6 +119,7 @@ class Mixer(nn.Module, ABC):
 
         Raises:
             ShapeError: for an x, mask or state that does not fit
+            TypeError: for an x of another dtype than the weights, or a state that is none
         """
         driven, recurrence, gate, past = self.project_all(x, state, keep=keep, segments=segments)
         o, memory = evaluate(driven, None if state is None else state.memory, method)
@@ -133,6 +135,10 @@ class Mixer(nn.Module, ABC):
     ) -> Projection:
         """What `forward` evaluates, and what it reads the output with."""
         self._check(x, keep, segments)
+        if state is None:
+            self._check_start(x)
+        else:
+            self._check_state(x, state)
         if keep is not None:
             x = x.masked_fill(~keep[..., None], 0)
         tails, position = (None, None) if state is None else (state.tails, state.position)
@@ -154,6 +160,31 @@ class Mixer(nn.Module, ABC):
                     f"{name} has shape {list(mask.shape)}, must be [batch, time] ="
                     f" {list(x.shape[:2])}"
                 )
+
+    def _check_start(self, x: Tensor) -> None:
+        weights = getattr(self.W_o, "weight", x)
+        if x.dtype is not weights.dtype and differ_for_good(x, weights):
+            raise TypeError(
+                f"{type(self).__name__} has weights of {weights.dtype}, x is {x.dtype}; use"
+                f" x.to({weights.dtype}), mixer.to({x.dtype}) or torch.autocast"
+            )
+
+    def _check_state(self, x: Tensor, state: MixerState) -> None:
+        if not isinstance(state, MixerState):
+            raise TypeError(
+                f"state is a {type(state).__name__}; pass the MixerState that an earlier call"
+                " returned, or None"
+            )
+        if state.position.shape[0] not in (1, x.shape[0]):
+            raise ShapeError(
+                f"the state is of {len(state.position)} sequences, x of {len(x)}; choose among"
+                " them with state.map(lambda s: s[rows]), or begin without a state"
+            )
+
+
+def differ_for_good(x: Tensor, weights: Tensor) -> bool:
+    """Whether nothing reconciles the dtypes of these: neither autocast nor quantized weights."""
+    return weights.is_floating_point() and not torch.is_autocast_enabled(x.device.type)
 
 
 class Bidirectional(nn.Module):

@@ -93,7 +93,7 @@ def test_train_stop_go_on_generate(tmp_path, data):
         time.sleep(0.02)
     first.send_signal(signal.SIGINT)
     said, _ = first.communicate(timeout=60)
-    assert first.returncode == 0
+    assert first.returncode == 130
     assert "Finishing this step and saving. Press Ctrl-C again" in said
     assert "Run the same command again to resume." in said
     rows = (out / "metrics.jsonl").read_text()
@@ -222,6 +222,65 @@ def test_runs_have_a_folder_of_their_own(tmp_path, monkeypatch, data):
     assert (tmp_path / "runs" / "text-metala" / "model" / "config.json").exists()
 
 
+GOING_ON = ["--length", "16", "--batch", "2", "--sample", "4", "--device", "cpu"]
+
+
+@pytest.mark.long
+def test_a_run_begins_with_another(tmp_path, monkeypatch, data, trained, capsys):
+    """By its own tokenizer, with LoRA, in a folder of its own; then longer than it was to be."""
+    monkeypatch.chdir(tmp_path)
+    command = ["train", *data, "--from", str(trained), "--lora", "2", *GOING_ON]
+    command += ["--schedule", "constant"]
+    assert main([*command, "--steps", "1"]) == 0
+    run = tmp_path / "runs" / "text-bytes"
+    said = capsys.readouterr().out
+    assert f"begins with {trained / 'model'}: LoRA of rank 2 is trained in float32" in said
+    assert "runs/text-bytes/adapter" in said
+    record = json.loads((run / "run.json").read_text())
+    assert record["model"]["lora"] == {"type": "LoRA", "rank": 2, "alpha": 4.0, "dropout": 0.0}
+    assert record["optimizer"]["lr"] == 2e-4
+    assert record["schedule"] == {"type": "Constant", "warmup": 50}
+    assert main([*command, "--steps", "3"]) == 0
+    assert "Resuming after step 1" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_a_softmax_model_writes_a_sample_too(tmp_path, data, trained, capsys):
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(trained / "model")
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": len(tokenizer)}
+    config = AutoConfig.for_model("gpt2", **sizes, bos_token_id=None, eos_token_id=None)
+    for part in (AutoModelForCausalLM.from_config(config), tokenizer):
+        part.save_pretrained(tmp_path / "gpt2")
+    command = ["train", *data, "--from", str(tmp_path / "gpt2"), *GOING_ON, "--steps", "1"]
+    assert main([*command, "--out", str(tmp_path / "out")]) == 0
+    said, record = capsys.readouterr().out, json.loads((tmp_path / "out/run.json").read_text())
+    assert "a sample:" in said
+    assert (record["optimizer"]["lr"], record["model"]["lora"]) == (1e-4, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--from", "MODEL", "--layers", "2"], "has an architecture already; leave out --layers"),
+        (["--from", "MODEL", "--preset", "x", "--width", "9"], "leave out --width, --preset"),
+        (["--lora"], "--lora trains adapters of an existing model; name it by --from"),
+        (["--from", "MODEL", "--tokenizer", "bpe:300"], "has other tokens (300) than that of"),
+        (["--from", "/not/there"], "no model at '/not/there': there is no such folder"),
+        (["--track", "wandb"], "tracking by wandb needs wandb: pip install wandb"),
+    ],
+)
+def test_what_an_existing_model_cannot_be_is_said(
+    tmp_path, capsys, monkeypatch, data, trained, options, message
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fastweights.runs.packages.find_spec", lambda name: name != "wandb" or None)
+    given = [str(trained) if option == "MODEL" else option for option in options]
+    assert message in fails(capsys, "train", *data, *given)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.long
 def test_a_preset_is_trained_with_the_vocabulary_of_the_text(tmp_path, monkeypatch, data):
     monkeypatch.chdir(tmp_path)
@@ -283,7 +342,11 @@ def test_list_names_every_mixer(capsys):
         (["train", "--data", "/nowhere.txt"], "no text found at '/nowhere.txt'"),
         (["train", "--mixers", "metallica"], "unknown mixer 'metallica'"),
         (["train", "--width", 10, "--layers", 1], "not divisible by heads = 4"),
-        (["train", "--length", 10**9], "fewer than one sequence"),
+        (["train", "--length", 10**7, "--batch", 1, "--layers", 1], "fewer than one sequence"),
+        (["train", "--length", 10**9], "of memory; make it smaller"),
+        (["train", "--batch", 10**9], "of memory; make it smaller"),
+        (["train", "--layers", 10**9], "of memory; make it smaller"),
+        (["train", "--width", 10**8], "parameters takes 7,680 PB at least to train on"),
         (["train", "--tokenizer", "/nowhere"], "no tokenizer at '/nowhere'"),
         (["generate", "."], "no model at ."),
         (["list", "metallica"], "unknown mixers: metallica"),

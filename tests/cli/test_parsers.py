@@ -75,12 +75,15 @@ def test_every_verb_has_code() -> None:
 
 def test_choices_are_those_of_the_code() -> None:
     from fastweights.analysis.tables import TABLES
+    from fastweights.cli.verbs.train import SCHEDULES
     from fastweights.importers import FAMILIES
     from fastweights.lab.bench.mesa import MesaPlan
     from fastweights.lab.evals.items import SOURCES
     from fastweights.linearize import FEATURE_MAPS, RULES
     from fastweights.linearize.distill.methods import METHODS
+    from fastweights.runs.tracking import TRACKERS
 
+    assert (tuple(SCHEDULES), tuple(TRACKERS)) == (train.SCHEDULES, train.TRACKERS)
     assert tuple(TABLES) == table.TABLES
     assert tuple(sorted(FAMILIES)) == import_.FAMILIES
     assert MesaPlan().parts == bench.MESA_PARTS
@@ -98,9 +101,10 @@ def chosen(*arguments: str):
 
 def test_defaults_of_training_are_those_of_the_code() -> None:
     from fastweights.cli.verbs.train import train_config
-    from fastweights.train import Architecture, TrainConfig
+    from fastweights.train import Architecture, LoRA, TrainConfig
 
     assert train_config(chosen("train")) == TrainConfig()
+    assert LoRA().rank == train.RANK
     assert (Architecture().layers, Architecture().width) == (train.LAYERS, train.WIDTH)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ LITERATE = [
     "data.md",
     "dsf-by-example.md",
     "evals.md",
+    "huggingface.md",
     "index.md",
     "linearize.md",
     "new-mixer.md",
@@ -25,7 +27,14 @@ LITERATE = [
     "tutorials/rule.md",
     "tutorials/train.md",
 ]
-COMMANDS = [*LITERATE, "importing.md", "install.md", "mesa.md"]
+COMMANDS = [
+    *LITERATE,
+    "importing.md",
+    "install.md",
+    "mesa.md",
+    "several-processes.md",
+    "tutorials/finetune.md",
+]
 
 
 @pytest.mark.parametrize("page", LITERATE)
@@ -39,6 +48,24 @@ def test_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     namespace: dict[str, object] = {"__name__": path.stem}
     for example in examples:
         exec(compile(example, str(path), "exec", dont_inherit=True), namespace)
+
+
+@pytest.mark.long
+def test_going_on_from_a_model_as_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its Python and its commands in their order."""
+    from fastweights.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    page, namespace = DOCS / "tutorials" / "finetune.md", dict[str, object]()
+    for block in BLOCK.finditer(page.read_text()):
+        if block["language"] == "python":
+            exec(compile(block["text"], str(page), "exec", dont_inherit=True), namespace)
+        for line in block["text"].splitlines() if block["language"] == "bash" else ():
+            assert main(shlex.split(line)[1:]) == 0
+    for run in ("prose", "verse", "lora", "llama", "long", "python"):
+        assert (tmp_path / "runs" / run / "model" / "config.json").exists()
 
 
 @pytest.mark.parametrize("page", COMMANDS)

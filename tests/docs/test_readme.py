@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -64,19 +65,48 @@ def test_fastweights_commands_parse() -> None:
             parser.parse_args(arguments)
 
 
+SITE = "https://fastweights.github.io/fastweights/"
+RAW = "https://raw.githubusercontent.com/fastweights/fastweights/main/"
+BLOB = "https://github.com/fastweights/fastweights/blob/main/"
+LINK = re.compile(r"(?P<picture>!?)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+
+
+def links(text: str) -> list[tuple[bool, str]]:
+    """(whether it is a picture, its target) of all of them."""
+    prose = BLOCK.sub("", text)
+    return [(bool(found["picture"]), found["target"]) for found in LINK.finditer(prose)]
+
+
+def readme_of_the_index() -> str:
+    """README.md as the metadata of a built package has it."""
+    project = tomllib.loads(README.with_name("pyproject.toml").read_text())
+    hook = project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    assert hook["fragments"] == [{"path": "README.md"}]
+    text = README.read_text()
+    for change in hook["substitutions"]:
+        text = re.sub(change["pattern"], change["replacement"], text)
+    return text
+
+
 def test_pictures_and_pages_exist() -> None:
-    """What README.md shows and links by address, so that a package index shows it too, is here."""
-    raw, site = (
-        "https://raw.githubusercontent.com/fastweights/fastweights/main/",
-        "https://fastweights.github.io/fastweights/",
-    )
-    text, root = README.read_text(), README.parent
-    pictures = re.findall(rf"!\[[^\]]*\]\({raw}([^)]+)\)", text)
-    pages = re.findall(rf"\]\({site}([^)#]*)\)", text)
-    assert pictures
+    root = README.parent
+    found = links(README.read_text())
+    pages = [target.removeprefix(SITE) for _, target in found if target.startswith(SITE)]
+    files = [target for _, target in found if "://" not in target]
     assert pages
-    assert text.count("![") == len(pictures)
-    assert all((root / picture).is_file() for picture in pictures)
+    assert [target for picture, target in found if picture if "://" in target] == []
+    assert all((root / file).is_file() for file in files)
     for page in pages:
-        found = root / "docs" / page.rstrip("/")
-        assert found.with_suffix(".md").is_file() or (found / "index.md").is_file(), page
+        place = root / "docs" / page.split("#")[0].rstrip("/")
+        assert place.with_suffix(".md").is_file() or (place / "index.md").is_file(), page
+
+
+def test_a_package_index_gets_addresses() -> None:
+    """For every file that README.md shows or links: of its content for a picture."""
+    rewritten = readme_of_the_index()
+    here, there = links(README.read_text()), links(rewritten)
+    assert any("://" not in target for _, target in here)
+    for (picture, target), (_, address) in zip(here, there, strict=True):
+        root = RAW if picture else BLOB
+        assert address == (target if "://" in target else f"{root}{target}")
+    assert BLOCK.findall(rewritten) == BLOCK.findall(README.read_text())

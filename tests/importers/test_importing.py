@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -52,8 +54,22 @@ def test_every_family_is_compared() -> None:
     } == set(FAMILIES)
 
 
+RIGHT_FROM = {"Mamba-2": "5.23", "RecurrentGemma": "5.20"}
+"""The first transformers whose own model is known to compute what its paper says: Mamba-2 of 5.20
+does not, 5.21 and 5.22 were not tried.
+"""
+
+
+def original(name: str) -> object:
+    """`name`, skipped where this transformers' own model is not the one to agree with."""
+    needed = RIGHT_FROM.get(name, "0")
+    wrong = Version(transformers.__version__) < Version(needed)
+    reason = f"transformers' own {name} is right from {needed}"
+    return pytest.param(name, marks=pytest.mark.skipif(wrong, reason=reason))
+
+
 @each_precision
-@pytest.mark.parametrize("name", ORIGINALS)
+@pytest.mark.parametrize("name", map(original, ORIGINALS))
 def test_agrees_with_the_original(name: str, dtype: torch.dtype) -> None:
     assert_small(difference(ORIGINALS[name], dtype), dtype)
 
@@ -314,6 +330,7 @@ def test_the_command_writes_a_whole_folder_or_none(
     assert {path.name for path in out.iterdir()} >= {
         "config.json",
         "model.safetensors",
+        "modeling_fastweights.py",
         "tokenizer.json",
     }
     assert not list(tmp_path.glob(".*.partial"))

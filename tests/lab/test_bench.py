@@ -20,6 +20,7 @@ from fastweights.cli import main
 from fastweights.lab.bench import ops
 from fastweights.lab.bench.cases import CASES, RecurrenceCase
 from fastweights.lab.bench.contenders import Implementation, Phase, Sizes
+from fastweights.lab.bench.decode import plot_flatness
 from fastweights.lab.bench.gpu import GpuPlan, run_gpu
 from fastweights.lab.bench.machine import Ceilings, Machine, commit, versions
 from fastweights.lab.bench.memory import MemoryTask, peak_bytes
@@ -274,6 +275,22 @@ def test_flatness_is_followed_and_drawn(tmp_path):
     assert len(set(found["FlatnessRow"]["state_bytes"])) == 1
     assert {row["level"] for row in rows(path) if row["type"] == "StepRow"} == {"mixer", "model"}
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_small_state_is_seen_beside_a_cache():
+    """On an axis that begins at 0 its line would lie on the axis."""
+    cache, state = [264_016, 10_560_016], [1_808, 1_808]
+    kinds = {"tokens": [500, 20_000], "seconds": [1e-3, 1e-3]}
+    rows = [{"mixer": n, "state_bytes": s, **kinds} for n, s in (("a", state), ("b", cache))]
+    axes = plot_flatness(rows).axes[1]
+    bottom, top = (axes.transAxes.inverted().transform((0, y))[1] for y in ends(axes))
+    assert 0.05 < bottom < top < 0.95
+
+
+def ends(axes):
+    """The lowest and the highest point of its lines, as drawn."""
+    points = [axes.transData.transform(line.get_xydata())[:, 1] for line in axes.lines]
+    return min(p.min() for p in points), max(p.max() for p in points)
 
 
 def test_train(tmp_path):

@@ -16,7 +16,6 @@ from fastweights.lab.reproduce import (
     CLAIMS,
     Above,
     Claim,
-    ClaimContext,
     ClaimSize,
     ClaimVerdict,
     Experiment,
@@ -83,12 +82,8 @@ TINY_MODELS = Models(
 TINY_TEXT = replace(SMALL, layers=1, width=8, steps=2, batch=2, length=32)
 
 
-def _place(folder: Path) -> ClaimContext:
-    return ClaimContext(folder / "shared", CPU, workers=1)
-
-
-def _site(folder: Path) -> TrialContext:
-    return _place(folder).trial_context(folder / "own")
+def _place(folder: Path) -> TrialContext:
+    return TrialContext(folder / "shared", CPU, workers=1)
 
 
 # statistics ---------------------------------------------------------------------------------------
@@ -260,7 +255,7 @@ def test_unknown_sizes_and_claims_are_named(tmp_path: Path) -> None:
 
 def test_data_that_a_size_reads_are_asked_for(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--data"):
-        _site(tmp_path).file("books")
+        _place(tmp_path).file("books")
 
 
 # every claim --------------------------------------------------------------------------------------
@@ -435,7 +430,7 @@ def test_language_models_are_shared_and_read(tmp_path: Path) -> None:
         {"1 steps": ConjugateGradient(1), "2 steps": ConjugateGradient(2)}, "2 steps", 128, 32
     )
     trial = LanguageModelTrial("mesa", models["mesa"], 0, tiny, (solvers,))
-    rows = Measures(trial.run(_site(tmp_path)))
+    rows = Measures(trial.run(_place(tmp_path)))
     assert rows.of(STEPS).sample("1 steps", None) == Sample((1.0,), False)
     assert len(list((tmp_path / "shared" / "models").iterdir())) == 2
 

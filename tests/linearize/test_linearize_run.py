@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from conversions import SHORT, conversion, write_source
 from fastweights.cli import main
+from fastweights.cli.progress import Lines
+from fastweights.cli.verbs import linearize as verb_module
 from fastweights.linearize import LinearAttentionConfig, linearize
 from fastweights.linearize.distill.methods import (
     METHODS,
@@ -25,6 +28,7 @@ from fastweights.linearize.distill.methods import (
     TransferConfig,
 )
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
+from fastweights.linearize.distill.report import LayerMaps, plot_maps
 from fastweights.linearize.distill.verbs import VERBS
 from fastweights.train import Bytes, CheckpointError
 from killable_runs import FORKS, kill_at, launch_two
@@ -54,6 +58,7 @@ def test_a_run_gives_a_model_its_numbers_and_a_report(source, tmp_path):
     assert run_conversion(conversion(source, softmax_layers=1), tmp_path / "run")
     read = lambda name: json.loads((tmp_path / "run" / f"{name}.json").read_text())  # noqa: E731
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    assert (tmp_path / "run" / "model" / "modeling_fastweights.py").is_file()
     assert model.config.model_type == "linearized_llama"
     kept = read("ranking")["softmax"]
     rest = [layer for layer in range(3) if layer not in kept]
@@ -113,6 +118,23 @@ def test_a_part_of_a_run_knows_whether_it_is_done(source, tmp_path):
     assert done() == ["plan", "convert", "transfer"]
     assert run_conversion(small, tmp_path / "run")
     assert done() == [verb.name for verb in VERBS]
+
+
+def test_a_damaged_file_is_named_and_written_again_once_it_is_removed(source, tmp_path):
+    small, out = conversion(source, softmax_layers=1), tmp_path / "run"
+    assert run_conversion(small, out, until="eval")
+    names = [*(f"{name}.json" for name in ("plan", "convert", "transfer", "ranking", "evaluation"))]
+    names += ["transfer/trained.safetensors", "finetune/trained.safetensors"]
+    for name in names:
+        sound = (out / name).read_bytes()
+        for damage in (sound[: len(sound) // 2], b"", b"[]"):
+            (out / name).write_bytes(damage)
+            with pytest.raises(CheckpointError, match=rf"{re.escape(name)} is damaged .*; remove"):
+                run_conversion(small, out, until="eval")
+        (out / name).unlink()
+        assert run_conversion(small, out, until="eval")
+        if name != "plan.json":  # how long it would take is measured anew
+            assert (out / name).read_bytes() == sound
 
 
 def test_two_processes_convert_as_one(source, tmp_path):
@@ -197,6 +219,21 @@ def test_the_command_plans_runs_and_generates(source, tmp_path, capsys):
     greedy = capsys.readouterr().out
     assert main(["generate", out, "--prompt", "sheep", *options]) == 0
     assert capsys.readouterr().out == greedy
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_command_ends_as_by_its_signal(
+    source, tmp_path, monkeypatch, capsys, number, status
+):
+    class Signalled(Lines):
+        def progress(self, row):
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(verb_module, "reporter", Signalled)
+    given = [str(source / "model"), "--data", str(source / "text.txt"), "--out", str(tmp_path)]
+    small = ["--length", "24", "--window", "4", "--batch", "2", "--log-every", "1"]
+    assert main(["linearize", *given, *small, "--device", "cpu"]) == status
+    assert capsys.readouterr().out.endswith("Stopped. Run the same command again to resume.\n")
 
 
 def test_a_model_that_cannot_be_converted_leaves_nothing_behind(source, tmp_path, capsys):
@@ -320,3 +357,13 @@ def test_block_by_block_is_the_same_run(source, tmp_path):
         assert run_conversion(whole, tmp_path / str(blockwise))
         ends.append(load_file(tmp_path / str(blockwise) / "model" / "model.safetensors"))
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_maps_have_labels_and_one_scale():
+    maps = LayerMaps(*torch.rand(3, 2, 8, 8).softmax(-1))
+    *panels, bar = plot_maps({0: maps, 1: maps}).axes
+    assert {(image.norm.vmin, image.norm.vmax) for a in panels for image in a.images} == {(0, 1)}
+    assert bar.get_ylabel().startswith("weight / largest weight")
+    assert panels[0].get_ylabel() == "query (token)"
+    assert panels[-1].get_xlabel() == "key (token)"
+    assert panels[1].get_title(loc="left") == "layer 0, head 0\nlinear, trained"

@@ -5,6 +5,7 @@ softmax model.
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,14 @@ from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    BitsAndBytesConfig,
+)
 
 from families import FAMILIES, logits, padded, shaken, student, teacher
 from fastweights.linearize import (
@@ -28,6 +36,7 @@ from fastweights.linearize import (
     use_mode,
 )
 from tolerances import SAME, error
+from transformers_log import transformers_warnings
 
 LORA = {
     "task_type": "CAUSAL_LM",
@@ -62,6 +71,80 @@ def test_a_saved_model_is_the_same(family: str, tmp_path: Path) -> None:
     assert again.config.model_type == f"linearized_{family}"
     assert difference(read(again), read(model)) == 0
     assert branches(again).keys() == branches(model).keys()
+
+
+HEADS = {
+    "AutoModel": AutoModel,
+    "sequences": AutoModelForSequenceClassification,
+    "tokens": AutoModelForTokenClassification,
+}
+HEADLESS = {
+    "sequences": "granite ernie4_5 cohere apertus bitnet nanochat cohere2 cwm olmoe granitemoe "
+    "ernie4_5_moe minimax_m2 glm4_moe",
+    "tokens": "olmo olmo2 granite ernie4_5 hunyuan_v1_dense opt cohere bitnet nanochat gemma3_text "
+    "olmo3 cohere2 cwm olmoe phimoe granitemoe ernie4_5_moe minimax_m2 deepseek_v2 glm4_moe",
+}
+"""Families that have no such class in transformers."""
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_heads_read_what_the_language_model_reads(
+    family: str, head: str, tmp_path: Path
+) -> None:
+    model = student(family)
+    model.save_pretrained(tmp_path)
+    if family in HEADLESS.get(head, "").split():
+        with pytest.raises(ValueError, match="Unrecognized configuration class"):
+            HEADS[head].from_pretrained(tmp_path)
+        return
+    other, info = HEADS[head].from_pretrained(tmp_path, num_labels=3, output_loading_info=True)
+    assert all("score" in name or "classifier" in name for name in info["missing_keys"])
+    assert branches(other).keys() == branches(model).keys()
+    with torch.no_grad():
+        want, got = (x.base_model(**padded(), use_cache=False)[0] for x in (model, other.eval()))
+        assert torch.isfinite(other(**padded())[0]).all()
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_other_heads_are_saved_and_lead_back(head: str, tmp_path: Path) -> None:
+    model = student()
+    model.save_pretrained(tmp_path / "language")
+    other = HEADS[head].from_pretrained(tmp_path / "language")
+    other.save_pretrained(tmp_path / "other")
+    again = HEADS[head].from_pretrained(tmp_path / "other")
+    assert type(again) is type(other)
+    assert torch.equal(again(**padded())[0], other(**padded())[0])
+    assert type(pickle.loads(pickle.dumps(other))) is type(other)
+    back = AutoModelForCausalLM.from_pretrained(tmp_path / "other")
+    assert branches(back).keys() == branches(model).keys()
+    for layer, branch in branches(back).items():
+        assert torch.equal(branch.mix, branches(model)[layer].mix)
+
+
+def test_a_classifier_trains_its_branches(tmp_path: Path) -> None:
+    student().save_pretrained(tmp_path)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    loss = model(**padded(), labels=torch.tensor([0, 2])).loss
+    loss.backward()
+    assert all(
+        p.grad is not None for branch in branches(model).values() for p in branch.parameters()
+    )
+    with use_mode(model, Teacher()), torch.no_grad():
+        assert error(model(**padded(), labels=torch.tensor([0, 2])).loss, loss.detach()) > SAME
+
+
+def test_the_softmax_configuration_is_read_without_a_warning(tmp_path: Path) -> None:
+    """peft asks the class of a model's configuration for that of the base model."""
+    teacher().save_pretrained(tmp_path / "softmax")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "softmax")
+    model = adapted(linearize(base, LinearAttentionConfig(window=4)))
+    with transformers_warnings() as said:
+        model.save_pretrained(tmp_path / "adapter")
+        read_again = type(model.config).from_pretrained(tmp_path / "softmax")
+    assert not said
+    assert read_again.model_type == "llama"
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -146,12 +229,12 @@ def test_another_process_needs_one_import(tmp_path: Path) -> None:
 
     def run(first: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", PROGRAM.format(first=first), str(tmp_path)]
-        return subprocess.run(command, capture_output=True, text=True)
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
 
     name, total = run("import fastweights").stdout.split()
     assert name == "LinearizedLlamaForCausalLM"
     assert error(torch.tensor(float(total)), torch.tensor(want)) <= SAME
-    assert "linearized_llama" in run("").stderr
+    assert "trust_remote_code=True" in run("").stderr
 
 
 def test_no_family_is_imported_before_it_is_needed() -> None:

@@ -12,10 +12,13 @@ import torch
 
 from fastweights.linearize import LinearAttentionConfig, Student, use_mode
 from fastweights.text import IGNORE_INDEX
-from fastweights.text.documents import Data, Sequences, Stream, encode, read_sequences
+from fastweights.text.documents import Data, Stream
+from fastweights.text.packing import encode_documents, framing_of_each, gather
 from fastweights.text.sources import TextPiece, document_of
+from fastweights.text.tokens import Sequences
 from fastweights.train import BPE, Bytes, DataError
 from pretrained import linear_llama, sequences
+from stored import store
 
 TOKENIZER = Bytes().build([])
 ENDING = BPE(300).build(["a text to learn a few pairs of bytes from"])
@@ -75,9 +78,9 @@ def test_other_records_name_their_place(record):
 
 
 def test_documents_end_and_are_numbered():
-    found = encode(
-        ENDING, [[TextPiece("ask ", False), TextPiece("say", True)], [TextPiece("text", True)]]
-    )
+    framing = framing_of_each(ENDING)
+    documents = [[TextPiece("ask ", False), TextPiece("say", True)], [TextPiece("text", True)]]
+    found, _ = gather(encode_documents(ENDING, map(iter, documents), framing), framing)
     ends = np.flatnonzero(found.tokens == ENDING.eos_token_id)
     assert len(ends) == 2
     assert found.document.tolist() == [0] * (ends[0] + 1) + [1] * (len(found) - ends[0] - 1)
@@ -133,17 +136,8 @@ def test_documents_do_not_see_each_other(analog):
 def test_every_token_is_in_an_epoch():
     stream = Stream(sequences(50), 8, 3)
     seen = {int(t) for batch in stream.sequential_batches(2) for t in batch["input_ids"].flatten()}
-    assert seen == set(map(int, stream.sequences.tokens))
+    assert seen == set(map(int, stream.text[:]))
     assert torch.equal(stream.batch(5, 2)["input_ids"][1], stream.batch(6, 1)["input_ids"][0])
-
-
-def test_sequences_survive_the_disk(tmp_path):
-    before = sequences()
-    after = before.save(tmp_path / "text")
-    assert all(
-        np.array_equal(getattr(before, name), getattr(after, name))
-        for name in ("tokens", "response")
-    )
 
 
 def test_sources_of_every_kind(tmp_path):
@@ -156,26 +150,29 @@ def test_sources_of_every_kind(tmp_path):
     sources = [str(tmp_path / name) for name in ("a.json", "b.jsonl", "c.json.gz")] + [
         f"hub:{tmp_path / 'd'}"
     ]
-    found = [read_sequences(Data((source,)), TOKENIZER) for source in sources]
-    for train, validation in found:
-        assert np.array_equal(train.tokens, found[0][0].tokens)
-        assert np.array_equal(validation.response, found[0][1].response)
-    assert found[0][1].document.max() == 1
+    found = [store(Data((one,)), tmp_path / str(n)) for n, one in enumerate(sources)]
+    train, validation = (
+        [getattr(text, part) for text in found] for part in ("train", "validation")
+    )
+    for one, other in zip(train + validation, train[:1] * 4 + validation[:1] * 4, strict=True):
+        for ours, theirs in zip(one.read(0, len(one)), other.read(0, len(other)), strict=True):
+            assert np.array_equal(ours, theirs)
+    assert validation[0].read(0, len(validation[0])).begins.sum() >= 3
 
 
 def test_one_text_is_cut(tmp_path):
     (tmp_path / "a.txt").write_text("0123456789" * 10)
-    train, validation = read_sequences(Data((str(tmp_path / "a.txt"),)), TOKENIZER)
-    assert TOKENIZER.decode(train.tokens) == "0123456789" * 9 + "01234<|endoftext|>"
-    assert TOKENIZER.decode(validation.tokens) == "56789<|endoftext|>"
+    found = store(Data((str(tmp_path / "a.txt"),)), tmp_path / "run")
+    assert TOKENIZER.decode(found.train[:]) == "0123456789" * 9
+    assert TOKENIZER.decode(found.validation[:]) == "0123456789<|endoftext|>"
 
 
 def test_validation_is_from_all_over_the_text(tmp_path):
     (tmp_path / "a.txt").write_text("".join(chr(ord("a") + n // 40) for n in range(1000)))
     data = Data((str(tmp_path / "a.txt"),), (str(tmp_path / "a.txt"),), length=10, held_out=50)
-    _, validation = read_sequences(data, TOKENIZER)
-    assert bytes(validation.tokens.tolist()).decode() == "".join(letter * 10 for letter in "afkpu")
-    assert len(set(validation.document.tolist())) == 5
+    validation = store(data, tmp_path / "run").validation
+    assert bytes(validation[:].tolist()).decode() == "".join(letter * 10 for letter in "afkpu")
+    assert np.flatnonzero(validation.read(0, 50).begins).tolist() == [0, 10, 20, 30, 40]
 
 
 @pytest.mark.parametrize(
@@ -190,4 +187,4 @@ def test_validation_is_from_all_over_the_text(tmp_path):
 def test_data_that_cannot_be_used_is_named(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=message):
-        read_sequences(Data((str(tmp_path / name),)), TOKENIZER)
+        store(Data((str(tmp_path / name),)), tmp_path / "run")

@@ -4,6 +4,7 @@ sum of all layers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,7 +38,7 @@ from fastweights.linearize.distill.transfer import (
 from fastweights.recurrence import Decay
 from fastweights.recurrence.mapped import features
 from fastweights.runs.stage import trainable_parameters
-from fastweights.train import CheckpointError, NonFiniteError
+from fastweights.train import CheckpointError, Every, NonFiniteError
 from killable_runs import FORKS, launch_two
 from pretrained import VOCABULARY, linear_llama, stream
 from tolerances import assert_close
@@ -194,7 +195,7 @@ def test_a_rule_without_softmax_weights_says_so():
         )
 
 
-@pytest.mark.parametrize("given", [(-1, 1), (0, 0)])
+@pytest.mark.parametrize("given", [(-1, 1), (0, 0), (math.nan, 1), (1, math.inf)])
 def test_loss_factors_are_checked(given):
     with pytest.raises(ValueError, match="both factors"):
         TransferLoss(*given)
@@ -266,6 +267,36 @@ def test_a_loss_that_is_no_number_stops_the_fit(tmp_path):
         branches(model)[0].mix.fill_(torch.nan)
     with pytest.raises(NonFiniteError, match=r"loss/0 nan.*step 1"):
         fit(stage, Fit(steps=2), tmp_path)
+
+
+def test_parameters_that_are_no_numbers_stop_the_fit_though_its_loss_is(tmp_path):
+    model = linear_llama(dtype=torch.float32)
+
+    class Blind(TransferStage):
+        def backward(self, first, count, share, step):
+            losses = super().backward(first, count, share, step)
+            with torch.no_grad():
+                branches(model)[1].mix.fill_(torch.inf)
+            return losses
+
+    with pytest.raises(NonFiniteError, match=r"linear_branch.mix has become infinite.*lower"):
+        fit(Blind(model, stream(), stream()), Fit(steps=1), tmp_path)
+    assert not (tmp_path / "trained.safetensors").exists()
+    assert list((tmp_path / "checkpoints").glob("step-*")) == []
+
+
+def test_a_loss_that_explodes_stops_the_fit(tmp_path):
+    class Exploding(TransferStage):
+        def backward(self, first, count, share, step):
+            losses = super().backward(first, count, share, step)
+            return {**losses, "loss": torch.tensor(0.5 if step < 2 else 2000.0)}
+
+    stage = Exploding(linear_llama(dtype=torch.float32), stream(), stream())
+    every = Every(log=1, evaluation=4, checkpoint=1)
+    with pytest.raises(NonFiniteError, match=r"was 0.5 in the beginning and is 2000 by step 3"):
+        fit(stage, Fit(steps=4, every=every), tmp_path)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-00000001", "step-00000002"]
 
 
 def test_transformers_trainer_takes_the_mode_that_returns_losses(tmp_path: Path):

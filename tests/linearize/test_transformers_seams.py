@@ -16,7 +16,6 @@ import torch
 from transformers import (
     AttentionInterface,
     AutoConfig,
-    AutoModelForCausalLM,
     DynamicCache,
     PretrainedConfig,
     PreTrainedModel,
@@ -132,9 +131,18 @@ def _register_configuration() -> None:
         AutoConfig.for_model("something else")
 
 
-def _language_model_classes() -> None:
-    config, model = seams.language_model_classes("llama")
-    assert (config.__name__, model.__name__) == ("LlamaConfig", "LlamaForCausalLM")
+def _configuration_class() -> None:
+    assert seams.configuration_class("llama").__name__ == "LlamaConfig"
+
+
+def _automatic_classes() -> None:
+    found = seams.automatic_classes(seams.configuration_class("llama"))
+    assert {automatic.__name__: model.__name__ for automatic, model in found.items()} == {
+        "AutoModel": "LlamaModel",
+        "AutoModelForCausalLM": "LlamaForCausalLM",
+        "AutoModelForSequenceClassification": "LlamaForSequenceClassification",
+        "AutoModelForTokenClassification": "LlamaForTokenClassification",
+    }
 
 
 SEAMS: dict[str, Callable[[], object]] = {
@@ -171,9 +179,9 @@ SEAMS: dict[str, Callable[[], object]] = {
     "convert_checkpoints_alike": lambda: seams.convert_checkpoints_alike("something", "mixtral"),
     "transformers_class": lambda: has(seams.transformers_class("LlamaForCausalLM"), "forward"),
     "language_model_types": lambda: has(seams.language_model_types(), "index"),
-    "language_model_classes": _language_model_classes,
+    "configuration_class": _configuration_class,
+    "automatic_classes": _automatic_classes,
     "register_configuration": _register_configuration,
-    "register_language_model": lambda: has(AutoModelForCausalLM, "register"),
 }
 """Every seam, and a question that fails by name where transformers no longer has what it needs."""
 
@@ -208,6 +216,8 @@ def test_no_other_file_touches_private_parts_of_others() -> None:
 
 
 def test_models_of_transformers_are_what_the_seams_return() -> None:
-    config, model = seams.language_model_classes("gpt2")
+    config = seams.configuration_class("gpt2")
     assert issubclass(config, PretrainedConfig)
-    assert issubclass(model, PreTrainedModel)
+    assert all(
+        issubclass(model, PreTrainedModel) for model in seams.automatic_classes(config).values()
+    )

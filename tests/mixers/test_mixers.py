@@ -395,6 +395,14 @@ def test_inputs_that_do_not_fit(layer: Layer) -> None:
         mixer(x, keep=torch.ones(2, 10, dtype=torch.bool))
     with pytest.raises(ShapeError, match=r"segments has shape \[1, 11\]"):
         mixer(x, segments=torch.zeros(1, 11, dtype=torch.long))
+    with pytest.raises(ShapeError, match="the state is of 2 sequences, x of 3"):
+        mixer(inputs(3), state)
+    with pytest.raises(TypeError, match=r"has weights of torch.float64, x is torch.float32"):
+        mixer(x.float())
+    with pytest.raises(TypeError, match="state is a int; pass the MixerState"):
+        mixer(x, 3)
+    with pytest.raises(TypeError, match=r"method = 'parallel'; pass Auto\(\)"):
+        mixer(x, method="parallel")
     with pytest.raises(ShapeError):
         mixer(
             x,
@@ -429,6 +437,7 @@ def test_inputs_that_do_not_fit(layer: Layer) -> None:
         ("metala", {"heads": "two"}, "metala takes heads as a whole number, not 'two'"),
         ("metala", {"heads": True}, "metala takes heads as a whole number, not True"),
         ("metala", {"tau": float("nan")}, "metala takes tau as a finite number, not nan"),
+        ("softmax", {"window": 0}, "window = 0; a query sees 1 token or more, or None for all"),
         ("softmax", {"window": 1.5}, "softmax takes window as a whole number or None, not 1.5"),
     ],
 )

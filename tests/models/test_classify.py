@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import (
     AutoConfig,
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     PreTrainedModel,
+    pipeline,
 )
 
 from fastweights import (
@@ -26,12 +29,15 @@ from fastweights import (
     FastWeightsForImageClassification,
     FastWeightsForSequenceClassification,
     FastWeightsForSequencePairClassification,
+    FastWeightsForTokenClassification,
     FastWeightsModel,
     FastWeightsVisionConfig,
 )
 from fastweights.mixers import make
+from fastweights.train import Bytes
 from tiny import tiny_config, tokens
 from tolerances import array, assert_close
+from transformers_log import transformers_warnings
 
 every_mixer = pytest.mark.parametrize("name", sorted(MIXERS))
 POOLINGS = ("mean", "first", "last")
@@ -209,6 +215,28 @@ def test_padding_leaves_no_trace(pooling: str, bidirectional: bool) -> None:
     )
 
 
+def test_every_token_has_a_class() -> None:
+    torch.manual_seed(0)
+    model = FastWeightsForTokenClassification(text_config()).double().eval()
+    ids = tokens(2, 7)
+    labels = torch.tensor([[0, 1, 2, -100, 1, 0, -100], [2, -100, -100, 1, 1, 0, 2]])
+    output = model(ids, labels=labels)
+    assert output.logits.shape == (2, 7, 3)
+    counted = [
+        np.log(np.exp(z).sum()) - z[label]
+        for z, label in zip(array(output.logits).reshape(14, 3), labels.flatten(), strict=True)
+        if label != -100
+    ]
+    assert_close(output.loss, np.asarray(np.mean(counted)), "tokens", dtype=torch.float32)
+    output.loss.backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+    padded = F.pad(ids, (2, 1), value=7)
+    mask = F.pad(torch.ones_like(ids), (2, 1))
+    assert_close(
+        model(padded, attention_mask=mask).logits[:, 2:-1], array(output.logits), "padding"
+    )
+
+
 def pooled_by_hand(x: Tensor, pooling: str) -> Tensor:
     return {"mean": x.sum(0) / len(x), "first": x[0], "last": x[-1]}[pooling]
 
@@ -278,16 +306,55 @@ def test_auto_classes(tmp_path: Path) -> None:
         assert type(auto.from_pretrained(tmp_path / kind)) is type(model)
 
 
-def test_a_language_model_can_be_turned_into_a_classifier(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "auto", [AutoModelForSequenceClassification, AutoModelForTokenClassification]
+)
+def test_a_language_model_can_be_turned_into_a_classifier(auto: Any, tmp_path: Path) -> None:
     language = FastWeightsForCausalLM(tiny_config())
     language.save_pretrained(tmp_path)
-    model = FastWeightsForSequenceClassification.from_pretrained(
-        tmp_path, strict=False, num_labels=5
-    )
-    assert model.score.weight.shape == (5, 16)
+    names = {"id2label": {0: "O", 1: "B-PER", 2: "I-PER"}}
+    with transformers_warnings() as said:
+        model = auto.from_pretrained(tmp_path, **names)
+    assert "score.weight" in said[0]
+    assert "newly initialized" in said[0]
+    assert model.score.weight.shape == (3, 16)
+    assert model.config.id2label[1] == "B-PER"
     assert torch.equal(
         model.model.layers[0].mixer.W_q.weight, language.model.layers[0].mixer.W_q.weight
     )
+
+
+def test_only_a_whole_head_may_be_missing(tmp_path: Path) -> None:
+    model, _ = classifier("sequence")
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    for lost in ("score.bias", "model.norm.weight"):
+        kept = {name: x for name, x in weights.items() if name != lost}
+        save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ValueError, match=f"lacks 1 weights .* {lost}"):
+            type(model).from_pretrained(tmp_path)
+
+
+TAGGED = ["O", "B-PER", "I-PER"]
+
+
+def test_pipelines_name_the_classes(tmp_path: Path) -> None:
+    names = dict(enumerate(TAGGED))
+    config = tiny_config(vocab_size=300, id2label=names)
+    tokenizer = Bytes().build([])
+    for task, cls in (
+        ("text-classification", FastWeightsForSequenceClassification),
+        ("token-classification", FastWeightsForTokenClassification),
+    ):
+        cls(config).save_pretrained(tmp_path / task)
+        tokenizer.save_pretrained(tmp_path / task)
+        found = pipeline(task, str(tmp_path / task), **IGNORE.get(task, {}))("sheep")
+        assert found
+        assert {row.get("label", row.get("entity")) for row in found} <= set(TAGGED)
+
+
+IGNORE = {"token-classification": {"ignore_labels": []}}
+"""Else the pipeline leaves out what has the class O."""
 
 
 def test_regression_and_several_labels_at_once() -> None:

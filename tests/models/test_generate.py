@@ -105,14 +105,6 @@ def test_other_caches_are_refused(kind: str) -> None:
         greedy(tiny(), tokens(1, 3), cache_implementation=kind)
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"prompt_lookup_num_tokens": 2}, {"assistant_model": tiny()}]
-)
-def test_assisted_generation_is_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="not supported with stateful models"):
-        greedy(tiny(), tokens(1, 3), **arguments)
-
-
 def test_stream_ends_like_generate() -> None:
     model, ids = tiny(), tokens(3, 5)
     free = greedy(model, ids)[:, 5:]
@@ -167,6 +159,8 @@ def test_sampler_draws_among_the_allowed_in_proportion() -> None:
     "arguments",
     [
         {"temperature": -1},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
         {"top_k": 0},
         {"top_p": 0},
         {"top_p": 1.5},
@@ -177,6 +171,17 @@ def test_sampler_draws_among_the_allowed_in_proportion() -> None:
 def test_stream_refuses_nonsense_at_once(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(arguments))):
         stream(tiny(), tokens(1, 3), **arguments)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_prompts_that_are_no_token_ids() -> None:
+    model = tiny()
+    with pytest.raises(ValueError, match=r"shape \[3\], must be \[batch, time\]; one text"):
+        stream(model, tokens(3))
+    with pytest.raises(TypeError, match=r"input_ids are a str; pass a tensor \[batch, time\]"):
+        model.generate("where to")
+    with pytest.raises(ValueError, match=r"attention_mask has shape \[1, 2\]"):
+        stream(model, tokens(1, 3), attention_mask=torch.ones(1, 2))
 
 
 def test_any_model_of_transformers_is_streamed() -> None:

@@ -82,6 +82,8 @@ def test_mixers_repeat_over_the_depth() -> None:
         ({"intermediate_size": 0}, "mlp_size = 0"),
         ({"logit_cap": 0}, "logit_cap = 0"),
         ({"norm_eps": 0.0}, "norm_eps = 0"),
+        ({"norm_eps": float("nan")}, "norm_eps = nan; it is above 0, and finite"),
+        ({"logit_cap": float("inf")}, "logit_cap = inf; it is above 0, or None, and finite"),
         ({"num_layers": 3}, "did you mean 'num_hidden_layers'"),
     ],
 )
@@ -314,11 +316,51 @@ def test_outputs_asked_for() -> None:
             r"must be \[batch, time\] = \[1, 3\]",
         ),
         ({"input_ids": tokens(1, 3), "output_attentions": True}, "attention_map"),
+        (
+            {"input_ids": tokens(1, 3), "labels": torch.full((1, 3), VOCABULARY)},
+            "labels contain 31, the vocabulary reaches from 0 to 30, and -100",
+        ),
+        (
+            {"input_ids": tokens(1, 3), "targets": torch.full((1, 3), -1)},
+            "targets contain -1, the vocabulary",
+        ),
+        ({"inputs_embeds": torch.zeros(1, 3, 8)}, r"\[batch, time, hidden_size = 16\]"),
     ],
 )
 def test_inputs_that_do_not_fit(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tiny()(**arguments)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input_ids": [[1, 2]]}, "input_ids are a list; pass a tensor"),
+        ({"input_ids": tokens(1, 3).numpy()}, "input_ids are a ndarray; pass a tensor"),
+        ({"input_ids": tokens(1, 3).double()}, "input_ids are torch.float64.*ids.long()"),
+        ({"input_ids": tokens(1, 3) > 3}, "input_ids are torch.bool"),
+        ({"input_ids": tokens(1, 3).byte()}, "input_ids are torch.uint8"),
+        (
+            {"input_ids": tokens(1, 3), "labels": tokens(1, 3).float()},
+            "labels are torch.float32; they are token ids or -100",
+        ),
+        (
+            {"inputs_embeds": torch.zeros(1, 3, 16)},
+            "inputs_embeds are torch.float32, the model torch.float64",
+        ),
+    ],
+)
+def test_inputs_of_other_types(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        tiny()(**arguments)
+
+
+def test_a_cache_of_another_model() -> None:
+    wide, cache = tiny(hidden_size=32), FastWeightsCache()
+    wide(tokens(1, 3), past_key_values=cache, use_cache=True)
+    with pytest.raises(ValueError, match="go on from a state of this mixer"):
+        tiny()(tokens(1, 1), past_key_values=cache)
 
 
 def test_caches_that_do_not_fit() -> None:

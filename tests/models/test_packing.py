@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from transformers import DataCollatorWithFlattening
 
 from fastweights import FastWeightsCache, FastWeightsForCausalLM
-from fastweights.models import FastWeightsModel
+from fastweights.models import FastWeightsForTokenClassification, FastWeightsModel
 from tiny import LAYERS, VOCABULARY, tiny, tiny_config, tokens
 
 every_model = pytest.mark.parametrize("layers", LAYERS)
@@ -50,6 +50,13 @@ def test_a_flattened_batch_equals_its_documents(layers: str) -> None:
     wanted = gradients(model, expected)
     assert_close(gradients(model, model(**batch).loss), wanted, **EXACT)
     assert wanted
+
+
+def test_a_token_classifier_keeps_documents_apart() -> None:
+    torch.manual_seed(0)
+    model, ids = FastWeightsForTokenClassification(tiny_config("hybrid")).double(), tokens(1, 11)
+    apart = [model(one).logits for one in documents(ids)]
+    assert_close(model(ids, position_ids=POSITIONS).logits, torch.cat(apart, 1), **EXACT)
 
 
 @pytest.mark.parametrize("layers", ["metala", "hybrid", "softmax", "mamba"])

@@ -7,7 +7,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fastweights.linearize import LinearAttentionConfig, linearize
-from fastweights.text.documents import Sequences, Stream
+from fastweights.text.documents import Stream
+from fastweights.text.tokens import Sequences
 
 VOCABULARY = 37
 SIZES = {

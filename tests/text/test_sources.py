@@ -11,9 +11,10 @@ import pytest
 
 from fastweights.runs.errors import DataError
 from fastweights.text.corpus import Text, read_corpus, tokenize_sources
-from fastweights.text.documents import Data, read_sequences
+from fastweights.text.documents import Data
 from fastweights.text.sources import read_documents
 from fastweights.text.tokenizers import BPE, Bytes, ExistingTokenizer
+from stored import store
 
 TOKENIZER = Bytes().build(())
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
@@ -54,15 +55,15 @@ def test_a_data_set_is_a_source_of_training(folder: Path) -> None:
     datasets.Dataset.from_list(rows).save_to_disk(folder / "set")
     source = f"hub:{folder / 'set'}"
     corpus = read_corpus(Text((source,), (source,)))
-    read = corpus.tokenizer.decode(corpus.train)
+    read = corpus.tokenizer.decode(corpus.train[:])
     assert read == "<|endoftext|>".join(r["text"] for r in rows)
 
 
 def test_training_and_linearizing_read_the_same_text(folder: Path) -> None:
     sources = (str(folder),)
     tokens, size = tokenize_sources(sources, TOKENIZER)
-    packed, _ = read_sequences(Data(sources, validation=sources), TOKENIZER)
-    assert tokens[tokens < 256].tolist() == packed.tokens[packed.tokens < 256].tolist()
+    packed = store(Data(sources, validation=sources), folder.with_name("run")).train[:]
+    assert tokens[tokens < 256].tolist() == packed[packed < 256].tolist()
     assert size.bytes == sum(len(text.encode()) for text in texts(folder))
 
 
@@ -73,9 +74,9 @@ def test_training_writes_turns_by_the_tokenizers_template(folder: Path) -> None:
     source = str(folder / "b.jsonl")
     text = Text((source,), (source,), ExistingTokenizer(str(folder / "tokenizer")))
     corpus = read_corpus(text)
-    assert "<user>hi<assistant>hello" in corpus.tokenizer.decode(corpus.train)
+    assert "<user>hi<assistant>hello" in corpus.tokenizer.decode(corpus.train[:])
     learnt = read_corpus(Text((source,), (source,), BPE(300)))
-    assert "user: hi\nassistant: hello" in learnt.tokenizer.decode(learnt.train)
+    assert "user: hi\nassistant: hello" in learnt.tokenizer.decode(learnt.train[:])
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_both_refuse_the_same_with_the_same_words(
     with pytest.raises(DataError, match=message):
         read_corpus(Text(sources))
     with pytest.raises(DataError, match=message):
-        read_sequences(Data(sources), TOKENIZER)
+        store(Data(sources), tmp_path / "run")
 
 
 @pytest.mark.parametrize("source", ["", "  "])

@@ -4,9 +4,10 @@ import gzip
 import json
 import os
 import random
+import shutil
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fastweights.runs.optimizers import matrices
-from fastweights.text.corpus import split
-from fastweights.text.tokenizers import encode
+from fastweights.text.folder import load_corpus
+from fastweights.text.tokenizers import token_ids
 from fastweights.train import (
     BPE,
     AdamW,
@@ -117,13 +118,13 @@ def test_every_text_survives_its_tokens(tokenizer, tmp_path):
 
 def test_a_byte_is_its_token():
     text = PROSE + "".join(map(chr, range(0x900)))
-    assert bytes(encode(Bytes().build([]), [text]).astype(np.uint8)) == text.encode()
+    assert bytes(token_ids(Bytes().build([]), text).astype(np.uint8)) == text.encode()
 
 
 def test_long_texts_are_tokenized_as_one(tokenizer):
     text = (PROSE + "words, words.\n\n \nLines" * 3) * 400
     whole = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
-    assert encode(tokenizer, [text]).tolist() == whole
+    assert token_ids(tokenizer, text).tolist() == whole
 
 
 def test_text_comes_as_soon_as_it_is_certain():
@@ -143,13 +144,6 @@ def test_a_stream_of_text_remembers_little():
     assert len(stream._recent) < 20
 
 
-def test_split_is_a_cut_of_the_whole():
-    documents = ["abc" * 7, "né" * 20, "x" * 39]
-    first, last = split(documents)
-    assert "".join(first + last) == "".join(documents)
-    assert len("".join(first)) == 90
-
-
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.jsonl.gz"])
 @pytest.mark.parametrize("source", ["a.txt", ".", "**/*.*"])
 def test_text_is_found(tmp_path, name, source):
@@ -160,12 +154,12 @@ def test_text_is_found(tmp_path, name, source):
     found = path if source == "a.txt" else tmp_path / source
     assert (
         read_corpus(Text((str(found),), (str(path),))).tokenizer.decode(
-            read_corpus(Text((str(found),))).train
+            read_corpus(Text((str(found),))).train[:]
         )
         in PROSE
     )
     assert (
-        bytes(read_corpus(Text((str(found),), (str(path),))).train.astype(np.uint8))
+        bytes(read_corpus(Text((str(found),), (str(path),))).train[:].astype(np.uint8))
         == PROSE.encode()
     )
 
@@ -179,7 +173,7 @@ def test_shakespeare_is_bundled():
 
 def test_nats_per_byte_count_bytes_not_tokens(folder):
     corpus = read_corpus(replace(tiny(folder).text, tokenization=BPE(400)))
-    text = corpus.tokenizer.decode(corpus.validation)
+    text = corpus.tokenizer.decode(corpus.validation[:])
     assert corpus.tokens_per_byte == len(corpus.validation) / len(text.encode()) < 0.6
 
 
@@ -330,6 +324,7 @@ def test_the_result_is_a_plain_model_folder(folder):
     last = AutoModelForCausalLM.from_pretrained(out / "checkpoints" / "step-00000006")
     assert torch.equal(model(ids).logits, last(ids).logits)
     assert model_folder(out) == out / "model"
+    assert (out / "model" / "modeling_fastweights.py").is_file()
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == [
         "step-00000004",
         "step-00000006",
@@ -439,9 +434,42 @@ def test_no_sound_checkpoint_is_an_error(folder, tmp_path):
             train(tiny(folder), tmp_path / "out", cpu=True)
 
 
-def test_damaged_tokens_are_an_error(folder, tmp_path):
+@pytest.mark.parametrize("name", ["train/000000.tokens", "tokenizer/tokenizer.json", "index.json"])
+def test_damaged_text_is_read_again(folder, undisturbed, tmp_path, name):
     stopped_at(folder, tmp_path / "out", 2)
-    tokens = tmp_path / "out" / "data" / "train.npy"
+    damaged = tmp_path / "out" / "data" / name
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    train(tiny(folder), tmp_path / "out", cpu=True)
+    assert outcome(tmp_path / "out") == undisturbed
+
+
+def store_as_earlier_versions(out: Path) -> Path:
+    """The tokens of the two parts as one array each, and their sizes; the folder."""
+    corpus, data = load_corpus(out / "data"), out / "data"
+    arrays = {part: getattr(corpus, part)[:] for part in ("train", "validation")}
+    shutil.rmtree(data)
+    corpus.tokenizer.save_pretrained(data)
+    for part, tokens in arrays.items():
+        np.save(data / f"{part}.npy", tokens)
+    sizes = {part: asdict(size) for part, size in corpus.sizes.items()}
+    (data / "corpus.json").write_text(json.dumps(sizes))
+    record = json.loads((out / "run.json").read_text())
+    for later in ("boundaries", "field", "held_out"):
+        del record["text"][later]
+    (out / "run.json").write_text(json.dumps(record))
+    return data
+
+
+def test_a_run_of_an_earlier_version_goes_on(folder, undisturbed, tmp_path):
+    stopped_at(folder, tmp_path / "out", 2)
+    store_as_earlier_versions(tmp_path / "out")
+    assert train(tiny(folder), tmp_path / "out", cpu=True).nats_per_byte is not None
+    assert outcome(tmp_path / "out") == undisturbed
+
+
+def test_damaged_tokens_of_an_earlier_version_are_an_error(folder, tmp_path):
+    stopped_at(folder, tmp_path / "out", 2)
+    tokens = store_as_earlier_versions(tmp_path / "out") / "train.npy"
     tokens.write_bytes(tokens.read_bytes()[:-100])
     with pytest.raises(DataError, match=r"data is damaged .* remove it"):
         train(tiny(folder), tmp_path / "out", cpu=True)

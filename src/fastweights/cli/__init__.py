@@ -47,24 +47,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after ``fastweights``; None for those of this process
 
     Returns:
-        the exit status: 0, 2 for an error that the user can put right, 130 when interrupted
+        the exit status: 0, 2 for an error that the user can put right, 130 when interrupted, and
+        130 or 143 when a signal stopped a run that can be resumed
     """
     chosen = build_parser().parse_args(arguments)
     from rich.console import Console
 
     try:
-        chosen.run(chosen, Console(highlight=False))
+        status = chosen.run(chosen, Console(highlight=False))
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except Exception as error:
         if chosen.debug:
             raise
         sys.stderr.write(f"fastweights: {_explain(error)}\n")
         return 2
-    return 0
+    return status or 0
 
 
 def build_parser() -> ArgumentParser:

@@ -37,7 +37,7 @@ def device(text: str) -> Device:
     """``auto`` or ``cpu``."""
     if text not in ("auto", "cpu"):
         raise ArgumentTypeError(
-            f"{text!r} is not auto or cpu; choose among several GPUs with accelerate launch"
+            f"{text!r} is not auto or cpu; choose among several GPUs with torchrun"
         )
     return Device(cpu=text == "cpu")
 

@@ -8,18 +8,22 @@ from typing import Self
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
+    TransferSpeedColumn,
 )
 
 from fastweights.runs.metrics import Row
-from fastweights.runs.report import Reporter, Summary
+from fastweights.runs.report import Reading, Reporter, Summary
 
 SHOWN_LAYERS = 8
 """Layers whose losses a line of progress has room for."""
+QUIET = 10.0
+"""Seconds between two lines about a text that is read."""
 STOPPING = "Finishing this step and saving. Press Ctrl-C again to stop immediately."
 WIDE = 170
 """Columns of a table that is not printed on a terminal."""
@@ -31,6 +35,7 @@ class Lines(Reporter):
     def __init__(self, console: Console) -> None:
         self.console = console
         self.steps = 0
+        self._quiet_until = QUIET
 
     def __enter__(self) -> Self:
         return self
@@ -71,6 +76,16 @@ class Lines(Reporter):
             f"{done}  {_time(row['seconds'] / row['step'] * (self.steps - row['step']))} left"
         )
 
+    def reading(self, reading: Reading) -> None:
+        if reading.seconds < self._quiet_until:
+            return
+        self._quiet_until = reading.seconds + QUIET
+        there = "" if reading.total is None else f" of {_size(reading.total)}"
+        self.note(
+            f"reading     {_size(reading.read)}{there}, {_size(reading.read / reading.seconds)}/s,"
+            f" {reading.tokens:,} tokens"
+        )
+
     def note(self, message: str) -> None:
         self.console.print(message, markup=False, soft_wrap=True)
 
@@ -91,15 +106,39 @@ class Bar(Lines):
             console=console,
         )
 
+        self._reading = Progress(
+            TextColumn("reading"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=console,
+            transient=True,
+        )
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._reading.stop()
         self._bar.stop()
 
+    def reading(self, reading: Reading) -> None:
+        if not self._reading.tasks:
+            self._reading.add_task("", total=reading.total, completed=reading.read)
+            self._reading.start()
+        self._reading.update(
+            self._reading.tasks[0].id,
+            completed=reading.read,
+            description=f"{reading.tokens:,} tokens,",
+        )
+
     def begin(self, summary: Summary) -> None:
+        self._reading.stop()
         super().begin(summary)
         self._task = self._bar.add_task("steps", total=summary.steps, completed=summary.step)
         self._bar.start()
@@ -114,6 +153,15 @@ class Bar(Lines):
 def reporter(console: Console) -> Lines:
     """A bar on a terminal, lines elsewhere."""
     return Bar(console) if console.is_terminal else Lines(console)
+
+
+def _size(count: float) -> str:
+    """Bytes as a text, in decimal units as disks and networks have them."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.4g} GB"
 
 
 def _losses(row: Row) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.recurrence.streams import find_segment_starts
+from fastweights.recurrence.streams import ShapeError, find_segment_starts
 from fastweights.shapes import Embedded, Mask, Segments
 
 
@@ -90,13 +90,21 @@ class TokenContext:
 
         Raises:
             LookupError: if the state that goes on has no tail of this name
+            ShapeError: if that is of another batch, or of another mixer
         """
+        shape = (x.shape[0], length, x.shape[2])
         if self._old is None:
-            return x.new_zeros(x.shape[0], length, x.shape[2])
+            return x.new_zeros(shape)
         if name not in self._old:
             raise LookupError(
                 f"the state has no tail of a convolution {name!r}, only of {sorted(self._old)}: a"
                 " convolution reads every token of a sequence or none, in one mixer"
+            )
+        if self._old[name].shape != shape:
+            raise ShapeError(
+                f"the state's tail of the convolution {name!r} has shape"
+                f" {list(self._old[name].shape)}, must be [batch, inputs, channels] ="
+                f" {list(shape)}; go on from a state of this mixer and of these sequences"
             )
         return self._old[name].to(x.dtype)
 

@@ -49,6 +49,8 @@ class SoftmaxAttention(Mixer):
         width = head_width("d", d, heads) if width is None else width
         if kv_heads < 1 or heads % kv_heads:
             raise ShapeError(f"heads = {heads} is not a multiple of kv_heads = {kv_heads}")
+        if window is not None and window < 1:
+            raise ShapeError(f"window = {window}; a query sees 1 token or more, or None for all")
         self.heads, self.kv_heads, self.window = heads, kv_heads, window
         self.rope = Rope(width, **(rope or {}))
         self.W_q = nn.Linear(d, width * heads, bias=bias)

@@ -6,13 +6,16 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
 )
 
 from fastweights.models.cache import FastWeightsCache
+from fastweights.models.checkpoint_code import register_models
 from fastweights.models.classify import (
     FastWeightsForImageClassification,
     FastWeightsForSequenceClassification,
     FastWeightsForSequencePairClassification,
+    FastWeightsForTokenClassification,
     FastWeightsVisionConfig,
     FastWeightsVisionModel,
 )
@@ -22,12 +25,23 @@ from fastweights.models.presets import PRESETS, Preset, find_preset, preset
 from fastweights.models.reconstruct import FastWeightsForReconstruction
 
 AutoConfig.register(FastWeightsConfig.model_type, FastWeightsConfig)
-AutoModel.register(FastWeightsConfig, FastWeightsModel)
-AutoModelForCausalLM.register(FastWeightsConfig, FastWeightsForCausalLM)
-AutoModelForSequenceClassification.register(FastWeightsConfig, FastWeightsForSequenceClassification)
+register_models(
+    FastWeightsConfig,
+    {
+        AutoModel: FastWeightsModel,
+        AutoModelForCausalLM: FastWeightsForCausalLM,
+        AutoModelForSequenceClassification: FastWeightsForSequenceClassification,
+        AutoModelForTokenClassification: FastWeightsForTokenClassification,
+    },
+)
 AutoConfig.register(FastWeightsVisionConfig.model_type, FastWeightsVisionConfig)
-AutoModel.register(FastWeightsVisionConfig, FastWeightsVisionModel)
-AutoModelForImageClassification.register(FastWeightsVisionConfig, FastWeightsForImageClassification)
+register_models(
+    FastWeightsVisionConfig,
+    {
+        AutoModel: FastWeightsVisionModel,
+        AutoModelForImageClassification: FastWeightsForImageClassification,
+    },
+)
 
 __all__ = [
     "PRESETS",
@@ -38,6 +52,7 @@ __all__ = [
     "FastWeightsForReconstruction",
     "FastWeightsForSequenceClassification",
     "FastWeightsForSequencePairClassification",
+    "FastWeightsForTokenClassification",
     "FastWeightsModel",
     "FastWeightsVisionConfig",
     "FastWeightsVisionModel",

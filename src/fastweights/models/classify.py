@@ -1,23 +1,38 @@
-"""Classifiers of sequences, of pairs of sequences, and of images."""
+"""Classifiers of sequences, of pairs of sequences, of tokens, and of images."""
 
 from __future__ import annotations
+
+from typing import Unpack
 
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
-from transformers.loss.loss_utils import ForSequenceClassificationLoss
-from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassifierOutput
+from transformers.loss.loss_utils import ForSequenceClassificationLoss, ForTokenClassification
+from transformers.modeling_outputs import (
+    ImageClassifierOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
 from transformers.utils.generic import can_return_tuple
 
 from fastweights.layers import POOLINGS, upcast
 from fastweights.models.cache import FastWeightsCache
 from fastweights.models.config import FastWeightsConfig
 from fastweights.models.hf import FastWeightsModel, FastWeightsPreTrainedModel, FastWeightsTrunk
+from fastweights.models.packing import Boundaries
 from fastweights.recurrence.base import ShapeError
 from fastweights.shapes import Embedded
 
 
-class FastWeightsForSequenceClassification(FastWeightsPreTrainedModel):
+class FastWeightsClassifier(FastWeightsPreTrainedModel):
+    """A model whose head, `score`, is new where a checkpoint has none of it, as that of a language
+    model has none.
+    """
+
+    new_head = "score"
+
+
+class FastWeightsForSequenceClassification(FastWeightsClassifier):
     """A classifier of sequences: a linear score of the pooled hidden states.
 
     `config.pooling` says how hidden states are pooled, `config.num_labels` how wide the score is;
@@ -68,7 +83,7 @@ class FastWeightsForSequenceClassification(FastWeightsPreTrainedModel):
         )
 
 
-class FastWeightsForSequencePairClassification(FastWeightsPreTrainedModel):
+class FastWeightsForSequencePairClassification(FastWeightsClassifier):
     """A classifier of pairs of sequences (Long Range Arena's retrieval).
 
     Both sequences go through the same model; an MLP reads [a, b, a ⊙ b, a - b] of their pooled
@@ -115,6 +130,62 @@ class FastWeightsForSequencePairClassification(FastWeightsPreTrainedModel):
         logits = self.score(torch.cat([a, b, a * b, a - b], dim=-1))
         return SequenceClassifierOutput(
             loss=classification_loss(self.config, logits, labels), logits=logits
+        )
+
+
+class FastWeightsForTokenClassification(FastWeightsClassifier):
+    """A classifier of tokens: a linear score of every token's hidden state.
+
+    A mixer sees the tokens before the one it scores; with `config.bidirectional` those after it
+    too.
+    """
+
+    def __init__(self, config: FastWeightsConfig) -> None:
+        super().__init__(config)
+        self.model = FastWeightsModel(config)
+        self.score = score_layer(config, config.hidden_size)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        position_ids: Tensor | None = None,
+        **boundaries: Unpack[Boundaries],
+    ) -> TokenClassifierOutput:
+        """Compute the scores of every token.
+
+        Args:
+            input_ids: ``[b t]``; give either these or `inputs_embeds`.
+            attention_mask: ``[b t]``; 1 marks a token, 0 padding.
+            inputs_embeds: ``[b t d]`` in place of `input_ids`.
+            labels: ``[b t]`` classes; −100 is not counted.
+            output_hidden_states: Whether to return every block's input as well.
+            position_ids, boundaries: Where packed documents begin, as in
+                `FastWeightsModel.forward`.
+
+        Returns:
+            `logits` ``[b t labels]``, and with labels their mean cross-entropy as `loss`.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            use_cache=False,
+            output_hidden_states=output_hidden_states,
+            position_ids=position_ids,
+            return_dict=True,
+            **boundaries,
+        )
+        logits = self.score(outputs.last_hidden_state)
+        return TokenClassifierOutput(
+            loss=None if labels is None else ForTokenClassification(logits, labels, self.config),
+            logits=logits,
+            hidden_states=outputs.hidden_states,
         )
 
 
@@ -205,7 +276,7 @@ class FastWeightsVisionModel(FastWeightsTrunk):
         )
 
 
-class FastWeightsForImageClassification(FastWeightsPreTrainedModel):
+class FastWeightsForImageClassification(FastWeightsClassifier):
     """A classifier of images: a linear score of the pooled hidden states of the patches."""
 
     config_class = FastWeightsVisionConfig

@@ -3,19 +3,20 @@
 from collections.abc import Iterable
 from dataclasses import field
 from difflib import get_close_matches
+from math import inf, isfinite
 from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
-from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
 from fastweights.layers import MLPS, NORMS, POOLINGS
 from fastweights.mixers import make
+from fastweights.models.checkpoint_code import CarriesCode
 
 
 @strict
-class FastWeightsConfig(PretrainedConfig):
+class FastWeightsConfig(CarriesCode):
     """The configuration of a model: its mixers, and what stands around them in every block.
 
     A model is `num_hidden_layers` blocks, each a mixer and an MLP (by default a SwiGLU).
@@ -44,6 +45,8 @@ class FastWeightsConfig(PretrainedConfig):
             `FastWeightsPreTrainedModel`
         logit_cap: c of c · tanh(z / c) on the logits; None for none
         bidirectional: whether every mixer reads both ways, see `Bidirectional`; for classifiers
+        num_attention_heads: what libraries are told that ask every model for its heads (PEFT's
+            prompt tuning); a mixer has its own number
         pooling: how a classifier makes one vector of a sequence's: "mean", "first" or "last",
             padding not counted
 
@@ -75,6 +78,7 @@ class FastWeightsConfig(PretrainedConfig):
     logit_cap: int | float | None = None
     bidirectional: bool = False
     pooling: str = "mean"
+    num_attention_heads: int = 1
     use_cache: bool = True
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
@@ -142,9 +146,11 @@ class FastWeightsConfig(PretrainedConfig):
             "logit_cap",
         ):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not 0 < value < inf:
                 raise ValueError(
-                    f"{name} = {value}; it is above 0" + ("" if name == "norm_eps" else ", or None")
+                    f"{name} = {value}; it is above 0"
+                    + ("" if name == "norm_eps" else ", or None")
+                    + ("" if isfinite(value) else ", and finite")
                 )
         for name in ("embedding_dropout", "residual_dropout"):
             if not 0 <= getattr(self, name) < 1:
@@ -186,7 +192,7 @@ class FastWeightsConfig(PretrainedConfig):
         with torch.device("meta"):
             try:
                 make(d=self.hidden_size, **mixer)
-            except (TypeError, ValueError) as error:
+            except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
                 raise ValueError(
                     f"mixers[{position}] = {mixer} at hidden_size = {self.hidden_size}: {error}"
                 ) from error

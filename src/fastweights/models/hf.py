@@ -16,7 +16,16 @@ from fastweights.layers import TokenContext
 from fastweights.models.block import Block, normalization
 from fastweights.models.cache import FastWeightsCache
 from fastweights.models.config import FastWeightsConfig
-from fastweights.models.inputs import keep_mask_of, require_cache, require_ids, require_positions
+from fastweights.models.inputs import (
+    keep_mask_of,
+    padding_first,
+    require_cache,
+    require_embeddings,
+    require_ids,
+    require_labels,
+    require_positions,
+    require_token_ids,
+)
 from fastweights.models.loss import LOGITS_AT_ONCE, mean_loss, next_token_loss, select_targets
 from fastweights.models.packing import (
     Boundaries,
@@ -45,6 +54,9 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     config_class = FastWeightsConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
+    new_head: str | None = None
+    """The name of the part that starts anew, with a warning of transformers, where a checkpoint
+    has no weight of it."""
     _no_split_modules = ["Block"]  # noqa: RUF012
     _is_stateful = False  # as transformers means it: a state that cannot go back, see the cache
 
@@ -63,13 +75,22 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
         """
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, info = loaded
-        missing = sorted(info["missing_keys"])
+        missing = sorted(set(info["missing_keys"]) - model._new_head_weights(info["missing_keys"]))
         if strict and missing:
             raise ValueError(
                 f"the checkpoint lacks {len(missing)} weights of this {cls.__name__}, among them "
                 f"{', '.join(missing[:3])}; pass strict=False to start them anew"
             )
         return loaded if output_loading_info else model
+
+    def _new_head_weights(self, missing: set[str]) -> set[str]:
+        """The weights of the new head if all of them are missing, else none."""
+        if self.new_head is None:
+            return set()
+        head = {
+            f"{self.new_head}.{name}" for name in self.get_submodule(self.new_head).state_dict()
+        }
+        return head if head <= missing else set()
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         """Initialise a module unless everything below it came from the checkpoint.
@@ -316,9 +337,10 @@ class FastWeightsModel(FastWeightsTrunk):
     def _embeddings(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Embedded:
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass either input_ids or inputs_embeds")
-        x = inputs_embeds
-        if x is None:
+        if inputs_embeds is None:
             x = self.embed_tokens(require_ids(input_ids, self.embed_tokens.num_embeddings))
+        else:
+            x = require_embeddings(inputs_embeds, self.embed_tokens.weight)
         if x.shape[1] == 0:
             raise ValueError("there are no tokens; begin an empty prompt with the bos token")
         return x
@@ -427,15 +449,57 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
         if labels is not None and shifted is not None:
             raise ValueError("pass either labels or targets")
         if shifted is not None:
+            shifted = require_labels("targets", shifted, self.config.vocab_size)
             return mean_loss(self.logits, *select_targets(x, shifted), items=items, chunk=chunk)
-        return (
-            None
-            if labels is None
-            else next_token_loss(self.logits, x, labels, items=items, chunk=chunk)
-        )
+        if labels is None:
+            return None
+        labels = require_labels("labels", labels, self.config.vocab_size)
+        return next_token_loss(self.logits, x, labels, items=items, chunk=chunk)
+
+    def _prepare_model_inputs(self, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+        base: Any = super()
+        given = None if inputs is None else require_token_ids(inputs)
+        return base._prepare_model_inputs(given, *args, **kwargs)
+
+    def prepare_inputs_for_generation(
+        self,
+        *args: Any,
+        tokenizer: object = None,
+        assistant_tokenizer: object = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Make the arguments of the next forward of ``generate``, padding on the left.
+
+        Args:
+            args: As transformers gives them.
+            tokenizer, assistant_tokenizer: What ``stop_strings`` are found with; not read here.
+            kwargs: As transformers gives them.
+        """
+        base: Any = super()
+        inputs = base.prepare_inputs_for_generation(*args, **kwargs)
+        mask = inputs.get("attention_mask")
+        streams = {
+            name: inputs[name]
+            for name in ("input_ids", "inputs_embeds", "position_ids")
+            if inputs.get(name) is not None
+        }
+        t = next(iter(streams.values())).shape[1]
+        if mask is None or t == 1:
+            return inputs
+        ordered = padding_first(mask[:, -t:], *streams.values())
+        return {**inputs, **dict(zip(("attention_mask", *streams), ordered, strict=True))}
 
     def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
         """None for ``generate`` to count: the states know how many tokens they have read."""
+
+    def _prefill(
+        self, input_ids: Tensor, config: Any, model_kwargs: dict[str, Any], **kwargs: Any
+    ) -> Any:
+        base: Any = super()
+        mask = model_kwargs.get("attention_mask")
+        if mask is not None and mask.shape == input_ids.shape and config.prefill_chunk_size:
+            model_kwargs["attention_mask"], input_ids = padding_first(mask, input_ids)
+        return base._prefill(input_ids, config, model_kwargs, **kwargs)
 
     def _prepare_cache_for_generation(
         self,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fastweights.mixer import differ_for_good
 from fastweights.models.cache import FastWeightsCache
 from fastweights.shapes import Embedded, Mask
+from fastweights.text import IGNORE_INDEX
 
 
 def keep_mask_of(attention_mask: Tensor | None, x: Embedded, seen: int) -> Mask | None:
@@ -39,20 +41,17 @@ def require_cache(cache: object) -> FastWeightsCache:
     if not isinstance(cache, FastWeightsCache):
         raise TypeError(
             f"past_key_values is a {type(cache).__name__}; pass a fastweights.FastWeightsCache() or"
-            " None"
+            " None (keys and values cannot become a state, so that PEFT's prefix tuning is"
+            " impossible: use prompt tuning, whose tokens the state reads, or LoRA)"
         )
     return cache
 
 
-def require_ids(ids: Tensor | None, vocabulary: int) -> Tensor:
+def require_ids(ids: object, vocabulary: int) -> Tensor:
     """`ids`, if they are ``[b t]`` and, where looking is cheap (on the CPU), inside the
     vocabulary.
     """
-    if ids is None or ids.dim() != 2:
-        raise ValueError(
-            f"input_ids have shape {None if ids is None else list(ids.shape)}, must be [batch,"
-            " time]"
-        )
+    ids = require_token_ids(ids)
     if cheap_to_look_at(ids):
         low, high = (int(end) for end in ids.aminmax())
         if low < 0 or high >= vocabulary:
@@ -61,6 +60,65 @@ def require_ids(ids: Tensor | None, vocabulary: int) -> Tensor:
                 " use the tokenizer that the model was trained with, or resize_token_embeddings"
             )
     return ids
+
+
+def require_token_ids(ids: object) -> Tensor:
+    """`ids`, if they are a tensor ``[b t]`` of integers that can be looked up."""
+    if not isinstance(ids, Tensor):
+        raise TypeError(
+            f"input_ids are a {type(ids).__name__}; pass a tensor [batch, time], such as"
+            " tokenizer(text, return_tensors='pt').input_ids or torch.tensor([[1, 2, 3]])"
+        )
+    if ids.dtype not in (torch.long, torch.int):
+        raise TypeError(f"input_ids are {ids.dtype}; token ids are integers: use ids.long()")
+    if ids.dim() != 2:
+        raise ValueError(
+            f"input_ids have shape {list(ids.shape)}, must be [batch, time]"
+            + ("; one text is ids[None]" if ids.dim() == 1 else "")
+        )
+    return ids
+
+
+def require_embeddings(x: Tensor, weights: Tensor) -> Tensor:
+    """``x [b t d]``, if it can stand for embeddings among these `weights`."""
+    if x.dim() != 3 or x.shape[-1] != weights.shape[-1]:
+        raise ValueError(
+            f"inputs_embeds have shape {list(x.shape)}, must be [batch, time, hidden_size ="
+            f" {weights.shape[-1]}]"
+        )
+    if x.dtype is not weights.dtype and differ_for_good(x, weights):
+        raise TypeError(
+            f"inputs_embeds are {x.dtype}, the model {weights.dtype}; use"
+            f" inputs_embeds.to({weights.dtype})"
+        )
+    return x
+
+
+def require_labels(name: str, labels: Tensor, vocabulary: int) -> Tensor:
+    """`labels` as torch.long, if they are integers and, where looking is cheap, token ids or
+    −100.
+    """
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype is torch.bool:
+        raise TypeError(f"{name} are {labels.dtype}; they are token ids or -100: use labels.long()")
+    if cheap_to_look_at(labels):
+        wrong = labels[(labels >= vocabulary) | ((labels < 0) & (labels != IGNORE_INDEX))]
+        if len(wrong):
+            raise ValueError(
+                f"{name} contain {int(wrong[0])}, the vocabulary reaches from 0 to"
+                f" {vocabulary - 1}, and -100 is for what is not counted; use the tokenizer that"
+                " the model was trained with, or resize_token_embeddings"
+            )
+    return labels.long()
+
+
+def padding_first(mask: Tensor, *streams: Tensor) -> tuple[Tensor, ...]:
+    """The ``mask [b t]`` and the streams ``[b t …]`` with all padding before the tokens, where it
+    leaves no trace either.
+    """
+    order = mask.bool().long().argsort(dim=1, stable=True)
+    rows = torch.arange(len(mask), device=mask.device)[:, None]
+    whole = (stream.expand(len(mask), *stream.shape[1:]) for stream in (mask, *streams))
+    return tuple(stream[rows, order] for stream in whole)
 
 
 def require_positions(positions: Tensor, known: int) -> Tensor:

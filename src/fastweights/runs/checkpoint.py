@@ -179,6 +179,11 @@ def model_folder(path: Path) -> Path:
     for folder in candidates:
         if (folder / "config.json").is_file():
             return folder
+        if (folder / "adapter_config.json").is_file():
+            raise CheckpointError(
+                f"{folder} has adapters without their model, which the end of their run writes to"
+                " model/; finish the run, or name the model that they belong to"
+            )
     raise CheckpointError(
         f"no model at {path}: it has no config.json, and neither does a run's folder in it"
     )

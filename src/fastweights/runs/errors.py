@@ -1,5 +1,7 @@
 """Errors of a training run that its user can fix."""
 
+from huggingface_hub.errors import StrictDataclassError
+
 
 class TrainingError(ValueError):
     """A training run cannot continue; the message says what to do."""
@@ -14,4 +16,19 @@ class CheckpointError(TrainingError):
 
 
 class NonFiniteError(TrainingError):
-    """A loss or gradient became infinite or NaN."""
+    """A loss, gradient or parameter became infinite or NaN, or the loss exploded."""
+
+
+class Stopped(Exception):  # noqa: N818
+    """A run was asked to stop while it prepared its text, and did; it is not an error."""
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error says, in one line; one of a configuration's field says it in the error behind.
+
+    An error that is no ValueError has its type in front.
+    """
+    if isinstance(error, StrictDataclassError) and error.__cause__ is not None:
+        return reason_of(error.__cause__)
+    said = " ".join(str(error).split())
+    return said if isinstance(error, ValueError) else f"{type(error).__name__}: {said}"

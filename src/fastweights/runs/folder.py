@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from fastweights.runs.errors import CheckpointError
-from fastweights.runs.files import PARTIAL, read_json, write_json
+from fastweights.runs.files import PARTIAL, read_json, remove_folder, write_json
 from fastweights.runs.identity import differences, former_key, key_of, to_record
 from fastweights.runs.json_lines import append_row, cut_torn_line, read_rows
 
@@ -38,6 +38,22 @@ def create_run(out: Path, config: object) -> None:
     """Make `out` the folder of the run that `config` describes."""
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / RECORD, to_record(config))
+
+
+@contextmanager
+def leave_nothing_if_refused(out: Path) -> Iterator[None]:
+    """Remove the folder that a block has made where there was none, if the block refuses its input.
+
+    Folders above it that were made for it go too.
+    """
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    try:
+        yield
+    except (ValueError, OSError):
+        for folder in made:
+            with suppress(OSError):
+                remove_folder(folder) if folder == out else folder.rmdir()
+        raise
 
 
 def keyed_folder(parent: Path, value: object, former: object | None = None) -> Path:

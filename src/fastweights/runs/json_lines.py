@@ -52,6 +52,11 @@ def cut_torn_line(path: Path) -> None:
             os.truncate(path, whole)
 
 
+def damaged_line(path: Path, number: int, why: str) -> CheckpointError:
+    """Make the error of a damaged line of a file; lines are counted from 1."""
+    return CheckpointError(f"{path}, line {number}, is damaged: {why}; remove that line")
+
+
 def finite(row: Row) -> dict[str, Any]:
     """Return a row with None in place of numbers that are not finite, which JSON cannot express."""
     return {name: value if _is_finite(value) else None for name, value in row.items()}
@@ -72,9 +77,7 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise CheckpointError(
-            f"{path}, line {number}, is damaged: {error}; remove that line"
-        ) from error
+        raise damaged_line(path, number, str(error)) from error
     if not isinstance(row, dict):
         raise CheckpointError(f"{path}, line {number}, is not a JSON object; remove that line")
     return row

@@ -16,12 +16,19 @@ from fastweights.runs.checkpoint import Checkpoints, Progress
 from fastweights.runs.clock import TrainingClock
 from fastweights.runs.errors import NonFiniteError
 from fastweights.runs.files import remove_partials
-from fastweights.runs.folder import create_run, is_run, lock_run
+from fastweights.runs.folder import create_run, is_run, lock_run, missing_folders, remove_if_refused
 from fastweights.runs.metrics import Metrics, Row
 from fastweights.runs.optimizers import load_state_tensors, set_learning_rates, state_tensors
 from fastweights.runs.processes import Processes, join_processes
 from fastweights.runs.report import Reporter, Summary
 from fastweights.runs.stage import Due, Optimization, Stage, StoredStage, trainable_parameters
+
+EXPLODED = 1000.0
+"""Times its first value, or 1 nat where that was less, a loss has exploded."""
+_WHAT_TO_DO = (
+    "the checkpoints before are untouched; try a lower learning rate, a longer warm-up, or float32"
+    " in place of bf16"
+)
 
 
 class Loop:
@@ -170,7 +177,9 @@ def run_in_folder(
 
     Raises:
         CheckpointError: If `out` holds another run, or is damaged.
-        NonFiniteError: If a loss or gradient becomes infinite or NaN.
+        NonFiniteError: If a loss, gradient or parameter becomes infinite or NaN, or the loss
+            explodes.
+        Stopped: If the stage was asked to stop while it was prepared.
         TrainingError: If the processes cannot share a batch.
     """
     processes = processes or join_processes(next(stage.model.parameters()).device)
@@ -199,17 +208,19 @@ class _FolderRun:
             memory = self._open(held)
         self.saved = self.progress.step
         self.loop = Loop(stage, config, processes, self.progress.step, memory)
-        self.clock = TrainingClock(self.progress)
         self._introduce()
+        self.clock = TrainingClock(self.progress)
 
     def _open(self, held: ExitStack) -> Mapping[str, Tensor] | None:
         """Take up the newest checkpoint, if there is one; the optimisers' memory in it."""
+        missing = missing_folders(self.out)
         if not is_run(self.out, self.config):
             create_run(self.out, self.config)
         if self.processes.is_first:
             held.enter_context(lock_run(self.out))
         remove_partials(self.out)
-        self.stage.prepare(self.out)
+        with remove_if_refused(missing):
+            self.stage.prepare(self.out)
         self.checkpoints = Checkpoints(self.out / "checkpoints")
         found = self.checkpoints.latest(self.reporter.note)
         self.progress = Progress() if found is None else found.progress
@@ -280,7 +291,7 @@ class _FolderRun:
         """Return the losses of the last update.
 
         Raises:
-            NonFiniteError: If one of them, or a gradient, is infinite or NaN.
+            NonFiniteError: If one of them, or a gradient, is infinite or NaN, or has exploded.
         """
         losses = self.loop.mean_losses()
         norms = [float(norm) for norm in self.loop.norms]
@@ -288,13 +299,29 @@ class _FolderRun:
             shown = ", ".join(f"{name} {loss:.4g}" for name, loss in losses.items())
             raise NonFiniteError(
                 f"{shown}, largest gradient norm {max(norms, default=math.nan):.4g} by step"
-                f" {self.loop.step}; the checkpoints before are untouched; try a lower learning"
-                " rate, a longer warm-up, or float32 in place of bf16"
+                f" {self.loop.step}; {_WHAT_TO_DO}"
             )
+        self._require_no_explosion(losses)
         return losses
+
+    def _require_no_explosion(self, losses: Mapping[str, float]) -> None:
+        first = self.metrics.rows[0]["loss"] if self.metrics.rows else math.inf
+        if losses.get("loss", 0) > EXPLODED * max(first, 1.0):
+            raise NonFiniteError(
+                f"the loss was {first:.4g} in the beginning and is {losses['loss']:.4g} by step"
+                f" {self.loop.step}; {_WHAT_TO_DO}"
+            )
+
+    def _require_finite_parameters(self) -> None:
+        for name, parameter in trainable_parameters(self.stage.model).items():
+            if not parameter.isfinite().all():
+                raise NonFiniteError(
+                    f"{name} has become infinite or NaN by step {self.loop.step}; {_WHAT_TO_DO}"
+                )
 
     def _save(self) -> None:
         self._sound_losses()
+        self._require_finite_parameters()
         if self.processes.is_first:
             self.checkpoints.write(self.progress, self._fill)
         self.saved = self.loop.step

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from fastweights.runs.json_lines import append_row, read_rows, write_rows
+from fastweights.runs.json_lines import append_row, damaged_line, read_rows, write_rows
 
 Row = Mapping[str, float]
 """step, loss [nats/token], lr, tokens_per_second, seconds; val_loss [nats/token] where it was
 evaluated.
 """
+ALWAYS = ("step", "loss")
+"""What every row has."""
 
 
 class Metrics:
-    """The metrics file at `path`, of which rows up to and including `step` are valid."""
+    """The metrics file at `path`, of which rows up to and including `step` are valid.
+
+    Raises:
+        CheckpointError: If a line is damaged; the message names it.
+    """
 
     def __init__(self, path: Path, step: int) -> None:
         self._path = path
-        self.rows: list[Row] = [row for row in read_rows(path) if row["step"] <= step]
+        rows = read_rows(path)
+        for number, row in enumerate(rows, 1):
+            _require_row(path, number, row)
+        self.rows: list[Row] = [row for row in rows if row["step"] <= step]
 
     def cut(self) -> None:
         """Remove later rows, and an incomplete last one, from the file."""
@@ -28,3 +38,12 @@ class Metrics:
         """Append a row and sync the file to disk."""
         self.rows.append(row)
         append_row(self._path, row)
+
+
+def _require_row(path: Path, number: int, row: Mapping[str, Any]) -> None:
+    lacking = [name for name in ALWAYS if name not in row]
+    if lacking:
+        raise damaged_line(path, number, f"it has no {lacking[0]}")
+    for name, value in row.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise damaged_line(path, number, f"{name} is {value!r}, and not a number")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -129,8 +129,16 @@ class Launched(Processes):
         for p in parameters:
             broadcast(p.data)
 
-    def first_then_others(self) -> AbstractContextManager[None]:
-        return self._state.main_process_first()
+    @contextmanager
+    def first_then_others(self) -> Iterator[None]:
+        """Let the first process run a block before all others do, also where it fails."""
+        if not self.is_first:
+            self.wait()
+        try:
+            yield
+        finally:
+            if self.is_first:
+                self.wait()
 
     def wait(self) -> None:
         self._state.wait_for_everyone()

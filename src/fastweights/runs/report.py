@@ -59,6 +59,23 @@ class Result:
         return self.step == self.steps
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How far a text has been read and tokenized.
+
+    Attributes:
+        read: Bytes read, as they are on the disk.
+        total: Bytes that there are; None if that is not known.
+        tokens: Tokens written.
+        seconds: Seconds since reading began.
+    """
+
+    read: int
+    total: int | None
+    tokens: int
+    seconds: float
+
+
 class Reporter:
     """Receives progress events, in the main process only; this base class ignores them."""
 
@@ -70,6 +87,9 @@ class Reporter:
 
     def note(self, message: str) -> None:
         """Called with a message to the user."""
+
+    def reading(self, reading: Reading) -> None:
+        """Called now and then while a text is read and tokenized."""
 
 
 class Reporters(Reporter):
@@ -89,3 +109,7 @@ class Reporters(Reporter):
     def note(self, message: str) -> None:
         for reporter in self._reporters:
             reporter.note(message)
+
+    def reading(self, reading: Reading) -> None:
+        for reporter in self._reporters:
+            reporter.reading(reading)

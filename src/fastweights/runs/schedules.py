@@ -82,9 +82,15 @@ class Constant(Schedule):
 
     Attributes:
         warmup: Updates of the warm-up, however many follow.
+
+    Raises:
+        TrainingError: If it is no whole number of 0 or more.
     """
 
     warmup: int = 0
+
+    def __post_init__(self) -> None:
+        NON_NEGATIVE_INTEGER.require(warmup=self.warmup)
 
     @property
     def is_open_ended(self) -> bool:

@@ -20,10 +20,18 @@ class StopOnSignal:
     """
 
     def __init__(self, told: Callable[[], None] = lambda: None) -> None:
-        self._told, self._stop = told, False
+        self._told = told
+        self._signal: int | None = None
 
     def __call__(self) -> bool:
-        return self._stop
+        return self._signal is not None
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status of a run that was stopped, by SIGTERM if only another process knows: 130
+        or 143, as of a program that the signal ended.
+        """
+        return 128 + (self._signal or signal.SIGTERM)
 
     def __enter__(self) -> Self:
         self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
@@ -38,7 +46,7 @@ class StopOnSignal:
         self._restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._stop = True
+        self._signal = number
         self._restore()
         self._told()
 

@@ -1,31 +1,21 @@
-"""Text files to tokens on disk, and tokens to batches that are a function of seed and step."""
+"""A text to train on, read into memory; `text.folder` keeps one of any size on disk."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import lru_cache
-from itertools import tee
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from fastweights.runs.errors import DataError
-from fastweights.runs.files import atomic_folder
-from fastweights.text.sources import Document, read_documents
-from fastweights.text.tokenizers import (
-    Bytes,
-    Tokenization,
-    count_bytes,
-    encode,
-    encode_texts,
-    tokens_between,
-)
+from fastweights.runs.ranges import SEQUENCE_LENGTH
+from fastweights.text.holdout import FRACTION, all_of, first_of, hold_out, measure, thin_out
+from fastweights.text.packing import Part, encode_documents, framing_of_stream, gather
+from fastweights.text.request import TextRequest
+from fastweights.text.sources import read_documents
+from fastweights.text.tokenizers import SAMPLE, Bytes, Tokenization
+from fastweights.text.tokens import TokenText, WholeText
 
 
 @dataclass(frozen=True)
@@ -34,10 +24,14 @@ class Text:
 
     Attributes:
         sources: Files, folders or data sets, as `text.sources.read_documents` takes them.
-        validation: Separate sources for validation; none means the last tenth of `sources`.
-        tokenization: How the tokenizer is made; only the training text is used for it.
+        validation: Separate sources for validation; none means that a part of `sources` is held
+            out, as `text.holdout.hold_out` does.
+        tokenization: How the tokenizer is made. One that is learnt is learnt from the beginning of
+            the training text; of a text without validation sources that is short, from nine tenths
+            of it.
         boundaries: Whether a token sees only its own document among those packed into its sequence.
         field: The column of the text in records; none means those that `read_documents` names.
+        held_out: Most tokens to validate on.
     """
 
     sources: tuple[str, ...] = ("shakespeare",)
@@ -45,11 +39,29 @@ class Text:
     tokenization: Tokenization = Bytes()
     boundaries: bool = True
     field: str | None = None
+    held_out: int = 1 << 17
+
+    def __post_init__(self) -> None:
+        SEQUENCE_LENGTH.require(held_out=self.held_out)
+
+    def request(self, length: int) -> TextRequest:
+        """Return what is to be read for sequences of `length` tokens: one stream of documents."""
+        return TextRequest(
+            self.sources,
+            self.validation,
+            self.field,
+            self.held_out,
+            length,
+            framing_of_stream,
+        )
 
 
 @dataclass(frozen=True)
 class TextSize:
-    """The size of a text in tokens and in bytes."""
+    """The size of a text: tokens that are predicted, and the UTF-8 bytes that they stand for.
+
+    Tokens between documents are predicted, but stand for no bytes.
+    """
 
     tokens: int
     bytes: int
@@ -65,14 +77,14 @@ class Corpus:
 
     Attributes:
         tokenizer: The tokenizer.
-        train: ``[n]`` uint16 or int32.
-        validation: ``[n]`` uint16 or int32.
+        train: The training text; its slices are arrays, uint16 or int32.
+        validation: The validation text.
         sizes: Tokens and UTF-8 bytes of the two parts.
     """
 
     tokenizer: PreTrainedTokenizerFast
-    train: np.ndarray
-    validation: np.ndarray
+    train: TokenText
+    validation: TokenText
     sizes: dict[str, TextSize]
 
     @property
@@ -80,56 +92,53 @@ class Corpus:
         """Tokens per byte of the validation text; turns nats per token into nats per byte."""
         return self.sizes["validation"].tokens_per_byte
 
-    def save(self, folder: Path) -> Corpus:
-        """Write to files in `folder`, and return the same corpus with its tokens mapped into
-        memory."""
-        with atomic_folder(folder) as new:
-            self.tokenizer.save_pretrained(new)
-            np.save(new / "train.npy", self.train)
-            np.save(new / "validation.npy", self.validation)
-            sizes = {part: asdict(size) for part, size in self.sizes.items()}
-            (new / "corpus.json").write_text(json.dumps(sizes, indent=1))
-        return load_corpus(folder)
-
-
-def load_corpus(folder: Path) -> Corpus:
-    """Read the corpus that `Corpus.save` wrote to `folder`.
-
-    Raises:
-        DataError: If it is damaged.
-    """
-    try:
-        parts = {
-            part: np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("train", "validation")
-        }
-        sizes = {
-            part: TextSize(**size)
-            for part, size in json.loads((folder / "corpus.json").read_text()).items()
-        }
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, EOFError, TypeError) as error:
-        raise DataError(
-            f"{folder} is damaged ({error}); remove it, and the next run will make it again"
-        ) from error
-    return Corpus(tokenizer, parts["train"], parts["validation"], sizes)
-
 
 def read_corpus(text: Text) -> Corpus:
-    """Read, split and tokenize a text.
+    """Read, tokenize and split a text that fits in memory.
 
     Raises:
         DataError: If a file cannot be used (the message names it), or the text is too short.
     """
-    known = None if text.tokenization.is_learnt else text.tokenization.build(())
-    texts = _texts(text.sources, known, text.field)
-    parts = (texts, _texts(text.validation, known, text.field)) if text.validation else split(texts)
-    tokenizer = text.tokenization.build(parts[0]) if known is None else known
-    (train, train_size), (validation, size) = (_tokens(tokenizer, part) for part in parts)
-    if len(validation) < 2:
-        raise DataError(
-            "the validation text has fewer than 2 tokens; give more text, or validation files"
-        )
-    return Corpus(tokenizer, train, validation, {"train": train_size, "validation": size})
+    tokenizer = build_tokenizer(text)
+    whole, size = _read_whole(text.sources, tokenizer, text.field)
+    validation = _read_whole(text.validation, tokenizer, text.field)[0] if text.validation else None
+    return split_corpus(tokenizer, whole, size, validation, text.held_out, text.held_out)
+
+
+def split_corpus(
+    tokenizer: PreTrainedTokenizerFast,
+    whole: WholeText,
+    size: int,
+    validation: WholeText | None,
+    held_out: int,
+    length: int,
+) -> Corpus:
+    """Divide a text into what is trained on and what is validated on.
+
+    Args:
+        tokenizer: The tokenizer.
+        whole: The text.
+        size: Its UTF-8 bytes.
+        validation: A separate text to validate on; None to hold out a part of `whole`.
+        held_out: Most tokens to validate on.
+        length: Tokens of the stretches of `validation` that are taken if it has more.
+
+    Raises:
+        DataError: If the text is too short.
+    """
+    train, held = (
+        hold_out(whole, held_out, tokenizer)
+        if validation is None
+        else (all_of(whole), thin_out(validation, length, held_out))
+    )
+    for name, part in (("training", train), ("validation", held)):
+        if len(part) < 2:
+            raise DataError(
+                f"the {name} text has fewer than 2 tokens; give more text, or validation files"
+            )
+    validated = TextSize(*measure(held, tokenizer))
+    trained = TextSize(len(train), size - (validated.bytes if validation is None else 0))
+    return Corpus(tokenizer, train, held, {"train": trained, "validation": validated})
 
 
 def tokenize_sources(
@@ -152,134 +161,58 @@ def tokenize_sources(
     Raises:
         DataError: If a source cannot be used.
     """
-    left = sys.maxsize if most is None else most
-    found, size = list[np.ndarray](), 0
-    for tokens, text in _encode(tokenizer, read_documents(sources, tokenizer, field)):
-        found.append(tokens[:left])
-        size += count_bytes(tokenizer, text, len(tokens), left)
-        left -= len(tokens)
-        if left <= 0:
-            break
-    tokens = np.concatenate(found)
-    return tokens, TextSize(len(tokens), size)
+    whole, size = _read_whole(sources, tokenizer, field, most)
+    if most is None or len(whole) <= most:
+        return whole[:], TextSize(len(whole), size)
+    _, size = measure(first_of(whole, most), tokenizer)
+    return whole[:most], TextSize(most, size)
 
 
-def _encode(
-    tokenizer: PreTrainedTokenizerFast, documents: Iterator[Document]
-) -> Iterator[tuple[np.ndarray, str]]:
-    """Each piece of text as tokens, and the text; between documents tokens that stand for none."""
-    for number, document in enumerate(documents):
-        if number:
-            yield tokens_between(tokenizer), ""
-        texts, again = tee(piece.text for piece in document)
-        yield from zip(encode_texts(tokenizer, texts), again, strict=True)
-
-
-def _tokens(
-    tokenizer: PreTrainedTokenizerFast, documents: Sequence[str]
-) -> tuple[np.ndarray, TextSize]:
-    tokens = encode(tokenizer, documents)
-    return tokens, TextSize(len(tokens), sum(len(document.encode()) for document in documents))
-
-
-def split(documents: Sequence[str], fraction: float = 0.9) -> tuple[list[str], list[str]]:
-    """Split documents into the first `fraction` of all characters, and the rest.
-
-    The document on the border is cut.
-    """
-    left = int(fraction * sum(map(len, documents)))
-    parts: tuple[list[str], list[str]] = ([], [])
-    for document in documents:
-        for part, piece in zip(parts, (document[:left], document[left:]), strict=True):
-            part.extend([piece] if piece else [])
-        left = max(0, left - len(document))
-    if not all(parts):
-        raise DataError(
-            f"{sum(map(len, documents))} characters are too few to split into training and"
-            " validation"
-        )
-    return parts
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Sequences of `length` tokens; each epoch is a shuffled cover of the corpus with its own
-    offset.
-
-    Neighbours share one token, so that every token is a target once in an epoch.
-
-    Attributes:
-        tokens: ``[n]``, n ≥ length.
-        length: Tokens per sequence.
-        seed: Seed of order and offsets.
+def build_tokenizer(text: Text) -> PreTrainedTokenizerFast:
+    """Make the tokenizer of a text, from the text if it is learnt.
 
     Raises:
-        DataError: If `length` is below 2, or there are fewer tokens than one sequence needs.
+        DataError: If the tokenizer cannot be made, or the text not be read.
     """
-
-    tokens: np.ndarray
-    length: int
-    seed: int
-
-    def __post_init__(self) -> None:
-        if self.length < 2:
-            raise DataError(
-                f"length = {self.length}; take at least 2, since one token predicts the next"
-            )
-        if len(self.tokens) < self.length:
-            raise DataError(
-                f"the training text has {len(self.tokens)} tokens, fewer than one sequence of"
-                f" {self.length}; add text or use a length of at most {len(self.tokens)}"
-            )
-
-    @property
-    def epoch(self) -> int:
-        """Number of sequences in an epoch."""
-        return max(1, (len(self.tokens) - self.length + 1) // (self.length - 1))
-
-    def batch(self, first: int, count: int) -> Tensor:
-        """Return sequences `first` … `first + count - 1` of the endless stream, ``[count length]``
-        int64."""
-        starts = [self._start(index) for index in range(first, first + count)]
-        return _stack(self.tokens, starts, self.length)
-
-    def _start(self, index: int) -> int:
-        epoch, position = divmod(index, self.epoch)
-        stride = self.length - 1
-        shifts = min(stride, len(self.tokens) - self.length - (self.epoch - 1) * stride + 1)
-        shift, order = _epoch_order(self.seed, epoch, self.epoch, shifts)
-        return shift + stride * int(order[position])
+    return text.tokenization.build(_sample(text) if text.tokenization.is_learnt else ())
 
 
-def sequential_windows(tokens: np.ndarray, length: int, count: int) -> Iterator[Tensor]:
-    """Yield batches ``[≤ count, ≤ length]`` int64 of contiguous sequences.
-
-    All tokens but the first are targets once.
-    """
-    stride = length - 1
-    full = (len(tokens) - 1) // stride
-    starts = [stride * i for i in range(full)]
-    for first in range(0, full, count):
-        yield _stack(tokens, starts[first : first + count], length)
-    if full * stride < len(tokens) - 1:
-        yield _stack(tokens, [full * stride], len(tokens) - full * stride)
-
-
-def _stack(tokens: np.ndarray, starts: Sequence[int], length: int) -> Tensor:
-    return torch.from_numpy(np.stack([tokens[s : s + length] for s in starts]).astype(np.int64))
+def _sample(text: Text) -> Iterator[str]:
+    """The beginning of the text, without the end that is held out of a short one."""
+    pieces, size = list[str](), 0
+    for piece in _pieces(text.sources, text.field):
+        pieces.append(piece)
+        size += len(piece)
+        if size * FRACTION > SAMPLE:
+            break
+    left = size if text.validation else int(FRACTION * size)
+    for piece in pieces:
+        yield piece[:left]
+        left = max(0, left - len(piece))
 
 
-@lru_cache(maxsize=2)
-def _epoch_order(seed: int, epoch: int, count: int, shifts: int) -> tuple[int, np.ndarray]:
-    """The shift of an epoch, and the order of its sequences."""
-    generator = np.random.default_rng([seed, epoch])
-    return int(generator.integers(shifts)), generator.permutation(count)
+def _pieces(sources: Sequence[str], field: str | None) -> Iterator[str]:
+    for document in read_documents(sources, None, field):
+        for piece in document:
+            yield piece.text
 
 
-def _texts(
-    sources: Sequence[str], tokenizer: PreTrainedTokenizerFast | None, field: str | None
-) -> list[str]:
-    """Every document as one text; empty ones left out."""
+def _read_whole(
+    sources: Sequence[str],
+    tokenizer: PreTrainedTokenizerFast,
+    field: str | None,
+    most: int | None = None,
+) -> tuple[WholeText, int]:
+    framing = framing_of_stream(tokenizer)
     documents = read_documents(sources, tokenizer, field)
-    texts = ["".join(piece.text for piece in document) for document in documents]
-    return [text for text in texts if text]
+    return gather(_enough(encode_documents(tokenizer, documents, framing), most), framing)
+
+
+def _enough(parts: Iterable[Part], most: int | None) -> Iterator[Part]:
+    """The first parts that have `most` tokens."""
+    read = 0
+    for part in parts:
+        yield part
+        read += sum(len(run.tokens) for run in part.runs)
+        if most is not None and read >= most:
+            return

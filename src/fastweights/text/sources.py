@@ -103,6 +103,11 @@ def size_of(sources: Sequence[str]) -> int | None:
     return sum(path.stat().st_size for source in sources for path in paths(source))
 
 
+def is_data_set(source: str) -> bool:
+    """Whether a source is a data set of the hub, or a folder that `datasets` saved."""
+    return bool(_data_set_name(source))
+
+
 def paths(source: str) -> list[Path]:
     """List the files that a source names, in alphabetical order.
 

@@ -7,16 +7,9 @@ from fastweights.runs.report import Reporter, Result, Summary
 from fastweights.runs.schedules import Constant, Cosine, Linear, Schedule
 from fastweights.runs.signals import StopOnSignal
 from fastweights.runs.stage import Every
-from fastweights.text.corpus import (
-    Corpus,
-    Text,
-    TextSize,
-    Windows,
-    read_corpus,
-    sequential_windows,
-    tokenize_sources,
-)
+from fastweights.text.corpus import Corpus, Text, TextSize, read_corpus, tokenize_sources
 from fastweights.text.tokenizers import BPE, Bytes, ExistingTokenizer, TextStream, Tokenization
+from fastweights.text.windows import Windows, sequential_windows
 from fastweights.train.adapters import LoRA
 from fastweights.train.architectures import Architecture, HuggingFace, PresetArchitecture
 from fastweights.train.existing import ExistingModel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from fastweights.runs.errors import TrainingError
+from fastweights.runs.ranges import FRACTION, POSITIVE_INTEGER, POSITIVE_NUMBER
 
 FUSED: Mapping[str, tuple[str, ...]] = dict.fromkeys(
     ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"), ("out_proj", "dt_proj")
@@ -28,11 +29,19 @@ class LoRA:
         rank: Rows of A and columns of B.
         alpha: The scale, before it is divided by `rank`.
         dropout: The probability that an input of A is left out.
+
+    Raises:
+        TrainingError: If a number is out of its range.
     """
 
     rank: int = 8
     alpha: float = 16.0
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        POSITIVE_INTEGER.require(rank=self.rank)
+        POSITIVE_NUMBER.require(alpha=self.alpha)
+        FRACTION.require(dropout=self.dropout)
 
 
 def add_adapters(model: PreTrainedModel, lora: LoRA) -> Any:
@@ -46,7 +55,7 @@ def add_adapters(model: PreTrainedModel, lora: LoRA) -> Any:
     """
     from peft import LoraConfig, get_peft_model
 
-    beside = list(getattr(model, "trained_beside_adapters", ()))
+    beside: list[str] = list(getattr(model, "trained_beside_adapters", ()))
     layers = linear_layers(model, beside)
     config = LoraConfig(
         r=lora.rank,
@@ -60,7 +69,7 @@ def add_adapters(model: PreTrainedModel, lora: LoRA) -> Any:
     return get_peft_model(model, config)
 
 
-def linear_layers(model: PreTrainedModel, outside: list[str]) -> list[str]:
+def linear_layers(model: PreTrainedModel, outside: Iterable[str]) -> list[str]:
     """List the paths of a model's linear layers that can have adapters: all but its head.
 
     Args:

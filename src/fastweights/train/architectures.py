@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
@@ -37,14 +38,27 @@ class Architecture:
         Raises:
             ValueError: If sizes do not fit each other.
         """
-        config = FastWeightsConfig(
-            vocab_size=len(tokenizer),
+        return FastWeightsForCausalLM(self.config(len(tokenizer), special_tokens(tokenizer)))
+
+    def config(
+        self, vocabulary: int = 1, special: Mapping[str, Any] = MappingProxyType({})
+    ) -> FastWeightsConfig:
+        """Make the model's configuration.
+
+        Args:
+            vocabulary: Number of tokens.
+            special: Those that begin and end a text and fill it up, as `special_tokens` has them.
+
+        Raises:
+            ValueError: If sizes do not fit each other.
+        """
+        return FastWeightsConfig(
+            vocab_size=vocabulary,
             hidden_size=self.width,
             num_hidden_layers=self.layers,
             mixers=[dict(mixer) for mixer in self.mixers],
-            **special_tokens(tokenizer),
+            **special,
         )
-        return FastWeightsForCausalLM(config)
 
     @property
     def name(self) -> str:
@@ -72,14 +86,26 @@ class PresetArchitecture:
         Raises:
             ValueError: If there is no preset of this name, or it is a classifier.
         """
+        return FastWeightsForCausalLM(self.config(len(tokenizer), special_tokens(tokenizer)))
+
+    def config(
+        self, vocabulary: int = 1, special: Mapping[str, Any] = MappingProxyType({})
+    ) -> FastWeightsConfig:
+        """Make the model's configuration.
+
+        Args:
+            vocabulary: Number of tokens.
+            special: Those that begin and end a text and fill it up, as `special_tokens` has them.
+
+        Raises:
+            ValueError: If there is no preset of this name, or it is a classifier.
+        """
         found = find_preset(self.name)
         if found.model is not FastWeightsForCausalLM:
             raise ValueError(
                 f"{self.name} is a {found.model.__name__}; training takes language models"
             )
-        return FastWeightsForCausalLM(
-            found.config(vocab_size=len(tokenizer), **special_tokens(tokenizer))
-        )
+        return found.config(vocab_size=vocabulary, **special)
 
     @property
     def title(self) -> str:

@@ -67,10 +67,10 @@ class ExistingModel:
         return ExistingTokenizer(self.folder)
 
     @property
-    def stored_dtype(self) -> torch.dtype:
+    def stored_dtype(self) -> str:
         """The dtype of the weights at `source`; they are trained and saved in float32."""
         config = AutoConfig.from_pretrained(self.folder, trust_remote_code=False)
-        return config.dtype or torch.float32
+        return str(config.dtype or torch.float32).removeprefix("torch.")
 
     def build(self, tokenizer: PreTrainedTokenizerBase) -> Any:
         """Load the model in float32, with new adapters if there are to be some.
@@ -102,7 +102,8 @@ class ExistingModel:
                 f" ({len(own):,}), whose embeddings would mean something else; leave the tokenizer"
                 " out to take the model's"
             )
-        rows = model.get_input_embeddings().weight.shape[0]
+        embedding: Any = model.get_input_embeddings()
+        rows = len(embedding.weight)
         if len(tokenizer) > rows:
             raise TrainingError(
                 f"the tokenizer has {len(tokenizer):,} tokens, {self.source} has embeddings for"
@@ -158,9 +159,10 @@ def _load(folder: str) -> PreTrainedModel:
         )
     try:
         with no_progress_bars():
-            model, info = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
             )
+            model, info = loaded
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{folder} cannot be loaded as a causal language model: {_first_line(error)}"

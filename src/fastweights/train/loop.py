@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from fastweights.runs.checkpoint import no_progress_bars, save_model
+from fastweights.runs.errors import Stopped, TrainingError
 from fastweights.runs.evaluation import evaluation_mode
 from fastweights.runs.files import atomic_folder
 from fastweights.runs.folder import is_run
@@ -19,13 +22,17 @@ from fastweights.runs.length import change_steps
 from fastweights.runs.loop import End, run_in_folder
 from fastweights.runs.metrics import Row
 from fastweights.runs.processes import Alone, Processes, join_processes
-from fastweights.runs.ranges import POSITIVE_INTEGER
+from fastweights.runs.ranges import POSITIVE_INTEGER, SEQUENCE_LENGTH
 from fastweights.runs.report import Reporter, Result
 from fastweights.runs.stage import Every, Optimization, StoredStage, go_backward
-from fastweights.text.corpus import Text, Windows, load_corpus, read_corpus, sequential_windows
+from fastweights.text import IGNORE_INDEX
+from fastweights.text.corpus import Text, build_tokenizer
+from fastweights.text.documents import Stream
+from fastweights.text.folder import TextFolder
 from fastweights.train.adapters import has_adapters, merge_adapters, restore_adapters
 from fastweights.train.architectures import Architecture, HuggingFace, PresetArchitecture
 from fastweights.train.existing import ExistingModel, copy_to_own_memory
+from fastweights.train.memory import require_memory_to_train
 from fastweights.train.numerics import record_numerics
 from fastweights.train.plot import plot
 
@@ -86,11 +93,16 @@ def train(
         ValueError: If the model cannot be built.
     """
     processes = join_processes(torch.device("cpu") if cpu else None)
+    if isinstance(config.model, Architecture | PresetArchitecture):
+        require_memory_to_train(config.model.config(), config, config.length, processes)
     with processes.first_then_others():
         if processes.is_first:
             change_steps(out, config, (MODEL, ADAPTER))
-        stage = LanguageModelStage(config, out, processes.device)
-    end = run_in_folder(stage, config, out, processes=processes, reporter=reporter, stop=stop)
+        stage = LanguageModelStage(config, out, processes, reporter, stop)
+    try:
+        end = run_in_folder(stage, config, out, processes=processes, reporter=reporter, stop=stop)
+    except Stopped:
+        return Result(out, 0, config.steps, None, None)
     return _result(end, config, out, stage.corpus.tokens_per_byte)
 
 
@@ -107,48 +119,63 @@ class LanguageModelStage(StoredStage):
     is written to `out`.
     """
 
-    def __init__(self, config: TrainConfig, out: Path, device: torch.device) -> None:
-        data = out / "data"
-        kept = is_run(out, config) and data.exists()
+    def __init__(
+        self,
+        config: TrainConfig,
+        out: Path,
+        processes: Processes,
+        reporter: Reporter = Reporter(),
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        is_run(out, config)
+        SEQUENCE_LENGTH.require(length=config.length)
         self.config, self.tokens_per_sequence = config, config.length
-        self.corpus = load_corpus(data) if kept else read_corpus(config.text)
-        self.windows = Windows(self.corpus.train, config.length, config.seed)
+        make_tokenizer = partial(build_tokenizer, config.text)
+        text = TextFolder(out, config.text.request(config.length), make_tokenizer)
+        self.tokenizer, self._open_text = (
+            text.tokenizer,
+            partial(text.open, processes.is_first, reporter, stop),
+        )
         torch.manual_seed(config.seed)
-        self.model: Any = config.model.build(self.corpus.tokenizer).to(device)  # type: ignore[arg-type]
+        self.model: Any = config.model.build(self.tokenizer).to(processes.device)  # type: ignore[arg-type]
+        _require_positions(self.model.config.get_text_config(), config.length)
 
     def prepare(self, out: Path) -> None:
         record_numerics(out)
-        if not (out / "data").exists():
-            self.corpus = self.corpus.save(out / "data")
+        self.corpus = self._open_text()
+        length, seed, apart = self.config.length, self.config.seed, self.config.text.boundaries
+        self._train = Stream(self.corpus.train, length, seed, boundaries=apart)
+        self._validation = Stream(self.corpus.validation, length, seed, boundaries=apart)
+        self._train.require_sequence()
 
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
-        tokens = self.windows.batch(first, count).to(self.model.device)
-        loss = self.model(input_ids=tokens, labels=tokens).loss
+        loss = self._loss(self._train.batch(first, count))
         go_backward(loss / self.config.accumulate)
         return {"loss": loss.detach()}
 
     def validate(self, processes: Processes = Alone()) -> Mapping[str, float]:
         nats = targets = 0.0
-        batches = sequential_windows(
-            self.corpus.validation, self.config.length, self.config.sequences_at_once(processes)
-        )
+        batches = self._validation.sequential_batches(self.config.sequences_at_once(processes))
         with evaluation_mode(self.model):
             for batch in processes.share(batches):
-                tokens, count = batch.to(self.model.device), batch[:, 1:].numel()
-                nats += count * float(self.model(input_ids=tokens, labels=tokens).loss)
+                count = int((batch["labels"][:, 1:] != IGNORE_INDEX).sum())
+                nats += count * float(self._loss(batch))
                 targets += count
         found = processes.total({"nats": nats, "targets": targets})
         return {"val_loss": found["nats"] / found["targets"]}
 
+    def _loss(self, batch: Mapping[str, Tensor]) -> Tensor:
+        return self.model(**{name: part.to(self.model.device) for name, part in batch.items()}).loss
+
     def summary(self) -> Mapping[str, int]:
         return {
-            "vocabulary": len(self.corpus.tokenizer),
+            "vocabulary": len(self.tokenizer),
             "train_tokens": len(self.corpus.train),
             "validation_tokens": len(self.corpus.validation),
         }
 
     def save(self, folder: Path) -> None:
-        save_model(self.model, self.corpus.tokenizer, folder)
+        save_model(self.model, self.tokenizer, folder)
 
     def load(self, folder: Path) -> None:
         if has_adapters(self.model):
@@ -170,3 +197,12 @@ class LanguageModelStage(StoredStage):
 
     def draw(self, rows: Sequence[Row], out: Path) -> None:
         plot(rows, out / "curves.png", self.config.model.title)
+
+
+def _require_positions(config: PretrainedConfig, length: int) -> None:
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and 0 < positions < length:
+        raise TrainingError(
+            f"length = {length}, but the model has positions for {positions} tokens; take a length"
+            f" of {positions} or less"
+        )

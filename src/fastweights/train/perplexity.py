@@ -3,7 +3,6 @@ length."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -19,7 +18,9 @@ from transformers import PreTrainedModel
 from fastweights.layers import upcast
 from fastweights.render.plots import PALETTE, canvas, label, legend
 from fastweights.runs.evaluation import evaluation_mode
-from fastweights.text.corpus import sequential_windows
+from fastweights.runs.files import read_json, write_json
+from fastweights.runs.ranges import POSITIVE_INTEGER
+from fastweights.text.windows import sequential_windows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -115,12 +116,16 @@ class PositionLoss:
             "counts": self.counts.tolist(),
             "tokens_per_byte": self.tokens_per_byte,
         }
-        path.write_text(json.dumps(content), encoding="utf-8")
+        write_json(path, content)
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what `save` wrote."""
-        content = json.loads(path.read_text(encoding="utf-8"))
+        """Read what `save` wrote.
+
+        Raises:
+            CheckpointError: If the file is damaged.
+        """
+        content = read_json(path)
         return cls(
             np.array(content["sums"]), np.array(content["counts"]), content["tokens_per_byte"]
         )
@@ -154,8 +159,11 @@ def nll_by_position(
         The loss at positions 1 … length.
 
     Raises:
-        ValueError: If there are fewer than two tokens.
+        ValueError: If there are fewer than two tokens, or a number lies outside of its range.
     """
+    POSITIVE_INTEGER.require(length=length, batch=batch)
+    if chunk is not None:
+        POSITIVE_INTEGER.require(chunk=chunk)
     if min(len(tokens), length) < 2:
         raise ValueError(
             f"{len(tokens)} tokens in sequences of {length}: give at least two tokens, since one"

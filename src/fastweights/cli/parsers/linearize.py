@@ -29,7 +29,7 @@ from fastweights.cli.parser import (
     add_verbs,
 )
 from fastweights.cli.parsers.generate import add_temperature
-from fastweights.cli.parsers.train import add_intervals
+from fastweights.cli.parsers.train import add_intervals, add_trackers
 
 METHODS = ("lolcats", "lolcats-linear", "workshop", "hedgehog", "no-transfer", "t2r", "supra")
 FEATURE_MAPS = ("hedgehog", "exp", "elu", "relu")
@@ -306,4 +306,5 @@ def _add_training(group: _ArgumentGroup) -> None:
     )
     add("--bf16", action="store_true", help="Compute matrix products of the training in bfloat16")
     add_intervals(group)
+    add_trackers(group)
     add_seed(group)

@@ -27,18 +27,28 @@ from fastweights.cli.parser import (
 
 LAYERS, WIDTH = 4, 128
 """Of the architecture that is trained unless told otherwise."""
+LR, FULL_LR, LORA_LR = 3e-3, 1e-4, 2e-4
+"""Learning rates unless told otherwise: of new models, of existing ones, of their adapters."""
+RANK = 8
+"""Of adapters unless told otherwise."""
+SCHEDULES = ("cosine", "linear", "constant")
+TRACKERS = ("tensorboard", "wandb")
 
 
 def train(parser: Parser) -> Deferred:
-    """Train a language model on text; run the same command again to resume."""
+    """Train a language model on text, a new one or an existing one; run the same command again to
+    resume.
+    """
     _add_text(parser.add_argument_group("text"))
-    _add_model(parser.add_argument_group("model"))
+    _add_start(parser.add_argument_group("existing model"))
+    _add_model(parser.add_argument_group("new model"))
     _add_training(parser.add_argument_group("training"))
     output = parser.add_argument_group("output")
     output.add_argument(
         "--out", type=path, help="Folder of the run (default: runs/<data>-<mixers>)"
     )
     add_intervals(output)
+    add_trackers(output)
     output.add_argument(
         "--sample",
         type=non_negative_integer,
@@ -76,6 +86,18 @@ def add_intervals(group: _ArgumentGroup) -> None:
     )
 
 
+def add_trackers(group: _ArgumentGroup) -> None:
+    """Where a training's metrics go besides the run's folder."""
+    group.add_argument(
+        "--track",
+        action="append",
+        choices=TRACKERS,
+        default=[],
+        help="Show the metrics live in this tracker, too, whose package has to be installed; may be"
+        " given for both (default: in none)",
+    )
+
+
 def _add_text(group: _ArgumentGroup) -> None:
     group.add_argument(
         "--data",
@@ -96,13 +118,34 @@ def _add_text(group: _ArgumentGroup) -> None:
     group.add_argument(
         "--tokenizer",
         type=tokenizer,
-        default="byte",
         metavar="byte|bpe:N|PATH",
         help="What a token is: a byte, one of N pieces learned from the first 16 million"
-        " characters of the text, or what a saved tokenizer makes of it (default: byte)",
+        " characters of the text, or what a saved tokenizer makes of it (default: byte; with"
+        " --from, the model's own tokenizer)",
     )
     add_field(group)
     add_across(group)
+
+
+def _add_start(group: _ArgumentGroup) -> None:
+    group.add_argument(
+        "--from",
+        dest="start",
+        type=given,
+        metavar="MODEL",
+        help="Go on training this model instead of a new one: a folder of a run, a checkpoint or a"
+        " model, linearized ones too, or a name of a causal language model on the Hugging Face hub."
+        " Its weights are trained and saved in float32, whatever they are stored in",
+    )
+    group.add_argument(
+        "--lora",
+        type=positive_integer,
+        nargs="?",
+        const=RANK,
+        metavar="RANK",
+        help="Train adapters of this rank on all linear layers but the head, and keep the model's"
+        f" own weights; needs peft (default: train all weights; without a RANK: {RANK})",
+    )
 
 
 def _add_model(group: _ArgumentGroup) -> None:
@@ -155,7 +198,16 @@ def _add_training(group: _ArgumentGroup) -> None:
         help="Number of parts that a batch is computed in, to save memory (default: %(default)s)",
     )
     add(
-        "--lr", type=positive_number, default=3e-3, help="Peak learning rate (default: %(default)s)"
+        "--lr",
+        type=positive_number,
+        help=f"Peak learning rate (default: {LR}; with --from {FULL_LR}, with --lora {LORA_LR})",
+    )
+    add(
+        "--schedule",
+        choices=SCHEDULES,
+        default=SCHEDULES[0],
+        help="How the learning rate changes after the warm-up; with constant, the same command with"
+        " more --steps goes on (default: %(default)s)",
     )
     add(
         "--weight-decay",

@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.console import Console
-from transformers import AutoTokenizer
 
 from fastweights.analysis.profile import Profile, ProfileLimits, profile
 from fastweights.analysis.report import write_report
 from fastweights.analysis.theory import findings
+from fastweights.cli.load import load_model
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.runs.checkpoint import model_folder, no_progress_bars
 from fastweights.text.corpus import tokenize_sources
 
 
@@ -36,11 +35,15 @@ def analyze(chosen: Namespace, console: Console) -> None:
 
 
 def _profile_source(name: str, source: str, chosen: Namespace, limits: ProfileLimits) -> Profile:
-    folder = model_folder(Path(source)) if Path(source).exists() else source
-    with no_progress_bars():
-        model = FastWeightsForCausalLM.from_pretrained(folder).eval()
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = load_model(source, torch.device("cpu"))
+    if not isinstance(model, FastWeightsForCausalLM):
+        raise ValueError(
+            f"{source} is a {model.config.model_type} model, which is not analyzed; convert it by"
+            " `fastweights import` first"
+        )
     tokens, _ = tokenize_sources(chosen.text, tokenizer, chosen.field, chosen.tokens)
+    if len(tokens) < 2:
+        raise ValueError(f"the text has {len(tokens)} tokens; {name} needs two at least to analyze")
     return profile(name, model, torch.from_numpy(tokens.astype(np.int64))[None], limits)
 
 

@@ -32,19 +32,23 @@ from fastweights.runs.files import atomic_file
 
 QUICK = Budget(seconds=0.1, runs=5)
 Row = dict[str, Any]
+Measure = Callable[[Report, torch.device], None]
+"""Measures what a plan, which has been found to match something, asks for."""
 
 
-def measure_ops(report: Report, chosen: Namespace, device: torch.device) -> None:
+def measure_ops(chosen: Namespace) -> Measure:
     """Recurrences and layers beside other libraries."""
     memory = 0.0 if chosen.no_memory else OpsPlan.memory_limit
     budget = QUICK if chosen.quick else Budget(chosen.seconds)
     plan = OpsPlan(
         chosen.quick, chosen.only, first=chosen.first, budget=budget, memory_limit=memory
     )
-    (run_scaling if chosen.scaling else run_ops)(report, plan, device)
+    plan.cases()
+    run = run_scaling if chosen.scaling else run_ops
+    return lambda report, device: run(report, plan, device)
 
 
-def measure_decode(report: Report, chosen: Namespace, device: torch.device) -> None:
+def measure_decode(chosen: Namespace) -> Measure:
     """One token, and how constant its time stays."""
     plan = DecodePlan(
         chosen.quick,
@@ -53,13 +57,18 @@ def measure_decode(report: Report, chosen: Namespace, device: torch.device) -> N
         chosen.tokens,
         chosen.compile,
     )
+    plan.names()
+    return lambda report, device: _run_decode(plan, report, device)
+
+
+def _run_decode(plan: DecodePlan, report: Report, device: torch.device) -> None:
     run_decode(report, plan, device)
     if rows := [row for row in report.rows if row["type"] == "FlatnessRow"]:
         with atomic_file(report.path.with_suffix(".png")) as new:
             new.write_bytes(png(plot_flatness(rows)))
 
 
-def measure_training(report: Report, chosen: Namespace, device: torch.device) -> None:
+def measure_training(chosen: Namespace) -> Measure:
     """Training steps of small models."""
     compiled = not chosen.eager
     plan = (
@@ -67,10 +76,11 @@ def measure_training(report: Report, chosen: Namespace, device: torch.device) ->
         if chosen.quick
         else TrainPlan(chosen.only, compiled=compiled)
     )
-    run_training(report, plan, device)
+    plan.mixers()
+    return lambda report, device: run_training(report, plan, device)
 
 
-def measure_mesa(report: Report, chosen: Namespace, device: torch.device) -> None:
+def measure_mesa(chosen: Namespace) -> Measure:
     """Mesa's solvers, or a checkpoint's loss."""
     checkpoint = None if chosen.checkpoint is None else model_folder(chosen.checkpoint)
     budget = QUICK if chosen.quick else Budget(chosen.seconds)
@@ -78,12 +88,13 @@ def measure_mesa(report: Report, chosen: Namespace, device: torch.device) -> Non
     plan = MesaPlan(
         chosen.quick, checkpoint, chosen.text, **sizes, budget=budget, parts=tuple(chosen.parts)
     )
-    run_mesa(report, plan, device)
+    return lambda report, device: run_mesa(report, plan, device)
 
 
-def measure_gpu(report: Report, chosen: Namespace, device: torch.device) -> None:
+def measure_gpu(chosen: Namespace) -> Measure:
     """Everything that one GPU can tell."""
-    run_gpu(report, GpuPlan(seconds=chosen.seconds), device)
+    plan = GpuPlan(seconds=chosen.seconds)
+    return lambda report, device: run_gpu(report, plan, device)
 
 
 def bench(chosen: Namespace, console: Console) -> None:
@@ -91,10 +102,11 @@ def bench(chosen: Namespace, console: Console) -> None:
     device = torch.device("cuda" if chosen.target == "gpu" else "cpu")
     if chosen.target == "gpu" and not torch.cuda.is_available():
         raise ValueError("bench gpu needs an NVIDIA GPU, and torch sees none")
+    measure = chosen.measure(chosen)
     path = chosen.out or _default_path(chosen)
     settings = {"quick": chosen.quick}
     report = open_report(chosen.target, path, settings, device, _Live(console), quick=chosen.quick)
-    chosen.measure(report, chosen, device)
+    measure(report, device)
     if not console.is_terminal:
         console.width = WIDE
     for table in map(_table, _together(report.rows)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,12 +12,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fastweights.cli.verbs.generate import load_model
+from fastweights.cli.load import load_model
 from fastweights.lab.evals.items import SOURCES, Item, recall_prompts
 from fastweights.lab.evals.score import Scores, score
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.render.plots import png
-from fastweights.runs.files import atomic_file
+from fastweights.runs.files import atomic_file, write_json
+from fastweights.runs.packages import require_package
 from fastweights.text.corpus import tokenize_sources
 from fastweights.train.perplexity import PositionLoss, draw, nll_by_position
 
@@ -27,7 +27,6 @@ METRICS = ("accuracy", "accuracy_per_token", "accuracy_per_character", "nll")
 
 def evaluate(chosen: Namespace, console: Console) -> None:
     """Measure models, and say where the results are."""
-    chosen.out.mkdir(parents=True, exist_ok=True)
     chosen.evaluate(chosen, console)
     console.print(f"{chosen.out}", markup=False, soft_wrap=True)
 
@@ -42,6 +41,7 @@ def measure_perplexity(chosen: Namespace, console: Console) -> None:
     table = Table("model", "tokens", "perplexity", "nats/token", "bits/byte", box=box.SIMPLE_HEAD)
     for source in chosen.models:
         loss = losses[source] = _read_text(chosen, source)
+        chosen.out.mkdir(parents=True, exist_ok=True)
         loss.save(chosen.out / f"{_file_name(source)}.json")
         bits = "" if loss.bits_per_byte is None else f"{loss.bits_per_byte:.4f}"
         table.add_row(
@@ -76,10 +76,7 @@ def measure_tasks(chosen: Namespace, console: Console) -> None:
             name: score(model, tokenizer, items, batch=chosen.batch)
             for name, items in tasks.items()
         }
-        _write(
-            chosen.out / f"{_file_name(source)}.json",
-            {name: asdict(one) for name, one in results.items()},
-        )
+        _write(chosen, source, {name: asdict(one) for name, one in results.items()})
         for name, one in results.items():
             table.add_row(name, str(len(one.rows)), *(_cell(one, metric) for metric in METRICS))
         console.print(table)
@@ -93,14 +90,12 @@ def _cell(scores: Scores, metric: str) -> str:
 
 def measure_harness(chosen: Namespace, console: Console) -> None:
     """Scores on the same files by lm-evaluation-harness."""
-    try:
-        from fastweights.lab.evals import harness
-    except ImportError as error:
-        raise ValueError(
-            f"lm-evaluation-harness is not installed ({error}): pip install 'fastweights[eval]'"
-        ) from error
+    require_package(
+        "lm_eval", "lm-evaluation-harness", "or score the tasks by `fastweights eval tasks`"
+    )
+    from fastweights.lab.evals import harness
+
     tasks = _items(chosen)
-    harness.export(tasks, chosen.out / "tasks")
     table = Table("model", "task", "metric", "value", box=box.SIMPLE_HEAD)
     for source in chosen.models:
         model, tokenizer = load_model(source, chosen.device.torch())
@@ -109,13 +104,11 @@ def measure_harness(chosen: Namespace, console: Console) -> None:
                 f"{source} is a {type(model).__name__}; run lm-eval with --include_path"
                 f" {chosen.out}/tasks"
             )
+        harness.export(tasks, chosen.out / "tasks")
         results = harness.run_harness(
             model, tokenizer, chosen.out / "tasks", tasks, batch=chosen.batch
         )
-        _write(
-            chosen.out / f"{_file_name(source)}.json",
-            {name: results[name] for name in ("results", "samples")},
-        )
+        _write(chosen, source, {name: results[name] for name in ("results", "samples")})
         for name, found in results["results"].items():
             for metric, value in found.items():
                 if isinstance(value, float) and "stderr" not in metric:
@@ -138,6 +131,10 @@ def _of(name: str, chosen: Namespace) -> Sequence[Item]:
         if name in SOURCES
         else recall_prompts(Path(name))
     )
+    if not items:
+        raise ValueError(
+            f"{name} has no items to score (of scrambled words, those after the --shots are scored)"
+        )
     return items[: chosen.limit]
 
 
@@ -145,6 +142,6 @@ def _file_name(source: str) -> str:
     return source.strip("/").replace("/", "-")
 
 
-def _write(path: Path, content: Any) -> None:
-    with atomic_file(path) as new:
-        new.write_text(json.dumps(content, indent=1, default=str), encoding="utf-8")
+def _write(chosen: Namespace, source: str, content: Any) -> None:
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    write_json(chosen.out / f"{_file_name(source)}.json", content)

@@ -6,18 +6,16 @@ import sys
 from argparse import Namespace
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from fastweights.cli.load import load_model
 from fastweights.generate import stream
 from fastweights.linearize.convert.model_classes import LinearizedModel
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.models.mesa import set_tolerance
-from fastweights.runs.checkpoint import model_folder, no_progress_bars
 from fastweights.text.tokenizers import TextStream
 
 
@@ -35,18 +33,6 @@ class Request:
     top_k: int | None
     seed: int
     tol: float | None = None
-
-
-def load_model(source: str | Path, device: torch.device) -> tuple[Any, Any]:
-    """A language model in evaluation mode and its tokenizer.
-
-    Args:
-        source: a folder of a run, a checkpoint or a model, or a name on the Hugging Face hub
-    """
-    folder = model_folder(Path(source)) if Path(source).exists() else source
-    with no_progress_bars():
-        model: Any = AutoModelForCausalLM.from_pretrained(folder)
-        return model.to(device).eval(), AutoTokenizer.from_pretrained(folder)
 
 
 def write_continuation(model: Any, tokenizer: Any, request: Request) -> None:

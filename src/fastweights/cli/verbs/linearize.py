@@ -24,10 +24,12 @@ from fastweights.linearize.distill.fit import Fit
 from fastweights.linearize.distill.methods import METHODS, LinearizationMethod, TransferConfig
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.plan import ConversionPlan, plan
+from fastweights.linearize.distill.ranking import require_linear_layers
 from fastweights.render.plots import png
 from fastweights.runs.files import atomic_file
 from fastweights.runs.optimizers import AdamW
 from fastweights.runs.signals import StopOnSignal
+from fastweights.runs.tracking import track
 from fastweights.text.documents import Data
 from fastweights.train.loop import Every
 
@@ -35,9 +37,9 @@ TRANSFORMERS_TOP_K = 50
 """Among how many tokens transformers draws unless a model says otherwise."""
 
 
-def linearize(chosen: Namespace, console: Console) -> None:
-    """Do what the verb after `linearize` says."""
-    chosen.act(chosen, console)
+def linearize(chosen: Namespace, console: Console) -> int | None:
+    """Do what the verb after `linearize` says; the exit status, if it may be other than 0."""
+    return chosen.act(chosen, console)
 
 
 def _method(chosen: Namespace) -> LinearizationMethod:
@@ -110,15 +112,21 @@ def conversion(chosen: Namespace) -> Conversion:
 def print_plan(chosen: Namespace, console: Console) -> None:
     """Print what a conversion would do and take."""
     dtype = None if chosen.dtype is None else getattr(torch, chosen.dtype)
-    for line in describe_plan(
-        plan(chosen.model, _method(chosen), layers=chosen.layers, length=chosen.length, dtype=dtype)
-    ):
+    planned = plan(
+        chosen.model, _method(chosen), layers=chosen.layers, length=chosen.length, dtype=dtype
+    )
+    require_linear_layers(chosen.softmax_layers, len(planned.converted))
+    for line in describe_plan(planned):
         console.print(line, markup=False, soft_wrap=True)
 
 
-def run(chosen: Namespace, console: Console) -> None:
-    """Convert a model, as far as the chosen stage."""
-    with reporter(console) as watch, StopOnSignal(lambda: watch.note(STOPPING)) as stop:
+def run(chosen: Namespace, console: Console) -> int:
+    """Convert a model, as far as the chosen stage; the exit status."""
+    with (
+        reporter(console) as shown,
+        track(chosen.track, shown) as watch,
+        StopOnSignal(lambda: watch.note(STOPPING)) as stop,
+    ):
         device = chosen.device.torch()
         complete = run_conversion(
             conversion(chosen),
@@ -134,6 +142,7 @@ def run(chosen: Namespace, console: Console) -> None:
             console.print(f"{name:<12}{path}", markup=False, soft_wrap=True)
     if not complete:
         console.print("Stopped. Run the same command again to resume.", markup=False)
+    return 0 if complete else stop.exit_status
 
 
 def generate(chosen: Namespace, _: Console) -> None:

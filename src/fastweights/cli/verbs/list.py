@@ -31,7 +31,7 @@ def _tasks(chosen: Namespace, console: Console) -> None:
         raise ValueError(
             f"no task begins with {' or '.join(chosen.names)}; leave the name out to see all"
         )
-    table = Table("name", "training", "tests", "length", "classes", "source", box=box.SIMPLE_HEAD)
+    table = _named_table("training", "tests", "length", "classes", "source")
     for name in wanted:
         one = TASKS[name]
         train, test = (_examples(part) for part in (one.train, one.test))
@@ -71,7 +71,7 @@ def _presets(chosen: Namespace, console: Console) -> None:
         raise ValueError(
             f"no preset begins with {' or '.join(chosen.names)}; leave the name out to see all"
         )
-    table = Table("name", "parameters", "published", "mixers", "source", box=box.SIMPLE_HEAD)
+    table = _named_table("parameters", "published", "mixers", "source")
     for name in wanted:
         one = PRESETS[name]
         published = "" if one.published is None else f"{one.published / 1e6:,.4g}M"
@@ -88,7 +88,7 @@ def _mixers(chosen: Namespace, console: Console) -> None:
         raise ValueError(
             f"unknown mixers: {', '.join(unknown)}; there are {', '.join(sorted(MIXERS))}"
         )
-    table = Table("name", "paper and table row", "arguments", box=box.SIMPLE_HEAD, show_lines=True)
+    table = _named_table("paper and table row", "arguments", show_lines=True)
     for name in chosen.names or sorted(MIXERS):
         table.add_row(Text(name, "bold"), _describe(MIXERS[name]), _arguments(MIXERS[name]))
     console.print(table)
@@ -108,3 +108,12 @@ def _arguments(mixer: type[Mixer]) -> Text:
             p.name if p.default is Parameter.empty else f"{p.name} = {p.default}" for p in taken
         )
     )
+
+
+def _named_table(*columns: str, show_lines: bool = False) -> Table:
+    """A table of things by their names, which stay whole however narrow the terminal is."""
+    table = Table(box=box.SIMPLE_HEAD, show_lines=show_lines)
+    table.add_column("name", no_wrap=True, min_width=1)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table

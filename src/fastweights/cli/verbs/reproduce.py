@@ -16,11 +16,11 @@ from fastweights.lab.reproduce import (
     CLAIMS,
     Check,
     Claim,
-    ClaimContext,
     ClaimVerdict,
     Measures,
     Outcome,
     Trial,
+    TrialContext,
     find_claim,
 )
 from fastweights.lab.reproduce import reproduce as test_claim
@@ -38,7 +38,7 @@ def reproduce(chosen: Namespace, console: Console) -> None:
         return
     found = find_claim(chosen.claim)
     out = chosen.out or Path("runs", "reproduce", f"{chosen.claim}-{chosen.size}")
-    place = ClaimContext(out.parent / "shared", chosen.device.torch(), chosen.data, chosen.workers)
+    place = TrialContext(out.parent / "shared", chosen.device.torch(), chosen.data, chosen.workers)
     outcome = test_claim(chosen.claim, found, chosen.size, out, place, partial(_begin, console))
     _print(outcome, console)
     console.print(f"{out / 'outcome.json'}, {out / 'picture.png'}", soft_wrap=True)

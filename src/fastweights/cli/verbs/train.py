@@ -5,24 +5,41 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
+import torch
 from accelerate import PartialState
 from rich.console import Console
+from transformers import TextStreamer
 
+from fastweights.cli.parsers.train import FULL_LR, LORA_LR, LR
 from fastweights.cli.progress import STOPPING, reporter
 from fastweights.cli.verbs.generate import Request, load_model, write_continuation
+from fastweights.linearize.convert.model_classes import LinearizedModel
+from fastweights.models import FastWeightsForCausalLM
 from fastweights.runs.optimizers import AdamW
 from fastweights.runs.report import Result
-from fastweights.runs.schedules import Cosine
+from fastweights.runs.schedules import Constant, Cosine, Linear
 from fastweights.runs.signals import StopOnSignal
+from fastweights.runs.tracking import track
 from fastweights.text.corpus import Text
 from fastweights.text.tokenizers import BPE, Bytes, ExistingTokenizer, Tokenization
+from fastweights.train.adapters import LoRA
 from fastweights.train.architectures import Architecture, PresetArchitecture
+from fastweights.train.existing import ExistingModel
 from fastweights.train.loop import Every, TrainConfig
 from fastweights.train.loop import train as run_training
 
+SCHEDULES = {"cosine": Cosine, "linear": Linear, "constant": Constant}
 
-def _model(chosen: Namespace) -> Architecture | PresetArchitecture:
+
+def _model(chosen: Namespace) -> Architecture | PresetArchitecture | ExistingModel:
+    if chosen.start is not None:
+        return _existing_model(chosen)
+    if chosen.lora is not None:
+        raise ValueError(
+            "--lora trains adapters of an existing model; name it by --from, or leave out --lora"
+        )
     parts = {name: getattr(chosen, name) for name in ("mixers", "layers", "width")}
     given = {name: part for name, part in parts.items() if part is not None}
     if chosen.preset is None:
@@ -34,7 +51,25 @@ def _model(chosen: Namespace) -> Architecture | PresetArchitecture:
     return PresetArchitecture(chosen.preset)
 
 
-def _tokenization(name: str) -> Tokenization:
+def _existing_model(chosen: Namespace) -> ExistingModel:
+    architecture = ("mixers", "layers", "width", "preset")
+    if given := [name for name in architecture if getattr(chosen, name) is not None]:
+        raise ValueError(
+            f"--from {chosen.start} has an architecture already; leave out --{', --'.join(given)}"
+        )
+    lora = None if chosen.lora is None else LoRA(chosen.lora, 2.0 * chosen.lora)
+    return ExistingModel(chosen.start, lora)
+
+
+def _learning_rate(chosen: Namespace) -> float:
+    if chosen.lr is not None:
+        return chosen.lr
+    return LR if chosen.start is None else FULL_LR if chosen.lora is None else LORA_LR
+
+
+def _tokenization(name: str | None, model: object) -> Tokenization:
+    if name is None:
+        return model.tokenization if isinstance(model, ExistingModel) else Bytes()
     if name == "byte":
         return Bytes()
     return BPE(int(name[4:])) if name.startswith("bpe:") else ExistingTokenizer(name)
@@ -42,17 +77,19 @@ def _tokenization(name: str) -> Tokenization:
 
 def train_config(chosen: Namespace) -> TrainConfig:
     """The run that the options ask for."""
+    model = _model(chosen)
+    tokenization = _tokenization(chosen.tokenizer, model)
     return TrainConfig(
         text=Text(
             tuple(chosen.data),
             tuple(chosen.validation),
-            _tokenization(chosen.tokenizer),
+            tokenization,
             boundaries=not chosen.across,
             field=chosen.field,
         ),
-        model=_model(chosen),
-        optimizer=AdamW(lr=chosen.lr, weight_decay=chosen.weight_decay),
-        schedule=Cosine(warmup=chosen.warmup),
+        model=model,
+        optimizer=AdamW(lr=_learning_rate(chosen), weight_decay=chosen.weight_decay),
+        schedule=SCHEDULES[chosen.schedule](warmup=chosen.warmup),
         every=Every(chosen.log_every, chosen.eval_every, chosen.checkpoint_every),
         steps=chosen.steps,
         batch=chosen.batch,
@@ -70,17 +107,51 @@ def _folder(config: TrainConfig) -> Path:
     return Path("runs") / f"{data}-{config.model.name}"
 
 
-def train(chosen: Namespace, console: Console) -> None:
-    """Train a model, and let it write a sample."""
+def train(chosen: Namespace, console: Console) -> int:
+    """Train a model, and let it write a sample; the exit status."""
     config = train_config(chosen)
     out = chosen.out or _folder(config)
-    with reporter(console) as watch, StopOnSignal(lambda: watch.note(STOPPING)) as stop:
+    _introduce(config.model, console)
+    with (
+        reporter(console) as shown,
+        track(chosen.track, shown) as watch,
+        StopOnSignal(lambda: watch.note(STOPPING)) as stop,
+    ):
         result = run_training(config, out, cpu=chosen.device.cpu, reporter=watch, stop=stop)
     _conclude(result, console)
     if result.complete and chosen.sample and PartialState().is_main_process:
         console.print("\na sample:", markup=False)
-        model, tokenizer = load_model(result.folder / "model", chosen.device.torch())
-        write_continuation(model, tokenizer, Request("\n", chosen.sample, 0.8, None, 0))
+        _write_sample(*load_model(result.folder / "model", chosen.device.torch()), chosen.sample)
+    return 0 if result.complete else stop.exit_status
+
+
+def _introduce(model: object, console: Console) -> None:
+    """Say from what the training begins, if not from a new model."""
+    if isinstance(model, ExistingModel) and PartialState().is_main_process:
+        trained = "all weights are" if model.lora is None else f"LoRA of rank {model.lora.rank} is"
+        console.print(
+            f"begins with {model.folder}: {trained} trained in float32 (stored in"
+            f" {model.stored_dtype})",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def _write_sample(model: Any, tokenizer: Any, tokens: int) -> None:
+    """Write what the model makes of a new line; other libraries' models by their own generate."""
+    if isinstance(model, FastWeightsForCausalLM | LinearizedModel):
+        write_continuation(model, tokenizer, Request("\n", tokens, 0.8, None, 0))
+        return
+    torch.manual_seed(0)
+    prompt = tokenizer("\n", return_tensors="pt").to(model.device)
+    model.generate(
+        prompt.input_ids,
+        attention_mask=prompt.attention_mask,
+        max_new_tokens=tokens,
+        do_sample=True,
+        temperature=0.8,
+        streamer=TextStreamer(tokenizer),
+    )
 
 
 def _conclude(result: Result, console: Console) -> None:
@@ -96,6 +167,8 @@ def _conclude(result: Result, console: Console) -> None:
         )
     if result.complete:
         say(f"model       {result.folder / 'model'}")
+        if (result.folder / "adapter").exists():
+            say(f"adapter     {result.folder / 'adapter'}")
         say(f"curves      {result.folder / 'curves.png'}")
     else:
         say(

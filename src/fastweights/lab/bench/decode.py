@@ -3,6 +3,7 @@ stay."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
@@ -28,7 +29,7 @@ from fastweights.mixers import MIXERS
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.models.presets import preset
 from fastweights.recurrence.base import State
-from fastweights.render.plots import canvas
+from fastweights.render.plots import PALETTE, canvas, label, legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,6 +64,20 @@ class DecodePlan:
 
     def wants(self, name: str) -> bool:
         return fnmatch(name, self.only) or self.only in name
+
+    def names(self) -> list[str]:
+        """Return the names of all that is measured.
+
+        Raises:
+            ValueError: If there are none.
+        """
+        cases = [case.name for case in CASES if isinstance(case, RecurrenceCase)]
+        presets = () if self.quick else PRESET_NAMES
+        known = [name for name in (*cases, *MIXERS, *presets) if name not in SKIPPED]
+        found = list(filter(self.wants, known))
+        if not found:
+            raise ValueError(f"nothing matches {self.only!r}; there are {', '.join(known)}")
+        return found
 
     @property
     def context(self) -> int:
@@ -466,13 +481,30 @@ def flatness(name: str, plan: DecodePlan, device: torch.device, stretches: int =
 
 
 def plot_flatness(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Draw the time per token and the size of the state against the token."""
-    figure, axes = canvas(2, 1, width=7, height=2.5)
-    above, below = axes[:, 0]
-    for row in rows:
-        above.plot(row["tokens"], [1e6 * s for s in row["seconds"]], label=row["mixer"])
-        below.plot(row["tokens"], [n / 1e6 for n in row["state_bytes"]], label=row["mixer"])
-    above.set(ylabel="µs per token", ylim=(0, None))
-    below.set(ylabel="state [MB]", xlabel="token", ylim=(0, None))
-    above.legend(frameon=False)
+    """Draw the time per token and the size of the state against the token.
+
+    Times begin at 0. States are logarithmic, so that a small one is seen beside a cache.
+    """
+    figure, axes = canvas(1, 2, width=4.4, height=3.2)
+    time, memory = axes[0]
+    for row, color in zip(rows, PALETTE, strict=False):
+        line = {"label": row["mixer"], "color": color, "linewidth": 1.8}
+        time.plot(row["tokens"], [1e3 * s for s in row["seconds"]], **line)
+        memory.plot(row["tokens"], [n / 1e3 for n in row["state_bytes"]], **line)
+    label(time, "Time per token", "tokens generated", "milliseconds")
+    label(memory, "Memory of the state", "tokens generated", "kilobytes, logarithmic")
+    time.set(ylim=(0, None))
+    memory.set(yscale="log", ylim=_decades(rows))
+    for one in (time, memory):
+        one.set_xlim(0, None)
+        one.xaxis.set_major_formatter("{x:,.0f}")
+    memory.yaxis.set_major_formatter("{x:,.7g}")
+    legend(time)
     return figure
+
+
+def _decades(rows: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """Powers of ten, in kilobytes, between which all states lie with room to be seen."""
+    sizes = [max(1, n) / 1e3 for row in rows for n in row["state_bytes"]]
+    least, most = math.log10(min(sizes) / 1.5), math.log10(max(sizes) * 1.5)
+    return 10 ** math.floor(least), 10 ** math.ceil(most)

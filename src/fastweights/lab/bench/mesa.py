@@ -25,8 +25,9 @@ from fastweights.methods import evaluate
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.models.mesa import use_solver
 from fastweights.recurrence import ConjugateGradient, Mesa, Solver, solver_statistics
-from fastweights.text.corpus import Text, read_corpus, sequential_windows
+from fastweights.text.corpus import Text, read_corpus
 from fastweights.text.tokenizers import ExistingTokenizer
+from fastweights.text.windows import sequential_windows
 from fastweights.train.perplexity import token_losses
 
 STEPS = 30

@@ -21,6 +21,7 @@ from fastweights.lab.tasks.questions import (
     scrambling,
     squad,
 )
+from fastweights.runs.errors import reason_of
 
 Record = Mapping[str, Any]
 _MALFORMED = (
@@ -45,11 +46,23 @@ class Choice:
         contexts: One per option.
         continuations: One per option; a space goes between the two.
         gold: Number of the right option.
+
+    Raises:
+        ValueError: If there are fewer than two options, or the right one is none of them.
     """
 
     contexts: tuple[str, ...]
     continuations: tuple[str, ...]
     gold: int
+
+    def __post_init__(self) -> None:
+        options = len(self.continuations)
+        if options < 2 or len(self.contexts) != options:
+            raise ValueError(f"a choice is among two options at least; there are {options}")
+        if type(self.gold) is not int or not 0 <= self.gold < options:
+            raise ValueError(
+                f"{self.gold!r} is not the number of an option; there are 0 … {options - 1}"
+            )
 
     @classmethod
     def of(cls, context: str, continuations: Iterable[str], gold: int) -> Choice:
@@ -127,32 +140,45 @@ class TaskFiles:
         except _MALFORMED as error:
             names = ", ".join(str(path) for path in paths)
             raise ValueError(
-                f"{names} is not in the form of this task ({type(error).__name__}: {error})"
+                f"{names} is not in the form of this task ({_reason(error)})"
             ) from error
 
 
 def recall_prompts(path: Path) -> list[Item]:
-    """Read in-context recall in its minimal form: lines ``{"text": …, "value": …}``."""
+    """Read in-context recall in its minimal form: lines ``{"text": …, "value": …}``.
+
+    Raises:
+        ValueError: If the file is in another form; the message names it.
+    """
+    return TaskFiles((path.name,), _recall).items(path.parent)
+
+
+def _recall(path: Path) -> list[Item]:
     return [Prompt(question) for question in recall(path)]
 
 
 def _hellaswag(path: Path) -> list[Item]:
-    return [
-        Choice.of(f"{r['activity_label']}: {r['ctx']}", r["endings"], r["label"])
-        for r in _lines(path)
-    ]
+    return _each(
+        path,
+        lambda r: Choice.of(f"{r['activity_label']}: {r['ctx']}", r["endings"], int(r["label"])),
+    )
 
 
 def _piqa(path: Path, labels: Path) -> list[Item]:
-    golds = _text(labels).split()
-    return [
-        Choice.of(f"Question: {r['goal']}\nAnswer:", (r["sol1"], r["sol2"]), int(gold))
-        for r, gold in zip(_lines(path), golds, strict=True)
-    ]
+    golds = iter(_text(labels).split())
+    found = _each(
+        path,
+        lambda r: Choice.of(
+            f"Question: {r['goal']}\nAnswer:", (r["sol1"], r["sol2"]), int(next(golds, "none"))
+        ),
+    )
+    if more := len(list(golds)):
+        raise ValueError(f"there are {more} labels more than questions")
+    return found
 
 
 def _arc(path: Path) -> list[Item]:
-    return [_arc_item(record) for record in _lines(path)]
+    return _each(path, _arc_item)
 
 
 def _arc_item(record: Record) -> Choice:
@@ -164,16 +190,16 @@ def _arc_item(record: Record) -> Choice:
 
 
 def _openbookqa(path: Path) -> list[Item]:
-    return [Choice.of(r["query"], r["choices"], r["gold"]) for r in _lines(path)]
+    return _each(path, lambda r: Choice.of(r["query"], r["choices"], int(r["gold"])))
 
 
 def _boolq(path: Path) -> list[Item]:
-    return [
-        Choice.of(
+    return _each(
+        path,
+        lambda r: Choice.of(
             f"{r['passage']}\nQuestion: {r['question']}?\nAnswer:", ("no", "yes"), int(r["answer"])
-        )
-        for r in _lines(path)
-    ]
+        ),
+    )
 
 
 def _copa(path: Path) -> list[Item]:
@@ -193,17 +219,25 @@ def _copa_item(item: ElementTree.Element) -> Choice:
 
 def _schemas(path: Path) -> list[Item]:
     """WinoGrande and Winograd: what follows the pronoun, after either referent."""
-    return [
-        Choice(
-            tuple(r["context_options"]), (r["continuation"],) * len(r["context_options"]), r["gold"]
-        )
-        for r in _lines(path)
-    ]
+    return _each(
+        path,
+        lambda r: Choice(
+            tuple(r["context_options"]),
+            (r["continuation"],) * len(r["context_options"]),
+            int(r["gold"]),
+        ),
+    )
 
 
 def _lambada(path: Path) -> list[Item]:
-    halves = (record["text"].rpartition(" ") for record in _lines(path))
-    return [Ending(context, f" {word}") for context, _, word in halves]
+    return _each(path, _last_word)
+
+
+def _last_word(record: Record) -> Ending:
+    if not record["text"].strip():
+        raise ValueError("its text is empty, and has no last word")
+    context, _, word = record["text"].rpartition(" ")
+    return Ending(context, f" {word}")
 
 
 def _scrambling_prompts(path: Path, shots: int) -> list[Item]:
@@ -215,10 +249,10 @@ def _squad(path: Path) -> list[Item]:
 
 
 def _nq(path: Path) -> list[Item]:
-    return [
-        Prompt(Question(f"Question: {r['question']}?\nAnswer:", tuple(r["answer"])))
-        for r in _lines(path)
-    ]
+    return _each(
+        path,
+        lambda r: Prompt(Question(f"Question: {r['question']}?\nAnswer:", tuple(r["answer"]))),
+    )
 
 
 SOURCES: dict[str, TaskFiles] = {
@@ -268,5 +302,19 @@ def _text(path: Path) -> str:
     return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
 
 
-def _lines(path: Path) -> list[Record]:
-    return [json.loads(line) for line in _text(path).split("\n") if line.strip()]
+def _each(path: Path, item: Callable[[Record], Item]) -> list[Item]:
+    """The item of every line; an error names the line."""
+    found = list[Item]()
+    for number, line in enumerate(_text(path).split("\n"), 1):
+        if line.strip():
+            try:
+                found.append(item(json.loads(line)))
+            except _MALFORMED as error:
+                raise ValueError(f"line {number}: {_reason(error)}") from error
+    return found
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"it has no {error.args[0]!r}"
+    return reason_of(error)

@@ -19,7 +19,7 @@ from fastweights.lab.reproduce.claim import (
 )
 from fastweights.lab.reproduce.claims import dsf, lolcats, mesanet, metala
 from fastweights.lab.reproduce.measures import Measure, Measures, Sample, hodges_lehmann
-from fastweights.lab.reproduce.run import ClaimContext, Outcome, reproduce
+from fastweights.lab.reproduce.run import Outcome, reproduce
 
 CLAIMS: dict[str, Claim] = {**metala.CLAIMS, **lolcats.CLAIMS, **mesanet.CLAIMS, **dsf.CLAIMS}
 
@@ -44,7 +44,6 @@ __all__ = [
     "Above",
     "Check",
     "Claim",
-    "ClaimContext",
     "ClaimSize",
     "ClaimVerdict",
     "Experiment",

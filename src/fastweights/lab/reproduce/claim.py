@@ -162,10 +162,9 @@ class Near(Statement):
 
 @dataclass(frozen=True)
 class TrialContext:
-    """The folders, the device and the data of a trial.
+    """The folder, the device and the data that the trials of a claim share.
 
     Attributes:
-        folder: The trial's own folder.
         shared: Folder for results that other trials and claims can use too, named by all that
             decides them.
         device: Where models compute.
@@ -173,7 +172,6 @@ class TrialContext:
         workers: Processes for independent runs; None for as many as there are cores.
     """
 
-    folder: Path
     shared: Path
     device: torch.device
     data: Path | None = None
@@ -205,7 +203,7 @@ class Trial(ABC):
 
     @abstractmethod
     def run(self, context: TrialContext) -> list[Measure]:
-        """Measure the numbers; a long trial resumes in ``context.folder`` where it was killed."""
+        """Measure the numbers; a long trial resumes in ``context.shared`` where it was killed."""
 
     def minutes(self, context: TrialContext) -> float:
         """Return the minutes that earlier sessions, or other claims, have spent on it, as far as

@@ -59,7 +59,7 @@ class Ledger:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.path = folder, folder / "trials.jsonl"
+        self.path = folder / "trials.jsonl"
         cut_torn_line(self.path)
         self.done = {done.key: done for done in map(TrialRecord.of, read_rows(self.path))}
 
@@ -74,10 +74,6 @@ class Ledger:
         """Append a record and sync the file to disk."""
         append_row(self.path, asdict(done))
         self.done[done.key] = done
-
-    def folder_of(self, trial: Trial) -> Path:
-        """Return the folder of the trial's own files."""
-        return self.folder / "trials" / key_of(trial)
 
 
 @dataclass(frozen=True)
@@ -142,27 +138,6 @@ class Outcome:
         }
 
 
-@dataclass(frozen=True)
-class ClaimContext:
-    """What the trials of a claim share: a folder, the device and the user's data.
-
-    Attributes:
-        shared: Folder for results that other claims can use too.
-        device: Where models compute.
-        data: Folder of the user's data, if any.
-        workers: Processes for independent runs; None for as many as there are cores.
-    """
-
-    shared: Path
-    device: torch.device
-    data: Path | None = None
-    workers: int | None = None
-
-    def trial_context(self, folder: Path) -> TrialContext:
-        """Return the context of a trial whose own files are in `folder`."""
-        return TrialContext(folder, self.shared, self.device, self.data, self.workers)
-
-
 Listener = Callable[[Trial, int, int], None]
 """Called before a trial that is not done yet, with its number and how many there are."""
 
@@ -172,7 +147,7 @@ def reproduce(
     claim: Claim,
     size: str,
     out: Path,
-    place: ClaimContext,
+    place: TrialContext,
     listener: Listener = lambda trial, number, count: None,
 ) -> Outcome:
     """Test a claim at one of its sizes in the folder `out`; trials that were run there are not
@@ -206,7 +181,7 @@ def reproduce(
 
 
 def run_missing_trials(
-    experiment: Experiment, ledger: Ledger, place: ClaimContext, listener: Listener
+    experiment: Experiment, ledger: Ledger, place: TrialContext, listener: Listener
 ) -> list[TrialRecord]:
     """Run the trials that the ledger does not have, and return the records of all."""
     trials = experiment.trials()
@@ -218,12 +193,11 @@ def run_missing_trials(
     return [done for done in found if done is not None]
 
 
-def run_trial(trial: Trial, ledger: Ledger, place: ClaimContext) -> TrialRecord:
+def run_trial(trial: Trial, ledger: Ledger, place: TrialContext) -> TrialRecord:
     """Run a trial, and append its numbers to the ledger."""
     start = time.perf_counter()
-    context = place.trial_context(ledger.folder_of(trial))
-    measures = tuple(trial.run(context))
-    minutes = max((time.perf_counter() - start) / 60, trial.minutes(context))
+    measures = tuple(trial.run(place))
+    minutes = max((time.perf_counter() - start) / 60, trial.minutes(place))
     done = TrialRecord(to_record(trial), trial.name, minutes, commit(), measures, key_of(trial))
     ledger.add(done)
     return done

@@ -19,7 +19,8 @@ from fastweights.runs.files import atomic_folder
 from fastweights.runs.folder import keyed_folder
 from fastweights.runs.optimizers import AdamW
 from fastweights.runs.schedules import Cosine
-from fastweights.text.corpus import Corpus, Text, load_corpus, read_corpus
+from fastweights.text.corpus import Corpus, Text, build_tokenizer
+from fastweights.text.folder import load_corpus
 from fastweights.text.tokenizers import BPE, ExistingTokenizer
 from fastweights.train.architectures import Architecture
 from fastweights.train.loop import Every, TrainConfig, train
@@ -136,7 +137,7 @@ def share_tokenizer(text: Text, context: TrialContext) -> Text:
     folder = keyed_folder(context.shared / "tokenizers", text)
     if not folder.exists():
         with atomic_folder(folder) as new:
-            read_corpus(text).tokenizer.save_pretrained(new)
+            build_tokenizer(text).save_pretrained(new)
     return replace(text, tokenization=ExistingTokenizer(str(folder)))
 
 

@@ -101,7 +101,8 @@ def sweep(
         device: The device to train on, as PyTorch names it.
         listener: Called with every result of this call.
     """
-    folder, runs = SweepFolder(path), list(plan.runs())
+    runs = list(plan.runs())
+    folder = SweepFolder(path)
     due = {run.key: run for run in runs if folder.row(run) is None}
     try:
         for result in pool.results(list(due.values()), folder.logs, device) if due else ():

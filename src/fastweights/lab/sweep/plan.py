@@ -14,11 +14,19 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import PretrainedConfig
 
 from fastweights.lab.tasks import TASKS, Protocol, Segment, TrainingSettings
 from fastweights.mixers import plugin
+from fastweights.runs.errors import reason_of
 from fastweights.runs.identity import first_fields, first_json_value, former_repr, key_of
+from fastweights.runs.ranges import (
+    NON_NEGATIVE_INTEGER,
+    NON_NEGATIVE_NUMBER,
+    POSITIVE_INTEGER,
+    POSITIVE_NUMBER,
+)
 
 EVERY = 100
 """Updates between two evaluations where there are no epochs."""
@@ -51,6 +59,8 @@ class SweepModel:
         """
         if isinstance(entry, str):
             return cls(entry, entry)
+        if not isinstance(entry, Mapping):
+            raise ValueError(f"mixers: {entry!r} is neither a name nor a table with a label")
         given = dict(entry)
         if "label" not in given:
             raise ValueError(f"mixers: {given} lacks a label; tables and figures need one")
@@ -148,7 +158,8 @@ class SweepRun:
     def former_key(self) -> str:
         """The key that version 0 gave to this run."""
         config = first_json_value(self.config().to_dict())
-        config.pop("transformers_version", None)
+        for later in ("transformers_version", "num_attention_heads"):
+            config.pop(later, None)
         training = self.protocol.training
         settings = {
             name: value
@@ -181,6 +192,9 @@ class SweepPlan:
         training: Fields of `TrainingSettings` that replace each protocol's (epochs or steps, batch,
             stop, …).
         every: Updates between evaluations where there are no epochs.
+
+    Raises:
+        ValueError: If a number lies outside of its range, or `training` has an unknown field.
     """
 
     tasks: Mapping[str, Protocol]
@@ -191,6 +205,17 @@ class SweepPlan:
     seeds: tuple[int, ...] = (0,)
     training: Mapping[str, Any] = field(default_factory=dict)
     every: int = EVERY
+
+    def __post_init__(self) -> None:
+        POSITIVE_INTEGER.require(every=self.every)
+        POSITIVE_INTEGER.require_all(widths=self.widths)
+        POSITIVE_NUMBER.require_all(rates=self.rates)
+        NON_NEGATIVE_NUMBER.require_all(decays=self.decays)
+        NON_NEGATIVE_INTEGER.require_all(seeds=self.seeds)
+        if not self.seeds:
+            raise ValueError("seeds = []; give one at least, such as [0], or leave them out")
+        for protocol in self.tasks.values():
+            _override_training(protocol.training, self.training)
 
     def runs(self) -> Iterator[SweepRun]:
         """Yield all runs, the seeds innermost.
@@ -208,7 +233,7 @@ class SweepPlan:
                 self.widths or (None,), rates, decays, self.seeds
             ):
                 sized = contender if width is None else _of_width(contender, width)
-                yield SweepRun(task, protocol, sized, rate, decay, seed, self.every)
+                yield _buildable(SweepRun(task, protocol, sized, rate, decay, seed, self.every))
 
 
 def read_plan(path: Path) -> SweepPlan:
@@ -225,7 +250,7 @@ def read_plan(path: Path) -> SweepPlan:
     try:
         return _plan(content)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{path}: {reason_of(error)}") from error
 
 
 def _plan(content: dict[str, Any]) -> SweepPlan:
@@ -237,8 +262,11 @@ def _plan(content: dict[str, Any]) -> SweepPlan:
             f"the plan has wrong fields: unknown: {', '.join(unknown) or 'nothing'}; missing:"
             f" {', '.join(missing) or 'nothing'}; a plan has {', '.join(known)}"
         )
+    for name in ("tasks", "mixers"):
+        if not isinstance(content[name], list):
+            raise ValueError(f'{name} = {content[name]!r}; it must be a list, such as ["…"]')
     lists = {
-        name: tuple(content[name])
+        name: tuple(given) if isinstance(given := content[name], list) else given
         for name in ("widths", "rates", "decays", "seeds")
         if name in content
     }
@@ -261,12 +289,23 @@ def match_tasks(pattern: str) -> list[str]:
 
 def _override_training(training: TrainingSettings, changes: Mapping[str, Any]) -> TrainingSettings:
     """`changes` that give steps take the place of epochs, and the other way round."""
+    if not isinstance(changes, Mapping):
+        raise ValueError(f"training = {changes!r}; it must be a table, such as {{ steps = 1000 }}")
     known = {field.name for field in fields(TrainingSettings)} - {"schedule", "rates", "decays"}
     if unknown := sorted(changes.keys() - known):
         raise ValueError(f"training takes {', '.join(sorted(known))}, not {', '.join(unknown)}")
     other = {"steps": "epochs", "epochs": "steps"}
     cleared = {other[name]: None for name in changes if name in other}
     return replace(training, **{**cleared, **changes})
+
+
+def _buildable(run: SweepRun) -> SweepRun:
+    """The run, whose configuration has been made."""
+    try:
+        run.key  # noqa: B018 (the key is one of the configuration)
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise ValueError(f"{run.task}, {run.contender.label}: {reason_of(error)}") from error
+    return run
 
 
 def _of_width(contender: SweepModel, width: int) -> SweepModel:

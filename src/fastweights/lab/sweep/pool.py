@@ -14,13 +14,14 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fastweights.lab.sweep.plan import SweepRun
 from fastweights.lab.sweep.trainer import Row, fit
 from fastweights.runs.json_lines import append_row, finite
+from fastweights.runs.packages import require_package
+from fastweights.runs.ranges import POSITIVE_INTEGER
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,16 @@ class Local(Pool):
 
     Attributes:
         workers: Number of processes; None for as many as the machine has cores.
+
+    Raises:
+        TrainingError: If `workers` is below 1.
     """
 
     workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers is not None:
+            POSITIVE_INTEGER.require(workers=self.workers)
 
     def results(
         self, runs: Sequence[SweepRun], logs: Path, device: str
@@ -94,14 +102,20 @@ class Ray(Pool):
     Attributes:
         address: The cluster's address; None for one on this machine, started and stopped with the
             sweep.
+
+    Raises:
+        ValueError: If Ray is not installed.
     """
 
     address: str | None = None
 
+    def __post_init__(self) -> None:
+        require_package("ray", "a sweep on a cluster", "or leave out --ray")
+
     def results(
         self, runs: Sequence[SweepRun], logs: Path, device: str
     ) -> Iterator[Row | RunFailure]:
-        ray = _ray()
+        ray = importlib.import_module("ray")
         ray.init(address=self.address, include_dashboard=False, log_to_driver=False)
         try:
             remote = ray.remote(num_cpus=1, num_gpus=0 if device == "cpu" else 1)(work)
@@ -123,13 +137,6 @@ def work(run: SweepRun, logs: Path, device: str) -> Row | RunFailure:
         return fit(run, lambda point: append_row(log, finite(asdict(point))), torch.device(device))
     except Exception:
         return RunFailure(run, traceback.format_exc())
-
-
-def _ray() -> Any:
-    try:
-        return importlib.import_module("ray")
-    except ImportError as error:
-        raise ValueError("Ray is not installed: pip install ray, or leave out --ray") from error
 
 
 @contextmanager

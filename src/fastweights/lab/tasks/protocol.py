@@ -10,6 +10,12 @@ import numpy as np
 from transformers import PretrainedConfig, PreTrainedModel
 
 from fastweights.lab.tasks.base import Batch, Task
+from fastweights.runs.ranges import (
+    FRACTION,
+    NON_NEGATIVE_NUMBER,
+    POSITIVE_INTEGER,
+    POSITIVE_NUMBER,
+)
 from fastweights.runs.schedules import Constant, Schedule
 
 Fields = Mapping[str, Any]
@@ -48,7 +54,8 @@ class TrainingSettings:
         bf16: Whether matrix products are in bfloat16 (parameters stay float32).
 
     Raises:
-        ValueError: If both or neither of `epochs` and `steps` are given.
+        ValueError: If both or neither of `epochs` and `steps` are given, or a number lies outside
+            of its range.
     """
 
     rates: tuple[float, ...]
@@ -70,6 +77,16 @@ class TrainingSettings:
                 f"epochs = {self.epochs} and steps = {self.steps}; give one of them, None for the"
                 " other"
             )
+        for name in ("batch", "epochs", "steps"):
+            if getattr(self, name) is not None:
+                POSITIVE_INTEGER.require(**{name: getattr(self, name)})
+        if self.clip is not None:
+            POSITIVE_NUMBER.require(clip=self.clip)
+        if self.stop is not None:
+            NON_NEGATIVE_NUMBER.require(stop=self.stop)
+        POSITIVE_NUMBER.require_all(rates=self.rates)
+        NON_NEGATIVE_NUMBER.require_all(decays=self.decays)
+        FRACTION.require_all(betas=self.betas)
 
 
 @dataclass(frozen=True)

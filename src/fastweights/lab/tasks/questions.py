@@ -104,8 +104,12 @@ def _rows(path: Path, *names: str) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(_text(path).split("\n"), 1):
         if not line.strip():
             continue
-        row = json.loads(line)
-        missing = [name for name in names if name not in row]
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}, is not JSON: {error}") from error
+        known = row if isinstance(row, dict) else {}
+        missing = [name for name in names if not isinstance(known.get(name), str | list)]
         if missing:
             raise ValueError(
                 f"{path}, line {number}, has no {', '.join(missing)}; it needs {', '.join(names)}"

@@ -102,14 +102,27 @@ def take_memory(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
             require_keys_and_values(cache, module.layer_idx)
 
 
+def attention_at(model: PreTrainedModel, path: str) -> nn.Module:
+    """Return the attention that `path` names in one of the models of a family.
+
+    The models with a head hold the one without a head under its ``base_model_prefix``.
+    """
+    prefix = f"{model.base_model_prefix}."
+    modules = dict(model.named_modules())
+    names = path, path.removeprefix(prefix), prefix + path
+    return next(modules[name] for name in names if name in modules)
+
+
 def install_branches(
     model: PreTrainedModel, attentions: Iterable[AttentionLayer], config: LinearAttentionConfig
 ) -> None:
-    """Give each of these attentions of `model` a new branch, on the device of its weights."""
+    """Give each of these attentions of `model` a new branch, on the device of its weights, if it
+    has none."""
     for attention in attentions:
-        module = model.get_submodule(attention.path)
-        branch = branch_of(config, attention).to(execution_device(module))
-        attach_branch(module, branch, Student(), take_memory)
+        module = attention_at(model, attention.path)
+        if not hasattr(module, "linear_branch"):
+            branch = branch_of(config, attention).to(execution_device(module))
+            attach_branch(module, branch, Student(), take_memory)
 
 
 def branches(model: nn.Module) -> dict[int, LinearBranch]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fastweights.layers import upcast
 from fastweights.linearize.convert.attention_layers import AttentionLayer
-from fastweights.linearize.convert.cache import StateLayer
+from fastweights.linearize.convert.cache import Kept, StateLayer
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.methods import evaluate
 from fastweights.recurrence import Recurrence, State, WindowedLinear
@@ -94,10 +94,21 @@ class LinearBranch(nn.Module, ABC):
         if memory is None:
             o, _ = evaluate(record)
             return self.read(o).to(v.dtype)
+        if not memory.records:
+            return self.read(self._advance(memory, record)).to(v.dtype)
+        parts = memory.record(record, self._after)
+        o = torch.cat([self._advance(memory, part) for part in parts], 1)
+        return self.read(o).to(v.dtype)
+
+    def _advance(self, memory: StateLayer, record: Recurrence) -> Output:
         before = None if memory.state is None else self.from_cache(memory.state)
         o, state = evaluate(record, before)
         memory.state = self.to_cache(state)
-        return self.read(o).to(v.dtype)
+        return o
+
+    def _after(self, kept: Kept, record: Recurrence) -> Kept:
+        """What the cache keeps after `record`, if it has `kept` before."""
+        return self.to_cache(evaluate(record, None if kept is None else self.from_cache(kept))[1])
 
     def read(self, o: Output) -> Output:
         """Compute the layer's output from the recurrence's."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,45 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from fastweights.linearize.convert.errors import CannotLinearize
 from fastweights.linearize.convert.transformers_seams import cache_layer, replace_cache_layer
-from fastweights.models.cache import BatchFirstCache
+from fastweights.models.cache import (
+    LAST,
+    LONGEST_PAST,
+    WORTH_READING_APART,
+    BatchFirstCache,
+)
+from fastweights.recurrence import Recurrence
+
+Kept = tuple[Tensor, ...] | None
+"""What the cache keeps of all tokens so far, a tuple of batch-first tensors; None for none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Past:
+    """Where a layer's state can go back to.
+
+    Attributes:
+        state: The state before some tokens.
+        since: The records that the layer has evaluated since.
+        after: Function (state, record) → the state after it.
+    """
+
+    state: Kept
+    since: tuple[Recurrence, ...]
+    after: Callable[[Kept, Recurrence], Kept]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were read since."""
+        return sum(map(len, self.since))
+
+    def state_after(self, tokens: int) -> Kept:
+        """Compute the state after the first so many of the tokens since."""
+        state = self.state
+        for record in self.since:
+            if tokens > 0:
+                state = self.after(state, record[:tokens])
+            tokens -= len(record)
+        return state
 
 
 class StateLayer(BatchFirstCache, CacheLayerMixin):
@@ -21,6 +60,8 @@ class StateLayer(BatchFirstCache, CacheLayerMixin):
         state: What a branch keeps of all tokens so far, a tuple of batch-first tensors; None before
             the first token.
         tokens: Number of tokens that it has seen.
+        records: Whether it keeps what `crop` needs.
+        past: What `crop` goes back to; None for nothing.
     """
 
     is_sliding = False
@@ -28,8 +69,10 @@ class StateLayer(BatchFirstCache, CacheLayerMixin):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state: tuple[Tensor, ...] | None = None
+        self.records = False
+        self.state: Kept = None
         self.tokens = 0
+        self.past: Past | None = None
 
     @property
     def nbytes(self) -> int:
@@ -63,19 +106,59 @@ class StateLayer(BatchFirstCache, CacheLayerMixin):
 
     def apply(self, f: Callable[[Tensor], Tensor]) -> None:
         self.state = None if self.state is None else tuple(map(f, self.state))
+        self.past = None
 
     def reset(self) -> None:
-        self.state, self.tokens, self.is_initialized = None, 0, False
+        self.state, self.tokens, self.past, self.is_initialized = None, 0, None, False
 
     def offload(self) -> None:
         self.apply(lambda x: x.to("cpu", non_blocking=True))
 
+    def activate_past_recording(self) -> None:
+        """From now on, keep what `crop` needs; the name is transformers'."""
+        self.records = True
+
+    @property
+    def is_croppable(self) -> bool:
+        """Whether `crop` can take back the last tokens."""
+        return self.records
+
+    def record(
+        self, record: Recurrence, after: Callable[[Kept, Recurrence], Kept]
+    ) -> Iterator[Recurrence]:
+        """Cut `record` in parts that are to be evaluated one after the other.
+
+        Where there are many tokens that `crop` will not take back, they are the first part.
+        """
+        settled = len(record) - LAST
+        if settled > WORTH_READING_APART:
+            yield record[:settled]
+            self.past, record = None, record[settled:]
+        past = self.past
+        if past is None or past.tokens + len(record) > LONGEST_PAST:
+            past = Past(self.state, (), after)
+        self.past = Past(past.state, (*past.since, record), after)
+        yield record
+
     def crop(self, tokens_to_remove: int) -> None:
-        if tokens_to_remove:
+        """Take back the last tokens read since the last call, −n of them; 0 settles them all.
+
+        Raises:
+            NotImplementedError: There is no copy of the state before so many tokens.
+        """
+        past, self.past = self.past, None
+        if tokens_to_remove == 0:
+            return
+        known = 0 if past is None else past.tokens
+        if past is None or not 0 < -tokens_to_remove <= known:
             raise NotImplementedError(
-                "a linear state cannot forget its last tokens; copy.deepcopy the cache before"
-                " feeding them"
+                f"crop({tokens_to_remove}): a linear state cannot forget its last tokens, and this"
+                f" cache can go back to before {known} of them at most; call"
+                " activate_past_recording before feeding what is to be taken back and give crop"
+                " minus how many, or copy.deepcopy the cache"
             )
+        self.state = past.state_after(known + tokens_to_remove)
+        self.tokens += tokens_to_remove
 
 
 def ensure_state_layer(cache: Cache, index: int) -> StateLayer:
@@ -101,7 +184,8 @@ def ensure_state_layer(cache: Cache, index: int) -> StateLayer:
         raise CannotLinearize(
             f"layer {index} of this cache",
             "it holds keys and values that a softmax layer has seen, and not a linear state",
-            "begin a new cache, and feed the text again",
+            "begin a new cache, and feed the text again (PEFT's prefix tuning is impossible: use"
+            " prompt tuning, whose tokens the state reads, or LoRA)",
         )
     state = StateLayer()
     replace_cache_layer(cache, index, state)

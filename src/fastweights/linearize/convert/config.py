@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fastweights.features import Elu, Exponential, Hedgehog, LearnedFeatures, Relu
 from fastweights.layers import choose
 from fastweights.linearize.convert.attention_layers import AttentionLayer
+from fastweights.runs.ranges import NON_NEGATIVE_INTEGER, POSITIVE_INTEGER
 
 FEATURE_MAPS: Mapping[str, type[LearnedFeatures]] = {
     "hedgehog": Hedgehog,
@@ -65,15 +66,20 @@ class LinearAttentionConfig:
     def __post_init__(self) -> None:
         choose("features", self.features, FEATURE_MAPS)
         choose("rule", self.rule, RULE_PAPERS)
-        if self.feature_dim is not None and self.feature_dim < 1:
+        if self.feature_dim is not None and self.feature_dim not in POSITIVE_INTEGER:
             raise ValueError(
                 f"feature_dim = {self.feature_dim}; use a number of columns, or None for half a"
                 " head"
             )
-        if self.window < 0:
+        if self.window not in NON_NEGATIVE_INTEGER:
             raise ValueError(
                 f"window = {self.window}; a number of tokens, 0 for linear attention alone"
             )
+
+    @property
+    def has_window(self) -> bool:
+        """Whether softmax attends to the last tokens beside linear attention."""
+        return self.rule == "windowed" and self.window > 0
 
     @property
     def phi(self) -> type[LearnedFeatures]:

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from fastweights.linearize.convert.attention import install_branches
 from fastweights.linearize.convert.attention_layers import AttentionLayer, find_attention_layers
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.convert.errors import CannotLinearize
 from fastweights.linearize.convert.implementations import softmax_name, use_softmax
-from fastweights.linearize.convert.model_classes import LinearizedModel, convert_model
+from fastweights.linearize.convert.model_classes import convert_model
 from fastweights.linearize.convert.transformers_seams import implementation_of
 
 
@@ -41,14 +41,7 @@ def linearize(
     Raises:
         CannotLinearize: If the model has no layer to convert, or a chosen one cannot be converted.
     """
-    if isinstance(model, LinearizedModel):
-        raise CannotLinearize(
-            _name(model), "it is linearized already", "load the model it was made from"
-        )
-    if model.config.is_encoder_decoder:
-        raise CannotLinearize(
-            _name(model), "its decoder also attends to an encoder", "use a decoder-only model"
-        )
+    require_softmax(model.config, _name(model))
     softmax = softmax_name(implementation_of(model.config))
     attentions = choose_layers(model, layers)
     stored = {"analog": asdict(config), "sites": [asdict(attention) for attention in attentions]}
@@ -56,6 +49,30 @@ def linearize(
     install_branches(model, attentions, config)
     use_softmax(model, softmax)
     return model
+
+
+def require_softmax(config: PretrainedConfig, name: str) -> None:
+    """Check that a configuration is of a softmax model that generates text.
+
+    Args:
+        config: The model's configuration.
+        name: What the error calls the model.
+
+    Raises:
+        CannotLinearize: If it is not.
+    """
+    if hasattr(config, "linearize"):
+        raise CannotLinearize(name, "it is linearized already", "load the model it was made from")
+    if config.model_type.startswith("fastweights"):
+        raise CannotLinearize(
+            name,
+            "its layers are this library's mixers, and not the softmax attention of transformers",
+            "take a softmax model of transformers, such as a Llama",
+        )
+    if config.is_encoder_decoder:
+        raise CannotLinearize(
+            name, "its decoder also attends to an encoder", "use a decoder-only model"
+        )
 
 
 def choose_layers(model: PreTrainedModel, layers: Iterable[int] | None) -> list[AttentionLayer]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -11,21 +11,45 @@ from transformers import PretrainedConfig, PreTrainedModel
 from fastweights.linearize.convert.attention import install_branches
 from fastweights.linearize.convert.attention_layers import AttentionLayer
 from fastweights.linearize.convert.branch import LinearBranch
+from fastweights.linearize.convert.cache import ensure_state_layer
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.convert.errors import CannotLinearize
 from fastweights.linearize.convert.implementations import PREFIX, softmax_name, use_softmax
 from fastweights.linearize.convert.transformers_seams import (
     OwnCachePolicy,
     OwnInitialization,
+    attentions_with_branch,
+    automatic_classes,
     change_class,
     convert_checkpoints_alike,
     float32_children,
     implementation_of,
     make_class,
     register_configuration,
-    register_language_model,
     transformers_class,
 )
+from fastweights.models.checkpoint_code import CarriesCode, register_models
+
+
+class LinearizedConfig(CarriesCode):
+    """A configuration of a linearized model.
+
+    Attributes:
+        softmax_class: The class of the configurations of the softmax model.
+        linearize: What was linearized, and how (see `LinearizedModel`).
+    """
+
+    softmax_class: ClassVar[type[PretrainedConfig]]
+
+    @classmethod
+    def from_pretrained(cls, source: Any, **kwargs: Any) -> Any:
+        """Read the configuration of a linearized model, or of the softmax model it was made from,
+        which adapters of a model that is linearized in memory refer to.
+        """
+        kind = cls.get_config_dict(source, **kwargs)[0].get("model_type")
+        if kind == cls.softmax_class.model_type:
+            return cls.softmax_class.from_pretrained(source, **kwargs)
+        return super().from_pretrained(source, **kwargs)
 
 
 class LinearizedPart(OwnInitialization):
@@ -39,7 +63,7 @@ class LinearizedPart(OwnInitialization):
 
 
 class LinearizedModel(LinearizedPart, OwnCachePolicy):
-    """A causal language model some of whose attentions are linear.
+    """A model some of whose attentions are linear, with any head or none.
 
     Its configuration's ``linearize`` says which and how: ``{"analog": …, "sites": […]}``, a
     `LinearAttentionConfig` and a list of `AttentionLayer`, under the keys of the first version.
@@ -71,22 +95,35 @@ class LinearizedModel(LinearizedPart, OwnCachePolicy):
                 "leave it out",
             )
 
+    def prepare_cache(self, cache: Any) -> None:
+        for layer in attentions_with_branch(self):
+            if layer.linear_mode.constant:
+                ensure_state_layer(cache, layer.layer_idx)
+
 
 def convert_model(model: PreTrainedModel, settings: dict[str, Any]) -> None:
     """Change a model, its parts and its configuration, in place, to their linearized classes."""
     config: Any = model.config
-    made = model_class(type(model))
-    change_class(config, config_class(type(config)))
+    change_class(config, register_family(type(config)))
     config.linearize = settings
-    change_class(model, made)
+    change_class(model, model_class(type(model)))
     convert_parts(model)
 
 
 def convert_parts(model: PreTrainedModel) -> None:
-    """Change the models inside a linearized one, in place, to `LinearizedPart`s."""
+    """Change the models inside a linearized one, in place, to their linearized classes."""
     for part in model.modules():
         if isinstance(part, PreTrainedModel) and not isinstance(part, LinearizedPart):
-            change_class(part, part_class(type(part)))
+            change_class(part, _model_or_part_class(type(part)))
+
+
+@cache
+def register_family(base: type[PretrainedConfig]) -> Any:
+    """Let the automatic classes know ``Linearized<Base>`` and its models, and return it."""
+    for automatic, model in automatic_classes(base).items():
+        made = model_class(model)
+        register_models(made.config_class, {automatic: made})
+    return config_class(base)
 
 
 @cache
@@ -95,7 +132,8 @@ def config_class(base: type[PretrainedConfig]) -> Any:
 
     Its model type makes sure that nothing loads its checkpoints as softmax models.
     """
-    made = _subclass(base, (base,), {"model_type": PREFIX + base.model_type})
+    members = {"model_type": PREFIX + base.model_type, "softmax_class": base}
+    made = _subclass(base, (LinearizedConfig, base), members)
     convert_checkpoints_alike(made.model_type, base.model_type)
     register_configuration(made.model_type, made)
     return made
@@ -103,18 +141,21 @@ def config_class(base: type[PretrainedConfig]) -> Any:
 
 @cache
 def model_class(base: type[PreTrainedModel]) -> Any:
-    """Return the model class ``Linearized<Base>``, registered with AutoModelForCausalLM."""
+    """Return the model class ``Linearized<Base>``."""
     config = config_class(base.config_class)  # type: ignore[arg-type]
     members = {"config_class": config, **float32_children(base, "linear_branch")}
-    made = _subclass(base, (LinearizedModel, base), members)
-    register_language_model(config, made)
-    return made
+    return _subclass(base, (LinearizedModel, base), members)
 
 
 @cache
 def part_class(base: type[PreTrainedModel]) -> Any:
-    """Return the class ``Linearized<Base>`` of a model inside a linearized one."""
+    """Return the class ``Linearized<Base>`` of a model that only occurs inside a linearized one."""
     return _subclass(base, (LinearizedPart, base), {})
+
+
+def _model_or_part_class(base: type[PreTrainedModel]) -> Any:
+    known = automatic_classes(base.config_class).values()  # type: ignore[arg-type]
+    return model_class(base) if base in known else part_class(base)
 
 
 def _subclass(base: type, bases: tuple[type, ...], members: dict[str, Any]) -> Any:
@@ -130,5 +171,5 @@ def __getattr__(name: str) -> Any:
     if base is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if issubclass(base, PretrainedConfig):
-        return config_class(base)
-    return model_class(base) if base.__name__.endswith("ForCausalLM") else part_class(base)
+        return register_family(base)
+    return _model_or_part_class(base)

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 from transformers import PretrainedConfig
 
 from fastweights.linearize.convert.implementations import PREFIX
-from fastweights.linearize.convert.model_classes import config_class, model_class
+from fastweights.linearize.convert.model_classes import register_family
 from fastweights.linearize.convert.transformers_seams import (
-    language_model_classes,
+    configuration_class,
     language_model_types,
     register_configuration,
 )
@@ -33,6 +33,4 @@ class _ModelType:
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> PretrainedConfig:
-        config, model = language_model_classes(cls.base)
-        model_class(model)
-        return config_class(config).from_dict(config_dict, **kwargs)
+        return register_family(configuration_class(cls.base)).from_dict(config_dict, **kwargs)

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
     AutoConfig,
-    AutoModelForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -34,6 +33,8 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import import_utils
+
+from fastweights.models.checkpoint_code import AUTOMATIC_CLASSES
 
 Attend = Callable[..., tuple[Tensor, Tensor | None]]
 MakeMask = Callable[..., Any]
@@ -272,25 +273,35 @@ class OwnInitialization(PreTrainedModel):
 
 
 class OwnCachePolicy(PreTrainedModel):
-    """A model that says which caches `generate` may make for it.
+    """A model that says which caches `generate` may make for it, and prepares them.
 
     Relies on ``_is_stateful``, by which `generate` refuses what would take tokens back (assisted
-    generation), and on ``_prepare_cache_for_generation``, which makes the cache.
+    generation), on ``_prepare_cache_for_generation``, which makes the cache, and on
+    ``activate_past_recording`` and ``is_assistant``, by which a cache learns that it will have to.
     """
 
-    _is_stateful = True
+    _is_stateful = False
 
     def require_cache(self, implementation: str | None) -> None:
         """Check that `generate` may use this ``cache_implementation``, and raise an error if
         not."""
         raise NotImplementedError
 
+    def prepare_cache(self, cache: Cache) -> None:
+        """Put the layers in `cache` that this model keeps its states in."""
+        raise NotImplementedError
+
     def _prepare_cache_for_generation(
-        self, generation_config: Any, *args: Any, **kwargs: Any
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
         self.require_cache(generation_config.cache_implementation)
         parent: Any = super()
-        return parent._prepare_cache_for_generation(generation_config, *args, **kwargs)
+        parent._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        cache = model_kwargs.get("past_key_values")
+        if cache is not None:
+            self.prepare_cache(cache)
+            if generation_config.is_assistant:
+                cache.activate_past_recording()
 
 
 def change_class(instance: Any, made: type) -> None:
@@ -351,15 +362,27 @@ def language_model_types() -> list[str]:
     return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def language_model_classes(model_type: str) -> tuple[type[PretrainedConfig], type[PreTrainedModel]]:
-    """Return the configuration and the causal language model of a type, imported now.
+def configuration_class(model_type: str) -> type[PretrainedConfig]:
+    """Return the class of the configurations of a type, imported now.
 
-    Relies on ``CONFIG_MAPPING`` and ``MODEL_FOR_CAUSAL_LM_MAPPING_NAMES``, whose values are the
-    name of a class, or several, of which the first is the usual one.
+    Relies on the table ``CONFIG_MAPPING``.
     """
-    names: Any = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
-    name = names if isinstance(names, str) else names[0]
-    return CONFIG_MAPPING[model_type], getattr(transformers, name)
+    return CONFIG_MAPPING[model_type]
+
+
+def automatic_classes(config: type[PretrainedConfig]) -> dict[Any, type[PreTrainedModel]]:
+    """Return the class of models, imported now, that each automatic class has for a class of
+    configurations; those that have none are left out.
+
+    Relies on the automatic classes' tables, whose values are a class, or several, of which the
+    first is the usual one.
+    """
+    found = {automatic: table.get(config, ()) for automatic, table in AUTOMATIC_CLASSES.items()}
+    several = {
+        automatic: models if isinstance(models, tuple) else (models,)
+        for automatic, models in found.items()
+    }
+    return {automatic: models[0] for automatic, models in several.items() if models}
 
 
 def register_configuration(model_type: str, made: Any) -> None:
@@ -369,10 +392,3 @@ def register_configuration(model_type: str, made: Any) -> None:
     be a configuration: a stand-in costs no import until a checkpoint asks for it.
     """
     AutoConfig.register(model_type, made, exist_ok=True)
-
-
-def register_language_model(config: type[PretrainedConfig], made: type[PreTrainedModel]) -> None:
-    """Have ``AutoModelForCausalLM`` make a `made` of a `config`; relies on its public ``register``
-    accepting a class whose ``config_class`` is `config`.
-    """
-    AutoModelForCausalLM.register(config, made, exist_ok=True)

@@ -20,6 +20,7 @@ from fastweights.linearize.convert.attention import branches, use_mode
 from fastweights.linearize.convert.errors import CannotLinearize
 from fastweights.linearize.convert.modes import Mode, Teacher
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch
+from fastweights.runs.ranges import NON_NEGATIVE_NUMBER
 from fastweights.runs.seeds import own_randomness, seed_for
 from fastweights.text import IGNORE_INDEX
 from fastweights.train.adapters import LoRA, has_adapters
@@ -37,15 +38,18 @@ class TokenLoss:
         kl: The factor of the divergence from the teacher.
 
     Raises:
-        ValueError: If a factor is negative, or both are 0.
+        ValueError: If a factor is negative, infinite or NaN, or both are 0.
     """
 
     ce: float = 1.0
     kl: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.ce, self.kl) < 0 or self.ce + self.kl == 0:
-            raise ValueError(f"{self}: both factors must be at least 0, and one of them above 0")
+        sound = self.ce in NON_NEGATIVE_NUMBER and self.kl in NON_NEGATIVE_NUMBER
+        if not sound or self.ce + self.kl == 0:
+            raise ValueError(
+                f"{self}: both factors must be at least 0 and finite, and one of them above 0"
+            )
 
     def __call__(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
         """Compute the loss of a batch with ``labels``, a scalar."""

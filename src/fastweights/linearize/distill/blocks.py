@@ -138,6 +138,10 @@ class _BlockStage(PartialStage):
         self.last = float(loss)
         return {"loss": loss, f"loss/{next(iter(self.branch))}": loss}
 
+    def save(self, folder: Path) -> None:
+        sync(_file(self.out, self.number + 1))  # a later sitting goes on to write after these
+        super().save(folder)
+
     def _forward(self, first: int, count: int, mode: BackwardInForward) -> None:
         inputs = {
             name: x.to(self.model.device) for name, x in self.train.batch(first, count).items()

@@ -18,10 +18,14 @@ from fastweights.linearize.distill.fit import copy_parameters
 from fastweights.linearize.distill.methods import LinearizationMethod
 from fastweights.linearize.distill.plan import ConversionPlan, plan
 from fastweights.runs.checkpoint import no_progress_bars
+from fastweights.runs.errors import DataError
 from fastweights.runs.files import read_json, write_json
 from fastweights.runs.processes import Processes
+from fastweights.runs.ranges import NON_NEGATIVE_INTEGER
 from fastweights.runs.report import Reporter
-from fastweights.text.documents import Data, Sequences, Stream, read_sequences
+from fastweights.text.corpus import Corpus
+from fastweights.text.documents import Data, Stream
+from fastweights.text.folder import TextFolder
 
 COMPARISON_SEQUENCES = 16
 """Sequences of validation text that layers are ranked and measured by, at most."""
@@ -43,7 +47,8 @@ class Conversion:
             `dtype`. The result has its weights in `dtype` all the same.
 
     Raises:
-        ValueError: If `bits` is another number, or is given with a method that trains all weights.
+        ValueError: If a number lies outside of its range, a window covers every sequence, or
+            `bits` is given with a method that trains all weights.
     """
 
     model: str
@@ -56,6 +61,9 @@ class Conversion:
     bits: int | None = None
 
     def __post_init__(self) -> None:
+        NON_NEGATIVE_INTEGER.require(softmax_layers=self.softmax_layers, seed=self.seed)
+        _require_dtype(self.dtype)
+        self._require_window()
         if self.bits not in (None, 4, 8):
             raise ValueError(
                 f"bits={self.bits}: the frozen weights have 4 or 8, or None to leave them as"
@@ -67,10 +75,27 @@ class Conversion:
                 " trained"
             )
 
+    def _require_window(self) -> None:
+        analog, length = self.method.analog, self.data.length
+        if analog.has_window and analog.window >= length:
+            raise ValueError(
+                f"window = {analog.window} reaches over every sequence of length = {length}, so"
+                " that the linear attention before it would learn nothing; take longer sequences"
+                " or a smaller window"
+            )
+
     @property
     def trains_all_weights(self) -> bool:
         """Whether stage two changes the model's own weights instead of adding adapters."""
         return self.method.adapt is not None and self.method.adapt.lora is None
+
+
+def _require_dtype(name: str) -> None:
+    if name != "auto" and not isinstance(getattr(torch, name, None), torch.dtype):
+        raise ValueError(
+            f"dtype = {name!r}; take the name of a dtype of torch, such as float32 or bfloat16, or"
+            " auto for the checkpoint's"
+        )
 
 
 @dataclass(eq=False)
@@ -125,26 +150,35 @@ class ConversionContext:
         """The text to train on, in an order that the seed decides."""
         data = self.conversion.data
         return Stream(
-            self._text[0], data.length, self.conversion.seed, data.responses, data.boundaries
+            self._text.train, data.length, self.conversion.seed, data.responses, data.boundaries
         )
 
     @property
     def validation(self) -> Stream:
         """The text to validate on."""
-        data, text = self.conversion.data, self._text[1]
+        data, text = self.conversion.data, self._text.validation
         return Stream(text, min(data.length, len(text)), 0, data.responses, data.boundaries)
 
+    def require_text(self) -> None:
+        """Read the text, which must be long enough to be trained and measured on.
+
+        Raises:
+            DataError: If it cannot be read, or is too short.
+            Stopped: If reading was stopped.
+        """
+        self.train.require_sequence()
+        analog, validation = self.conversion.method.analog, self._text.validation
+        if analog.has_window and len(validation) <= analog.window:
+            raise DataError(
+                f"the validation text has {len(validation)} tokens, all within the window of"
+                f" {analog.window}; give more text, or take a smaller window"
+            )
+
     @cached_property
-    def _text(self) -> tuple[Sequences, Sequences]:
+    def _text(self) -> Corpus:
         """Read once, and kept in the run's folder: sources may change."""
-        folders = self.out / "data" / "train", self.out / "data" / "validation"
-        if not folders[1].exists():
-            for folder, part in zip(
-                folders, read_sequences(self.conversion.data, self.tokenizer), strict=True
-            ):
-                part.save(folder)
-        train, validation = (Sequences.load(folder) for folder in folders)
-        return train, validation
+        folder = TextFolder(self.out, self.conversion.data.request(), lambda: self.tokenizer)
+        return folder.open(self.processes.is_first, self.reporter, self.stop)
 
     def comparison_batches(self) -> list[dict[str, Tensor]]:
         """A few sequences of validation text, one by one."""

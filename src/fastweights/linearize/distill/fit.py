@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from fastweights.runs.errors import CheckpointError, TrainingError
 from fastweights.runs.files import atomic_file
 from fastweights.runs.folder import is_run
 from fastweights.runs.loop import run_in_folder
@@ -21,6 +23,8 @@ from fastweights.runs.schedules import Linear, Schedule
 from fastweights.runs.stage import Optimization, StoredStage, trainable_parameters
 
 TRAINED = "trained.safetensors"
+LARGEST_RATE = 10.0
+"""Of AdamW. Feature maps saturate: far higher rates would end with a loss that looks sound."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +35,23 @@ class Fit(Optimization):
         batch: Sequences per update.
         optimizer: The optimiser.
         schedule: How the learning rate changes during training.
+
+    Raises:
+        TrainingError: If a number lies outside of its range.
     """
 
     batch: int = 8
     optimizer: OptimizerConfig = AdamW(lr=1e-2, betas=(0.9, 0.999), weight_decay=0.0)
     schedule: Schedule = Linear(warmup=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.optimizer, AdamW) and self.optimizer.lr > LARGEST_RATE:
+            raise TrainingError(
+                f"lr = {self.optimizer.lr:g}; every update of AdamW moves every weight by about"
+                f" the learning rate, and more than {LARGEST_RATE:g} only destroys it; take a"
+                " lower rate, such as 0.01"
+            )
 
 
 class PartialStage(StoredStage):
@@ -83,7 +99,8 @@ def fit(
 
     Raises:
         CheckpointError: If `out` holds another training, or is damaged.
-        NonFiniteError: If a loss or gradient becomes infinite or NaN.
+        NonFiniteError: If a loss, gradient or parameter becomes infinite or NaN, or the loss
+            explodes.
     """
     if is_run(out, config) and (out / TRAINED).exists():
         stage.load(out)
@@ -96,9 +113,16 @@ def load_parameters(model: nn.Module, out: Path) -> None:
     """Copy the parameters in ``out/trained.safetensors`` into `model`, where it has them.
 
     Raises:
-        ValueError: If it has none of them.
+        CheckpointError: If the file is damaged.
+        ValueError: If `model` has none of them.
     """
-    copy_parameters(model, load_file(out / TRAINED))
+    try:
+        trained = load_file(out / TRAINED)
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{out / TRAINED} is damaged ({error}); remove it, and the same command writes it again"
+        ) from error
+    copy_parameters(model, trained)
 
 
 def copy_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -9,6 +9,7 @@ from fastweights.linearize.distill.adapt import LoRA, TokenLoss
 from fastweights.linearize.distill.fit import Fit
 from fastweights.linearize.distill.transfer import TransferLoss
 from fastweights.runs.optimizers import AdamW
+from fastweights.runs.ranges import FRACTION
 
 TRANSFER = Fit(steps=400)
 """Of stage one: a rate of 1e-2 with a straight decay; 200 steps of 8 · 1024 tokens are enough on
@@ -28,12 +29,18 @@ class TransferConfig:
         fit: Steps, batch and optimiser.
         blockwise: True to train one block of the model after another, with the hidden states on
             disk, for models larger than memory. The result is the same.
+
+    Raises:
+        TrainingError: If `dropout` is not at least 0 and below 1.
     """
 
     loss: TransferLoss = TransferLoss()
     dropout: float = 0.0
     fit: Fit = TRANSFER
     blockwise: bool = False
+
+    def __post_init__(self) -> None:
+        FRACTION.require(dropout=self.dropout)
 
 
 @dataclass(frozen=True)
@@ -61,11 +68,30 @@ class LinearizationMethod:
         analog: The linear attention.
         transfer: Stage one; None to leave it out.
         adapt: Stage two; None to leave it out.
+
+    Raises:
+        ValueError: If stage one asks for what the linear attention does not have.
     """
 
     analog: LinearAttentionConfig = LinearAttentionConfig()
     transfer: TransferConfig | None = TransferConfig()
     adapt: AdaptationConfig | None = AdaptationConfig()
+
+    def __post_init__(self) -> None:
+        analog, transfer = self.analog, self.transfer
+        if transfer is None:
+            return
+        if transfer.dropout and not analog.has_window:
+            raise ValueError(
+                f"dropout = {transfer.dropout} hides a window of softmax, and rule ="
+                f" {analog.rule!r} with window = {analog.window} has none; leave dropout out, or"
+                " take rule = 'windowed' and a window above 0"
+            )
+        if transfer.loss.weights and analog.rule != "windowed":
+            raise ValueError(
+                f"rule = {analog.rule!r} has no attention weights that the transfer could compare"
+                " with softmax's; take a method whose loss compares outputs, such as lolcats"
+            )
 
 
 METHODS: dict[str, LinearizationMethod] = {

@@ -10,9 +10,12 @@ from pathlib import Path
 import torch
 
 from fastweights.linearize.distill.context import Conversion, ConversionContext
+from fastweights.linearize.distill.fit import Fit
+from fastweights.linearize.distill.ranking import require_linear_layers
 from fastweights.linearize.distill.verbs import VERBS, FinetuneVerb, Verb
+from fastweights.runs.errors import Stopped
 from fastweights.runs.files import remove_partials
-from fastweights.runs.folder import create_run, is_run, lock_run
+from fastweights.runs.folder import create_run, is_run, leave_nothing_if_refused, lock_run
 from fastweights.runs.packages import require_package
 from fastweights.runs.processes import join_processes
 from fastweights.runs.report import Reporter
@@ -48,20 +51,27 @@ def run_conversion(
 
     Raises:
         CannotLinearize: If the model, or a chosen layer, has no linear counterpart.
-        DataError: If the text cannot be read.
+        DataError: If the text cannot be read, or is too short.
         CheckpointError: If `out` holds another run, or is damaged.
         NonFiniteError: If a loss or a gradient becomes infinite or NaN.
-        ValueError: If peft is missing for LoRA, bitsandbytes for `bits`, or a GPU for 4 bits.
+        TrainingError: If the processes cannot share a batch.
+        ValueError: If no layer would be left linear, or something is missing: peft for LoRA,
+            bitsandbytes for `bits`, or a GPU for 4 bits.
     """
     verbs = _verbs_until(until)
     device = device or torch.device("cpu")
     _require_packages(conversion, verbs, device)
     processes = join_processes(device)
+    for fit in _fits(conversion):
+        fit.sequences_at_once(processes)
     reporter = reporter if processes.is_first else Reporter()
     context = ConversionContext(conversion, out, processes, reporter, stop)
     with ExitStack() as held:
-        with processes.first_then_others():
-            _open_folder(context, held)
+        try:
+            with processes.first_then_others():
+                _open_folder(context, held)
+        except Stopped:
+            return False
         for verb in verbs:
             if processes.any(stop()):
                 return False
@@ -73,13 +83,23 @@ def run_conversion(
 
 def _open_folder(context: ConversionContext, held: ExitStack) -> None:
     """Make the run's folder, or find it; `held` keeps other runs out of it."""
-    if not is_run(context.out, context.conversion):
-        _ = context.plan  # before anything is written: what cannot be converted leaves no folder
-        create_run(context.out, context.conversion)
-    if context.processes.is_first:
-        held.enter_context(lock_run(context.out))
-        remove_partials(context.out)
-        record_numerics(context.out)
+    with leave_nothing_if_refused(context.out):
+        if not is_run(context.out, context.conversion):
+            require_linear_layers(context.conversion.softmax_layers, len(context.plan.converted))
+            create_run(context.out, context.conversion)
+        for verb in VERBS:
+            verb.check(context.out)
+        if context.processes.is_first:
+            held.enter_context(lock_run(context.out))
+            remove_partials(context.out)
+            record_numerics(context.out)
+        context.require_text()
+
+
+def _fits(conversion: Conversion) -> list[Fit]:
+    """The settings of the stages that are trained."""
+    stages = conversion.method.transfer, conversion.method.adapt
+    return [stage.fit for stage in stages if stage is not None]
 
 
 def _verbs_until(name: str) -> tuple[Verb, ...]:

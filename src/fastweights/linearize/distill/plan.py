@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from fastweights.linearize.convert.attention_layers import AttentionLayer, find_attention_layers
 from fastweights.linearize.convert.cache import StateLayer
-from fastweights.linearize.convert.conversion import choose_layers
+from fastweights.linearize.convert.config import LinearAttentionConfig
+from fastweights.linearize.convert.conversion import choose_layers, require_softmax
 from fastweights.linearize.convert.registry import branch_of
 from fastweights.linearize.distill.fit import Fit
 from fastweights.linearize.distill.methods import LinearizationMethod
@@ -124,6 +125,7 @@ def _key_value_bytes(attention: AttentionLayer, dtype: torch.dtype) -> int:
 def _skeleton(source: str, dtype: torch.dtype | None) -> PreTrainedModel:
     """The model without memory for its weights."""
     config = AutoConfig.from_pretrained(source)
+    require_softmax(config, f"{source} ({config.model_type})")
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(
             config, dtype=dtype or getattr(config, "dtype", None) or torch.float32
@@ -136,9 +138,26 @@ def _branch_parameters(attention: AttentionLayer, method: LinearizationMethod) -
 
 
 def _state_bytes(attention: AttentionLayer, method: LinearizationMethod, dtype: torch.dtype) -> int:
+    """What the cache holds once the window is full.
+
+    Its keys and values grow by the same bytes per token, which small windows tell.
+    """
+    window, small = method.analog.window, 2
+    if window <= small:
+        return _cache_bytes(attention, method.analog, dtype)
+    two, three = (
+        _cache_bytes(attention, replace(method.analog, window=tokens), dtype)
+        for tokens in (small, small + 1)
+    )
+    return two + (window - small) * (three - two)
+
+
+def _cache_bytes(
+    attention: AttentionLayer, analog: LinearAttentionConfig, dtype: torch.dtype
+) -> int:
     """What the cache holds after as many tokens as the window has."""
-    branch, memory = branch_of(method.analog, attention), StateLayer()
-    tokens = max(1, method.analog.window)
+    branch, memory = branch_of(analog, attention), StateLayer()
+    tokens = max(1, analog.window)
     q, k, v = (
         torch.zeros(1, tokens, heads, width, dtype=dtype)
         for heads, width in (

@@ -51,13 +51,21 @@ def most_damaging_layers(damages: Mapping[int, float], count: int) -> list[int]:
     Raises:
         ValueError: If no linear layer would be left.
     """
-    if not 0 <= count < len(damages):
-        raise ValueError(
-            f"cannot keep {count} of {len(damages)} layers softmax; keep 0 to {len(damages) - 1}"
-            " of them"
-        )
+    require_linear_layers(count, len(damages))
     worst = sorted(damages, key=lambda layer: -damages[layer])[:count]
     return sorted(worst)
+
+
+def require_linear_layers(kept: int, layers: int) -> None:
+    """Check that `kept` softmax layers among `layers` that can be linear leave one of them linear.
+
+    Raises:
+        ValueError: If they do not.
+    """
+    if not 0 <= kept < layers:
+        raise ValueError(
+            f"cannot keep {kept} of {layers} layers softmax; keep 0 to {layers - 1} of them"
+        )
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -13,6 +13,10 @@ import matplotlib
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from fastweights.analysis.profile import spread_evenly
@@ -161,44 +165,62 @@ def _plan(plan: Mapping[str, Any]) -> str:
 def _maps(maps: Mapping[int, LayerMaps], out: Path) -> str:
     if not maps:
         return ""
+    caption = (
+        "Attention weights on one text: queries downwards, keys to the right. All maps have one"
+        " scale, which is relative to the largest weight of each query. As TRUE and PRED in"
+        " LoLCATs' Figures 3-6: softmax, the branch after attention transfer, and the branch"
+        " before it."
+    )
+    picture = ReportFigure("maps", "Attention maps", caption, plot_maps(maps))
+    return section("Attention", "", figure(picture, "", out, titled=False))
+
+
+def plot_maps(maps: Mapping[int, LayerMaps]) -> Figure:
+    """Draw softmax and the branch, trained and untrained, of a few layers and heads.
+
+    Args:
+        maps: The maps by layer; at least one.
+    """
     layers = [sorted(maps)[i] for i in spread_evenly(len(maps), LAYERS)]
     drawing, axes = canvas(len(layers), 3 * HEADS, 2.1, 2.2)
     for row, layer in zip(axes, layers, strict=True):
         _draw_layer(row, layer, maps[layer])
-    caption = (
-        "Attention weights: queries downwards, keys to the right, every row divided by its"
-        " largest weight. As TRUE and PRED in LoLCATs' Figures 3-6: softmax, the branch after"
-        " attention transfer, and the branch before it."
-    )
-    picture = ReportFigure("maps", "Attention maps", caption, drawing)
-    return section("Attention", "", figure(picture, "", out, titled=False))
+    scale = ScalarMappable(Normalize(0, 1), HEAT)
+    bar = drawing.colorbar(scale, ax=axes, shrink=0.6, aspect=40, pad=0.01)
+    bar.set_label("weight / largest weight of the query (all maps)", fontsize=9)
+    bar.ax.tick_params(labelsize=8)
+    return drawing
 
 
 def _draw_layer(row: Sequence[Axes], layer: int, maps: LayerMaps) -> None:
     """Three maps for each of a few heads, side by side."""
     heads = spread_evenly(maps.softmax.shape[0], HEADS)
-    named = {"softmax": maps.softmax, "trained": maps.trained, "untrained": maps.untrained}
+    named = {
+        "softmax": maps.softmax,
+        "linear, trained": maps.trained,
+        "linear, untrained": maps.untrained,
+    }
     drawn = [(head, name, phi[head]) for head in heads for name, phi in named.items()]
     for axes, (head, name, phi) in zip(row, drawn, strict=False):
-        _draw_map(axes, phi, f"layer {layer}, head {head}\n{name}")
+        label(axes, f"layer {layer}, head {head}\n{name}", "key (token)", "query (token)")
+        _draw_map(axes, phi)
+        axes.label_outer()
     for axes in row[len(drawn) :]:
         axes.set_visible(False)
 
 
-def _draw_map(axes: Axes, phi: Tensor, title: str) -> None:
+def _draw_map(axes: Axes, phi: Tensor) -> None:
     axes.grid(visible=False)
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.imshow(_relative(phi), cmap=HEAT, vmin=0, vmax=1, interpolation="nearest")
+
+
+def _relative(phi: Tensor) -> np.ndarray:
+    """Sizes of weights, every row divided by its largest."""
     size = phi.abs().float().cpu()
     top = size.amax(-1, keepdim=True)
-    axes.imshow(
-        torch.where(top > 0, size / top, 0).numpy(),
-        cmap=HEAT,
-        vmin=0,
-        vmax=1,
-        interpolation="nearest",
-    )
-    axes.set_title(title, fontsize=7, loc="left")
+    return torch.where(top > 0, size / top, 0).numpy()
 
 
 def _losses(run: Path, out: Path) -> str:

@@ -21,6 +21,7 @@ from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.linearize.convert.modes import AttentionCall, Mode, require_window
 from fastweights.methods import evaluate
 from fastweights.recurrence import Recurrence, WindowedLinear
+from fastweights.runs.ranges import NON_NEGATIVE_NUMBER
 from fastweights.runs.seeds import random_seed_from
 from fastweights.runs.stage import go_backward
 from fastweights.shapes import Map, Mask, Output
@@ -45,15 +46,18 @@ class TransferLoss:
         weights: The factor of the weights' cross-entropy.
 
     Raises:
-        ValueError: If a factor is negative, or both are 0.
+        ValueError: If a factor is negative, infinite or NaN, or both are 0.
     """
 
     output: float = 1.0
     weights: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.output, self.weights) < 0 or self.output + self.weights == 0:
-            raise ValueError(f"{self}: both factors must be at least 0, and one of them above 0")
+        sound = self.output in NON_NEGATIVE_NUMBER and self.weights in NON_NEGATIVE_NUMBER
+        if not sound or self.output + self.weights == 0:
+            raise ValueError(
+                f"{self}: both factors must be at least 0 and finite, and one of them above 0"
+            )
 
     def __call__(
         self, branch: LinearBranch, record: Recurrence, target: Output, keep: Mask | None

@@ -21,6 +21,7 @@ from fastweights.linearize.distill.adapt import (
 from fastweights.linearize.distill.blocks import transfer_blockwise
 from fastweights.linearize.distill.comparison import (
     LINEAR,
+    SOFTMAX,
     ablations,
     compare_with_softmax,
     difference_with_full_window,
@@ -33,7 +34,8 @@ from fastweights.linearize.distill.ranking import damage_by_layer, most_damaging
 from fastweights.linearize.distill.report import write_report
 from fastweights.linearize.distill.stages import AdaptStage, TransferStage
 from fastweights.runs.checkpoint import no_progress_bars, save_model
-from fastweights.runs.files import atomic_folder
+from fastweights.runs.errors import CheckpointError
+from fastweights.runs.files import atomic_folder, read_json
 from fastweights.train.adapters import merge_adapters
 
 
@@ -51,6 +53,27 @@ class Verb(ABC):
     """What the command calls it."""
     result: ClassVar[str]
     """The file or folder, in the run's folder, that is there when it is done."""
+
+    numbers: ClassVar[tuple[str, ...]] = ()
+    """What the result holds, if it is a JSON file."""
+
+    def check(self, out: Path) -> None:
+        """Check the result in the run's folder `out`, if it is a JSON file and there.
+
+        Raises:
+            CheckpointError: If it is damaged.
+        """
+        path = out / self.result
+        if not self.numbers or not path.exists():
+            return
+        found = read_json(path)
+        there = found if isinstance(found, dict) else {}
+        for name in self.numbers:
+            if name not in there:
+                raise CheckpointError(
+                    f"{path} is damaged (it has no {name!r}); remove it, and the same command"
+                    " writes it again"
+                )
 
     def is_done(self, out: Path) -> bool:
         """Whether its result is in the run's folder `out`."""
@@ -74,6 +97,7 @@ class PlanVerb(Verb):
     """Compute the numbers of the conversion before anything is done."""
 
     name, result = "plan", "plan.json"
+    numbers = ("model_type", "parameters", "converted", "left", "break_even")
 
     def run(self, context: ConversionContext) -> bool:
         if not self.is_done(context.out):
@@ -86,6 +110,7 @@ class ConvertVerb(Verb):
     """Convert the model, test the conversion, and measure the loss before training."""
 
     name, result = "convert", "convert.json"
+    numbers = (LINEAR, "error")
 
     def run(self, context: ConversionContext) -> bool:
         if not self.is_done(context.out):
@@ -97,6 +122,7 @@ class TransferVerb(Verb):
     """Stage one: train every branch to reproduce its softmax."""
 
     name, result = "transfer", "transfer.json"
+    numbers = (LINEAR, "error")
 
     def run(self, context: ConversionContext) -> bool:
         config = context.conversion.method.transfer
@@ -107,6 +133,7 @@ class TransferVerb(Verb):
         with context.processes.first_then_others():
             if not self.is_done(context.out):
                 context.write("transfer", _before_adaptation(context))
+                _tell_if_worse(context, "error" if config.loss.output else "divergence")
         return True
 
     def run_together(self, context: ConversionContext) -> bool:
@@ -140,6 +167,7 @@ class RankLayersVerb(Verb):
     """Measure the damage that each layer does, and make the worst layers softmax again."""
 
     name, result = "rank-layers", "ranking.json"
+    numbers = ("damage", "softmax")
 
     def run(self, context: ConversionContext) -> bool:
         kept = context.conversion.softmax_layers
@@ -179,6 +207,7 @@ class EvaluateVerb(Verb):
     """Compare the finished model with its softmax, and with each side of its attention alone."""
 
     name, result = "eval", "evaluation.json"
+    numbers = (SOFTMAX, LINEAR)
 
     def run(self, context: ConversionContext) -> bool:
         if self.is_done(context.out):
@@ -279,6 +308,15 @@ def _before_adaptation(context: ConversionContext) -> dict[str, Any]:
         context.model, context.validation.sequential_batches(4), {LINEAR: Student()}
     )
     return {LINEAR: found[LINEAR].row(), **distances(context.model, batches)}
+
+
+def _tell_if_worse(context: ConversionContext, distance: str) -> None:
+    before, after = (context.read(name)[distance] for name in ("convert", "transfer"))
+    if after > before:
+        context.reporter.note(
+            f"The transfer made the layers worse: their {distance} was {before:.4g}, is"
+            f" {after:.4g}. Try a lower learning rate or more steps."
+        )
 
 
 def _batches_on_device(context: ConversionContext) -> list[dict[str, Tensor]]:

@@ -1,0 +1,132 @@
+"""Loading a model for a verb: what is wrong with its folder is said in one sentence."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from fastweights.models import FastWeightsConfig
+from fastweights.models.size import require_memory
+from fastweights.runs.checkpoint import model_folder, no_progress_bars
+from fastweights.runs.errors import CheckpointError, reason_of
+
+_UNREADABLE = (
+    *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
+    *(SafetensorError, StrictDataclassError),
+)
+"""What readers raise at a file that is JSON or tensors, but not what they expect."""
+
+
+def load_model(source: str | Path, device: torch.device) -> tuple[Any, Any]:
+    """A language model in evaluation mode and its tokenizer.
+
+    Args:
+        source: a folder of a run, a checkpoint or a model, or a name on the Hugging Face hub
+
+    Raises:
+        CheckpointError: If a file of the folder cannot be used; the message names it.
+        ValueError: If the machine lacks the memory for the model.
+    """
+    folder = model_folder(Path(source)) if Path(source).exists() else source
+    with no_progress_bars():
+        config = _load_config(folder)
+        model = _load_weights(folder, config)
+        with _names(folder, "tokenizer.json or tokenizer_config.json"):
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+    return model.to(device).eval(), tokenizer
+
+
+def _load_config(folder: str | Path) -> Any:
+    with _names(folder, "config.json"):
+        config = AutoConfig.from_pretrained(folder)
+        if isinstance(config, FastWeightsConfig):
+            dtype: Any = config.dtype or torch.float32
+            require_memory(config, dtype.itemsize)
+        return config
+
+
+def _load_weights(folder: str | Path, config: Any) -> Any:
+    with _names(folder, "config.json or the weights"), _no_report():
+        # transformers would print a table of every weight that does not fit, then raise
+        loose = {"strict": False} if isinstance(config, FastWeightsConfig) else {}
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **loose
+        )
+    model, found = loaded
+    _require_fit(folder, found)
+    _require_finite(folder, model)
+    _require_ids(folder, model.generation_config)
+    return model
+
+
+def _require_fit(folder: str | Path, found: Mapping[str, Any]) -> None:
+    mismatched, missing = sorted(found["mismatched_keys"]), sorted(found["missing_keys"])
+    if mismatched:
+        name, stored, wanted = mismatched[0]
+        raise CheckpointError(
+            f"{folder}: {len(mismatched)} weights are not of the shapes that config.json says, such"
+            f" as {name}, which is {tuple(stored)} instead of {tuple(wanted)}; put the config.json"
+            " there that the weights were saved with"
+        )
+    if missing:
+        raise CheckpointError(
+            f"{folder}: the weights lack {len(missing)} of those that config.json asks for,"
+            f" {_some(missing)}; put the config.json there that they were saved with"
+        )
+
+
+def _require_finite(folder: str | Path, model: Any) -> None:
+    bad = [name for name, p in model.named_parameters() if not p.isfinite().all()]
+    if bad:
+        raise CheckpointError(
+            f"{folder}: {len(bad)} weights hold numbers that are infinite or not a number,"
+            f" {_some(bad)}; the training diverged, or the file is damaged: use an earlier"
+            " checkpoint"
+        )
+
+
+def _require_ids(folder: str | Path, generation: Any) -> None:
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        found = getattr(generation, name, None)
+        several = found if isinstance(found, list) else [found]
+        if not all(one is None or type(one) is int for one in several):
+            raise CheckpointError(
+                f"{folder}/generation_config.json: {name} = {found!r}; it must be a number of the"
+                " vocabulary, a list of them, or null"
+            )
+
+
+def _some(names: Iterable[str]) -> str:
+    return "among them " + ", ".join(islice(names, 3))
+
+
+@contextmanager
+def _names(folder: str | Path, file: str) -> Iterator[None]:
+    """Name the file that a reader cannot use, in place of the reader's own error."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except _UNREADABLE as error:
+        raise CheckpointError(f"{folder}: {file} cannot be used ({reason_of(error)})") from error
+
+
+@contextmanager
+def _no_report() -> Iterator[None]:
+    """Keep transformers from printing which weights do not fit for the length of a block."""
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)

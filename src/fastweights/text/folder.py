@@ -1,0 +1,365 @@
+"""The text of a run in a folder: read and tokenized once, piece by piece, whatever its size."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from fastweights.runs.checkpoint import hash_file
+from fastweights.runs.errors import DataError, Stopped
+from fastweights.runs.files import atomic_folder, remove_folder
+from fastweights.runs.report import Reading, Reporter
+from fastweights.text.corpus import Corpus, TextSize, split_corpus
+from fastweights.text.index import (
+    INDEX,
+    Index,
+    StoredPart,
+    StoredTexts,
+    add_end,
+    add_shard,
+    begin_journal,
+    read_index,
+    read_journal,
+    write_index,
+)
+from fastweights.text.packing import Part, encode_documents
+from fastweights.text.request import TRAIN, VALIDATION, TextRequest, describe, read_alike
+from fastweights.text.shards import ShardRecord, Shards, find_damage, write_shards
+from fastweights.text.sources import read_documents, size_of
+from fastweights.text.tokenizers import token_type
+from fastweights.text.tokens import Ranges, Sequences, TokenText
+
+TOKENIZER = "tokenizer"
+_OFTEN = 1 << 20  # bytes of text between two events of progress
+
+
+class TextFolder:
+    """A folder for the text of a run, which one process fills while others keep out of it.
+
+    Args:
+        run: The run's folder, in which it is ``data``; neither need exist.
+        request: What is read.
+        make_tokenizer: Makes the tokenizer, unless the folder has it.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        request: TextRequest,
+        make_tokenizer: Callable[[], PreTrainedTokenizerFast],
+    ) -> None:
+        self.run, self.path, self.request = run, run / "data", request
+        self._make_tokenizer = make_tokenizer
+
+    @cached_property
+    def texts(self) -> Mapping[str, list[str]]:
+        """The sources of each text that is stored, file by file.
+
+        Raises:
+            DataError: If a source has no files.
+        """
+        return self.request.texts(self.run)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The tokenizer that the folder has, or will have.
+
+        Raises:
+            DataError: If there is none yet and it cannot be made, or a source is missing.
+        """
+        if self._is_of_earlier_version:
+            has_one = (self.path / "corpus.json").exists()
+            return _load_tokenizer(self.path) if has_one else self._make_tokenizer()
+        texts = self._read_texts()
+        if texts is None:
+            _ = self.texts
+            return self._make_tokenizer()
+        lasting = texts.was_whole or self._is_unchanged(texts)
+        if lasting and not find_damage(texts.tokenizer_files(self.path)):
+            return _load_tokenizer(self.path / TOKENIZER)
+        return self._make_tokenizer()
+
+    def open(
+        self,
+        is_first: bool = True,
+        reporter: Reporter = Reporter(),
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Corpus:
+        """Return the text, which is read and tokenized before as far as it is not in the folder.
+
+        Args:
+            is_first: Whether this process may write; others find what the first one wrote.
+            reporter: Receives progress events.
+            stop: Called often; once it returns True, reading ends, to be resumed another time.
+
+        Raises:
+            DataError: If the text cannot be read, is too short, or is damaged and no more what it
+                was.
+            Stopped: If reading was stopped.
+        """
+        if self._is_of_earlier_version:
+            return _load_earlier(self.path, lambda: self.tokenizer)
+        if is_first:
+            self._complete(reporter, stop)
+        elif not (self.path / INDEX).exists():
+            raise Stopped
+        return load_corpus(self.path)
+
+    @property
+    def _is_of_earlier_version(self) -> bool:
+        return any((self.path / name).exists() for name in ("corpus.json", "validation/tokens.npy"))
+
+    def _complete(self, reporter: Reporter, stop: Callable[[], bool]) -> None:
+        """Write what is not there, or damaged."""
+        index, texts = read_index(self.path), self._read_texts()
+        sound = None if texts is None else self._sound(texts, reporter)
+        if index is not None and sound == texts:
+            self._tell_of_changes(index.texts, reporter)
+            return
+        begun = sound or self._begin()
+        begin_journal(self.path, begun)
+        written = self._write_texts(begun, reporter, stop)
+        if texts is not None and texts.was_whole and written.shards != texts.shards:
+            begin_journal(self.path, begun)
+            raise DataError(
+                f"{self.path} was damaged, and its text reads otherwise now; put the text back as"
+                f" it was, or remove {self.path} to go on with what it is now"
+            )
+        self._finish(written, reporter)
+
+    def _read_texts(self) -> StoredTexts | None:
+        """What is in the folder, by its index or else by its journal."""
+        index = read_index(self.path)
+        found = read_journal(self.path) if index is None else index.texts
+        if found is None and (self.path / INDEX).exists():
+            raise DataError(
+                f"{self.path / INDEX} is damaged; remove {self.path}, and the next run reads the"
+                " text again"
+            )
+        if found is not None and set(found.ended) == self.request.names:
+            return replace(found, was_whole=True)
+        return found
+
+    def _sound(self, texts: StoredTexts, reporter: Reporter) -> StoredTexts | None:
+        """What of these texts can stay; None to begin again."""
+        damaged, unchanged = find_damage(texts.files(self.path)), self._is_unchanged(texts)
+        if not damaged and (unchanged or texts.was_whole):
+            return texts
+        if not unchanged and texts.was_whole:
+            raise DataError(
+                f"{min(damaged)} is missing or damaged, and the text that it was read from has"
+                f" changed; put the text back as it was, or remove {self.path} to go on with what"
+                " it is now"
+            )
+        if not unchanged:
+            reporter.note("The text has changed since it was begun to be read; beginning again.")
+            return None
+        reporter.note(f"{min(damaged)} is missing or damaged; reading the text again from there.")
+        if damaged & texts.tokenizer_files(self.path).keys():
+            self._restore_tokenizer(texts)
+        return texts.before(damaged)
+
+    def _is_unchanged(self, texts: StoredTexts) -> bool:
+        try:
+            return read_alike(texts.sources, describe(self.texts))
+        except DataError:
+            return False
+
+    def _tell_of_changes(self, texts: StoredTexts, reporter: Reporter) -> None:
+        """Sources that are gone have not changed."""
+        try:
+            now = describe(self.texts)
+        except DataError:
+            return
+        if not read_alike(texts.sources, now):
+            reporter.note(
+                "The text has changed since this run read it. The run goes on with what it read;"
+                " to train on the text as it is now, choose another folder."
+            )
+
+    def _begin(self) -> StoredTexts:
+        """An empty folder, but for the tokenizer."""
+        remove_folder(self.path)
+        self.path.mkdir(parents=True)
+        return StoredTexts(
+            dtype=np.dtype(token_type(self.tokenizer)).name,
+            framing=self.request.framing(self.tokenizer),
+            sources=describe(self.texts),
+            tokenizer=self._save_tokenizer(),
+        )
+
+    def _save_tokenizer(self) -> Mapping[str, str]:
+        with atomic_folder(self.path / TOKENIZER) as new:
+            self.tokenizer.save_pretrained(new)
+        files = sorted((self.path / TOKENIZER).iterdir())
+        return {f"{TOKENIZER}/{file.name}": hash_file(file) for file in files}
+
+    def _restore_tokenizer(self, texts: StoredTexts) -> None:
+        if self._save_tokenizer() != texts.tokenizer:
+            raise DataError(
+                f"the tokenizer in {self.path} was damaged and cannot be made again as it was;"
+                f" remove {self.path.parent} to begin again"
+            )
+
+    def _write_texts(
+        self, begun: StoredTexts, reporter: Reporter, stop: Callable[[], bool]
+    ) -> StoredTexts:
+        watch = _Watch(begun, self.texts, reporter, stop)
+        for name in [name for name in self.texts if name not in begun.ended]:
+            done = begun.shards.get(name, ())
+            for shard in self._write_text(name, done, begun, watch):
+                add_shard(self.path, name, shard)
+            add_end(self.path, name)
+        written = read_journal(self.path)
+        assert written is not None
+        return written
+
+    def _write_text(
+        self, name: str, done: tuple[ShardRecord, ...], texts: StoredTexts, watch: _Watch
+    ) -> Iterator[ShardRecord]:
+        """The shards of a text behind those that are done."""
+        (self.path / name).mkdir(exist_ok=True)
+        documents = read_documents(
+            self.texts[name], self.tokenizer, self.request.field, watch.advance
+        )
+        skip = sum(shard.pieces for shard in done)
+        parts = encode_documents(self.tokenizer, documents, texts.framing, skip)
+        return write_shards(self.path / name, watch.follow(parts), np.dtype(texts.dtype), len(done))
+
+    def _finish(self, texts: StoredTexts, reporter: Reporter) -> None:
+        """Divide what is written, and say so in the index."""
+        whole, apart = (
+            _open_shards(self.path, texts, name) if name in self.request.names else None
+            for name in (TRAIN, VALIDATION)
+        )
+        assert whole is not None
+        corpus = split_corpus(
+            self.tokenizer, whole, whole.bytes, apart, self.request.held_out, self.request.length
+        )
+        source = TRAIN if apart is None else VALIDATION
+        parts = {
+            TRAIN: _stored(TRAIN, corpus.train, corpus.sizes[TRAIN]),
+            VALIDATION: _stored(source, corpus.validation, corpus.sizes[VALIDATION]),
+        }
+        write_index(self.path, Index(replace(texts, was_whole=False), parts))
+        held, there = len(corpus.validation), len(whole if apart is None else apart)
+        if held < there // 10 and held <= self.request.held_out:
+            reporter.note(f"validation  {held:,} of {there:,} tokens are held out to validate")
+
+
+class _Watch:
+    """Tells how far reading has come, and ends it when that is asked for."""
+
+    def __init__(
+        self,
+        begun: StoredTexts,
+        texts: Mapping[str, list[str]],
+        reporter: Reporter,
+        stop: Callable[[], bool],
+    ) -> None:
+        self._reporter, self._stop = reporter, stop
+        left = (names for text, names in texts.items() if text not in begun.ended)
+        self._total = size_of([name for names in left for name in names])
+        self._read = self._text = self._told = 0
+        self._began = time.perf_counter()
+        self._tokens = sum(shard.tokens for shards in begun.shards.values() for shard in shards)
+
+    def advance(self, count: int) -> None:
+        """Hear how many bytes of files have just been read."""
+        self._read += count
+
+    def follow(self, parts: Iterable[Part]) -> Iterator[Part]:
+        """Yield parts, and tell of them now and then."""
+        for part in parts:
+            yield part
+            self._tokens += sum(len(run.tokens) for run in part.runs)
+            self._text += part.bytes
+            if self._text - self._told >= _OFTEN:
+                self._tell()
+
+    def _tell(self) -> None:
+        self._told = self._text
+        read = self._text if self._total is None else self._read
+        seconds = time.perf_counter() - self._began
+        self._reporter.reading(Reading(read, self._total, self._tokens, seconds))
+        if self._stop():
+            raise Stopped
+
+
+def load_corpus(folder: Path) -> Corpus:
+    """Open the text that a run has in `folder`, also of earlier versions; read by ranges.
+
+    Raises:
+        DataError: If it is damaged.
+    """
+    if (folder / "corpus.json").exists():
+        return _load_earlier(folder, lambda: _load_tokenizer(folder))
+    index = read_index(folder)
+    if index is None:
+        raise DataError(
+            f"{folder / INDEX} is missing or damaged; run the command that made {folder.parent}"
+            " again"
+        )
+    parts = {
+        name: Ranges(
+            _open_shards(folder, index.texts, part.text),
+            np.array(part.ranges, dtype=np.int64).reshape(-1, 2),
+            part.begins_are_targets,
+        )
+        for name, part in index.parts.items()
+    }
+    sizes = {name: TextSize(part.tokens, part.bytes) for name, part in index.parts.items()}
+    return Corpus(_load_tokenizer(folder / TOKENIZER), parts[TRAIN], parts[VALIDATION], sizes)
+
+
+def _load_earlier(folder: Path, tokenizer: Callable[[], PreTrainedTokenizerFast]) -> Corpus:
+    """What earlier versions stored: one document of a training, the documents of a
+    linearization."""
+    try:
+        if (folder / "corpus.json").exists():
+            train, validation = (
+                Sequences.plain(np.load(folder / f"{part}.npy", mmap_mode="r"))
+                for part in (TRAIN, VALIDATION)
+            )
+            content = json.loads((folder / "corpus.json").read_text())
+        else:
+            train, validation = (Sequences.load(folder / part) for part in (TRAIN, VALIDATION))
+            content = {}
+        sizes = {part: TextSize(**size) for part, size in content.items()}
+    except (OSError, ValueError, EOFError, TypeError) as error:
+        raise DataError(
+            f"{folder} is damaged ({error}); remove it, and the next run will make it again"
+        ) from error
+    return Corpus(tokenizer(), train, validation, sizes)
+
+
+def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise DataError(
+            f"{folder} is damaged ({reason}); remove it, and the next run will make it again"
+        ) from error
+
+
+def _open_shards(folder: Path, texts: StoredTexts, name: str) -> Shards:
+    return Shards(
+        folder / name,
+        texts.shards.get(name, ()),
+        np.dtype(texts.dtype),
+        texts.framing.begins_are_targets,
+    )
+
+
+def _stored(text: str, part: TokenText, size: TextSize) -> StoredPart:
+    assert isinstance(part, Ranges)
+    ranges = tuple((int(first), int(end)) for first, end in part.ranges)
+    return StoredPart(text, ranges, part.begins_are_targets, size.tokens, size.bytes)

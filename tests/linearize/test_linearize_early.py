@@ -1,0 +1,224 @@
+"""What cannot become a conversion is refused before anything is written or spent."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conversions import SHORT, conversion, write_source
+from fastweights.cli import main
+from fastweights.linearize import CannotLinearize, LinearAttentionConfig, linearize
+from fastweights.linearize.distill.adapt import TokenLoss
+from fastweights.linearize.distill.fit import Fit
+from fastweights.linearize.distill.methods import METHODS, LinearizationMethod, TransferConfig
+from fastweights.linearize.distill.pipeline import run_conversion
+from fastweights.linearize.distill.plan import plan
+from fastweights.linearize.distill.transfer import TransferLoss
+from fastweights.runs.optimizers import AdamW
+from fastweights.runs.report import Reporter
+from fastweights.text.documents import Data
+from fastweights.train import DataError, TrainingError
+from pretrained import llama
+from tiny import tiny
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    folder = write_source(tmp_path_factory.mktemp("source"))
+    (folder / "short.txt").write_text("three sheep and four goats went up the hill\n")
+    tiny("metala").save_pretrained(folder / "ours")
+    linearize(llama(2, torch.float32)).save_pretrained(folder / "linearized")
+    return folder
+
+
+REFUSALS: dict[str, tuple[list[str], str]] = {
+    "too many softmax layers": (["--softmax-layers", "3"], "cannot keep 3 of 3 layers softmax"),
+    "more than there are": (["--softmax-layers", "5"], "keep 0 to 2 of them"),
+    "more than are chosen": (
+        ["--layers", "0,2", "--softmax-layers", "2"],
+        "cannot keep 2 of 2 layers softmax",
+    ),
+    "no such layer": (["--layers", "1,7"], "has no such layers; choose some of 0, 1, 2"),
+    "window as long as a sequence": (["--window", "24"], "window = 24 reaches over every sequence"),
+    "window longer than any text": (["--window", "100000"], "or a smaller window"),
+    "rate that explodes": (["--transfer-lr", "1e30"], "lr = 1e+30; every update of AdamW moves"),
+    "rate of adaptation": (["--finetune-lr", "11"], "take a lower rate"),
+    "dropout of no window": (["--window", "0", "--dropout", "0.5"], "leave dropout out"),
+    "dropout of a rule": (
+        ["--rule", "gla", "--dropout", "0.5"],
+        "with window = 4 has none",
+    ),
+    "weights of a rule": (
+        ["--rule", "gla", "--method", "workshop"],
+        "rule = 'gla' has no attention weights that the transfer could compare",
+    ),
+    "text of less than a sequence": (
+        ["--length", "9999"],
+        "the training text has 4234 tokens, fewer than one sequence of 9999",
+    ),
+    "validation within the window": (
+        ["--length", "4000", "--window", "3000"],
+        "the validation text has 222 tokens, all within the window of 3000",
+    ),
+    "no text": (["--data", "nosuch.txt"], "no text found at 'nosuch.txt'"),
+    "batch": (["--batch", "3", "--accumulate", "2"], "batch = 3 is not divisible"),
+}
+MODELS = {
+    "ours": "this library's mixers, and not the softmax attention",
+    "linearized": "it is linearized already; load the model it was made from",
+}
+
+
+def refused(capsys, *arguments: object) -> str:
+    assert main(["linearize", *map(str, arguments)]) == 2
+    captured = capsys.readouterr()
+    assert "──" not in captured.out
+    assert captured.err.startswith("fastweights: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSALS.values(), ids=REFUSALS)
+def test_a_refused_command_leaves_nothing_behind(source, tmp_path, capsys, options, message):
+    given = ["--data", source / "text.txt", "--length", 24, "--window", 4, "--batch", 2]
+    out = tmp_path / "new" / "run"
+    error = refused(capsys, source / "model", *given, "--device", "cpu", "--out", out, *options)
+    assert message in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "message"), MODELS.items(), ids=MODELS)
+def test_models_that_are_linear_already_are_refused(source, tmp_path, capsys, name, message):
+    out = tmp_path / "run"
+    error = refused(capsys, source / name, "--data", source / "text.txt", "--out", out)
+    assert message in error
+    assert message in refused(capsys, "plan", source / name)
+    assert not out.exists()
+
+
+def test_our_models_are_not_linearized_in_python():
+    with pytest.raises(CannotLinearize, match="this library's mixers"):
+        linearize(tiny("metala"))
+
+
+def test_a_plan_refuses_what_the_run_would(source, capsys):
+    error = refused(capsys, "plan", source / "model", "--window", 4, "--softmax-layers", 3)
+    assert "cannot keep 3 of 3 layers softmax" in error
+
+
+def test_the_corrected_command_begins_in_the_same_folder(source, tmp_path):
+    long = conversion(source, data=Data((str(source / "text.txt"),), length=9999))
+    with pytest.raises(DataError, match="fewer than one sequence of 9999"):
+        run_conversion(long, tmp_path / "run")
+    assert run_conversion(conversion(source), tmp_path / "run", until="plan")
+
+
+def test_a_folder_that_was_there_stays(source, tmp_path):
+    (tmp_path / "run").mkdir()
+    long = conversion(source, data=Data((str(source / "text.txt"),), length=9999))
+    with pytest.raises(DataError):
+        run_conversion(long, tmp_path / "run")
+    assert (tmp_path / "run").is_dir()
+
+
+VALUES: dict[str, tuple[Any, str]] = {
+    **{
+        f"dropout {p}": (lambda p=p: TransferConfig(dropout=p), "at least 0 and below 1")
+        for p in (-0.1, 1.0, 2.0, float("nan"))
+    },
+    **{
+        f"rate {rate}": (lambda rate=rate: Fit(optimizer=AdamW(lr=rate)), f"lr = {rate}")
+        for rate in (float("nan"), float("inf"), -1.0, 0.0)
+    },
+    "rate of 100": (lambda: Fit(optimizer=AdamW(lr=100.0)), "lr = 100; every update of AdamW"),
+    "steps": (lambda: Fit(steps=-3), "steps = -3; it must be 1 or more"),
+    "length 1": (lambda: Data(("text",), length=1), "length = 1; it must be 2 or more"),
+    "length 0": (lambda: Data(("text",), length=0), "one token predicts the next"),
+    "held out": (lambda: Data(("text",), held_out=0), "held_out = 0; it must be 1 or more"),
+    "no source": (lambda: Data(()), "give at least one source"),
+    "window 1.5": (lambda: LinearAttentionConfig(window=1.5), "window = 1.5; a number of tokens"),  # type: ignore[arg-type]
+    "kl": (lambda: TokenLoss(kl=float("inf")), "at least 0 and finite"),
+    "weights": (lambda: TransferLoss(weights=float("nan")), "at least 0 and finite"),
+    "dropout of no window": (
+        lambda: LinearizationMethod(LinearAttentionConfig(window=0), TransferConfig(dropout=0.5)),
+        "hides a window of softmax",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), VALUES.values(), ids=VALUES)
+def test_values_are_checked_where_they_are_given(make, message):
+    with pytest.raises(ValueError, match=message.replace("+", r"\+")):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"softmax_layers": -1}, "softmax_layers = -1; it must be 0 or more"),
+        ({"seed": -1}, "seed = -1; it must be 0 or more"),
+        ({"dtype": "zz"}, "dtype = 'zz'; take the name of a dtype of torch"),
+        ({"dtype": "nn"}, "dtype = 'nn'; take the name of a dtype of torch"),
+        ({"method": METHODS["lolcats"]}, "window = 64 reaches over every sequence of length = 24"),
+    ],
+)
+def test_a_conversion_checks_its_values(source, changes, message):
+    with pytest.raises(ValueError, match=message):
+        conversion(source, **changes)
+
+
+def test_processes_that_cannot_share_a_batch_leave_nothing_behind(source, tmp_path, monkeypatch):
+    from fastweights.linearize.distill import pipeline
+    from fastweights.runs.processes import Alone
+
+    class Three(Alone):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = 3
+
+    monkeypatch.setattr(pipeline, "join_processes", lambda device: Three())
+    with pytest.raises(TrainingError, match=r"batch = 2 is not divisible by devices"):
+        run_conversion(conversion(source), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_state_of_a_long_window_is_told_at_once(source):
+    """Bytes of all windows are those that a cache of that window has."""
+    for analog in (LinearAttentionConfig(window=5), LinearAttentionConfig(window=5, shared=False)):
+        model = llama(2, torch.float32)
+        planned = plan(model, LinearizationMethod(analog))
+        linear = linearize(model, analog)
+        with torch.no_grad():
+            cache = linear(torch.arange(9)[None], use_cache=True).past_key_values
+        assert planned.state == sum(layer.nbytes for layer in cache.layers)
+    far = plan(str(source / "model"), LinearizationMethod(LinearAttentionConfig(window=10**7)))
+    assert far.state > 10**7
+
+
+class Notes(Reporter):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.said.append(message)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("rate", "worse"), [(10.0, True), (1e-9, False)])
+def test_a_transfer_that_made_it_worse_says_so(source, tmp_path, rate, worse):
+    fit = replace(SHORT, optimizer=replace(SHORT.optimizer, lr=rate))
+    method = LinearizationMethod(LinearAttentionConfig(window=4), TransferConfig(fit=fit), None)
+    notes = Notes()
+    whole = conversion(source, method=method)
+    run_conversion(whole, tmp_path, until="transfer", reporter=notes)
+    before, after = (
+        json.loads((tmp_path / f"{name}.json").read_text())["error"]
+        for name in ("convert", "transfer")
+    )
+    assert (after > before * (1 + 1e-6)) == worse
+    assert any("made the layers worse" in line for line in notes.said) == (after > before)
