@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,12 +10,12 @@ from transformers import PreTrainedTokenizerFast
 
 from fastweights.runs.errors import DataError
 from fastweights.runs.ranges import SEQUENCE_LENGTH
-from fastweights.text.holdout import FRACTION, all_of, first_of, hold_out, measure, thin_out
+from fastweights.text.holdout import FRACTION, all_of, hold_out, measure, thin_out
 from fastweights.text.packing import Part, encode_documents, framing_of_stream, gather
 from fastweights.text.request import TextRequest
 from fastweights.text.sources import read_documents
 from fastweights.text.tokenizers import SAMPLE, Bytes, Tokenization
-from fastweights.text.tokens import TokenText, WholeText
+from fastweights.text.tokens import Ranges, TokenText, WholeText
 
 
 @dataclass(frozen=True)
@@ -161,11 +161,12 @@ def tokenize_sources(
     Raises:
         DataError: If a source cannot be used.
     """
-    whole, size = _read_whole(sources, tokenizer, field, most)
-    if most is None or len(whole) <= most:
-        return whole[:], TextSize(len(whole), size)
-    _, size = measure(first_of(whole, most), tokenizer)
-    return whole[:most], TextSize(most, size)
+    read, size = _read_whole(sources, tokenizer, field, most)
+    if most is None or len(read) <= most:
+        return read[:], TextSize(len(read), size)
+    first = Ranges(read, np.array([[0, most]]), read.begins_are_targets)
+    _, size = measure(first, tokenizer)
+    return first[:], TextSize(most, size)
 
 
 def build_tokenizer(text: Text) -> PreTrainedTokenizerFast:
@@ -203,16 +204,18 @@ def _read_whole(
     field: str | None,
     most: int | None = None,
 ) -> tuple[WholeText, int]:
+    """The text, from its beginning to the piece that has the last of `most` tokens, and the UTF-8
+    bytes that were read."""
     framing = framing_of_stream(tokenizer)
     documents = read_documents(sources, tokenizer, field)
-    return gather(_enough(encode_documents(tokenizer, documents, framing), most), framing)
+    return gather(_take_parts(encode_documents(tokenizer, documents, framing), most), framing)
 
 
-def _enough(parts: Iterable[Part], most: int | None) -> Iterator[Part]:
-    """The first parts that have `most` tokens."""
-    read = 0
+def _take_parts(parts: Iterator[Part], most: int | None) -> Iterator[Part]:
+    """Parts until there are so many tokens."""
+    size = 0
     for part in parts:
         yield part
-        read += sum(len(run.tokens) for run in part.runs)
-        if most is not None and read >= most:
+        size += sum(len(run.tokens) for run in part.runs)
+        if most is not None and size >= most:
             return

@@ -65,12 +65,7 @@ def thin_out(text: WholeText, length: int, most: int) -> Ranges:
 
 def all_of(text: WholeText) -> Ranges:
     """Return the whole text as one range."""
-    return first_of(text, len(text))
-
-
-def first_of(text: WholeText, tokens: int) -> Ranges:
-    """Return the first tokens of a text as one range."""
-    return _ranges(text, np.array([[0, tokens]]))
+    return _ranges(text, np.array([[0, len(text)]]))
 
 
 def measure(text: TokenText, tokenizer: PreTrainedTokenizerFast) -> tuple[int, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
@@ -38,16 +37,14 @@ class Architecture:
         Raises:
             ValueError: If sizes do not fit each other.
         """
-        return FastWeightsForCausalLM(self.config(len(tokenizer), special_tokens(tokenizer)))
+        return FastWeightsForCausalLM(self.config(len(tokenizer), **special_tokens(tokenizer)))
 
-    def config(
-        self, vocabulary: int = 1, special: Mapping[str, Any] = MappingProxyType({})
-    ) -> FastWeightsConfig:
+    def config(self, vocabulary: int = 1, **special: Any) -> FastWeightsConfig:
         """Make the model's configuration.
 
         Args:
             vocabulary: Number of tokens.
-            special: Those that begin and end a text and fill it up, as `special_tokens` has them.
+            special: The tokens with a meaning of their own, by their names in a configuration.
 
         Raises:
             ValueError: If sizes do not fit each other.
@@ -86,16 +83,14 @@ class PresetArchitecture:
         Raises:
             ValueError: If there is no preset of this name, or it is a classifier.
         """
-        return FastWeightsForCausalLM(self.config(len(tokenizer), special_tokens(tokenizer)))
+        return FastWeightsForCausalLM(self.config(len(tokenizer), **special_tokens(tokenizer)))
 
-    def config(
-        self, vocabulary: int = 1, special: Mapping[str, Any] = MappingProxyType({})
-    ) -> FastWeightsConfig:
+    def config(self, vocabulary: int = 1, **special: Any) -> FastWeightsConfig:
         """Make the model's configuration.
 
         Args:
             vocabulary: Number of tokens.
-            special: Those that begin and end a text and fill it up, as `special_tokens` has them.
+            special: The tokens with a meaning of their own, by their names in a configuration.
 
         Raises:
             ValueError: If there is no preset of this name, or it is a classifier.
