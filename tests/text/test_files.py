@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import secrets
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def write_table(path: Path, records: list[Any]) -> None:
 
 
 def write_parquet(path: Path, records: list[Any]) -> None:
-    parquet.write_table(pyarrow.Table.from_pylist(records), path)
+    parquet.write_table(pyarrow.Table.from_pylist(records), path, use_dictionary=False)
 
 
 WRITERS = {
@@ -137,6 +138,17 @@ def test_a_large_file_takes_little_memory(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 24
+
+
+def test_a_large_group_of_rows_takes_little_memory(tmp_path: Path) -> None:
+    """32 MB of text in one group of a Parquet file, a megabyte of it read at a time."""
+    rows = [{"text": secrets.token_hex(8000)} for _ in range(2000)]
+    write_parquet(tmp_path / "a.parquet", rows)
+    before = peak = pyarrow.total_allocated_bytes()
+    for document in read_documents([str(tmp_path / "a.parquet")]):
+        list(document)
+        peak = max(peak, pyarrow.total_allocated_bytes())
+    assert peak - before < 1 << 23
 
 
 def test_who_stops_early_reads_no_more(tmp_path: Path) -> None:
