@@ -16,6 +16,7 @@ from fastweights.cli.argument_types import (
     given,
     non_negative_integer,
     own_mixer,
+    sequence_length,
 )
 from fastweights.render.docstrings import first_paragraph
 
@@ -140,6 +141,26 @@ def add_across(group: ArgumentParser | _ArgumentGroup) -> None:
         "--across",
         action="store_true",
         help="Let tokens see earlier documents that share their sequence",
+    )
+
+
+def add_validation(group: ArgumentParser | _ArgumentGroup, most: int) -> None:
+    """What is held out to validate on."""
+    group.add_argument(
+        "--validation",
+        type=given,
+        nargs="+",
+        default=(),
+        metavar="SOURCE",
+        help="Text to validate on (default: at most a tenth of the data: documents from all over"
+        " it, or its end if there are few)",
+    )
+    group.add_argument(
+        "--validation-tokens",
+        type=sequence_length,
+        default=most,
+        metavar="TOKENS",
+        help="Most tokens to validate on, from all over that text (default: %(default)s)",
     )
 
 

@@ -11,7 +11,14 @@ from transformers import PreTrainedTokenizerFast
 from fastweights.runs.errors import DataError
 from fastweights.runs.ranges import SEQUENCE_LENGTH
 from fastweights.text.holdout import FRACTION, all_of, hold_out, measure, thin_out
-from fastweights.text.packing import Part, encode_documents, framing_of_stream, gather
+from fastweights.text.packing import (
+    Framing,
+    Part,
+    encode_documents,
+    framing_between,
+    framing_of_stream,
+    gather,
+)
 from fastweights.text.request import TextRequest
 from fastweights.text.sources import read_documents
 from fastweights.text.tokenizers import SAMPLE, Bytes, Tokenization
@@ -100,8 +107,11 @@ def read_corpus(text: Text) -> Corpus:
         DataError: If a file cannot be used (the message names it), or the text is too short.
     """
     tokenizer = build_tokenizer(text)
-    whole, size = _read_whole(text.sources, tokenizer, text.field)
-    validation = _read_whole(text.validation, tokenizer, text.field)[0] if text.validation else None
+    framing = framing_of_stream(tokenizer)
+    whole, size = _read_whole(text.sources, tokenizer, framing, text.field)
+    validation = None
+    if text.validation:
+        validation, _ = _read_whole(text.validation, tokenizer, framing, text.field)
     return split_corpus(tokenizer, whole, size, validation, text.held_out, text.held_out)
 
 
@@ -161,7 +171,7 @@ def tokenize_sources(
     Raises:
         DataError: If a source cannot be used.
     """
-    read, size = _read_whole(sources, tokenizer, field, most)
+    read, size = _read_whole(sources, tokenizer, framing_between(tokenizer), field, most)
     if most is None or len(read) <= most:
         return read[:], TextSize(len(read), size)
     first = Ranges(read, np.array([[0, most]]), read.begins_are_targets)
@@ -201,12 +211,12 @@ def _pieces(sources: Sequence[str], field: str | None) -> Iterator[str]:
 def _read_whole(
     sources: Sequence[str],
     tokenizer: PreTrainedTokenizerFast,
+    framing: Framing,
     field: str | None,
     most: int | None = None,
 ) -> tuple[WholeText, int]:
     """The text, from its beginning to the piece that has the last of `most` tokens, and the UTF-8
     bytes that were read."""
-    framing = framing_of_stream(tokenizer)
     documents = read_documents(sources, tokenizer, field)
     return gather(_take_parts(encode_documents(tokenizer, documents, framing), most), framing)
 

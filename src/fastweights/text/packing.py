@@ -47,9 +47,14 @@ def framing_of_stream(tokenizer: PreTrainedTokenizerFast) -> Framing:
     """Return one end-of-text token between two documents, or an empty line if there is no such
     token; of a tokenizer that puts a begin token before every text, `framing_of_each`."""
     around = framing_of_each(tokenizer)
-    if around.before:
-        return around
-    between = around.after or tuple(token_ids(tokenizer, EMPTY_LINE).tolist())
+    return around if around.before else framing_between(tokenizer)
+
+
+def framing_between(tokenizer: PreTrainedTokenizerFast) -> Framing:
+    """Return one end-of-text token between two documents, or an empty line if there is no such
+    token."""
+    end = framing_of_each(tokenizer).after
+    between = end or tuple(token_ids(tokenizer, EMPTY_LINE).tolist())
     return Framing(between=between, begins_are_targets=True)
 
 

@@ -44,7 +44,7 @@ class Architecture:
 
         Args:
             vocabulary: Number of tokens.
-            special: The tokens with a meaning of their own, by their names in a configuration.
+            special: The tokens that begin, end and fill up texts, as `special_tokens` has them.
 
         Raises:
             ValueError: If sizes do not fit each other.
@@ -90,7 +90,7 @@ class PresetArchitecture:
 
         Args:
             vocabulary: Number of tokens.
-            special: The tokens with a meaning of their own, by their names in a configuration.
+            special: The tokens that begin, end and fill up texts, as `special_tokens` has them.
 
         Raises:
             ValueError: If there is no preset of this name, or it is a classifier.

@@ -27,6 +27,7 @@ from fastweights.cli.parser import (
     add_dtype,
     add_field,
     add_seed,
+    add_validation,
     add_verbs,
 )
 from fastweights.cli.parsers.generate import add_temperature
@@ -200,14 +201,7 @@ def _add_data(group: _ArgumentGroup) -> None:
         metavar="SOURCE",
         help=f"Text to train on: {TEXT_SOURCES}",
     )
-    group.add_argument(
-        "--validation",
-        type=given,
-        nargs="+",
-        default=(),
-        metavar="SOURCE",
-        help="Text to validate on (default: a part of the data)",
-    )
+    add_validation(group, 1 << 16)
     _add_length(group)
     group.add_argument(
         "--responses",

@@ -23,6 +23,7 @@ from fastweights.cli.parser import (
     add_device,
     add_field,
     add_seed,
+    add_validation,
 )
 
 LAYERS, WIDTH = 4, 128
@@ -107,14 +108,7 @@ def _add_text(group: _ArgumentGroup) -> None:
         metavar="SOURCE",
         help=f"Text to train on: {TEXT_SOURCES} (default: shakespeare)",
     )
-    group.add_argument(
-        "--validation",
-        type=given,
-        nargs="+",
-        default=(),
-        metavar="SOURCE",
-        help="Text to validate on (default: the last tenth of the data)",
-    )
+    add_validation(group, 1 << 17)
     group.add_argument(
         "--tokenizer",
         type=tokenizer,

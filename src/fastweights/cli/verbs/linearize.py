@@ -95,6 +95,7 @@ def conversion(chosen: Namespace) -> Conversion:
         chosen.length,
         chosen.responses,
         not chosen.across,
+        held_out=chosen.validation_tokens,
         field=chosen.field,
     )
     return Conversion(

@@ -86,6 +86,7 @@ def train_config(chosen: Namespace) -> TrainConfig:
             tokenization,
             boundaries=not chosen.across,
             field=chosen.field,
+            held_out=chosen.validation_tokens,
         ),
         model=model,
         optimizer=AdamW(lr=_learning_rate(chosen), weight_decay=chosen.weight_decay),

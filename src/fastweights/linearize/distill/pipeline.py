@@ -67,10 +67,7 @@ def run_conversion(
     reporter = reporter if processes.is_first else Reporter()
     context = ConversionContext(conversion, out, processes, reporter, stop)
     with ExitStack() as held:
-        try:
-            with processes.first_then_others():
-                _open_folder(context, held)
-        except Stopped:
+        if not _open_together(context, held):
             return False
         for verb in verbs:
             if processes.any(stop()):
@@ -78,6 +75,16 @@ def run_conversion(
             reporter.note(f"── {verb.name}")
             if not verb.run_together(context):
                 return False
+    return True
+
+
+def _open_together(context: ConversionContext, held: ExitStack) -> bool:
+    """Open the folder in all processes; False if reading the text was stopped."""
+    with context.processes.first_then_others():
+        try:
+            _open_folder(context, held)
+        except Stopped:
+            return False
     return True
 
 
