@@ -26,7 +26,7 @@ def _record(reports: list[Any]) -> Record:
     """Set-up and teardown count as well."""
     seconds, cases = defaultdict(float), defaultdict(int)
     for report in reports:
-        if hasattr(report, "when"):
+        if hasattr(report, "duration"):
             name = report.nodeid.partition("[")[0]
             seconds[name] += report.duration
             cases[name] += report.when == "call"

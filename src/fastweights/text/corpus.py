@@ -175,7 +175,8 @@ def tokenize_sources(
     if most is None or len(read) <= most:
         return read[:], TextSize(len(read), size)
     first = Ranges(read, np.array([[0, most]]), read.begins_are_targets)
-    return first[:], TextSize(*measure(first, tokenizer))
+    _, size = measure(first, tokenizer)
+    return first[:], TextSize(most, size)
 
 
 def build_tokenizer(text: Text) -> PreTrainedTokenizerFast:

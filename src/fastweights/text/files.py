@@ -210,7 +210,10 @@ def read_parquet(
     from pyarrow import parquet
 
     try:
-        with io.BufferedReader(_Watched(path, advance)) as raw, parquet.ParquetFile(raw) as file:
+        with (
+            io.BufferedReader(_Watched(path, advance)) as raw,
+            parquet.ParquetFile(raw, buffer_size=BLOCK, pre_buffer=False) as file,
+        ):
             columns, numbers = choose(file.schema_arrow.names) or None, count(1)
             for batch in file.iter_batches(ROWS, columns=columns):
                 for record in batch.to_pylist():
