@@ -312,6 +312,15 @@ def test_list_counts_the_parameters_of_presets(capsys, monkeypatch):
     assert counts["pythia-70m"] == ["70.43M", "70.43M"]
 
 
+@pytest.mark.parametrize("what", [["--presets"], ["--tasks"], []])
+def test_listed_names_can_be_copied_from_a_narrow_terminal(capsys, monkeypatch, what):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["list", *what]) == 0
+    first = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()}
+    names = {"--presets": PRESETS, "--tasks": TASKS}.get(*what) if what else MIXERS
+    assert [name for name in names or () if name not in first] == []
+
+
 def test_list_shows_tasks_and_an_example(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     assert main(["list", "--tasks"]) == 0

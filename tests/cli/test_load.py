@@ -77,7 +77,7 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     "other mixer": (with_fields("config.json", mixers=[{"name": "gla"}]), "config.json"),
     "mixer argument": (
         with_fields("config.json", mixers=[{"name": "metala", "heads": "two"}]),
-        "metala takes heads as a whole number, not 'two'",
+        "heads = 'two'; for metala it must be a whole number",
     ),
     "eps nan": (with_fields("config.json", norm_eps=float("nan")), "norm_eps = nan"),
     "eps text": (with_fields("config.json", norm_eps="1"), "Field 'norm_eps' with value '1'"),

@@ -121,6 +121,14 @@ def test_defaults_of_linearization_are_those_of_the_code() -> None:
     assert TOKENS == linearize.TOKENS
 
 
+def test_training_and_linearizing_take_trackers() -> None:
+    given = ["--track", "wandb", "--track", "tensorboard"]
+    linearized = ["linearize", "MODEL", "--data", "TEXT", "--out", "OUT"]
+    for verb in (["train"], linearized):
+        assert chosen(*verb).track == []
+        assert chosen(*verb, *given).track == ["wandb", "tensorboard"]
+
+
 def test_defaults_of_measurements_are_those_of_the_code() -> None:
     from fastweights.analysis.profile import ProfileLimits
     from fastweights.lab.bench.gpu import GpuPlan

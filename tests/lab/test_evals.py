@@ -236,6 +236,72 @@ def test_a_damaged_file_is_named(content: bytes, tmp_path: Path) -> None:
         SOURCES["hellaswag"].items(tmp_path)
 
 
+HELLASWAG = {"activity_label": "Roofing", "ctx": "A man", "endings": ["a", "b"], "label": 1}
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({**HELLASWAG, "label": 9}, r"9 is not the number of an option; there are 0 … 1"),
+        ({**HELLASWAG, "label": -1}, r"-1 is not the number of an option"),
+        ({**HELLASWAG, "label": "x"}, "invalid literal for int"),
+        ({**HELLASWAG, "endings": []}, "two options at least; there are 0"),
+        ({"ctx": "A man"}, "it has no 'activity_label'"),
+    ],
+)
+def test_a_choice_that_cannot_be_made_is_named(
+    record: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    lines = (json.dumps(HELLASWAG), json.dumps(record))
+    (tmp_path / "hellaswag_val.jsonl").write_text("\n".join(lines))
+    with pytest.raises(ValueError, match=rf"hellaswag_val.jsonl is not .*\(line 2: .*{message}"):
+        SOURCES["hellaswag"].items(tmp_path)
+
+
+def test_labels_may_be_texts(tmp_path: Path) -> None:
+    (tmp_path / "hellaswag_val.jsonl").write_text(json.dumps({**HELLASWAG, "label": "1"}))
+    (found,) = SOURCES["hellaswag"].items(tmp_path)
+    assert isinstance(found, Choice)
+    assert found.gold == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{}", "line 1: it has no 'text'"),
+        ('{"text": " "}', "line 1: its text is empty"),
+        ('{"text": 5}', "line 1: AttributeError"),
+        ("{", "line 1: Expecting property name"),
+    ],
+)
+def test_a_text_without_a_last_word_is_named(line: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "lambada_openai_test.jsonl").write_text(line)
+    with pytest.raises(ValueError, match=f"lambada_openai_test.jsonl is not .*{message}"):
+        SOURCES["lambada"].items(tmp_path)
+
+
+@pytest.mark.parametrize("labels", ["0\n", "0\n1\n1\n"])
+def test_every_question_has_its_label(labels: str, tmp_path: Path) -> None:
+    folder = eval_files.write(tmp_path)
+    (folder / "piqa_valid-labels.lst").write_text(labels)
+    with pytest.raises(ValueError, match=r"piqa_valid-labels\.lst is not in the form"):
+        SOURCES["piqa"].items(folder)
+
+
+@pytest.mark.parametrize("line", ["{", "3", '{"text": "Born in"}', '{"text": 1, "value": "Ulm"}'])
+def test_recall_that_is_damaged_is_named(line: str, tmp_path: Path) -> None:
+    (tmp_path / "swde.jsonl").write_text(line)
+    with pytest.raises(ValueError, match=r"swde\.jsonl, line 1, "):
+        recall_prompts(tmp_path / "swde.jsonl")
+
+
+@pytest.mark.parametrize("sizes", [{"length": -5}, {"batch": 0}, {"chunk": -1}, {"chunk": 0}])
+def test_sizes_of_reading_are_checked(sizes: dict[str, int]) -> None:
+    given = {"length": 8, **sizes}
+    with pytest.raises(ValueError, match=f"{next(iter(sizes))} = .*; it must be 1 or more"):
+        nll_by_position(tiny("metala"), np.arange(20), **given)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"piqa_valid\.jsonl does not exist"):
         SOURCES["piqa"].items(tmp_path)

@@ -25,6 +25,7 @@ from fastweights.cli import main
 from fastweights.lab.sweep import (
     AXES,
     InProcess,
+    Local,
     Pool,
     Ray,
     Row,
@@ -321,11 +322,55 @@ def test_a_plan_is_read(tmp_path: Path) -> None:
         ('tasks = ["nothing"]\nmixers = ["gla"]', "no task is called 'nothing'"),
         ('tasks = ["mqar-small-32x4"]\nmixers = ["gla"]\nmixer = 1', "unknown: mixer"),
         ('tasks = ["mqar-small-32x4"]\nmixers = [{name = "gla"}]', "lacks a label"),
+        ('tasks = ["mqar-small-32x4"]\nmixers = [5]', "neither a name nor a table"),
+        ('tasks = "mqar-small-32x4"\nmixers = ["gla"]', "tasks = .* must be a list"),
+        *(
+            (f'tasks = ["mqar-small-32x4"]\nmixers = ["gla"]\n{line}', message)
+            for line, message in {
+                "rates = [0]": "rates = 0; it must be above 0 and finite",
+                "rates = [1e-3, nan]": "rates = nan; it must be above 0",
+                "rates = 0.1": "rates = 0.1; it must be a list of numbers",
+                "decays = [-0.1]": "decays = -0.1; it must be 0 or more",
+                "seeds = [-1]": "seeds = -1; it must be 0 or more",
+                "seeds = []": "give one at least",
+                "widths = [0]": "widths = 0; it must be 1 or more",
+                "widths = [16.5]": "widths = 16.5; it must be 1 or more",
+                "every = 0": "every = 0; it must be 1 or more",
+                'every = "often"': "every = 'often'; it must be 1 or more",
+                "training = 3": "training = 3; it must be a table",
+                "[training]\nsteps = 0": "steps = 0; it must be 1 or more",
+                "[training]\nsteps = -3": "steps = -3; it must be 1 or more",
+                "[training]\nbatch = 0": "batch = 0; it must be 1 or more",
+                "[training]\nepochs = 1.5": "epochs = 1.5; it must be 1 or more",
+                "[training]\nclip = -1": "clip = -1; it must be above 0",
+                "[training]\nbetas = [0.9, 1.0]": "betas = 1.0; it must be at least 0 and below 1",
+            }.items()
+        ),
     ],
 )
 def test_a_plan_that_cannot_be_read(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_plan(written(tmp_path, text))
+
+
+@pytest.mark.parametrize("mixer", ['"glaa"', '{label = "x", name = "gla", hidden_size = "a"}'])
+def test_a_model_that_cannot_be_built_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mixer: str
+) -> None:
+    path = written(tmp_path, f'tasks = ["mqar-small-32x4"]\nmixers = [{mixer}]')
+    assert main(["sweep", str(path), "--out", str(tmp_path / "out"), "--workers", "0"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("fastweights: mqar-small-32x4, ")
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_pools_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="workers = 0; it must be 1 or more"):
+        Local(0)
+    monkeypatch.setattr("fastweights.runs.packages.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="needs ray: pip install ray, or leave out --ray"):
+        Ray()
 
 
 @pytest.mark.parametrize(

@@ -434,11 +434,23 @@ def test_inputs_that_do_not_fit(layer: Layer) -> None:
         ("s4d", {"state": 3}, "use an even number"),
         ("lru", {"r_max": 1.0}, "use 0 ≤ r_min < r_max < 1"),
         ("mambo", {}, "unknown mixer 'mambo'; there are"),
-        ("metala", {"heads": "two"}, "metala takes heads as a whole number, not 'two'"),
-        ("metala", {"heads": True}, "metala takes heads as a whole number, not True"),
-        ("metala", {"tau": float("nan")}, "metala takes tau as a finite number, not nan"),
-        ("softmax", {"window": 0}, "window = 0; a query sees 1 token or more, or None for all"),
-        ("softmax", {"window": 1.5}, "softmax takes window as a whole number or None, not 1.5"),
+        (
+            "metala",
+            {"heads": "two"},
+            "heads = 'two'; for metala it must be a whole number",
+        ),
+        ("metala", {"heads": True}, "heads = True; for metala it must be a whole number"),
+        ("metala", {"tau": float("nan")}, "tau = nan; for metala it must be above 0 and finite"),
+        ("softmax", {"window": 1.5}, "window = 1.5; for softmax it must be 1 or .*, or None"),
+        ("softmax", {"window": 0}, "window = 0; for softmax it must be 1 or more"),
+        ("swa", {"window": None}, "window = None; for swa it must be 1 or more"),
+        ("gla", {"eps": 0.0}, "eps = 0.0; for gla it must be above 0 and finite"),
+        ("mamba", {"conv": 0}, "conv = 0; for mamba it must be 1 or more"),
+        ("metala", {"conv": -1}, "conv = -1; for metala it must be 0 or more"),
+        ("deltanet", {"floor": -1.0}, "floor = -1.0; for deltanet it must be 0 or more"),
+        ("based", {"keys": "many"}, "keys = 'many'; for based it must be 1 or more"),
+        ("hgrn", {"tied": 1}, "tied = 1; for hgrn it must be True or False"),
+        ("linear", {"feature_map": 3}, "feature_map = 3; for linear it must be a text"),
     ],
 )
 def test_arguments_that_do_not_fit(name: str, arguments: dict[str, Any], message: str) -> None:
@@ -454,7 +466,7 @@ def test_defaults_are_of_the_types_that_they_are_said_to_be(name: str) -> None:
     require_annotated(name, mixer.__init__, defaults)
     numbers = [key for key, value in defaults.items() if type(value) in (int, float)]
     for key in numbers:
-        with pytest.raises(ValueError, match=f"{name} takes {key} as "):
+        with pytest.raises(ValueError, match=f"{key} = 'many'; for {name} it must be "):
             require_annotated(name, mixer.__init__, {key: "many"})
 
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fastweights.runs.optimizers import matrices
 from fastweights.text.folder import load_corpus
-from fastweights.text.tokenizers import encode
+from fastweights.text.tokenizers import token_ids
 from fastweights.train import (
     BPE,
     AdamW,
@@ -118,13 +118,13 @@ def test_every_text_survives_its_tokens(tokenizer, tmp_path):
 
 def test_a_byte_is_its_token():
     text = PROSE + "".join(map(chr, range(0x900)))
-    assert bytes(encode(Bytes().build([]), [text]).astype(np.uint8)) == text.encode()
+    assert bytes(token_ids(Bytes().build([]), text).astype(np.uint8)) == text.encode()
 
 
 def test_long_texts_are_tokenized_as_one(tokenizer):
     text = (PROSE + "words, words.\n\n \nLines" * 3) * 400
     whole = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
-    assert encode(tokenizer, [text]).tolist() == whole
+    assert token_ids(tokenizer, text).tolist() == whole
 
 
 def test_text_comes_as_soon_as_it_is_certain():

@@ -10,7 +10,9 @@ import os
 import sys
 from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stderr
 from importlib.metadata import PackageNotFoundError, version
+from io import StringIO
 
 from fastweights.cli.parser import Declare, add_verbs
 from fastweights.cli.parsers.analyze import analyze
@@ -50,11 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         the exit status: 0, 2 for an error that the user can put right, 130 when interrupted, and
         130 or 143 when a signal stopped a run that can be resumed
     """
-    chosen = build_parser().parse_args(arguments)
+    with nullcontext() if _is_first("LOCAL_RANK") else redirect_stderr(StringIO()):
+        chosen = build_parser().parse_args(arguments)
     from rich.console import Console
 
     try:
-        status = chosen.run(chosen, Console(highlight=False))
+        status = chosen.run(chosen, Console(highlight=False, quiet=not _is_first("RANK")))
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
@@ -64,8 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if chosen.debug:
             raise
-        sys.stderr.write(f"fastweights: {_explain(error)}\n")
+        if _may_say(error):
+            sys.stderr.write(f"fastweights: {_explain(error)}\n")
         return 2
+    finally:
+        _leave()
     return status or 0
 
 
@@ -85,6 +91,33 @@ def build_parser() -> ArgumentParser:
         subparser.add_argument("--debug", action="store_true", default=SUPPRESS, help=SUPPRESS)
         subparser.set_defaults(run=run)
     return parser
+
+
+def _is_first(rank: str) -> bool:
+    """Whether a launcher such as torchrun started this process as the first, or nothing did."""
+    return os.environ.get(rank, "0") == "0"
+
+
+def _may_say(error: Exception) -> bool:
+    """Whether this process says what went wrong; one does for all of a group.
+
+    Before they have met, all of a machine fail alike.
+    """
+    if "RANK" not in os.environ:
+        return True
+    from fastweights.runs.errors import OtherProcessError
+    from fastweights.runs.processes import has_group, is_first_to_speak
+
+    if isinstance(error, OtherProcessError):
+        return False
+    return is_first_to_speak() if has_group() else _is_first("LOCAL_RANK")
+
+
+def _leave() -> None:
+    if "RANK" in os.environ:
+        from fastweights.runs.processes import leave_processes
+
+        leave_processes()
 
 
 def _explain(error: Exception) -> str:

@@ -101,6 +101,15 @@ def given(text: str) -> str:
     return text
 
 
+def utf8(text: str) -> str:
+    """A text, of bytes that are UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ArgumentTypeError(f"{text!r} is not UTF-8; check the terminal's encoding") from None
+    return text
+
+
 def path(text: str) -> Path:
     """The path of a file or folder."""
     return Path(given(text))
@@ -147,9 +156,9 @@ def _mixers(text: str) -> tuple[dict[str, object], ...]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise ArgumentTypeError(f"not a JSON list: {error}") from error
+        raise ArgumentTypeError(f"{text!r} is not a JSON list: {error}") from error
     if not found or not all(isinstance(mixer, dict) and "name" in mixer for mixer in found):
         raise ArgumentTypeError(
-            'every entry must be an object with a "name", such as [{"name": "metala"}]'
+            f'{text!r}: every entry must be an object with a "name", such as [{{"name": "metala"}}]'
         )
     return tuple(found)

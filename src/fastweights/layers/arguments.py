@@ -6,11 +6,22 @@ from collections.abc import Callable, Mapping
 from math import inf, isqrt
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fastweights.recurrence.base import ShapeError
+from fastweights.runs.ranges import (
+    NON_NEGATIVE_INTEGER,
+    NON_NEGATIVE_NUMBER,
+    POSITIVE_INTEGER,
+    POSITIVE_NUMBER,
+    Range,
+)
 
 T = TypeVar("T")
+Count = Annotated[int, POSITIVE_INTEGER]
+CountOrZero = Annotated[int, NON_NEGATIVE_INTEGER]
+Positive = Annotated[float, POSITIVE_NUMBER]
+NonNegative = Annotated[float, NON_NEGATIVE_NUMBER]
 
 
 def head_width(name: str, width: int, count: int) -> int:
@@ -75,7 +86,8 @@ def require_annotated(
 ) -> None:
     """Check arguments by the annotations of the function that takes them.
 
-    Numbers, texts, truth values and None are checked; any other annotation allows everything.
+    Numbers (`Count` and its like by their ranges), texts, truth values and None are checked; any
+    other annotation allows everything.
 
     Args:
         owner: What the function is called in the error.
@@ -88,21 +100,32 @@ def require_annotated(
     for name, hint in _hints(function).items():
         union = get_origin(hint) in (Union, UnionType)
         kinds = get_args(hint) if union else (hint,)
-        checked = all(kind in _WORDS for kind in kinds)
+        checked = all(_words(kind) for kind in kinds)
         if checked and name in arguments and not any(_is_a(arguments[name], k) for k in kinds):
-            words = " or ".join(_WORDS[kind] for kind in kinds)
-            raise ValueError(f"{owner} takes {name} as {words}, not {arguments[name]!r}")
+            words = ", or ".join(map(_words, kinds))
+            raise ValueError(f"{name} = {arguments[name]!r}; for {owner} it must be {words}")
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     """The annotations that can be read: names imported for type checkers alone cannot."""
     try:
-        return get_type_hints(function)
+        return get_type_hints(function, include_extras=True)
     except NameError:
         return {}
 
 
-def _is_a(value: object, kind: type) -> bool:
+def _words(kind: Any) -> str:
+    """How an error names a type; nothing for one that is not checked."""
+    if get_origin(kind) is not Annotated:
+        return _WORDS.get(kind, "")
+    base, note = get_args(kind)[:2]
+    return note.words if isinstance(note, Range) else _words(base)
+
+
+def _is_a(value: object, kind: Any) -> bool:
+    if get_origin(kind) is Annotated:
+        base, note = get_args(kind)[:2]
+        return value in note if isinstance(note, Range) else _is_a(value, base)
     if kind in (int, float) and not isinstance(value, bool):
         number = isinstance(value, Integral if kind is int else Real)
         return number and abs(value) < inf  # type: ignore[arg-type]

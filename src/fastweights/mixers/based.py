@@ -8,6 +8,7 @@ from torch import nn
 
 from fastweights.features import taylor
 from fastweights.layers import TokenContext, head_width, split_heads
+from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, Normalized
 from fastweights.shapes import Embedded
@@ -27,7 +28,7 @@ class Based(Mixer):
         keys: d'_k, before φ; a head keeps 1 + d'_k (d'_k + 3) / 2 features
     """
 
-    def __init__(self, d: int, heads: int = 4, keys: int = 16) -> None:
+    def __init__(self, d: int, heads: int = 4, keys: Count = 16) -> None:
         super().__init__(d)
         self.heads, self.scale = heads, keys**-0.25
         head_width("d", d, heads)

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from fastweights.features import cos_sin_features
 from fastweights.layers import TokenContext, accumulate_dtype, head_width, split_heads
+from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, Normalized
 from fastweights.shapes import Embedded
@@ -28,7 +29,7 @@ class CosFormer(Mixer):
             negatively
     """
 
-    def __init__(self, d: int, heads: int = 4, length: int = 8192) -> None:
+    def __init__(self, d: int, heads: int = 4, length: Count = 8192) -> None:
         super().__init__(d)
         self.heads, self.length = heads, length
         head_width("d", d, heads)

@@ -15,6 +15,7 @@ from fastweights.layers import (
     l2_normalize,
     split_heads,
 )
+from fastweights.layers.arguments import Count, NonNegative, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Delta
 from fastweights.shapes import Embedded
@@ -36,10 +37,10 @@ class DeltaNet(Mixer):
         self,
         d: int,
         heads: int = 4,
-        conv: int = 4,
+        conv: Count = 4,
         negative: bool = False,
-        eps: float = 1e-5,
-        floor: float = 0.0,
+        eps: Positive = 1e-5,
+        floor: NonNegative = 0.0,
     ) -> None:
         super().__init__(d)
         width = head_width("d", d, heads)

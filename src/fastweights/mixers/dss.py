@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.layers import TokenContext
+from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.recurrence.base import Recurrence
@@ -27,7 +28,7 @@ class DSS(Mixer):
         state: N, the complex states per channel
     """
 
-    def __init__(self, d: int, state: int = 64) -> None:
+    def __init__(self, d: int, state: Count = 64) -> None:
         super().__init__(d)
         self.A = DiagonalSystem((1, state), (d, 1), hippo_start, zero_order)
         self.C = nn.Parameter(torch.empty(d, state, 2))

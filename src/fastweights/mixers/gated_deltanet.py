@@ -17,6 +17,7 @@ from fastweights.layers import (
     split_heads,
     upcast,
 )
+from fastweights.layers.arguments import Count, NonNegative, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Delta
 from fastweights.shapes import Embedded
@@ -40,13 +41,13 @@ class GatedDeltaNet(Mixer):
         self,
         d: int,
         heads: int = 4,
-        expand_k: float = 0.75,
-        expand_v: float = 1.5,
-        conv: int = 4,
-        value_heads: int | None = None,
+        expand_k: Positive = 0.75,
+        expand_v: Positive = 1.5,
+        conv: Count = 4,
+        value_heads: Count | None = None,
         negative: bool = False,
-        eps: float = 1e-5,
-        floor: float = 0.0,
+        eps: Positive = 1e-5,
+        floor: NonNegative = 0.0,
     ) -> None:
         super().__init__(d)
         keys, values = round(expand_k * d), round(expand_v * d)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.layers import HeadNorm, LowRank, TokenContext, head_width, split_heads, upcast
+from fastweights.layers.arguments import Count, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.shapes import Embedded
@@ -28,10 +29,10 @@ class GLA(Mixer):
         self,
         d: int,
         heads: int = 4,
-        tau: float = 16.0,
-        rank: int = 16,
+        tau: Positive = 16.0,
+        rank: Count = 16,
         center: bool = True,
-        eps: float = 1e-5,
+        eps: Positive = 1e-5,
     ) -> None:
         super().__init__(d)
         keys = d // 2

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.layers import ShortConvolution, TokenContext, head_width, split_heads
+from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.recurrence.base import Recurrence
@@ -32,7 +33,9 @@ class H3(Mixer):
         shift: the states of the shift system
     """
 
-    def __init__(self, d: int, heads: int | None = None, state: int = 64, shift: int = 64) -> None:
+    def __init__(
+        self, d: int, heads: Count | None = None, state: Count = 64, shift: Count = 64
+    ) -> None:
         super().__init__(d)
         self.heads = max(d // 8, 1) if heads is None else heads
         head_width("d", d, self.heads)

@@ -9,6 +9,7 @@ from torch import nn
 
 from fastweights.features import Hedgehog
 from fastweights.layers import TokenContext, head_width, rotary, split_heads, upcast
+from fastweights.layers.arguments import Count, CountOrZero
 from fastweights.mixer import Mixer
 from fastweights.recurrence import WindowedLinear
 from fastweights.recurrence.base import ShapeError
@@ -35,8 +36,8 @@ class LoLCATs(Mixer):
         self,
         d: int,
         heads: int = 4,
-        kv_heads: int | None = None,
-        window: int = 64,
+        kv_heads: Count | None = None,
+        window: CountOrZero = 64,
         shared: bool = True,
     ) -> None:
         super().__init__(d)

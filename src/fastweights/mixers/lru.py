@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.layers import TokenContext, upcast
+from fastweights.layers.arguments import Count, NonNegative
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.recurrence.base import Recurrence
@@ -33,10 +34,10 @@ class LRU(Mixer):
     def __init__(
         self,
         d: int,
-        state: int = 64,
+        state: Count = 64,
         r_min: float = 0.9,
         r_max: float = 0.999,
-        max_phase: float = 2 * math.pi,
+        max_phase: NonNegative = 2 * math.pi,
     ) -> None:
         super().__init__(d)
         if not 0 <= r_min < r_max < 1:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.layers import ShortConvolution, TokenContext, upcast
+from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.recurrence.base import Recurrence
@@ -30,7 +31,12 @@ class Mamba(Mixer):
     """
 
     def __init__(
-        self, d: int, state: int = 16, expand: int = 2, conv: int = 4, rank: int | None = None
+        self,
+        d: int,
+        state: Count = 16,
+        expand: Count = 2,
+        conv: Count = 4,
+        rank: Count | None = None,
     ) -> None:
         super().__init__(d)
         width, rank = expand * d, math.ceil(d / 16) if rank is None else rank

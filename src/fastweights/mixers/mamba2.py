@@ -16,6 +16,7 @@ from fastweights.layers import (
     split_heads,
     upcast,
 )
+from fastweights.layers.arguments import Count, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, Recurrence
 from fastweights.shapes import Embedded, Output
@@ -39,8 +40,8 @@ class Mamba2(Mixer):
     """
 
     def __init__(
-        self, d: int, heads: int = 4, state: int = 64, expand: int = 2, conv: int = 4,
-        groups: int = 1, scaled: bool = True, decays: bool = True, eps: float = 1e-5,
+        self, d: int, heads: int = 4, state: Count = 64, expand: Count = 2, conv: Count = 4,
+        groups: Count = 1, scaled: bool = True, decays: bool = True, eps: Positive = 1e-5,
     ) -> None:  # fmt: skip
         super().__init__(d)
         width = expand * d

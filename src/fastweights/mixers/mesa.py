@@ -18,6 +18,7 @@ from fastweights.layers import (
     split_heads,
     upcast,
 )
+from fastweights.layers.arguments import Count, NonNegative, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import ConjugateGradient, Mesa, Signed, Solver
 from fastweights.shapes import Embedded
@@ -51,10 +52,10 @@ class MesaLayer(Mixer):
         heads: int = 4,
         steps: int = 30,
         tol: float | None = None,
-        conv: int = 4,
-        bound: float = 0.9975,
-        eps: float = 1e-5,
-        floor: float = 0.0,
+        conv: Count = 4,
+        bound: Positive = 0.9975,
+        eps: Positive = 1e-5,
+        floor: NonNegative = 0.0,
         random_steps: bool = False,
     ) -> None:
         super().__init__(d)

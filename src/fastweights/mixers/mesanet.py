@@ -20,6 +20,7 @@ from fastweights.layers import (
     split_heads,
     upcast,
 )
+from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Amplified, Decay, Delta, Normalized
 from fastweights.recurrence.base import Recurrence
@@ -77,7 +78,7 @@ class MesaNetBaseline(Mixer):
             max(1, |q_t z_t|)
     """
 
-    def __init__(self, d: int, heads: int = 4, rule: str = "gla", conv: int = 4) -> None:
+    def __init__(self, d: int, heads: Count = 4, rule: str = "gla", conv: Count = 4) -> None:
         super().__init__(d)
         self.heads, self.rule, gates = heads, rule, choose("rule", rule, RULES)
         self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(d, d, bias=False) for _ in range(4))

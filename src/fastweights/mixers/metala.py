@@ -16,6 +16,7 @@ from fastweights.layers import (
     split_heads,
     upcast,
 )
+from fastweights.layers.arguments import CountOrZero, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.shapes import Embedded, Output
@@ -42,8 +43,8 @@ class MetaLA(Mixer):
         self,
         d: int,
         heads: int = 4,
-        tau: float = 16.0,
-        conv: int = 4,
+        tau: Positive = 16.0,
+        conv: CountOrZero = 4,
         augmented: bool = True,
         restore_key: bool = False,
         scaled: bool = False,

@@ -14,6 +14,7 @@ from fastweights.layers import (
     split_heads,
     upcast,
 )
+from fastweights.layers.arguments import CountOrZero, NonNegative, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Amplified, Decay, Normalized
 from fastweights.shapes import Embedded
@@ -40,12 +41,12 @@ class MLSTM(Mixer):
         self,
         d: int,
         heads: int = 4,
-        conv: int = 4,
+        conv: CountOrZero = 4,
         exponential_forget: bool = False,
-        expand_k: float = 1.0,
+        expand_k: Positive = 1.0,
         bias: bool = True,
         cap: float | None = None,
-        eps: float = 1e-5,
+        eps: NonNegative = 1e-5,
     ) -> None:
         super().__init__(d)
         keys = round(expand_k * d)

@@ -6,6 +6,7 @@ from torch import nn
 
 from fastweights.features import PositiveRandom
 from fastweights.layers import TokenContext, head_width, split_heads
+from fastweights.layers.arguments import Count, CountOrZero
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, Normalized
 from fastweights.shapes import Embedded
@@ -25,7 +26,9 @@ class Performer(Mixer):
         seed: what they are drawn from; they are a buffer, saved with the weights
     """
 
-    def __init__(self, d: int, heads: int = 4, features: int = 128, seed: int = 0) -> None:
+    def __init__(
+        self, d: int, heads: int = 4, features: Count = 128, seed: CountOrZero = 0
+    ) -> None:
         super().__init__(d)
         width = head_width("d", d, heads)
         self.heads, self.scale = heads, width**-0.25

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.layers import HeadNorm, TokenContext, head_numbers, head_width, rotary, split_heads
+from fastweights.layers.arguments import Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.recurrence.base import ShapeError
@@ -31,10 +32,10 @@ class RetNet(Mixer):
         self,
         d: int,
         heads: int = 4,
-        expand_v: float = 2.0,
+        expand_v: Positive = 2.0,
         center: bool = True,
         affine: bool = False,
-        eps: float = 1e-5,
+        eps: Positive = 1e-5,
     ) -> None:
         super().__init__(d)
         values = round(expand_v * d)

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from fastweights.features import RandomFourier
 from fastweights.layers import TokenContext, head_width, split_heads, upcast
+from fastweights.layers.arguments import Count, CountOrZero
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, Normalized
 from fastweights.shapes import Embedded
@@ -29,7 +30,12 @@ class RFA(Mixer):
     """
 
     def __init__(
-        self, d: int, heads: int = 4, features: int = 64, gated: bool = False, seed: int = 0
+        self,
+        d: int,
+        heads: int = 4,
+        features: Count = 64,
+        gated: bool = False,
+        seed: CountOrZero = 0,
     ) -> None:
         super().__init__(d)
         self.heads = heads

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.layers import ShortConvolution, TokenContext, head_width, split_heads, upcast
+from fastweights.layers.arguments import Count, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.shapes import Embedded
@@ -35,9 +36,9 @@ class RGLRU(Mixer):
         self,
         d: int,
         heads: int = 4,
-        expand: float = 1.0,
-        conv: int = 4,
-        c: float = 8.0,
+        expand: Positive = 1.0,
+        conv: Count = 4,
+        c: Positive = 8.0,
         whole_start: bool = False,
     ) -> None:
         super().__init__(d)

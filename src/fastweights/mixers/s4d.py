@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.layers import TokenContext
+from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.recurrence.base import Recurrence
@@ -40,7 +41,7 @@ class S4D(Mixer):
     """
 
     def __init__(
-        self, d: int, state: int = 64, bilinear: bool = False, inverse: bool = False
+        self, d: int, state: Count = 64, bilinear: bool = False, inverse: bool = False
     ) -> None:
         super().__init__(d)
         start, hold = inverse_start if inverse else linear_start, tustin if bilinear else zero_order

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.layers import TokenContext
+from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.recurrence.base import Recurrence
@@ -29,7 +30,7 @@ class S5(Mixer):
         state: N, shared by all channels
     """
 
-    def __init__(self, d: int, state: int = 64) -> None:
+    def __init__(self, d: int, state: Count = 64) -> None:
         super().__init__(d)
         self.A = DiagonalSystem((1, pairs(state)), (1, pairs(state)), hippo_start, zero_order)
         self.W_B = nn.Linear(d, state, bias=False)

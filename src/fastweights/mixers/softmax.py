@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from fastweights.layers import HeadNorm, Rope, TokenContext, head_width, split_heads
+from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Softmax
 from fastweights.recurrence.base import ShapeError
@@ -36,8 +37,8 @@ class SoftmaxAttention(Mixer):
         self,
         d: int,
         heads: int = 4,
-        kv_heads: int | None = None,
-        window: int | None = None,
+        kv_heads: Count | None = None,
+        window: Count | None = None,
         width: int | None = None,
         bias: bool = False,
         qk_norm: float | None = None,
@@ -81,6 +82,6 @@ class SlidingWindow(SoftmaxAttention):
     """
 
     def __init__(
-        self, d: int, heads: int = 4, kv_heads: int | None = None, window: int = 1024
+        self, d: int, heads: int = 4, kv_heads: Count | None = None, window: Count = 1024
     ) -> None:
         super().__init__(d, heads, kv_heads, window)

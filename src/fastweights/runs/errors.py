@@ -1,7 +1,5 @@
 """Errors of a training run that its user can fix."""
 
-from huggingface_hub.errors import StrictDataclassError
-
 
 class TrainingError(ValueError):
     """A training run cannot continue; the message says what to do."""
@@ -13,6 +11,10 @@ class DataError(TrainingError):
 
 class CheckpointError(TrainingError):
     """A checkpoint or run folder is damaged, or belongs to something else."""
+
+
+class OtherProcessError(TrainingError):
+    """Another process of the run has failed, and says why itself."""
 
 
 class NonFiniteError(TrainingError):
@@ -28,6 +30,8 @@ def reason_of(error: BaseException) -> str:
 
     An error that is no ValueError has its type in front.
     """
+    from huggingface_hub.errors import StrictDataclassError
+
     if isinstance(error, StrictDataclassError) and error.__cause__ is not None:
         return reason_of(error.__cause__)
     said = " ".join(str(error).split())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -40,19 +40,25 @@ def create_run(out: Path, config: object) -> None:
     write_json(out / RECORD, to_record(config))
 
 
-@contextmanager
-def leave_nothing_if_refused(out: Path) -> Iterator[None]:
-    """Remove the folder that a block has made where there was none, if the block refuses its input.
+def missing_folders(out: Path) -> list[Path]:
+    """List `out` and the folders above it that are not there, the innermost first."""
+    return [folder for folder in (out, *out.parents) if not folder.exists()]
 
-    Folders above it that were made for it go too.
+
+@contextmanager
+def remove_if_refused(made: Sequence[Path]) -> Iterator[None]:
+    """Remove the folders that a run has made, the innermost first, if a block refuses its input.
+
+    The first goes with all that is in it, those above it only where they are empty.
     """
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
         yield
     except (ValueError, OSError):
-        for folder in made:
-            with suppress(OSError):
-                remove_folder(folder) if folder == out else folder.rmdir()
+        for folder in made[:1]:
+            remove_folder(folder)
+        with suppress(OSError):
+            for folder in made[1:]:
+                folder.rmdir()
         raise
 
 

@@ -137,6 +137,14 @@ def first_fields(value: Any) -> dict[str, Any]:
     }
 
 
+def first_parts(value: Any) -> Any:
+    """Return what ``dataclasses.asdict`` gave of a dataclass in version 0: `first_fields`, those of
+    its parts too."""
+    if is_dataclass(value):
+        return {name: first_parts(part) for name, part in first_fields(value).items()}
+    return value
+
+
 def current_path(path: str) -> str:
     """Return today's path of what was stored as ``package.module:Class``."""
     for current, first in FIRST_MODULES.items():

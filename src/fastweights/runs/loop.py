@@ -16,7 +16,7 @@ from fastweights.runs.checkpoint import Checkpoints, Progress
 from fastweights.runs.clock import TrainingClock
 from fastweights.runs.errors import NonFiniteError
 from fastweights.runs.files import remove_partials
-from fastweights.runs.folder import create_run, is_run, leave_nothing_if_refused, lock_run
+from fastweights.runs.folder import create_run, is_run, lock_run, missing_folders, remove_if_refused
 from fastweights.runs.metrics import Metrics, Row
 from fastweights.runs.optimizers import load_state_tensors, set_learning_rates, state_tensors
 from fastweights.runs.processes import Processes, join_processes
@@ -213,12 +213,13 @@ class _FolderRun:
 
     def _open(self, held: ExitStack) -> Mapping[str, Tensor] | None:
         """Take up the newest checkpoint, if there is one; the optimisers' memory in it."""
-        with leave_nothing_if_refused(self.out):
-            if not is_run(self.out, self.config):
-                create_run(self.out, self.config)
-            if self.processes.is_first:
-                held.enter_context(lock_run(self.out))
-            remove_partials(self.out)
+        missing = missing_folders(self.out)
+        if not is_run(self.out, self.config):
+            create_run(self.out, self.config)
+        if self.processes.is_first:
+            held.enter_context(lock_run(self.out))
+        remove_partials(self.out)
+        with remove_if_refused(missing):
             self.stage.prepare(self.out)
         self.checkpoints = Checkpoints(self.out / "checkpoints")
         found = self.checkpoints.latest(self.reporter.note)

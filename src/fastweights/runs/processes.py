@@ -3,16 +3,21 @@ launch``."""
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import islice
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+
+from fastweights.runs.errors import OtherProcessError, Stopped, TrainingError
 
 T = TypeVar("T")
+FAREWELL = 5.0
+"""Seconds that the process with the store stays for those that still want to ask it."""
 
 
 class Processes(ABC):
@@ -107,7 +112,9 @@ class Launched(Processes):
         from accelerate.utils import gather_object
 
         found = dict[str, float]()
-        for part in gather_object([dict(numbers)]):
+        with _meeting():
+            parts = gather_object([dict(numbers)])
+        for part in parts:
             for name, number in part.items():
                 found[name] = found.get(name, 0.0) + number
         return found
@@ -126,29 +133,50 @@ class Launched(Processes):
     def begin_alike(self, parameters: Iterable[nn.Parameter]) -> None:
         from accelerate.utils import broadcast
 
-        for p in parameters:
-            broadcast(p.data)
+        with _meeting():
+            for p in parameters:
+                broadcast(p.data)
 
     @contextmanager
     def first_then_others(self) -> Iterator[None]:
-        """Let the first process run a block before all others do, also where it fails."""
-        if not self.is_first:
-            self.wait()
+        if not self.is_first and self.any(False):
+            raise OtherProcessError("the first process of this run has failed, and says why")
+        failed = True
         try:
             yield
+            failed = False
+        except Stopped:
+            failed = False
+            raise
         finally:
             if self.is_first:
-                self.wait()
+                self.any(failed)
 
     def wait(self) -> None:
-        self._state.wait_for_everyone()
+        with _meeting():
+            self._state.wait_for_everyone()
 
     def _reduce(self, tensor: Tensor, how: str) -> Tensor:
         from accelerate.utils import reduce
 
-        reduced = reduce(tensor.to(self.device), how)
+        with _meeting():
+            reduced = reduce(tensor.to(self.device), how)
         assert isinstance(reduced, Tensor)
         return reduced
+
+
+@contextmanager
+def _meeting() -> Iterator[None]:
+    """Say what a broken connection to another process means."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
+            raise
+        raise TrainingError(
+            "another process of this run has ended early; if none says why, look whether the"
+            " machine ran out of memory; start all of them again to resume"
+        ) from error
 
 
 def join_processes(device: torch.device | None = None) -> Processes:
@@ -164,3 +192,41 @@ def join_processes(device: torch.device | None = None) -> Processes:
     if state.num_processes == 1:
         return Alone(state.device if device is None else device)
     return Launched(state)
+
+
+def has_group() -> bool:
+    """Whether this process has met those that it was launched with."""
+    return distributed.is_initialized()
+
+
+def is_first_to_speak() -> bool:
+    """Whether no other process of the group has asked this before.
+
+    What the first one says is the error of all: whatever another meets later follows from it.
+    """
+    try:
+        return _store().add("fastweights/spoken", 1) == 1
+    except RuntimeError:  # the process with the store was killed: a failed one would still wait
+        return True
+
+
+def leave_processes() -> None:
+    """End the group that `join_processes` has joined, if there is one."""
+    if not has_group():
+        return
+    from accelerate import PartialState
+
+    store, count, keeps = _store(), distributed.get_world_size(), distributed.get_rank() == 0
+    distributed.destroy_process_group()
+    PartialState._reset_state()
+    end = time.monotonic() + FAREWELL
+    with suppress(RuntimeError):
+        left = store.add("fastweights/left", 1)
+        while keeps and left < count and time.monotonic() < end:
+            time.sleep(0.02)
+            left = store.add("fastweights/left", 0)
+
+
+def _store() -> Any:
+    """What the processes of the group write notes to each other in."""
+    return distributed.distributed_c10d._get_default_store()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import tee
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
@@ -13,18 +11,18 @@ from transformers import PreTrainedTokenizerFast
 from fastweights.runs.errors import DataError
 from fastweights.runs.ranges import SEQUENCE_LENGTH
 from fastweights.text.holdout import FRACTION, all_of, hold_out, measure, thin_out
-from fastweights.text.packing import encode_documents, framing_of_stream, gather
-from fastweights.text.request import TextRequest
-from fastweights.text.sources import Document, read_documents
-from fastweights.text.tokenizers import (
-    SAMPLE,
-    Bytes,
-    Tokenization,
-    count_bytes,
-    encode_texts,
-    tokens_between,
+from fastweights.text.packing import (
+    Framing,
+    Part,
+    encode_documents,
+    framing_between,
+    framing_of_stream,
+    gather,
 )
-from fastweights.text.tokens import TokenText, WholeText
+from fastweights.text.request import TextRequest
+from fastweights.text.sources import read_documents
+from fastweights.text.tokenizers import SAMPLE, Bytes, Tokenization
+from fastweights.text.tokens import Ranges, TokenText, WholeText
 
 
 @dataclass(frozen=True)
@@ -109,8 +107,11 @@ def read_corpus(text: Text) -> Corpus:
         DataError: If a file cannot be used (the message names it), or the text is too short.
     """
     tokenizer = build_tokenizer(text)
-    whole, size = _read_whole(text.sources, tokenizer, text.field)
-    validation = _read_whole(text.validation, tokenizer, text.field)[0] if text.validation else None
+    framing = framing_of_stream(tokenizer)
+    whole, size = _read_whole(text.sources, tokenizer, framing, text.field)
+    validation = None
+    if text.validation:
+        validation, _ = _read_whole(text.validation, tokenizer, framing, text.field)
     return split_corpus(tokenizer, whole, size, validation, text.held_out, text.held_out)
 
 
@@ -170,27 +171,11 @@ def tokenize_sources(
     Raises:
         DataError: If a source cannot be used.
     """
-    left = sys.maxsize if most is None else most
-    found, size = list[np.ndarray](), 0
-    for tokens, text in _encode(tokenizer, read_documents(sources, tokenizer, field)):
-        found.append(tokens[:left])
-        size += count_bytes(tokenizer, text, len(tokens), left)
-        left -= len(tokens)
-        if left <= 0:
-            break
-    tokens = np.concatenate(found)
-    return tokens, TextSize(len(tokens), size)
-
-
-def _encode(
-    tokenizer: PreTrainedTokenizerFast, documents: Iterator[Document]
-) -> Iterator[tuple[np.ndarray, str]]:
-    """Each piece of text as tokens, and the text; between documents tokens that stand for none."""
-    for number, document in enumerate(documents):
-        if number:
-            yield tokens_between(tokenizer), ""
-        texts, again = tee(piece.text for piece in document)
-        yield from zip(encode_texts(tokenizer, texts), again, strict=True)
+    read, size = _read_whole(sources, tokenizer, framing_between(tokenizer), field, most)
+    if most is None or len(read) <= most:
+        return read[:], TextSize(len(read), size)
+    first = Ranges(read, np.array([[0, most]]), read.begins_are_targets)
+    return first[:], TextSize(*measure(first, tokenizer))
 
 
 def build_tokenizer(text: Text) -> PreTrainedTokenizerFast:
@@ -223,8 +208,23 @@ def _pieces(sources: Sequence[str], field: str | None) -> Iterator[str]:
 
 
 def _read_whole(
-    sources: Sequence[str], tokenizer: PreTrainedTokenizerFast, field: str | None
+    sources: Sequence[str],
+    tokenizer: PreTrainedTokenizerFast,
+    framing: Framing,
+    field: str | None,
+    most: int | None = None,
 ) -> tuple[WholeText, int]:
-    framing = framing_of_stream(tokenizer)
+    """The text, from its beginning to the piece that has the last of `most` tokens, and the UTF-8
+    bytes that were read."""
     documents = read_documents(sources, tokenizer, field)
-    return gather(encode_documents(tokenizer, documents, framing), framing)
+    return gather(_take_parts(encode_documents(tokenizer, documents, framing), most), framing)
+
+
+def _take_parts(parts: Iterator[Part], most: int | None) -> Iterator[Part]:
+    """Parts until there are so many tokens."""
+    size = 0
+    for part in parts:
+        yield part
+        size += sum(len(run.tokens) for run in part.runs)
+        if most is not None and size >= most:
+            return

@@ -11,8 +11,11 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from fastweights.text.sources import Document
-from fastweights.text.tokenizers import encode_texts, token_type, tokens_between
+from fastweights.text.tokenizers import encode_texts, token_ids, token_type
 from fastweights.text.tokens import Sequences
+
+EMPTY_LINE = "\n\n"
+"""What stands between documents if a tokenizer has no token that ends a text."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,15 @@ def framing_of_stream(tokenizer: PreTrainedTokenizerFast) -> Framing:
     """Return one end-of-text token between two documents, or an empty line if there is no such
     token; of a tokenizer that puts a begin token before every text, `framing_of_each`."""
     around = framing_of_each(tokenizer)
-    if around.before:
-        return around
-    return Framing(between=tuple(tokens_between(tokenizer).tolist()), begins_are_targets=True)
+    return around if around.before else framing_between(tokenizer)
+
+
+def framing_between(tokenizer: PreTrainedTokenizerFast) -> Framing:
+    """Return one end-of-text token between two documents, or an empty line if there is no such
+    token."""
+    end = framing_of_each(tokenizer).after
+    between = end or tuple(token_ids(tokenizer, EMPTY_LINE).tolist())
+    return Framing(between=between, begins_are_targets=True)
 
 
 class Run(NamedTuple):

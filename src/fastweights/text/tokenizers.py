@@ -135,29 +135,6 @@ def _sample(texts: Iterable[str]) -> Iterator[str]:
                 return
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, documents: Iterable[str]) -> np.ndarray:
-    """Tokenize all documents, with the end-of-text token between them: ``[n]`` uint16 or int32.
-
-    A tokenizer without that token has an empty line there.
-    """
-    between = tokens_between(tokenizer)
-    parts: list[np.ndarray] = []
-    for document in documents:
-        parts += [between] if parts else []
-        parts.append(token_ids(tokenizer, document))
-    return np.concatenate(parts).astype(np.uint16 if len(tokenizer) <= 1 << 16 else np.int32)
-
-
-def tokens_between(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
-    """The end-of-text token, which stands between documents; an empty line if there is none."""
-    end = tokenizer.eos_token_id
-    return (
-        token_ids(tokenizer, "\n\n")
-        if end is None
-        else np.array([end], dtype=token_type(tokenizer))
-    )
-
-
 def pieces(document: str) -> Iterator[str]:
     """Cut a document before white space, at places that no token of byte-level BPE crosses."""
     return cut((document,))
@@ -247,14 +224,6 @@ def encode_texts(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> It
     backend.no_padding()  # as its file, or the last call of the tokenizer, may have set
     backend.no_truncation()
     return _encode_texts(backend, texts, kind)
-
-
-def count_bytes(tokenizer: PreTrainedTokenizerFast, text: str, tokens: int, first: int) -> int:
-    """UTF-8 bytes of a text of so many tokens that its `first` tokens stand for, to a character."""
-    if first >= tokens or not text:
-        return len(text.encode())
-    offsets = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).offsets
-    return len(text[: offsets[first - 1][1]].encode())
 
 
 def token_type(tokenizer: PreTrainedTokenizerFast) -> type[np.uint16] | type[np.int32]:

@@ -39,7 +39,7 @@ class Architecture:
         """
         return FastWeightsForCausalLM(self.config(len(tokenizer), **special_tokens(tokenizer)))
 
-    def config(self, vocabulary: int = 1, **special: int | None) -> FastWeightsConfig:
+    def config(self, vocabulary: int = 1, **special: Any) -> FastWeightsConfig:
         """Make the model's configuration.
 
         Args:
@@ -85,7 +85,7 @@ class PresetArchitecture:
         """
         return FastWeightsForCausalLM(self.config(len(tokenizer), **special_tokens(tokenizer)))
 
-    def config(self, vocabulary: int = 1, **special: int | None) -> FastWeightsConfig:
+    def config(self, vocabulary: int = 1, **special: Any) -> FastWeightsConfig:
         """Make the model's configuration.
 
         Args:

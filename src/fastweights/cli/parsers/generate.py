@@ -7,6 +7,7 @@ from fastweights.cli.argument_types import (
     non_negative_number,
     positive_integer,
     positive_number,
+    utf8,
 )
 from fastweights.cli.parser import MODEL_SOURCE, Deferred, Parser, add_device, add_plugins, add_seed
 
@@ -16,6 +17,7 @@ def generate(parser: Parser) -> Deferred:
     parser.add_argument("checkpoint", type=given, help=f"The model: {MODEL_SOURCE}")
     parser.add_argument(
         "--prompt",
+        type=utf8,
         default="\n",
         help="Text that the model continues; an empty one begins a text (default: a new line)",
     )

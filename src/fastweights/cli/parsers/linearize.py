@@ -15,6 +15,7 @@ from fastweights.cli.argument_types import (
     positive_integers,
     positive_number,
     sequence_length,
+    utf8,
 )
 from fastweights.cli.parser import (
     TEXT_SOURCES,
@@ -93,7 +94,7 @@ def _stage(verb: str, description: str) -> Declare:
 def _generate(parser: Parser) -> Deferred:
     """Continue a text with a linearized model, in constant memory."""
     _add_linearized(parser)
-    parser.add_argument("prompt", help="Text that the model continues")
+    parser.add_argument("prompt", type=utf8, help="Text that the model continues")
     parser.add_argument(
         "--tokens",
         type=positive_integer,

@@ -113,7 +113,7 @@ def _arguments(mixer: type[Mixer]) -> Text:
 def _named_table(*columns: str, show_lines: bool = False) -> Table:
     """A table of things by their names, which stay whole however narrow the terminal is."""
     table = Table(box=box.SIMPLE_HEAD, show_lines=show_lines)
-    table.add_column("name", no_wrap=True, min_width=1)
+    table.add_column("name", no_wrap=True)
     for column in columns:
         table.add_column(column, overflow="fold")
     return table

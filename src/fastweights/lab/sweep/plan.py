@@ -7,7 +7,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatch
 from functools import cached_property
 from itertools import product
@@ -20,7 +20,7 @@ from transformers import PretrainedConfig
 from fastweights.lab.tasks import TASKS, Protocol, Segment, TrainingSettings
 from fastweights.mixers import plugin
 from fastweights.runs.errors import reason_of
-from fastweights.runs.identity import first_fields, first_json_value, former_repr, key_of
+from fastweights.runs.identity import first_json_value, first_parts, former_repr, key_of
 from fastweights.runs.ranges import (
     NON_NEGATIVE_INTEGER,
     NON_NEGATIVE_NUMBER,
@@ -163,8 +163,8 @@ class SweepRun:
         training = self.protocol.training
         settings = {
             name: value
-            for name, value in asdict(training).items()
-            if name not in ("rates", "decays") and name in first_fields(training)
+            for name, value in first_parts(training).items()
+            if name not in ("rates", "decays")
         }
         content = {
             "train": former_repr(self.protocol.train),

@@ -15,7 +15,7 @@ from fastweights.linearize.distill.ranking import require_linear_layers
 from fastweights.linearize.distill.verbs import VERBS, FinetuneVerb, Verb
 from fastweights.runs.errors import Stopped
 from fastweights.runs.files import remove_partials
-from fastweights.runs.folder import create_run, is_run, leave_nothing_if_refused, lock_run
+from fastweights.runs.folder import create_run, is_run, lock_run, missing_folders, remove_if_refused
 from fastweights.runs.packages import require_package
 from fastweights.runs.processes import join_processes
 from fastweights.runs.report import Reporter
@@ -90,16 +90,17 @@ def _open_together(context: ConversionContext, held: ExitStack) -> bool:
 
 def _open_folder(context: ConversionContext, held: ExitStack) -> None:
     """Make the run's folder, or find it; `held` keeps other runs out of it."""
-    with leave_nothing_if_refused(context.out):
-        if not is_run(context.out, context.conversion):
-            require_linear_layers(context.conversion.softmax_layers, len(context.plan.converted))
-            create_run(context.out, context.conversion)
-        for verb in VERBS:
-            verb.check(context.out)
-        if context.processes.is_first:
-            held.enter_context(lock_run(context.out))
-            remove_partials(context.out)
-            record_numerics(context.out)
+    missing = missing_folders(context.out)
+    if not is_run(context.out, context.conversion):
+        require_linear_layers(context.conversion.softmax_layers, len(context.plan.converted))
+        create_run(context.out, context.conversion)
+    for verb in VERBS:
+        verb.check(context.out)
+    if context.processes.is_first:
+        held.enter_context(lock_run(context.out))
+        remove_partials(context.out)
+        record_numerics(context.out)
+    with remove_if_refused(missing):
         context.require_text()
 
 
