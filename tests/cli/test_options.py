@@ -58,6 +58,7 @@ TABLE: dict[str, Row] = {
     "--dropout": FRACTION,
     "--dtype": Row(("zz", "int8", ""), "is not one of float32"),
     "--eval-every": COUNT,
+    "--field": GIVEN,
     "--features": CHOICE,
     "--field": GIVEN,
     "--from": GIVEN,

@@ -458,7 +458,8 @@ def test_answers_of_a_batch_are_those_of_each_prompt(bytewise) -> None:
     model, tokenizer = bytewise
     prompts = ["one", "a longer prompt", "x", ""]
     texts = answers(model, tokenizer, prompts, until=(), tokens=6, batch=3)
-    assert texts == [greedily(model, [*(prompt or "\n").encode()], 6) for prompt in prompts]
+    begin = [tokenizer.eos_token_id]
+    assert texts == [greedily(model, [*prompt.encode()] or begin, 6) for prompt in prompts]
 
 
 def test_answers_end_before_what_ends_them(bytewise) -> None:
@@ -513,7 +514,7 @@ def test_rolling_likelihood_is_of_the_whole_text(bytewise) -> None:
     (found,) = HarnessModel(model, tokenizer).loglikelihood_rolling(
         [Instance("loglikelihood_rolling", {}, (text,), 0)]
     )
-    ids = torch.tensor([[*f"\n{text}".encode()]])
+    ids = torch.tensor([[tokenizer.eos_token_id, *text.encode()]])
     with torch.no_grad():
         log_p = array(model(ids, use_cache=False).logits.log_softmax(-1))[0, :-1]
     assert np.isclose(

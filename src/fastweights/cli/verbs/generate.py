@@ -59,14 +59,8 @@ def encode_prompt(prompt: str, tokenizer: Any) -> list[int]:
     """A prompt as a document begins; an empty one is the token that begins a text.
 
     Raises:
-        ValueError: If the prompt has no token, or is no text.
+        ValueError: If the prompt has no token.
     """
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"the prompt {prompt!r} is not UTF-8; set the terminal to UTF-8 (LANG=C.UTF-8)"
-        ) from error
     begin = [token for token in tokenizer("").input_ids if token == tokenizer.bos_token_id]
     tokens = begin + tokenizer.encode(prompt, add_special_tokens=False)
     if not tokens and tokenizer.bos_token_id is None:
