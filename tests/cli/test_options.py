@@ -60,7 +60,6 @@ TABLE: dict[str, Row] = {
     "--eval-every": COUNT,
     "--field": GIVEN,
     "--features": CHOICE,
-    "--field": GIVEN,
     "--from": GIVEN,
     "--finetune-lr": POSITIVE,
     "--finetune-steps": COUNT_OR_ZERO,

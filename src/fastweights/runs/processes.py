@@ -3,11 +3,11 @@ launch``."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +18,10 @@ from fastweights.runs.errors import OtherProcessError, Stopped, TrainingError
 T = TypeVar("T")
 FAREWELL = 5.0
 """Seconds that the process with the store stays for those that still want to ask it."""
+BETWEEN_LOOKS = 0.02
+"""Seconds between two looks at whether another process is done."""
+DONE, FAILED = "done", "failed"
+_TURNS = itertools.count()
 
 
 class Processes(ABC):
@@ -40,7 +44,7 @@ class Processes(ABC):
 
     def share(self, parts: Iterable[T]) -> Iterator[T]:
         """Yield this process's share of `parts`: every `count`-th one."""
-        return islice(parts, self.index, None, self.count)
+        return itertools.islice(parts, self.index, None, self.count)
 
     @abstractmethod
     def total(self, numbers: Mapping[str, float]) -> dict[str, float]:
@@ -139,18 +143,19 @@ class Launched(Processes):
 
     @contextmanager
     def first_then_others(self) -> Iterator[None]:
-        if not self.is_first and self.any(False):
+        turn = f"fastweights/turn-{next(_TURNS)}"
+        if not self.is_first and _await(turn) == FAILED:
             raise OtherProcessError("the first process of this run has failed, and says why")
-        failed = True
+        outcome = FAILED
         try:
             yield
-            failed = False
+            outcome = DONE
         except Stopped:
-            failed = False
+            outcome = DONE
             raise
         finally:
             if self.is_first:
-                self.any(failed)
+                _store().set(turn, outcome)
 
     def wait(self) -> None:
         with _meeting():
@@ -163,6 +168,14 @@ class Launched(Processes):
             reduced = reduce(tensor.to(self.device), how)
         assert isinstance(reduced, Tensor)
         return reduced
+
+
+def _await(turn: str) -> str:
+    """What the first process wrote of its turn; it may take hours, which no collective waits."""
+    with _meeting():
+        while not _store().check([turn]):
+            time.sleep(BETWEEN_LOOKS)
+        return _store().get(turn).decode()
 
 
 @contextmanager
