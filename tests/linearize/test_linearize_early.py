@@ -59,11 +59,11 @@ REFUSALS: dict[str, tuple[list[str], str]] = {
     ),
     "text of less than a sequence": (
         ["--length", "9999"],
-        "the training text has 4234 tokens, fewer than one sequence of 9999",
+        "the training text has 4011 tokens, fewer than one sequence of 9999",
     ),
     "validation within the window": (
         ["--length", "4000", "--window", "3000"],
-        "the validation text has 222 tokens, all within the window of 3000",
+        "the validation text has 446 tokens, all within the window of 3000",
     ),
     "no text": (["--data", "nosuch.txt"], "no text found at 'nosuch.txt'"),
     "batch": (["--batch", "3", "--accumulate", "2"], "batch = 3 is not divisible"),
@@ -139,7 +139,7 @@ VALUES: dict[str, tuple[Any, str]] = {
     "steps": (lambda: Fit(steps=-3), "steps = -3; it must be 1 or more"),
     "length 1": (lambda: Data(("text",), length=1), "length = 1; it must be 2 or more"),
     "length 0": (lambda: Data(("text",), length=0), "one token predicts the next"),
-    "held out": (lambda: Data(("text",), held_out=0), "held_out = 0; it must be 1 or more"),
+    "held out": (lambda: Data(("text",), held_out=0), "held_out = 0; it must be 2 or more"),
     "no source": (lambda: Data(()), "give at least one source"),
     "window 1.5": (lambda: LinearAttentionConfig(window=1.5), "window = 1.5; a number of tokens"),  # type: ignore[arg-type]
     "kl": (lambda: TokenLoss(kl=float("inf")), "at least 0 and finite"),
