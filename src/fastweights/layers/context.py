@@ -95,18 +95,19 @@ class TokenContext:
         shape = (x.shape[0], length, x.shape[2])
         if self._old is None:
             return x.new_zeros(shape)
-        if name not in self._old:
+        tail = self._old.get(name)
+        if tail is None:
             raise LookupError(
                 f"the state has no tail of a convolution {name!r}, only of {sorted(self._old)}: a"
                 " convolution reads every token of a sequence or none, in one mixer"
             )
-        if self._old[name].shape != shape:
+        if tail.shape != shape:
             raise ShapeError(
-                f"the state's tail of the convolution {name!r} has shape"
-                f" {list(self._old[name].shape)}, must be [batch, inputs, channels] ="
-                f" {list(shape)}; go on from a state of this mixer and of these sequences"
+                f"the state's tail of the convolution {name!r} has shape {list(tail.shape)}, must"
+                f" be [batch, inputs, channels] = {list(shape)}; go on from a state of this mixer"
+                " and of these sequences"
             )
-        return self._old[name].to(x.dtype)
+        return tail.to(x.dtype)
 
     def save_tail(self, name: str, tail: Tensor) -> None:
         """Leave the last inputs of the convolution of this name.

@@ -50,6 +50,8 @@ def segments_of(
         TypeError: A name in `boundaries` is none of its own.
         ValueError: One of the arguments has another shape, or they contradict each other.
     """
+    if segments is None and position_ids is None and not boundaries:
+        return None
     require_known(boundaries)
     starts = [find_segment_starts(ids) for ids in _numbered(x, segments, boundaries)]
     if position_ids is not None:
