@@ -14,7 +14,7 @@ from contextlib import nullcontext, redirect_stderr
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
 
-from fastweights.cli.parser import Declare, add_verbs
+from fastweights.cli.parser import Declare, Parser, add_verbs
 from fastweights.cli.parsers.analyze import analyze
 from fastweights.cli.parsers.bench import bench
 from fastweights.cli.parsers.eval import eval_
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_parser() -> ArgumentParser:
     """The parser of the whole command, every verb with its options and their help."""
-    parser = ArgumentParser(
+    parser = Parser(
         prog="fastweights", description="Linear-time sequence models: train, decode, compare."
     )
     parser.add_argument(

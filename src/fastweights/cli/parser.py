@@ -6,7 +6,7 @@ from argparse import ArgumentParser, _ArgumentGroup
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from fastweights.cli.argument_types import (
     DTYPES,
@@ -37,6 +37,10 @@ class Parser(ArgumentParser):
     """
 
     implied: str | None = None
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong in a line, which the usage of all options would hide."""
+        self.exit(2, f"{self.prog}: error: {message} ({self.prog} --help shows all options)\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if (

@@ -75,6 +75,7 @@ def run_conversion(
             reporter.note(f"── {verb.name}")
             if not verb.run_together(context):
                 return False
+        processes.wait()
     return True
 
 
