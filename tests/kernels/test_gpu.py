@@ -145,6 +145,25 @@ def test_decoding(cuda, name):
     assert all(state.position.is_cuda for state in cache.states)
 
 
+@pytest.mark.parametrize("name", [*MIXERS, "hybrid"])
+def test_packed_documents_are_as_single_ones(cuda, name):
+    ids, model = tokens(1, 24).to(cuda), tiny(name, torch.float64).to(cuda)
+    positions = torch.cat([torch.arange(9), torch.arange(15)])[None].to(cuda)
+    apart = torch.cat([model(document).logits for document in ids.split([9, 15], 1)], 1)
+    packed = model(ids, position_ids=positions).logits
+    assert relative(packed.detach(), apart.detach().cpu()) < 1e-9
+
+
+@pytest.mark.parametrize("name", [*MIXERS, "hybrid"])
+def test_assisted_decoding_chooses_the_same_tokens(cuda, name):
+    prompt, model = tokens(1, 9).to(cuda), tiny(name).to(cuda)
+    plain = model.generate(prompt, max_new_tokens=12, do_sample=False)
+    assisted = model.generate(
+        prompt, max_new_tokens=12, do_sample=False, prompt_lookup_num_tokens=3
+    )
+    assert torch.equal(assisted, plain)
+
+
 @pytest.mark.usefixtures("cuda")
 def test_training_resumes_bit_by_bit(tmp_path):
     """A run in two sittings ends with the weights of one in a single sitting."""
