@@ -151,7 +151,7 @@ def linearize(folder: Path) -> None:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        vocab_size=258, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder / "llama")

@@ -22,7 +22,7 @@ from fastweights.linearize.distill.transfer import TransferLoss
 from fastweights.runs.optimizers import AdamW
 from fastweights.runs.report import Reporter
 from fastweights.text.documents import Data
-from fastweights.train import DataError, TrainingError
+from fastweights.train import Bytes, DataError, TrainingError
 from pretrained import llama
 from tiny import tiny
 
@@ -81,6 +81,16 @@ def refused(capsys, *arguments: object) -> str:
     assert captured.err.startswith("fastweights: ")
     assert captured.err.count("\n") == 1
     return captured.err
+
+
+def test_a_tokenizer_of_another_model_is_refused(source, tmp_path, capsys):
+    llama(3, torch.float32, vocab_size=256).save_pretrained(tmp_path / "model")
+    Bytes().build([]).save_pretrained(tmp_path / "model")
+    capsys.readouterr()
+    given = ["--data", source / "text.txt", "--length", 24, "--window", 4, "--device", "cpu"]
+    error = refused(capsys, tmp_path / "model", *given, "--out", tmp_path / "run")
+    assert "has tokens up to 256, the model embeddings for 256;" in error
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSALS.values(), ids=REFUSALS)

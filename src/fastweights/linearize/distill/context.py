@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from fastweights.linearize.convert.attention import branches
 from fastweights.linearize.convert.conversion import linearize
@@ -138,7 +138,22 @@ class ConversionContext:
 
     @cached_property
     def tokenizer(self) -> Any:
-        return AutoTokenizer.from_pretrained(self.conversion.model)
+        """The model's own tokenizer.
+
+        Raises:
+            DataError: If it gives texts tokens for which the model has no embeddings.
+        """
+        source = self.conversion.model
+        tokenizer: Any = AutoTokenizer.from_pretrained(source)
+        rows = AutoConfig.from_pretrained(source).get_text_config().vocab_size
+        ends = tokenizer.bos_token_id or 0, tokenizer.eos_token_id or 0
+        last = max(tokenizer.vocab_size - 1, *ends)
+        if last >= rows:
+            raise DataError(
+                f"the tokenizer in {source} has tokens up to {last:,}, the model embeddings for"
+                f" {rows:,}; put the tokenizer there that the model was trained with"
+            )
+        return tokenizer
 
     @cached_property
     def model(self) -> Any:
