@@ -53,7 +53,7 @@ def add_adapters(model: PreTrainedModel, lora: LoRA) -> Any:
     Raises:
         TrainingError: If the model has no linear layer, or peft cannot adapt one.
     """
-    from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig
 
     beside: list[str] = list(getattr(model, "trained_beside_adapters", ()))
     layers = linear_layers(model, beside)
@@ -66,7 +66,18 @@ def add_adapters(model: PreTrainedModel, lora: LoRA) -> Any:
         modules_to_save=beside or None,
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, config)
+    return wrap_in_adapters(model, config)
+
+
+def wrap_in_adapters(model: PreTrainedModel, config: Any) -> Any:
+    """Put a model in peft's wrapper, whose configuration is saved in the same order by every
+    process: peft keeps the names of layers as a set."""
+    from peft import get_peft_model
+
+    wrapped: Any = get_peft_model(model, config)
+    for kept in wrapped.peft_config.values():
+        kept.target_modules = sorted(kept.target_modules)
+    return wrapped
 
 
 def linear_layers(model: PreTrainedModel, outside: Iterable[str]) -> list[str]:

@@ -23,7 +23,7 @@ from fastweights.linearize.convert.transformers_seams import attentions_with_bra
 from fastweights.runs.ranges import NON_NEGATIVE_NUMBER
 from fastweights.runs.seeds import own_randomness, seed_for
 from fastweights.text import IGNORE_INDEX
-from fastweights.train.adapters import LoRA, has_adapters
+from fastweights.train.adapters import LoRA, has_adapters, wrap_in_adapters
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def prepare_adaptation(
     """
     if lora is None:
         return model.requires_grad_(True)
-    from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig
 
     config = LoraConfig(
         r=lora.rank,
@@ -139,7 +139,7 @@ def prepare_adaptation(
         task_type="CAUSAL_LM",
     )
     with own_randomness(seed_for("adapters", seed)):
-        wrapped = get_peft_model(model, config)
+        wrapped = wrap_in_adapters(model, config)
     for branch in branches(wrapped).values():
         branch.requires_grad_(train_branches)
     return wrapped
