@@ -17,6 +17,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from fastweights.render.units import bytes_in_words
 from fastweights.runs.metrics import Row
 from fastweights.runs.report import Reading, Reporter, Summary
 
@@ -80,10 +81,10 @@ class Lines(Reporter):
         if reading.seconds < self._quiet_until:
             return
         self._quiet_until = reading.seconds + QUIET
-        there = "" if reading.total is None else f" of {_size(reading.total)}"
+        there = "" if reading.total is None else f" of {bytes_in_words(reading.total)}"
         self.note(
-            f"reading     {_size(reading.read)}{there}, {_size(reading.read / reading.seconds)}/s,"
-            f" {reading.tokens:,} tokens"
+            f"reading     {bytes_in_words(reading.read)}{there},"
+            f" {bytes_in_words(reading.read / reading.seconds)}/s, {reading.tokens:,} tokens"
         )
 
     def note(self, message: str) -> None:
@@ -153,15 +154,6 @@ class Bar(Lines):
 def reporter(console: Console) -> Lines:
     """A bar on a terminal, lines elsewhere."""
     return Bar(console) if console.is_terminal else Lines(console)
-
-
-def _size(count: float) -> str:
-    """Bytes as a text, in decimal units as disks and networks have them."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.4g} GB"
 
 
 def _losses(row: Row) -> str:

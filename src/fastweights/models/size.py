@@ -9,10 +9,10 @@ import torch
 
 from fastweights.models.config import FastWeightsConfig
 from fastweights.models.hf import FastWeightsForCausalLM
+from fastweights.render.units import bytes_in_words
 
 LAYER_BYTES = 20_000
 """What the objects of a layer take at least, beside its parameters."""
-_UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
 def count_parameters(config: FastWeightsConfig) -> int:
@@ -58,8 +58,9 @@ def require_memory(
     needed, there = parameters * bytes_per_parameter + objects + others, machine_memory()
     if needed > there:
         raise ValueError(
-            f"{_sizes(config)}: a model of {parameters:,} parameters takes {_bytes(needed)} at"
-            f" least to {purpose}, and this machine has {_bytes(there)} of memory; make it smaller"
+            f"{_sizes(config)}: a model of {parameters:,} parameters takes"
+            f" {bytes_in_words(needed)} at least to {purpose}, and this machine has"
+            f" {bytes_in_words(there)} of memory; make it smaller"
         )
 
 
@@ -72,10 +73,3 @@ def _sizes(config: FastWeightsConfig) -> str:
     """What makes a model large; one token stands for a vocabulary that is not known yet."""
     names = ("num_hidden_layers", "hidden_size", *(["vocab_size"] if config.vocab_size > 1 else []))
     return ", ".join(f"{name} = {getattr(config, name):,}" for name in names)
-
-
-def _bytes(count: float) -> str:
-    unit = 0
-    while count >= 1000 and unit < len(_UNITS) - 1:
-        count, unit = count / 1000, unit + 1
-    return f"{count:,.4g} {_UNITS[unit]}"

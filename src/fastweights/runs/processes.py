@@ -19,7 +19,7 @@ T = TypeVar("T")
 FAREWELL = 5.0
 """Seconds that the process with the store stays for those that still want to ask it."""
 BETWEEN_LOOKS = 0.02
-"""Seconds between two looks at whether another process is done."""
+"""Seconds between two looks at how far another process is."""
 DONE, FAILED = "done", "failed"
 _TURNS = itertools.count()
 
@@ -236,7 +236,7 @@ def leave_processes() -> None:
     with suppress(RuntimeError):
         left = store.add("fastweights/left", 1)
         while keeps and left < count and time.monotonic() < end:
-            time.sleep(0.02)
+            time.sleep(BETWEEN_LOOKS)
             left = store.add("fastweights/left", 0)
 
 

@@ -16,6 +16,7 @@ from fastweights.generate import stream
 from fastweights.linearize.convert.model_classes import LinearizedModel
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.models.mesa import set_tolerance
+from fastweights.text.packing import framing_of_each
 from fastweights.text.tokenizers import TextStream
 
 
@@ -61,8 +62,8 @@ def encode_prompt(prompt: str, tokenizer: Any) -> list[int]:
     Raises:
         ValueError: If the prompt has no token.
     """
-    begin = [token for token in tokenizer("").input_ids if token == tokenizer.bos_token_id]
-    tokens = begin + tokenizer.encode(prompt, add_special_tokens=False)
+    begin = framing_of_each(tokenizer).before
+    tokens = [*begin, *tokenizer.encode(prompt, add_special_tokens=False)]
     if not tokens and tokenizer.bos_token_id is None:
         raise ValueError(
             "the prompt is empty, and the tokenizer has no token that begins a text; leave out"
