@@ -49,9 +49,3 @@ def test_absurd_sizes_are_refused_at_once(monkeypatch, sizes, words):
     monkeypatch.setattr(size, "machine_memory", lambda: 10**12)
     with pytest.raises(ValueError, match=words):
         require_memory(FastWeightsConfig(**{"mlp": "gated", **sizes}), 2)
-
-
-def test_bytes_have_units():
-    assert size._bytes(999) == "999 bytes"
-    assert size._bytes(25_200_000_000) == "25.2 GB"
-    assert size._bytes(3e18) == "3,000 PB"
