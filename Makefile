@@ -5,12 +5,14 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
 # A worker that died is not replaced: the test that killed it would be given to the next one.
 PARALLEL := --numprocesses auto --dist loadfile --max-worker-restart 0
+# Triton decides at its import whether it interprets; numpy's own threads slow that down.
+INTERPRETED := TRITON_INTERPRET=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # A library linked against an old C library runs with every newer one; 2.17 is the oldest that Zig
 # knows the symbols of on both processors.
 PORTABLE_CC := $(abspath $(BIN))/python -m ziglang cc -target $(shell uname -m)-linux-gnu.2.17 -g0
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install test test-fast test-slow lint format docs pages build clean
+.PHONY: help quickstart install test test-interpreted test-fast test-slow lint format docs pages build clean
 
 help:  ## this list (minutes are those of two CPU cores, after the environment is made)
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -22,6 +24,10 @@ install: $(VENV)/installed-test $(VENV)/installed-dev  ## .venv with all that te
 
 test: $(VENV)/installed-test  ## every test but the slow ones: 7 minutes
 	$(PYTEST) $(PARALLEL)
+	$(INTERPRETED) $(PYTEST) $(PARALLEL) tests/kernels/triton/interpreted
+
+test-interpreted: $(VENV)/installed-test  ## the kernels of GPUs, by Triton's interpreter: 2 minutes
+	$(INTERPRETED) $(PYTEST) $(PARALLEL) tests/kernels/triton/interpreted
 
 test-fast: $(VENV)/installed-test  ## the first case of every quick test: 1 minute
 	$(PYTEST) $(PARALLEL) --fast

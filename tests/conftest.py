@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 import torch
 from jaxtyping import config, install_import_hook
 
-SHAPED = ("methods", "features", "kernels", "layers", "mixer", "mixers", "recurrence")
-install_import_hook([f"fastweights.{part}" for part in SHAPED], "beartype_hook.check")
+SHAPED = ("methods", "features", "layers", "mixer", "mixers", "recurrence")
+PACKAGE = Path(__file__).parent.parent / "src" / "fastweights"
+# Triton reads the source of its kernels, which must stay as it is
+KERNELS = [m.name for m in iter_modules([str(PACKAGE / "kernels")]) if m.name != "triton"]
+install_import_hook(
+    [f"fastweights.{part}" for part in (*SHAPED, *(f"kernels.{name}" for name in KERNELS))],
+    "beartype_hook.check",
+)
 pytest_plugins = ["durations", "fast"]
 
 torch.set_num_threads(1)

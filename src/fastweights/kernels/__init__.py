@@ -24,6 +24,7 @@ from fastweights.kernels.table import (
     select,
     takers,
 )
+from fastweights.kernels.triton import TRITON
 from fastweights.kernels.windowed import BLOCKED_WINDOWS
 
 COMPILED = [NATIVE_SCAN, NATIVE_DECAY, NATIVE_DELTA, NATIVE_MESA, NATIVE_WINDOW]
@@ -31,9 +32,10 @@ COMPOSED = [AMPLIFIED, NORMALIZED, SIGNED]
 BLOCKED = [BLOCKED_SCAN, CHUNKED_DECAY, CHUNKED_DELTA, BLOCKED_MESA, BLOCKED_WINDOWS]
 ATTENTION = [WINDOWED_ATTENTION, FUSED_ATTENTION]
 
-# The order in which the kernels of a rule are asked: C first; then one token by its definition;
-# many tokens in blocks; what is left, chunk after chunk.
-TABLE.extend([*COMPILED, *COMPOSED, STEP, BONUS, *BLOCKED, *ATTENTION, CHUNK_LOOP])
+# The order in which the kernels of a rule are asked: C, which reads the CPU's streams, and Triton,
+# which reads a GPU's; then one token by its definition; many tokens in blocks; what is left, chunk
+# after chunk.
+TABLE.extend([*COMPILED, *TRITON, *COMPOSED, STEP, BONUS, *BLOCKED, *ATTENTION, CHUNK_LOOP])
 
 __all__ = [
     "TABLE",

@@ -1,0 +1,1 @@
+"""The kernels: functions that Triton compiles. Importing them imports Triton."""

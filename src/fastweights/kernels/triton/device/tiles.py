@@ -1,0 +1,90 @@
+"""What all kernels share: tiles of streams in and out of memory, and products of float32 tiles."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rows_of(stream, b, h):
+    """The pointer to the first token of a sequence's head."""
+    return stream.data + tl.cast(b, tl.int64) * stream.batch + tl.cast(h, tl.int64) * stream.head
+
+
+@triton.jit
+def offsets(rows, step, columns):
+    """Of elements, 64 bits wide."""
+    return tl.cast(rows, tl.int64)[:, None] * step + columns[None, :]
+
+
+@triton.jit
+def load_tile(stream, b, h, rows, length, columns, width: tl.constexpr):
+    """The tokens `rows` [C] of a stream, columns [D]: [C, D], 0 outside of the stream."""
+    places = rows_of(stream, b, h) + offsets(rows, stream.time, columns)
+    inside = ((rows >= 0) & (rows < length))[:, None] & (columns < width)[None, :]
+    return tl.load(places, mask=inside, other=0.0)
+
+
+@triton.jit
+def load_tile_transposed(stream, b, h, rows, length, columns, width: tl.constexpr):
+    """The same as [D, C]."""
+    places = rows_of(stream, b, h) + tl.cast(rows, tl.int64)[None, :] * stream.time
+    inside = ((rows >= 0) & (rows < length))[None, :] & (columns < width)[:, None]
+    return tl.load(places + columns[:, None], mask=inside, other=0.0)
+
+
+@triton.jit
+def load_column(stream, b, h, rows, length):
+    """The tokens `rows` of a stream of width 1: [C], 0 outside of the stream."""
+    places = rows_of(stream, b, h) + tl.cast(rows, tl.int64) * stream.time
+    return tl.load(places, mask=(rows >= 0) & (rows < length), other=0.0)
+
+
+@triton.jit
+def store_tile(stream, b, h, rows, length, columns, width: tl.constexpr, tile):
+    """[C, D] to where `load_tile` reads it, in the stream's dtype."""
+    places = rows_of(stream, b, h) + offsets(rows, stream.time, columns)
+    inside = ((rows >= 0) & (rows < length))[:, None] & (columns < width)[None, :]
+    tl.store(places, tile.to(stream.data.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def store_column(stream, b, h, rows, length, column):
+    """[C] to where `load_column` reads it."""
+    places = rows_of(stream, b, h) + tl.cast(rows, tl.int64) * stream.time
+    inside = (rows >= 0) & (rows < length)
+    tl.store(places, column.to(stream.data.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_matrix(matrices, index, rows, height: tl.constexpr, columns, width: tl.constexpr):
+    """[R, C] of the matrix [height, width] at this index, 0 outside of it."""
+    places = tl.cast(index, tl.int64) * (height * width) + rows[:, None] * width + columns[None, :]
+    inside = (rows < height)[:, None] & (columns < width)[None, :]
+    return tl.load(matrices + places, mask=inside, other=0.0)
+
+
+@triton.jit
+def store_matrix(matrices, index, rows, height: tl.constexpr, columns, width: tl.constexpr, tile):
+    """[R, C] to where `load_matrix` reads it, in the dtype of the matrices."""
+    places = tl.cast(index, tl.int64) * (height * width) + rows[:, None] * width + columns[None, :]
+    inside = (rows < height)[:, None] & (columns < width)[None, :]
+    tl.store(matrices + places, tile.to(matrices.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def multiply(a, b, kind: tl.constexpr):
+    """a b in float32. `kind` is the dtype of the operands: float32 ones are multiplied in three
+    products of their parts (to float32's own accuracy), half-precision ones on tensor cores as they
+    are.
+    """
+    if kind == tl.float32:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="tf32x3")
+    return tl.dot(a.to(kind), b.to(kind), input_precision="tf32x3")
+
+
+@triton.jit
+def multiply_add(a, b, c, kind: tl.constexpr):
+    """a b + c in float32, as `multiply`."""
+    if kind == tl.float32:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), c, input_precision="tf32x3")
+    return tl.dot(a.to(kind), b.to(kind), c, input_precision="tf32x3")
