@@ -81,7 +81,8 @@ class PositiveRandom(nn.Module):
     def __init__(self, width: int, count: int, seed: int) -> None:
         super().__init__()
         self.seed = seed
-        self.register_buffer("omega", orthogonal(count, width, seed).to(torch.get_default_dtype()))
+        self.register_buffer("omega", torch.empty(count, width))
+        self.reset_parameters()
         self.shift = min(
             width / 2, LARGEST
         )  # typical of ‖ω‖²/2; a constant factor of all keys cancels as well
@@ -124,8 +125,9 @@ class RandomFourier(nn.Module):
     def __init__(self, heads: int, width: int, count: int, seed: int) -> None:
         super().__init__()
         self.seed = seed
-        self.register_buffer("omega", gaussian(count, width, seed).to(torch.get_default_dtype()))
-        self.sigma = nn.Parameter(torch.ones(heads, width))
+        self.register_buffer("omega", torch.empty(count, width))
+        self.sigma = nn.Parameter(torch.empty(heads, width))
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.ones_(self.sigma)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fastweights.mixer import differ_for_good
 from fastweights.models.cache import FastWeightsCache
+from fastweights.models.looking import cheap_to_look_at, worth_waiting_for
 from fastweights.shapes import Embedded, Mask
 from fastweights.text import IGNORE_INDEX
 
@@ -31,7 +32,7 @@ def keep_mask_of(attention_mask: Tensor | None, x: Embedded, seen: int) -> Mask 
             + (f" or, with the {seen} tokens of the cache, [{b}, {seen + t}]" if seen else "")
         )
     keep = attention_mask[:, -t:].to(x.device, torch.bool)
-    return keep if torch.compiler.is_compiling() or not keep.all() else None
+    return None if worth_waiting_for(keep) and keep.all() else keep
 
 
 def require_cache(cache: object) -> FastWeightsCache:
@@ -129,8 +130,3 @@ def require_positions(positions: Tensor, known: int) -> Tensor:
             " it, or train with more of them"
         )
     return positions
-
-
-def cheap_to_look_at(x: Tensor) -> bool:
-    """Whether values can be read without waiting for an accelerator, and outside of a graph."""
-    return x.device.type == "cpu" and x.numel() > 0 and not torch.compiler.is_compiling()

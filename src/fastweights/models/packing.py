@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fastweights.layers import TokenContext
-from fastweights.models.inputs import cheap_to_look_at
+from fastweights.models.looking import cheap_to_look_at, worth_waiting_for
 from fastweights.recurrence.streams import find_segment_starts
 from fastweights.shapes import Embedded, Mask, Segments
 
@@ -62,7 +62,7 @@ def segments_of(
     if not starts:
         return None
     begun = torch.stack(starts).any(0)
-    if position_ids is not None and not torch.compiler.is_compiling() and not begun.any():
+    if position_ids is not None and worth_waiting_for(begun) and not begun.any():
         return None
     return begun.cumsum(1)
 

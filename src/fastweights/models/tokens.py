@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastweights.models.looking import worth_waiting_for
 from fastweights.shapes import Embedded, Mask, Segments
 
 
@@ -36,10 +37,13 @@ class Tokens:
 
     @property
     def begins_anew(self) -> bool:
-        """Whether a document begins at some sequence's first token."""
+        """Whether a document begins, or may for all that is known, at some sequence's first
+        token.
+        """
         if self.follows or self.segments is None or torch.compiler.is_compiling():
             return False
-        return bool(self.segments[:, 0].any())
+        first = self.segments[:, 0]
+        return not worth_waiting_for(first) or bool(first.any())
 
     def map(self, f: Callable[[Tensor], Tensor]) -> Tokens:
         """Apply `f` to every tensor: to select, repeat or cut sequences."""

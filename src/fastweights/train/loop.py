@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from fastweights.runs.checkpoint import no_progress_bars, save_model
+from fastweights.runs.devices import to_device
 from fastweights.runs.errors import Stopped, TrainingError
 from fastweights.runs.evaluation import evaluation_mode
 from fastweights.runs.files import atomic_folder
@@ -165,7 +166,7 @@ class LanguageModelStage(StoredStage):
         return {"val_loss": found["nats"] / found["targets"]}
 
     def _loss(self, batch: Mapping[str, Tensor]) -> Tensor:
-        return self.model(**{name: part.to(self.model.device) for name, part in batch.items()}).loss
+        return self.model(**to_device(batch, self.model.device)).loss
 
     def summary(self) -> Mapping[str, int]:
         return {

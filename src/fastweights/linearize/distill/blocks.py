@@ -23,6 +23,7 @@ from fastweights.linearize.convert.transformers_seams import attentions_with_bra
 from fastweights.linearize.distill.fit import TRAINED, PartialStage, fit, load_parameters
 from fastweights.linearize.distill.methods import TransferConfig
 from fastweights.linearize.distill.transfer import BackwardInForward, attend_all
+from fastweights.runs.devices import to_device
 from fastweights.runs.files import sync
 from fastweights.runs.processes import Alone, Processes, join_processes
 from fastweights.runs.report import Reporter
@@ -143,9 +144,7 @@ class _BlockStage(PartialStage):
         super().save(folder)
 
     def _forward(self, first: int, count: int, mode: BackwardInForward) -> None:
-        inputs = {
-            name: x.to(self.model.device) for name, x in self.train.batch(first, count).items()
-        }
+        inputs = to_device(self.train.batch(first, count), self.model.device)
         del inputs["labels"]
         hidden = (
             None

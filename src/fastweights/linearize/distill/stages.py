@@ -19,6 +19,7 @@ from fastweights.linearize.distill.transfer import (
     attend_all,
     only_branches,
 )
+from fastweights.runs.devices import to_device
 from fastweights.runs.evaluation import evaluation_mode
 from fastweights.runs.processes import Alone, Processes
 from fastweights.runs.seeds import random_seed_from
@@ -48,7 +49,7 @@ class TextStage(PartialStage):
         }
 
     def on_device(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: tensor.to(self.model.device) for name, tensor in inputs.items()}
+        return to_device(inputs, self.model.device)
 
 
 class TransferStage(TextStage):
