@@ -90,6 +90,8 @@ def largest_safe_chunk(log_decay: Tensor | None) -> int | None:
     if torch.compiler.is_compiling() or log_decay.device.type != "cpu":
         return None
     sums, length = log_decay.detach(), 1
+    if sums.shape[1] == 1:  # one decay for all tokens
+        sums = sums.expand(-1, CHUNKS[0], -1, -1)
     sums = F.pad(sums, (0, 0, 0, 0, 0, -sums.shape[1] % CHUNKS[0]))
     harmless = None
     for chunk in reversed(CHUNKS):
