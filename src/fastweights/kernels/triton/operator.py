@@ -22,7 +22,9 @@ Streams = tuple[Tensor | None, ...]
 
 
 class Result(NamedTuple):
-    """What a forward returns: its outputs, and what the backward needs beside the streams."""
+    """What a forward returns: its outputs, and other tensors that the backward needs beside the
+    streams.
+    """
 
     outputs: tuple[Tensor, ...]
     saved: Streams = ()
@@ -40,6 +42,8 @@ class Operator:
         forward: ``(settings, streams, keep)`` → `Result`; `keep` says whether a backward follows
         backward: ``(settings, streams, saved, gradients of the outputs, wanted)`` → a gradient
             or None per stream; `wanted` says of each stream whether its gradient is asked for
+        reread: how many of the outputs, the first ones, the backward finds in `saved`, before what
+            the forward saved
     """
 
     name: str
@@ -48,6 +52,7 @@ class Operator:
     outputs: int
     forward: Callable[[Any, Streams, bool], Result]
     backward: Callable[[Any, Streams, Streams, tuple[Tensor, ...], Sequence[bool]], Streams]
+    reread: int = 0
 
     def __call__(self, settings: Any, *streams: Tensor | None) -> tuple[Tensor, ...]:
         """The outputs, differentiable in the streams."""
@@ -100,7 +105,7 @@ class Operator:
 
         def keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
             ctx.settings, streams = inputs[:numbers], inputs[numbers:]
-            ctx.save_for_backward(*streams, *output[self.outputs :])
+            ctx.save_for_backward(*streams, *output[: self.reread], *output[self.outputs :])
 
         def differentiate_graph(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
             streams = ctx.saved_tensors[: len(tensors)]
@@ -131,7 +136,7 @@ class _Apply(torch.autograd.Function):
     def forward(ctx: Any, operator: Operator, settings: Any, *streams: Tensor | None) -> Any:
         outputs, saved = operator.forward(settings, streams, True)
         ctx.operator, ctx.settings, ctx.count = operator, settings, len(streams)
-        ctx.save_for_backward(*streams, *saved)
+        ctx.save_for_backward(*streams, *outputs[: operator.reread], *saved)
         return outputs
 
     @staticmethod

@@ -48,6 +48,14 @@ def store_tile(stream, b, h, rows, length, columns, width: tl.constexpr, tile):
 
 
 @triton.jit
+def store_tile_transposed(stream, b, h, rows, length, columns, width: tl.constexpr, tile):
+    """[D, C] to where `load_tile_transposed` reads it, in the stream's dtype."""
+    places = rows_of(stream, b, h) + tl.cast(rows, tl.int64)[None, :] * stream.time
+    inside = ((rows >= 0) & (rows < length))[None, :] & (columns < width)[:, None]
+    tl.store(places + columns[:, None], tile.to(stream.data.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def store_column(stream, b, h, rows, length, column):
     """[C] to where `load_column` reads it."""
     places = rows_of(stream, b, h) + tl.cast(rows, tl.int64) * stream.time
@@ -60,6 +68,16 @@ def load_matrix(matrices, index, rows, height: tl.constexpr, columns, width: tl.
     """[R, C] of the matrix [height, width] at this index, 0 outside of it."""
     places = tl.cast(index, tl.int64) * (height * width) + rows[:, None] * width + columns[None, :]
     inside = (rows < height)[:, None] & (columns < width)[None, :]
+    return tl.load(matrices + places, mask=inside, other=0.0)
+
+
+@triton.jit
+def load_matrix_transposed(
+    matrices, index, rows, height: tl.constexpr, columns, width: tl.constexpr
+):
+    """The same as [C, R]."""
+    places = tl.cast(index, tl.int64) * (height * width) + rows[None, :] * width + columns[:, None]
+    inside = (rows < height)[None, :] & (columns < width)[:, None]
     return tl.load(matrices + places, mask=inside, other=0.0)
 
 
@@ -88,3 +106,21 @@ def multiply_add(a, b, c, kind: tl.constexpr):
     if kind == tl.float32:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), c, input_precision="tf32x3")
     return tl.dot(a.to(kind), b.to(kind), c, input_precision="tf32x3")
+
+
+@triton.jit
+def multiply_wide(a, b, kind: tl.constexpr):
+    """As `multiply`, of operands that float16 cannot hold: those are multiplied in TF32, which has
+    float16's precision and float32's range.
+    """
+    if kind == tl.float16:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="tf32")
+    return multiply(a, b, kind)
+
+
+@triton.jit
+def multiply_wide_add(a, b, c, kind: tl.constexpr):
+    """a b + c, as `multiply_wide`."""
+    if kind == tl.float16:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), c, input_precision="tf32")
+    return multiply_add(a, b, c, kind)

@@ -1,0 +1,360 @@
+"""The states before chunks of tokens, the scores inside them, and what rows read of both: the parts
+that the rules share which decay a matrix per head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from fastweights.kernels.triton.chips import chip_of
+from fastweights.kernels.triton.launch import launch
+from fastweights.kernels.triton.streams import Stream
+
+HOPPER = 90
+"""The capability from which on products read shared memory."""
+
+WIDEST = 256
+"""The widest keys and values that the kernels' tiles are made for."""
+
+SHORTEST_SEGMENT = 8
+"""Chunks that one program walks at least: shorter segments cost more than they gain."""
+
+FEWEST_SEGMENTS = 4
+"""Segments that time is cut into, if at all: their chunks are walked twice."""
+
+
+class Chunks(NamedTuple):
+    """Streams cut into chunks.
+
+    Attributes:
+        batch, time, heads: of the streams
+        keys, values: widths
+        kind: the dtype of the products
+        capability: of the GPU
+    """
+
+    batch: int
+    time: int
+    heads: int
+    keys: int
+    values: int
+    kind: torch.dtype
+    capability: int
+
+    @classmethod
+    def of(cls, rows: Tensor, v: Tensor, kind: torch.dtype) -> Self:
+        """Of the streams of rows ``[b t h k]`` and values ``[b t h v]``."""
+        batch, time, heads, keys = rows.shape
+        capability = chip_of(rows.device).capability
+        return cls(batch, time, heads, keys, v.shape[-1], kind, capability)
+
+    @property
+    def size(self) -> int:
+        """Tokens of a chunk; the parts that float32 is multiplied in need twice the registers."""
+        return 32 if self.kind == torch.float32 else 64
+
+    @property
+    def per_sequence(self) -> int:
+        return -(-self.time // self.size)
+
+    @property
+    def sequences(self) -> int:
+        """Sequences and heads."""
+        return self.batch * self.heads
+
+    @property
+    def count(self) -> int:
+        return self.sequences * self.per_sequence
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """Of stored states; sums over many tokens outgrow float16."""
+        return torch.float32 if self.kind == torch.float16 else self.kind
+
+    @property
+    def states_shape(self) -> tuple[int, int, int]:
+        return self.count, self.keys, self.values
+
+    def segment_span(self, programs: int, device: torch.device) -> int:
+        """How many chunks a program walks, where a walk of all time takes so many `programs`: all,
+        or so few that every multiprocessor has two programs.
+        """
+        segments = min(
+            2 * chip_of(device).multiprocessors // max(1, programs),
+            self.per_sequence // SHORTEST_SEGMENT,
+        )
+        segments = segments if segments >= FEWEST_SEGMENTS else 1
+        return max(1, -(-self.per_sequence // segments))
+
+
+class Tiles(NamedTuple):
+    """How a kernel is launched: the widths of its blocks of keys and values, warps, stages."""
+
+    keys: int
+    values: int
+    warps: int
+    stages: int = 2
+
+    def options(self) -> dict[str, int]:
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
+    def blocks(self, chunks: Chunks) -> int:
+        """Blocks of a state."""
+        return -(-chunks.keys // self.keys) * -(-chunks.values // self.values)
+
+
+def block_of(width: int, most: int) -> int:
+    """The width of a block: a power of 2 from 16 to `most`."""
+    return min(most, max(16, 1 << (width - 1).bit_length()))
+
+
+def state_tiles(chunks: Chunks) -> Tiles:
+    """Of kernels that walk states."""
+    keys = 32 if chunks.kind == torch.float32 else 64
+    return Tiles(block_of(chunks.keys, keys), block_of(chunks.values, 64), warps=4)
+
+
+def score_tiles(chunks: Chunks) -> Tiles:
+    """Of kernels that decay pairs of tokens per channel, all from one anchor."""
+    keys = block_of(chunks.keys, pair_keys(chunks))
+    return Tiles(keys, block_of(chunks.values, 64), warps=4, stages=2 if keys == 32 else 1)
+
+
+def steep_tiles(chunks: Chunks) -> Tiles:
+    """Of kernels that decay pairs of tokens per channel level by level."""
+    keys = block_of(chunks.keys, pair_keys(chunks))
+    warps = 4 if chunks.kind == torch.float32 else 8
+    return Tiles(keys, block_of(chunks.values, 64), warps, stages=1)
+
+
+def pair_keys(chunks: Chunks) -> int:
+    """The widest block of keys for `score_tiles`; before Hopper, both sides of a product are in
+    registers.
+    """
+    return 32 if chunks.kind == torch.float32 or chunks.capability >= HOPPER else 16
+
+
+def output_tiles(chunks: Chunks) -> Tiles:
+    """Of kernels that read the states of all chunks at once."""
+    if chunks.kind == torch.float32:
+        return Tiles(block_of(chunks.keys, 32), block_of(chunks.values, 64), warps=4)
+    values = block_of(chunks.values, 128)
+    return Tiles(block_of(chunks.keys, 64), values, warps=8 if values == 128 else 4)
+
+
+def product_kind(dtype: torch.dtype) -> Any:
+    """Triton's name of the dtype that products are made in."""
+    from triton import language as tl
+
+    kinds = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+    return kinds[dtype]
+
+
+def is_per_channel(log_decay: Tensor | None) -> bool:
+    """Whether every key channel has a decay of its own."""
+    return log_decay is not None and log_decay.shape[-1] > 1
+
+
+def chunk_states(
+    start: Tensor, k: Tensor | None, v: Tensor, log_decay: Tensor | None, chunks: Chunks
+) -> tuple[Tensor, Tensor]:
+    """(the states ``[b h N, k, v]`` before the chunks, the one ``[b h k v]`` after the last).
+
+    Args:
+        start: ``[b h k v]`` before the first token, in float32
+        k, v, log_decay: streams ``[b t h ·]``, expanded; no k stands for 1 - α
+        chunks: of these streams
+    """
+    from fastweights.kernels.triton.device.decay import states
+
+    tiles = state_tiles(chunks)
+    streams = Stream.or_none(k), Stream.of(v), Stream.or_none(log_decay)
+    found = v.new_empty(chunks.states_shape, dtype=chunks.state_dtype)
+
+    def walk(start: Tensor | None, *written: Tensor | None, span: int, segments: int) -> None:
+        launch(
+            states,
+            (chunks.sequences * segments * tiles.blocks(chunks),),
+            start,
+            *streams,
+            *written,
+            chunks.time,
+            chunks.heads,
+            span,
+            chunks.keys,
+            chunks.values,
+            chunks.size,
+            tiles.keys,
+            tiles.values,
+            is_per_channel(log_decay),
+            product_kind(chunks.kind),
+            **tiles.options(),
+        )
+
+    return found, walk_time(walk, start, found, chunks, log_decay is not None, reverse=False)
+
+
+def walk_time(
+    walk: Callable[..., None],
+    start: Tensor,
+    found: Tensor,
+    chunks: Chunks,
+    decays: bool,
+    *,
+    reverse: bool,
+) -> Tensor:
+    """The state ``[b h k v]`` that a walk over the chunks of all time ends with.
+
+    Args:
+        walk: over the chunks of segments of `span` chunks, from the states before them (None:
+            zeros): writes the state before each chunk, those after the segments and Σ log2 α of
+            them, each unless it is None
+        start: the state that it begins with, in float32
+        found: ``[b h N, k, v]``, what it writes for each chunk
+        chunks: of the streams
+        decays: whether the state decays
+        reverse: whether it goes from the last chunk to the first
+    """
+    start = start.contiguous()
+    last = torch.empty_like(start)
+    span = chunks.segment_span(chunks.sequences * state_tiles(chunks).blocks(chunks), found.device)
+    segments = -(-chunks.per_sequence // span)
+    if segments <= 1:
+        walk(start, found, last, None, span=span, segments=1)
+        return last
+    ends = start.new_empty(chunks.sequences * segments, chunks.keys, chunks.values)
+    totals = ends.new_empty(ends.shape[:2]) if decays else None
+    walk(None, None, ends, totals, span=span, segments=segments)
+    starts = chain_segments(start, ends, totals, last, chunks, reverse=reverse)
+    walk(starts, found, None, None, span=span, segments=segments)
+    return last
+
+
+def chain_segments(
+    start: Tensor,
+    ends: Tensor,
+    totals: Tensor | None,
+    final: Tensor,
+    chunks: Chunks,
+    *,
+    reverse: bool,
+) -> Tensor:
+    """The states before segments ``[b h segments, k, v]``, from what each leaves of zeros.
+
+    Args:
+        start: before the first segment (the last, in `reverse`)
+        ends: what each segment ends with that starts from zeros
+        totals: Σ log2 α of each ``[b h segments, k]``; None where nothing decays
+        final: ``[b h k v]``, into which the state after the last segment goes
+        chunks: of the streams
+        reverse: whether a segment precedes the one before it
+    """
+    from fastweights.kernels.triton.device.decay import segment_starts
+
+    found, tiles = torch.empty_like(ends), state_tiles(chunks)
+    launch(
+        segment_starts,
+        (chunks.sequences * tiles.blocks(chunks),),
+        start,
+        ends,
+        totals,
+        found,
+        final,
+        ends.shape[0] // chunks.sequences,
+        chunks.keys,
+        chunks.values,
+        tiles.keys,
+        tiles.values,
+        reverse,
+        **tiles.options(),
+    )
+    return found
+
+
+def chunk_scores(
+    rows: Tensor, k: Tensor | None, log_decay: Tensor | None, chunks: Chunks, *, strict: bool
+) -> Tensor | None:
+    """P ``[b h N, C, C]`` of a decay per channel; None of others, whose P is made where it is used.
+
+    Args:
+        rows: the stream of queries, or of the keys of an erasing rule
+        k, log_decay: as in `chunk_states`
+        chunks: of these streams
+        strict: whether a row sees only the keys of tokens before it
+    """
+    if not is_per_channel(log_decay):
+        return None
+    from fastweights.kernels.triton.device.decay import scores, steep_scores
+
+    found = rows.new_empty(chunks.count, chunks.size, chunks.size, dtype=chunks.kind)
+    steep = rows.new_empty(chunks.count, dtype=torch.int32)
+    for kernel, tiles in ((scores, score_tiles(chunks)), (steep_scores, steep_tiles(chunks))):
+        launch(
+            kernel,
+            (chunks.count,),
+            Stream.of(rows),
+            Stream.or_none(k),
+            Stream.or_none(log_decay),
+            found,
+            steep,
+            chunks.time,
+            chunks.heads,
+            chunks.keys,
+            chunks.size,
+            tiles.keys,
+            strict,
+            product_kind(chunks.kind),
+            **tiles.options(),
+        )
+    return found
+
+
+def chunk_outputs(
+    rows: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    log_decay: Tensor | None,
+    scores: Tensor | None,
+    states: Tensor,
+    chunks: Chunks,
+    *,
+    strict: bool,
+) -> Tensor:
+    """What the rows read, ``[b t h v]`` in the dtype of the products.
+
+    Args:
+        rows, k, log_decay, strict: as in `chunk_scores`
+        v: the values that the states were written with
+        scores, states: of `chunk_scores` and `chunk_states`
+        chunks: of these streams
+    """
+    from fastweights.kernels.triton.device.decay import outputs
+
+    tiles = output_tiles(chunks)
+    o = v.new_empty(*rows.shape[:-1], chunks.values, dtype=chunks.kind)
+    launch(
+        outputs,
+        (chunks.count * -(-chunks.values // tiles.values),),
+        Stream.of(rows),
+        Stream.or_none(k),
+        Stream.of(v),
+        Stream.or_none(log_decay),
+        scores,
+        states,
+        Stream.of(o),
+        chunks.time,
+        chunks.heads,
+        chunks.keys,
+        chunks.values,
+        chunks.size,
+        tiles.keys,
+        tiles.values,
+        strict,
+        product_kind(chunks.kind),
+        **tiles.options(),
+    )
+    return o

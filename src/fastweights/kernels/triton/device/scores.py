@@ -1,0 +1,364 @@
+"""Inner products of a chunk's rows with its keys, decayed in between, and what decays towards its
+ends.
+
+With g_r = log2 α_r ≤ 0 of the chunk's tokens, P_ij = Σ_c row_ic key_jc 2^(Σ_{j<r≤i} g_rc) for j ≤ i
+(STRICT: j < i), read_i = 2^(Σ_{r≤i} g_r), write_j = 2^(Σ_{r>j} g_r) and carry = 2^(Σ_r g_r). The
+rows are queries, or the keys of an erasing rule.
+
+A sum that stands in an exponent is never a difference of other sums, so that −inf and steep decays
+are exact: they are cumulative sums, but those between two tokens of decays per channel. There they
+are products with matrices of 0 and 1 on tensor cores, g in parts that bfloat16 holds; a pair of
+tokens meets at an anchor between them, so that the exponents of both its sides are ≤ 0:
+
+    level s = 1, 2, 4, … C/2: rows in the upper and keys in the lower half of a block of 2 s
+    tokens; the anchor is the last token of the lower half
+
+and where a whole chunk decays mildly (`mild_scores`) all its pairs meet in its middle.
+Exponents are made anew for every block of channels, from tiles that the cache still has: kept, they
+would not fit the registers.
+A function whose name ends in `_transposed` makes the same as [K, C], or [keys, rows], to be the
+right side of a product.
+"""
+
+import triton
+import triton.language as tl
+
+from fastweights.kernels.triton.device.tiles import (
+    load_column,
+    load_tile,
+    load_tile_transposed,
+    multiply_add,
+    multiply_wide_add,
+)
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+MILD = tl.constexpr(-60.0)
+"""The log2 decay over half a chunk above which all pairs may meet in its middle: 2^±60 times a row
+or key stays far inside float32's and bfloat16's range.
+"""
+EMPTY = tl.constexpr(-1e4)
+"""Stands for −inf in matrix products: 2^-10000 is 0, and 0 times it too."""
+
+
+@triton.jit
+def tied_key(log_decay):
+    """1 - α = -expm1(log α), in float32 exact to its last bits for any log α ≤ 0."""
+    x = log_decay.to(tl.float32)
+    # Taylor's series to x^8 / 8!, whose next term is below float32's precision for x > -1/2
+    series = 1.0 + x * (1.0 / 8)
+    for n in tl.static_range(7, 1, -1):
+        series = 1.0 + x * series * (1.0 / n)
+    return tl.where(x > -0.5, -x * series, 1.0 - tl.exp2(x * LOG2_E))
+
+
+@triton.jit
+def load_decay(log_decay, b, h, rows, length, columns, width: tl.constexpr):
+    """log2 α of the tokens `rows`, per channel: [C, K] in float32, 0 outside of the stream."""
+    tile = load_tile(log_decay, b, h, rows, length, columns, width)
+    return tile.to(tl.float32) * LOG2_E
+
+
+@triton.jit
+def load_decay_transposed(log_decay, b, h, rows, length, columns, width: tl.constexpr):
+    """The same as [K, C]."""
+    tile = load_tile_transposed(log_decay, b, h, rows, length, columns, width)
+    return tile.to(tl.float32) * LOG2_E
+
+
+@triton.jit
+def load_head_decay(log_decay, b, h, rows, length):
+    """log2 α of the tokens `rows`, one per head: [C] in float32, 0 outside of the stream."""
+    return load_column(log_decay, b, h, rows, length).to(tl.float32) * LOG2_E
+
+
+@triton.jit
+def load_keys(k, log_decay, b, h, rows, length, columns, width: tl.constexpr):
+    """The keys [C, K]: those given, or 1 - α where k is None."""
+    if k is not None:
+        keys = load_tile(k, b, h, rows, length, columns, width)
+    else:
+        keys = tied_key(load_tile(log_decay, b, h, rows, length, columns, width))
+    return keys
+
+
+@triton.jit
+def load_keys_transposed(k, log_decay, b, h, rows, length, columns, width: tl.constexpr):
+    """The same as [K, C]."""
+    if k is not None:
+        keys = load_tile_transposed(k, b, h, rows, length, columns, width)
+    else:
+        keys = tied_key(load_tile_transposed(log_decay, b, h, rows, length, columns, width))
+    return keys
+
+
+@triton.jit
+def causal(C: tl.constexpr, STRICT: tl.constexpr):
+    """Which rows i see which keys j: [C, C]."""
+    i = tl.arange(0, C)
+    return i[:, None] > i[None, :] if STRICT else i[:, None] >= i[None, :]
+
+
+@triton.jit
+def causal_transposed(C: tl.constexpr, STRICT: tl.constexpr):
+    """The same as [keys, rows]."""
+    i = tl.arange(0, C)
+    return i[:, None] < i[None, :] if STRICT else i[:, None] <= i[None, :]
+
+
+# One decay per head: g [C].
+
+
+@triton.jit
+def pair_decay(g, C: tl.constexpr, STRICT: tl.constexpr):
+    """2^(Σ_{j<r≤i} g_r) [C, C], 0 where row i does not see key j."""
+    i = tl.arange(0, C)
+    sums = tl.cumsum(tl.where(i[:, None] > i[None, :], g[:, None], 0.0), axis=0)
+    return tl.where(causal(C, STRICT), tl.exp2(sums), 0.0)
+
+
+@triton.jit
+def pair_decay_transposed(g, C: tl.constexpr, STRICT: tl.constexpr):
+    """The same as [keys, rows]."""
+    i = tl.arange(0, C)
+    sums = tl.cumsum(tl.where(i[:, None] < i[None, :], g[None, :], 0.0), axis=1)
+    return tl.where(causal_transposed(C, STRICT), tl.exp2(sums), 0.0)
+
+
+@triton.jit
+def head_read(g):
+    """2^(Σ_{r≤i} g_r) [C]; of decays per channel, [C, K]."""
+    return tl.exp2(tl.cumsum(g, axis=0))
+
+
+@triton.jit
+def head_write(log_decay, b, h, rows, end):
+    """2^(Σ_{r>j} g_r) [C] of the chunk's `rows`, which ends before the token `end`."""
+    return tl.exp2(tl.cumsum(load_head_decay(log_decay, b, h, rows + 1, end), axis=0, reverse=True))
+
+
+# A decay per channel: g [C, K], transposed [K, C].
+
+
+@triton.jit
+def channel_suffix(log_decay, b, h, rows, end, columns, width: tl.constexpr):
+    """2^(Σ_{r>j} g_r) [C, K] of the chunk's `rows`, which ends before the token `end`."""
+    g = load_decay(log_decay, b, h, rows + 1, end, columns, width)
+    return tl.exp2(tl.cumsum(g, axis=0, reverse=True))
+
+
+@triton.jit
+def channel_write_transposed(log_decay, b, h, rows, end, columns, width: tl.constexpr):
+    """The same as [K, C]."""
+    g = load_decay_transposed(log_decay, b, h, rows + 1, end, columns, width)
+    return tl.exp2(tl.cumsum(g, axis=1, reverse=True))
+
+
+@triton.jit
+def add_up(chosen, g, kind: tl.constexpr):
+    """Σ_r chosen_ir g_r [C, K], as `add_up_finite`, of g that is `EMPTY` where it is below."""
+    return add_up_finite(chosen, tl.maximum(g, EMPTY), kind)
+
+
+@triton.jit
+def add_up_finite(chosen, x, kind: tl.constexpr):
+    """Σ_r chosen_ir x_r [C, K], of x to as many digits as products of this kind have.
+
+    Args:
+        chosen: [C, C] of 0, 1 and -1
+        x: [C, K]
+        kind: the dtype of the streams
+    """
+    chosen = chosen.to(tl.bfloat16)
+    first = x.to(tl.bfloat16)
+    rest = x - first.to(tl.float32)
+    second = rest.to(tl.bfloat16)
+    sums = tl.dot(chosen, first, input_precision="tf32x3")
+    sums = tl.dot(chosen, second, sums, input_precision="tf32x3")
+    if kind == tl.float32:
+        third = (rest - second.to(tl.float32)).to(tl.bfloat16)
+        sums = tl.dot(chosen, third, sums, input_precision="tf32x3")
+    return sums
+
+
+@triton.jit
+def add_up_transposed(g, chosen, kind: tl.constexpr):
+    """Σ_r g_r chosen_ri [K, C], as `add_up`."""
+    chosen = chosen.to(tl.bfloat16)
+    g = tl.maximum(g, EMPTY)
+    first = g.to(tl.bfloat16)
+    rest = g - first.to(tl.float32)
+    second = rest.to(tl.bfloat16)
+    sums = tl.dot(first, chosen, input_precision="tf32x3")
+    sums = tl.dot(second, chosen, sums, input_precision="tf32x3")
+    if kind == tl.float32:
+        third = (rest - second.to(tl.float32)).to(tl.bfloat16)
+        sums = tl.dot(third, chosen, sums, input_precision="tf32x3")
+    return sums
+
+
+@triton.jit
+def channel_read(g, C: tl.constexpr, kind: tl.constexpr):
+    """2^(Σ_{r≤i} g_r) [C, K]."""
+    i = tl.arange(0, C)
+    return tl.exp2(add_up(i[None, :] <= i[:, None], g, kind))
+
+
+@triton.jit
+def level_sums(g, half, C: tl.constexpr, kind: tl.constexpr):
+    """The exponents [C, K], ≤ 0, of the level s = `half`: of rows Σ_{a<r≤i} g_r from the anchor a
+    on (upper halves), of keys Σ_{j<r≤a} g_r up to it (lower halves).
+    """
+    i = tl.arange(0, C)
+    anchor = (i // (2 * half)) * (2 * half) + half - 1
+    first, last = tl.minimum(i, anchor), tl.maximum(i, anchor)
+    chosen = (i[None, :] > first[:, None]) & (i[None, :] <= last[:, None])
+    return add_up(chosen, g, kind)
+
+
+@triton.jit
+def level_sums_transposed(g, half, C: tl.constexpr, kind: tl.constexpr):
+    """The same as [K, C]."""
+    i = tl.arange(0, C)
+    anchor = (i // (2 * half)) * (2 * half) + half - 1
+    first, last = tl.minimum(i, anchor), tl.maximum(i, anchor)
+    chosen = (i[:, None] > first[None, :]) & (i[:, None] <= last[None, :])
+    return add_up_transposed(g, chosen, kind)
+
+
+@triton.jit
+def level_pairs(half, C: tl.constexpr):
+    """Which rows meet which keys at this level: [C, C]."""
+    i = tl.arange(0, C)
+    same = (i // (2 * half))[:, None] == (i // (2 * half))[None, :]
+    return same & ((i & half) != 0)[:, None] & ((i & half) == 0)[None, :]
+
+
+@triton.jit
+def level_pairs_transposed(half, C: tl.constexpr):
+    """The same as [keys, rows]."""
+    i = tl.arange(0, C)
+    same = (i // (2 * half))[:, None] == (i // (2 * half))[None, :]
+    return same & ((i & half) == 0)[:, None] & ((i & half) != 0)[None, :]
+
+
+@triton.jit
+def middle_sums(g, C: tl.constexpr, kind: tl.constexpr):
+    """The exponents [C, K] where all pairs meet in the middle: those of rows, and with the other
+    sign those of keys.
+    """
+    i = tl.arange(0, C)
+    middle = C // 2 - 1
+    after = (i[None, :] > middle) & (i[None, :] <= i[:, None])
+    before = (i[None, :] > i[:, None]) & (i[None, :] <= middle)
+    return add_up(tl.where(after, 1.0, tl.where(before, -1.0, 0.0)), g, kind)
+
+
+@triton.jit
+def middle_sums_transposed(g, C: tl.constexpr, kind: tl.constexpr):
+    """The same as [K, C]."""
+    i = tl.arange(0, C)
+    middle = C // 2 - 1
+    after = (i[:, None] > middle) & (i[:, None] <= i[None, :])
+    before = (i[:, None] > i[None, :]) & (i[:, None] <= middle)
+    return add_up_transposed(g, tl.where(after, 1.0, tl.where(before, -1.0, 0.0)), kind)
+
+
+@triton.jit
+def reaches(g, C: tl.constexpr):
+    """log2 of what the farthest token of either half meets the middle with [K], of g [C, K]."""
+    i = tl.arange(0, C)[:, None]
+    # what the first token decays by lies before all pairs
+    lower = tl.sum(tl.where((i > 0) & (i < C // 2), g, 0.0), axis=0)
+    upper = tl.sum(tl.where(i >= C // 2, g, 0.0), axis=0)
+    return tl.minimum(lower, upper)
+
+
+@triton.jit
+def mild_scores(
+    rows,
+    k,
+    log_decay,
+    b,
+    h,
+    tokens,
+    length,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """(inner products [C, C] of a chunk's rows and keys that all meet in its middle, whether they
+    may: whether none meets beyond 2^`MILD` of it). Those of rows that do not see their key mean
+    nothing.
+
+    Args:
+        rows, k, log_decay: streams; k is None for the tied key
+        tokens: the chunk's
+    """
+    products = tl.zeros([C, C], tl.float32)
+    least = tl.zeros([BK], tl.float32)
+    for first in range(0, K, BK):
+        columns = first + tl.arange(0, BK)
+        g = load_decay(log_decay, b, h, tokens, length, columns, K)
+        least = tl.minimum(least, reaches(g, C))
+        # the bound holds in a mild chunk, and keeps what is not used of others finite
+        sums = tl.minimum(middle_sums(g, C, KIND), -MILD)
+        right = load_tile(rows, b, h, tokens, length, columns, K).to(tl.float32) * tl.exp2(sums)
+        g = load_decay_transposed(log_decay, b, h, tokens, length, columns, K)
+        sums = tl.minimum(-middle_sums_transposed(g, C, KIND), -MILD)
+        keys = load_keys_transposed(k, log_decay, b, h, tokens, length, columns, K).to(tl.float32)
+        left = keys * tl.exp2(sums)
+        products = multiply_wide_add(right, left, products, KIND)
+    return products, tl.min(least, axis=0) > MILD
+
+
+@triton.jit
+def level_scores(
+    rows,
+    k,
+    log_decay,
+    b,
+    h,
+    tokens,
+    length,
+    half,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """Inner products [C, C] of the pairs that meet at the level s = `half`, as `mild_scores`."""
+    products = tl.zeros([C, C], tl.float32)
+    for first in range(0, K, BK):
+        columns = first + tl.arange(0, BK)
+        sums = level_sums(load_decay(log_decay, b, h, tokens, length, columns, K), half, C, KIND)
+        right = load_tile(rows, b, h, tokens, length, columns, K).to(tl.float32) * tl.exp2(sums)
+        g = load_decay_transposed(log_decay, b, h, tokens, length, columns, K)
+        keys = load_keys_transposed(k, log_decay, b, h, tokens, length, columns, K).to(tl.float32)
+        left = keys * tl.exp2(level_sums_transposed(g, half, C, KIND))
+        products = multiply_add(right, left, products, KIND)
+    return products
+
+
+@triton.jit
+def plain_scores(
+    rows,
+    k,
+    log_decay,
+    b,
+    h,
+    tokens,
+    length,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """Inner products [C, C] where nothing decays, as `mild_scores`."""
+    products = tl.zeros([C, C], tl.float32)
+    for first in range(0, K, BK):
+        columns = first + tl.arange(0, BK)
+        right = load_tile(rows, b, h, tokens, length, columns, K)
+        left = load_keys_transposed(k, log_decay, b, h, tokens, length, columns, K)
+        products = multiply_add(right, left, products, KIND)
+    return products
