@@ -1,0 +1,468 @@
+"""`Delta` in Triton: many tokens, forward and backward, also with erasing keys of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastweights.kernels.table import Kernel
+from fastweights.kernels.triton.chips import chip_of
+from fastweights.kernels.triton.chunks import (
+    WIDEST,
+    Chunks,
+    Tiles,
+    block_of,
+    chunk_outputs,
+    chunk_scores,
+    is_per_channel,
+    output_tiles,
+    product_kind,
+    score_tiles,
+    state_tiles,
+)
+from fastweights.kernels.triton.decay import expand_streams, refuse_streams
+from fastweights.kernels.triton.decay_backward import reader_gradients, value_gradients
+from fastweights.kernels.triton.launch import DEVICES, launch
+from fastweights.kernels.triton.operator import Operator, Result, Streams
+from fastweights.kernels.triton.streams import Stream, side_by_side
+from fastweights.recurrence.delta import Delta
+
+
+class DeltaSettings(NamedTuple):
+    """None: all follows from the streams."""
+
+
+class DeltaStreams(NamedTuple):
+    """The streams of the operator, ``[b t h ·]``: keys e erase, keys k write. `start` is the state
+    ``[b h k v]`` before the first token.
+    """
+
+    start: Tensor
+    q: Tensor
+    e: Tensor
+    k: Tensor
+    v: Tensor
+    beta: Tensor
+    log_decay: Tensor | None
+
+    @property
+    def chunks(self) -> Chunks:
+        return Chunks.of(self.q, self.v, torch.promote_types(self.q.dtype, self.v.dtype))
+
+
+def write_tiles(chunks: Chunks, device: torch.device) -> Tiles:
+    """Of the kernel that walks along states and erases from them: all keys in one block, so many
+    values that registers hold the state.
+    """
+    keys, chip = block_of(chunks.keys, WIDEST), chip_of(device)
+    if chunks.kind == torch.float32:
+        return _float32_tiles(chunks, keys)
+    values = 64 if keys <= 128 and chip.capability == 90 else 32
+    wide = keys > 128
+    return Tiles(
+        keys, block_of(chunks.values, values), warps=8 if wide else 4, stages=1 if wide else 2
+    )
+
+
+def write_back_tiles(chunks: Chunks, device: torch.device) -> Tiles:
+    """Of the kernel that walks back."""
+    keys, chip = block_of(chunks.keys, WIDEST), chip_of(device)
+    if chunks.kind == torch.float32:
+        return _float32_tiles(chunks, keys)
+    values = 64 if keys <= 128 and chip.capability >= 90 else 32
+    return Tiles(keys, block_of(chunks.values, values), warps=8, stages=1 if keys > 128 else 2)
+
+
+def _float32_tiles(chunks: Chunks, keys: int) -> Tiles:
+    """Of both; the parts that float32 is multiplied in take registers."""
+    if keys <= 64:
+        return Tiles(keys, block_of(chunks.values, 32), warps=4)
+    return Tiles(keys, block_of(chunks.values, 16), warps=8, stages=1 if keys > 128 else 2)
+
+
+def solve(s: DeltaStreams, chunks: Chunks) -> Tensor:
+    """The resolvent of every chunk ``[b h N, C, C]``."""
+    from fastweights.kernels.triton.device import delta as device
+
+    products = chunk_scores(s.e, s.k, s.log_decay, chunks, strict=True)
+    shape = chunks.count, chunks.size, chunks.size
+    if products is None:
+        tiles = output_tiles(chunks)
+        products = s.q.new_empty(shape, dtype=torch.float32)
+        launch(
+            device.scores,
+            (chunks.count,),
+            Stream.of(s.e),
+            Stream.of(s.k),
+            Stream.or_none(s.log_decay),
+            products,
+            chunks.time,
+            chunks.heads,
+            chunks.keys,
+            chunks.size,
+            tiles.keys,
+            product_kind(chunks.kind),
+            **tiles.options(),
+        )
+    found = s.q.new_empty(shape, dtype=chunks.kind)
+    launch(
+        device.solve,
+        (chunks.count,),
+        products,
+        Stream.of(s.beta),
+        found,
+        chunks.time,
+        chunks.heads,
+        chunks.size,
+        num_warps=1,
+    )
+    return found
+
+
+class Ends(NamedTuple):
+    """What a walk along the chunks reads of keys and decays.
+
+    Attributes:
+        q, e, k: of a decay per channel decayed to the ends of their chunk, else as they are; the
+            queries only where they are asked for
+        log_decay: of a decay per head
+        carries: ``[b h N, k]`` of a decay per channel
+    """
+
+    q: Stream | None
+    e: Stream
+    k: Stream
+    log_decay: Stream | None
+    carries: Tensor | None
+
+    @classmethod
+    def of(cls, s: DeltaStreams, q: Tensor | None, chunks: Chunks) -> Ends:
+        if not is_per_channel(s.log_decay):
+            streams = Stream.or_none(q), Stream.of(s.e), Stream.of(s.k)
+            return cls(*streams, Stream.or_none(s.log_decay), None)
+        from fastweights.kernels.triton.device.delta import decay_ends
+
+        tiles, given = score_tiles(chunks), (q, s.e, s.k)
+        decayed = [None if x is None else x.new_empty(x.shape, dtype=chunks.kind) for x in given]
+        carries = s.q.new_empty(chunks.count, chunks.keys, dtype=torch.float32)
+        found = [Stream.or_none(x) for x in decayed]
+        launch(
+            decay_ends,
+            (chunks.count * -(-chunks.keys // tiles.keys),),
+            *(Stream.or_none(x) for x in given),
+            Stream.or_none(s.log_decay),
+            *found,
+            carries,
+            chunks.time,
+            chunks.heads,
+            chunks.keys,
+            chunks.size,
+            tiles.keys,
+            product_kind(chunks.kind),
+            **tiles.options(),
+        )
+        return cls(*found, None, carries)  # type: ignore[arg-type]
+
+
+class Written(NamedTuple):
+    """What is found along the tokens.
+
+    Attributes:
+        states: ``[b h N, k, v]`` before every chunk
+        values: u ``[b t h v]``
+        missing: d ``[b t h v]``, or None
+        final: the state ``[b h k v]`` after the last token
+        maps: ``[b h segments, k, k]``, what segments of time do to a state; None where time is not
+            cut
+    """
+
+    states: Tensor
+    values: Tensor
+    missing: Tensor | None
+    final: Tensor
+    maps: Tensor | None
+
+
+class Segments(NamedTuple):
+    """Time cut into `count` segments of `span` chunks: one, or as many as occupy the GPU."""
+
+    span: int
+    count: int
+
+    @classmethod
+    def of(cls, s: DeltaStreams, chunks: Chunks) -> Segments:
+        programs = chunks.sequences * write_tiles(chunks, s.q.device).blocks(chunks)
+        span = chunks.segment_span(programs, s.q.device)
+        return cls(span, max(1, -(-chunks.per_sequence // span)))
+
+    def empty(self, like: Tensor, chunks: Chunks, width: int) -> Tensor:
+        """A matrix of keys by so many columns for each segment, in float32."""
+        shape = chunks.sequences * self.count, chunks.keys, width
+        return like.new_empty(shape, dtype=torch.float32)
+
+
+def write(
+    s: DeltaStreams, ends: Ends, resolvent: Tensor, chunks: Chunks, *, keep_missing: bool
+) -> Written:
+    """Walk along the tokens from the start."""
+    from fastweights.kernels.triton.device.delta import states
+
+    segments, tiles = Segments.of(s, chunks), write_tiles(chunks, s.q.device)
+    stream = (*s.q.shape[:-1], chunks.values)
+    found = s.q.new_empty(chunks.states_shape, dtype=chunks.state_dtype)
+    values = s.q.new_empty(stream, dtype=chunks.kind)
+    missing = torch.empty_like(values) if keep_missing else None
+    final = torch.empty_like(s.start, memory_format=torch.contiguous_format)
+    written = found, Stream.of(values), Stream.or_none(missing)
+
+    def walk(
+        start: Tensor | None, v: Tensor | None, kept: Sequence[object], last: Tensor | None
+    ) -> None:
+        width = chunks.keys if v is None else chunks.values
+        block = block_of(width, tiles.values)
+        launch(
+            states,
+            (chunks.sequences * segments.count * -(-width // block),),
+            start,
+            ends.e,
+            ends.k,
+            Stream.or_none(v),
+            Stream.of(s.beta),
+            ends.log_decay,
+            ends.carries,
+            resolvent,
+            *kept,
+            last,
+            chunks.time,
+            chunks.heads,
+            segments.span,
+            chunks.keys,
+            width,
+            chunks.size,
+            tiles.keys,
+            block,
+            product_kind(chunks.kind),
+            **tiles.options(),
+        )
+
+    if segments.count == 1:
+        walk(s.start.contiguous(), s.v, written, final)
+        return Written(found, values, missing, final, None)
+    nothing, last = (None, None, None), segments.empty(s.q, chunks, chunks.values)
+    maps = segments.empty(s.q, chunks, chunks.keys)
+    walk(None, None, nothing, maps)
+    walk(None, s.v, nothing, last)
+    starts = chain(s.start, maps, last, final, segments, chunks, reverse=False)
+    walk(starts, s.v, written, None)
+    return Written(found, values, missing, final, maps)
+
+
+def chain(
+    start: Tensor,
+    maps: Tensor,
+    ends: Tensor,
+    final: Tensor,
+    segments: Segments,
+    chunks: Chunks,
+    *,
+    reverse: bool,
+) -> Tensor:
+    """The states before segments ``[b h segments, k, v]``, from what each leaves of zeros.
+
+    Args:
+        start: ``[b h k v]`` before the first segment (the last, in `reverse`)
+        maps: of the segments
+        ends: what each segment ends with that starts from zeros
+        final: ``[b h k v]``, into which the state after the last segment goes
+        segments, chunks: of the streams
+        reverse: whether a segment precedes the one before it, and maps are transposed
+    """
+    from fastweights.kernels.triton.device.delta import advance
+
+    tiles, found = state_tiles(chunks._replace(kind=torch.float32)), torch.empty_like(ends)
+    order = range(segments.count)[:: -1 if reverse else 1]
+    found.unflatten(0, (-1, segments.count))[:, order[0]] = start.flatten(0, 1)
+    for segment in order:
+        launch(
+            advance,
+            (chunks.sequences * tiles.blocks(chunks),),
+            maps,
+            ends,
+            found,
+            final,
+            segment,
+            segments.count,
+            chunks.keys,
+            chunks.values,
+            tiles.keys,
+            tiles.values,
+            reverse,
+            **tiles.options(),
+        )
+    return found
+
+
+def delta_forward(settings: DeltaSettings, streams: Streams, keep: bool) -> Result:
+    """(o ``[b t h v]``, the state after the last token), and for the backward the resolvents and
+    the scores of a decay per channel.
+    """
+    del settings
+    s = DeltaStreams(*streams)  # type: ignore[arg-type]
+    chunks = s.chunks
+    resolvent = solve(s, chunks)
+    found = write(s, Ends.of(s, None, chunks), resolvent, chunks, keep_missing=False)
+    scores = chunk_scores(s.q, s.k, s.log_decay, chunks, strict=False)
+    o = chunk_outputs(
+        s.q, s.k, found.values, s.log_decay, scores, found.states, chunks, strict=False
+    )
+    return Result((o, found.final), (resolvent, scores) if keep else ())
+
+
+class WriteGradients(NamedTuple):
+    """What is found on the way back along the tokens.
+
+    Attributes:
+        states: ``[b h N, k, v]``, of the state after every chunk
+        values: of v
+        erased: of what the erasing keys read, y
+        beta: ``[b t h ·]``, parts of it
+        start: of the start
+    """
+
+    states: Tensor
+    values: Tensor
+    erased: Tensor
+    beta: Tensor
+    start: Tensor
+
+
+def write_back(
+    s: DeltaStreams,
+    ends: Ends,
+    resolvent: Tensor,
+    written: Written,
+    d_o: Tensor,
+    d_values: Tensor,
+    d_final: Tensor,
+    chunks: Chunks,
+) -> WriteGradients:
+    """Walk back along the tokens from the end.
+
+    Args:
+        s, ends, resolvent, chunks: as in `write`, the queries among the ends
+        written: by it, with what was missing
+        d_o, d_final: of the outputs and the state after the last token
+        d_values: what the outputs give u inside of chunks
+    """
+    from fastweights.kernels.triton.device.delta import state_gradients
+
+    segments, tiles = Segments.of(s, chunks), write_back_tiles(chunks, s.q.device)
+    blocks = tiles.blocks(chunks)
+    found = WriteGradients(
+        s.q.new_empty(chunks.states_shape, dtype=chunks.state_dtype),
+        torch.empty_like(d_values),
+        torch.empty_like(d_values),
+        s.q.new_empty(*s.q.shape[:-1], blocks, dtype=torch.float32),
+        torch.empty_like(d_final, memory_format=torch.contiguous_format),
+    )
+    gradients = found.states, *map(Stream.of, (found.values, found.erased, found.beta))
+
+    def walk(
+        after: Tensor | None, missing: Tensor | None, kept: Sequence[object], before: Tensor | None
+    ) -> None:
+        launch(
+            state_gradients,
+            (chunks.sequences * segments.count * blocks,),
+            after,
+            ends.q,
+            ends.e,
+            ends.k,
+            Stream.of(s.beta),
+            ends.log_decay,
+            ends.carries,
+            resolvent,
+            Stream.of(d_o),
+            Stream.of(d_values),
+            Stream.or_none(missing),
+            *kept,
+            before,
+            chunks.time,
+            chunks.heads,
+            segments.span,
+            chunks.keys,
+            chunks.values,
+            chunks.size,
+            tiles.keys,
+            tiles.values,
+            product_kind(chunks.kind),
+            **tiles.options(),
+        )
+
+    if written.maps is None:
+        walk(d_final.contiguous(), written.missing, gradients, found.start)
+        return found
+    first = segments.empty(s.q, chunks, chunks.values)
+    walk(None, None, (None, None, None, None), first)
+    after = chain(d_final, written.maps, first, found.start, segments, chunks, reverse=True)
+    walk(after, written.missing, gradients, None)
+    return found
+
+
+def delta_backward(
+    settings: DeltaSettings,
+    streams: Streams,
+    saved: Streams,
+    gradients: tuple[Tensor, ...],
+    wanted: Sequence[bool],
+) -> Streams:
+    """The gradients of the streams: resolvents and scores were saved, what is written and the
+    states are found again.
+    """
+    del settings
+    s, (resolvent, scores) = DeltaStreams(*streams), saved  # type: ignore[arg-type]
+    assert resolvent is not None
+    chunks, d_o, d_final = s.chunks, side_by_side(gradients[0]), gradients[1]
+    ends = Ends.of(s, s.q, chunks)
+    written = write(s, ends, resolvent, chunks, keep_missing=True)
+    u = written.values
+    d_u = value_gradients(s.q, s.k, u, s.log_decay, d_o, scores, None, chunks, strict=False)
+    found = write_back(s, ends, resolvent, written, d_o, d_u, d_final, chunks)
+    _, for_q, for_e, for_k, _, _, for_decay = wanted
+    by_q = reader_gradients(
+        *(s.q, s.k, u, s.log_decay, d_o, written.states, found.states, chunks),
+        strict=False,
+        wanted=(for_q, for_k, for_decay),
+    )
+    # what is erased is read from the same states, by the keys that erase
+    by_e = reader_gradients(
+        *(s.e, s.k, u, s.log_decay, found.erased, written.states, None, chunks),
+        strict=True,
+        wanted=(for_e, for_k, for_decay),
+        before=by_q,
+    )
+    d_beta = found.beta.sum(-1, keepdim=True).to(s.beta.dtype)
+    d_v = found.values.to(s.v.dtype)
+    return found.start, by_q.rows, by_e.rows, by_e.k, d_v, d_beta, by_e.log_decay
+
+
+DELTA = Operator(
+    "delta",
+    settings=DeltaSettings,
+    streams=("start", "q", "e", "k", "v", "beta", "log_decay"),
+    outputs=2,
+    forward=delta_forward,
+    backward=delta_backward,
+)
+
+
+def compute_delta(record: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
+    """(o, final state): the keys that write erase."""
+    q, k, v, beta, log_decay = expand_streams(record, "q", "k", "v", "beta", "log_decay")
+    o, final = DELTA(DeltaSettings(), state, q, k, k, v, beta, log_decay)
+    return o, final
+
+
+TRITON_DELTA = Kernel("delta (Triton)", Delta, compute_delta, refuse_streams, DEVICES)

@@ -1,0 +1,444 @@
+"""Chunkwise `Delta`, with keys k that write and keys e that erase,
+
+    S_t = (I - β_t k_tᵀ e_t) diag(α_t) S_{t-1} + β_t k_tᵀ v_t
+
+Chunks, read, write and carry are those of `decay`, and P those of the rows e, strictly below the
+diagonal. With S the state before a chunk, its tokens write what their values lack,
+
+    d = v - (e ∘ read) S - P (β ∘ d)        u = β ∘ d        S' = carry ∘ S + (k ∘ write)ᵀ u
+
+whose solution is d = r + R (β ∘ r) for r = v - (e ∘ read) S, by the resolvent R = -P (I + β P)⁻¹,
+strictly lower triangular too. So (I + β P)⁻¹ = I + β R, the gradient λ of u by all ways follows
+from the one dU by way of outputs and states, as λ = dU + Rᵀ (β ∘ dU), and nothing is divided by β.
+"""
+
+import triton
+import triton.language as tl
+
+from fastweights.kernels.triton.device.scores import (
+    causal,
+    channel_read,
+    channel_suffix,
+    head_read,
+    head_write,
+    level_pairs,
+    load_decay,
+    load_head_decay,
+    pair_decay,
+)
+from fastweights.kernels.triton.device.tiles import (
+    load_column,
+    load_matrix,
+    load_matrix_transposed,
+    load_tile,
+    load_tile_transposed,
+    multiply,
+    multiply_add,
+    multiply_wide,
+    multiply_wide_add,
+    store_matrix,
+    store_tile,
+)
+
+
+@triton.jit(do_not_specialize=["length"])
+def scores(
+    e,
+    k,
+    log_decay,
+    found,
+    length,
+    heads,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """P ``[b h N, C, C]`` where nothing decays, or heads do: one program per chunk.
+
+    `decay.scores` makes that of a decay per channel.
+    """
+    index = tl.program_id(0)
+    chunks = tl.cdiv(length, C)
+    sequence, n = index // chunks, index % chunks
+    b, h = sequence // heads, sequence % heads
+    inside = tl.arange(0, C)
+    tokens = n * C + inside
+    products = tl.zeros([C, C], tl.float32)
+    for first in range(0, K, BK):
+        columns = first + tl.arange(0, BK)
+        erasing = load_tile(e, b, h, tokens, length, columns, K)
+        keys = load_tile_transposed(k, b, h, tokens, length, columns, K)
+        products = multiply_add(erasing, keys, products, KIND)
+    if log_decay is None:
+        products = tl.where(causal(C, True), products, 0.0)
+    else:
+        products *= pair_decay(load_head_decay(log_decay, b, h, tokens, length), C, True)
+    store_matrix(found, index, inside, C, inside, C, products)
+
+
+@triton.jit(do_not_specialize=["length"])
+def solve(scores, beta, resolvent, length, heads, C: tl.constexpr):
+    """R = -P (I + β P)⁻¹ of every chunk: one program per chunk.
+
+    It is found by blocks of 16 tokens, those below the diagonal column by column,
+
+        R_ij = -(I + R_ii β_i) (P_ij (I + β_j R_jj) + Σ_{j<m<i} P_im β_m R_mj)
+
+    which is as stable as substitution row by row.
+
+    Args:
+        scores: P ``[b h N, C, C]``, strictly lower triangular
+        beta: a stream
+        resolvent: ``[b h N, C, C]``, which is written
+    """
+    index = tl.program_id(0)
+    chunks = tl.cdiv(length, C)
+    sequence, n = index // chunks, index % chunks
+    b, h = sequence // heads, sequence % heads
+    inside = tl.arange(0, 16)
+    one = inside[:, None] == inside[None, :]
+    diagonal = ()
+    for i in tl.static_range(C // 16):
+        rows = i * 16 + inside
+        strengths = load_column(beta, b, h, n * C + rows, length).to(tl.float32)
+        products = load_matrix(scores, index, rows, C, rows, C).to(tl.float32)
+        block = resolve(products, strengths, 16)
+        store_matrix(resolvent, index, rows, C, rows, C, block)
+        diagonal += (block,)
+    for j in tl.static_range(C // 16):
+        columns = j * 16 + inside
+        strengths = load_column(beta, b, h, n * C + columns, length).to(tl.float32)
+        # (I + β_j R_jj), then β_m R_mj for m > j
+        factors = (tl.where(one, 1.0, strengths[:, None] * diagonal[j]),)
+        for i in tl.static_range(C // 16):
+            rows = i * 16 + inside
+            block = tl.zeros([16, 16], tl.float32)
+            if i > j:
+                for m in tl.static_range(j, i):
+                    products = load_matrix(scores, index, rows, C, m * 16 + inside, C)
+                    block = multiply_add(products, factors[m - j], block, tl.float32)
+                strengths = load_column(beta, b, h, n * C + rows, length).to(tl.float32)
+                left = tl.where(one, 1.0, diagonal[i] * strengths[None, :])
+                block = -multiply(left, block, tl.float32)
+                factors += (strengths[:, None] * block,)
+            if i != j:
+                store_matrix(resolvent, index, rows, C, columns, C, block)
+
+
+@triton.jit
+def resolve(products, strengths, C: tl.constexpr):
+    """R = -P (I + β P)⁻¹ [C, C] of P strictly lower triangular and β [C].
+
+    Diagonal blocks are joined in pairs, of 1, 2, 4, … C/2 tokens. Where two have the resolvents
+    R₁ and R₂, and P₂₁ stands below the diagonal between them, that of both has there
+
+        R₂₁ = -(I + R₂ β) P₂₁ (I + β R₁)
+    """
+    i = tl.arange(0, C)
+    one = i[:, None] == i[None, :]
+    found = tl.where(level_pairs(1, C), -products, 0.0)
+    half = 2
+    while half < C:
+        below = tl.where(level_pairs(half, C), products, 0.0)
+        right = tl.where(one, 1.0, strengths[:, None] * found)
+        left = tl.where(one, 1.0, found * strengths[None, :])
+        found -= multiply(left, multiply(below, right, tl.float32), tl.float32)
+        half *= 2
+    return found
+
+
+@triton.jit(do_not_specialize=["length"])
+def decay_ends(
+    q,
+    e,
+    k,
+    log_decay,
+    reading,
+    erasing,
+    writing,
+    carries,
+    length,
+    heads,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """Queries and keys decayed to the ends of their chunk by a decay per channel, so that those who
+    walk along the chunks find them so: one program per chunk and block of K, in this order.
+
+    Args:
+        q, e, k, log_decay: streams; q may be None
+        reading, erasing, writing: the streams q ∘ read, e ∘ read and k ∘ write, which are written
+        carries: ``[b h N, 1, K]``, which is written
+    """
+    k_blocks: tl.constexpr = (K + BK - 1) // BK
+    columns = (tl.program_id(0) % k_blocks) * BK + tl.arange(0, BK)
+    index = tl.program_id(0) // k_blocks
+    chunks = tl.cdiv(length, C)
+    sequence, n = index // chunks, index % chunks
+    b, h = sequence // heads, sequence % heads
+    tokens = n * C + tl.arange(0, C)
+    g = load_decay(log_decay, b, h, tokens, length, columns, K)
+    read = channel_read(g, C, KIND)
+    rows = load_tile(e, b, h, tokens, length, columns, K)
+    store_tile(erasing, b, h, tokens, length, columns, K, rows * read)
+    if q is not None:
+        rows = load_tile(q, b, h, tokens, length, columns, K)
+        store_tile(reading, b, h, tokens, length, columns, K, rows * read)
+    rows = load_tile(k, b, h, tokens, length, columns, K)
+    write = channel_suffix(log_decay, b, h, tokens, tl.minimum(n * C + C, length), columns, K)
+    store_tile(writing, b, h, tokens, length, columns, K, rows * write)
+    carry = tl.exp2(tl.sum(g, axis=0))[None, :]
+    store_matrix(carries, index, tl.arange(0, 1), 1, columns, K, carry)
+
+
+@triton.jit(do_not_specialize=["length", "span"])
+def states(
+    start,
+    e,
+    k,
+    v,
+    beta,
+    log_decay,
+    carries,
+    resolvent,
+    found,
+    written,
+    missing,
+    final,
+    length,
+    heads,
+    span,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """What tokens write, and the states before the chunks of one segment of `span` chunks, one
+    after the other.
+
+    One program per sequence, head and segment, and block of V, in this order.
+
+    Args:
+        start: ``[b h segments, K, V]`` before each segment; None: zeros
+        e, k, v, beta: streams, e and k as `decay_ends` leaves them. Without v values are zero and
+            the start is the identity: what is found is the map of the segment, V is K
+        log_decay: the stream of a decay per head, or None
+        carries: ``[b h N, 1, K]`` of a decay per channel, or None
+        resolvent: ``[b h N, C, C]``
+        found: ``[b h N, K, V]``, or None: the states are not kept
+        written, missing: the streams u and d, or None: not kept
+        final: ``[b h segments, K, V]`` after each segment, or None
+    """
+    v_blocks: tl.constexpr = (V + BV - 1) // BV
+    across = (tl.program_id(0) % v_blocks) * BV + tl.arange(0, BV)
+    down = tl.arange(0, BK)
+    inside = tl.arange(0, C)
+    place = tl.program_id(0) // v_blocks
+    chunks = tl.cdiv(length, C)
+    segments = tl.cdiv(chunks, span)
+    sequence, segment = place // segments, place % segments
+    b, h = sequence // heads, sequence % heads
+
+    if start is not None:
+        state = load_matrix(start, place, down, K, across, V).to(tl.float32)
+    elif v is None:
+        state = tl.where(down[:, None] == across[None, :], 1.0, 0.0)
+    else:
+        state = tl.zeros([BK, BV], tl.float32)
+    for n in range(segment * span, tl.minimum(segment * span + span, chunks)):
+        index = tl.cast(sequence, tl.int64) * chunks + n
+        if found is not None:
+            store_matrix(found, index, down, K, across, V, state)
+        tokens = n * C + inside
+        end = tl.minimum(n * C + C, length)
+        erasing = load_tile(e, b, h, tokens, length, down, K)
+        keys = load_tile_transposed(k, b, h, tokens, length, down, K)
+        strengths = load_column(beta, b, h, tokens, length).to(tl.float32)[:, None]
+        # (e ∘ read) S;  carry ∘ S
+        held = multiply_wide(erasing, state, KIND)
+        if log_decay is not None:
+            g = load_head_decay(log_decay, b, h, tokens, length)
+            held *= head_read(g)[:, None]
+            state *= tl.exp2(tl.sum(g, axis=0))
+        if carries is not None:
+            state *= load_matrix_transposed(carries, index, tl.arange(0, 1), 1, down, K)
+        # d = r + R (β ∘ r) with r = v - (e ∘ read) S
+        if v is not None:
+            lacking = load_tile(v, b, h, tokens, length, across, V).to(tl.float32) - held
+        else:
+            lacking = -held
+        system = load_matrix(resolvent, index, inside, C, inside, C)
+        lacking = multiply_add(system, strengths * lacking, lacking, KIND)
+        values = strengths * lacking
+        if written is not None:
+            store_tile(written, b, h, tokens, length, across, V, values)
+        if missing is not None:
+            store_tile(missing, b, h, tokens, length, across, V, lacking)
+        # S' = carry ∘ S + (k ∘ write)ᵀ u
+        if log_decay is not None:
+            values *= head_write(log_decay, b, h, tokens, end)[:, None]
+        state = multiply_add(keys, values, state, KIND)
+    if final is not None:
+        store_matrix(final, place, down, K, across, V, state)
+
+
+@triton.jit(do_not_specialize=["segment", "segments"])
+def advance(
+    maps,
+    ends,
+    starts,
+    final,
+    segment,
+    segments,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    REVERSE: tl.constexpr,
+):
+    """The state before the next segment, from that before this one: S' = M S + end, and in REVERSE,
+    where the next one is before it, S' = Mᵀ S + end.
+
+    One program per sequence and head, block of K and block of V, in this order.
+
+    Args:
+        maps: ``[b h segments, K, K]``, M
+        ends: ``[b h segments, K, V]``, what each segment ends with that starts from zeros
+        starts: ``[b h segments, K, V]``; the next is written
+        final: ``[b h, K, V]``, written where no segment is next
+    """
+    v_blocks: tl.constexpr = (V + BV - 1) // BV
+    k_blocks: tl.constexpr = (K + BK - 1) // BK
+    place = tl.program_id(0)
+    across = (place % v_blocks) * BV + tl.arange(0, BV)
+    down = (place // v_blocks % k_blocks) * BK + tl.arange(0, BK)
+    sequence = place // (v_blocks * k_blocks)
+    index = tl.cast(sequence, tl.int64) * segments + segment
+
+    state = load_matrix(ends, index, down, K, across, V)
+    for first in range(0, K, BK):
+        inner = first + tl.arange(0, BK)
+        if REVERSE:
+            factor = load_matrix_transposed(maps, index, inner, K, down, K)
+        else:
+            factor = load_matrix(maps, index, down, K, inner, K)
+        before = load_matrix(starts, index, inner, K, across, V)
+        state = multiply_add(factor, before, state, tl.float32)
+    following = segment - 1 if REVERSE else segment + 1
+    if (following >= 0) & (following < segments):
+        index = tl.cast(sequence, tl.int64) * segments + following
+        store_matrix(starts, index, down, K, across, V, state)
+    else:
+        store_matrix(final, sequence, down, K, across, V, state)
+
+
+@triton.jit(do_not_specialize=["length", "span"])
+def state_gradients(
+    after,
+    q,
+    e,
+    k,
+    beta,
+    log_decay,
+    carries,
+    resolvent,
+    d_o,
+    d_written,
+    missing,
+    found,
+    d_v,
+    d_erased,
+    d_beta,
+    before,
+    length,
+    heads,
+    span,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """The gradients of states, values and β of one segment of `span` chunks, from the last to the
+    first.
+
+    One program per sequence, head and segment, and block of V, in this order.
+
+    Args:
+        after: ``[b h segments, K, V]``: of the state after each segment; None: zeros
+        q, e, k, beta: streams, q, e and k as `decay_ends` leaves them
+        log_decay, carries: as in `states`
+        resolvent: ``[b h N, C, C]``
+        d_o: the stream of the outputs' gradients
+        d_written: the stream of what the outputs in its chunk give u, Pᵀ dO for the rows q
+        missing: the stream d, or None: only `before` is written
+        found: ``[b h N, K, V]``: of the state after each chunk
+        d_v, d_erased: the streams that are written: of v, and of the reading that it lacks
+        d_beta: the stream of β's gradient, a column per block of V
+        before: ``[b h segments, K, V]``: of the state before each segment, or None
+    """
+    v_blocks: tl.constexpr = (V + BV - 1) // BV
+    block = tl.program_id(0) % v_blocks
+    across = block * BV + tl.arange(0, BV)
+    down = tl.arange(0, BK)
+    inside = tl.arange(0, C)
+    place = tl.program_id(0) // v_blocks
+    chunks = tl.cdiv(length, C)
+    segments = tl.cdiv(chunks, span)
+    sequence, segment = place // segments, place % segments
+    b, h = sequence // heads, sequence % heads
+    last = tl.minimum(segment * span + span, chunks) - 1
+
+    if after is not None:
+        d_state = load_matrix(after, place, down, K, across, V).to(tl.float32)
+    else:
+        d_state = tl.zeros([BK, BV], tl.float32)
+    for passed in range(last + 1 - segment * span):
+        n = last - passed
+        index = tl.cast(sequence, tl.int64) * chunks + n
+        tokens = n * C + inside
+        end = tl.minimum(n * C + C, length)
+        keys = load_tile(k, b, h, tokens, length, down, K)
+        strengths = load_column(beta, b, h, tokens, length).to(tl.float32)[:, None]
+        d_values = load_tile(d_written, b, h, tokens, length, across, V).to(tl.float32)
+        if missing is not None:
+            store_matrix(found, index, down, K, across, V, d_state)
+        # dU = Pᵀ dO + (k ∘ write) dS';  carry ∘ dS'
+        if log_decay is None:
+            d_values = multiply_wide_add(keys, d_state, d_values, KIND)
+        else:
+            g = load_head_decay(log_decay, b, h, tokens, length)
+            write = head_write(log_decay, b, h, tokens, end)
+            d_values += multiply_wide(keys, d_state, KIND) * write[:, None]
+            d_state *= tl.exp2(tl.sum(g, axis=0))
+        if carries is not None:
+            d_state *= load_matrix_transposed(carries, index, tl.arange(0, 1), 1, down, K)
+        # λ = dU + Rᵀ (β ∘ dU)
+        system = load_matrix_transposed(resolvent, index, inside, C, inside, C)
+        d_values = multiply_wide_add(system, strengths * d_values, d_values, KIND)
+        if missing is not None:
+            # dβ = Σ λ ∘ d
+            lacking = load_tile(missing, b, h, tokens, length, across, V).to(tl.float32)
+            strength = tl.sum(d_values * lacking, axis=1)[:, None]
+            store_tile(d_beta, b, h, tokens, length, block + tl.arange(0, 1), v_blocks, strength)
+        d_values = strengths * d_values
+        if missing is not None:
+            store_tile(d_v, b, h, tokens, length, across, V, d_values)
+            store_tile(d_erased, b, h, tokens, length, across, V, -d_values)
+        # dS = (q ∘ read)ᵀ dO + carry ∘ dS' - (e ∘ read)ᵀ (β ∘ λ)
+        queries = load_tile_transposed(q, b, h, tokens, length, down, K)
+        upstream = load_tile(d_o, b, h, tokens, length, across, V)
+        if log_decay is not None:
+            read = head_read(g)[:, None]
+            upstream, d_values = upstream * read, d_values * read
+        d_state = multiply_add(queries, upstream, d_state, KIND)
+        erasing = load_tile_transposed(e, b, h, tokens, length, down, K)
+        d_state = multiply_wide_add(erasing, -d_values, d_state, KIND)
+    if before is not None:
+        store_matrix(before, place, down, K, across, V, d_state)
