@@ -25,6 +25,7 @@ from fastweights.recurrence import (
     Mesa,
     Recurrence,
     ShermanMorrison,
+    Solver,
     UnrolledSolver,
     condition_numbers,
     solver_statistics,
@@ -135,6 +136,16 @@ def test_native_reads_any_strides_and_broadcasts() -> None:
     for axis, name in product((0, 1, 2), ("q", "k", "beta", "log_decay", "ridge")):
         stream = given.streams[name]
         assert_native_agrees(replace(given, **{name: stream.narrow(axis, 0, 1)}))
+
+
+@pytest.mark.parametrize("solver", [EXACT, Cholesky(), ShermanMorrison()])
+def test_a_ridge_of_one_number_is_a_multiple_of_the_identity(solver: Solver) -> None:
+    given = replace(record(1, 20, 2, 16, 8, torch.float32), ridge=torch.rand(2, 1) + 0.5)
+    written_out = given.ridge.expand(1, 1, 2, 16).contiguous()
+    for method in (Auto(), Chunkwise(), Recurrent()):
+        one = evaluate(replace(given, solver=solver), method=method)[0]
+        every = evaluate(replace(given, solver=solver, ridge=written_out), method=method)[0]
+        assert_close(one, every, "o")
 
 
 @compiled

@@ -43,7 +43,8 @@ class Mesa(MatrixRule[tuple[Tensor, ...]]):
         v: ``[b t h v]``
         beta: β ≥ 0, ``[b t h 1]``
         log_decay: log γ_t ≤ 0: None or ``[b t h 1]``; −inf empties the state
-        ridge: diag Λ > 0, ``[b t h k]``; ``[h k]``, which it is made of, is given too
+        ridge: diag Λ > 0, ``[b t h k]``; ``[h k]``, which it is made of, is given too, and
+            width 1 for λ I
         solver: `ConjugateGradient`, `Cholesky`, `ShermanMorrison` or `UnrolledSolver`
     """
 
@@ -65,6 +66,7 @@ class Mesa(MatrixRule[tuple[Tensor, ...]]):
         width = self.q.shape[-1]
         require_width("k", self.k, width)
         require_width("ridge", self.ridge, 1, width)
+        object.__setattr__(self, "ridge", self.ridge.expand(-1, -1, -1, width))
         require_width("beta", self.beta, 1)
         if self.log_decay is not None and self.log_decay.shape[-1] != 1:
             raise ShapeError(

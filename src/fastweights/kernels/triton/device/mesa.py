@@ -1,0 +1,341 @@
+"""Conjugate gradients of the Mesa rule: all steps of a chunk in one kernel."""
+
+import triton
+import triton.language as tl
+
+from fastweights.kernels.triton.device.scores import (
+    head_read,
+    head_write,
+    load_head_decay,
+    pair_decay_transposed,
+)
+from fastweights.kernels.triton.device.tiles import (
+    load_column,
+    load_matrix,
+    load_tile,
+    load_tile_transposed,
+    multiply_add,
+    store_matrix,
+    store_tile,
+    store_tile_transposed,
+)
+
+ROUNDING = tl.constexpr(2.0**-52)
+"""(ε/8)² of float32: squared residuals below this part of ‖b‖² are rounding errors."""
+
+
+@triton.jit
+def ratio(a, b):
+    """a / b, and 0 where b is 0."""
+    zero = b == 0
+    return tl.where(zero, 0.0, a / tl.where(zero, 1.0, b))
+
+
+@triton.jit
+def split(tile, parts: tl.constexpr):
+    """A float32 tile as a sum of bfloat16 ones: two hold 16 of its 24 bits, three all."""
+    high = tile.to(tl.bfloat16)
+    rest = tile - high.to(tl.float32)
+    middle = rest.to(tl.bfloat16)
+    if parts == 2:
+        found = (high, middle)
+    else:
+        found = (high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16))
+    return found
+
+
+@triton.jit
+def split_stream(tile, parts: tl.constexpr):
+    """A tile of a stream as `split` does it; one in bfloat16 is its own only part."""
+    return (tile,) if tile.dtype == tl.bfloat16 else split(tile.to(tl.float32), parts)
+
+
+@triton.jit
+def multiply_parts(a, p, total, parts: tl.constexpr):
+    """a p + total in float32, of a tile in parts and a float32 one, to 2⁻¹⁶ with two parts and to
+    float32's own accuracy with three; small products first.
+    """
+    pieces = split(p, parts)
+    # the product of the parts i and j is 2^(-8 (i + j)) of that of the first
+    for order in tl.static_range(parts - 1, -1, -1):
+        for i in tl.static_range(order + 1):
+            if i < len(a):
+                total = multiply_add(a[i], pieces[order - i], total, tl.bfloat16)
+    return total
+
+
+@triton.jit
+def load_decays(log_decay, b, h, rows, length):
+    """log2 γ [C], 0 where nothing decays."""
+    if log_decay is None:
+        g = tl.zeros_like(rows).to(tl.float32)
+    else:
+        g = load_head_decay(log_decay, b, h, rows, length)
+    return g
+
+
+@triton.jit(do_not_specialize=["length", "span", "matrices"])
+def gram_states(
+    start,
+    k,
+    beta,
+    log_decay,
+    found,
+    final,
+    totals,
+    length,
+    heads,
+    span,
+    matrices,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    BR: tl.constexpr,
+    BC: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """H before the chunks of one segment of `span` chunks, one after the other.
+
+    One program per sequence, head and segment, block of rows and block of columns, in this order.
+
+    Args:
+        start: ``[b h segments, K, K]`` before each segment; None: zeros
+        k, beta, log_decay: streams; log_decay is None where nothing decays
+        found: ``[PARTS, b h N, K, K]``, bfloat16 matrices that H is the sum of; or None: H is not
+            kept
+        final: ``[b h segments, K, K]`` after each segment, or None
+        totals: ``[b h segments, K]``, or None: Σ log2 γ of each segment
+        matrices: b h N
+    """
+    row_blocks: tl.constexpr = (K + BR - 1) // BR
+    column_blocks: tl.constexpr = (K + BC - 1) // BC
+    place = tl.program_id(0)
+    column_block = place % column_blocks
+    across = column_block * BC + tl.arange(0, BC)
+    down = (place // column_blocks % row_blocks) * BR + tl.arange(0, BR)
+    place = place // (column_blocks * row_blocks)
+    chunks = tl.cdiv(length, C)
+    segments = tl.cdiv(chunks, span)
+    sequence, segment = place // segments, place % segments
+    b, h = sequence // heads, sequence % heads
+
+    if start is not None:
+        gram = load_matrix(start, place, down, K, across, K)
+    else:
+        gram = tl.zeros([BR, BC], tl.float32)
+    total = tl.zeros([BR], tl.float32)
+    for chunk in range(segment * span, tl.minimum(chunks, (segment + 1) * span)):
+        if found is not None:
+            index = tl.cast(sequence, tl.int64) * chunks + chunk
+            parts = split(gram, PARTS)
+            for part in tl.static_range(PARTS):
+                store_matrix(found, index + part * matrices, down, K, across, K, parts[part])
+        # H ← ∏ γ H + Σ_s (∏_{r>s} γ_r) β_s k_sᵀ k_s
+        tokens = chunk * C + tl.arange(0, C)
+        strength = load_column(beta, b, h, tokens, length).to(tl.float32)
+        if log_decay is not None:
+            sums = tl.sum(load_head_decay(log_decay, b, h, tokens, length), 0)
+            strength *= head_write(log_decay, b, h, tokens, tl.minimum(length, (chunk + 1) * C))
+            gram *= tl.exp2(sums)
+            total += sums
+        keys = split_stream(load_tile_transposed(k, b, h, tokens, length, down, K), PARTS)
+        values = load_tile(k, b, h, tokens, length, across, K).to(tl.float32)
+        gram = multiply_parts(keys, values * strength[:, None], gram, PARTS)
+    if final is not None:
+        store_matrix(final, place, down, K, across, K, gram)
+    if totals is not None:
+        places = tl.cast(place, tl.int64) * K + down
+        tl.store(totals + places, total, mask=(down < K) & (column_block == 0))
+
+
+@triton.jit
+def apply(grams, keys, keys_transposed, weights, read, p, parts: tl.constexpr):
+    """H_t p_t of a chunk's tokens, ``[K, C]``."""
+    product = multiply_parts(grams, p, tl.zeros_like(p), parts) * read[None, :]
+    scores = multiply_parts(keys, p, tl.zeros_like(weights), parts) * weights
+    return multiply_parts(keys_transposed, scores, product, parts)
+
+
+@triton.jit(do_not_specialize=["length", "chunks", "matrices", "max_steps"])
+def conjugate_gradients(
+    right,
+    k,
+    beta,
+    log_decay,
+    ridge,
+    states,
+    x,
+    steps,
+    length,
+    heads,
+    chunks,
+    matrices,
+    max_steps,
+    tol,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    PARTS: tl.constexpr,
+    ONE_RIDGE: tl.constexpr,
+):
+    """x_t = (H_t + Λ_t)⁻¹ b_t by the iteration of `ConjugateGradient`, until all tokens of a chunk
+    have converged; one program per sequence, head and chunk.
+
+    With H before the chunk, H_t p = ∏_{r≤t} γ_r H p + Σ_{s≤t} β_s (∏_{s<r≤t} γ_r) (p·k_s) k_s
+    (MesaNet app. C). Tokens are the columns of all tiles: what stays the same in every step is then
+    the left side of products, which need not lie in registers.
+
+    Args:
+        right: b, a stream as k, beta, log_decay, which is None where nothing decays, and ridge
+        states: the H, ``[PARTS, b h chunks, K, K]``, of ``matrices = b h chunks``
+        x: a stream, which takes the solutions
+        steps: ``[b h t]``, takes the number of steps of every token; or None
+        tol: at which part of its first norm a residual is small enough
+        ONE_RIDGE: whether all tokens share Λ
+    """
+    place = tl.cast(tl.program_id(0), tl.int64)
+    head, chunk = place // chunks, tl.cast(place % chunks, tl.int32)
+    b, h = head // heads, head % heads
+    tokens = chunk * C + tl.arange(0, C)
+    columns = tl.arange(0, BK)
+
+    key = load_tile(k, b, h, tokens, length, columns, K)
+    keys, keys_transposed = split_stream(key, PARTS), split_stream(tl.trans(key), PARTS)
+    high = load_matrix(states, place, columns, K, columns, K)
+    middle = load_matrix(states, place + matrices, columns, K, columns, K)
+    if PARTS == 2:
+        grams = (high, middle)
+    else:
+        grams = (high, middle, load_matrix(states, place + 2 * matrices, columns, K, columns, K))
+    diagonal_gram = tl.zeros([BK], tl.float32)
+    for part in tl.static_range(PARTS):
+        places = states + (place + part * matrices) * (K * K) + columns * (K + 1)
+        diagonal_gram += tl.load(places, mask=columns < K, other=0.0).to(tl.float32)
+
+    # weights: β_s ∏_{s<r≤t} γ_r [s, t], read: ∏_{r≤t} γ_r
+    g = load_decays(log_decay, b, h, tokens, length)
+    read = head_read(g)
+    strength = load_column(beta, b, h, tokens, length).to(tl.float32)
+    weights = pair_decay_transposed(g, C, False) * strength[:, None]
+
+    # Λ, 1 outside of the streams; diag(H_t + Λ) = Λ + ∏ γ diag H + Σ_s β_s (∏ γ) k_s²
+    shown = tl.arange(0, 1) if ONE_RIDGE else tokens
+    inside = (shown < length)[None, :] & (columns < K)[:, None]
+    fixed = load_tile_transposed(ridge, b, h, shown, length, columns, K).to(tl.float32)
+    fixed = tl.where(inside, fixed, 1.0)
+    wide = tl.trans(key).to(tl.float32)
+    diagonal = fixed + diagonal_gram[:, None] * read[None, :]
+    diagonal = multiply_parts(split(wide * wide, PARTS), weights, diagonal, PARTS)
+
+    # b of size 1 ; x = b / diag ; r = b - (H + Λ) x ; p = r
+    wanted = load_tile_transposed(right, b, h, tokens, length, columns, K).to(tl.float32)
+    scale = tl.max(tl.abs(wanted), 0)
+    wanted = ratio(wanted, scale[None, :])
+    found = wanted / diagonal
+    left = wanted - apply(grams, keys, keys_transposed, weights, read, found, PARTS)
+    left -= fixed * found
+    direction = left
+    residual = tl.sum(left * left, 0)
+    enough = tl.maximum(tol * tol * residual, tl.sum(wanted * wanted, 0) * ROUNDING)
+    # ‖r‖² of a token that has converged is 0 from then on: it stays where it is
+    residual = tl.where(residual > enough, residual, 0.0)
+    taken = tl.zeros([C], tl.int32)
+
+    step = 0
+    while (step < max_steps) & (tl.max(residual, 0) > 0):
+        if steps is not None:
+            taken += (residual > 0).to(tl.int32)
+        product = apply(grams, keys, keys_transposed, weights, read, direction, PARTS)
+        product += fixed * direction
+        size = ratio(residual, tl.sum(direction * product, 0))
+        found += size[None, :] * direction
+        left -= size[None, :] * product
+        after = tl.sum(left * left, 0)
+        direction = left + ratio(after, residual)[None, :] * direction
+        residual = tl.where((after > enough) & (residual > 0), after, 0.0)
+        step += 1
+
+    store_tile_transposed(x, b, h, tokens, length, columns, K, found * scale[None, :])
+    if steps is not None:
+        tl.store(steps + head * length + tokens, taken, mask=tokens < length)
+
+
+@triton.jit
+def apply_symmetric(H, p):
+    """p H ``[1, K]`` of a row p and a symmetric H."""
+    return tl.sum(tl.trans(p) * H, 0)[None, :]
+
+
+@triton.jit(do_not_specialize=["max_steps"])
+def solve_token(
+    q,
+    k,
+    v,
+    beta,
+    log_decay,
+    ridge,
+    gram,
+    memory,
+    last_gram,
+    last_memory,
+    o,
+    heads,
+    max_steps,
+    tol,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+):
+    """The Mesa rule of a single token, one program per sequence and head: H and G after it, the
+    steps of conjugate gradients, and what x reads of G.
+
+    Args:
+        q, k, v, beta, log_decay, ridge: streams of one token; log_decay is None for no decay
+        gram, memory: H and G before it, ``[b h, K, K]`` and ``[b h, K, V]`` in float32
+        last_gram, last_memory: H and G after it
+        o: a stream
+    """
+    place = tl.program_id(0)
+    b, h = place // heads, place % heads
+    token, columns = tl.arange(0, 1), tl.arange(0, BK)
+    decay = tl.exp2(load_decays(log_decay, b, h, token, 1))[:, None]
+    key = load_tile(k, b, h, token, 1, columns, K).to(tl.float32)
+    key_column = load_tile_transposed(k, b, h, token, 1, columns, K).to(tl.float32)
+    key_column *= load_column(beta, b, h, token, 1).to(tl.float32)[:, None]
+
+    # H ← γ H + β kᵀ k
+    H = load_matrix(gram, place, columns, K, columns, K) * decay + key_column * key
+    store_matrix(last_gram, place, columns, K, columns, K, H)
+
+    # b of size 1 ; x = b / diag(H + Λ) ; r = b - (H + Λ) x ; p = r
+    fixed = load_tile(ridge, b, h, token, 1, columns, K).to(tl.float32)
+    fixed = tl.where((columns < K)[None, :], fixed, 1.0)
+    wanted = load_tile(q, b, h, token, 1, columns, K).to(tl.float32)
+    scale = tl.max(tl.abs(wanted), 1)[:, None]
+    wanted = ratio(wanted, scale)
+    same = columns[:, None] == columns[None, :]
+    found = wanted / (fixed + tl.sum(tl.where(same, H, 0.0), 0)[None, :])
+    left = wanted - apply_symmetric(H, found) - fixed * found
+    direction = left
+    residual = tl.sum(left * left, 1)
+    enough = tl.maximum(tol * tol * residual, tl.sum(wanted * wanted, 1) * ROUNDING)
+
+    step = 0
+    while (step < max_steps) & (tl.max(residual - enough, 0) > 0):
+        product = apply_symmetric(H, direction) + fixed * direction
+        size = ratio(residual, tl.sum(direction * product, 1))[:, None]
+        found += size * direction
+        left -= size * product
+        after = tl.sum(left * left, 1)
+        direction = left + ratio(after, residual)[:, None] * direction
+        residual = after
+        step += 1
+
+    # G ← γ G + β kᵀ v ; o = x G
+    x = tl.trans(found * scale)
+    for first in tl.static_range(0, V, BV):
+        across = first + tl.arange(0, BV)
+        value = load_tile(v, b, h, token, 1, across, V).to(tl.float32)
+        G = load_matrix(memory, place, columns, K, across, V) * decay + key_column * value
+        store_matrix(last_memory, place, columns, K, across, V, G)
+        store_tile(o, b, h, token, 1, across, V, tl.sum(x * G, 0)[None, :])
