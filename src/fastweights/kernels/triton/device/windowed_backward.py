@@ -1,0 +1,483 @@
+"""`WindowedLinear` backward: the gradients of queries, of the memory, and of keys and values.
+
+As in `windowed`; in addition every query has a row of `coefficients` ``[b h 5 t]``, by which its
+gradient do reaches the sums N and F, whose last columns count the weights:
+
+    dN = near_scale (do ‖ -near_delta)      dF = far_scale (do ‖ -far_delta)
+
+and `share`, the gradient of the highest score by itself: that of c, which with one normaliser for
+both sides moves the weights of the window against those before it.
+"""
+
+import triton
+import triton.language as tl
+
+from fastweights.kernels.triton.device.tiles import (
+    load_column,
+    load_matrix,
+    load_tile,
+    load_tile_transposed,
+    multiply,
+    multiply_add,
+    store_column,
+    store_matrix,
+    store_tile,
+)
+from fastweights.kernels.triton.device.windowed import (
+    LOG2E,
+    document_at,
+    documents_of,
+    load_row,
+    part_columns,
+    reading,
+    reciprocal_or_zero,
+    scores_of,
+    store_row,
+    within_documents,
+)
+
+NEAR_SCALE = tl.constexpr(0)
+NEAR_DELTA = tl.constexpr(1)
+FAR_SCALE = tl.constexpr(2)
+FAR_DELTA = tl.constexpr(3)
+SHARE = tl.constexpr(4)
+COEFFICIENTS = tl.constexpr(5)
+
+
+@triton.jit
+def bend(scores, softcap):
+    """ds / d(q·k scale) = 1 - tanh² of scores in powers of two."""
+    if softcap is None:
+        slope = tl.full(scores.shape, 1.0, tl.float32)
+    else:
+        height = scores / (softcap * LOG2E)
+        slope = 1 - height * height
+    return slope
+
+
+@triton.jit(do_not_specialize=["length", "cached", "window", "chunks"])
+def window_query_gradients(
+    q,
+    k,
+    v,
+    mix,
+    documents,
+    statistics,
+    o,
+    near_o,
+    far_o,
+    do,
+    dq,
+    dmix,
+    coefficients,
+    scale,
+    softcap,
+    length,
+    cached,
+    window,
+    chunks,
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SHARED: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """dq and dγ of one chunk of one query head, and its coefficients."""
+    n = tl.program_id(0) % chunks
+    h = tl.program_id(0) // chunks
+    b, h = h // HEADS, h % HEADS
+    g = h // (HEADS // GROUPS)
+    first = cached + n * C
+    tokens = tl.arange(0, C)
+    rows = first + tokens
+    queries = n * C + tokens
+    count = length - cached
+    keys, values = tl.arange(0, BK), tl.arange(0, BV)
+    sequence = b * HEADS + h
+
+    # o is (γ N + F) / its last column, or γ N / N's last column + (1 - γ) F / F's
+    upstream = load_tile(do, b, h, queries, count, values, V)
+    gamma = load_column(mix, b, h, queries, count).to(tl.float32)
+    near_sum = load_row(statistics, 4 * sequence + 2, queries, count)
+    far_sum = load_row(statistics, 4 * sequence + 3, queries, count)
+    wide = upstream.to(tl.float32)
+    if SHARED:
+        near_delta = tl.sum(wide * load_tile(o, b, h, queries, count, values, V), 1)
+        far_delta = near_delta
+        far_scale = reciprocal_or_zero(gamma * near_sum + far_sum)
+        near_scale = gamma * far_scale
+    else:
+        near_delta = tl.sum(wide * load_tile(near_o, b, h, queries, count, values, V), 1)
+        far_delta = tl.sum(wide * load_tile(far_o, b, h, queries, count, values, V), 1)
+        total = tl.where(near_sum == 0, 0.0, gamma) + tl.where(far_sum == 0, 0.0, 1 - gamma)
+        near_scale = gamma * reciprocal_or_zero(total) * reciprocal_or_zero(near_sum)
+        far_scale = (1 - gamma) * reciprocal_or_zero(total) * reciprocal_or_zero(far_sum)
+
+    # N = near (V ‖ 1) with near = e^(s - c):  ds = (dN (V ‖ 1)ᵀ) ⊙ near,  dq = ds K
+    top = load_row(statistics, 4 * sequence, queries, count)
+    anchor = tl.where(top == float("-inf"), 0.0, top)
+    query = load_tile(q, b, h, queries, count, keys, K)
+    gains = tl.zeros([C], tl.float32)
+    grad = tl.zeros([C, BK], tl.float32)
+    start = first - window + 1
+    start += tl.maximum(-start, 0) // C * C
+    for row in range(start, first + C, C):
+        columns = row + tokens
+        key = load_tile(k, b, g, columns, length, keys, K)
+        scores = scores_of(multiply(query, tl.trans(key), KIND), scale, softcap)
+        back = rows[:, None] - columns[None, :]
+        near = (columns >= 0)[None, :] & (back >= 0) & (back < window)
+        near = within_documents(near, documents, b, length, rows[:, None], columns[None, :])
+        weights = tl.exp2(tl.where(near, scores, float("-inf")) - anchor[:, None])
+        tile = load_tile(v, b, g, columns, length, values, V)
+        dweights = multiply(upstream, tl.trans(tile), KIND)
+        gains += tl.sum(weights * dweights, 1)
+        dscores = weights * (dweights - near_delta[:, None]) * near_scale[:, None]
+        grad = multiply_add(dscores * bend(scores, softcap), key, grad, KIND)
+
+    # dγ = do·(N / n - F / f), or dN·N / γ, which c takes from the highest score's key too; nothing
+    # is weighed against the other where a side is empty
+    if SHARED:
+        dgamma = tl.where(far_sum == 0, 0.0, far_scale * (gains - near_delta * near_sum))
+        share = gamma * dgamma
+        distance = load_row(statistics, 4 * sequence + 1, queries, count).to(tl.int32)
+        key = load_tile(k, b, g, rows - distance, length, keys, K)
+        grad -= (share * bend(anchor, softcap))[:, None] * key.to(tl.float32)
+        store_row(coefficients, sequence * COEFFICIENTS + SHARE, queries, count, share)
+    else:
+        dgamma = tl.where((near_sum == 0) | (far_sum == 0), 0.0, near_delta - far_delta)
+    store_tile(dq, b, h, queries, count, keys, K, grad * scale)
+    store_column(dmix, b, h, queries, count, dgamma)
+    store_row(coefficients, sequence * COEFFICIENTS + NEAR_SCALE, queries, count, near_scale)
+    store_row(coefficients, sequence * COEFFICIENTS + NEAR_DELTA, queries, count, near_delta)
+    store_row(coefficients, sequence * COEFFICIENTS + FAR_SCALE, queries, count, far_scale)
+    store_row(coefficients, sequence * COEFFICIENTS + FAR_DELTA, queries, count, far_delta)
+
+
+@triton.jit(do_not_specialize=["length", "cached", "window", "chunks"])
+def memory_query_gradients(
+    v,
+    fk,
+    documents,
+    states,
+    normalisers,
+    coefficients,
+    do,
+    dfq,
+    length,
+    cached,
+    window,
+    chunks,
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    V: tl.constexpr,
+    F: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    C: tl.constexpr,
+    BV: tl.constexpr,
+    BF: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """dφ(q) of one chunk of one query head."""
+    n = tl.program_id(0) % chunks
+    h = tl.program_id(0) // chunks
+    b, h = h // HEADS, h % HEADS
+    g = h // (HEADS // GROUPS)
+    first = cached + n * C
+    tokens = tl.arange(0, C)
+    rows, columns = first + tokens, first - window + 1 + tokens
+    queries = n * C + tokens
+    count = length - cached
+    values = tl.arange(0, BV)
+    upstream = load_tile(do, b, h, queries, count, values, V)
+    row = (b * HEADS + h) * COEFFICIENTS
+    far_scale = load_row(coefficients, row + FAR_SCALE, queries, count)
+    far_delta = load_row(coefficients, row + FAR_DELTA, queries, count)
+
+    # F = far (V ‖ 1) + φ(q) (S ‖ z) with far = φ(q)·φ(k):  dφ(q) = (dF (V ‖ 1)ᵀ) φ(k) + dF (S ‖ z)ᵀ
+    behind = (columns >= 0)[None, :] & (rows[:, None] - columns[None, :] >= window)
+    behind = within_documents(behind, documents, b, length, rows[:, None], columns[None, :])
+    tile = load_tile(v, b, g, columns, length, values, V)
+    dfar = (multiply(upstream, tl.trans(tile), KIND) - far_delta[:, None]) * far_scale[:, None]
+    dfar = tl.where(behind, dfar, 0.0)
+    reads = tl.where(reading(documents, b, length, first, rows), far_scale, 0.0)
+    upstream = upstream.to(tl.float32) * reads[:, None]
+    place = (tl.cast(b, tl.int64) * GROUPS + g) * chunks + n
+    for part in range(PARTS):
+        places = part_columns(part, F, PART, BF)
+        dphi = multiply(dfar, load_tile(fk, b, g, columns, length, places, F), KIND)
+        state = load_matrix(states, place, places, F, values, V)
+        dphi = multiply_add(upstream, tl.trans(state), dphi, KIND)
+        z = tl.load(normalisers + place * F + places, mask=places < F, other=0.0)
+        dphi -= (reads * far_delta)[:, None] * z[None, :]
+        store_tile(dfq, b, h, queries, count, places, F, dphi)
+
+
+@triton.jit(do_not_specialize=["length", "cached", "chunks", "per_segment", "segments"])
+def sum_memory_gradients(
+    fq,
+    do,
+    documents,
+    coefficients,
+    dlast,
+    sums,
+    normaliser_sums,
+    dstates,
+    dnormalisers,
+    dmemory,
+    length,
+    cached,
+    chunks,
+    per_segment,
+    segments,
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    V: tl.constexpr,
+    F: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    C: tl.constexpr,
+    BV: tl.constexpr,
+    BF: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """A segment of chunks of one key head, from the last to the first: without `dstates`, what its
+    queries leave to the memory before it, to `sums`; with them, the gradients ``[b·g·(chunks+1), F,
+    V]`` and ``[b·g·(chunks+1), F]`` of S and z before each chunk and behind the last, and of the
+    initial memory.
+    """
+    segment = tl.program_id(0) % segments
+    head = tl.program_id(0) // segments
+    b, g = head // GROUPS, head % GROUPS
+    part, block = tl.program_id(1) % PARTS, tl.program_id(1) // PARTS
+    begin = segment * per_segment
+    end = tl.minimum(begin + per_segment, chunks)
+    features = part_columns(part, F, PART, BF)
+    columns = block * BV + tl.arange(0, BV)
+    with_sum = tl.where(columns < V, columns, V + 1)
+    zero = tl.zeros([1], tl.int32)
+    tokens = tl.arange(0, C)
+    count = length - cached
+
+    D = tl.zeros([BF, BV], tl.float32)
+    d = tl.zeros([BF], tl.float32)
+    if dstates is not None:
+        D = load_matrix(dlast, head, features, F, with_sum, V + 1)
+        d = tl.sum(load_matrix(dlast, head, features, F, zero + V, V + 1), 1)
+        if sums is not None:
+            for later in range(segments - 1 - segment):
+                after = segments - 1 - later
+                if documents is not None:
+                    start = cached + after * per_segment * C
+                    goes_on = document_at(documents, b, length, start) == document_at(
+                        documents, b, length, start + per_segment * C
+                    )
+                    D, d = tl.where(goes_on, D, 0.0), tl.where(goes_on, d, 0.0)
+                place = head * segments + after
+                D += load_matrix(sums, place, features, F, columns, V)
+                d += tl.sum(load_matrix(normaliser_sums, place, features, F, zero, 1), 1)
+        if end == chunks:
+            place = tl.cast(head, tl.int64) * (chunks + 1) + chunks
+            store_matrix(dstates, place, features, F, columns, V, D)
+            if block == 0:
+                store_matrix(dnormalisers, place, features, F, zero, 1, d[:, None])
+
+    for step in range(end - begin):
+        n = end - 1 - step
+        start = cached + n * C
+        queries = n * C + tokens
+        if documents is not None:
+            goes_on = document_at(documents, b, length, start) == document_at(
+                documents, b, length, start + C
+            )
+            D, d = tl.where(goes_on, D, 0.0), tl.where(goes_on, d, 0.0)
+        # dS = φ(q)ᵀ dF of the queries that read S, head by head
+        reads = reading(documents, b, length, start, cached + queries)
+        for h in range(g * (HEADS // GROUPS), (g + 1) * (HEADS // GROUPS)):
+            row = (b * HEADS + h) * COEFFICIENTS
+            far_scale = load_row(coefficients, row + FAR_SCALE, queries, count)
+            far_scale = tl.where(reads, far_scale, 0.0)
+            far_delta = load_row(coefficients, row + FAR_DELTA, queries, count)
+            feature = load_tile_transposed(fq, b, h, queries, count, features, F)
+            upstream = load_tile(do, b, h, queries, count, columns, V).to(tl.float32)
+            D = multiply_add(feature, upstream * far_scale[:, None], D, KIND)
+            d -= tl.sum(feature.to(tl.float32) * (far_scale * far_delta)[None, :], 1)
+        if dstates is not None:
+            place = tl.cast(head, tl.int64) * (chunks + 1) + n
+            store_matrix(dstates, place, features, F, columns, V, D)
+            if block == 0:
+                store_matrix(dnormalisers, place, features, F, zero, 1, d[:, None])
+
+    if dstates is None:
+        store_matrix(sums, tl.program_id(0), features, F, columns, V, D)
+        if block == 0:
+            store_matrix(normaliser_sums, tl.program_id(0), features, F, zero, 1, d[:, None])
+    elif begin == 0:
+        if documents is not None:
+            goes_on = document_at(documents, b, length, cached) == 0
+            D, d = tl.where(goes_on, D, 0.0), tl.where(goes_on, d, 0.0)
+        store_matrix(dmemory, head, features, F, with_sum, V + 1, D)
+        if block == 0:
+            store_matrix(dmemory, head, features, F, zero + V, V + 1, d[:, None])
+
+
+@triton.jit(do_not_specialize=["length", "cached", "window", "chunks", "lowest_tile", "tiles"])
+def memory_key_gradients(
+    v,
+    fq,
+    fk,
+    documents,
+    coefficients,
+    dstates,
+    dnormalisers,
+    do,
+    dv,
+    dfk,
+    length,
+    cached,
+    window,
+    chunks,
+    lowest_tile,
+    tiles,
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    V: tl.constexpr,
+    F: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    C: tl.constexpr,
+    BV: tl.constexpr,
+    BF: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """dφ(k), and what dv is by F, of one tile of one key head: tile n are the keys that S takes up
+    between the chunks n and n + 1, and of those it is before that far for some queries of chunk n.
+    """
+    n = lowest_tile + tl.program_id(0) % tiles
+    head = tl.program_id(0) // tiles
+    b, g = head // GROUPS, head % GROUPS
+    tokens = tl.arange(0, C)
+    rows = cached + n * C - window + 1 + tokens
+    count = length - cached
+    values = tl.arange(0, BV)
+    value = load_tile(v, b, g, rows, length, values, V)
+    dvalue = tl.zeros([C, BV], tl.float32)
+
+    after = tl.maximum(n + 1, 0)
+    boundary = tl.minimum(cached + after * C, length)
+    taken = (rows <= boundary - window) & (after <= chunks)
+    if documents is not None:
+        taken &= documents_of(documents, b, length, rows, -1) == document_at(
+            documents, b, length, boundary
+        )
+    place = tl.cast(head, tl.int64) * (chunks + 1) + tl.minimum(after, chunks)
+    queries = n * C + tokens
+    columns = cached + queries
+    behind = columns[None, :] - rows[:, None] >= window
+    behind = within_documents(behind, documents, b, length, columns[None, :], rows[:, None])
+    first_head = g * (HEADS // GROUPS)
+    # tiles before the first chunk and behind the last have no queries
+    readers = tl.where((n >= 0) & (n < chunks), HEADS // GROUPS, 0)
+    for part in range(PARTS):
+        # of what S takes up, φ(k)ᵀ (v ‖ 1):  dφ(k) = (v ‖ 1) dSᵀ,  dv = φ(k) dS
+        places = part_columns(part, F, PART, BF)
+        feature = load_tile(fk, b, g, rows, length, places, F)
+        state = load_matrix(dstates, place, places, F, values, V)
+        d = tl.load(dnormalisers + place * F + places, mask=places < F, other=0.0)
+        dphi = multiply(value, tl.trans(state), KIND) + d[None, :]
+        dphi = tl.where(taken[:, None], dphi, 0.0)
+        dvalue += tl.where(taken[:, None], multiply(feature, state, KIND), 0.0)
+        # F = far (v ‖ 1) with far = φ(q)·φ(k):  dφ(k) = dfarᵀ φ(q),  dv = farᵀ dF
+        for h in range(first_head, first_head + readers):
+            query = load_tile(fq, b, h, queries, count, places, F)
+            upstream = load_tile(do, b, h, queries, count, values, V)
+            row = (b * HEADS + h) * COEFFICIENTS
+            far_scale = load_row(coefficients, row + FAR_SCALE, queries, count)
+            far_delta = load_row(coefficients, row + FAR_DELTA, queries, count)
+            far_scale = tl.where(behind, far_scale[None, :], 0.0)
+            dfar = (multiply(value, tl.trans(upstream), KIND) - far_delta[None, :]) * far_scale
+            dphi = multiply_add(dfar, query, dphi, KIND)
+            far = multiply(feature, tl.trans(query), KIND) * far_scale
+            dvalue = multiply_add(far, upstream, dvalue, KIND)
+        store_tile(dfk, b, g, rows, length, places, F, dphi)
+    store_tile(dv, b, g, rows, length, values, V, dvalue)
+
+
+@triton.jit(do_not_specialize=["length", "cached", "window", "chunks", "lowest_tile", "tiles"])
+def window_key_gradients(
+    q,
+    k,
+    v,
+    documents,
+    statistics,
+    coefficients,
+    do,
+    far_dv,
+    dk,
+    dv,
+    scale,
+    softcap,
+    length,
+    cached,
+    window,
+    chunks,
+    lowest_tile,
+    tiles,
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SHARED: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """dk and dv of one tile of one key head: of N, and `far_dv` of F."""
+    n = lowest_tile + tl.program_id(0) % tiles
+    head = tl.program_id(0) // tiles
+    b, g = head // GROUPS, head % GROUPS
+    tokens = tl.arange(0, C)
+    rows = cached + n * C - window + 1 + tokens
+    count = length - cached
+    keys, values = tl.arange(0, BK), tl.arange(0, BV)
+    # the chunks with queries in whose windows a key of the tile is, head by head
+    lowest = tl.maximum(n - (window + C - 2) // C, 0)
+    visits = tl.maximum(tl.minimum(n + 1, chunks) - lowest, 0)
+
+    # N = near (v ‖ 1) with near = e^(s - c):  dk = dsᵀ q,  dv = nearᵀ dN
+    key = load_tile(k, b, g, rows, length, keys, K)
+    value = load_tile(v, b, g, rows, length, values, V)
+    dkey = tl.zeros([C, BK], tl.float32)
+    dvalue = load_tile(far_dv, b, g, rows, length, values, V).to(tl.float32)
+    for visit in range(visits * (HEADS // GROUPS)):
+        h = g * (HEADS // GROUPS) + visit // visits
+        queries = (lowest + visit % visits) * C + tokens
+        columns = cached + queries
+        query = load_tile(q, b, h, queries, count, keys, K)
+        upstream = load_tile(do, b, h, queries, count, values, V)
+        row = b * HEADS + h
+        top = load_row(statistics, 4 * row, queries, count)
+        near_scale = load_row(coefficients, row * COEFFICIENTS + NEAR_SCALE, queries, count)
+        near_delta = load_row(coefficients, row * COEFFICIENTS + NEAR_DELTA, queries, count)
+        scores = scores_of(multiply(key, tl.trans(query), KIND), scale, softcap)
+        back = columns[None, :] - rows[:, None]
+        near = (back >= 0) & (back < window)
+        near = within_documents(near, documents, b, length, columns[None, :], rows[:, None])
+        anchor = tl.where(top == float("-inf"), 0.0, top)
+        weights = tl.exp2(tl.where(near, scores, float("-inf")) - anchor[None, :])
+        weights *= near_scale[None, :]
+        dvalue = multiply_add(weights, upstream, dvalue, KIND)
+        dscores = weights * (multiply(value, tl.trans(upstream), KIND) - near_delta[None, :])
+        if SHARED:
+            share = load_row(coefficients, row * COEFFICIENTS + SHARE, queries, count)
+            distance = load_row(statistics, 4 * row + 1, queries, count).to(tl.int32)
+            dscores -= tl.where(back == distance[None, :], share[None, :], 0.0)
+        dkey = multiply_add(dscores * bend(scores, softcap), query, dkey, KIND)
+    store_tile(dk, b, g, rows, length, keys, K, dkey * scale)
+    store_tile(dv, b, g, rows, length, values, V, dvalue)

@@ -1,0 +1,526 @@
+"""`WindowedLinear` in Triton: many tokens, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastweights.kernels.table import Kernel
+from fastweights.kernels.triton.chips import Chip, chip_of
+from fastweights.kernels.triton.launch import DEVICES, launch, refuse_missing
+from fastweights.kernels.triton.operator import Operator, Result, Streams
+from fastweights.kernels.triton.streams import NARROW, Stream, side_by_side
+from fastweights.recurrence.mapped import Mapped, elu_plus_one, features, softmax
+from fastweights.recurrence.timeline import FORGOTTEN
+from fastweights.recurrence.windowed import WindowedLinear, WindowState
+
+WIDEST = 256
+"""Keys, values and features of one head."""
+
+WIDEST_MAPPED = 128
+"""Keys that features are made of within a kernel; of wider ones torch makes them."""
+
+ACTIVATIONS = {
+    softmax: "softmax_features",
+    torch.exp: "exponential_features",
+    elu_plus_one: "elu_features",
+    torch.relu: "relu_features",
+    F.relu: "relu_features",
+}
+"""The f of `Mapped` features that kernels make themselves, and what it is called there."""
+
+
+class WindowSettings(NamedTuple):
+    """What is no tensor: the fields of `WindowedLinear`, how many tokens are cached, what q·k is
+    multiplied by; `softcap` 0 stands for none, `activation` counts in `ACTIVATIONS`, -1
+    where features are given.
+    """
+
+    window: int
+    cached: int
+    scale: float
+    softcap: float
+    shared: bool
+    activation: int
+
+
+class Tensors(NamedTuple):
+    """The streams of the operator: queries ``[b t h ·]``, keys with the cached ones in front
+    ``[b s+t g ·]``, S ``[b g f v+1]``, documents ``[b s+t]`` or None; with W fq and fk are what
+    features are made of.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    fq: Tensor
+    fk: Tensor
+    mix: Tensor
+    memory: Tensor
+    documents: Tensor | None
+    W_q: Tensor | None
+    W_k: Tensor | None
+
+
+class WindowConfiguration(NamedTuple):
+    """How kernels are compiled.
+
+    Attributes:
+        chunk: queries at once, and keys
+        features: of one part: as many as are read at once
+        memory: rows and columns that one program sums up
+        warps: of a program for outputs or gradients
+    """
+
+    chunk: int
+    features: int
+    memory: int
+    warps: int
+
+    @classmethod
+    def of(cls, chip: Chip, kind: torch.dtype, widest: int) -> WindowConfiguration:
+        """Products of `kind`, heads at most `widest` wide."""
+        hopper = chip.capability >= 90
+        if kind == torch.float32:
+            return cls(16 if widest > 64 else 32, 32, 32, 4)
+        if widest <= 64:
+            return cls(64, 64, 64, 4)
+        if widest <= 128 and hopper:
+            return cls(64, 128, 64, 8)
+        return cls(32, 64, 64, 4 if widest <= 128 else 8)
+
+
+class WindowSizes(NamedTuple):
+    """What the kernels of one call share."""
+
+    b: int
+    heads: int
+    groups: int
+    length: int
+    cached: int
+    window: int
+    k: int
+    v: int
+    f: int
+    kind: torch.dtype
+    device: torch.device
+    configuration: WindowConfiguration
+
+    @classmethod
+    def of(cls, settings: WindowSettings, s: Tensors) -> WindowSizes:
+        (b, length, groups, k), v, f = s.k.shape, s.v.shape[-1], s.memory.shape[2]
+        promoted = torch.promote_types(s.q.dtype, s.v.dtype)
+        # float16 has no room for sums over all tokens, nor for their inverse
+        kind = torch.bfloat16 if promoted == torch.bfloat16 else torch.float32
+        chosen = WindowConfiguration.of(chip_of(s.q.device), kind, max(k, v, f))
+        window = min(settings.window, length + 1)
+        heads, cached, device = s.q.shape[2], settings.cached, s.q.device
+        return cls(b, heads, groups, length, cached, window, k, v, f, kind, device, chosen)
+
+    @property
+    def tokens(self) -> int:
+        return self.length - self.cached
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.tokens // self.configuration.chunk)
+
+    def constants(self, most: int, *, made: bool) -> dict[str, Any]:
+        """Those that kernels have in common, of features that are `made` there or given, at most so
+        many at once.
+        """
+        parts = FeatureParts.of(self.f, most, made=made)
+        return {
+            "GROUPS": self.groups,
+            "K": self.k,
+            "V": self.v,
+            "F": self.f,
+            "PART": parts.size,
+            "PARTS": parts.count,
+            "C": self.configuration.chunk,
+            "BK": tile_width(self.k),
+            "BF": parts.tile,
+            "KIND": triton_dtype(self.kind),
+        }
+
+    @property
+    def lengths(self) -> tuple[int, int, int, int]:
+        """As kernels take them."""
+        return self.length, self.cached, self.window, self.chunks
+
+    def segments(self, parts: int) -> tuple[int, int]:
+        """(chunks per segment, segments) of a walk along the memory: one for each head and part
+        of the memory, or as many as occupy the GPU.
+        """
+        wanted = 2 * chip_of(self.device).multiprocessors
+        segments = max(1, min(wanted // (self.b * self.groups * parts), self.chunks // 8))
+        per_segment = -(-self.chunks // segments)
+        return per_segment, -(-self.chunks // per_segment)
+
+
+class FeatureParts(NamedTuple):
+    """How the features of a head are read: so many parts of a size, by tiles of a width."""
+
+    size: int
+    count: int
+    tile: int
+
+    @classmethod
+    def of(cls, f: int, most: int, *, made: bool) -> FeatureParts:
+        """At most so many at once; those that are `made` come in two halves."""
+        if made:
+            return cls(f // 2, 2, tile_width(f // 2))
+        tile = min(tile_width(f), most)
+        return cls(tile, -(-f // tile), tile)
+
+
+def triton_dtype(dtype: torch.dtype) -> Any:
+    """As kernels know it."""
+    import triton.language as tl
+
+    return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}[dtype]
+
+
+def tile_width(width: int) -> int:
+    """A power of two that products of tiles can have."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def attend(settings: WindowSettings, streams: Streams, keep: bool) -> Result:
+    """(o ``[b t h v]``, S behind the last token); for a backward with statistics of the queries,
+    and o or both sides' averages.
+    """
+    from fastweights.kernels.triton.device import windowed as device
+
+    s = Tensors(*streams)  # type: ignore[arg-type]
+    sizes = WindowSizes.of(settings, s)
+    states, normalisers, last = sum_memory(settings, sizes, s)
+    o = s.q.new_empty(
+        sizes.b, sizes.tokens, sizes.heads, sizes.v, dtype=torch.promote_types(s.q.dtype, s.v.dtype)
+    )
+    sides = [torch.empty_like(o) if keep and not settings.shared else None for _ in range(2)]
+    statistics = None
+    if keep:
+        statistics = o.new_empty(sizes.b, sizes.heads, 4, sizes.tokens, dtype=torch.float32)
+    launch(
+        device.attend,
+        (sizes.b * sizes.heads * sizes.chunks,),
+        *(Stream.of(x) for x in (s.q, s.k, s.v, s.fq, s.fk, s.mix)),
+        *(s.W_q, s.W_k, s.documents, states, normalisers),
+        *(Stream.of(o), *map(Stream.or_none, sides), statistics),
+        *(settings.scale, settings.softcap or None, *sizes.lengths),
+        HEADS=sizes.heads,
+        SHARED=settings.shared,
+        **sizes.constants(sizes.configuration.features, made=s.W_q is not None),
+        BV=tile_width(sizes.v),
+        activate=activation(settings.activation),
+        num_warps=sizes.configuration.warps,
+        num_stages=2,
+    )
+    saved = () if settings.shared else tuple(sides)
+    return Result((o, last), (statistics, *saved) if keep else ())
+
+
+def sum_memory(
+    settings: WindowSettings, sizes: WindowSizes, s: Tensors
+) -> tuple[Tensor, Tensor, Tensor]:
+    """S ``[b·g·chunks f v]`` and z ``[b·g·chunks f]`` before every chunk, and both behind the last
+    ``[b g f v+1]``.
+    """
+    from fastweights.kernels.triton.device import windowed as device
+
+    b, g, f, v, columns = sizes.b, sizes.groups, sizes.f, sizes.v, sizes.configuration.memory
+    constants = sizes.constants(columns, made=s.W_k is not None)
+    blocks = constants["PARTS"] * -(-v // columns)
+    per_segment, segments = sizes.segments(blocks)
+    states = s.memory.new_empty(b * g * sizes.chunks, f, v, dtype=sizes.kind)
+    normalisers = s.memory.new_empty(b * g * sizes.chunks, f)
+    last = torch.empty_like(s.memory)
+    sums = normaliser_sums = None
+    if segments > 1:
+        sums = s.memory.new_empty(b * g * segments, f, v)
+        normaliser_sums = s.memory.new_empty(b * g * segments, f)
+
+    def walk(*results: Tensor | None) -> None:
+        launch(
+            device.sum_memory,
+            (b * g * segments, blocks),
+            *(Stream.of(s.fk), s.W_k, Stream.of(s.v), s.documents, s.memory),
+            *(sums, normaliser_sums, *results, *sizes.lengths, per_segment, segments),
+            **constants,
+            BV=columns,
+            activate=activation(settings.activation),
+            num_warps=4,
+        )
+
+    if segments > 1:
+        walk(None, None, None)
+    walk(states, normalisers, last)
+    return states, normalisers, last
+
+
+def activation(number: int) -> Any:
+    """The function of this number among `ACTIVATIONS` as kernels know it; None for -1."""
+    from fastweights.kernels.triton.device import windowed as device
+
+    return None if number < 0 else getattr(device, [*ACTIVATIONS.values()][number])
+
+
+def differentiate(
+    settings: WindowSettings,
+    streams: Streams,
+    saved: Streams,
+    gradients: tuple[Tensor, ...],
+    wanted: Sequence[bool],
+) -> Streams:
+    """The gradients of the streams, features of which are given, from those of o and S."""
+    from fastweights.kernels.triton.device import windowed_backward as device
+
+    s, (o, statistics, *sides) = Tensors(*streams), saved  # type: ignore[arg-type]
+    asked = Tensors(*wanted)  # type: ignore[arg-type]
+    o, near, far = (o, None, None) if settings.shared else (None, *sides)
+    do, dlast = side_by_side(gradients[0]), gradients[1].contiguous()
+    sizes = WindowSizes.of(settings, s)
+    states, normalisers, _ = sum_memory(settings, sizes, s)
+    dq, dfq, dmix = (x.new_empty(x.shape) for x in (s.q, s.fq, s.mix))
+    coefficients = s.memory.new_empty(sizes.b, sizes.heads, 5, sizes.tokens)
+    constants = sizes.constants(sizes.configuration.features, made=False)
+    constants |= {"HEADS": sizes.heads, "SHARED": settings.shared, "BV": tile_width(sizes.v)}
+    options = {"num_warps": sizes.configuration.warps, "num_stages": 2}
+    launch(
+        device.window_query_gradients,
+        (sizes.b * sizes.heads * sizes.chunks,),
+        *(Stream.of(x) for x in (s.q, s.k, s.v, s.mix)),
+        *(s.documents, statistics),
+        *(Stream.or_none(x) for x in (o, near, far)),
+        *(Stream.of(x) for x in (do, dq, dmix)),
+        *(coefficients, settings.scale, settings.softcap or None, *sizes.lengths),
+        **_without(constants, "F", "PART", "PARTS", "BF"),
+        **options,
+    )
+    launch(
+        device.memory_query_gradients,
+        (sizes.b * sizes.heads * sizes.chunks,),
+        *(Stream.of(x) for x in (s.v, s.fk)),
+        *(s.documents, states, normalisers, coefficients, Stream.of(do), Stream.of(dfq)),
+        *sizes.lengths,
+        **_without(constants, "SHARED", "K", "BK"),
+        **options,
+    )
+    if not (asked.k or asked.v or asked.fk or asked.memory):
+        return dq, None, None, dfq, None, dmix, None, None, None, None
+    dstates, dnormalisers, dmemory = sum_memory_gradients(sizes, s, coefficients, do, dlast)
+    # the tiles that hold the first and the last key
+    c, w = sizes.configuration.chunk, sizes.window
+    lowest, highest = (w - 1 - sizes.cached) // c, (sizes.tokens + w - 2) // c
+    tiles = highest - lowest + 1
+    far_dv, dfk = s.v.new_empty(s.v.shape, dtype=sizes.kind), s.fk.new_empty(s.fk.shape)
+    launch(
+        device.memory_key_gradients,
+        (sizes.b * sizes.groups * tiles,),
+        *(Stream.of(x) for x in (s.v, s.fq, s.fk)),
+        *(s.documents, coefficients, dstates, dnormalisers),
+        *(Stream.of(x) for x in (do, far_dv, dfk)),
+        *(*sizes.lengths, lowest, tiles),
+        **_without(constants, "SHARED", "K", "BK"),
+        **options,
+    )
+    if not (asked.k or asked.v):
+        return dq, None, None, dfq, dfk, dmix, dmemory, None, None, None
+    dk, dv = s.k.new_empty(s.k.shape), s.v.new_empty(s.v.shape)
+    launch(
+        device.window_key_gradients,
+        (sizes.b * sizes.groups * tiles,),
+        *(Stream.of(x) for x in (s.q, s.k, s.v)),
+        *(s.documents, statistics, coefficients),
+        *(Stream.of(x) for x in (do, far_dv, dk, dv)),
+        *(settings.scale, settings.softcap or None, *sizes.lengths, lowest, tiles),
+        **_without(constants, "F", "PART", "PARTS", "BF"),
+        **options,
+    )
+    return dq, dk, dv, dfq, dfk, dmix, dmemory, None, None, None
+
+
+def sum_memory_gradients(
+    sizes: WindowSizes, s: Tensors, coefficients: Tensor, do: Tensor, dlast: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of S ``[b·g·(chunks+1) f v]`` and z ``[b·g·(chunks+1) f]`` before every chunk and
+    behind the last, and of the initial memory.
+    """
+    from fastweights.kernels.triton.device import windowed_backward as device
+
+    b, g, f, v, columns = sizes.b, sizes.groups, sizes.f, sizes.v, sizes.configuration.memory
+    constants = sizes.constants(columns, made=False)
+    blocks = constants["PARTS"] * -(-v // columns)
+    per_segment, segments = sizes.segments(blocks)
+    dstates = s.memory.new_empty(b * g * (sizes.chunks + 1), f, v, dtype=sizes.kind)
+    dnormalisers = s.memory.new_empty(b * g * (sizes.chunks + 1), f)
+    dmemory = torch.empty_like(s.memory)
+    sums = normaliser_sums = None
+    if segments > 1:
+        sums = s.memory.new_empty(b * g * segments, f, v)
+        normaliser_sums = s.memory.new_empty(b * g * segments, f)
+
+    def walk(*results: Tensor | None) -> None:
+        launch(
+            device.sum_memory_gradients,
+            (b * g * segments, blocks),
+            *(Stream.of(s.fq), Stream.of(do), s.documents, coefficients, dlast),
+            *(sums, normaliser_sums, *results),
+            *(sizes.length, sizes.cached, sizes.chunks, per_segment, segments),
+            HEADS=sizes.heads,
+            **_without(constants, "K", "BK"),
+            BV=columns,
+            num_warps=4,
+        )
+
+    if segments > 1:
+        walk(None, None, None)
+    walk(dstates, dnormalisers, dmemory)
+    return dstates, dnormalisers, dmemory
+
+
+def _without(constants: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in constants.items() if name not in names}
+
+
+WINDOW = Operator("window", WindowSettings, Tensors._fields, 2, attend, differentiate, reread=1)
+
+
+class LearnedMap(NamedTuple):
+    """Features that kernels make: W ``[h·f/2 k 1]`` of queries and of keys, and f among
+    `ACTIVATIONS`.
+    """
+
+    W_q: Tensor
+    W_k: Tensor
+    activation: int
+
+    @classmethod
+    def of(cls, recurrence: WindowedLinear) -> LearnedMap | None:
+        """None where features are given, are of a map that kernels do not know, or are learnt."""
+        fq, fk = recurrence.fq, recurrence.fk
+        if not (isinstance(fq, Mapped) and isinstance(fk, Mapped)):
+            return None
+        known, f, k = [*ACTIVATIONS], fq.map.activate, recurrence.q.shape[-1]
+        if torch.is_grad_enabled() and any(x.requires_grad for x in streams_of(recurrence)):
+            return None
+        if f not in known or fk.map.activate is not f or k > WIDEST_MAPPED:
+            return None
+        heads = zip((fq, fk), (recurrence.shape[2], recurrence.groups), strict=True)
+        if any(m.map.W.shape != (h * m.map.size // 2, k, 1) for m, h in heads):
+            return None
+        return cls(fq.map.W.contiguous(), fk.map.W.contiguous(), known.index(f))
+
+
+class Cache(NamedTuple):
+    """What the queries see: keys, values and features (or what those are made of) ``[b s+t g ·]``,
+    the cached ones in front, and the documents ``[b s+t]``, -1 where a token was forgotten; None:
+    all tokens are of one.
+    """
+
+    k: Tensor
+    v: Tensor
+    fk: Tensor
+    documents: Tensor | None
+
+    @classmethod
+    def of(
+        cls, recurrence: WindowedLinear, own: Tensor, cached: Sequence[Tensor], age: Tensor
+    ) -> Cache:
+        """`own` are the record's features; `cached` keys, values and features ``[b g s ·]``."""
+        (b, t, _), g, starts = recurrence.shape, recurrence.groups, recurrence.segment_starts
+        streams = (s.expand(b, t, g, -1) for s in (recurrence.k, recurrence.v, own))
+        k, v, fk = (_append(old, new) for old, new in zip(cached, streams, strict=True))
+        if starts is None and not age.shape[1]:
+            return cls(k, v, fk, None)
+        begun = age.new_zeros(b, t) if starts is None else starts[..., 0, 0].expand(b, t).cumsum(1)
+        known = torch.where(age < FORGOTTEN, 0, -1)
+        return cls(k, v, fk, torch.cat([known, begun], 1).int())
+
+    def newest(self, count: int) -> tuple[list[Tensor], Tensor]:
+        """The last `count` keys, values and features ``[b g count ·]`` and their ages; those of
+        other documents than the last token's are zeros, and forgotten.
+        """
+        b, length = self.k.shape[:2]
+        rows = slice(length - count, length)
+        age = torch.arange(count, 0, -1, device=self.k.device).expand(b, -1)
+        kept = [s[:, rows].transpose(1, 2) for s in (self.k, self.v, self.fk)]
+        if self.documents is None:
+            return [s.contiguous() for s in kept], age.contiguous()
+        there = self.documents[:, rows] == self.documents[:, -1:]
+        kept = [(s * there[:, None, :, None]).contiguous() for s in kept]
+        return kept, torch.where(there, age, FORGOTTEN)
+
+
+def _append(cached: Tensor, own: Tensor) -> Tensor:
+    """``[b g s ·]`` and ``[b t g ·]`` as ``[b s+t g ·]``."""
+    if not cached.shape[2]:
+        return side_by_side(own)
+    return torch.cat([cached.transpose(1, 2), own], 1)
+
+
+def compute(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, WindowState]:
+    """(o, state)"""
+    (b, t, h), (keys, values, kept, memory, age) = recurrence.shape, state
+    learned = LearnedMap.of(recurrence)
+    if learned is None:
+        fq, fk = features(recurrence.fq), features(recurrence.fk)
+        cache = Cache.of(
+            recurrence, fk, (keys, values, recurrence.cached_features(keys, kept)), age
+        )
+    else:
+        fq, fk = recurrence.fq.stream, recurrence.fk.stream  # type: ignore[union-attr]
+        cache = Cache.of(recurrence, fk, (keys, values, keys), age)
+    q, fq, mix = (side_by_side(s.expand(b, t, h, -1)) for s in (recurrence.q, fq, recurrence.mix))
+    settings = WindowSettings(
+        recurrence.window,
+        age.shape[1],
+        q.shape[-1] ** -0.5,
+        recurrence.softcap or 0.0,
+        recurrence.shared,
+        -1 if learned is None else learned.activation,
+    )
+    maps = (None, None) if learned is None else learned[:2]
+    keys, memory = (cache.k, cache.v), memory.contiguous()
+    o, memory = WINDOW(settings, q, *keys, fq, cache.fk, mix, memory, cache.documents, *maps)
+    count = min(max(recurrence.window - 1, 0), t + age.shape[1])
+    (*ring, kept), age = cache.newest(count)
+    ring = [
+        s.to(torch.promote_types(old.dtype, s.dtype))
+        for s, old in zip((*ring, recurrence.kept_features(kept)), state[:3], strict=True)
+    ]
+    return o, (*ring, memory, age)  # type: ignore[return-value]
+
+
+def streams_of(recurrence: WindowedLinear) -> list[Tensor]:
+    """All that is read, of features that are still to be made their streams and W."""
+    mapped = [s for s in (recurrence.fq, recurrence.fk) if isinstance(s, Mapped)]
+    given = [s for s in recurrence.streams.values() if s.dtype != torch.bool]
+    return [*given, *(x for s in mapped for x in (s.stream, s.map.W))]
+
+
+def refuses(recurrence: WindowedLinear) -> str | None:
+    """Why these kernels cannot take a record."""
+    if recurrence.keep_mask is not None:
+        return "its tokens may be padding"
+    if any(x.dtype not in NARROW for x in streams_of(recurrence)):
+        return "its streams are not all in float32, bfloat16 or float16"
+    widths = {
+        "keys": recurrence.q.shape[-1],
+        "values": recurrence.values,
+        "features": recurrence.fq.shape[-1],
+    }
+    for name, width in widths.items():
+        if width > WIDEST:
+            return f"its {name} are {width} wide, more than {WIDEST}"
+    return refuse_missing()
+
+
+TRITON_WINDOW = Kernel(
+    "window and linear memory (Triton)", WindowedLinear, compute, refuses, DEVICES
+)
