@@ -23,6 +23,7 @@ from fastweights.recurrence import (
     Mesa,
     Normalized,
     Recurrence,
+    Selective,
     Signed,
     Softmax,
     WindowedLinear,
@@ -99,6 +100,10 @@ def log_scalar(s: Shape, g: Generator) -> Tensor:
 
 def log_vector(s: Shape, g: Generator) -> Tensor:
     return F.logsigmoid(2 * keys(s, g) + 1)
+
+
+def rate(s: Shape, g: Generator) -> Tensor:
+    return keys(s, g).exp()
 
 
 def log_resets(s: Shape, g: Generator) -> Tensor:
@@ -333,6 +338,7 @@ CASES = [
         {"q": keys, "k": keys, "v": complex_values, "log_decay": log_complex},
         complex_matrix,
     ),
+    Case("selective", Selective, rules.selective, {**QKV, "log_decay": log_scalar, "rate": rate}),
     Case("bonus-scalar", Bonus, rules.bonus, {**QKV, "log_decay": log_scalar, "bonus": scalar}),
     Case("bonus-vector", Bonus, rules.bonus, {**QKV, "log_decay": log_vector, "bonus": scalar}),
     Case("delta-none", Delta, rules.delta, ERASING),

@@ -8,6 +8,7 @@ from fastweights.kernels.table import Kernel, run_fastest
 from fastweights.recurrence.base import State
 from fastweights.recurrence.bonus import Bonus
 from fastweights.recurrence.composed import Amplified, Normalized
+from fastweights.recurrence.selective import Selective
 from fastweights.recurrence.signed import Signed
 
 
@@ -32,7 +33,13 @@ def compute_with_bonus(recurrence: Bonus, state: Tensor) -> tuple[Tensor, State]
     return recurrence.complete_output(o, state), after
 
 
+def compute_written_out(recurrence: Selective, state: Tensor) -> tuple[Tensor, State]:
+    """(o, state) from the plain rule."""
+    return run_fastest(recurrence.plain, state)
+
+
 NORMALIZED = Kernel("normalised: the inner record's kernel", Normalized, compute_with_normaliser)
 AMPLIFIED = Kernel("amplified: the rescaled record's kernel", Amplified, compute_with_gain)
 SIGNED = Kernel("signed: the inner record's kernel", Signed, compute_with_sign)
 BONUS = Kernel("bonus: the plain rule's kernel, one token behind", Bonus, compute_with_bonus)
+SELECTIVE = Kernel("selective: the plain rule's kernel", Selective, compute_written_out)

@@ -8,6 +8,7 @@ from fastweights.recurrence.delta import Delta
 from fastweights.recurrence.ltv import LTV, DenseLTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.mesa import Mesa, SolverStatistics, condition_numbers, solver_statistics
+from fastweights.recurrence.selective import Selective
 from fastweights.recurrence.signed import Signed
 from fastweights.recurrence.softmax import Softmax
 from fastweights.recurrence.solvers import (
@@ -45,6 +46,7 @@ __all__ = [
     "NoFiniteFormError",
     "Normalized",
     "Recurrence",
+    "Selective",
     "ShapeError",
     "ShermanMorrison",
     "ShiftRegister",

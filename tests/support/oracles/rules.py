@@ -48,6 +48,18 @@ def decay(
     return o, S
 
 
+def selective(
+    q: Array,
+    v: Array,
+    k: Array,
+    log_decay: Array,
+    rate: Array,
+    state: Array | None = None,
+) -> tuple[Array, Array]:
+    """S_t = diag(exp(log_decay_t rate)) S_{t-1} + k_tᵀ v_t ;  o_t = q_t S_t."""
+    return decay(q, v, k, log_decay * rate, state=state)
+
+
 def delta(
     q: Array,
     k: Array,
