@@ -9,7 +9,14 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from fastweights.layers import ShortConvolution, TokenContext, both_ways
+from fastweights.layers import (
+    Gate,
+    HeadNorm,
+    ShortConvolution,
+    SiLUGate,
+    TokenContext,
+    both_ways,
+)
 from fastweights.methods import Auto, Method, evaluate
 from fastweights.recurrence.base import Recurrence, ShapeError, State
 from fastweights.shapes import Embedded, Mask, Output, Segments
@@ -56,7 +63,7 @@ class Projection(NamedTuple):
 
     recurrence: Recurrence
     unmasked: Recurrence
-    gate: Tensor | None
+    gate: Gate
     past: TokenContext
 
 
@@ -86,12 +93,15 @@ class Mixer(nn.Module, ABC):
                     module.name = path
 
     @abstractmethod
-    def project(self, x: Embedded, past: TokenContext) -> tuple[Recurrence, Tensor | None]:
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Recurrence, Gate]:
         """The recurrence that x drives, and the output gate ``[b t h·v]`` or None."""
 
-    def read(self, o: Output, gate: Tensor | None, recurrence: Any) -> Embedded:
+    def read(self, o: Output, gate: Gate, recurrence: Any) -> Embedded:
         """y from the recurrence's output (`recurrence` is the one `project` returned)."""
+        if isinstance(self.norm, HeadNorm):
+            return self.W_o(self.norm(o, gate).flatten(-2))
         y = self.norm(o).flatten(-2)
+        gate = gate.tensor if isinstance(gate, SiLUGate) else gate
         return self.W_o(y if gate is None else y * gate)
 
     def reset_parameters(self) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from extension import compiled
 from fastweights import kernels
 from fastweights.kernels import explain, only, takers
 from fastweights.kernels.native import library
 from fastweights.methods import evaluate
-from fastweights.ops import Convolution, RMSNorm, convolve, rms_normalize
+from fastweights.ops import Convolution, LayerNorm, RMSNorm, convolve, rms_normalize
 from fastweights.recurrence import Decay
 from tolerances import assert_close
+
+ELSEWHERE = "its streams are on cpu, not cuda or meta"
 
 
 def convolution(t: int, dtype: torch.dtype = torch.float32, taps: int = 4) -> Convolution:
@@ -25,11 +28,13 @@ def convolution(t: int, dtype: torch.dtype = torch.float32, taps: int = 4) -> Co
 @compiled
 def test_every_kernel_says_whether_it_takes_an_operation() -> None:
     assert explain(convolution(1)).splitlines() == [
+        f"short convolution (Triton): refused: {ELSEWHERE}",
         "short convolution, one token (torch): taken",
         "short convolution (compiled): possible",
         "short convolution (torch): possible",
     ]
     assert explain(convolution(7, torch.float64)).splitlines() == [
+        f"short convolution (Triton): refused: {ELSEWHERE}",
         "short convolution, one token (torch): refused: it has 7 tokens, not one",
         "short convolution (compiled): refused: a Tensor of torch.float64 on cpu is not plain"
         " float32",
@@ -39,8 +44,13 @@ def test_every_kernel_says_whether_it_takes_an_operation() -> None:
         convolution(7, taps=65)
     )
     assert explain(RMSNorm(torch.randn(3, 4), None, 1e-5)).splitlines() == [
+        f"RMSNorm (Triton): refused: {ELSEWHERE}",
         "RMSNorm (compiled): taken",
         "RMSNorm (torch): possible",
+    ]
+    assert explain(LayerNorm(torch.randn(3, 4), None, 1e-5)).splitlines() == [
+        f"LayerNorm (Triton): refused: {ELSEWHERE}",
+        "LayerNorm (torch): taken",
     ]
 
 
@@ -73,6 +83,26 @@ def test_all_kernels_of_a_norm_agree() -> None:
     for kernel in takers(RMSNorm(x, weight, 1e-5)):
         with only(kernel.name):
             assert_close(rms_normalize(x, weight, 1e-5), wanted, kernel.name)
+
+
+@pytest.mark.parametrize("t", [1, 6])
+def test_bias_and_silu_stand_behind_every_convolution(t: int) -> None:
+    given, bias = convolution(t), torch.randn(5)
+    for kernel in takers(given):
+        with only(kernel.name):
+            plain, _ = convolve(*given[:3])
+            y, _ = convolve(*given[:3], None, bias, silu=True)
+        assert torch.equal(y, F.silu(plain + bias)), kernel.name
+
+
+@pytest.mark.parametrize("rule", [RMSNorm, LayerNorm])
+def test_a_gate_stands_behind_every_norm(rule: type[RMSNorm] | type[LayerNorm]) -> None:
+    x, weight, gate = torch.randn(3, 9), torch.randn(9), torch.randn(3, 9, requires_grad=True)
+    for kernel in takers(rule(x, weight, 1e-5)):
+        plain = kernel.compute(rule(x, weight, 1e-5))
+        assert torch.equal(kernel.compute(rule(x, weight, 1e-5, gate)), plain * gate)
+        gated = kernel.compute(rule(x, weight, 1e-5, gate, silu=True))
+        assert torch.equal(gated, plain * F.silu(gate)), kernel.name
 
 
 def test_a_kernel_of_one_family_leaves_the_others_free() -> None:

@@ -13,7 +13,7 @@ from fastweights.layers.functions import (
     upcast,
 )
 from fastweights.layers.mlp import MLP, MLPS, GatedMLP, LowRank
-from fastweights.layers.norms import NORMS, HeadNorm, WholeNorm
+from fastweights.layers.norms import NORMS, Gate, HeadNorm, SiLUGate, WholeNorm
 from fastweights.layers.pooling import POOLINGS
 from fastweights.layers.rotary import Rope, rotary
 from fastweights.recurrence.mapped import elu_plus_one
@@ -23,11 +23,13 @@ __all__ = [
     "MLPS",
     "NORMS",
     "POOLINGS",
+    "Gate",
     "GatedMLP",
     "HeadNorm",
     "LowRank",
     "Rope",
     "ShortConvolution",
+    "SiLUGate",
     "TokenContext",
     "TokenShift",
     "WholeNorm",

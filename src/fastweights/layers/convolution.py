@@ -12,7 +12,7 @@ from fastweights.shapes import Embedded
 
 
 class ShortConvolution(nn.Module):
-    """Causal depthwise convolution without bias: y_t = Σ_j w_j ⊙ x_{t-j}, j < `size`.
+    """Causal depthwise convolution: y_t = Σ_j w_j ⊙ x_{t-j}, j < `size`.
 
     Attributes:
         name: its path in the mixer, under which it finds and leaves its tail
@@ -35,25 +35,36 @@ class ShortConvolution(nn.Module):
         """``[size d]``, that of the current input last."""
         return self.weight
 
-    def forward(self, x: Embedded, past: TokenContext) -> Embedded:
+    def forward(
+        self, x: Embedded, past: TokenContext, bias: Tensor | None = None, *, silu: bool = False
+    ) -> Embedded:
+        """y, or with a bias of the mixer's y + bias, and SiLU of that."""
         before = self.size - 1
         tail = past.tail(self.name, x, before)
         document = None if past.document is None else F.pad(past.document, (before, 0))
         if past.keep is None:
-            return self._convolve(tail, x, document, past)
+            return self._convolve(past, tail, x, document, bias, silu=silu)
         kept = F.pad(past.keep, (before, 0), value=True)
         order = kept.long().argsort(dim=1, stable=True)
         seen = torch.cat([tail, x], dim=1).take_along_dim(order[..., None], 1)
         document = None if document is None else document.take_along_dim(order, 1)
-        y = self._convolve(seen[:, :before], seen[:, before:], document, past)
+        first, rest = seen.tensor_split([before], dim=1)
+        y = self._convolve(past, first, rest, document, bias, silu=silu)
         behind = F.pad(y, (0, 0, before, 0))
         return behind.take_along_dim(order.argsort(dim=1)[..., None], 1)[:, before:]
 
     def _convolve(
-        self, tail: Tensor, x: Tensor, document: Tensor | None, past: TokenContext
+        self,
+        past: TokenContext,
+        tail: Tensor,
+        x: Tensor,
+        document: Tensor | None,
+        bias: Tensor | None,
+        *,
+        silu: bool,
     ) -> Tensor:
         """The outputs; the tail for what follows is left in `past`."""
-        y, following = convolve(tail, x, self.taps, document)
+        y, following = convolve(tail, x, self.taps, document, bias, silu=silu)
         past.save_tail(self.name, following)
         return y
 

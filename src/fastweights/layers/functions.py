@@ -53,4 +53,4 @@ def l2_normalize(x: Tensor, floor: float = 0.0) -> Tensor:
 def log_gate(x: Tensor, lower: float) -> Tensor:
     """Compute log(lower + (1 - lower) σ(x)): the log of a decay above `lower` (HGRN eq. 5)."""
     x = F.logsigmoid(upcast(x))
-    return x if lower == 0 else torch.logaddexp(x + math.log1p(-lower), x.new_tensor(lower).log())
+    return x if lower == 0 else torch.logaddexp(x + math.log1p(-lower), x.new_full((), lower).log())

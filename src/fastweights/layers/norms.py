@@ -4,12 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.ops.normalization import rms_normalize
+from fastweights.ops.normalization import layer_normalize, rms_normalize
+
+
+class SiLUGate(NamedTuple):
+    """An output gate that is SiLU of its logits, for a norm to make where it multiplies by it.
+
+    Attributes:
+        logits: ``[b t h·v]``
+    """
+
+    logits: Tensor
+
+    @property
+    def tensor(self) -> Tensor:
+        return F.silu(self.logits)
+
+
+Gate = Tensor | SiLUGate | None
+"""What an output ``[b t h·v]`` is multiplied by; None for 1."""
 
 
 class HeadNorm(nn.Module):
@@ -32,20 +51,24 @@ class HeadNorm(nn.Module):
         if self.weight is not None:
             nn.init.ones_(self.weight)
 
-    def forward(self, o: Tensor) -> Tensor:
+    def forward(self, o: Tensor, gate: Gate = None) -> Tensor:
+        """The norm of o, times the gate."""
+        silu = isinstance(gate, SiLUGate)
+        given = gate.logits if silu else gate
+        given, weight = None if given is None else given.reshape(o.shape), self.weight
         if self.center:
-            return F.layer_norm(o, (self.width,), self.weight, None, self.eps)
-        if self.weight is None:
-            return rms_normalize(o, None, self.eps)
-        dtype = torch.promote_types(o.dtype, self.weight.dtype)
-        return rms_normalize(o.to(dtype), self.weight.to(dtype), self.eps)
+            return layer_normalize(o, weight, self.eps, given, silu=silu)
+        if weight is not None:
+            dtype = torch.promote_types(o.dtype, weight.dtype)
+            o, weight = o.to(dtype), weight.to(dtype)
+        return rms_normalize(o, weight, self.eps, given, silu=silu)
 
 
 class WholeNorm(HeadNorm):
     """A norm of the values of all heads ``[… h v]`` as one vector of `width` = h·v channels."""
 
-    def forward(self, o: Tensor) -> Tensor:
-        return super().forward(o.flatten(-2)).view_as(o)
+    def forward(self, o: Tensor, gate: Gate = None) -> Tensor:
+        return super().forward(o.flatten(-2), gate).view_as(o)
 
 
 NORMS: dict[str, Callable[..., nn.Module]] = {

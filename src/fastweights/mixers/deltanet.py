@@ -5,7 +5,6 @@ al., 2024).
 from __future__ import annotations
 
 from torch import nn
-from torch.nn import functional as F
 
 from fastweights.layers import (
     HeadNorm,
@@ -55,9 +54,9 @@ class DeltaNet(Mixer):
         self.norm = HeadNorm(width, center=False, affine=True, eps=eps)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Delta, None]:
-        q = split_heads(F.silu(self.conv_q(self.W_q(x), past)), self.heads)
-        k = split_heads(F.silu(self.conv_k(self.W_k(x), past)), self.heads)
-        v = split_heads(F.silu(self.conv_v(self.W_v(x), past)), self.heads)
+        q = split_heads(self.conv_q(self.W_q(x), past, silu=True), self.heads)
+        k = split_heads(self.conv_k(self.W_k(x), past, silu=True), self.heads)
+        v = split_heads(self.conv_v(self.W_v(x), past, silu=True), self.heads)
         beta = self.largest * self.W_beta(x).sigmoid()[..., None]
         return Delta(
             l2_normalize(q, self.floor) * self.scale, l2_normalize(k, self.floor), v, beta

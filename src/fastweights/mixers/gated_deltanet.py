@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from fastweights.layers import (
     HeadNorm,
     ShortConvolution,
+    SiLUGate,
     TokenContext,
     head_width,
     l2_normalize,
@@ -76,11 +77,11 @@ class GatedDeltaNet(Mixer):
             nn.init.zeros_(self.b_alpha).add_(step + torch.log(-torch.expm1(-step)))
             nn.init.uniform_(self.log_a, 1, 16).log_()
 
-    def project(self, x: Embedded, past: TokenContext) -> tuple[Delta, Tensor]:
-        q = split_heads(F.silu(self.conv_q(self.W_q(x), past)), self.heads)
-        k = split_heads(F.silu(self.conv_k(self.W_k(x), past)), self.heads)
-        v = split_heads(F.silu(self.conv_v(self.W_v(x), past)), self.heads * self.served)
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Delta, SiLUGate]:
+        q = split_heads(self.conv_q(self.W_q(x), past, silu=True), self.heads)
+        k = split_heads(self.conv_k(self.W_k(x), past, silu=True), self.heads)
+        v = split_heads(self.conv_v(self.W_v(x), past, silu=True), self.heads * self.served)
         beta = self.largest * self.W_beta(x).sigmoid()[..., None]
         log_alpha = -upcast(self.log_a).exp() * F.softplus(upcast(self.W_alpha(x)) + self.b_alpha)
         q, k = (l2_normalize(s, self.floor).repeat_interleave(self.served, dim=2) for s in (q, k))
-        return Delta(q * self.scale, k, v, beta, log_alpha[..., None]), F.silu(self.W_g(x))
+        return Delta(q * self.scale, k, v, beta, log_alpha[..., None]), SiLUGate(self.W_g(x))

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
-from fastweights.layers import HeadNorm, LowRank, TokenContext, head_width, split_heads, upcast
+from fastweights.layers import (
+    HeadNorm,
+    LowRank,
+    SiLUGate,
+    TokenContext,
+    head_width,
+    split_heads,
+    upcast,
+)
 from fastweights.layers.arguments import Count, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
@@ -46,7 +54,7 @@ class GLA(Mixer):
         self.W_o = nn.Linear(d, d, bias=False)
         self.norm = HeadNorm(head_width("d", d, heads), center=center, affine=True, eps=eps)
 
-    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, SiLUGate]:
         q, k, v = (split_heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
         log_alpha = F.logsigmoid(upcast(split_heads(self.W_alpha(x), self.heads))) / self.tau
-        return Decay(q * self.scale, k, v, log_alpha), F.silu(self.W_r(x))
+        return Decay(q * self.scale, k, v, log_alpha), SiLUGate(self.W_r(x))

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
-from fastweights.layers import TokenContext, WholeNorm, log_gate, require_fraction
+from fastweights.layers import (
+    SiLUGate,
+    TokenContext,
+    WholeNorm,
+    log_gate,
+    require_fraction,
+)
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.shapes import Embedded
@@ -34,10 +40,10 @@ class HGRN(Mixer):
         self.W_o = nn.Linear(d, d, bias=False)
         self.norm = WholeNorm(d, center=False, affine=True)
 
-    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, SiLUGate]:
         one = x.new_ones(1, 1, 1, 1)
         k = None if self.W_i is None else self.W_i(x).sigmoid()[..., None]
         log_alpha = log_gate(self.W_f(x), self.lower_bound)
-        return Decay(one, k, F.silu(self.W_c(x))[..., None], log_alpha[..., None]), F.silu(
+        return Decay(one, k, F.silu(self.W_c(x))[..., None], log_alpha[..., None]), SiLUGate(
             self.W_g(x)
         )

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fastweights.layers import ShortConvolution, TokenContext, upcast
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
-from fastweights.recurrence import Decay
+from fastweights.recurrence import Selective
 from fastweights.recurrence.base import Recurrence
 from fastweights.shapes import Embedded, Output
 
@@ -69,13 +69,14 @@ class Mamba(Mixer):
         nn.init.ones_(self.D)
         nn.init.zeros_(self.conv_bias)
 
-    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Selective, Tensor]:
         gate = F.silu(self.W_z(x))
-        x = F.silu(self.conv(self.W_u(x), past) + self.conv_bias)
+        x = self.conv(self.W_u(x), past, self.conv_bias, silu=True)
         delta = F.softplus(upcast(self.W_Delta_2(self.W_Delta_1(x))))
         q, k = self.W_C(x)[:, :, None], self.W_B(x)[:, :, None]
-        v, log_alpha = delta.to(x.dtype) * x, -delta[..., None] * upcast(self.log_A).exp()
-        return Decay(q, k, v[..., None], log_alpha), torch.cat([gate, x], dim=-1)
+        v, rate = delta.to(x.dtype) * x, upcast(self.log_A).exp()[None, None]
+        record = Selective(q, k, v[..., None], -delta[..., None], rate)
+        return record, torch.cat([gate, x], dim=-1)
 
     def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
         assert gate is not None

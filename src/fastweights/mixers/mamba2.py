@@ -77,7 +77,7 @@ class Mamba2(Mixer):
         nn.init.ones_(self.w_norm)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
-        xBC = F.silu(self.conv(self.W_xBC(x), past) + self.conv_bias)
+        xBC = self.conv(self.W_xBC(x), past, self.conv_bias, silu=True)
         delta = F.softplus(upcast(self.W_Delta(x)))[..., None]
         log_alpha = None if self.log_a is None else -delta * upcast(self.log_a).exp()[:, None]
         u, k, q = xBC.split(self.split, dim=-1)

@@ -80,8 +80,8 @@ class MesaLayer(Mixer):
         return self._mesa(x, past), None
 
     def _mesa(self, x: Embedded, past: TokenContext) -> Mesa:
-        q = split_heads(F.silu(self.conv_q(self.W_q(x), past)), self.heads)
-        k = split_heads(F.silu(self.conv_k(self.W_k(x), past)), self.heads)
+        q = split_heads(self.conv_q(self.W_q(x), past, silu=True), self.heads)
+        k = split_heads(self.conv_k(self.W_k(x), past, silu=True), self.heads)
         q, k, v = (
             l2_normalize(q, self.floor),
             l2_normalize(k, self.floor),

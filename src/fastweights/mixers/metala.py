@@ -5,12 +5,14 @@ appendix A3.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from fastweights.layers import (
+    Gate,
     HeadNorm,
     ShortConvolution,
+    SiLUGate,
     TokenContext,
     head_width,
     split_heads,
@@ -70,16 +72,16 @@ class MetaLA(Mixer):
         if self.w_aug is not None:
             nn.init.zeros_(self.w_aug)
 
-    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
-        x = x if self.conv is None else F.silu(self.conv(x, past))
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, SiLUGate]:
+        x = x if self.conv is None else self.conv(x, past, silu=True)
         q, v = split_heads(self.W_q(x), self.heads), split_heads(self.W_v(x), self.heads)
         k = None if self.W_k is None else split_heads(self.W_k(x), self.heads)
         a = split_heads(self.W_alpha(x), self.heads)
         log_alpha = F.logsigmoid(a if self.rounded else upcast(a)) / self.tau
         k = 1 - log_alpha.exp() if self.rounded and k is None else k
-        return Decay(q * self.scale, k, v, upcast(log_alpha)), F.silu(self.W_g(x))
+        return Decay(q * self.scale, k, v, upcast(log_alpha)), SiLUGate(self.W_g(x))
 
-    def read(self, o: Output, gate: Tensor | None, recurrence: Decay) -> Embedded:
+    def read(self, o: Output, gate: Gate, recurrence: Decay) -> Embedded:
         if self.w_aug is not None:
             own = (recurrence.q * (self.w_aug / self.scale) * recurrence.key).sum(
                 -1, keepdim=True

@@ -71,7 +71,7 @@ class MLSTM(Mixer):
             nn.init.zeros_(self.W_f.bias).add_(torch.linspace(3, 6, self.heads))
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Amplified, Tensor]:
-        mixed = x if self.conv is None else F.silu(self.conv(x, past))
+        mixed = x if self.conv is None else self.conv(x, past, silu=True)
         q, k = (
             split_heads(self.W_q(mixed), self.heads),
             split_heads(self.W_k(mixed), self.heads) * self.scale,

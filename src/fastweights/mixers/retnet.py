@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
-from fastweights.layers import HeadNorm, TokenContext, head_numbers, head_width, rotary, split_heads
+from fastweights.layers import (
+    HeadNorm,
+    SiLUGate,
+    TokenContext,
+    head_numbers,
+    head_width,
+    rotary,
+    split_heads,
+)
 from fastweights.layers.arguments import Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
@@ -52,8 +59,8 @@ class RetNet(Mixer):
             head_width("d_v", values, heads), center=center, affine=affine, eps=eps
         )
 
-    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, SiLUGate]:
         q = rotary(split_heads(self.W_q(x), self.heads), past.positions)
         k = rotary(split_heads(self.W_k(x), self.heads), past.positions) * self.scale
         log_lambda = torch.log1p(-(2.0 ** (-5 - head_numbers(self.heads, x))))
-        return Decay(q, k, split_heads(self.W_v(x), self.heads), log_lambda), F.silu(self.W_g(x))
+        return Decay(q, k, split_heads(self.W_v(x), self.heads), log_lambda), SiLUGate(self.W_g(x))

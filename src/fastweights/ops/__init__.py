@@ -2,8 +2,21 @@
 
 from fastweights.kernels.table import TABLE
 from fastweights.ops.convolution import CONVOLUTION_KERNELS, Convolution, convolve
-from fastweights.ops.normalization import NORM_KERNELS, RMSNorm, rms_normalize
+from fastweights.ops.normalization import (
+    NORM_KERNELS,
+    LayerNorm,
+    RMSNorm,
+    layer_normalize,
+    rms_normalize,
+)
 
 TABLE[:0] = [*CONVOLUTION_KERNELS, *NORM_KERNELS]
 
-__all__ = ["Convolution", "RMSNorm", "convolve", "rms_normalize"]
+__all__ = [
+    "Convolution",
+    "LayerNorm",
+    "RMSNorm",
+    "convolve",
+    "layer_normalize",
+    "rms_normalize",
+]

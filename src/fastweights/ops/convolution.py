@@ -1,5 +1,5 @@
-"""The short causal convolution of every channel by itself: an entry of the kernel table for C, one
-for a single token, and one for torch.
+"""The short causal convolution of every channel by itself: entries of the kernel table for Triton
+and C, one for a single token, and one for torch.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from fastweights.kernels.native import abi, library
 from fastweights.kernels.native.memory import empty
 from fastweights.kernels.table import Kernel, select
+from fastweights.kernels.triton import convolution as triton
+from fastweights.kernels.triton.launch import DEVICES
 
 
 class Convolution(NamedTuple):
     """The short causal convolution of every channel by itself.
 
-    y_t = Σ_j taps_j ⊙ x_{t-n+j}
+    y_t = Σ_j taps_j ⊙ x_{t-n+j} + bias, or SiLU of that
 
     The result is ``[b t d]``; the n inputs before the first are the tail.
 
@@ -27,12 +30,16 @@ class Convolution(NamedTuple):
         x: ``[b t d]``
         taps: ``[n+1 d]``, that of the token itself last
         document: ``[b n+t]`` or None: only inputs of a token's own document count
+        bias: ``[d]``; None: 0
+        silu: whether SiLU follows
     """
 
     tail: Tensor
     x: Tensor
     taps: Tensor
     document: Tensor | None = None
+    bias: Tensor | None = None
+    silu: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -40,21 +47,31 @@ class Convolution(NamedTuple):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether autograd follows it here."""
+        """Whether autograd follows the convolution itself here."""
         return torch.is_grad_enabled() and any(s.requires_grad for s in self[:3])
+
+    def finish(self, y: Tensor) -> Tensor:
+        """The result, from the sums over the taps."""
+        y = y if self.bias is None else y + self.bias
+        return F.silu(y) if self.silu else y
 
 
 def convolve(
-    tail: Tensor, x: Tensor, taps: Tensor, document: Tensor | None = None
+    tail: Tensor,
+    x: Tensor,
+    taps: Tensor,
+    document: Tensor | None = None,
+    bias: Tensor | None = None,
+    silu: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """A `Convolution` by the first kernel that takes it: (y ``[b t d]``, the next tail)."""
-    convolution = Convolution(tail, x, taps, document)
+    convolution = Convolution(tail, x, taps, document, bias, silu)
     return select(convolution).compute(convolution)
 
 
 def next_tail(convolution: Convolution) -> Tensor:
     """The last n inputs ``[b n d]``, zeros where they are of another document than the last one."""
-    tail, x, _, document = convolution
+    tail, x, _, document = convolution[:4]
     n, t = tail.shape[1], x.shape[1]
     seen = torch.cat([tail, x[:, max(t - n, 0) :]], dim=1)
     last = seen[:, seen.shape[1] - n :]
@@ -65,9 +82,9 @@ def next_tail(convolution: Convolution) -> Tensor:
 
 def convolve_token(convolution: Convolution) -> tuple[Tensor, Tensor]:
     """All taps of a single token at once."""
-    tail, x, taps, _ = convolution
+    tail, x, taps = convolution[:3]
     seen = torch.cat([tail, x], dim=1)
-    return (seen * taps).sum(1, keepdim=True), seen[:, 1:]
+    return convolution.finish((seen * taps).sum(1, keepdim=True)), seen[:, 1:]
 
 
 def _refuses_tokens(convolution: Convolution) -> str | None:
@@ -78,7 +95,7 @@ def _refuses_tokens(convolution: Convolution) -> str | None:
 
 def convolve_by_taps(convolution: Convolution) -> tuple[Tensor, Tensor]:
     """All tokens, tap by tap."""
-    tail, x, taps, document = convolution
+    tail, x, taps, document = convolution[:4]
     seen, t, last = torch.cat([tail, x], dim=1), x.shape[1], len(taps) - 1
     y = seen[:, last:] * taps[last]
     for tap in range(last):
@@ -86,15 +103,27 @@ def convolve_by_taps(convolution: Convolution) -> tuple[Tensor, Tensor]:
         if document is not None:
             x = x * (document[:, tap : tap + t] == document[:, last:])[..., None]
         y = torch.addcmul(y, x, taps[tap])
-    return y, next_tail(convolution)
+    return convolution.finish(y), next_tail(convolution)
+
+
+def convolve_by_triton(convolution: Convolution) -> tuple[Tensor, Tensor]:
+    """All tokens by kernels/triton."""
+    tail, x, taps, document, bias, silu = convolution
+    return triton.convolve(silu, tail, x, taps, document, bias)
+
+
+def _refuses_triton(convolution: Convolution) -> str | None:
+    tail, x, taps, _, bias, _ = convolution
+    return triton.refuses(tail, x, taps, bias)
 
 
 def convolve_natively(convolution: Convolution) -> tuple[Tensor, Tensor]:
     """All tokens by convolution.c."""
-    following = next_tail(convolution)
     if convolution.requires_grad:
-        return _ConvolutionFunction.apply(*convolution), following  # type: ignore[return-value]
-    return _forward(_side_by_side(*convolution)), following
+        y: Any = _ConvolutionFunction.apply(*convolution[:4])
+    else:
+        y = _forward(_side_by_side(*convolution[:4]))
+    return convolution.finish(y), next_tail(convolution)
 
 
 def _refuses_native(convolution: Convolution) -> str | None:
@@ -151,14 +180,14 @@ class _ConvolutionFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *streams: Any) -> Tensor:
         convolution = _side_by_side(*streams)
-        ctx.save_for_backward(*convolution)
+        ctx.save_for_backward(*convolution[:4])
         return _forward(convolution)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         convolution, (d_y,) = Convolution(*ctx.saved_tensors), gradients
-        tail, x, taps, _ = convolution
+        tail, x, taps = convolution[:3]
         d_y = d_y if d_y.stride(-1) == 1 else d_y.contiguous()
         d_tail, d_x = torch.empty(tail.shape), empty(*x.shape)
         # Sequences add to the taps' gradient at once, so each has room of its own; then their sum.
@@ -170,6 +199,7 @@ class _ConvolutionFunction(torch.autograd.Function):
 
 
 CONVOLUTION_KERNELS = [
+    Kernel("short convolution (Triton)", Convolution, convolve_by_triton, _refuses_triton, DEVICES),
     Kernel("short convolution, one token (torch)", Convolution, convolve_token, _refuses_tokens),
     Kernel(
         "short convolution (compiled)", Convolution, convolve_natively, _refuses_native, ("cpu",)

@@ -1,8 +1,11 @@
-"""RMSNorm: an entry of the kernel table for C, and one for torch."""
+"""RMSNorm and LayerNorm, with a gate behind them: entries of the kernel table for Triton, C and
+torch.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,22 +14,27 @@ from torch.nn import functional as F
 from fastweights.kernels.native import abi, library
 from fastweights.kernels.native.memory import empty
 from fastweights.kernels.table import Kernel, select
+from fastweights.kernels.triton import normalization as triton
+from fastweights.kernels.triton.launch import DEVICES
 
 
-class RMSNorm(NamedTuple):
-    """Division by the root mean square over the last axis.
-
-    x / √(mean x² + eps) ⊙ weight
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A norm over the last axis, and a gate that it is multiplied by.
 
     Attributes:
         x: ``[… d]``
         weight: ``[d]``; None: 1
         eps: added to the mean square
+        gate: of x's shape; None: 1
+        silu: whether the gate is SiLU of what is given
     """
 
     x: Tensor
     weight: Tensor | None
     eps: float
+    gate: Tensor | None = None
+    silu: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -34,20 +42,96 @@ class RMSNorm(NamedTuple):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether autograd follows it here."""
+        """Whether autograd follows the norm itself here."""
         leaves = (s is not None and s.requires_grad for s in (self.x, self.weight))
         return torch.is_grad_enabled() and any(leaves)
 
+    @property
+    def streams(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """(x, weight, gate)"""
+        return self.x, self.weight, self.gate
 
-def rms_normalize(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    def finish(self, y: Tensor) -> Tensor:
+        """The result, from the norm."""
+        if self.gate is None:
+            return y
+        return y * (F.silu(self.gate) if self.silu else self.gate)
+
+
+@dataclass(frozen=True, eq=False)
+class RMSNorm(Norm):
+    """Division by the root mean square.
+
+    x / √(mean x² + eps) ⊙ weight ⊙ gate
+    """
+
+
+@dataclass(frozen=True, eq=False)
+class LayerNorm(Norm):
+    """The mean subtracted, and division by the root mean square of what is left.
+
+    (x - mean x) / √(variance + eps) ⊙ weight ⊙ gate
+    """
+
+
+def rms_normalize(
+    x: Tensor, weight: Tensor | None, eps: float, gate: Tensor | None = None, *, silu: bool = False
+) -> Tensor:
     """An `RMSNorm` by the first kernel that takes it: ``[… d]``."""
-    norm = RMSNorm(x, weight, eps)
+    norm = RMSNorm(x, weight, eps, gate, silu)
     return select(norm).compute(norm)
 
 
-def normalize_by_torch(norm: RMSNorm) -> Tensor:
+def layer_normalize(
+    x: Tensor, weight: Tensor | None, eps: float, gate: Tensor | None = None, *, silu: bool = False
+) -> Tensor:
+    """A `LayerNorm` by the first kernel that takes it: ``[… d]``."""
+    norm = LayerNorm(x, weight, eps, gate, silu)
+    return select(norm).compute(norm)
+
+
+def normalize_by_torch(norm: Norm) -> Tensor:
     """By torch's fused operation."""
-    return F.rms_norm(norm.x, norm.x.shape[-1:], norm.weight, norm.eps)
+    return norm.finish(F.rms_norm(norm.x, norm.x.shape[-1:], norm.weight, norm.eps))
+
+
+def center_by_torch(norm: Norm) -> Tensor:
+    """By torch's fused operation."""
+    return norm.finish(F.layer_norm(norm.x, norm.x.shape[-1:], norm.weight, None, norm.eps))
+
+
+def normalize_by_triton(norm: Norm) -> Tensor:
+    """By kernels/triton."""
+    if torch.is_grad_enabled() and any(s is not None and s.requires_grad for s in norm.streams):
+        return _TritonFunction.apply(norm, *norm.streams)  # type: ignore[return-value]
+    return triton.forward(_settings(norm), *norm.streams)
+
+
+def _settings(norm: Norm) -> triton.Settings:
+    return triton.Settings(norm.eps, isinstance(norm, LayerNorm), norm.silu)
+
+
+def _refuses_triton(norm: Norm) -> str | None:
+    return triton.refuses(*norm.streams)
+
+
+class _TritonFunction(torch.autograd.Function):
+    """y of a norm, and of its x, weight and gate."""
+
+    @staticmethod
+    def forward(ctx: Any, norm: Norm, *streams: Tensor | None) -> Tensor:
+        ctx.save_for_backward(*streams)
+        ctx.rule, ctx.eps, ctx.silu = type(norm), norm.eps, norm.silu
+        return triton.forward(_settings(norm), *norm.streams)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight, gate = ctx.saved_tensors
+        norm = ctx.rule(x, weight, ctx.eps, gate, ctx.silu)
+        if torch.is_grad_enabled():
+            return None, *_differentiable(norm, gradients[0])
+        weighs = ctx.needs_input_grad[2]
+        return None, *triton.backward(_settings(norm), x, weight, gate, gradients[0], weighs)
 
 
 def normalize_natively(norm: RMSNorm) -> Tensor:
@@ -55,8 +139,10 @@ def normalize_natively(norm: RMSNorm) -> Tensor:
     weight = None if norm.weight is None else norm.weight.contiguous()
     x = norm.x.contiguous()
     if norm.requires_grad:
-        return _RMSNormFunction.apply(x, weight, norm.eps)  # type: ignore[return-value]
-    return _forward(x, weight, norm.eps)
+        y: Any = _RMSNormFunction.apply(x, weight, norm.eps)
+    else:
+        y = _forward(x, weight, norm.eps)
+    return norm.finish(y)
 
 
 def _refuses_native(norm: RMSNorm) -> str | None:
@@ -96,26 +182,28 @@ class _RMSNormFunction(torch.autograd.Function):
         (x, weight), (d_y,) = ctx.saved_tensors, gradients
         norm = RMSNorm(x, weight, ctx.eps)
         if torch.is_grad_enabled():
-            return *_differentiable(norm, d_y), None
+            return *_differentiable(norm, d_y)[:2], None
         d_y, d_x, width = d_y.contiguous(), empty(*x.shape), x.shape[-1]
         # Tasks of so many rows add up dw for themselves; then their sum.
         tasks = -(-(x.numel() // width) // library.read_constant("fw_norm_rows"))
         d_weight = torch.empty(tasks, width) if ctx.needs_input_grad[1] else None
         results = {"d_y": d_y, "d_x": d_x, "d_weight": d_weight}
-        library.call("fw_norm_back", _problem(*norm, **results))
+        library.call("fw_norm_back", _problem(x, weight, ctx.eps, **results))
         return d_x, None if d_weight is None else d_weight.sum(0), None
 
 
-def _differentiable(norm: RMSNorm, d_y: Tensor) -> list[Tensor | None]:
-    """The gradients of x and the weight, with a graph of their own for gradients of gradients."""
-    inputs = (norm.x, norm.weight)
-    leaves = [s for s in inputs if s is not None and s.requires_grad]
-    gradients = torch.autograd.grad(normalize_by_torch(norm), leaves, d_y, create_graph=True)
-    found = iter(gradients)
-    return [next(found) if s is not None and s.requires_grad else None for s in inputs]
+def _differentiable(norm: Norm, d_y: Tensor) -> list[Tensor | None]:
+    """The gradients of the streams, with a graph of their own for gradients of gradients."""
+    leaves = [s for s in norm.streams if s is not None and s.requires_grad]
+    y = center_by_torch(norm) if isinstance(norm, LayerNorm) else normalize_by_torch(norm)
+    found = iter(torch.autograd.grad(y, leaves, d_y, create_graph=True))
+    return [next(found) if s is not None and s.requires_grad else None for s in norm.streams]
 
 
 NORM_KERNELS = [
+    Kernel("RMSNorm (Triton)", RMSNorm, normalize_by_triton, _refuses_triton, DEVICES),
     Kernel("RMSNorm (compiled)", RMSNorm, normalize_natively, _refuses_native, ("cpu",)),
     Kernel("RMSNorm (torch)", RMSNorm, normalize_by_torch),
+    Kernel("LayerNorm (Triton)", LayerNorm, normalize_by_triton, _refuses_triton, DEVICES),
+    Kernel("LayerNorm (torch)", LayerNorm, center_by_torch),
 ]

@@ -1,0 +1,224 @@
+"""The short causal convolution: all tokens with gradients, or one token and its tail in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastweights.kernels.triton.launch import launch, refuse_missing
+from fastweights.kernels.triton.operator import Operator, Result, Streams
+from fastweights.kernels.triton.places import place_of_next
+from fastweights.kernels.triton.streams import NARROW, Stream, side_by_side
+from fastweights.kernels.triton.tiling import ceiling, next_power
+
+MOST_TAPS = 16
+ROWS = 16
+TILES = 8
+"""Tiles of ROWS tokens whose share of the taps' gradient one program sums."""
+
+
+class Settings(NamedTuple):
+    """Attributes:
+    silu: whether SiLU follows
+    """
+
+    silu: bool
+
+
+class _Problem(NamedTuple):
+    """The streams ``[b t 1 d]`` as kernels read them."""
+
+    tail: Tensor
+    x: Tensor
+    taps: Tensor
+    document: Tensor | None
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, streams: Streams) -> _Problem:
+        tail, x, taps, document, bias = streams
+        assert tail is not None
+        assert x is not None
+        assert taps is not None
+        tail, x = (side_by_side(s).unsqueeze(2) for s in (tail, x))
+        document = None if document is None else document.expand(len(x), -1)[..., None]
+        bias = None if bias is None else bias.contiguous()
+        return cls(tail, x, taps.contiguous(), document, bias)
+
+    @property
+    def before(self) -> int:
+        """n, the inputs before its own that a token reads."""
+        return len(self.taps) - 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype = torch.promote_types(self.x.dtype, self.taps.dtype)
+        return dtype if self.bias is None else torch.promote_types(dtype, self.bias.dtype)
+
+    @property
+    def columns(self) -> int:
+        return min(128, max(16, next_power(self.x.shape[-1])))
+
+    def empty(self, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """Room for a stream ``[b t 1 d]`` of the shape of another."""
+        return torch.empty(like.shape, dtype=dtype, device=like.device)
+
+
+def convolve(
+    silu: bool,
+    tail: Tensor,
+    x: Tensor,
+    taps: Tensor,
+    document: Tensor | None,
+    bias: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """(y ``[b t d]``, the next tail ``[b n d]``), differentiable in all but the document."""
+    streams = (tail, x, taps, document, bias)
+    wanted = torch.is_grad_enabled() and any(s is not None and s.requires_grad for s in streams)
+    if x.shape[1] == 1 and document is None and not wanted:
+        return _convolve_token(silu, _Problem.of(streams))
+    y, following = CONVOLUTION(Settings(silu), *streams)
+    return y, following
+
+
+def _convolve_token(silu: bool, problem: _Problem) -> tuple[Tensor, Tensor]:
+    from fastweights.kernels.triton.device import convolution as device
+
+    tail, x, taps, _, bias = problem
+    (b, _, _, width), columns = x.shape, problem.columns
+    y, following = problem.empty(x, problem.dtype), place_of_next(tail)
+    launch(
+        device.convolve_token,
+        (b, ceiling(width, columns)),
+        *(Stream.of(s) for s in (y, following, tail, x)),
+        taps,
+        bias,
+        width,
+        problem.before,
+        silu,
+        columns,
+        num_warps=columns // 32 if columns >= 32 else 1,
+    )
+    return y.squeeze(2), following.squeeze(2)
+
+
+def _forward(settings: Settings, streams: Streams, _keep: bool) -> Result:
+    problem = _Problem.of(streams)
+    y, following = (
+        problem.empty(problem.x, problem.dtype),
+        problem.empty(problem.tail, problem.tail.dtype),
+    )
+    _launch_forward(settings, problem, y, following, None)
+    return Result((y.squeeze(2), following.squeeze(2)))
+
+
+def _launch_forward(
+    settings: Settings, problem: _Problem, y: Tensor, following: Tensor | None, d_y: Tensor | None
+) -> None:
+    """y, or with `d_y` that times the derivative of SiLU."""
+    from fastweights.kernels.triton.device import convolution as device
+
+    tail, x, taps, document, bias = problem
+    (b, length, _, width), tiles = x.shape, ceiling(x.shape[1], ROWS)
+    launch(
+        device.convolve,
+        (b * tiles, ceiling(width, problem.columns)),
+        Stream.of(y),
+        Stream.or_none(following if problem.before else None),
+        Stream.or_none(d_y),
+        Stream.of(tail),
+        Stream.of(x),
+        taps,
+        bias,
+        Stream.or_none(document),
+        length,
+        tiles,
+        width,
+        problem.before,
+        settings.silu,
+        ROWS,
+        problem.columns,
+        next_power(max(problem.before, 1)),
+    )
+
+
+def _backward(
+    settings: Settings,
+    streams: Streams,
+    _saved: Streams,
+    gradients: tuple[Tensor, ...],
+    wanted: Sequence[bool],
+) -> Streams:
+    from fastweights.kernels.triton.device import convolution as device
+
+    problem = _Problem.of(streams)
+    tail, x, taps, document, bias = problem
+    d_y, d_following = (side_by_side(g).unsqueeze(2) for g in gradients)
+    d_z = d_y
+    if settings.silu:
+        d_z = problem.empty(d_y, d_y.dtype)
+        _launch_forward(settings, problem, d_z, None, d_y)
+    d_tail, d_x = problem.empty(tail, tail.dtype), problem.empty(x, x.dtype)
+    (b, length, _, width), weights = x.shape, len(taps) + (bias is not None)
+    programs = ceiling(length + problem.before, ROWS * TILES)
+    # programs sum the weights' gradients for themselves; then their sum, in one order
+    sums = None
+    if wanted[2] or wanted[4]:
+        sums = torch.empty(b * programs, weights, width, dtype=torch.float32, device=x.device)
+    launch(
+        device.convolve_back,
+        (b * programs, ceiling(width, problem.columns)),
+        Stream.or_none(d_tail if problem.before else None),
+        Stream.of(d_x),
+        sums,
+        Stream.of(d_z),
+        Stream.or_none(d_following if problem.before else None),
+        Stream.of(tail),
+        Stream.of(x),
+        taps,
+        Stream.or_none(document),
+        length,
+        programs,
+        width,
+        problem.before,
+        bias is not None,
+        ROWS,
+        problem.columns,
+        TILES,
+        next_power(weights),
+    )
+    d_taps = d_bias = None
+    if sums is not None:
+        total = sums.sum(0)
+        d_taps = total[: len(taps)].to(taps.dtype)
+        d_bias = None if bias is None else total[-1].to(bias.dtype)
+    return d_tail.squeeze(2), d_x.squeeze(2), d_taps, None, d_bias
+
+
+def refuses(tail: Tensor, x: Tensor, taps: Tensor, bias: Tensor | None) -> str | None:
+    """Why Triton cannot take a convolution of these."""
+    if torch.compiler.is_compiling():
+        return "a compiled graph makes one kernel of torch's own operations"
+    if torch._C._are_functorch_transforms_active():
+        return "a transform of torch.func looks into it"
+    for stream in (x, taps, bias):
+        if stream is not None and stream.dtype not in NARROW:
+            return f"it has a stream of {stream.dtype}"
+    if tail.dtype != x.dtype:
+        return f"its tail is of {tail.dtype}, x of {x.dtype}"
+    if len(taps) > MOST_TAPS:
+        return f"it has {len(taps)} taps, more than {MOST_TAPS}"
+    return refuse_missing()
+
+
+CONVOLUTION = Operator(
+    "convolution",
+    Settings,
+    ("tail", "x", "taps", "document", "bias"),
+    2,
+    _forward,
+    _backward,
+)
