@@ -14,6 +14,13 @@ from transformers import DynamicCache, PreTrainedModel
 
 from fastweights.layers import upcast
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
+from fastweights.models.graph import (
+    HostWaitError,
+    StaticStep,
+    capture_graph,
+    refuse_graph,
+    sizes_of,
+)
 from fastweights.models.inputs import keep_mask_of, padding_first, require_token_ids
 
 
@@ -66,17 +73,22 @@ class Decoder:
 
     The cache of our models, and of linearized ones, stays as large as it is after the first token
     (softmax layers aside); any other model of transformers with ``past_key_values`` keeps all keys
-    and values.
+    and values. On a GPU, single tokens are read by a CUDA graph once the cache has stopped growing.
 
     Attributes:
         model: in evaluation mode
-        cache: what the model has kept of the tokens so far
+        cache: what the model has kept of the tokens so far; once tokens are read by a graph, its
+            states are for this decoder alone to replace
+        step: reads single tokens by a CUDA graph; None before there is one
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         own = isinstance(model, FastWeightsForCausalLM)
         self.model = model
         self.cache: Any = FastWeightsCache() if own else DynamicCache(config=model.config)
+        self.step: StaticStep | None = None
+        self._host_waits: str | None = None
+        self._eager: bool | None = None
 
     @torch.inference_mode()
     def read(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -90,6 +102,7 @@ class Decoder:
             the logits ``[b vocab]`` after the last of them
         """
         model: Any = self.model
+        self.step = None
         output = model(
             input_ids=ids,
             attention_mask=mask,
@@ -99,6 +112,38 @@ class Decoder:
             return_dict=True,
         )
         return output.logits[:, -1]
+
+    def read_token(self, token: Tensor) -> Tensor:
+        """`read` of one token ``[b]``; the logits ``[b vocab]`` may be overwritten by the next
+        call.
+        """
+        if self.step is not None:
+            return self.step(token)
+        if self._eager is None:
+            self._eager = self.refuse_graph() is not None
+        if self._eager:
+            return self.read(token[:, None])
+        before = sizes_of(self.cache)
+        logits = self.read(token[:, None])
+        if sizes_of(self.cache) == before:
+            self._capture(logits)
+        return logits
+
+    def refuse_graph(self) -> str | None:
+        """Why single tokens are not read by a CUDA graph, None where they are once all windows are
+        full.
+        """
+        return self._host_waits or refuse_graph(self.model, self.cache)
+
+    def _capture(self, logits: Tensor) -> None:
+        step = StaticStep(self.model, self.cache, logits)
+        try:
+            step.capture(capture_graph)
+        except HostWaitError as error:
+            self._host_waits = f"a step makes the host wait for the device ({error})"
+            self._eager = True
+        else:
+            self.step = step
 
     def read_prompt(self, ids: Tensor, mask: Tensor | None, chunk: int) -> Tensor:
         """The same as `read`, `chunk` tokens at a time, so that memory does not grow with t."""
@@ -118,7 +163,7 @@ class Decoder:
         while True:
             token = choose(logits)
             yield token
-            logits = self.read(token[:, None])
+            logits = self.read_token(token)
 
 
 def likeliest(logits: Tensor) -> Tensor:
@@ -179,31 +224,56 @@ def stream(
         keep_mask_of(attention_mask, input_ids[..., None], 0)
         attention_mask, input_ids = padding_first(attention_mask, input_ids)
     sampler = Sampler(temperature, top_k, top_p, generator)
-    tokens = islice(_sample(model, input_ids, attention_mask, sampler, chunk), max_new_tokens)
-    eos = _eos_ids(model)
-    pad = model.generation_config.pad_token_id if eos else None
-    return _stop_at_eos(tokens, eos, eos[0] if pad is None else pad) if eos else tokens
+    return islice(_sample(model, input_ids, attention_mask, sampler, chunk), max_new_tokens)
 
 
 def _sample(
     model: PreTrainedModel, ids: Tensor, mask: Tensor | None, sampler: Sampler, chunk: int
 ) -> Iterator[Tensor]:
-    decoder = Decoder(model)
-    yield from decoder.decode(decoder.read_prompt(ids, mask, chunk), sampler)
+    decoder, eos = Decoder(model), _eos_ids(model)
+    logits = decoder.read_prompt(ids, mask, chunk)
+    if not eos:
+        yield from decoder.decode(logits, sampler)
+        return
+    pad = model.generation_config.pad_token_id
+    yield from _decode_to_eos(decoder, logits, sampler, eos, eos[0] if pad is None else pad)
+
+
+def _decode_to_eos(
+    decoder: Decoder, logits: Tensor, sampler: Sampler, eos: list[int], pad: int
+) -> Iterator[Tensor]:
+    """Tokens with `pad` after a sequence's first of `eos`, until all sequences have one."""
+    ends = torch.tensor(eos, device=logits.device)
+    ended = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+    while True:
+        token = sampler(logits)
+        shown = token.masked_fill(ended, pad)
+        yield shown
+        ended = ended | torch.isin(shown, ends)
+        at_end = _ask(ended.all())
+        if not ended.is_cuda and at_end():
+            return
+        # a GPU is not waited for: its answer is there once it has begun the next token
+        logits = decoder.read_token(token)
+        if at_end():
+            return
+
+
+def _ask(flag: Tensor) -> Callable[[], bool]:
+    """Reads the flag; on a GPU that waits for what came before this call, not for what follows."""
+    if not flag.is_cuda:
+        return lambda: bool(flag)
+    answer, there = torch.empty((), dtype=torch.bool, pin_memory=True), torch.cuda.Event()
+    answer.copy_(flag, non_blocking=True)
+    there.record()
+
+    def read() -> bool:
+        there.synchronize()
+        return bool(answer)
+
+    return read
 
 
 def _eos_ids(model: PreTrainedModel) -> list[int]:
     eos = None if model.generation_config is None else model.generation_config.eos_token_id
     return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
-
-
-def _stop_at_eos(tokens: Iterator[Tensor], eos: list[int], pad: int) -> Iterator[Tensor]:
-    """`tokens` with `pad` after a sequence's first of `eos`, until all sequences have one."""
-    ended = torch.tensor(False)
-    for token in tokens:
-        ended = ended.to(token.device)
-        token = token.masked_fill(ended, pad)
-        yield token
-        ended = ended | torch.isin(token, torch.tensor(eos, device=token.device))
-        if ended.all():
-            return

@@ -38,7 +38,9 @@ LENGTH = 70
 ADAMW = torch.optim.AdamW
 
 
-@pytest.fixture(params=["kernels of the GPU", "torch alone"], autouse=True)
+@pytest.fixture(
+    params=["kernels of the GPU", pytest.param("torch alone", marks=pytest.mark.slow)], autouse=True
+)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With and without Triton: either may run on an accelerator."""
     if request.param == "torch alone":

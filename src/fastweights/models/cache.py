@@ -24,7 +24,13 @@ WORTH_READING_APART = 16
 
 
 class BatchFirstCache(ABC):
-    """What transformers asks of a cache whose tensors are all batch first."""
+    """What transformers asks of a cache whose tensors are all batch first.
+
+    Attributes:
+        tokens: How many tokens it has seen.
+    """
+
+    tokens: int
 
     @abstractmethod
     def apply(self, f: Callable[[Tensor], Tensor]) -> None:
