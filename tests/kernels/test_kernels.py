@@ -219,6 +219,16 @@ def test_steep_delta_is_the_definition(t: int) -> None:
     check(KERNELS["blocked delta (torch)"], steep_delta, t, torch.float64)
 
 
+def test_a_steep_decay_that_all_tokens_share_is_the_definition() -> None:
+    """Of length 1 in time, as RetNet's and TransNormer's; a chunk decays by it many times."""
+
+    def shared(t: int, dtype: torch.dtype) -> Decay:
+        q, k, v = (stream(2, t, 2, width, dtype=dtype) for width in (8, 8, 4))
+        return Decay(q, k, v, torch.tensor([[[[-30.0], [-0.1]]]], dtype=dtype))
+
+    check(KERNELS["blocked decay (torch)"], shared, 70, torch.float64)
+
+
 def windowed(t: int, dtype: torch.dtype, window: int = 9) -> Softmax:
     q, k, v = (stream(2, t, heads, 4, dtype=dtype) for heads in (4, 2, 2))
     return Softmax(q, k, v, window)
@@ -381,7 +391,7 @@ KERNEL_OF = {
 def test_each_mixer_goes_by_the_kernel_for_its_record(name: str) -> None:
     x = torch.randn(1, 300, 64)
     record, _ = MIXERS[name](d=64).project(x, TokenContext.start(x))
-    assert torch_kernel(record).name == KERNEL_OF[name]
+    assert torch_kernel(record.innermost).name == KERNEL_OF[name]
 
 
 def amplified_record(name: str) -> Decay | Bonus:

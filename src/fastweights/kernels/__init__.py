@@ -2,9 +2,10 @@
 
 from fastweights.kernels.attention import FUSED_ATTENTION, WINDOWED_ATTENTION
 from fastweights.kernels.chunked import CHUNK_LOOP, STEP
-from fastweights.kernels.composed import AMPLIFIED, BONUS, NORMALIZED, SIGNED
+from fastweights.kernels.composed import AMPLIFIED, BONUS, NORMALIZED, SELECTIVE, SIGNED
 from fastweights.kernels.decay import CHUNKED_DECAY
 from fastweights.kernels.delta import CHUNKED_DELTA
+from fastweights.kernels.external import FASTER, SLOWER
 from fastweights.kernels.gemm import probe_products, products
 from fastweights.kernels.mesa import BLOCKED_MESA
 from fastweights.kernels.native import NATIVE_DECAY, NATIVE_DELTA, NATIVE_SCAN
@@ -19,6 +20,7 @@ from fastweights.kernels.table import (
     Kernel,
     explain,
     only,
+    prefer,
     register,
     run_fastest,
     select,
@@ -28,14 +30,15 @@ from fastweights.kernels.triton import TRITON
 from fastweights.kernels.windowed import BLOCKED_WINDOWS
 
 COMPILED = [NATIVE_SCAN, NATIVE_DECAY, NATIVE_DELTA, NATIVE_MESA, NATIVE_WINDOW]
-COMPOSED = [AMPLIFIED, NORMALIZED, SIGNED]
+COMPOSED = [AMPLIFIED, NORMALIZED, SELECTIVE, SIGNED]
 BLOCKED = [BLOCKED_SCAN, CHUNKED_DECAY, CHUNKED_DELTA, BLOCKED_MESA, BLOCKED_WINDOWS]
 ATTENTION = [WINDOWED_ATTENTION, FUSED_ATTENTION]
 
 # The order in which the kernels of a rule are asked: C, which reads the CPU's streams, and Triton,
-# which reads a GPU's; then one token by its definition; many tokens in blocks; what is left, chunk
-# after chunk.
-TABLE.extend([*COMPILED, *TRITON, *COMPOSED, STEP, BONUS, *BLOCKED, *ATTENTION, CHUNK_LOOP])
+# which reads a GPU's, with other libraries' kernels before and behind it; then one token by its
+# definition; many tokens in blocks; what is left, chunk after chunk.
+TABLE.extend([*COMPILED, *FASTER, *TRITON, *SLOWER])
+TABLE.extend([*COMPOSED, STEP, BONUS, *BLOCKED, *ATTENTION, CHUNK_LOOP])
 
 __all__ = [
     "TABLE",
@@ -45,6 +48,7 @@ __all__ = [
     "numerics",
     "only",
     "pooling",
+    "prefer",
     "probe_products",
     "products",
     "register",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -56,6 +56,8 @@ TABLE: list[Kernel] = []
 _CANDIDATES: dict[tuple[type, str], tuple[Kernel, ...]] = {}
 _only: ContextVar[Mapping[type, str]] = ContextVar("only", default=MappingProxyType({}))
 """By family of records, the name of the one kernel that is allowed."""
+_preferred: ContextVar[tuple[str, ...]] = ContextVar("preferred", default=())
+"""The names of the kernels that are asked before the others."""
 
 
 def register(kernel: Kernel, before: str | None = None) -> None:
@@ -92,7 +94,23 @@ def candidates(record: Any) -> tuple[Kernel, ...]:
         rule, device = key
         found = tuple(k for k in TABLE if issubclass(rule, k.rule) and k.reads(device))
         _CANDIDATES[key] = found
-    return found
+    return _preferred_first(found)
+
+
+@assume_constant_result
+def _preference() -> tuple[str, ...]:
+    """The kernels that are asked first here; torch.compile, which cannot trace context, fixes
+    them.
+    """
+    return _preferred.get()
+
+
+def _preferred_first(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
+    names = _preference()
+    if not names:
+        return tuple(kernels)
+    first = [k for name in names for k in kernels if k.name == name]
+    return (*first, *(k for k in kernels if k.name not in names))
 
 
 def takers(record: Any) -> list[Kernel]:
@@ -139,13 +157,12 @@ def explain(record: Any) -> str:
         record: a recurrence, or an operation of a layer (`fastweights.ops`)
     """
     wanted, taken, lines = _restriction(type(record)), False, []
-    for kernel in TABLE:
-        if not isinstance(record, kernel.rule):
-            continue
+    for kernel in _preferred_first([k for k in TABLE if isinstance(record, k.rule)]):
         reason = _reason(kernel, record, wanted)
         verdict = f"refused: {reason}" if reason else "possible" if taken else "taken"
         taken = taken or reason is None
-        lines.append(f"{kernel.name}: {verdict}")
+        asked = ", preferred here" if kernel.name in _preference() else ""
+        lines.append(f"{kernel.name}: {verdict}{asked}")
     if _multiplies_float32(record):
         lines.append(
             f"float32 matrix products of the torch kernels: {gemm.LIBRARIES[gemm.products_route()]}"
@@ -188,3 +205,22 @@ def only(name: str) -> Iterator[None]:
         yield
     finally:
         _only.reset(token)
+
+
+@contextmanager
+def prefer(*names: str) -> Iterator[None]:
+    """Inside the block the kernels of these names are asked before all others, in this order; what
+    they refuse goes to the others.
+
+    Unlike `only`, it holds for records that kernels make, too.
+
+    Raises:
+        LookupError: if no kernel has one of these names
+    """
+    for name in names:
+        _position(name)
+    token = _preferred.set(names)
+    try:
+        yield
+    finally:
+        _preferred.reset(token)

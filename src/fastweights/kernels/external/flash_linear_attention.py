@@ -1,0 +1,151 @@
+"""Chunkwise kernels of flash-linear-attention (fla, 0.6), written in Triton.
+
+They read ``[b t h d]`` and keep states ``[b h k v]`` as records do, and tune themselves to a GPU at
+their first call for a shape.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import torch
+from torch import Tensor
+
+from fastweights.kernels.external.streams import (
+    DEVICES,
+    expand,
+    finite_decay,
+    needs_gradients,
+    refuse_missing,
+    refuse_record,
+)
+from fastweights.kernels.table import Kernel
+from fastweights.kernels.triton.chips import chip_of
+from fastweights.recurrence.base import Recurrence
+from fastweights.recurrence.decay import Decay
+from fastweights.recurrence.delta import Delta
+
+SHORTEST = 2
+"""A single token is no work for a chunk."""
+
+WIDEST = 256
+"""Keys of the widest states that fla's kernels hold."""
+
+
+def compute_simple_gla(record: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
+    """(o, final state) under one decay per head, or none."""
+    from fla.ops.simple_gla import chunk_simple_gla  # pyright: ignore[reportMissingImports]
+
+    decay = record.log_decay
+    o, last = chunk_simple_gla(
+        *expand(record, record.q, record.key, record.v),
+        g=None if decay is None else finite_decay(record, decay).squeeze(-1),
+        scale=1.0,
+        initial_state=state,
+        output_final_state=True,
+    )
+    return record.add_skip(o), last
+
+
+def compute_gla(record: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
+    """(o, final state) under one decay per key channel."""
+    from fla.ops.gla import chunk_gla  # pyright: ignore[reportMissingImports]
+
+    assert record.log_decay is not None
+    o, last = chunk_gla(
+        *expand(record, record.q, record.key, record.v),
+        g=finite_decay(record, record.log_decay),
+        scale=1.0,
+        initial_state=state,
+        output_final_state=True,
+    )
+    return record.add_skip(o), last
+
+
+def compute_gated_delta(record: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
+    """(o, final state) under one decay per head."""
+    from fla.ops.gated_delta_rule import (  # pyright: ignore[reportMissingImports]
+        chunk_gated_delta_rule,
+    )
+
+    assert record.log_decay is not None
+    q, k, v, beta = expand(record, record.q, record.k, record.v, record.beta)
+    o, last = chunk_gated_delta_rule(
+        q,
+        k,
+        v,
+        g=finite_decay(record, record.log_decay).squeeze(-1),
+        beta=beta.squeeze(-1),
+        scale=1.0,
+        initial_state=state,
+        output_final_state=True,
+    )
+    return o.to(record.output), last
+
+
+def compute_kda(record: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
+    """(o, final state) under one decay per key channel."""
+    from fla.ops.kda import chunk_kda  # pyright: ignore[reportMissingImports]
+
+    assert record.log_decay is not None
+    q, k, v, beta = expand(record, record.q, record.k, record.v, record.beta)
+    o, last = chunk_kda(
+        q,
+        k,
+        v,
+        g=finite_decay(record, record.log_decay),
+        beta=beta.squeeze(-1),
+        scale=1.0,
+        initial_state=state,
+        output_final_state=True,
+    )
+    return o.to(record.output), last
+
+
+def refuse_fla(record: Recurrence) -> str | None:
+    """Why fla does not take a record."""
+    width = record.streams["q"].shape[-1]
+    if width > WIDEST:
+        return f"its keys are {width} wide, wider than {WIDEST}"
+    return refuse_record(record, SHORTEST) or refuse_missing("fla", "einops", "triton")
+
+
+def _is_per_channel(record: Decay | Delta) -> bool:
+    return record.log_decay is not None and record.log_decay.shape[-1] > 1
+
+
+def refuse_per_channel(record: Decay | Delta) -> str | None:
+    """Of kernels for one decay per head, whose backward a compiler translates wrongly."""
+    if _is_per_channel(record):
+        return "every key has a decay of its own"
+    refusal = refuse_fla(record)
+    if refusal is None and needs_gradients(record) and _is_mistranslated(record.device):
+        return "Triton 3.4 to 3.7.0 translates its backward wrongly for Hopper (fla #640)"
+    return refusal
+
+
+def _is_mistranslated(device: torch.device) -> bool:
+    major, minor, patch, *_ = (*version("triton").split("."), "0")
+    digits = int(major), int(minor), int("".join(c for c in patch if c.isdigit()) or 0)
+    return (
+        device.type == "cuda" and chip_of(device).capability == 90 and (3, 4) <= digits < (3, 7, 1)
+    )
+
+
+def refuse_per_head(record: Decay | Delta) -> str | None:
+    """Of kernels for one decay per key channel."""
+    return refuse_fla(record) if _is_per_channel(record) else "not every key has a decay of its own"
+
+
+def _refuse_delta(record: Delta) -> str | None:
+    return "nothing decays" if record.log_decay is None else refuse_per_channel(record)
+
+
+FLA_SIMPLE_GLA = Kernel(
+    "chunk_simple_gla (fla)", Decay, compute_simple_gla, refuse_per_channel, DEVICES
+)
+FLA_GLA = Kernel("chunk_gla (fla)", Decay, compute_gla, refuse_per_head, DEVICES)
+FLA_GATED_DELTA = Kernel(
+    "chunk_gated_delta_rule (fla)", Delta, compute_gated_delta, _refuse_delta, DEVICES
+)
+FLA_KDA = Kernel("chunk_kda (fla)", Delta, compute_kda, refuse_per_head, DEVICES)
