@@ -12,7 +12,7 @@ INTERPRETED := TRITON_INTERPRET=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 PORTABLE_CC := $(abspath $(BIN))/python -m ziglang cc -target $(shell uname -m)-linux-gnu.2.17 -g0
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install test test-interpreted test-fast test-slow lint format docs pages build clean
+.PHONY: help quickstart install test test-interpreted test-offline test-fast test-slow lint format docs pages static build clean
 
 help:  ## this list (minutes are those of two CPU cores, after the environment is made)
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -22,12 +22,15 @@ quickstart: $(VENV)/installed  ## install, train a language model on Shakespeare
 
 install: $(VENV)/installed-test $(VENV)/installed-dev  ## .venv with all that tests and checks need: 3 minutes
 
-test: $(VENV)/installed-test  ## every test but the slow ones: 7 minutes
+test: $(VENV)/installed-test  ## every test but the slow ones: 14 minutes
 	$(PYTEST) $(PARALLEL)
-	$(INTERPRETED) $(PYTEST) $(PARALLEL) tests/kernels/triton/interpreted
+	$(INTERPRETED) $(PYTEST) $(PARALLEL) --dist load tests/kernels/triton/interpreted
 
 test-interpreted: $(VENV)/installed-test  ## the kernels of GPUs, by Triton's interpreter: 2 minutes
-	$(INTERPRETED) $(PYTEST) $(PARALLEL) tests/kernels/triton/interpreted
+	$(INTERPRETED) $(PYTEST) $(PARALLEL) --dist load tests/kernels/triton/interpreted
+
+test-offline: $(VENV)/installed-test  ## the kernels compiled for every GPU, dtype and width: 40 minutes
+	$(PYTEST) $(PARALLEL) --dist load -m offline tests/kernels/triton/compiled
 
 test-fast: $(VENV)/installed-test  ## the first case of every quick test: 1 minute
 	$(PYTEST) $(PARALLEL) --fast
@@ -47,6 +50,9 @@ format: $(VENV)/installed-dev  ## rewrite the code as ruff has it: a second
 
 pages: $(VENV)/installed  ## pages of measurements and their pictures, from benchmarks/results: a quarter
 	cd benchmarks && $(abspath $(BIN))/python -m pages
+
+static: $(VENV)/installed-test  ## what kernels take of GPUs, computed without one: 20 minutes
+	cd benchmarks && $(abspath $(BIN))/python -m static
 
 docs: $(VENV)/installed-docs pages  ## the documentation site, in site/: 1 minute
 	$(BIN)/mkdocs build --strict

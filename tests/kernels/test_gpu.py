@@ -12,13 +12,18 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fastweights import MIXERS, FastWeightsCache, stream
+from fastweights.generate import Decoder, likeliest
 from fastweights.lab.bench.cases import CASES, RecurrenceCase
 from fastweights.lab.bench.contenders import Case, Inputs, Sizes, gradients
 from fastweights.lab.bench.gpu import check_kernels, host_waits
 from fastweights.lab.bench.ops import relative
+from fastweights.linearize import LinearAttentionConfig
 from fastweights.methods import evaluate
+from fastweights.recurrence.base import State
+from fastweights.recurrence.streams import pack_state
 from fastweights.train import train
 from killable_runs import tiny as tiny_run
+from pretrained import linear_llama
 from tiny import tiny, tokens
 
 pytestmark = pytest.mark.gpu
@@ -68,6 +73,24 @@ def test_every_kernel_agrees_with_float64(cuda, case, dtype):
         assert row.state != "bfloat16" or case.name.startswith("softmax"), row
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", RECURRENCES, ids=by_name)
+def test_one_token(cuda, case, dtype):
+    """Its output and the state after it, against float64 on the CPU."""
+    inputs = case.inputs(sizes(case)._replace(t=9), dtype, cuda)
+    record, exact = case.record(inputs), case.record({n: _wide(x.cpu()) for n, x in inputs.items()})
+    with torch.no_grad():
+        _, before = evaluate(record[:8])
+        o, state = evaluate(record[8:], before)
+        numbers = [s.cpu() if s.dtype == torch.long else _wide(s.cpu()) for s in _parts(before)]
+        exactly = pack_state(numbers)
+        want, expected = evaluate(exact[8:], exactly)
+    limit = max(TOLERANCE[dtype], 10 * case.accuracy)
+    assert relative(o, want) < limit
+    for got, end in zip(_parts(state), _parts(expected), strict=True):
+        assert relative(got, _wide(end)) < limit
+
+
 @pytest.mark.parametrize("case", RECURRENCES, ids=by_name)
 def test_state_and_cut(cuda, case):
     """A sequence evaluated in two parts on the GPU ends where the CPU ends."""
@@ -77,9 +100,12 @@ def test_state_and_cut(cuda, case):
     rest, state = evaluate(record[70:], state)
     want, expected = evaluate(case.record({n: x.cpu() for n, x in inputs.items()}))
     assert relative(torch.cat([o, rest], 1), want) < TOLERANCE[torch.float64]
-    parts = zip(*(s if isinstance(s, tuple) else (s,) for s in (state, expected)), strict=True)
-    for got, end in parts:
+    for got, end in zip(_parts(state), _parts(expected), strict=True):
         assert relative(got, _wide(end)) < TOLERANCE[torch.float64]
+
+
+def _parts(state: State) -> tuple[Tensor, ...]:
+    return state if isinstance(state, tuple) else (state,)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -143,6 +169,25 @@ def test_decoding(cuda, name):
     cache = FastWeightsCache()
     model(prompt.to(cuda), None, cache, use_cache=True)
     assert all(state.position.is_cuda for state in cache.states)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [*MIXERS, "hybrid", "linearized"])
+def test_graphs_choose_the_same_tokens(cuda, name, dtype):
+    """One token after the other by a CUDA graph and by passes of the model."""
+    linear = name == "linearized"
+    model = linear_llama(LinearAttentionConfig(window=4)) if linear else tiny(name)
+    model, prompt = model.to(cuda, dtype), tokens(2, 80).to(cuda)
+    graph, eager, found, want = Decoder(model), Decoder(model), [], []
+    logits, expected = graph.read(prompt), eager.read(prompt)
+    for _ in range(12):
+        found.append(likeliest(logits))
+        want.append(likeliest(expected))
+        logits, expected = graph.read_token(found[-1]), eager.read(want[-1][:, None])
+    assert torch.equal(torch.stack(found), torch.stack(want))
+    assert (graph.step is None) == (graph.refuse_graph() is not None)
+    if name != "softmax" and dtype != torch.float64:
+        assert graph.step is not None, graph.refuse_graph()
 
 
 @pytest.mark.parametrize("name", [*MIXERS, "hybrid"])

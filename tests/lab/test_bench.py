@@ -21,7 +21,7 @@ from fastweights.lab.bench import ops
 from fastweights.lab.bench.cases import CASES, RecurrenceCase
 from fastweights.lab.bench.contenders import Implementation, Phase, Sizes
 from fastweights.lab.bench.decode import plot_flatness
-from fastweights.lab.bench.gpu import GpuPlan, run_gpu
+from fastweights.lab.bench.gpu import GpuPlan, find_goals, run_gpu
 from fastweights.lab.bench.machine import Ceilings, Machine, commit, versions
 from fastweights.lab.bench.memory import MemoryTask, peak_bytes
 from fastweights.lab.bench.ops import OpsPlan, measure, relative
@@ -366,7 +366,7 @@ def test_gpu_rows_on_the_cpu(tmp_path):
     filled = report(tmp_path / "g.json")
     run_gpu(filled, GpuPlan.tiny(), CPU)
     kinds = {row["type"] for row in filled.rows}
-    assert kinds == {"CheckRow", "OpRow"}
+    assert kinds == {"CheckRow", "OpRow", "StepRow", "FirstCallRow", "GoalRow"}
     for row in filled.rows:
         if row["type"] == "CheckRow":
             assert row["state"] != "bfloat16" or "softmax" in row["op"]
@@ -380,6 +380,30 @@ def test_gpu_stops_in_time_and_says_what_is_left(tmp_path):
     (row,) = filled.rows
     assert row["type"] == "CutRow"
     assert row["groups"][0].startswith("check decay none")
+
+
+def test_gpu_goals_are_held_beside_what_was_found():
+    def timed(op: str, library: str, median: float, sizes=(8, 4096, 16, 128, 128), **facts):
+        row = {"type": "OpRow", "op": op, "sizes": sizes, "phase": "forward", "library": library}
+        ours = library == "fastweights"
+        return {**row, "auto": ours, "bandwidth": None, "seconds": {"median": median}, **facts}
+
+    fla, small = "flash-linear-attention", [8, 512, 4, 64, 64]
+    found = find_goals(
+        [
+            timed("decay tied", "fastweights", 1.0),
+            timed("decay tied", fla, 3.0),
+            timed("decay tied", "fastweights", 1.0, small),
+            timed("decay tied", fla, 3.0, small),
+            timed("scan real", "fastweights", 1.0, bandwidth=0.9),
+            timed("scan real", "fastweights", 1.0, auto=False, bandwidth=0.1),
+            timed("decay scalar", "fastweights", 1.0),
+            {"type": "StepRow", "op": "metala", "sizes": "b1", "over_floor": 1.4},
+            {"type": "StepRow", "op": "metala", "sizes": "b1", "over_floor": None},
+        ]
+    )
+    wanted = [("decay tied", 3.5, False), ("decay tied", 2.0, True), ("scan real", 0.8, True)]
+    assert [(r.op, r.wanted, r.met) for r in found] == [*wanted, ("metala", 1.3, False)]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -3,31 +3,59 @@ was never written.
 
 Importing it needs TRITON_INTERPRET=1 from before Triton's first import. The interpreter holds
 bfloat16 as the bits of 16-bit integers and computes on those; here it computes in float32 and
-rounds back, as a GPU does. It hands out the numbers of `range` as Python's, which have no ``.to``.
+rounds back, as a GPU does. It hands out the numbers of `range` as Python's, which have no ``.to``:
+`number_as_tensors` mends that for other libraries' kernels, which use it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 import triton.language as tl
 from triton.runtime import interpreter
+from triton.runtime.autotuner import Autotuner
 
 Handle, Builder = interpreter.TensorHandle, interpreter.InterpreterBuilder
 
 
 def install() -> None:
-    """Mend bfloat16 in the interpreter of this process."""
+    """Mend bfloat16 in the interpreter of this process, and leave kernels untuned."""
+    Autotuner.__init__ = _with_one_configuration(Autotuner.__init__)
     for name in ("binary_op", "unary_op"):
         setattr(Builder, name, _in_float32(getattr(Builder, name)))
     Builder.create_dot = _dot_in_float32(Builder.create_dot)
+    Builder.get_bf16 = lambda self, number: Handle(_bits(np.array([number])), tl.bfloat16)
     Builder.cast_impl = _cast_from_float32(Builder.cast_impl)
     for kind in (interpreter.ReduceOps, interpreter.ScanOps):
         kind.apply_impl = _reduce_in_float32(kind.apply_impl)
+
+
+def _with_one_configuration(make: Callable[..., None]) -> Callable[..., None]:
+    """Of an autotuner, which would time several on a device that is not there."""
+
+    def made(self: Any, fn: Any, names: Any, configs: Any, *rest: Any, **options: Any) -> None:
+        make(self, fn, names, configs[:1], *rest, **options)
+
+    return made
+
+
+class _Index(int):
+    """A number of a `range`, with a tensor's ``.to``."""
+
+    def to(self, kind: Any, *_: Any) -> Any:
+        numbers = np.array([int(self)], dtype=interpreter._get_np_dtype(kind))
+        return tl.core.tensor(Handle(numbers, kind), kind)
+
+
+def number_as_tensors(modules: Iterable[ModuleType]) -> None:
+    """Let the numbers of `range` in these modules have the ``.to`` that they have on a GPU."""
+    for module in modules:
+        module.range = lambda *bounds: map(_Index, range(*map(int, bounds)))  # type: ignore[attr-defined]
 
 
 def _is_bfloat16(x: Any) -> bool:

@@ -188,6 +188,12 @@ _COLUMNS = (
     _Column(
         "peak", "peak_bytes", partial(_with_unit, units=(("GB", 1e9), ("MB", 1e6), ("kB", 1e3)))
     ),
+    _Column("first forward", "forward", _number("{:.2f} s")),
+    _Column("and backward", "both", _number("{:.2f} s")),
+    _Column("goal", "what", str),
+    _Column("wanted", "wanted", _number("{:.2f}")),
+    _Column("found", "found", _number("{:.2f}")),
+    _Column("met", "met", str),
     _Column("slope", "slope", _number("{:.3f}")),
     _Column("slope above", "upper_slope", _number("{:.3f}")),
     _Column("growth", "growth", _number("{:.2f}")),

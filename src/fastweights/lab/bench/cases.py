@@ -63,6 +63,7 @@ class RecurrenceCase(Case):
         draws: Functions that draw the inputs, by name.
         record: Builds the recurrence from the inputs.
         token_flops: FLOPs of the forward pass, per token and head.
+        backward_flops: Of the backward pass; None for 2.5 times the forward's.
         peers: Other libraries' implementations for any device.
         gpu_peers: Other libraries' implementations that need CUDA.
         accuracy: Relative error that its solver tolerates.
@@ -79,6 +80,7 @@ class RecurrenceCase(Case):
     state: int = 1
     accuracy: float = 0.0
     exact_solver: Solver | None = None
+    backward_flops: Flops | None = None
 
     def inputs(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Inputs:
         generator = torch.Generator().manual_seed(0)
@@ -104,8 +106,9 @@ class RecurrenceCase(Case):
         return evaluate(record, method=Chunkwise(CHUNK))[0]
 
     def flops(self, sizes: Sizes, phase: Phase) -> float:
-        forward = self.token_flops(sizes) * sizes.tokens
-        return forward if phase is Phase.FORWARD else 3.5 * forward
+        forward = self.token_flops(sizes)
+        backward = 2.5 * forward if self.backward_flops is None else self.backward_flops(sizes)
+        return sizes.tokens * (forward if phase is Phase.FORWARD else forward + backward)
 
 
 @dataclass(frozen=True)
@@ -314,9 +317,17 @@ def _delta_flops(s: Sizes) -> float:
     return 6.0 * s.k * s.v + CHUNK * (5 * s.k + 5 * s.v + CHUNK)
 
 
+def _solve_flops(s: Sizes) -> float:
+    return STEPS * (2.0 * s.k * s.k + 4 * CHUNK * s.k)
+
+
 def _mesa_flops(s: Sizes) -> float:
-    step = 2.0 * s.k * s.k + 4 * CHUNK * s.k
-    return STEPS * step + 2.0 * s.k * (s.k + s.v) + _decay_flops(s)
+    return _solve_flops(s) + 2.0 * s.k * (s.k + s.v) + _decay_flops(s)
+
+
+def _mesa_backward_flops(s: Sizes) -> float:
+    """One more solve, and the gradients of what both states are made of."""
+    return _solve_flops(s) + 10.0 * (s.k + CHUNK) * (s.k + s.v)
 
 
 def _softmax_flops(s: Sizes) -> float:
@@ -403,6 +414,7 @@ CASES: tuple[RecurrenceCase | LayerCase, ...] = (
         peers.MESA,
         peers.TRITON_MESA,
         exact_solver=Cholesky(),
+        backward_flops=_mesa_backward_flops,
     ),
     RecurrenceCase(
         "mesa tol 1e-5",
@@ -457,7 +469,10 @@ CASES: tuple[RecurrenceCase | LayerCase, ...] = (
         {**_RAW, "fq": _features, "fk": _features, "mix": _share},
         _window_linear,
         lambda s: _window_flops(s) + _decay_flops(s),
-        (replace(peers.softmax_in_band(WINDOW), exact=False, note="softmax in the window alone"),),
+        (
+            replace(peers.softmax_in_band(WINDOW), exact=False, note="softmax in the window alone"),
+            peers.SDPA,
+        ),
     ),
     RecurrenceCase("softmax", _RAW, partial(_softmax, None), _softmax_flops, (peers.SOFTMAX,)),
     LayerCase(

@@ -237,11 +237,11 @@ def run_decode(report: Report, plan: DecodePlan, device: torch.device) -> None:
     for name in filter(plan.wants, MIXERS):
         for batch in BATCHES[:1] if plan.quick else BATCHES:
             _measure_mixer(report, plan, name, batch, device)
-        _measure_model(
+        measure_model(
             report, plan, name, partial(small_model, name, device, quick=plan.quick), (1,)
         )
     for name in () if plan.quick else filter(plan.wants, PRESET_NAMES):
-        _measure_model(report, plan, name, partial(_preset_model, name, device), BATCHES)
+        measure_model(report, plan, name, partial(preset_model, name, device), BATCHES)
     for name in FLAT:
         if (
             plan.tokens
@@ -404,20 +404,21 @@ def small_model(mixer: str, device: torch.device, *, quick: bool) -> FastWeights
         return FastWeightsForCausalLM(config).eval()
 
 
-def _preset_model(name: str, device: torch.device) -> FastWeightsForCausalLM:
+def preset_model(name: str, device: torch.device) -> FastWeightsForCausalLM:
     """A published architecture with random weights."""
     torch.manual_seed(0)
     with torch.device(device):
         return FastWeightsForCausalLM(preset(name)).eval()
 
 
-def _measure_model(
+def measure_model(
     report: Report,
     plan: DecodePlan,
     name: str,
     build: Callable[[], FastWeightsForCausalLM],
     batches: Sequence[int],
 ) -> None:
+    """Measure the tokens of a model, at each number of sequences."""
     groups = {batch: f"model {name} b{batch} quick={plan.quick}" for batch in batches}
     if all(map(report.has, groups.values())):
         return

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from fastweights.lab.bench.contenders import Implementation, Inputs, TensorFunction
 
 TRANSFORMERS, FLA, MAMBA, TORCH = "transformers", "flash-linear-attention", "mamba", "torch"
+FLASH_QLA = "FlashQLA"
 
 
 def _import_function(module: str, name: str) -> Callable[..., Any]:
@@ -307,6 +308,12 @@ TRITON_GATED_DELTA = (
         "chunk_gated_delta_rule",
         FLA,
         "fla.ops.gated_delta_rule:chunk_gated_delta_rule",
+        _fla_gated_delta,
+    ),
+    _peer(
+        "FlashQLA's chunk_gated_delta_rule",
+        FLASH_QLA,
+        "flash_qla:chunk_gated_delta_rule",
         _fla_gated_delta,
     ),
 )

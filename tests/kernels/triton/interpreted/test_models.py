@@ -1,0 +1,80 @@
+"""Whole models by the kernels of a GPU: training, also under torch.compile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastweights import MIXERS
+from fastweights.kernels import TABLE, register
+from fastweights.linearize import LinearAttentionConfig
+from pretrained import VOCABULARY, linear_llama
+from tiny import tiny, tokens
+from triton_checks import check_training, training
+from triton_interpreter import poisoned_memory
+
+WITHOUT = ("softmax", "swa")
+"""Mixers whose rule is torch's own attention, on a GPU too."""
+INTERPRETED_SLOWLY = ("dss", "s4d", "mamba")
+"""Mixers of many channels with wide states, whose scans take the interpreter minutes."""
+MODELS = [
+    pytest.param(name, marks=pytest.mark.slow if name in INTERPRETED_SLOWLY else ())
+    for name in (*MIXERS, "hybrid")
+]
+
+
+@pytest.fixture
+def taken() -> Iterator[list[str]]:
+    """The names of the kernels that computed something; those of the CPU are away."""
+    names = list[str]()
+    known = list(TABLE)
+    TABLE.clear()
+    for kernel in reversed([k for k in known if k.devices != ("cpu",)]):
+        register(replace(kernel, compute=_noted(kernel, names)))
+    with poisoned_memory():
+        yield names
+    TABLE.clear()
+    for kernel in reversed(known):
+        register(kernel)
+
+
+def _noted(kernel: Any, names: list[str]) -> Any:
+    def compute(*arguments: Any) -> Any:
+        names.append(kernel.name)
+        return kernel.compute(*arguments)
+
+    return compute
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_is_that_of_float64(name: str, taken: list[str]) -> None:
+    ids = tokens(1, 40)
+    wanted = training(tiny(name), ids)
+    taken.clear()
+    check_training(training(tiny(name, torch.float32), ids), wanted)
+    assert name in WITHOUT or any("(Triton)" in kernel for kernel in taken)
+
+
+@pytest.mark.parametrize("window", [0, 4, 100])
+def test_linearized_models(window: int, taken: list[str]) -> None:
+    ids = torch.randint(1, VOCABULARY, (2, 30), generator=torch.Generator().manual_seed(0))
+    analog = LinearAttentionConfig(window=window)
+    wanted = training(linear_llama(analog), ids)
+    taken.clear()
+    check_training(training(linear_llama(analog, dtype=torch.float32), ids), wanted)
+    assert any("(Triton)" in kernel for kernel in taken)
+
+
+def test_compiled_models_agree() -> None:
+    """In a process without the type checker, which torch.compile cannot trace."""
+    tests = Path(__file__).with_name("compiled_models.py")
+    command = [sys.executable, "-m", "pytest", "--noconftest", "--show-capture=no", str(tests)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
