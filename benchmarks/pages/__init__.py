@@ -1,10 +1,11 @@
 """The pages of measurements, rendered from benchmarks/results: `make pages`."""
 
-from pages import linearize, mesa, performance, reproduce, tables
+from pages import gpu_static, linearize, mesa, performance, reproduce, tables
 from pages.page import Page
 
 PAGES: tuple[Page, ...] = (
     performance.PAGE,
+    gpu_static.PAGE,
     mesa.PAGE,
     linearize.PAGE,
     reproduce.PAGE,

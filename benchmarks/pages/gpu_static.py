@@ -1,0 +1,209 @@
+"""docs/gpu-static.md: what kernels take of GPUs that none has run on.
+
+The results are static.json, which ``python -m static`` in benchmarks/ writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from fastweights.render.markdown import table
+from fastweights.render.plots import PALETTE, canvas, label, legend_beside, png
+from pages.page import Page, Row, Stretches, results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SHOWN = "H200"
+"""The GPU whose launches are shown in full."""
+
+LIMITS = {"memory": "memory", "products": "products", "special": "exponentials"}
+GOAL, MESA_GOAL = 2.5, 3.0
+"""The most that the sum of an operation's floors may be of its roofline."""
+
+PHASES = ("forward", "backward")
+
+
+def _rows(kind: str) -> list[Row]:
+    return [row for row in results("static")["rows"] if row["type"] == kind]
+
+
+def _goal(problem: str) -> float:
+    return MESA_GOAL if problem.startswith("mesa") else GOAL
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3f}"
+
+
+def origin() -> str:
+    found = results("static")
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    return f"Commit {found['commit'][:9]}; {versions}."
+
+
+def rates() -> str:
+    columns = ("GPU", "memory, TB/s", "16-bit products, TFLOP/s", "tf32", "exponentials, 10¹²/s")
+    lines = (
+        (
+            name,
+            f"{gpu['bandwidth'] / 1e12:.2f}",
+            f"{gpu['half_products'] / 1e12:.0f}",
+            f"{gpu['tf32_products'] / 1e12:.0f}",
+            f"{gpu['special'] / 1e12:.1f}",
+        )
+        for name, gpu in results("static")["gpus"].items()
+    )
+    return table(columns, lines)
+
+
+def operations() -> str:
+    """Per problem and phase, and per GPU: the sum of its launches' floors over its roofline."""
+    gpus = list(results("static")["gpus"])
+    columns = ("operation", "", "launches", *(f"{gpu}: floor / roofline, ms" for gpu in gpus))
+    return table(columns, _operation_lines(gpus))
+
+
+def _operation_lines(gpus: list[str]) -> Iterator[tuple[str, ...]]:
+    found = {(row["problem"], row["phase"], row["gpu"]): row for row in _rows("PhaseRow")}
+    for problem, phase in dict.fromkeys((problem, phase) for problem, phase, _ in found):
+        rows = [found[problem, phase, gpu] for gpu in gpus]
+        shown = (
+            f"{_ms(row['floor'])} / {_ms(row['roofline'])} ="
+            f" {row['floor'] / row['roofline']:.1f} [{_goal(problem):g}]"
+            for row in rows
+        )
+        yield problem, phase, str(rows[0]["launches"]), *shown
+
+
+def launches() -> str:
+    """All launches on one GPU: what each moves and computes, and what binds it."""
+    rows = [row for row in _rows("LaunchRow") if row["gpu"] == SHOWN]
+    return "\n\n".join(
+        f"### {problem}\n\n{_launches(list(found))}"
+        for problem, found in groupby(rows, lambda row: row["problem"])
+    )
+
+
+def _launches(rows: list[Row]) -> str:
+    columns = (
+        "",
+        "kernel",
+        "programs",
+        "waves",
+        "MB moved",
+        "touched",
+        "GFLOP",
+        "10⁶ exponentials",
+        "memory, ms",
+        "products",
+        "exponentials",
+        "bound by",
+    )
+    return table(columns, map(_launch, rows))
+
+
+def _launch(row: Row) -> tuple[str, ...]:
+    bound = max(LIMITS, key=lambda name: row[name])
+    return (
+        row["phase"],
+        f"`{row['kernel']}`",
+        " × ".join(str(n) for n in row["grid"] if n > 1) or "1",
+        f"{row['waves']:.1f}",
+        f"{row['moved'] / 1e6:.0f}",
+        f"{row['touched'] / 1e6:.0f}",
+        f"{row['flops'] / 1e9:.1f}",
+        f"{row['specials'] / 1e6:.0f}",
+        _ms(row["memory"]),
+        _ms(row["products"]),
+        _ms(row["special"]),
+        LIMITS[bound],
+    )
+
+
+def resources() -> str:
+    """What each kernel takes of a multiprocessor, on every GPU."""
+    gpus = list(results("static")["gpus"])
+    columns = ("operation", "kernel", *gpus)
+    return table(columns, _resource_lines(gpus))
+
+
+def _resource_lines(gpus: list[str]) -> Iterator[tuple[str, ...]]:
+    found: dict[tuple[str, str], dict[str, list[Row]]] = {}
+    for row in _rows("LaunchRow"):
+        by_gpu = found.setdefault((row["problem"], row["kernel"]), {})
+        by_gpu.setdefault(row["gpu"], []).append(row)
+    for (problem, kernel), by_gpu in found.items():
+        yield problem, f"`{kernel}`", *("; ".join(_distinct(by_gpu[gpu])) for gpu in gpus)
+
+
+def _distinct(rows: list[Row]) -> list[str]:
+    return list(dict.fromkeys(map(_resources, rows)))
+
+
+def _resources(row: Row) -> str:
+    spills = f", **spills {row['spills']} B**" if row["spills"] else ""
+    return (
+        f"{row['registers']} × {32 * row['warps']}, {row['shared_memory'] / 1024:.0f} kB,"
+        f" {row['blocks']} blocks, {row['instructions']} instr.{spills}"
+    )
+
+
+def compilation() -> str:
+    """Seconds until the first results of an operation."""
+    rows = {(row["problem"], row["phase"]): row for row in _rows("PhaseRow") if row["gpu"] == SHOWN}
+    lines = (
+        (problem, *(f"{rows[problem, phase]['compilation']:.1f} s" for phase in PHASES))
+        for problem in dict.fromkeys(problem for problem, _ in rows)
+    )
+    return table(("operation", *PHASES), lines)
+
+
+def floors() -> bytes:
+    """The floors of all operations over their rooflines, and the goals, on one GPU."""
+    rows = [row for row in _rows("PhaseRow") if row["gpu"] == SHOWN]
+    names = list(dict.fromkeys(row["problem"] for row in rows))
+    figure, axes = canvas(1, 2, 5.6, 0.26 * len(names) + 1.0)
+    for panel, phase in zip(axes[0], PHASES, strict=True):
+        chosen = {row["problem"]: row for row in rows if row["phase"] == phase}
+        _draw(panel, [chosen[name] for name in names])
+        label(panel, phase, "floor of the kernels over roofline of the operation", "")
+    axes[0, 1].set_yticklabels([])
+    legend_beside(axes[0, 1])
+    return png(figure)
+
+
+def _draw(panel: Axes, rows: list[Row]) -> None:
+    places = range(len(rows))
+    ratios = [row["floor"] / row["roofline"] for row in rows]
+    panel.barh(places, ratios, color=PALETTE[0], height=0.6, label="computed")
+    panel.plot(
+        [_goal(row["problem"]) for row in rows],
+        places,
+        linestyle="",
+        marker="|",
+        markersize=11,
+        markeredgewidth=2.5,
+        color=PALETTE[1],
+        label="goal, at most",
+    )
+    panel.set_yticks(places, [row["problem"].removesuffix(" bfloat16") for row in rows])
+    panel.invert_yaxis()
+
+
+PAGE = Page(
+    "gpu-static",
+    Stretches(
+        {
+            "origin": origin,
+            "rates": rates,
+            "operations": operations,
+            "launches": launches,
+            "resources": resources,
+            "compilation": compilation,
+        }
+    ),
+    {"gpu-floors.png": floors},
+)

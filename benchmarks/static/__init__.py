@@ -1,0 +1,1 @@
+"""What kernels cost that no GPU has run: compiled, and counted by Triton's interpreter."""
