@@ -24,10 +24,10 @@ install: $(VENV)/installed-test $(VENV)/installed-dev  ## .venv with all that te
 
 test: $(VENV)/installed-test  ## every test but the slow ones: 14 minutes
 	$(PYTEST) $(PARALLEL)
-	$(INTERPRETED) $(PYTEST) $(PARALLEL) --dist load tests/kernels/triton/interpreted
+	$(INTERPRETED) $(PYTEST) $(PARALLEL) tests/kernels/triton/interpreted
 
-test-interpreted: $(VENV)/installed-test  ## the kernels of GPUs, by Triton's interpreter: 2 minutes
-	$(INTERPRETED) $(PYTEST) $(PARALLEL) --dist load tests/kernels/triton/interpreted
+test-interpreted: $(VENV)/installed-test  ## the kernels of GPUs, by Triton's interpreter: 3 minutes
+	$(INTERPRETED) $(PYTEST) $(PARALLEL) tests/kernels/triton/interpreted
 
 test-offline: $(VENV)/installed-test  ## the kernels compiled for every GPU, dtype and width: 40 minutes
 	$(PYTEST) $(PARALLEL) --dist load -m offline tests/kernels/triton/compiled

@@ -123,7 +123,7 @@ def error_of(found: Tensor | None, wanted: Tensor | None) -> float:
     if wanted is None:
         return 0.0 if found is None else found.norm().item()
     if wanted.norm() < 1e-12:
-        return found.abs().max().item() if found is not None else 0.0
+        return 0.0 if found is None else found.norm().item() / max(found.numel(), 1) ** 0.5
     assert found is not None
     return relative(found, wanted)
 
