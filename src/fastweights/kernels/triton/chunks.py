@@ -13,6 +13,7 @@ from torch import Tensor
 from fastweights.kernels.triton.chips import chip_of
 from fastweights.kernels.triton.launch import launch
 from fastweights.kernels.triton.streams import Stream
+from fastweights.kernels.triton.tiling import next_power
 
 HOPPER = 90
 """The capability from which on products read shared memory."""
@@ -109,7 +110,7 @@ class Tiles(NamedTuple):
 
 def block_of(width: int, most: int) -> int:
     """The width of a block: a power of 2 from 16 to `most`."""
-    return min(most, max(16, 1 << (width - 1).bit_length()))
+    return min(most, max(16, next_power(width)))
 
 
 def state_tiles(chunks: Chunks) -> Tiles:

@@ -8,10 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastweights.kernels.triton.launch import launch, refuse_missing
+from fastweights.kernels.triton.chunks import block_of
+from fastweights.kernels.triton.launch import launch, refuse_layer
 from fastweights.kernels.triton.operator import Operator, Result, Streams
 from fastweights.kernels.triton.places import place_of_next
-from fastweights.kernels.triton.streams import NARROW, Stream, side_by_side
+from fastweights.kernels.triton.streams import Stream, side_by_side
 from fastweights.kernels.triton.tiling import ceiling, next_power
 
 MOST_TAPS = 16
@@ -60,7 +61,7 @@ class _Problem(NamedTuple):
 
     @property
     def columns(self) -> int:
-        return min(128, max(16, next_power(self.x.shape[-1])))
+        return block_of(self.x.shape[-1], 128)
 
     def empty(self, like: Tensor, dtype: torch.dtype) -> Tensor:
         """Room for a stream ``[b t 1 d]`` of the shape of another."""
@@ -200,18 +201,11 @@ def _backward(
 
 def refuses(tail: Tensor, x: Tensor, taps: Tensor, bias: Tensor | None) -> str | None:
     """Why Triton cannot take a convolution of these."""
-    if torch.compiler.is_compiling():
-        return "a compiled graph makes one kernel of torch's own operations"
-    if torch._C._are_functorch_transforms_active():
-        return "a transform of torch.func looks into it"
-    for stream in (x, taps, bias):
-        if stream is not None and stream.dtype not in NARROW:
-            return f"it has a stream of {stream.dtype}"
     if tail.dtype != x.dtype:
         return f"its tail is of {tail.dtype}, x of {x.dtype}"
     if len(taps) > MOST_TAPS:
         return f"it has {len(taps)} taps, more than {MOST_TAPS}"
-    return refuse_missing()
+    return refuse_layer(x, taps, bias)
 
 
 CONVOLUTION = Operator(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -17,7 +15,7 @@ from fastweights.kernels.triton.chunks import (
 )
 from fastweights.kernels.triton.decay_backward import decay_backward
 from fastweights.kernels.triton.launch import DEVICES, refuse_missing
-from fastweights.kernels.triton.operator import Operator, Result, Streams
+from fastweights.kernels.triton.operator import NoSettings, Operator, Result, Streams
 from fastweights.kernels.triton.streams import NARROW, side_by_side
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.composed import Normalized
@@ -28,11 +26,7 @@ NARROWEST = 8
 """Of keys and values: of narrower ones, most of a tile would be empty."""
 
 
-class DecaySettings(NamedTuple):
-    """None: all follows from the streams."""
-
-
-def decay_forward(settings: DecaySettings, streams: Streams, keep: bool) -> Result:
+def decay_forward(settings: NoSettings, streams: Streams, keep: bool) -> Result:
     """(o, the state after the last token), and for the backward the scores of a decay per channel.
 
     Args:
@@ -54,7 +48,7 @@ def decay_forward(settings: DecaySettings, streams: Streams, keep: bool) -> Resu
 
 DECAY = Operator(
     "decay",
-    settings=DecaySettings,
+    settings=NoSettings,
     streams=("start", "q", "k", "v", "log_decay"),
     outputs=2,
     forward=decay_forward,
@@ -70,7 +64,7 @@ def expand_streams(record: Recurrence, *names: str) -> list[Tensor | None]:
 
 def compute_decay(record: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state)."""
-    o, final = DECAY(DecaySettings(), state, *expand_streams(record, "q", "k", "v", "log_decay"))
+    o, final = DECAY(NoSettings(), state, *expand_streams(record, "q", "k", "v", "log_decay"))
     return record.add_skip(o), final
 
 

@@ -20,7 +20,7 @@ from fastweights.kernels.triton.chunks import (
     walk_time,
 )
 from fastweights.kernels.triton.launch import launch
-from fastweights.kernels.triton.operator import Streams
+from fastweights.kernels.triton.operator import NoSettings, Streams
 from fastweights.kernels.triton.streams import Stream, side_by_side
 
 
@@ -216,7 +216,7 @@ def reader_gradients(
 
 
 def decay_backward(
-    settings: NamedTuple,
+    settings: NoSettings,
     streams: Streams,
     saved: Streams,
     gradients: tuple[Tensor, ...],

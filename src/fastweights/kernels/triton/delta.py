@@ -26,13 +26,9 @@ from fastweights.kernels.triton.chunks import (
 from fastweights.kernels.triton.decay import expand_streams, refuse_streams
 from fastweights.kernels.triton.decay_backward import reader_gradients, value_gradients
 from fastweights.kernels.triton.launch import DEVICES, launch
-from fastweights.kernels.triton.operator import Operator, Result, Streams
+from fastweights.kernels.triton.operator import NoSettings, Operator, Result, Streams
 from fastweights.kernels.triton.streams import Stream, side_by_side
 from fastweights.recurrence.delta import Delta
-
-
-class DeltaSettings(NamedTuple):
-    """None: all follows from the streams."""
 
 
 class DeltaStreams(NamedTuple):
@@ -305,7 +301,7 @@ def chain(
     return found
 
 
-def delta_forward(settings: DeltaSettings, streams: Streams, keep: bool) -> Result:
+def delta_forward(settings: NoSettings, streams: Streams, keep: bool) -> Result:
     """(o ``[b t h v]``, the state after the last token), and for the backward the resolvents and
     the scores of a decay per channel.
     """
@@ -412,7 +408,7 @@ def write_back(
 
 
 def delta_backward(
-    settings: DeltaSettings,
+    settings: NoSettings,
     streams: Streams,
     saved: Streams,
     gradients: tuple[Tensor, ...],
@@ -450,7 +446,7 @@ def delta_backward(
 
 DELTA = Operator(
     "delta",
-    settings=DeltaSettings,
+    settings=NoSettings,
     streams=("start", "q", "e", "k", "v", "beta", "log_decay"),
     outputs=2,
     forward=delta_forward,
@@ -461,7 +457,7 @@ DELTA = Operator(
 def compute_delta(record: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state): the keys that write erase."""
     q, k, v, beta, log_decay = expand_streams(record, "q", "k", "v", "beta", "log_decay")
-    o, final = DELTA(DeltaSettings(), state, q, k, k, v, beta, log_decay)
+    o, final = DELTA(NoSettings(), state, q, k, k, v, beta, log_decay)
     return o, final
 
 

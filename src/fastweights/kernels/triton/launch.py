@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fastweights.kernels.tracing import assume_constant_result
+from fastweights.kernels.triton.streams import NARROW
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether Triton's interpreter runs the kernels, on the CPU: decided before Triton is imported."""
@@ -51,6 +52,18 @@ def is_installed() -> bool:
 def refuse_missing() -> str | None:
     """Why no kernel of Triton can be taken here."""
     return None if is_installed() else "Triton is not installed (pip install triton)"
+
+
+def refuse_layer(*streams: Tensor | None) -> str | None:
+    """Why no kernel for an operation of layers can be taken on these streams."""
+    if torch.compiler.is_compiling():
+        return "a compiled graph makes one kernel of torch's own operations"
+    if torch._C._are_functorch_transforms_active():
+        return "a transform of torch.func looks into it"
+    for stream in streams:
+        if stream is not None and stream.dtype not in NARROW:
+            return f"it has a stream of {stream.dtype}"
+    return refuse_missing()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:

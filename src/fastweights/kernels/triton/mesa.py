@@ -15,11 +15,11 @@ from torch import Tensor
 
 from fastweights.kernels.table import Kernel, run_fastest
 from fastweights.kernels.triton.chips import chip_of
-from fastweights.kernels.triton.chunks import Chunks, block_of, chain_segments, state_tiles
-from fastweights.kernels.triton.decay import DecaySettings, expand_streams, refuse_streams
+from fastweights.kernels.triton.chunks import Chunks, block_of, state_tiles, walk_time
+from fastweights.kernels.triton.decay import expand_streams, refuse_streams
 from fastweights.kernels.triton.decay_backward import decay_backward
 from fastweights.kernels.triton.launch import DEVICES, launch
-from fastweights.kernels.triton.operator import Operator, Result, Streams
+from fastweights.kernels.triton.operator import NoSettings, Operator, Result, Streams
 from fastweights.kernels.triton.streams import Stream, side_by_side
 from fastweights.recurrence.base import State
 from fastweights.recurrence.decay import Decay
@@ -28,9 +28,6 @@ from fastweights.recurrence.solvers import ConjugateGradient
 
 WIDEST = 128
 """The widest keys whose systems a program holds."""
-
-TOKEN_VALUES = 64
-"""Values that a program of one token reads at a time."""
 
 EXACT_MEMORY = 160 << 10
 """Bytes of shared memory that the systems of 128 float32 keys need at least."""
@@ -79,12 +76,9 @@ def gram_states(system: System, parts: int) -> tuple[Tensor, Tensor]:
     """
     from fastweights.kernels.triton.device.mesa import gram_states as kernel
 
-    chunks, start = system.chunks, system.start.contiguous()
+    chunks, start = system.chunks, system.start
     tiles = state_tiles(chunks)
-    span = chunks.segment_span(chunks.sequences * tiles.blocks(chunks), start.device)
-    segments = -(-chunks.per_sequence // span)
     found = start.new_empty(parts, *chunks.states_shape, dtype=torch.bfloat16)
-    final = torch.empty_like(start)
 
     def walk(start: Tensor | None, *kept: Tensor | None, span: int, segments: int) -> None:
         launch(
@@ -107,15 +101,8 @@ def gram_states(system: System, parts: int) -> tuple[Tensor, Tensor]:
             **tiles.options(),
         )
 
-    if segments <= 1:
-        walk(start, found, final, None, span=span, segments=1)
-        return found, final
-    ends = start.new_empty(chunks.sequences * segments, chunks.keys, chunks.keys)
-    totals = None if system.log_decay is None else ends.new_empty(ends.shape[:2])
-    walk(None, None, ends, totals, span=span, segments=segments)
-    starts = chain_segments(start, ends, totals, final, chunks, reverse=False)
-    walk(starts, found, None, None, span=span, segments=segments)
-    return found, final
+    decays = system.log_decay is not None
+    return found, walk_time(walk, start, found, chunks, decays, reverse=False)
 
 
 def solve(
@@ -201,7 +188,7 @@ def mesa_backward(
     system, e = System(start, k, beta, log_decay, ridge), torch.empty_like(x)
     solve(settings, side_by_side(upstream), system, e)
     d_start, _, dk, d_written, d_decay = decay_backward(
-        DecaySettings(),
+        NoSettings(),
         (start, x, k, (beta * k).to(k.dtype), log_decay),
         (None,),
         (-e, upstream_final),
@@ -235,12 +222,6 @@ def compute_mesa(record: Mesa, state: State) -> tuple[Tensor, State]:
     """(o, final state)."""
     assert isinstance(record.solver, ConjugateGradient)
     settings, (gram, memory) = MesaSettings.of(record.solver), state
-    if (
-        len(record) == 1
-        and not torch.compiler.is_compiling()
-        and not _needs_gradients(record, state)
-    ):
-        return mesa_token(settings, record, state)
     streams = expand_streams(record, "q", "k", "beta", "log_decay")
     x, gram = MESA(settings, gram, *streams, expand_ridge(record))
     # o_t = x_t G_t, and G_t is the state of a decay with values βv
@@ -252,41 +233,6 @@ def compute_mesa(record: Mesa, state: State) -> tuple[Tensor, State]:
 def expand_ridge(record: Mesa) -> Tensor:
     """Λ for all tokens, side by side once where they share it."""
     return side_by_side(record.ridge).expand(*record.shape, -1)
-
-
-def _needs_gradients(record: Mesa, state: State) -> bool:
-    return torch.is_grad_enabled() and any(
-        s.requires_grad for s in (*record.streams.values(), *state)
-    )
-
-
-def mesa_token(settings: MesaSettings, record: Mesa, state: State) -> tuple[Tensor, State]:
-    """(o, the state after it) of one token, without gradients."""
-    from fastweights.kernels.triton.device.mesa import solve_token
-
-    (b, _, h), (gram, memory) = record.shape, (s.contiguous() for s in state)
-    _, keys, values = record.operation_sizes
-    streams = expand_streams(record, "q", "k", "v", "beta", "log_decay")
-    o = gram.new_empty(b, 1, h, values, dtype=record.output)
-    found = torch.empty_like(gram), torch.empty_like(memory)
-    launch(
-        solve_token,
-        (b * h,),
-        *(Stream.or_none(s) for s in (*streams, expand_ridge(record))),
-        gram,
-        memory,
-        *found,
-        Stream.of(o),
-        h,
-        settings.max_steps,
-        settings.tol,
-        keys,
-        values,
-        block_of(keys, WIDEST),
-        block_of(values, TOKEN_VALUES),
-        num_warps=8 if keys > 64 else 4,
-    )
-    return o, found
 
 
 def refuse_mesa(record: Mesa) -> str | None:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastweights.kernels.triton.launch import launch, refuse_missing
-from fastweights.kernels.triton.streams import NARROW, side_by_side
+from fastweights.kernels.triton.launch import launch, refuse_layer
+from fastweights.kernels.triton.streams import side_by_side
 from fastweights.kernels.triton.tiling import ceiling, next_power
 
 WIDEST = 8192
@@ -138,15 +138,8 @@ def backward(
 
 def refuses(x: Tensor, weight: Tensor | None, gate: Tensor | None) -> str | None:
     """Why Triton cannot take a norm of these."""
-    if torch.compiler.is_compiling():
-        return "a compiled graph makes one kernel of torch's own operations"
-    if torch._C._are_functorch_transforms_active():
-        return "a transform of torch.func looks into it"
-    for stream in (x, weight, gate):
-        if stream is not None and stream.dtype not in NARROW:
-            return f"it has a stream of {stream.dtype}"
     if gate is not None and gate.shape != x.shape:
         return f"its gate has shape {list(gate.shape)}, x {list(x.shape)}"
     if x.shape[-1] > WIDEST:
         return f"it is {x.shape[-1]} wide, more than {WIDEST}"
-    return refuse_missing()
+    return refuse_layer(x, weight, gate)

@@ -21,6 +21,10 @@ from fastweights.kernels.tracing import assume_constant_result
 Streams = tuple[Tensor | None, ...]
 
 
+class NoSettings(NamedTuple):
+    """Of an operation that its streams say all about."""
+
+
 class Result(NamedTuple):
     """What a forward returns: its outputs, and other tensors that the backward needs beside the
     streams.

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from fastweights.kernels.composed import compute_with_normaliser
 from fastweights.kernels.table import Kernel, refuse_complex
+from fastweights.kernels.triton.decay import expand_streams
 from fastweights.kernels.triton.launch import DEVICES, launch, refuse_missing
 from fastweights.kernels.triton.places import place_of_next
-from fastweights.kernels.triton.streams import NARROW, Stream, side_by_side
+from fastweights.kernels.triton.streams import NARROW, Stream
 from fastweights.kernels.triton.tiling import ceiling, next_power
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.bonus import Bonus
@@ -24,15 +25,6 @@ TILE = 2048
 WIDEST_KEYS = 1024
 WIDEST_SYSTEM = 128
 """The most keys of a Mesa whose H stays in one program's registers."""
-
-
-def _stream(record: Recurrence, name: str) -> Stream | None:
-    """A stream with its batch and heads spelled out."""
-    found = record.streams.get(name)
-    if found is None:
-        return None
-    b, t, h = record.shape
-    return Stream.of(side_by_side(found.expand(b, t, h, -1)))
 
 
 def _width(record: Recurrence, name: str) -> int:
@@ -63,7 +55,7 @@ def advance(record: Decay | Delta | Bonus, before: Tensor) -> tuple[Tensor, Tens
         o,
         after,
         before.contiguous(),
-        *(_stream(record, name) for name in ("q", "k", "v", "log_decay", "beta", skip)),
+        *map(Stream.or_none, expand_streams(record, "q", "k", "v", "log_decay", "beta", skip)),
         h,
         groups,
         keys,
@@ -97,7 +89,7 @@ def advance_mesa(record: Mesa, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple
         gram,
         memory,
         *(s.contiguous() for s in state),
-        *(_stream(record, name) for name in names),
+        *map(Stream.or_none, expand_streams(record, *names)),
         h,
         record.solver.max_steps,
         float(record.solver.tol or 0.0),

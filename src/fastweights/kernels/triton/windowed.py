@@ -14,6 +14,7 @@ from fastweights.kernels.triton.chips import Chip, chip_of
 from fastweights.kernels.triton.launch import DEVICES, launch, refuse_missing
 from fastweights.kernels.triton.operator import Operator, Result, Streams
 from fastweights.kernels.triton.streams import NARROW, Stream, side_by_side
+from fastweights.kernels.triton.tiling import next_power
 from fastweights.recurrence.mapped import Mapped, elu_plus_one, features, softmax
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.recurrence.windowed import WindowedLinear, WindowState
@@ -187,7 +188,7 @@ def triton_dtype(dtype: torch.dtype) -> Any:
 
 def tile_width(width: int) -> int:
     """A power of two that products of tiles can have."""
-    return max(16, 1 << (width - 1).bit_length())
+    return max(16, next_power(width))
 
 
 def attend(settings: WindowSettings, streams: Streams, keep: bool) -> Result:

@@ -13,7 +13,8 @@ from fastweights.kernels import CHUNKED_DELTA
 from fastweights.kernels.triton import chunks as host
 from fastweights.kernels.triton.chips import CHIPS, pretend
 from fastweights.kernels.triton.chunks import WIDEST
-from fastweights.kernels.triton.delta import DELTA, TRITON_DELTA, DeltaSettings
+from fastweights.kernels.triton.delta import DELTA, TRITON_DELTA
+from fastweights.kernels.triton.operator import NoSettings
 from fastweights.methods import Recurrent, evaluate
 from fastweights.recurrence import Delta
 from triton_checks import TOLERANCE, Streams, check, relative
@@ -162,7 +163,7 @@ def test_other_keys_may_erase_than_write(decay: str, dtype: torch.dtype) -> None
     exact = [x.double().requires_grad_() for x in given]
     given = [x.requires_grad_() for x in given]
     with poisoned_memory():
-        found = DELTA(DeltaSettings(), *given)
+        found = DELTA(NoSettings(), *given)
         weights = [torch.randn_like(x.detach(), dtype=torch.float32) for x in found]
         sum((x * w).sum() for x, w in zip(found, weights, strict=True)).backward()
     wanted = erase_and_write(*exact)

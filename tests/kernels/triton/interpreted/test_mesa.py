@@ -16,6 +16,7 @@ from fastweights.kernels.triton import mesa
 from fastweights.kernels.triton.chips import CHIPS, pretend
 from fastweights.kernels.triton.decay import TRITON_DECAY, expand_streams
 from fastweights.kernels.triton.mesa import TRITON_MESA, MesaSettings, System
+from fastweights.kernels.triton.steps import STEPS
 from fastweights.methods import Chunkwise, Recurrent, evaluate
 from fastweights.recurrence import (
     Cholesky,
@@ -183,7 +184,8 @@ def test_few_long_sequences_are_cut_into_segments() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("decay", ["none", "resets"])
 def test_single_tokens(dtype: torch.dtype, decay: str) -> None:
-    """A kernel of their own, in place of the many of chunks."""
+    """By the kernel of one token, which is asked before those of chunks."""
+    kernel = next(entry for entry in STEPS if entry.rule is Mesa)
     given = narrow(streams(4, 24, 40, decay=decay, ridge="token"), dtype, EXACT)
     root, memory = (torch.randn(s) for s in given.state_shapes)
     state = positive(root, memory)
@@ -195,7 +197,8 @@ def test_single_tokens(dtype: torch.dtype, decay: str) -> None:
     outputs = []
     for t in range(4):
         with poisoned_memory():
-            one, state = TRITON_MESA.compute(given[t : t + 1], state)
+            assert kernel.refuses(given[t : t + 1]) is None
+            one, state = kernel.compute(given[t : t + 1], state)
         outputs.append(one)
     assert outputs[0].dtype == dtype
     assert relative(torch.cat(outputs, 1), o) < TOLERANCE[dtype]

@@ -16,7 +16,6 @@ from fastweights.kernels.triton.device.tiles import (
     load_tile_transposed,
     multiply_add,
     store_matrix,
-    store_tile,
     store_tile_transposed,
 )
 
@@ -257,85 +256,3 @@ def conjugate_gradients(
     store_tile_transposed(x, b, h, tokens, length, columns, K, found * scale[None, :])
     if steps is not None:
         tl.store(steps + head * length + tokens, taken, mask=tokens < length)
-
-
-@triton.jit
-def apply_symmetric(H, p):
-    """p H ``[1, K]`` of a row p and a symmetric H."""
-    return tl.sum(tl.trans(p) * H, 0)[None, :]
-
-
-@triton.jit(do_not_specialize=["max_steps"])
-def solve_token(
-    q,
-    k,
-    v,
-    beta,
-    log_decay,
-    ridge,
-    gram,
-    memory,
-    last_gram,
-    last_memory,
-    o,
-    heads,
-    max_steps,
-    tol,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-):
-    """The Mesa rule of a single token, one program per sequence and head: H and G after it, the
-    steps of conjugate gradients, and what x reads of G.
-
-    Args:
-        q, k, v, beta, log_decay, ridge: streams of one token; log_decay is None for no decay
-        gram, memory: H and G before it, ``[b h, K, K]`` and ``[b h, K, V]`` in float32
-        last_gram, last_memory: H and G after it
-        o: a stream
-    """
-    place = tl.program_id(0)
-    b, h = place // heads, place % heads
-    token, columns = tl.arange(0, 1), tl.arange(0, BK)
-    decay = tl.exp2(load_decays(log_decay, b, h, token, 1))[:, None]
-    key = load_tile(k, b, h, token, 1, columns, K).to(tl.float32)
-    key_column = load_tile_transposed(k, b, h, token, 1, columns, K).to(tl.float32)
-    key_column *= load_column(beta, b, h, token, 1).to(tl.float32)[:, None]
-
-    # H ← γ H + β kᵀ k
-    H = load_matrix(gram, place, columns, K, columns, K) * decay + key_column * key
-    store_matrix(last_gram, place, columns, K, columns, K, H)
-
-    # b of size 1 ; x = b / diag(H + Λ) ; r = b - (H + Λ) x ; p = r
-    fixed = load_tile(ridge, b, h, token, 1, columns, K).to(tl.float32)
-    fixed = tl.where((columns < K)[None, :], fixed, 1.0)
-    wanted = load_tile(q, b, h, token, 1, columns, K).to(tl.float32)
-    scale = tl.max(tl.abs(wanted), 1)[:, None]
-    wanted = ratio(wanted, scale)
-    same = columns[:, None] == columns[None, :]
-    found = wanted / (fixed + tl.sum(tl.where(same, H, 0.0), 0)[None, :])
-    left = wanted - apply_symmetric(H, found) - fixed * found
-    direction = left
-    residual = tl.sum(left * left, 1)
-    enough = tl.maximum(tol * tol * residual, tl.sum(wanted * wanted, 1) * ROUNDING)
-
-    step = 0
-    while (step < max_steps) & (tl.max(residual - enough, 0) > 0):
-        product = apply_symmetric(H, direction) + fixed * direction
-        size = ratio(residual, tl.sum(direction * product, 1))[:, None]
-        found += size * direction
-        left -= size * product
-        after = tl.sum(left * left, 1)
-        direction = left + ratio(after, residual)[:, None] * direction
-        residual = after
-        step += 1
-
-    # G ← γ G + β kᵀ v ; o = x G
-    x = tl.trans(found * scale)
-    for first in tl.static_range(0, V, BV):
-        across = first + tl.arange(0, BV)
-        value = load_tile(v, b, h, token, 1, across, V).to(tl.float32)
-        G = load_matrix(memory, place, columns, K, across, V) * decay + key_column * value
-        store_matrix(last_memory, place, columns, K, across, V, G)
-        store_tile(o, b, h, token, 1, across, V, tl.sum(x * G, 0)[None, :])
