@@ -73,19 +73,27 @@ def kill_at(calls: int) -> None:
 
 def launch_two(target: Callable[..., object], *given: object) -> None:
     """Call `target` in two processes, as torchrun starts them; both have to come to an end."""
+    launch(2, target, *given)
+
+
+def launch(count: int, target: Callable[..., object], *given: object) -> None:
+    """Call `target` in processes, as torchrun starts them; all have to come to an end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    processes = [FORKS.Process(target=_join, args=(rank, port, target, given)) for rank in range(2)]
+    processes = [
+        FORKS.Process(target=_join, args=(rank, count, port, target, given))
+        for rank in range(count)
+    ]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
-    assert [process.exitcode for process in processes] == [0, 0]
+    assert [process.exitcode for process in processes] == [0] * count
 
 
-def _join(rank: int, port: int, target: Callable[..., object], given: tuple) -> None:
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+def _join(rank: int, count: int, port: int, target: Callable[..., object], given: tuple) -> None:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
     os.environ |= {name: str(value) for name, value in {**place, **meeting}.items()}
     target(*given)

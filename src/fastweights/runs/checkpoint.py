@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from fastweights.runs.errors import CheckpointError
-from fastweights.runs.files import atomic_folder, remove_folder, remove_partials
+from fastweights.runs.files import atomic_folder, partial_path, remove_folder, remove_partials
+from fastweights.runs.parts import PARTS
 
 CHECKPOINTS_TO_KEEP = 2
 
@@ -36,7 +37,7 @@ class Progress:
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint that has been read: a folder with a stage's files, optimizer.safetensors and
-    training.json.
+    training.json, or with the parts of all tensors in place of the first two.
 
     training.json holds the progress and the hashes of all files.
 
@@ -47,6 +48,12 @@ class Checkpoint:
 
     folder: Path
     progress: Progress
+
+    @property
+    def parts(self) -> Path | None:
+        """The folder of the parts, if the processes that wrote it divided the model."""
+        found = self.folder / PARTS
+        return found if found.is_dir() else None
 
     def optimizer(self) -> dict[str, Tensor]:
         return load_file(self.folder / "optimizer.safetensors")
@@ -59,27 +66,34 @@ class Checkpoints:
         self._folder = folder
         remove_partials(folder)
 
-    def write(self, progress: Progress, fill: Callable[[Path], None]) -> None:
-        """Write a new checkpoint and remove all but the last two.
+    @contextmanager
+    def new(self, progress: Progress) -> Iterator[Path]:
+        """Yield the folder of a new checkpoint to fill, and remove all but the last two then.
 
         Args:
             progress: How far the run has come.
-            fill: Called with a new folder, into which it writes the stage's files.
         """
-        target = self._at(progress.step)
-        with atomic_folder(target) as folder:
-            fill(folder)
-            files = {path.name: hash_file(path) for path in sorted(folder.iterdir())}
+        with atomic_folder(self._at(progress.step)) as folder:
+            yield folder
             (folder / "training.json").write_text(
-                json.dumps({**asdict(progress), "files": files}, indent=1)
+                json.dumps({**asdict(progress), "files": _hash_files(folder)}, indent=1)
             )
         for old in self._all()[:-CHECKPOINTS_TO_KEEP]:
             remove_folder(old)
 
-    def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
+    def unfinished(self, step: int) -> Path:
+        """Return where the new checkpoint of a step is filled."""
+        return partial_path(self._at(step))
+
+    def latest(self, warn: Callable[[str], None], compare: bool = True) -> Checkpoint | None:
         """Return the newest undamaged checkpoint, or None if there are none.
 
         Newer ones that are damaged are renamed, with a warning.
+
+        Args:
+            warn: Called with the warning.
+            compare: Whether to compare files with their hashes; not needed right after another
+                process has.
 
         Raises:
             CheckpointError: If all checkpoints are damaged.
@@ -87,7 +101,7 @@ class Checkpoints:
         damage: list[str] = []
         for folder in reversed(self._all()):
             try:
-                checkpoint = open_checkpoint(folder)
+                checkpoint = open_checkpoint(folder, compare)
             except CheckpointError as error:
                 damage.append(str(error))
             else:
@@ -125,8 +139,12 @@ def _checkpoints_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-????????"))
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """Read the checkpoint in `folder` and compare every file with its hash.
+def open_checkpoint(folder: Path, compare: bool = True) -> Checkpoint:
+    """Read the checkpoint in `folder`.
+
+    Args:
+        folder: The folder.
+        compare: Whether to compare every file with its hash.
 
     Raises:
         CheckpointError: If a file is missing, changed or cut short; the message names it.
@@ -141,15 +159,32 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         ) from error
     for name, expected in files.items():
         path = folder / name
-        if not path.is_file() or hash_file(path) != expected:
+        if not path.is_file() or (compare and hash_file(path) != expected):
             raise CheckpointError(f"{path} is missing, changed or cut short")
     return Checkpoint(folder, progress)
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a model and its tokenizer as a plain Hugging Face folder."""
+def _hash_files(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): hash_file(path) for path in files}
+
+
+def save_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write a model and its tokenizer as a plain Hugging Face folder.
+
+    Args:
+        model: The model.
+        tokenizer: The tokenizer.
+        folder: The folder.
+        tensors: The model's tensors, whole; None if they are in its own memory.
+    """
     with no_progress_bars():
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=None if tensors is None else dict(tensors))
     tokenizer.save_pretrained(folder)
 
 
@@ -179,6 +214,11 @@ def model_folder(path: Path) -> Path:
     for folder in candidates:
         if (folder / "config.json").is_file():
             return folder
+        if (folder / PARTS).is_dir():
+            raise CheckpointError(
+                f"{folder} has the parts of a model that several processes divided, which the end"
+                " of their run writes to model/; finish the run, which one process can do as well"
+            )
         if (folder / "adapter_config.json").is_file():
             raise CheckpointError(
                 f"{folder} has adapters without their model, which the end of their run writes to"

@@ -19,7 +19,7 @@ PARTIAL = ".partial"
 @contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
     """Yield a new folder to fill, which replaces `target` when the block ends without an error."""
-    partial = _partial(target)
+    partial = partial_path(target)
     remove_folder(partial)
     partial.mkdir(parents=True)
     yield partial
@@ -34,7 +34,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 @contextmanager
 def atomic_file(target: Path) -> Iterator[Path]:
     """Yield a path to write to; the file replaces `target` when the block ends without an error."""
-    partial = _partial(target)
+    partial = partial_path(target)
     yield partial
     sync(partial)
     partial.replace(target)
@@ -90,5 +90,6 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _partial(target: Path) -> Path:
+def partial_path(target: Path) -> Path:
+    """Return where a file or folder is while it is not whole."""
     return target.with_name(f".{target.name}{PARTIAL}")

@@ -5,26 +5,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 
-from fastweights.runs.checkpoint import Checkpoints, Progress
+from fastweights.runs.checkpoint import Checkpoint, Checkpoints, Progress
 from fastweights.runs.clock import TrainingClock
-from fastweights.runs.errors import NonFiniteError
+from fastweights.runs.errors import CheckpointError, NonFiniteError
 from fastweights.runs.files import remove_partials
 from fastweights.runs.folder import create_run, is_run, lock_run, missing_folders, remove_if_refused
+from fastweights.runs.layout import Layout, clip_gradients, divide_groups, gather, own_part
 from fastweights.runs.metrics import Metrics, Row
 from fastweights.runs.optimizers import load_state_tensors, set_learning_rates, state_tensors
+from fastweights.runs.parts import PARTS, finish_behind, read_parts, stored_tensors, write_parts
 from fastweights.runs.processes import Processes, join_processes
 from fastweights.runs.report import Reporter, Summary
 from fastweights.runs.stage import Due, Optimization, Stage, StoredStage, trainable_parameters
 
 EXPLODED = 1000.0
 """Times its first value, or 1 nat where that was less, a loss has exploded."""
+MODEL, OPTIMIZER = "model/", "optimizer/"
+"""Of the names of tensors in a checkpoint of parts."""
 _WHAT_TO_DO = (
     "the checkpoints before are untouched; try a lower learning rate, a longer warm-up, or float32"
     " in place of bf16"
@@ -45,18 +53,30 @@ class Loop:
         stage: Stage,
         config: Optimization,
         processes: Processes,
+        layout: Layout = Layout(),
         step: int = 0,
-        memory: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.stage, self.config, self.processes, self.step = stage, config, processes, step
         self.losses: dict[str, Tensor] = {}
         self.norms: list[Tensor] = []
         self._size = config.sequences_at_once(processes)
-        processes.begin_alike(self.parameters)
+        self.placement = layout.place(stage, config, processes)
+        stage.module = self.placement.module
         self.optimizers = config.optimizer.build(stage.model)
+        divide_groups(self.optimizers)
         set_learning_rates(self.optimizers, lambda peak: peak)
-        if memory is not None:
-            load_state_tensors(self.optimizers, stage.model, memory)
+
+    def memory(self) -> dict[str, Tensor]:
+        """Return what the optimisers keep, as ``"<parameter>/<quantity>"`` → tensor."""
+        return state_tensors(self.optimizers, self.stage.model)
+
+    def remember(self, memory: Mapping[str, Tensor]) -> None:
+        """Restore what `memory` returned, whole tensors or parts."""
+        own = {
+            name: self.placement.adopt(name.rpartition("/")[0], tensor)
+            for name, tensor in memory.items()
+        }
+        load_state_tensors(self.optimizers, self.stage.model, own)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -87,11 +107,10 @@ class Loop:
         )
         stage.model.train()
         self.losses = self._backward()
-        self.processes.average_gradients(self.parameters)
+        self.placement.exchange()
         if config.clip is not None:
             self.norms = [
-                nn.utils.clip_grad_norm_(part.parameters(), config.clip)
-                for part in stage.clipped_parts()
+                clip_gradients(part.parameters(), config.clip) for part in stage.clipped_parts()
             ]
         for optimizer in self.optimizers:
             optimizer.step()
@@ -119,7 +138,8 @@ class Loop:
         start = self.step * self.config.batch + self.processes.index * parts * size
         totals = dict[str, Tensor]()
         for first in range(start, start + parts * size, size):
-            with self.config.precision(self.processes.device):
+            is_last = first == start + (parts - 1) * size
+            with self.placement.accumulate(is_last), self.config.precision(self.processes.device):
                 losses = self.stage.backward(first, size, 1 / parts, self.step)
             for name, loss in losses.items():
                 totals[name] = totals.get(name, 0) + loss / parts
@@ -159,6 +179,7 @@ def run_in_folder(
     out: Path,
     *,
     processes: Processes | None = None,
+    layout: Layout = Layout(),
     reporter: Reporter = Reporter(),
     stop: Callable[[], bool] = lambda: False,
 ) -> End:
@@ -172,6 +193,7 @@ def run_in_folder(
         out: The run's folder, new or of this same run.
         processes: The processes that train together; None for those that this one was launched
             with.
+        layout: How the model lies in their memory, which may change from session to session.
         reporter: Receives progress events.
         stop: Called between steps; once it returns True, a checkpoint is written and training ends.
 
@@ -185,7 +207,7 @@ def run_in_folder(
     processes = processes or join_processes(next(stage.model.parameters()).device)
     config.sequences_at_once(processes)
     with ExitStack() as held:
-        run = _FolderRun(stage, config, out, processes, reporter, held)
+        run = _FolderRun(stage, config, out, processes, layout, reporter, held)
         run.loop.run(run.record, stop)
         return run.finish()
 
@@ -199,20 +221,25 @@ class _FolderRun:
         config: Optimization,
         out: Path,
         processes: Processes,
+        layout: Layout,
         reporter: Reporter,
         held: ExitStack,
     ) -> None:
         self.stage, self.config, self.out, self.processes = stage, config, out, processes
         self.reporter = reporter if processes.is_first else Reporter()
         with processes.first_then_others():
-            memory = self._open(held)
+            found = self._open(held)
         self.saved = self.progress.step
-        self.loop = Loop(stage, config, processes, self.progress.step, memory)
+        self.loop = Loop(stage, config, processes, layout, self.progress.step)
+        if found is not None:
+            self._take_up(found)
+        self.writing: Future[Any] | None = None
         self._introduce()
         self.clock = TrainingClock(self.progress)
 
-    def _open(self, held: ExitStack) -> Mapping[str, Tensor] | None:
-        """Take up the newest checkpoint, if there is one; the optimisers' memory in it."""
+    def _open(self, held: ExitStack) -> Checkpoint | None:
+        """Open the folder; the newest checkpoint, if there is one, read as far as that is possible
+        before the model is laid out."""
         missing = missing_folders(self.out)
         if not is_run(self.out, self.config):
             create_run(self.out, self.config)
@@ -222,15 +249,30 @@ class _FolderRun:
         with remove_if_refused(missing):
             self.stage.prepare(self.out)
         self.checkpoints = Checkpoints(self.out / "checkpoints")
-        found = self.checkpoints.latest(self.reporter.note)
+        found = self.checkpoints.latest(self.reporter.note, self.processes.is_first)
         self.progress = Progress() if found is None else found.progress
         self.metrics = Metrics(self.out / "metrics.jsonl", self.progress.step)
         if self.processes.is_first:
             self.metrics.cut()
-        if found is None:
-            return None
-        self.stage.load(found.folder)
-        return found.optimizer()
+        if found is not None and found.parts is None:
+            self.stage.load(found.folder)
+        return found
+
+    def _take_up(self, found: Checkpoint) -> None:
+        """Go on from a checkpoint, whatever layout it was written under."""
+        if found.parts is None:
+            self.loop.remember(found.optimizer())
+            return
+        read_parts(found.parts, _prefix(MODEL, self.stage.tensors()))
+        memory = {
+            name.removeprefix(OPTIMIZER): self.loop.placement.adopt(
+                name.removeprefix(OPTIMIZER).rpartition("/")[0], torch.empty(shape, dtype=dtype)
+            )
+            for name, (shape, dtype) in stored_tensors(found.parts).items()
+            if name.startswith(OPTIMIZER)
+        }
+        read_parts(found.parts, _prefix(OPTIMIZER, memory))
+        self.loop.remember(memory)
 
     def _introduce(self) -> None:
         summary = Summary(
@@ -263,9 +305,12 @@ class _FolderRun:
         loop = self.loop
         if loop.step != self.saved:
             self._save()
-        if loop.is_complete and self.processes.is_first:
-            self.stage.finish(self.out)
-            self.stage.draw(self.metrics.rows, self.out)
+        self._await_writing()
+        if loop.is_complete:
+            tensors = gather(self.stage.tensors(), self.processes.is_first)
+            if self.processes.is_first:
+                self.stage.finish(self.out, tensors)
+                self.stage.draw(self.metrics.rows, self.out)
         self.processes.wait()
         return End(loop.step, loop.is_complete, self.metrics.rows)
 
@@ -313,21 +358,53 @@ class _FolderRun:
             )
 
     def _require_finite_parameters(self) -> None:
-        for name, parameter in trainable_parameters(self.stage.model).items():
-            if not parameter.isfinite().all():
-                raise NonFiniteError(
-                    f"{name} has become infinite or NaN by step {self.loop.step}; {_WHAT_TO_DO}"
-                )
+        trained = trainable_parameters(self.stage.model)
+        bad = {name: 1.0 for name, p in trained.items() if not own_part(p).isfinite().all()}
+        if found := self.processes.total(bad):
+            raise NonFiniteError(
+                f"{min(found)} has become infinite or NaN by step {self.loop.step}; {_WHAT_TO_DO}"
+            )
 
     def _save(self) -> None:
         self._sound_losses()
         self._require_finite_parameters()
-        if self.processes.is_first:
-            self.checkpoints.write(self.progress, self._fill)
+        self._await_writing()
+        if self.loop.placement.is_divided:
+            self.writing = self._begin_writing()
+        elif self.processes.is_first:
+            with self.checkpoints.new(self.progress) as folder:
+                self.stage.save(folder, self.stage.tensors())
+                save_file(self.loop.memory(), folder / "optimizer.safetensors")
         self.saved = self.loop.step
         self.processes.wait()
 
-    def _fill(self, folder: Path) -> None:
-        self.stage.save(folder)
-        memory = state_tensors(self.loop.optimizers, self.stage.model)
-        save_file(memory, folder / "optimizer.safetensors")
+    def _begin_writing(self) -> Future[Any]:
+        """Write a checkpoint of parts while training goes on; it is done when all are written."""
+        made = ExitStack()
+        if self.processes.is_first:
+            made.enter_context(self.checkpoints.new(self.progress)).joinpath(PARTS).mkdir()
+        self.processes.wait()
+        tensors = _prefix(MODEL, self.stage.tensors()) | _prefix(OPTIMIZER, self.loop.memory())
+        folder = self.checkpoints.unfinished(self.progress.step) / PARTS
+        return finish_behind(write_parts(tensors, folder, self.processes.background), made)
+
+    def _await_writing(self) -> None:
+        """Wait for the checkpoint that is being written.
+
+        Raises:
+            CheckpointError: If it could not be written.
+        """
+        if self.writing is None:
+            return
+        writing, self.writing = self.writing, None
+        try:
+            writing.result()
+        except (CheckpointException, OSError, RuntimeError) as error:
+            raise CheckpointError(
+                f"the checkpoint of step {self.saved} could not be written ({error}); those before"
+                " are untouched"
+            ) from error
+
+
+def _prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}

@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +21,8 @@ FAREWELL = 5.0
 """Seconds that the process with the store stays for those that still want to ask it."""
 BETWEEN_LOOKS = 0.02
 """Seconds between two looks at how far another process is."""
+BUCKET = 1 << 23
+"""Numbers of gradients that are averaged at once, or more where the last one is larger."""
 DONE, FAILED = "done", "failed"
 _TURNS = itertools.count()
 
@@ -42,9 +45,16 @@ class Processes(ABC):
         """Whether this is the process that writes files and reports."""
         return self.index == 0
 
-    def share(self, parts: Iterable[T]) -> Iterator[T]:
-        """Yield this process's share of `parts`: every `count`-th one."""
-        return itertools.islice(parts, self.index, None, self.count)
+    def share(self, parts: Iterable[T]) -> Iterator[tuple[T, bool]]:
+        """Yield this process's share of `parts`, every `count`-th one, and whether it counts.
+
+        All processes get equally many, as those that divide a model have to compute together: in
+        the last round some get a part of another, which does not count.
+        """
+        left = iter(parts)
+        while together := list(itertools.islice(left, self.count)):
+            counts = self.index < len(together)
+            yield together[self.index if counts else 0], counts
 
     @abstractmethod
     def total(self, numbers: Mapping[str, float]) -> dict[str, float]:
@@ -70,6 +80,11 @@ class Processes(ABC):
     @abstractmethod
     def wait(self) -> None:
         """Wait until all processes have arrived here."""
+
+    @cached_property
+    def background(self) -> Any:
+        """The group in which they meet while training goes on; first asked for by all at once."""
+        return distributed.new_group(backend="gloo")
 
 
 class Alone(Processes):
@@ -128,11 +143,17 @@ class Launched(Processes):
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         parameters = list(parameters)
+        if not parameters:
+            return
         users = self._reduce(torch.tensor([float(p.grad is not None) for p in parameters]), "sum")
         for p, used in zip(parameters, users.tolist(), strict=True):
-            if used:
-                gradient = torch.zeros_like(p) if p.grad is None else p.grad
-                p.grad = self._reduce(gradient, "mean")
+            if used and p.grad is None:
+                p.grad = torch.zeros_like(p)
+        for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
+            mean = self._reduce(torch.cat([gradient.flatten() for gradient in bucket]), "mean")
+            parts = mean.split([gradient.numel() for gradient in bucket])
+            for gradient, part in zip(bucket, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
 
     def begin_alike(self, parameters: Iterable[nn.Parameter]) -> None:
         from accelerate.utils import broadcast
@@ -168,6 +189,19 @@ class Launched(Processes):
             reduced = reduce(tensor.to(self.device), how)
         assert isinstance(reduced, Tensor)
         return reduced
+
+
+def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Gradients of one dtype, as many as are sent at once."""
+    bucket, size = list[Tensor](), 0
+    for gradient in sorted(gradients, key=lambda one: str(one.dtype)):
+        if bucket and (size >= BUCKET or gradient.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(gradient)
+        size += gradient.numel()
+    if bucket:
+        yield bucket
 
 
 def _await(turn: str) -> str:

@@ -110,6 +110,11 @@ class Stage(ABC):
 
     model: Any
     """Those of its parameters that require a gradient are trained."""
+    module: Any
+    """What computes the model's output in training: the model, or what exchanges its gradients
+    between processes; the loop sets it."""
+    calls_module = False
+    """Whether a call of `backward` is one call of `module` and one backward pass from there."""
 
     @abstractmethod
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
@@ -159,16 +164,30 @@ class StoredStage(Stage):
         """Return ``vocabulary``, ``train_tokens`` and ``validation_tokens``."""
 
     @abstractmethod
-    def save(self, folder: Path) -> None:
-        """Write what a checkpoint needs, except for the optimiser's state, into a new folder."""
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what a checkpoint holds of the model, in the model's own memory."""
+
+    @abstractmethod
+    def save(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        """Write a checkpoint, except for the optimiser's state, into a new folder.
+
+        Args:
+            folder: The new folder.
+            tensors: Those of `tensors`, whole.
+        """
 
     @abstractmethod
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote."""
+        """Restore what `save` wrote, before the model is laid out for training."""
 
     @abstractmethod
-    def finish(self, out: Path) -> None:
-        """Write the result of the run into its folder, unless it is there."""
+    def finish(self, out: Path, tensors: Mapping[str, Tensor]) -> None:
+        """Write the result of the run into its folder, unless it is there.
+
+        Args:
+            out: The run's folder.
+            tensors: Those of `tensors`, whole.
+        """
 
     def prepare(self, out: Path) -> None:
         """Store what the run will need again; called once the folder is locked for this run."""

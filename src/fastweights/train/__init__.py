@@ -2,6 +2,7 @@
 
 from fastweights.runs.checkpoint import model_folder
 from fastweights.runs.errors import CheckpointError, DataError, NonFiniteError, TrainingError
+from fastweights.runs.layout import Layout
 from fastweights.runs.optimizers import AdamW, OptimizerConfig
 from fastweights.runs.report import Reporter, Result, Summary
 from fastweights.runs.schedules import Constant, Cosine, Linear, Schedule
@@ -29,6 +30,7 @@ __all__ = [
     "ExistingModel",
     "ExistingTokenizer",
     "HuggingFace",
+    "Layout",
     "Linear",
     "LoRA",
     "NonFiniteError",

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from fastweights.runs.checkpoint import no_progress_bars, save_model
 from fastweights.runs.devices import to_device
@@ -19,13 +19,20 @@ from fastweights.runs.errors import Stopped, TrainingError
 from fastweights.runs.evaluation import evaluation_mode
 from fastweights.runs.files import atomic_folder
 from fastweights.runs.folder import is_run
+from fastweights.runs.layout import Layout, is_part
 from fastweights.runs.length import change_steps
 from fastweights.runs.loop import End, run_in_folder
 from fastweights.runs.metrics import Row
 from fastweights.runs.processes import Alone, Processes, join_processes
 from fastweights.runs.ranges import POSITIVE_INTEGER, SEQUENCE_LENGTH
 from fastweights.runs.report import Reporter, Result
-from fastweights.runs.stage import Every, Optimization, StoredStage, go_backward
+from fastweights.runs.stage import (
+    Every,
+    Optimization,
+    StoredStage,
+    go_backward,
+    trainable_parameters,
+)
 from fastweights.text import IGNORE_INDEX
 from fastweights.text.corpus import Text, build_tokenizer
 from fastweights.text.documents import Stream
@@ -69,6 +76,7 @@ def train(
     out: Path,
     *,
     cpu: bool = False,
+    layout: Layout = Layout(),
     reporter: Reporter = Reporter(),
     stop: Callable[[], bool] = lambda: False,
 ) -> Result:
@@ -84,6 +92,8 @@ def train(
         config: What to train, and how.
         out: The run's folder, new or of this same run.
         cpu: Whether to use the CPU even if there is an accelerator.
+        layout: How the model lies in the memory of the processes; no part of the run, so that it
+            may be resumed under another one, and on another number of processes.
         reporter: Receives progress events.
         stop: Called between steps; once it returns True, a checkpoint is written and training ends.
 
@@ -95,13 +105,15 @@ def train(
     """
     processes = join_processes(torch.device("cpu") if cpu else None)
     if isinstance(config.model, Architecture | PresetArchitecture):
-        require_memory_to_train(config.model.config(), config, config.length, processes)
+        require_memory_to_train(config.model.config(), config, config.length, processes, layout)
     with processes.first_then_others():
         if processes.is_first:
             change_steps(out, config, (MODEL, ADAPTER))
-        stage = LanguageModelStage(config, out, processes, reporter, stop)
+        stage = LanguageModelStage(config, out, processes, layout, reporter, stop)
     try:
-        end = run_in_folder(stage, config, out, processes=processes, reporter=reporter, stop=stop)
+        end = run_in_folder(
+            stage, config, out, processes=processes, layout=layout, reporter=reporter, stop=stop
+        )
     except Stopped:
         return Result(out, 0, config.steps, None, None)
     return _result(end, config, out, stage.corpus.tokens_per_byte)
@@ -120,17 +132,23 @@ class LanguageModelStage(StoredStage):
     is written to `out`.
     """
 
+    calls_module = True
+
     def __init__(
         self,
         config: TrainConfig,
         out: Path,
         processes: Processes,
+        layout: Layout = Layout(),
         reporter: Reporter = Reporter(),
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         is_run(out, config)
         SEQUENCE_LENGTH.require(length=config.length)
         self.config, self.tokens_per_sequence = config, config.length
+        self.device = processes.device
+        # What is divided goes to an accelerator block by block.
+        self._home = torch.device("cpu") if layout.shard else processes.device
         make_tokenizer = partial(build_tokenizer, config.text)
         text = TextFolder(out, config.text.request(config.length), make_tokenizer)
         self.tokenizer, self._open_text = (
@@ -138,7 +156,7 @@ class LanguageModelStage(StoredStage):
             partial(text.open, processes.is_first, reporter, stop),
         )
         torch.manual_seed(config.seed)
-        self.model: Any = config.model.build(self.tokenizer).to(processes.device)  # type: ignore[arg-type]
+        self.model: Any = config.model.build(self.tokenizer).to(self._home)  # type: ignore[arg-type]
         _require_positions(self.model.config.get_text_config(), config.length)
 
     def prepare(self, out: Path) -> None:
@@ -150,7 +168,7 @@ class LanguageModelStage(StoredStage):
         self._train.require_sequence()
 
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
-        loss = self._loss(self._train.batch(first, count))
+        loss = self._loss(self.module, self._train.batch(first, count))
         go_backward(loss / self.config.accumulate)
         return {"loss": loss.detach()}
 
@@ -158,15 +176,15 @@ class LanguageModelStage(StoredStage):
         nats = targets = 0.0
         batches = self._validation.sequential_batches(self.config.sequences_at_once(processes))
         with evaluation_mode(self.model):
-            for batch in processes.share(batches):
-                count = int((batch["labels"][:, 1:] != IGNORE_INDEX).sum())
-                nats += count * float(self._loss(batch))
+            for batch, counts in processes.share(batches):
+                count = counts * int((batch["labels"][:, 1:] != IGNORE_INDEX).sum())
+                nats += count * float(self._loss(self.model, batch))
                 targets += count
         found = processes.total({"nats": nats, "targets": targets})
         return {"val_loss": found["nats"] / found["targets"]}
 
-    def _loss(self, batch: Mapping[str, Tensor]) -> Tensor:
-        return self.model(**to_device(batch, self.model.device)).loss
+    def _loss(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        return module(**to_device(batch, self.device)).loss
 
     def summary(self) -> Mapping[str, int]:
         return {
@@ -175,26 +193,40 @@ class LanguageModelStage(StoredStage):
             "validation_tokens": len(self.corpus.validation),
         }
 
-    def save(self, folder: Path) -> None:
-        save_model(self.model, self.tokenizer, folder)
+    def tensors(self) -> dict[str, Tensor]:
+        if has_adapters(self.model):
+            return {name: p.detach() for name, p in trainable_parameters(self.model).items()}
+        return self.model.state_dict()
+
+    def save(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        save_model(self.model, self.tokenizer, folder, tensors)
 
     def load(self, folder: Path) -> None:
         if has_adapters(self.model):
             restore_adapters(self.model, folder)
             return
         with no_progress_bars():
-            self.model = type(self.model).from_pretrained(folder).to(self.model.device)
+            self.model = type(self.model).from_pretrained(folder).to(self._home)
         copy_to_own_memory(self.model)
 
-    def finish(self, out: Path) -> None:
+    def finish(self, out: Path, tensors: Mapping[str, Tensor]) -> None:
         if (out / MODEL).exists():
             return
-        if has_adapters(self.model):
-            with atomic_folder(out / ADAPTER) as folder:
-                self.save(folder)
-            self.model = merge_adapters(self.model)
+        if not has_adapters(self.model):
+            with atomic_folder(out / MODEL) as folder:
+                self.save(folder, tensors)
+            return
+        with atomic_folder(out / ADAPTER) as folder:
+            self.save(folder, tensors)
         with atomic_folder(out / MODEL) as folder:
-            self.save(folder)
+            save_model(self._merge(out / ADAPTER), self.tokenizer, folder)
+
+    def _merge(self, adapter: Path) -> PreTrainedModel:
+        """The model with its adapters; a new one where this process has only parts of it."""
+        if any(map(is_part, self.model.parameters())):
+            self.model = self.config.model.build(self.tokenizer)  # type: ignore[arg-type]
+            restore_adapters(self.model, adapter)
+        return merge_adapters(self.model)
 
     def draw(self, rows: Sequence[Row], out: Path) -> None:
         plot(rows, out / "curves.png", self.config.model.title)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastweights.models import FastWeightsConfig
 from fastweights.models.size import require_memory
+from fastweights.runs.layout import Layout
 from fastweights.runs.processes import Processes
 from fastweights.runs.stage import Optimization
 
@@ -12,7 +13,11 @@ HELD = 4
 
 
 def require_memory_to_train(
-    model: FastWeightsConfig, config: Optimization, length: int, processes: Processes
+    model: FastWeightsConfig,
+    config: Optimization,
+    length: int,
+    processes: Processes,
+    layout: Layout = Layout(),
 ) -> None:
     """Check that a training can fit into the machine's memory.
 
@@ -28,9 +33,10 @@ def require_memory_to_train(
         return
     tokens = config.sequences_at_once(processes) * length
     per_token = model.hidden_size * model.num_hidden_layers * (2 if config.bf16 else 4)
+    parts = processes.count if layout.shard else 1
     require_memory(
         model,
-        4 * HELD,
+        4 * HELD // parts,
         tokens * per_token,
         f"train on {config.sequences_at_once(processes):,} sequences of {length:,} tokens at once",
     )

@@ -44,6 +44,11 @@ def train(parser: Parser) -> Deferred:
     _add_start(parser.add_argument_group("existing model"))
     _add_model(parser.add_argument_group("new model"))
     _add_training(parser.add_argument_group("training"))
+    memory = parser.add_argument_group("memory and speed (a run may go on under other ones)")
+    add_division(memory)
+    memory.add_argument(
+        "--compile", action="store_true", help="Compile every block by torch.compile"
+    )
     output = parser.add_argument_group("output")
     output.add_argument(
         "--out", type=path, help="Folder of the run (default: runs/<data>-<mixers>)"
@@ -224,3 +229,26 @@ def _add_training(group: _ArgumentGroup) -> None:
     )
     add_seed(group)
     add("--bf16", action="store_true", help="Compute matrix products in bfloat16")
+
+
+def add_division(group: _ArgumentGroup) -> None:
+    """How several processes divide a model."""
+    group.add_argument(
+        "--shard",
+        action="store_true",
+        help="Divide weights, gradients and the optimiser's memory over the processes that torchrun"
+        " or accelerate launch has started (FSDP2), and write checkpoints in the background"
+        " (default: each process has all of them, and they average gradients)",
+    )
+    group.add_argument(
+        "--offload",
+        action="store_true",
+        help="With --shard: keep the parts in the main memory, and bring each block to the"
+        " accelerator when it is computed",
+    )
+    group.add_argument(
+        "--recompute",
+        action="store_true",
+        help="Keep only what goes from block to block, and compute the inside of each block again"
+        " in the backward pass: less memory, a third more time",
+    )

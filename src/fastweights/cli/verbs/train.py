@@ -17,6 +17,7 @@ from fastweights.cli.progress import STOPPING, reporter
 from fastweights.cli.verbs.generate import Request, load_model, write_continuation
 from fastweights.linearize.convert.model_classes import LinearizedModel
 from fastweights.models import FastWeightsForCausalLM
+from fastweights.runs.layout import Layout
 from fastweights.runs.optimizers import AdamW
 from fastweights.runs.report import Result
 from fastweights.runs.schedules import Constant, Cosine, Linear
@@ -111,6 +112,7 @@ def _folder(config: TrainConfig) -> Path:
 def train(chosen: Namespace, console: Console) -> int:
     """Train a model, and let it write a sample; the exit status."""
     config = train_config(chosen)
+    layout = Layout(chosen.shard, chosen.offload, chosen.recompute, chosen.compile)
     out = chosen.out or _folder(config)
     _introduce(config.model, console)
     with (
@@ -118,7 +120,9 @@ def train(chosen: Namespace, console: Console) -> int:
         track(chosen.track, shown) as watch,
         StopOnSignal(lambda: watch.note(STOPPING)) as stop,
     ):
-        result = run_training(config, out, cpu=chosen.device.cpu, reporter=watch, stop=stop)
+        result = run_training(
+            config, out, cpu=chosen.device.cpu, layout=layout, reporter=watch, stop=stop
+        )
     _conclude(result, console)
     if result.complete and chosen.sample and PartialState().is_main_process:
         console.print("\na sample:", markup=False)

@@ -139,9 +139,9 @@ class _BlockStage(PartialStage):
         self.last = float(loss)
         return {"loss": loss, f"loss/{next(iter(self.branch))}": loss}
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         sync(_file(self.out, self.number + 1))  # a later sitting goes on to write after these
-        super().save(folder)
+        super().save(folder, tensors)
 
     def _forward(self, first: int, count: int, mode: BackwardInForward) -> None:
         inputs = to_device(self.train.batch(first, count), self.model.device)

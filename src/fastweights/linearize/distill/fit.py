@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fastweights.runs.errors import CheckpointError, TrainingError
 from fastweights.runs.files import atomic_file
 from fastweights.runs.folder import is_run
+from fastweights.runs.layout import Layout
 from fastweights.runs.loop import run_in_folder
 from fastweights.runs.metrics import Metrics, Row
 from fastweights.runs.optimizers import AdamW, OptimizerConfig
@@ -57,19 +58,18 @@ class Fit(Optimization):
 class PartialStage(StoredStage):
     """A stage that stores only the trained parameters, in ``trained.safetensors``."""
 
-    def save(self, folder: Path) -> None:
-        self._save_parameters(folder / TRAINED)
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: p.detach() for name, p in trainable_parameters(self.model).items()}
+
+    def save(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / TRAINED)
 
     def load(self, folder: Path) -> None:
         load_parameters(self.model, folder)
 
-    def finish(self, out: Path) -> None:
+    def finish(self, out: Path, tensors: Mapping[str, Tensor]) -> None:
         with atomic_file(out / TRAINED) as new:
-            self._save_parameters(new)
-
-    def _save_parameters(self, path: Path) -> None:
-        trained = trainable_parameters(self.model)
-        save_file({name: p.detach().contiguous() for name, p in trained.items()}, path)
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, new)
 
 
 def fit(
@@ -78,6 +78,7 @@ def fit(
     out: Path,
     *,
     processes: Processes | None = None,
+    layout: Layout = Layout(),
     reporter: Reporter = Reporter(),
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
@@ -91,6 +92,7 @@ def fit(
         out: The folder, new or of this same training.
         processes: The processes that train together; None for those that this one was launched
             with.
+        layout: How the model lies in their memory.
         reporter: Receives progress events.
         stop: Called between steps; once it returns True, a checkpoint is written and training ends.
 
@@ -105,7 +107,9 @@ def fit(
     if is_run(out, config) and (out / TRAINED).exists():
         stage.load(out)
         return True
-    end = run_in_folder(stage, config, out, processes=processes, reporter=reporter, stop=stop)
+    end = run_in_folder(
+        stage, config, out, processes=processes, layout=layout, reporter=reporter, stop=stop
+    )
     return end.is_complete
 
 

@@ -80,8 +80,9 @@ class TransferStage(TextStage):
     def validate(self, processes: Processes = Alone()) -> Mapping[str, float]:
         totals, tokens = dict[str, float](), 0
         with evaluation_mode(self.model):
-            for batch in processes.share(self.validation.sequential_batches(self.together)):
-                mode, count = LossOnly(self.loss), batch["input_ids"].numel()
+            batches = self.validation.sequential_batches(self.together)
+            for batch, counts in processes.share(batches):
+                mode, count = LossOnly(self.loss), counts * batch["input_ids"].numel()
                 attend_all(self.model, self._read(batch), mode)
                 tokens += count
                 for name, loss in _losses_by_name("val_loss", mode.losses).items():
@@ -120,11 +121,11 @@ class AdaptStage(TextStage):
     def validate(self, processes: Processes = Alone()) -> Mapping[str, float]:
         total, tokens = 0.0, 0
         with evaluation_mode(self.model):
-            for batch in processes.share(self.validation.sequential_batches(self.together)):
-                count = int((batch["labels"][:, 1:] != IGNORE_INDEX).sum())
-                total += (
-                    count * float(TokenLoss()(self.model, self.on_device(batch))) if count else 0.0
-                )
-                tokens += count
+            batches = self.validation.sequential_batches(self.together)
+            for batch, counts in processes.share(batches):
+                learnt = int((batch["labels"][:, 1:] != IGNORE_INDEX).sum())
+                loss = float(TokenLoss()(self.model, self.on_device(batch)))
+                total += loss * learnt if counts and learnt else 0.0
+                tokens += counts * learnt
         found = processes.total({"loss": total, "tokens": tokens})
         return {"val_loss": found["loss"] / max(found["tokens"], 1)}

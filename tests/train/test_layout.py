@@ -1,0 +1,144 @@
+"""The layouts of a training over several processes: the same training, and the same checkpoints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from fastweights.runs.errors import TrainingError
+from fastweights.runs.layout import Layout
+from fastweights.runs.processes import leave_processes
+from fastweights.train import (
+    AdamW,
+    Architecture,
+    CheckpointError,
+    Constant,
+    TrainConfig,
+    model_folder,
+    train,
+)
+from killable_runs import launch, tiny
+
+LAYOUTS = {
+    "replicated": Layout(),
+    "sharded": Layout(shard=True),
+    "offloaded": Layout(shard=True, offload=True),
+    "recomputed": Layout(recompute=True),
+    "sharded-recomputed": Layout(shard=True, recompute=True),
+}
+
+
+def config_in(folder: Path, **changes) -> TrainConfig:
+    mixers = ({"name": "metala", "heads": 2}, {"name": "gated_deltanet", "heads": 2})
+    model = Architecture(mixers, layers=2, width=16)
+    # Adam's first updates have the size of the rate whatever the gradient's, rounded to zero or not
+    optimizer = AdamW(lr=1e-2, eps=1e-4)
+    return tiny(folder, model=model, optimizer=optimizer, schedule=Constant(), **changes)
+
+
+def run_all(folder: Path) -> None:
+    """Every layout, and sharded runs that stop half-way."""
+    config = config_in(folder)
+    for name, layout in LAYOUTS.items():
+        train(config, folder / name, cpu=True, layout=layout)
+    train(
+        replace(config, accumulate=2), folder / "accumulated", cpu=True, layout=Layout(shard=True)
+    )
+    train(replace(config, accumulate=2), folder / "accumulated-whole", cpu=True)
+    for name in ("resumed", "left-sharded"):
+        train(config, folder / name, cpu=True, layout=Layout(shard=True), stop=after(3))
+    train(config, folder / "left-whole", cpu=True, stop=after(3))
+    train(config, folder / "resumed", cpu=True, layout=Layout(shard=True))
+    train(replace(config, bf16=True), folder / "bf16", cpu=True)
+    train(replace(config, bf16=True), folder / "bf16-sharded", cpu=True, layout=Layout(shard=True))
+    leave_processes()
+
+
+def after(updates: int):
+    """A `stop` that is True from its call number `updates` + 1 on."""
+    calls = iter(range(updates))
+    return lambda: next(calls, None) is None
+
+
+def go_on(folder: Path) -> None:
+    for name in ("left-whole-to-four", "left-sharded-to-four"):
+        train(config_in(folder), folder / name, cpu=True, layout=Layout(shard=True))
+    leave_processes()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """Runs of two processes, and one of a single one."""
+    folder = tmp_path_factory.mktemp("layouts")
+    train(config_in(folder), folder / "alone", cpu=True)
+    launch(2, run_all, folder)
+    return folder
+
+
+def losses(run: Path) -> torch.Tensor:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return torch.tensor([[row["loss"], row.get("val_loss", 0)] for row in rows])
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model" / "model.safetensors")
+
+
+def distance(one: Path, other: Path) -> float:
+    pairs = zip(weights(one).items(), weights(other).items(), strict=True)
+    return max(float((x - y).abs().max()) for (_, x), (_, y) in pairs)
+
+
+pytestmark = pytest.mark.long
+
+
+@pytest.mark.parametrize("name", [*LAYOUTS, "accumulated", "accumulated-whole"])
+def test_is_the_training_of_one_process(runs, name):
+    torch.testing.assert_close(losses(runs / name), losses(runs / "alone"), rtol=2e-5, atol=0)
+    assert distance(runs / name, runs / "alone") < 2e-5
+
+
+def test_bfloat16_rounds_alike(runs):
+    one, other = losses(runs / "bf16"), losses(runs / "bf16-sharded")
+    torch.testing.assert_close(one, other, rtol=1e-3, atol=0)
+    assert not torch.equal(one, losses(runs / "replicated"))
+
+
+def test_resumes_bit_for_bit(runs):
+    assert distance(runs / "resumed", runs / "sharded") == 0
+    assert torch.equal(losses(runs / "resumed"), losses(runs / "sharded"))
+
+
+def test_checkpoints_have_parts_and_say_so(runs):
+    left = runs / "left-sharded"
+    (newest,) = (left / "checkpoints").glob("step-00000003")
+    assert len(list(newest.glob("parts/*.safetensors"))) == 2
+    with pytest.raises(CheckpointError, match=r"parts of a model.*finish the run"):
+        model_folder(left)
+
+
+def test_result_is_a_plain_model(runs):
+    model = AutoModelForCausalLM.from_pretrained(runs / "sharded" / "model")
+    assert torch.isfinite(model(torch.tensor([[1, 2, 3]])).logits).all()
+
+
+def test_goes_on_with_another_number_of_processes(runs):
+    """From two to four and to one, and from whole checkpoints to parts and back."""
+    for name in ("left-whole", "left-sharded"):
+        shutil.copytree(runs / name, runs / f"{name}-to-four")
+    launch(4, go_on, runs)
+    train(config_in(runs), runs / "left-sharded", cpu=True)
+    for name in ("left-whole-to-four", "left-sharded-to-four", "left-sharded"):
+        torch.testing.assert_close(losses(runs / name), losses(runs / "alone"), rtol=2e-5, atol=0)
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(TrainingError, match="ask for shard"):
+        Layout(offload=True)
