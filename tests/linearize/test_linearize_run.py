@@ -30,6 +30,9 @@ from fastweights.linearize.distill.methods import (
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.report import LayerMaps, plot_maps
 from fastweights.linearize.distill.verbs import VERBS
+from fastweights.runs.errors import TrainingError
+from fastweights.runs.layout import Layout
+from fastweights.runs.processes import leave_processes
 from fastweights.train import Bytes, CheckpointError
 from killable_runs import FORKS, kill_at, launch_two
 from pretrained import llama
@@ -137,23 +140,54 @@ def test_a_damaged_file_is_named_and_written_again_once_it_is_removed(source, tm
             assert (out / name).read_bytes() == sound
 
 
+def _convert_in_layouts(source: Path, out: Path, whole: LinearizationMethod) -> None:
+    """Whole, divided, and divided with all weights trained."""
+    small = conversion(source, softmax_layers=1)
+    divided = Layout(shard=True, recompute=True)
+    assert run_conversion(small, out / "two")
+    assert run_conversion(small, out / "divided", layout=divided)
+    everything = conversion(source, method=whole)
+    assert run_conversion(everything, out / "divided-everything", layout=divided)
+    leave_processes()
+
+
 def test_two_processes_convert_as_one(source, tmp_path):
     """The two halves of a batch are the parts of one process."""
-    launch_two(run_conversion, conversion(source, softmax_layers=1), tmp_path / "two")
     halves = replace(SHORT, accumulate=2)
     method = conversion(source).method
-    method = replace(
-        method,
-        transfer=replace(method.transfer, fit=halves),
-        adapt=replace(method.adapt, fit=halves),
-    )
-    assert run_conversion(conversion(source, softmax_layers=1, method=method), tmp_path / "one")
-    two, one = (
-        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("two", "one")
-    )
+    adapt = replace(method.adapt, lora=None, loss=replace(method.adapt.loss, kl=0.0))
+    launch_two(_convert_in_layouts, source, tmp_path, replace(method, adapt=adapt))
+    by_halves = [
+        replace(
+            chosen,
+            transfer=replace(chosen.transfer, fit=halves),
+            adapt=replace(chosen.adapt, fit=halves),
+        )
+        for chosen in (method, replace(method, adapt=adapt))
+    ]
+    one = conversion(source, softmax_layers=1, method=by_halves[0])
+    assert run_conversion(one, tmp_path / "one")
+    assert run_conversion(conversion(source, method=by_halves[1]), tmp_path / "everything")
+    for name in ("two", "divided"):
+        require_alike(tmp_path / name, tmp_path / "one")
+    require_alike(tmp_path / "divided-everything", tmp_path / "everything")
+
+
+def require_alike(one: Path, other: Path) -> None:
+    two, one = (load_file(run / "model" / "model.safetensors") for run in (one, other))
     assert two.keys() == one.keys()
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_what_cannot_be_divided_is_refused(source, tmp_path):
+    method = conversion(source).method
+    blockwise = replace(method, transfer=replace(method.transfer, blockwise=True))
+    with pytest.raises(TrainingError, match="leave out blockwise or shard"):
+        run_conversion(
+            conversion(source, method=blockwise), tmp_path / "run", layout=Layout(shard=True)
+        )
+    assert not (tmp_path / "run").exists()
 
 
 def test_bfloat16_stopped_anywhere_goes_on_to_the_same_model(source, tmp_path):

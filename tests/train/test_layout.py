@@ -18,13 +18,17 @@ from fastweights.runs.processes import leave_processes
 from fastweights.train import (
     AdamW,
     Architecture,
+    Bytes,
     CheckpointError,
     Constant,
+    ExistingModel,
+    LoRA,
     TrainConfig,
     model_folder,
     train,
 )
 from killable_runs import launch, tiny
+from pretrained import llama
 
 LAYOUTS = {
     "replicated": Layout(),
@@ -33,6 +37,9 @@ LAYOUTS = {
     "recomputed": Layout(recompute=True),
     "sharded-recomputed": Layout(shard=True, recompute=True),
 }
+
+
+ADAPTERS = {"all-weights": None, "lora": LoRA(2)}
 
 
 def config_in(folder: Path, **changes) -> TrainConfig:
@@ -58,7 +65,17 @@ def run_all(folder: Path) -> None:
     train(config, folder / "resumed", cpu=True, layout=Layout(shard=True))
     train(replace(config, bf16=True), folder / "bf16", cpu=True)
     train(replace(config, bf16=True), folder / "bf16-sharded", cpu=True, layout=Layout(shard=True))
+    for name, lora in ADAPTERS.items():
+        layout = Layout(shard=True, recompute=True)
+        train(existing(folder, lora), folder / f"{name}-sharded", cpu=True, layout=layout)
     leave_processes()
+
+
+def existing(folder: Path, lora: LoRA | None) -> TrainConfig:
+    """A Llama of transformers, all of it or adapters."""
+    whole = config_in(folder)
+    model = ExistingModel(str(folder / "llama"), lora)
+    return replace(whole, model=model, text=replace(whole.text, tokenization=model.tokenization))
 
 
 def after(updates: int):
@@ -78,6 +95,10 @@ def runs(tmp_path_factory) -> Path:
     """Runs of two processes, and one of a single one."""
     folder = tmp_path_factory.mktemp("layouts")
     train(config_in(folder), folder / "alone", cpu=True)
+    llama(2, torch.float32, vocab_size=258).save_pretrained(folder / "llama")
+    Bytes().build([]).save_pretrained(folder / "llama")
+    for name, lora in ADAPTERS.items():
+        train(existing(folder, lora), folder / name, cpu=True)
     launch(2, run_all, folder)
     return folder
 
@@ -111,6 +132,13 @@ def test_bfloat16_rounds_alike(runs):
     assert not torch.equal(one, losses(runs / "replicated"))
 
 
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_existing_models_are_divided_too(runs, name):
+    one, other = losses(runs / name), losses(runs / f"{name}-sharded")
+    torch.testing.assert_close(one, other, rtol=2e-5, atol=0)
+    assert distance(runs / name, runs / f"{name}-sharded") < 1e-4
+
+
 def test_resumes_bit_for_bit(runs):
     assert distance(runs / "resumed", runs / "sharded") == 0
     assert torch.equal(losses(runs / "resumed"), losses(runs / "sharded"))
@@ -142,3 +170,14 @@ def test_goes_on_with_another_number_of_processes(runs):
 def test_what_cannot_be_is_refused():
     with pytest.raises(TrainingError, match="ask for shard"):
         Layout(offload=True)
+
+
+def compile_divided(folder: Path) -> None:
+    train(config_in(folder), folder / "compiled", cpu=True, layout=Layout(shard=True, compile=True))
+    leave_processes()
+
+
+@pytest.mark.slow
+def test_compiled_blocks_are_divided_too(runs):
+    launch(2, compile_divided, runs)
+    torch.testing.assert_close(losses(runs / "compiled"), losses(runs / "alone"), rtol=1e-4, atol=0)

@@ -204,7 +204,7 @@ def _fully_shard(model: Any, processes: Processes, bf16: bool, offload: bool) ->
     )
     for block in blocks_of(model):
         shard(block, mp_policy=mixed if bf16 else MixedPrecisionPolicy())
-    shard(model)
+    shard(model, reshard_after_forward=True)  # else a validation would leave it whole
     for parameter in whole:
         parameter.data = parameter.data.to(processes.device)
     # What blocks return of their states are views, which nobody changes in place.

@@ -31,7 +31,7 @@ from fastweights.cli.parser import (
     add_verbs,
 )
 from fastweights.cli.parsers.generate import add_temperature
-from fastweights.cli.parsers.train import add_intervals, add_trackers
+from fastweights.cli.parsers.train import add_division, add_intervals, add_trackers
 
 METHODS = ("lolcats", "lolcats-linear", "workshop", "hedgehog", "no-transfer", "t2r", "supra")
 FEATURE_MAPS = ("hedgehog", "exp", "elu", "relu")
@@ -75,6 +75,7 @@ def _stage(verb: str, description: str) -> Declare:
         _add_data(parser.add_argument_group("text"))
         _add_method(parser.add_argument_group("method"))
         _add_training(parser.add_argument_group("training"))
+        add_division(parser.add_argument_group("memory (a run may go on under other ones)"))
         add_dtype(parser)
         parser.add_argument(
             "--bits",

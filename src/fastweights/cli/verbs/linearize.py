@@ -27,6 +27,7 @@ from fastweights.linearize.distill.plan import ConversionPlan, plan
 from fastweights.linearize.distill.ranking import require_linear_layers
 from fastweights.render.plots import png
 from fastweights.runs.files import atomic_file
+from fastweights.runs.layout import Layout
 from fastweights.runs.optimizers import AdamW
 from fastweights.runs.signals import StopOnSignal
 from fastweights.runs.tracking import track
@@ -134,6 +135,7 @@ def run(chosen: Namespace, console: Console) -> int:
             chosen.out,
             until=chosen.until,
             device=device,
+            layout=Layout(chosen.shard, chosen.offload, chosen.recompute),
             reporter=watch,
             stop=stop,
         )

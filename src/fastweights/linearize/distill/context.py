@@ -20,6 +20,7 @@ from fastweights.linearize.distill.plan import ConversionPlan, plan
 from fastweights.runs.checkpoint import no_progress_bars
 from fastweights.runs.errors import DataError
 from fastweights.runs.files import read_json, write_json
+from fastweights.runs.layout import Layout
 from fastweights.runs.processes import Processes
 from fastweights.runs.ranges import NON_NEGATIVE_INTEGER
 from fastweights.runs.report import Reporter
@@ -108,6 +109,7 @@ class ConversionContext:
         processes: The processes that train the model together.
         reporter: Receives progress events.
         stop: Returns True when the run should end after the current step.
+        layout: How the model lies in the memory of the processes while it is trained.
     """
 
     conversion: Conversion
@@ -115,6 +117,7 @@ class ConversionContext:
     processes: Processes
     reporter: Reporter
     stop: Callable[[], bool]
+    layout: Layout = Layout()
 
     @property
     def device(self) -> torch.device:
@@ -220,14 +223,28 @@ class ConversionContext:
         torch.manual_seed(self.conversion.seed)
         return linearize(self.load_original(bits), self.conversion.method.analog, layers)
 
-    def convert_again(self, layers: Iterable[int], bits: int | None) -> Any:
-        """Load the softmax model and convert these layers, with the branches' trained
-        parameters."""
-        trained = {
+    @property
+    def is_divided(self) -> bool:
+        """Whether the processes divide the model while it is trained, and make it anew then."""
+        return self.layout.shard and self.processes.count > 1
+
+    def branch_parameters(self) -> dict[str, Tensor]:
+        """Copy the parameters of the model's branches."""
+        return {
             name: x.detach().clone()
             for name, x in self.model.named_parameters()
             if "linear_branch" in name
         }
+
+    def convert_again(
+        self,
+        layers: Iterable[int],
+        bits: int | None,
+        trained: Mapping[str, Tensor] | None = None,
+    ) -> Any:
+        """Load the softmax model and convert these layers, with the branches' trained parameters:
+        those given, or else those of the present model."""
+        trained = self.branch_parameters() if trained is None else trained
         model = self.linearize_original(layers, bits)
         copy_parameters(model, trained)
         return model

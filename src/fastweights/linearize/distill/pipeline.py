@@ -13,9 +13,10 @@ from fastweights.linearize.distill.context import Conversion, ConversionContext
 from fastweights.linearize.distill.fit import Fit
 from fastweights.linearize.distill.ranking import require_linear_layers
 from fastweights.linearize.distill.verbs import VERBS, FinetuneVerb, Verb
-from fastweights.runs.errors import Stopped
+from fastweights.runs.errors import Stopped, TrainingError
 from fastweights.runs.files import remove_partials
 from fastweights.runs.folder import create_run, is_run, lock_run, missing_folders, remove_if_refused
+from fastweights.runs.layout import Layout
 from fastweights.runs.packages import require_package
 from fastweights.runs.processes import join_processes
 from fastweights.runs.report import Reporter
@@ -28,6 +29,7 @@ def run_conversion(
     *,
     until: str = "export",
     device: torch.device | None = None,
+    layout: Layout = Layout(),
     reporter: Reporter = Reporter(),
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
@@ -42,6 +44,8 @@ def run_conversion(
         out: The folder, new or of this same conversion.
         until: Name of the last step to do, one of `VERBS`.
         device: Where the model computes; None for the CPU.
+        layout: How the model lies in the memory of the processes while it is trained; no part of
+            the conversion. Between the stages every process has the whole model.
         reporter: Receives progress events.
         stop: Called between steps of training; once it returns True, a checkpoint is written and
             the run ends.
@@ -61,11 +65,12 @@ def run_conversion(
     verbs = _verbs_until(until)
     device = device or torch.device("cpu")
     _require_packages(conversion, verbs, device)
+    _require_divisible(conversion, layout)
     processes = join_processes(device)
     for fit in _fits(conversion):
         fit.sequences_at_once(processes)
     reporter = reporter if processes.is_first else Reporter()
-    context = ConversionContext(conversion, out, processes, reporter, stop)
+    context = ConversionContext(conversion, out, processes, reporter, stop, layout)
     with ExitStack() as held:
         if not _open_together(context, held):
             return False
@@ -113,6 +118,22 @@ def _fits(conversion: Conversion) -> list[Fit]:
 
 def _verbs_until(name: str) -> tuple[Verb, ...]:
     return VERBS[: [verb.name for verb in VERBS].index(name) + 1]
+
+
+def _require_divisible(conversion: Conversion, layout: Layout) -> None:
+    if not layout.shard:
+        return
+    if conversion.bits is not None:
+        raise TrainingError(
+            f"bits={conversion.bits}: quantised weights are not divided over processes; leave out"
+            " one of the two"
+        )
+    transfer = conversion.method.transfer
+    if transfer is not None and transfer.blockwise:
+        raise TrainingError(
+            "a transfer block by block holds one block at a time, and divides none; leave out"
+            " blockwise or shard"
+        )
 
 
 def _require_packages(

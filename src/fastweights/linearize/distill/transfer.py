@@ -10,9 +10,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from fastweights.layers import upcast
@@ -226,8 +228,10 @@ def attend_all(model: PreTrainedModel, inputs: Mapping[str, Tensor], mode: Mode)
 
     Gradients are recorded only where the mode asks for them.
     """
+    # Of a divided model the parts are brought together by a call of the whole.
+    called: Any = model if isinstance(model, FSDPModule) else model.base_model
     with torch.no_grad(), use_mode(model, mode):
-        model.base_model(**inputs, use_cache=False)
+        called(**inputs, use_cache=False)
 
 
 class TransferModel(nn.Module):

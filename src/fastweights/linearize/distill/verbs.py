@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,13 +29,14 @@ from fastweights.linearize.distill.comparison import (
 )
 from fastweights.linearize.distill.context import ConversionContext
 from fastweights.linearize.distill.fit import TRAINED, Fit, PartialStage, fit
-from fastweights.linearize.distill.methods import TransferConfig
+from fastweights.linearize.distill.methods import AdaptationConfig, TransferConfig
 from fastweights.linearize.distill.ranking import damage_by_layer, most_damaging_layers
 from fastweights.linearize.distill.report import write_report
 from fastweights.linearize.distill.stages import AdaptStage, TransferStage
 from fastweights.runs.checkpoint import no_progress_bars, save_model
 from fastweights.runs.errors import CheckpointError
 from fastweights.runs.files import atomic_folder, read_json
+from fastweights.runs.layout import Layout
 from fastweights.train.adapters import merge_adapters
 
 
@@ -160,7 +161,11 @@ class TransferVerb(Verb):
             config.dropout,
             config.fit.seed,
         )
-        return _fit(stage, config.fit, folder, context)
+        layout = replace(context.layout, recompute=False)  # it goes backward inside its forward
+        complete = _fit(stage, config.fit, folder, context, layout)
+        if complete and context.is_divided:
+            context.model = context.convert_again(context.linear_layers(), context.conversion.bits)
+        return complete
 
 
 class RankLayersVerb(Verb):
@@ -192,11 +197,20 @@ class FinetuneVerb(Verb):
         config = context.conversion.method.adapt
         if config is None:
             return True
+        layers, begun = context.linear_layers(), context.branch_parameters()
+        if not self._train(context, config):
+            return False
+        if not context.is_divided:
+            return True
+        context.model = context.convert_again(layers, context.conversion.bits, begun)
+        return self._train(context, config)  # which reads what has been trained
+
+    def _train(self, context: ConversionContext, config: AdaptationConfig) -> bool:
         context.model = prepare_adaptation(
             context.model, config.lora, config.branches, context.conversion.seed
         )
         stage = AdaptStage(context.model, context.train, context.validation, config.loss)
-        return _fit(stage, config.fit, context.out / "finetune", context)
+        return _fit(stage, config.fit, context.out / "finetune", context, context.layout)
 
     def run_together(self, context: ConversionContext) -> bool:
         """Run in all processes, which share the training."""
@@ -281,12 +295,15 @@ VERBS: tuple[Verb, ...] = (
 """The parts of a run in their order."""
 
 
-def _fit(stage: PartialStage, config: Fit, folder: Path, context: ConversionContext) -> bool:
+def _fit(
+    stage: PartialStage, config: Fit, folder: Path, context: ConversionContext, layout: Layout
+) -> bool:
     return fit(
         stage,
         config,
         folder,
         processes=context.processes,
+        layout=layout,
         reporter=context.reporter,
         stop=context.stop,
     )
