@@ -1,0 +1,180 @@
+"""What the training loop costs beside its model, and several processes beside one; writes JSON.
+
+    python benchmarks/processes.py --out benchmarks/results/processes.json
+
+`overhead`: time of `Loop.update` over that of the bare step of the same model, which is forward,
+backward, clipping and AdamW on a batch in memory; alternately in one process. `processes`: tokens
+per second of 1, 2 and 4 processes on this machine, each with one thread, whole and divided.
+`memory`: bytes that a process holds at most after three updates of a larger model, above those that
+it holds when everything is imported; `resident` what is left when the model is laid out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import torch
+from torch import nn
+
+from fastweights.lab.bench.machine import commit, versions
+from fastweights.runs.layout import Layout
+from fastweights.runs.loop import Loop
+from fastweights.runs.processes import join_processes, leave_processes
+from fastweights.train import AdamW, Architecture, Text, TrainConfig
+from fastweights.train.loop import LanguageModelStage
+
+LAYOUTS = {"replicated": Layout(), "divided": Layout(shard=True)}
+SMALL = TrainConfig(
+    text=Text(("shakespeare",)),
+    model=Architecture(({"name": "metala"},), layers=4, width=256),
+    optimizer=AdamW(),
+    length=256,
+    batch=8,
+)
+LARGE = replace(
+    SMALL, model=Architecture(({"name": "metala"},), layers=8, width=768), length=64, batch=4
+)
+ROUNDS, UPDATES = 7, 3
+
+
+def loop_of(config: TrainConfig, layout: Layout, folder: Path) -> Loop:
+    """The loop of a run, ready to update."""
+    processes = join_processes(torch.device("cpu"))
+    with processes.first_then_others():
+        stage = LanguageModelStage(config, folder, processes, layout)
+        stage.prepare(folder)
+    return Loop(stage, config, processes, layout)
+
+
+def seconds(act: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    act()
+    return time.perf_counter() - start
+
+
+def measure_overhead(folder: Path) -> dict[str, float]:
+    """The loop's update beside the bare step, round by round."""
+    loop, bare = (loop_of(SMALL, Layout(), folder) for _ in range(2))
+    batch = bare.stage._train.batch(0, SMALL.batch)
+    model, (optimizer,) = bare.stage.model, bare.optimizers
+
+    def step() -> None:
+        model(**batch).loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def several(act: Callable[[], object]) -> None:
+        for _ in range(UPDATES):
+            act()
+
+    several(loop.update)
+    several(step)
+    rounds = [
+        (seconds(lambda: several(loop.update)), seconds(lambda: several(step)))
+        for _ in range(ROUNDS)
+    ]
+    ratios = [ours / theirs for ours, theirs in rounds]
+    return {
+        "ratio": statistics.median(ratios),
+        "smallest": min(ratios),
+        "largest": max(ratios),
+        "milliseconds": 1e3 * statistics.median(ours for ours, _ in rounds) / UPDATES,
+    }
+
+
+def measure_speed(layout: Layout, folder: Path) -> dict[str, float]:
+    """Tokens per second of all processes together, in one of them."""
+    config = replace(SMALL, batch=8)
+    loop = loop_of(config, layout, folder)
+    loop.update()
+    times = [seconds(loop.update) for _ in range(ROUNDS)]
+    return {"tokens_per_second": config.batch * config.length / statistics.median(times)}
+
+
+def measure_memory(layout: Layout, folder: Path) -> dict[str, float]:
+    """Bytes of this process above those of its imports."""
+    join_processes(torch.device("cpu"))
+    before = psutil.Process().memory_info().rss
+    loop = loop_of(LARGE, layout, folder)
+    for _ in range(3):
+        loop.update()
+    gc.collect()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    held = sum(
+        t.to_local().nbytes if hasattr(t, "to_local") else t.nbytes
+        for t in (*loop.stage.model.parameters(), *loop.memory().values())
+    )
+    parameters = sum(p.numel() for p in loop.stage.model.parameters())
+    return {"parameters": parameters, "held": held, "peak": peak}
+
+
+WORK = {"speed": measure_speed, "memory": measure_memory}
+
+
+def work(name: str, layout: str, folder: Path, result: Path) -> None:
+    """Measure in one of several processes."""
+    found = WORK[name](LAYOUTS[layout], folder)
+    if os.environ.get("RANK", "0") == "0":
+        result.write_text(json.dumps(found))
+    leave_processes()
+
+
+def launch(name: str, layout: str, count: int) -> dict[str, float]:
+    """Measure in `count` processes of one thread each."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count)]
+        subprocess.run(
+            [*launcher, __file__, "--work", name, layout, folder, str(result)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            check=True,
+        )
+        return json.loads(result.read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--work", nargs=4)
+    chosen = parser.parse_args()
+    if chosen.work:
+        name, layout, folder, result = chosen.work
+        work(name, layout, Path(folder) / "run", Path(result))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        overhead = measure_overhead(Path(folder) / "run")
+    rows = [
+        {"count": count, "layout": layout, **launch("speed", layout, count)}
+        for count in (1, 2, 4)
+        for layout in LAYOUTS
+        if count > 1 or layout == "replicated"
+    ]
+    memory = [
+        {"count": count, "layout": layout, **launch("memory", layout, count)}
+        for count in (1, 2, 4)
+        for layout in LAYOUTS
+        if count > 1 or layout == "replicated"
+    ]
+    about = {"commit": commit(), "versions": versions(), "cores": os.cpu_count()}
+    found = {**about, "overhead": overhead, "processes": rows, "memory": memory}
+    if chosen.out:
+        chosen.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
