@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,13 @@ from fastweights import (
     evaluate,
 )
 from fastweights.layers import TokenContext
-from fastweights.models.loss import next_token_loss
+from fastweights.models.loss import (
+    Term,
+    cross_entropy,
+    cross_entropy_and_log_z,
+    next_token_loss,
+    squared_log_z,
+)
 from tiny import LAYERS, VOCABULARY, tiny, tiny_config, tokens
 
 every_model = pytest.mark.parametrize("layers", LAYERS)
@@ -430,6 +437,55 @@ def test_no_labels_no_loss() -> None:
     assert next_token_loss(lambda x: x, torch.randn(1, 3, 4), labels, chunk=8).item() == 0
 
 
+@pytest.mark.parametrize("items", [None, 7])
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+def test_squared_log_z_is_palms(items: int | None, chunk: int) -> None:
+    """Mean of (log Σ_v exp z_v)² over the counted tokens, in float64, gradients included."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 6, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(9, 5, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(9, (2, 6))
+    labels[0, :3] = -100
+
+    def losses(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return next_token_loss(
+            lambda x: x @ weight.mT,
+            *(x, labels),
+            items=items,
+            chunk=chunk,
+            term=cross_entropy_and_log_z,
+        )
+
+    total, count = 0.0, 0
+    for row, targets in zip((x @ weight.mT).detach().numpy(), labels.numpy(), strict=True):
+        for z, target in zip(row[:-1], targets[1:], strict=True):
+            if target != -100:
+                total += math.log(sum(math.exp(float(number)) for number in z)) ** 2
+                count += 1
+    loss, log_z = losses(x, weight)
+    assert log_z.item() == pytest.approx(total / (items or count), rel=1e-13)
+    assert_close(loss, plain_loss(x @ weight.mT, labels, items))
+    assert torch.autograd.gradcheck(losses, (x, weight))
+
+
+def test_squared_log_z_of_no_labels_is_zero() -> None:
+    labels, x = torch.full((1, 3), -100), torch.full((1, 3, 4), torch.inf, requires_grad=True)
+    assert next_token_loss(lambda x: x, x, labels, chunk=8, term=squared_log_z).item() == 0
+
+
+def test_the_model_says_its_squared_log_z_beside_an_unchanged_loss() -> None:
+    model, ids = tiny(), tokens(2, 9)
+    plain, both = model(ids, labels=ids), model(ids, labels=ids, squared_log_z=True)
+    assert plain.squared_log_z is None
+    assert torch.equal(both.loss, plain.loss)
+    log_z = torch.logsumexp(plain.logits[:, :-1].double(), -1)
+    assert_close(both.squared_log_z, log_z.square().mean())
+    assert model(ids, squared_log_z=True).squared_log_z is None
+    assert torch.equal(
+        model(ids, targets=ids, squared_log_z=True).loss, model(ids, targets=ids).loss
+    )
+
+
 class Largest(TorchDispatchMode):
     """The most elements of any tensor computed inside."""
 
@@ -443,7 +499,8 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_chunked_loss_never_holds_all_logits() -> None:
+@pytest.mark.parametrize("term", [cross_entropy, cross_entropy_and_log_z])
+def test_chunked_loss_never_holds_all_logits(term: Term) -> None:
     x, weight = torch.randn(2, 33, 4, requires_grad=True), torch.randn(50, 4, requires_grad=True)
     labels = torch.randint(50, (2, 33))
     largest, saved = [], []
@@ -453,7 +510,9 @@ def test_chunked_loss_never_holds_all_logits() -> None:
             Largest() as seen,
             saved_tensors_hooks(lambda x, kept=kept: kept.append(x.numel()) or x, lambda x: x),
         ):
-            next_token_loss(lambda x: x @ weight.mT, x, labels, chunk=chunk).backward()
+            next_token_loss(
+                lambda x: x @ weight.mT, x, labels, chunk=chunk, term=term
+            ).sum().backward()
         largest.append(seen.elements)
         saved.append(max(kept))
     assert largest == [8 * 50, 64 * 50]

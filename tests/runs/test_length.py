@@ -8,8 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from fastweights.runs.length import change_steps
-from fastweights.train import CheckpointError, Constant, Linear, LoRA, TrainConfig, train
+from fastweights.runs.length import change_end
+from fastweights.train import (
+    CheckpointError,
+    Constant,
+    Cosine,
+    Linear,
+    LinearDecay,
+    LoRA,
+    Schedule,
+    TrainConfig,
+    WarmupStableDecay,
+    train,
+)
 from fastweights.train.existing import ExistingModel
 from killable_runs import launch_two, tiny
 
@@ -18,6 +29,11 @@ RESULTS = ("model", "adapter")
 
 def open_ended(folder: Path, steps: int, **changes) -> TrainConfig:
     return tiny(folder, schedule=Constant(warmup=3), steps=steps, **changes)
+
+
+def with_decay(folder: Path, steps: int, decay: float = 0.34, **changes) -> TrainConfig:
+    """The last third falls: of 6 steps 5 and 6, the first of which is still made at the peak."""
+    return tiny(folder, schedule=WarmupStableDecay(3, decay, LinearDecay()), steps=steps, **changes)
 
 
 def outcome(out: Path, step: int = 6) -> tuple[list[dict], list[bytes]]:
@@ -34,6 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("length")
     train(open_ended(folder, 6), folder / "at-once", cpu=True)
     train(tiny(folder), folder / "cosine", cpu=True)
+    train(with_decay(folder, 6), folder / "with-decay", cpu=True)
     return folder
 
 
@@ -93,6 +110,47 @@ def test_rates_that_depend_on_the_steps_say_what_to_do(folder, tmp_path, steps, 
     assert outcome(out) == before
 
 
+# A stable phase and its decay
+
+
+@pytest.mark.parametrize("asked", [100, 12])
+def test_a_run_in_its_stable_phase_gets_another_end(folder, tmp_path, asked):
+    stops = iter([False, False, False, True])
+    out = tmp_path / "out"
+    train(with_decay(folder, asked), out, cpu=True, stop=lambda: next(stops))
+    assert train(with_decay(folder, 6), out, cpu=True).complete
+    assert outcome(out) == outcome(folder / "with-decay")
+
+
+@pytest.mark.parametrize(
+    "schedule", [WarmupStableDecay(3, 0.0), Constant(3)], ids=["no decay yet", "constant"]
+)
+def test_a_complete_run_without_decay_gets_it(folder, tmp_path, schedule: Schedule):
+    out = tmp_path / "out"
+    assert train(tiny(folder, schedule=schedule, steps=3), out, cpu=True).complete
+    assert train(with_decay(folder, 6), out, cpu=True).complete
+    assert outcome(out) == outcome(folder / "with-decay")
+
+
+@pytest.mark.parametrize(("steps", "decay"), [(12, 0.34), (6, 0.0), (6, 0.5), (5, 0.34)])
+def test_a_run_in_its_decay_says_what_to_do(folder, steps, decay):
+    before = outcome(folder / "with-decay")
+    message = (
+        rf"a run of 6 steps, which cannot become {steps}: step [56] of the 6 that it has made would"
+        rf" have had another learning rate \(WarmupStableDecay schedule\); .* --from .* --steps"
+        rf" {steps} --out FOLDER.* --schedule wsd"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        train(with_decay(folder, steps, decay), folder / "with-decay", cpu=True)
+    assert outcome(folder / "with-decay") == before
+
+
+def test_a_schedule_that_differs_in_what_was_made_is_refused(folder):
+    message = r"step 1 of the 6 .* \(Constant and Cosine schedule\)"
+    with pytest.raises(CheckpointError, match=message):
+        train(tiny(folder, schedule=Cosine(warmup=1)), folder / "at-once", cpu=True)
+
+
 def test_fewer_steps_than_made_are_refused(folder):
     before = outcome(folder / "at-once")
     with pytest.raises(CheckpointError, match="has made 6 steps, and 5 are fewer; ask for 6 or"):
@@ -108,8 +166,8 @@ def test_another_run_keeps_its_number(folder):
 
 def test_nothing_happens_where_nothing_changes(folder, tmp_path):
     before = outcome(folder / "at-once")
-    change_steps(folder / "at-once", open_ended(folder, 6), RESULTS)
-    change_steps(tmp_path / "not-there", open_ended(folder, 6), RESULTS)
+    change_end(folder / "at-once", open_ended(folder, 6), RESULTS)
+    change_end(tmp_path / "not-there", open_ended(folder, 6), RESULTS)
     assert outcome(folder / "at-once") == before
     assert not (tmp_path / "not-there").exists()
 

@@ -23,6 +23,7 @@ from fastweights.train import (
     Constant,
     ExistingModel,
     LoRA,
+    Muon,
     TrainConfig,
     model_folder,
     train,
@@ -65,6 +66,9 @@ def run_all(folder: Path) -> None:
     train(config, folder / "resumed", cpu=True, layout=Layout(shard=True))
     train(replace(config, bf16=True), folder / "bf16", cpu=True)
     train(replace(config, bf16=True), folder / "bf16-sharded", cpu=True, layout=Layout(shard=True))
+    muon = replace(config, optimizer=Muon(lr=1e-2), z_loss=1e-3)
+    train(muon, folder / "muon", cpu=True)
+    train(muon, folder / "muon-sharded", cpu=True, layout=Layout(shard=True))
     for name, lora in ADAPTERS.items():
         layout = Layout(shard=True, recompute=True)
         train(existing(folder, lora), folder / f"{name}-sharded", cpu=True, layout=layout)
@@ -130,6 +134,12 @@ def test_bfloat16_rounds_alike(runs):
     one, other = losses(runs / "bf16"), losses(runs / "bf16-sharded")
     torch.testing.assert_close(one, other, rtol=1e-3, atol=0)
     assert not torch.equal(one, losses(runs / "replicated"))
+
+
+def test_matrices_are_made_orthogonal_as_a_whole(runs):
+    """Newton-Schulz rounds to bfloat16."""
+    one, other = losses(runs / "muon"), losses(runs / "muon-sharded")
+    torch.testing.assert_close(one, other, rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("name", ADAPTERS)

@@ -9,7 +9,7 @@ from typing import Any, Protocol, Unpack, runtime_checkable
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from fastweights.layers import TokenContext
@@ -26,7 +26,16 @@ from fastweights.models.inputs import (
     require_positions,
     require_token_ids,
 )
-from fastweights.models.loss import LOGITS_AT_ONCE, mean_loss, next_token_loss, select_targets
+from fastweights.models.loss import (
+    LOGITS_AT_ONCE,
+    LanguageModelOutput,
+    Term,
+    cross_entropy,
+    cross_entropy_and_log_z,
+    mean_loss,
+    next_token_loss,
+    select_targets,
+)
 from fastweights.models.packing import (
     Boundaries,
     require_counted_positions,
@@ -388,8 +397,9 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         targets: Tensor | None = None,
         position_ids: Tensor | None = None,
+        squared_log_z: bool = False,
         **boundaries: Unpack[Boundaries],
-    ) -> CausalLMOutputWithPast:
+    ) -> LanguageModelOutput:
         """Compute the logits of the next token, and with labels the mean loss.
 
         The arguments that are not listed here are those of `FastWeightsModel.forward`.
@@ -406,10 +416,12 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
                 labels.
             skip_logits: Whether to return no logits, so that those of all tokens are never in
                 memory at once. None: in training, where there is a loss.
+            squared_log_z: Whether to return the mean of log² Z, too, over the tokens whose loss is
+                counted (`loss` leaves it out).
 
         Returns:
-            `logits` ``[b t vocab]``, `loss` in nats per token, `past_key_values` and
-            `hidden_states`.
+            `logits` ``[b t vocab]``, `loss` in nats per token, `past_key_values`,
+            `hidden_states` and `squared_log_z`.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -425,14 +437,17 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
             **boundaries,
         )
         x = outputs.last_hidden_state
-        loss = self._loss(x, labels, targets, num_items_in_batch)
+        term = cross_entropy_and_log_z if squared_log_z else cross_entropy
+        losses = self._loss(x, labels, targets, num_items_in_batch, term)
+        loss, log_z = losses if losses is not None and squared_log_z else (losses, None)
         skip_logits = self.training and loss is not None if skip_logits is None else skip_logits
         span = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        return CausalLMOutputWithPast(
+        return LanguageModelOutput(
             loss=loss,
             logits=None if skip_logits else self.logits(x[:, span]),
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
+            squared_log_z=log_z,
         )
 
     def logits(self, x: Tensor) -> Tensor:
@@ -443,18 +458,24 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
         return z if cap is None else cap * torch.tanh(z / cap)
 
     def _loss(
-        self, x: Embedded, labels: Tensor | None, shifted: Tensor | None, items: Tensor | int | None
+        self,
+        x: Embedded,
+        labels: Tensor | None,
+        shifted: Tensor | None,
+        items: Tensor | int | None,
+        term: Term,
     ) -> Tensor | None:
         chunk = max(1, LOGITS_AT_ONCE // self.config.vocab_size)
         if labels is not None and shifted is not None:
             raise ValueError("pass either labels or targets")
         if shifted is not None:
             shifted = require_labels("targets", shifted, self.config.vocab_size)
-            return mean_loss(self.logits, *select_targets(x, shifted), items=items, chunk=chunk)
+            kept = select_targets(x, shifted)
+            return mean_loss(self.logits, *kept, items=items, chunk=chunk, term=term)
         if labels is None:
             return None
         labels = require_labels("labels", labels, self.config.vocab_size)
-        return next_token_loss(self.logits, x, labels, items=items, chunk=chunk)
+        return next_token_loss(self.logits, x, labels, items=items, chunk=chunk, term=term)
 
     def _prepare_model_inputs(self, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
         base: Any = super()

@@ -73,6 +73,8 @@ class Layout:
         if processes.count == 1:
             return Placement(stage.model, processes)
         if self.shard:
+            if refusal := config.optimizer.refuse_shards(stage.model, processes.count):
+                raise TrainingError(refusal)
             return Sharded(stage.model, processes, config.bf16, self.offload)
         if stage.calls_module:
             return Replicated(stage.model, processes)

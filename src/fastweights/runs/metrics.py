@@ -10,7 +10,7 @@ from fastweights.runs.json_lines import append_row, damaged_line, read_rows, wri
 
 Row = Mapping[str, float]
 """step, loss [nats/token], lr, tokens_per_second, seconds; val_loss [nats/token] where it was
-evaluated.
+evaluated, and what else is minimised under names of its own, such as z_loss.
 """
 ALWAYS = ("step", "loss")
 """What every row has."""

@@ -5,8 +5,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
-from fastweights.runs.ranges import NON_NEGATIVE_INTEGER, NON_NEGATIVE_NUMBER, POSITIVE_INTEGER
+from fastweights.runs.errors import TrainingError
+from fastweights.runs.ranges import (
+    FRACTION,
+    NON_NEGATIVE_INTEGER,
+    NON_NEGATIVE_NUMBER,
+    POSITIVE_INTEGER,
+)
 
 
 class Schedule(ABC):
@@ -19,12 +26,6 @@ class Schedule(ABC):
     def rate(self, peak: float, step: int, steps: int) -> float:
         """Return the learning rate for update `step` of 0 … steps - 1."""
         return self.factor(step, steps) * peak
-
-    @property
-    def is_open_ended(self) -> bool:
-        """Whether no rate depends on how many updates there are, so that their number may change
-        during training."""
-        return False
 
     def for_epochs(self, updates: int) -> Schedule:
         """Return this schedule for a training whose epochs have `updates` updates."""
@@ -92,12 +93,75 @@ class Constant(Schedule):
     def __post_init__(self) -> None:
         NON_NEGATIVE_INTEGER.require(warmup=self.warmup)
 
-    @property
-    def is_open_ended(self) -> bool:
-        return True
-
     def factor(self, step: int, steps: int) -> float:
         return min(1.0, (step + 1) / (self.warmup + 1))
+
+
+class DecayShape(ABC):
+    """The shape in which a learning rate falls from its peak."""
+
+    @abstractmethod
+    def factor(self, done: float) -> float:
+        """Return the fraction of the peak when `done` of the decay, from 0 to 1, lies behind: 1 at
+        0 and 0 at 1."""
+
+
+@dataclass(frozen=True)
+class LinearDecay(DecayShape):
+    """1 - done."""
+
+    def factor(self, done: float) -> float:
+        return 1 - done
+
+
+@dataclass(frozen=True)
+class SquareRootDecay(DecayShape):
+    """1 - √done (Hägele et al., 2024)."""
+
+    def factor(self, done: float) -> float:
+        return 1 - math.sqrt(done)
+
+
+@dataclass(frozen=True)
+class CosineDecay(DecayShape):
+    """(1 + cos π done) / 2."""
+
+    def factor(self, done: float) -> float:
+        return (1 + math.cos(math.pi * done)) / 2
+
+
+@dataclass(frozen=True)
+class WarmupStableDecay(Schedule):
+    """Linear warm-up, the peak learning rate, and a decay at the end (WSD; MiniCPM, Hu et al.,
+    2024).
+
+    No rate before the decay depends on how many updates there are.
+
+    Attributes:
+        warmup: Updates of the warm-up, however many follow.
+        decay: The fraction of all updates, the last ones, in which the rate falls; 0 for none.
+        shape: How it falls, towards zero.
+
+    Raises:
+        TrainingError: If a number lies outside of its range.
+    """
+
+    warmup: int = 50
+    decay: float = 0.2
+    shape: DecayShape = SquareRootDecay()
+
+    def __post_init__(self) -> None:
+        NON_NEGATIVE_INTEGER.require(warmup=self.warmup)
+        FRACTION.require(decay=self.decay)
+
+    def stable(self, steps: int) -> int:
+        """Return how many of all updates come before the decay."""
+        return steps - round(self.decay * steps)
+
+    def factor(self, step: int, steps: int) -> float:
+        start = self.stable(steps)
+        warm = min(1.0, (step + 1) / (self.warmup + 1))
+        return warm * self.shape.factor((step - start) / (steps - start)) if step > start else warm
 
 
 @dataclass(frozen=True)
@@ -164,6 +228,32 @@ class Stepwise(Schedule):
 
     def rate(self, peak: float, step: int, steps: int) -> float:
         return self.schedule.rate(peak, step // self.updates, steps // self.updates)
+
+
+def read_schedule(record: Any) -> Schedule | None:
+    """Return the schedule of language models that a run's record describes, or None if it does not
+    describe one."""
+    try:
+        found = _read(record)
+    except (KeyError, TypeError, TrainingError):
+        return None
+    return found if isinstance(found, Schedule) else None
+
+
+def _read(record: Any) -> Any:
+    if not isinstance(record, dict):
+        return record
+    content = {name: _read(part) for name, part in record.items() if name != "type"}
+    return _STORED[record["type"]](**content)
+
+
+_STORED = {
+    kind.__name__: kind
+    for kind in (
+        *(Cosine, Linear, Constant, WarmupStableDecay),
+        *(LinearDecay, SquareRootDecay, CosineDecay),
+    )
+}
 
 
 def _phase(step: int, steps: int, warmup: int) -> tuple[float, float]:

@@ -3,9 +3,19 @@
 from fastweights.runs.checkpoint import model_folder
 from fastweights.runs.errors import CheckpointError, DataError, NonFiniteError, TrainingError
 from fastweights.runs.layout import Layout
-from fastweights.runs.optimizers import AdamW, OptimizerConfig
+from fastweights.runs.optimizers import AdamW, Muon, OptimizerConfig
 from fastweights.runs.report import Reporter, Result, Summary
-from fastweights.runs.schedules import Constant, Cosine, Linear, Schedule
+from fastweights.runs.schedules import (
+    Constant,
+    Cosine,
+    CosineDecay,
+    DecayShape,
+    Linear,
+    LinearDecay,
+    Schedule,
+    SquareRootDecay,
+    WarmupStableDecay,
+)
 from fastweights.runs.signals import StopOnSignal
 from fastweights.runs.stage import Every
 from fastweights.text.corpus import Corpus, Text, TextSize, read_corpus, tokenize_sources
@@ -25,20 +35,25 @@ __all__ = [
     "Constant",
     "Corpus",
     "Cosine",
+    "CosineDecay",
     "DataError",
+    "DecayShape",
     "Every",
     "ExistingModel",
     "ExistingTokenizer",
     "HuggingFace",
     "Layout",
     "Linear",
+    "LinearDecay",
     "LoRA",
+    "Muon",
     "NonFiniteError",
     "OptimizerConfig",
     "PresetArchitecture",
     "Reporter",
     "Result",
     "Schedule",
+    "SquareRootDecay",
     "StopOnSignal",
     "Summary",
     "Text",
@@ -47,6 +62,7 @@ __all__ = [
     "Tokenization",
     "TrainConfig",
     "TrainingError",
+    "WarmupStableDecay",
     "Windows",
     "model_folder",
     "read_corpus",

@@ -20,11 +20,11 @@ from fastweights.runs.evaluation import evaluation_mode
 from fastweights.runs.files import atomic_folder
 from fastweights.runs.folder import is_run
 from fastweights.runs.layout import Layout, is_part
-from fastweights.runs.length import change_steps
+from fastweights.runs.length import change_end
 from fastweights.runs.loop import End, run_in_folder
 from fastweights.runs.metrics import Row
 from fastweights.runs.processes import Alone, Processes, join_processes
-from fastweights.runs.ranges import POSITIVE_INTEGER, SEQUENCE_LENGTH
+from fastweights.runs.ranges import NON_NEGATIVE_NUMBER, POSITIVE_INTEGER, SEQUENCE_LENGTH
 from fastweights.runs.report import Reporter, Result
 from fastweights.runs.stage import (
     Every,
@@ -42,6 +42,7 @@ from fastweights.train.architectures import Architecture, HuggingFace, PresetArc
 from fastweights.train.existing import ExistingModel, copy_to_own_memory
 from fastweights.train.memory import require_memory_to_train
 from fastweights.train.numerics import record_numerics
+from fastweights.train.objective import make_objective
 from fastweights.train.plot import plot
 
 __all__ = ["Every", "TrainConfig", "train"]
@@ -60,15 +61,20 @@ class TrainConfig(Optimization):
         text: The text to train on, and its tokenizer.
         model: The architecture of a new model, or the model to go on from.
         length: Tokens per sequence.
+        z_loss: Weight of a z-loss, the mean of log² Z for the normaliser Z of a token's
+            probabilities, which keeps logits from drifting (PaLM takes 1e-4); the curve has it
+            apart, as ``z_loss``, and validation leaves it out. 0 for none.
     """
 
     text: Text = Text()
     model: Architecture | PresetArchitecture | HuggingFace | ExistingModel = Architecture()
     length: int = 256
+    z_loss: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         POSITIVE_INTEGER.require(length=self.length)
+        NON_NEGATIVE_NUMBER.require(z_loss=self.z_loss)
 
 
 def train(
@@ -85,8 +91,9 @@ def train(
 
     out/model is the result, a plain Hugging Face folder, and out/adapter what LoRA adds to the
     model that it began from; out/metrics.jsonl and out/curves.png are its curve. PyTorch's
-    generators are seeded. Of a run whose schedule is open-ended, as `Constant`, the number of steps
-    may change: the result is that of a run which was asked for as many at once.
+    generators are seeded. A run's `steps` and `schedule` may change as long as all updates made so
+    far would have had the same learning rates: the result is that of a run which was asked for so
+    at once.
 
     Args:
         config: What to train, and how.
@@ -108,7 +115,7 @@ def train(
         require_memory_to_train(config.model.config(), config, config.length, processes, layout)
     with processes.first_then_others():
         if processes.is_first:
-            change_steps(out, config, (MODEL, ADAPTER))
+            change_end(out, config, (MODEL, ADAPTER))
         stage = LanguageModelStage(config, out, processes, layout, reporter, stop)
     try:
         end = run_in_folder(
@@ -158,6 +165,7 @@ class LanguageModelStage(StoredStage):
         torch.manual_seed(config.seed)
         self.model: Any = config.model.build(self.tokenizer).to(self._home)  # type: ignore[arg-type]
         _require_positions(self.model.config.get_text_config(), config.length)
+        self._objective = make_objective(self.model, config.z_loss)
 
     def prepare(self, out: Path) -> None:
         record_numerics(out)
@@ -168,9 +176,10 @@ class LanguageModelStage(StoredStage):
         self._train.require_sequence()
 
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
-        loss = self._loss(self.module, self._train.batch(first, count))
-        go_backward(loss / self.config.accumulate)
-        return {"loss": loss.detach()}
+        batch = to_device(self._train.batch(first, count), self.device)
+        losses = self._objective(self.module, batch)
+        go_backward(torch.stack([*losses.values()]).sum() / self.config.accumulate)
+        return {name: loss.detach() for name, loss in losses.items()}
 
     def validate(self, processes: Processes = Alone()) -> Mapping[str, float]:
         nats = targets = 0.0
@@ -178,13 +187,11 @@ class LanguageModelStage(StoredStage):
         with evaluation_mode(self.model):
             for batch, counts in processes.share(batches):
                 count = counts * int((batch["labels"][:, 1:] != IGNORE_INDEX).sum())
-                nats += count * float(self._loss(self.model, batch))
+                loss = self.model(**to_device(batch, self.device)).loss
+                nats += count * float(loss)
                 targets += count
         found = processes.total({"nats": nats, "targets": targets})
         return {"val_loss": found["nats"] / found["targets"]}
-
-    def _loss(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        return module(**to_device(batch, self.device)).loss
 
     def summary(self) -> Mapping[str, int]:
         return {

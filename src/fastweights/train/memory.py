@@ -8,8 +8,8 @@ from fastweights.runs.layout import Layout
 from fastweights.runs.processes import Processes
 from fastweights.runs.stage import Optimization
 
-HELD = 4
-"""Numbers that a CPU holds per parameter: it, its gradient and AdamW's two means."""
+HELD = 2
+"""Numbers that a CPU holds per parameter besides the optimiser's: it and its gradient."""
 
 
 def require_memory_to_train(
@@ -36,7 +36,7 @@ def require_memory_to_train(
     parts = processes.count if layout.shard else 1
     require_memory(
         model,
-        4 * HELD // parts,
+        4 * (HELD + config.optimizer.kept) // parts,
         tokens * per_token,
         f"train on {config.sequences_at_once(processes):,} sequences of {length:,} tokens at once",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import _ArgumentGroup
 
 from fastweights.cli.argument_types import (
+    fraction,
     given,
     mixer_list,
     non_negative_integer,
@@ -32,7 +33,12 @@ LR, FULL_LR, LORA_LR = 3e-3, 1e-4, 2e-4
 """Learning rates unless told otherwise: of new models, of existing ones, of their adapters."""
 RANK = 8
 """Of adapters unless told otherwise."""
-SCHEDULES = ("cosine", "linear", "constant")
+SCHEDULES = ("cosine", "linear", "constant", "wsd")
+SHAPES = ("sqrt", "linear", "cosine")
+"""Of the decay of `wsd`."""
+DECAY = 0.2
+"""Fraction of the steps in which `wsd` decays unless told otherwise."""
+OPTIMIZERS = ("adamw", "muon")
 TRACKERS = ("tensorboard", "wandb")
 
 
@@ -202,11 +208,36 @@ def _add_training(group: _ArgumentGroup) -> None:
         help=f"Peak learning rate (default: {LR}; with --from {FULL_LR}, with --lora {LORA_LR})",
     )
     add(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        default=OPTIMIZERS[0],
+        help="How weights are updated; muon makes the updates of hidden matrices orthogonal, at the"
+        " size of those of adamw, which updates the rest (default: %(default)s)",
+    )
+    add(
+        "--matrix-lr",
+        type=positive_number,
+        metavar="LR",
+        help="Peak learning rate of hidden matrices with --optimizer muon (default: as --lr)",
+    )
+    add(
         "--schedule",
         choices=SCHEDULES,
         default=SCHEDULES[0],
-        help="How the learning rate changes after the warm-up; with constant, the same command with"
-        " more --steps goes on (default: %(default)s)",
+        help="How the learning rate changes after the warm-up; with constant, and with wsd before"
+        " its decay, the same command with more --steps goes on (default: %(default)s)",
+    )
+    add(
+        "--decay",
+        type=fraction,
+        metavar="FRACTION",
+        help="Fraction of the steps, the last ones, in which --schedule wsd lets the learning rate"
+        f" fall to zero; 0 for none yet (default: {DECAY})",
+    )
+    add(
+        "--decay-shape",
+        choices=SHAPES,
+        help=f"How it falls: by 1 - sqrt, a straight line or half a cosine (default: {SHAPES[0]})",
     )
     add(
         "--weight-decay",
@@ -226,6 +257,14 @@ def _add_training(group: _ArgumentGroup) -> None:
         type=positive_number,
         default=1.0,
         help="Largest norm of the gradient; a larger one is scaled down (default: %(default)s)",
+    )
+    add(
+        "--z-loss",
+        type=non_negative_number,
+        default=0.0,
+        metavar="WEIGHT",
+        help="Weight of the mean of log^2 Z beside the loss, where Z normalises a token's"
+        " probabilities; keeps logits from drifting, with 1e-4 in PaLM (default: %(default)s)",
     )
     add_seed(group)
     add("--bf16", action="store_true", help="Compute matrix products in bfloat16")

@@ -12,15 +12,24 @@ from accelerate import PartialState
 from rich.console import Console
 from transformers import TextStreamer
 
-from fastweights.cli.parsers.train import FULL_LR, LORA_LR, LR
+from fastweights.cli.parsers.train import DECAY, FULL_LR, LORA_LR, LR, SHAPES
 from fastweights.cli.progress import STOPPING, reporter
 from fastweights.cli.verbs.generate import Request, load_model, write_continuation
 from fastweights.linearize.convert.model_classes import LinearizedModel
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.runs.layout import Layout
-from fastweights.runs.optimizers import AdamW
+from fastweights.runs.optimizers import AdamW, Muon, OptimizerConfig
 from fastweights.runs.report import Result
-from fastweights.runs.schedules import Constant, Cosine, Linear
+from fastweights.runs.schedules import (
+    Constant,
+    Cosine,
+    CosineDecay,
+    Linear,
+    LinearDecay,
+    Schedule,
+    SquareRootDecay,
+    WarmupStableDecay,
+)
 from fastweights.runs.signals import StopOnSignal
 from fastweights.runs.tracking import track
 from fastweights.text.corpus import Text
@@ -32,6 +41,7 @@ from fastweights.train.loop import Every, TrainConfig
 from fastweights.train.loop import train as run_training
 
 SCHEDULES = {"cosine": Cosine, "linear": Linear, "constant": Constant}
+DECAYS = {"sqrt": SquareRootDecay(), "linear": LinearDecay(), "cosine": CosineDecay()}
 
 
 def _model(chosen: Namespace) -> Architecture | PresetArchitecture | ExistingModel:
@@ -68,6 +78,28 @@ def _learning_rate(chosen: Namespace) -> float:
     return LR if chosen.start is None else FULL_LR if chosen.lora is None else LORA_LR
 
 
+def _optimizer(chosen: Namespace) -> OptimizerConfig:
+    adamw = AdamW(lr=_learning_rate(chosen), weight_decay=chosen.weight_decay)
+    if chosen.optimizer == "muon":
+        lr = adamw.lr if chosen.matrix_lr is None else chosen.matrix_lr
+        return Muon(lr=lr, weight_decay=chosen.weight_decay, others=adamw)
+    if chosen.matrix_lr is not None:
+        raise ValueError("--matrix-lr is a learning rate of --optimizer muon; leave it out")
+    return adamw
+
+
+def _schedule(chosen: Namespace) -> Schedule:
+    if chosen.schedule == "wsd":
+        decay = DECAY if chosen.decay is None else chosen.decay
+        return WarmupStableDecay(chosen.warmup, decay, DECAYS[chosen.decay_shape or SHAPES[0]])
+    if chosen.decay is not None or chosen.decay_shape is not None:
+        raise ValueError(
+            f"--decay and --decay-shape are of --schedule wsd, and this is {chosen.schedule}; leave"
+            " them out"
+        )
+    return SCHEDULES[chosen.schedule](warmup=chosen.warmup)
+
+
 def _tokenization(name: str | None, model: object) -> Tokenization:
     if name is None:
         return model.tokenization if isinstance(model, ExistingModel) else Bytes()
@@ -90,8 +122,8 @@ def train_config(chosen: Namespace) -> TrainConfig:
             held_out=chosen.validation_tokens,
         ),
         model=model,
-        optimizer=AdamW(lr=_learning_rate(chosen), weight_decay=chosen.weight_decay),
-        schedule=SCHEDULES[chosen.schedule](warmup=chosen.warmup),
+        optimizer=_optimizer(chosen),
+        schedule=_schedule(chosen),
         every=Every(chosen.log_every, chosen.eval_every, chosen.checkpoint_every),
         steps=chosen.steps,
         batch=chosen.batch,
@@ -99,6 +131,7 @@ def train_config(chosen: Namespace) -> TrainConfig:
         accumulate=chosen.accumulate,
         clip=chosen.clip,
         bf16=chosen.bf16,
+        z_loss=chosen.z_loss,
         seed=chosen.seed,
     )
 
