@@ -54,6 +54,7 @@ TABLE: dict[str, Row] = {
     "--chunk": COUNT_OR_ZERO,
     "--clip": POSITIVE,
     "--data": GIVEN,
+    "--data-weights": POSITIVE,
     "--decay": FRACTION,
     "--decay-shape": CHOICE,
     "--device": Row(("gpu", "cuda:1", ""), "is not auto or cpu"),
@@ -95,6 +96,7 @@ TABLE: dict[str, Row] = {
     "--softmax-layers": COUNT_OR_ZERO,
     "--steps": COUNT,
     "--tasks": GIVEN,
+    "--stream": COUNT,
     "--temperature": NOT_NEGATIVE,
     "--text": GIVEN,
     "--tokenizer": Row(("bpe:many", "bpe:", "bpe:-1"), "after bpe: comes the number of tokens"),
@@ -143,6 +145,7 @@ TABLE: dict[str, Row] = {
 
 LATER: dict[str, Row] = {
     "train --data": Row(("/nowhere.txt",), "no text found at '/nowhere.txt'"),
+    "train --stream": Row(("5", "4095"), "tokens of a block; take 4,096"),
     "train --preset": Row(("zz",), "there is no preset 'zz'"),
     "train --mixers": Row(("zz", "metala,zz"), "unknown mixer 'zz'"),
     "train --tokenizer": Row(("/nowhere",), "no tokenizer at '/nowhere'"),

@@ -12,7 +12,6 @@ from fastweights.text.windows import Windows
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 64, 1000, 4097])
 def test_every_epoch_of_a_long_text_has_every_sequence_once(monkeypatch, count):
     monkeypatch.setattr(windows, "SHUFFLED", 0)
-    windows._epoch_order.cache_clear()
     text = Windows(np.arange(count + 1), 2, seed=0)
     assert text.epoch == count
     epochs = [text.starts(epoch * count, count) for epoch in range(3)]
@@ -20,7 +19,6 @@ def test_every_epoch_of_a_long_text_has_every_sequence_once(monkeypatch, count):
     if count >= 64:
         assert len({tuple(starts) for starts in epochs}) == 3
         assert abs(np.corrcoef(epochs[0], range(count))[0, 1]) < 0.35
-    windows._epoch_order.cache_clear()
 
 
 def test_the_order_of_a_very_long_text_takes_no_memory():

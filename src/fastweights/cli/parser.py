@@ -16,6 +16,8 @@ from fastweights.cli.argument_types import (
     given,
     non_negative_integer,
     own_mixer,
+    positive_integer,
+    positive_number,
     sequence_length,
 )
 from fastweights.render.docstrings import first_paragraph
@@ -27,6 +29,8 @@ TEXT_SOURCES = (
     " data set of the Hugging Face hub, or shakespeare, the bundled text"
 )
 """What can be read, wherever text is read."""
+BLOCK = 1 << 27
+"""Tokens of a block of streamed text unless told otherwise."""
 
 
 class Parser(ArgumentParser):
@@ -145,6 +149,29 @@ def add_across(group: ArgumentParser | _ArgumentGroup) -> None:
         "--across",
         action="store_true",
         help="Let tokens see earlier documents that share their sequence",
+    )
+
+
+def add_order(group: ArgumentParser | _ArgumentGroup) -> None:
+    """In which shares and in which order sources are trained on."""
+    group.add_argument(
+        "--data-weights",
+        type=positive_number,
+        nargs="+",
+        default=(),
+        metavar="WEIGHT",
+        help="Share of training of each source of --data, in any unit: 0.7 0.2 0.1 (default: the"
+        " sources are one text)",
+    )
+    group.add_argument(
+        "--stream",
+        type=positive_integer,
+        nargs="?",
+        const=BLOCK,
+        metavar="TOKENS",
+        help="Tokenize the text in the background while it is trained on, in blocks of so many"
+        " tokens that are shuffled one after the other (default: tokenize all of it before, and"
+        f" shuffle all of it; without TOKENS: {BLOCK})",
     )
 
 

@@ -54,14 +54,10 @@ class Lines(Reporter):
             f"model       {summary.parameters:,} parameters, {summary.vocabulary:,} token"
             " vocabulary"
         )
+        self.note(f"text        {_text(summary)}")
         self.note(
-            f"text        {summary.train_tokens:,} tokens to train on,"
-            f" {summary.validation_tokens:,} to validate"
-        )
-        epochs = summary.steps * summary.tokens_per_step / summary.train_tokens
-        self.note(
-            f"training    {summary.steps:,} steps of {summary.tokens_per_step:,} tokens,"
-            f" {epochs:.1f} epochs"
+            f"training    {summary.steps:,} steps of {summary.tokens_per_step:,} tokens"
+            f"{_epochs(summary)}"
         )
         self.note(f"device      {summary.device}")
         self.note(f"writes to   {summary.out}")
@@ -154,6 +150,18 @@ class Bar(Lines):
 def reporter(console: Console) -> Lines:
     """A bar on a terminal, lines elsewhere."""
     return Bar(console) if console.is_terminal else Lines(console)
+
+
+def _text(summary: Summary) -> str:
+    tokens = summary.train_tokens
+    there = "trained on as it is tokenized" if tokens is None else f"{tokens:,} tokens to train on"
+    return f"{there}, {summary.validation_tokens:,} to validate"
+
+
+def _epochs(summary: Summary) -> str:
+    if summary.train_tokens is None:
+        return ""
+    return f", {summary.steps * summary.tokens_per_step / summary.train_tokens:.1f} epochs"
 
 
 def _losses(row: Row) -> str:

@@ -42,9 +42,9 @@ FIRST_MODULES: Mapping[str, str] = {"fastweights.lab.reproduce.": "fastweights.r
 """The same of modules; a stored ``package.module:Class`` begins with one."""
 LATER_FIELDS: Mapping[str, tuple[str, ...]] = {
     "Constant": ("warmup",),
-    "Data": ("field",),
+    "Data": ("field", "weights", "stream"),
     "Fit": ("bf16",),
-    "Text": ("boundaries", "field", "held_out"),
+    "Text": ("boundaries", "field", "held_out", "weights", "stream"),
     "TrainingSettings": ("bf16",),
 }
 """Fields by type that version 0 did not have: its reprs, and so its keys, lack them."""

@@ -5,8 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from fastweights.runs.metrics import Row
+
+
+class Counts(TypedDict):
+    """How many tokens a run has.
+
+    Attributes:
+        vocabulary: Number of different tokens.
+        train_tokens: Tokens of the training text; None while it is still being written.
+        validation_tokens: Tokens of the validation text.
+    """
+
+    vocabulary: int
+    train_tokens: int | None
+    validation_tokens: int
 
 
 @dataclass(frozen=True)
@@ -18,7 +33,7 @@ class Summary:
         device: Where the model is trained.
         parameters: Number of trained parameters.
         vocabulary: Number of different tokens.
-        train_tokens: Tokens of the training text.
+        train_tokens: Tokens of the training text; None while it is still being written.
         validation_tokens: Tokens of the validation text.
         tokens_per_step: Tokens per update, over all processes.
         step: Updates made in earlier sessions.
@@ -29,7 +44,7 @@ class Summary:
     device: str
     parameters: int
     vocabulary: int
-    train_tokens: int
+    train_tokens: int | None
     validation_tokens: int
     tokens_per_step: int
     step: int

@@ -17,6 +17,7 @@ from fastweights.runs.metrics import Row
 from fastweights.runs.optimizers import AdamW, OptimizerConfig
 from fastweights.runs.processes import Alone, Processes
 from fastweights.runs.ranges import NON_NEGATIVE_INTEGER, POSITIVE_INTEGER, POSITIVE_NUMBER
+from fastweights.runs.report import Counts
 from fastweights.runs.schedules import Cosine, Schedule
 from fastweights.runs.seeds import random_seed_from
 
@@ -160,8 +161,8 @@ class StoredStage(Stage):
     tokens_per_sequence: int
 
     @abstractmethod
-    def summary(self) -> Mapping[str, int]:
-        """Return ``vocabulary``, ``train_tokens`` and ``validation_tokens``."""
+    def summary(self) -> Counts:
+        """Return how many tokens there are."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:

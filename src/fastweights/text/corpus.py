@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,11 @@ from transformers import PreTrainedTokenizerFast
 
 from fastweights.runs.errors import DataError
 from fastweights.runs.ranges import SEQUENCE_LENGTH
+from fastweights.runs.seeds import random_seed_from
+from fastweights.text.blocks import BlockedText, Blockwise
+from fastweights.text.documents import Batches, OrderedStream, Stream
 from fastweights.text.holdout import FRACTION, all_of, hold_out, measure, thin_out
+from fastweights.text.orders import Mixture, Order, Shuffled
 from fastweights.text.packing import (
     Framing,
     Part,
@@ -19,10 +23,11 @@ from fastweights.text.packing import (
     framing_of_stream,
     gather,
 )
-from fastweights.text.request import TextRequest
+from fastweights.text.request import TRAIN, VALIDATION, StoredCollection, TextRequest
+from fastweights.text.shares import Shares, naming
 from fastweights.text.sources import read_documents
 from fastweights.text.tokenizers import SAMPLE, Bytes, Tokenization
-from fastweights.text.tokens import Ranges, TokenText, WholeText
+from fastweights.text.tokens import Joined, Ranges, TokenText, WholeText
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,9 @@ class Text:
         boundaries: Whether a token sees only its own document among those packed into its sequence.
         field: The column of the text in records; none means those that `read_documents` names.
         held_out: Most tokens to validate on.
+        weights: The share of training of each source, in any unit; none if they are one text.
+        stream: Tokens of the blocks in whose order a text is trained on while it is being
+            tokenized; None to tokenize all of it before.
     """
 
     sources: tuple[str, ...] = ("shakespeare",)
@@ -47,12 +55,19 @@ class Text:
     boundaries: bool = True
     field: str | None = None
     held_out: int = 1 << 17
+    weights: tuple[float, ...] = ()
+    stream: int | None = None
 
     def __post_init__(self) -> None:
         SEQUENCE_LENGTH.require(held_out=self.held_out)
 
     def request(self, length: int) -> TextRequest:
-        """Return what is to be read for sequences of `length` tokens: one stream of documents."""
+        """Return what is to be read for sequences of `length` tokens: one stream of documents.
+
+        Raises:
+            TrainingError: If there is not one weight for each source, or a number lies outside of
+                its range.
+        """
         return TextRequest(
             self.sources,
             self.validation,
@@ -60,6 +75,8 @@ class Text:
             self.held_out,
             length,
             framing_of_stream,
+            self.weights,
+            self.stream,
         )
 
 
@@ -79,25 +96,116 @@ class TextSize:
 
 
 @dataclass(frozen=True)
+class Source:
+    """A text to train on beside others, or one that is still being written.
+
+    Attributes:
+        name: What it is called; empty if there is no other.
+        share: Its share of training, in whole numbers beside those of the others.
+        text: The text.
+    """
+
+    name: str
+    share: int
+    text: TokenText | BlockedText
+
+    def order(self, length: int, seed: int) -> Order:
+        """Return the order of its sequences.
+
+        Raises:
+            DataError: If it is shorter than one sequence.
+        """
+        text = self.text
+        blocks = isinstance(text, BlockedText)
+        order = Blockwise(text, length, seed) if blocks else Shuffled(text, length, seed)
+        with naming(self.name):
+            order.span(0)
+        return order
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What is held out of one source of a mixture.
+
+    Attributes:
+        name: What the source is called.
+        share: Its share of training, in whole numbers beside those of the others.
+        text: The text.
+        size: Its tokens and bytes.
+    """
+
+    name: str
+    share: int
+    text: TokenText
+    size: TextSize
+
+
+@dataclass(frozen=True)
 class Corpus:
     """A tokenizer and the tokens of the training and validation text.
 
     Attributes:
         tokenizer: The tokenizer.
-        train: The training text; its slices are arrays, uint16 or int32.
-        validation: The validation text.
+        train: The training text; its slices are arrays, uint16 or int32. Of one that is still being
+            written, what was there when it was opened.
+        validation: The validation text, of all sources.
         sizes: Tokens and UTF-8 bytes of the two parts.
+        sources: The texts of a mixture, or the one that is still being written; none of a single
+            text that is there as a whole.
+        held_out: What is held out of each source of a mixture; none if it has validation sources.
     """
 
     tokenizer: PreTrainedTokenizerFast
     train: TokenText
     validation: TokenText
     sizes: dict[str, TextSize]
+    sources: tuple[Source, ...] = ()
+    held_out: tuple[HeldOut, ...] = ()
 
     @property
     def tokens_per_byte(self) -> float:
-        """Tokens per byte of the validation text; turns nats per token into nats per byte."""
-        return self.sizes["validation"].tokens_per_byte
+        """Tokens per byte of the validation text, its sources weighted by their shares; turns nats
+        per token into nats per byte."""
+        if not self.held_out:
+            return self.sizes[VALIDATION].tokens_per_byte
+        bytes_per_token = {part.name: 1 / part.size.tokens_per_byte for part in self.held_out}
+        return 1 / self._mean(bytes_per_token)
+
+    def batches(
+        self, length: int, seed: int, responses: bool = False, boundaries: bool = True
+    ) -> Batches:
+        """Return the endless stream of batches to train on, in an order that the seed decides.
+
+        Raises:
+            DataError: If a text is shorter than one sequence.
+        """
+        if not self.sources:
+            stream = Stream(self.train, length, seed, responses, boundaries)
+            stream.require_sequence()
+            return stream
+        orders = tuple(
+            source.order(length, random_seed_from(seed, number))
+            for number, source in enumerate(self.sources)
+        )
+        shares = Shares(tuple(source.share for source in self.sources))
+        return OrderedStream(Mixture(orders, shares), length, responses, boundaries)
+
+    @property
+    def validations(self) -> dict[str, TokenText]:
+        """The texts to validate on by the names of their sources; "" for the only one."""
+        return {part.name: part.text for part in self.held_out} or {"": self.validation}
+
+    def loss_metrics(self, losses: Mapping[str, float]) -> dict[str, float]:
+        """Return ``val_loss`` of the losses on `validations`, their mean by shares, and
+        ``val_loss/NAME`` of each if there are several."""
+        if not self.held_out:
+            return {"val_loss": losses[""]}
+        each = {f"val_loss/{name}": loss for name, loss in losses.items()}
+        return {"val_loss": self._mean(losses), **each}
+
+    def _mean(self, numbers: Mapping[str, float]) -> float:
+        total = sum(part.share * numbers[part.name] for part in self.held_out)
+        return total / sum(part.share for part in self.held_out)
 
 
 def read_corpus(text: Text) -> Corpus:
@@ -106,13 +214,60 @@ def read_corpus(text: Text) -> Corpus:
     Raises:
         DataError: If a file cannot be used (the message names it), or the text is too short.
     """
-    tokenizer = build_tokenizer(text)
+    if text.stream is not None:
+        raise DataError("a text in memory is there as a whole; leave stream out")
+    tokenizer, request = build_tokenizer(text), text.request(2)
     framing = framing_of_stream(tokenizer)
-    whole, size = _read_whole(text.sources, tokenizer, framing, text.field)
     validation = None
     if text.validation:
         validation, _ = _read_whole(text.validation, tokenizer, framing, text.field)
-    return split_corpus(tokenizer, whole, size, validation, text.held_out, text.held_out)
+    found = dict[str, Corpus]()
+    for collection in request.collections:
+        whole, size = _read_whole(collection.sources, tokenizer, framing, text.field)
+        with naming(collection.name):
+            found[collection.text] = split_corpus(
+                tokenizer, whole, size, validation, collection.held_out, text.held_out
+            )
+    return mix(request, found)
+
+
+def mix(request: TextRequest, found: Mapping[str, Corpus]) -> Corpus:
+    """Put the texts of a request together.
+
+    Args:
+        request: The request.
+        found: The text of each of its collections, divided, by the name under which it is stored.
+    """
+    corpora = [found[collection.text] for collection in request.collections]
+    if not request.weights:
+        return corpora[0]
+    parts = corpora[:1] if request.validation else corpora
+    return Corpus(
+        corpora[0].tokenizer,
+        Joined(tuple(corpus.train for corpus in corpora)),
+        Joined(tuple(corpus.validation for corpus in parts)),
+        {
+            TRAIN: _sum(corpus.sizes[TRAIN] for corpus in corpora),
+            VALIDATION: _sum(corpus.sizes[VALIDATION] for corpus in parts),
+        },
+        tuple(map(_source_of, request.collections, corpora)),
+        () if request.validation else tuple(map(_held_out_of, request.collections, corpora)),
+    )
+
+
+def _source_of(collection: StoredCollection, corpus: Corpus) -> Source:
+    """A text that is still being written stands in its corpus as its source."""
+    text = corpus.sources[0].text if corpus.sources else corpus.train
+    return Source(collection.name, collection.share, text)
+
+
+def _held_out_of(collection: StoredCollection, corpus: Corpus) -> HeldOut:
+    return HeldOut(collection.name, collection.share, corpus.validation, corpus.sizes[VALIDATION])
+
+
+def _sum(sizes: Iterable[TextSize]) -> TextSize:
+    tokens, size = map(sum, zip(*((size.tokens, size.bytes) for size in sizes), strict=True))
+    return TextSize(tokens, size)
 
 
 def split_corpus(
@@ -180,7 +335,8 @@ def tokenize_sources(
 
 
 def build_tokenizer(text: Text) -> PreTrainedTokenizerFast:
-    """Make the tokenizer of a text, from the text if it is learnt.
+    """Make the tokenizer of a text, from the text if it is learnt: from the beginning of it, or of
+    each source by its share.
 
     Raises:
         DataError: If the tokenizer cannot be made, or the text not be read.
@@ -189,14 +345,22 @@ def build_tokenizer(text: Text) -> PreTrainedTokenizerFast:
 
 
 def _sample(text: Text) -> Iterator[str]:
-    """The beginning of the text, without the end that is held out of a short one."""
+    collections = text.request(2).collections
+    total = sum(collection.share for collection in collections)
+    for collection in collections:
+        yield from _beginning(collection.sources, text, SAMPLE * collection.share // total)
+
+
+def _beginning(sources: Sequence[str], text: Text, most: int) -> Iterator[str]:
+    """At most so many characters from the beginning of some sources, without the end that is held
+    out of short ones."""
     pieces, size = list[str](), 0
-    for piece in _pieces(text.sources, text.field):
+    for piece in _pieces(sources, text.field):
         pieces.append(piece)
         size += len(piece)
-        if size * FRACTION > SAMPLE:
+        if size * FRACTION > most:
             break
-    left = size if text.validation else int(FRACTION * size)
+    left = min(most, size if text.validation else int(FRACTION * size))
     for piece in pieces:
         yield piece[:left]
         left = max(0, left - len(piece))

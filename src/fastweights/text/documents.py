@@ -15,6 +15,7 @@ from torch import Tensor
 from fastweights.runs.errors import DataError
 from fastweights.runs.ranges import SEQUENCE_LENGTH
 from fastweights.text import IGNORE_INDEX
+from fastweights.text.orders import Order, Span
 from fastweights.text.packing import framing_of_each
 from fastweights.text.request import TextRequest
 from fastweights.text.tokens import TokenText
@@ -34,9 +35,13 @@ class Data:
         boundaries: Whether a token sees only its own document among those packed into its sequence.
         held_out: Most tokens to validate on.
         field: The column of the text in records; none means those that `read_documents` names.
+        weights: The share of training of each source, in any unit; none if they are one text.
+        stream: Tokens of the blocks in whose order a text is trained on while it is being
+            tokenized; None to tokenize all of it before.
 
     Raises:
-        TrainingError: If there is no source, or a number lies outside of its range.
+        TrainingError: If there is no source, not one weight for each, or a number lies outside of
+            its range.
     """
 
     sources: tuple[str, ...]
@@ -46,11 +51,14 @@ class Data:
     boundaries: bool = True
     held_out: int = 1 << 16
     field: str | None = None
+    weights: tuple[float, ...] = ()
+    stream: int | None = None
 
     def __post_init__(self) -> None:
         if not self.sources:
             raise DataError("there is no text to train on; give at least one source")
         SEQUENCE_LENGTH.require(length=self.length, held_out=self.held_out)
+        self.request()
 
     def request(self) -> TextRequest:
         """Return what is to be read, each document between the tokens that begin and end it."""
@@ -61,36 +69,57 @@ class Data:
             self.held_out,
             self.length,
             framing_of_each,
+            self.weights,
+            self.stream,
         )
 
 
 class Batches(ABC):
-    """A source of batches: sequences of `length` tokens as inputs of a model, with ``labels``.
+    """An endless stream of batches: sequences of `length` tokens as inputs of a model, with
+    ``labels``.
 
     Attributes:
         length: Tokens per sequence.
+        responses: Whether only responses have labels.
+        boundaries: Whether a token sees only its own document.
     """
 
     length: int
+    responses: bool
+    boundaries: bool
 
     @property
     @abstractmethod
-    def tokens(self) -> int:
-        """Number of different tokens that are trained on."""
+    def tokens(self) -> int | None:
+        """Number of different tokens that are trained on; None as long as that is not known."""
 
     @abstractmethod
+    def spans(self, first: int, count: int) -> list[Span]:
+        """Return where sequences `first` … `first + count - 1` of the endless stream are, a
+        function of these numbers."""
+
     def batch(self, first: int, count: int) -> dict[str, Tensor]:
-        """Return sequences `first` … `first + count - 1` of an endless stream, a function of these
+        """Return sequences `first` … `first + count - 1` of the endless stream, a function of these
         numbers."""
+        return self._collate(self.spans(first, count))
 
-    @abstractmethod
-    def sequential_batches(self, count: int) -> Iterator[dict[str, Tensor]]:
-        """Yield all sequences once and in order, at most `count` at a time."""
+    def _collate(self, spans: Sequence[Span]) -> dict[str, Tensor]:
+        stretches = [span.text.read(span.start, span.stop) for span in spans]
+        tokens, begins, response = map(np.stack, zip(*stretches, strict=True))
+        tokens, begins = torch.from_numpy(tokens.astype(np.int64)), torch.from_numpy(begins)
+        begins[:, 0] = True
+        learnt = ~begins | spans[0].text.begins_are_targets
+        if self.responses:
+            learnt &= torch.from_numpy(response)
+        inputs = {"input_ids": tokens, "labels": tokens.where(learnt, IGNORE_INDEX)}
+        if self.boundaries and begins[:, 1:].any():
+            inputs["position_ids"] = _since(begins)
+        return inputs
 
 
 @dataclass(frozen=True, eq=False)
 class Stream(Batches):
-    """An endless stream of batches; every epoch is a shuffled cover of `text` (`Windows`).
+    """A text in an endless stream of batches; every epoch is a shuffled cover of it (`Windows`).
 
     Attributes:
         text: The documents.
@@ -107,7 +136,7 @@ class Stream(Batches):
     boundaries: bool = True
 
     @property
-    def tokens(self) -> int:
+    def tokens(self) -> int | None:
         return len(self.text)
 
     @cached_property
@@ -118,27 +147,38 @@ class Stream(Batches):
         """Raise DataError if the text is shorter than one sequence."""
         _ = self.windows
 
-    def batch(self, first: int, count: int) -> dict[str, Tensor]:
-        return self._read(
-            [(start, start + self.length) for start in self.windows.starts(first, count)]
-        )
+    def spans(self, first: int, count: int) -> list[Span]:
+        starts = self.windows.starts(first, count)
+        return [Span(self.text, start, start + self.length) for start in starts]
 
     def sequential_batches(self, count: int) -> Iterator[dict[str, Tensor]]:
+        """Yield all sequences once and in order, at most `count` at a time."""
         for spans in batch_spans(sequential_spans(len(self.text), self.length), count):
-            yield self._read(spans)
+            yield self._collate([Span(self.text, start, stop) for start, stop in spans])
 
-    def _read(self, spans: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
-        stretches = [self.text.read(start, stop) for start, stop in spans]
-        tokens, begins, response = map(np.stack, zip(*stretches, strict=True))
-        tokens, begins = torch.from_numpy(tokens.astype(np.int64)), torch.from_numpy(begins)
-        begins[:, 0] = True
-        learnt = ~begins | self.text.begins_are_targets
-        if self.responses:
-            learnt &= torch.from_numpy(response)
-        inputs = {"input_ids": tokens, "labels": tokens.where(learnt, IGNORE_INDEX)}
-        if self.boundaries and begins[:, 1:].any():
-            inputs["position_ids"] = _since(begins)
-        return inputs
+
+@dataclass(frozen=True, eq=False)
+class OrderedStream(Batches):
+    """An endless stream of batches whose sequences come in a given order.
+
+    Attributes:
+        order: The order.
+        length: Tokens per sequence.
+        responses: Whether only responses have labels.
+        boundaries: Whether a token sees only its own document.
+    """
+
+    order: Order
+    length: int
+    responses: bool = False
+    boundaries: bool = True
+
+    @property
+    def tokens(self) -> int | None:
+        return self.order.tokens
+
+    def spans(self, first: int, count: int) -> list[Span]:
+        return [self.order.span(number) for number in range(first, first + count)]
 
 
 def _since(begins: Tensor) -> Tensor:

@@ -16,27 +16,42 @@ from fastweights.runs.checkpoint import hash_file
 from fastweights.runs.errors import DataError, Stopped
 from fastweights.runs.files import atomic_folder, remove_folder
 from fastweights.runs.report import Reading, Reporter
-from fastweights.text.corpus import Corpus, TextSize, split_corpus
+from fastweights.text.blocks import BETWEEN_LOOKS, Journal, is_writing
+from fastweights.text.corpus import Corpus, TextSize, mix, split_corpus
 from fastweights.text.index import (
     INDEX,
+    JOURNAL,
+    TOKENIZER,
     Index,
     StoredPart,
     StoredTexts,
     add_end,
     add_shard,
     begin_journal,
+    open_shards,
     read_index,
     read_journal,
     write_index,
 )
 from fastweights.text.packing import Part, encode_documents
-from fastweights.text.request import TRAIN, VALIDATION, TextRequest, describe, read_alike
+from fastweights.text.request import (
+    TRAIN,
+    VALIDATION,
+    StoredCollection,
+    TextRequest,
+    describe,
+    read_alike,
+)
 from fastweights.text.shards import ShardRecord, Shards, find_damage, write_shards
+from fastweights.text.shares import naming
 from fastweights.text.sources import read_documents, size_of
+from fastweights.text.streaming import open_stream
 from fastweights.text.tokenizers import token_type
 from fastweights.text.tokens import Ranges, Sequences, TokenText
+from fastweights.text.writer import Writer, WritingJob
 
-TOKENIZER = "tokenizer"
+VISIBLE = 60.0
+"""Seconds after which a file that another machine has written must be seen."""
 _OFTEN = 1 << 20  # bytes of text between two events of progress
 
 
@@ -81,7 +96,8 @@ class TextFolder:
         if texts is None:
             _ = self.texts
             return self._make_tokenizer()
-        lasting = texts.was_whole or self._is_unchanged(texts)
+        streams = self.request.stream is not None
+        lasting = streams or texts.was_whole or self._is_unchanged(texts)
         if lasting and not find_damage(texts.tokenizer_files(self.path)):
             return _load_tokenizer(self.path / TOKENIZER)
         return self._make_tokenizer()
@@ -106,15 +122,61 @@ class TextFolder:
         """
         if self._is_of_earlier_version:
             return _load_earlier(self.path, lambda: self.tokenizer)
+        if not is_first:
+            self._require_visible()
+        if self.request.stream is not None:
+            return self._stream(is_first, reporter, stop)
         if is_first:
             self._complete(reporter, stop)
         elif not (self.path / INDEX).exists():
             raise Stopped
-        return load_corpus(self.path)
+        return load_corpus(self.path, self.request)
 
     @property
     def _is_of_earlier_version(self) -> bool:
         return any((self.path / name).exists() for name in ("corpus.json", "validation/tokens.npy"))
+
+    def _require_visible(self) -> None:
+        """Raise DataError if what the first process has written is not seen from here."""
+        end = time.monotonic() + VISIBLE
+        while not (self.path / JOURNAL).exists():
+            if time.monotonic() > end:
+                raise DataError(
+                    f"{self.path} is not here, though the first process has written it; the"
+                    " processes of a run need a folder that all of them see: on several machines,"
+                    " one of a file system that they share"
+                )
+            time.sleep(BETWEEN_LOOKS)
+
+    def _stream(self, writes: bool, reporter: Reporter, stop: Callable[[], bool]) -> Corpus:
+        """Open the text at its first blocks, while the rest is written in the background."""
+        writer = self._start_writer(reporter, stop) if writes else None
+        journal = Journal(self.path, reporter.note, writer)
+        journal.wait_until(self._has_begun, f"the beginning of {self.path}", stop)
+        return open_stream(journal, self.request, _load_tokenizer(self.path / TOKENIZER))
+
+    def _has_begun(self, texts: StoredTexts) -> bool:
+        """Whether the first block of each text is there, and all that is validated on."""
+        begun = all(texts.shards.get(name) for name in self.request.names)
+        return begun and (not self.request.validation or VALIDATION in texts.ended)
+
+    def _start_writer(self, reporter: Reporter, stop: Callable[[], bool]) -> Writer | None:
+        """Have what is not there written in the background, behind what a former process left."""
+        while is_writing(self.path):
+            if stop():
+                raise Stopped
+            time.sleep(BETWEEN_LOOKS)
+        texts = self._read_texts()
+        begun = (None if texts is None else self._sound(texts, reporter)) or self._begin()
+        if begun != texts:
+            begin_journal(self.path, begun)
+        if set(begun.ended) == self.request.names:
+            self._tell_of_changes(begun, reporter)
+            return None
+        assert self.request.stream is not None
+        return Writer(
+            WritingJob(str(self.path), self.texts, self.request.field, self.request.stream)
+        )
 
     def _complete(self, reporter: Reporter, stop: Callable[[], bool]) -> None:
         """Write what is not there, or damaged."""
@@ -150,7 +212,8 @@ class TextFolder:
     def _sound(self, texts: StoredTexts, reporter: Reporter) -> StoredTexts | None:
         """What of these texts can stay; None to begin again."""
         damaged, unchanged = find_damage(texts.files(self.path)), self._is_unchanged(texts)
-        if not damaged and (unchanged or texts.was_whole):
+        checked = self.request.stream is not None  # what is there, by the process that goes on
+        if not damaged and (unchanged or texts.was_whole or checked):
             return texts
         if not unchanged and texts.was_whole:
             raise DataError(
@@ -158,7 +221,7 @@ class TextFolder:
                 f" changed; put the text back as it was, or remove {self.path} to go on with what"
                 " it is now"
             )
-        if not unchanged:
+        if not unchanged and not checked:
             reporter.note("The text has changed since it was begun to be read; beginning again.")
             return None
         reporter.note(f"{min(damaged)} is missing or damaged; reading the text again from there.")
@@ -235,23 +298,34 @@ class TextFolder:
 
     def _finish(self, texts: StoredTexts, reporter: Reporter) -> None:
         """Divide what is written, and say so in the index."""
-        whole, apart = (
-            _open_shards(self.path, texts, name) if name in self.request.names else None
-            for name in (TRAIN, VALIDATION)
-        )
-        assert whole is not None
-        corpus = split_corpus(
-            self.tokenizer, whole, whole.bytes, apart, self.request.held_out, self.request.length
-        )
-        source = TRAIN if apart is None else VALIDATION
-        parts = {
-            TRAIN: _stored(TRAIN, corpus.train, corpus.sizes[TRAIN]),
-            VALIDATION: _stored(source, corpus.validation, corpus.sizes[VALIDATION]),
-        }
+        names = self.request.names
+        apart = open_shards(self.path, texts, VALIDATION) if VALIDATION in names else None
+        parts = dict[str, StoredPart]()
+        for collection in self.request.collections:
+            whole = open_shards(self.path, texts, collection.text)
+            corpus = self._split(collection, whole, apart)
+            held, text = corpus.validation, collection.text if apart is None else VALIDATION
+            if collection.held not in parts:
+                _tell_if_little(held, whole if apart is None else apart, collection, reporter)
+            parts[collection.text] = _stored(collection.text, corpus.train, corpus.sizes[TRAIN])
+            parts[collection.held] = _stored(text, held, corpus.sizes[VALIDATION])
         write_index(self.path, Index(replace(texts, was_whole=False), parts))
-        held, there = len(corpus.validation), len(whole if apart is None else apart)
-        if held < there // 10 and held <= self.request.held_out:
-            reporter.note(f"validation  {held:,} of {there:,} tokens are held out to validate")
+
+    def _split(self, collection: StoredCollection, whole: Shards, apart: Shards | None) -> Corpus:
+        most, length = collection.held_out, self.request.length
+        with naming(collection.name):
+            return split_corpus(self.tokenizer, whole, whole.bytes, apart, most, length)
+
+
+def _tell_if_little(
+    held: TokenText, text: TokenText, collection: StoredCollection, reporter: Reporter
+) -> None:
+    """Say how much is held out where that is far less than the usual tenth."""
+    if len(held) < len(text) // 10 and len(held) <= collection.held_out:
+        of = f" of {collection.name}" if collection.held != VALIDATION else ""
+        reporter.note(
+            f"validation  {len(held):,} of {len(text):,} tokens{of} are held out to validate"
+        )
 
 
 class _Watch:
@@ -293,8 +367,12 @@ class _Watch:
             raise Stopped
 
 
-def load_corpus(folder: Path) -> Corpus:
+def load_corpus(folder: Path, request: TextRequest | None = None) -> Corpus:
     """Open the text that a run has in `folder`, also of earlier versions; read by ranges.
+
+    Args:
+        folder: The folder.
+        request: What was read; None for one text that is no mixture.
 
     Raises:
         DataError: If it is damaged.
@@ -307,16 +385,31 @@ def load_corpus(folder: Path) -> Corpus:
             f"{folder / INDEX} is missing or damaged; run the command that made {folder.parent}"
             " again"
         )
-    parts = {
+    tokenizer = _load_tokenizer(folder / TOKENIZER)
+    if request is None:
+        return _open_parts(folder, index, TRAIN, VALIDATION, tokenizer)
+    found = {
+        collection.text: _open_parts(folder, index, collection.text, collection.held, tokenizer)
+        for collection in request.collections
+    }
+    return mix(request, found)
+
+
+def _open_parts(
+    folder: Path, index: Index, train: str, held: str, tokenizer: PreTrainedTokenizerFast
+) -> Corpus:
+    """The parts of these names as the text to train and to validate on."""
+    parts = {TRAIN: index.parts[train], VALIDATION: index.parts[held]}
+    texts = {
         name: Ranges(
-            _open_shards(folder, index.texts, part.text),
+            open_shards(folder, index.texts, part.text),
             np.array(part.ranges, dtype=np.int64).reshape(-1, 2),
             part.begins_are_targets,
         )
-        for name, part in index.parts.items()
+        for name, part in parts.items()
     }
-    sizes = {name: TextSize(part.tokens, part.bytes) for name, part in index.parts.items()}
-    return Corpus(_load_tokenizer(folder / TOKENIZER), parts[TRAIN], parts[VALIDATION], sizes)
+    sizes = {name: TextSize(part.tokens, part.bytes) for name, part in parts.items()}
+    return Corpus(tokenizer, texts[TRAIN], texts[VALIDATION], sizes)
 
 
 def _load_earlier(folder: Path, tokenizer: Callable[[], PreTrainedTokenizerFast]) -> Corpus:
@@ -348,15 +441,6 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         raise DataError(
             f"{folder} is damaged ({reason}); remove it, and the next run will make it again"
         ) from error
-
-
-def _open_shards(folder: Path, texts: StoredTexts, name: str) -> Shards:
-    return Shards(
-        folder / name,
-        texts.shards.get(name, ()),
-        np.dtype(texts.dtype),
-        texts.framing.begins_are_targets,
-    )
 
 
 def _stored(text: str, part: TokenText, size: TextSize) -> StoredPart:

@@ -13,14 +13,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fastweights.runs.errors import CheckpointError, DataError
 from fastweights.runs.files import write_json
 from fastweights.runs.json_lines import append_row, cut_torn_line, read_rows, write_rows
 from fastweights.text.packing import Framing
 from fastweights.text.request import Sources
-from fastweights.text.shards import ShardRecord
+from fastweights.text.shards import ShardRecord, Shards
 
-INDEX, JOURNAL = "index.json", "shards.jsonl"
+INDEX, JOURNAL, TOKENIZER = "index.json", "shards.jsonl", "tokenizer"
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,20 @@ def add_shard(folder: Path, text: str, shard: ShardRecord) -> None:
     append_row(folder / JOURNAL, {"text": text, "shard": asdict(shard)})
 
 
+def open_shards(
+    folder: Path, texts: StoredTexts, text: str, first: int = 0, count: int | None = None
+) -> Shards:
+    """Open the shards of a text from number `first` on, `count` of them or all, as one text."""
+    records = texts.shards.get(text, ())
+    return Shards(
+        folder / text,
+        records[first : None if count is None else first + count],
+        np.dtype(texts.dtype),
+        texts.framing.begins_are_targets,
+        first,
+    )
+
+
 def add_end(folder: Path, text: str) -> None:
     """Append to the journal that all of a text is there."""
     append_row(folder / JOURNAL, {"ended": text})
@@ -138,6 +154,15 @@ def read_journal(folder: Path) -> StoredTexts | None:
         DataError: If it is damaged.
     """
     cut_torn_line(folder / JOURNAL)
+    return parse_journal(folder)
+
+
+def parse_journal(folder: Path) -> StoredTexts | None:
+    """Read the same without touching the file, which another process may be writing.
+
+    Raises:
+        DataError: If it is damaged.
+    """
     try:
         rows = read_rows(folder / JOURNAL)
         if not rows:

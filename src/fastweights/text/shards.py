@@ -172,6 +172,7 @@ class Shards(WholeText):
         records: The records of its shards.
         dtype: The type of a token.
         begins_are_targets: Whether the first token of a document is predicted from the one before.
+        first: Number of the first of these shards in the folder.
     """
 
     def __init__(
@@ -180,9 +181,10 @@ class Shards(WholeText):
         records: Sequence[ShardRecord],
         dtype: np.dtype[Any],
         begins_are_targets: bool,
+        first: int = 0,
     ) -> None:
         self.folder, self.records, self.begins_are_targets = folder, records, begins_are_targets
-        self._dtype = dtype
+        self._dtype, self._first = dtype, first
         self._mapped = lru_cache(MAPPED)(self._map)
         self._offsets = np.cumsum([0, *(record.tokens for record in records)])
 
@@ -231,7 +233,7 @@ class Shards(WholeText):
             start, number = end, number + 1
 
     def _map(self, number: int) -> _Mapped:
-        names = ShardFiles.of(number)
+        names = ShardFiles.of(self._first + number)
         return _Mapped(
             _map_file(self.folder / names.tokens, self._dtype),
             _map_file(self.folder / names.begins, PLACE),

@@ -185,3 +185,45 @@ class Ranges(TokenText):
     def _offsets(self) -> np.ndarray:
         """``[r+1]``, where each range begins among the tokens of all."""
         return np.concatenate(([0], (self.ranges[:, 1] - self.ranges[:, 0]).cumsum()))
+
+
+@dataclass(frozen=True, eq=False)
+class Joined(TokenText):
+    """Texts of one tokenizer one after the other; a document begins with each.
+
+    Attributes:
+        texts: The texts, of which there is at least one.
+    """
+
+    texts: tuple[TokenText, ...]
+
+    @property
+    def begins_are_targets(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.texts[0].begins_are_targets
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.texts[0].dtype
+
+    def __len__(self) -> int:
+        return int(self._offsets[-1])
+
+    def read(self, start: int, stop: int) -> Stretch:
+        parts = list(self._read_parts(start, stop))
+        return Stretch.join(parts) if parts else self.texts[0].read(0, 0)
+
+    def _read_parts(self, start: int, stop: int) -> Iterator[Stretch]:
+        first = int(np.searchsorted(self._offsets, start, "right")) - 1
+        for text, offset in zip(self.texts[first:], self._offsets[first:], strict=False):
+            place, end = max(0, start - int(offset)), min(len(text), stop - int(offset))
+            if place >= end:
+                continue
+            part = text.read(place, end)
+            if place == 0:
+                part.begins[0] = True
+            yield part
+
+    @cached_property
+    def _offsets(self) -> np.ndarray:
+        """``[n+1]``, where each text begins among the tokens of all."""
+        return np.cumsum([0, *map(len, self.texts)])

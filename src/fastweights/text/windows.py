@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 import torch
@@ -66,8 +66,13 @@ class Windows:
         epoch, position = divmod(index, self.epoch)
         stride = self.length - 1
         shifts = min(stride, len(self.tokens) - self.length - (self.epoch - 1) * stride + 1)
-        shift, order = _epoch_order(self.seed, epoch, self.epoch, shifts)
+        shift, order = self._order(epoch, shifts)
         return shift + stride * int(order[position])
+
+    @cached_property
+    def _order(self) -> Callable[[int, int], tuple[int, np.ndarray | _Bijection]]:
+        """Of two epochs, as a batch may have sequences of both."""
+        return lru_cache(2)(partial(_epoch_order, self.seed, self.epoch))
 
 
 def sequential_spans(tokens: int, length: int) -> Iterator[tuple[int, int]]:
@@ -105,15 +110,14 @@ def _stack(tokens: np.ndarray | TokenText, starts: Sequence[int], length: int) -
     return torch.from_numpy(np.stack([tokens[s : s + length] for s in starts]).astype(np.int64))
 
 
-@lru_cache(maxsize=2)
 def _epoch_order(
-    seed: int, epoch: int, count: int, shifts: int
+    seed: int, count: int, epoch: int, shifts: int
 ) -> tuple[int, np.ndarray | _Bijection]:
     """The shift of an epoch, and the order of its sequences."""
     generator = np.random.default_rng([seed, epoch])
     shift = int(generator.integers(shifts))
     if count <= SHUFFLED:
-        return shift, generator.permutation(count)
+        return shift, generator.permutation(count).astype(np.uint32)
     return shift, _Bijection(count, tuple(map(int, generator.integers(1 << 63, size=_ROUNDS))))
 
 

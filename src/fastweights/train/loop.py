@@ -25,7 +25,7 @@ from fastweights.runs.loop import End, run_in_folder
 from fastweights.runs.metrics import Row
 from fastweights.runs.processes import Alone, Processes, join_processes
 from fastweights.runs.ranges import NON_NEGATIVE_NUMBER, POSITIVE_INTEGER, SEQUENCE_LENGTH
-from fastweights.runs.report import Reporter, Result
+from fastweights.runs.report import Counts, Reporter, Result
 from fastweights.runs.stage import (
     Every,
     Optimization,
@@ -75,6 +75,7 @@ class TrainConfig(Optimization):
         super().__post_init__()
         POSITIVE_INTEGER.require(length=self.length)
         NON_NEGATIVE_NUMBER.require(z_loss=self.z_loss)
+        self.text.request(self.length)
 
 
 def train(
@@ -135,8 +136,9 @@ def _result(end: End, config: TrainConfig, out: Path, tokens_per_byte: float) ->
 class LanguageModelStage(StoredStage):
     """The training of a language model on windows of a text.
 
-    ``val_loss`` is the loss of the next token, in nats. Wrong arguments are found before anything
-    is written to `out`.
+    ``val_loss`` is the loss of the next token, in nats, of a mixture the mean over its sources by
+    their shares, and ``val_loss/NAME`` that of each source. Wrong arguments are found before
+    anything is written to `out`.
     """
 
     calls_module = True
@@ -171,9 +173,11 @@ class LanguageModelStage(StoredStage):
         record_numerics(out)
         self.corpus = self._open_text()
         length, seed, apart = self.config.length, self.config.seed, self.config.text.boundaries
-        self._train = Stream(self.corpus.train, length, seed, boundaries=apart)
-        self._validation = Stream(self.corpus.validation, length, seed, boundaries=apart)
-        self._train.require_sequence()
+        self._train = self.corpus.batches(length, seed, boundaries=apart)
+        self._validation = {
+            name: Stream(text, length, seed, boundaries=apart)
+            for name, text in self.corpus.validations.items()
+        }
 
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
         batch = to_device(self._train.batch(first, count), self.device)
@@ -182,21 +186,28 @@ class LanguageModelStage(StoredStage):
         return {name: loss.detach() for name, loss in losses.items()}
 
     def validate(self, processes: Processes = Alone()) -> Mapping[str, float]:
-        nats = targets = 0.0
-        batches = self._validation.sequential_batches(self.config.sequences_at_once(processes))
         with evaluation_mode(self.model):
-            for batch, counts in processes.share(batches):
-                count = counts * int((batch["labels"][:, 1:] != IGNORE_INDEX).sum())
-                loss = self.model(**to_device(batch, self.device)).loss
-                nats += count * float(loss)
-                targets += count
-        found = processes.total({"nats": nats, "targets": targets})
-        return {"val_loss": found["nats"] / found["targets"]}
+            losses = {
+                name: self._mean_loss(stream, processes)
+                for name, stream in self._validation.items()
+            }
+        return self.corpus.loss_metrics(losses)
 
-    def summary(self) -> Mapping[str, int]:
+    def _mean_loss(self, stream: Stream, processes: Processes) -> float:
+        nats = targets = 0.0
+        batches = stream.sequential_batches(self.config.sequences_at_once(processes))
+        for batch, counts in processes.share(batches):
+            count = counts * int((batch["labels"][:, 1:] != IGNORE_INDEX).sum())
+            loss = self.model(**to_device(batch, self.device)).loss
+            nats += count * float(loss)
+            targets += count
+        found = processes.total({"nats": nats, "targets": targets})
+        return found["nats"] / found["targets"]
+
+    def summary(self) -> Counts:
         return {
             "vocabulary": len(self.tokenizer),
-            "train_tokens": len(self.corpus.train),
+            "train_tokens": self._train.tokens,
             "validation_tokens": len(self.corpus.validation),
         }
 

@@ -26,6 +26,7 @@ from fastweights.cli.parser import (
     add_device,
     add_dtype,
     add_field,
+    add_order,
     add_seed,
     add_validation,
     add_verbs,
@@ -202,6 +203,7 @@ def _add_data(group: _ArgumentGroup) -> None:
         metavar="SOURCE",
         help=f"Text to train on: {TEXT_SOURCES}",
     )
+    add_order(group)
     add_validation(group, 1 << 16)
     _add_length(group)
     group.add_argument(

@@ -23,6 +23,7 @@ from fastweights.cli.parser import (
     add_across,
     add_device,
     add_field,
+    add_order,
     add_seed,
     add_validation,
 )
@@ -119,6 +120,7 @@ def _add_text(group: _ArgumentGroup) -> None:
         metavar="SOURCE",
         help=f"Text to train on: {TEXT_SOURCES} (default: shakespeare)",
     )
+    add_order(group)
     add_validation(group, 1 << 17)
     group.add_argument(
         "--tokenizer",

@@ -98,6 +98,8 @@ def conversion(chosen: Namespace) -> Conversion:
         not chosen.across,
         held_out=chosen.validation_tokens,
         field=chosen.field,
+        weights=tuple(chosen.data_weights),
+        stream=chosen.stream,
     )
     return Conversion(
         model=chosen.model,

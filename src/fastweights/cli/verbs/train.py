@@ -120,6 +120,8 @@ def train_config(chosen: Namespace) -> TrainConfig:
             boundaries=not chosen.across,
             field=chosen.field,
             held_out=chosen.validation_tokens,
+            weights=tuple(chosen.data_weights),
+            stream=chosen.stream,
         ),
         model=model,
         optimizer=_optimizer(chosen),

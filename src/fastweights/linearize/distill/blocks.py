@@ -26,7 +26,7 @@ from fastweights.linearize.distill.transfer import BackwardInForward, attend_all
 from fastweights.runs.devices import to_device
 from fastweights.runs.files import sync
 from fastweights.runs.processes import Alone, Processes, join_processes
-from fastweights.runs.report import Reporter
+from fastweights.runs.report import Counts, Reporter
 from fastweights.runs.seeds import random_seed_from
 from fastweights.runs.stage import Every
 from fastweights.text.documents import Batches
@@ -176,7 +176,7 @@ class _BlockStage(PartialStage):
         sync(_file(self.out, self.number + 1))
         return {"val_loss": processes.total({"loss": self.last})["loss"] / processes.count}
 
-    def summary(self) -> Mapping[str, int]:
+    def summary(self) -> Counts:
         return {
             "vocabulary": self.model.config.vocab_size,
             "train_tokens": self.train.tokens,

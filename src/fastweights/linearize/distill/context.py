@@ -25,7 +25,7 @@ from fastweights.runs.processes import Processes
 from fastweights.runs.ranges import NON_NEGATIVE_INTEGER
 from fastweights.runs.report import Reporter
 from fastweights.text.corpus import Corpus
-from fastweights.text.documents import Data, Stream
+from fastweights.text.documents import Batches, Data, Stream
 from fastweights.text.folder import TextFolder
 
 COMPARISON_SEQUENCES = 16
@@ -163,12 +163,12 @@ class ConversionContext:
         """The linearized model; the steps of the run replace it."""
         return self.linearize_original(self.conversion.layers, self.conversion.bits)
 
-    @property
-    def train(self) -> Stream:
+    @cached_property
+    def train(self) -> Batches:
         """The text to train on, in an order that the seed decides."""
         data = self.conversion.data
-        return Stream(
-            self._text.train, data.length, self.conversion.seed, data.responses, data.boundaries
+        return self._text.batches(
+            data.length, self.conversion.seed, data.responses, data.boundaries
         )
 
     @property
@@ -184,7 +184,7 @@ class ConversionContext:
             DataError: If it cannot be read, or is too short.
             Stopped: If reading was stopped.
         """
-        self.train.require_sequence()
+        _ = self.train
         analog, validation = self.conversion.method.analog, self._text.validation
         if analog.has_window and len(validation) <= analog.window:
             raise DataError(

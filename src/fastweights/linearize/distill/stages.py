@@ -22,10 +22,11 @@ from fastweights.linearize.distill.transfer import (
 from fastweights.runs.devices import to_device
 from fastweights.runs.evaluation import evaluation_mode
 from fastweights.runs.processes import Alone, Processes
+from fastweights.runs.report import Counts
 from fastweights.runs.seeds import random_seed_from
 from fastweights.runs.stage import go_backward
 from fastweights.text import IGNORE_INDEX
-from fastweights.text.documents import Batches
+from fastweights.text.documents import Batches, Stream
 
 
 class TextStage(PartialStage):
@@ -33,15 +34,15 @@ class TextStage(PartialStage):
 
     Attributes:
         train: Batches to train on.
-        validation: Batches to validate on.
+        validation: The text to validate on.
         together: Sequences that are validated at once.
     """
 
-    def __init__(self, model: Any, train: Batches, validation: Batches, together: int = 4) -> None:
+    def __init__(self, model: Any, train: Batches, validation: Stream, together: int = 4) -> None:
         self.model, self.train, self.validation, self.together = model, train, validation, together
         self.tokens_per_sequence = train.length
 
-    def summary(self) -> Mapping[str, int]:
+    def summary(self) -> Counts:
         return {
             "vocabulary": self.model.config.vocab_size,
             "train_tokens": self.train.tokens,
@@ -60,7 +61,7 @@ class TransferStage(TextStage):
         self,
         model: PreTrainedModel,
         train: Batches,
-        validation: Batches,
+        validation: Stream,
         loss: TransferLoss = TransferLoss(),
         dropout: float = 0.0,
         seed: int = 0,
@@ -108,7 +109,7 @@ class AdaptStage(TextStage):
     """
 
     def __init__(
-        self, model: Any, train: Batches, validation: Batches, loss: TokenLoss = TokenLoss()
+        self, model: Any, train: Batches, validation: Stream, loss: TokenLoss = TokenLoss()
     ) -> None:
         super().__init__(model, train, validation)
         self.loss = loss
