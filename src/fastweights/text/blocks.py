@@ -10,7 +10,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -134,33 +134,35 @@ class BlockedText:
         name: Its name in the folder.
         journal: What is written.
         first: What of its first block is trained on.
+
+    Attributes:
+        block: Returns a block by its number, once it is written; None if the text has ended before.
     """
 
     def __init__(self, name: str, journal: Journal, first: TokenText) -> None:
-        self.name, self._journal = name, journal
-        self.block = lru_cache(MAPPED)(self._open)
-        self._first = first
+        self.name, self.journal, self._first = name, journal, first
+        self.block = lru_cache(MAPPED)(partial(_wait_for_block, name, journal, first))
 
     @property
     def tokens(self) -> int | None:
         """Number of tokens; None as long as it is being written."""
-        texts = self._journal.texts
+        texts = self.journal.texts
         if self.name not in texts.ended:
             return None
         return len(self._first) + sum(record.tokens for record in texts.shards[self.name][1:])
 
-    def _open(self, number: int) -> TokenText | None:
-        """Block `number`, once it is written; None if the text has ended before it."""
-        want(self._journal.folder, self.name, number)
-        if number == 0:
-            return self._first
-        texts = self._journal.wait_until(
-            lambda texts: number < len(texts.shards[self.name]) or self.name in texts.ended,
-            f"block {number} of {self._journal.folder / self.name}",
-        )
-        if number >= len(texts.shards[self.name]):
-            return None
-        return all_of(open_block(self._journal, self.name, number))
+
+def _wait_for_block(text: str, journal: Journal, first: TokenText, number: int) -> TokenText | None:
+    want(journal.folder, text, number)
+    if number == 0:
+        return first
+    texts = journal.wait_until(
+        lambda texts: number < len(texts.shards[text]) or text in texts.ended,
+        f"block {number} of {journal.folder / text}",
+    )
+    if number >= len(texts.shards[text]):
+        return None
+    return all_of(open_block(journal, text, number))
 
 
 def open_block(journal: Journal, text: str, number: int) -> Shards:
@@ -220,9 +222,12 @@ class Blockwise(Order):
 
     @cached_property
     def _open(self) -> Callable[[int], tuple[TokenText, Windows]]:
-        return lru_cache(MAPPED)(self._order)
+        return lru_cache(MAPPED)(partial(_order_block, self.text, self.length, self.seed))
 
-    def _order(self, block: int) -> tuple[TokenText, Windows]:
-        text = self.text.block(block)
-        assert text is not None
-        return text, Windows(text, self.length, random_seed_from(self.seed, block))
+
+def _order_block(
+    text: BlockedText, length: int, seed: int, number: int
+) -> tuple[TokenText, Windows]:
+    block = text.block(number)
+    assert block is not None
+    return block, Windows(block, length, random_seed_from(seed, number))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -52,6 +53,8 @@ from fastweights.text.writer import Writer, WritingJob
 
 VISIBLE = 60.0
 """Seconds after which a file that another machine has written must be seen."""
+FORMER = 30.0
+"""Seconds after which a process that tokenized for a killed run must have ended."""
 _OFTEN = 1 << 20  # bytes of text between two events of progress
 
 
@@ -150,10 +153,16 @@ class TextFolder:
 
     def _stream(self, writes: bool, reporter: Reporter, stop: Callable[[], bool]) -> Corpus:
         """Open the text at its first blocks, while the rest is written in the background."""
-        writer = self._start_writer(reporter, stop) if writes else None
-        journal = Journal(self.path, reporter.note, writer)
-        journal.wait_until(self._has_begun, f"the beginning of {self.path}", stop)
-        return open_stream(journal, self.request, _load_tokenizer(self.path / TOKENIZER))
+        with ExitStack() as undo:
+            writer = self._start_writer(reporter, stop) if writes else None
+            if writer is not None:
+                undo.callback(writer.end)
+            journal = Journal(self.path, reporter.note, writer)
+            journal.wait_until(self._has_begun, f"the beginning of {self.path}", stop)
+            tokenizer = _load_tokenizer(self.path / TOKENIZER)
+            corpus = open_stream(journal, self.request, tokenizer)
+            undo.pop_all()
+        return corpus
 
     def _has_begun(self, texts: StoredTexts) -> bool:
         """Whether the first block of each text is there, and all that is validated on."""
@@ -162,10 +171,7 @@ class TextFolder:
 
     def _start_writer(self, reporter: Reporter, stop: Callable[[], bool]) -> Writer | None:
         """Have what is not there written in the background, behind what a former process left."""
-        while is_writing(self.path):
-            if stop():
-                raise Stopped
-            time.sleep(BETWEEN_LOOKS)
+        self._wait_for_former(stop)
         texts = self._read_texts()
         begun = (None if texts is None else self._sound(texts, reporter)) or self._begin()
         if begun != texts:
@@ -177,6 +183,19 @@ class TextFolder:
         return Writer(
             WritingJob(str(self.path), self.texts, self.request.field, self.request.stream)
         )
+
+    def _wait_for_former(self, stop: Callable[[], bool]) -> None:
+        """Wait until the process of a run that has just been killed has ended, too."""
+        end = time.monotonic() + FORMER
+        while is_writing(self.path):
+            if stop():
+                raise Stopped
+            if time.monotonic() > end:
+                raise DataError(
+                    f"another process still tokenizes text in {self.path}; end the run, or the"
+                    " Python session, that it belongs to"
+                )
+            time.sleep(BETWEEN_LOOKS)
 
     def _complete(self, reporter: Reporter, stop: Callable[[], bool]) -> None:
         """Write what is not there, or damaged."""

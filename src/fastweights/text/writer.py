@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -65,13 +65,14 @@ class Writer:
 
     Args:
         job: What it writes.
+
+    Attributes:
+        process: The process.
+        end: Ends it, if it has not ended.
     """
 
     def __init__(self, job: WritingJob) -> None:
-        folder = Path(job.folder)
-        (folder / FAILURE).unlink(missing_ok=True)
-        (folder / WANTED).mkdir(exist_ok=True)
-        process = subprocess.Popen(
+        self.process = process = subprocess.Popen(
             [sys.executable, "-P", "-m", "fastweights.text.writer"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -79,17 +80,13 @@ class Writer:
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        weakref.finalize(self, _end, process)
+        self.end = weakref.finalize(self, process.communicate)
         process.stdin.write(json.dumps(asdict(job)).encode() + b"\n")
         process.stdin.flush()
         if process.stdout.readline() != READY:
             raise DataError(
                 "the process that tokenizes the text could not be started (its error stands above)"
             )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.communicate()
 
 
 def write_blocks(job: WritingJob) -> None:
@@ -176,17 +173,34 @@ def _check_blocks(job: WritingJob, texts: StoredTexts, name: str) -> None:
             file.unlink()
 
 
-def _serve() -> None:
-    """Write what the first line of the input asks for, until the input ends."""
-    job = WritingJob(**json.loads(sys.stdin.readline()))
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-    with FileLock(Path(job.folder) / LOCK):
-        sys.stdout.buffer.write(READY)
-        sys.stdout.flush()
+def serve(job: WritingJob, begin: Callable[[], None]) -> None:
+    """Write texts with their folder locked, and leave a note there if that fails.
+
+    Args:
+        job: What is written.
+        begin: Called once the folder is locked.
+    """
+    folder = Path(job.folder)
+    with FileLock(folder / LOCK):
+        (folder / FAILURE).unlink(missing_ok=True)
+        (folder / WANTED).mkdir(exist_ok=True)
+        begin()
         try:
             write_blocks(job)
         except Exception as error:
-            write_json(Path(job.folder) / FAILURE, {"reason": reason_of(error)})
+            write_json(folder / FAILURE, {"reason": reason_of(error)})
+
+
+def _main() -> None:
+    """Write what the first line of the input asks for, until the input ends."""
+    job = WritingJob(**json.loads(sys.stdin.readline()))
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    serve(job, _say_ready)
+
+
+def _say_ready() -> None:
+    sys.stdout.buffer.write(READY)
+    sys.stdout.flush()
 
 
 def _leave_with_parent() -> None:
@@ -195,4 +209,4 @@ def _leave_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    _serve()
+    _main()
