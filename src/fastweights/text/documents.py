@@ -136,7 +136,7 @@ class Stream(Batches):
     boundaries: bool = True
 
     @property
-    def tokens(self) -> int | None:
+    def tokens(self) -> int:
         return len(self.text)
 
     @cached_property

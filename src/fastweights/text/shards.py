@@ -220,7 +220,7 @@ class Shards(WholeText):
         found = [np.empty(0, np.int64)]
         for number, first, last in self._parts(start, stop):
             begins = self._mapped(number).begins
-            low, high = np.searchsorted(begins, (first, last))
+            low, high = _search(begins, first, last)
             found.append(begins[low:high] + self._offsets[number])
         return np.concatenate(found)
 
@@ -254,15 +254,20 @@ def _hash_or_none(path: Path) -> str | None:
 
 def _map_file(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
     """An empty file cannot be mapped."""
-    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
+    return np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.empty(0, dtype)
+
+
+def _search(places: np.ndarray, start: int, stop: int) -> tuple[int, int]:
+    """The first of ascending `places` from `start` on, and the first from `stop` on."""
+    low, high = places.searchsorted(np.array((start, stop), PLACE))  # of one type: none is copied
+    return int(low), int(high)
 
 
 def _read_mapped(shard: _Mapped, start: int, stop: int) -> Stretch:
     begins, response = np.zeros(stop - start, bool), np.zeros(stop - start, bool)
-    low, high = np.searchsorted(shard.begins, (start, stop))
+    low, high = _search(shard.begins, start, stop)
     begins[shard.begins[low:high].astype(np.int64) - start] = True
-    turned = int(np.searchsorted(shard.turns, start, "right"))
-    last = max(turned, int(np.searchsorted(shard.turns, stop)))
+    turned, last = _search(shard.turns, start + 1, max(start + 1, stop))
     response[shard.turns[turned:last].astype(np.int64) - start] = True
     response = (response.cumsum() + turned) % 2 == 1
     return Stretch(shard.tokens[start:stop], begins, response)
