@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fastweights.layers import TokenContext
 from fastweights.mixer import Mixer
+from fastweights.recurrence import Recurrence
 
 PASSES = 3
 """A backward pass takes about twice the products of its forward pass."""
@@ -33,6 +34,22 @@ class Cost(NamedTuple):
     train: int
 
 
+class Operations(NamedTuple):
+    """Floating-point operations of one layer per token, forward.
+
+    Attributes:
+        rule: The name of the recurrence that takes them.
+        projections: Of the products of projections.
+        chunk: Of the memory in a sequence of `context` tokens.
+        step: Of the memory for one more token then.
+    """
+
+    rule: str
+    projections: int
+    chunk: int
+    step: int
+
+
 def cost(mixer: Mixer, context: int = 2048, size: int = 64) -> Cost:
     """Compute the cost of a mixer.
 
@@ -42,18 +59,32 @@ def cost(mixer: Mixer, context: int = 2048, size: int = 64) -> Cost:
         size: In training, records are evaluated in chunks of this many tokens, or token by token if
             that takes fewer operations.
     """
-    x = torch.zeros(1, 1, mixer.d, dtype=next(mixer.parameters()).dtype)
+    recurrence, past, _ = _project_token(mixer)
+    found = operations(mixer, context, size)
+    return Cost(
+        parameters=sum(p.numel() for p in mixer.parameters()),
+        state=recurrence.state_size(context) + sum(tail.numel() for tail in past.tails.values()),
+        decode=found.projections + found.step,
+        train=PASSES * (found.projections + found.chunk),
+    )
+
+
+def operations(mixer: Mixer, context: int = 2048, size: int = 64) -> Operations:
+    """Count the operations of a mixer, which may be on the meta device; see `cost`."""
+    recurrence, _, projections = _project_token(mixer)
+    step = recurrence.step_operations(context)
+    chunk = min(step, recurrence.chunk_operations(context, size))
+    return Operations(type(recurrence.innermost).__name__, projections, chunk, step)
+
+
+def _project_token(mixer: Mixer) -> tuple[Recurrence, TokenContext, int]:
+    """The record of one token, what is kept of it, and the operations of its projections."""
+    weight = next(mixer.parameters())
+    x = torch.zeros(1, 1, mixer.d, dtype=weight.dtype, device=weight.device)
     past = TokenContext.start(x)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         recurrence, gate = mixer.project(x, past)
         b, t, h = recurrence.shape
-        mixer.read(
-            torch.zeros(b, t, h, recurrence.values, dtype=recurrence.output), gate, recurrence
-        )
-    projections, decode = counter.get_total_flops(), recurrence.step_operations(context)
-    return Cost(
-        parameters=sum(p.numel() for p in mixer.parameters()),
-        state=recurrence.state_size(context) + sum(tail.numel() for tail in past.tails.values()),
-        decode=projections + decode,
-        train=PASSES * (projections + min(decode, recurrence.chunk_operations(context, size))),
-    )
+        o = x.new_zeros(b, t, h, recurrence.values, dtype=recurrence.output)
+        mixer.read(o, gate, recurrence)
+    return recurrence, past, counter.get_total_flops()

@@ -14,6 +14,7 @@ from fastweights.kernels.native.memory import pooling
 from fastweights.kernels.native.mesa import NATIVE_MESA
 from fastweights.kernels.native.windowed import NATIVE_WINDOW
 from fastweights.kernels.numerics import numerics
+from fastweights.kernels.rehearsal import rehearse
 from fastweights.kernels.scan import BLOCKED_SCAN
 from fastweights.kernels.table import (
     TABLE,
@@ -52,6 +53,7 @@ __all__ = [
     "probe_products",
     "products",
     "register",
+    "rehearse",
     "run_fastest",
     "select",
     "takers",

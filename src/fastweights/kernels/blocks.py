@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from fastweights.kernels.gemm import route_products
+from fastweights.kernels.rehearsal import rehearsed
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
 
@@ -87,7 +88,7 @@ def largest_safe_chunk(log_decay: Tensor | None) -> int | None:
     """
     if log_decay is None:
         return CHUNKS[0]
-    if torch.compiler.is_compiling() or log_decay.device.type != "cpu":
+    if torch.compiler.is_compiling() or rehearsed() or log_decay.device.type != "cpu":
         return None
     sums, length = log_decay.detach(), 1
     if sums.shape[1] == 1:  # one decay for all tokens

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels import gemm
+from fastweights.kernels.rehearsal import rehearsed
 from fastweights.kernels.tracing import assume_constant_result
 from fastweights.recurrence.base import Recurrence, State
 
@@ -88,7 +89,7 @@ def _position(name: str) -> int:
 
 def candidates(record: Any) -> tuple[Kernel, ...]:
     """The kernels for this record's rule and device, in the order in which they are asked."""
-    key = type(record), record.device.type
+    key = type(record), rehearsed() or record.device.type
     found = _CANDIDATES.get(key)
     if found is None:
         rule, device = key

@@ -22,11 +22,9 @@ def count_parameters(config: FastWeightsConfig) -> int:
         ValueError: If a single layer is larger than tensors can be.
     """
     kinds, layers = len(config.mixers), config.num_hidden_layers
-    sketch = copy(config)
-    sketch.num_hidden_layers = kinds
     with torch.device("meta"):
         try:
-            model = FastWeightsForCausalLM(sketch)
+            model = FastWeightsForCausalLM(sketch_of(config))
         except RuntimeError as error:
             raise ValueError(
                 f"{_sizes(config)}: a tensor of such a model is larger than any can be; make it"
@@ -37,6 +35,13 @@ def count_parameters(config: FastWeightsConfig) -> int:
         for kind, block in enumerate(model.model.layers)
     )
     return sum(p.numel() for p in model.parameters()) + repeated
+
+
+def sketch_of(config: FastWeightsConfig) -> FastWeightsConfig:
+    """The configuration of the same model with one layer of each mixer."""
+    sketch = copy(config)
+    sketch.num_hidden_layers = len(config.mixers)
+    return sketch
 
 
 def require_memory(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from fastweights.recurrence.products import Products, decay_products
@@ -209,7 +210,7 @@ class ConjugateGradient(Solver):
 
     def _run(self, operator: Operator, iterate: _Iterate) -> _Iterate:
         unseen = torch.compiler.is_compiling() or (
-            self.tol is None and iterate.x.device.type != "cpu"
+            self.tol is None and (not iterate.x.is_cpu or isinstance(iterate.x, FakeTensor))
         )
         if unseen or torch.is_grad_enabled():
             for _ in range(self.max_steps):

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fastweights.kernels.native.abi import pack
 from fastweights.kernels.native.build import LIBRARY, source_hash
+from fastweights.kernels.rehearsal import rehearsed
 from fastweights.kernels.tracing import assume_constant_result
 
-_PLAIN = (Tensor, nn.Parameter)
 BUILD_COMMAND = "python -m fastweights.kernels.native"
 
 
@@ -87,8 +88,9 @@ def refuse_tensors(*tensors: Tensor | None) -> str | None:
     """
     if torch._C._are_functorch_transforms_active():
         return "a transform of torch.func looks into it"
+    plain = (FakeTensor, nn.Parameter) if rehearsed() else (Tensor, nn.Parameter)
     for t in tensors:
-        if t is not None and not (type(t) in _PLAIN and t.dtype == torch.float32 and t.is_cpu):
+        if t is not None and not (type(t) in plain and t.dtype == torch.float32 and t.is_cpu):
             return f"a {type(t).__name__} of {t.dtype} on {t.device.type} is not plain float32"
     return refuse_missing()
 
@@ -105,7 +107,9 @@ def _read_constant(name: str) -> int:
 
 
 def call(name: str, structure: Any) -> int:
-    """Call the C function `name` with a pointer to a structure of `abi`."""
+    """Call the C function `name` with a pointer to a structure of `abi`; 0 in a rehearsal."""
+    if rehearsed():
+        return 0
     return getattr(_require_library(), name)(pack(structure))
 
 

@@ -146,7 +146,8 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        streams, saved = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        kept = ctx.saved_tensors  # asked for once: activation checkpointing gives them once
+        streams, saved = kept[: ctx.count], kept[ctx.count :]
         wanted = ctx.needs_input_grad[2:]
         found = ctx.operator.backward(ctx.settings, streams, saved, gradients, wanted)
         return None, None, *_asked_for(found, wanted)

@@ -1,0 +1,36 @@
+"""What a training takes, computed before it begins: operations, memory, exchange, time, cost."""
+
+from fastweights.budget.decoding import Decoding, decoding
+from fastweights.budget.devices import ACCELERATORS, Accelerator, find_accelerator
+from fastweights.budget.footprint import Footprint, Footprints, StepShape, trace
+from fastweights.budget.memory import DeviceMemory, Placing, device_memory
+from fastweights.budget.operations import (
+    Parameters,
+    TokenOperations,
+    count_by_part,
+    count_operations,
+)
+from fastweights.budget.training import NoRoomError, TrainingPlan, Workload, plan_training
+
+__all__ = [
+    "ACCELERATORS",
+    "Accelerator",
+    "Decoding",
+    "DeviceMemory",
+    "Footprint",
+    "Footprints",
+    "NoRoomError",
+    "Parameters",
+    "Placing",
+    "StepShape",
+    "TokenOperations",
+    "TrainingPlan",
+    "Workload",
+    "count_by_part",
+    "count_operations",
+    "decoding",
+    "device_memory",
+    "find_accelerator",
+    "plan_training",
+    "trace",
+]
