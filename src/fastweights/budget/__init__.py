@@ -1,8 +1,8 @@
 """What a training takes, computed before it begins: operations, memory, exchange, time, cost."""
 
 from fastweights.budget.decoding import Decoding, decoding
-from fastweights.budget.devices import ACCELERATORS, Accelerator, find_accelerator
-from fastweights.budget.footprint import Footprint, Footprints, StepShape, trace
+from fastweights.budget.devices import ACCELERATORS, CPU, Accelerator, find_accelerator
+from fastweights.budget.footprint import Footprint, Footprints, StepShape, UntraceableError, trace
 from fastweights.budget.memory import DeviceMemory, Placing, device_memory
 from fastweights.budget.operations import (
     Parameters,
@@ -14,6 +14,7 @@ from fastweights.budget.training import NoRoomError, TrainingPlan, Workload, pla
 
 __all__ = [
     "ACCELERATORS",
+    "CPU",
     "Accelerator",
     "Decoding",
     "DeviceMemory",
@@ -25,6 +26,7 @@ __all__ = [
     "StepShape",
     "TokenOperations",
     "TrainingPlan",
+    "UntraceableError",
     "Workload",
     "count_by_part",
     "count_operations",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
 from fastweights.analysis.cost import cost, operations
 from fastweights.budget.devices import Accelerator
 from fastweights.budget.operations import (

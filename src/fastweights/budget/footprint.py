@@ -10,7 +10,9 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    FakeTensorMode,
+)
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
@@ -98,6 +100,10 @@ class StepShape:
     length: int
     bf16: bool = False
     recompute: bool = False
+
+
+class UntraceableError(ValueError):
+    """A mixer looks at numbers in its forward pass, which a trace does not have."""
 
 
 def trace(config: FastWeightsConfig, shape: StepShape, device: Accelerator) -> Footprints:

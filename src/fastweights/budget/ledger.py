@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import finalize
 
-import torch
 from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

@@ -22,6 +22,7 @@ from fastweights.cli.parsers.generate import generate
 from fastweights.cli.parsers.import_ import import_
 from fastweights.cli.parsers.linearize import linearize
 from fastweights.cli.parsers.list import list_
+from fastweights.cli.parsers.plan import plan
 from fastweights.cli.parsers.reproduce import reproduce
 from fastweights.cli.parsers.sweep import sweep
 from fastweights.cli.parsers.table import table
@@ -29,6 +30,7 @@ from fastweights.cli.parsers.train import train
 
 VERBS: dict[str, Declare] = {
     "train": train,
+    "plan": plan,
     "generate": generate,
     "import": import_,
     "list": list_,

@@ -49,7 +49,7 @@ def train(parser: Parser) -> Deferred:
     """
     _add_text(parser.add_argument_group("text"))
     _add_start(parser.add_argument_group("existing model"))
-    _add_model(parser.add_argument_group("new model"))
+    add_model(parser.add_argument_group("new model"))
     _add_training(parser.add_argument_group("training"))
     memory = parser.add_argument_group("memory and speed (a run may go on under other ones)")
     add_division(memory)
@@ -155,7 +155,8 @@ def _add_start(group: _ArgumentGroup) -> None:
     )
 
 
-def _add_model(group: _ArgumentGroup) -> None:
+def add_model(group: _ArgumentGroup) -> None:
+    """The architecture of a new model."""
     group.add_argument(
         "--mixers",
         "--mixer",

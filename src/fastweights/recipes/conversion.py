@@ -1,0 +1,255 @@
+"""A conversion in numbers, stage by stage, without the weights: its losses go forward and backward
+through a model of one and of two layers without numbers, from which all layers follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fastweights.analysis.cost import PASSES
+from fastweights.budget import NoRoomError, Workload
+from fastweights.budget.footprint import without_numbers
+from fastweights.budget.ledger import Ledger
+from fastweights.budget.memory import FLOAT, RESERVE
+from fastweights.linearize.convert.attention_layers import AttentionLayer, find_attention_layers
+from fastweights.linearize.convert.conversion import linearize
+from fastweights.linearize.convert.registry import branch_of
+from fastweights.linearize.distill.adapt import next_logits, prepare_adaptation
+from fastweights.linearize.distill.methods import LinearizationMethod
+from fastweights.linearize.distill.transfer import BackwardInForward, attend_all, only_branches
+from fastweights.recipes.recipe import ConversionRecipe
+from fastweights.recurrence import Softmax
+from fastweights.render.units import bytes_in_words
+from fastweights.runs.stage import go_backward
+
+CHUNK = 64
+
+
+@dataclass(frozen=True)
+class StageBudget:
+    """One stage of a conversion.
+
+    Attributes:
+        name: "transfer" or "finetune".
+        steps: Updates.
+        trained: Number of parameters that are trained.
+        products: Operations per token of matrix products, forward and backward.
+        attention: Of softmax attention and recurrences.
+        weights: Bytes of all weights, the trained ones in float32.
+        optimizer: Bytes of AdamW's two means.
+        working: The most bytes that a step takes beside: activations, gradients, logits.
+    """
+
+    name: str
+    steps: int
+    trained: int
+    products: int
+    attention: int
+    weights: int
+    optimizer: int
+    working: int
+
+    @property
+    def operations(self) -> int:
+        """Operations per token that are computed."""
+        return self.products + self.attention
+
+    @property
+    def memory(self) -> int:
+        """The most bytes of a device at once."""
+        return self.weights + self.optimizer + self.working
+
+
+@dataclass(frozen=True)
+class ConversionBudget:
+    """The numbers of a planned conversion.
+
+    Attributes:
+        workload: What was planned; its tokens are those of both stages.
+        parameters: Of the softmax model.
+        accumulate: Parts of a device's share of a batch.
+        sequences: Sequences that a device computes at once.
+        stages: Attention transfer and adaptation.
+    """
+
+    workload: Workload
+    parameters: int
+    accumulate: int
+    sequences: int
+    stages: tuple[StageBudget, StageBudget]
+
+    @property
+    def memory(self) -> int:
+        """The most bytes of a device at once, in either stage."""
+        return max(stage.memory for stage in self.stages)
+
+    @property
+    def total_operations(self) -> float:
+        """Operations of both stages."""
+        per_step = self.workload.batch * self.workload.length
+        return float(sum(stage.operations * stage.steps * per_step for stage in self.stages))
+
+    @property
+    def device_hours(self) -> float:
+        done = self.workload
+        return self.total_operations / (done.device.peak(True) * done.utilization) / 3600
+
+    @property
+    def hours(self) -> float:
+        return self.device_hours / self.workload.placing.devices
+
+    @property
+    def cost(self) -> float | None:
+        price = self.workload.price
+        return None if price is None else price * self.device_hours
+
+
+def plan_conversion(recipe: ConversionRecipe, workload: Workload) -> ConversionBudget:
+    """Compute what a conversion takes, without weights and without its devices.
+
+    Raises:
+        NoRoomError: If it does not fit; the message says by how much.
+        TrainingError: If the batch cannot be divided evenly.
+    """
+    share = workload.sequences_at_once(1)
+    parts = [n for n in range(1, share + 1) if share % n == 0]
+    for accumulate in [workload.accumulate] if workload.accumulate else parts:
+        found = _budget(recipe, workload, accumulate)
+        excess = found.memory - (1 - RESERVE) * workload.device.memory
+        if excess <= 0:
+            return found
+    raise NoRoomError(
+        f"the conversion takes {bytes_in_words(found.memory)} of a {workload.device.name} at"
+        f" {found.sequences} sequences of {workload.length:,} tokens at once,"
+        f" {bytes_in_words(excess)} more than it has for it; "
+        + (
+            "take a device with more memory, or shorter sequences"
+            if found.sequences == 1
+            else f"--accumulate {parts[-1]} computes them one by one"
+        )
+    )
+
+
+def _budget(recipe: ConversionRecipe, workload: Workload, accumulate: int) -> ConversionBudget:
+    sequences = workload.sequences_at_once(accumulate)
+    transfer, finetune = (
+        _stage(name, steps, recipe, workload, sequences)
+        for name, steps in zip(("transfer", "finetune"), recipe.stage_steps, strict=True)
+    )
+    with torch.device("meta"):
+        one, two = (_count(_softmax_model(recipe, layers)) for layers in (1, 2))
+    parameters = one + (_layers(recipe) - 1) * (two - one)
+    return ConversionBudget(workload, parameters, accumulate, sequences, (transfer, finetune))
+
+
+def _stage(
+    name: str, steps: int, recipe: ConversionRecipe, workload: Workload, sequences: int
+) -> StageBudget:
+    length, layers = workload.length, _layers(recipe)
+    one, two = (_Sketch(recipe, n).measure(name, workload, sequences) for n in (1, 2))
+    found = {key: one[key] + (layers - 1) * (two[key] - one[key]) for key in one}
+    return StageBudget(
+        name,
+        steps,
+        found["trained"],
+        found["products"] // (sequences * length),
+        layers * _attention_operations(name, recipe, length),
+        found["weights"],
+        2 * FLOAT * found["trained"],
+        found["working"],
+    )
+
+
+class _Sketch:
+    """A recipe's model with few layers."""
+
+    def __init__(self, recipe: ConversionRecipe, layers: int) -> None:
+        self.method = recipe.settings
+        with torch.device("meta"):
+            self.model = linearize(_softmax_model(recipe, layers), self.method.analog)
+
+    def measure(self, name: str, workload: Workload, sequences: int) -> dict[str, int]:
+        """Trained parameters, bytes of all, operations of products, and the most bytes beside."""
+        model = self._prepare(name).train()
+        with without_numbers(workload.device):
+            _take_numbers(model)
+            ids = torch.zeros(sequences, workload.length, dtype=torch.long)
+            with Ledger() as ledger, FlopCounterMode(display=False) as counter:
+                ledger.know(ids, *model.parameters(), *model.buffers())
+                _go(model, name, self.method, ids)
+        return {
+            "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
+            "weights": sum(p.numel() * p.element_size() for p in model.parameters()),
+            "products": counter.get_total_flops(),
+            "working": ledger.peak,
+        }
+
+    def _prepare(self, name: str) -> nn.Module:
+        if name == "transfer":
+            return only_branches(self.model)
+        assert self.method.adapt is not None
+        with torch.device("meta"):
+            return prepare_adaptation(self.model, self.method.adapt.lora)
+
+
+def _go(model: nn.Module, name: str, method: LinearizationMethod, ids: Tensor) -> None:
+    """Forward and backward of a stage; adaptation learns from every token."""
+    if name == "transfer":
+        assert method.transfer is not None
+        attend_all(model, {"input_ids": ids}, BackwardInForward(method.transfer.loss))  # type: ignore[arg-type]
+        return
+    logits = next_logits(model, {"input_ids": ids}).flatten(0, 1).clone()
+    go_backward(F.cross_entropy(logits, ids[:, 1:].flatten()))
+
+
+def _take_numbers(model: nn.Module) -> None:
+    """Move a model from the meta device to where tensors are fake."""
+    for module in model.modules():
+        for name, p in module.named_parameters(recurse=False):
+            fake = torch.empty(p.shape, dtype=p.dtype)
+            setattr(module, name, nn.Parameter(fake, requires_grad=p.requires_grad))
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype))
+
+
+def _attention_operations(name: str, recipe: ConversionRecipe, length: int) -> int:
+    """Of one layer per token: transfer computes softmax once and its linear counterpart, whose
+    backward pass takes as much again twice; adaptation the latter alone.
+    """
+    with torch.device("meta"):
+        model = _softmax_model(recipe, 1)
+        attention = find_attention_layers(model)[0]
+        q, k, v = _streams(attention)
+        branch = branch_of(recipe.settings.analog, attention)
+        linear = PASSES * branch.record(q, k, v).chunk_operations(length, CHUNK)
+        softmax = Softmax(q, k, v).chunk_operations(length, CHUNK)
+    return linear + (softmax if name == "transfer" else 0)
+
+
+def _streams(attention: AttentionLayer) -> tuple[Tensor, Tensor, Tensor]:
+    """One token's q, k and v."""
+    widths = (
+        (attention.heads, attention.head_dim),
+        (attention.kv_heads, attention.head_dim),
+        (attention.kv_heads, attention.value_dim),
+    )
+    q, k, v = (torch.zeros(1, 1, heads, width) for heads, width in widths)
+    return q, k, v
+
+
+def _softmax_model(recipe: ConversionRecipe, layers: int) -> LlamaForCausalLM:
+    config = LlamaConfig(**{**recipe.shape.value, "num_hidden_layers": layers})  # type: ignore[arg-type]
+    return LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
+
+
+def _layers(recipe: ConversionRecipe) -> int:
+    return int(recipe.shape.value["num_hidden_layers"])
+
+
+def _count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())

@@ -1,0 +1,143 @@
+"""What a recipe is: a published training as a value, each number with its place in the paper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from fastweights.budget import Placing, Workload, find_accelerator
+from fastweights.linearize.distill.methods import METHODS, LinearizationMethod
+from fastweights.models import FastWeightsConfig, find_preset
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class Stated(Generic[V]):
+    """A number of a recipe, and who says so.
+
+    Attributes:
+        value: The number, or the words.
+        place: Section or table of the paper; "ours: …" with a reason where it is silent.
+    """
+
+    value: V
+    place: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What recipes of new models and of conversions have in common.
+
+    Attributes:
+        name: What the command calls it.
+        paper: Whose training it is.
+        data: What it trained on.
+        source: The same as ``--data`` takes it.
+        hardware: What it was trained on.
+        device: The name of the accelerator that plans are made for unless told otherwise.
+        devices: How many of them.
+        hours: How long it took.
+        tokens: Tokens that are trained on.
+        length: Tokens per sequence.
+        batch: Sequences per update.
+        gaps: What the command cannot be told, or does otherwise.
+    """
+
+    name: str
+    paper: str
+    data: Stated[str]
+    source: str
+    hardware: Stated[str]
+    device: str
+    devices: Stated[int]
+    hours: Stated[str]
+    tokens: Stated[float]
+    length: Stated[int]
+    batch: Stated[int]
+    gaps: tuple[str, ...]
+
+    @property
+    def steps(self) -> int:
+        """Updates until all tokens are seen; the last batch is a full one."""
+        return self.workload(Placing()).steps
+
+    def workload(self, placing: Placing) -> Workload:
+        """What is trained on what, on the recipe's devices placed as given."""
+        return Workload(
+            tokens=self.tokens.value,
+            length=self.length.value,
+            batch=self.batch.value,
+            device=find_accelerator(self.device),
+            placing=placing,
+        )
+
+
+@dataclass(frozen=True)
+class TrainingRecipe(Recipe):
+    """The training of a new language model.
+
+    Attributes:
+        preset: Its architecture, a name of `fastweights.PRESETS`.
+        parameters: Their published number.
+        tokenizer: What cuts the text.
+        lr: Peak learning rate.
+        schedule: How it changes.
+        warmup: Updates of the warm-up.
+        betas: AdamW's coefficients.
+        weight_decay: Of matrices.
+        clip: Largest norm of the gradient.
+        precision: Of the products.
+    """
+
+    preset: str
+    parameters: Stated[float]
+    tokenizer: Stated[str]
+    lr: Stated[float]
+    schedule: Stated[str]
+    warmup: Stated[int]
+    betas: Stated[tuple[float, float]]
+    weight_decay: Stated[float]
+    clip: Stated[float]
+    precision: Stated[str]
+
+    def config(self) -> FastWeightsConfig:
+        """The model's configuration."""
+        return find_preset(self.preset).config()
+
+
+@dataclass(frozen=True)
+class ConversionRecipe(Recipe):
+    """The linearization of a pretrained softmax model; its tokens are those of both stages.
+
+    Attributes:
+        model: The softmax model, by its name on the Hugging Face hub.
+        shape: Fields of its configuration, from which plans are made without the hub.
+        method: A name of `METHODS`.
+        window: Tokens of softmax attention.
+        rank: Of the adapters.
+        transfer_lr: Learning rate of stage one, and
+        finetune_lr: of stage two.
+        transfer_tokens: Tokens of stage one.
+    """
+
+    model: Stated[str]
+    shape: Stated[dict[str, int | bool | float]]
+    method: str
+    window: Stated[int]
+    rank: Stated[int]
+    transfer_lr: Stated[float]
+    finetune_lr: Stated[float]
+    transfer_tokens: Stated[float]
+
+    @property
+    def stage_steps(self) -> tuple[int, int]:
+        """Updates of attention transfer and of adaptation."""
+        per_step = self.batch.value * self.length.value
+        transfer = -(-int(self.transfer_tokens.value) // per_step)
+        return transfer, -(-int(self.tokens.value - self.transfer_tokens.value) // per_step)
+
+    @property
+    def settings(self) -> LinearizationMethod:
+        """The method as this library has it."""
+        return METHODS[self.method]
