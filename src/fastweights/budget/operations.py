@@ -157,7 +157,7 @@ def _products(module: nn.Module | None, config: FastWeightsConfig) -> int:
     """The operations of a module's products for one token."""
     if module is None:
         return 0
-    x = torch.zeros(1, config.hidden_size, device="meta")
+    x = torch.zeros(1, 1, config.hidden_size, device="meta")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         module(x)
     return counter.get_total_flops()

@@ -1,0 +1,305 @@
+"""What `fastweights plan` computes, beside what is measured on this machine's CPU.
+
+    python benchmarks/plan.py operations memory costs times
+
+writes benchmarks/results/plan.json, each part anew. Memory and operations may be measured beside
+other work; times want a quiet machine, and hold within one run only.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from fastweights import kernels
+from fastweights.budget import (
+    ACCELERATORS,
+    CPU,
+    NoRoomError,
+    Placing,
+    count_operations,
+    device_memory,
+    plan_training,
+)
+from fastweights.lab.bench.machine import Machine, commit, versions
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.recipes import (
+    RECIPES,
+    ConversionRecipe,
+    Recipe,
+    TrainingRecipe,
+    plan_conversion,
+    record_of,
+)
+from fastweights.runs.files import read_json, write_json
+from fastweights.runs.optimizers import AdamW
+from fastweights.runs.stage import go_backward
+
+RESULTS = Path(__file__).parent / "results" / "plan.json"
+MIXERS = ("metala", "gated_deltanet", "mesa", "mamba2", "softmax")
+COUNTED = (*MIXERS, "gla", "deltanet", "linear", "retnet")
+STEPS = 3
+GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+"""With these the C library gives freed memory back to the system at once."""
+PRICES = {
+    "rtx4090": 0.5,
+    "l40s": 1.0,
+    "a100-40gb": 1.2,
+    "a100": 1.6,
+    "h100": 2.5,
+    "h200": 3.2,
+    "b200": 5.0,
+}
+"""Of an hour, in dollars: assumed, of the order that is asked in 2025 and 2026."""
+
+FOLLOWING = ("total_operations", "hours", "device_hours", "cost")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small training, of which everything is measured."""
+
+    mixer: str
+    width: int = 256
+    layers: int = 4
+    batch: int = 4
+    length: int = 512
+    accumulate: int = 1
+    bf16: bool = False
+    recompute: bool = False
+    vocabulary: int = 256
+
+    @property
+    def config(self) -> FastWeightsConfig:
+        return FastWeightsConfig(
+            vocab_size=self.vocabulary,
+            hidden_size=self.width,
+            num_hidden_layers=self.layers,
+            mixers=[{"name": self.mixer}],
+        )
+
+    def stepper(self) -> Callable[[], None]:
+        """A function that makes a step of training."""
+        model = FastWeightsForCausalLM(self.config).train()
+        optimizers = AdamW().build(model)
+        if self.recompute:
+            model.gradient_checkpointing_enable()
+
+        def step() -> None:
+            for _ in range(self.accumulate):
+                ids = torch.randint(self.vocabulary, (self.batch, self.length))
+                with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+                    loss = model(input_ids=ids, labels=ids).loss
+                    go_backward(loss / self.accumulate)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+
+        return step
+
+
+def memory_cases() -> Iterator[Case]:
+    for mixer in MIXERS:
+        yield Case(mixer)
+        yield Case(mixer, accumulate=2)
+        yield Case(mixer, bf16=True)
+        yield Case(mixer, width=512, batch=2, length=1024, vocabulary=8192)
+        yield Case(mixer, width=512, layers=6, batch=8, length=1024, recompute=True)
+    yield Case("metala", width=768, layers=6, batch=8, length=1024, vocabulary=8192)
+    yield Case("metala", width=768, layers=6, batch=8, length=1024, vocabulary=8192, bf16=True)
+    yield Case("softmax", width=768, layers=6, batch=8, length=1024, vocabulary=8192)
+
+
+def measure_memory() -> list[dict[str, Any]]:
+    """The growth of resident memory over three steps, of processes of their own."""
+    rows = []
+    for case in memory_cases():
+        placing = Placing(recompute=case.recompute, bf16=case.bf16)
+        shape = case.batch, case.length, case.accumulate
+        planned = device_memory(case.config, placing, CPU, *shape).total
+        measured = {name: _resident(case, more) for name, more in _ALLOCATORS.items()}
+        rows.append({**asdict(case), "planned": planned, **measured})
+        _show(rows[-1])
+    return rows
+
+
+_ALLOCATORS: dict[str, dict[str, str]] = {"resident": {}, "given_back": GIVE_BACK}
+
+
+def _resident(case: Case, environment: dict[str, str]) -> int:
+    words = [sys.executable, "-W", "ignore", __file__, "worker", json.dumps(asdict(case))]
+    done = subprocess.run(
+        words, env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+def report_growth(case: Case) -> None:
+    """Print how far the largest resident size grows beyond what it is with everything loaded."""
+    torch.set_num_threads(1)
+    warm = replace(case, width=64, layers=1, batch=1, length=64).stepper()
+    warm()
+    warm()
+    del warm
+    gc.collect()
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    step = case.stepper()
+    for _ in range(STEPS):
+        step()
+    print(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+
+
+def measure_operations() -> list[dict[str, Any]]:
+    """Operations of torch's products in a step, where recurrences go by torch's chunk loop."""
+    rows = []
+    for mixer in COUNTED:
+        case = Case(mixer, width=128, layers=2, batch=2)
+        tokens, planned = case.batch * case.length, count_operations(case.config, case.length)
+        model = FastWeightsForCausalLM(case.config).train()
+        ids = torch.zeros(case.batch, case.length, dtype=torch.long)
+        with kernels.only("chunk loop (torch)"):
+            with FlopCounterMode(display=False) as forward:
+                loss = model(input_ids=ids, labels=ids).loss
+            with FlopCounterMode(display=False) as backward:
+                loss.backward()
+        rows.append(
+            {
+                "mixer": mixer,
+                "planned_products": planned.projections + planned.head,
+                "planned_recurrent": planned.recurrent,
+                "planned_backward": planned.backward,
+                "forward": forward.get_total_flops() / tokens,
+                "backward": backward.get_total_flops() / tokens,
+            }
+        )
+        _show(rows[-1])
+    return rows
+
+
+def time_cases() -> Iterator[Case]:
+    yield Case("metala", width=512, layers=4)
+    yield Case("metala", width=384, layers=6)
+    yield Case("metala", width=512, layers=8)
+    yield Case("metala", width=512, layers=4, length=1024, batch=2)
+    yield Case("metala", width=768, layers=4)
+    for mixer in MIXERS[1:]:
+        yield Case(mixer, width=512)
+
+
+def measure_times(rounds: int = 5) -> list[dict[str, Any]]:
+    """Seconds of steps in turn: the first case's utilisation predicts the others."""
+    torch.manual_seed(0)
+    steps = [(case, case.stepper()) for case in time_cases()]
+    seconds: dict[Case, list[float]] = {case: [] for case, _ in steps}
+    for _, step in steps:
+        step()
+    for _ in range(rounds):
+        for case, step in steps:
+            start = time.perf_counter()
+            step()
+            seconds[case].append(time.perf_counter() - start)
+    first = next(iter(seconds))
+    rate = _operations(first) / median(seconds[first])
+    rows = []
+    for case, found in seconds.items():
+        predicted = _operations(case) / rate
+        rows.append(
+            {**asdict(case), "seconds": median(found), "best": min(found), "predicted": predicted}
+        )
+        _show(rows[-1])
+    return rows
+
+
+def _operations(case: Case) -> float:
+    done = count_operations(case.config, case.length)
+    return float(done.forward + done.backward) * case.batch * case.length * case.accumulate
+
+
+def compute_costs() -> list[dict[str, Any]]:
+    """Every recipe on every device, as many as were published or we chose."""
+    rows = []
+    for recipe in RECIPES.values():
+        for device in ACCELERATORS.values():
+            row = _cost(recipe, device.name)
+            rows.append({"recipe": recipe.name, "device": device.name, **row})
+            _show({name: rows[-1][name] for name in ("recipe", "device", "hours", "cost")})
+    return rows
+
+
+def _cost(recipe: Recipe, device: str) -> dict[str, Any]:
+    """The first of whole, recomputed, sharded and both that fits."""
+    for shard, recompute in ((False, False), (False, True), (True, False), (True, True)):
+        if shard and recipe.devices.value == 1:
+            continue
+        placing = Placing(recipe.devices.value, shard, recompute, bf16=True)
+        workload = replace(
+            recipe.workload(placing), device=ACCELERATORS[device], price=PRICES[device]
+        )
+        try:
+            found = _plan(recipe, workload)
+        except NoRoomError:
+            continue
+        record = record_of(found)
+        memory = record["memory"]
+        return {
+            "devices": placing.devices,
+            "shard": shard,
+            "recompute": recompute,
+            "memory": memory["total"] if isinstance(memory, dict) else memory,
+            "sequences": record["sequences"],
+            "accumulate": record["accumulate"],
+            **{
+                name: record[name] for name in ("total_operations", "hours", "device_hours", "cost")
+            },
+        }
+    return {"devices": recipe.devices.value, "hours": None, "cost": None}
+
+
+def _plan(recipe: Recipe, workload: Any) -> Any:
+    if isinstance(recipe, ConversionRecipe):
+        return plan_conversion(recipe, workload)
+    assert isinstance(recipe, TrainingRecipe)
+    return plan_training(recipe.config(), workload)
+
+
+def _show(row: dict[str, Any]) -> None:
+    print(json.dumps(row), flush=True)
+
+
+PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "operations": measure_operations,
+    "memory": measure_memory,
+    "costs": compute_costs,
+    "times": measure_times,
+}
+
+
+def main(parts: list[str]) -> None:
+    found = read_json(RESULTS) if RESULTS.exists() else {}
+    for part in parts or list(PARTS):
+        machine = asdict(Machine.here(torch.device("cpu")))
+        rows = PARTS[part]()
+        about = {"machine": machine, "versions": versions(), "commit": commit()}
+        found[part] = {**about, "rows": rows, "prices": PRICES if part == "costs" else None}
+        write_json(RESULTS, found)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["worker"]:
+        report_growth(Case(**json.loads(sys.argv[2])))
+    else:
+        main(sys.argv[1:])

@@ -1,0 +1,82 @@
+"""fastweights plan."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fastweights.cli import main
+from fastweights.cli.verbs.plan import options_of
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+
+OWN = ["plan", "--mixers=metala,softmax", "--layers=2", "--width=64", "--vocabulary=300"]
+WORK = ["--tokens=1e6", "--length=64", "--batch=8", "--price=2"]
+
+
+def said(capsys, *words: str) -> str:
+    assert main(words) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, *words: str) -> str:
+    assert main(words) == 2
+    return capsys.readouterr().err
+
+
+def test_a_model_of_ones_own(capsys, tmp_path) -> None:
+    out = said(capsys, *OWN, *WORK, f"--json={tmp_path / 'plan.json'}")
+    names = {line.split()[0] for line in out.splitlines() if line[0] != " "}
+    assert names >= {"model", "operations", "training", "devices", "memory", "time", "cost"}
+    assert "sent" not in names
+    found = json.loads((tmp_path / "plan.json").read_text())
+    assert found["steps"] == -(-1_000_000 // 512)
+    assert found["cost"] == pytest.approx(2 * found["device_hours"])
+    assert set(found["operations"]["recurrences"]) == {"Decay", "Softmax"}
+    assert f"{found['steps']:,} steps of 8 × 64" in out
+
+
+def test_a_folder_and_a_preset(capsys, tmp_path) -> None:
+    config = FastWeightsConfig(
+        vocab_size=300, hidden_size=32, num_hidden_layers=2, mixers=[{"name": "gla"}]
+    )
+    FastWeightsForCausalLM(config).save_pretrained(tmp_path)
+    assert "GLA" not in (out := said(capsys, "plan", f"--from={tmp_path}", *WORK))
+    assert "Decay" in out
+    assert "70.43M parameters" in said(capsys, "plan", "--preset=pythia-70m", *WORK)
+
+
+def test_a_recipe_says_its_numbers_and_its_command(capsys) -> None:
+    out = said(capsys, "plan", "metala-360m", "--devices=8", "--recompute")
+    assert "warmup 2000: ours: the paper is silent" in out
+    assert "torchrun --nproc-per-node 8 -m fastweights.cli train --preset=metala-360m" in out
+    there = "--recompute" in options_of("train")
+    assert ("--recompute is no option of train yet" in out) != there
+
+
+def test_options_change_a_recipe(capsys) -> None:
+    out = said(capsys, "plan", "mesanet-140m", "--device=h200", "--tokens=1e9", "--batch=64")
+    assert "1e+09 tokens in 7,630 steps of 64 × 2,048" in out
+    assert "8 × h200" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["plan"], "nothing says how much is trained; name a recipe"),
+        (["plan", "metala-360m", "--width=64"], "has a model already; leave out --width"),
+        (["plan", "--preset=pythia-70m", "--width=64", *WORK], "name one model only"),
+        ([*OWN, *WORK, "--mfu=2"], "it is at most 1"),
+        ([*OWN, *WORK, "--devices=3"], "batch = 8 is not divisible"),
+        (["plan", "--layers=80", "--width=16384", *WORK], "too many"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(capsys, words: list[str], error: str) -> None:
+    assert error in refused(capsys, *words)
+
+
+def test_recipes_are_listed(capsys) -> None:
+    out = said(capsys, "list", "--recipes", "mesanet-140m")
+    assert "mesanet-140m-15b" in out
+    assert "metala" not in out
+    assert "no recipe begins with zz" in refused(capsys, "list", "--recipes", "zz")

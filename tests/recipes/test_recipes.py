@@ -1,0 +1,141 @@
+"""The papers' trainings: their numbers, their places, and the commands that start them."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+from transformers import LlamaConfig
+
+from fastweights.budget import NoRoomError, Placing, count_by_part, find_accelerator
+from fastweights.cli import build_parser
+from fastweights.cli.verbs.linearize import conversion
+from fastweights.cli.verbs.train import train_config
+from fastweights.linearize.convert.conversion import linearize
+from fastweights.linearize.distill.plan import plan as plan_of_linearize
+from fastweights.recipes import (
+    RECIPES,
+    ConversionRecipe,
+    Stated,
+    TrainingRecipe,
+    command_of,
+    find_recipe,
+    plan_conversion,
+)
+from fastweights.runs.schedules import Cosine
+
+TRAININGS = [r for r in RECIPES.values() if isinstance(r, TrainingRecipe)]
+CONVERSIONS = [r for r in RECIPES.values() if isinstance(r, ConversionRecipe)]
+WHOLE = Placing(bf16=True)
+
+
+def names(recipes: list) -> list[str]:
+    return [recipe.name for recipe in recipes]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_number_has_its_place(name: str) -> None:
+    recipe = RECIPES[name]
+    stated = [getattr(recipe, field.name) for field in fields(recipe)]
+    places = [one.place for one in stated if isinstance(one, Stated)]
+    assert len(places) >= 10
+    assert all(p.startswith(("MetaLA", "MesaNet", "LoLCATs", "ours: ", "config")) for p in places)
+
+
+@pytest.mark.parametrize("recipe", TRAININGS, ids=names(TRAININGS))
+def test_models_have_their_published_size(recipe: TrainingRecipe) -> None:
+    found = count_by_part(recipe.config()).total
+    assert found == pytest.approx(recipe.parameters.value, rel=0.05)
+
+
+@pytest.mark.parametrize("recipe", TRAININGS, ids=names(TRAININGS))
+def test_the_command_of_a_training_means_the_recipe(recipe: TrainingRecipe) -> None:
+    chosen = build_parser().parse_args(command_of(recipe, WHOLE, 4))
+    config = train_config(chosen)
+    assert config.model.name == recipe.preset
+    assert config.text.sources == (recipe.source,)
+    assert (config.batch, config.length) == (recipe.batch.value, recipe.length.value)
+    assert (config.accumulate, config.bf16) == (4, True)
+    assert (config.clip, config.schedule) == (recipe.clip.value, Cosine(recipe.warmup.value))
+    assert config.optimizer.lr == recipe.lr.value
+    assert config.optimizer.weight_decay == recipe.weight_decay.value
+    seen = config.steps * config.batch * config.length
+    assert 0 <= seen - recipe.tokens.value < config.batch * config.length
+
+
+@pytest.mark.parametrize("recipe", TRAININGS, ids=names(TRAININGS))
+def test_what_the_command_cannot_say_is_named(recipe: TrainingRecipe) -> None:
+    config = train_config(build_parser().parse_args(command_of(recipe, WHOLE, 1)))
+    said = " ".join(recipe.gaps)
+    assert (config.optimizer.betas == recipe.betas.value) or "betas" in said
+    assert recipe.precision.value == "bf16" or recipe.precision.value in said
+
+
+@pytest.mark.parametrize("recipe", CONVERSIONS, ids=names(CONVERSIONS))
+def test_the_command_of_a_conversion_means_the_recipe(recipe: ConversionRecipe) -> None:
+    found = conversion(build_parser().parse_args(command_of(recipe, WHOLE, 8)))
+    method = found.method
+    assert found.model == recipe.model.value
+    assert method.analog.window == recipe.window.value == recipe.settings.analog.window
+    assert method.transfer is not None
+    assert method.adapt is not None
+    assert method.adapt.lora is not None
+    assert method.adapt.lora.rank == recipe.rank.value
+    stages = method.transfer.fit, method.adapt.fit
+    assert tuple(fit.steps for fit in stages) == recipe.stage_steps
+    rates = recipe.transfer_lr.value, recipe.finetune_lr.value
+    assert tuple(fit.optimizer.lr for fit in stages) == rates
+    assert {(fit.batch, fit.accumulate, fit.bf16) for fit in stages} == {(8, 8, True)}
+
+
+SMALL = replace(
+    find_recipe("lolcats-8b"),
+    shape=Stated(
+        {
+            "vocab_size": 1000,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+        },
+        "ours: a test",
+    ),
+    length=Stated(128, "ours: a test"),
+)
+
+
+def test_a_conversion_trains_what_linearize_says() -> None:
+    """All layers follow from one and two."""
+    from transformers import LlamaForCausalLM
+
+    workload = replace(SMALL.workload(WHOLE), price=3.0)
+    found = plan_conversion(SMALL, workload)
+    planned = plan_of_linearize(LlamaForCausalLM(LlamaConfig(**SMALL.shape.value)), SMALL.settings)
+    transfer, adapt = found.stages
+    assert found.parameters == planned.parameters
+    assert (transfer.trained, adapt.trained) == (planned.branch, planned.adapter)
+    assert found.cost == pytest.approx(3.0 * found.device_hours)
+    peak = workload.device.bf16 * workload.utilization
+    assert found.device_hours == pytest.approx(found.total_operations / peak / 3600)
+
+
+def test_transfer_is_a_forward_pass_and_adaptation_two_more_of_some() -> None:
+    """2 operations per weight forward, without logits; 4 with gradients of inputs alone."""
+    linear = linearize  # the model's own products are those of its projections
+    assert linear is not None
+    transfer, adapt = plan_conversion(SMALL, SMALL.workload(WHOLE)).stages
+    block = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128
+    assert transfer.products == pytest.approx(2 * 3 * block, rel=0.25)
+    assert adapt.products == pytest.approx(4 * (3 * block + 64 * 1000), rel=0.15)
+
+
+def test_a_conversion_that_does_not_fit_is_refused() -> None:
+    tiny = replace(find_accelerator("a100"), memory=1e6)
+    with pytest.raises(NoRoomError, match="take a device with more memory"):
+        plan_conversion(SMALL, replace(SMALL.workload(WHOLE), device=tiny))
+
+
+def test_recipes_are_named() -> None:
+    with pytest.raises(ValueError, match=r"did you mean metala-360m\? There are"):
+        find_recipe("metala-360")
