@@ -1,0 +1,1 @@
+"""Other people's training programs with our models in them."""

@@ -1,0 +1,3 @@
+"""Our language models in torchtitan, which reads this package as ``--module
+fastweights.engines.titan``.
+"""

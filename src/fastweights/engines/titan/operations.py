@@ -1,0 +1,35 @@
+"""Floating-point operations of training, for torchtitan's report of utilization."""
+
+from __future__ import annotations
+
+from fastweights.analysis.cost import PASSES, cost
+from fastweights.mixers import make
+from fastweights.models import FastWeightsConfig
+from fastweights.models.size import count_parameters
+
+
+def training_operations(config: FastWeightsConfig, length: int) -> int:
+    """Count the operations of training per token, forward and backward.
+
+    A mixer takes what `analysis.cost` says of it, whose state is counted by its rule; every other
+    weight that is multiplied by takes 6. Recomputation for activation checkpointing is not counted,
+    nor are embeddings that are only looked up.
+
+    Args:
+        config: The language model.
+        length: Tokens per sequence.
+
+    Returns:
+        Operations per token; a multiplication and an addition are two.
+    """
+    kinds = [make(d=config.hidden_size, **mixer) for mixer in config.mixers]
+    costs = [cost(mixer, length) for mixer in kinds]
+    layers = [costs[layer % len(costs)] for layer in range(config.num_hidden_layers)]
+    looked_up = 0 if config.tie_word_embeddings else config.vocab_size
+    looked_up += config.learnt_positions or 0
+    multiplied = (
+        count_parameters(config)
+        - sum(layer.parameters for layer in layers)
+        - looked_up * config.hidden_size
+    )
+    return sum(layer.train for layer in layers) + 2 * PASSES * multiplied
