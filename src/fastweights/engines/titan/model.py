@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """A language model of ours as torchtitan holds it."""
 
 from __future__ import annotations
@@ -160,9 +161,7 @@ class _Layers(nn.ModuleList):
 def _fill(target: Tensor, whole: Tensor) -> None:
     """Write a tensor into one of its shape, of which a process may hold a shard."""
     if isinstance(target, DTensor):
-        whole = distribute_tensor(
-            whole, target.device_mesh, target.placements, src_data_rank=None
-        )
+        whole = distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
     target.copy_(whole)
 
 

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """How torchtitan divides, compiles and recomputes a model of ours, by its own functions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """Our language models as torchtitan's specifications, and settings to train them with."""
 
 from __future__ import annotations
