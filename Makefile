@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+TITAN := .venv-titan
 PYTEST := $(BIN)/python -m pytest
 # A worker that died is not replaced: the test that killed it would be given to the next one.
 PARALLEL := --numprocesses auto --dist loadfile --max-worker-restart 0
@@ -12,7 +13,7 @@ INTERPRETED := TRITON_INTERPRET=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 PORTABLE_CC := $(abspath $(BIN))/python -m ziglang cc -target $(shell uname -m)-linux-gnu.2.17 -g0
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install test test-interpreted test-offline test-fast test-slow lint format docs pages static build clean
+.PHONY: help quickstart install test test-interpreted test-offline test-fast test-slow test-titan lint format docs pages static build clean
 
 help:  ## this list (minutes are those of two CPU cores, after the environment is made)
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -37,6 +38,9 @@ test-fast: $(VENV)/installed-test  ## the first case of every quick test: 1 minu
 
 test-slow: $(VENV)/installed-test  ## only the tests that take minutes each: 30 minutes
 	$(PYTEST) -m slow
+
+test-titan: $(TITAN)/installed  ## our models in torchtitan, in an environment of its own: 5 minutes
+	OMP_NUM_THREADS=1 $(TITAN)/bin/python -m pytest -m titan tests/engines
 
 lint: $(VENV)/installed-dev $(VENV)/installed-test  ## ruff, pyright and the layers of imports: 1 minute
 	$(BIN)/ruff check .
@@ -68,7 +72,7 @@ else
 endif
 
 clean:  ## remove the environment, builds and caches
-	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache tests/durations.json
+	rm -rf $(VENV) $(TITAN) build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache tests/durations.json
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -76,6 +80,11 @@ $(BIN)/python:
 		echo "fastweights needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
 		echo "Name a newer one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+$(TITAN)/installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m venv $(TITAN)
+	$(TITAN)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[titan]' pytest beartype
+	@touch $@
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +106,7 @@ ONE = {
         *("plain", "--training.local-batch-size", "2"),
         *("--validator.enable", "--validator.steps", "1", "--validator.freq", "2"),
         *("--validator.dataloader.dataset", "c4_test"),
-        *("--validator.dataloader.dataset-path", "text"),
+        *("--validator.dataloader.dataset-path", "./text"),
     ],
     "compiled": [
         *("plain", "--compile.enable", "--compile.components", "model"),
@@ -120,9 +121,14 @@ ONE = {
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("titan")
     _begin(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> Runs:
     done: dict[str, Run] = {}
     for processes, cases in ((1, ONE), (2, TWO)):
         lists = {name: _arguments(folder, processes, *case) for name, case in cases.items()}
@@ -305,9 +311,9 @@ def test_what_torchtitan_reports(runs: Runs) -> None:
     ],
 )
 def test_what_is_not_supported_is_refused(
-    runs: Runs, section: str, setting: str, value: object, message: str
+    folder: Path, section: str, setting: str, value: object, message: str
 ) -> None:
-    settings = titan.trainer_config(str(runs.folder / "tied"))
+    settings = titan.trainer_config(str(folder / "tied"))
     setattr(getattr(settings, section), setting, value)
     with pytest.raises(ValueError, match=message):
         settings.model_spec.model.update_from_config(config=settings)
@@ -329,3 +335,26 @@ def test_optimizer_groups_divide_weights_as_ours(flavour: str) -> None:
 def test_torchtitan_lists_the_flavours() -> None:
     with pytest.raises(ValueError, match=r"'mesanet-140m', .*'metala-360m'"):
         manager().parse_args(["--module", "fastweights.engines.titan", "--config", "llama"])
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "torchtitan.md").read_text()
+
+
+def test_the_commands_of_the_page_are_understood(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each with the module that the page shows, and a folder for what it calls one."""
+    (tmp_path / "mypkg_hybrid.py").write_text(
+        re.findall(r"```python[^\n]*\n(.*?)```", PAGE, re.S)[0]
+    )
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "quickstart").symlink_to(folder / "plain")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    lines = re.findall(r"^torchrun .*", PAGE.replace("\\\n", " "), re.M)
+    for line in lines:
+        words = shlex.split(line.replace("--module hybrid", "--module mypkg_hybrid"))
+        settings = manager().parse_args(words[words.index("--module") :])
+        settings.model_spec.model.update_from_config(config=settings)
+        assert settings.training.seq_len % settings.loss.num_chunks == 0
+    assert len(lines) == 3

@@ -53,7 +53,12 @@ def run_titan(folder: Path, processes: int, cases: Mapping[str, list[str]]) -> d
     ended = subprocess.run(
         [*command, "--standalone", __file__, str(folder)],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": support},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": support,
+            "HF_DATASETS_CACHE": str(folder / "cache"),
+        },
         capture_output=True,
         text=True,
         timeout=600,
