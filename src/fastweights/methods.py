@@ -11,6 +11,7 @@ from torch import Tensor
 from fastweights.kernels import select
 from fastweights.kernels.chunked import chunk_loop
 from fastweights.recurrence.base import CHUNK, Recurrence
+from fastweights.recurrence.effects import Neighbours
 from fastweights.recurrence.streams import State, disable_autocast
 
 
@@ -24,6 +25,15 @@ class Method(ABC):
         Returns:
             o ``[b t h v]`` and the state after the last token.
         """
+
+    @property
+    def neighbours(self) -> Neighbours | None:
+        """The processes that hold the tokens before and after; None where this one holds all."""
+        return None
+
+    def without_state(self) -> Method:
+        """The method for a caller that does not go on: what it returns as a state may be ()."""
+        return self
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,9 @@ class Mixer(nn.Module, ABC):
             ShapeError: for an x, mask or state that does not fit
             TypeError: for an x of another dtype than the weights, or a state that is none
         """
-        driven, recurrence, gate, past = self.project_all(x, state, keep=keep, segments=segments)
+        driven, recurrence, gate, past = self.project_all(
+            x, state, keep=keep, segments=segments, method=method
+        )
         o, memory = evaluate(driven, None if state is None else state.memory, method)
         return self.read(o, gate, recurrence), MixerState(memory, past.tails, past.position)
 
@@ -142,6 +144,7 @@ class Mixer(nn.Module, ABC):
         *,
         keep: Mask | None = None,
         segments: Segments | None = None,
+        method: Method = Auto(),
     ) -> Projection:
         """What `forward` evaluates, and what it reads the output with."""
         self._check(x, keep, segments)
@@ -152,10 +155,10 @@ class Mixer(nn.Module, ABC):
         if keep is not None:
             x = x.masked_fill(~keep[..., None], 0)
         tails, position = (None, None) if state is None else (state.tails, state.position)
-        past = TokenContext(x, tails, position, keep, segments)
+        past = TokenContext(x, tails, position, keep, segments, method.neighbours)
         recurrence, gate = self.project(x, past)
         driven = recurrence if keep is None else recurrence.keep(keep)
-        driven = driven if segments is None else driven.segments(segments)
+        driven = driven if past.starts is None else driven.restart(past.starts)
         return Projection(driven, recurrence, gate, past)
 
     def _check(self, x: Tensor, keep: Tensor | None, segments: Tensor | None) -> None:
@@ -230,6 +233,11 @@ class Bidirectional(nn.Module):
             raise ValueError(
                 f"Bidirectional({type(self.mixer).__name__}) reads sequences as a whole and keeps"
                 " no state; give it all tokens at once, or use the mixer alone"
+            )
+        if method.neighbours is not None:
+            raise ValueError(
+                f"Bidirectional({type(self.mixer).__name__}) reads sequences from their end, too,"
+                f" which other processes hold; evaluate it by another method than {method}"
             )
         y, _ = self.mixer(
             both_ways(x),

@@ -37,9 +37,7 @@ def capture_projections(model: nn.Module) -> Iterator[dict[str, Projection]]:
 def _store_projection(
     found: dict[str, Projection], path: str, mixer: Mixer, args: Any, kwargs: Any, _: Any
 ) -> None:
-    given = signature(mixer.project_all).bind(
-        *args, **{n: value for n, value in kwargs.items() if n != "method"}
-    )
+    given = signature(mixer.project_all).bind(*args, **kwargs)
     with torch.no_grad():
         found[path] = mixer.project_all(*given.args, **given.kwargs)
 

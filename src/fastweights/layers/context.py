@@ -5,14 +5,67 @@ convolutions.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastweights.recurrence.effects import Effect, Neighbours
 from fastweights.recurrence.streams import ShapeError, find_segment_starts
 from fastweights.shapes import Embedded, Mask, Segments
+
+ANY = torch.iinfo(torch.long).min
+"""The id of a document that the first token continues, whatever its own id is."""
+
+
+def _differs(first: Tensor, document: Tensor) -> Tensor:
+    return (document != ANY) & (first != document)
+
+
+@dataclass(frozen=True, eq=False)
+class DocumentEffect(Effect[tuple[Tensor, Tensor]]):
+    """What tokens do to (position, id of the document) of the next one, ``[b]`` each.
+
+    Attributes:
+        first, last: the ids of the first and the last token's documents
+        position: how many tokens of the last one's document are among them, padding not counted
+        begun: whether a document begins behind the first token
+    """
+
+    first: Tensor
+    last: Tensor
+    position: Tensor
+    begun: Tensor
+
+    def after(self, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        position, document = state
+        fresh = self.begun | _differs(self.first, document)
+        return self.position + position.masked_fill(fresh, 0), self.last
+
+
+@dataclass(frozen=True, eq=False)
+class TailEffect(Effect[Tensor]):
+    """What tokens do to the tail ``[b n c]`` of a convolution.
+
+    Attributes:
+        inputs: the last n inputs of the last document, the newest last, ``[b n c]``
+        count: how many of them there are, ``[b 1]``
+        fresh: whether a document begins among the tokens, ``[b 1]``
+    """
+
+    inputs: Tensor
+    count: Tensor
+    fresh: Tensor
+
+    def after(self, state: Tensor) -> Tensor:
+        n = state.shape[1]
+        place = torch.arange(n, device=state.device)
+        own = place >= n - self.count
+        earlier = state.take_along_dim((place + self.count).clamp(max=n - 1)[..., None], 1)
+        earlier = earlier.masked_fill(self.fresh[..., None], 0)
+        return torch.where(own[..., None], self.inputs, earlier)
 
 
 class TokenContext:
@@ -24,7 +77,9 @@ class TokenContext:
     Attributes:
         keep: ``[b t]`` bool or None: False marks padding
         document: ``[b t]`` numbers of the documents at hand, or None for one
-        tails: what follows needs of these tokens, by the convolutions' names
+        starts: ``[b t]``, whether a document begins with a token; None for one document
+        tails: what follows needs of these tokens, by the convolutions' names; where processes hold
+            slices of time, what follows needs of all of them
     """
 
     def __init__(
@@ -34,15 +89,20 @@ class TokenContext:
         position: Tensor | None,
         keep: Mask | None,
         segments: Segments | None,
+        neighbours: Neighbours | None = None,
     ) -> None:
         self.keep = keep
-        self.document = None if segments is None else find_segment_starts(segments).cumsum(1)
+        self.starts = None if segments is None else find_segment_starts(segments)
         self._old = tails
-        self._before = (
-            position if position is not None else x.new_zeros(x.shape[0], dtype=torch.long)
-        )
+        self._neighbours = neighbours
         self._length = x.shape[1]
+        before = position if position is not None else x.new_zeros(len(x), dtype=torch.long)
+        self._before, self._after = before, None
+        if neighbours is not None:
+            self._before, self._after = self._ask_neighbours(neighbours, before, segments)
+        self.document = None if self.starts is None else self.starts.cumsum(1)
         self.tails: dict[str, Tensor] = {}
+        self._following: dict[str, Tensor] = {}
 
     @classmethod
     def start(cls, x: Embedded) -> Self:
@@ -52,30 +112,52 @@ class TokenContext:
     @property
     def positions(self) -> Tensor:
         """``[b t]``: how many tokens of its document precede each token, padding not counted."""
-        seen = self._tokens_before
-        return seen if self.document is None else seen - self._tokens_of_earlier_documents(seen)
+        seen = self._tokens_from(self._before)
+        return seen if self.starts is None else seen - self._tokens_of_earlier_documents(seen)
 
     @property
     def position(self) -> Tensor:
         """``[b]``: how many tokens of its document precede the next one."""
-        seen = self._before + (self._length if self.keep is None else self.keep.sum(1))
-        return (
-            seen
-            if self.document is None
-            else seen - F.pad(self._tokens_of_earlier_documents(self._tokens_before), (1, 0))[:, -1]
-        )
+        return self._count_from(self._before) if self._after is None else self._after
 
-    @property
-    def _tokens_before(self) -> Tensor:
+    def _count_from(self, before: Tensor) -> Tensor:
+        """``[b]``: how many tokens of its document precede the next one, from so many before."""
+        seen = before + (self._length if self.keep is None else self.keep.sum(1))
+        if self.starts is None:
+            return seen
+        earlier = self._tokens_of_earlier_documents(self._tokens_from(before))
+        return seen - F.pad(earlier, (1, 0))[:, -1]
+
+    def _tokens_from(self, before: Tensor) -> Tensor:
         """``[b t]``: how many tokens of any document precede each token."""
         if self.keep is None:
-            return self._before[:, None] + torch.arange(self._length, device=self._before.device)
-        return self._before[:, None] + self.keep.long().cumsum(1) - self.keep.long()
+            return before[:, None] + torch.arange(self._length, device=before.device)
+        return before[:, None] + self.keep.long().cumsum(1) - self.keep.long()
 
     def _tokens_of_earlier_documents(self, seen: Tensor) -> Tensor:
         """``[b t]``: how many of them belong to earlier documents."""
-        assert self.document is not None
-        return seen.masked_fill(~find_segment_starts(self.document), 0).cummax(1).values
+        assert self.starts is not None
+        return seen.masked_fill(~self.starts, 0).cummax(1).values
+
+    def _ask_neighbours(
+        self, neighbours: Neighbours, position: Tensor, segments: Segments | None
+    ) -> tuple[Tensor, Tensor]:
+        """The positions before these tokens and behind those of all processes; whether a document
+        begins with the first of these is noted in `starts`.
+        """
+        if self.keep is None and segments is None:
+            before = position + neighbours.index * self._length
+            return before, position + neighbours.count * self._length
+        own, none = self._count_from(torch.zeros_like(position)), torch.zeros_like(position)
+        first, last = (none, none) if segments is None else segments[:, [0, -1]].long().unbind(1)
+        begun = none.bool() if self.starts is None else self.starts.any(1)
+        effect = DocumentEffect(first, last, own, begun)
+        state = (position, torch.full_like(position, ANY))
+        (before, document), (after, _) = neighbours.carry(effect, state)
+        if self.starts is not None:
+            begins = _differs(first, document)[:, None]
+            self.starts = torch.cat([begins, self.starts[:, 1:]], 1)
+        return before, after
 
     def tail(self, name: str, x: Tensor, length: int) -> Tensor:
         """The last inputs of a convolution before `x`.
@@ -92,6 +174,31 @@ class TokenContext:
             LookupError: if the state that goes on has no tail of this name
             ShapeError: if that is of another batch, or of another mixer
         """
+        tail = self._old_tail(name, x, length)
+        if self._neighbours is None:
+            return tail
+        effect = self._tail_effect(x, length)
+        tail, self._following[name] = self._neighbours.carry(effect, tail)
+        return tail
+
+    def _tail_effect(self, x: Tensor, length: int) -> TailEffect:
+        """What the inputs x do to a tail of so many."""
+        b, t, _ = x.shape
+        lasting = torch.ones(b, t, dtype=torch.bool, device=x.device)
+        fresh = torch.zeros(b, 1, dtype=torch.bool, device=x.device)
+        if self.keep is not None:
+            lasting = lasting & self.keep
+        if self.document is not None:
+            lasting = lasting & (self.document == self.document[:, -1:])
+            fresh = self.document[:, -1:] > 0
+        # those that last in front of the end, in their order
+        order = lasting.long().argsort(dim=1, stable=True)[:, max(t - length, 0) :]
+        inputs = x.take_along_dim(order[..., None], 1)
+        inputs = F.pad(inputs, (0, 0, length - inputs.shape[1], 0))
+        return TailEffect(inputs, lasting.sum(1, keepdim=True).clamp(max=length), fresh)
+
+    def _old_tail(self, name: str, x: Tensor, length: int) -> Tensor:
+        """The inputs before the first process's, or before x where one process has all."""
         shape = (x.shape[0], length, x.shape[2])
         if self._old is None:
             return x.new_zeros(shape)
@@ -120,4 +227,4 @@ class TokenContext:
                 f"two convolutions called {name!r} read one sequence; a mixer names those that are"
                 " in what is set as its attribute, and each is called once"
             )
-        self.tails[name] = tail
+        self.tails[name] = self._following.get(name, tail)

@@ -9,6 +9,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from fastweights.layers import MLP, MLPS, NORMS, GatedMLP
+from fastweights.methods import Auto, Method
 from fastweights.mixer import Bidirectional, MixerState
 from fastweights.mixers import make
 from fastweights.models.config import FastWeightsConfig
@@ -32,9 +33,16 @@ class Block(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.residual_dropout)
 
     def forward(
-        self, x: Embedded, state: MixerState | None, keep: Mask | None, segments: Segments | None
+        self,
+        x: Embedded,
+        state: MixerState | None,
+        keep: Mask | None,
+        segments: Segments | None,
+        method: Method = Auto(),
     ) -> tuple[Embedded, MixerState | None]:
-        y, after = self.mixer(self.mixer_norm(x), state, keep=keep, segments=segments)
+        y, after = self.mixer(
+            self.mixer_norm(x), state, keep=keep, segments=segments, method=method
+        )
         mixed = x + self.dropout(y)
         if self.mlp_norm is None or self.mlp is None:
             return mixed, after

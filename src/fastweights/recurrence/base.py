@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Generic, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.mapped import Mapped
+from fastweights.recurrence.effects import Effect
+from fastweights.recurrence.mapped import Mapped, features
 from fastweights.recurrence.streams import (
     ShapeError,
     State,
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from fastweights.recurrence.ltv import LTV
 
 S = TypeVar("S", bound=State)
+
+Evaluation = Callable[["Recurrence", Any], tuple[Tensor, Any]]
+"""(o, final state) of a record and the state before its first token."""
 
 CHUNK = 64
 """Tokens that are computed in parallel where nobody says how many."""
@@ -167,9 +171,41 @@ class Recurrence(ABC, Generic[S]):
     def keep(self, mask: Mask) -> Self:
         """The same record with identity steps where `mask` is False (padding)."""
 
-    @abstractmethod
     def segments(self, ids: Segments) -> Self:
         """The same record with an empty state wherever `ids` changes (packed documents)."""
+        check_mask(self, ids, "segment ids")
+        return self.restart(find_segment_starts(ids))
+
+    @abstractmethod
+    def restart(self, starts: Mask) -> Self:
+        """The same record with an empty state before every token where `starts` is True, be it
+        the first.
+        """
+
+    def effect(self, evaluate: Evaluation) -> Effect[S]:
+        """What the record's tokens do to whatever state is before them, in a size that does not
+        depend on their number.
+
+        Args:
+            evaluate: how to evaluate this record or one that it is made of
+
+        Raises:
+            NoFiniteFormError: of a rule that has no such form, or states none
+        """
+        del evaluate
+        raise NoFiniteFormError(
+            f"what tokens do to the state of a {type(self).__name__} is not known; state it in"
+            f" {type(self).__name__}.effect, or evaluate the rule by HeadSharded(group), which"
+            " needs none"
+        )
+
+    def map_streams(self, f: Callable[[Tensor], Tensor]) -> Self:
+        """The record with `f` of every stream, features made: a view of some heads, say.
+
+        Streams come in the same order at every call.
+        """
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{n: _map_part(part, f) for n, part in named.items()})
 
     @property
     def innermost(self) -> Recurrence:
@@ -220,6 +256,12 @@ def tensor_fields(record: Recurrence) -> dict[str, Tensor]:
     return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
 
+def _map_part(part: Any, f: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(part, Recurrence):
+        return part.map_streams(f)
+    return f(features(part)) if isinstance(part, (Tensor, Mapped)) else part
+
+
 def _tokens(part: object) -> int | None:
     """The length of a stream or record in time; None for other fields."""
     if isinstance(part, Tensor):
@@ -246,8 +288,8 @@ def check_mask(recurrence: Recurrence, mask: Tensor, name: str) -> None:
         raise ShapeError(f"{name} has shape {list(mask.shape)}, must be [batch, time] = [{b}, {t}]")
 
 
-def add_resets(recurrence: Recurrence, log_decay: Tensor | None, ids: Segments) -> Tensor:
-    """`log_decay` with −inf at the start of every segment but the first."""
+def add_resets(recurrence: Recurrence, log_decay: Tensor | None, starts: Mask) -> Tensor:
+    """`log_decay` with −inf where `starts` is True."""
     if log_decay is None:
         log_decay = torch.zeros(1, 1, 1, 1, dtype=recurrence.accumulator, device=recurrence.device)
-    return mask_stream(log_decay, ~find_segment_starts(ids), -torch.inf)
+    return mask_stream(log_decay, ~starts, -torch.inf)

@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.recurrence.base import decay_factors
+from fastweights.recurrence.base import Evaluation, decay_factors
 from fastweights.recurrence.decay import Decay
+from fastweights.recurrence.effects import Effect
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.scales import EMPTY_LOG_SCALE, Scales
 from fastweights.recurrence.streams import (
-    find_segment_starts,
     heads_first,
     mask_stream,
     require_width,
 )
 from fastweights.recurrence.transition import DelayedTransition
-from fastweights.shapes import Keys, LogDecay, Map, Output, PerToken, Segments, Values
+from fastweights.shapes import Keys, LogDecay, Map, Mask, Output, PerToken, Values
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +89,12 @@ class Bonus(MatrixRule[Tensor]):
             D=self.bonus,
         )
 
-    def segments(self, ids: Segments) -> Self:
+    def restart(self, starts: Mask) -> Self:
         # a document's first query would read the state of the document before it
-        return replace(super().segments(ids), q=mask_stream(self.q, ~find_segment_starts(ids)))
+        return replace(super().restart(starts), q=mask_stream(self.q, ~starts))
+
+    def effect(self, evaluate: Evaluation) -> Effect[Tensor]:
+        return Decay(self.q, self.k, self.v, self.log_decay).effect(evaluate)
 
     def amplify(self, scales: Scales, log_decay: Tensor) -> tuple[Bonus, Tensor]:
         # a query that is zero reads nothing, whatever a document before it has left

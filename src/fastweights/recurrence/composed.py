@@ -9,10 +9,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.base import Recurrence, check_mask
+from fastweights.recurrence.base import Evaluation, Recurrence, check_mask
+from fastweights.recurrence.effects import Effect
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
-from fastweights.recurrence.scales import EMPTY_LOG_SCALE, Scales
+from fastweights.recurrence.scales import EMPTY_LOG_SCALE, Scales, merge_scales
 from fastweights.recurrence.streams import mask_stream, reciprocal_or_zero, require_width
 from fastweights.recurrence.wrapper import Wrapper
 from fastweights.shapes import Map, Mask, Output, PerToken
@@ -59,6 +60,9 @@ class Normalized(Wrapper[Tensor]):
 
     def chunk(self, state: Tensor) -> tuple[Output, Tensor]:
         return self.divide_output(self.append_ones().chunk(state))
+
+    def effect(self, evaluate: Evaluation) -> Effect[Tensor]:
+        return self.append_ones().effect(evaluate)
 
     def attention_map(self) -> Map:
         weights = self.inner.attention_map()
@@ -199,6 +203,16 @@ class Amplified(Wrapper[tuple[Tensor, Tensor]]):
         floor = None if self.inner.floor is None else self.inner.floor * scales.factors(-read)
         return Normalized(rule, floor), scales.after[:, -1].to(self.accumulator)
 
+    def effect(self, evaluate: Evaluation) -> Effect[tuple[Tensor, Tensor]]:
+        _, (added, scale) = evaluate(self, self.initial_state())
+        decay = self.inner.inner.log_decay
+        total = self.log_gain.new_zeros(1, 1, 1) if decay is None else self._total(decay)
+        return AmplifiedEffect(added, scale, total.double(), self.initial_log_scale)
+
+    def _total(self, log_decay: Tensor) -> Tensor:
+        """Σ log α_t ``[b h 1]``"""
+        return log_decay.double().expand(-1, len(self), -1, -1).sum(1)
+
     def _from_empty_state(self) -> Normalized:
         """The rescaled record from the empty state, whose m is free: one that the first token does
         not leave.
@@ -219,3 +233,25 @@ class Amplified(Wrapper[tuple[Tensor, Tensor]]):
             inner=self.inner.keep(mask),
             log_gain=mask_stream(self.log_gain, mask, -torch.inf),
         )
+
+
+@dataclass(frozen=True, eq=False)
+class AmplifiedEffect(Effect[tuple[Tensor, Tensor]]):
+    """S ↦ e^{Σ log α} S + E on states that are divided by e^m.
+
+    Attributes:
+        added: E, divided by e^scale, ``[b h k v+1]``
+        scale: its m, ``[b h 1]``
+        total: Σ log α in float64, ``[b h 1]``
+        least: the m of an empty state
+    """
+
+    added: Tensor
+    scale: Tensor
+    total: Tensor
+    least: float
+
+    def after(self, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        memory, m = state
+        kept, added, m = merge_scales(m, self.total, self.scale, self.least)
+        return kept[..., None] * memory + added[..., None] * self.added, m

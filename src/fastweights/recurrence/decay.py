@@ -8,14 +8,15 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.base import decay_factors, expand_time
+from fastweights.recurrence.base import Evaluation, decay_factors, expand_time
+from fastweights.recurrence.effects import DiagonalEffect, Effect
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
-from fastweights.recurrence.products import Products, decay_products
+from fastweights.recurrence.products import Products, decay_products, multiply_decays
 from fastweights.recurrence.scales import Scales
 from fastweights.recurrence.streams import heads_first, require_width
 from fastweights.recurrence.transition import DiagonalTransition
-from fastweights.shapes import Keys, LogDecay, Map, Output, Segments, Skip, Values
+from fastweights.shapes import Keys, LogDecay, Map, Mask, Output, Skip, Values
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +101,19 @@ class Decay(MatrixRule[Tensor]):
             D=self.skip,
         )
 
-    def segments(self, ids: Segments) -> Self:
-        return replace(super().segments(ids), k=self.key)  # a tied key is not that of a reset
+    def restart(self, starts: Mask) -> Self:
+        return replace(super().restart(starts), k=self.key)  # a tied key is not that of a reset
+
+    def effect(self, evaluate: Evaluation) -> Effect[Tensor]:
+        _, added = evaluate(self, self.initial_state())
+        return DiagonalEffect(self.total_decay, added)
+
+    @property
+    def total_decay(self) -> Tensor:
+        """The product of all tokens' decays, ``[b h k|1 1]``."""
+        if self.log_decay is None:
+            return torch.ones(1, 1, 1, 1, dtype=self.accumulator, device=self.device)
+        return multiply_decays(expand_time(self, self.log_decay))
 
     def amplify(self, scales: Scales, log_decay: Tensor) -> tuple[Decay, Tensor]:
         written = scales.written

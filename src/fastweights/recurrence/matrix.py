@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.base import Recurrence, S, add_resets, check_mask
+from fastweights.recurrence.base import Evaluation, Recurrence, S, add_resets, check_mask
+from fastweights.recurrence.effects import DenseEffect, Effect
 from fastweights.recurrence.scales import Scales
 from fastweights.recurrence.streams import mask_stream
-from fastweights.shapes import Keys, LogDecay, Mask, Segments, Values
+from fastweights.shapes import Keys, LogDecay, Mask, Values
 
 
 class MatrixRule(Recurrence[S]):
@@ -47,9 +48,21 @@ class MatrixRule(Recurrence[S]):
         found = {name: self.streams.get(name) for name in (*self.writes, "log_decay")}
         return replace(self, **{n: mask_stream(s, mask) for n, s in found.items() if s is not None})
 
-    def segments(self, ids: Segments) -> Self:
-        check_mask(self, ids, "segment ids")
-        return replace(self, log_decay=add_resets(self, self.log_decay, ids))
+    def restart(self, starts: Mask) -> Self:
+        return replace(self, log_decay=add_resets(self, self.log_decay, starts))
+
+    def effect(self, evaluate: Evaluation) -> Effect[Any]:
+        """M and E of S ↦ M S + E, of a rule whose state is one matrix: from the state (0 ‖ I),
+        with values of its own beside zeros.
+        """
+        if len(self.state_shapes) > 1:
+            return super().effect(evaluate)
+        ((*heads, k, v),) = self.state_shapes
+        wide = self.with_values(torch.cat([self.v, self.v.new_zeros(*self.v.shape[:-1], k)], -1))
+        identity = torch.eye(k, dtype=self.accumulator, device=self.device).expand(*heads, k, k)
+        empty = torch.zeros(*heads, k, v, dtype=self.accumulator, device=self.device)
+        _, after = evaluate(wide, torch.cat([empty, identity], -1))
+        return DenseEffect(after[..., v:], after[..., :v])
 
     def with_values(self, v: Tensor) -> Self:
         """The same rule on other values, of any width: what `Normalized` sums the weights with."""

@@ -9,8 +9,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.base import expand_time
+from fastweights.recurrence.base import Evaluation, expand_time
 from fastweights.recurrence.decay import Decay
+from fastweights.recurrence.effects import Effect
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.products import decay_products
@@ -112,11 +113,18 @@ class Mesa(MatrixRule[tuple[Tensor, ...]]):
 
     def final_state(self, gram: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
         """The state of this record that holds H and G of its last token."""
-        if not isinstance(self.solver, ShermanMorrison):
-            return gram, memory
-        ridge = self._flatten_heads(self.ridge)[:, -1:]
-        with torch.no_grad():
-            return gram, memory, invert_operator(TokenGram(gram.flatten(0, 1), ridge)).view_as(gram)
+        return _complete_state(self.solver, gram, memory, self._last_ridge)
+
+    @property
+    def _last_ridge(self) -> Tensor:
+        """Λ of the last token, ``[b h 1 k]``."""
+        return expand_time(self, self.ridge)[:, :, -1:].expand(*self.state_shapes[0][:2], -1, -1)
+
+    def effect(self, evaluate: Evaluation) -> Effect[tuple[Tensor, ...]]:
+        """Of (H ‖ G), which no solver is needed for."""
+        written = torch.cat([s.expand(*self.shape, -1) for s in (self.k, self.v)], -1)
+        wide = Decay(self.k, self.k, self.beta * written, self.log_decay)
+        return MesaEffect(wide.effect(evaluate), self._last_ridge, self.solver)
 
     def optimal_queries(self, gram: Tensor | None = None) -> Tensor:
         """q*_t = (H_t + Λ)⁻¹ q_t, ``[b t h k]``: with them Mesa is `Decay` (see `as_decay`)."""
@@ -228,6 +236,38 @@ class Mesa(MatrixRule[tuple[Tensor, ...]]):
         """Conjugate-gradient steps; a direct solver counts as the k steps that would be exact."""
         solver = self.solver
         return solver.max_steps if isinstance(solver, ConjugateGradient) else self.q.shape[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class MesaEffect(Effect[tuple[Tensor, ...]]):
+    """The effect on H and G, and what else the state of the last token holds.
+
+    Attributes:
+        wide: on (H ‖ G), ``[b h k k+v]``
+        ridge: Λ of the last token, ``[b h 1 k]``
+        solver: the record's
+    """
+
+    wide: Effect[Tensor]
+    ridge: Tensor
+    solver: Solver
+
+    def after(self, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        gram, memory = state[:2]
+        wide = self.wide.after(torch.cat([gram, memory], -1))
+        parts = wide.split([gram.shape[-1], memory.shape[-1]], -1)
+        return _complete_state(self.solver, *parts, self.ridge)
+
+
+def _complete_state(
+    solver: Solver, gram: Tensor, memory: Tensor, ridge: Tensor
+) -> tuple[Tensor, ...]:
+    """The state that holds H and G under Λ ``[b h 1 k]``, with what the solver carries."""
+    if not isinstance(solver, ShermanMorrison):
+        return gram, memory
+    with torch.no_grad():
+        operator = TokenGram(gram.flatten(0, 1), ridge.flatten(0, 1))
+        return gram, memory, invert_operator(operator).view_as(gram)
 
 
 class SolverStatistics(NamedTuple):

@@ -49,8 +49,7 @@ def decay_products(q: Tensor, k: Tensor, log_decay: Tensor | None) -> Products:
     """
     if log_decay is None:
         return Products((q @ k.mT).tril(), q, k, None)
-    if log_decay.is_complex():
-        log_decay = torch.complex(log_decay.real.clamp(min=RESET_LOG_DECAY), log_decay.imag)
+    log_decay = _bounded(log_decay)
     if log_decay.shape[-1] == k.shape[-1]:
         inner, prefix, suffix, carry = _halving(q, k, log_decay)
     else:
@@ -58,6 +57,18 @@ def decay_products(q: Tensor, k: Tensor, log_decay: Tensor | None) -> Products:
         inner, prefix, suffix, carry = _halving(one, one, log_decay)
         inner = (q @ k.mT) * inner
     return Products(inner, q * prefix.exp(), k * suffix.exp(), carry.exp().mT)
+
+
+def multiply_decays(log_decay: Tensor) -> Tensor:
+    """The product ``[… k 1]`` of decays whose logs are ``[… t k]``; −inf gives 0."""
+    return _bounded(log_decay).sum(-2, keepdim=True).exp().mT
+
+
+def _bounded(log_decay: Tensor) -> Tensor:
+    """The same with a number for −inf where arithmetic is complex."""
+    if not log_decay.is_complex():
+        return log_decay
+    return torch.complex(log_decay.real.clamp(min=RESET_LOG_DECAY), log_decay.imag)
 
 
 def _halving(q: Tensor, k: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -58,6 +58,18 @@ class Scales(NamedTuple):
         return log_decay - log_decay.detach().clamp(min=0)
 
 
+def merge_scales(
+    m: Tensor, log_decay: Tensor, other: Tensor, least: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The factors of a state divided by e^m that decays, and of one divided by e^other, in their
+    sum; and the m of the sum, in the dtype of `m`.
+    """
+    decayed = m.double() + log_decay
+    largest = torch.maximum(decayed.detach(), other.double()).clamp(min=least)
+    after = round_up(largest, m.dtype)
+    return (decayed - after).exp().to(m.dtype), (other - after).exp().to(m.dtype), after.to(m.dtype)
+
+
 def running_maximum(log_decay: Tensor, w: Tensor) -> Tensor:
     """m_t = max(m_{t-1} + log α_t, w_t) from m_0 = −∞, along the time axis of ``[b t …]``, for w >
     −∞.

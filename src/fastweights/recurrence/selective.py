@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.base import Recurrence
+from fastweights.recurrence.base import Evaluation, Recurrence, expand_time
 from fastweights.recurrence.decay import Decay
+from fastweights.recurrence.effects import DiagonalEffect, Effect
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.streams import require_width
@@ -43,12 +44,25 @@ class Selective(MatrixRule[Tensor]):
     @property
     def plain(self) -> Decay:
         """The same rule with its decay written out."""
-        # −inf is added, not multiplied: 0, the gradient of the product, times it would be none
-        empty = self.log_decay == -torch.inf
-        finite = torch.where(empty, 0.0, self.log_decay)
-        reset = torch.zeros_like(finite).masked_fill(empty, -torch.inf)
+        reset, finite = self._split_decay()
         log_decay = torch.addcmul(reset, finite, self.rate)
         return Decay(self.q, self.k, self.v, log_decay)
+
+    def _split_decay(self) -> tuple[Tensor, Tensor]:
+        """(−inf or 0, the rest) of log_decay: −inf is added, not multiplied, for 0, the gradient of
+        the product, times it would be none.
+        """
+        empty = self.log_decay == -torch.inf
+        finite = torch.where(empty, 0.0, self.log_decay)
+        return torch.zeros_like(finite).masked_fill(empty, -torch.inf), finite
+
+    def effect(self, evaluate: Evaluation) -> Effect[Tensor]:
+        _, added = evaluate(self, self.initial_state())
+        # summed over time at once: the product is never written out
+        streams = (*self._split_decay(), self.rate)
+        reset, finite, rate = (expand_time(self, stream) for stream in streams)
+        total = torch.einsum("bhti,bhtk->bhki", finite, rate) + reset.sum(2, keepdim=True)
+        return DiagonalEffect(total.exp(), added)
 
     @property
     def innermost(self) -> Recurrence:

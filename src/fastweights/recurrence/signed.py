@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Generic, Self, cast
+from typing import Any, Generic, Self, cast
 
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.base import S
+from fastweights.recurrence.base import Evaluation, S
+from fastweights.recurrence.effects import Effect, SignedEffect
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.streams import mask_stream, pack_state, require_width
@@ -93,6 +94,10 @@ class Signed(Wrapper[S], Generic[S]):
             C=system.C * read,
             D=None if system.D is None else system.D * on_values,
         )
+
+    def effect(self, evaluate: Evaluation) -> Effect[Any]:
+        sign = self._signs().prod(1, keepdim=True).transpose(1, 2)
+        return SignedEffect(self.without_signs().effect(evaluate), sign)
 
     def keep(self, mask: Mask) -> Self:
         return replace(self, inner=self.inner.keep(mask), sign=mask_stream(self.sign, mask, 1.0))

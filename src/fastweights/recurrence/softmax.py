@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.recurrence.base import NoFiniteFormError, Recurrence, check_mask
+from fastweights.recurrence.base import Evaluation, NoFiniteFormError, Recurrence, check_mask
+from fastweights.recurrence.effects import Effect
 from fastweights.recurrence.streams import (
     ShapeError,
     State,
     broadcast_lengths,
-    find_segment_starts,
     heads_first,
     lazy_property,
     require_width,
 )
-from fastweights.recurrence.timeline import FORGOTTEN, Timeline
-from fastweights.shapes import GroupKeys, GroupValues, Keys, Map, Mask, Output, Segments
+from fastweights.recurrence.timeline import FORGOTTEN, Passage, Timeline, newest
+from fastweights.shapes import GroupKeys, GroupValues, Keys, Map, Mask, Output
 
 Cache = tuple[Tensor, Tensor, Tensor]
 
@@ -137,9 +137,18 @@ class Softmax(Recurrence[Cache]):
         check_mask(self, mask, "keep mask")
         return replace(self, keep_mask=mask[..., None, None])
 
-    def segments(self, ids: Segments) -> Self:
-        check_mask(self, ids, "segment ids")
-        return replace(self, segment_starts=find_segment_starts(ids)[..., None, None])
+    def restart(self, starts: Mask) -> Self:
+        return replace(self, segment_starts=starts[..., None, None])
+
+    def effect(self, evaluate: Evaluation) -> Effect[Cache]:
+        if self.window is None:
+            raise NoFiniteFormError(
+                "softmax attention to all tokens has no state of a fixed size that could travel"
+                " from one process to the next; evaluate it by HeadSharded(group), or give it a"
+                " window"
+            )
+        seen = self._append_to_cache(self.initial_state())
+        return CacheEffect(*self._next_cache(seen), seen.time.passage, self.window)
 
     def normalisers(self) -> Tensor | None:
         """Σ_s e^{q_t·k_s / √d_k}, where every query sees all tokens before it; None elsewhere."""
@@ -200,13 +209,45 @@ class Softmax(Recurrence[Cache]):
         age = seen.time.age
         if self.window is None:
             return seen.keys, seen.values, age
-        newest = seen.time.newest(self.window - 1)
-        rows = newest[:, None, :, None]
-        return (
-            seen.keys.take_along_dim(rows, 2),
-            seen.values.take_along_dim(rows, 2),
-            age.take_along_dim(newest, 1),
+        return _keep_newest((seen.keys, seen.values, age), self.window - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class CacheEffect(Effect[Cache]):
+    """On the cache of a window.
+
+    Attributes:
+        keys, values, age: the cache after the tokens, from the empty one
+        passage: what they do to the tokens cached before
+        window: how many tokens a query sees
+    """
+
+    keys: Tensor
+    values: Tensor
+    age: Tensor
+    passage: Passage
+    window: int
+
+    def after(self, state: Cache) -> Cache:
+        keys, values, age = state
+        together = (
+            torch.cat([keys, self.keys], 2),
+            torch.cat([values, self.values], 2),
+            torch.cat([self.passage.after(age), self.age], 1),
         )
+        return _keep_newest(together, self.window - 1)
+
+
+def _keep_newest(cache: Cache, count: int) -> Cache:
+    """The part of a cache that the next token can still see."""
+    keys, values, age = cache
+    chosen = newest(age, count)
+    rows = chosen[:, None, :, None]
+    return (
+        keys.take_along_dim(rows, 2),
+        values.take_along_dim(rows, 2),
+        age.take_along_dim(chosen, 1),
+    )
 
 
 class _VisibleKeys(NamedTuple):

@@ -4,13 +4,41 @@ keeps.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from fastweights.recurrence.effects import Effect
+
 FORGOTTEN = 1 << 40
 """The age of a cached token that no query will see again."""
+
+
+def newest(age: Tensor, count: int) -> Tensor:
+    """``[b ≤ count]``: those of the tokens with ages ``[b s]`` that the next ones will see longest,
+    oldest first, forgotten ones in front.
+    """
+    order = age.argsort(dim=1, stable=True, descending=True)
+    return order[:, max(order.shape[1] - count, 0) :]
+
+
+@dataclass(frozen=True, eq=False)
+class Passage(Effect[Tensor]):
+    """How some tokens age those that are cached before them.
+
+    Attributes:
+        count: ``[b 1]``, how many of them are kept
+        fresh: ``[b 1]``, whether a document begins among them, so that all before is forgotten
+    """
+
+    count: Tensor
+    fresh: Tensor
+
+    def after(self, state: Tensor) -> Tensor:
+        remembered = (state < FORGOTTEN // 2) & ~self.fresh
+        return torch.where(remembered, state + self.count, FORGOTTEN)
 
 
 class Timeline(NamedTuple):
@@ -69,15 +97,13 @@ class Timeline(NamedTuple):
         return causal & (self.document[:, s - t :, None] == self.document[:, None, :])
 
     @property
+    def passage(self) -> Passage:
+        """What the record's tokens do to the ages of those cached before them."""
+        return Passage(self.length, self.document[:, -1:] > 0)
+
+    @property
     def age(self) -> Tensor:
         """``[b s]``: the distances that the next token will see."""
         age = self.length + 1 - self.position
         current = self.document == self.document[:, -1:]
         return torch.where(current & (age < FORGOTTEN // 2), age, FORGOTTEN)
-
-    def newest(self, count: int) -> Tensor:
-        """``[b ≤ count]``: the tokens that the next ones will see longest, oldest first, forgotten
-        ones in front.
-        """
-        order = self.age.argsort(dim=1, stable=True, descending=True)
-        return order[:, max(order.shape[1] - count, 0) :]

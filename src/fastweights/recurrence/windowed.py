@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.recurrence.base import Recurrence, check_mask
+from fastweights.recurrence.base import Evaluation, Recurrence, check_mask
+from fastweights.recurrence.effects import Effect
 from fastweights.recurrence.ltv import LTV
-from fastweights.recurrence.mapped import Mapped, features
+from fastweights.recurrence.mapped import FeatureMap, Mapped, features
 from fastweights.recurrence.softmax import SOFTMAX_OPERATIONS, check_cache_shapes, repeat_kv
 from fastweights.recurrence.streams import (
     ShapeError,
     State,
     broadcast_lengths,
-    find_segment_starts,
     heads_first,
     lazy_property,
     reciprocal_or_zero,
     require_width,
 )
-from fastweights.recurrence.timeline import FORGOTTEN, Timeline
+from fastweights.recurrence.timeline import FORGOTTEN, Passage, Timeline, newest
 from fastweights.recurrence.transition import DiagonalTransition, ShiftRegister, Transition
 from fastweights.shapes import (
     Features,
@@ -36,7 +36,6 @@ from fastweights.shapes import (
     Mask,
     Output,
     PerToken,
-    Segments,
 )
 
 WindowState = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -229,9 +228,15 @@ class WindowedLinear(Recurrence[WindowState]):
         check_mask(self, mask, "keep mask")
         return replace(self, keep_mask=mask[..., None, None])
 
-    def segments(self, ids: Segments) -> Self:
-        check_mask(self, ids, "segment ids")
-        return replace(self, segment_starts=find_segment_starts(ids)[..., None, None])
+    def restart(self, starts: Mask) -> Self:
+        return replace(self, segment_starts=starts[..., None, None])
+
+    def effect(self, evaluate: Evaluation) -> Effect[WindowState]:
+        empty = self.initial_state()
+        seen = self._append_to_cache(empty)
+        feature_map = self.fk.map if isinstance(self.fk, Mapped) else None
+        state = self._next_state(seen, empty[3])
+        return WindowEffect(*state, seen.time.passage, self.window, feature_map)
 
     def state_size(self, context: int) -> int:
         k, v, f = (s.shape[-1] for s in (self.k, self.v, self.fk))
@@ -312,18 +317,53 @@ class WindowedLinear(Recurrence[WindowState]):
 
     def _next_state(self, seen: _VisibleTokens, memory: Tensor) -> WindowState:
         """The last w - 1 tokens as they are, and all before them in S."""
-        age, newest = seen.time.age, seen.time.newest(max(self.window - 1, 0))
-        gone = ((age >= self.window) & (age < FORGOTTEN // 2))[:, None, :, None]
-        written = (seen.features * gone).to(memory.dtype).mT @ with_ones(
-            seen.values.to(memory.dtype)
-        )
-        current = (seen.time.document[:, -1] == 0)[:, None, None, None]
-        last = age.take_along_dim(newest, 1)
-        last = torch.where(last < self.window, last, FORGOTTEN)
-        rows, there = newest[:, None, :, None], (last < FORGOTTEN)[:, None, :, None]
-        kept = (seen.keys, seen.values, self.kept_features(seen.features))
-        cached = (s.take_along_dim(rows, 2) * there for s in kept)
-        return *cached, memory * current + written, last  # type: ignore[return-value]
+        kept = memory * ~seen.time.passage.fresh[..., None, None]
+        *cached, memory, age = _slide_window(seen, seen.time.age, kept, self.window)
+        keys, values, mapped = cached
+        return keys, values, self.kept_features(mapped), memory, age
+
+
+@dataclass(frozen=True, eq=False)
+class WindowEffect(Effect[WindowState]):
+    """On the window and the memory behind it.
+
+    Attributes:
+        keys, values, features, memory, age: the state after the tokens, from the empty one
+        passage: what they do to the tokens cached before
+        window: w
+        map_keys: φ, where no features are kept
+    """
+
+    keys: Tensor
+    values: Tensor
+    features: Tensor
+    memory: Tensor
+    age: Tensor
+    passage: Passage
+    window: int
+    map_keys: FeatureMap | None
+
+    def after(self, state: WindowState) -> WindowState:
+        keys, values, mapped, memory, age = state
+        own = self.features
+        if self.map_keys is not None:
+            # tokens of its own have not left the window, and those before it may
+            mapped = self.map_keys(keys.transpose(1, 2)).transpose(1, 2)
+            own = mapped.new_zeros(*self.keys.shape[:3], self.map_keys.size)
+        pairs = ((keys, self.keys), (values, self.values), (mapped, own))
+        tokens = _Tokens(*(torch.cat(pair, 2) for pair in pairs))
+        ages = torch.cat([self.passage.after(age), self.age], 1)
+        kept = memory * ~self.passage.fresh[..., None, None] + self.memory
+        keys, values, mapped, memory, age = _slide_window(tokens, ages, kept, self.window)
+        return keys, values, mapped[..., : self.features.shape[-1]], memory, age
+
+
+class _Tokens(NamedTuple):
+    """Keys, values and features ``[b g s ·]``."""
+
+    keys: Tensor
+    values: Tensor
+    features: Tensor
 
 
 class _VisibleTokens(NamedTuple):
@@ -333,6 +373,20 @@ class _VisibleTokens(NamedTuple):
     values: Tensor
     features: Tensor
     time: Timeline
+
+
+def _slide_window(
+    seen: _Tokens | _VisibleTokens, age: Tensor, memory: Tensor, window: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The last w - 1 of the tokens with ages ``[b s]`` as they are, and all before them in S."""
+    chosen = newest(age, max(window - 1, 0))
+    gone = ((age >= window) & (age < FORGOTTEN // 2))[:, None, :, None]
+    written = (seen.features * gone).to(memory.dtype).mT @ with_ones(seen.values.to(memory.dtype))
+    last = age.take_along_dim(chosen, 1)
+    last = torch.where(last < window, last, FORGOTTEN)
+    rows, there = chosen[:, None, :, None], (last < FORGOTTEN)[:, None, :, None]
+    keys, values, features = (s.take_along_dim(rows, 2) * there for s in seen[:3])
+    return keys, values, features, memory + written, last
 
 
 def _exponentials(scores: Tensor) -> Tensor:

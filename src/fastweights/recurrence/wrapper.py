@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastweights.recurrence.base import Recurrence, S, tensor_fields
 from fastweights.recurrence.streams import lazy_property
-from fastweights.shapes import Mask, Segments
+from fastweights.shapes import Mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +34,8 @@ class Wrapper(Recurrence[S]):
     def keep(self, mask: Mask) -> Self:
         return replace(self, inner=self.inner.keep(mask))
 
-    def segments(self, ids: Segments) -> Self:
-        return replace(self, inner=self.inner.segments(ids))
+    def restart(self, starts: Mask) -> Self:
+        return replace(self, inner=self.inner.restart(starts))
 
     @property
     def innermost(self) -> Recurrence:

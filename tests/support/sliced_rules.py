@@ -1,0 +1,163 @@
+"""Every rule in slices of time on several processes, beside the same rule on one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Generator, Tensor, distributed
+
+from cases import CASES, Case, Shape, Streams, cast, each, parts
+from fastweights.methods import Auto, Chunkwise, Method, evaluate
+from fastweights.parallel import HeadSharded, HybridSharded, TimeSharded
+from fastweights.recurrence import Recurrence
+from processes import Report, total
+from tolerances import error
+
+LENGTH, MORE = 24, 3
+"""Tokens of the sequences, and of what follows them."""
+SHAPE = Shape(b=2, t=LENGTH + MORE, h=8)
+MASK = torch.rand(2, SHAPE.t, generator=Generator().manual_seed(2)) < 0.7
+IDS = torch.tensor([[0] * 6 + [1] * 3 + [2] * 18, [0] * 12 + [1] * 1 + [2] * 14])
+"""Documents, some of which begin where a slice does."""
+
+View = Callable[[Recurrence], Recurrence]
+VIEWS: dict[str, View] = {
+    "plain": lambda record: record,
+    "padded": lambda record: record.keep(MASK),
+    "packed": lambda record: record.segments(IDS),
+    "both": lambda record: record.keep(MASK).segments(IDS),
+}
+METHODS: dict[str, Callable[..., Method]] = {
+    "time": TimeSharded,
+    "heads": HeadSharded,
+    "hybrid": HybridSharded,
+}
+
+
+def hold(case: Case, name: str) -> Case:
+    """The case with a stream that is constant in time, and the same for all sequences."""
+    draw = case.draws[name]
+    return replace(
+        case,
+        name=f"{case.name}-held-{name}",
+        draws={**case.draws, name: lambda s, g: draw(s, g)[:1, :1]},
+    )
+
+
+def share(case: Case, name: str) -> Case:
+    """The case with a stream that is the same for all heads."""
+    draw = case.draws[name]
+    return replace(
+        case,
+        name=f"{case.name}-shared-{name}",
+        draws={**case.draws, name: lambda s, g: draw(s, g)[:, :, :1]},
+    )
+
+
+BY_NAME = {case.name: case for case in CASES}
+RULES = [
+    *CASES,
+    hold(BY_NAME["decay-vector"], "log_decay"),
+    hold(BY_NAME["selective"], "rate"),
+    hold(BY_NAME["decay-complex"], "k"),
+    share(BY_NAME["mesa-scalar"], "q"),
+    share(BY_NAME["selective"], "k"),
+    share(BY_NAME["softmax-window"], "k"),
+]
+
+
+def names(method: str) -> list[str]:
+    """The rules that a method takes."""
+    finite = [c.name for c in RULES if c.name not in ("softmax", "softmax-grouped")]
+    return finite if method == "time" else [c.name for c in RULES]
+
+
+def variants(method: str, dtype: torch.dtype) -> list[tuple[Case, str, bool]]:
+    """(rule, view, whether from a state): each view by itself in float64, all at once elsewhere."""
+    rules = [case for case in RULES if case.name in names(method)]
+    alone = method == "time" and dtype is torch.float64 and distributed.get_world_size() == 2
+    views = VIEWS if alone else ("both",)
+    return [(case, view, view in ("both", "padded")) for case in rules for view in views]
+
+
+def label(method: str, dtype: torch.dtype, case: Case, view: str, *, state: bool) -> str:
+    return f"{method} {str(dtype).removeprefix('torch.')} {case} {view}" + " state" * state
+
+
+def compare(method: str, dtype: torch.dtype, case: Case, view: str, *, state: bool) -> float:
+    """The largest relative error of outputs, of those of the tokens that follow, and of all
+    gradients.
+    """
+    count, index = distributed.get_world_size(), distributed.get_rank()
+    span = slice(index * LENGTH // count, (index + 1) * LENGTH // count)
+    sharded = METHODS[method](distributed.group.WORLD)
+    ours = _Run(case, dtype, VIEWS[view], state=state)
+    whole = _Run(case, dtype, VIEWS[view], state=state)
+    o, more = ours.read(span, sharded)
+    o_whole, more_whole = whole.read(slice(0, LENGTH), Auto())
+    # what follows is read by every process alike: its share of the sum is one of `count`
+    torch.autograd.backward([ours.weigh(o, span), ours.weigh_more(more) / count])
+    torch.autograd.backward([whole.weigh(o_whole, slice(0, LENGTH)), whole.weigh_more(more_whole)])
+    pairs = [(o.detach(), o_whole[:, span].detach()), (more.detach(), more_whole.detach())]
+    pairs += [(total(a), b) for a, b in zip(ours.gradients(), whole.gradients(), strict=True)]
+    return max(error(got, want) for got, want in pairs)
+
+
+class _Run:
+    """Streams and a state with gradients, read in one way."""
+
+    def __init__(self, case: Case, dtype: torch.dtype, view: View, *, state: bool) -> None:
+        self.case, self.view = case, view
+        self.streams: Streams = {
+            n: s.requires_grad_() for n, s in case.streams(SHAPE, dtype).items()
+        }
+        self.start = each(case.start(SHAPE, dtype), _require_grad) if state else None
+        self.leaves = [*self.streams.values(), *([] if self.start is None else parts(self.start))]
+
+    def read(self, span: slice, method: Method) -> tuple[Tensor, Tensor]:
+        """The outputs of the tokens in `span`, and of those behind all."""
+        record = self.view(self.case.rule(**self.streams))
+        start = None if self.start is None else self.case.adjust(self.start)
+        o, state = evaluate(record[span], start, method)
+        more, _ = evaluate(record[LENGTH:], state, Chunkwise(2))
+        return o, more
+
+    def weigh(self, o: Tensor, span: slice) -> Tensor:
+        return _weighted(o, _weights(o.dtype)[:, span])
+
+    def weigh_more(self, o: Tensor) -> Tensor:
+        return _weighted(o, _weights(o.dtype)[:, LENGTH:])
+
+    def gradients(self) -> list[Tensor]:
+        return [
+            torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            for leaf in self.leaves
+            if leaf.requires_grad
+        ]
+
+
+def _weights(dtype: torch.dtype) -> Tensor:
+    shape = (SHAPE.b, SHAPE.t, SHAPE.h, SHAPE.v)
+    return cast(torch.randn(shape, generator=Generator().manual_seed(3)), dtype)
+
+
+def _weighted(o: Tensor, weights: Tensor) -> Tensor:
+    return (torch.view_as_real(o)[..., 0] * weights.real if o.is_complex() else o * weights).sum()
+
+
+def _require_grad(x: Tensor) -> Tensor:
+    return x.requires_grad_() if x.is_floating_point() or x.is_complex() else x
+
+
+def compare_rules() -> Report:
+    """The errors of all variants, by their labels."""
+    return {
+        label(method, dtype, case, view, state=state): compare(
+            method, dtype, case, view, state=state
+        )
+        for method in METHODS
+        for dtype in (torch.float64, torch.float32)
+        for case, view, state in variants(method, dtype)
+    }
