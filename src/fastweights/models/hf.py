@@ -13,13 +13,14 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from fastweights.layers import TokenContext
+from fastweights.methods import Auto, Method
 from fastweights.models.block import Block, normalization
 from fastweights.models.cache import FastWeightsCache
 from fastweights.models.config import FastWeightsConfig
 from fastweights.models.inputs import (
-    keep_mask_of,
     padding_first,
     require_cache,
+    require_divided,
     require_embeddings,
     require_ids,
     require_labels,
@@ -36,11 +37,8 @@ from fastweights.models.loss import (
     next_token_loss,
     select_targets,
 )
-from fastweights.models.packing import (
-    Boundaries,
-    require_counted_positions,
-    segments_of,
-)
+from fastweights.models.packing import Boundaries
+from fastweights.models.reading import tokens_of_sequences, tokens_of_slice
 from fastweights.models.tokens import Tokens
 from fastweights.shapes import Embedded, Mask, Segments
 
@@ -159,7 +157,12 @@ class FastWeightsTrunk(FastWeightsPreTrainedModel):
 
     Scales the vectors, adds learnt positions, runs the blocks and a final norm. `embed_tokens`
     makes the vectors; what it reads is up to the subclasses, which end with ``post_init()``.
+
+    Attributes:
+        method: How the blocks' recurrences are evaluated (see `use_method`).
     """
+
+    method: Method = Auto()
 
     def __init__(self, config: FastWeightsConfig, embed_tokens: nn.Module) -> None:
         super().__init__(config)
@@ -199,11 +202,12 @@ class FastWeightsTrunk(FastWeightsPreTrainedModel):
         """
         before, states = cache.states_before(len(self.layers), len(x)), []
         position = None if before[0] is None else before[0].position
-        x = self._scale_and_position(x, TokenContext(x, None, position, keep, segments))
+        x = self._scale_and_position(x, position, keep, segments)
         trace = [] if trace is None else trace
+        method = self.method if use_cache else self.method.without_state()
         for block, state in zip(self.layers, before, strict=True):
             trace += [x]
-            x, state = block(x, state, keep, segments)
+            x, state = block(x, state, keep, segments, method)
             states += [state] if use_cache else []
         if use_cache:
             cache.advance(states, x.shape[1])
@@ -211,8 +215,11 @@ class FastWeightsTrunk(FastWeightsPreTrainedModel):
         trace += [x]
         return x
 
-    def _scale_and_position(self, x: Embedded, past: TokenContext) -> Embedded:
+    def _scale_and_position(
+        self, x: Embedded, before: Tensor | None, keep: Mask | None, segments: Segments | None
+    ) -> Embedded:
         if self.embed_positions is not None:
+            past = TokenContext(x, None, before, keep, segments, self.method.neighbours)
             x = x + self.embed_positions(
                 require_positions(past.positions, self.embed_positions.num_embeddings)
             )
@@ -274,12 +281,16 @@ class FastWeightsModel(FastWeightsTrunk):
         x = self._embeddings(input_ids, inputs_embeds)
         use_cache = self._resolve_use_cache(use_cache)
         cache = require_cache(past_key_values)
-        keep = keep_mask_of(attention_mask, x, cache.get_seq_length())
-        segments = segments_of(x, keep, segments, position_ids, boundaries)
-        if position_ids is not None:
-            require_counted_positions(position_ids, x, cache.position, keep, segments)
+        if self.method.neighbours is None:
+            tokens = tokens_of_sequences(
+                x, attention_mask, cache, segments, position_ids, boundaries
+            )
+        else:
+            require_divided(
+                position_ids=position_ids, past_key_values=past_key_values, **boundaries
+            )
+            tokens = tokens_of_slice(x, attention_mask, segments)
         trace = [] if output_hidden_states else None
-        tokens = Tokens(x, keep, segments, follows=position_ids is None)
         x = self._read(tokens, cache, use_cache=use_cache, trace=trace)
         return BaseModelOutputWithPast(
             last_hidden_state=x,
@@ -337,11 +348,14 @@ class FastWeightsModel(FastWeightsTrunk):
             raise ValueError(
                 "use_cache = True, but a model that reads both ways cannot go on; leave it out"
             )
-        return (
-            self.config.use_cache and not self.training and not self.config.bidirectional
-            if wanted is None
-            else wanted
-        )
+        sliced = self.method.neighbours is not None
+        if wanted and sliced:
+            raise ValueError(
+                f"use_cache = True, but by {self.method} a process reads a slice, behind which"
+                " nobody goes on; leave it out"
+            )
+        alone = not (self.training or self.config.bidirectional or sliced)
+        return self.config.use_cache and alone if wanted is None else wanted
 
     def _embeddings(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Embedded:
         if (input_ids is None) == (inputs_embeds is None):
@@ -423,6 +437,8 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
             `logits` ``[b t vocab]``, `loss` in nats per token, `past_key_values`,
             `hidden_states` and `squared_log_z`.
         """
+        if self.model.method.neighbours is not None:
+            require_divided(labels=labels)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -48,6 +48,20 @@ def require_cache(cache: object) -> FastWeightsCache:
     return cache
 
 
+def require_divided(**given: object) -> None:
+    """Refuse what belongs to whole sequences, of a model that reads slices of them.
+
+    Raises:
+        ValueError: naming what is not None in `given`.
+    """
+    if found := [name for name, value in given.items() if value is not None]:
+        raise ValueError(
+            f"this process reads a slice of its sequences, to which {', '.join(found)} do not"
+            " belong: give the model what fastweights.parallel.divide(batch, group) makes of the"
+            " whole batch (targets of labels, segments of positions)"
+        )
+
+
 def require_ids(ids: object, vocabulary: int) -> Tensor:
     """`ids`, if they are ``[b t]`` and, where looking is cheap (on the CPU), inside the
     vocabulary.

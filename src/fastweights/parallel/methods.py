@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from fastweights.methods import Auto, Method
-from fastweights.parallel.exchange import exchange, gather
+from fastweights.parallel.exchange import exchange, gather, tie
 from fastweights.parallel.slices import Slices
 from fastweights.recurrence import NoFiniteFormError, Recurrence, ShapeError, State
 from fastweights.recurrence.effects import Effect
@@ -83,6 +83,8 @@ class TimeSharded(Sharded):
         """As `evaluate_slice`, of a record whose effect is known."""
         before, after = self.neighbours.carry(effect, state)
         o, _ = self.method.evaluate(recurrence, before)
+        # an empty cache is not looked at, but its backward is awaited by others
+        (o,) = tie([o], _parts(before))
         return o, after
 
 
