@@ -16,7 +16,10 @@ Report = dict[str, float]
 
 def run_together(count: int, work: Callable[[], Report], folder: Path) -> Report:
     """The largest number that any of `count` processes reports under each name."""
-    multiprocessing.spawn(_take_part, (count, work, str(folder)), nprocs=count)
+    multiprocessing.set_forkserver_preload(["sliced_models"])  # imported once for all
+    multiprocessing.start_processes(
+        _take_part, (count, work, str(folder)), nprocs=count, start_method="forkserver"
+    )
     reports = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
     assert all(report.keys() == reports[0].keys() for report in reports)
     return {name: max(report[name] for report in reports) for name in reports[0]}

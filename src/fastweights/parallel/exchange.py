@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
-from torch.nn import functional as F
+
+Form = tuple[torch.Size, torch.dtype]
+"""The shape and dtype of one process's part of a tensor."""
 
 
 class Message(NamedTuple):
@@ -144,36 +147,38 @@ def _all_to_all(group: ProcessGroup, tensors: Sequence[Tensor]) -> tuple[Tensor,
     return _unpack(received, [(tensor.shape[1:], tensor.dtype) for tensor in tensors])
 
 
-def _pack(tensors: Sequence[Tensor]) -> Tensor:
-    """Tensors ``[p …]`` as bytes ``[p n]``, each padded so that it can be read as any dtype."""
-    return torch.cat([_bytes(tensor) for tensor in tensors], 1)
-
-
 WORD = 16
-"""Bytes of the widest number."""
+"""Bytes of the widest number: where each tensor begins, so that it can be read as any dtype."""
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    raw = _raw(tensor.detach().contiguous())
-    return F.pad(raw, (0, -raw.shape[1] % WORD))
+def _places(tensors: Sequence[Form]) -> list[slice]:
+    """Where each tensor lies in a row of bytes."""
+    sizes = [shape.numel() * dtype.itemsize for shape, dtype in tensors]
+    begins = accumulate((size + -size % WORD for size in sizes), initial=0)
+    return [slice(begin, begin + size) for begin, size in zip(begins, sizes, strict=False)]
 
 
-def _raw(tensor: Tensor) -> Tensor:
-    """The memory ``[p n]`` of a contiguous tensor ``[p …]``."""
-    if not tensor.numel():
-        return tensor.new_empty(len(tensor), 0, dtype=torch.uint8)
-    return tensor.view(len(tensor), -1).view(torch.uint8)
+def _pack(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors ``[p …]`` as bytes ``[p n]``."""
+    forms = [(tensor.shape[1:], tensor.dtype) for tensor in tensors]
+    places = _places(forms)
+    packed = tensors[0].new_zeros(
+        len(tensors[0]), places[-1].stop + -places[-1].stop % WORD, dtype=torch.uint8
+    )
+    for tensor, form, place in zip(tensors, forms, places, strict=True):
+        _numbers(packed[:, place], form).copy_(tensor.detach())
+    return packed
 
 
-def _unpack(
-    received: Tensor, forms: Sequence[tuple[torch.Size, torch.dtype]]
-) -> tuple[Tensor, ...]:
-    """The tensors ``[p …]`` of these shapes and dtypes in bytes ``[p n]``."""
-    found, begin = list[Tensor](), 0
-    for shape, dtype in forms:
-        size = shape.numel() * dtype.itemsize
-        numbers = received.new_empty(len(received), *shape, dtype=dtype)
-        _raw(numbers).copy_(received[:, begin : begin + size])
-        found.append(numbers)
-        begin += size + -size % WORD
-    return tuple(found)
+def _unpack(packed: Tensor, forms: Sequence[Form]) -> tuple[Tensor, ...]:
+    """The tensors ``[p …]`` of these forms in bytes ``[p n]``."""
+    places = zip(forms, _places(forms), strict=True)
+    return tuple(_numbers(packed[:, place], form).clone() for form, place in places)
+
+
+def _numbers(raw: Tensor, form: Form) -> Tensor:
+    """Bytes ``[p n]`` as numbers ``[p …]``."""
+    shape, dtype = form
+    if not shape.numel():
+        return raw.new_empty(len(raw), *shape, dtype=dtype)
+    return raw.view(dtype).unflatten(1, shape) if shape else raw.view(dtype).squeeze(1)

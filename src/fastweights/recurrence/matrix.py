@@ -57,7 +57,7 @@ class MatrixRule(Recurrence[S]):
         """
         if len(self.state_shapes) > 1:
             return super().effect(evaluate)
-        ((*heads, k, v),) = self.state_shapes
+        *heads, k, v = self.state_shapes[0]
         wide = self.with_values(torch.cat([self.v, self.v.new_zeros(*self.v.shape[:-1], k)], -1))
         identity = torch.eye(k, dtype=self.accumulator, device=self.device).expand(*heads, k, k)
         empty = torch.zeros(*heads, k, v, dtype=self.accumulator, device=self.device)

@@ -255,8 +255,8 @@ class MesaEffect(Effect[tuple[Tensor, ...]]):
     def after(self, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         gram, memory = state[:2]
         wide = self.wide.after(torch.cat([gram, memory], -1))
-        parts = wide.split([gram.shape[-1], memory.shape[-1]], -1)
-        return _complete_state(self.solver, *parts, self.ridge)
+        k = gram.shape[-1]
+        return _complete_state(self.solver, wide[..., :k], wide[..., k:], self.ridge)
 
 
 def _complete_state(
