@@ -98,6 +98,7 @@ TABLE: dict[str, Row] = {
     "--shots": COUNT_OR_ZERO,
     "--size": GIVEN,
     "--softmax-layers": COUNT_OR_ZERO,
+    "--slices": COUNT,
     "--steps": COUNT,
     "--tasks": GIVEN,
     "--stream": COUNT,

@@ -37,6 +37,8 @@ LAYOUTS = {
     "offloaded": Layout(shard=True, offload=True),
     "recomputed": Layout(recompute=True),
     "sharded-recomputed": Layout(shard=True, recompute=True),
+    "sliced": Layout(slices=2),
+    "sliced-sharded": Layout(slices=2, shard=True, recompute=True),
 }
 
 

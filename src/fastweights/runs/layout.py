@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from fastweights.runs.errors import TrainingError
 from fastweights.runs.processes import Processes
+from fastweights.runs.ranges import POSITIVE_INTEGER
 from fastweights.runs.stage import Optimization, Stage, trainable_parameters
 
 LARGE = 1 << 20
@@ -38,6 +39,7 @@ class Layout:
         recompute: Whether the backward pass computes the inside of every block again, which then
             need not be kept.
         compile: Whether torch.compile compiles every block.
+        slices: How many processes, one after another, divide every sequence in time.
 
     Raises:
         TrainingError: If there is something to offload, but nothing is divided.
@@ -47,8 +49,10 @@ class Layout:
     offload: bool = False
     recompute: bool = False
     compile: bool = False
+    slices: int = 1
 
     def __post_init__(self) -> None:
+        POSITIVE_INTEGER.require(slices=self.slices)
         if self.offload and not self.shard:
             raise TrainingError(
                 "offload keeps the parts of a divided model in the main memory; ask for shard too"

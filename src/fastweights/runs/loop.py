@@ -135,7 +135,7 @@ class Loop:
     def _backward(self) -> dict[str, Tensor]:
         """Add the gradients of this process's share of the batch, part by part."""
         parts, size = self.config.accumulate, self._size
-        start = self.step * self.config.batch + self.processes.index * parts * size
+        start = self.step * self.config.batch + self.processes.reader * parts * size
         totals = dict[str, Tensor]()
         for first in range(start, start + parts * size, size):
             is_last = first == start + (parts - 1) * size

@@ -34,11 +34,36 @@ class Processes(ABC):
         device: Where this process computes.
         index: Number of this process, from 0.
         count: Number of processes.
+        together: How many processes, one after another, read slices of the same sequences.
     """
 
     device: torch.device
     index: int
     count: int
+    together: int = 1
+
+    def read_together(self, together: int) -> None:
+        """Have every `together` processes, one after another, read slices of the same sequences.
+
+        Raises:
+            TrainingError: If that does not divide the number of processes.
+        """
+        if self.count % together:
+            raise TrainingError(
+                f"{self.count} processes cannot read in groups of {together}; start a multiple of"
+                f" {together} processes, or take slices = 1"
+            )
+        self.together = together
+
+    @property
+    def readers(self) -> int:
+        """Number of groups that read sequences of their own."""
+        return self.count // self.together
+
+    @property
+    def reader(self) -> int:
+        """Number of this process's group, from 0."""
+        return self.index // self.together
 
     @property
     def is_first(self) -> bool:
@@ -46,15 +71,15 @@ class Processes(ABC):
         return self.index == 0
 
     def share(self, parts: Iterable[T]) -> Iterator[tuple[T, bool]]:
-        """Yield this process's share of `parts`, every `count`-th one, and whether it counts.
+        """Yield this group's share of `parts`, one of every `readers`, and whether it counts.
 
         All processes get equally many, as those that divide a model have to compute together: in
         the last round some get a part of another, which does not count.
         """
         left = iter(parts)
-        while together := list(itertools.islice(left, self.count)):
-            counts = self.index < len(together)
-            yield together[self.index if counts else 0], counts
+        while found := list(itertools.islice(left, self.readers)):
+            counts = self.reader < len(found)
+            yield found[self.reader if counts else 0], counts
 
     @abstractmethod
     def total(self, numbers: Mapping[str, float]) -> dict[str, float]:

@@ -93,7 +93,7 @@ class Optimization:
         Raises:
             TrainingError: If the batch cannot be divided evenly.
         """
-        shares = processes.count * self.accumulate
+        shares = processes.readers * self.accumulate
         if self.batch % shares:
             raise TrainingError(
                 f"batch = {self.batch} is not divisible by devices · accumulate = {shares};"

@@ -44,6 +44,7 @@ from fastweights.train.memory import require_memory_to_train
 from fastweights.train.numerics import record_numerics
 from fastweights.train.objective import make_objective
 from fastweights.train.plot import plot
+from fastweights.train.reading import read_by
 
 __all__ = ["Every", "TrainConfig", "train"]
 
@@ -112,6 +113,7 @@ def train(
         ValueError: If the model cannot be built.
     """
     processes = join_processes(torch.device("cpu") if cpu else None)
+    processes.read_together(layout.slices)
     if isinstance(config.model, Architecture | PresetArchitecture):
         require_memory_to_train(config.model.config(), config, config.length, processes, layout)
     with processes.first_then_others():
@@ -155,7 +157,8 @@ class LanguageModelStage(StoredStage):
         is_run(out, config)
         SEQUENCE_LENGTH.require(length=config.length)
         self.config, self.tokens_per_sequence = config, config.length
-        self.device = processes.device
+        self.device, self.reading = processes.device, read_by(processes)
+        self.reading.require_length(config.length)
         # What is divided goes to an accelerator block by block.
         self._home = torch.device("cpu") if layout.shard else processes.device
         make_tokenizer = partial(build_tokenizer, config.text)
@@ -166,6 +169,7 @@ class LanguageModelStage(StoredStage):
         )
         torch.manual_seed(config.seed)
         self.model: Any = config.model.build(self.tokenizer).to(self._home)  # type: ignore[arg-type]
+        self.reading.require_model(self.model)
         _require_positions(self.model.config.get_text_config(), config.length)
         self._objective = make_objective(self.model, config.z_loss)
 
@@ -180,13 +184,14 @@ class LanguageModelStage(StoredStage):
         }
 
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
-        batch = to_device(self._train.batch(first, count), self.device)
-        losses = self._objective(self.module, batch)
-        go_backward(torch.stack([*losses.values()]).sum() / self.config.accumulate)
-        return {name: loss.detach() for name, loss in losses.items()}
+        with self.reading.of(self.model):
+            losses = self._objective(self.module, self._read(self._train.batch(first, count)))
+            total = torch.stack([*losses.values()]).sum() * self.reading.count
+            go_backward(total / self.config.accumulate)
+        return {name: loss.detach() * self.reading.count for name, loss in losses.items()}
 
     def validate(self, processes: Processes = Alone()) -> Mapping[str, float]:
-        with evaluation_mode(self.model):
+        with evaluation_mode(self.model), self.reading.of(self.model):
             losses = {
                 name: self._mean_loss(stream, processes)
                 for name, stream in self._validation.items()
@@ -198,11 +203,14 @@ class LanguageModelStage(StoredStage):
         batches = stream.sequential_batches(self.config.sequences_at_once(processes))
         for batch, counts in processes.share(batches):
             count = counts * int((batch["labels"][:, 1:] != IGNORE_INDEX).sum())
-            loss = self.model(**to_device(batch, self.device)).loss
-            nats += count * float(loss)
+            loss = self.model(**self._read(batch)).loss
+            nats += count * self.reading.count * float(loss)
             targets += count
         found = processes.total({"nats": nats, "targets": targets})
         return found["nats"] / found["targets"]
+
+    def _read(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return self.reading.own_part(to_device(batch, self.device))
 
     def summary(self) -> Counts:
         return {

@@ -38,7 +38,7 @@ def require_memory_to_train(
     if processes.device.type != "cpu":
         require_memory(model, 4)
         return
-    sequences = config.sequences_at_once(processes)
+    sequences, length = config.sequences_at_once(processes), length // layout.slices
     parts = processes.count if layout.shard else 1
     inputs = sequences * length * model.hidden_size * model.num_hidden_layers * 4
     purpose = f"train on {sequences:,} sequences of {length:,} tokens at once"

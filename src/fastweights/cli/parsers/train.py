@@ -54,6 +54,14 @@ def train(parser: Parser) -> Deferred:
     memory = parser.add_argument_group("memory and speed (a run may go on under other ones)")
     add_division(memory)
     memory.add_argument(
+        "--slices",
+        type=positive_integer,
+        default=1,
+        metavar="N",
+        help="Number of processes, one after another, that divide every sequence among them in"
+        " time, for sequences that one alone cannot hold (default: %(default)s)",
+    )
+    memory.add_argument(
         "--compile", action="store_true", help="Compile every block by torch.compile"
     )
     output = parser.add_argument_group("output")

@@ -147,7 +147,7 @@ def _folder(config: TrainConfig) -> Path:
 def train(chosen: Namespace, console: Console) -> int:
     """Train a model, and let it write a sample; the exit status."""
     config = train_config(chosen)
-    layout = Layout(chosen.shard, chosen.offload, chosen.recompute, chosen.compile)
+    layout = Layout(chosen.shard, chosen.offload, chosen.recompute, chosen.compile, chosen.slices)
     out = chosen.out or _folder(config)
     _introduce(config.model, console)
     with (
