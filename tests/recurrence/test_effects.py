@@ -79,8 +79,8 @@ def test_rules_without_an_effect_say_what_to_do() -> None:
     softmax = next(c for c in CASES if c.name == "softmax")
     with pytest.raises(NoFiniteFormError, match=r"HeadSharded\(group\), or give"):
         softmax.rule(**softmax.streams()).effect(Auto().evaluate)
+    streams = next(c for c in CASES if c.name == "decay-scalar").streams()
     with pytest.raises(NoFiniteFormError, match=r"not known; state it in _Silent\.effect"):
-        streams = next(c for c in CASES if c.name == "decay-scalar").streams()
         _Silent(**streams).effect(Auto().evaluate)
 
 
