@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from pathlib import Path
 
+from fastweights.text import blocks, writer
 from fastweights.text.corpus import Corpus, Text
 from fastweights.text.documents import Data
 from fastweights.text.folder import TextFolder
@@ -16,3 +19,20 @@ def store(data: Data | Text, run: Path, tokenizer=BYTES, **options) -> Corpus:
     """The text as a conversion (`Data`) or a training (`Text`) stores it in the folder `run`."""
     request = data.request() if isinstance(data, Data) else data.request(16)
     return TextFolder(run, request, lambda: tokenizer).open(**options)
+
+
+class ThreadWriter:
+    """Writes as `Writer` does, in a thread; what is left when it ends is written at once."""
+
+    def __init__(self, job: writer.WritingJob) -> None:
+        begun = threading.Event()
+        thread = threading.Thread(target=writer.serve, args=(job, begun.set), daemon=True)
+        thread.start()
+        begun.wait()
+        self.end = weakref.finalize(self, write_rest, job, thread)
+
+
+def write_rest(job: writer.WritingJob, thread: threading.Thread) -> None:
+    for name in job.texts:
+        blocks.want(Path(job.folder), name, 10**6)
+    thread.join()

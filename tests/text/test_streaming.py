@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ from fastweights.text.shares import Shares
 from fastweights.text.windows import Windows
 from fastweights.train import train
 from killable_runs import FORKS, kill_at, tiny
-from stored import store
+from stored import ThreadWriter, store
 
 KILLED = -9
 LENGTH, BLOCK, SEED = 16, 300, 5
@@ -42,23 +41,6 @@ class Told(Reporter):
 
     def note(self, message: str) -> None:
         self.notes.append(message)
-
-
-class ThreadWriter:
-    """Writes as `Writer` does, in a thread; what is left when it ends is written at once."""
-
-    def __init__(self, job: writer.WritingJob) -> None:
-        begun = threading.Event()
-        thread = threading.Thread(target=writer.serve, args=(job, begun.set), daemon=True)
-        thread.start()
-        begun.wait()
-        self.end = weakref.finalize(self, write_rest, job, thread)
-
-
-def write_rest(job: writer.WritingJob, thread: threading.Thread) -> None:
-    for name in job.texts:
-        blocks.want(Path(job.folder), name, 10**6)
-    thread.join()
 
 
 @pytest.fixture
