@@ -142,7 +142,7 @@ class TextFolder:
     def _require_visible(self) -> None:
         """Raise DataError if what the first process has written is not seen from here."""
         end = time.monotonic() + VISIBLE
-        while not (self.path / JOURNAL).exists():
+        while not any((self.path / name).exists() for name in (JOURNAL, INDEX)):
             if time.monotonic() > end:
                 raise DataError(
                     f"{self.path} is not here, though the first process has written it; the"
