@@ -347,14 +347,17 @@ def test_the_commands_of_the_page_are_understood(
     (tmp_path / "mypkg_hybrid.py").write_text(
         re.findall(r"```python[^\n]*\n(.*?)```", PAGE, re.S)[0]
     )
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "quickstart").symlink_to(folder / "plain")
+    run = tmp_path / "runs" / "quickstart"
+    run.mkdir(parents=True)
+    (run / "model").symlink_to(folder / "plain")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    lines = re.findall(r"^torchrun .*", PAGE.replace("\\\n", " "), re.M)
+    lines = re.findall(r"^(?:NGPU.*python|torchrun) .*", PAGE.replace("\\\n", " "), re.M)
     for line in lines:
         words = shlex.split(line.replace("--module hybrid", "--module mypkg_hybrid"))
         settings = manager().parse_args(words[words.index("--module") :])
         settings.model_spec.model.update_from_config(config=settings)
         assert settings.training.seq_len % settings.loss.num_chunks == 0
-    assert len(lines) == 3
+        words = Path(settings.hf_assets_path)
+        assert words == Path("tokenizer") or (words / "tokenizer.json").is_file()
+    assert len(lines) == 4

@@ -13,6 +13,16 @@ def flavours() -> list[str]:
     return [name for name, entry in PRESETS.items() if entry.model is FastWeightsForCausalLM]
 
 
+def find_folder(flavour: str) -> Path | None:
+    """Find the folder of a model that a flavour names; None for a preset's name.
+
+    Raises:
+        CheckpointError: There is such a folder, but no model in it.
+    """
+    is_folder = flavour not in PRESETS and Path(flavour).is_dir()
+    return model_folder(Path(flavour)) if is_folder else None
+
+
 def find_config(flavour: str) -> FastWeightsConfig:
     """Find the configuration that a flavour means.
 
@@ -23,8 +33,9 @@ def find_config(flavour: str) -> FastWeightsConfig:
         ValueError: There is neither such a preset nor such a folder, or it is no language model.
         CheckpointError: There is such a folder, but no model in it.
     """
-    if Path(flavour).is_dir():
-        return FastWeightsConfig.from_pretrained(model_folder(Path(flavour)))
+    folder = find_folder(flavour)
+    if folder is not None:
+        return FastWeightsConfig.from_pretrained(folder)
     if find_preset(flavour).model is not FastWeightsForCausalLM:
         raise ValueError(
             f"the preset {flavour!r} is a classifier, and torchtitan trains language models; take"

@@ -113,9 +113,9 @@ class TitanLanguageModel(BaseModel):
         device = next(self.parameters()).device
         for part, make in self._parts():
             with torch.device(device):
-                whole = make().apply(self.language_model._init_weights)
+                whole = make().apply(self.language_model._init_weights).state_dict()
             for name, target in part.state_dict().items():
-                _fill(target, whole.state_dict()[name])
+                _fill(target, whole[name])
 
     def _parts(self) -> Iterator[tuple[nn.Module, Callable[[], nn.Module]]]:
         """Every part of the model, and what makes a new one like it."""

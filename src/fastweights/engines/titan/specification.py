@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from copy import copy
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 from torchtitan.trainer import Trainer
 
-from fastweights.engines.titan.flavours import find_config
+from fastweights.engines.titan.flavours import find_config, find_folder
 from fastweights.engines.titan.model import TitanLanguageModel
 from fastweights.engines.titan.names import PREFIX, from_folder_names, to_folder_names
 from fastweights.engines.titan.parallelize import parallelize
@@ -88,10 +87,10 @@ def trainer_config(
         ValueError: A flavour is not known, or is no language model.
     """
     config = find_config(model) if isinstance(model, str) else model
-    folder = isinstance(model, str) and Path(model).is_dir()
+    folder = find_folder(model) if isinstance(model, str) else None
     return Trainer.Config(
         model_spec=model_spec(config, model if isinstance(model, str) else flavour),
-        hf_assets_path=str(model) if folder else "tokenizer",
+        hf_assets_path=str(folder or "tokenizer"),
         loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config()),
         optimizer=optimizer_config(optimizer, config),
         lr_scheduler=LRSchedulersContainer.Config(
