@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ from fastweights.text.tokenizers import Bytes
 from titan_runs import Batch, Run, run_titan
 
 pytestmark = pytest.mark.titan
-manager = pytest.importorskip("torchtitan.config").ConfigManager
-titan = pytest.importorskip("fastweights.engines.titan.specification")
+pytest.importorskip("torchtitan")
+manager = import_module("torchtitan.config").ConfigManager
+titan = import_module("fastweights.engines.titan.specification")
 
 STEPS, LENGTH = 5, 64
 MIXERS = [
