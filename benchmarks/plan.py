@@ -8,15 +8,16 @@ other work; times want a quiet machine, and hold within one run only.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
-import os
+import multiprocessing
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -51,9 +52,10 @@ from fastweights.runs.stage import go_backward
 RESULTS = Path(__file__).parent / "results" / "plan.json"
 MIXERS = ("metala", "gated_deltanet", "mesa", "mamba2", "softmax")
 COUNTED = (*MIXERS, "gla", "deltanet", "linear", "retnet")
-STEPS = 3
-GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-"""With these the C library gives freed memory back to the system at once."""
+STEPS = 2
+"""From the second on there is all that the optimiser keeps."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Options of the C library's allocator, by which it gives freed memory back at once."""
 PRICES = {
     "rtx4090": 0.5,
     "l40s": 1.0,
@@ -115,42 +117,49 @@ class Case:
 def memory_cases() -> Iterator[Case]:
     for mixer in MIXERS:
         yield Case(mixer)
-        yield Case(mixer, accumulate=2)
-        yield Case(mixer, bf16=True)
-        yield Case(mixer, width=512, batch=2, length=1024, vocabulary=8192)
-        yield Case(mixer, width=512, layers=6, batch=8, length=1024, recompute=True)
-    yield Case("metala", width=768, layers=6, batch=8, length=1024, vocabulary=8192)
-    yield Case("metala", width=768, layers=6, batch=8, length=1024, vocabulary=8192, bf16=True)
-    yield Case("softmax", width=768, layers=6, batch=8, length=1024, vocabulary=8192)
+    yield Case("metala", accumulate=2)
+    yield Case("metala", bf16=True)
+    yield Case("gated_deltanet", bf16=True)
+    yield Case("metala", layers=8, batch=8, recompute=True)
+    yield Case("metala", width=512, batch=2, length=1024, vocabulary=8192)
+    yield Case("softmax", width=512, batch=2, length=1024, vocabulary=8192)
+    yield Case("metala", width=768, batch=4, length=1024, vocabulary=8192)
 
 
 def measure_memory() -> list[dict[str, Any]]:
-    """The growth of resident memory over three steps, of processes of their own."""
+    """The growth of resident memory over some steps, each in a process of its own."""
+    torch.set_num_threads(1)
     rows = []
     for case in memory_cases():
+        measured = {name: _in_a_process(case, back) for name, back in _ALLOCATORS.items()}
+        rows.append({**asdict(case), **measured})
+    for row, case in zip(rows, memory_cases(), strict=True):
         placing = Placing(recompute=case.recompute, bf16=case.bf16)
         shape = case.batch, case.length, case.accumulate
-        planned = device_memory(case.config, placing, CPU, *shape).total
-        measured = {name: _resident(case, more) for name, more in _ALLOCATORS.items()}
-        rows.append({**asdict(case), "planned": planned, **measured})
-        _show(rows[-1])
+        row["planned"] = device_memory(case.config, placing, CPU, *shape).total
+        _show(row)
     return rows
 
 
-_ALLOCATORS: dict[str, dict[str, str]] = {"resident": {}, "given_back": GIVE_BACK}
+_ALLOCATORS = {"resident": False, "given_back": True}
+_FORKS = multiprocessing.get_context("fork")
 
 
-def _resident(case: Case, environment: dict[str, str]) -> int:
-    words = [sys.executable, "-W", "ignore", __file__, "worker", json.dumps(asdict(case))]
-    done = subprocess.run(
-        words, env={**os.environ, **environment}, capture_output=True, text=True, check=True
-    )
-    return int(done.stdout)
+def _in_a_process(case: Case, give_back: bool) -> int:
+    receiver, sender = _FORKS.Pipe(duplex=False)
+    process = _FORKS.Process(target=_send_growth, args=(case, give_back, sender))
+    process.start()
+    found = receiver.recv()
+    process.join()
+    return found
 
 
-def report_growth(case: Case) -> None:
-    """Print how far the largest resident size grows beyond what it is with everything loaded."""
-    torch.set_num_threads(1)
+def _send_growth(case: Case, give_back: bool, sender: Connection) -> None:
+    """Send how far the largest resident size grows beyond what it is with everything loaded."""
+    if give_back:
+        library = ctypes.CDLL(None)
+        for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
+            library.mallopt(option, 1 << 16)
     warm = replace(case, width=64, layers=1, batch=1, length=64).stepper()
     warm()
     warm()
@@ -160,7 +169,7 @@ def report_growth(case: Case) -> None:
     step = case.stepper()
     for _ in range(STEPS):
         step()
-    print(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    sender.send(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def measure_operations() -> list[dict[str, Any]]:
@@ -289,17 +298,14 @@ PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
 
 
 def main(parts: list[str]) -> None:
-    found = read_json(RESULTS) if RESULTS.exists() else {}
     for part in parts or list(PARTS):
         machine = asdict(Machine.here(torch.device("cpu")))
         rows = PARTS[part]()
+        found = read_json(RESULTS) if RESULTS.exists() else {}
         about = {"machine": machine, "versions": versions(), "commit": commit()}
         found[part] = {**about, "rows": rows, "prices": PRICES if part == "costs" else None}
         write_json(RESULTS, found)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["worker"]:
-        report_growth(Case(**json.loads(sys.argv[2])))
-    else:
-        main(sys.argv[1:])
+    main(sys.argv[1:])

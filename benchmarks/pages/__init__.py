@@ -1,6 +1,6 @@
 """The pages of measurements, rendered from benchmarks/results: `make pages`."""
 
-from pages import gpu_static, linearize, mesa, performance, reproduce, tables
+from pages import gpu_static, linearize, mesa, performance, plan, reproduce, tables
 from pages.page import Page
 
 PAGES: tuple[Page, ...] = (
@@ -9,5 +9,6 @@ PAGES: tuple[Page, ...] = (
     mesa.PAGE,
     linearize.PAGE,
     reproduce.PAGE,
+    plan.PAGE,
     tables.PAGE,
 )

@@ -82,7 +82,7 @@ def test_as_few_parts_as_fit() -> None:
 
 
 def test_advice_is_true() -> None:
-    work = small(0.22)
+    work = small(0.15)
     with pytest.raises(NoRoomError) as refused:
         plan_training(CONFIG, work)
     said = str(refused.value)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("performance", "gpu-static", "mesa", "linearize", "reproduce", "tables")
+NAMES = ("performance", "gpu-static", "mesa", "linearize", "reproduce", "plan", "tables")
 PICTURE = re.compile(r"!\[[^\]]*\]\(measured/([^)]+)\)")
 
 

@@ -32,11 +32,6 @@ class Accelerator:
     source: str
     chip: Chip | None
 
-    @property
-    def kind(self) -> str:
-        """Its type as torch has it: ``"cpu"`` or ``"cuda"``."""
-        return "cpu" if self.chip is None else "cuda"
-
     def peak(self, bf16: bool) -> float:
         """Operations per second of matrix products in the precision of a training."""
         return self.bf16 if bf16 else self.float32

@@ -20,7 +20,7 @@ from fastweights.budget.devices import Accelerator
 from fastweights.budget.ledger import Ledger
 from fastweights.budget.operations import config_of
 from fastweights.kernels import pooling, rehearse
-from fastweights.kernels.triton.chips import CHIPS, pretend
+from fastweights.kernels.triton.chips import CHIPS, Chip, pretend
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.models.size import sketch_of
 
@@ -112,22 +112,24 @@ def trace(config: FastWeightsConfig, shape: StepShape, device: Accelerator) -> F
     The kernels are those that the device would be given, their scratch memory outside of torch left
     out. What attention keeps is that of torch's fused kernel.
     """
-    return _trace(config.to_json_string(), shape, device)
+    return _trace(config.to_json_string(), shape, device.chip)
 
 
 @lru_cache(maxsize=256)
-def _trace(config: str, shape: StepShape, device: Accelerator) -> Footprints:
+def _trace(config: str, shape: StepShape, chip: Chip | None) -> Footprints:
     whole = config_of(config)
-    with without_numbers(device):
+    with without_numbers(chip):
         model = FastWeightsForCausalLM(sketch_of(whole)).train()
         return _Tracer(model, shape).footprints(whole.num_hidden_layers)
 
 
 @contextmanager
-def without_numbers(device: Accelerator) -> Iterator[None]:
-    """Inside the block tensors have no numbers, and kernels are those of `device`."""
-    chip = device.chip or CHIPS[90]
-    with FakeTensorMode(), rehearse(device.kind), pooling(False), pretend(chip):
+def without_numbers(chip: Chip | None) -> Iterator[None]:
+    """Inside the block tensors have no numbers, and kernels are those of a GPU or, without one, of
+    the CPU.
+    """
+    kind = "cpu" if chip is None else "cuda"
+    with FakeTensorMode(), rehearse(kind), pooling(False), pretend(chip or CHIPS[90]):
         yield
 
 

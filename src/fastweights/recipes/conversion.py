@@ -3,7 +3,10 @@ through a model of one and of two layers without numbers, from which all layers 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +19,12 @@ from fastweights.budget import NoRoomError, Workload
 from fastweights.budget.footprint import without_numbers
 from fastweights.budget.ledger import Ledger
 from fastweights.budget.memory import FLOAT, RESERVE
+from fastweights.kernels.triton.chips import Chip
 from fastweights.linearize.convert.attention_layers import AttentionLayer, find_attention_layers
 from fastweights.linearize.convert.conversion import linearize
 from fastweights.linearize.convert.registry import branch_of
 from fastweights.linearize.distill.adapt import next_logits, prepare_adaptation
-from fastweights.linearize.distill.methods import LinearizationMethod
+from fastweights.linearize.distill.methods import METHODS, LinearizationMethod
 from fastweights.linearize.distill.transfer import BackwardInForward, attend_all, only_branches
 from fastweights.recipes.recipe import ConversionRecipe
 from fastweights.recurrence import Softmax
@@ -142,7 +146,7 @@ def _budget(recipe: ConversionRecipe, workload: Workload, accumulate: int) -> Co
         for name, steps in zip(("transfer", "finetune"), recipe.stage_steps, strict=True)
     )
     with torch.device("meta"):
-        one, two = (_count(_softmax_model(recipe, layers)) for layers in (1, 2))
+        one, two = (_count(_softmax_model(recipe.shape.value, layers)) for layers in (1, 2))
     parameters = one + (_layers(recipe) - 1) * (two - one)
     return ConversionBudget(workload, parameters, accumulate, sequences, (transfer, finetune))
 
@@ -151,7 +155,8 @@ def _stage(
     name: str, steps: int, recipe: ConversionRecipe, workload: Workload, sequences: int
 ) -> StageBudget:
     length, layers = workload.length, _layers(recipe)
-    one, two = (_Sketch(recipe, n).measure(name, workload, sequences) for n in (1, 2))
+    fields, chip = json.dumps(recipe.shape.value), workload.device.chip
+    one, two = (_measure(fields, recipe.method, n, name, sequences, length, chip) for n in (1, 2))
     found = {key: one[key] + (layers - 1) * (two[key] - one[key]) for key in one}
     return StageBudget(
         name,
@@ -165,36 +170,37 @@ def _stage(
     )
 
 
-class _Sketch:
-    """A recipe's model with few layers."""
+@lru_cache
+def _measure(
+    fields: str, method: str, layers: int, name: str, sequences: int, length: int, chip: Chip | None
+) -> dict[str, int]:
+    """Trained parameters, bytes of all, operations of products, and the most bytes beside, of a
+    stage in a model of few layers.
+    """
+    model = _prepare(json.loads(fields), METHODS[method], layers, name).train()
+    with without_numbers(chip):
+        _take_numbers(model)
+        ids = torch.zeros(sequences, length, dtype=torch.long)
+        with Ledger() as ledger, FlopCounterMode(display=False) as counter:
+            ledger.know(ids, *model.parameters(), *model.buffers())
+            _go(model, name, METHODS[method], ids)
+    return {
+        "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "weights": sum(p.numel() * p.element_size() for p in model.parameters()),
+        "products": counter.get_total_flops(),
+        "working": ledger.peak,
+    }
 
-    def __init__(self, recipe: ConversionRecipe, layers: int) -> None:
-        self.method = recipe.settings
-        with torch.device("meta"):
-            self.model = linearize(_softmax_model(recipe, layers), self.method.analog)
 
-    def measure(self, name: str, workload: Workload, sequences: int) -> dict[str, int]:
-        """Trained parameters, bytes of all, operations of products, and the most bytes beside."""
-        model = self._prepare(name).train()
-        with without_numbers(workload.device):
-            _take_numbers(model)
-            ids = torch.zeros(sequences, workload.length, dtype=torch.long)
-            with Ledger() as ledger, FlopCounterMode(display=False) as counter:
-                ledger.know(ids, *model.parameters(), *model.buffers())
-                _go(model, name, self.method, ids)
-        return {
-            "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
-            "weights": sum(p.numel() * p.element_size() for p in model.parameters()),
-            "products": counter.get_total_flops(),
-            "working": ledger.peak,
-        }
-
-    def _prepare(self, name: str) -> nn.Module:
+def _prepare(
+    fields: dict[str, Any], method: LinearizationMethod, layers: int, name: str
+) -> nn.Module:
+    with torch.device("meta"):
+        model = linearize(_softmax_model(fields, layers), method.analog)
         if name == "transfer":
-            return only_branches(self.model)
-        assert self.method.adapt is not None
-        with torch.device("meta"):
-            return prepare_adaptation(self.model, self.method.adapt.lora)
+            return only_branches(model)
+        assert method.adapt is not None
+        return prepare_adaptation(model, method.adapt.lora)
 
 
 def _go(model: nn.Module, name: str, method: LinearizationMethod, ids: Tensor) -> None:
@@ -222,7 +228,7 @@ def _attention_operations(name: str, recipe: ConversionRecipe, length: int) -> i
     backward pass takes as much again twice; adaptation the latter alone.
     """
     with torch.device("meta"):
-        model = _softmax_model(recipe, 1)
+        model = _softmax_model(recipe.shape.value, 1)
         attention = find_attention_layers(model)[0]
         q, k, v = _streams(attention)
         branch = branch_of(recipe.settings.analog, attention)
@@ -242,8 +248,8 @@ def _streams(attention: AttentionLayer) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _softmax_model(recipe: ConversionRecipe, layers: int) -> LlamaForCausalLM:
-    config = LlamaConfig(**{**recipe.shape.value, "num_hidden_layers": layers})  # type: ignore[arg-type]
+def _softmax_model(fields: dict[str, Any], layers: int) -> LlamaForCausalLM:
+    config = LlamaConfig(**{**fields, "num_hidden_layers": layers})
     return LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
 
 

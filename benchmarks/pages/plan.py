@@ -1,0 +1,149 @@
+"""docs/plan.md: what the papers' trainings take, and what plans say beside what was measured."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from fastweights.budget import ACCELERATORS
+from fastweights.recipes import RECIPES
+from fastweights.render.markdown import table
+from fastweights.render.units import bytes_in_words
+from pages.page import Page, Row, Stretches, results
+
+SETTINGS = ("width", "layers", "batch", "length")
+
+
+def _rows(part: str) -> list[Row]:
+    return results("plan")[part]["rows"]
+
+
+def recipes() -> str:
+    columns = ("recipe", "model and data", "tokens", "batch × length", "published hardware, hours")
+    lines = (
+        (
+            f"`{name}`",
+            f"{one.paper}; {one.data.value}",
+            f"{one.tokens.value / 1e9:g}B",
+            f"{one.batch.value:,} × {one.length.value:,}",
+            f"{one.hardware.value}; {one.hours.value}",
+        )
+        for name, one in RECIPES.items()
+    )
+    return table(columns, lines)
+
+
+def costs() -> str:
+    columns = ("recipe", "devices", *(f"{name}" for name in ACCELERATORS))
+    lines = []
+    for name, rows in groupby(_rows("costs"), lambda row: row["recipe"]):
+        found = {row["device"]: row for row in rows}
+        count = next(iter(found.values()))["devices"]
+        lines.append((f"`{name}`", f"{count}", *(_cost(found[device]) for device in ACCELERATORS)))
+    return table(columns, lines)
+
+
+def _cost(row: Row) -> str:
+    if row["hours"] is None:
+        return "does not fit"
+    ways = "".join(mark for mark, name in (("S", "shard"), ("R", "recompute")) if row[name])
+    size = bytes_in_words(row["memory"])
+    return f"{row['hours']:,.3g} h, ${row['cost']:,.0f}, {size}" + (f" ({ways})" if ways else "")
+
+
+def prices() -> str:
+    found = results("plan")["costs"]["prices"]
+    return "Prices of a device for an hour, assumed: " + ", ".join(
+        f"{name} ${price:g}" for name, price in found.items()
+    )
+
+
+def devices() -> str:
+    columns = ("device", "memory", "bf16, TFLOP/s", "float32", "memory, TB/s", "source")
+    lines = (
+        (
+            f"`{name}`",
+            bytes_in_words(one.memory),
+            f"{one.bf16 / 1e12:g}",
+            f"{one.float32 / 1e12:g}",
+            f"{one.bandwidth / 1e12:.3g}",
+            one.source,
+        )
+        for name, one in ACCELERATORS.items()
+    )
+    return table(columns, lines)
+
+
+def memory() -> str:
+    columns = ("mixer", *SETTINGS, "besides", "planned, MB", "given back", "resident", "planned /")
+    return table(columns, map(_memory_line, _rows("memory")))
+
+
+def _memory_line(row: Row) -> tuple[str, ...]:
+    besides = [name for name in ("bf16", "recompute") if row[name]]
+    besides += [f"in {row['accumulate']} parts"] if row["accumulate"] > 1 else []
+    planned, back, resident = (row[name] for name in ("planned", "given_back", "resident"))
+    return (
+        row["mixer"],
+        *(f"{row[name]:,}" for name in SETTINGS),
+        ", ".join(besides),
+        *(f"{size / 1e6:,.0f}" for size in (planned, back, resident)),
+        f"{planned / back:.3f}, {planned / resident:.2f}",
+    )
+
+
+def operations() -> str:
+    columns = (
+        "mixer",
+        "planned forward",
+        "counted",
+        "ratio",
+        "planned backward",
+        "counted",
+        "ratio",
+    )
+    return table(columns, map(_operations_line, _rows("operations")))
+
+
+def _operations_line(row: Row) -> tuple[str, ...]:
+    forward = row["planned_products"] + row["planned_recurrent"]
+    backward = row["planned_backward"]
+    return (
+        row["mixer"],
+        f"{forward / 1e6:.3f}M",
+        f"{row['forward'] / 1e6:.3f}M",
+        f"{forward / row['forward']:.2f}",
+        f"{backward / 1e6:.3f}M",
+        f"{row['backward'] / 1e6:.3f}M",
+        f"{backward / row['backward']:.2f}",
+    )
+
+
+def times() -> str:
+    columns = ("mixer", *SETTINGS, "measured, s", "predicted, s", "predicted / measured")
+    lines = (
+        (
+            row["mixer"],
+            *(f"{row[name]:,}" for name in SETTINGS),
+            f"{row['seconds']:.2f}",
+            f"{row['predicted']:.2f}",
+            f"{row['predicted'] / row['seconds']:.2f}",
+        )
+        for row in _rows("times")
+    )
+    return table(columns, lines)
+
+
+PAGE = Page(
+    "plan",
+    Stretches(
+        {
+            "recipes": recipes,
+            "costs": costs,
+            "prices": prices,
+            "devices": devices,
+            "memory": memory,
+            "operations": operations,
+            "times": times,
+        }
+    ),
+)
