@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import groupby
 
 from fastweights.budget import ACCELERATORS
@@ -33,12 +34,12 @@ def recipes() -> str:
 
 
 def costs() -> str:
-    columns = ("recipe", "devices", *(f"{name}" for name in ACCELERATORS))
-    lines = []
+    priced = results("plan")["costs"]["prices"]
+    columns, lines = ("recipe", "devices", *priced), []
     for name, rows in groupby(_rows("costs"), lambda row: row["recipe"]):
         found = {row["device"]: row for row in rows}
         count = next(iter(found.values()))["devices"]
-        lines.append((f"`{name}`", f"{count}", *(_cost(found[device]) for device in ACCELERATORS)))
+        lines.append((f"`{name}`", f"{count}", *(_cost(found[device]) for device in priced)))
     return table(columns, lines)
 
 
@@ -133,17 +134,33 @@ def times() -> str:
     return table(columns, lines)
 
 
+def _once_measured(part: str, write: Callable[[], str]) -> Callable[[], str]:
+    """What is written of a part, or that it has not been measured yet."""
+
+    def written() -> str:
+        if part in results("plan"):
+            return write()
+        return f"Not measured yet: `python benchmarks/plan.py {part}`, on a quiet machine."
+
+    return written
+
+
+MEASURED = {
+    "costs": costs,
+    "prices": prices,
+    "memory": memory,
+    "operations": operations,
+    "times": times,
+}
+PARTS = {"prices": "costs"}
+
 PAGE = Page(
     "plan",
     Stretches(
         {
             "recipes": recipes,
-            "costs": costs,
-            "prices": prices,
             "devices": devices,
-            "memory": memory,
-            "operations": operations,
-            "times": times,
+            **{n: _once_measured(PARTS.get(n, n), write) for n, write in MEASURED.items()},
         }
     ),
 )

@@ -159,7 +159,7 @@ def plan_training(config: FastWeightsConfig, workload: Workload) -> TrainingPlan
         recomputed=operations.recomputed(blocks=workload.placing.recompute, head=pieces),
         accumulate=accumulate,
         sequences=sequences,
-        most_sequences=_most_sequences(config, workload, sequences),
+        most_sequences=max(sequences, _most_sequences(config, workload)),
         memory=memory,
         sent=_sent(parameters, workload.placing, accumulate),
         decoding=decoding(config, workload.length, workload.device),
@@ -177,34 +177,40 @@ def _memory(config: FastWeightsConfig, workload: Workload, accumulate: int) -> D
     )
 
 
-def _parts_of(workload: Workload) -> list[int]:
-    """The numbers of parts that a device's share of a batch can be divided into."""
-    share = workload.sequences_at_once(1)
-    return [parts for parts in range(1, share + 1) if share % parts == 0]
-
-
 def _least_parts(config: FastWeightsConfig, workload: Workload) -> int | None:
     """The fewest parts that fit; None if one sequence at once is too many."""
-    parts, fitting = _parts_of(workload), None
-    while parts:  # memory falls with the number of parts
-        middle = parts[len(parts) // 2]
-        fits = _memory(config, workload, middle).excess(workload.device) <= 0
-        fitting = middle if fits else fitting
-        parts = [p for p in parts if (p < middle if fits else p > middle)]
-    return fitting
+    share, most = workload.sequences_at_once(1), _most_sequences(config, workload)
+    parts = (n for n in range(1, share + 1) if share % n == 0 and share // n <= most)
+    return next(parts, None)
 
 
-def _most_sequences(config: FastWeightsConfig, workload: Workload, known: int) -> int:
-    """The most sequences at once that fit, of the share that a device has; `known` do."""
-    least, most = known, workload.sequences_at_once(1)
-    while least < most:
-        middle = -(-(least + most) // 2)
-        memory = device_memory(
-            config, workload.placing, workload.device, middle, workload.length, accumulate=2
-        )
-        fits = memory.excess(workload.device) <= 0
-        least, most = (middle, most) if fits else (least, middle - 1)
-    return least
+def _most_sequences(config: FastWeightsConfig, workload: Workload) -> int:
+    """The most sequences at once that fit, of the share that a device has.
+
+    Memory is a convex function of their number: the line through two points that lie apart is above
+    it between them.
+    """
+    share, least = workload.sequences_at_once(1), _excess(config, workload, 1)
+    if least > 0 or share == 1:
+        return int(least <= 0)
+    guess = _crossing(least, 2, _excess(config, workload, 2), share)
+    return _crossing(least, guess, _excess(config, workload, guess), share) if guess > 1 else 1
+
+
+def _crossing(least: float, sequences: int, excess: float, share: int) -> int:
+    """How many sequences fit by the line through 1 and `sequences`, whose excesses are these; all
+    that are known to fit, if these do.
+    """
+    by_line = 1 + int(-least * (sequences - 1) / (excess - least))
+    return min(share, by_line if excess > 0 or sequences == 2 else sequences)
+
+
+def _excess(config: FastWeightsConfig, workload: Workload, sequences: int) -> float:
+    """Bytes that are too many, gradients of an earlier part included."""
+    memory = device_memory(
+        config, workload.placing, workload.device, sequences, workload.length, accumulate=2
+    )
+    return memory.excess(workload.device)
 
 
 def _sent(parameters: Parameters, placing: Placing, accumulate: int) -> int:
