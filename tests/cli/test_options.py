@@ -85,6 +85,7 @@ TABLE: dict[str, Row] = {
     "--optimizer": CHOICE,
     "--out": GIVEN,
     "--parts": CHOICE,
+    "--patience": POSITIVE,
     "--preset": GIVEN,
     "--price": POSITIVE,
     "--prompt": TEXT,

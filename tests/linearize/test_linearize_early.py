@@ -191,7 +191,7 @@ def test_processes_that_cannot_share_a_batch_leave_nothing_behind(source, tmp_pa
             super().__init__()
             self.count = 3
 
-    monkeypatch.setattr(pipeline, "join_processes", lambda device: Three())
+    monkeypatch.setattr(pipeline, "join_processes", lambda device, patience: Three())
     with pytest.raises(TrainingError, match=r"batch = 2 is not divisible by devices"):
         run_conversion(conversion(source), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -111,6 +111,18 @@ def add_device(parser: ArgumentParser) -> None:
     )
 
 
+def add_patience(group: _ArgumentGroup) -> None:
+    """How long one of several processes waits for another."""
+    group.add_argument(
+        "--patience",
+        type=positive_number,
+        default=600.0,
+        metavar="SECONDS",
+        help="How long one of several processes waits for another that gives no sign of life, or"
+        " stays in an update, before all end, to be started again (default: %(default)g)",
+    )
+
+
 def add_dtype(parser: ArgumentParser) -> None:
     """The type of a model's numbers."""
     parser.add_argument(

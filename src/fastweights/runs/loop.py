@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
+from fastweights.runs import watch
 from fastweights.runs.checkpoint import Checkpoint, Checkpoints, Progress
 from fastweights.runs.clock import TrainingClock
 from fastweights.runs.errors import CheckpointError, NonFiniteError
@@ -95,7 +96,8 @@ class Loop:
             stop: Called before each update.
         """
         while not self.is_complete and not self.processes.any(stop()):
-            self.update()
+            with watch.update(self.step + 1):
+                self.update()
             record(self.config.every.due(self.step, self.config.steps))
 
     def update(self) -> None:

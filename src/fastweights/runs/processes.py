@@ -8,15 +8,19 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from datetime import timedelta
 from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
 
+from fastweights.runs import watch
 from fastweights.runs.errors import OtherProcessError, Stopped, TrainingError
 
 T = TypeVar("T")
+COLLECTIVE = 1800.0
+"""Least seconds after which an exchange of numbers with other processes fails by itself."""
 FAREWELL = 5.0
 """Seconds that the process with the store stays for those that still want to ask it."""
 BETWEEN_LOOKS = 0.02
@@ -239,9 +243,10 @@ def _await(turn: str) -> str:
 
 @contextmanager
 def _meeting() -> Iterator[None]:
-    """Say what a broken connection to another process means."""
+    """Wait for other processes, and say what a broken connection to one means."""
     try:
-        yield
+        with watch.waiting():
+            yield
     except RuntimeError as error:
         if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
             raise
@@ -251,18 +256,26 @@ def _meeting() -> Iterator[None]:
         ) from error
 
 
-def join_processes(device: torch.device | None = None) -> Processes:
+def join_processes(
+    device: torch.device | None = None, patience: float = watch.PATIENCE
+) -> Processes:
     """Return the group of processes that this one was launched with.
+
+    A process of several that has waited too long for another one names it, and ends with status 75.
 
     Args:
         device: Where a single process computes; None for an accelerator if there is one. Each of
             several processes has its own device.
+        patience: Seconds that a process waits for another one that gives no sign of life, or that
+            makes an update while it is waited for.
     """
     from accelerate import PartialState
 
-    state: Any = PartialState(cpu=device is not None and device.type == "cpu")
+    longest = timedelta(seconds=max(COLLECTIVE, 3 * patience))
+    state: Any = PartialState(cpu=device is not None and device.type == "cpu", timeout=longest)
     if state.num_processes == 1:
         return Alone(state.device if device is None else device)
+    watch.begin(_store(), state.process_index, state.num_processes, patience)
     return Launched(state)
 
 
@@ -277,7 +290,7 @@ def is_first_to_speak() -> bool:
     What the first one says is the error of all: whatever another meets later follows from it.
     """
     try:
-        return _store().add("fastweights/spoken", 1) == 1
+        return _store().add(watch.SPOKEN, 1) == 1
     except RuntimeError:  # the process with the store was killed: a failed one would still wait
         return True
 
@@ -288,6 +301,7 @@ def leave_processes() -> None:
         return
     from accelerate import PartialState
 
+    watch.end()
     store, count, keeps = _store(), distributed.get_world_size(), distributed.get_rank() == 0
     distributed.destroy_process_group()
     PartialState._reset_state()

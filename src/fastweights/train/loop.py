@@ -33,6 +33,7 @@ from fastweights.runs.stage import (
     go_backward,
     trainable_parameters,
 )
+from fastweights.runs.watch import PATIENCE
 from fastweights.text import IGNORE_INDEX
 from fastweights.text.corpus import Text, build_tokenizer
 from fastweights.text.documents import Stream
@@ -87,6 +88,7 @@ def train(
     layout: Layout = Layout(),
     reporter: Reporter = Reporter(),
     stop: Callable[[], bool] = lambda: False,
+    patience: float = PATIENCE,
 ) -> Result:
     """Train a language model in the folder `out`, or resume the training that was stopped or killed
     there.
@@ -105,6 +107,7 @@ def train(
             may be resumed under another one, and on another number of processes.
         reporter: Receives progress events.
         stop: Called between steps; once it returns True, a checkpoint is written and training ends.
+        patience: Seconds that one of several processes waits for another one that is silent.
 
     Raises:
         DataError: If the text cannot be read or is too short.
@@ -112,7 +115,7 @@ def train(
         NonFiniteError: If a loss or gradient becomes infinite or NaN.
         ValueError: If the model cannot be built.
     """
-    processes = join_processes(torch.device("cpu") if cpu else None)
+    processes = join_processes(torch.device("cpu") if cpu else None, patience)
     processes.read_together(layout.slices)
     if isinstance(config.model, Architecture | PresetArchitecture):
         require_memory_to_train(config.model.config(), config, config.length, processes, layout)

@@ -27,6 +27,7 @@ from fastweights.cli.parser import (
     add_dtype,
     add_field,
     add_order,
+    add_patience,
     add_seed,
     add_validation,
     add_verbs,
@@ -305,4 +306,5 @@ def _add_training(group: _ArgumentGroup) -> None:
     add("--bf16", action="store_true", help="Compute matrix products of the training in bfloat16")
     add_intervals(group)
     add_trackers(group)
+    add_patience(group)
     add_seed(group)

@@ -24,6 +24,7 @@ from fastweights.cli.parser import (
     add_device,
     add_field,
     add_order,
+    add_patience,
     add_seed,
     add_validation,
 )
@@ -70,6 +71,7 @@ def train(parser: Parser) -> Deferred:
     )
     add_intervals(output)
     add_trackers(output)
+    add_patience(output)
     output.add_argument(
         "--sample",
         type=non_negative_integer,

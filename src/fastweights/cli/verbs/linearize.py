@@ -140,6 +140,7 @@ def run(chosen: Namespace, console: Console) -> int:
             layout=Layout(chosen.shard, chosen.offload, chosen.recompute),
             reporter=watch,
             stop=stop,
+            patience=chosen.patience,
         )
     shown = {"model": chosen.out / "model", "report": chosen.out / "report" / "report.html"}
     for name, path in shown.items():

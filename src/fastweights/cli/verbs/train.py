@@ -156,7 +156,13 @@ def train(chosen: Namespace, console: Console) -> int:
         StopOnSignal(lambda: watch.note(STOPPING)) as stop,
     ):
         result = run_training(
-            config, out, cpu=chosen.device.cpu, layout=layout, reporter=watch, stop=stop
+            config,
+            out,
+            cpu=chosen.device.cpu,
+            layout=layout,
+            reporter=watch,
+            stop=stop,
+            patience=chosen.patience,
         )
     _conclude(result, console)
     if result.complete and chosen.sample and PartialState().is_main_process:

@@ -20,6 +20,7 @@ from fastweights.runs.layout import Layout
 from fastweights.runs.packages import require_package
 from fastweights.runs.processes import join_processes
 from fastweights.runs.report import Reporter
+from fastweights.runs.watch import PATIENCE
 from fastweights.train.numerics import record_numerics
 
 
@@ -32,6 +33,7 @@ def run_conversion(
     layout: Layout = Layout(),
     reporter: Reporter = Reporter(),
     stop: Callable[[], bool] = lambda: False,
+    patience: float = PATIENCE,
 ) -> bool:
     """Convert a softmax model in a folder, or resume the conversion that was stopped there.
 
@@ -49,6 +51,7 @@ def run_conversion(
         reporter: Receives progress events.
         stop: Called between steps of training; once it returns True, a checkpoint is written and
             the run ends.
+        patience: Seconds that one of several processes waits for another one that is silent.
 
     Returns:
         Whether the end was reached; False if the run was stopped before.
@@ -66,7 +69,7 @@ def run_conversion(
     device = device or torch.device("cpu")
     _require_packages(conversion, verbs, device)
     _require_divisible(conversion, layout)
-    processes = join_processes(device)
+    processes = join_processes(device, patience)
     for fit in _fits(conversion):
         fit.sequences_at_once(processes)
     reporter = reporter if processes.is_first else Reporter()
