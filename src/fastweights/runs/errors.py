@@ -13,6 +13,10 @@ class CheckpointError(TrainingError):
     """A checkpoint or run folder is damaged, or belongs to something else."""
 
 
+class NoSpaceError(TrainingError):
+    """A disk, a quota or a limit of files is full; what was written before is whole."""
+
+
 class OtherProcessError(TrainingError):
     """Another process of the run has failed, and says why itself."""
 

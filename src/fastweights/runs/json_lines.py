@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastweights.runs.errors import CheckpointError
-from fastweights.runs.files import atomic_file
+from fastweights.runs.files import atomic_file, is_full, no_space
 
 Row = Mapping[str, Any]
 
@@ -30,12 +30,18 @@ def append_row(path: Path, row: Row) -> None:
 
     Raises:
         ValueError: If a number is infinite or NaN, which JSON cannot express.
+        NoSpaceError: If there is no space for it.
     """
     line = _line(row)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        if is_full(error):
+            raise no_space(path, len(line.encode())) from error
+        raise
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastweights.runs.checkpoint import hash_file
-from fastweights.runs.files import sync
+from fastweights.runs.files import room_for, sync
 from fastweights.text.packing import Part
 from fastweights.text.tokens import Stretch, WholeText
 
@@ -67,11 +67,14 @@ def write_shards(
     """
     stream, number = iter(parts), first
     while (part := next(stream, None)) is not None:
-        with _ShardWriter(folder, number, dtype) as shard:
-            shard.add(part)
-            while shard.tokens < size and (part := next(stream, None)) is not None:
+        tokens = folder / ShardFiles.of(number).tokens
+        with room_for(tokens, tokens):
+            with _ShardWriter(folder, number, dtype) as shard:
                 shard.add(part)
-        yield shard.record()
+                while shard.tokens < size and (part := next(stream, None)) is not None:
+                    shard.add(part)
+            record = shard.record()
+        yield record
         number += 1
 
 

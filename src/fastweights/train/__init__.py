@@ -1,7 +1,13 @@
 """Training language models on text, and measuring their loss by position."""
 
 from fastweights.runs.checkpoint import model_folder
-from fastweights.runs.errors import CheckpointError, DataError, NonFiniteError, TrainingError
+from fastweights.runs.errors import (
+    CheckpointError,
+    DataError,
+    NonFiniteError,
+    NoSpaceError,
+    TrainingError,
+)
 from fastweights.runs.layout import Layout
 from fastweights.runs.optimizers import AdamW, Muon, OptimizerConfig
 from fastweights.runs.report import Reporter, Result, Summary
@@ -47,6 +53,7 @@ __all__ = [
     "LinearDecay",
     "LoRA",
     "Muon",
+    "NoSpaceError",
     "NonFiniteError",
     "OptimizerConfig",
     "PresetArchitecture",

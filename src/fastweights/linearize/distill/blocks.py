@@ -24,7 +24,7 @@ from fastweights.linearize.distill.fit import TRAINED, PartialStage, fit, load_p
 from fastweights.linearize.distill.methods import TransferConfig
 from fastweights.linearize.distill.transfer import BackwardInForward, attend_all
 from fastweights.runs.devices import to_device
-from fastweights.runs.files import sync
+from fastweights.runs.files import reserve, sync
 from fastweights.runs.processes import Alone, Processes, join_processes
 from fastweights.runs.report import Counts, Reporter
 from fastweights.runs.seeds import random_seed_from
@@ -191,8 +191,11 @@ class _BlockStage(PartialStage):
             self.model.config.hidden_size,
         )
         size = shape[0] * shape[1] * shape[2]
-        path = str(_file(self.out, number))
-        return torch.from_file(path, shared=True, size=size, dtype=self.model.dtype).view(shape)
+        path = _file(self.out, number)
+        reserve(path, size * self.model.dtype.itemsize)
+        return torch.from_file(str(path), shared=True, size=size, dtype=self.model.dtype).view(
+            shape
+        )
 
 
 def _file(out: Path, number: int) -> Path:
