@@ -15,7 +15,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from fastweights.runs.errors import CheckpointError
-from fastweights.runs.files import atomic_folder, partial_path, remove_folder, remove_partials
+from fastweights.runs.files import (
+    atomic_folder,
+    partial_path,
+    remove_folder,
+    remove_partials,
+    size_of,
+)
+from fastweights.runs.metrics import Row
 from fastweights.runs.parts import PARTS
 
 CHECKPOINTS_TO_KEEP = 2
@@ -28,10 +35,12 @@ class Progress:
     Attributes:
         step: Updates made.
         seconds: Seconds spent on them.
+        unvalidated: The row of this step, whose validation was stopped; None if it is in the curve.
     """
 
     step: int = 0
     seconds: float = 0.0
+    unvalidated: Row | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,12 @@ class Checkpoint:
         found = self.folder / PARTS
         return found if found.is_dir() else None
 
+    @property
+    def metrics(self) -> Path | None:
+        """The copy of the run's curve; a checkpoint of an earlier version has none."""
+        found = self.folder / "metrics.jsonl"
+        return found if found.is_file() else None
+
     def optimizer(self) -> dict[str, Tensor]:
         return load_file(self.folder / "optimizer.safetensors")
 
@@ -73,7 +88,8 @@ class Checkpoints:
         Args:
             progress: How far the run has come.
         """
-        with atomic_folder(self._at(progress.step)) as folder:
+        needs = max(map(size_of, self._all()[-1:]), default=0)
+        with atomic_folder(self._at(progress.step), needs) as folder:
             yield folder
             (folder / "training.json").write_text(
                 json.dumps({**asdict(progress), "files": _hash_files(folder)}, indent=1)
@@ -152,7 +168,8 @@ def open_checkpoint(folder: Path, compare: bool = True) -> Checkpoint:
     record = folder / "training.json"
     try:
         content = json.loads(record.read_text())
-        progress, files = Progress(content["step"], content["seconds"]), dict(content["files"])
+        files = dict(content["files"])
+        progress = Progress(content["step"], content["seconds"], content.get("unvalidated"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{record} is missing or damaged: {folder} is not a checkpoint"

@@ -24,20 +24,65 @@ def is_run(out: Path, config: object) -> bool:
     Raises:
         CheckpointError: If it holds something else.
     """
-    if not (out / RECORD).exists():
+    records = list(_records(out))
+    if not records:
         if out.exists() and any(not path.name.endswith(PARTIAL) for path in out.iterdir()):
             raise CheckpointError(
                 f"{out} exists and is not a training run; choose another folder, or remove it"
             )
         return False
-    _require_same(out, read_json(out / RECORD), config)
+    if all(any(differences(record, config)) for record in records):
+        _require_same(out, records[0], config)
     return True
 
 
 def create_run(out: Path, config: object) -> None:
-    """Make `out` the folder of the run that `config` describes."""
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / RECORD, to_record(config))
+    """Make `out` the folder of the run that `config` describes, or put its record right.
+
+    Raises:
+        CheckpointError: If nothing can be written there.
+    """
+    with suppress(OSError, CheckpointError):
+        if not any(differences(read_json(out / RECORD), config)):
+            return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / RECORD, to_record(config))
+    except OSError as error:
+        raise _not_writable(out, error) from error
+
+
+def read_record(out: Path) -> Any | None:
+    """Read the record of the run in `out`, or the copy of it in its newest checkpoint.
+
+    Returns:
+        The record; None if there is none.
+
+    Raises:
+        CheckpointError: If it is damaged, and there is no copy.
+    """
+    return next(_records(out), None)
+
+
+def _records(out: Path) -> Iterator[Any]:
+    """The record of a run, and the copies of it that its checkpoints have, as far as they can be
+    read."""
+    copies = sorted(out.glob(f"checkpoints/step-????????/{RECORD}"), reverse=True)
+    damage: CheckpointError | None = None
+    found = False
+    for path in (out / RECORD, *copies):
+        try:
+            yield read_json(path)
+            found = True
+        except FileNotFoundError:
+            continue
+        except CheckpointError as error:
+            damage = damage or error
+    if damage is not None and not found:
+        raise CheckpointError(
+            f"{damage.args[0].partition(';')[0]}, and no checkpoint has a copy of it; remove {out}"
+            " to begin again, or choose another folder"
+        ) from damage
 
 
 def missing_folders(out: Path) -> list[Path]:
@@ -95,7 +140,7 @@ def lock_run(out: Path) -> Iterator[None]:
     """Keep other processes from training in `out` for the length of a block.
 
     Raises:
-        CheckpointError: If another process trains there already.
+        CheckpointError: If another process trains there already, or nothing can be written there.
     """
     lock = FileLock(out / "run.lock", blocking=False)
     try:
@@ -104,10 +149,18 @@ def lock_run(out: Path) -> Iterator[None]:
         raise CheckpointError(
             f"another process trains in {out}; wait for it, or choose another folder"
         ) from error
+    except OSError as error:
+        raise _not_writable(out, error) from error
     try:
         yield
     finally:
         lock.release()
+
+
+def _not_writable(out: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"cannot write to {out} ({error.strerror}); make it writable, or choose another folder"
+    )
 
 
 def _require_same(out: Path, record: Any, value: object) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from fastweights.runs.checkpoint import last_step
 from fastweights.runs.errors import CheckpointError
-from fastweights.runs.files import read_json, remove_folder, write_json
-from fastweights.runs.folder import RECORD, lock_run
+from fastweights.runs.files import remove_folder, write_json
+from fastweights.runs.folder import RECORD, lock_run, read_record
 from fastweights.runs.identity import differences, to_json_value, to_record
 from fastweights.runs.schedules import Schedule, read_schedule
 from fastweights.runs.stage import Optimization
@@ -45,8 +45,8 @@ def change_end(out: Path, config: Optimization, results: Iterable[str]) -> None:
         CheckpointError: If an update made so far had another learning rate, or more are made
             already.
     """
-    record, end = out / RECORD, _End(config.steps, config.schedule)
-    former = _former_end(read_json(record), config) if record.exists() else None
+    end = _End(config.steps, config.schedule)
+    former = _former_end(read_record(out), config)
     if former is None or former == end:
         return
     with lock_run(out):
@@ -55,7 +55,7 @@ def change_end(out: Path, config: Optimization, results: Iterable[str]) -> None:
         _require_not_made(out, made, config.steps)
         for result in results:
             remove_folder(out / result)
-        write_json(record, to_record(config))
+        write_json(out / RECORD, to_record(config))
 
 
 def _former_end(stored: Any, config: Optimization) -> _End | None:

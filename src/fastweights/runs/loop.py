@@ -4,10 +4,10 @@ folder."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,16 @@ from torch.distributed.checkpoint.api import CheckpointException
 from fastweights.runs import watch
 from fastweights.runs.checkpoint import Checkpoint, Checkpoints, Progress
 from fastweights.runs.clock import TrainingClock
-from fastweights.runs.errors import CheckpointError, NonFiniteError
+from fastweights.runs.errors import CheckpointError, NonFiniteError, Stopped
 from fastweights.runs.files import remove_partials
 from fastweights.runs.folder import create_run, is_run, lock_run, missing_folders, remove_if_refused
 from fastweights.runs.layout import Layout, clip_gradients, divide_groups, gather, own_part
 from fastweights.runs.metrics import Metrics, Row
 from fastweights.runs.optimizers import load_state_tensors, set_learning_rates, state_tensors
 from fastweights.runs.parts import PARTS, finish_behind, read_parts, stored_tensors, write_parts
-from fastweights.runs.processes import Processes, join_processes
+from fastweights.runs.processes import Processes, connected, join_processes
 from fastweights.runs.report import Reporter, Summary
+from fastweights.runs.results import remove_damaged, seal
 from fastweights.runs.stage import Due, Optimization, Stage, StoredStage, trainable_parameters
 
 EXPLODED = 1000.0
@@ -96,7 +97,7 @@ class Loop:
             stop: Called before each update.
         """
         while not self.is_complete and not self.processes.any(stop()):
-            with watch.update(self.step + 1):
+            with watch.update(self.step + 1), connected():
                 self.update()
             record(self.config.every.due(self.step, self.config.steps))
 
@@ -119,10 +120,15 @@ class Loop:
             optimizer.zero_grad()
         self.step += 1
 
-    def validate(self) -> Mapping[str, float]:
-        """Compute the stage's numbers on held-out data."""
+    def validate(self, stop: Callable[[], bool] | None = None) -> Mapping[str, float]:
+        """Compute the stage's numbers on held-out data.
+
+        Raises:
+            Stopped: If `stop()` is True in any process before the end.
+        """
+        processes = self.processes if stop is None else self.processes.stopped_by(stop)
         with self.config.precision(self.processes.device):
-            return self.stage.validate(self.processes)
+            return self.stage.validate(processes)
 
     @property
     def learning_rate(self) -> float:
@@ -166,7 +172,7 @@ class End:
 
     Attributes:
         step: Updates made, in all sessions.
-        is_complete: Whether all updates have been made.
+        is_complete: Whether all updates have been made, and validated.
         rows: The run's metrics.
     """
 
@@ -209,7 +215,8 @@ def run_in_folder(
     processes = processes or join_processes(next(stage.model.parameters()).device)
     config.sequences_at_once(processes)
     with ExitStack() as held:
-        run = _FolderRun(stage, config, out, processes, layout, reporter, held)
+        run = _FolderRun(stage, config, out, processes, layout, reporter, held, stop)
+        run.validate_left()
         run.loop.run(run.record, stop)
         return run.finish()
 
@@ -226,8 +233,10 @@ class _FolderRun:
         layout: Layout,
         reporter: Reporter,
         held: ExitStack,
+        stop: Callable[[], bool],
     ) -> None:
         self.stage, self.config, self.out, self.processes = stage, config, out, processes
+        self.stop = stop
         self.reporter = reporter if processes.is_first else Reporter()
         with processes.first_then_others():
             found = self._open(held)
@@ -243,17 +252,18 @@ class _FolderRun:
         """Open the folder; the newest checkpoint, if there is one, read as far as that is possible
         before the model is laid out."""
         missing = missing_folders(self.out)
-        if not is_run(self.out, self.config):
-            create_run(self.out, self.config)
+        is_run(self.out, self.config)
         if self.processes.is_first:
+            create_run(self.out, self.config)
             held.enter_context(lock_run(self.out))
-        remove_partials(self.out)
+            remove_partials(self.out)
         with remove_if_refused(missing):
             self.stage.prepare(self.out)
         self.checkpoints = Checkpoints(self.out / "checkpoints")
         found = self.checkpoints.latest(self.reporter.note, self.processes.is_first)
         self.progress = Progress() if found is None else found.progress
-        self.metrics = Metrics(self.out / "metrics.jsonl", self.progress.step)
+        copy = None if found is None else found.metrics
+        self.metrics = Metrics(self.out / "metrics.jsonl", self.progress.step, copy)
         if self.processes.is_first:
             self.metrics.cut()
         if found is not None and found.parts is None:
@@ -308,13 +318,20 @@ class _FolderRun:
         if loop.step != self.saved:
             self._save()
         self._await_writing()
-        if loop.is_complete:
+        if self._is_complete:
             tensors = gather(self.stage.tensors(), self.processes.is_first)
             if self.processes.is_first:
-                self.stage.finish(self.out, tensors)
+                self._write_results(tensors)
                 self.stage.draw(self.metrics.rows, self.out)
         self.processes.wait()
-        return End(loop.step, loop.is_complete, self.metrics.rows)
+        return End(loop.step, self._is_complete, self.metrics.rows)
+
+    def _write_results(self, tensors: Mapping[str, Tensor]) -> None:
+        results = [self.out / name for name in self.stage.results]
+        for path in remove_damaged(self.out, results):
+            self.reporter.note(f"{path} is missing or damaged; writing it again.")
+        self.stage.finish(self.out, tensors)
+        seal(self.out, results)
 
     def _log(self, evaluate: bool) -> None:
         loop = self.loop
@@ -326,7 +343,26 @@ class _FolderRun:
             "tokens_per_second": round(speed),
             "seconds": round(self.clock.seconds, 3),
         }
-        row |= loop.validate() if evaluate else {}
+        self._add(row, evaluate)
+
+    def validate_left(self) -> None:
+        """Validate where that was stopped."""
+        row, self.progress = self.progress.unvalidated, replace(self.progress, unvalidated=None)
+        if row is not None:
+            self._add(row, evaluate=True)
+            self.saved = -1 if self._is_complete else self.saved
+
+    @property
+    def _is_complete(self) -> bool:
+        return self.loop.is_complete and self.progress.unvalidated is None
+
+    def _add(self, row: Row, evaluate: bool) -> None:
+        """Add a row to the curve, or leave it to the next session if validation is stopped."""
+        try:
+            row = {**row, **(self.loop.validate(self.stop) if evaluate else {})}
+        except Stopped:
+            self.progress = replace(self.progress, unvalidated=row)
+            return
         if not self.processes.is_first:
             return
         self.metrics.append(row)
@@ -374,17 +410,25 @@ class _FolderRun:
         if self.loop.placement.is_divided:
             self.writing = self._begin_writing()
         elif self.processes.is_first:
-            with self.checkpoints.new(self.progress) as folder:
+            with self._new_checkpoint() as folder:
                 self.stage.save(folder, self.stage.tensors())
                 save_file(self.loop.memory(), folder / "optimizer.safetensors")
         self.saved = self.loop.step
         self.processes.wait()
 
+    @contextmanager
+    def _new_checkpoint(self) -> Iterator[Path]:
+        """The folder of a new checkpoint, with copies of the run's record and curve."""
+        with self.checkpoints.new(self.progress) as folder:
+            create_run(folder, self.config)
+            self.metrics.copy(folder)
+            yield folder
+
     def _begin_writing(self) -> Future[Any]:
         """Write a checkpoint of parts while training goes on; it is done when all are written."""
         made = ExitStack()
         if self.processes.is_first:
-            made.enter_context(self.checkpoints.new(self.progress)).joinpath(PARTS).mkdir()
+            made.enter_context(self._new_checkpoint()).joinpath(PARTS).mkdir()
         self.processes.wait()
         tensors = _prefix(MODEL, self.stage.tensors()) | _prefix(OPTIMIZER, self.loop.memory())
         folder = self.checkpoints.unfinished(self.progress.step) / PARTS
@@ -400,7 +444,8 @@ class _FolderRun:
             return
         writing, self.writing = self.writing, None
         try:
-            writing.result()
+            with watch.waiting():
+                writing.result()
         except (CheckpointException, OSError, RuntimeError) as error:
             raise CheckpointError(
                 f"the checkpoint of step {self.saved} could not be written ({error}); those before"

@@ -19,20 +19,29 @@ ALWAYS = ("step", "loss")
 class Metrics:
     """The metrics file at `path`, of which rows up to and including `step` are valid.
 
+    Args:
+        path: The file.
+        step: Updates made.
+        copy: The copy of the rows up to there that a checkpoint has; None if it has none.
+
     Raises:
         CheckpointError: If a line is damaged; the message names it.
     """
 
-    def __init__(self, path: Path, step: int) -> None:
-        self._path = path
-        rows = read_rows(path)
+    def __init__(self, path: Path, step: int, copy: Path | None = None) -> None:
+        self._path, read = path, path if copy is None else copy
+        rows = read_rows(read) if step else []
         for number, row in enumerate(rows, 1):
-            _require_row(path, number, row)
+            _require_row(read, number, row)
         self.rows: list[Row] = [row for row in rows if row["step"] <= step]
 
     def cut(self) -> None:
         """Remove later rows, and an incomplete last one, from the file."""
         write_rows(self._path, self.rows)
+
+    def copy(self, folder: Path) -> None:
+        """Write all rows into a folder."""
+        write_rows(folder / self._path.name, self.rows)
 
     def append(self, row: Row) -> None:
         """Append a row and sync the file to disk."""

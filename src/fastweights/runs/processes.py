@@ -6,11 +6,12 @@ from __future__ import annotations
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from copy import copy
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
@@ -45,6 +46,7 @@ class Processes(ABC):
     index: int
     count: int
     together: int = 1
+    _stop: Callable[[], bool] | None = None
 
     def read_together(self, together: int) -> None:
         """Have every `together` processes, one after another, read slices of the same sequences.
@@ -69,6 +71,13 @@ class Processes(ABC):
         """Number of this process's group, from 0."""
         return self.index // self.together
 
+    def stopped_by(self, stop: Callable[[], bool]) -> Self:
+        """Return this group with a `share` that raises Stopped, in all processes together, once
+        `stop()` is True in one of them."""
+        group = copy(self)
+        group._stop = stop
+        return group
+
     @property
     def is_first(self) -> bool:
         """Whether this is the process that writes files and reports."""
@@ -82,6 +91,8 @@ class Processes(ABC):
         """
         left = iter(parts)
         while found := list(itertools.islice(left, self.readers)):
+            if self._stop is not None and self.any(self._stop()):
+                raise Stopped
             counts = self.reader < len(found)
             yield found[self.reader if counts else 0], counts
 
@@ -244,9 +255,15 @@ def _await(turn: str) -> str:
 @contextmanager
 def _meeting() -> Iterator[None]:
     """Wait for other processes, and say what a broken connection to one means."""
+    with watch.waiting(), connected():
+        yield
+
+
+@contextmanager
+def connected() -> Iterator[None]:
+    """Say what a broken connection to another process means, in a block that exchanges numbers."""
     try:
-        with watch.waiting():
-            yield
+        yield
     except RuntimeError as error:
         if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
             raise

@@ -61,6 +61,7 @@ class Result:
         steps: Updates in all.
         nats_per_token, nats_per_byte: The last validation loss; None if there was no evaluation
             yet.
+        validated: Whether the validation of the last step has come to its end.
     """
 
     folder: Path
@@ -68,10 +69,11 @@ class Result:
     steps: int
     nats_per_token: float | None
     nats_per_byte: float | None
+    validated: bool = True
 
     @property
     def complete(self) -> bool:
-        return self.step == self.steps
+        return self.step == self.steps and self.validated
 
 
 @dataclass(frozen=True)

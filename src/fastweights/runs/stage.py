@@ -159,6 +159,8 @@ class StoredStage(Stage):
     """
 
     tokens_per_sequence: int
+    results: tuple[str, ...] = ()
+    """The files and folders, in the run's folder, that `finish` writes."""
 
     @abstractmethod
     def summary(self) -> Counts:

@@ -135,7 +135,8 @@ def train(
 def _result(end: End, config: TrainConfig, out: Path, tokens_per_byte: float) -> Result:
     nats = next((row["val_loss"] for row in reversed(end.rows) if "val_loss" in row), None)
     per_byte = None if nats is None else nats * tokens_per_byte
-    return Result(out, end.step, config.steps, nats, per_byte)
+    validated = end.is_complete or end.step < config.steps
+    return Result(out, end.step, config.steps, nats, per_byte, validated)
 
 
 class LanguageModelStage(StoredStage):
@@ -147,6 +148,7 @@ class LanguageModelStage(StoredStage):
     """
 
     calls_module = True
+    results = (MODEL, ADAPTER)
 
     def __init__(
         self,

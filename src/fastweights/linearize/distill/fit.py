@@ -58,6 +58,8 @@ class Fit(Optimization):
 class PartialStage(StoredStage):
     """A stage that stores only the trained parameters, in ``trained.safetensors``."""
 
+    results = (TRAINED,)
+
     def tensors(self) -> dict[str, Tensor]:
         return {name: p.detach() for name, p in trainable_parameters(self.model).items()}
 

@@ -20,6 +20,7 @@ from fastweights.runs.layout import Layout
 from fastweights.runs.packages import require_package
 from fastweights.runs.processes import join_processes
 from fastweights.runs.report import Reporter
+from fastweights.runs.results import remove_damaged, seal
 from fastweights.runs.watch import PATIENCE
 from fastweights.train.numerics import record_numerics
 
@@ -83,6 +84,8 @@ def run_conversion(
             reporter.note(f"── {verb.name}")
             if not verb.run_together(context):
                 return False
+            if processes.is_first:
+                seal(out, _results(out))
         processes.wait()
     return True
 
@@ -102,15 +105,22 @@ def _open_folder(context: ConversionContext, held: ExitStack) -> None:
     missing = missing_folders(context.out)
     if not is_run(context.out, context.conversion):
         require_linear_layers(context.conversion.softmax_layers, len(context.plan.converted))
-        create_run(context.out, context.conversion)
-    for verb in VERBS:
-        verb.check(context.out)
     if context.processes.is_first:
+        create_run(context.out, context.conversion)
         held.enter_context(lock_run(context.out))
         remove_partials(context.out)
+        for path in remove_damaged(context.out, _results(context.out)):
+            context.reporter.note(f"{path} is missing or damaged; writing it again.")
         record_numerics(context.out)
+    for verb in VERBS:
+        verb.check(context.out)
     with remove_if_refused(missing):
         context.require_text()
+
+
+def _results(out: Path) -> list[Path]:
+    """What the steps of a run leave, each of which can be made again from what is before it."""
+    return [out / "adapter", *(out / verb.result for verb in VERBS)]
 
 
 def _fits(conversion: Conversion) -> list[Fit]:
