@@ -33,6 +33,7 @@ from fastweights.linearize.distill.verbs import VERBS
 from fastweights.runs.errors import TrainingError
 from fastweights.runs.layout import Layout
 from fastweights.runs.processes import leave_processes
+from fastweights.runs.report import Reporter
 from fastweights.train import Bytes, CheckpointError
 from killable_runs import FORKS, kill_at, launch_two
 from pretrained import llama
@@ -123,21 +124,42 @@ def test_a_part_of_a_run_knows_whether_it_is_done(source, tmp_path):
     assert done() == [verb.name for verb in VERBS]
 
 
-def test_a_damaged_file_is_named_and_written_again_once_it_is_removed(source, tmp_path):
+def test_a_damaged_file_is_named_and_written_again(source, tmp_path):
     small, out = conversion(source, softmax_layers=1), tmp_path / "run"
     assert run_conversion(small, out, until="eval")
     names = [*(f"{name}.json" for name in ("plan", "convert", "transfer", "ranking", "evaluation"))]
     names += ["transfer/trained.safetensors", "finetune/trained.safetensors"]
-    for name in names:
+    for number, name in enumerate(names):
         sound = (out / name).read_bytes()
-        for damage in (sound[: len(sound) // 2], b"", b"[]"):
-            (out / name).write_bytes(damage)
-            with pytest.raises(CheckpointError, match=rf"{re.escape(name)} is damaged .*; remove"):
-                run_conversion(small, out, until="eval")
-        (out / name).unlink()
-        assert run_conversion(small, out, until="eval")
+        damages = (sound[: len(sound) // 2], b"", b"[]", sound[:-30] + b"1" + sound[-29:])
+        (out / name).write_bytes(damages[number % 4])
+        watch = Notes()
+        assert run_conversion(small, out, until="eval", reporter=watch)
+        assert any(
+            f"{name} is missing or damaged; writing it again" in note for note in watch.notes
+        )
         if name != "plan.json":  # how long it would take is measured anew
             assert (out / name).read_bytes() == sound
+
+
+class Notes(Reporter):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+def test_a_damaged_file_of_an_earlier_version_is_named(source, tmp_path):
+    small, out = conversion(source, softmax_layers=1), tmp_path / "run"
+    assert run_conversion(small, out, until="transfer")
+    (out / "results.json").unlink()
+    for name in ("convert.json", "transfer/trained.safetensors"):
+        sound = (out / name).read_bytes()
+        (out / name).write_bytes(sound[: len(sound) // 2])
+        with pytest.raises(CheckpointError, match=rf"{re.escape(name)} is damaged .*; remove"):
+            run_conversion(small, out, until="transfer")
+        (out / name).write_bytes(sound)
 
 
 def _convert_in_layouts(source: Path, out: Path, whole: LinearizationMethod) -> None:

@@ -502,9 +502,9 @@ def test_two_at_once_in_one_folder(folder, undisturbed):
 
 
 def test_a_damaged_record_is_an_error(folder, tmp_path):
-    stopped_at(folder, tmp_path / "out", 1)
+    stopped_at(folder, tmp_path / "out", 0)
     (tmp_path / "out" / "run.json").write_text('{"type')
-    with pytest.raises(CheckpointError, match=r"run.json is damaged"):
+    with pytest.raises(CheckpointError, match=r"run.json is damaged .* no checkpoint has a copy"):
         train(tiny(folder), tmp_path / "out", cpu=True)
 
 
