@@ -112,9 +112,13 @@ def pairs(state: int) -> int:
 
 
 def as_complex(x: Tensor) -> Tensor:
-    """Real pairs ``[… n 2]`` or ``[… 2n]`` as ``[… n]``."""
-    x = upcast(x)
-    return torch.view_as_complex((x if x.shape[-1] == 2 else x.unflatten(-1, (-1, 2))).contiguous())
+    """Real pairs ``[… n 2]`` as ``[… n]``."""
+    return torch.view_as_complex(upcast(x).contiguous())
+
+
+def as_complex_channels(x: Tensor) -> Tensor:
+    """``[… 2n]``, real and imaginary parts in turn, as ``[… n]``."""
+    return as_complex(x.unflatten(-1, (-1, 2)))
 
 
 def as_real(x: Tensor) -> Tensor:

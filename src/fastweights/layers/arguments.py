@@ -34,7 +34,10 @@ def head_width(name: str, width: int, count: int) -> int:
 
     Raises:
         ShapeError: The heads do not divide the channels; the message lists the counts that do.
+            Or there are none.
     """
+    if width < 1:
+        raise ShapeError(f"{name} = {width}; there must be at least one channel: make it larger")
     if count < 1 or width % count:
         raise ShapeError(
             f"{name} = {width} is not divisible by heads = {count}; use"

@@ -13,7 +13,7 @@ from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.recurrence.base import Recurrence
 from fastweights.shapes import Embedded, Output
-from fastweights.systems import as_complex, as_real
+from fastweights.systems import as_complex_channels, as_real
 
 
 class LRU(Mixer):
@@ -64,7 +64,7 @@ class LRU(Mixer):
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
         log_alpha = torch.complex(-upcast(self.nu).exp(), upcast(self.theta).exp())
         one = torch.ones_like(x[:1, :1, :1, None])
-        v = upcast(self.gamma).exp() * as_complex(self.W_B(x))
+        v = upcast(self.gamma).exp() * as_complex_channels(self.W_B(x))
         return Decay(one, one, v[..., None], log_alpha[None, None, :, None]), x
 
     def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:

@@ -38,13 +38,14 @@ class RFA(Mixer):
         seed: CountOrZero = 0,
     ) -> None:
         super().__init__(d)
+        width = head_width("d", d, heads)
         self.heads = heads
         self.W_q = nn.Linear(d, d, bias=False)
         self.W_k = nn.Linear(d, d, bias=False)
         self.W_v = nn.Linear(d, d, bias=False)
         self.W_o = nn.Linear(d, d, bias=False)
         self.W_alpha = nn.Linear(d, heads) if gated else None
-        self.phi = RandomFourier(heads, head_width("d", d, heads), features, seed)
+        self.phi = RandomFourier(heads, width, features, seed)
         self.norm = nn.Identity()
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Normalized, None]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.layers import TokenContext, TokenShift
+from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.recurrence.base import Recurrence
@@ -27,7 +28,7 @@ class RWKV4Channel(Mixer):
         width: of the hidden layer; None for 4 d
     """
 
-    def __init__(self, d: int, width: int | None = None) -> None:
+    def __init__(self, d: int, width: Count | None = None) -> None:
         super().__init__(d)
         width = 4 * d if width is None else width
         self.shift_k, self.shift_r = TokenShift(d), TokenShift(d)

@@ -12,7 +12,14 @@ from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.recurrence.base import Recurrence
 from fastweights.shapes import Embedded, Output
-from fastweights.systems import DiagonalSystem, as_complex, as_real, hippo_start, pairs, zero_order
+from fastweights.systems import (
+    DiagonalSystem,
+    as_complex_channels,
+    as_real,
+    hippo_start,
+    pairs,
+    zero_order,
+)
 
 
 class S5(Mixer):
@@ -45,7 +52,9 @@ class S5(Mixer):
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
         log_alpha, B = self.A()
         one = torch.ones_like(x[:1, :1, :1, None])
-        return Decay(one, one, (B * as_complex(self.W_B(x)))[..., None], log_alpha.T[None, None]), x
+        return Decay(
+            one, one, (B * as_complex_channels(self.W_B(x)))[..., None], log_alpha.T[None, None]
+        ), x
 
     def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
         assert gate is not None

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from fastweights.layers import HeadNorm, Rope, TokenContext, head_width, split_heads
-from fastweights.layers.arguments import Count
+from fastweights.layers.arguments import Count, NonNegative
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Softmax
 from fastweights.recurrence.base import ShapeError
@@ -36,12 +36,12 @@ class SoftmaxAttention(Mixer):
     def __init__(
         self,
         d: int,
-        heads: int = 4,
+        heads: Count = 4,
         kv_heads: Count | None = None,
         window: Count | None = None,
-        width: int | None = None,
+        width: Count | None = None,
         bias: bool = False,
-        qk_norm: float | None = None,
+        qk_norm: NonNegative | None = None,
         gated: bool = False,
         rope: Mapping[str, float] | None = None,
     ) -> None:
