@@ -237,7 +237,7 @@ def compute_costs() -> list[dict[str, Any]]:
         for device in PRICES:
             row = _cost(recipe, device)
             rows.append({"recipe": recipe.name, "device": device, **row})
-            _show({name: rows[-1][name] for name in ("recipe", "device", "hours", "cost")})
+            _show(rows[-1])
     return rows
 
 

@@ -82,13 +82,13 @@ def memory() -> str:
 def _memory_line(row: Row) -> tuple[str, ...]:
     besides = [name for name in ("bf16", "recompute") if row[name]]
     besides += [f"in {row['accumulate']} parts"] if row["accumulate"] > 1 else []
-    planned, back, resident = (row[name] for name in ("planned", "given_back", "resident"))
+    sizes = [row[name] for name in ("planned", "given_back", "resident")]
     return (
         row["mixer"],
         *(f"{row[name]:,}" for name in SETTINGS),
         ", ".join(besides),
-        *(f"{size / 1e6:,.0f}" for size in (planned, back, resident)),
-        f"{planned / back:.3f}, {planned / resident:.2f}",
+        *("" if size is None else f"{size / 1e6:,.0f}" for size in sizes),
+        ", ".join(f"{sizes[0] / size:.2f}" for size in sizes[1:] if size is not None),
     )
 
 
