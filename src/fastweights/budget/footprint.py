@@ -111,8 +111,18 @@ def trace(config: FastWeightsConfig, shape: StepShape, device: Accelerator) -> F
 
     The kernels are those that the device would be given, their scratch memory outside of torch left
     out. What attention keeps is that of torch's fused kernel.
+
+    Raises:
+        UntraceableError: If what a mixer computes depends on numbers that it looks at.
     """
-    return _trace(config.to_json_string(), shape, device.chip)
+    try:
+        return _trace(config.to_json_string(), shape, device.chip)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        names = ", ".join(str(mixer["name"]) for mixer in config.mixers)
+        raise UntraceableError(
+            f"the memory of {names} is not known in advance: what it computes depends on numbers"
+            f" that it looks at ({error})"
+        ) from error
 
 
 @lru_cache(maxsize=256)
