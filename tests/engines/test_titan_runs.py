@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings
 
 import pytest
 import torch
@@ -32,8 +33,9 @@ from titan_runs import Batch, Run, run_titan
 
 pytestmark = pytest.mark.titan
 pytest.importorskip("torchtitan")
-manager = import_module("torchtitan.config").ConfigManager
-titan = import_module("fastweights.engines.titan.specification")
+with catch_warnings(action="ignore"):  # PyTorch's own, of what torchtitan imports
+    manager = import_module("torchtitan.config").ConfigManager
+    titan = import_module("fastweights.engines.titan.specification")
 
 STEPS, LENGTH = 5, 64
 MIXERS = [
