@@ -55,9 +55,10 @@ class MatrixRule(Recurrence[S]):
         """M and E of S ↦ M S + E, of a rule whose state is one matrix: from the state (0 ‖ I),
         with values of its own beside zeros.
         """
-        if len(self.state_shapes) > 1:
+        first, *others = self.state_shapes
+        if others:
             return super().effect(evaluate)
-        *heads, k, v = self.state_shapes[0]
+        *heads, k, v = first
         wide = self.with_values(torch.cat([self.v, self.v.new_zeros(*self.v.shape[:-1], k)], -1))
         identity = torch.eye(k, dtype=self.accumulator, device=self.device).expand(*heads, k, k)
         empty = torch.zeros(*heads, k, v, dtype=self.accumulator, device=self.device)

@@ -77,8 +77,6 @@ class Layout:
         if processes.count == 1:
             return Placement(stage.model, processes)
         if self.shard:
-            if refusal := config.optimizer.refuse_shards(stage.model, processes.count):
-                raise TrainingError(refusal)
             return Sharded(stage.model, processes, config.bf16, self.offload)
         if stage.calls_module:
             return Replicated(stage.model, processes)
@@ -155,7 +153,8 @@ class Replicated(Placement):
 class Sharded(Placement):
     """A model whose large parameters are divided over the processes, block by block, by FSDP2.
 
-    Divided are the weights of linear layers and embeddings, and whatever else is large; in bf16
+    Divided are the weights of linear layers and embeddings with a row for each process at least,
+    and whatever else is large; in bf16
     those of a block travel in bfloat16, in which autocast multiplies by them anyway. All others,
     such as a mixer's decays and the weights of norms, are whole in every process and in the dtype
     that they have, so that numbers are those of a model that is not divided. Where some parameters
@@ -198,7 +197,7 @@ def _fully_shard(model: Any, processes: Processes, bf16: bool, offload: bool) ->
         fully_shard,
     )
 
-    kind, whole = processes.device.type, _stay_whole(model)
+    kind, whole = processes.device.type, _stay_whole(model, processes.count)
     shard = partial(
         fully_shard,
         mesh=init_device_mesh(kind, (processes.count,)),
@@ -217,8 +216,8 @@ def _fully_shard(model: Any, processes: Processes, bf16: bool, offload: bool) ->
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
-def _stay_whole(model: nn.Module) -> set[nn.Parameter]:
-    """The parameters that every process keeps whole."""
+def _stay_whole(model: nn.Module, count: int) -> set[nn.Parameter]:
+    """The parameters that every one of `count` processes keeps whole."""
     layers = nn.Linear, nn.Embedding, Conv1D
     matrices = {id(module.weight) for module in model.modules() if isinstance(module, layers)}
     parameters = list(model.parameters())
@@ -226,7 +225,10 @@ def _stay_whole(model: nn.Module) -> set[nn.Parameter]:
     return {
         p
         for p in parameters
-        if (id(p) not in matrices and p.numel() < LARGE) or (some_frozen and p.requires_grad)
+        if (id(p) not in matrices and p.numel() < LARGE)
+        or p.dim() == 0
+        or len(p) < count
+        or (some_frozen and p.requires_grad)
     }
 
 

@@ -26,15 +26,6 @@ class OptimizerConfig(ABC):
         """Build optimisers that together hold every trainable parameter once, at their peak
         learning rates."""
 
-    def refuse_shards(self, model: nn.Module, count: int) -> str | None:
-        """Return why this cannot train a model whose parameters are sharded, or None if it can.
-
-        Args:
-            model: The model, before it is sharded.
-            count: Processes that divide the first axis of every parameter among them.
-        """
-        return None
-
 
 @dataclass(frozen=True)
 class AdamW(OptimizerConfig):
@@ -90,8 +81,8 @@ class AdamW(OptimizerConfig):
 class Muon(OptimizerConfig):
     """Muon for the hidden matrices, AdamW for everything else.
 
-    An update of a matrix is its averaged gradient made orthogonal, U Vᵀ of U Σ Vᵀ, by five
-    Newton-Schulz steps in bfloat16 (`torch.optim.Muon`; Jordan et al., 2024). Hidden matrices are
+    An update of a matrix is its averaged gradient made orthogonal, U Vᵀ of U Σ Vᵀ, whether it lies
+    whole or in parts, by five Newton-Schulz steps in bfloat16 (`torch.optim.Muon`; Jordan et al., 2024). Hidden matrices are
     the weights of linear layers but the head's (`hidden_matrices`).
 
     Attributes:
@@ -140,22 +131,6 @@ class Muon(OptimizerConfig):
             adjust_lr_fn="match_rms_adamw" if self.matched else "original",
         )
         return [muon, *self.others.build_for(model, others)]
-
-    def refuse_shards(self, model: nn.Module, count: int) -> str | None:
-        """Refuse hidden matrices with fewer rows than processes.
-
-        torch makes a sharded matrix orthogonal as a whole, but cannot write the update of one with
-        fewer rows.
-        """
-        hidden = {id(p) for p in hidden_matrices(model)}
-        for name, p in model.named_parameters():
-            if id(p) in hidden and len(p) < count:
-                return (
-                    f"{name} has {len(p)} rows, fewer than the {count} processes that would share"
-                    " them, which torch's Muon cannot update; shard over fewer processes, or train"
-                    " with AdamW"
-                )
-        return None
 
 
 def matrices(model: nn.Module) -> list[nn.Parameter]:
