@@ -122,11 +122,16 @@ def plan_conversion(recipe: ConversionRecipe, workload: Workload) -> ConversionB
     """
     share = workload.sequences_at_once(1)
     parts = [n for n in range(1, share + 1) if share % n == 0]
-    for accumulate in [workload.accumulate] if workload.accumulate else parts:
+    *first, last = [workload.accumulate] if workload.accumulate else parts
+    room = (1 - RESERVE) * workload.device.memory
+    for accumulate in first:
         found = _budget(recipe, workload, accumulate)
-        excess = found.memory - (1 - RESERVE) * workload.device.memory
-        if excess <= 0:
+        if found.memory <= room:
             return found
+    found = _budget(recipe, workload, last)
+    excess = found.memory - room
+    if excess <= 0:
+        return found
     raise NoRoomError(
         f"the conversion takes {bytes_in_words(found.memory)} of a {workload.device.name} at"
         f" {found.sequences} sequences of {workload.length:,} tokens at once,"
