@@ -10,6 +10,7 @@ from fastweights.budget.operations import (
     blocks_of,
     count_by_part,
     count_operations,
+    mixer_of,
     sketch_model,
 )
 from fastweights.models import FastWeightsConfig
@@ -55,9 +56,9 @@ def decoding(config: FastWeightsConfig, context: int, device: Accelerator) -> De
     """
     done, state, step = count_operations(config, context), 0, 0
     for block in blocks_of(sketch_model(config), config):
-        found = operations(block.mixer, context)
+        found = operations(mixer_of(block), context)
         width = HALF if found.rule == "Softmax" else SINGLE
-        state += width * cost(block.mixer, context).state
+        state += width * cost(mixer_of(block), context).state
         step += found.step
     products = done.projections + done.head + step
     weights = HALF * count_by_part(config).total

@@ -81,7 +81,7 @@ _TABLE = (
         CHIPS[100],
     ),
 )
-CPU = Accelerator("cpu", *(0.0,) * 5, "this machine, of which only kernels are asked", None)
+CPU = Accelerator("cpu", 0, 0, 0, 0, 0, "this machine, of which only kernels are asked", None)
 """The processors of a machine: what its kernels keep is known, what it offers is not."""
 ACCELERATORS: dict[str, Accelerator] = {one.name: one for one in _TABLE}
 """The accelerators that plans are made for, by name."""

@@ -11,6 +11,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
     FakeTensorMode,
 )
 from torch.autograd.graph import get_gradient_edge

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fastweights.analysis.cost import PASSES, operations
+from fastweights.mixer import Mixer
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.models.block import Block
 from fastweights.models.size import sketch_of
@@ -117,7 +118,10 @@ def _parameters(text: str) -> Parameters:
 def _operations(text: str, length: int) -> TokenOperations:
     config = config_of(text)
     model = sketch_model(config)
-    kinds = [(operations(b.mixer, length), _products(b.mlp, config)) for b in kinds_of(model)]
+    kinds = [
+        (operations(mixer_of(block), length), _products(block.mlp, config))
+        for block in kinds_of(model)
+    ]
     projections, recurrences = 0, Counter[str]()
     for layer in range(config.num_hidden_layers):
         mixer, mlp = kinds[layer % len(kinds)]
@@ -140,6 +144,12 @@ def blocks_of(model: FastWeightsForCausalLM, config: FastWeightsConfig) -> Itera
 def kinds_of(model: FastWeightsForCausalLM) -> list[Block]:
     """The blocks of a model that `sketch_model` made."""
     return [block for block in model.model.layers if isinstance(block, Block)]
+
+
+def mixer_of(block: Block) -> Mixer:
+    """A language model's mixer, which reads one way."""
+    assert isinstance(block.mixer, Mixer)
+    return block.mixer
 
 
 def _embedding_parameters(model: FastWeightsForCausalLM) -> Iterator[nn.Parameter]:
