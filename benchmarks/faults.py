@@ -81,7 +81,8 @@ def _train_killed(out: Path) -> list[int]:
         if process.poll() is None:
             ends.append(_last_step(out))
             process.kill()
-        process.wait()
+        if process.wait() > 0:
+            raise RuntimeError(f"the training in {out} has failed")
     return ends
 
 
