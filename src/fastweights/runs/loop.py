@@ -203,7 +203,8 @@ def run_in_folder(
             with.
         layout: How the model lies in their memory, which may change from session to session.
         reporter: Receives progress events.
-        stop: Called between steps; once it returns True, a checkpoint is written and training ends.
+        stop: Called between steps, and between batches of a validation; once it returns True, a
+            checkpoint is written and training ends.
 
     Raises:
         CheckpointError: If `out` holds another run, or is damaged.

@@ -106,7 +106,8 @@ def train(
         layout: How the model lies in the memory of the processes; no part of the run, so that it
             may be resumed under another one, and on another number of processes.
         reporter: Receives progress events.
-        stop: Called between steps; once it returns True, a checkpoint is written and training ends.
+        stop: Called between steps, and between batches of a validation; once it returns True, a
+            checkpoint is written and training ends.
         patience: Seconds that one of several processes waits for another one that is silent.
 
     Raises:
