@@ -24,6 +24,7 @@ from fastweights.budget.operations import config_of
 from fastweights.kernels import pooling, rehearse
 from fastweights.kernels.triton.chips import CHIPS, Chip, pretend
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.models.loss import cross_entropy
 from fastweights.models.size import sketch_of
 
 
@@ -173,7 +174,7 @@ class _Tracer:
         return trunk.dropout(trunk.embed_tokens(ids) * trunk.config.input_scale)
 
     def _loss(self, x: Tensor, ids: Tensor) -> Tensor:
-        loss = self.model._loss(self.model.model.norm(x), ids, None, None)
+        loss = self.model._loss(self.model.model.norm(x), ids, None, None, cross_entropy)
         assert loss is not None
         return loss
 

@@ -82,8 +82,8 @@ class Muon(OptimizerConfig):
     """Muon for the hidden matrices, AdamW for everything else.
 
     An update of a matrix is its averaged gradient made orthogonal, U Vᵀ of U Σ Vᵀ, whether it lies
-    whole or in parts, by five Newton-Schulz steps in bfloat16 (`torch.optim.Muon`; Jordan et al., 2024). Hidden matrices are
-    the weights of linear layers but the head's (`hidden_matrices`).
+    whole or in parts, by five Newton-Schulz steps in bfloat16 (`torch.optim.Muon`; Jordan et al.,
+    2024). Hidden matrices are the weights of linear layers but the head's (`hidden_matrices`).
 
     Attributes:
         lr: Peak learning rate of the hidden matrices; `others` has one of its own.
