@@ -7,7 +7,6 @@ import json
 import pytest
 
 from fastweights.cli import main
-from fastweights.cli.verbs.plan import options_of
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
 OWN = ["plan", "--mixers=metala,softmax", "--layers=2", "--width=64", "--vocabulary=300"]
@@ -50,8 +49,7 @@ def test_a_recipe_says_its_numbers_and_its_command(capsys) -> None:
     out = said(capsys, "plan", "metala-360m", "--devices=8", "--recompute")
     assert "warmup 2000: ours: the paper is silent" in out
     assert "torchrun --nproc-per-node 8 -m fastweights.cli train --preset=metala-360m" in out
-    there = "--recompute" in options_of("train")
-    assert ("--recompute is no option of train yet" in out) != there
+    assert " --recompute" in out.split("train --preset")[1]
 
 
 def test_options_change_a_recipe(capsys) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from argparse import ArgumentParser, Namespace, _SubParsersAction
+from argparse import Namespace
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -123,12 +123,9 @@ def _about(recipe: Recipe, found: Any) -> Lines:
             yield "", f"{field.name.replace('_', ' ')} {stated.value}: {stated.place}"
     placing = found.workload.placing
     verb, *words = command_of(recipe, placing, found.accumulate)
-    wanted = [f"--{name}" for name in ("shard", "recompute") if getattr(placing, name)]
-    known = options_of(verb)
-    words += [option for option in wanted if option in known]
+    words += [f"--{name}" for name in ("shard", "recompute") if getattr(placing, name)]
     yield "command", shlex.join([*_launcher(placing), verb, *words])
-    gaps = [f"{option} is no option of {verb} yet" for option in wanted if option not in known]
-    for gap in (*recipe.gaps, *gaps):
+    for gap in recipe.gaps:
         yield "but", gap
 
 
@@ -136,20 +133,3 @@ def _launcher(placing: Placing) -> list[str]:
     if placing.devices == 1:
         return ["fastweights"]
     return ["torchrun", "--nproc-per-node", str(placing.devices), "-m", "fastweights.cli"]
-
-
-def options_of(verb: str) -> set[str]:
-    """The options of a verb of the command."""
-    from fastweights.cli import build_parser
-
-    found, parsers = set[str](), [_verbs(build_parser())[verb]]
-    while parsers:
-        parser = parsers.pop()
-        found |= {option for action in parser._actions for option in action.option_strings}
-        parsers += _verbs(parser).values()
-    return found
-
-
-def _verbs(parser: ArgumentParser) -> dict[str, ArgumentParser]:
-    actions = (action for action in parser._actions if isinstance(action, _SubParsersAction))
-    return {name: inner for action in actions for name, inner in action.choices.items()}
