@@ -87,6 +87,15 @@ class Auto(Method):
         return select(recurrence).compute(recurrence, state)
 
 
+def require_method(method: object) -> None:
+    """Raise TypeError unless `method` is a Method."""
+    if not isinstance(method, Method):
+        raise TypeError(
+            f"method = {method!r}; pass Auto(), Recurrent(), Chunkwise(size) or Parallel(), or a"
+            " Method of your own"
+        )
+
+
 def evaluate(
     recurrence: Recurrence, state: State | None = None, method: Method = Auto()
 ) -> tuple[Tensor, State]:
@@ -106,11 +115,7 @@ def evaluate(
         ShapeError: The state is not one of this recurrence.
         TypeError: `method` is no Method.
     """
-    if not isinstance(method, Method):
-        raise TypeError(
-            f"method = {method!r}; pass Auto(), Recurrent(), Chunkwise(size) or Parallel(), or a"
-            " Method of your own"
-        )
+    require_method(method)
     start: State = recurrence.initial_state() if state is None else recurrence.adopt(state)
     if len(recurrence) == 0:
         return recurrence.empty_output(), start

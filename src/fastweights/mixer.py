@@ -17,7 +17,7 @@ from fastweights.layers import (
     TokenContext,
     both_ways,
 )
-from fastweights.methods import Auto, Method, evaluate
+from fastweights.methods import Auto, Method, evaluate, require_method
 from fastweights.recurrence.base import Recurrence, ShapeError, State
 from fastweights.shapes import Embedded, Mask, Output, Segments
 
@@ -147,6 +147,7 @@ class Mixer(nn.Module, ABC):
         method: Method = Auto(),
     ) -> Projection:
         """What `forward` evaluates, and what it reads the output with."""
+        require_method(method)
         self._check(x, keep, segments)
         if state is None:
             self._check_start(x)

@@ -75,7 +75,7 @@ def test_every_verb_has_code() -> None:
 
 def test_choices_are_those_of_the_code() -> None:
     from fastweights.analysis.tables import TABLES
-    from fastweights.cli.verbs.train import SCHEDULES
+    from fastweights.cli.verbs.train import DECAYS, SCHEDULES
     from fastweights.importers import FAMILIES
     from fastweights.lab.bench.mesa import MesaPlan
     from fastweights.lab.evals.items import SOURCES
@@ -83,7 +83,8 @@ def test_choices_are_those_of_the_code() -> None:
     from fastweights.linearize.distill.methods import METHODS
     from fastweights.runs.tracking import TRACKERS
 
-    assert (tuple(SCHEDULES), tuple(TRACKERS)) == (train.SCHEDULES, train.TRACKERS)
+    assert ((*SCHEDULES, "wsd"), tuple(TRACKERS)) == (train.SCHEDULES, train.TRACKERS)
+    assert tuple(DECAYS) == train.SHAPES
     assert tuple(TABLES) == table.TABLES
     assert tuple(sorted(FAMILIES)) == import_.FAMILIES
     assert MesaPlan().parts == bench.MESA_PARTS
