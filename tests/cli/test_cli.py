@@ -351,7 +351,10 @@ def test_list_names_every_mixer(capsys):
         (["train", "--data", "/nowhere.txt"], "no text found at '/nowhere.txt'"),
         (["train", "--mixers", "metallica"], "unknown mixer 'metallica'"),
         (["train", "--width", 10, "--layers", 1], "not divisible by heads = 4"),
-        (["train", "--length", 10**7, "--batch", 1, "--layers", 1], "fewer than one sequence"),
+        (
+            ["train", "--length", 1_100_000, "--batch", 1, "--layers", 1, "--width", 16],
+            "fewer than one sequence",
+        ),
         (["train", "--length", 10**9], "of memory; make it smaller"),
         (["train", "--batch", 10**9], "of memory; make it smaller"),
         (["train", "--layers", 10**9], "of memory; make it smaller"),

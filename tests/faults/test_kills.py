@@ -59,6 +59,7 @@ def kill_at_random(
     return outs, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_killed_a_few_times(text, ends, tmp_path, told, layout):
     _kill(text, ends, tmp_path, told, layout, seed=1, kills=2)
@@ -81,6 +82,7 @@ def _kill(text, ends, folder: Path, told, layout: str, seed: int, kills: int) ->
     told(f"kill -9 of one or both, {kills} times, {layout}", -9, "; ".join(sorted(set(said))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_silent_process_is_named(text, ends, tmp_path, told, stopped):
     words = train_words(text, tmp_path / "run", *MORE)
@@ -100,6 +102,7 @@ def test_a_silent_process_is_named(text, ends, tmp_path, told, stopped):
     told(f"kill -STOP of process {stopped}", 75, pair.errors[0])
 
 
+@pytest.mark.slow
 def test_two_runs_in_one_folder(text, ends, tmp_path, told):
     """From two launchers."""
     words = train_words(text, tmp_path / "run", *MORE)

@@ -56,6 +56,7 @@ def test_rules_on_two_processes(two: Report, dtype: str) -> None:
     assert not beyond(two, dtype, TOLERANCE[dtype])
 
 
+@pytest.mark.slow
 def test_rules_on_four_processes(four: Report) -> None:
     assert not beyond(four, "float64", TOLERANCE["float64"])
 

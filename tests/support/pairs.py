@@ -71,10 +71,8 @@ def _run(rank: int, port: int, words: list[str], said: Path) -> None:
     error = said.open("w")
     os.dup2(error.fileno(), 2)
     sys.stderr, sys.stdout = error, open(os.devnull, "w")  # noqa: SIM115
-    from fastweights.cli import main
+    from fastweights.cli.__main__ import run
     from fastweights.text.shards import write_shards
 
     write_shards.__defaults__ = (0, SHARD)
-    status = main(words)
-    error.flush()
-    sys.exit(status)
+    run(words)

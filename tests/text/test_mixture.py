@@ -182,6 +182,7 @@ def train_some(config, out: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_two_processes_begin_and_one_ends(sources, tmp_path):
     """Streaming, too: the first writes in the background, the other waits for the same blocks."""
     text = Text(sources, weights=WEIGHTS, held_out=400, stream=256)

@@ -34,15 +34,21 @@ from pretrained import llama
 LAYOUTS = {
     "replicated": Layout(),
     "sharded": Layout(shard=True),
+    "sliced-sharded": Layout(slices=2, shard=True, recompute=True),
+}
+MORE = {
     "offloaded": Layout(shard=True, offload=True),
     "recomputed": Layout(recompute=True),
     "sharded-recomputed": Layout(shard=True, recompute=True),
     "sliced": Layout(slices=2),
-    "sliced-sharded": Layout(slices=2, shard=True, recompute=True),
 }
 
 
-ADAPTERS = {"all-weights": None, "lora": LoRA(2)}
+CHANGED = {
+    "accumulated": {"accumulate": 2},
+    "bf16": {"bf16": True},
+    "muon": {"optimizer": Muon(lr=1e-2), "z_loss": 1e-3},
+}
 
 
 def config_in(folder: Path, **changes) -> TrainConfig:
@@ -54,26 +60,28 @@ def config_in(folder: Path, **changes) -> TrainConfig:
 
 
 def run_all(folder: Path) -> None:
-    """Every layout, and sharded runs that stop half-way."""
-    config = config_in(folder)
+    """Some layouts, and sharded runs that stop half-way."""
+    config, sharded = config_in(folder), Layout(shard=True)
     for name, layout in LAYOUTS.items():
         train(config, folder / name, cpu=True, layout=layout)
-    train(
-        replace(config, accumulate=2), folder / "accumulated", cpu=True, layout=Layout(shard=True)
-    )
-    train(replace(config, accumulate=2), folder / "accumulated-whole", cpu=True)
     for name in ("resumed", "left-sharded"):
-        train(config, folder / name, cpu=True, layout=Layout(shard=True), stop=after(3))
+        train(config, folder / name, cpu=True, layout=sharded, stop=after(3))
     train(config, folder / "left-whole", cpu=True, stop=after(3))
-    train(config, folder / "resumed", cpu=True, layout=Layout(shard=True))
-    train(replace(config, bf16=True), folder / "bf16", cpu=True)
-    train(replace(config, bf16=True), folder / "bf16-sharded", cpu=True, layout=Layout(shard=True))
-    muon = replace(config, optimizer=Muon(lr=1e-2), z_loss=1e-3)
-    train(muon, folder / "muon", cpu=True)
-    train(muon, folder / "muon-sharded", cpu=True, layout=Layout(shard=True))
-    for name, lora in ADAPTERS.items():
-        layout = Layout(shard=True, recompute=True)
-        train(existing(folder, lora), folder / f"{name}-sharded", cpu=True, layout=layout)
+    train(config, folder / "resumed", cpu=True, layout=sharded)
+    train(existing(folder, LoRA(2)), folder / "lora-sharded", cpu=True, layout=sharded)
+    leave_processes()
+
+
+def run_more(folder: Path) -> None:
+    """The other layouts, and what is trained otherwise."""
+    config, sharded = config_in(folder), Layout(shard=True)
+    for name, layout in MORE.items():
+        train(config, folder / name, cpu=True, layout=layout)
+    for name, changed in CHANGED.items():
+        train(replace(config, **changed), folder / name, cpu=True)
+        train(replace(config, **changed), folder / f"{name}-sharded", cpu=True, layout=sharded)
+    layout = Layout(shard=True, recompute=True)
+    train(existing(folder, None), folder / "all-weights-sharded", cpu=True, layout=layout)
     leave_processes()
 
 
@@ -103,10 +111,17 @@ def runs(tmp_path_factory) -> Path:
     train(config_in(folder), folder / "alone", cpu=True)
     llama(2, torch.float32, vocab_size=258).save_pretrained(folder / "llama")
     Bytes().build([]).save_pretrained(folder / "llama")
-    for name, lora in ADAPTERS.items():
-        train(existing(folder, lora), folder / name, cpu=True)
+    train(existing(folder, LoRA(2)), folder / "lora", cpu=True)
     launch(2, run_all, folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def more(runs) -> Path:
+    """The same folder with further runs."""
+    train(existing(runs, None), runs / "all-weights", cpu=True)
+    launch(2, run_more, runs)
+    return runs
 
 
 def losses(run: Path) -> torch.Tensor:
@@ -126,29 +141,37 @@ def distance(one: Path, other: Path) -> float:
 pytestmark = pytest.mark.long
 
 
-@pytest.mark.parametrize("name", [*LAYOUTS, "accumulated", "accumulated-whole"])
+def require_alike(one: Path, other: Path) -> None:
+    torch.testing.assert_close(losses(one), losses(other), rtol=2e-5, atol=0)
+    assert distance(one, other) < 1e-4
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_is_the_training_of_one_process(runs, name):
-    torch.testing.assert_close(losses(runs / name), losses(runs / "alone"), rtol=2e-5, atol=0)
-    assert distance(runs / name, runs / "alone") < 2e-5
+    require_alike(runs / name, runs / "alone")
 
 
-def test_bfloat16_rounds_alike(runs):
-    one, other = losses(runs / "bf16"), losses(runs / "bf16-sharded")
+def test_adapters_stay_whole(runs):
+    require_alike(runs / "lora", runs / "lora-sharded")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*MORE, "accumulated", "accumulated-sharded"])
+def test_more_are_the_training_of_one_process(more, name):
+    require_alike(more / name, more / "alone")
+
+
+@pytest.mark.slow
+def test_existing_models_are_divided_too(more):
+    require_alike(more / "all-weights", more / "all-weights-sharded")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bf16", "muon"])
+def test_bfloat16_rounds_alike(more, name):
+    """Muon's Newton-Schulz, too."""
+    one, other = losses(more / name), losses(more / f"{name}-sharded")
     torch.testing.assert_close(one, other, rtol=1e-3, atol=0)
-    assert not torch.equal(one, losses(runs / "replicated"))
-
-
-def test_matrices_are_made_orthogonal_as_a_whole(runs):
-    """Newton-Schulz rounds to bfloat16."""
-    one, other = losses(runs / "muon"), losses(runs / "muon-sharded")
-    torch.testing.assert_close(one, other, rtol=1e-3, atol=0)
-
-
-@pytest.mark.parametrize("name", ADAPTERS)
-def test_existing_models_are_divided_too(runs, name):
-    one, other = losses(runs / name), losses(runs / f"{name}-sharded")
-    torch.testing.assert_close(one, other, rtol=2e-5, atol=0)
-    assert distance(runs / name, runs / f"{name}-sharded") < 1e-4
 
 
 def test_resumes_bit_for_bit(runs):
@@ -169,6 +192,7 @@ def test_result_is_a_plain_model(runs):
     assert torch.isfinite(model(torch.tensor([[1, 2, 3]])).logits).all()
 
 
+@pytest.mark.slow
 def test_goes_on_with_another_number_of_processes(runs):
     """From two to four and to one, and from whole checkpoints to parts and back."""
     for name in ("left-whole", "left-sharded"):

@@ -41,7 +41,8 @@ def write_parts(tensors: Mapping[str, Tensor], folder: Path, group: Any) -> Futu
         What is done when all processes have written.
     """
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    found = async_save(dict(tensors), storage_writer=writer, process_group=group)
+    ordered = dict(sorted(tensors.items()))  # so that the same tensors make the same files
+    found = async_save(ordered, storage_writer=writer, process_group=group)
     assert isinstance(found, Future)
     return found
 

@@ -28,6 +28,8 @@ BETWEEN_LOOKS = 0.02
 """Seconds between two looks at how far another process is."""
 BUCKET = 1 << 23
 """Numbers of gradients that are averaged at once, or more where the last one is larger."""
+LOOKS = 16
+"""Parts of a validation from one look at whether to stop to the next."""
 DONE, FAILED = "done", "failed"
 _TURNS = itertools.count()
 
@@ -72,8 +74,8 @@ class Processes(ABC):
         return self.index // self.together
 
     def stopped_by(self, stop: Callable[[], bool]) -> Self:
-        """Return this group with a `share` that raises Stopped, in all processes together, once
-        `stop()` is True in one of them."""
+        """Return this group with a `share` that raises Stopped, in all processes together, where
+        `stop()` is True in one of them; every so many parts it looks."""
         group = copy(self)
         group._stop = stop
         return group
@@ -90,8 +92,10 @@ class Processes(ABC):
         the last round some get a part of another, which does not count.
         """
         left = iter(parts)
-        while found := list(itertools.islice(left, self.readers)):
-            if self._stop is not None and self.any(self._stop()):
+        for turn in itertools.count(1):
+            if not (found := list(itertools.islice(left, self.readers))):
+                return
+            if self._stop is not None and turn % LOOKS == 0 and self.any(self._stop()):
                 raise Stopped
             counts = self.reader < len(found)
             yield found[self.reader if counts else 0], counts

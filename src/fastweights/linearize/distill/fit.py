@@ -18,8 +18,9 @@ from fastweights.runs.layout import Layout
 from fastweights.runs.loop import run_in_folder
 from fastweights.runs.metrics import Metrics, Row
 from fastweights.runs.optimizers import AdamW, OptimizerConfig
-from fastweights.runs.processes import Processes
+from fastweights.runs.processes import Processes, join_processes
 from fastweights.runs.report import Reporter
+from fastweights.runs.results import remove_damaged
 from fastweights.runs.schedules import Linear, Schedule
 from fastweights.runs.stage import Optimization, StoredStage, trainable_parameters
 
@@ -106,7 +107,13 @@ def fit(
         NonFiniteError: If a loss, gradient or parameter becomes infinite or NaN, or the loss
             explodes.
     """
-    if is_run(out, config) and (out / TRAINED).exists():
+    processes = processes or join_processes(next(stage.model.parameters()).device)
+    with processes.first_then_others():
+        if processes.is_first:
+            for path in remove_damaged(out, [out / TRAINED]):
+                reporter.note(f"{path} is missing or damaged; writing it again.")
+        is_trained = is_run(out, config) and (out / TRAINED).exists()
+    if is_trained:
         stage.load(out)
         return True
     end = run_in_folder(
