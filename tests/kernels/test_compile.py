@@ -14,7 +14,7 @@ import torch
 from fastweights.kernels.tracing import assume_constant_result
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_compiled_layers_agree() -> None:
     tests = Path(__file__).parents[1] / "mixers" / "compiled_layers.py"
     command = [

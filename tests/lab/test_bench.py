@@ -362,6 +362,7 @@ def test_models_to_train_have_equal_size():
     assert max(sizes) < 1.05 * min(sizes)
 
 
+@pytest.mark.slow
 def test_gpu_rows_on_the_cpu(tmp_path):
     filled = report(tmp_path / "g.json")
     run_gpu(filled, GpuPlan.tiny(), CPU)

@@ -174,6 +174,7 @@ def _convert_in_layouts(source: Path, out: Path, whole: LinearizationMethod) -> 
     leave_processes()
 
 
+@pytest.mark.slow
 def test_two_processes_convert_as_one(source, tmp_path):
     """The two halves of a batch are the parts of one process."""
     halves = replace(SHORT, accumulate=2)

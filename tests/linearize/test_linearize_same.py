@@ -144,6 +144,7 @@ KILLS = [
 written after its folder and its first rows."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blockwise", [False, True], ids=["at once", "blockwise"])
 def test_killed_again_and_again_it_is_one_sitting(source, tmp_path, blockwise):
     method = shorten(_transfer(blockwise=blockwise, dropout=0.3))

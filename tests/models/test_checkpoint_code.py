@@ -225,7 +225,8 @@ for options in ({}, {"trust_remote_code": False}):
 assert not any(name.startswith("fastweights") for name in sys.modules)
 model = AutoModelForCausalLM.from_pretrained(folder, **trusted)
 print("\\n" + type(model).__module__, float(model(torch.arange(3, 20)[None]).logits.double().sum()))
-print(pipeline("text-generation", folder, **trusted)("ab", max_new_tokens=2)[0]["generated_text"])
+texts = pipeline("text-generation", folder, **trusted)("ab", max_new_tokens=2)
+print(repr(texts[0]["generated_text"]))
 model.save_pretrained(folder + "/again")
 """
 
@@ -242,7 +243,7 @@ def test_a_program_that_never_heard_of_us_loads_it(name: str, tmp_path: Path) ->
     ids = torch.arange(3, 20)[None]
     with torch.no_grad():
         assert float(total) == pytest.approx(float(known(ids).logits.double().sum()), rel=1e-4)
-    assert text.startswith("ab")
+    assert ast.literal_eval(text).startswith("ab")
     assert config_of(folder / "again") == config_of(folder)
     assert {file.name for file in (folder / "again").iterdir()} <= {
         file.name for file in folder.iterdir()

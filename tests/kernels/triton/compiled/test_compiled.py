@@ -123,6 +123,7 @@ def test_kernels_at_their_main_size_on_hopper(name: str) -> None:
     assert program.backward
 
 
+@pytest.mark.offline
 @pytest.mark.parametrize(("capability", "name"), ELSEWHERE)
 def test_kernels_at_their_main_size_elsewhere(capability: int, name: str) -> None:
     assert compile_and_check(main_problem(name), capability).backward
