@@ -17,6 +17,8 @@ pytestmark = pytest.mark.long
 
 MORE = ("--steps", "40", "--checkpoint-every", "5", "--eval-every", "20", "--schedule", "constant")
 LAYOUTS = {"whole": MORE, "parts": (*MORE, "--shard")}
+SURVIVORS = ("another process of this run has ended", "have not all met within")
+"""What a process says that another one was killed beside, or on its way to the meeting."""
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +49,11 @@ def kill_at_random(
         if (outs[-1] / "model").exists():
             outs.append(folder / str(len(outs)))
         began = time.monotonic()
-        pair = Pair(train_words(text, outs[-1], *LAYOUTS[layout]), folder)
+        pair = Pair([*train_words(text, outs[-1], *LAYOUTS[layout]), "--patience", "20"], folder)
         time.sleep(generator.uniform(0.0, longest))
         pair.send(signal.SIGKILL, *generator.choice([(0,), (1,), (0, 1)]))
         statuses = pair.end()
-        assert all(status in (0, 2, -signal.SIGKILL, -signal.SIGABRT) for status in statuses)
+        assert all(status in (0, 2, 75, -signal.SIGKILL, -signal.SIGABRT) for status in statuses)
         longest = max(longest, 1.2 * (time.monotonic() - began)) if statuses != [0, 0] else longest
         said += pair.errors
     for out in outs:
@@ -78,8 +80,17 @@ def _kill(text, ends, folder: Path, told, layout: str, seed: int, kills: int) ->
     for out in outs:
         assert outcome(out) == ends[layout]
         assert not list(out.rglob("*.partial"))
-    assert all("another process of this run has ended" in line for line in said), said
+    assert all(any(words in line for words in SURVIVORS) for line in said), said
     told(f"kill -9 of one or both, {kills} times, {layout}", -9, "; ".join(sorted(set(said))))
+
+
+def test_a_process_that_nobody_meets_says_so(text, tmp_path, told):
+    pair = Pair([*train_words(text, tmp_path / "run", *MORE), "--patience", "2"], tmp_path)
+    pair.send(signal.SIGKILL, 0)
+    assert pair.end() == [-signal.SIGKILL, 75]
+    (said,) = pair.errors
+    assert said.startswith("the processes of this run have not all met within 2 s")
+    told("kill -9 of one on its way to the other", 75, said)
 
 
 @pytest.mark.slow

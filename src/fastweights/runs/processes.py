@@ -293,7 +293,8 @@ def join_processes(
     from accelerate import PartialState
 
     longest = timedelta(seconds=max(COLLECTIVE, 3 * patience))
-    state: Any = PartialState(cpu=device is not None and device.type == "cpu", timeout=longest)
+    with watch.expecting(patience):
+        state: Any = PartialState(cpu=device is not None and device.type == "cpu", timeout=longest)
     if state.num_processes == 1:
         return Alone(state.device if device is None else device)
     watch.begin(_store(), state.process_index, state.num_processes, patience)

@@ -254,6 +254,29 @@ class Watch:
 _watch: Watch | None = None
 
 
+@contextmanager
+def expecting(patience: float) -> Iterator[None]:
+    """Wait for all processes to meet, for the length of a block.
+
+    Before the meeting nobody knows who is missing: a process that was killed on its way there has
+    left nothing, and without a launcher nobody else would tell of it.
+
+    Args:
+        patience: Seconds that this process waits for the others to come.
+    """
+    late = (
+        f"the processes of this run have not all met within {patience:.0f} s: one has ended on its"
+        " way, or was never started"
+    )
+    timer = threading.Timer(patience, _leave, [late])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def begin(store: Any, index: int, count: int, patience: float) -> None:
     """Begin to watch over the group that this process has joined, unless that has begun.
 
