@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from fastweights.runs import watch
 from fastweights.runs.checkpoint import Checkpoint, Checkpoints, Progress
 from fastweights.runs.clock import TrainingClock
+from fastweights.runs.cores import watched_cores
 from fastweights.runs.errors import CheckpointError, NonFiniteError, Stopped
 from fastweights.runs.files import remove_partials
 from fastweights.runs.folder import create_run, is_run, lock_run, missing_folders, remove_if_refused
@@ -96,10 +97,12 @@ class Loop:
             record: Called after each update with what is due.
             stop: Called before each update.
         """
-        while not self.is_complete and not self.processes.any(stop()):
-            with watch.update(self.step + 1), connected():
-                self.update()
-            record(self.config.every.due(self.step, self.config.steps))
+        with watched_cores() as look_at_cores:
+            while not self.is_complete and not self.processes.any(stop()):
+                with watch.update(self.step + 1), connected():
+                    self.update()
+                record(self.config.every.due(self.step, self.config.steps))
+                look_at_cores()
 
     def update(self) -> None:
         """Make one step of the optimisers, on one batch."""
