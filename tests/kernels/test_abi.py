@@ -49,10 +49,12 @@ def test_every_structure_that_c_reads_is_described() -> None:
 
 
 def test_a_view_is_an_address_and_strides() -> None:
-    assert fields(STRUCTURES["View"]) == {"at": "pointer", **dict.fromkeys("bthw", int)}
+    numbers = dict.fromkeys([*"bthw", "narrow"], int)
+    assert fields(STRUCTURES["View"]) == {"at": "pointer", **numbers}
     x = empty(2, 3, 1, 5)
-    assert abi.view(x) == (x.data_ptr(), 15, 5, 0, 1)
-    assert abi.view(None) == (0, 0, 0, 0, 0)
+    assert abi.view(x) == (x.data_ptr(), 15, 5, 0, 1, False)
+    assert abi.view(x := x.bfloat16()) == (x.data_ptr(), 15, 5, 0, 1, True)
+    assert abi.view(None) == (0, 0, 0, 0, 0, 0)
 
 
 def test_feature_maps_are_numbered_as_in_c() -> None:
@@ -64,8 +66,8 @@ def test_feature_maps_are_numbered_as_in_c() -> None:
 
 def test_a_structure_is_laid_out_field_by_field() -> None:
     x = empty(4)
-    packed = abi.pack(abi.Norm(2, 2, 1, 0.5, x, None))
+    packed = abi.pack(abi.Norm(2, 2, 1, 0, 0.5, x, None))
     numbers = [*memoryview(packed).cast("q")]
-    assert numbers[:3] == [2, 2, 1]
-    assert memoryview(packed).cast("d")[3] == 0.5
-    assert numbers[4:] == [x.data_ptr(), *[0] * 5]
+    assert numbers[:4] == [2, 2, 1, 0]
+    assert memoryview(packed).cast("d")[4] == 0.5
+    assert numbers[5:] == [x.data_ptr(), *[0] * 5]

@@ -37,7 +37,7 @@ def test_every_kernel_says_whether_it_takes_an_operation() -> None:
         f"short convolution (Triton): refused: {ELSEWHERE}",
         "short convolution, one token (torch): refused: it has 7 tokens, not one",
         "short convolution (compiled): refused: a Tensor of torch.float64 on cpu is not plain"
-        " float32",
+        " float32 or bfloat16",
         "short convolution (torch): taken",
     ]
     assert "(compiled): refused: it has 65 taps, more than C takes" in explain(

@@ -131,7 +131,7 @@ def _refuses_native(convolution: Convolution) -> str | None:
         return "a compiled graph makes one kernel of torch's own operations"
     if convolution.x.numel() == 0:
         return "it is empty"
-    refusal = library.refuse_tensors(*convolution[:3])
+    refusal = library.refuse_tensors(*convolution[:3], dtypes=library.NARROW)
     if refusal is None and len(convolution.taps) > library.read_constant("fw_most_taps"):
         return f"it has {len(convolution.taps)} taps, more than C takes"
     return refusal
@@ -140,7 +140,10 @@ def _refuses_native(convolution: Convolution) -> str | None:
 def _side_by_side(
     tail: Tensor, x: Tensor, taps: Tensor, document: Tensor | None = None
 ) -> Convolution:
-    """The same with channels side by side in memory, as C reads them."""
+    """The same with channels side by side in memory, and tail and x of one dtype, as C reads
+    them.
+    """
+    tail, x = (s.to(torch.promote_types(tail.dtype, x.dtype)) for s in (tail, x))
     tail, x = (s if s.stride(-1) == 1 else s.contiguous() for s in (tail, x))
     return Convolution(
         tail, x, taps.contiguous(), None if document is None else document.contiguous()
@@ -157,7 +160,7 @@ def _problem(convolution: Convolution) -> abi.Convolution:
         taps,
         library.threads(convolution.x.numel() * taps),
         document=convolution.document,
-        weight=convolution.taps,
+        weight=convolution.taps.float(),
         d_weight=None,
         tail=convolution.tail.unsqueeze(2),
         x=convolution.x.unsqueeze(2),
@@ -165,7 +168,10 @@ def _problem(convolution: Convolution) -> abi.Convolution:
 
 
 def _forward(convolution: Convolution) -> Tensor:
-    y = empty(*convolution.x.shape)
+    y = empty(
+        *convolution.x.shape,
+        dtype=torch.promote_types(convolution.x.dtype, convolution.taps.dtype),
+    )
     library.call("fw_convolve", _problem(convolution)._replace(y=y.unsqueeze(2)))
     return y
 
@@ -181,6 +187,7 @@ class _ConvolutionFunction(torch.autograd.Function):
     def forward(ctx: Any, *streams: Any) -> Tensor:
         convolution = _side_by_side(*streams)
         ctx.save_for_backward(*convolution[:4])
+        ctx.dtypes = [s.dtype for s in streams[:2]]
         return _forward(convolution)
 
     @staticmethod
@@ -189,13 +196,13 @@ class _ConvolutionFunction(torch.autograd.Function):
         convolution, (d_y,) = Convolution(*ctx.saved_tensors), gradients
         tail, x, taps = convolution[:3]
         d_y = d_y if d_y.stride(-1) == 1 else d_y.contiguous()
-        d_tail, d_x = torch.empty(tail.shape), empty(*x.shape)
+        d_tail, d_x = torch.empty_like(tail), empty(*x.shape, dtype=x.dtype)
         # Sequences add to the taps' gradient at once, so each has room of its own; then their sum.
         d_taps = torch.empty(len(x), *taps.shape)
         streams = {"d_tail": d_tail, "d_x": d_x, "d_y": d_y}
         views = {name: s.unsqueeze(2) for name, s in streams.items()}
         library.call("fw_convolve_back", _problem(convolution)._replace(d_weight=d_taps, **views))
-        return d_tail, d_x, d_taps.sum(0), None
+        return d_tail.to(ctx.dtypes[0]), d_x.to(ctx.dtypes[1]), d_taps.sum(0).to(taps.dtype), None
 
 
 CONVOLUTION_KERNELS = [

@@ -150,16 +150,19 @@ def _refuses_native(norm: RMSNorm) -> str | None:
         return "a compiled graph makes one kernel of torch's own operations"
     if norm.x.numel() == 0:
         return "it is empty"
-    return library.refuse_tensors(norm.x, norm.weight)
+    if norm.weight is not None and norm.weight.dtype != norm.x.dtype:
+        return f"its weight is {norm.weight.dtype} and its x {norm.x.dtype}"
+    return library.refuse_tensors(norm.x, norm.weight, dtypes=library.NARROW)
 
 
 def _problem(x: Tensor, weight: Tensor | None, eps: float, **results: Tensor | None) -> abi.Norm:
     n, width = x.numel(), x.shape[-1]
-    return abi.Norm(n // width, width, library.threads(n), eps, x, weight, **results)
+    narrow, weight = x.dtype == torch.bfloat16, None if weight is None else weight.float()
+    return abi.Norm(n // width, width, library.threads(n), narrow, eps, x, weight, **results)
 
 
 def _forward(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    y = empty(*x.shape)
+    y = empty(*x.shape, dtype=x.dtype)
     library.call("fw_norm", _problem(x, weight, eps, y=y))
     return y
 
@@ -183,13 +186,13 @@ class _RMSNormFunction(torch.autograd.Function):
         norm = RMSNorm(x, weight, ctx.eps)
         if torch.is_grad_enabled():
             return *_differentiable(norm, d_y)[:2], None
-        d_y, d_x, width = d_y.contiguous(), empty(*x.shape), x.shape[-1]
+        d_y, d_x, width = d_y.contiguous(), empty(*x.shape, dtype=x.dtype), x.shape[-1]
         # Tasks of so many rows add up dw for themselves; then their sum.
         tasks = -(-(x.numel() // width) // library.read_constant("fw_norm_rows"))
         d_weight = torch.empty(tasks, width) if ctx.needs_input_grad[1] else None
         results = {"d_y": d_y, "d_x": d_x, "d_weight": d_weight}
         library.call("fw_norm_back", _problem(x, weight, ctx.eps, **results))
-        return d_x, None if d_weight is None else d_weight.sum(0), None
+        return d_x, None if d_weight is None else d_weight.sum(0).to(x.dtype), None
 
 
 def _differentiable(norm: Norm, d_y: Tensor) -> list[Tensor | None]:

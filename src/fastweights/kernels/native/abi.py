@@ -13,6 +13,7 @@ from functools import cache
 from struct import Struct
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
+import torch
 from torch import Tensor
 
 View = Annotated[Tensor | None, "View"]
@@ -20,7 +21,7 @@ View = Annotated[Tensor | None, "View"]
 Pointer = Annotated[Tensor | None, "pointer"]
 """A contiguous tensor of any shape; None: there is none."""
 
-_NO_VIEW = (0, 0, 0, 0, 0)
+_NO_VIEW = (0, 0, 0, 0, 0, 0)
 
 
 class Forward(NamedTuple):
@@ -159,6 +160,7 @@ class Norm(NamedTuple):
     rows: int
     width: int
     threads: int
+    narrow: int
     epsilon: float
     x: Pointer
     weight: Pointer
@@ -172,7 +174,7 @@ STRUCTURES: tuple[type, ...] = (Forward, Backward, MesaProblem, WindowStep, Conv
 
 
 def pack(structure: Any) -> bytes:
-    """The memory of a structure as C lays it out: every field takes 8 bytes, a view 40."""
+    """The memory of a structure as C lays it out: every field takes 8 bytes, a view 48."""
     return _struct(type(structure)).pack(*_numbers(structure))
 
 
@@ -219,15 +221,17 @@ def _codes(structure: type) -> Iterator[str]:
         if kind is float:
             yield "d"
         elif kind == "View":
-            yield "5q"
+            yield "6q"
         elif kind is int or kind == "pointer":
             yield "q"
         else:
             yield from _codes(kind)
 
 
-def view(tensor: Tensor | None) -> tuple[int, int, int, int, int]:
-    """``View`` of problem.h: the address and the strides in floats; axes of length 1 broadcast."""
+def view(tensor: Tensor | None) -> tuple[int, int, int, int, int, int]:
+    """``View`` of problem.h: the address, the strides in numbers (floats or bfloat16), and whether
+    they are bfloat16; axes of length 1 broadcast.
+    """
     if tensor is None:
         return _NO_VIEW
     (b, t, h, _), (by_b, by_t, by_h, by_w) = tensor.shape, tensor.stride()
@@ -238,4 +242,5 @@ def view(tensor: Tensor | None) -> tuple[int, int, int, int, int]:
         n * by_t if t > 1 else 0,
         n * by_h if h > 1 else 0,
         n * by_w,
+        tensor.dtype == torch.bfloat16,
     )

@@ -51,9 +51,9 @@ static inline void take_chunk(Arena *arena, Chunk *c, const Forward *p, int back
 /* Announces rows that lie kilobytes apart, which no hardware prefetcher sees coming. */
 INLINE void expect_rows(const View *view, long width, long b, long t, long h, long tokens, const int stored)
 {
-    const float *row = view->at + b * view->b + t * view->t + h * view->h;
-    for (long i = 0; view->at && i < tokens; i++, row += view->t)
-        for (long j = 0; j < width; j += 16)
+    const char *row = address(view, b, t, h);
+    for (long i = 0; view->at && i < tokens; i++, row += view->t * size_of(view))
+        for (long j = 0; j < width * size_of(view); j += 64)
             stored ? __builtin_prefetch(row + j, 1) : __builtin_prefetch(row + j, 0, 2);
 }
 

@@ -8,7 +8,7 @@
  */
 #include "convolution.h"
 #include "pool.h"
-#include "vector.h"
+#include "rows.h"
 
 #include <stddef.h>
 
@@ -27,10 +27,10 @@ static Band band_of(const Convolution *p, long task)
     return (Band){p, task / bands(p), first, p->d - first < BAND ? p->d - first : BAND};
 }
 
-static float *row(const Band *s, const View *view, long t) { return view->at + s->b * view->b + t * view->t + s->first; }
+static void *row(const Band *s, const View *view, long t) { return address(view, s->b, t, 0) + s->first * size_of(view); }
 
 /* x_t, or the tail's */
-static const float *input(const Band *s, long t)
+static const void *input(const Band *s, long t)
 {
     return t < 0 ? row(s, &s->p->tail, t + s->p->taps - 1) : row(s, &s->p->x, t);
 }
@@ -47,25 +47,49 @@ static int together(const Band *s, long t, long before)
 /* The rows that count for a token, and the weights they count with */
 typedef struct {
     long count;
-    const float *rows[MOST_TAPS], *weights[MOST_TAPS];
+    const void *rows[MOST_TAPS];
+    const float *weights[MOST_TAPS];
 } Terms;
 
+INLINE vec load_of(const void *row, long i, const int narrow)
+{
+    return narrow ? load_narrow((const uint16_t *)row + i) : load((const float *)row + i);
+}
+
+INLINE float get_of(const void *row, long i, const int narrow)
+{
+    return narrow ? widen(((const uint16_t *)row)[i]) : ((const float *)row)[i];
+}
+
 /* Σ weights ⊙ rows of W channels, or of fewer one by one */
-INLINE void add_up(float *to, const Terms *terms, long width)
+INLINE void sum_terms(void *to, const int narrows, const Terms *terms, const int narrow_rows, long width)
 {
     long i = 0;
     for (; i + W <= width; i += W) {
         vec sum = all(0);
         for (long j = 0; j < terms->count; j++)
-            sum += load(terms->weights[j] + i) * load(terms->rows[j] + i);
-        store(to + i, sum);
+            sum += load(terms->weights[j] + i) * load_of(terms->rows[j], i, narrow_rows);
+        narrows ? store_narrow((uint16_t *)to + i, sum) : store((float *)to + i, sum);
     }
     for (; i < width; i++) {
         float sum = 0;
         for (long j = 0; j < terms->count; j++)
-            sum += terms->weights[j][i] * terms->rows[j][i];
-        to[i] = sum;
+            sum += terms->weights[j][i] * get_of(terms->rows[j], i, narrow_rows);
+        if (narrows)
+            ((uint16_t *)to)[i] = narrow(sum);
+        else
+            ((float *)to)[i] = sum;
     }
+}
+
+/* The sum into the row of a token; the terms are rows of `of`. */
+static void add_up(const Band *s, const View *into, long t, const Terms *terms, const View *of)
+{
+    void *to = row(s, into, t);
+    if (into->narrow)
+        of->narrow ? sum_terms(to, 1, terms, 1, s->width) : sum_terms(to, 1, terms, 0, s->width);
+    else
+        of->narrow ? sum_terms(to, 0, terms, 1, s->width) : sum_terms(to, 0, terms, 0, s->width);
 }
 
 static void forward_task(const void *problem, long task)
@@ -79,19 +103,28 @@ static void forward_task(const void *problem, long task)
                 terms.rows[terms.count] = input(&s, before);
                 terms.weights[terms.count++] = p->weight + j * p->d + s.first;
             }
-        add_up(row(&s, &p->y, t), &terms, s.width);
+        add_up(&s, &p->y, t, &terms, &p->x);
     }
 }
 
 void FOR_ISA(fw_convolve)(const Convolution *p) { fw_parallel(forward_task, p, p->b * bands(p), p->threads); }
 
-INLINE void add_product(float *sum, const float *a, const float *b, long width)
+INLINE void sum_product(float *sum, const void *a, const int narrow_a, const void *b, const int narrow_b, long width)
 {
     long i = 0;
     for (; i + W <= width; i += W)
-        store(sum + i, load(sum + i) + load(a + i) * load(b + i));
+        store(sum + i, load(sum + i) + load_of(a, i, narrow_a) * load_of(b, i, narrow_b));
     for (; i < width; i++)
-        sum[i] += a[i] * b[i];
+        sum[i] += get_of(a, i, narrow_a) * get_of(b, i, narrow_b);
+}
+
+/* sum += dy ⊙ x */
+static void add_product(float *sum, const Convolution *p, const void *d_y, const void *x, long width)
+{
+    if (p->d_y.narrow)
+        p->x.narrow ? sum_product(sum, d_y, 1, x, 1, width) : sum_product(sum, d_y, 1, x, 0, width);
+    else
+        p->x.narrow ? sum_product(sum, d_y, 0, x, 1, width) : sum_product(sum, d_y, 0, x, 0, width);
 }
 
 /* dw of the token t */
@@ -100,7 +133,7 @@ static void weights_back(const Band *s, float *sums, long t)
     const Convolution *p = s->p;
     for (long j = 0, before = t - p->taps + 1; before <= t; j++, before++)
         if (together(s, t, before))
-            add_product(sums + j * BAND, row(s, &p->d_y, t), input(s, before), s->width);
+            add_product(sums + j * BAND, p, row(s, &p->d_y, t), input(s, before), s->width);
 }
 
 /* dx of the input at `from`, which the tokens up to `taps` - 1 later have read */
@@ -113,7 +146,10 @@ static void input_back(const Band *s, long from)
             terms.rows[terms.count] = row(s, &p->d_y, t);
             terms.weights[terms.count++] = p->weight + j * p->d + s->first;
         }
-    add_up(from < 0 ? row(s, &p->d_tail, from + p->taps - 1) : row(s, &p->d_x, from), &terms, s->width);
+    if (from < 0)
+        add_up(s, &p->d_tail, from + p->taps - 1, &terms, &p->d_y);
+    else
+        add_up(s, &p->d_x, from, &terms, &p->d_y);
 }
 
 static void backward_task(const void *problem, long task)

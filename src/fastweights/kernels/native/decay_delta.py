@@ -44,8 +44,9 @@ def scan_of(dtype: torch.dtype) -> CFunctions:
 
 
 class Streams(NamedTuple):
-    """Streams, float32 or all complex64; k is None for the tied key. C reads an axis of length 1
-    with a stride of 0.
+    """Streams, all complex64, or each float32 or, for matrix.c, bfloat16.
+
+    k is None for the tied key. C reads an axis of length 1 with a stride of 0.
     """
 
     q: Tensor
@@ -55,13 +56,18 @@ class Streams(NamedTuple):
     beta: Tensor | None
 
     @classmethod
-    def of(cls, recurrence: Decay | Delta) -> Streams:
-        beta, dtype = (
-            recurrence.beta if isinstance(recurrence, Delta) else None,
-            recurrence.accumulator,
-        )
+    def of(cls, code: CFunctions, recurrence: Decay | Delta) -> Streams:
+        beta = recurrence.beta if isinstance(recurrence, Delta) else None
         streams = (recurrence.q, recurrence.k, recurrence.v, recurrence.log_decay, beta)
-        return cls(*(None if s is None else _plain(s, dtype) for s in streams))  # type: ignore[arg-type]
+        dtype, narrow = recurrence.accumulator, (torch.bfloat16,) if code is MATRIX else ()
+        return cls(
+            *(s if s is None or s.dtype in narrow else _plain(s, dtype) for s in streams)  # type: ignore[arg-type]
+        )
+
+    @property
+    def output(self) -> torch.dtype:
+        """The dtype of o."""
+        return torch.promote_types(self.q.dtype, self.v.dtype)
 
     def expand_axes(self, b: int, t: int, h: int) -> Streams:
         """Batch, time and heads spelled out, so that autograd sums the gradients."""
@@ -133,7 +139,7 @@ def compute_forward(
 ) -> tuple[Tensor, Tensor]:
     """(o, last state)"""
     b, h, k, v = start.shape
-    o, last = empty(b, t, h, v, dtype=start.dtype), empty(b, h, k, v, dtype=start.dtype)
+    o, last = empty(b, t, h, v, dtype=streams.output), empty(b, h, k, v, dtype=start.dtype)
     marks, missing = kept or (None, None)
     problem = streams.problem(t, start)
     library.call(
@@ -212,7 +218,7 @@ def _sum_over_heads(gradient: Tensor | None, stream: Tensor | None) -> Tensor | 
 
 
 def _run(code: CFunctions, recurrence: Decay | Delta, state: Tensor) -> tuple[Tensor, Tensor]:
-    streams, state = Streams.of(recurrence), _plain(state, state.dtype).contiguous()
+    streams, state = Streams.of(code, recurrence), _plain(state, state.dtype).contiguous()
     if torch.compiler.is_compiling():
         return torch.ops.fastweights.native(
             code is not MATRIX, state, *_expand_for(code, recurrence, streams)

@@ -20,6 +20,10 @@ from fastweights.kernels.tracing import assume_constant_result
 BUILD_COMMAND = "python -m fastweights.kernels.native"
 
 
+NARROW = (torch.float32, torch.bfloat16)
+"""What C reads where it computes in float32 and takes streams of bfloat16 as they are."""
+
+
 class MissingKernelsWarning(UserWarning):
     """The compiled kernels are not there where they would have been used: torch takes over."""
 
@@ -82,16 +86,21 @@ def _announce_missing() -> None:
     warnings.warn_explicit(message, MissingKernelsWarning, str(LIBRARY), 0)
 
 
-def refuse_tensors(*tensors: Tensor | None) -> str | None:
-    """Why C cannot read these, None if it can: it takes float32 on the CPU, neither of a subclass
-    nor under a transform of torch.func.
+def refuse_tensors(
+    *tensors: Tensor | None, dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+) -> str | None:
+    """Why C cannot read these, None if it can: it takes some `dtypes` on the CPU, neither of a
+    subclass nor under a transform of torch.func.
     """
     if torch._C._are_functorch_transforms_active():
         return "a transform of torch.func looks into it"
     plain = (FakeTensor, nn.Parameter) if rehearsed() else (Tensor, nn.Parameter)
     for t in tensors:
-        if t is not None and not (type(t) in plain and t.dtype == torch.float32 and t.is_cpu):
-            return f"a {type(t).__name__} of {t.dtype} on {t.device.type} is not plain float32"
+        if t is not None and not (type(t) in plain and t.dtype in dtypes and t.is_cpu):
+            return (
+                f"a {type(t).__name__} of {t.dtype} on {t.device.type} is not plain"
+                f" {' or '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}"
+            )
     return refuse_missing()
 
 

@@ -109,7 +109,7 @@ static void copy_columns(float *to, long to_step, const float *from, long from_s
 static void store_columns(const float *from, const View *to, const Forward *p, const Share *of, long t, long h, long n)
 {
     View columns = *to;
-    columns.at += of->first;
+    columns.at = (float *)((char *)to->at + of->first * size_of(to));
     store_rows(from + of->first, p->v - of->first < of->lanes ? p->v - of->first : of->lanes, padded(p->v), &columns,
                of->b, t, h, n);
 }

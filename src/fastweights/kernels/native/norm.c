@@ -37,12 +37,35 @@ INLINE void add(float *to, float scale, const float *a, const float *b, long wid
         to[i] += b ? scale * a[i] * b[i] : scale * a[i];
 }
 
+/* Rows of floats where they are, others as copies */
+static const float *read_row(const Norm *p, const void *rows, long row, float *copy)
+{
+    if (!p->narrow)
+        return (const float *)rows + row * p->width;
+    widen_row(copy, (const uint16_t *)rows + row * p->width, p->width);
+    return copy;
+}
+
+static float *begin_row(const Norm *p, void *rows, long row, float *copy)
+{
+    return p->narrow ? copy : (float *)rows + row * p->width;
+}
+
+static void end_row(const Norm *p, void *rows, long row, const float *copy)
+{
+    if (p->narrow)
+        narrow_row((uint16_t *)rows + row * p->width, copy, p->width);
+}
+
 static void forward_task(const void *problem, long task)
 {
     const Norm *p = problem;
+    float *copies = p->narrow ? fw_scratch(2 * p->width) : NULL;
     for (long row = task * NORM_ROWS; row < end_of(p, task); row++) {
-        const float *x = p->x + row * p->width;
-        weigh(p->y + row * p->width, inverse_root(p, x), x, p->weight, p->width);
+        const float *x = read_row(p, p->x, row, copies);
+        float *y = begin_row(p, p->y, row, copies + p->width);
+        weigh(y, inverse_root(p, x), x, p->weight, p->width);
+        end_row(p, p->y, row, y);
     }
 }
 
@@ -52,15 +75,17 @@ static void backward_task(const void *problem, long task)
 {
     const Norm *p = problem;
     float *d_weight = p->d_weight ? p->d_weight + task * p->width : NULL;
+    float *copies = p->narrow ? fw_scratch(3 * p->width) : NULL;
     if (d_weight)
         memset(d_weight, 0, p->width * sizeof(float));
     for (long row = task * NORM_ROWS; row < end_of(p, task); row++) {
-        const float *x = p->x + row * p->width, *d_y = p->d_y + row * p->width;
-        float *d_x = p->d_x + row * p->width, r = inverse_root(p, x);
+        const float *x = read_row(p, p->x, row, copies), *d_y = read_row(p, p->d_y, row, copies + p->width);
+        float *d_x = begin_row(p, p->d_x, row, copies + 2 * p->width), r = inverse_root(p, x);
         weigh(d_x, r, d_y, p->weight, p->width);
         add(d_x, -r * r * dot(d_x, x, p->width) / p->width, x, NULL, p->width);
         if (d_weight)
             add(d_weight, r, d_y, x, p->width);
+        end_row(p, p->d_x, row, d_x);
     }
 }
 

@@ -42,7 +42,7 @@ def native(
 def _(scan: bool, start: Tensor, *streams: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     given = Streams(*streams)  # type: ignore[arg-type]
     marks, missing = SavedForBackward.shapes(_code(scan, start), given, start)
-    o, last = start.new_empty(given.v.shape), start.new_empty(start.shape)
+    o, last = given.v.new_empty(given.v.shape, dtype=given.output), start.new_empty(start.shape)
     return o, last, start.new_empty(marks), start.new_empty(missing or 0)
 
 
@@ -81,8 +81,11 @@ def native_backward(
 @native_backward.register_fake
 def _(*arguments: Any) -> tuple[Tensor, ...]:
     _, wanted, _, d_last, _, _, *streams = arguments
-    shapes = (s.shape if want else 0 for s, want in zip(streams, wanted, strict=True))
-    return d_last.new_empty(d_last.shape), *(d_last.new_empty(shape) for shape in shapes)
+    grads = (
+        s.new_empty(s.shape) if want else d_last.new_empty(0)
+        for s, want in zip(streams, wanted, strict=True)
+    )
+    return d_last.new_empty(d_last.shape), *grads
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -1,5 +1,5 @@
 /* What Python hands over: sizes, and tensors as raw float32 pointers with strides counted in floats.
- * Complex numbers are pairs of them. */
+ * Complex numbers are pairs of them. Rows that rows.h copies may be of bfloat16, and so may those of a convolution. */
 #ifndef FASTWEIGHTS_PROBLEM_H
 #define FASTWEIGHTS_PROBLEM_H
 
@@ -8,6 +8,7 @@
 typedef struct {
     float *at; /* NULL: there is none */
     int64_t b, t, h, w;
+    int64_t narrow; /* whether these are bfloat16, and the strides counted in them */
 } View;
 
 /* S_t = diag(α_t) S_{t-1} + k_tᵀ v_t, or the delta rule where beta is given; o_t = q_t S_t. States are contiguous. */

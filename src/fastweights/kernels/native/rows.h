@@ -21,18 +21,43 @@ INLINE float *take(Arena *arena, size_t floats)
     return found;
 }
 
-/* Rows of `count` numbers of `parts` floats each, padded with zeros to `step` floats */
+INLINE long size_of(const View *view) { return view->narrow ? sizeof(uint16_t) : sizeof(float); }
+
+/* Where the row of a token and head lies */
+INLINE char *address(const View *view, long b, long t, long h)
+{
+    return (char *)view->at + (b * view->b + t * view->t + h * view->h) * size_of(view);
+}
+
+static inline void load_floats(float *to, const float *from, long width, long parts, const View *view)
+{
+    if (view->w == parts)
+        memcpy(to, from, width * sizeof(float));
+    else
+        for (long j = 0; j < width; j++)
+            to[j] = from[j / parts * view->w + j % parts];
+}
+
+static inline void load_halves(float *to, const uint16_t *from, long width, const View *view)
+{
+    if (view->w == 1)
+        widen_row(to, from, width);
+    else
+        for (long j = 0; j < width; j++)
+            to[j] = widen(from[j * view->w]);
+}
+
+/* Rows of `count` numbers of `parts` floats each, padded with zeros to `step` floats; bfloat16 has one part. */
 static inline void load_numbers(float *to, long count, long step, long parts, const View *view, long b, long t, long h,
                                 long tokens)
 {
-    const float *from = view->at + b * view->b + t * view->t + h * view->h;
+    const char *from = address(view, b, t, h);
     long width = count * parts;
-    for (long i = 0; i < tokens; i++, from += view->t, to += step) {
-        if (view->w == parts)
-            memcpy(to, from, width * sizeof(float));
+    for (long i = 0; i < tokens; i++, from += view->t * size_of(view), to += step) {
+        if (view->narrow)
+            load_halves(to, (const uint16_t *)from, width, view);
         else
-            for (long j = 0; j < width; j++)
-                to[j] = from[j / parts * view->w + j % parts];
+            load_floats(to, (const float *)from, width, parts, view);
         for (long j = width; j < step; j++)
             to[j] = 0;
     }
@@ -45,9 +70,12 @@ INLINE void load_rows(float *to, long width, long step, const View *view, long b
 
 static inline void store_rows(const float *from, long width, long step, const View *view, long b, long t, long h, long tokens)
 {
-    float *to = view->at + b * view->b + t * view->t + h * view->h;
-    for (long i = 0; i < tokens; i++, from += step, to += view->t)
-        memcpy(to, from, width * sizeof(float));
+    char *to = address(view, b, t, h);
+    for (long i = 0; i < tokens; i++, from += step, to += view->t * size_of(view))
+        if (view->narrow)
+            narrow_row((uint16_t *)to, from, width);
+        else
+            memcpy(to, from, width * sizeof(float));
 }
 
 #endif

@@ -33,6 +33,61 @@ typedef float unaligned_vec __attribute__((vector_size(4 * W), aligned(4), may_a
 
 INLINE vec load(const float *p) { return *(const unaligned_vec *)p; }
 INLINE void store(float *p, vec x) { *(unaligned_vec *)p = x; }
+
+/* bfloat16: the upper halves of floats, rounded to the nearest, of two to the even one; NaN stays NaN. */
+typedef uint32_t word_vec __attribute__((vector_size(4 * W)));
+typedef uint16_t half_vec __attribute__((vector_size(2 * W)));
+typedef uint16_t unaligned_half_vec __attribute__((vector_size(2 * W), aligned(2), may_alias));
+
+INLINE vec load_narrow(const uint16_t *p)
+{
+    half_vec halves = *(const unaligned_half_vec *)p;
+    return (vec)(__builtin_convertvector(halves, word_vec) << 16);
+}
+
+INLINE void store_narrow(uint16_t *p, vec x)
+{
+    word_vec bits = (word_vec)x, nan = (word_vec)(x != x);
+    word_vec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    *(unaligned_half_vec *)p = __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0), half_vec);
+}
+
+INLINE float widen(uint16_t x)
+{
+    union {
+        uint32_t bits;
+        float number;
+    } u = {(uint32_t)x << 16};
+    return u.number;
+}
+
+INLINE uint16_t narrow(float x)
+{
+    union {
+        float number;
+        uint32_t bits;
+    } u = {x};
+    return x != x ? 0x7fc0 : (u.bits + 0x7fff + ((u.bits >> 16) & 1)) >> 16;
+}
+
+INLINE void widen_row(float *to, const uint16_t *from, long width)
+{
+    long i = 0;
+    for (; i + W <= width; i += W)
+        store(to + i, load_narrow(from + i));
+    for (; i < width; i++)
+        to[i] = widen(from[i]);
+}
+
+INLINE void narrow_row(uint16_t *to, const float *from, long width)
+{
+    long i = 0;
+    for (; i + W <= width; i += W)
+        store_narrow(to + i, load(from + i));
+    for (; i < width; i++)
+        to[i] = narrow(from[i]);
+}
+
 /* Past the caches, to an aligned address: for what is not read again soon. `settle` before others may read it. */
 #if W == 16
 INLINE void stream(float *p, vec x) { _mm512_stream_ps(p, (__m512)x); }
