@@ -14,6 +14,7 @@ from itertools import groupby
 
 from fastweights.render.markdown import table
 from fastweights.render.plots import PALETTE, canvas, label, legend_beside, png
+from pages import cpu
 from pages.page import Page, Row, Stretches, results
 
 OURS = "fastweights"
@@ -316,6 +317,9 @@ PAGE = Page(
             "crossovers": crossovers,
             "tokens": tokens,
             "training": training,
+            "bfloat16_models": cpu.models,
+            "bfloat16_streams": cpu.streams,
+            "busy_core": cpu.busy_core,
         }
     ),
     {"scaling.png": scaling},

@@ -1,0 +1,53 @@
+"""bfloat16 on a CPU, and training beside a busy core, for docs/performance.md."""
+
+from __future__ import annotations
+
+from fastweights.render.markdown import table
+from pages.page import Row, results
+
+ACTS = {
+    "read": "512 tokens read",
+    "learn": "forward and backward",
+    "decode": "32 tokens decoded",
+}
+
+
+def models() -> str:
+    """Models in bfloat16 beside float32."""
+    rows = [
+        [mixer, said, *_model(acts[act])]
+        for mixer, acts in results("bfloat16")["models"].items()
+        for act, said in ACTS.items()
+    ]
+    return table(["mixer", "", "float32", "bfloat16", "×", "autocast"], rows)
+
+
+def _model(found: Row) -> list[str]:
+    wide, narrow = found["float32"], found["bfloat16"]
+    autocast = _ms(found["autocast"]) if "autocast" in found else ""
+    return [_ms(wide), _ms(narrow), f"{wide / narrow:.1f}", autocast]
+
+
+def streams() -> str:
+    """Streams of bfloat16 in the compiled kernels."""
+    rows = [
+        [name, act, *(_ms(found[way]) for way in ("narrow", "converted", "float32"))]
+        for name, acts in results("bfloat16")["operations"].items()
+        for act, found in acts.items()
+    ]
+    return table(["kernel", "", "bfloat16 as it is", "converted", "float32"], rows)
+
+
+def busy_core() -> str:
+    """An update alone and beside a busy core, by how threads wait."""
+    columns = ["threads wait", "median alone", "mean beside a busy core"]
+    settings = results("busy_core")["settings"].items()
+    return table(columns, [_setting(name, found) for name, found in settings])
+
+
+def _setting(name: str, found: Row) -> list[str]:
+    return [name, _ms(found["alone"]["median"]), _ms(found["beside"]["mean"])]
+
+
+def _ms(milliseconds: float) -> str:
+    return f"{milliseconds:.3g} ms" if milliseconds < 1000 else f"{milliseconds:,.0f} ms"
