@@ -75,7 +75,7 @@ def work(batch: int, watches: bool) -> None:
 
 
 def time_updates(
-    update: Callable[[], None], look: Callable[[], None], seconds: float
+    update: Callable[[], object], look: Callable[[], object], seconds: float
 ) -> list[Update]:
     from fastweights.runs.cores import queued_seconds
 
