@@ -1,6 +1,7 @@
 """Linear-time sequence models, each defined once."""
 
 from fastweights import linearize as linearize
+from fastweights.engines.transformers import Patch, patch_transformers
 from fastweights.generate import stream
 from fastweights.kernels import explain
 from fastweights.methods import Auto, Chunkwise, Method, Parallel, Recurrent, evaluate
@@ -65,6 +66,7 @@ __all__ = [
     "NoFiniteFormError",
     "Normalized",
     "Parallel",
+    "Patch",
     "Recurrence",
     "Recurrent",
     "ShapeError",
@@ -73,6 +75,7 @@ __all__ = [
     "evaluate",
     "explain",
     "linearize",
+    "patch_transformers",
     "preset",
     "register",
     "stream",

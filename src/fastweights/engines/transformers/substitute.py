@@ -1,0 +1,121 @@
+"""A function of transformers' modelling files, ours in its place, and the proof that they agree."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TOLERANCE = 1e-3
+"""How far ours may be from theirs on the example calls, relative to the largest number: rounding
+in float32 stays far below it, any other formula does not.
+"""
+
+
+@dataclass(frozen=True)
+class Call:
+    """Arguments of a call."""
+
+    arguments: tuple[Any, ...] = ()
+    named: dict[str, Any] = field(default_factory=dict)
+
+    def make(self, function: Callable[..., Any]) -> list[Tensor]:
+        """What `function` returns of it, and what it leaves in the tensors that it was given."""
+        arguments = [_copy(a) for a in self.arguments]
+        named = {name: _copy(value) for name, value in self.named.items()}
+        found = function(*arguments, **named)
+        return [*_tensors(found), *_tensors([*arguments, *named.values()])]
+
+
+@dataclass(frozen=True)
+class Substitute:
+    """What takes the place of a global function, or a class's method, of modelling files.
+
+    Attributes:
+        name: ``function`` or ``Class.method``, as modelling files have it
+        compute: ours; a call that it does not cover gives NotImplemented, before anything is
+            changed
+        calls: examples on which ours has to give what theirs gives
+        package: whose kernel transformers takes where it is installed: tensors of a GPU go there
+    """
+
+    name: str
+    compute: Callable[..., Any]
+    calls: Callable[[], Iterable[Call]]
+    package: str | None = None
+
+    def put_before(self, theirs: Callable[..., Any]) -> Callable[..., Any]:
+        """The function for their place: ours, and theirs for what ours leaves to it."""
+
+        @functools.wraps(theirs)
+        def function(*arguments: Any, **named: Any) -> Any:
+            if torch.compiler.is_exporting() or not self._reads([*arguments, *named.values()]):
+                return theirs(*arguments, **named)
+            found = self.compute(*arguments, **named)
+            return theirs(*arguments, **named) if found is NotImplemented else found
+
+        setattr(function, MARK, self)
+        return function
+
+    def _reads(self, values: Iterable[Any]) -> bool:
+        """Whether ours is for tensors of this device."""
+        device = next((value.device.type for value in _tensors(list(values))), "cpu")
+        return device == "cpu" or (device == "cuda" and not _installed(self.package))
+
+    def disagreement(self, theirs: Callable[..., Any]) -> str | None:
+        """Why ours must not take the place of `theirs`; None if both are the same."""
+        plain = inspect.unwrap(theirs)
+        known = inspect.signature(self.compute).parameters.values()
+        takes_any = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in known)
+        new = _names(plain) - _names(self.compute)
+        if new and not takes_any:
+            return f"it takes {', '.join(sorted(new))}, which fastweights does not know"
+        for call in self.calls():
+            try:
+                expected = call.make(plain)
+            except Exception as error:
+                return f"an example call fails there ({type(error).__name__}: {error})"
+            found = call.make(self.compute)
+            if len(found) != len(expected) or not all(map(_close, found, expected)):
+                return "it computes something else than fastweights does"
+        return None
+
+
+MARK = "__fastweights_substitute__"
+"""The attribute by which a function that is in theirs' place is known."""
+
+
+def _names(function: Callable[..., Any]) -> set[str]:
+    """The names of its parameters, but not of those that take what is left."""
+    parameters = inspect.signature(function).parameters.values()
+    left = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return {p.name for p in parameters if p.kind not in left}
+
+
+@functools.cache
+def _installed(package: str | None) -> bool:
+    return package is not None and find_spec(package) is not None
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values if isinstance(values, (tuple, list)) else [values]:
+        if isinstance(value, Tensor):
+            yield value
+
+
+def _copy(value: Any) -> Any:
+    """A tensor that may be written to; an expanded one, which may not, stays so."""
+    return value.clone() if isinstance(value, Tensor) and 0 not in value.stride() else value
+
+
+def _close(found: Tensor, expected: Tensor) -> bool:
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    size = expected.double().abs().max().item()
+    return bool((found.double() - expected.double()).abs().max() <= TOLERANCE * max(size, 1e-3))
