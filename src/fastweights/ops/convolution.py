@@ -140,13 +140,13 @@ def _refuses_native(convolution: Convolution) -> str | None:
 def _side_by_side(
     tail: Tensor, x: Tensor, taps: Tensor, document: Tensor | None = None
 ) -> Convolution:
-    """The same with channels side by side in memory, and tail and x of one dtype, as C reads
-    them.
+    """The same with channels side by side in memory, tail and x of one dtype, and documents of
+    64 bits, as C reads them.
     """
     tail, x = (s.to(torch.promote_types(tail.dtype, x.dtype)) for s in (tail, x))
     tail, x = (s if s.stride(-1) == 1 else s.contiguous() for s in (tail, x))
     return Convolution(
-        tail, x, taps.contiguous(), None if document is None else document.contiguous()
+        tail, x, taps.contiguous(), None if document is None else document.long().contiguous()
     )
 
 

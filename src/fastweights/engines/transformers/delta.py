@@ -46,9 +46,9 @@ def evaluate_delta(
         q, k = q.repeat_interleave(served, dim=2), k.repeat_interleave(served, dim=2)
     log_decay = log_decay if log_decay.dim() == 4 else log_decay[..., None]
     record = Delta(q, k, v, strength[..., None], log_decay)
-    documents = read_documents(q.shape[1], kwargs)
+    documents = read_documents(*q.shape[:2], kwargs)
     if documents is not None:
-        record = record.segments(documents.expand(len(q), -1))
+        record = record.segments(documents)
     o, state = evaluate(record, initial_state)
     return o.to(query.dtype), state if output_final_state else None
 

@@ -1,44 +1,121 @@
-"""Where documents begin in a packed row, in the words of transformers."""
+"""Where documents begin in a packed row, in the words of transformers, and who is told of it.
+
+Many models lose on their way to the mixers what a batch says of its documents, and `position_ids`
+never get there. Therefore what `packing` finds where a model is entered is kept here while it
+runs, and our functions look it up.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastweights.recurrence import ShapeError
 
-BOUNDS = ("seq_idx", "cu_seqlens", "cu_seq_lens_q")
-"""The names by which calls tell where documents begin."""
+BOUNDS = ("cu_seqlens", "cu_seq_lens_q")
+"""The names of the places where documents begin, and the end of the last."""
+CHECKPOINTS = ("_gradient_checkpointing_func", "checkpoint_fn")
+"""The attributes of modules with the function that runs a layer now and again in the backward."""
 
 
-def read_documents(tokens: int, named: dict[str, Any]) -> Tensor | None:
-    """The document of every token, ``[b t]``, or None where a call names none.
+class _Row(threading.local):
+    documents: Tensor | None = None
+
+
+_row = _Row()
+
+
+def current_documents() -> Tensor | None:
+    """The documents ``[b t]`` of the packed rows that a model of this thread is reading."""
+    return _row.documents
+
+
+@contextmanager
+def reading(model: nn.Module, documents: Tensor) -> Iterator[None]:
+    """While `model` reads packed rows; its checkpointed layers read them as such in the backward,
+    too.
 
     Args:
-        tokens: t; of a convolution that was given inputs before the row, those count too and
-            belong to the row's first document
-        named: what the call was given by name: `seq_idx` ``[b t]``, or the bounds
-            ``[documents + 1]`` of a row as `cu_seqlens` or `cu_seq_lens_q`
+        model: the model
+        documents: the document of every token, ``[b t]``
     """
-    ids = named.get("seq_idx")
-    bounds = named.get("cu_seqlens")
-    bounds = named.get("cu_seq_lens_q") if bounds is None else bounds
-    if ids is None and bounds is None:
-        return None
+    checkpoints = [
+        (part, name, vars(part)[name])
+        for part in model.modules()
+        for name in CHECKPOINTS
+        if name in vars(part)
+    ]
+    for part, name, checkpoint in checkpoints:
+        setattr(part, name, partial(_checkpoint, checkpoint, documents))
+    before, _row.documents = _row.documents, documents
+    try:
+        yield
+    finally:
+        _row.documents = before
+        for part, name, checkpoint in checkpoints:
+            setattr(part, name, checkpoint)
+
+
+def _checkpoint(
+    checkpoint: Callable[..., Any],
+    documents: Tensor,
+    function: Callable[..., Any],
+    *arguments: Any,
+    **named: Any,
+) -> Any:
+    return checkpoint(partial(_read, documents, function), *arguments, **named)
+
+
+def _read(documents: Tensor, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    before, _row.documents = _row.documents, documents
+    try:
+        return function(*arguments, **named)
+    finally:
+        _row.documents = before
+
+
+def read_documents(
+    rows: int, tokens: int, named: dict[str, Any], *, led: bool = False
+) -> Tensor | None:
+    """The document of every token, ``[b t]``, or None where nobody tells of documents: those of
+    the model that is running, or else what a call names.
+
+    Args:
+        rows: b
+        tokens: t
+        named: what the call was given by name: `seq_idx` ``[b t]``, or the bounds
+            ``[documents + 1]`` of all rows, one behind the other, as `cu_seqlens` or
+            `cu_seq_lens_q`
+        led: whether inputs of before may lead the rows, of which `named` tells nothing; they
+            belong to each row's first document
+
+    Raises:
+        ShapeError: if they are not for so many tokens
+    """
+    ids = current_documents()
+    ids = named.get("seq_idx") if ids is None else ids
     if ids is None:
+        bounds = next((named[name] for name in BOUNDS if named.get(name) is not None), None)
+        if bounds is None:
+            return None
         ids = number_documents(bounds)
+        ids = ids.view(rows, -1) if ids.shape[1] == rows * tokens else ids
     before = tokens - ids.shape[1]
-    if before < 0:
+    if before < 0 or (before > 0 and not led) or len(ids) not in (1, rows):
         raise ShapeError(
-            f"documents are given for {ids.shape[1]} tokens, but there are {tokens}; seq_idx is"
-            " [batch, tokens] and cu_seqlens ends with the number of tokens"
+            f"documents are given for {list(ids.shape)} tokens, but there are {[rows, tokens]};"
+            " seq_idx is [batch, tokens] and cu_seqlens ends with the number of tokens"
         )
-    return ids if before == 0 else torch.cat([ids[:, :1].expand(-1, before), ids], dim=1)
+    return torch.cat([ids[:, :1].expand(-1, before), ids], dim=1).expand(rows, -1)
 
 
 def number_documents(bounds: Tensor) -> Tensor:
-    """``[1 t]`` of a row's bounds 0 … t."""
+    """``[1 t]`` of bounds 0 … t."""
     tokens = torch.arange(int(bounds[-1]), device=bounds.device, dtype=bounds.dtype)
     return torch.bucketize(tokens, bounds[1:], right=True)[None]

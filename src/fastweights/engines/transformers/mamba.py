@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.engines.transformers.documents import BOUNDS, read_documents
+from fastweights.engines.transformers.documents import read_documents
 from fastweights.engines.transformers.substitute import Call, Substitute
 from fastweights.layers import upcast
 from fastweights.methods import evaluate
@@ -42,7 +42,7 @@ def scan_channels(
     x = hidden_states.transpose(1, 2)
     delta = _step_size(dt.transpose(1, 2), delta_bias, delta_softplus)
     record = _channels(x, delta, A, B.mT, C.mT)
-    documents = read_documents(x.shape[1], kwargs)
+    documents = read_documents(*x.shape[:2], kwargs)
     if documents is not None:
         record = record.segments(documents)
     o, state = evaluate(record)
@@ -121,7 +121,7 @@ def scan_heads(
     del chunk_size
     x, delta = upcast(hidden_states), _step_size(dt, dt_bias, dt_softplus, dt_limit)
     record = _heads(x, delta, A, B, C)
-    documents = read_documents(x.shape[1], kwargs)
+    documents = read_documents(*x.shape[:2], kwargs)
     if documents is not None:
         record = record.segments(documents)
     o, state = evaluate(record, None if initial_states is None else upcast(initial_states).mT)
@@ -165,33 +165,6 @@ def take_parts(*_: Any, **__: Any) -> None:
     """What fuses a whole layer gives None where it is not installed, and then the layer calls the
     parts, which are ours, and leaves its output's projection to the module, with its adapters.
     """
-
-
-def read_one_by_one(
-    self: nn.Module,
-    hidden_states: Tensor,
-    cache_params: Any = None,
-    attention_mask: Tensor | None = None,
-    **kwargs: Any,
-) -> Tensor:
-    """The layer's output of a packed row ``[1 t d]``: Mamba's layers do not tell their scan where
-    documents begin, so each document is read by itself.
-    """
-    documents = read_documents(hidden_states.shape[1], kwargs)
-    if documents is None:
-        return NotImplemented
-    if cache_params is not None or len(hidden_states) > 1:
-        raise ValueError(
-            "packed documents of Mamba layers are read from one row without a cache: pass"
-            " use_cache=False and batches of one row"
-        )
-    lengths = documents[0].unique_consecutive(return_counts=True)[1].tolist()
-    kept = {name: value for name, value in kwargs.items() if name not in BOUNDS}
-    masks = [None] * len(lengths) if attention_mask is None else attention_mask.split(lengths, 1)
-    parts = zip(hidden_states.split(lengths, 1), masks, strict=True)
-    return torch.cat(
-        [type(self).forward(self, part, attention_mask=mask, **kept) for part, mask in parts], 1
-    )
 
 
 def _channel_calls() -> Iterator[Call]:
@@ -248,11 +221,6 @@ def _next_head_calls() -> Iterator[Call]:
     yield Call(call, {"z": None, "dt_bias": bias, "dt_softplus": True})
 
 
-def _no_calls() -> Iterator[Call]:
-    """Ours is made of theirs."""
-    yield from ()
-
-
 def _whole_layers() -> Iterator[Call]:
     yield Call((None,) * 8)
 
@@ -262,10 +230,6 @@ SCANS = (
     Substitute("mamba_selective_state_update", advance_channels, _next_channel_calls, PACKAGE),
     Substitute("mamba2_chunk_scan", scan_heads, _head_calls, PACKAGE),
     Substitute("mamba2_selective_state_update", advance_heads, _next_head_calls, PACKAGE),
-    *(
-        Substitute(f"{mixer}.forward", read_one_by_one, _no_calls)
-        for mixer in ("MambaMixer", "FalconMambaMixer", "JambaMambaMixer", "ZambaMambaMixer")
-    ),
     Substitute("mamba_inner_fn", take_parts, _whole_layers, PACKAGE),
     Substitute("mamba2_split_conv1d_scan_combined", take_parts, _whole_layers, PACKAGE),
 )

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
+from itertools import product
 from types import ModuleType, TracebackType
 from typing import Any, Self
 
 import torch
 import transformers
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 
 from fastweights.engines.transformers.convolutions import CONVOLUTIONS
 from fastweights.engines.transformers.delta import DELTA_RULES
 from fastweights.engines.transformers.mamba import SCANS
+from fastweights.engines.transformers.packing import MASKS, keep_documents_apart, mask_documents
 from fastweights.engines.transformers.substitute import MARK, Substitute
 
 MODELS = "transformers.models."
@@ -30,11 +34,13 @@ class Place:
     """Where a function is looked up: a modelling file, or a class in it.
 
     Attributes:
+        file: the name of the modelling file
         owner: the module or class
         attribute: the name there
         name: for people, ``family.function`` or ``family.Class.method``
     """
 
+    file: str
     owner: ModuleType | type
     attribute: str
     name: str
@@ -55,26 +61,36 @@ class Patch:
         left: what stays as transformers has it, ``family.function``, with the reason
     """
 
-    def __init__(self) -> None:
+    def __init__(self, files: frozenset[str] | None) -> None:
+        """Of the modelling files of these names; None for all."""
         self.left: dict[str, str] = {}
+        self._files = files
         self._before: dict[Place, tuple[Callable[..., Any], Callable[..., Any]]] = {}
-        self._finder: _Finder | None = None
+        self._finder = _Finder(self.visit)
+        _active.append(self)
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """What is computed by fastweights, ``family.function`` each, files that were imported later
-        included.
+        """What is computed by fastweights, ``family.function`` each, and what keeps packed
+        documents apart: masks and models, ``family.Class.forward``; of files that were imported
+        later, too.
         """
         return tuple(sorted(place.name for place in self._before))
 
     def undo(self) -> None:
-        """Put back what was there. A second call does nothing."""
+        """Put back what was there, unless another patch is for it too. Again: do nothing."""
+        if self not in _active:
+            return
+        _active.remove(self)
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
+        files = {place.file: None for place in self._before}
         for place, (theirs, ours) in self._before.items():
             if place.function is ours:
                 place.put(theirs)
         self._before.clear()
+        for patch, file in product(_active, files):
+            patch.visit(sys.modules[file])
 
     def __enter__(self) -> Self:
         return self
@@ -91,32 +107,51 @@ class Patch:
         return f"Patch(replaced={len(self._before)} functions, left={self.left})"
 
     def visit(self, module: ModuleType) -> None:
-        """Put ours into one modelling file."""
-        for substitute in SUBSTITUTES:
-            place = _find_place(module, substitute.name)
-            if place is not None and not hasattr(place.function, MARK):
-                self._put(place, substitute)
+        """Put ours into one modelling file, if this patch is for it."""
+        if self._files is not None and module.__name__ not in self._files:
+            return
+        found = [(_find_place(module, substitute.name), substitute) for substitute in SUBSTITUTES]
+        agree = [
+            self._agrees(place, substitute)
+            for place, substitute in found
+            if place is not None and not hasattr(place.function, MARK)
+        ]
+        if agree and all(agree):
+            self._keep_documents_apart(module)
 
     def follow_imports(self) -> None:
         """Visit every modelling file that is imported from now on."""
-        self._finder = _Finder(self.visit)
         sys.meta_path.insert(0, self._finder)
 
-    def _put(self, place: Place, substitute: Substitute) -> None:
+    def _agrees(self, place: Place, substitute: Substitute) -> bool:
+        """Whether ours gives what theirs gives, and was put in its place."""
         theirs = place.function
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
             reason = substitute.disagreement(theirs)
-        if reason is not None:
-            self.left[place.name] = reason
-            warnings.warn(
-                f"{place.name} of this version of transformers stays as it is: {reason}",
-                stacklevel=2,
-            )
-            return
-        ours = substitute.put_before(theirs)
+        if reason is None:
+            self._put(place, substitute.put_before(theirs))
+            return True
+        self.left[place.name] = reason
+        warnings.warn(
+            f"{place.name} of this version of transformers stays as it is: {reason}", stacklevel=2
+        )
+        return False
+
+    def _keep_documents_apart(self, module: ModuleType) -> None:
+        for place in _find_entries(module):
+            self._put(place, keep_documents_apart(place.function, _family(module)))
+        for place in (_find_place(module, name) for name in MASKS):
+            if place is not None:
+                self._put(place, mask_documents(place.function))
+
+    def _put(self, place: Place, ours: Callable[..., Any]) -> None:
+        self._before[place] = place.function, ours
         place.put(ours)
-        self._before[place] = theirs, ours
+
+
+_active: list[Patch] = []
+"""Those that are not undone."""
 
 
 def patch_transformers(model: nn.Module | str | None = None) -> Patch:
@@ -139,25 +174,25 @@ def patch_transformers(model: nn.Module | str | None = None) -> Patch:
     Raises:
         ValueError: if transformers has no model type of that name
     """
-    patch = Patch()
-    if model is None:
+    files = None if model is None else _find_files(model)
+    patch = Patch(files)
+    if files is None:
         patch.follow_imports()
-    for module in _modelling_files(model):
-        patch.visit(module)
+    for name in sorted(sys.modules if files is None else files):
+        if _is_modelling_file(name):
+            patch.visit(sys.modules[name])
     return patch
 
 
-def _modelling_files(model: nn.Module | str | None) -> Iterator[ModuleType]:
-    """Those that are imported, or those that `model` is made of."""
-    if isinstance(model, nn.Module):
-        names = {type(part).__module__ for part in model.modules()}
-    elif model is None:
-        names = set(sys.modules)
-    else:
-        names = {_import_family(model)}
-    for name in sorted(names):
-        if name.startswith(MODELS) and ".modeling_" in name:
-            yield sys.modules[name]
+def _find_files(model: nn.Module | str) -> frozenset[str]:
+    """The names of the files that a model, or a family, is made of."""
+    if isinstance(model, str):
+        return frozenset([_import_family(model)])
+    return frozenset(type(part).__module__ for part in model.modules())
+
+
+def _is_modelling_file(name: str) -> bool:
+    return name.startswith(MODELS) and ".modeling_" in name
 
 
 def _import_family(model_type: str) -> str:
@@ -181,8 +216,23 @@ def _find_place(module: ModuleType, name: str) -> Place | None:
         owner = vars(owner).get(part)
     if owner is None or attribute not in vars(owner):
         return None
-    family = module.__name__.removeprefix(MODELS).split(".")[0]
-    return Place(owner, attribute, f"{family}.{name}")
+    return Place(module.__name__, owner, attribute, f"{_family(module)}.{name}")
+
+
+def _family(module: ModuleType) -> str:
+    """The folder of a modelling file."""
+    return module.__name__.removeprefix(MODELS).split(".")[0]
+
+
+def _find_entries(module: ModuleType) -> Iterator[Place]:
+    """The forwards of a modelling file that take a batch of texts."""
+    for name, entry in list(vars(module).items()):
+        is_model = isinstance(entry, type) and issubclass(entry, PreTrainedModel)
+        if not is_model or entry.__module__ != module.__name__ or "forward" not in vars(entry):
+            continue
+        if "input_ids" in inspect.signature(entry.forward).parameters:
+            place = f"{_family(module)}.{name}.forward"
+            yield Place(module.__name__, entry, "forward", place)
 
 
 class _Finder:
@@ -192,7 +242,7 @@ class _Finder:
         self.visit = visit
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if not (name.startswith(MODELS) and ".modeling_" in name):
+        if not _is_modelling_file(name):
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastweights.engines.transformers.documents import BOUNDS, current_documents
+
 TOLERANCE = 1e-3
 """How far ours may be from theirs on the example calls, relative to the largest number: rounding
 in float32 stays far below it, any other formula does not.
@@ -55,18 +57,30 @@ class Substitute:
 
         @functools.wraps(theirs)
         def function(*arguments: Any, **named: Any) -> Any:
-            if torch.compiler.is_exporting() or not self._reads([*arguments, *named.values()]):
-                return theirs(*arguments, **named)
-            found = self.compute(*arguments, **named)
-            return theirs(*arguments, **named) if found is NotImplemented else found
+            found: Any = NotImplemented
+            if self._reads(arguments, named):
+                found = self.compute(*arguments, **named)
+            if found is not NotImplemented:
+                return found
+            if _loses_documents(named):
+                raise ValueError(
+                    f"{self.name} is called in a way that only transformers' own function covers,"
+                    " which would mix the documents of packed rows: give each a row of its own"
+                )
+            return theirs(*arguments, **named)
 
         setattr(function, MARK, self)
         return function
 
-    def _reads(self, values: Iterable[Any]) -> bool:
+    def _reads(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
         """Whether ours is for tensors of this device."""
-        device = next((value.device.type for value in _tensors(list(values))), "cpu")
-        return device == "cpu" or (device == "cuda" and not _installed(self.package))
+        if torch.compiler.is_exporting():
+            return False
+        values = [*arguments, *named.values()]
+        device = next((value.device.type for value in _tensors(values)), "cpu")
+        if device == "cuda":
+            return _loses_documents(named) or not _installed(self.package)
+        return device == "cpu"
 
     def disagreement(self, theirs: Callable[..., Any]) -> str | None:
         """Why ours must not take the place of `theirs`; None if both are the same."""
@@ -89,6 +103,12 @@ class Substitute:
 
 MARK = "__fastweights_substitute__"
 """The attribute by which a function that is in theirs' place is known."""
+
+
+def _loses_documents(named: dict[str, Any]) -> bool:
+    """Whether packed rows are read by a call that does not name their documents."""
+    told = any(named.get(name) is not None for name in ("seq_idx", *BOUNDS))
+    return current_documents() is not None and not told
 
 
 def _names(function: Callable[..., Any]) -> set[str]:
