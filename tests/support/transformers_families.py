@@ -141,8 +141,7 @@ def _qwen3_moe(width: int) -> Configuration:
 def _qwen4(width: int) -> Configuration:
     indexer = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8}
     budget = {"indexer_budget": 8, "indexer_compress_ratio": 4}
-    layers = {"layer_types": ["linear_attention", "indexed_attention"]}
-    return _qwen3_moe(width) | indexer | budget | layers | {"hc_count": 2, "hc_lowrank": 4}
+    return _qwen3_moe(width) | indexer | budget | {"hc_count": 2, "hc_lowrank": 4}
 
 
 def _olmo(width: int) -> Configuration:

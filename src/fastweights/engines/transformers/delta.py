@@ -54,8 +54,8 @@ def evaluate_delta(
 
 
 def _calls(per_channel: bool) -> Iterator[Call]:
-    grouped = 1 if per_channel else 2
-    for tokens, served, state in ((1, 1, True), (70, grouped, False), (5, grouped, True)):
+    grouped = () if per_channel else ((70, 2, False), (5, 2, True))
+    for tokens, served, state in ((1, 1, True), (70, 1, False), (5, 1, True), *grouped):
         b, h, k, v = 2, 2, 8, 6
         q, key = torch.randn(2, b, tokens, h, k)
         width = (k,) if per_channel else ()
@@ -69,6 +69,7 @@ def _calls(per_channel: bool) -> Iterator[Call]:
                 "output_final_state": state,
                 "use_qk_l2norm_in_kernel": tokens > 1,
             },
+            newer=served > 1,
         )
 
 

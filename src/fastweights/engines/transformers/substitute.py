@@ -22,10 +22,17 @@ in float32 stays far below it, any other formula does not.
 
 @dataclass(frozen=True)
 class Call:
-    """Arguments of a call."""
+    """Arguments of a call.
+
+    Attributes:
+        arguments: by place
+        named: by name
+        newer: whether older versions of transformers refuse it
+    """
 
     arguments: tuple[Any, ...] = ()
     named: dict[str, Any] = field(default_factory=dict)
+    newer: bool = False
 
     def make(self, function: Callable[..., Any]) -> list[Tensor]:
         """What `function` returns of it, and what it leaves in the tensors that it was given."""
@@ -94,6 +101,8 @@ class Substitute:
             try:
                 expected = call.make(plain)
             except Exception as error:
+                if call.newer:
+                    continue
                 return f"an example call fails there ({type(error).__name__}: {error})"
             found = call.make(self.compute)
             if len(found) != len(expected) or not all(map(_close, found, expected)):
