@@ -28,7 +28,7 @@ def convolve_row(
         return NotImplemented
     x = hidden_states.transpose(1, 2).to(weight.dtype)
     tail = x.new_zeros(len(x), weight.shape[1] - 1, x.shape[2])
-    documents = read_documents(*x.shape[:2], kwargs, led=True)
+    documents = read_documents(x, kwargs, led=True)
     if documents is not None:
         documents = torch.cat([documents[:, :1].expand(-1, tail.shape[1]), documents], dim=1)
     y, _ = convolve(tail, x, weight.T, documents, bias, silu=activation is not None)

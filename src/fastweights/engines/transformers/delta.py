@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.engines.transformers.documents import read_documents
+from fastweights.engines.transformers.documents import evaluate_rows
 from fastweights.engines.transformers.substitute import Call, Substitute
 from fastweights.layers import l2_normalize, upcast
-from fastweights.methods import evaluate
 from fastweights.recurrence import Delta
 
 PACKAGE = "fla"
@@ -46,10 +45,7 @@ def evaluate_delta(
         q, k = q.repeat_interleave(served, dim=2), k.repeat_interleave(served, dim=2)
     log_decay = log_decay if log_decay.dim() == 4 else log_decay[..., None]
     record = Delta(q, k, v, strength[..., None], log_decay)
-    documents = read_documents(*q.shape[:2], kwargs)
-    if documents is not None:
-        record = record.segments(documents)
-    o, state = evaluate(record, initial_state)
+    o, state = evaluate_rows(record, kwargs, initial_state)
     return o.to(query.dtype), state if output_final_state else None
 
 

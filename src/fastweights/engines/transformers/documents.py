@@ -11,12 +11,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from fastweights.recurrence import ShapeError
+from fastweights.methods import evaluate
+from fastweights.recurrence import Decay, Delta, ShapeError
+from fastweights.recurrence.selective import Selective
 
 BOUNDS = ("cu_seqlens", "cu_seq_lens_q")
 """The names of the places where documents begin, and the end of the last."""
@@ -52,7 +54,7 @@ def reading(model: nn.Module, documents: Tensor) -> Iterator[None]:
         if name in vars(part)
     ]
     for part, name, checkpoint in checkpoints:
-        setattr(part, name, partial(_checkpoint, checkpoint, documents))
+        setattr(part, name, partial(_checkpoint, checkpoint, part, documents))
     before, _row.documents = _row.documents, documents
     try:
         yield
@@ -64,31 +66,29 @@ def reading(model: nn.Module, documents: Tensor) -> Iterator[None]:
 
 def _checkpoint(
     checkpoint: Callable[..., Any],
+    part: nn.Module,
     documents: Tensor,
     function: Callable[..., Any],
     *arguments: Any,
     **named: Any,
 ) -> Any:
-    return checkpoint(partial(_read, documents, function), *arguments, **named)
+    """What `checkpoint` makes of a function of a part of a model, which has the documents whenever
+    it runs, and so have the checkpointed layers inside.
+    """
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        with reading(part, documents):
+            return function(*arguments, **named)
+
+    return checkpoint(run, *arguments, **named)
 
 
-def _read(documents: Tensor, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    before, _row.documents = _row.documents, documents
-    try:
-        return function(*arguments, **named)
-    finally:
-        _row.documents = before
-
-
-def read_documents(
-    rows: int, tokens: int, named: dict[str, Any], *, led: bool = False
-) -> Tensor | None:
+def read_documents(stream: Tensor, named: dict[str, Any], *, led: bool = False) -> Tensor | None:
     """The document of every token, ``[b t]``, or None where nobody tells of documents: those of
     the model that is running, or else what a call names.
 
     Args:
-        rows: b
-        tokens: t
+        stream: whatever has a row per text and an entry per token, ``[b t …]``
         named: what the call was given by name: `seq_idx` ``[b t]``, or the bounds
             ``[documents + 1]`` of all rows, one behind the other, as `cu_seqlens` or
             `cu_seq_lens_q`
@@ -98,6 +98,7 @@ def read_documents(
     Raises:
         ShapeError: if they are not for so many tokens
     """
+    rows, tokens = stream.shape[:2]
     ids = current_documents()
     ids = named.get("seq_idx") if ids is None else ids
     if ids is None:
@@ -113,6 +114,15 @@ def read_documents(
             " seq_idx is [batch, tokens] and cu_seqlens ends with the number of tokens"
         )
     return torch.cat([ids[:, :1].expand(-1, before), ids], dim=1).expand(rows, -1)
+
+
+def evaluate_rows(
+    record: Decay | Selective | Delta, named: dict[str, Any], state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(o, the state behind each row) of a record, whose documents `read_documents` finds."""
+    documents = read_documents(record.q, named)
+    o, following = evaluate(record if documents is None else record.segments(documents), state)
+    return o, cast(Tensor, following)
 
 
 def number_documents(bounds: Tensor) -> Tensor:

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.engines.transformers.documents import read_documents
+from fastweights.engines.transformers.documents import evaluate_rows
 from fastweights.engines.transformers.substitute import Call, Substitute
 from fastweights.layers import upcast
-from fastweights.methods import evaluate
 from fastweights.recurrence import Decay
 from fastweights.recurrence.selective import Selective
 
@@ -42,10 +41,7 @@ def scan_channels(
     x = hidden_states.transpose(1, 2)
     delta = _step_size(dt.transpose(1, 2), delta_bias, delta_softplus)
     record = _channels(x, delta, A, B.mT, C.mT)
-    documents = read_documents(*x.shape[:2], kwargs)
-    if documents is not None:
-        record = record.segments(documents)
-    o, state = evaluate(record)
+    o, state = evaluate_rows(record, kwargs)
     y = _finish(o[..., 0].to(x.dtype), x, D, None if z is None else z.transpose(1, 2))
     y = y.transpose(1, 2)
     return (y, state[..., 0]) if return_last_state else y
@@ -67,7 +63,7 @@ def advance_channels(
     """The same of one token ``[b d]``; `state` ``[b d n]`` is moved on."""
     delta = _step_size(dt, dt_bias, dt_softplus)
     record = _channels(hidden_states[:, None], delta[:, None], A, B[:, None], C[:, None])
-    o, following = evaluate(record, upcast(state)[..., None])
+    o, following = evaluate_rows(record, {}, upcast(state)[..., None])
     state.copy_(following[..., 0])
     y = _finish(o[:, 0, :, 0].to(hidden_states.dtype), hidden_states, D, z)
     return y.to(hidden_states.dtype)
@@ -121,10 +117,8 @@ def scan_heads(
     del chunk_size
     x, delta = upcast(hidden_states), _step_size(dt, dt_bias, dt_softplus, dt_limit)
     record = _heads(x, delta, A, B, C)
-    documents = read_documents(*x.shape[:2], kwargs)
-    if documents is not None:
-        record = record.segments(documents)
-    o, state = evaluate(record, None if initial_states is None else upcast(initial_states).mT)
+    before = None if initial_states is None else upcast(initial_states).mT
+    o, state = evaluate_rows(record, kwargs, before)
     y = _finish(o, x, None if D is None else D[:, None], z)
     return (y, state.mT) if return_final_states else y
 
@@ -150,7 +144,7 @@ def advance_heads(
     delta = _step_size(dt[..., 0], None if dt_bias is None else dt_bias[..., 0], dt_softplus)
     x = upcast(hidden_states)[:, None]
     record = _heads(x, delta[:, None], A[:, 0, 0], B[:, None], C[:, None])
-    o, following = evaluate(record, upcast(state).mT)
+    o, following = evaluate_rows(record, {}, upcast(state).mT)
     state.copy_(following.mT)
     return _finish(o[:, 0], hidden_states, D, z).to(hidden_states.dtype)
 

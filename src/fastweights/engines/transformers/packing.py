@@ -70,11 +70,10 @@ def find_packing(call: Call) -> Tensor | None:
     text = next((call[n] for n in ("input_ids", "inputs_embeds") if call.get(n) is not None), None)
     if text is None:
         return None
-    rows, tokens = text.shape[:2]
-    documents = read_documents(rows, tokens, call)
+    documents = read_documents(text, call)
     if documents is None and _fresh(call) and (positions := _text_positions(call)) is not None:
         jumps = positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1
-        documents = jumps.cumsum(1).expand(rows, -1)
+        documents = jumps.cumsum(1).expand(len(text), -1)
     if documents is None or torch.compiler.is_compiling():
         return documents
     return None if bool((documents == documents[:, :1]).all()) else documents
