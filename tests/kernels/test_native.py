@@ -355,17 +355,17 @@ def test_exponentials(heads: int) -> None:
 
 
 @compiled
-@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("documents", [None, torch.int32, torch.int64])
 @pytest.mark.parametrize(
     ("t", "d", "taps"), [(37, 100, 4), (2, 16, 4), (50, 300, 64), (5, 5, 2), (20, 33, 1)]
 )
-def test_short_convolutions(t: int, d: int, taps: int, documents: bool) -> None:
+def test_short_convolutions(t: int, d: int, taps: int, documents: torch.dtype | None) -> None:
     """Against y_t = Σ_j w_j x_{t-n+j} in float64, tap by tap; channels apart in memory, as after a
     split.
     """
     tail, weight = torch.randn(2, taps - 1, d), torch.randn(taps, d)
     x = torch.randn(2, t, 2 * d)[..., :d]
-    ids = torch.randint(2, (2, taps - 1 + t)).cumsum(1)
+    ids = torch.randint(2, (2, taps - 1 + t)).cumsum(1).to(documents)
     upstream, found = torch.randn(2, t, d), []
     for dtype in (torch.float32, torch.float64):
         leaves = [s.to(dtype).requires_grad_() for s in (tail, x, weight)]

@@ -27,7 +27,8 @@ CHECKPOINTS = ("_gradient_checkpointing_func", "checkpoint_fn")
 
 
 class _Row(threading.local):
-    documents: Tensor | None = None
+    def __init__(self) -> None:
+        self.documents: Tensor | None = None
 
 
 _row = _Row()
@@ -105,8 +106,7 @@ def read_documents(stream: Tensor, named: dict[str, Any], *, led: bool = False) 
         bounds = next((named[name] for name in BOUNDS if named.get(name) is not None), None)
         if bounds is None:
             return None
-        ids = number_documents(bounds)
-        ids = ids.view(rows, -1) if ids.shape[1] == rows * tokens else ids
+        ids = number_documents(bounds, rows, tokens)
     before = tokens - ids.shape[1]
     if before < 0 or (before > 0 and not led) or len(ids) not in (1, rows):
         raise ShapeError(
@@ -125,7 +125,11 @@ def evaluate_rows(
     return o, cast(Tensor, following)
 
 
-def number_documents(bounds: Tensor) -> Tensor:
-    """``[1 t]`` of bounds 0 … t."""
-    tokens = torch.arange(int(bounds[-1]), device=bounds.device, dtype=bounds.dtype)
-    return torch.bucketize(tokens, bounds[1:], right=True)[None]
+def number_documents(bounds: Tensor, rows: int, tokens: int) -> Tensor:
+    """``[b t]`` of the bounds 0 … b t of all rows, one behind the other; of other bounds 0 … n,
+    ``[1 n]``. A compiled graph cannot look, and takes them to be for b t.
+    """
+    total = rows * tokens if torch.compiler.is_compiling() else int(bounds[-1])
+    places = torch.arange(total, device=bounds.device, dtype=bounds.dtype)
+    ids = torch.bucketize(places, bounds[1:], right=True)
+    return ids.view(rows, tokens) if total == rows * tokens else ids[None]
