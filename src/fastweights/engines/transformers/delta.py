@@ -50,8 +50,9 @@ def evaluate_delta(
 
 
 def _calls(per_channel: bool) -> Iterator[Call]:
+    several = ((70, 1, False), (5, 1, True))
     grouped = () if per_channel else ((70, 2, False), (5, 2, True))
-    for tokens, served, state in ((1, 1, True), (70, 1, False), (5, 1, True), *grouped):
+    for tokens, served, state in ((1, 1, True), *several, *grouped):
         b, h, k, v = 2, 2, 8, 6
         q, key = torch.randn(2, b, tokens, h, k)
         width = (k,) if per_channel else ()
@@ -65,7 +66,7 @@ def _calls(per_channel: bool) -> Iterator[Call]:
                 "output_final_state": state,
                 "use_qk_l2norm_in_kernel": tokens > 1,
             },
-            newer=served > 1,
+            may_fail=served > 1,  # before transformers 5.21, layers repeat keys themselves
         )
 
 

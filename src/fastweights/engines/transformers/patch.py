@@ -159,10 +159,15 @@ def patch_transformers(model: nn.Module | str | None = None) -> Patch:
 
     The gated delta rule, Kimi's delta attention, the scans of Mamba and Mamba-2 and the short
     convolutions of 22 model families, which are reference code on a CPU, become ours, in files that
-    are imported already and in those to come; packed documents, which the reference refuses, are
-    kept apart. Before a function takes the place of another, both have to agree on examples;
-    otherwise transformers' own stays, and a warning says so. A second call finds nothing left to
-    do.
+    are imported already and in those to come. Before a function takes the place of another, both
+    have to agree on examples; otherwise transformers' own stays, and a warning says so. A second
+    call finds nothing left to do.
+
+    Packed documents, which the reference refuses or mixes, are kept apart in linear and in softmax
+    layers, whether `seq_idx`, `cu_seq_lens_q` or, without a cache and without padding,
+    `position_ids` tell of them. A packed row keeps no cache; where documents would be mixed all the
+    same (padding, a cache that is asked for, families whose own layers read across) a ValueError
+    says what to do.
 
     Args:
         model: a model, or the name of a model type such as ``qwen3_next``: only the files that its
