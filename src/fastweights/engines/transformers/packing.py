@@ -88,9 +88,10 @@ def _fresh(call: Call) -> bool:
 
 
 def _unpadded(call: Call) -> bool:
+    """Whether no token is known to be padding; a compiled graph cannot look at a mask."""
     mask = call.get("attention_mask")
-    if mask is None:
-        return True
+    if mask is None or torch.compiler.is_compiling():
+        return mask is None
     return isinstance(mask, Tensor) and mask.dim() == 2 and bool((mask == 1).all())
 
 
