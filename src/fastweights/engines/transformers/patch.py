@@ -21,12 +21,13 @@ from transformers.models.auto.configuration_auto import model_type_to_module_nam
 
 from fastweights.engines.transformers.convolutions import CONVOLUTIONS
 from fastweights.engines.transformers.delta import DELTA_RULES
+from fastweights.engines.transformers.loops import LOOPS
 from fastweights.engines.transformers.mamba import SCANS
 from fastweights.engines.transformers.packing import MASKS, keep_documents_apart, mask_documents
 from fastweights.engines.transformers.substitute import MARK, Substitute
 
 MODELS = "transformers.models."
-SUBSTITUTES = (*CONVOLUTIONS, *DELTA_RULES, *SCANS)
+SUBSTITUTES = (*CONVOLUTIONS, *DELTA_RULES, *SCANS, *LOOPS)
 
 
 @dataclass(frozen=True)
