@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from fastweights.engines.transformers.substitute import Call, Substitute
 from fastweights.layers import upcast
 from fastweights.methods import evaluate
-from fastweights.recurrence import Amplified, Bonus, Decay, Normalized
+from fastweights.recurrence import Decay
+from fastweights.recurrence.scales import EMPTY_LOG_SCALE, round_up
 
 State = tuple[Tensor, Tensor, Tensor]
 
@@ -58,21 +59,47 @@ def attend_by_channel(
     """
     if key.shape[1] == 1:
         return NotImplemented
-    one = upcast(key).new_ones(1, 1, 1, 1)
-    log_alpha, bonus = -upcast(time_decay).exp(), upcast(time_first).exp()
-    rule = Bonus(
-        one, one, value[..., None], log_alpha[None, None, :, None], bonus[None, None, :, None]
-    )
-    record = Amplified(Normalized(rule), upcast(key)[..., None])
-    start = None
-    if state is not None:
-        numerator, denominator, largest = state
-        start = torch.stack([numerator, denominator], -1)[:, :, None], largest[..., None]
-    o, (sums, m) = evaluate(record, start)
-    o = o[..., 0].to(key.dtype)
+    k, v = upcast(key), upcast(value)
+    own = k + upcast(time_first)
+    # e^-10⁴ is 0 already, and finite logs can be summed
+    log_alpha = -upcast(time_decay).exp().clamp(max=1e4)
+    start = k.new_full(k[:, 0].shape, EMPTY_LOG_SCALE) if state is None else state[2]
+    before, m = _log_scales(k.detach(), log_alpha.detach(), start.detach())
+    read = before.maximum(own.detach())
+    kept, own = (before - read).to(k.dtype).exp(), (own.double() - read).to(k.dtype).exp()
+    gain, decay = (k.double() - m).to(k.dtype).exp(), log_alpha + (before - m).to(k.dtype)
+    # what rounding leaves of it above 0 is taken away
+    decay = decay - decay.detach().clamp(min=0)
+    starts = (None, None) if state is None else state[:2]
+    numerator, sums = _accumulate(gain, v, decay, starts[0])
+    denominator, weights = _accumulate(gain, torch.ones_like(v[:1, :1, :1]), decay, starts[1])
+    o = (kept * numerator + own * v) / (kept * denominator + own)
     if not return_state and state is None:
-        return o, None
-    return o, [sums[:, :, 0, 0], sums[:, :, 0, 1], m[..., 0]]
+        return o.to(key.dtype), None
+    return o.to(key.dtype), [sums, weights, m[:, -1].to(sums.dtype)]
+
+
+def _log_scales(gain: Tensor, log_alpha: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    """m_t = max(m_{t-1} + log α, w_t) before and after every token, float64, of w ``[b t d]``, log
+    α ``[d]`` and m_0 ``[b d]``.
+    """
+    tokens = torch.arange(1, gain.shape[1] + 1, dtype=torch.float64, device=gain.device)
+    total, start = tokens[:, None] * log_alpha.double(), start.double()[:, None]
+    after = total + (gain - total).cummax(1).values.maximum(start)
+    # a state keeps the last one in its dtype
+    after[:, -1] = round_up(after[:, -1], gain.dtype)
+    return torch.cat([start, after[:, :-1]], 1), after
+
+
+def _accumulate(
+    gain: Tensor, v: Tensor, log_alpha: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The decaying sum of gain · v before every token ``[b t d]``, and after the last ``[b d]``."""
+    one = gain.new_ones(1, 1, 1, 1)
+    record = Decay(one, gain[..., None], v[..., None], log_alpha[..., None])
+    o, after = evaluate(record, None if state is None else state[..., None, None])
+    first = gain.new_zeros(gain[:, :1].shape) if state is None else upcast(state)[:, None]
+    return torch.cat([first, o[:, :-1, :, 0]], 1), after[..., 0, 0]
 
 
 class _Gates(NamedTuple):
@@ -94,7 +121,10 @@ class _Gates(NamedTuple):
         gain, log_alpha = igate.double(), F.logsigmoid(fgate.double())
         total = log_alpha.cumsum(-1)
         m = total + (gain - total).cummax(-1).values.maximum(start.double())
-        fixed = m.detach()
+        # a state keeps the last one in its dtype
+        dtype, fixed = torch.promote_types(igate.dtype, torch.float32), m.detach().clone()
+        fixed[..., -1] = round_up(fixed[..., -1], dtype)
+        m = m + (fixed - m.detach())
         decay = log_alpha + torch.cat([start.double().detach(), fixed[..., :-1]], -1) - fixed
         # what rounding leaves of it above 0 is taken away
         decay = decay - decay.detach().clamp(min=0)
@@ -121,6 +151,8 @@ def read_cells(
     beside numbers so divided, so that m is part of the function and has a gradient.
     """
     config, tokens = self.config, query.shape[2]
+    if tokens == 1:
+        return NotImplemented
     mode = config.mode if mode is None else mode
     with_state = "inference" in mode
     if "train" in mode:
@@ -131,8 +163,8 @@ def read_cells(
     b, h, _, k = key.shape
     if c_initial is None:
         c_initial = upcast(value).new_zeros(b, h, k, value.shape[-1])
-        n_initial, m_initial = c_initial[..., 0], c_initial[..., 0, :1]
-    assert n_initial is not None and m_initial is not None
+    n_initial = c_initial[..., 0] if n_initial is None else n_initial
+    m_initial = n_initial[..., :1] if m_initial is None else m_initial
     gates = _Gates.of(igate, fgate, m_initial)
     q, key, v = (upcast(s).transpose(1, 2) for s in (query, key, value))
     record = Decay(
@@ -161,14 +193,16 @@ def attend_with_decay(
 ) -> tuple[Tensor, Tensor]:
     """A layer of lightning attention, ``[b t d]``, and its state ``[b h k v]``."""
     del position_embeddings, kwargs
+    start = None
+    if past_key_values is not None:
+        start = past_key_values.get_linear_cache(self.layer_idx)
+    if hidden_states.shape[1] == 1 and start is not None:
+        return NotImplemented
     streams = self.act_fn(self.qkv_proj(hidden_states))
     if attention_mask is not None:
         streams = (streams * attention_mask[:, :, None]).to(streams.dtype)
     heads = streams.unflatten(-1, (self.num_attention_heads, -1))
     q, k, v = heads.split(self.head_dim, dim=3)
-    start = None
-    if past_key_values is not None:
-        start = past_key_values.get_linear_cache(self.layer_idx)
     o, state = evaluate(Decay(q, k, v, -upcast(self.slope_rate)[None, None, :, 0]), start)
     state = state.to(v.dtype)
     o = F.sigmoid(self.output_gate(hidden_states)) * self.norm(o.flatten(2))
@@ -196,7 +230,7 @@ def _cell_calls() -> Iterator[Call]:
     file = import_module("transformers.models.xlstm.modeling_xlstm")
     b, h, k, v = 2, 2, 4, 6
     backend = file.xLSTMBackend(file.xLSTMConfig(hidden_size=16, num_heads=h, chunk_size=4))
-    for tokens, state in ((11, False), (11, True), (1, True)):
+    for tokens, state in ((11, False), (11, True)):
         gates = torch.randn(2, b, h, tokens)
         start = torch.randn(b, h, k, v), torch.randn(b, h, k), torch.randn(b, h, 1)
         named = dict(zip(("c_initial", "n_initial", "m_initial"), start, strict=True))
