@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.minimax import modeling_minimax
+from transformers.models.minimax.configuration_minimax import MiniMaxConfig
 from transformers.models.recurrent_gemma import modeling_recurrent_gemma
 from transformers.models.rwkv import modeling_rwkv
 from transformers.models.xlstm import modeling_xlstm
@@ -45,7 +46,7 @@ TOKENS = 37
 FLOAT32, FLOAT64 = 1e-5, 1e-10
 
 
-def make(family: str) -> torch.nn.Module:
+def make(family: str) -> Any:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **MODELS[family]))
     for parameter in model.parameters():
@@ -73,14 +74,14 @@ def tensors(value: Any) -> Iterator[Tensor]:
         yield from tensors(vars(value))
 
 
-def states(model: torch.nn.Module, output: Any, family: str) -> list[Tensor]:
+def states(model: Any, output: Any, family: str) -> list[Tensor]:
     """What the model has read, as it keeps it for the next token."""
     if family == "recurrent_gemma":
         return [m.recurrent_states for m in model.modules() if hasattr(m, "recurrent_states")]
     return [s for s in tensors(output[STATES[family]]) if s.is_floating_point()]
 
 
-def run(model: torch.nn.Module, family: str) -> dict[str, list[Tensor]]:
+def run(model: Any, family: str) -> dict[str, list[Tensor]]:
     """Everything that a model gives."""
     ids = torch.randint(64, (2, TOKENS), generator=torch.Generator().manual_seed(1))
     model.train().zero_grad()
@@ -248,13 +249,13 @@ def test_mlstm_leaves_what_theirs_refuses() -> None:
 @pytest.mark.parametrize("tokens", [2, 37])
 @pytest.mark.parametrize("with_state", [False, True])
 def test_lightning_attention_in_float64(tokens: int, with_state: bool) -> None:
-    config = modeling_minimax.MiniMaxConfig(**MODELS["minimax"])
+    config = MiniMaxConfig(**MODELS["minimax"])
     with double():
         layer = modeling_minimax.MiniMaxLightningAttention(config, 0)
         x, mask = torch.randn(2, tokens, 32), torch.ones(2, tokens)
         mask[0, :1] = 0
-        cache = loops._State(torch.randn(2, 4, 8, 8)) if with_state else None
-        theirs = modeling_minimax.MiniMaxLightningAttention.forward
+        cache: Any = loops._State(torch.randn(2, 4, 8, 8)) if with_state else None
+        theirs: Any = modeling_minimax.MiniMaxLightningAttention.forward
         agree(
             lambda x: loops.attend_with_decay(layer, x, None, mask, cache),
             lambda x: theirs(layer, x, None, mask, cache),

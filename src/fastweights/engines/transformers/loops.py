@@ -21,6 +21,12 @@ from fastweights.recurrence.scales import EMPTY_LOG_SCALE, round_up
 State = tuple[Tensor, Tensor, Tensor]
 
 
+def _advance(record: Decay, start: Tensor | None) -> tuple[Tensor, Tensor]:
+    o, state = evaluate(record, start)
+    assert isinstance(state, Tensor)
+    return o, state
+
+
 def scan_gated(
     self: nn.Module,
     hidden_states: Tensor,
@@ -40,7 +46,7 @@ def scan_gated(
     log_alpha = alpha.clamp(min=torch.finfo(alpha.dtype).tiny).log()[..., None]
     one, x = hidden_states.new_ones(1, 1, 1, 1), hidden_states[..., None]
     record = Decay(one, one, x, log_alpha).restart(reset[..., 0])
-    o, state = evaluate(
+    o, state = _advance(
         record, None if recurrent_states is None else recurrent_states[..., None, None]
     )
     return o[..., 0], state[..., 0, 0].to(acc_dtype)
@@ -97,7 +103,7 @@ def _accumulate(
     """The decaying sum of gain · v before every token ``[b t d]``, and after the last ``[b d]``."""
     one = gain.new_ones(1, 1, 1, 1)
     record = Decay(one, gain[..., None], v[..., None], log_alpha[..., None])
-    o, after = evaluate(record, None if state is None else state[..., None, None])
+    o, after = _advance(record, None if state is None else state[..., None, None])
     first = gain.new_zeros(gain[:, :1].shape) if state is None else upcast(state)[:, None]
     return torch.cat([first, o[:, :-1, :, 0]], 1), after[..., 0, 0]
 
@@ -153,7 +159,7 @@ def read_cells(
     config, tokens = self.config, query.shape[2]
     if tokens == 1:
         return NotImplemented
-    mode = config.mode if mode is None else mode
+    mode = mode or str(config.mode)
     with_state = "inference" in mode
     if "train" in mode:
         with_state = config.return_last_states if return_last_states is None else return_last_states
@@ -173,7 +179,7 @@ def read_cells(
         F.pad(v, (0, 1), value=1.0),
         gates.decay.to(key.dtype),
     )
-    o, state = evaluate(record, torch.cat([c_initial, n_initial[..., None]], -1))
+    o, state = _advance(record, torch.cat([c_initial, n_initial[..., None]], -1))
     fixed = gates.m.detach()
     least, eps = (-fixed).exp().to(o.dtype), config.eps * (gates.m - fixed).exp().to(o.dtype)
     o = o[..., :-1] / (o[..., -1:].abs().maximum(least) + eps)
@@ -186,7 +192,7 @@ def read_cells(
 def attend_with_decay(
     self: Any,
     hidden_states: Tensor,
-    position_embeddings: tuple[Tensor, Tensor],
+    position_embeddings: tuple[Tensor, Tensor] | None,
     attention_mask: Tensor | None,
     past_key_values: Any = None,
     **kwargs: Any,
@@ -203,7 +209,7 @@ def attend_with_decay(
         streams = (streams * attention_mask[:, :, None]).to(streams.dtype)
     heads = streams.unflatten(-1, (self.num_attention_heads, -1))
     q, k, v = heads.split(self.head_dim, dim=3)
-    o, state = evaluate(Decay(q, k, v, -upcast(self.slope_rate)[None, None, :, 0]), start)
+    o, state = _advance(Decay(q, k, v, -upcast(self.slope_rate)[None, None, :, 0]), start)
     state = state.to(v.dtype)
     o = F.sigmoid(self.output_gate(hidden_states)) * self.norm(o.flatten(2))
     if past_key_values is not None:
@@ -233,7 +239,9 @@ def _cell_calls() -> Iterator[Call]:
     for tokens, state in ((11, False), (11, True)):
         gates = torch.randn(2, b, h, tokens)
         start = torch.randn(b, h, k, v), torch.randn(b, h, k), torch.randn(b, h, 1)
-        named = dict(zip(("c_initial", "n_initial", "m_initial"), start, strict=True))
+        named: dict[str, Any] = dict(
+            zip(("c_initial", "n_initial", "m_initial"), start, strict=True)
+        )
         q, key, value = *torch.randn(2, b, h, tokens, k), torch.randn(b, h, tokens, v)
         yield Call((backend, q, key, value, 3 * gates[0], gates[1]), named if state else {})
 
