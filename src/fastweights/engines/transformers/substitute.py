@@ -134,6 +134,8 @@ def _tensors(values: Any) -> Iterator[Tensor]:
     for value in values if isinstance(values, (tuple, list)) else [values]:
         if isinstance(value, Tensor):
             yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors(value)
 
 
 def _copy(value: Any) -> Any:
