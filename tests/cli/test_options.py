@@ -6,7 +6,7 @@ Whoever adds an option adds its row to `TABLE`; without it the first test fails.
 
 from __future__ import annotations
 
-from argparse import Action, ArgumentParser, _SubParsersAction
+from argparse import REMAINDER, Action, ArgumentParser, _SubParsersAction
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -130,6 +130,7 @@ TABLE: dict[str, Row] = {
     "plan": GIVEN,
     "prompt": TEXT,
     "recipe": GIVEN,
+    "script": GIVEN,
     "tables": GIVEN,
     # where an option means something of its own
     "analyze --tokens": LENGTH,
@@ -166,6 +167,7 @@ LATER: dict[str, Row] = {
     "train --decay-shape": Row(("sqrt", "linear"), "and this is cosine; leave them out"),
     "generate checkpoint": Row(("/",), "no model at /"),
     "generate --mixer": Row(("zz.zz:Z", "builtins:int", "math:pi"), "cannot use"),
+    "patch script": Row(("/nowhere.py", "/"), "give "),
     "plan recipe": Row(("zz",), "no recipe is called 'zz'"),
     "plan --device": Row(("h1000",), "did you mean h100?"),
     "plan --mfu": Row(("1.5",), "it is at most 1"),
@@ -223,7 +225,7 @@ OPTIONS: dict[str, tuple[str, Action]] = {
     f"{verb} {name_of(action)}": (verb, action)
     for verb, parser in leaves(PARSER)
     for action in parser._actions
-    if action.dest not in ("help", "debug")
+    if action.dest not in ("help", "debug") and action.nargs != REMAINDER
 }
 FLAGS = [name for name, (_, action) in OPTIONS.items() if action.nargs == 0]
 VALUED = [name for name in OPTIONS if name not in FLAGS]

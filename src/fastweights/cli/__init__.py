@@ -22,6 +22,7 @@ from fastweights.cli.parsers.generate import generate
 from fastweights.cli.parsers.import_ import import_
 from fastweights.cli.parsers.linearize import linearize
 from fastweights.cli.parsers.list import list_
+from fastweights.cli.parsers.patch import patch
 from fastweights.cli.parsers.plan import plan
 from fastweights.cli.parsers.reproduce import reproduce
 from fastweights.cli.parsers.sweep import sweep
@@ -33,6 +34,7 @@ VERBS: dict[str, Declare] = {
     "plan": plan,
     "generate": generate,
     "import": import_,
+    "patch": patch,
     "list": list_,
     "table": table,
     "bench": bench,
@@ -52,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         the exit status: 0, 2 for an error that the user can put right, 130 when interrupted, and
-        130 or 143 when a signal stopped a run that can be resumed
+        130 or 143 when a signal stopped a run that can be resumed; what `patch` runs ends with a
+        status of its own
     """
     with nullcontext() if _is_first("LOCAL_RANK") else redirect_stderr(StringIO()):
         chosen = build_parser().parse_args(arguments)
@@ -116,10 +119,10 @@ def _may_say(error: Exception) -> bool:
 
 
 def _leave() -> None:
-    if "RANK" in os.environ:
-        from fastweights.runs.processes import leave_processes
-
-        leave_processes()
+    """End the group of processes, if a verb has joined one."""
+    processes = sys.modules.get("fastweights.runs.processes")
+    if "RANK" in os.environ and processes is not None:
+        processes.leave_processes()
 
 
 def _explain(error: Exception) -> str:
