@@ -13,7 +13,6 @@ from itertools import product
 from types import ModuleType, TracebackType
 from typing import Any, Self
 
-import torch
 import transformers
 from torch import nn
 from transformers import PreTrainedModel
@@ -24,6 +23,7 @@ from fastweights.engines.transformers.delta import DELTA_RULES
 from fastweights.engines.transformers.loops import LOOPS
 from fastweights.engines.transformers.mamba import SCANS
 from fastweights.engines.transformers.packing import MASKS, keep_documents_apart, mask_documents
+from fastweights.engines.transformers.settings import fresh_settings
 from fastweights.engines.transformers.substitute import MARK, Substitute
 
 MODELS = "transformers.models."
@@ -127,8 +127,7 @@ class Patch:
     def _agrees(self, place: Place, substitute: Substitute) -> bool:
         """Whether ours gives what theirs gives, and was put in its place."""
         theirs = place.function
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(0)
+        with fresh_settings():
             reason = substitute.disagreement(theirs)
         if reason is None:
             self._put(place, substitute.put_before(theirs))
