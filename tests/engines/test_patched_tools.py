@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,6 @@ import torch
 from accelerate import cpu_offload
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from torch._dynamo.utils import counters
 from transformers import (
     AutoModelForCausalLM,
     DataCollatorWithFlattening,
@@ -236,21 +237,9 @@ def test_an_exported_program_is_transformers_own(model_type: str) -> None:
 
 
 @pytest.mark.slow
-@every_family
-def test_a_compiled_model_equals_the_plain_one(model_type: str) -> None:
-    """One graph for each kind of call, whatever is read in it."""
-    model, ids = build(model_type).train(), tokens(2, 37)
-    expected = learn(model, ids)
-    torch._dynamo.reset()
-    with patch_transformers():
-        compiled = torch.compile(model)
-        counters.clear()
-        found = learn(compiled, ids)
-        assert max(map(distance, found, expected)) < CLOSE
-        learn(compiled, ids.flip(0))
-        assert counters["stats"]["unique_graphs"] == 1
-        assert not counters["graph_break"]
-        with torch.no_grad():
-            logits = compiled.eval()(input_ids=ids, use_cache=False).logits
-        assert distance(logits, expected[0]) < CLOSE
-    torch._dynamo.reset()
+def test_compiled_models_equal_plain_ones() -> None:
+    """torch.compile cannot trace the type checker of `conftest`."""
+    file = Path(__file__).with_name("compiled_patched_models.py")
+    words = ["-m", "pytest", "--noconftest", "--show-capture=no", "--tb=short", str(file)]
+    result = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout

@@ -47,12 +47,11 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(model_type: str) -> Any:
+def build(model_type: str, **others: Any) -> Any:
     """A model of this type whose mixers matter."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(model_type, **CONFIGURATIONS[model_type])
-    )
+    configuration = AutoConfig.for_model(model_type, **(CONFIGURATIONS[model_type] | others))
+    model = AutoModelForCausalLM.from_config(configuration)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.2)

@@ -1,0 +1,37 @@
+"""A patched model, compiled; `test_patched_tools` runs this file, away from the type checker."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from fastweights import patch_transformers
+from patched_models import CONFIGURATIONS, build, distance, learn, tokens
+
+CLOSE = 1e-5
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler, of itself
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch.set_num_threads(1)
+    torch.compiler.reset()
+    counters.clear()
+
+
+@pytest.mark.parametrize("model_type", CONFIGURATIONS)
+def test_a_compiled_model_equals_the_plain_one(model_type: str) -> None:
+    """It is one graph, which serves every later call."""
+    model, ids = build(model_type).train(), tokens(2, 37)
+    expected = learn(model, ids)
+    with patch_transformers():
+        compiled = torch.compile(model)
+        found = learn(compiled, ids)
+        assert max(map(distance, found, expected)) < CLOSE
+        learn(compiled, ids.flip(0))
+        assert counters["stats"]["unique_graphs"] == 1
+        assert not counters["graph_break"]
+        with torch.no_grad():
+            logits = compiled.eval()(input_ids=ids, use_cache=False).logits
+    assert distance(logits, expected[0]) < CLOSE
