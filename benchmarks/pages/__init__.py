@@ -1,6 +1,15 @@
 """The pages of measurements, rendered from benchmarks/results: `make pages`."""
 
-from pages import gpu_static, linearize, mesa, performance, plan, reproduce, tables
+from pages import (
+    gpu_static,
+    linearize,
+    mesa,
+    performance,
+    plan,
+    reproduce,
+    tables,
+    transformers_versions,
+)
 from pages.page import Page
 
 PAGES: tuple[Page, ...] = (
@@ -11,4 +20,5 @@ PAGES: tuple[Page, ...] = (
     reproduce.PAGE,
     plan.PAGE,
     tables.PAGE,
+    transformers_versions.PAGE,
 )

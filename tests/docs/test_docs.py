@@ -20,6 +20,7 @@ LITERATE = [
     "new-mixer.md",
     "sweeps.md",
     "tasks.md",
+    "transformers.md",
     "troubleshooting.md",
     "tutorials/analyse.md",
     "tutorials/convert.md",

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("performance", "gpu-static", "mesa", "linearize", "reproduce", "plan", "tables")
+NAMES = (
+    "performance",
+    "gpu-static",
+    "mesa",
+    "linearize",
+    "reproduce",
+    "plan",
+    "tables",
+    "transformers",
+)
 PICTURE = re.compile(r"!\[[^\]]*\]\(measured/([^)]+)\)")
 
 

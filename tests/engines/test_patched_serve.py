@@ -19,6 +19,7 @@ from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 import pytest
+
 from fastweights.text.tokenizers import Bytes
 from patched_models import CONFIGURATIONS, build
 from running import LONGEST
