@@ -8,6 +8,7 @@ from pages import (
     plan,
     reproduce,
     tables,
+    transformers_speed,
     transformers_versions,
 )
 from pages.page import Page
@@ -19,6 +20,7 @@ PAGES: tuple[Page, ...] = (
     linearize.PAGE,
     reproduce.PAGE,
     plan.PAGE,
+    transformers_speed.PAGE,
     tables.PAGE,
     transformers_versions.PAGE,
 )

@@ -18,6 +18,7 @@ NAMES = (
     "linearize",
     "reproduce",
     "plan",
+    "transformers-speed",
     "tables",
     "transformers",
 )

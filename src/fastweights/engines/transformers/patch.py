@@ -22,12 +22,13 @@ from fastweights.engines.transformers.convolutions import CONVOLUTIONS
 from fastweights.engines.transformers.delta import DELTA_RULES
 from fastweights.engines.transformers.loops import LOOPS
 from fastweights.engines.transformers.mamba import SCANS
+from fastweights.engines.transformers.norms import NORMS
 from fastweights.engines.transformers.packing import MASKS, keep_documents_apart, mask_documents
 from fastweights.engines.transformers.settings import fresh_settings
 from fastweights.engines.transformers.substitute import MARK, Substitute
 
 MODELS = "transformers.models."
-SUBSTITUTES = (*CONVOLUTIONS, *DELTA_RULES, *SCANS, *LOOPS)
+SUBSTITUTES = (*CONVOLUTIONS, *DELTA_RULES, *SCANS, *LOOPS, *NORMS)
 
 
 @dataclass(frozen=True)
