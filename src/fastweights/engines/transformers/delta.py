@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from fastweights.engines.transformers.documents import evaluate_rows
 from fastweights.engines.transformers.substitute import Call, Substitute
-from fastweights.layers import l2_normalize, upcast
+from fastweights.layers import upcast
+from fastweights.ops import rms_normalize
 from fastweights.recurrence import Delta
 
 PACKAGE = "fla"
@@ -37,9 +38,8 @@ def evaluate_delta(
     """
     del chunk_size
     q, k, v, log_decay, strength = (upcast(s) for s in (query, key, value, g, beta))
-    if use_qk_l2norm_in_kernel:
-        q, k = l2_normalize(q, FLOOR), l2_normalize(k, FLOOR)
-    q = q * q.shape[-1] ** -0.5
+    scale = q.shape[-1] ** -0.5
+    q, k = (_unit(q, scale), _unit(k, 1.0)) if use_qk_l2norm_in_kernel else (q * scale, k)
     served = v.shape[2] // k.shape[2]
     if served > 1:
         q, k = q.repeat_interleave(served, dim=2), k.repeat_interleave(served, dim=2)
@@ -47,6 +47,12 @@ def evaluate_delta(
     record = Delta(q, k, v, strength[..., None], log_decay)
     o, state = evaluate_rows(record, kwargs, initial_state)
     return o.to(query.dtype), state if output_final_state else None
+
+
+def _unit(x: Tensor, scale: float) -> Tensor:
+    """x · scale / √(|x|² + `FLOOR`), which is an RMSNorm with one weight for all channels."""
+    d = x.shape[-1]
+    return rms_normalize(x, x.new_full((d,), scale * d**-0.5), FLOOR / d)
 
 
 def _calls(per_channel: bool) -> Iterator[Call]:

@@ -91,7 +91,7 @@ def _step_size(
 
 
 def _finish(y: Tensor, x: Tensor, skip: Tensor | None, gate: Tensor | None) -> Tensor:
-    y = y if skip is None else y + x * skip
+    y = y if skip is None else torch.addcmul(y, x, skip)
     return y if gate is None else y * F.silu(gate)
 
 
@@ -150,7 +150,8 @@ def advance_heads(
 
 
 def _heads(x: Tensor, delta: Tensor, rate: Tensor, k: Tensor, q: Tensor) -> Decay:
-    served = x.shape[2] // k.shape[2]
+    groups = k.shape[2]
+    served = 1 if groups == 1 else x.shape[2] // groups
     q, k = (upcast(s) if served == 1 else upcast(s).repeat_interleave(served, 2) for s in (q, k))
     return Decay(q, k, x * delta[..., None], (delta * upcast(rate))[..., None])
 

@@ -46,7 +46,6 @@ BARE = (
 """A method of their own, `_norm`, that knows no weight."""
 GATED_BEFORE = (
     "BambaRMSNormGated",
-    "FalconH1RMSNormGated",
     "GraniteMoeHybridRMSNormGated",
     "MambaRMSNormGated",
     "NemotronHRMSNormGated",
@@ -69,19 +68,19 @@ EPS = 1e-6
 
 def normalize(self: Any, hidden_states: Tensor) -> Tensor:
     """``[… d]`` of any class in `WEIGHED`."""
-    if _rounds(hidden_states):
+    if not _all_float32(hidden_states, self.weight):
         return NotImplemented
     return rms_normalize(hidden_states, self.weight, self.variance_epsilon)
 
 
 def normalize_bare(self: Any, x: Tensor) -> Tensor:
     """``[… d]``, by `_norm` of a class in `BARE`."""
-    return NotImplemented if _rounds(x) else rms_normalize(x, None, self.eps)
+    return rms_normalize(x, None, self.eps) if _all_float32(x) else NotImplemented
 
 
 def normalize_gated(self: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
     """``[… d]`` of a class in `GATED_BEFORE`, whose groups have `group_size` channels each."""
-    if _rounds(hidden_states):
+    if not _all_float32(hidden_states, self.weight, gate):
         return NotImplemented
     x = hidden_states if gate is None else hidden_states * F.silu(gate)
     if self.group_size == x.shape[-1]:
@@ -92,16 +91,17 @@ def normalize_gated(self: Any, hidden_states: Tensor, gate: Tensor | None = None
 
 def normalize_then_gate(self: Any, hidden_states: Tensor, gate: Tensor) -> Tensor:
     """``[… d]`` of a class in `GATED_BEHIND`."""
-    if _rounds(hidden_states) or self.activation not in ("silu", "sigmoid"):
+    known = self.activation in ("silu", "sigmoid")
+    if not known or not _all_float32(hidden_states, self.weight, gate):
         return NotImplemented
     if self.activation == "sigmoid":
         return rms_normalize(hidden_states, self.weight, self.variance_epsilon, gate.sigmoid())
     return rms_normalize(hidden_states, self.weight, self.variance_epsilon, gate, silu=True)
 
 
-def _rounds(x: Tensor) -> bool:
-    """Whether theirs computes in another dtype and rounds between, as their weights learnt it."""
-    return x.dtype is not torch.float32
+def _all_float32(*streams: Tensor | None) -> bool:
+    """Narrower ones theirs converts and rounds between its steps, as weights were trained with."""
+    return all(s is None or s.dtype is torch.float32 for s in streams)
 
 
 def _module(**settings: Any) -> SimpleNamespace:
