@@ -16,6 +16,7 @@ from fastweights.kernels.native.windowed import NATIVE_WINDOW
 from fastweights.kernels.numerics import numerics
 from fastweights.kernels.rehearsal import rehearse
 from fastweights.kernels.scan import BLOCKED_SCAN
+from fastweights.kernels.selective import BLOCKED_SELECTIVE
 from fastweights.kernels.table import (
     TABLE,
     Kernel,
@@ -31,7 +32,7 @@ from fastweights.kernels.triton import TRITON
 from fastweights.kernels.windowed import BLOCKED_WINDOWS
 
 COMPILED = [NATIVE_SCAN, NATIVE_DECAY, NATIVE_DELTA, NATIVE_MESA, NATIVE_WINDOW]
-COMPOSED = [AMPLIFIED, NORMALIZED, SELECTIVE, SIGNED]
+COMPOSED = [AMPLIFIED, NORMALIZED, BLOCKED_SELECTIVE, SELECTIVE, SIGNED]
 BLOCKED = [BLOCKED_SCAN, CHUNKED_DECAY, CHUNKED_DELTA, BLOCKED_MESA, BLOCKED_WINDOWS]
 ATTENTION = [WINDOWED_ATTENTION, FUSED_ATTENTION]
 
