@@ -92,7 +92,7 @@ def train(model: nn.Module, ids: Tensor) -> Function:
     return lambda: _go_back(model, input_ids=ids, labels=ids)
 
 
-def _go_back(model: nn.Module, **batch: Tensor) -> None:
+def _go_back(model: nn.Module, **batch: Any) -> None:
     model.zero_grad()
     model(**batch, use_cache=False).loss.backward()
 

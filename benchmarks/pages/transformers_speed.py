@@ -78,13 +78,13 @@ def packing() -> str:
 def _packing(row: Row) -> tuple[str, ...]:
     found = row["packing"]
     packed, alone = found["packed"], found["alone"]
-    known = not isinstance(packed, str) and not isinstance(alone, str)
+    fails = isinstance(packed, str) or isinstance(alone, str)
     return (
         row["family"],
         found["before"],
         _milliseconds(packed),
         _milliseconds(alone),
-        f"{alone / packed:.2f}" if known else "",
+        "" if fails else f"{alone / packed:.2f}",
     )
 
 

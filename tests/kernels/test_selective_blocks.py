@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -31,6 +33,7 @@ def draw(constant_rate: bool) -> tuple[list[Tensor], Tensor]:
 
 def found_by(kernel: str, streams: list[Tensor], state: Tensor) -> list[Tensor]:
     """(o, the state, all gradients)"""
+    last: Any
     with kernels.only(kernel):
         o, last = evaluate(Selective(*streams), state)
     loss = (o * o.detach().sin()).sum() + last.square().sum()
