@@ -12,6 +12,7 @@ from fastweights.layers.functions import (
     split_heads,
     upcast,
 )
+from fastweights.layers.linear import Linear
 from fastweights.layers.mlp import MLP, MLPS, GatedMLP, LowRank
 from fastweights.layers.norms import NORMS, Gate, HeadNorm, SiLUGate, WholeNorm
 from fastweights.layers.pooling import POOLINGS
@@ -26,6 +27,7 @@ __all__ = [
     "Gate",
     "GatedMLP",
     "HeadNorm",
+    "Linear",
     "LowRank",
     "Rope",
     "ShortConvolution",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
+from fastweights.layers.linear import Linear
 from fastweights.shapes import Embedded
 
 
@@ -15,9 +16,9 @@ class GatedMLP(nn.Module):
     def __init__(self, d: int, width: int, activation: nn.Module, *, bias: bool) -> None:
         super().__init__()
         self.activation = activation
-        self.W_1 = nn.Linear(d, width, bias=bias)
-        self.W_2 = nn.Linear(d, width, bias=bias)
-        self.W_3 = nn.Linear(width, d, bias=bias)
+        self.W_1 = Linear(d, width, bias=bias)
+        self.W_2 = Linear(d, width, bias=bias)
+        self.W_3 = Linear(width, d, bias=bias)
 
     @property
     def W_o(self) -> nn.Linear:
@@ -33,8 +34,8 @@ class MLP(nn.Module):
     def __init__(self, d: int, width: int, activation: nn.Module, *, bias: bool) -> None:
         super().__init__()
         self.activation = activation
-        self.W_1 = nn.Linear(d, width, bias=bias)
-        self.W_2 = nn.Linear(width, d, bias=bias)
+        self.W_1 = Linear(d, width, bias=bias)
+        self.W_2 = Linear(width, d, bias=bias)
 
     @property
     def W_o(self) -> nn.Linear:
@@ -58,4 +59,4 @@ class LowRank(nn.Sequential):
     """A projection x W¹ W² (+ b) through `rank` channels."""
 
     def __init__(self, d: int, rank: int, width: int, *, bias: bool) -> None:
-        super().__init__(nn.Linear(d, rank, bias=False), nn.Linear(rank, width, bias=bias))
+        super().__init__(Linear(d, rank, bias=False), Linear(rank, width, bias=bias))

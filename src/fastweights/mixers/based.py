@@ -7,7 +7,7 @@ from __future__ import annotations
 from torch import nn
 
 from fastweights.features import taylor
-from fastweights.layers import TokenContext, head_width, split_heads
+from fastweights.layers import Linear, TokenContext, head_width, split_heads
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, Normalized
@@ -32,10 +32,10 @@ class Based(Mixer):
         super().__init__(d)
         self.heads, self.scale = heads, keys**-0.25
         head_width("d", d, heads)
-        self.W_q = nn.Linear(d, heads * keys, bias=False)
-        self.W_k = nn.Linear(d, heads * keys, bias=False)
-        self.W_v = nn.Linear(d, d, bias=False)
-        self.W_o = nn.Linear(d, d, bias=False)
+        self.W_q = Linear(d, heads * keys, bias=False)
+        self.W_k = Linear(d, heads * keys, bias=False)
+        self.W_v = Linear(d, d, bias=False)
+        self.W_o = Linear(d, d, bias=False)
         self.norm = nn.Identity()
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Normalized, None]:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fastweights.features import cos_sin_features
-from fastweights.layers import TokenContext, accumulate_dtype, head_width, split_heads
+from fastweights.layers import Linear, TokenContext, accumulate_dtype, head_width, split_heads
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, Normalized
@@ -33,10 +33,10 @@ class CosFormer(Mixer):
         super().__init__(d)
         self.heads, self.length = heads, length
         head_width("d", d, heads)
-        self.W_q = nn.Linear(d, d, bias=False)
-        self.W_k = nn.Linear(d, d, bias=False)
-        self.W_v = nn.Linear(d, d, bias=False)
-        self.W_o = nn.Linear(d, d, bias=False)
+        self.W_q = Linear(d, d, bias=False)
+        self.W_k = Linear(d, d, bias=False)
+        self.W_v = Linear(d, d, bias=False)
+        self.W_o = Linear(d, d, bias=False)
         self.norm = nn.Identity()
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Normalized, None]:

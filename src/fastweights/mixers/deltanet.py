@@ -4,10 +4,9 @@ al., 2024).
 
 from __future__ import annotations
 
-from torch import nn
-
 from fastweights.layers import (
     HeadNorm,
+    Linear,
     ShortConvolution,
     TokenContext,
     head_width,
@@ -45,11 +44,11 @@ class DeltaNet(Mixer):
         width = head_width("d", d, heads)
         self.heads, self.scale, self.largest = heads, width**-0.5, 2.0 if negative else 1.0
         self.floor = floor
-        self.W_q = nn.Linear(d, d, bias=False)
-        self.W_k = nn.Linear(d, d, bias=False)
-        self.W_v = nn.Linear(d, d, bias=False)
-        self.W_beta = nn.Linear(d, heads, bias=False)
-        self.W_o = nn.Linear(d, d, bias=False)
+        self.W_q = Linear(d, d, bias=False)
+        self.W_k = Linear(d, d, bias=False)
+        self.W_v = Linear(d, d, bias=False)
+        self.W_beta = Linear(d, heads, bias=False)
+        self.W_o = Linear(d, d, bias=False)
         self.conv_q, self.conv_k, self.conv_v = (ShortConvolution(d, conv) for _ in "qkv")
         self.norm = HeadNorm(width, center=False, affine=True, eps=eps)
 

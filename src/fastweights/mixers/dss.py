@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import TokenContext
+from fastweights.layers import Linear, TokenContext
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
@@ -33,7 +33,7 @@ class DSS(Mixer):
         self.A = DiagonalSystem((1, state), (d, 1), hippo_start, zero_order)
         self.C = nn.Parameter(torch.empty(d, state, 2))
         self.D = nn.Parameter(torch.empty(d))
-        self.W_o = nn.Linear(d, d)
+        self.W_o = Linear(d, d)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

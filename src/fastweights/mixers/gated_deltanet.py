@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fastweights.layers import (
     HeadNorm,
+    Linear,
     ShortConvolution,
     SiLUGate,
     TokenContext,
@@ -56,13 +57,13 @@ class GatedDeltaNet(Mixer):
         self.heads, self.served = heads, head_width("value_heads", count, heads)
         self.largest, self.floor = 2.0 if negative else 1.0, floor
         self.scale = head_width("d_k", keys, heads) ** -0.5
-        self.W_q = nn.Linear(d, keys, bias=False)
-        self.W_k = nn.Linear(d, keys, bias=False)
-        self.W_v = nn.Linear(d, values, bias=False)
-        self.W_alpha = nn.Linear(d, count, bias=False)
-        self.W_beta = nn.Linear(d, count, bias=False)
-        self.W_g = nn.Linear(d, values, bias=False)
-        self.W_o = nn.Linear(values, d, bias=False)
+        self.W_q = Linear(d, keys, bias=False)
+        self.W_k = Linear(d, keys, bias=False)
+        self.W_v = Linear(d, values, bias=False)
+        self.W_alpha = Linear(d, count, bias=False)
+        self.W_beta = Linear(d, count, bias=False)
+        self.W_g = Linear(d, values, bias=False)
+        self.W_o = Linear(values, d, bias=False)
         self.conv_q, self.conv_k = ShortConvolution(keys, conv), ShortConvolution(keys, conv)
         self.conv_v = ShortConvolution(values, conv)
         self.log_a = nn.Parameter(torch.empty(count))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from torch import nn
 from torch.nn import functional as F
 
 from fastweights.layers import (
     HeadNorm,
+    Linear,
     LowRank,
     SiLUGate,
     TokenContext,
@@ -46,12 +46,12 @@ class GLA(Mixer):
         keys = d // 2
         self.heads, self.tau = heads, tau
         self.scale = head_width("d_k", keys, heads) ** -0.5
-        self.W_q = nn.Linear(d, keys, bias=False)
-        self.W_k = nn.Linear(d, keys, bias=False)
-        self.W_v = nn.Linear(d, d, bias=False)
+        self.W_q = Linear(d, keys, bias=False)
+        self.W_k = Linear(d, keys, bias=False)
+        self.W_v = Linear(d, d, bias=False)
         self.W_alpha = LowRank(d, rank, keys, bias=True)
-        self.W_r = nn.Linear(d, d)
-        self.W_o = nn.Linear(d, d, bias=False)
+        self.W_r = Linear(d, d)
+        self.W_o = Linear(d, d, bias=False)
         self.norm = HeadNorm(head_width("d", d, heads), center=center, affine=True, eps=eps)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, SiLUGate]:

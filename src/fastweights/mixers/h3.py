@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fastweights.layers import ShortConvolution, TokenContext, head_width, split_heads
+from fastweights.layers import Linear, ShortConvolution, TokenContext, head_width, split_heads
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
@@ -39,14 +39,14 @@ class H3(Mixer):
         super().__init__(d)
         self.heads = max(d // 8, 1) if heads is None else heads
         head_width("d", d, self.heads)
-        self.W_q, self.W_k, self.W_v = (nn.Linear(d, d) for _ in range(3))
+        self.W_q, self.W_k, self.W_v = (Linear(d, d) for _ in range(3))
         self.conv = ShortConvolution(d, shift)
         self.A = DiagonalSystem(
             (self.heads, pairs(state)), (self.heads, 1), linear_start, zero_order
         )
         self.C = nn.Parameter(torch.empty(self.heads, pairs(state), 2))
         self.D = nn.Parameter(torch.empty(self.heads))
-        self.W_o = nn.Linear(d, d)
+        self.W_o = Linear(d, d)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

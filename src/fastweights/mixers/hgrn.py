@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from torch import nn
 from torch.nn import functional as F
 
-from fastweights.layers import (
-    SiLUGate,
-    TokenContext,
-    WholeNorm,
-    log_gate,
-    require_fraction,
-)
+from fastweights.layers import Linear, SiLUGate, TokenContext, WholeNorm, log_gate, require_fraction
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.shapes import Embedded
@@ -33,11 +26,11 @@ class HGRN(Mixer):
     def __init__(self, d: int, lower_bound: float = 0.0, tied: bool = True) -> None:
         super().__init__(d)
         self.lower_bound = require_fraction("lower_bound", lower_bound)
-        self.W_f = nn.Linear(d, d)
-        self.W_i = None if tied else nn.Linear(d, d)
-        self.W_c = nn.Linear(d, d)
-        self.W_g = nn.Linear(d, d)
-        self.W_o = nn.Linear(d, d, bias=False)
+        self.W_f = Linear(d, d)
+        self.W_i = None if tied else Linear(d, d)
+        self.W_c = Linear(d, d)
+        self.W_g = Linear(d, d)
+        self.W_o = Linear(d, d, bias=False)
         self.norm = WholeNorm(d, center=False, affine=True)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, SiLUGate]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from torch import nn
 from torch.nn import functional as F
 
 from fastweights.layers import (
+    Linear,
     TokenContext,
     WholeNorm,
     head_width,
@@ -35,10 +35,10 @@ class HGRN2(Mixer):
         super().__init__(d)
         head_width("d", d, heads)
         self.heads, self.lower_bound = heads, require_fraction("lower_bound", lower_bound)
-        self.W_q = nn.Linear(d, d, bias=False)
-        self.W_f = nn.Linear(d, d, bias=False)
-        self.W_v = nn.Linear(d, d, bias=False)
-        self.W_o = nn.Linear(d, d, bias=False)
+        self.W_q = Linear(d, d, bias=False)
+        self.W_f = Linear(d, d, bias=False)
+        self.W_v = Linear(d, d, bias=False)
+        self.W_o = Linear(d, d, bias=False)
         self.norm = WholeNorm(d, center=False, affine=True)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, None]:

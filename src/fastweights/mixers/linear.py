@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from fastweights.features import FEATURES
-from fastweights.layers import TokenContext, choose, head_width, split_heads
+from fastweights.layers import Linear, TokenContext, choose, head_width, split_heads
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, Normalized
 from fastweights.shapes import Embedded
@@ -27,10 +27,10 @@ class LinearAttention(Mixer):
         super().__init__(d)
         self.heads, self.phi = heads, choose("feature_map", feature_map, FEATURES)
         head_width("d", d, heads)
-        self.W_q = nn.Linear(d, d, bias=False)
-        self.W_k = nn.Linear(d, d, bias=False)
-        self.W_v = nn.Linear(d, d, bias=False)
-        self.W_o = nn.Linear(d, d, bias=False)
+        self.W_q = Linear(d, d, bias=False)
+        self.W_k = Linear(d, d, bias=False)
+        self.W_v = Linear(d, d, bias=False)
+        self.W_o = Linear(d, d, bias=False)
         self.norm = nn.Identity()
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Normalized, None]:

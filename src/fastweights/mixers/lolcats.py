@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fastweights.features import Hedgehog
-from fastweights.layers import TokenContext, head_width, rotary, split_heads, upcast
+from fastweights.layers import Linear, TokenContext, head_width, rotary, split_heads, upcast
 from fastweights.layers.arguments import Count, CountOrZero
 from fastweights.mixer import Mixer
 from fastweights.recurrence import WindowedLinear
@@ -48,13 +48,13 @@ class LoLCATs(Mixer):
         if width % 2:
             raise ShapeError(f"RoPE turns pairs of channels: d / heads = {width} must be even")
         self.heads, self.kv_heads, self.window, self.shared = heads, kv_heads, window, shared
-        self.W_q = nn.Linear(d, d, bias=False)
-        self.W_k = nn.Linear(d, width * kv_heads, bias=False)
-        self.W_v = nn.Linear(d, width * kv_heads, bias=False)
+        self.W_q = Linear(d, d, bias=False)
+        self.W_k = Linear(d, width * kv_heads, bias=False)
+        self.W_v = Linear(d, width * kv_heads, bias=False)
         self.phi_q = Hedgehog(heads, width, width // 2)
         self.phi_k = Hedgehog(kv_heads, width, width // 2)
         self.mix = nn.Parameter(torch.empty(heads))
-        self.W_o = nn.Linear(d, d, bias=False)
+        self.W_o = Linear(d, d, bias=False)
         self.norm = nn.Identity()
         self.reset_parameters()
 

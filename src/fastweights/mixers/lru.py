@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fastweights.layers import TokenContext, upcast
+from fastweights.layers import Linear, TokenContext, upcast
 from fastweights.layers.arguments import Count, NonNegative
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
@@ -46,8 +46,8 @@ class LRU(Mixer):
             )
         self.r_min, self.r_max, self.max_phase = r_min, r_max, max_phase
         self.nu, self.theta, self.gamma = (nn.Parameter(torch.empty(state)) for _ in range(3))
-        self.W_B = nn.Linear(d, 2 * state, bias=False)
-        self.W_o = nn.Linear(2 * state, d, bias=False)
+        self.W_B = Linear(d, 2 * state, bias=False)
+        self.W_o = Linear(2 * state, d, bias=False)
         self.D = nn.Parameter(torch.empty(d))
         self.reset_parameters()
 

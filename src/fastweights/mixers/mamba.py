@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import ShortConvolution, TokenContext, upcast
+from fastweights.layers import Linear, ShortConvolution, TokenContext, upcast
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Selective
@@ -40,17 +40,17 @@ class Mamba(Mixer):
     ) -> None:
         super().__init__(d)
         width, rank = expand * d, math.ceil(d / 16) if rank is None else rank
-        self.W_u = nn.Linear(d, width, bias=False)
-        self.W_z = nn.Linear(d, width, bias=False)
+        self.W_u = Linear(d, width, bias=False)
+        self.W_z = Linear(d, width, bias=False)
         self.conv = ShortConvolution(width, conv)
         self.conv_bias = nn.Parameter(torch.zeros(width))
-        self.W_B = nn.Linear(width, state, bias=False)
-        self.W_C = nn.Linear(width, state, bias=False)
-        self.W_Delta_1 = nn.Linear(width, rank, bias=False)
-        self.W_Delta_2 = nn.Linear(rank, width)
+        self.W_B = Linear(width, state, bias=False)
+        self.W_C = Linear(width, state, bias=False)
+        self.W_Delta_1 = Linear(width, rank, bias=False)
+        self.W_Delta_2 = Linear(rank, width)
         self.log_A = nn.Parameter(torch.empty(width, state))
         self.D = nn.Parameter(torch.ones(width))
-        self.W_o = nn.Linear(width, d, bias=False)
+        self.W_o = Linear(width, d, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

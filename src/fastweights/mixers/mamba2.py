@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fastweights.layers import (
     HeadNorm,
+    Linear,
     ShortConvolution,
     TokenContext,
     head_width,
@@ -51,9 +52,9 @@ class Mamba2(Mixer):
             raise ValueError("mamba2(scaled=False, decays=False) has no use for Δ; keep one")
         self.heads, self.groups, self.scaled = heads, groups, scaled
         self.split = [width, groups * state, groups * state]
-        self.W_z = nn.Linear(d, width, bias=False)
-        self.W_xBC = nn.Linear(d, sum(self.split), bias=False)
-        self.W_Delta, self.W_o = nn.Linear(d, heads), nn.Linear(width, d, bias=False)
+        self.W_z = Linear(d, width, bias=False)
+        self.W_xBC = Linear(d, sum(self.split), bias=False)
+        self.W_Delta, self.W_o = Linear(d, heads), Linear(width, d, bias=False)
         self.conv = ShortConvolution(sum(self.split), conv)
         self.conv_bias = nn.Parameter(torch.zeros(sum(self.split)))
         self.log_a = nn.Parameter(torch.empty(heads)) if decays else None

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from fastweights.layers import (
     HeadNorm,
+    Linear,
     ShortConvolution,
     TokenContext,
     head_width,
@@ -62,12 +63,12 @@ class MesaLayer(Mixer):
         width = head_width("d", d, heads)
         self.heads, self.bound, self.floor, self.random_steps = heads, bound, floor, random_steps
         self.solver: Solver = ConjugateGradient(steps, tol)
-        self.W_q = nn.Linear(d, d, bias=False)
-        self.W_k = nn.Linear(d, d, bias=False)
-        self.W_v = nn.Linear(d, d, bias=False)
-        self.W_gamma = nn.Linear(d, heads)
-        self.W_beta = nn.Linear(d, heads)
-        self.W_o = nn.Linear(d, d, bias=False)
+        self.W_q = Linear(d, d, bias=False)
+        self.W_k = Linear(d, d, bias=False)
+        self.W_v = Linear(d, d, bias=False)
+        self.W_gamma = Linear(d, heads)
+        self.W_beta = Linear(d, heads)
+        self.W_o = Linear(d, d, bias=False)
         self.conv_q, self.conv_k = ShortConvolution(d, conv), ShortConvolution(d, conv)
         self.ridge = nn.Parameter(torch.empty(heads, width))
         self.norm = HeadNorm(width, center=False, affine=True, eps=eps)

@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.layers import (
     HeadNorm,
+    Linear,
     ShortConvolution,
     TokenContext,
     choose,
@@ -81,9 +82,9 @@ class MesaNetBaseline(Mixer):
     def __init__(self, d: int, heads: Count = 4, rule: str = "gla", conv: Count = 4) -> None:
         super().__init__(d)
         self.heads, self.rule, gates = heads, rule, choose("rule", rule, RULES)
-        self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(d, d, bias=False) for _ in range(4))
-        self.W_gamma = nn.Linear(d, heads) if gates.forgets else None
-        self.W_beta = nn.Linear(d, heads) if gates.writes else None
+        self.W_q, self.W_k, self.W_v, self.W_o = (Linear(d, d, bias=False) for _ in range(4))
+        self.W_gamma = Linear(d, heads) if gates.forgets else None
+        self.W_beta = Linear(d, heads) if gates.writes else None
         self.conv_q, self.conv_k = ShortConvolution(d, conv), ShortConvolution(d, conv)
         self.norm = HeadNorm(head_width("d", d, heads), center=False, affine=True)
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from fastweights.layers import (
     Gate,
     HeadNorm,
+    Linear,
     ShortConvolution,
     SiLUGate,
     TokenContext,
@@ -57,12 +58,12 @@ class MetaLA(Mixer):
         self.heads, self.tau, self.rounded = heads, tau, rounded
         self.scale = head_width("d_k", keys, heads) ** -0.5 if scaled else 1.0
         self.conv = ShortConvolution(d, conv) if conv > 1 else None
-        self.W_q = nn.Linear(d, keys, bias=False)
-        self.W_alpha = nn.Linear(d, keys, bias=False)
-        self.W_k = nn.Linear(d, keys, bias=False) if restore_key else None
-        self.W_v = nn.Linear(d, d, bias=False)
-        self.W_g = nn.Linear(d, d)
-        self.W_o = nn.Linear(d, d, bias=False)
+        self.W_q = Linear(d, keys, bias=False)
+        self.W_alpha = Linear(d, keys, bias=False)
+        self.W_k = Linear(d, keys, bias=False) if restore_key else None
+        self.W_v = Linear(d, d, bias=False)
+        self.W_g = Linear(d, d)
+        self.W_o = Linear(d, d, bias=False)
         self.w_aug = (
             nn.Parameter(torch.zeros(heads, head_width("d_k", keys, heads))) if augmented else None
         )

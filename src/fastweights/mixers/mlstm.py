@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from fastweights.layers import (
     HeadNorm,
+    Linear,
     ShortConvolution,
     TokenContext,
     head_width,
@@ -53,10 +54,10 @@ class MLSTM(Mixer):
         self.heads, self.exponential_forget, self.cap = heads, exponential_forget, cap
         self.scale = head_width("d_k", keys, heads) ** -0.5
         self.conv = ShortConvolution(d, conv) if conv > 1 else None
-        self.W_q, self.W_k = nn.Linear(d, keys, bias=bias), nn.Linear(d, keys, bias=bias)
-        self.W_v, self.W_g = nn.Linear(d, d, bias=bias), nn.Linear(d, d, bias=bias)
-        self.W_i, self.W_f = nn.Linear(d, heads), nn.Linear(d, heads)
-        self.W_o = nn.Linear(d, d, bias=False)
+        self.W_q, self.W_k = Linear(d, keys, bias=bias), Linear(d, keys, bias=bias)
+        self.W_v, self.W_g = Linear(d, d, bias=bias), Linear(d, d, bias=bias)
+        self.W_i, self.W_f = Linear(d, heads), Linear(d, heads)
+        self.W_o = Linear(d, d, bias=False)
         self.norm = HeadNorm(head_width("d", d, heads), center=True, affine=True, eps=eps)
         self.reset_parameters()
 

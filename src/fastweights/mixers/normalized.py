@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import TokenContext, choose, head_width, split_heads, upcast
+from fastweights.layers import Linear, TokenContext, choose, head_width, split_heads, upcast
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.shapes import Embedded
@@ -37,11 +37,11 @@ class NormalizedAttention(Mixer):
         super().__init__(d)
         head_width("d", d, heads)
         self.heads, self.eta = heads, choose("eta", eta, NORMALISERS)
-        self.W_q = nn.Linear(d, d, bias=False)
-        self.W_k = nn.Linear(d, d, bias=False)
-        self.W_v = nn.Linear(d, d, bias=False)
-        self.W_eta = nn.Linear(d, heads, bias=False)
-        self.W_o = nn.Linear(d, d, bias=False)
+        self.W_q = Linear(d, d, bias=False)
+        self.W_k = Linear(d, d, bias=False)
+        self.W_v = Linear(d, d, bias=False)
+        self.W_eta = Linear(d, heads, bias=False)
+        self.W_o = Linear(d, d, bias=False)
         self.norm = nn.Identity()
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from fastweights.features import PositiveRandom
-from fastweights.layers import TokenContext, head_width, split_heads
+from fastweights.layers import Linear, TokenContext, head_width, split_heads
 from fastweights.layers.arguments import Count, CountOrZero
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, Normalized
@@ -32,10 +32,10 @@ class Performer(Mixer):
         super().__init__(d)
         width = head_width("d", d, heads)
         self.heads, self.scale = heads, width**-0.25
-        self.W_q = nn.Linear(d, d, bias=False)
-        self.W_k = nn.Linear(d, d, bias=False)
-        self.W_v = nn.Linear(d, d, bias=False)
-        self.W_o = nn.Linear(d, d, bias=False)
+        self.W_q = Linear(d, d, bias=False)
+        self.W_k = Linear(d, d, bias=False)
+        self.W_v = Linear(d, d, bias=False)
+        self.W_o = Linear(d, d, bias=False)
         self.phi = PositiveRandom(width, features, seed)
         self.norm = nn.Identity()
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fastweights.layers import TokenContext, upcast
+from fastweights.layers import Linear, TokenContext, upcast
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.shapes import Embedded
@@ -28,8 +28,8 @@ class QLSTM(Mixer):
 
     def __init__(self, d: int, reversed: bool = False) -> None:
         super().__init__(d)
-        self.W_f, self.W_i, self.W_q = (nn.Linear(d, d) for _ in range(3))
-        self.W_v, self.W_o = nn.Linear(d, d, bias=False), nn.Linear(d, d, bias=False)
+        self.W_f, self.W_i, self.W_q = (Linear(d, d) for _ in range(3))
+        self.W_v, self.W_o = Linear(d, d, bias=False), Linear(d, d, bias=False)
         self.a = nn.Parameter(torch.empty(1)) if reversed else None
         self.norm = nn.Identity()
         self.reset_parameters()

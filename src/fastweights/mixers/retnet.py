@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from fastweights.layers import (
     HeadNorm,
+    Linear,
     SiLUGate,
     TokenContext,
     head_numbers,
@@ -50,11 +50,11 @@ class RetNet(Mixer):
         if width % 2:
             raise ShapeError(f"RoPE turns pairs of channels: d / heads = {width} must be even")
         self.heads, self.scale = heads, width**-0.5
-        self.W_q = nn.Linear(d, d, bias=False)
-        self.W_k = nn.Linear(d, d, bias=False)
-        self.W_v = nn.Linear(d, values, bias=False)
-        self.W_g = nn.Linear(d, values, bias=False)
-        self.W_o = nn.Linear(values, d, bias=False)
+        self.W_q = Linear(d, d, bias=False)
+        self.W_k = Linear(d, d, bias=False)
+        self.W_v = Linear(d, values, bias=False)
+        self.W_g = Linear(d, values, bias=False)
+        self.W_o = Linear(values, d, bias=False)
         self.norm = HeadNorm(
             head_width("d_v", values, heads), center=center, affine=affine, eps=eps
         )

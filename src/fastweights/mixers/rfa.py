@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fastweights.features import RandomFourier
-from fastweights.layers import TokenContext, head_width, split_heads, upcast
+from fastweights.layers import Linear, TokenContext, head_width, split_heads, upcast
 from fastweights.layers.arguments import Count, CountOrZero
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, Normalized
@@ -40,11 +40,11 @@ class RFA(Mixer):
         super().__init__(d)
         width = head_width("d", d, heads)
         self.heads = heads
-        self.W_q = nn.Linear(d, d, bias=False)
-        self.W_k = nn.Linear(d, d, bias=False)
-        self.W_v = nn.Linear(d, d, bias=False)
-        self.W_o = nn.Linear(d, d, bias=False)
-        self.W_alpha = nn.Linear(d, heads) if gated else None
+        self.W_q = Linear(d, d, bias=False)
+        self.W_k = Linear(d, d, bias=False)
+        self.W_v = Linear(d, d, bias=False)
+        self.W_o = Linear(d, d, bias=False)
+        self.W_alpha = Linear(d, heads) if gated else None
         self.phi = RandomFourier(heads, width, features, seed)
         self.norm = nn.Identity()
 

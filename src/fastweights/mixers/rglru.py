@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import ShortConvolution, TokenContext, head_width, split_heads, upcast
+from fastweights.layers import (
+    Linear,
+    ShortConvolution,
+    TokenContext,
+    head_width,
+    split_heads,
+    upcast,
+)
 from fastweights.layers.arguments import Count, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
@@ -45,13 +52,13 @@ class RGLRU(Mixer):
         width = round(expand * d)
         block = head_width("expand · d", width, heads)
         self.heads, self.c, self.whole_start = heads, c, whole_start
-        self.W_u, self.W_g = nn.Linear(d, width), nn.Linear(d, width)
+        self.W_u, self.W_g = Linear(d, width), Linear(d, width)
         self.conv = ShortConvolution(width, conv)
         self.conv_bias = nn.Parameter(torch.empty(width))
         self.Lambda = nn.Parameter(torch.empty(width))
         self.W_a, self.W_x = (nn.Parameter(torch.empty(heads, block, block)) for _ in range(2))
         self.b_a, self.b_x = nn.Parameter(torch.empty(width)), nn.Parameter(torch.empty(width))
-        self.W_o = nn.Linear(width, d)
+        self.W_o = Linear(width, d)
         self.norm = nn.Identity()
         self.reset_parameters()
 

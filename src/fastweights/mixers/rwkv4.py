@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fastweights.layers import TokenContext, TokenShift, upcast
+from fastweights.layers import Linear, TokenContext, TokenShift, upcast
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Amplified, Bonus, Normalized
 from fastweights.shapes import Embedded
@@ -27,7 +27,7 @@ class RWKV4(Mixer):
     def __init__(self, d: int) -> None:
         super().__init__(d)
         self.shift_k, self.shift_v, self.shift_r = (TokenShift(d) for _ in range(3))
-        self.W_k, self.W_v, self.W_r, self.W_o = (nn.Linear(d, d, bias=False) for _ in range(4))
+        self.W_k, self.W_v, self.W_r, self.W_o = (Linear(d, d, bias=False) for _ in range(4))
         self.w, self.u = nn.Parameter(torch.empty(d)), nn.Parameter(torch.empty(d))
         self.norm = nn.Identity()
         self.reset_parameters()

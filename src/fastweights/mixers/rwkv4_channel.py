@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.layers import TokenContext, TokenShift
+from fastweights.layers import Linear, TokenContext, TokenShift
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
@@ -32,8 +32,8 @@ class RWKV4Channel(Mixer):
         super().__init__(d)
         width = 4 * d if width is None else width
         self.shift_k, self.shift_r = TokenShift(d), TokenShift(d)
-        self.W_k, self.W_o = nn.Linear(d, width, bias=False), nn.Linear(width, d, bias=False)
-        self.W_r = nn.Linear(d, d, bias=False)
+        self.W_k, self.W_o = Linear(d, width, bias=False), Linear(width, d, bias=False)
+        self.W_r = Linear(d, d, bias=False)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
         v = F.relu(self.W_k(self.shift_k(x, past))).square()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import TokenContext
+from fastweights.layers import Linear, TokenContext
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
@@ -48,7 +48,7 @@ class S4D(Mixer):
         self.A = DiagonalSystem((d, pairs(state)), (d, 1), start, hold)
         self.C = nn.Parameter(torch.empty(d, pairs(state), 2))
         self.D = nn.Parameter(torch.empty(d))
-        self.W_o = nn.Linear(d, 2 * d)
+        self.W_o = Linear(d, 2 * d)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

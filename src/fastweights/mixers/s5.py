@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import TokenContext
+from fastweights.layers import Linear, TokenContext
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
@@ -40,9 +40,9 @@ class S5(Mixer):
     def __init__(self, d: int, state: Count = 64) -> None:
         super().__init__(d)
         self.A = DiagonalSystem((1, pairs(state)), (1, pairs(state)), hippo_start, zero_order)
-        self.W_B = nn.Linear(d, state, bias=False)
-        self.W_o = nn.Linear(state, d, bias=False)
-        self.W_g = nn.Linear(d, d)
+        self.W_B = Linear(d, state, bias=False)
+        self.W_o = Linear(state, d, bias=False)
+        self.W_g = Linear(d, d)
         self.D = nn.Parameter(torch.empty(d))
         self.reset_parameters()
 

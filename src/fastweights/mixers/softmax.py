@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from fastweights.layers import HeadNorm, Rope, TokenContext, head_width, split_heads
+from fastweights.layers import HeadNorm, Linear, Rope, TokenContext, head_width, split_heads
 from fastweights.layers.arguments import Count, NonNegative
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Softmax
@@ -54,11 +54,11 @@ class SoftmaxAttention(Mixer):
             raise ShapeError(f"window = {window}; a query sees 1 token or more, or None for all")
         self.heads, self.kv_heads, self.window = heads, kv_heads, window
         self.rope = Rope(width, **(rope or {}))
-        self.W_q = nn.Linear(d, width * heads, bias=bias)
-        self.W_k = nn.Linear(d, width * kv_heads, bias=bias)
-        self.W_v = nn.Linear(d, width * kv_heads, bias=bias)
-        self.W_g = nn.Linear(d, width * heads, bias=False) if gated else None
-        self.W_o = nn.Linear(width * heads, d, bias=bias)
+        self.W_q = Linear(d, width * heads, bias=bias)
+        self.W_k = Linear(d, width * kv_heads, bias=bias)
+        self.W_v = Linear(d, width * kv_heads, bias=bias)
+        self.W_g = Linear(d, width * heads, bias=False) if gated else None
+        self.W_o = Linear(width * heads, d, bias=bias)
         self.norm_q = self._norm(width, qk_norm)
         self.norm_k = self._norm(width, qk_norm)
         self.norm = nn.Identity()

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fastweights.features import FEATURES, cos_sin_features
 from fastweights.layers import (
+    Linear,
     TokenContext,
     WholeNorm,
     choose,
@@ -51,11 +52,11 @@ class TransNormer(Mixer):
             require_fraction("depth", depth),
             choose("feature_map", feature_map, MAPS),
         )
-        self.W_q = nn.Linear(d, d, bias=False)
-        self.W_k = nn.Linear(d, d, bias=False)
-        self.W_v = nn.Linear(d, d, bias=False)
-        self.W_u = nn.Linear(d, d, bias=False)
-        self.W_o = nn.Linear(d, d, bias=False)
+        self.W_q = Linear(d, d, bias=False)
+        self.W_k = Linear(d, d, bias=False)
+        self.W_v = Linear(d, d, bias=False)
+        self.W_u = Linear(d, d, bias=False)
+        self.W_o = Linear(d, d, bias=False)
         self.theta = nn.Parameter(torch.empty(heads, width))
         self.norm = WholeNorm(d, center=False, affine=False)
         self.reset_parameters()

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from fastweights.layers import TokenContext
+from fastweights.layers import Linear, TokenContext
 from fastweights.methods import Auto, Method
 from fastweights.models.block import Block, normalization
 from fastweights.models.cache import FastWeightsCache
@@ -391,7 +391,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
             )
         super().__init__(config)
         self.model = FastWeightsModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     @can_return_tuple

@@ -9,14 +9,17 @@ from fastweights.ops.normalization import (
     layer_normalize,
     rms_normalize,
 )
+from fastweights.ops.product import PRODUCT_KERNELS, Product, multiply
 
-TABLE[:0] = [*CONVOLUTION_KERNELS, *NORM_KERNELS]
+TABLE[:0] = [*CONVOLUTION_KERNELS, *NORM_KERNELS, *PRODUCT_KERNELS]
 
 __all__ = [
     "Convolution",
     "LayerNorm",
+    "Product",
     "RMSNorm",
     "convolve",
     "layer_normalize",
+    "multiply",
     "rms_normalize",
 ]

@@ -170,7 +170,28 @@ class Norm(NamedTuple):
     d_weight: Pointer = None
 
 
-STRUCTURES: tuple[type, ...] = (Forward, Backward, MesaProblem, WindowStep, Convolution, Norm)
+class Product(NamedTuple):
+    """``Product`` of product.h: a few rows times a weight."""
+
+    rows: int
+    inputs: int
+    outputs: int
+    threads: int
+    x: Pointer
+    weight: Pointer
+    bias: Pointer
+    y: Pointer
+
+
+STRUCTURES: tuple[type, ...] = (
+    Forward,
+    Backward,
+    MesaProblem,
+    WindowStep,
+    Convolution,
+    Norm,
+    Product,
+)
 
 
 def pack(structure: Any) -> bytes:

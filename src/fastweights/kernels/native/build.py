@@ -17,7 +17,16 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 LIBRARY = HERE / "fastweights.so"
-KERNELS = ("matrix.c", "scan.c", "complex.c", "mesa.c", "windowed.c", "convolution.c", "norm.c")
+KERNELS = (
+    "matrix.c",
+    "scan.c",
+    "complex.c",
+    "mesa.c",
+    "windowed.c",
+    "convolution.c",
+    "norm.c",
+    "product.c",
+)
 COMMON = ("pool.c", "dispatch.c")
 FLAGS = [
     "-std=gnu11",

@@ -3,6 +3,7 @@
 #include "mesa.h"
 #include "norm.h"
 #include "problem.h"
+#include "product.h"
 #include "windowed.h"
 
 #define DECLARE(isa)                         \
@@ -17,7 +18,8 @@
     void JOIN(fw_convolve, isa)(const Convolution *); \
     void JOIN(fw_convolve_back, isa)(const Convolution *); \
     void JOIN(fw_norm, isa)(const Norm *); \
-    void JOIN(fw_norm_back, isa)(const Norm *);
+    void JOIN(fw_norm_back, isa)(const Norm *); \
+    void JOIN(fw_product, isa)(const Product *);
 
 DECLARE(portable)
 
@@ -50,6 +52,7 @@ void fw_convolve(const Convolution *p) { BEST(fw_convolve, p); }
 void fw_convolve_back(const Convolution *p) { BEST(fw_convolve_back, p); }
 void fw_norm(const Norm *p) { BEST(fw_norm, p); }
 void fw_norm_back(const Norm *p) { BEST(fw_norm_back, p); }
+void fw_product(const Product *p) { BEST(fw_product, p); }
 
 /* What Python has to know to make room for results */
 const int64_t fw_sources = SOURCES;
