@@ -1,6 +1,6 @@
 """Fast evaluations of recurrences, and the table that chooses among them."""
 
-from fastweights.kernels.attention import FUSED_ATTENTION, WINDOWED_ATTENTION
+from fastweights.kernels.attention import FUSED_ATTENTION, TOKEN_ATTENTION, WINDOWED_ATTENTION
 from fastweights.kernels.chunked import CHUNK_LOOP, STEP
 from fastweights.kernels.composed import AMPLIFIED, BONUS, NORMALIZED, SELECTIVE, SIGNED
 from fastweights.kernels.decay import CHUNKED_DECAY
@@ -37,10 +37,10 @@ BLOCKED = [BLOCKED_SCAN, CHUNKED_DECAY, CHUNKED_DELTA, BLOCKED_MESA, BLOCKED_WIN
 ATTENTION = [WINDOWED_ATTENTION, FUSED_ATTENTION]
 
 # The order in which the kernels of a rule are asked: C, which reads the CPU's streams, and Triton,
-# which reads a GPU's, with other libraries' kernels before and behind it; then one token by its
-# definition; many tokens in blocks; what is left, chunk after chunk.
+# which reads a GPU's, with other libraries' kernels before and behind it; then one token, at last
+# by its definition; many tokens in blocks; what is left, chunk after chunk.
 TABLE.extend([*COMPILED, *FASTER, *TRITON, *SLOWER])
-TABLE.extend([*COMPOSED, STEP, BONUS, *BLOCKED, *ATTENTION, CHUNK_LOOP])
+TABLE.extend([*COMPOSED, TOKEN_ATTENTION, STEP, BONUS, *BLOCKED, *ATTENTION, CHUNK_LOOP])
 
 __all__ = [
     "TABLE",

@@ -7,8 +7,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.kernels.chunked import chunk_loop
+from fastweights.kernels.growing import append, drop_oldest
+from fastweights.kernels.rehearsal import rehearsed
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.softmax import Cache, Softmax
+from fastweights.recurrence.streams import heads_first
+from fastweights.recurrence.timeline import FORGOTTEN
 
 SMALLEST_BLOCK = 64
 """Queries per block, unless the window is wider."""
@@ -88,6 +92,61 @@ def refuses_window(recurrence: Softmax) -> str | None:
     return None
 
 
+def attend_token(recurrence: Softmax, state: Cache) -> tuple[Tensor, Cache]:
+    """(o, cache) of one token: a group's queries stand beside each other, so that they read its
+    keys as they lie in the cache, which grows where it is.
+    """
+    (b, _, h), (keys, values, age), dtype = recurrence.shape, state, recurrence.output
+    span = FORGOTTEN // 2 if recurrence.window is None else recurrence.window
+    remembered = not age.numel() or int(age.max()) < span
+    if not remembered and recurrence.window is not None:
+        return recurrence.step(state)
+    if not keys.dtype == values.dtype == dtype or _requires_grad(recurrence, state):
+        return recurrence.step(state)
+    keys, values = (
+        append(cache, heads_first(s, dtype).expand(b, cache.shape[1], 1, -1))
+        for cache, s in ((keys, recurrence.k), (values, recurrence.v))
+    )
+    following, mask = F.pad(age + 1, (0, 1), value=1), None
+    if not remembered:
+        following = torch.where(following < span, following, FORGOTTEN)
+        mask = (following < FORGOTTEN)[:, None, None]
+    q = recurrence.q.to(dtype).expand(b, 1, h, -1).reshape(b, keys.shape[1], -1, keys.shape[3])
+    o = F.scaled_dot_product_attention(q, keys, values, mask)
+    return o.reshape(b, 1, h, -1), _last_window(recurrence, keys, values, following)
+
+
+def _requires_grad(recurrence: Softmax, state: Cache) -> bool:
+    streams = (recurrence.q, recurrence.k, recurrence.v, *state)
+    return torch.is_grad_enabled() and any(s.requires_grad for s in streams)
+
+
+def _last_window(recurrence: Softmax, keys: Tensor, values: Tensor, age: Tensor) -> Cache:
+    """What the next token can still see of a cache in which nothing is forgotten."""
+    if recurrence.window is None:
+        return keys, values, age
+    gone = max(0, age.shape[1] - recurrence.window + 1)
+    return drop_oldest(keys, gone), drop_oldest(values, gone), age[:, gone:]
+
+
+def _refuses_token(recurrence: Softmax) -> str | None:
+    if len(recurrence) != 1:
+        return f"it has {len(recurrence)} tokens, not one"
+    if recurrence.keep_mask is not None or recurrence.segment_starts is not None:
+        return "its token may be padding or begin a document"
+    if torch.compiler.is_compiling() or rehearsed():
+        return "a compiled graph, or a rehearsal, has no numbers to look at"
+    if torch._C._are_functorch_transforms_active():
+        return "a transform of torch.func looks into it"
+    streams = (recurrence.q, recurrence.k, recurrence.v)
+    if any(type(s) is not Tensor for s in streams):
+        return f"a stream is a {type(streams[0]).__name__}"
+    return None
+
+
+TOKEN_ATTENTION = Kernel(
+    "attention, one token (torch)", Softmax, attend_token, _refuses_token, ("cpu",)
+)
 WINDOWED_ATTENTION = Kernel(
     "windowed attention, block by block (torch)", Softmax, sliding_window_attention, refuses_window
 )

@@ -131,7 +131,9 @@ class TokenContext:
     def _tokens_from(self, before: Tensor) -> Tensor:
         """``[b t]``: how many tokens of any document precede each token."""
         if self.keep is None:
-            return before[:, None] + torch.arange(self._length, device=before.device)
+            seen = before[:, None]
+            one = self._length == 1
+            return seen if one else seen + torch.arange(self._length, device=before.device)
         return before[:, None] + self.keep.long().cumsum(1) - self.keep.long()
 
     def _tokens_of_earlier_documents(self, seen: Tensor) -> Tensor:

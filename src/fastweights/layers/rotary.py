@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -56,14 +57,33 @@ class Rope:
 
     def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
         """Turn ``x [b t h width]`` by its ``positions [b t]``."""
+        return self.turn(positions, x)[0]
+
+    def turn(self, positions: Tensor, *streams: Tensor) -> tuple[Tensor, ...]:
+        """Turn streams of one dtype ``[b t h width]``, such as q and k, by their positions
+        ``[b t]``.
+        """
+        x = streams[0]
         if not self.rotary_width:
-            return x
-        turning, rest = x.split([self.rotary_width, self.width - self.rotary_width], dim=-1)
-        turned = _rotate(turning, positions[..., None] * self._frequencies(x))
-        return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
+            return streams
+        angle = (positions[..., None] * self._frequencies(x))[:, :, None]
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        return tuple(self._turn(stream, cos, sin) for stream in streams)
+
+    def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        rest = self.width - self.rotary_width
+        if not rest:
+            return _rotate(x, cos, sin)
+        turning, rest = x.split([self.rotary_width, rest], dim=-1)
+        return torch.cat([_rotate(turning, cos, sin), rest], dim=-1)
 
     def _frequencies(self, x: Tensor) -> Tensor:
-        pairs = torch.arange(0, self.rotary_width, 2, device=x.device, dtype=accumulate_dtype(x))
+        if torch.compiler.is_compiling() or type(x) is not Tensor or x.is_meta:
+            return self._frequencies_on(x.device, accumulate_dtype(x))
+        return _known_frequencies(self, x.device, accumulate_dtype(x))
+
+    def _frequencies_on(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        pairs = torch.arange(0, self.rotary_width, 2, device=device, dtype=dtype)
         theta = self.base ** -(pairs / self.rotary_width)
         if self.factor == 1:
             return theta
@@ -72,12 +92,18 @@ class Rope:
         return kept * theta + (1 - kept) * theta / self.factor
 
 
+@lru_cache(maxsize=64)
+def _known_frequencies(rope: Rope, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """They are the same for every token, in whatever mode the first is computed."""
+    with torch.inference_mode(mode=False), torch.no_grad():
+        return rope._frequencies_on(device, dtype)
+
+
 def rotary(x: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:
     """Turn all channels of ``x [b t h w]`` by ``positions [b t]`` as `Rope` does."""
     return Rope(x.shape[-1], base)(x, positions)
 
 
-def _rotate(x: Tensor, angle: Tensor) -> Tensor:
-    cos, sin = angle.cos()[:, :, None].to(x.dtype), angle.sin()[:, :, None].to(x.dtype)
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fastweights.features import Hedgehog
-from fastweights.layers import Linear, TokenContext, head_width, rotary, split_heads, upcast
+from fastweights.layers import Linear, Rope, TokenContext, head_width, split_heads, upcast
 from fastweights.layers.arguments import Count, CountOrZero
 from fastweights.mixer import Mixer
 from fastweights.recurrence import WindowedLinear
@@ -62,8 +62,8 @@ class LoLCATs(Mixer):
         nn.init.constant_(self.mix, -2.1972)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[WindowedLinear, None]:
-        q = rotary(split_heads(self.W_q(x), self.heads), past.positions)
-        k = rotary(split_heads(self.W_k(x), self.kv_heads), past.positions)
+        q, k = split_heads(self.W_q(x), self.heads), split_heads(self.W_k(x), self.kv_heads)
+        q, k = Rope(q.shape[-1]).turn(past.positions, q, k)
         v = split_heads(self.W_v(x), self.kv_heads)
         mix = upcast(self.mix).sigmoid()[None, None, :, None]
         return WindowedLinear(

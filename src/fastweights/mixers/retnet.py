@@ -7,11 +7,11 @@ import torch
 from fastweights.layers import (
     HeadNorm,
     Linear,
+    Rope,
     SiLUGate,
     TokenContext,
     head_numbers,
     head_width,
-    rotary,
     split_heads,
 )
 from fastweights.layers.arguments import Positive
@@ -60,7 +60,8 @@ class RetNet(Mixer):
         )
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, SiLUGate]:
-        q = rotary(split_heads(self.W_q(x), self.heads), past.positions)
-        k = rotary(split_heads(self.W_k(x), self.heads), past.positions) * self.scale
+        q, k = split_heads(self.W_q(x), self.heads), split_heads(self.W_k(x), self.heads)
+        q, k = Rope(q.shape[-1]).turn(past.positions, q, k)
+        k = k * self.scale
         log_lambda = torch.log1p(-(2.0 ** (-5 - head_numbers(self.heads, x))))
         return Decay(q, k, split_heads(self.W_v(x), self.heads), log_lambda), SiLUGate(self.W_g(x))

@@ -68,8 +68,9 @@ class SoftmaxAttention(Mixer):
         return nn.Identity() if eps is None else HeadNorm(width, center=False, affine=True, eps=eps)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Softmax, Tensor | None]:
-        q = self.rope(self.norm_q(split_heads(self.W_q(x), self.heads)), past.positions)
-        k = self.rope(self.norm_k(split_heads(self.W_k(x), self.kv_heads)), past.positions)
+        q = self.norm_q(split_heads(self.W_q(x), self.heads))
+        k = self.norm_k(split_heads(self.W_k(x), self.kv_heads))
+        q, k = self.rope.turn(past.positions, q, k)
         gate = None if self.W_g is None else self.W_g(x).sigmoid()
         return Softmax(q, k, split_heads(self.W_v(x), self.kv_heads), self.window), gate
 
