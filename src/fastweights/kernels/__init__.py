@@ -2,7 +2,14 @@
 
 from fastweights.kernels.attention import FUSED_ATTENTION, TOKEN_ATTENTION, WINDOWED_ATTENTION
 from fastweights.kernels.chunked import CHUNK_LOOP, STEP
-from fastweights.kernels.composed import AMPLIFIED, BONUS, NORMALIZED, SELECTIVE, SIGNED
+from fastweights.kernels.composed import (
+    AMPLIFIED,
+    BONUS,
+    BONUS_TOKEN,
+    NORMALIZED,
+    SELECTIVE,
+    SIGNED,
+)
 from fastweights.kernels.decay import CHUNKED_DECAY
 from fastweights.kernels.delta import CHUNKED_DELTA
 from fastweights.kernels.external import FASTER, SLOWER
@@ -32,7 +39,7 @@ from fastweights.kernels.triton import TRITON
 from fastweights.kernels.windowed import BLOCKED_WINDOWS
 
 COMPILED = [NATIVE_SCAN, NATIVE_DECAY, NATIVE_DELTA, NATIVE_MESA, NATIVE_WINDOW]
-COMPOSED = [AMPLIFIED, NORMALIZED, BLOCKED_SELECTIVE, SELECTIVE, SIGNED]
+COMPOSED = [BONUS_TOKEN, AMPLIFIED, NORMALIZED, BLOCKED_SELECTIVE, SELECTIVE, SIGNED]
 BLOCKED = [BLOCKED_SCAN, CHUNKED_DECAY, CHUNKED_DELTA, BLOCKED_MESA, BLOCKED_WINDOWS]
 ATTENTION = [WINDOWED_ATTENTION, FUSED_ATTENTION]
 

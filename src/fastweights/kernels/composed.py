@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fastweights.kernels.table import Kernel, run_fastest
 from fastweights.recurrence.base import State
 from fastweights.recurrence.bonus import Bonus
 from fastweights.recurrence.composed import Amplified, Normalized
+from fastweights.recurrence.scales import EMPTY_LOG_SCALE, round_up
 from fastweights.recurrence.selective import Selective
 from fastweights.recurrence.signed import Signed
+from fastweights.recurrence.windowed import normalize_by_last, with_ones
 
 
 def compute_with_normaliser(recurrence: Normalized, state: State) -> tuple[Tensor, State]:
@@ -38,6 +41,48 @@ def compute_written_out(recurrence: Selective, state: Tensor) -> tuple[Tensor, S
     return run_fastest(recurrence.plain, state)
 
 
+def compute_bonus_token(
+    recurrence: Amplified, state: tuple[Tensor, Tensor]
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """(o, state) of one token, the equations of `Amplified` and `Bonus` with one key written out:
+    all exponentials at once.
+    """
+    memory, m = state
+    rule, least = recurrence.inner.inner, recurrence.initial_log_scale
+    assert isinstance(rule, Bonus)
+    gain, before = recurrence.log_gain.double()[:, 0], m.double()
+    decayed = before if rule.log_decay is None else before + rule.log_decay.double()[:, 0]
+    q, k, bonus = (s[:, 0, :, :, None] for s in (rule.q, rule.k, rule.bonus))
+    before = torch.where(q[..., 0] == 0, EMPTY_LOG_SCALE, before)
+    with torch.no_grad():
+        after = round_up(torch.maximum(decayed, gain).clamp(min=least), m.dtype)
+        read = torch.maximum(before, gain).clamp(min=least)
+    logs = (decayed - after, gain - after, before - read, gain - read)
+    kept, written, seen, own = (
+        torch.stack(torch.broadcast_tensors(*logs)).exp().to(m.dtype)[..., None]
+    )
+    values = with_ones(rule.v.to(m.dtype).transpose(1, 2))
+    sums = q * seen * memory + bonus * own * values
+    o = normalize_by_last(sums)[..., :-1].transpose(1, 2).to(recurrence.output)
+    return o, (kept * memory + k * written * values, after.to(m.dtype))
+
+
+def _refuses_bonus_token(recurrence: Amplified) -> str | None:
+    rule = recurrence.inner.inner
+    if len(recurrence) != 1:
+        return f"it has {len(recurrence)} tokens, not one"
+    if not isinstance(rule, Bonus) or rule.q.shape[-1] != 1:
+        return "its rule is no Bonus of one key"
+    return None if recurrence.inner.floor is None else "its normaliser has a floor"
+
+
+BONUS_TOKEN = Kernel(
+    "amplified bonus, one token (torch)",
+    Amplified,
+    compute_bonus_token,
+    _refuses_bonus_token,
+    ("cpu",),
+)
 NORMALIZED = Kernel("normalised: the inner record's kernel", Normalized, compute_with_normaliser)
 AMPLIFIED = Kernel("amplified: the rescaled record's kernel", Amplified, compute_with_gain)
 SIGNED = Kernel("signed: the inner record's kernel", Signed, compute_with_sign)

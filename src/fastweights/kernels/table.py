@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -106,10 +106,10 @@ def _preference() -> tuple[str, ...]:
     return _preferred.get()
 
 
-def _preferred_first(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
+def _preferred_first(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
     names = _preference()
     if not names:
-        return tuple(kernels)
+        return kernels
     first = [k for name in names for k in kernels if k.name == name]
     return (*first, *(k for k in kernels if k.name not in names))
 
@@ -158,7 +158,7 @@ def explain(record: Any) -> str:
         record: a recurrence, or an operation of a layer (`fastweights.ops`)
     """
     wanted, taken, lines = _restriction(type(record)), False, []
-    for kernel in _preferred_first([k for k in TABLE if isinstance(record, k.rule)]):
+    for kernel in _preferred_first(tuple(k for k in TABLE if isinstance(record, k.rule))):
         reason = _reason(kernel, record, wanted)
         verdict = f"refused: {reason}" if reason else "possible" if taken else "taken"
         taken = taken or reason is None

@@ -84,3 +84,19 @@ class TokenShift(ShortConvolution):
     @property
     def taps(self) -> Tensor:
         return torch.stack([1 - self.mu, self.mu])
+
+    def _convolve(
+        self,
+        past: TokenContext,
+        tail: Tensor,
+        x: Tensor,
+        document: Tensor | None,
+        bias: Tensor | None,
+        *,
+        silu: bool,
+    ) -> Tensor:
+        """As every convolution; a single token that goes on is moved towards the one before it."""
+        if x.shape[1] != 1 or document is not None or bias is not None or silu:
+            return super()._convolve(past, tail, x, document, bias, silu=silu)
+        past.save_tail(self.name, x)
+        return torch.addcmul(tail, x - tail, self.mu)

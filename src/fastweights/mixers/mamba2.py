@@ -52,8 +52,7 @@ class Mamba2(Mixer):
             raise ValueError("mamba2(scaled=False, decays=False) has no use for Δ; keep one")
         self.heads, self.groups, self.scaled = heads, groups, scaled
         self.split = [width, groups * state, groups * state]
-        self.W_z = Linear(d, width, bias=False)
-        self.W_xBC = Linear(d, sum(self.split), bias=False)
+        self.W_z, self.W_xBC = (Linear(d, n, bias=False) for n in (width, sum(self.split)))
         self.W_Delta, self.W_o = Linear(d, heads), Linear(width, d, bias=False)
         self.conv = ShortConvolution(sum(self.split), conv)
         self.conv_bias = nn.Parameter(torch.zeros(sum(self.split)))

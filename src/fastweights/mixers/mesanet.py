@@ -1,6 +1,4 @@
-"""The baselines of MesaNet (von Oswald et al., 2025), Table 3: one parametrisation, and a rule
-each.
-"""
+"""MesaNet's baselines (von Oswald et al., 2025), Table 3: one parametrisation, a rule each."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from fastweights.layers import Linear
 from fastweights.linearize.convert.attention_layers import AttentionLayer
 from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.linearize.convert.cache import ensure_state_layer, require_keys_and_values
@@ -117,7 +118,10 @@ def install_branches(
     model: PreTrainedModel, attentions: Iterable[AttentionLayer], config: LinearAttentionConfig
 ) -> None:
     """Give each of these attentions of `model` a new branch, on the device of its weights, if it
-    has none."""
+    has none, and let its projections multiply as ours do."""
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = Linear
     for attention in attentions:
         module = attention_at(model, attention.path)
         if not hasattr(module, "linear_branch"):
