@@ -16,6 +16,9 @@ from fastweights.kernels.table import Kernel, select
 MOST_ROWS = 8
 """Rows that product.c takes: more of them are matrices, which libraries multiply faster."""
 
+WORTH_SHARING = 1 << 20
+"""Numbers of a weight that take longer to read than a thread takes to wake up."""
+
 
 class Product(NamedTuple):
     """x Wᵀ + bias, ``[… o]``.
@@ -56,7 +59,8 @@ def multiply_rows(product: Product) -> Tensor:
     x, weight, bias = product
     (outputs, inputs), x = weight.shape, x.contiguous()
     y = torch.empty(*x.shape[:-1], outputs)
-    sizes = (x.numel() // inputs, inputs, outputs, library.threads(weight.numel()))
+    threads = 1 if weight.numel() < WORTH_SHARING else library.threads(weight.numel())
+    sizes = (x.numel() // inputs, inputs, outputs, threads)
     library.call("fw_product", abi.Product(*sizes, x, weight, bias, y))
     return y
 

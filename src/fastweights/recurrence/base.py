@@ -252,7 +252,7 @@ class Recurrence(ABC, Generic[S]):
 
 def tensor_fields(record: Recurrence) -> dict[str, Tensor]:
     """The tensors among a record's own fields, by name."""
-    named = {f.name: getattr(record, f.name) for f in fields(record)}
+    named = {name: getattr(record, name) for name in record.__dataclass_fields__}
     return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
 
