@@ -119,9 +119,7 @@ def install_branches(
 ) -> None:
     """Give each of these attentions of `model` a new branch, on the device of its weights, if it
     has none, and let its projections multiply as ours do."""
-    for module in model.modules():
-        if type(module) is nn.Linear:
-            module.__class__ = Linear
+    _multiply_by(model, Linear)
     for attention in attentions:
         module = attention_at(model, attention.path)
         if not hasattr(module, "linear_branch"):
@@ -153,9 +151,17 @@ def _active(branch: Any) -> LinearBranch:
     )
 
 
+def _multiply_by(model: nn.Module, kind: type[nn.Linear]) -> None:
+    """Make the linear layers of `model` that are torch's or ours this `kind`."""
+    for module in model.modules():
+        if type(module) in (nn.Linear, Linear):
+            module.__class__ = kind
+
+
 @contextmanager
 def use_mode(model: nn.Module, mode: Mode) -> Iterator[None]:
-    """Set what every converted layer of a model computes, for the length of a block.
+    """Set what every converted layer of a model computes, for the length of a block. Where it keeps
+    all keys and values, the model's own projections multiply as in the model it was made from, too.
 
     Args:
         model: A linearized model, or a wrapper around it.
@@ -165,9 +171,11 @@ def use_mode(model: nn.Module, mode: Mode) -> Iterator[None]:
     before = [layer.linear_mode for layer in layers]
     for layer in layers:
         layer.linear_mode = mode
+    _multiply_by(model, Linear if mode.constant else nn.Linear)
     try:
         yield
     finally:
+        _multiply_by(model, Linear if all(old.constant for old in before) else nn.Linear)
         for layer, old in zip(layers, before, strict=True):
             layer.linear_mode = old
 
