@@ -57,6 +57,7 @@ class GatedDeltaNet(Mixer):
         self.heads, self.served = heads, head_width("value_heads", count, heads)
         self.largest, self.floor = 2.0 if negative else 1.0, floor
         self.scale = head_width("d_k", keys, heads) ** -0.5
+        width = head_width("d_v", values, count)
         self.W_q = Linear(d, keys, bias=False)
         self.W_k = Linear(d, keys, bias=False)
         self.W_v = Linear(d, values, bias=False)
@@ -68,7 +69,7 @@ class GatedDeltaNet(Mixer):
         self.conv_v = ShortConvolution(values, conv)
         self.log_a = nn.Parameter(torch.empty(count))
         self.b_alpha = nn.Parameter(torch.empty(count))
-        self.norm = HeadNorm(head_width("d_v", values, count), center=False, affine=True, eps=eps)
+        self.norm = HeadNorm(width, center=False, affine=True, eps=eps)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -55,8 +55,9 @@ class MetaLA(Mixer):
     ) -> None:
         super().__init__(d)
         keys = d // 2
+        width = head_width("d_k", keys, heads)
         self.heads, self.tau, self.rounded = heads, tau, rounded
-        self.scale = head_width("d_k", keys, heads) ** -0.5 if scaled else 1.0
+        self.scale = width**-0.5 if scaled else 1.0
         self.conv = ShortConvolution(d, conv) if conv > 1 else None
         self.W_q = Linear(d, keys, bias=False)
         self.W_alpha = Linear(d, keys, bias=False)
@@ -64,9 +65,7 @@ class MetaLA(Mixer):
         self.W_v = Linear(d, d, bias=False)
         self.W_g = Linear(d, d)
         self.W_o = Linear(d, d, bias=False)
-        self.w_aug = (
-            nn.Parameter(torch.zeros(heads, head_width("d_k", keys, heads))) if augmented else None
-        )
+        self.w_aug = nn.Parameter(torch.zeros(heads, width)) if augmented else None
         self.norm = HeadNorm(head_width("d", d, heads), center=True, affine=False)
 
     def reset_parameters(self) -> None:

@@ -46,7 +46,7 @@ class RetNet(Mixer):
     ) -> None:
         super().__init__(d)
         values = round(expand_v * d)
-        width = head_width("d", d, heads)
+        width, value_width = head_width("d", d, heads), head_width("d_v", values, heads)
         if width % 2:
             raise ShapeError(f"RoPE turns pairs of channels: d / heads = {width} must be even")
         self.heads, self.scale = heads, width**-0.5
@@ -55,9 +55,7 @@ class RetNet(Mixer):
         self.W_v = Linear(d, values, bias=False)
         self.W_g = Linear(d, values, bias=False)
         self.W_o = Linear(values, d, bias=False)
-        self.norm = HeadNorm(
-            head_width("d_v", values, heads), center=center, affine=affine, eps=eps
-        )
+        self.norm = HeadNorm(value_width, center=center, affine=affine, eps=eps)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, SiLUGate]:
         q, k = split_heads(self.W_q(x), self.heads), split_heads(self.W_k(x), self.heads)

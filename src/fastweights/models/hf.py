@@ -391,7 +391,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
             )
         super().__init__(config)
         self.model = FastWeightsModel(config)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head: nn.Linear = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     @can_return_tuple

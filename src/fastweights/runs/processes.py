@@ -269,7 +269,7 @@ def connected() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
+        if not isinstance(error, distributed.DistError) and "gloo" not in str(error).lower():
             raise
         raise TrainingError(
             "another process of this run has ended early; if none says why, look whether the"
