@@ -127,7 +127,9 @@ def widen(model: nn.Module, *, patched: bool) -> nn.Module:
     exec(compile(code, f"{theirs.__file__}_wide", "exec"), vars(module))
     if patched:
         with patch_transformers(model):
-            ours = {name: value for name, value in vars(theirs).items() if hasattr(value, MARK)}
+            found = vars(theirs).items()
+            # ours itself, which outlives the patch
+            ours = {name: value.__wrapped__ for name, value in found if hasattr(value, MARK)}
         assert ours
         vars(module).update(ours)
     wide = getattr(module, type(model).__name__)(copy.deepcopy(model.config))

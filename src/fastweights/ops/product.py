@@ -68,6 +68,8 @@ def multiply_rows(product: Product) -> Tensor:
 def _refuses_rows(product: Product) -> str | None:
     if torch.compiler.is_compiling():
         return "a compiled graph makes kernels of torch's own operations"
+    if torch._C._len_torch_dispatch_stack():
+        return "a dispatch mode, such as a counter of operations, looks for torch's own"
     x, weight, bias = product
     inputs = weight.shape[-1]
     if inputs == 0 or x.numel() == 0 or x.shape[-1] != inputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import warnings
@@ -66,7 +67,7 @@ class Patch:
     def __init__(self, files: frozenset[str] | None) -> None:
         """Of the modelling files of these names; None for all."""
         self.left: dict[str, str] = {}
-        self._files = files
+        self._files, self._in_force = files, True
         self._before: dict[Place, tuple[Callable[..., Any], Callable[..., Any]]] = {}
         self._finder = _Finder(self.visit)
         _active.append(self)
@@ -84,6 +85,7 @@ class Patch:
         if self not in _active:
             return
         _active.remove(self)
+        self._in_force = False
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
         files = {place.file: None for place in self._before}
@@ -147,8 +149,15 @@ class Patch:
                 self._put(place, mask_documents(place.function))
 
     def _put(self, place: Place, ours: Callable[..., Any]) -> None:
-        self._before[place] = place.function, ours
-        place.put(ours)
+        theirs = place.function
+
+        @functools.wraps(ours)
+        def function(*arguments: Any, **named: Any) -> Any:
+            """Theirs after `undo`, for those who hold it still, as accelerate's hooks do."""
+            return (ours if self._in_force else theirs)(*arguments, **named)
+
+        self._before[place] = theirs, function
+        place.put(function)
 
 
 _active: list[Patch] = []

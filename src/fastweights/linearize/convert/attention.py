@@ -26,6 +26,7 @@ from fastweights.linearize.convert.transformers_seams import (
     attach_branch,
     attentions_with_branch,
     caches_among,
+    change_class,
     execution_device,
     register_attention,
     softmax_attention,
@@ -155,7 +156,7 @@ def _multiply_by(model: nn.Module, kind: type[nn.Linear]) -> None:
     """Make the linear layers of `model` that are torch's or ours this `kind`."""
     for module in model.modules():
         if type(module) in (nn.Linear, Linear):
-            module.__class__ = kind
+            change_class(module, kind)
 
 
 @contextmanager

@@ -305,7 +305,8 @@ class OwnCachePolicy(PreTrainedModel):
 
 
 def change_class(instance: Any, made: type) -> None:
-    """Change the class of `instance`, a model or a configuration, to `made`, a subclass of its own.
+    """Change the class of `instance`, a model, one of its layers or a configuration, to `made`, a
+    subclass of its own, or back.
 
     Relies on Python letting ``__class__`` be assigned where both classes have the same layout: a
     model of billions of weights is not built a second time to get another type.
