@@ -30,6 +30,7 @@ import torch
 from torch import nn
 
 from fastweights.lab.bench.machine import commit, versions
+from fastweights.runs.folder import create_run
 from fastweights.runs.layout import Layout
 from fastweights.runs.loop import Loop
 from fastweights.runs.processes import join_processes, leave_processes
@@ -54,6 +55,7 @@ def loop_of(config: TrainConfig, layout: Layout, folder: Path) -> Loop:
     """The loop of a run, ready to update."""
     processes = join_processes(torch.device("cpu"))
     with processes.first_then_others():
+        create_run(folder, config)
         stage = LanguageModelStage(config, folder, processes, layout)
         stage.prepare(folder)
     return Loop(stage, config, processes, layout)

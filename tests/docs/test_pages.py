@@ -18,6 +18,8 @@ NAMES = (
     "linearize",
     "reproduce",
     "plan",
+    "several-processes",
+    "long-sequences",
     "transformers-speed",
     "tables",
     "transformers",

@@ -1,0 +1,120 @@
+"""docs/several-processes.md and docs/long-sequences.md: what several processes take and give."""
+
+from __future__ import annotations
+
+from fastweights.render.markdown import table
+from fastweights.render.plots import PALETTE, canvas, label, legend_beside, png
+from fastweights.render.units import bytes_in_words
+from pages.page import Page, Row, Stretches, results
+
+RIVALS = {"ulysses": "Ulysses", "ring": "ring attention"}
+DRAWN = ("metala", "gated_deltanet", "mamba2", "mesa")
+
+
+def overhead() -> str:
+    found = results("processes")["overhead"]
+    return (
+        f"Time of the loop's update over that of the bare step, alternately in one process:"
+        f" {found['ratio']:.3f} (median; {found['smallest']:.3f} to {found['largest']:.3f}), at"
+        f" {found['milliseconds']:.0f} ms an update."
+    )
+
+
+def speed() -> str:
+    rows = results("processes")["processes"]
+    alone = rows[0]["tokens_per_second"]
+    lines = (
+        (
+            f"{row['count']}",
+            row["layout"],
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['tokens_per_second'] / alone:.2f}",
+        )
+        for row in rows
+    )
+    return table(("processes", "model", "tokens/s", "times one"), lines)
+
+
+def memory() -> str:
+    lines = (
+        (
+            f"{row['count']}",
+            row["layout"],
+            bytes_in_words(row["held"]),
+            bytes_in_words(row["peak"]),
+        )
+        for row in results("processes")["memory"]
+    )
+    columns = ("processes", "model", "weights and optimiser", "most that the process held")
+    return table(columns, lines)
+
+
+def _traffic() -> list[Row]:
+    return results("sequence_parallel")["traffic"]
+
+
+def _bytes_sent(method: str, mixer: str, tokens: int, processes: int) -> int:
+    return next(
+        row["sent"]
+        for row in _traffic()
+        if (row["method"], row["mixer"], row["tokens"], row["processes"])
+        == (method, mixer, tokens, processes)
+    )
+
+
+def traffic() -> str:
+    names = list(dict.fromkeys(row["mixer"] for row in _traffic()))
+    shapes = list(dict.fromkeys((row["processes"], row["tokens"]) for row in _traffic()))
+    columns = ("tokens", "processes", *names, "metala by heads", *RIVALS.values())
+    return table(columns, (_traffic_line(names, *shape) for shape in shapes))
+
+
+def _traffic_line(names: list[str], processes: int, tokens: int) -> tuple[str, ...]:
+    by_time = [_bytes_sent("TimeSharded", name, tokens, processes) for name in names]
+    by_heads = _bytes_sent("HeadSharded", "metala", tokens, processes)
+    rival = next(r for r in _traffic() if (r["processes"], r["tokens"]) == (processes, tokens))
+    sent = [*by_time, by_heads, *(rival[name] for name in RIVALS)]
+    return (f"{tokens:,}", f"{processes}", *map(bytes_in_words, sent))
+
+
+def steps() -> str:
+    lines = (
+        (
+            row["mixer"],
+            f"{row['processes']}",
+            bytes_in_words(row["bytes"]),
+            f"{row['seconds']:.2f}",
+            f"{row['loss']:.6f}",
+            f"{row['gradient']:.8f}",
+        )
+        for row in results("sequence_parallel")["steps"]
+    )
+    columns = ("mixer", "processes", "memory per process", "seconds", "loss", "‖gradient‖²")
+    return table(columns, lines)
+
+
+def draw_traffic() -> bytes:
+    """Bytes of four processes by the length of the sequence, both by powers of ten."""
+    figure, grid = canvas(width=6.0, height=3.2)
+    axes = grid[0, 0]
+    lengths = sorted({row["tokens"] for row in _traffic() if row["processes"] == 4})
+    for name, color in zip(DRAWN, PALETTE, strict=False):
+        sent = [_bytes_sent("TimeSharded", name, tokens, 4) for tokens in lengths]
+        axes.plot(lengths, sent, color=color, marker="o", label=name)
+    for name, style in zip(RIVALS, ("--", ":"), strict=True):
+        rival = {row["tokens"]: row[name] for row in _traffic() if row["processes"] == 4}
+        axes.plot(lengths, [rival[t] for t in lengths], style, color="black", label=RIVALS[name])
+    axes.set(xscale="log", yscale="log")
+    label(axes, "one layer of d = 64 on four processes", "tokens", "bytes sent by each")
+    legend_beside(axes)
+    return png(figure)
+
+
+SEVERAL = Page(
+    "several-processes", Stretches({"overhead": overhead, "speed": speed, "memory": memory})
+)
+LONG = Page(
+    "long-sequences",
+    Stretches({"traffic": traffic, "steps": steps}),
+    {"sequence_parallel.png": draw_traffic},
+)
