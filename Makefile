@@ -40,7 +40,7 @@ test-slow: $(VENV)/installed-test  ## only the tests that take minutes each: 30 
 	$(PYTEST) -m slow
 
 test-titan: $(TITAN)/installed  ## our models in torchtitan, in an environment of its own: 5 minutes
-	OMP_NUM_THREADS=1 $(TITAN)/bin/python -m pytest -m titan tests/engines
+	OMP_NUM_THREADS=1 $(TITAN)/bin/python -m pytest -m titan tests/engines/test_titan*.py
 
 lint: $(VENV)/installed-dev $(VENV)/installed-test  ## ruff, pyright and the layers of imports: 1 minute
 	$(BIN)/ruff check .
