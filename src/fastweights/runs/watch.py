@@ -211,7 +211,8 @@ class Watch:
         answers = Account()
         for passed in self._pauses():
             answers.hear(replace(self._own, count=self._answers), passed)
-            if self._own.waits and min(answers.silent, answers.still) >= self._patience:
+            stuck = min(answers.silent, answers.still) >= self._patience
+            if stuck and (self._own.waits or self._own.updates):
                 _leave(
                     "the store of this run, which its launcher or process 0 keeps, has not"
                     f" answered for {answers.silent:.0f} s"
