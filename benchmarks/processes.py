@@ -5,8 +5,8 @@
 `overhead`: time of `Loop.update` over that of the bare step of the same model, which is forward,
 backward, clipping and AdamW on a batch in memory; alternately in one process. `processes`: tokens
 per second of 1, 2 and 4 processes on this machine, each with one thread, whole and divided.
-`memory`: bytes that a process holds at most after three updates of a larger model, above those that
-it holds when everything is imported; `resident` what is left when the model is laid out.
+`memory`: of a larger model, `held`, the bytes of weights and optimiser that a process has, and
+`peak`, the most that it has held until three updates were made, above what imports take.
 """
 
 from __future__ import annotations
