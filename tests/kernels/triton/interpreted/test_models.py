@@ -22,10 +22,14 @@ from triton_interpreter import poisoned_memory
 
 WITHOUT = ("softmax", "swa")
 """Mixers whose rule is torch's own attention, on a GPU too."""
-INTERPRETED_SLOWLY = ("dss", "s4d", "mamba")
-"""Mixers of many channels with wide states, whose scans take the interpreter minutes."""
+ONE_OF_EACH_RULE = (
+    *("retnet", "gla", "metala", "s5", "rglru", "rwkv4", "mlstm"),
+    *("gated_deltanet", "mesanet", "lolcats", "swa", "hybrid"),
+)
+"""Mixers that between them take every rule's kernels; of others, scans of many channels with wide
+states (dss, s4d, mamba) take the interpreter minutes."""
 MODELS = [
-    pytest.param(name, marks=pytest.mark.slow if name in INTERPRETED_SLOWLY else ())
+    pytest.param(name, marks=() if name in ONE_OF_EACH_RULE else pytest.mark.slow)
     for name in (*MIXERS, "hybrid")
 ]
 
