@@ -1,7 +1,7 @@
 """Every kernel for GPUs, compiled for chips that need not be there.
 
-Each time it is the families at their main sizes for Hopper, and something for each of the other
-chips; ``make test-offline`` adds all chips, dtypes and widths.
+Each time it is some families at their main sizes for Hopper; ``make test-offline`` adds the others,
+and all chips, dtypes and widths.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ ON_HOPPER = [
 ]
 
 ELSEWHERE = ((80, "decay scalar"), (86, "scan real"), (89, "delta scalar"), (100, "decay tied"))
-"""What is compiled for other chips each time."""
+"""A family for each of the other chips, at its main size."""
 
 WIDTHS = ((32, 32), (64, 64), (64, 128), (128, 128), (256, 256))
 FORMATS = (
