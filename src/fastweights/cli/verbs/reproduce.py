@@ -26,7 +26,12 @@ from fastweights.lab.reproduce import (
 from fastweights.lab.reproduce import reproduce as test_claim
 from fastweights.lab.reproduce.measures import At, Sample
 
-COLOURS = {ClaimVerdict.HOLDS: "green", ClaimVerdict.FAILS: "red", ClaimVerdict.OPEN: "yellow"}
+COLOURS = {
+    ClaimVerdict.HOLDS: "green",
+    ClaimVerdict.FAILS: "red",
+    ClaimVerdict.OPEN: "yellow",
+    ClaimVerdict.UNTESTED: "dim",
+}
 
 
 def reproduce(chosen: Namespace, console: Console) -> None:
@@ -103,9 +108,10 @@ def _cell(one: Claim, series: str, x: At, sample: Sample | None) -> str:
 
 
 def _checks(checks: tuple[Check, ...]) -> Table:
-    table = Table("statement", "difference", "interval", "", box=box.SIMPLE)
+    table = Table("statement", "difference", "interval", "", "why not", box=box.SIMPLE)
     for check in checks:
         low, middle, high = check.difference.low, check.difference.middle, check.difference.high
         verdict = Text(check.verdict.value, style=COLOURS[check.verdict])
-        table.add_row(Text(check.sentence), f"{middle:.3g}", f"{low:.3g} … {high:.3g}", verdict)
+        interval = f"{low:.3g} … {high:.3g}"
+        table.add_row(Text(check.sentence), f"{middle:.3g}", interval, verdict, Text(check.reason))
     return table

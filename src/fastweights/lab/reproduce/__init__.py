@@ -6,19 +6,21 @@ from difflib import get_close_matches
 
 from fastweights.lab.reproduce.claim import (
     Above,
-    Check,
     Claim,
     ClaimSize,
     ClaimVerdict,
     Experiment,
     Near,
+    Scale,
     Statement,
     Term,
     Trial,
     TrialContext,
 )
 from fastweights.lab.reproduce.claims import dsf, lolcats, mesanet, metala
-from fastweights.lab.reproduce.measures import Measure, Measures, Sample, hodges_lehmann
+from fastweights.lab.reproduce.exact_tests import ExactTest, Interval, exact_test
+from fastweights.lab.reproduce.judge import Check, judge
+from fastweights.lab.reproduce.measures import Measure, Measures, Sample
 from fastweights.lab.reproduce.run import Outcome, reproduce
 
 CLAIMS: dict[str, Claim] = {**metala.CLAIMS, **lolcats.CLAIMS, **mesanet.CLAIMS, **dsf.CLAIMS}
@@ -46,17 +48,21 @@ __all__ = [
     "Claim",
     "ClaimSize",
     "ClaimVerdict",
+    "ExactTest",
     "Experiment",
+    "Interval",
     "Measure",
     "Measures",
     "Near",
     "Outcome",
     "Sample",
+    "Scale",
     "Statement",
     "Term",
     "Trial",
     "TrialContext",
+    "exact_test",
     "find_claim",
-    "hodges_lehmann",
+    "judge",
     "reproduce",
 ]

@@ -5,25 +5,24 @@ three sizes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf, nextafter
 from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
 
-from fastweights.lab.reproduce.measures import (
-    At,
-    Interval,
-    Measure,
-    Measures,
-    Sample,
-    hodges_lehmann,
-)
+from fastweights.lab.reproduce.exact_tests import ExactTest
+from fastweights.lab.reproduce.measures import At, Measure, Measures, Sample
 
 Figures = Mapping[str, Mapping[str, float]]
 """Numbers of a paper: series → column → number."""
+
+
+FLOOR = "floor"
+"""The quantity of floors: measures of what predictors reach that make nothing of the sequence."""
 
 
 class ClaimVerdict(Enum):
@@ -32,6 +31,7 @@ class ClaimVerdict(Enum):
     HOLDS = "holds"
     FAILS = "does not hold"
     OPEN = "does not show"
+    UNTESTED = "not tested"
 
 
 @dataclass(frozen=True)
@@ -72,18 +72,17 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Check:
-    """The result of testing a statement.
+class Comparison:
+    """The two samples that a statement is about.
 
     Attributes:
         sentence: The statement with its places.
-        difference: The measured difference of its two numbers.
-        verdict: Whether the statement holds.
+        first, second: What was measured.
     """
 
     sentence: str
-    difference: Interval
-    verdict: ClaimVerdict
+    first: Sample
+    second: Sample
 
 
 class Statement(ABC):
@@ -102,19 +101,31 @@ class Statement(ABC):
         """Return the statement as a sentence, given the names of its two numbers."""
 
     @abstractmethod
-    def decide(self, difference: Interval) -> ClaimVerdict:
-        """Return the verdict on first - second."""
+    def doubt(self, test: ExactTest) -> float:
+        """Return the chance of numbers that speak for it so clearly, were it not true."""
 
-    def check(self, measures: Measures) -> Check:
-        """Test the statement on measured numbers.
+    @abstractmethod
+    def counter_doubt(self, test: ExactTest) -> float:
+        """Return the chance of numbers that speak against it so clearly, were it true."""
+
+    @abstractmethod
+    def allows(self, difference: float) -> bool:
+        """Whether it is true of numbers with this difference."""
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """Those of its numbers that are measured."""
+        return tuple(term for term in (self.first, self.second) if isinstance(term, Term))
+
+    def compare(self, measures: Measures) -> Comparison:
+        """Find its numbers among those measured.
 
         Raises:
             ValueError: If its terms were not measured.
         """
         first, a = _found(self.first, measures)
         second, b = _found(self.second, measures)
-        difference = hodges_lehmann(a, b)
-        return Check(self.sentence(first, second), difference, self.decide(difference))
+        return Comparison(self.sentence(first, second), a, b)
 
 
 def _found(term: Term | float, measures: Measures) -> tuple[str, Sample]:
@@ -122,7 +133,7 @@ def _found(term: Term | float, measures: Measures) -> tuple[str, Sample]:
     if isinstance(term, Term):
         x, sample = term.sample(measures)
         return term.describe(x), sample
-    return f"{term:g}", Sample((term,), exact=True)
+    return f"{term:g}", Sample.constant(term)
 
 
 @dataclass(frozen=True)
@@ -136,10 +147,14 @@ class Above(Statement):
     def sentence(self, first: str, second: str) -> str:
         return f"{first} > {second}" + (f" + {self.by:g}" if self.by else "")
 
-    def decide(self, difference: Interval) -> ClaimVerdict:
-        if difference.low > self.by:
-            return ClaimVerdict.HOLDS
-        return ClaimVerdict.FAILS if difference.high < self.by else ClaimVerdict.OPEN
+    def doubt(self, test: ExactTest) -> float:
+        return test.doubt_above(self.by)
+
+    def counter_doubt(self, test: ExactTest) -> float:
+        return test.doubt_below(self.by)
+
+    def allows(self, difference: float) -> bool:
+        return difference > self.by
 
 
 @dataclass(frozen=True)
@@ -153,11 +168,46 @@ class Near(Statement):
     def sentence(self, first: str, second: str) -> str:
         return f"{first} = {second} ± {self.within:g}"
 
-    def decide(self, difference: Interval) -> ClaimVerdict:
-        if -self.within <= difference.low and difference.high <= self.within:
-            return ClaimVerdict.HOLDS
-        apart = difference.low > self.within or difference.high < -self.within
-        return ClaimVerdict.FAILS if apart else ClaimVerdict.OPEN
+    def doubt(self, test: ExactTest) -> float:
+        low, high = nextafter(-self.within, -inf), nextafter(self.within, inf)
+        return max(test.doubt_above(low), test.doubt_below(high))
+
+    def counter_doubt(self, test: ExactTest) -> float:
+        one_side = min(test.doubt_above(self.within), test.doubt_below(-self.within))
+        return min(1.0, 2 * one_side)
+
+    def allows(self, difference: float) -> bool:
+        return abs(difference) <= self.within
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What the main quantity of an experiment says of models that have learnt nothing, or all.
+
+    Attributes:
+        margin: How far beyond the floor a model has learnt something.
+        ceiling: The value from which on a model has learnt all; None if there is none.
+        ascending: Whether more is better.
+    """
+
+    margin: float
+    ceiling: float | None = None
+    ascending: bool = True
+
+    def is_on_floor(self, value: float, floor: float) -> bool:
+        """Whether a model with this value is no better than the floor."""
+        gain = value - floor if self.ascending else floor - value
+        return gain < self.margin
+
+    def is_at_ceiling(self, value: float) -> bool:
+        """Whether a model with this value has nothing left to learn."""
+        if self.ceiling is None:
+            return False
+        return value >= self.ceiling if self.ascending else value <= self.ceiling
+
+    def highest(self, floors: Iterable[float]) -> float:
+        """Return the best of several floors."""
+        return max(floors) if self.ascending else min(floors)
 
 
 @dataclass(frozen=True)
@@ -218,6 +268,22 @@ class Experiment(ABC):
     def trials(self) -> Sequence[Trial]:
         """Return all trials, in an order in which the first of them are already informative."""
 
+    @property
+    def rates(self) -> int | None:
+        """The number of learning rates that each model could choose from; None where the models
+        are not trained, or by one published rate."""
+        return None
+
+    @property
+    def scale(self) -> Scale | None:
+        """What its main quantity says of models that have learnt nothing; None if it is not about
+        learning."""
+        return None
+
+    def floors(self, context: TrialContext) -> Iterable[Measure]:
+        """Measure the floors of the main quantity, a series for each of them, at every place."""
+        return ()
+
     def summary(self, measures: Measures) -> Measures:
         """Compute the numbers by which the claim is judged and drawn: means, ratios, the best
         learning rate."""
@@ -261,6 +327,8 @@ class Claim:
         picture: The form of the figure.
         figures: The paper's numbers, where it prints them.
         remark: What the paper's own experiment is confounded by, or leaves open.
+        reference: What must be true of the medians for the experiment to test anything, such as
+            that softmax attention has solved the task.
     """
 
     paper: str
@@ -274,6 +342,7 @@ class Claim:
     picture: FigureForm
     figures: Figures = field(default_factory=dict)
     remark: str = ""
+    reference: tuple[Statement, ...] = ()
 
     @property
     def sizes(self) -> Mapping[str, ClaimSize]:

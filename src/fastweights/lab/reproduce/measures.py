@@ -1,18 +1,11 @@
-"""The measured numbers of an experiment, and confidence intervals of differences between
-samples."""
+"""The measured numbers of an experiment."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import product
-from math import comb, inf
 from statistics import median
 from typing import Self
-
-SIGNIFICANCE = 0.05
-"""The chance, on either side, that an interval misses the difference."""
 
 At = float | str | None
 """Where on a curve a number stands, or in which column of a table."""
@@ -40,10 +33,25 @@ class Measure:
 
 @dataclass(frozen=True)
 class Sample:
-    """The values of a quantity over seeds, or one `exact` value."""
+    """The values of a quantity over seeds, or exact values.
+
+    Attributes:
+        values: The values.
+        seeds: The seed of each; None for a number that comes out the same every time.
+    """
 
     values: tuple[float, ...]
-    exact: bool
+    seeds: tuple[int | None, ...]
+
+    @classmethod
+    def constant(cls, value: float) -> Self:
+        """Return the sample of a number that is given."""
+        return cls((value,), (None,))
+
+    @property
+    def exact(self) -> bool:
+        """Whether no seed decides the values."""
+        return all(seed is None for seed in self.seeds)
 
     @property
     def median(self) -> float:
@@ -57,20 +65,14 @@ class Sample:
     def high(self) -> float:
         return max(self.values)
 
-
-@dataclass(frozen=True)
-class Interval:
-    """A confidence interval of a difference, with a doubt of `SIGNIFICANCE` on either side.
-
-    Attributes:
-        low: Lower end; -∞ if it is not bounded.
-        middle: The estimate.
-        high: Upper end; ∞ if it is not bounded.
-    """
-
-    low: float
-    middle: float
-    high: float
+    def paired_differences(self, other: Sample) -> list[float]:
+        """Return the differences from the values of `other` with the same seeds."""
+        theirs = dict(zip(other.seeds, other.values, strict=True))
+        return [
+            value - theirs[seed]
+            for seed, value in zip(self.seeds, self.values, strict=True)
+            if seed is not None and seed in theirs
+        ]
 
 
 class Measures:
@@ -109,54 +111,7 @@ class Measures:
         """Return the values measured there; None if there are none."""
         rows = [row for row in self.rows if (row.series, row.x) == (series, x)]
         return (
-            Sample(tuple(row.value for row in rows), all(row.seed is None for row in rows))
+            Sample(tuple(row.value for row in rows), tuple(row.seed for row in rows))
             if rows
             else None
         )
-
-
-def hodges_lehmann(a: Sample, b: Sample) -> Interval:
-    """Estimate how far `a` lies above `b`, with a confidence interval.
-
-    The estimate is Hodges and Lehmann's, the interval that of the rank test: Mann and Whitney's
-    between two samples, the sign test between a sample and an exact number. Nothing is assumed of
-    the values' distribution, since they jump between a plateau and the solution.
-    """
-    differences = sorted(x - y for x, y in product(a.values, b.values))
-    middle = median(differences)
-    if a.exact and b.exact:
-        return Interval(differences[0], middle, differences[-1])
-    sizes = [len(sample.values) for sample in (a, b) if not sample.exact]
-    depth = _depth(_signs(sizes[0]) if len(sizes) == 1 else _ranks(*sizes))
-    if depth == 0:
-        return Interval(-inf, middle, inf)
-    return Interval(differences[depth - 1], middle, differences[-depth])
-
-
-def _depth(counts: Sequence[int]) -> int:
-    """How many of the smallest values of a statistic have together no more than `SIGNIFICANCE` of
-    its null law.
-    """
-    depth, allowed = 0, SIGNIFICANCE * sum(counts)
-    while sum(counts[: depth + 1]) <= allowed:
-        depth += 1
-    return depth
-
-
-def _signs(n: int) -> list[int]:
-    """In how many of 2ⁿ equally likely cases 0 … n differences are positive."""
-    return [comb(n, k) for k in range(n + 1)]
-
-
-@lru_cache
-def _ranks(m: int, n: int) -> list[int]:
-    """In how many orders of m + n values 0 … m n pairs have the one of the first sample above."""
-    if m == 0 or n == 0:
-        return [1]
-    first, second = _ranks(m - 1, n), _ranks(m, n - 1)
-    counts = [0] * (m * n + 1)
-    for u, ways in enumerate(first):
-        counts[u + n] += ways
-    for u, ways in enumerate(second):
-        counts[u] += ways
-    return counts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -13,13 +13,13 @@ import torch
 
 from fastweights.lab.bench.machine import Machine, commit, versions
 from fastweights.lab.reproduce.claim import (
-    Check,
     Claim,
     ClaimVerdict,
     Experiment,
     Trial,
     TrialContext,
 )
+from fastweights.lab.reproduce.judge import Check, judge, verdict_of
 from fastweights.lab.reproduce.measures import Measure, Measures
 from fastweights.render.plots import png
 from fastweights.runs.files import atomic_file, write_json
@@ -100,15 +100,8 @@ class Outcome:
 
     @property
     def verdict(self) -> ClaimVerdict:
-        """The verdict on the claim: it fails if any part does, and holds if all parts do."""
-        parts = {check.verdict for check in self.checks}
-        return (
-            ClaimVerdict.FAILS
-            if ClaimVerdict.FAILS in parts
-            else ClaimVerdict.OPEN
-            if ClaimVerdict.OPEN in parts
-            else ClaimVerdict.HOLDS
-        )
+        """The verdict on the claim, of those on its parts."""
+        return verdict_of(self.checks)
 
     @property
     def tally(self) -> dict[str, int]:
@@ -173,7 +166,7 @@ def reproduce(
         )
     experiment = claim.sizes[size].experiment
     done = run_missing_trials(experiment, Ledger(out), place, listener)
-    outcome = outcome_of(name, claim, size, done)
+    outcome = outcome_of(name, claim, size, done, experiment.floors(place))
     with atomic_file(out / "picture.png") as new:
         new.write_bytes(png(claim.picture.draw(outcome.measures, f"{claim.paper}, {claim.place}")))
     write_json(out / "outcome.json", outcome.content(place.device))
@@ -203,12 +196,14 @@ def run_trial(trial: Trial, ledger: Ledger, place: TrialContext) -> TrialRecord:
     return done
 
 
-def outcome_of(name: str, claim: Claim, size: str, done: Sequence[TrialRecord]) -> Outcome:
-    """Return the verdict on trials that were run."""
-    measures = claim.sizes[size].experiment.summary(
-        Measures(row for one in done for row in one.measures)
-    )
-    checks = tuple(statement.check(measures) for statement in claim.statements)
+def outcome_of(
+    name: str, claim: Claim, size: str, done: Sequence[TrialRecord], floors: Iterable[Measure]
+) -> Outcome:
+    """Return the verdict on trials that were run, beside the floors of their quantity."""
+    experiment = claim.sizes[size].experiment
+    rows = [row for one in done for row in one.measures]
+    measures = experiment.summary(Measures([*rows, *floors]))
+    checks = judge(claim, experiment, measures)
     return Outcome(name, claim, size, measures, checks, sum(one.minutes for one in done), len(done))
 
 
@@ -221,7 +216,9 @@ def _check(check: Check) -> dict[str, Any]:
         "difference": middle,
         "low": low,
         "high": high,
+        "visible": _finite(check.difference.visible),
         "verdict": check.verdict.value,
+        "reason": check.reason,
     }
 
 

@@ -14,6 +14,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from fastweights.lab.tasks.floors import (
+    Predictions,
+    label_seen_most,
+    linear_classifier,
+    most_frequent_label,
+    n_gram_labels,
+)
 from fastweights.layers import upcast
 from fastweights.models import (
     FastWeightsForCausalLM,
@@ -145,6 +152,10 @@ class Task(ABC):
         """Compute the mean of -log p over `batch.targets`."""
         return F.cross_entropy(upcast(self.logits(model, batch)), batch.targets)
 
+    def guesses(self, train: Batch, test: Batch) -> Predictions:
+        """Predict `test.targets` ``[n']`` in ways that make next to nothing of the sequence."""
+        return {"most frequent label": most_frequent_label(train.targets, len(test.targets))}
+
     def right(self, logits: Tensor, batch: Batch) -> Tensor:
         """Mark in a mask ``[n']`` which of the predictions count as right."""
         return logits.argmax(-1) == batch.targets
@@ -185,6 +196,13 @@ class TokenTask(Task):
     @property
     def demands(self) -> Mapping[str, Any]:
         return {"vocab_size": self.vocabulary}
+
+    def guesses(self, train: Batch, test: Batch) -> Predictions:
+        return {
+            **super().guesses(train, test),
+            "a label that was seen": label_seen_most(train.targets, (test.inputs, test.labels)),
+            **n_gram_labels((train.inputs, train.labels), (test.inputs, test.labels)),
+        }
 
     def logits(self, model: Any, batch: Batch) -> Tensor:
         x = model.model(
@@ -242,6 +260,10 @@ class ImageTask(Task):
     @property
     def demands(self) -> Mapping[str, Any]:
         return {"image_size": self.side, "num_channels": self.channels, "num_labels": self.classes}
+
+    def guesses(self, train: Batch, test: Batch) -> Predictions:
+        pixels = linear_classifier((train.inputs, train.labels), test.inputs, self.classes)
+        return {**super().guesses(train, test), "linear in the pixels": pixels}
 
     def logits(self, model: Any, batch: Batch) -> Tensor:
         return model(pixel_values=batch.inputs).logits

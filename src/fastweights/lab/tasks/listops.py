@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fastweights.lab.tasks.base import Batch, SequenceTask
+from fastweights.lab.tasks.floors import Predictions
 from fastweights.lab.tasks.stored import pad_rows
 
 OPERATORS: dict[str, Callable[[list[int]], int]] = {
@@ -66,6 +67,17 @@ class ListOps(SequenceTask):
         keep = np.arange(tokens.shape[1]) < lengths[:, None]
         labels = torch.tensor([value for _, value in rows])
         return Batch(torch.from_numpy(tokens.astype(np.int64)), labels, torch.from_numpy(keep))
+
+    def guesses(self, train: Batch, test: Batch) -> Predictions:
+        flat = torch.tensor([_flat_value(row) for row in test.inputs.tolist()])
+        return {**super().guesses(train, test), "the first operator on all digits": flat}
+
+
+def _flat_value(tokens: list[int]) -> int:
+    """The first operator on all digits, however they are nested."""
+    digits = [token - FIRST_DIGIT for token in tokens if token >= FIRST_DIGIT]
+    operator = tokens[0] - FIRST_OPERATOR
+    return OPERATORS[NAMES[operator]](digits) if 0 <= operator < len(NAMES) else digits[0]
 
 
 class _Trees:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from fastweights.lab.tasks.base import Batch, TokenTask
+from fastweights.lab.tasks.base import Batch, Task, TokenTask
+from fastweights.lab.tasks.floors import Predictions
 from fastweights.lab.tasks.protocol import (
     Backbone,
     Fields,
@@ -302,6 +303,10 @@ class Compression(TokenTask):
         tokens = generator.integers(self.vocabulary - 1, size=(count, self.length))
         tokens[:, -1] = self.vocabulary - 1
         return _to_batch(tokens, tokens)
+
+    def guesses(self, train: Batch, test: Batch) -> Predictions:
+        """Those without the sequence: only its last token's hidden state is read."""
+        return Task.guesses(self, train, test)
 
     def logits(self, model: Any, batch: Batch) -> Tensor:
         return select_targets(model(batch.inputs).logits, batch.labels)[0]

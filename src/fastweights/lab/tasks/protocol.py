@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch.nn.functional import one_hot
 from transformers import PretrainedConfig, PreTrainedModel
 
-from fastweights.lab.tasks.base import Batch, Task
+from fastweights.lab.tasks.base import Batch, Score, Task
 from fastweights.runs.ranges import (
     FRACTION,
     NON_NEGATIVE_NUMBER,
@@ -19,6 +20,8 @@ from fastweights.runs.ranges import (
 from fastweights.runs.schedules import Constant, Schedule
 
 Fields = Mapping[str, Any]
+FLOOR_EXAMPLES = 500
+"""Examples that floors are measured on, a quarter of those that they are learnt from."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,28 @@ class Protocol:
         """Draw the batch of one update where every batch is new; segments take turns."""
         segment = self.train[step % len(self.train)]
         return segment.task.draw(np.random.default_rng([seed, 3, step]), count)
+
+    def floors(self, macro: bool = False) -> dict[str, float]:
+        """Measure what predictors reach on test examples that make next to nothing of a sequence.
+
+        Args:
+            macro: Whether classes count alike, instead of labels.
+
+        Returns:
+            Accuracies from 0 to 1 by the predictors' names, which `floors` describes.
+        """
+        totals = dict[str, Score]()
+        for index, segment in enumerate(self.test):
+            source = self.train[index % len(self.train)]
+            known = source.task.draw(np.random.default_rng([0, 4, index]), 4 * FLOOR_EXAMPLES)
+            shown = segment.task.draw(np.random.default_rng([0, 2, index]), FLOOR_EXAMPLES)
+            for name, guess in segment.task.guesses(known, shown).items():
+                found = segment.task.score(one_hot(guess, segment.task.classes).float(), shown)
+                totals[name] = totals[name] + found if name in totals else found
+        return {
+            name: score.macro_accuracy if macro else score.accuracy
+            for name, score in totals.items()
+        }
 
     def config(self, contender: str, **overrides: Any) -> PretrainedConfig:
         """Build the configuration of `contender`: a name in `backbone.contenders`, or any mixer's

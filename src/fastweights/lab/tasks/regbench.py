@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastweights.lab.tasks.base import Batch, TokenTask
+from fastweights.lab.tasks.floors import Predictions, n_grams_of_sequence
 from fastweights.lab.tasks.protocol import (
     Backbone,
     Fields,
@@ -147,6 +148,11 @@ class RegBench(TokenTask):
     @property
     def length(self) -> int:
         return (self.words[1] - 1) * self.letters[1] - 2
+
+    def guesses(self, train: Batch, test: Batch) -> Predictions:
+        common = super().guesses(train, test)
+        own = n_grams_of_sequence((test.inputs, test.labels), common["3-grams"])
+        return {**common, **own}
 
     def draw(self, generator: np.random.Generator, count: int) -> Words:
         languages = self.languages(generator, count)

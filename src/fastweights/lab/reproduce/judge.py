@@ -1,0 +1,160 @@
+"""The verdict of measured numbers on the parts of a claim, and whether they are a test of it at
+all.
+
+A comparison of models tests something if each of them had a learning rate of its own, the
+reference solved the task, and they stand between the task's floor and its ceiling. A part *holds*
+if the exact test of its own leaves no more doubt than `SIGNIFICANCE`; it *does not hold* if the
+contrary is as sure in spite of the number of parts, any of which could have failed by chance
+(Holm's correction).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Self
+
+from fastweights.lab.reproduce.claim import (
+    FLOOR,
+    Claim,
+    ClaimVerdict,
+    Comparison,
+    Experiment,
+    Scale,
+    Statement,
+    Term,
+)
+from fastweights.lab.reproduce.exact_tests import (
+    SIGNIFICANCE,
+    Interval,
+    correct_for_parts,
+    exact_test,
+)
+from fastweights.lab.reproduce.measures import At, Measures
+
+FEWEST_RATES = 3
+"""Learning rates that each model is to choose from."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of testing a statement.
+
+    Attributes:
+        sentence: The statement with its places.
+        difference: The measured difference of its two numbers.
+        verdict: Whether the statement holds.
+        reason: Why it is not tested; "" if it is.
+    """
+
+    sentence: str
+    difference: Interval
+    verdict: ClaimVerdict
+    reason: str = ""
+
+
+def judge(claim: Claim, experiment: Experiment, measures: Measures) -> tuple[Check, ...]:
+    """Test every statement of a claim on what an experiment has measured.
+
+    Raises:
+        ValueError: If something that a statement is about was not measured.
+    """
+    compared = [statement.compare(measures) for statement in claim.statements]
+    common = _flaw_of_experiment(claim, experiment, measures)
+    flaws = [
+        common or _flaw_of_part(statement, comparison, experiment.scale, measures)
+        for statement, comparison in zip(claim.statements, compared, strict=True)
+    ]
+    tested = [part for part, flaw in enumerate(flaws) if not flaw]
+    against = dict(zip(tested, _doubts_against(claim, compared, tested), strict=True))
+    return tuple(
+        _check(claim.statements[part], compared[part], flaws[part], against.get(part, 1.0))
+        for part in range(len(compared))
+    )
+
+
+def verdict_of(checks: Sequence[Check]) -> ClaimVerdict:
+    """Return the verdict on a claim: it fails if any part does, and holds if all of them do."""
+    parts = {check.verdict for check in checks}
+    order = (ClaimVerdict.FAILS, ClaimVerdict.UNTESTED, ClaimVerdict.OPEN)
+    return next((verdict for verdict in order if verdict in parts), ClaimVerdict.HOLDS)
+
+
+def _check(statement: Statement, comparison: Comparison, flaw: str, against: float) -> Check:
+    test = exact_test(comparison.first, comparison.second)
+    if flaw:
+        verdict = ClaimVerdict.UNTESTED
+    elif statement.doubt(test) <= SIGNIFICANCE:
+        verdict = ClaimVerdict.HOLDS
+    elif against <= SIGNIFICANCE:
+        verdict = ClaimVerdict.FAILS
+    else:
+        verdict = ClaimVerdict.OPEN
+    return Check(comparison.sentence, test.interval, verdict, flaw)
+
+
+def _doubts_against(
+    claim: Claim, compared: Sequence[Comparison], tested: Sequence[int]
+) -> list[float]:
+    """Of the parts that are tested, by tests that can be sure enough for so many of them."""
+    significance = SIGNIFICANCE / max(len(tested), 1)
+    return correct_for_parts(
+        [
+            claim.statements[part].counter_doubt(
+                exact_test(compared[part].first, compared[part].second, significance)
+            )
+            for part in tested
+        ]
+    )
+
+
+def _flaw_of_experiment(claim: Claim, experiment: Experiment, measures: Measures) -> str:
+    """Why nothing is tested; "" if something is."""
+    if experiment.rates is not None and experiment.rates < FEWEST_RATES:
+        return f"{experiment.rates} learning rate(s) to choose from, where {FEWEST_RATES} are asked"
+    for statement in claim.reference:
+        comparison = statement.compare(measures)
+        if not statement.allows(comparison.first.median - comparison.second.median):
+            return f"the reference failed: {comparison.sentence} is not so"
+    return ""
+
+
+def _flaw_of_part(
+    statement: Statement, comparison: Comparison, scale: Scale | None, measures: Measures
+) -> str:
+    """Why a part is not tested; "" if it is."""
+    if exact_test(comparison.first, comparison.second).interval.visible == inf:
+        return f"{len(comparison.first.values)} seeds are too few for a verdict"
+    if scale is None:
+        return ""
+    learnt = [_Place.of(term, measures) for term in statement.terms if not term.quantity]
+    if len(learnt) > 1 and all(scale.is_at_ceiling(place.median) for place in learnt):
+        return "all of them have solved the task"
+    return next(filter(None, (_floored(place, scale, measures) for place in learnt)), "")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a series stands at one place."""
+
+    series: str
+    x: At
+    median: float
+
+    @classmethod
+    def of(cls, term: Term, measures: Measures) -> Self:
+        x, sample = term.sample(measures)
+        return cls(term.series, x, sample.median)
+
+
+def _floored(place: _Place, scale: Scale, measures: Measures) -> str:
+    """What a series is no better than; "" if it is."""
+    floors = {row.series: row.value for row in measures.of(FLOOR) if row.x == place.x}
+    if not floors:
+        return ""
+    highest = scale.highest(floors.values())
+    if not scale.is_on_floor(place.median, highest):
+        return ""
+    name = next(name for name, value in floors.items() if value == highest)
+    return f"{place.series} ({place.median:.4g}) is on the floor: {name}, {highest:.4g}"
