@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from statistics import median
 from typing import Any
 
-from fastweights.lab.reproduce import CLAIMS, Claim
-from fastweights.lab.reproduce.measures import Measure, Measures
+from fastweights.lab.reproduce import CLAIMS, Claim, ClaimVerdict, Scale
+from fastweights.lab.reproduce.claim import FLOOR
+from fastweights.lab.reproduce.measures import At, Measure, Measures
+from fastweights.lab.reproduce.theory import Theorem
 from fastweights.render.markdown import table
 from fastweights.render.plots import png
 from pages.page import RESULTS, Page, Stretches, results
@@ -31,26 +32,60 @@ def _measured() -> Iterator[tuple[str, Claim, Outcome]]:
                 yield name, claim, outcome
 
 
+GROUPS = {
+    "Theorems, executed": lambda claim, outcome: isinstance(
+        claim.sizes[outcome["size"]].experiment, Theorem
+    ),
+    "Reproduced": lambda claim, outcome: outcome["verdict"] == ClaimVerdict.HOLDS.value,
+    "Contradicted": lambda claim, outcome: outcome["verdict"] == ClaimVerdict.FAILS.value,
+    "Left open by the spread of seeds or timings": lambda claim, outcome: (
+        outcome["verdict"] == ClaimVerdict.OPEN.value
+    ),
+    "Not tested": lambda claim, outcome: outcome["verdict"] == ClaimVerdict.UNTESTED.value,
+}
+"""Which claims stand together: each in the first group that takes it."""
+
+
 def verdicts() -> str:
-    columns = ("claim", "paper", "", "at size", "verdict", "parts that hold", "minutes")
-    return table(columns, (row for name, claim in CLAIMS.items() for row in _verdicts(name, claim)))
+    groups: dict[str, list[tuple[str, ...]]] = {name: [] for name in GROUPS}
+    for name, claim, outcome in _measured():
+        group = next(key for key, takes in GROUPS.items() if takes(claim, outcome))
+        groups[group].append(_row(name, claim, outcome))
+    columns = ("claim", "paper", "", "at size", "parts that hold", "what this size cannot show")
+    return "\n\n".join(
+        part
+        for group, rows in groups.items()
+        for part in (f"**{group}: {len(rows)}**", table(columns, rows) if rows else "None.")
+    )
 
 
-def _verdicts(name: str, claim: Claim) -> Iterator[tuple[str, ...]]:
-    paper = f"{claim.paper}, {claim.place}"
-    of_claim = [outcome for other, _, outcome in _measured() if other == name]
-    if not of_claim:
-        yield f"`{name}`", paper, claim.statement, "", "not run yet", "", ""
-    for outcome in of_claim:
-        yield (
-            f"[`{name}`](#{name.replace('.', '')})",
-            paper,
-            claim.statement,
-            outcome["size"],
-            f"**{outcome['verdict']}**",
-            f"{outcome['tally'].get('holds', 0)} of {len(outcome['checks'])}",
-            f"{outcome['minutes']:.1f}",
-        )
+def _row(name: str, claim: Claim, outcome: Outcome) -> tuple[str, ...]:
+    caveats = [claim.sizes[outcome["size"]].note, *_reasons(outcome)]
+    return (
+        f"[`{name}`](#{name.replace('.', '')})",
+        f"{claim.paper}, {claim.place}",
+        claim.statement,
+        outcome["size"],
+        _parts(outcome),
+        " ".join(_sentence(caveat) for caveat in caveats if caveat),
+    )
+
+
+def _parts(outcome: Outcome) -> str:
+    """How many parts hold of those that were tested."""
+    tested = len(outcome["checks"]) - outcome["tally"].get("not tested", 0)
+    return f"{outcome['tally'].get('holds', 0)} of {tested}" if tested else "none tested"
+
+
+def _reasons(outcome: Outcome) -> list[str]:
+    """Why nothing is tested, if all parts have the same reason."""
+    reasons = {reason for check in outcome["checks"] for reason in check["reason"].split("; ")}
+    common = [r for r in reasons if r and all(r in c["reason"] for c in outcome["checks"])]
+    return sorted(common)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:].rstrip('.')}."
 
 
 def sections() -> str:
@@ -63,41 +98,50 @@ def _section(name: str, claim: Claim, outcome: Outcome) -> Iterator[str]:
     yield f"{claim.paper}, {claim.place}: {claim.statement}"
     if claim.remark:
         yield claim.remark
-    if size.note:
-        yield f"Size {outcome['size']}: {size.note}"
-    columns = ("statement", "difference", "from", "to", "verdict")
+    yield f"Size {outcome['size']}, {outcome['minutes']:.1f} minutes. {size.note}".rstrip()
+    columns = ("statement", "difference", "from", "to", "visible from", "verdict", "why")
     yield table(columns, map(_check, outcome["checks"]))
-    if claim.figures:
-        yield table((claim.unit, "", "paper", "ours (median, range)"), _figures(claim, outcome))
+    if rows := list(_numbers(claim, outcome)):
+        yield table((claim.unit, "", "floor", "ours (median, range)", "paper"), rows)
     yield f"![{name}](measured/{_picture(name, outcome)})"
 
 
 def _check(check: Outcome) -> tuple[str, ...]:
-    numbers = (_number(check[part]) for part in ("difference", "low", "high"))
-    return check["sentence"], *numbers, check["verdict"]
+    numbers = (_number(check[part]) for part in ("difference", "low", "high", "visible"))
+    return check["sentence"], *numbers, check["verdict"], check["reason"]
 
 
 def _number(x: float | None) -> str:
     return "∞" if x is None else f"{x:.3g}"
 
 
-def _figures(claim: Claim, outcome: Outcome) -> Iterator[tuple[str, ...]]:
-    """The paper's numbers beside ours."""
-    for series, columns in claim.figures.items():
-        for column, printed in columns.items():
-            yield series, column, f"{printed:g}", _ours(outcome, series, column)
+def _numbers(claim: Claim, outcome: Outcome) -> Iterator[tuple[str, ...]]:
+    """What was measured beside its floor and the paper's numbers, which may be of other places."""
+    rows = Measures(Measure(**row) for row in outcome["measures"])
+    main, scale = rows.of(""), claim.sizes[outcome["size"]].experiment.scale
+    printed = {
+        (series, column): f"{number:g}"
+        for series, columns in claim.figures.items()
+        for column, number in columns.items()
+    }
+    for series in main.series:
+        for x in main.places(series):
+            paper = printed.pop((series, "" if x is None else str(x)), "")
+            yield series, "" if x is None else str(x), *_beside(rows, series, x, scale), paper
+    for (series, column), number in printed.items():
+        yield series, column, "", "", number
 
 
-def _ours(outcome: Outcome, series: str, column: str) -> str:
-    """Whatever was measured of this series in this column, a place or a quantity."""
-    values = [
-        row["value"]
-        for row in outcome["measures"]
-        if row["series"] == series
-        and column in (str(row["x"]), row["quantity"])
-        and "updates" not in row["quantity"]
-    ]
-    return f"{median(values):.4g} ({min(values):.4g} – {max(values):.4g})" if values else ""
+def _beside(rows: Measures, series: str, x: At, scale: Scale | None) -> tuple[str, str]:
+    """The floor of a place, and what a series has reached there."""
+    sample = rows.of("").sample(series, x)
+    assert sample is not None
+    floors = {row.value: row.series for row in rows.of(FLOOR) if row.x == x}
+    reached = f"{sample.median:.4g} ({sample.low:.4g} – {sample.high:.4g})"
+    if scale is None or not floors:
+        return "", reached
+    floor = scale.highest(floors)
+    return f"{floor:.3g} ({floors[floor]})", reached
 
 
 def _picture(name: str, outcome: Outcome) -> str:

@@ -165,8 +165,11 @@ def test_proposition_2_is_refuted_by_unbounded_or_inexact_solutions() -> None:
 
 def test_proposition_3_names_the_choices() -> None:
     found = FINDINGS["A2.3"]()
-    assert {c.name for c in found.choices if c.sufficient} == {"Q, Λ_t", "Q, K, Λ_t"}
-    assert len(found.choices) == 11
+    enough = {c.name for c in found.choices if c.sufficient}
+    assert enough == {"Q, Λ_t", "Q, K, Λ_t", "K, Λ_t, signed k"}
+    assert len(found.choices) == 12
+    assert found.verdict
+    assert {c.name for c in found.least} == {"Q, Λ_t", "K, Λ_t, signed k"}
 
 
 def _loops(q: Tensor, k: Tensor, alpha: Tensor) -> Tensor:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import combinations
-from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -28,13 +26,11 @@ from fastweights.lab.reproduce import (
     Trial,
     TrialContext,
     find_claim,
-    hodges_lehmann,
     reproduce,
 )
 from fastweights.lab.reproduce.accuracy import UPDATES, TaskExperiment, TaskTrial, TrainingBudget
 from fastweights.lab.reproduce.claims.lolcats import SMALL as TEACHER
 from fastweights.lab.reproduce.conversion import Conversions, ConversionTrial, Updates, with_updates
-from fastweights.lab.reproduce.measures import SIGNIFICANCE, _ranks
 from fastweights.lab.reproduce.pictures import Bars, Curves
 from fastweights.lab.reproduce.published import Destroyed, with_second_softmax
 from fastweights.lab.reproduce.run import Ledger
@@ -75,6 +71,8 @@ from tolerances import assert_close
 
 CPU = torch.device("cpu")
 THEOREMS = [name for name, one in CLAIMS.items() if isinstance(one.cpu.experiment, Theorem)]
+AS_PRINTED = {"metala-a2.3": ["choices with so few (groups) = 1 ± 0"]}
+"""Parts of theorems that do not hold without a condition that the paper leaves out."""
 TINY_FIELDS = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1}
 TINY_MODELS = Models(
     TINY_FIELDS, {name: ({"name": name, "heads": 1},) for name in ("metala", "softmax")}
@@ -84,82 +82,6 @@ TINY_TEXT = replace(SMALL, layers=1, width=8, steps=2, batch=2, length=32)
 
 def _place(folder: Path) -> TrialContext:
     return TrialContext(folder / "shared", CPU, workers=1)
-
-
-# statistics ---------------------------------------------------------------------------------------
-# ------------------
-
-
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (2, 3), (4, 4), (5, 3)])
-def test_ranks_count_every_order_of_two_samples(m: int, n: int) -> None:
-    found = [0] * (m * n + 1)
-    for places in combinations(range(m + n), m):
-        others = [x for x in range(m + n) if x not in places]
-        found[sum(x > y for x in places for y in others)] += 1
-    assert _ranks(m, n) == found
-
-
-def test_shift_excludes_nothing_when_samples_are_too_small() -> None:
-    assert hodges_lehmann(Sample((2.0, 3.0), False), Sample((0.0, 1.0), False)).low == -inf
-    assert (
-        hodges_lehmann(Sample((2.0, 3.0, 4.0), False), Sample((0.0, 1.0, -1.0), False)).low == 1.0
-    )
-
-
-def test_shift_of_exact_numbers_is_their_difference() -> None:
-    found = hodges_lehmann(Sample((3.0,), True), Sample((1.0,), True))
-    assert (found.low, found.middle, found.high) == (2.0, 2.0, 2.0)
-
-
-def test_shift_from_a_number_is_by_signs() -> None:
-    number = Sample((1.0,), True)
-    assert hodges_lehmann(Sample((2.0, 3.0, 4.0, 5.0), False), number).low == -inf
-    assert hodges_lehmann(Sample((2.0, 3.0, 4.0, 5.0, 6.0), False), number).low == 1.0
-
-
-def test_shift_misses_a_true_difference_as_rarely_as_it_says() -> None:
-    g, draws = torch.Generator().manual_seed(0), 2000
-    a, b = torch.randn(draws, 5, generator=g), 1 + torch.randn(draws, 5, generator=g)
-    found = [
-        hodges_lehmann(Sample(tuple(x), False), Sample(tuple(y), False))
-        for x, y in zip(a.tolist(), b.tolist(), strict=True)
-    ]
-    allowed = SIGNIFICANCE + 3 * (SIGNIFICANCE * (1 - SIGNIFICANCE) / draws) ** 0.5
-    assert sum(one.low > -1 for one in found) / draws <= allowed
-    assert sum(one.high < -1 for one in found) / draws <= allowed
-
-
-def _two(first: tuple[float, ...], second: tuple[float, ...]) -> Measures:
-    pairs = (("a", first), ("b", second))
-    return Measures(
-        Measure(name, x, seed=seed) for name, values in pairs for seed, x in enumerate(values)
-    )
-
-
-LOW, HIGH, MIXED = (
-    (1.0, 2.0, 3.0, 4.0, 5.0),
-    (11.0, 12.0, 13.0, 14.0, 15.0),
-    (0.0, 2.5, 3.5, 4.5, 20.0),
-)
-
-
-@pytest.mark.parametrize(
-    ("statement", "first", "second", "verdict"),
-    [
-        (Above(Term("a"), Term("b")), HIGH, LOW, ClaimVerdict.HOLDS),
-        (Above(Term("a"), Term("b")), LOW, HIGH, ClaimVerdict.FAILS),
-        (Above(Term("a"), Term("b")), LOW, MIXED, ClaimVerdict.OPEN),
-        (Above(Term("a"), Term("b"), 20), HIGH, LOW, ClaimVerdict.FAILS),
-        (Above(Term("a"), 10), HIGH, LOW, ClaimVerdict.HOLDS),
-        (Near(Term("a"), Term("b"), 5), LOW, LOW, ClaimVerdict.HOLDS),
-        (Near(Term("a"), Term("b"), 5), HIGH, LOW, ClaimVerdict.FAILS),
-        (Near(Term("a"), Term("b"), 1), LOW, MIXED, ClaimVerdict.OPEN),
-    ],
-)
-def test_verdicts(
-    statement: Statement, first: tuple[float, ...], second: tuple[float, ...], verdict: ClaimVerdict
-) -> None:
-    assert statement.check(_two(first, second)).verdict is verdict
 
 
 def test_terms_count_places_and_name_what_is_missing() -> None:
@@ -344,14 +266,15 @@ def _timed(trial: Trial) -> list[Measure]:
 def test_statements_speak_of_what_is_measured(name: str, size: str) -> None:
     one = CLAIMS[name]
     measures = pretended(one.sizes[size].experiment)
-    for statement in one.statements:
-        assert statement.check(measures).sentence
+    for statement in (*one.statements, *one.reference):
+        assert statement.compare(measures).sentence
 
 
 @pytest.mark.parametrize("name", THEOREMS)
 def test_theorems_hold(name: str, tmp_path: Path) -> None:
     outcome = reproduce(name, CLAIMS[name], "cpu", tmp_path, _place(tmp_path))
-    assert outcome.verdict is ClaimVerdict.HOLDS, outcome.checks
+    failed = [one.sentence for one in outcome.checks if one.verdict is not ClaimVerdict.HOLDS]
+    assert failed == AS_PRINTED.get(name, [])
 
 
 # recipes, tiny ------------------------------------------------------------------------------------
@@ -431,7 +354,7 @@ def test_language_models_are_shared_and_read(tmp_path: Path) -> None:
     )
     trial = LanguageModelTrial("mesa", models["mesa"], 0, tiny, (solvers,))
     rows = Measures(trial.run(_place(tmp_path)))
-    assert rows.of(STEPS).sample("1 steps", None) == Sample((1.0,), False)
+    assert rows.of(STEPS).sample("1 steps", None) == Sample((1.0,), (0,))
     assert len(list((tmp_path / "shared" / "models").iterdir())) == 2
 
 

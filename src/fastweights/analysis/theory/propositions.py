@@ -296,12 +296,21 @@ def _rise(target: Tensor) -> float:
 
 @dataclass(frozen=True)
 class GroupChoice:
-    """A choice of parameter groups, and which conditions it can meet."""
+    """A choice of parameter groups, and which conditions it can meet.
+
+    Attributes:
+        name: The groups.
+        size: Number of groups.
+        dynamic_memory: Whether it meets C1.
+        static_approximation: Whether it meets C2.
+        signed: Whether it does so by keys of either sign, which the proposition overlooks.
+    """
 
     name: str
     size: int
     dynamic_memory: bool
     static_approximation: bool
+    signed: bool = False
 
     @property
     def sufficient(self) -> bool:
@@ -325,9 +334,14 @@ class LeastParameters(Finding):
 
     @property
     def verdict(self) -> bool:
+        return [c.name for c in self.least if not c.signed] == ["Q, Λ_t"]
+
+    @property
+    def least(self) -> list[GroupChoice]:
+        """The smallest choices that suffice, among them those with keys of either sign."""
         enough = [c for c in self.choices if c.sufficient]
-        least = min(c.size for c in enough)
-        return [c.name for c in enough if c.size == least] == ["Q, Λ_t"]
+        size = min(c.size for c in enough)
+        return [c for c in enough if c.size == size]
 
     def figures(self) -> list[dict[str, object]]:
         return [
@@ -356,7 +370,8 @@ def least_parameters(overwrite: Overwriting, approximate: Approximation) -> Leas
     """Execute Prop. A2.3 from the numbers of the other two."""
     dynamic = {a.model: equal(a.least) for a in overwrite.attempts}
     static = {s.groups: s.exact for s in approximate.solutions}
-    choices = []
+    signed, memory = approximate.signed, dynamic["dynamic decay"]
+    choices = [GroupChoice("K, Λ_t, signed k", 2, memory, signed.exact, signed=True)]
     for decay in ((), ("Λ",), ("Λ_t",)):
         for others in chain.from_iterable(combinations(("Q", "K"), n) for n in range(3)):
             groups = (*others, *decay)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from fastweights.lab.reproduce.claim import Experiment, Trial, TrialContext
+from fastweights.lab.reproduce.claim import FLOOR, Experiment, Scale, Trial, TrialContext
 from fastweights.lab.reproduce.measures import At, Measure, Measures
 from fastweights.lab.sweep import (
     InProcess,
@@ -25,6 +25,8 @@ from fastweights.lab.tasks import FILES, Protocol
 
 FIVE = (0, 1, 2, 3, 4)
 UPDATES = "updates until solved"
+MARGIN, SOLVED = 5.0, 99.0
+"""Points above its floor from which on a task is being learnt, and where it is solved."""
 
 
 @dataclass(frozen=True)
@@ -114,14 +116,26 @@ class TaskTrial(Trial):
             / (context.workers or os.cpu_count() or 1)
         )
 
+    def floors(self, context: TrialContext) -> list[Measure]:
+        """Measure the floors of its task, in per cent."""
+        found = self._protocol(context).floors(self.macro)
+        return [Measure(name, 100 * value, self.x, FLOOR) for name, value in found.items()]
+
+    @property
+    def rates(self) -> int:
+        """The number of learning rates to choose from."""
+        if self.effort.rates or isinstance(self.protocol, ProtocolOnFile):
+            return max(1, len(self.effort.rates))
+        return len(self.protocol.training.rates)
+
+    def _protocol(self, context: TrialContext) -> Protocol:
+        one = self.protocol
+        return one.read(context) if isinstance(one, ProtocolOnFile) else one
+
     def _plan(self, context: TrialContext) -> SweepPlan:
-        effort, protocol = self.effort, self.protocol
+        effort = self.effort
         return SweepPlan(
-            tasks={
-                self.name: protocol.read(context)
-                if isinstance(protocol, ProtocolOnFile)
-                else protocol
-            },
+            tasks={self.name: self._protocol(context)},
             mixers=(SweepModel(self.series, self.contender, self.fields),),
             rates=effort.rates,
             decays=effort.decays,
@@ -164,6 +178,22 @@ class TaskExperiment(Experiment):
 
     def trials(self) -> Sequence[Trial]:
         return self.cells
+
+    @property
+    def rates(self) -> int:
+        return min(cell.rates for cell in self.cells)
+
+    @property
+    def scale(self) -> Scale:
+        return Scale(margin=MARGIN, ceiling=SOLVED)
+
+    def floors(self, context: TrialContext) -> list[Measure]:
+        one_at_each = {cell.x: cell for cell in self.cells}
+        found = [row for cell in one_at_each.values() for row in cell.floors(context)]
+        if not self.columns:
+            return found
+        highest = [max(row.value for row in found if row.x == column) for column in self.columns]
+        return [*found, Measure("the highest of each task", fmean(highest), "average", FLOOR)]
 
     def summary(self, measures: Measures) -> Measures:
         if not self.columns:

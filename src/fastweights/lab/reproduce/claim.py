@@ -42,11 +42,13 @@ class Term:
         series: Name of the series.
         at: Name of a column, or index into the series' places: 0 the first, -1 the last.
         quantity: What was measured; "" for the experiment's main quantity.
+        fails: Whether the paper says that it learns nothing.
     """
 
     series: str
     at: str | int = -1
     quantity: str = ""
+    fails: bool = False
 
     def sample(self, measures: Measures) -> tuple[At, Sample]:
         """Return (place, values measured there).

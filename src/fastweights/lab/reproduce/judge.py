@@ -10,7 +10,7 @@ contrary is as sure in spite of the number of parts, any of which could have fai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Self
@@ -61,9 +61,10 @@ def judge(claim: Claim, experiment: Experiment, measures: Measures) -> tuple[Che
         ValueError: If something that a statement is about was not measured.
     """
     compared = [statement.compare(measures) for statement in claim.statements]
-    common = _flaw_of_experiment(claim, experiment, measures)
+    common = list(_flaws_of_experiment(claim, experiment, measures))
+    lost = list(_flaws_of_all(experiment.scale, measures))
     flaws = [
-        common or _flaw_of_part(statement, comparison, experiment.scale, measures)
+        [*common, *(lost or _flaws_of_part(statement, comparison, experiment.scale, measures))]
         for statement, comparison in zip(claim.statements, compared, strict=True)
     ]
     tested = [part for part, flaw in enumerate(flaws) if not flaw]
@@ -81,9 +82,11 @@ def verdict_of(checks: Sequence[Check]) -> ClaimVerdict:
     return next((verdict for verdict in order if verdict in parts), ClaimVerdict.HOLDS)
 
 
-def _check(statement: Statement, comparison: Comparison, flaw: str, against: float) -> Check:
+def _check(
+    statement: Statement, comparison: Comparison, flaws: Sequence[str], against: float
+) -> Check:
     test = exact_test(comparison.first, comparison.second)
-    if flaw:
+    if flaws:
         verdict = ClaimVerdict.UNTESTED
     elif statement.doubt(test) <= SIGNIFICANCE:
         verdict = ClaimVerdict.HOLDS
@@ -91,7 +94,7 @@ def _check(statement: Statement, comparison: Comparison, flaw: str, against: flo
         verdict = ClaimVerdict.FAILS
     else:
         verdict = ClaimVerdict.OPEN
-    return Check(comparison.sentence, test.interval, verdict, flaw)
+    return Check(comparison.sentence, test.interval, verdict, "; ".join(flaws))
 
 
 def _doubts_against(
@@ -109,29 +112,46 @@ def _doubts_against(
     )
 
 
-def _flaw_of_experiment(claim: Claim, experiment: Experiment, measures: Measures) -> str:
-    """Why nothing is tested; "" if something is."""
+def _flaws_of_experiment(claim: Claim, experiment: Experiment, measures: Measures) -> Iterator[str]:
+    """Why nothing is tested."""
     if experiment.rates is not None and experiment.rates < FEWEST_RATES:
-        return f"{experiment.rates} learning rate(s) to choose from, where {FEWEST_RATES} are asked"
+        found = "one learning rate" if experiment.rates == 1 else f"{experiment.rates} rates"
+        yield f"{found} for every model, where {FEWEST_RATES} to choose from are asked"
     for statement in claim.reference:
         comparison = statement.compare(measures)
         if not statement.allows(comparison.first.median - comparison.second.median):
-            return f"the reference failed: {comparison.sentence} is not so"
-    return ""
+            yield f"the reference failed: {comparison.sentence} is not so"
 
 
-def _flaw_of_part(
-    statement: Statement, comparison: Comparison, scale: Scale | None, measures: Measures
-) -> str:
-    """Why a part is not tested; "" if it is."""
-    if exact_test(comparison.first, comparison.second).interval.visible == inf:
-        return f"{len(comparison.first.values)} seeds are too few for a verdict"
+def _flaws_of_all(scale: Scale | None, measures: Measures) -> Iterator[str]:
+    """Whether no model has learnt anything, anywhere."""
     if scale is None:
-        return ""
-    learnt = [_Place.of(term, measures) for term in statement.terms if not term.quantity]
+        return
+    rows = measures.of("")
+    places = [
+        _Place(series, x, sample.median)
+        for series in rows.series
+        for x in rows.places(series)
+        if (sample := rows.sample(series, x)) is not None
+    ]
+    floored = [_floored(place, scale, measures) for place in places]
+    if floored and all(floored):
+        yield f"no model has left the floor ({floored[0]})"
+
+
+def _flaws_of_part(
+    statement: Statement, comparison: Comparison, scale: Scale | None, measures: Measures
+) -> Iterator[str]:
+    """Why a part is not tested."""
+    if exact_test(comparison.first, comparison.second).interval.visible == inf:
+        yield f"{len(comparison.first.values)} seeds are too few for a verdict"
+    if scale is None:
+        return
+    terms = [term for term in statement.terms if not (term.quantity or term.fails)]
+    learnt = [_Place.of(term, measures) for term in terms]
     if len(learnt) > 1 and all(scale.is_at_ceiling(place.median) for place in learnt):
-        return "all of them have solved the task"
-    return next(filter(None, (_floored(place, scale, measures) for place in learnt)), "")
+        yield "all of them have solved the task"
+    yield from filter(None, (_floored(place, scale, measures) for place in learnt))
 
 
 @dataclass(frozen=True)

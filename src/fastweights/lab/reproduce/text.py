@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from fastweights.lab.reproduce.claim import Experiment, Trial, TrialContext
+from fastweights.lab.reproduce.claim import FLOOR, Experiment, Scale, Trial, TrialContext
 from fastweights.lab.reproduce.measures import Measure, Measures
+from fastweights.lab.reproduce.n_grams import NGrams
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.runs.checkpoint import no_progress_bars
 from fastweights.runs.files import atomic_folder
@@ -28,6 +29,10 @@ from fastweights.train.perplexity import PositionLoss, nll_by_position
 
 Fields = Mapping[str, Any]
 POSITION, FAR = "by position", "mean so far"
+MARGIN = 0.05
+"""Nats below n-grams from which on a model has learnt more than neighbours."""
+LONGEST, COUNTED, PREDICTED = 3, 2_000_000, 32_768
+"""Tokens of the longest n-gram, those of text that are counted at most, and those predicted."""
 
 
 @dataclass(frozen=True)
@@ -279,6 +284,27 @@ class LanguageModels(Experiment):
             LanguageModelTrial(series, mixers, seed, self.pretraining, self.readings)
             for seed in self.seeds
             for series, mixers in self.models.items()
+        ]
+
+    @property
+    def rates(self) -> int:
+        return 1
+
+    @property
+    def scale(self) -> Scale:
+        return Scale(margin=MARGIN, ascending=False)
+
+    def floors(self, context: TrialContext) -> list[Measure]:
+        mixers = next(iter(self.models.values()))
+        _, corpus = self.pretraining.train_or_load(mixers, self.seeds[0], context)
+        counted, predicted = (
+            np.asarray(text[:count]).tolist()
+            for text, count in ((corpus.train, COUNTED), (corpus.validation, PREDICTED))
+        )
+        counts = NGrams(counted, LONGEST, len(corpus.tokenizer))
+        return [
+            Measure(f"{order}-grams", counts.loss(predicted, order), quantity=FLOOR)
+            for order in range(1, LONGEST + 1)
         ]
 
     def summary(self, measures: Measures) -> Measures:

@@ -102,10 +102,10 @@ def measures_of(found: Finding) -> Iterator[Measure]:
             for one in found.choices:
                 yield Measure(one.name, float(one.sufficient), quantity="meets C1 and C2")
                 yield Measure(one.name, one.size, quantity="groups")
-            least = min(one.size for one in found.choices if one.sufficient)
-            alike = sum(one.sufficient and one.size == least for one in found.choices)
-            yield Measure("fewest that suffice", least, quantity="groups")
-            yield Measure("choices with so few", alike, quantity="groups")
+            unsigned = [one for one in found.least if not one.signed]
+            yield Measure("fewest that suffice", found.least[0].size, quantity="groups")
+            yield Measure("choices with so few", len(found.least), quantity="groups")
+            yield Measure("choices with so few, k ≥ 0", len(unsigned), quantity="groups")
         case TaylorSoftmax():
             for features, error in zip(found.features, found.map_errors, strict=True):
                 yield Measure("Taylor features", error, features * found.values, "error of the map")

@@ -137,8 +137,8 @@ FIG8 = {
         ),
         statements=(
             Above(Term("γ in (-1, 1)", -1), 99),
-            Near(Term("γ in (0, 1)", -1), 50, 15),
-            Above(Term("γ in (-1, 1)", -1), Term("γ in (0, 1)", -1), 20),
+            Near(Term("γ in (0, 1)", -1, fails=True), 50, 15),
+            Above(Term("γ in (-1, 1)", -1), Term("γ in (0, 1)", -1, fails=True), 20),
         ),
         unit="accuracy [%]",
         cpu=ClaimSize(
@@ -394,10 +394,11 @@ TEXT = {
         gpu=ClaimSize(
             _models(_contenders(4, 64), MEDIUM, FIVE, Positions(262_144, 513)),
             10,
-            "One seed: no spread, no verdict.",
         ),
         paper_size=ClaimSize(
-            _models(_everyone(6, 1024), LARGE, ONE, Positions(2_000_000, 2049)), 10_000
+            _models(_everyone(6, 1024), LARGE, ONE, Positions(2_000_000, 2049)),
+            10_000,
+            "One seed: no spread, no verdict.",
         ),
         picture=Curves("position", LOWER, "x"),
         figures={
