@@ -175,7 +175,18 @@ def test_ops_rows_have_all_figures(tmp_path):
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+QUICK = ("decay scalar", "decay tied", "delta scalar", "mesa 30 steps", "scan real", "windowed")
+"""Cases that stand for others by the same kernels."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case.name.startswith(QUICK) else pytest.mark.slow)
+        for case in CASES
+    ],
+    ids=lambda case: case.name,
+)
 def test_every_case_agrees_with_its_exact_peers(tmp_path, case):
     sizes = Sizes(1, 20, 6, 3 if case.name == "selective scan" else 1, 1) if case.channels else TINY
     filled = report(tmp_path / "r.json")
@@ -311,6 +322,7 @@ def test_mesa_kernels(tmp_path):
     assert all(row["seconds"]["median"] > 0 for row in rows(path))
 
 
+@pytest.mark.slow
 def test_mesa_beside_gated_linear_attention(tmp_path):
     path = tmp_path / "lengths.json"
     run("mesa", "--quick", "--parts", "lengths", "chunks", "--out", path)
@@ -335,6 +347,7 @@ def test_mesa_decodes_by_recursive_least_squares_where_nothing_is_forgotten(tmp_
     assert all(row["error"] < 1e-3 for row in rows(path))
 
 
+@pytest.mark.slow
 def test_mesa_loss_by_position(tmp_path):
     folder, path = tmp_path / "model", tmp_path / "loss.json"
     config = FastWeightsConfig(

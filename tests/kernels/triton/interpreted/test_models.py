@@ -76,9 +76,11 @@ def test_linearized_models(window: int, taken: list[str]) -> None:
     assert any("(Triton)" in kernel for kernel in taken)
 
 
-def test_compiled_models_agree() -> None:
+@pytest.mark.parametrize("speed", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_compiled_models_agree(speed: str) -> None:
     """In a process without the type checker, which torch.compile cannot trace."""
     tests = Path(__file__).with_name("compiled_models.py")
-    command = [sys.executable, "-m", "pytest", "--noconftest", "--show-capture=no", str(tests)]
+    options = ["--noconftest", "--show-capture=no", "-m", speed]
+    command = [sys.executable, "-m", "pytest", *options, str(tests)]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
