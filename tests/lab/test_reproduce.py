@@ -34,7 +34,7 @@ from fastweights.lab.reproduce.conversion import Conversions, ConversionTrial, U
 from fastweights.lab.reproduce.pictures import Bars, Curves
 from fastweights.lab.reproduce.published import Destroyed, with_second_softmax
 from fastweights.lab.reproduce.run import Ledger
-from fastweights.lab.reproduce.small import behind_local_mixer, long_range, mqar
+from fastweights.lab.reproduce.small import behind_local_mixer, long_range, mqar, small
 from fastweights.lab.reproduce.solving import (
     ADDED,
     STEPS,
@@ -59,6 +59,7 @@ from fastweights.lab.reproduce.text import (
     Positions,
 )
 from fastweights.lab.reproduce.theory import Theorem
+from fastweights.lab.tasks import Needle, Segment
 from fastweights.mixers import plugin
 from fastweights.models import (
     FastWeightsConfig,
@@ -66,6 +67,7 @@ from fastweights.models import (
     FastWeightsForSequenceClassification,
 )
 from fastweights.recurrence import ConjugateGradient
+from fastweights.runs.files import read_json
 from fastweights.train import Text
 from tolerances import assert_close
 
@@ -313,6 +315,32 @@ def test_tasks_are_trained_over_seeds(tmp_path: Path) -> None:
     assert len(sample.values) == 2
     assert all(0 <= x <= 100 for x in sample.values)
     assert {row.value for row in found.of(UPDATES)} == {2}
+
+
+@pytest.mark.long
+def test_other_seeds_choose_the_rate_and_one_training_serves_all_lengths(tmp_path: Path) -> None:
+    task = Needle(vocabulary=64, length=16)
+    short = small(task, task, steps=2, width=8)
+    protocol = replace(
+        short,
+        test=tuple(Segment(replace(task, length=n), 4) for n in (16, 32)),
+        validation=short.test,
+    )
+    effort = TrainingBudget(seeds=(0, 1), rates=(1e-3, 1e-2), tuning=(7,), every=2)
+    fields = behind_local_mixer({"name": "linear", "heads": 1})
+    trial = TaskTrial("linear", (16, 32), protocol, "linear", fields, effort)
+    rows = Measures(trial.run(_place(tmp_path)))
+    assert rows.of("").places("linear") == [16, 32]
+    assert [row.seed for row in rows.of("") if row.x == 32] == [0, 1]
+    runs = [read_json(path) for path in (tmp_path / "shared" / "sweep" / "runs").iterdir()]
+    assert sorted((run["seed"], run["rate"]) for run in runs if run["seed"] == 7) == [
+        (7, 1e-3),
+        (7, 1e-2),
+    ]
+    assert len({run["rate"] for run in runs if run["seed"] != 7}) == 1
+    assert len(runs) == 4
+    floors = Measures(trial.floors(_place(tmp_path)))
+    assert set(floors.places()) == {16, 32}
 
 
 @pytest.mark.long

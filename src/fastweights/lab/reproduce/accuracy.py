@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -38,6 +38,8 @@ class TrainingBudget:
         seeds: Seeds of the runs.
         rates: Learning rates.
         decays: Weight decays.
+        tuning: Seeds of the runs by which rate and decay are chosen; none for `seeds` themselves,
+            which flatters a model with a large spread.
         training: Fields of `TrainingSettings`, such as fewer steps.
         every: Updates between evaluations where there are no epochs.
     """
@@ -45,6 +47,7 @@ class TrainingBudget:
     seeds: tuple[int, ...] = FIVE
     rates: tuple[float, ...] = ()
     decays: tuple[float, ...] = ()
+    tuning: tuple[int, ...] = ()
     training: Mapping[str, Any] = field(default_factory=dict)
     every: int = 100
 
@@ -75,7 +78,8 @@ class TaskTrial(Trial):
 
     Attributes:
         series: Name of the model in the figure.
-        x: Place on the curve, or column of the table.
+        x: Place on the curve, or column of the table; several, one for each segment of the test
+            set.
         protocol: The protocol.
         contender: One of the protocol's models, or a mixer's name.
         fields: Fields of the configuration that replace the protocol's.
@@ -84,7 +88,7 @@ class TaskTrial(Trial):
     """
 
     series: str
-    x: At
+    x: At | tuple[At, ...]
     protocol: Protocol | ProtocolOnFile
     contender: str
     fields: Mapping[str, Any]
@@ -96,30 +100,48 @@ class TaskTrial(Trial):
         return self.series + ("" if self.x is None else f" at {self.x}")
 
     def run(self, context: TrialContext) -> list[Measure]:
-        plan, pool = (
-            self._plan(context),
-            InProcess() if context.workers == 1 else Local(context.workers),
-        )
-        rows = sweep(plan, context.shared / "sweep", pool, device=str(context.device))
-        if len(rows) < len(list(plan.runs())):
-            raise RuntimeError(
-                f"runs of {self.name} failed; {context.shared / 'sweep' / 'failed'} says why"
-            )
-        return list(self._measures(rows))
+        if not self.effort.tuning:
+            return list(self._measures(self._sweep(self._plan(context), context)))
+        plan = self._tuned(context, self._sweep(self._tuning(context), context))
+        return list(self._measures(self._sweep(plan, context)))
 
     def minutes(self, context: TrialContext) -> float:
-        folder = SweepFolder(context.shared / "sweep")
-        rows = [folder.row(run) for run in self._plan(context).runs()]
+        folder, plans = SweepFolder(context.shared / "sweep"), [self._plan(context)]
+        if self.effort.tuning:
+            plans.append(self._tuning(context))
+        rows = [folder.row(run) for plan in plans for run in plan.runs()]
         return (
             sum(row.seconds for row in rows if row is not None)
             / 60
             / (context.workers or os.cpu_count() or 1)
         )
 
+    def _sweep(self, plan: SweepPlan, context: TrialContext) -> list[Row]:
+        pool = InProcess() if context.workers == 1 else Local(context.workers)
+        rows = sweep(plan, context.shared / "sweep", pool, device=str(context.device))
+        if len(rows) < len(list(plan.runs())):
+            raise RuntimeError(
+                f"runs of {self.name} failed; {context.shared / 'sweep' / 'failed'} says why"
+            )
+        return rows
+
+    def _tuning(self, context: TrialContext) -> SweepPlan:
+        return replace(self._plan(context), seeds=self.effort.tuning)
+
+    def _tuned(self, context: TrialContext, rows: Sequence[Row]) -> SweepPlan:
+        """The plan at the rate and decay that other seeds have chosen."""
+        chosen = best(rows)[0]
+        return replace(self._plan(context), rates=(chosen.rate,), decays=(chosen.decay,))
+
     def floors(self, context: TrialContext) -> list[Measure]:
         """Measure the floors of its task, in per cent."""
-        found = self._protocol(context).floors(self.macro)
-        return [Measure(name, 100 * value, self.x, FLOOR) for name, value in found.items()]
+        whole = self._protocol(context)
+        if not isinstance(self.x, tuple):
+            return _floors(whole, self.x, self.macro)
+        alone = zip(self.x, whole.test, strict=True)
+        return [
+            row for x, part in alone for row in _floors(replace(whole, test=(part,)), x, self.macro)
+        ]
 
     @property
     def rates(self) -> int:
@@ -147,20 +169,23 @@ class TaskTrial(Trial):
     def _measures(self, rows: Sequence[Row]) -> Iterable[Measure]:
         chosen = best(rows)[0]
         for row in rows:
-            if (row.rate, row.decay) == (chosen.rate, chosen.decay):
-                yield Measure(
-                    self.series,
-                    100 * (row.macro if self.macro else row.accuracy),
-                    self.x,
-                    seed=row.seed,
-                )
-                yield Measure(
-                    self.series,
-                    row.steps if row.solved is None else row.solved,
-                    self.x,
-                    UPDATES,
-                    row.seed,
-                )
+            if (row.rate, row.decay) != (chosen.rate, chosen.decay):
+                continue
+            updates = row.steps if row.solved is None else row.solved
+            for x, accuracy in self._accuracies(row):
+                yield Measure(self.series, 100 * accuracy, x, seed=row.seed)
+                yield Measure(self.series, updates, x, UPDATES, row.seed)
+
+    def _accuracies(self, row: Row) -> Iterable[tuple[At, float]]:
+        if isinstance(self.x, tuple):
+            return zip(self.x, row.parts, strict=True)
+        return [(self.x, row.macro if self.macro else row.accuracy)]
+
+
+def _floors(protocol: Protocol, x: At, macro: bool) -> list[Measure]:
+    """In per cent."""
+    found = protocol.floors(macro)
+    return [Measure(name, 100 * value, x, FLOOR) for name, value in found.items()]
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,8 @@ class Row:
         accuracy, macro: Accuracies on the test set (micro and macro average) of the model at
             `step`: the best on the validation set, or the last.
         loss: Loss there, in nats per label.
+        parts: Micro accuracies there on each segment of the test set; empty in rows of before there
+            were any.
         step: Updates after which the model was tested.
         solved: Updates until validation accuracy passed the protocol's threshold; None if it never
             did.
@@ -90,16 +92,19 @@ class Row:
     diverged: bool
     seconds: float
     curve: tuple[Point, ...]
+    parts: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Row:
         """Build a row from what `asdict` returned, read back from JSON."""
-        return cls(**{**content, "curve": tuple(Point(**point) for point in content["curve"])})
+        curve = tuple(Point(**point) for point in content["curve"])
+        return cls(**{**content, "curve": curve, "parts": tuple(content.get("parts", ()))})
 
     def flat(self) -> dict[str, Any]:
-        """Return the row as a mapping without the curve; numbers that are not finite are None, as
-        in JSON."""
-        content = {name: value for name, value in asdict(self).items() if name != "curve"}
+        """Return the row as a mapping without curve and parts; numbers that are not finite are
+        None, as in JSON."""
+        apart = ("curve", "parts")
+        content = {name: value for name, value in asdict(self).items() if name not in apart}
         return {
             name: None if value != value or value in _INFINITE else value
             for name, value in content.items()
@@ -165,7 +170,7 @@ class TaskStage(Stage):
         self.config = run.config()
         self.model = cast(Any, run.protocol.task.kind(self.config)).to(device)
         self.loss = torch.zeros(())
-        self.result: tuple[int, Score] | None = None
+        self.result: tuple[int, list[Score]] | None = None
 
     @property
     def optimization(self) -> Optimization:
@@ -202,7 +207,7 @@ class TaskStage(Stage):
         self.points.append(point)
         last = self.is_over or self.step == self.optimization.steps
         if best if self.training.best else last:
-            self.result = self.step, self._score(self.test)
+            self.result = self.step, [self._score([part]) for part in self.test]
         self.listener(point)
         return {"val_loss": score.loss}
 
@@ -227,7 +232,8 @@ class TaskStage(Stage):
     def row(self) -> Row:
         """Return the results of the run."""
         assert self.result is not None
-        step, found = self.result
+        step, parts = self.result
+        found = sum(parts[1:], parts[0])
         return Row(
             key=self.run.key,
             task=self.run.task,
@@ -247,6 +253,7 @@ class TaskStage(Stage):
             diverged=self.is_divergent,
             seconds=time.perf_counter() - self.began,
             curve=tuple(self.points),
+            parts=tuple(part.accuracy for part in parts),
         )
 
 
