@@ -16,6 +16,7 @@ from fastweights.layers import (
     choose,
     head_width,
     l2_normalize,
+    project_each,
     split_heads,
     upcast,
 )
@@ -87,8 +88,9 @@ class MesaNetBaseline(Mixer):
         self.norm = HeadNorm(head_width("d", d, heads), center=False, affine=True)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Recurrence, None]:
-        q, k = self.conv_q(self.W_q(x), past), self.conv_k(self.W_k(x), past)
-        q, k, v = (split_heads(s, self.heads) for s in (q, k, self.W_v(x)))
+        q, k, v = project_each(x, self.W_q, self.W_k, self.W_v)
+        q, k = self.conv_q(q, past), self.conv_k(k, past)
+        q, k, v = (split_heads(s, self.heads) for s in (q, k, v))
         gamma, beta = (
             None if W is None else upcast(W(x))[..., None] for W in (self.W_gamma, self.W_beta)
         )

@@ -15,6 +15,7 @@ from fastweights.layers import (
     ShortConvolution,
     TokenContext,
     head_width,
+    project_each,
     split_heads,
     upcast,
 )
@@ -73,8 +74,9 @@ class RGLRU(Mixer):
             nn.init.normal_(weight, std=1 / math.sqrt(weight.shape[-1]))
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
-        gate = F.gelu(self.W_g(x), approximate="tanh")
-        x = self.conv(self.W_u(x), past) + self.conv_bias
+        gate, x = project_each(x, self.W_g, self.W_u)
+        gate = F.gelu(gate, approximate="tanh")
+        x = self.conv(x, past, self.conv_bias)
         r, i = self._gate(x, self.W_a, self.b_a), self._gate(x, self.W_x, self.b_x)
         log_alpha = (self.c * upcast(r) * F.logsigmoid(upcast(self.Lambda)))[..., None]
         one, k = torch.ones_like(x[:1, :1, :1, None]), (-torch.expm1(2 * log_alpha)).sqrt()

@@ -171,7 +171,7 @@ class Norm(NamedTuple):
 
 
 class Product(NamedTuple):
-    """``Product`` of product.h: a few rows times a weight."""
+    """``Product`` of product.h: a few rows times a weight, and how many such lie behind it."""
 
     rows: int
     inputs: int
@@ -181,6 +181,7 @@ class Product(NamedTuple):
     weight: Pointer
     bias: Pointer
     y: Pointer
+    following: int = 0
 
 
 STRUCTURES: tuple[type, ...] = (
