@@ -89,9 +89,7 @@ class MesaNetBaseline(Mixer):
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Recurrence, None]:
         q, k, v = project_each(x, self.W_q, self.W_k, self.W_v)
-        q, k = self.conv_q(q, past), self.conv_k(k, past)
-        q, k, v = (split_heads(s, self.heads) for s in (q, k, v))
-        gamma, beta = (
-            None if W is None else upcast(W(x))[..., None] for W in (self.W_gamma, self.W_beta)
-        )
+        heads, gates = (self.conv_q(q, past), self.conv_k(k, past), v), (self.W_gamma, self.W_beta)
+        q, k, v = (split_heads(s, self.heads) for s in heads)
+        gamma, beta = (None if W is None else upcast(W(x))[..., None] for W in gates)
         return RULES[self.rule].record(q, k, v, gamma, beta), None

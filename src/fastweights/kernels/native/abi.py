@@ -184,6 +184,28 @@ class Product(NamedTuple):
     following: int = 0
 
 
+class BonusStep(NamedTuple):
+    """``BonusStep`` of bonus.h: one token of a bonus with exponential gates."""
+
+    b: int
+    h: int
+    v: int
+    threads: int
+    least: float
+    empty: float
+    q: View
+    key: View
+    value: View
+    log_decay: View
+    bonus: View
+    log_gain: View
+    memory: Pointer
+    scale: Pointer
+    o: Pointer
+    next_memory: Pointer
+    next_scale: Pointer
+
+
 STRUCTURES: tuple[type, ...] = (
     Forward,
     Backward,
@@ -192,6 +214,7 @@ STRUCTURES: tuple[type, ...] = (
     Convolution,
     Norm,
     Product,
+    BonusStep,
 )
 
 
