@@ -53,9 +53,7 @@ class RWKV4(Mixer):
             (self.W_v, self.shift_v(x, past)),
             (self.W_r, self.shift_r(x, past)),
         )
-        log_alpha, bonus = -upcast(self.w).exp(), upcast(self.u).exp()
+        rate, bonus = (s.exp().view(1, 1, -1, 1) for s in (upcast(self.w), upcast(self.u)))
         one = torch.ones_like(x[:1, :1, :1, None])
-        rule = Bonus(
-            one, one, v[..., None], log_alpha[None, None, :, None], bonus[None, None, :, None]
-        )
+        rule = Bonus(one, one, v[..., None], -rate, bonus)
         return Amplified(Normalized(rule), upcast(k)[..., None]), r.sigmoid()
