@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fastweights import kernels
 from fastweights.kernels.native import library
 from fastweights.layers import Linear, project_each
-from fastweights.ops import Product, Products, multiply, multiply_each
+from fastweights.ops import Product, ProductGroup, multiply, multiply_each
 
 ROWS = "product of few rows (compiled)"
 pytestmark = pytest.mark.skipif(library.extension_missing(), reason="no compiled extension")
@@ -110,7 +110,7 @@ def test_several_go_to_torch_where_one_must() -> None:
     products = [Product(drawn(1, 1, 8), drawn(4, 8)), REFUSED["autograd"]()]
     for y, product in zip(multiply_each(*products), products, strict=True):
         torch.testing.assert_close(y, F.linear(*product), rtol=0, atol=0)
-    assert "autograd" in kernels.explain(Products(tuple(products)))
+    assert "autograd" in kernels.explain(ProductGroup(tuple(products)))
 
 
 @pytest.mark.parametrize("kind", ["plain", "of torch", "hooked", "replaced"])

@@ -89,5 +89,7 @@ class GatedDeltaNet(Mixer):
         v = split_heads(self.conv_v(v, past, silu=True), self.heads * self.served)
         beta = self.largest * beta.sigmoid()[..., None]
         log_alpha = -upcast(self.log_a).exp() * F.softplus(upcast(alpha) + self.b_alpha)
-        q, k = (l2_normalize(s, self.floor).repeat_interleave(self.served, dim=2) for s in (q, k))
+        q, k = l2_normalize(q, self.floor), l2_normalize(k, self.floor)
+        if self.served > 1:
+            q, k = (s.repeat_interleave(self.served, dim=2) for s in (q, k))
         return Delta(q * self.scale, k, v, beta, log_alpha[..., None]), SiLUGate(gate)

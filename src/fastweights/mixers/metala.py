@@ -81,7 +81,8 @@ class MetaLA(Mixer):
         k = keys[0] if keys else None
         log_alpha = F.logsigmoid(a if self.rounded else upcast(a)) / self.tau
         k = 1 - log_alpha.exp() if self.rounded and k is None else k
-        return Decay(q * self.scale, k, v, upcast(log_alpha)), SiLUGate(gate)
+        q = q if self.scale == 1 else q * self.scale
+        return Decay(q, k, v, upcast(log_alpha)), SiLUGate(gate)
 
     def read(self, o: Output, gate: Gate, recurrence: Decay) -> Embedded:
         if self.w_aug is not None:

@@ -9,7 +9,7 @@ from fastweights.ops.normalization import (
     layer_normalize,
     rms_normalize,
 )
-from fastweights.ops.product import PRODUCT_KERNELS, Product, Products, multiply, multiply_each
+from fastweights.ops.product import PRODUCT_KERNELS, Product, ProductGroup, multiply, multiply_each
 
 TABLE[:0] = [*CONVOLUTION_KERNELS, *NORM_KERNELS, *PRODUCT_KERNELS]
 
@@ -17,7 +17,7 @@ __all__ = [
     "Convolution",
     "LayerNorm",
     "Product",
-    "Products",
+    "ProductGroup",
     "RMSNorm",
     "convolve",
     "layer_normalize",

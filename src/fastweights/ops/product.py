@@ -43,7 +43,7 @@ class Product(NamedTuple):
         return torch.is_grad_enabled() and any(s is not None and s.requires_grad for s in self)
 
 
-class Products(NamedTuple):
+class ProductGroup(NamedTuple):
     """Several products at once, such as queries, keys and values of the same tokens.
 
     Attributes:
@@ -64,8 +64,8 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def multiply_each(*products: Product) -> list[Tensor]:
-    """`Products` by the first kernel that takes all of them: ``[… o]`` each."""
-    together = Products(products)
+    """`ProductGroup` by the first kernel that takes all of them: ``[… o]`` each."""
+    together = ProductGroup(products)
     return select(together).compute(together)
 
 
@@ -74,7 +74,7 @@ def multiply_by_torch(product: Product) -> Tensor:
     return F.linear(*product)
 
 
-def multiply_one_by_one(together: Products) -> list[Tensor]:
+def multiply_one_by_one(together: ProductGroup) -> list[Tensor]:
     """Each by the library that torch has for it."""
     return [F.linear(*product) for product in together.products]
 
@@ -84,7 +84,7 @@ def multiply_rows(product: Product) -> Tensor:
     return _call((product,))[0]
 
 
-def multiply_rows_of_each(together: Products) -> list[Tensor]:
+def multiply_rows_of_each(together: ProductGroup) -> list[Tensor]:
     """By product.c in one call, which reads each weight once, as fast as memory gives it."""
     return _call(together.products)
 
@@ -103,14 +103,15 @@ def _call(products: tuple[Product, ...]) -> list[Tensor]:
 
 
 def _refuses_rows(product: Product) -> str | None:
-    return _refuses_here() or _refuses_product(product)
+    return _refuses_here() or _refuses_shapes(product) or library.refuse_tensors(*product)
 
 
-def _refuses_any(together: Products) -> str | None:
-    refusal = _refuses_here()
+def _refuses_any(together: ProductGroup) -> str | None:
+    refusal, tensors = _refuses_here(), []
     for product in together.products:
-        refusal = refusal or _refuses_product(product)
-    return refusal
+        refusal = refusal or _refuses_shapes(product)
+        tensors += product
+    return refusal or library.refuse_tensors(*tensors)
 
 
 def _refuses_here() -> str | None:
@@ -123,26 +124,28 @@ def _refuses_here() -> str | None:
     return None
 
 
-def _refuses_product(product: Product) -> str | None:
-    x, weight, bias = product
+def _refuses_shapes(product: Product) -> str | None:
+    x, weight, _ = product
     inputs = weight.shape[-1]
     if inputs == 0 or x.numel() == 0 or x.shape[-1] != inputs:
         return "it is empty, or its shapes do not fit"
     rows = x.numel() // inputs
     if rows > MOST_ROWS:
         return f"it has {rows} rows, more than {MOST_ROWS}: a product of matrices"
-    if torch.is_grad_enabled() and product.requires_grad:
+    if product.requires_grad:
         return "autograd follows it"
-    if not weight.is_contiguous():
-        return "its weight is not contiguous"
-    return library.refuse_tensors(x, weight, bias)
+    return None if weight.is_contiguous() else "its weight is not contiguous"
 
 
 PRODUCT_KERNELS = [
     Kernel("product of few rows (compiled)", Product, multiply_rows, _refuses_rows, ("cpu",)),
     Kernel("product (torch)", Product, multiply_by_torch),
     Kernel(
-        "products of few rows (compiled)", Products, multiply_rows_of_each, _refuses_any, ("cpu",)
+        "products of few rows (compiled)",
+        ProductGroup,
+        multiply_rows_of_each,
+        _refuses_any,
+        ("cpu",),
     ),
-    Kernel("products, one by one (torch)", Products, multiply_one_by_one),
+    Kernel("products, one by one (torch)", ProductGroup, multiply_one_by_one),
 ]
