@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from fastweights import kernels
+from fastweights.kernels.native import library
 from fastweights.layers import TokenContext, TokenShift
 from fastweights.methods import Recurrent, evaluate
 from fastweights.recurrence import Amplified, Bonus, Decay, Normalized
 
 TAKEN = "amplified bonus, one token (torch): taken"
+COMPILED = "amplified bonus, one token (compiled): taken"
 B, TOKENS, HEADS = 2, 30, 5
 
 
@@ -20,12 +22,14 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-def record(values: int, *, decays: bool, spread: float) -> Amplified:
-    k, v = drawn(B, TOKENS, HEADS, 1, seed=1), drawn(B, TOKENS, HEADS, values, seed=2)
-    log_decay = -drawn(1, 1, HEADS, 1, seed=3).abs() if decays else None
-    one = torch.ones(1, 1, 1, 1, dtype=torch.float64)
-    rule = Bonus(one, k, v, log_decay, drawn(1, 1, HEADS, 1, seed=4).exp())
-    return Amplified(Normalized(rule), spread * drawn(B, TOKENS, HEADS, 1, seed=5))
+def record(
+    values: int, heads: int = HEADS, *, decays: bool, spread: float, least: float = -torch.inf
+) -> Amplified:
+    k, v = drawn(B, TOKENS, heads, 1, seed=1), drawn(B, TOKENS, heads, values, seed=2)
+    log_decay = -drawn(1, 1, heads, 1, seed=3).abs() if decays else None
+    one, k = torch.ones(1, 1, 1, 1, dtype=torch.float64), k.clamp(min=least)
+    rule = Bonus(one, k, v, log_decay, drawn(1, 1, heads, 1, seed=4).exp())
+    return Amplified(Normalized(rule), spread * drawn(B, TOKENS, heads, 1, seed=5))
 
 
 MASKS = ["none", "padding", "documents", "both"]
@@ -54,6 +58,38 @@ def test_tokens_agree_with_the_definition(
     torch.testing.assert_close(torch.cat(outputs, 1), want, rtol=1e-9, atol=1e-9)
     assert isinstance(state, tuple)
     torch.testing.assert_close(state, tuple(end), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.skipif(library.extension_missing(), reason="no compiled extension")
+@pytest.mark.parametrize("spread", [1.0, 300.0])
+@pytest.mark.parametrize("decays", [True, False])
+@pytest.mark.parametrize(("values", "heads"), [(1, 1), (1, 131), (3, 20)])
+@pytest.mark.parametrize("masks", MASKS)
+def test_compiled_tokens_agree_with_the_definition(
+    masks: str, values: int, heads: int, *, decays: bool, spread: float
+) -> None:
+    rec = masked(record(values, heads, decays=decays, spread=spread, least=0.1), masks)
+    single = rec.map_streams(Tensor.float)
+    want, end = evaluate(single.map_streams(Tensor.double), None, Recurrent())
+    state, outputs = None, []
+    for token in single.split(1):
+        with torch.no_grad():
+            assert COMPILED in kernels.explain(token)
+            o, state = evaluate(token, state)
+        outputs.append(o)
+    assert isinstance(state, tuple)
+    assert isinstance(end, tuple)
+    found = torch.cat(outputs, 1)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), want, rtol=1e-5, atol=1e-5)
+    # another m may divide the state: what it stands for is the same
+    memory = state[0] * (state[1].double() - end[1]).exp()[..., None]
+    torch.testing.assert_close(memory, end[0], rtol=1e-4, atol=1e-5)
+
+
+def test_autograd_is_left_to_torch() -> None:
+    token = record(1, decays=True, spread=1.0)[:1].map_streams(Tensor.float)
+    assert COMPILED not in kernels.explain(token)
 
 
 def test_its_gradients_are_those_of_the_definition() -> None:

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from fastweights import kernels
 from fastweights.kernels.native import library
-from fastweights.layers import Linear
-from fastweights.ops import Product, multiply
+from fastweights.layers import Linear, project_each
+from fastweights.ops import Product, ProductGroup, multiply, multiply_each
 
 ROWS = "product of few rows (compiled)"
 pytestmark = pytest.mark.skipif(library.extension_missing(), reason="no compiled extension")
@@ -71,3 +71,76 @@ def test_autocast_keeps_its_dtype() -> None:
 def test_a_row_that_does_not_fit_is_refused_as_by_torch() -> None:
     with torch.no_grad(), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         Linear(8, 4)(drawn(1, 1, 7))
+
+
+EACH = "products of few rows (compiled)"
+
+
+def pair(kind: str = "plain") -> list[Linear]:
+    """Two layers of one width, the first with a bias; the second is of a `kind`."""
+    torch.manual_seed(3)
+    layers = [Linear(20, 130), Linear(20, 3, bias=False)]
+    if kind == "of torch":
+        layers[1] = torch.nn.Linear(20, 3, bias=False)  # type: ignore[assignment]
+    if kind == "hooked":
+        layers[1].register_forward_hook(lambda _, inputs, y: y + 1)
+    if kind == "replaced":
+        layers[1].forward = lambda x: x[..., :3]  # type: ignore[method-assign]
+    return layers
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_several_at_once_are_each_their_product(shape: tuple[int, int], threads: int) -> None:
+    sizes = [(1500, 700), (1, 3), (67, 130), (64, 16)]
+    products = [Product(drawn(*shape, i), drawn(o, i), drawn(o)) for o, i in sizes]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with kernels.only(EACH):
+            found = multiply_each(*products)
+    finally:
+        torch.set_num_threads(before)
+    for y, product in zip(found, products, strict=True):
+        want = F.linear(*(s.double() for s in product if s is not None))
+        torch.testing.assert_close(y.double(), want, rtol=1e-4, atol=1e-4)
+
+
+def test_several_go_to_torch_where_one_must() -> None:
+    products = [Product(drawn(1, 1, 8), drawn(4, 8)), REFUSED["autograd"]()]
+    for y, product in zip(multiply_each(*products), products, strict=True):
+        torch.testing.assert_close(y, F.linear(*product), rtol=0, atol=0)
+    assert "autograd" in kernels.explain(ProductGroup(tuple(products)))
+
+
+@pytest.mark.parametrize("kind", ["plain", "of torch", "hooked", "replaced"])
+def test_layers_side_by_side_are_what_each_call_gives(kind: str) -> None:
+    layers, x = pair(kind), drawn(2, 1, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(project_each(x, *layers), [layer(x) for layer in layers])
+
+
+def test_hooks_of_all_modules_hear_every_layer() -> None:
+    heard, layers = [], pair()
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(
+        lambda module, _: heard.append(module)
+    )
+    with handle:
+        project_each(drawn(1, 1, 20), *layers)
+    assert heard == layers
+
+
+def test_plain_layers_make_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, call = [], library.call
+    monkeypatch.setattr(library, "call", lambda *given: (calls.append(given), call(*given))[1])
+    with torch.no_grad():
+        project_each(drawn(1, 1, 20), *pair())
+    assert [len(given) for given in calls] == [3]
+
+
+def test_gradients_go_through_layers_side_by_side() -> None:
+    layers, x = pair(), drawn(1, 2, 20).requires_grad_()
+    sum(y.square().sum() for y in project_each(x, *layers)).backward()  # type: ignore[union-attr]
+    found, x.grad = x.grad, None
+    sum(layer(x).square().sum() for layer in layers).backward()  # type: ignore[union-attr]
+    torch.testing.assert_close(found, x.grad)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fastweights.kernels.native.bonus import refuses_token
 from fastweights.kernels.table import Kernel, run_fastest
 from fastweights.recurrence.base import State
 from fastweights.recurrence.bonus import Bonus
@@ -67,20 +68,11 @@ def compute_bonus_token(
     return o, (kept * memory + k * written * values, after.to(m.dtype))
 
 
-def _refuses_bonus_token(recurrence: Amplified) -> str | None:
-    rule = recurrence.inner.inner
-    if len(recurrence) != 1:
-        return f"it has {len(recurrence)} tokens, not one"
-    if not isinstance(rule, Bonus) or rule.q.shape[-1] != 1:
-        return "its rule is no Bonus of one key"
-    return None if recurrence.inner.floor is None else "its normaliser has a floor"
-
-
 BONUS_TOKEN = Kernel(
     "amplified bonus, one token (torch)",
     Amplified,
     compute_bonus_token,
-    _refuses_bonus_token,
+    refuses_token,
     ("cpu",),
 )
 NORMALIZED = Kernel("normalised: the inner record's kernel", Normalized, compute_with_normaliser)

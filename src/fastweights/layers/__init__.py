@@ -12,7 +12,7 @@ from fastweights.layers.functions import (
     split_heads,
     upcast,
 )
-from fastweights.layers.linear import Linear
+from fastweights.layers.linear import Linear, project_each, project_pairs
 from fastweights.layers.mlp import MLP, MLPS, GatedMLP, LowRank
 from fastweights.layers.norms import NORMS, Gate, HeadNorm, SiLUGate, WholeNorm
 from fastweights.layers.pooling import POOLINGS
@@ -43,6 +43,8 @@ __all__ = [
     "head_width",
     "l2_normalize",
     "log_gate",
+    "project_each",
+    "project_pairs",
     "require_fraction",
     "rotary",
     "split_heads",

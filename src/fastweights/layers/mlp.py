@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from fastweights.layers.linear import Linear
+from fastweights.layers.linear import Linear, project_each
 from fastweights.shapes import Embedded
 
 
@@ -25,7 +25,8 @@ class GatedMLP(nn.Module):
         return self.W_3
 
     def forward(self, x: Embedded) -> Embedded:
-        return self.W_3(self.activation(self.W_1(x)) * self.W_2(x))
+        gate, z = project_each(x, self.W_1, self.W_2)
+        return self.W_3(self.activation(gate) * z)
 
 
 class MLP(nn.Module):

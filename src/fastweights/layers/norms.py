@@ -58,7 +58,7 @@ class HeadNorm(nn.Module):
         given, weight = None if given is None else given.reshape(o.shape), self.weight
         if self.center:
             return layer_normalize(o, weight, self.eps, given, silu=silu)
-        if weight is not None:
+        if weight is not None and o.dtype is not weight.dtype:
             dtype = torch.promote_types(o.dtype, weight.dtype)
             o, weight = o.to(dtype), weight.to(dtype)
         return rms_normalize(o, weight, self.eps, given, silu=silu)

@@ -66,7 +66,7 @@ class Rope:
         x = streams[0]
         if not self.rotary_width:
             return streams
-        angle = (positions[..., None] * self._frequencies(x))[:, :, None]
+        angle = positions[:, :, None, None] * self._frequencies(x)
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
         return tuple(self._turn(stream, cos, sin) for stream in streams)
 
@@ -83,6 +83,11 @@ class Rope:
         return _known_frequencies(self, x.device, accumulate_dtype(x))
 
     def _frequencies_on(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """``[r]``: those of the pairs twice, at first negated, so that one sine turns both."""
+        theta = self._frequencies_of_pairs(device, dtype)
+        return torch.cat([-theta, theta])
+
+    def _frequencies_of_pairs(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         pairs = torch.arange(0, self.rotary_width, 2, device=device, dtype=dtype)
         theta = self.base ** -(pairs / self.rotary_width)
         if self.factor == 1:
@@ -105,5 +110,5 @@ def rotary(x: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    left, right = x.chunk(2, dim=-1)
-    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+    """(l, r) → (l cos - r sin, r cos + l sin): cos and sin are of (-angle, angle)."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

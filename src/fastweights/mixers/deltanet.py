@@ -11,6 +11,7 @@ from fastweights.layers import (
     TokenContext,
     head_width,
     l2_normalize,
+    project_each,
     split_heads,
 )
 from fastweights.layers.arguments import Count, NonNegative, Positive
@@ -53,10 +54,11 @@ class DeltaNet(Mixer):
         self.norm = HeadNorm(width, center=False, affine=True, eps=eps)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Delta, None]:
-        q = split_heads(self.conv_q(self.W_q(x), past, silu=True), self.heads)
-        k = split_heads(self.conv_k(self.W_k(x), past, silu=True), self.heads)
-        v = split_heads(self.conv_v(self.W_v(x), past, silu=True), self.heads)
-        beta = self.largest * self.W_beta(x).sigmoid()[..., None]
+        q, k, v, beta = project_each(x, self.W_q, self.W_k, self.W_v, self.W_beta)
+        q = split_heads(self.conv_q(q, past, silu=True), self.heads)
+        k = split_heads(self.conv_k(k, past, silu=True), self.heads)
+        v = split_heads(self.conv_v(v, past, silu=True), self.heads)
+        beta = self.largest * beta.sigmoid()[..., None]
         return Delta(
             l2_normalize(q, self.floor) * self.scale, l2_normalize(k, self.floor), v, beta
         ), None

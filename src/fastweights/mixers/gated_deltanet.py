@@ -16,6 +16,7 @@ from fastweights.layers import (
     TokenContext,
     head_width,
     l2_normalize,
+    project_each,
     split_heads,
     upcast,
 )
@@ -80,10 +81,15 @@ class GatedDeltaNet(Mixer):
             nn.init.uniform_(self.log_a, 1, 16).log_()
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Delta, SiLUGate]:
-        q = split_heads(self.conv_q(self.W_q(x), past, silu=True), self.heads)
-        k = split_heads(self.conv_k(self.W_k(x), past, silu=True), self.heads)
-        v = split_heads(self.conv_v(self.W_v(x), past, silu=True), self.heads * self.served)
-        beta = self.largest * self.W_beta(x).sigmoid()[..., None]
-        log_alpha = -upcast(self.log_a).exp() * F.softplus(upcast(self.W_alpha(x)) + self.b_alpha)
-        q, k = (l2_normalize(s, self.floor).repeat_interleave(self.served, dim=2) for s in (q, k))
-        return Delta(q * self.scale, k, v, beta, log_alpha[..., None]), SiLUGate(self.W_g(x))
+        q, k, v, beta, alpha, gate = project_each(
+            x, self.W_q, self.W_k, self.W_v, self.W_beta, self.W_alpha, self.W_g
+        )
+        q = split_heads(self.conv_q(q, past, silu=True), self.heads)
+        k = split_heads(self.conv_k(k, past, silu=True), self.heads)
+        v = split_heads(self.conv_v(v, past, silu=True), self.heads * self.served)
+        beta = self.largest * beta.sigmoid()[..., None]
+        log_alpha = -upcast(self.log_a).exp() * F.softplus(upcast(alpha) + self.b_alpha)
+        q, k = l2_normalize(q, self.floor), l2_normalize(k, self.floor)
+        if self.served > 1:
+            q, k = (s.repeat_interleave(self.served, dim=2) for s in (q, k))
+        return Delta(q * self.scale, k, v, beta, log_alpha[..., None]), SiLUGate(gate)

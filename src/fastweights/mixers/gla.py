@@ -11,6 +11,7 @@ from fastweights.layers import (
     SiLUGate,
     TokenContext,
     head_width,
+    project_each,
     split_heads,
     upcast,
 )
@@ -55,6 +56,7 @@ class GLA(Mixer):
         self.norm = HeadNorm(head_width("d", d, heads), center=center, affine=True, eps=eps)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, SiLUGate]:
-        q, k, v = (split_heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
+        *heads, gate = project_each(x, self.W_q, self.W_k, self.W_v, self.W_r)
+        q, k, v = (split_heads(s, self.heads) for s in heads)
         log_alpha = F.logsigmoid(upcast(split_heads(self.W_alpha(x), self.heads))) / self.tau
-        return Decay(q * self.scale, k, v, log_alpha), SiLUGate(self.W_r(x))
+        return Decay(q * self.scale, k, v, log_alpha), SiLUGate(gate)

@@ -7,7 +7,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fastweights.layers import Linear, ShortConvolution, TokenContext, head_width, split_heads
+from fastweights.layers import (
+    Linear,
+    ShortConvolution,
+    TokenContext,
+    head_width,
+    project_each,
+    split_heads,
+)
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
@@ -55,8 +62,8 @@ class H3(Mixer):
         nn.init.normal_(self.D)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, None]:
-        q, v = split_heads(self.W_q(x), self.heads), split_heads(self.W_v(x), self.heads)
-        k = split_heads(self.conv(self.W_k(x), past), self.heads)
+        q, k, v = project_each(x, self.W_q, self.W_k, self.W_v)
+        q, k, v = (split_heads(s, self.heads) for s in (q, self.conv(k, past), v))
         log_alpha, B = self.A()
         skip = (q * k).sum(-1, keepdim=True) * self.D[:, None]
         q, k = _outer(2 * as_complex(self.C), q), _outer(B, k)

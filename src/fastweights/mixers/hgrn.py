@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from torch.nn import functional as F
 
-from fastweights.layers import Linear, SiLUGate, TokenContext, WholeNorm, log_gate, require_fraction
+from fastweights.layers import (
+    Linear,
+    SiLUGate,
+    TokenContext,
+    WholeNorm,
+    log_gate,
+    project_each,
+    require_fraction,
+)
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.shapes import Embedded
@@ -36,7 +44,6 @@ class HGRN(Mixer):
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, SiLUGate]:
         one = x.new_ones(1, 1, 1, 1)
         k = None if self.W_i is None else self.W_i(x).sigmoid()[..., None]
-        log_alpha = log_gate(self.W_f(x), self.lower_bound)
-        return Decay(one, k, F.silu(self.W_c(x))[..., None], log_alpha[..., None]), SiLUGate(
-            self.W_g(x)
-        )
+        forget, v, gate = project_each(x, self.W_f, self.W_c, self.W_g)
+        log_alpha = log_gate(forget, self.lower_bound)
+        return Decay(one, k, F.silu(v)[..., None], log_alpha[..., None]), SiLUGate(gate)

@@ -10,6 +10,7 @@ from fastweights.layers import (
     WholeNorm,
     head_width,
     log_gate,
+    project_each,
     require_fraction,
     split_heads,
 )
@@ -42,7 +43,7 @@ class HGRN2(Mixer):
         self.norm = WholeNorm(d, center=False, affine=True)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, None]:
-        q, v = split_heads(F.silu(self.W_q(x)), self.heads), split_heads(self.W_v(x), self.heads)
-        return Decay(
-            q, None, v, split_heads(log_gate(self.W_f(x), self.lower_bound), self.heads)
-        ), None
+        q, v, forget = project_each(x, self.W_q, self.W_v, self.W_f)
+        log_alpha = log_gate(forget, self.lower_bound)
+        q, v, log_alpha = (split_heads(s, self.heads) for s in (F.silu(q), v, log_alpha))
+        return Decay(q, None, v, log_alpha), None

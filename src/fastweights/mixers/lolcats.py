@@ -8,7 +8,15 @@ import torch
 from torch import nn
 
 from fastweights.features import Hedgehog
-from fastweights.layers import Linear, Rope, TokenContext, head_width, split_heads, upcast
+from fastweights.layers import (
+    Linear,
+    Rope,
+    TokenContext,
+    head_width,
+    project_each,
+    split_heads,
+    upcast,
+)
 from fastweights.layers.arguments import Count, CountOrZero
 from fastweights.mixer import Mixer
 from fastweights.recurrence import WindowedLinear
@@ -62,9 +70,10 @@ class LoLCATs(Mixer):
         nn.init.constant_(self.mix, -2.1972)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[WindowedLinear, None]:
-        q, k = split_heads(self.W_q(x), self.heads), split_heads(self.W_k(x), self.kv_heads)
+        q, k, v = project_each(x, self.W_q, self.W_k, self.W_v)
+        q, k = split_heads(q, self.heads), split_heads(k, self.kv_heads)
         q, k = Rope(q.shape[-1]).turn(past.positions, q, k)
-        v = split_heads(self.W_v(x), self.kv_heads)
+        v = split_heads(v, self.kv_heads)
         mix = upcast(self.mix).sigmoid()[None, None, :, None]
         return WindowedLinear(
             q, k, v, self.phi_q(q), self.phi_k(k), mix, self.window, self.shared

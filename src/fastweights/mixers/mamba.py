@@ -8,7 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import Linear, ShortConvolution, TokenContext, upcast
+from fastweights.layers import (
+    Linear,
+    ShortConvolution,
+    TokenContext,
+    project_each,
+    upcast,
+)
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Selective
@@ -70,12 +76,12 @@ class Mamba(Mixer):
         nn.init.zeros_(self.conv_bias)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Selective, Tensor]:
-        gate = F.silu(self.W_z(x))
-        x = self.conv(self.W_u(x), past, self.conv_bias, silu=True)
-        delta = F.softplus(upcast(self.W_Delta_2(self.W_Delta_1(x))))
-        q, k = self.W_C(x)[:, :, None], self.W_B(x)[:, :, None]
+        gate, x = project_each(x, self.W_z, self.W_u)
+        gate, x = F.silu(gate), self.conv(x, past, self.conv_bias, silu=True)
+        step, q, k = project_each(x, self.W_Delta_1, self.W_C, self.W_B)
+        delta = F.softplus(upcast(self.W_Delta_2(step)))
         v, rate = delta.to(x.dtype) * x, upcast(self.log_A).exp()[None, None]
-        record = Selective(q, k, v[..., None], -delta[..., None], rate)
+        record = Selective(q[:, :, None], k[:, :, None], v[..., None], -delta[..., None], rate)
         return record, torch.cat([gate, x], dim=-1)
 
     def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:

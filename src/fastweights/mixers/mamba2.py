@@ -14,6 +14,7 @@ from fastweights.layers import (
     ShortConvolution,
     TokenContext,
     head_width,
+    project_each,
     split_heads,
     upcast,
 )
@@ -66,9 +67,7 @@ class Mamba2(Mixer):
     def reset_parameters(self) -> None:
         """a uniform in [1, 16]; softplus(b_Δ) log-uniform in [0.001, 0.1]."""
         with torch.no_grad():
-            step = (
-                torch.empty_like(self.W_Delta.bias).uniform_(math.log(1e-3), math.log(1e-1)).exp()
-            )
+            step = self.W_Delta.bias.clone().uniform_(math.log(1e-3), math.log(1e-1)).exp()
             nn.init.zeros_(self.W_Delta.bias).add_(step + torch.log(-torch.expm1(-step)))
             if self.log_a is not None:
                 nn.init.uniform_(self.log_a, 1, 16).log_()
@@ -77,12 +76,13 @@ class Mamba2(Mixer):
         nn.init.ones_(self.w_norm)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
-        xBC = self.conv(self.W_xBC(x), past, self.conv_bias, silu=True)
-        delta = F.softplus(upcast(self.W_Delta(x)))[..., None]
+        gate, xBC, delta = project_each(x, self.W_z, self.W_xBC, self.W_Delta)
+        xBC = self.conv(xBC, past, self.conv_bias, silu=True)
+        delta = F.softplus(upcast(delta))[..., None]
         log_alpha = None if self.log_a is None else -delta * upcast(self.log_a).exp()[:, None]
         u, k, q = xBC.split(self.split, dim=-1)
         v = split_heads(u, self.heads) * (delta.to(u.dtype) if self.scaled else 1)
-        gate = torch.cat([F.silu(self.W_z(x)), u], dim=-1)
+        gate = torch.cat([F.silu(gate), u], dim=-1)
         return Decay(self._repeat_groups(q), self._repeat_groups(k), v, log_alpha), gate
 
     def _repeat_groups(self, x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from fastweights.layers import (
     TokenContext,
     head_width,
     l2_normalize,
+    project_each,
     split_heads,
     upcast,
 )
@@ -81,14 +82,13 @@ class MesaLayer(Mixer):
         return self._mesa(x, past), None
 
     def _mesa(self, x: Embedded, past: TokenContext) -> Mesa:
-        q = split_heads(self.conv_q(self.W_q(x), past, silu=True), self.heads)
-        k = split_heads(self.conv_k(self.W_k(x), past, silu=True), self.heads)
-        q, k, v = (
-            l2_normalize(q, self.floor),
-            l2_normalize(k, self.floor),
-            split_heads(self.W_v(x), self.heads),
+        q, k, v, beta, gamma = project_each(
+            x, self.W_q, self.W_k, self.W_v, self.W_beta, self.W_gamma
         )
-        beta, gamma = self.W_beta(x).sigmoid()[..., None], upcast(self.W_gamma(x))[..., None]
+        q, k = self.conv_q(q, past, silu=True), self.conv_k(k, past, silu=True)
+        q, k, v = (split_heads(s, self.heads) for s in (q, k, v))
+        q, k = l2_normalize(q, self.floor), l2_normalize(k, self.floor)
+        beta, gamma = beta.sigmoid()[..., None], upcast(gamma)[..., None]
         bounded = torch.log1p(-(1 - self.bound) * upcast(beta).square())
         ridge = self.least_ridge + F.softplus(upcast(self.ridge))
         solver = (

@@ -16,6 +16,7 @@ from fastweights.layers import (
     choose,
     head_width,
     l2_normalize,
+    project_each,
     split_heads,
     upcast,
 )
@@ -87,9 +88,8 @@ class MesaNetBaseline(Mixer):
         self.norm = HeadNorm(head_width("d", d, heads), center=False, affine=True)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Recurrence, None]:
-        q, k = self.conv_q(self.W_q(x), past), self.conv_k(self.W_k(x), past)
-        q, k, v = (split_heads(s, self.heads) for s in (q, k, self.W_v(x)))
-        gamma, beta = (
-            None if W is None else upcast(W(x))[..., None] for W in (self.W_gamma, self.W_beta)
-        )
+        q, k, v = project_each(x, self.W_q, self.W_k, self.W_v)
+        heads, gates = (self.conv_q(q, past), self.conv_k(k, past), v), (self.W_gamma, self.W_beta)
+        q, k, v = (split_heads(s, self.heads) for s in heads)
+        gamma, beta = (None if W is None else upcast(W(x))[..., None] for W in gates)
         return RULES[self.rule].record(q, k, v, gamma, beta), None

@@ -16,6 +16,7 @@ from fastweights.layers import (
     SiLUGate,
     TokenContext,
     head_width,
+    project_each,
     split_heads,
     upcast,
 )
@@ -74,12 +75,14 @@ class MetaLA(Mixer):
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, SiLUGate]:
         x = x if self.conv is None else self.conv(x, past, silu=True)
-        q, v = split_heads(self.W_q(x), self.heads), split_heads(self.W_v(x), self.heads)
-        k = None if self.W_k is None else split_heads(self.W_k(x), self.heads)
-        a = split_heads(self.W_alpha(x), self.heads)
+        given = [] if self.W_k is None else [self.W_k]
+        gate, *heads = project_each(x, self.W_g, self.W_q, self.W_alpha, self.W_v, *given)
+        q, a, v, *keys = (split_heads(s, self.heads) for s in heads)
+        k = keys[0] if keys else None
         log_alpha = F.logsigmoid(a if self.rounded else upcast(a)) / self.tau
         k = 1 - log_alpha.exp() if self.rounded and k is None else k
-        return Decay(q * self.scale, k, v, upcast(log_alpha)), SiLUGate(self.W_g(x))
+        q = q if self.scale == 1 else q * self.scale
+        return Decay(q, k, v, upcast(log_alpha)), SiLUGate(gate)
 
     def read(self, o: Output, gate: Gate, recurrence: Decay) -> Embedded:
         if self.w_aug is not None:

@@ -12,6 +12,7 @@ from fastweights.layers import (
     ShortConvolution,
     TokenContext,
     head_width,
+    project_pairs,
     split_heads,
     upcast,
 )
@@ -73,14 +74,15 @@ class MLSTM(Mixer):
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Amplified, Tensor]:
         mixed = x if self.conv is None else self.conv(x, past, silu=True)
-        q, k = (
-            split_heads(self.W_q(mixed), self.heads),
-            split_heads(self.W_k(mixed), self.heads) * self.scale,
-        )
-        forget, log_i = self._soft_cap(self.W_f(x)), self._soft_cap(self.W_i(x))
+        q, k, v, forget, log_i, gate = project_pairs(
+            (self.W_q, mixed), (self.W_k, mixed), (self.W_v, x), (self.W_f, x), (self.W_i, x),
+            (self.W_g, x),
+        )  # fmt: skip
+        q, k, v = (split_heads(s, self.heads) for s in (q, k * self.scale, v))
+        forget, log_i = self._soft_cap(forget), self._soft_cap(log_i)
         log_alpha = forget if self.exponential_forget else F.logsigmoid(forget)
-        memory = Decay(q, k, split_heads(self.W_v(x), self.heads), log_alpha)
-        return Amplified(Normalized(memory, floor=1.0), log_i), self.W_g(x).sigmoid()
+        memory = Decay(q, k, v, log_alpha)
+        return Amplified(Normalized(memory, floor=1.0), log_i), gate.sigmoid()
 
     def _soft_cap(self, z: Tensor) -> Tensor:
         z = upcast(z)[..., None]

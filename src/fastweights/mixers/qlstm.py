@@ -8,7 +8,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fastweights.layers import Linear, TokenContext, upcast
+from fastweights.layers import (
+    Linear,
+    TokenContext,
+    project_each,
+    upcast,
+)
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.shapes import Embedded
@@ -39,9 +44,10 @@ class QLSTM(Mixer):
             nn.init.ones_(self.a)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, None]:
-        forget = upcast(self.W_f(x))
+        q, k, v, forget = project_each(x, self.W_q, self.W_i, self.W_v, self.W_f)
+        forget = upcast(forget)
         log_alpha = (
             F.logsigmoid(forget) if self.a is None else F.relu(self.a) * F.logsigmoid(-forget)
         )
-        q, k = self.W_q(x).sigmoid(), self.W_i(x).sigmoid()
-        return Decay(q[..., None], k[..., None], self.W_v(x)[..., None], log_alpha[..., None]), None
+        q, k, v, log_alpha = (s[..., None] for s in (q.sigmoid(), k.sigmoid(), v, log_alpha))
+        return Decay(q, k, v, log_alpha), None

@@ -12,6 +12,7 @@ from fastweights.layers import (
     TokenContext,
     head_numbers,
     head_width,
+    project_each,
     split_heads,
 )
 from fastweights.layers.arguments import Positive
@@ -58,8 +59,9 @@ class RetNet(Mixer):
         self.norm = HeadNorm(value_width, center=center, affine=affine, eps=eps)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, SiLUGate]:
-        q, k = split_heads(self.W_q(x), self.heads), split_heads(self.W_k(x), self.heads)
+        *heads, gate = project_each(x, self.W_q, self.W_k, self.W_v, self.W_g)
+        q, k, v = (split_heads(s, self.heads) for s in heads)
         q, k = Rope(q.shape[-1]).turn(past.positions, q, k)
         k = k * self.scale
         log_lambda = torch.log1p(-(2.0 ** (-5 - head_numbers(self.heads, x))))
-        return Decay(q, k, split_heads(self.W_v(x), self.heads), log_lambda), SiLUGate(self.W_g(x))
+        return Decay(q, k, v, log_lambda), SiLUGate(gate)

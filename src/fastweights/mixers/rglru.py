@@ -15,6 +15,7 @@ from fastweights.layers import (
     ShortConvolution,
     TokenContext,
     head_width,
+    project_each,
     split_heads,
     upcast,
 )
@@ -73,16 +74,16 @@ class RGLRU(Mixer):
             nn.init.normal_(weight, std=1 / math.sqrt(weight.shape[-1]))
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
-        gate = F.gelu(self.W_g(x), approximate="tanh")
-        x = self.conv(self.W_u(x), past) + self.conv_bias
-        r, i = self._gate(x, self.W_a, self.b_a), self._gate(x, self.W_x, self.b_x)
+        gate, x = project_each(x, self.W_g, self.W_u)
+        gate = F.gelu(gate, approximate="tanh")
+        x = self.conv(x, past, self.conv_bias)
+        heads = split_heads(x, self.heads).flatten(0, 1).transpose(0, 1)
+        r, i = (
+            (torch.bmm(heads, weight).transpose(0, 1).reshape(x.shape) + bias).sigmoid()
+            for weight, bias in ((self.W_a, self.b_a), (self.W_x, self.b_x))
+        )
         log_alpha = (self.c * upcast(r) * F.logsigmoid(upcast(self.Lambda)))[..., None]
         one, k = torch.ones_like(x[:1, :1, :1, None]), (-torch.expm1(2 * log_alpha)).sqrt()
         if self.whole_start:
             k = k.masked_fill((past.positions == 0)[..., None, None], 1)
         return Decay(one, k, (i * x)[..., None], log_alpha), gate
-
-    def _gate(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return (
-            torch.einsum("bthi,hij->bthj", split_heads(x, self.heads), weight).flatten(-2) + bias
-        ).sigmoid()

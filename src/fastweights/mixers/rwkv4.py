@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fastweights.layers import Linear, TokenContext, TokenShift, upcast
+from fastweights.layers import Linear, TokenContext, TokenShift, project_pairs, upcast
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Amplified, Bonus, Normalized
 from fastweights.shapes import Embedded
@@ -48,14 +48,12 @@ class RWKV4(Mixer):
                 nn.init.zeros_(parameter).add_(start)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Amplified, Tensor]:
-        k, v, r = (
-            self.W_k(self.shift_k(x, past)),
-            self.W_v(self.shift_v(x, past)),
-            self.W_r(self.shift_r(x, past)),
+        k, v, r = project_pairs(
+            (self.W_k, self.shift_k(x, past)),
+            (self.W_v, self.shift_v(x, past)),
+            (self.W_r, self.shift_r(x, past)),
         )
-        log_alpha, bonus = -upcast(self.w).exp(), upcast(self.u).exp()
+        rate, bonus = (s.exp().view(1, 1, -1, 1) for s in (upcast(self.w), upcast(self.u)))
         one = torch.ones_like(x[:1, :1, :1, None])
-        rule = Bonus(
-            one, one, v[..., None], log_alpha[None, None, :, None], bonus[None, None, :, None]
-        )
+        rule = Bonus(one, one, v[..., None], -rate, bonus)
         return Amplified(Normalized(rule), upcast(k)[..., None]), r.sigmoid()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.layers import Linear, TokenContext, TokenShift
+from fastweights.layers import Linear, TokenContext, TokenShift, project_pairs
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
@@ -36,8 +36,10 @@ class RWKV4Channel(Mixer):
         self.W_r = Linear(d, d, bias=False)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
-        v = F.relu(self.W_k(self.shift_k(x, past))).square()
-        gate = self.W_r(self.shift_r(x, past)).sigmoid()
+        v, gate = project_pairs(
+            (self.W_k, self.shift_k(x, past)), (self.W_r, self.shift_r(x, past))
+        )
+        v, gate = F.relu(v).square(), gate.sigmoid()
         one = torch.ones_like(v[:1, :1, :1, None])
         return Decay(one, one, v[:, :, None], torch.full_like(one, -torch.inf)), gate
 

@@ -8,7 +8,15 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from fastweights.layers import HeadNorm, Linear, Rope, TokenContext, head_width, split_heads
+from fastweights.layers import (
+    HeadNorm,
+    Linear,
+    Rope,
+    TokenContext,
+    head_width,
+    project_each,
+    split_heads,
+)
 from fastweights.layers.arguments import Count, NonNegative
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Softmax
@@ -68,11 +76,13 @@ class SoftmaxAttention(Mixer):
         return nn.Identity() if eps is None else HeadNorm(width, center=False, affine=True, eps=eps)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Softmax, Tensor | None]:
-        q = self.norm_q(split_heads(self.W_q(x), self.heads))
-        k = self.norm_k(split_heads(self.W_k(x), self.kv_heads))
+        gates = [] if self.W_g is None else [self.W_g]
+        q, k, v, *logits = project_each(x, self.W_q, self.W_k, self.W_v, *gates)
+        q = self.norm_q(split_heads(q, self.heads))
+        k = self.norm_k(split_heads(k, self.kv_heads))
         q, k = self.rope.turn(past.positions, q, k)
-        gate = None if self.W_g is None else self.W_g(x).sigmoid()
-        return Softmax(q, k, split_heads(self.W_v(x), self.kv_heads), self.window), gate
+        gate = logits[0].sigmoid() if logits else None
+        return Softmax(q, k, split_heads(v, self.kv_heads), self.window), gate
 
 
 class SlidingWindow(SoftmaxAttention):

@@ -16,6 +16,7 @@ from fastweights.layers import (
     choose,
     head_numbers,
     head_width,
+    project_each,
     require_fraction,
     split_heads,
     upcast,
@@ -69,7 +70,8 @@ class TransNormer(Mixer):
             )
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
-        q, k, v = (split_heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
+        *heads, gate = project_each(x, self.W_q, self.W_k, self.W_v, self.W_u)
+        q, k, v = (split_heads(s, self.heads) for s in heads)
         angle = past.positions[..., None, None] * upcast(self.theta)
         log_lambda = head_numbers(self.heads, x) * (-8 / self.heads * (1 - self.depth))
         return Decay(
@@ -77,4 +79,4 @@ class TransNormer(Mixer):
             cos_sin_features(self.phi(k), angle),
             v,
             log_lambda,
-        ), self.W_u(x)
+        ), gate

@@ -30,7 +30,7 @@ class Block(GradientCheckpointingLayer):
         self.mlp_norm, self.mlp = (
             (None, None) if config.mlp is None else (normalization(config), _mlp(config))
         )
-        self.dropout = nn.Dropout(config.residual_dropout)
+        self.dropout = dropout(config.residual_dropout)
 
     def forward(
         self,
@@ -58,6 +58,11 @@ class Block(GradientCheckpointingLayer):
 def normalization(config: FastWeightsConfig) -> nn.Module:
     """A new norm of the kind that the model uses outside its mixers."""
     return NORMS[config.norm](config.hidden_size, eps=config.norm_eps)
+
+
+def dropout(p: float) -> nn.Module:
+    """Dropout of this probability; for 0 what costs no operation."""
+    return nn.Dropout(p) if p else nn.Identity()
 
 
 def _mlp(config: FastWeightsConfig) -> nn.Module:

@@ -14,7 +14,7 @@ from transformers.utils.generic import can_return_tuple
 
 from fastweights.layers import Linear, TokenContext
 from fastweights.methods import Auto, Method
-from fastweights.models.block import Block, normalization
+from fastweights.models.block import Block, dropout, normalization
 from fastweights.models.cache import FastWeightsCache
 from fastweights.models.config import FastWeightsConfig
 from fastweights.models.inputs import (
@@ -171,7 +171,7 @@ class FastWeightsTrunk(FastWeightsPreTrainedModel):
         self.embed_positions = (
             None if positions is None else nn.Embedding(positions, config.hidden_size)
         )
-        self.dropout = nn.Dropout(config.embedding_dropout)
+        self.dropout = dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(
             Block(config, layer) for layer in range(config.num_hidden_layers)
         )
@@ -223,7 +223,8 @@ class FastWeightsTrunk(FastWeightsPreTrainedModel):
             x = x + self.embed_positions(
                 require_positions(past.positions, self.embed_positions.num_embeddings)
             )
-        return self.dropout(x * self.config.input_scale)
+        scale = self.config.input_scale
+        return self.dropout(x if scale == 1 else x * scale)
 
 
 class FastWeightsModel(FastWeightsTrunk):

@@ -9,7 +9,7 @@ from fastweights.ops.normalization import (
     layer_normalize,
     rms_normalize,
 )
-from fastweights.ops.product import PRODUCT_KERNELS, Product, multiply
+from fastweights.ops.product import PRODUCT_KERNELS, Product, ProductGroup, multiply, multiply_each
 
 TABLE[:0] = [*CONVOLUTION_KERNELS, *NORM_KERNELS, *PRODUCT_KERNELS]
 
@@ -17,9 +17,11 @@ __all__ = [
     "Convolution",
     "LayerNorm",
     "Product",
+    "ProductGroup",
     "RMSNorm",
     "convolve",
     "layer_normalize",
     "multiply",
+    "multiply_each",
     "rms_normalize",
 ]

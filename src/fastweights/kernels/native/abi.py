@@ -171,7 +171,7 @@ class Norm(NamedTuple):
 
 
 class Product(NamedTuple):
-    """``Product`` of product.h: a few rows times a weight."""
+    """``Product`` of product.h: a few rows times a weight, and how many such lie behind it."""
 
     rows: int
     inputs: int
@@ -181,6 +181,29 @@ class Product(NamedTuple):
     weight: Pointer
     bias: Pointer
     y: Pointer
+    following: int = 0
+
+
+class BonusStep(NamedTuple):
+    """``BonusStep`` of bonus.h: one token of a bonus with exponential gates."""
+
+    b: int
+    h: int
+    v: int
+    threads: int
+    least: float
+    empty: float
+    q: View
+    key: View
+    value: View
+    log_decay: View
+    bonus: View
+    log_gain: View
+    memory: Pointer
+    scale: Pointer
+    o: Pointer
+    next_memory: Pointer
+    next_scale: Pointer
 
 
 STRUCTURES: tuple[type, ...] = (
@@ -191,6 +214,7 @@ STRUCTURES: tuple[type, ...] = (
     Convolution,
     Norm,
     Product,
+    BonusStep,
 )
 
 

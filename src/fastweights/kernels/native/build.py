@@ -26,6 +26,7 @@ KERNELS = (
     "convolution.c",
     "norm.c",
     "product.c",
+    "bonus.c",
 )
 COMMON = ("pool.c", "dispatch.c")
 FLAGS = [

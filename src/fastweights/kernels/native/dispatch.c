@@ -1,4 +1,5 @@
 /* The exported functions: each calls itself as compiled for the best instruction set this CPU has. */
+#include "bonus.h"
 #include "convolution.h"
 #include "mesa.h"
 #include "norm.h"
@@ -19,7 +20,8 @@
     void JOIN(fw_convolve_back, isa)(const Convolution *); \
     void JOIN(fw_norm, isa)(const Norm *); \
     void JOIN(fw_norm_back, isa)(const Norm *); \
-    void JOIN(fw_product, isa)(const Product *);
+    void JOIN(fw_product, isa)(const Product *); \
+    void JOIN(fw_bonus_step, isa)(const BonusStep *);
 
 DECLARE(portable)
 
@@ -53,6 +55,7 @@ void fw_convolve_back(const Convolution *p) { BEST(fw_convolve_back, p); }
 void fw_norm(const Norm *p) { BEST(fw_norm, p); }
 void fw_norm_back(const Norm *p) { BEST(fw_norm_back, p); }
 void fw_product(const Product *p) { BEST(fw_product, p); }
+void fw_bonus_step(const BonusStep *p) { BEST(fw_bonus_step, p); }
 
 /* What Python has to know to make room for results */
 const int64_t fw_sources = SOURCES;

@@ -115,11 +115,13 @@ def _read_constant(name: str) -> int:
     return ctypes.c_int64.in_dll(_require_library(), name).value
 
 
-def call(name: str, structure: Any) -> int:
-    """Call the C function `name` with a pointer to a structure of `abi`; 0 in a rehearsal."""
+def call(name: str, *structures: Any) -> int:
+    """Call the C function `name` with a pointer to a structure of `abi`, or to several that lie one
+    behind the other; 0 in a rehearsal.
+    """
     if rehearsed():
         return 0
-    return getattr(_require_library(), name)(pack(structure))
+    return getattr(_require_library(), name)(b"".join(map(pack, structures)))
 
 
 def _require_library() -> ctypes.CDLL:

@@ -1,4 +1,5 @@
-/* y = x weightᵀ + bias of a few rows x: the weight is read from memory once, and that is all that takes time.
+/* y = x weightᵀ + bias of a few rows x, for every product handed over: each weight is read from memory once, and that
+ * is all that takes time.
  *
  * Several outputs are computed side by side, so that as many streams of the weight are fetched ahead at once, and
  * further rows find these in the nearest cache.
@@ -48,9 +49,13 @@ static void outputs_of(const Product *p, long o)
         tile(p, p->x + r * p->inputs, w, bias, p->y + r * p->outputs + o, 1, 0);
 }
 
+static long tasks(const Product *p) { return (p->outputs + PRODUCT_OUTPUTS - 1) / PRODUCT_OUTPUTS; }
+
 static void task(const void *problem, long index)
 {
     const Product *p = problem;
+    for (; index >= tasks(p); p++)
+        index -= tasks(p);
     long o = index * PRODUCT_OUTPUTS, end = o + PRODUCT_OUTPUTS < p->outputs ? o + PRODUCT_OUTPUTS : p->outputs;
     for (; o + SIDE <= end; o += SIDE)
         outputs_of(p, o);
@@ -62,5 +67,8 @@ static void task(const void *problem, long index)
 
 void FOR_ISA(fw_product)(const Product *p)
 {
-    fw_parallel(task, p, (p->outputs + PRODUCT_OUTPUTS - 1) / PRODUCT_OUTPUTS, p->threads);
+    long sum = tasks(p);
+    for (long i = 1; i <= p->following; i++)
+        sum += tasks(p + i);
+    fw_parallel(task, p, sum, p->threads);
 }
