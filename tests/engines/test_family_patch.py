@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers.models.lfm2 import modeling_lfm2
 from transformers.models.mamba import modeling_mamba
 
@@ -27,6 +28,7 @@ SEEN = (modeling_lfm2, modeling_mamba)
 def snapshot() -> list[Any]:
     """All functions of two modelling files and the forwards of their models."""
     classes = (modeling_lfm2.Lfm2Model, modeling_lfm2.Lfm2ForCausalLM, modeling_mamba.MambaModel)
+    classes += (nn.Linear,)
     return [dict(vars(module)) for module in SEEN] + [cls.forward for cls in classes]
 
 
@@ -113,7 +115,7 @@ def test_only_the_files_of_a_model_or_a_name() -> None:
     for named in ("lfm2", model):
         with patch_transformers(named) as patch:
             assert {name for name in patch.replaced if "causal_conv" in name} == LFM2
-            assert {name.partition(".")[0] for name in patch.replaced} == {"lfm2"}
+            assert {name.partition(".")[0] for name in patch.replaced} == {"lfm2", "torch"}
             assert set(patch.replaced) > {"lfm2.Lfm2Model.forward", f"lfm2.{MASKS[0]}"}
             assert not is_patched(modeling_mamba)
     with patch_transformers("qwen3_5_text") as patch:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.engines.transformers import patch_transformers
-from fastweights.engines.transformers.substitute import MARK
+from fastweights.engines.transformers.substitute import MARK, Switch
 from transformers_families import VOCABULARY
 
 Reading = dict[str, Tensor]
@@ -127,9 +127,12 @@ def widen(model: nn.Module, *, patched: bool) -> nn.Module:
     exec(compile(code, f"{theirs.__file__}_wide", "exec"), vars(module))
     if patched:
         with patch_transformers(model):
-            found = vars(theirs).items()
             # ours itself, which outlives the patch
-            ours = {name: value.__wrapped__ for name, value in found if hasattr(value, MARK)}
+            ours = {
+                name: getattr(value, MARK).put_before(value.__wrapped__, Switch())
+                for name, value in vars(theirs).items()
+                if hasattr(value, MARK)
+            }
         assert ours
         vars(module).update(ours)
     wide = getattr(module, type(model).__name__)(copy.deepcopy(model.config))
