@@ -18,30 +18,38 @@ from fastweights.engines.transformers.substitute import MARK, Switch
 from fastweights.ops import multiply
 
 _covered: WeakSet[nn.Module] = WeakSet()
-"""Models that have run while they were patched, and their plain linear layers."""
+"""Models that have run while they were patched, and their large plain linear layers."""
+WORTH_COVERING = 1 << 15
+"""Numbers of a weight that takes longer to read than ours to begin."""
 
 
 def cover_layers(theirs: Callable[..., Any], switch: Switch) -> Callable[..., Any]:
-    """The forward of a model, at whose first call its plain linear layers become covered."""
+    """The forward of a model, at whose first call its linear layers become covered."""
 
     @functools.wraps(theirs)
     def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
         if switch.on and not torch.compiler.is_compiling() and self not in _covered:
             _covered.add(self)
-            _covered.update(part for part in self.modules() if type(part) is nn.Linear)
+            _covered.update(filter(_is_worth_it, self.modules()))
         return theirs(self, *arguments, **named)
 
     return forward
 
 
+def _is_worth_it(module: nn.Module) -> bool:
+    """Not of a subclass, as quantised layers are, which may compute something else."""
+    return type(module) is nn.Linear and module.weight.numel() >= WORTH_COVERING
+
+
 def multiply_covered(theirs: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The forward of `nn.Linear`: ours for covered layers, theirs for all others."""
+    """The forward of `nn.Linear`: ours for float32 and covered layers, theirs for all else."""
 
     @functools.wraps(theirs)
     def forward(self: nn.Linear, input: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or self not in _covered:
-            return theirs(self, input)
-        return multiply(input, self.weight, self.bias)
+        single = input.dtype is torch.float32 and not torch.compiler.is_compiling()
+        if single and self in _covered:
+            return multiply(input, self.weight, self.bias)
+        return theirs(self, input)
 
     setattr(forward, MARK, "nn.Linear")
     return forward
