@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: F401, for torch.jit.script, which reads theirs here
 
 from fastweights.engines.transformers.substitute import MARK, Switch
 from fastweights.ops import multiply
