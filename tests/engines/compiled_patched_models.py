@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from family_readings import distance, draw_text, learn
 from fastweights import patch_transformers
-from family_readings import draw_text
-from patched_models import distance, learn
 from transformers_families import build_family
 
 FAMILIES = ("qwen3_next", "bamba", "mamba")

@@ -42,6 +42,20 @@ def read(model: nn.Module) -> Reading:
         return found | read_padded(model.eval()) | read_parts(model)
 
 
+def learn(model: nn.Module, text: Tensor, **named: Any) -> tuple[Tensor, Tensor]:
+    """(logits, all gradients in one row) of predicting a text by the model's own loss."""
+    model.zero_grad()
+    found = model(input_ids=text, labels=text, use_cache=False, **named)
+    found.loss.backward()
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return found.logits.detach(), torch.cat(gradients)
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """The largest difference beside the largest number."""
+    return ((found - expected).abs().max() / expected.abs().max()).item()
+
+
 def read_training(model: nn.Module) -> Reading:
     """The loss is computed here, as transformers' is in float32 always."""
     text = draw_text(2, TOKENS)
