@@ -61,7 +61,8 @@ def report() -> None:
         replaced = defaultdict(list)
         for name in patch.replaced:
             family, function = name.split(".", 1)
-            replaced[family].append(function)
+            if family != "torch":
+                replaced[family].append(function)
         found = {
             "transformers": transformers.__version__,
             "replaced": dict(replaced),

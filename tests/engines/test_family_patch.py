@@ -7,11 +7,13 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module, reload
 from itertools import permutations
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers.models.lfm2 import modeling_lfm2
 from transformers.models.mamba import modeling_mamba
 
@@ -19,6 +21,7 @@ from fastweights.engines.transformers import patch_transformers
 from fastweights.engines.transformers.packing import MASKS
 from transformers_families import build_family
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 MODELS = "transformers.models"
 LFM2 = {"lfm2.causal_conv1d_fn", "lfm2.causal_conv1d_update"}
 SEEN = (modeling_lfm2, modeling_mamba)
@@ -27,6 +30,7 @@ SEEN = (modeling_lfm2, modeling_mamba)
 def snapshot() -> list[Any]:
     """All functions of two modelling files and the forwards of their models."""
     classes = (modeling_lfm2.Lfm2Model, modeling_lfm2.Lfm2ForCausalLM, modeling_mamba.MambaModel)
+    classes += (nn.Linear,)
     return [dict(vars(module)) for module in SEEN] + [cls.forward for cls in classes]
 
 
@@ -73,14 +77,29 @@ CONVOLVED = "    _, hidden_size, seq_len = hidden_states.shape\n    padding = "
 )
 def test_a_changed_function_is_left_alone_and_said(changed: ModuleType, reason: str) -> None:
     theirs, forward = changed.causal_conv1d_fn, changed.Lfm2Model.forward
-    with pytest.warns(UserWarning, match="lfm2.causal_conv1d_fn .* stays as it is"):
+    with pytest.warns(UserWarning, match="lfm2.causal_conv1d_fn .* stays as it is") as warned:
         patch = patch_transformers()
+    assert {Path(one.filename).name for one in warned} == {Path(__file__).name}
     with patch:
         assert reason in patch.left["lfm2.causal_conv1d_fn"]
         assert changed.causal_conv1d_fn is theirs
         assert changed.Lfm2Model.forward is forward, "documents would not be kept apart"
         assert changed.causal_conv1d_update is not modeling_lfm2.causal_conv1d_update
         assert is_patched(modeling_lfm2)
+
+
+@pytest.mark.filterwarnings("ignore:lfm2.Lfm2RMSNorm:UserWarning")
+@pytest.mark.parametrize(
+    "changed", [("variance + self.variance_epsilon", "variance + 1")], indirect=True
+)
+def test_a_norm_that_stays_decides_nothing_else(changed: ModuleType) -> None:
+    forward = changed.Lfm2Model.forward
+    with patch_transformers() as patch, patch_transformers() as again:
+        assert set(patch.left) == {"lfm2.Lfm2RMSNorm.forward"}
+        assert changed.Lfm2Model.forward is not forward
+        assert is_patched(changed)
+        assert again.replaced == ()
+    assert changed.Lfm2Model.forward is forward
 
 
 def test_again_finds_nothing_to_do() -> None:
@@ -113,7 +132,7 @@ def test_only_the_files_of_a_model_or_a_name() -> None:
     for named in ("lfm2", model):
         with patch_transformers(named) as patch:
             assert {name for name in patch.replaced if "causal_conv" in name} == LFM2
-            assert {name.partition(".")[0] for name in patch.replaced} == {"lfm2"}
+            assert {name.partition(".")[0] for name in patch.replaced} == {"lfm2", "torch"}
             assert set(patch.replaced) > {"lfm2.Lfm2Model.forward", f"lfm2.{MASKS[0]}"}
             assert not is_patched(modeling_mamba)
     with patch_transformers("qwen3_5_text") as patch:
@@ -123,6 +142,12 @@ def test_only_the_files_of_a_model_or_a_name() -> None:
 def test_a_model_type_that_there_is_not() -> None:
     with pytest.raises(ValueError, match="has no model type 'lfm99'"):
         patch_transformers("lfm99")
+
+
+def test_neither_a_model_nor_a_name() -> None:
+    wrong: Any = 42
+    with pytest.raises(TypeError, match=r"the name of a model type .* not 42"):
+        patch_transformers(wrong)
 
 
 def test_files_that_are_imported_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.engines.transformers.norms import NORMS
-from fastweights.engines.transformers.substitute import Substitute
+from fastweights.engines.transformers.substitute import Substitute, Switch
 
 FAMILIES = (
     "bamba",
@@ -75,7 +75,7 @@ def test_other_dtypes_are_left_to_theirs(
     for dtype in (torch.bfloat16, torch.float64):
         streams = _streams(kind, dtype)
         assert norm.compute(_build(kind).to(dtype), *streams) is NotImplemented
-        ours = norm.put_before(vars(kind)[method])
+        ours = norm.put_before(vars(kind)[method], Switch())
         torch.manual_seed(1)
         module = _build(kind).to(dtype)
         assert torch.equal(ours(module, *streams), vars(kind)[method](module, *streams))

@@ -23,16 +23,18 @@ from transformers import (
 )
 from transformers.modeling_utils import local_torch_dtype
 
+from family_readings import distance, draw_text, learn
 from fastweights import patch_transformers
-from patched_models import CONFIGURATIONS, build, distance, learn, tokens
+from transformers_families import build_family
 
 CLOSE = 1e-5
-HYBRIDS = [name for name in CONFIGURATIONS if name != "mamba"]
+FAMILIES = ("bamba", "mamba", "qwen3_next")
+HYBRIDS = ("bamba", "qwen3_next")
 FUSED = {
     "bamba": "mamba2_split_conv1d_scan_combined",
     "mamba": "mamba_inner_fn",
 }
-every_family = pytest.mark.parametrize("model_type", CONFIGURATIONS)
+every_family = pytest.mark.parametrize("family", FAMILIES)
 pytestmark = [
     pytest.mark.usefixtures("unchecked"),
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning"),
@@ -40,7 +42,7 @@ pytestmark = [
 ]
 
 
-def train(model_type: str, folder: Path, **options: Any) -> list[float]:
+def train(family: str, folder: Path, **options: Any) -> list[float]:
     """The losses of a few steps of Trainer."""
     flat = options.pop("flat", False)
     settings = TrainingArguments(
@@ -56,9 +58,9 @@ def train(model_type: str, folder: Path, **options: Any) -> list[float]:
         **options,
     )
     lengths = (5, 12, 1, 9, 7, 20, 3, 11) if flat else (12,) * 8
-    rows = [tokens(1, n + i)[0, i:].tolist() for i, n in enumerate(lengths)]
+    rows = [draw_text(1, n + i)[0, i:].tolist() for i, n in enumerate(lengths)]
     trainer = Trainer(
-        build(model_type),
+        build_family(family),
         settings,
         train_dataset=[{"input_ids": row, "labels": row} for row in rows],
         data_collator=DataCollatorWithFlattening(return_seq_idx=True) if flat else None,
@@ -69,11 +71,11 @@ def train(model_type: str, folder: Path, **options: Any) -> list[float]:
 
 @every_family
 @pytest.mark.parametrize("recompute", [False, True], ids=["plain", "recomputed"])
-def test_trainer_has_the_same_losses(model_type: str, recompute: bool, tmp_path: Path) -> None:
+def test_trainer_has_the_same_losses(family: str, recompute: bool, tmp_path: Path) -> None:
     options = {"gradient_checkpointing": recompute}
-    expected = train(model_type, tmp_path, **options)
+    expected = train(family, tmp_path, **options)
     with patch_transformers():
-        found = train(model_type, tmp_path, **options)
+        found = train(family, tmp_path, **options)
     assert len(found) == 4
     assert found == pytest.approx(expected, rel=CLOSE)
     assert found[0] != found[-1]
@@ -102,16 +104,16 @@ def test_settings_around_do_not_matter(setting: str) -> None:
 
 
 @every_family
-def test_trainer_takes_packed_batches(model_type: str, tmp_path: Path) -> None:
+def test_trainer_takes_packed_batches(family: str, tmp_path: Path) -> None:
     with patch_transformers():
-        losses = train(model_type, tmp_path, flat=True)
+        losses = train(family, tmp_path, flat=True)
     assert len(losses) == 4
     assert all(map(torch.isfinite, torch.tensor(losses)))
 
 
 @every_family
-def test_under_autocast_ours_is_as_near_to_float32_as_theirs(model_type: str) -> None:
-    model, ids = build(model_type).train(), tokens(2, 37)
+def test_under_autocast_ours_is_as_near_to_float32_as_theirs(family: str) -> None:
+    model, ids = build_family(family).train(), draw_text(2, 37)
     exact = learn(model, ids)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         theirs = learn(model, ids)
@@ -122,10 +124,10 @@ def test_under_autocast_ours_is_as_near_to_float32_as_theirs(model_type: str) ->
         assert distance(found, right) < 2 * distance(beside, right)
 
 
-@pytest.mark.parametrize("model_type", HYBRIDS)
-def test_adapters_of_every_linear_layer_count(model_type: str) -> None:
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_adapters_of_every_linear_layer_count(family: str) -> None:
     """PEFT itself refuses those of Mamba's output and convolution."""
-    ids, model = tokens(2, 23), build(model_type)
+    ids, model = draw_text(2, 23), build_family(family)
     before, _ = learn(model.train(), ids)
     layers = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
     settings = LoraConfig(
@@ -145,22 +147,22 @@ def test_adapters_of_every_linear_layer_count(model_type: str) -> None:
     assert all(p.grad.abs().sum() > 0 for p in outputs.values())
 
 
-@pytest.mark.parametrize("model_type", FUSED)
-def test_no_function_passes_the_output_projection_by(model_type: str) -> None:
+@pytest.mark.parametrize("family", FUSED)
+def test_no_function_passes_the_output_projection_by(family: str) -> None:
     """What fuses a whole layer reads the projection's weight and none of its adapters."""
-    model, ids = build(model_type).train(), tokens(1, 9)
+    model, ids = build_family(family).train(), draw_text(1, 9)
     projections = [layer for name, layer in model.named_modules() if name.endswith("out_proj")]
     called: list[nn.Module] = []
     for layer in projections:
         layer.register_forward_hook(lambda layer, *_: called.append(layer))
     with patch_transformers() as patch:
-        assert f"{model_type}.{FUSED[model_type]}" in patch.replaced
+        assert f"{family}.{FUSED[family]}" in patch.replaced
         model(ids, use_cache=False)
     assert projections
     assert called == projections
 
 
-PROMPTS = tokens(2, 17)
+PROMPTS = draw_text(2, 17)
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "sampling": {"do_sample": True},
@@ -175,8 +177,8 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @every_family
 @pytest.mark.parametrize("way", WAYS)
-def test_generate_chooses_the_same_tokens(model_type: str, way: str) -> None:
-    model = build(model_type).eval()
+def test_generate_chooses_the_same_draw_text(family: str, way: str) -> None:
+    model = build_family(family).eval()
 
     def choose() -> list[list[int]]:
         torch.manual_seed(3)
@@ -188,22 +190,22 @@ def test_generate_chooses_the_same_tokens(model_type: str, way: str) -> None:
 
 
 @every_family
-def test_a_prefix_is_used_again(model_type: str) -> None:
-    model, ids = build(model_type).eval(), tokens(1, 20)
+def test_a_prefix_is_used_again(family: str) -> None:
+    model, ids = build_family(family).eval(), draw_text(1, 20)
     settings = {"max_new_tokens": 6, "do_sample": False}
     expected = model.generate(ids, **settings).tolist()
     with patch_transformers(), torch.no_grad():
         read = model(ids[:, :12], use_cache=True)
-        name = "cache_params" if model_type == "mamba" else "past_key_values"
+        name = "cache_params" if family == "mamba" else "past_key_values"
         for _ in range(2):
             cache = {name: copy.deepcopy(read[name])}
             assert model.generate(ids, **cache, **settings).tolist() == expected
 
 
 @every_family
-def test_copies_are_as_the_model(model_type: str, tmp_path: Path) -> None:
+def test_copies_are_as_the_model(family: str, tmp_path: Path) -> None:
     """By copy, pickle, a folder, and with accelerate's hooks."""
-    model, ids = build(model_type).eval(), tokens(2, 11)
+    model, ids = build_family(family).eval(), draw_text(2, 11)
     expected = model(ids, use_cache=False).logits
     with patch_transformers():
         model.save_pretrained(tmp_path)
@@ -225,8 +227,8 @@ def test_copies_are_as_the_model(model_type: str, tmp_path: Path) -> None:
 
 
 @every_family
-def test_an_exported_program_is_transformers_own(model_type: str) -> None:
-    model, ids = build(model_type).eval(), tokens(2, 19)
+def test_an_exported_program_is_transformers_own(family: str) -> None:
+    model, ids = build_family(family).eval(), draw_text(2, 19)
     named = {"input_ids": ids, "use_cache": False}
     with patch_transformers():
         program = torch.export.export(model, (), named)

@@ -1,27 +1,34 @@
-"""The product of few rows in C is that of float64, and leaves to torch what torch must do."""
+"""Products of few rows in C and of matrices by oneDNN are those of float64, and leave to torch what
+torch must do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from fastweights import kernels
+from fastweights.kernels import gemm
 from fastweights.kernels.native import library
 from fastweights.layers import Linear, project_each
 from fastweights.ops import Product, ProductGroup, multiply, multiply_each
 
 ROWS = "product of few rows (compiled)"
-pytestmark = pytest.mark.skipif(library.extension_missing(), reason="no compiled extension")
+MATRICES = "product (oneDNN)"
+compiled = pytest.mark.skipif(library.extension_missing(), reason="no compiled extension")
 
 
 def drawn(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
+@compiled
 @pytest.mark.parametrize("shape", [(1, 1), (1, 3), (2, 1), (2, 4), (3, 1), (1, 7)])
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (3, 5), (64, 16), (67, 130), (300, 2049)])
 @pytest.mark.parametrize("biased", [False, True])
@@ -38,6 +45,7 @@ def test_it_is_the_product(
     assert ((found - want).abs() / scale).max() < 1e-6
 
 
+@compiled
 def test_rows_of_a_view_are_its_own() -> None:
     wide, weight = drawn(4, 3, 40), drawn(24, 20)
     x = wide[:, 1:2, ::2]
@@ -54,6 +62,7 @@ REFUSED: dict[str, Callable[[], Product]] = {
 }
 
 
+@compiled
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_it_does_not_take_goes_to_torch(reason: str) -> None:
     product = REFUSED[reason]()
@@ -89,6 +98,7 @@ def pair(kind: str = "plain") -> list[Linear]:
     return layers
 
 
+@compiled
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3)])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_several_at_once_are_each_their_product(shape: tuple[int, int], threads: int) -> None:
@@ -106,10 +116,11 @@ def test_several_at_once_are_each_their_product(shape: tuple[int, int], threads:
         torch.testing.assert_close(y.double(), want, rtol=1e-4, atol=1e-4)
 
 
+@compiled
 def test_several_go_to_torch_where_one_must() -> None:
     products = [Product(drawn(1, 1, 8), drawn(4, 8)), REFUSED["autograd"]()]
     for y, product in zip(multiply_each(*products), products, strict=True):
-        torch.testing.assert_close(y, F.linear(*product), rtol=0, atol=0)
+        torch.testing.assert_close(y, F.linear(*product))
     assert "autograd" in kernels.explain(ProductGroup(tuple(products)))
 
 
@@ -130,6 +141,7 @@ def test_hooks_of_all_modules_hear_every_layer() -> None:
     assert heard == layers
 
 
+@compiled
 def test_plain_layers_make_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, call = [], library.call
     monkeypatch.setattr(library, "call", lambda *given: (calls.append(given), call(*given))[1])
@@ -144,3 +156,80 @@ def test_gradients_go_through_layers_side_by_side() -> None:
     found, x.grad = x.grad, None
     sum(layer(x).square().sum() for layer in layers).backward()  # type: ignore[union-attr]
     torch.testing.assert_close(found, x.grad)
+
+
+@pytest.fixture
+def routed() -> Iterator[None]:
+    if not gemm._onednn_is_accurate():
+        pytest.skip("oneDNN is missing here or rounds")
+    with gemm.products("onednn"):
+        yield
+
+
+def learn(layer: nn.Module, x: Tensor) -> list[Tensor]:
+    """The output, the gradients, and those of the gradients' size."""
+    leaves = [x, *layer.parameters()]
+    y = layer(x)
+    first = torch.autograd.grad(y.sin().sum(), leaves, create_graph=True)
+    second = torch.autograd.grad(torch.stack([g.square().sum() for g in first]).sum(), leaves)
+    return [y, *first, *second]
+
+
+def verdict(name: str, product: Product) -> str:
+    return next(line for line in kernels.explain(product).splitlines() if line.startswith(name))
+
+
+@pytest.mark.usefixtures("routed")
+@pytest.mark.parametrize("biased", [False, True])
+def test_matrices_and_their_gradients(*, biased: bool) -> None:
+    layer = Linear(300, 160, bias=biased)
+    x = drawn(300, 2, 100).mT.reshape(2, 100, 300).requires_grad_()
+    assert verdict(MATRICES, Product(x, layer.weight)) == f"{MATRICES}: taken"
+    found = learn(layer, x)
+    wide = nn.Linear(300, 160, bias=biased, dtype=torch.float64)
+    wide.load_state_dict(layer.state_dict())
+    for one, want in zip(found, learn(wide, x.detach().double().requires_grad_()), strict=True):
+        assert one.dtype == torch.float32
+        assert (one - want).norm() <= 2e-6 * want.norm()
+    with torch.no_grad():
+        assert torch.equal(layer(x), found[0])
+
+
+@pytest.mark.usefixtures("routed")
+def test_a_frozen_weight_has_no_gradient() -> None:
+    layer, x = Linear(300, 160).requires_grad_(requires_grad=False), drawn(100, 300)
+    layer(x.requires_grad_()).sum().backward()
+    torch.testing.assert_close(x.grad, layer.weight.sum(0).expand(100, -1))
+    assert layer.weight.grad is None
+    assert layer.bias.grad is None
+
+
+@pytest.mark.usefixtures("routed")
+def test_matrices_that_torch_must_multiply() -> None:
+    x, weight = drawn(200, 300), drawn(160, 300)
+    assert "fewer than" in verdict(MATRICES, Product(x[:8], weight))
+    assert "not plain" in verdict(MATRICES, Product(x.double(), weight.double()))
+    with gemm.products("torch"):
+        assert "torch's own" in verdict(MATRICES, Product(x, weight))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert "autocast" in verdict(MATRICES, Product(x, weight))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.usefixtures("routed")
+def test_directions_forward_and_transforms_pass_through_matrices() -> None:
+    x, weight = drawn(200, 300), drawn(160, 300)
+    with forward_ad.dual_level():
+        y = multiply(forward_ad.make_dual(x, x), weight)
+        torch.testing.assert_close(forward_ad.unpack_dual(y).tangent, F.linear(x, weight))
+    gradient = torch.func.grad(lambda w: multiply(x, w).sum())(weight)
+    torch.testing.assert_close(gradient, x.sum(0).expand(160, -1), atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.usefixtures("routed")
+def test_traces_have_torchs_own_product() -> None:
+    layer, rows = Linear(300, 160).requires_grad_(requires_grad=False), drawn(200, 300)
+    for example in (rows, rows[:1]):
+        traced: Any = torch.jit.trace(layer, example)
+        torch.testing.assert_close(traced(-example), layer(-example))

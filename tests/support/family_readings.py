@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.engines.transformers import patch_transformers
-from fastweights.engines.transformers.substitute import MARK
+from fastweights.engines.transformers.substitute import MARK, Switch
 from transformers_families import VOCABULARY
 
 Reading = dict[str, Tensor]
@@ -40,6 +40,20 @@ def read(model: nn.Module) -> Reading:
     found = read_training(model)
     with torch.no_grad():
         return found | read_padded(model.eval()) | read_parts(model)
+
+
+def learn(model: nn.Module, text: Tensor, **named: Any) -> tuple[Tensor, Tensor]:
+    """(logits, all gradients in one row) of predicting a text by the model's own loss."""
+    model.zero_grad()
+    found = model(input_ids=text, labels=text, use_cache=False, **named)
+    found.loss.backward()
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return found.logits.detach(), torch.cat(gradients)
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """The largest difference beside the largest number."""
+    return ((found - expected).abs().max() / expected.abs().max()).item()
 
 
 def read_training(model: nn.Module) -> Reading:
@@ -127,9 +141,12 @@ def widen(model: nn.Module, *, patched: bool) -> nn.Module:
     exec(compile(code, f"{theirs.__file__}_wide", "exec"), vars(module))
     if patched:
         with patch_transformers(model):
-            found = vars(theirs).items()
             # ours itself, which outlives the patch
-            ours = {name: value.__wrapped__ for name, value in found if hasattr(value, MARK)}
+            ours = {
+                name: getattr(value, MARK).put_before(value.__wrapped__, Switch())
+                for name, value in vars(theirs).items()
+                if hasattr(value, MARK)
+            }
         assert ours
         vars(module).update(ours)
     wide = getattr(module, type(model).__name__)(copy.deepcopy(model.config))

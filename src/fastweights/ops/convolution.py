@@ -89,7 +89,7 @@ def convolve_token(convolution: Convolution) -> tuple[Tensor, Tensor]:
 
 def _refuses_tokens(convolution: Convolution) -> str | None:
     if convolution.x.shape[1] != 1:
-        return f"it has {convolution.x.shape[1]} tokens, not one"
+        return "it has several tokens"  # with their number, a graph would be of that number alone
     return None if convolution.document is None else "its token may begin a document"
 
 

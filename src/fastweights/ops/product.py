@@ -1,15 +1,17 @@
 """The product of tokens with a weight, or with several: entries of the kernel table for C, where
-there are few rows, and torch.
+there are few rows, for oneDNN, where it multiplies matrices faster, and for torch.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
+from fastweights.kernels.gemm import products_route, route_products
 from fastweights.kernels.native import abi, library
 from fastweights.kernels.table import Kernel, select
 
@@ -18,6 +20,9 @@ MOST_ROWS = 8
 
 WORTH_SHARING = 1 << 20
 """Numbers of a weight that take longer to read than a thread takes to wake up."""
+
+WORTH_ROUTING = 1 << 22
+"""Multiplications that win back the microseconds in which oneDNN begins."""
 
 
 class Product(NamedTuple):
@@ -75,8 +80,8 @@ def multiply_by_torch(product: Product) -> Tensor:
 
 
 def multiply_one_by_one(together: ProductGroup) -> list[Tensor]:
-    """Each by the library that torch has for it."""
-    return [F.linear(*product) for product in together.products]
+    """Each by the kernel that takes it alone."""
+    return [multiply(*product) for product in together.products]
 
 
 def multiply_rows(product: Product) -> Tensor:
@@ -102,6 +107,39 @@ def _call(products: tuple[Product, ...]) -> list[Tensor]:
     return [problem.y for problem in problems]
 
 
+def multiply_matrices(product: Product) -> Tensor:
+    """By oneDNN, the products of the backward too."""
+    if product.requires_grad:
+        return _RoutedFunction.apply(*product)  # type: ignore[return-value]
+    return _linear(*product)
+
+
+@route_products
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(x, weight, bias)
+
+
+class _RoutedFunction(torch.autograd.Function):
+    """y = x Wᵀ + b. With the rows below each other dx = dy W, dW = dyᵀ x and db = Σ dy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _linear(x, weight, bias)
+
+    @staticmethod
+    @route_products
+    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (x, weight), (d_y,) = ctx.saved_tensors, gradients
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        rows = d_y.reshape(-1, len(weight))
+        return (
+            (rows @ weight).view(x.shape) if of_x else None,
+            rows.T @ x.reshape(-1, x.shape[-1]) if of_weight else None,
+            rows.sum(0) if of_bias else None,
+        )
+
+
 def _refuses_rows(product: Product) -> str | None:
     return _refuses_here() or _refuses_shapes(product) or library.refuse_tensors(*product)
 
@@ -117,28 +155,48 @@ def _refuses_any(together: ProductGroup) -> str | None:
 def _refuses_here() -> str | None:
     if torch.compiler.is_compiling():
         return "a compiled graph makes kernels of torch's own operations"
-    if torch._C._len_torch_dispatch_stack():
-        return "a dispatch mode, such as a counter of operations, looks for torch's own"
+    if torch._C._len_torch_dispatch_stack() or torch._C._is_tracing():
+        return "a tracer or a dispatch mode, such as a counter of operations, looks for torch's own"
     if torch.is_autocast_enabled("cpu"):
         return "autocast rounds it"
     return None
 
 
 def _refuses_shapes(product: Product) -> str | None:
-    x, weight, _ = product
-    inputs = weight.shape[-1]
-    if inputs == 0 or x.numel() == 0 or x.shape[-1] != inputs:
-        return "it is empty, or its shapes do not fit"
-    rows = x.numel() // inputs
+    refusal = _refuses_empty(product)
+    if refusal is not None:
+        return refusal
+    rows = product.x.numel() // product.weight.shape[-1]
     if rows > MOST_ROWS:
         return f"it has {rows} rows, more than {MOST_ROWS}: a product of matrices"
     if product.requires_grad:
         return "autograd follows it"
-    return None if weight.is_contiguous() else "its weight is not contiguous"
+    return None if product.weight.is_contiguous() else "its weight is not contiguous"
+
+
+def _refuses_empty(product: Product) -> str | None:
+    x, inputs = product.x, product.weight.shape[-1]
+    if inputs == 0 or x.numel() == 0 or x.shape[-1] != inputs:
+        return "it is empty, or its shapes do not fit"
+    return None
+
+
+def _refuses_matrices(product: Product) -> str | None:
+    refusal = _refuses_here() or _refuses_empty(product)
+    if refusal is not None:
+        return refusal
+    if product.x.numel() * len(product.weight) < WORTH_ROUTING:
+        return f"it has fewer than {WORTH_ROUTING} multiplications"
+    if products_route() == "torch":
+        return "float32 products go to torch's own library here"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation follows it"
+    return library.refuse_strangers(*product)
 
 
 PRODUCT_KERNELS = [
     Kernel("product of few rows (compiled)", Product, multiply_rows, _refuses_rows, ("cpu",)),
+    Kernel("product (oneDNN)", Product, multiply_matrices, _refuses_matrices, ("cpu",)),
     Kernel("product (torch)", Product, multiply_by_torch),
     Kernel(
         "products of few rows (compiled)",
@@ -147,5 +205,5 @@ PRODUCT_KERNELS = [
         _refuses_any,
         ("cpu",),
     ),
-    Kernel("products, one by one (torch)", ProductGroup, multiply_one_by_one),
+    Kernel("products, one by one", ProductGroup, multiply_one_by_one),
 ]

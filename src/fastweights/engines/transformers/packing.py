@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.engines.transformers.documents import current_documents, read_documents, reading
+from fastweights.engines.transformers.substitute import Switch
 
 KEEP_APART = (
     *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "inkling"),
@@ -28,18 +29,21 @@ PICTURES = ("pixel_values", "pixel_values_videos")
 Call = dict[str, Any]
 
 
-def keep_documents_apart(theirs: Callable[..., Any], family: str) -> Callable[..., Any]:
+def keep_documents_apart(
+    theirs: Callable[..., Any], family: str, switch: Switch
+) -> Callable[..., Any]:
     """The forward of a model, with packed rows kept apart.
 
     Args:
         theirs: transformers' forward
         family: the folder of its modelling file
+        switch: off after `undo`
     """
     names = tuple(inspect.signature(theirs).parameters)[1:]
 
     @functools.wraps(theirs)
     def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
-        if current_documents() is not None:
+        if not switch.on or current_documents() is not None:
             return theirs(self, *arguments, **named)
         call = dict(zip(names, arguments, strict=False)) | named
         documents = find_packing(call)
@@ -135,14 +139,14 @@ def _prepare_softmax(call: Call, documents: Tensor) -> None:
         call["position_ids"] = count_positions(documents)
 
 
-def mask_documents(theirs: Callable[..., Any]) -> Callable[..., Any]:
+def mask_documents(theirs: Callable[..., Any], switch: Switch) -> Callable[..., Any]:
     """A function that makes a mask of softmax layers, with the documents of packed rows, which
     transformers finds in position_ids if a model passes them on.
     """
 
     @functools.wraps(theirs)
     def function(*arguments: Any, **named: Any) -> Any:
-        documents = current_documents()
+        documents = current_documents() if switch.on else None
         if documents is not None and named.get("attention_mask") is None:
             named["position_ids"] = count_positions(documents)
         return theirs(*arguments, **named)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 import warnings
@@ -25,10 +24,13 @@ from fastweights.engines.transformers.loops import LOOPS
 from fastweights.engines.transformers.mamba import SCANS
 from fastweights.engines.transformers.norms import NORMS
 from fastweights.engines.transformers.packing import MASKS, keep_documents_apart, mask_documents
+from fastweights.engines.transformers.products import cover_layers, multiply_covered, uncover_all
 from fastweights.engines.transformers.settings import fresh_settings
-from fastweights.engines.transformers.substitute import MARK, Substitute
+from fastweights.engines.transformers.substitute import MARK, Substitute, Switch
 
 MODELS = "transformers.models."
+BETWEEN = ("fastweights", "transformers", "importlib", "_frozen_importlib")
+"""Packages that stand between a modelling file and whoever asks for it."""
 SUBSTITUTES = (*CONVOLUTIONS, *DELTA_RULES, *SCANS, *LOOPS, *NORMS)
 
 
@@ -57,6 +59,9 @@ class Place:
         setattr(self.owner, self.attribute, function)
 
 
+LINEAR = Place(nn.Linear.__module__, nn.Linear, "forward", "torch.nn.Linear.forward")
+
+
 class Patch:
     """What a `patch_transformers` has put where, until `undo`; a context manager, too.
 
@@ -67,16 +72,16 @@ class Patch:
     def __init__(self, files: frozenset[str] | None) -> None:
         """Of the modelling files of these names; None for all."""
         self.left: dict[str, str] = {}
-        self._files, self._in_force = files, True
+        self._files, self._switch = files, Switch()
         self._before: dict[Place, tuple[Callable[..., Any], Callable[..., Any]]] = {}
         self._finder = _Finder(self.visit)
         _active.append(self)
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """What is computed by fastweights, ``family.function`` each, and what keeps packed
-        documents apart: masks and models, ``family.Class.forward``; of files that were imported
-        later, too.
+        """What is computed by fastweights, ``family.function`` each, what keeps packed documents
+        apart, masks and models, ``family.Class.forward``, and the forward of these models' linear
+        layers; of files that were imported later, too.
         """
         return tuple(sorted(place.name for place in self._before))
 
@@ -85,7 +90,7 @@ class Patch:
         if self not in _active:
             return
         _active.remove(self)
-        self._in_force = False
+        self._switch.on = False
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
         files = {place.file: None for place in self._before}
@@ -93,8 +98,11 @@ class Patch:
             if place.function is ours:
                 place.put(theirs)
         self._before.clear()
+        uncover_all()
         for patch, file in product(_active, files):
             patch.visit(sys.modules[file])
+        for patch in _active:
+            patch._multiply()
 
     def __enter__(self) -> Self:
         return self
@@ -116,12 +124,13 @@ class Patch:
             return
         found = [(_find_place(module, substitute.name), substitute) for substitute in SUBSTITUTES]
         agree = [
-            self._agrees(place, substitute)
+            (substitute, self._agrees(place, substitute))
             for place, substitute in found
             if place is not None and not hasattr(place.function, MARK)
         ]
-        if agree and all(agree):
-            self._keep_documents_apart(module)
+        across_tokens = [agrees for substitute, agrees in agree if substitute not in NORMS]
+        if across_tokens and all(across_tokens):
+            self._enter_models(module)
 
     def follow_imports(self) -> None:
         """Visit every modelling file that is imported from now on."""
@@ -133,31 +142,32 @@ class Patch:
         with fresh_settings():
             reason = substitute.disagreement(theirs)
         if reason is None:
-            self._put(place, substitute.put_before(theirs))
+            self._put(place, substitute.put_before(theirs, self._switch))
             return True
         self.left[place.name] = reason
-        warnings.warn(
-            f"{place.name} of this version of transformers stays as it is: {reason}", stacklevel=2
-        )
+        _warn(f"{place.name} of this version of transformers stays as it is: {reason}")
         return False
 
-    def _keep_documents_apart(self, module: ModuleType) -> None:
+    def _enter_models(self, module: ModuleType) -> None:
+        """Have the models of a file keep packed documents apart, and their linear layers multiply
+        as ours.
+        """
         for place in _find_entries(module):
-            self._put(place, keep_documents_apart(place.function, _family(module)))
+            apart = keep_documents_apart(place.function, _family(module), self._switch)
+            self._put(place, cover_layers(apart, self._switch))
         for place in (_find_place(module, name) for name in MASKS):
             if place is not None:
-                self._put(place, mask_documents(place.function))
+                self._put(place, mask_documents(place.function, self._switch))
+        self._multiply()
+
+    def _multiply(self) -> None:
+        """Have the linear layers of models of this patch multiply as ours, if it is for any."""
+        if self._before and not hasattr(LINEAR.function, MARK):
+            self._put(LINEAR, multiply_covered(LINEAR.function))
 
     def _put(self, place: Place, ours: Callable[..., Any]) -> None:
-        theirs = place.function
-
-        @functools.wraps(ours)
-        def function(*arguments: Any, **named: Any) -> Any:
-            """Theirs after `undo`, for those who hold it still, as accelerate's hooks do."""
-            return (ours if self._in_force else theirs)(*arguments, **named)
-
-        self._before[place] = theirs, function
-        place.put(function)
+        self._before[place] = place.function, ours
+        place.put(ours)
 
 
 _active: list[Patch] = []
@@ -188,6 +198,7 @@ def patch_transformers(model: nn.Module | str | None = None) -> Patch:
 
     Raises:
         ValueError: if transformers has no model type of that name
+        TypeError: if it is neither a model nor a name
     """
     files = None if model is None else _find_files(model)
     patch = Patch(files)
@@ -203,7 +214,22 @@ def _find_files(model: nn.Module | str) -> frozenset[str]:
     """The names of the files that a model, or a family, is made of."""
     if isinstance(model, str):
         return frozenset([_import_family(model)])
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            "patch_transformers takes a model, the name of a model type such as 'qwen3_next', or"
+            f" nothing for all models, not {model!r}"
+        )
     return frozenset(type(part).__module__ for part in model.modules())
+
+
+def _warn(message: str) -> None:
+    """Warn of the line by which the user came here, maybe through an import."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_globals["__name__"].split(".")[0] in BETWEEN:
+        frame = frame.f_back
+    known = frame.f_globals.setdefault("__warningregistry__", {})
+    line = frame.f_code.co_filename, frame.f_lineno, frame.f_globals["__name__"]
+    warnings.warn_explicit(message, UserWarning, *line, registry=known)
 
 
 def _is_modelling_file(name: str) -> bool:

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import chain
 from typing import Any
 
 import torch
@@ -40,6 +41,15 @@ class Call:
         return [*_tensors(found), *_tensors([*arguments, *named.values()])]
 
 
+@dataclass
+class Switch:
+    """Whether a patch is in force: those who hold one of its functions still, as accelerate's hooks
+    do, have transformers' own behind it after `undo`.
+    """
+
+    on: bool = True
+
+
 @dataclass(frozen=True)
 class Substitute:
     """What takes the place of a global function, or a class's method, of modelling files.
@@ -57,16 +67,17 @@ class Substitute:
     calls: Callable[[], Iterable[Call]]
     package: str | None = None
 
-    def put_before(self, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    def put_before(self, theirs: Callable[..., Any], switch: Switch) -> Callable[..., Any]:
         """The function for their place: ours, and theirs for what ours leaves to it."""
 
         @functools.wraps(theirs)
         def function(*arguments: Any, **named: Any) -> Any:
-            found: Any = NotImplemented
+            if not switch.on:
+                return theirs(*arguments, **named)
             if self._reads(arguments, named):
                 found = self.compute(*arguments, **named)
-            if found is not NotImplemented:
-                return found
+                if found is not NotImplemented:
+                    return found
             if _loses_documents(named):
                 raise ValueError(
                     f"{self.name} is called in a way that only transformers' own function covers,"
@@ -81,11 +92,10 @@ class Substitute:
         """Whether ours is for tensors of this device."""
         if torch.compiler.is_exporting():
             return False
-        values = [*arguments, *named.values()]
-        device = next((value.device.type for value in _tensors(values)), "cpu")
-        if device == "cuda":
-            return _loses_documents(named) or not _installed(self.package)
-        return device == "cpu"
+        stream = _first_tensor(chain(arguments, named.values()))
+        if stream is None or stream.is_cpu:
+            return True
+        return stream.is_cuda and (_loses_documents(named) or not _installed(self.package))
 
     def disagreement(self, theirs: Callable[..., Any]) -> str | None:
         """Why ours must not take the place of `theirs`; None if both are the same."""
@@ -128,6 +138,13 @@ def _names(function: Callable[..., Any]) -> set[str]:
 @functools.cache
 def _installed(package: str | None) -> bool:
     return package is not None and find_spec(package) is not None
+
+
+def _first_tensor(values: Iterable[Any]) -> Tensor | None:
+    for value in values:
+        if isinstance(value, Tensor):
+            return value
+    return None
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

@@ -89,7 +89,14 @@ def _announce_missing() -> None:
 def refuse_tensors(
     *tensors: Tensor | None, dtypes: tuple[torch.dtype, ...] = (torch.float32,)
 ) -> str | None:
-    """Why C cannot read these, None if it can: it takes some `dtypes` on the CPU, neither of a
+    """Why C cannot read these, None if it can: see `refuse_strangers`."""
+    return refuse_strangers(*tensors, dtypes=dtypes) or refuse_missing()
+
+
+def refuse_strangers(
+    *tensors: Tensor | None, dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+) -> str | None:
+    """Why these are not plain tensors of some `dtypes` on the CPU, None if they are: neither of a
     subclass nor under a transform of torch.func.
     """
     if torch._C._are_functorch_transforms_active():
@@ -101,7 +108,7 @@ def refuse_tensors(
                 f"a {type(t).__name__} of {t.dtype} on {t.device.type} is not plain"
                 f" {' or '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}"
             )
-    return refuse_missing()
+    return None
 
 
 @assume_constant_result
