@@ -63,8 +63,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("teachers", type=Path)
     parser.add_argument("--only", choices=FAR, action="append", help="this teacher")
-    parser.add_argument("--steps", type=int, default=50, help="of each of the two stages")
-    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=40, help="of each of the two stages")
+    parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--needs", action="store_true", help="measure the teachers alone")
     chosen = parser.parse_args()
     for name in chosen.only or FAR:
@@ -127,10 +127,10 @@ def methods(steps: int, batch: int) -> dict[str, LinearizationMethod]:
     divergence = replace(adapted, loss=replace(TokenLoss(), kl=1.0))
     narrow, wide = (LinearAttentionConfig(window=window) for window in WINDOWS)
     return {
-        "lolcats, window 16": LinearizationMethod(narrow, first, second),
         "rates 1e-1, 1e-3, window 16": LinearizationMethod(narrow, fast, adapted),
         "dropout 0.5": LinearizationMethod(narrow, replace(fast, dropout=0.5), adapted),
         "KL 1": LinearizationMethod(narrow, fast, divergence),
+        "lolcats, window 16": LinearizationMethod(narrow, first, second),
         "3 x transfer": LinearizationMethod(narrow, longer, adapted),
         "rates 1e-1, 1e-3, window 64": LinearizationMethod(wide, fast, adapted),
     }
@@ -148,6 +148,7 @@ def _conversions(chosen: argparse.Namespace, name: str, text: FarText) -> Iterat
         length=FAR_LENGTH,
         boundaries=False,
         held_out=1 << 12,
+        stream=1 << 16,
     )
     softmax = by_distance(AutoModelForCausalLM.from_pretrained(teacher), text)
     console = Console(highlight=False)
