@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from fastweights.cli.progress import reporter
 from fastweights.lab.bench.machine import Machine, commit, versions
@@ -34,7 +35,7 @@ from fastweights.linearize import (
     use_mode,
 )
 from fastweights.linearize.distill.adapt import TokenLoss, next_logits
-from fastweights.linearize.distill.far_text import FarText, far_text
+from fastweights.linearize.distill.far_text import FarText
 from fastweights.linearize.distill.methods import ADAPT, TRANSFER, LinearizationMethod
 from fastweights.linearize.distill.methods import AdaptationConfig as Adaptation
 from fastweights.linearize.distill.methods import TransferConfig as Transfer
@@ -42,11 +43,10 @@ from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.runs.files import atomic_file
 from fastweights.text.documents import Data
 from fastweights.train import AdamW, Every, StopOnSignal
-from linearize_teachers import FAR, FAR_LENGTH, long_texts
+from linearize_teachers import FAR, FAR_LENGTH
 
 RESULTS = Path(__file__).parent / "results" / "linearize_far.json"
 WINDOWS = (16, 64)
-SEQUENCES = 16
 BANDS = {
     "all": (0, FAR_LENGTH),
     "recalled": (1, FAR_LENGTH),
@@ -69,18 +69,12 @@ def main() -> None:
     chosen = parser.parse_args()
     for name in chosen.only or FAR:
         teacher = chosen.teachers / name / "model"
-        text = held_out(teacher, chosen.teachers / "corpus" / "validation.jsonl")
+        text = FarText(**load_file(chosen.teachers / name / "held_out.safetensors"))
         _record(name, "needs", list(needs(teacher, text)))
         found: list[Row] = []
         for row in () if chosen.needs else _conversions(chosen, name, text):
             found.append(row)
             _record(name, "conversions", found)
-
-
-def held_out(teacher: Path, texts: Path) -> FarText:
-    """Sequences in the teacher's tokens, from text that no training has seen."""
-    tokenizer = AutoTokenizer.from_pretrained(teacher)
-    return far_text(tokenizer, long_texts(texts), count=SEQUENCES, length=FAR_LENGTH, seed=1)
 
 
 def needs(teacher: Path, text: FarText) -> Iterator[Row]:

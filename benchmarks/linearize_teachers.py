@@ -3,9 +3,10 @@ DATA --out FOLDER``.
 
 FOLDER/text becomes a Llama of text, FOLDER/recall one that repeats what it has read 40 tokens
 before, and FOLDER/llama and FOLDER/qwen3 models of text that cannot be predicted without what
-stands far back, of which FOLDER/far is the text. DATA is a folder with English books and other text
-(.txt, .jsonl with a field "text"; also .gz), of which the last twentieth of every document is held
-out. A run can be stopped and started again.
+stands far back; FOLDER/far is that text, held_out.safetensors some that they have not seen, with
+distances. DATA is a folder with English books and other text (.txt, .jsonl with a field "text";
+also .gz), of which the last twentieth of every document is held out. A run can be stopped and
+started again.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from safetensors.torch import save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from fastweights.cli.progress import reporter
-from fastweights.linearize.distill.far_text import far_documents
+from fastweights.linearize.distill.far_text import far_documents, far_text
 from fastweights.linearize.distill.fit import Fit, fit
 from fastweights.linearize.distill.stages import AdaptStage
-from fastweights.runs.files import atomic_folder
+from fastweights.runs.files import atomic_file, atomic_folder
 from fastweights.runs.seeds import random_seed_from
 from fastweights.text import IGNORE_INDEX
 from fastweights.text.documents import Batches
@@ -71,6 +73,7 @@ FAR_FIELDS = {
 FAR = ("llama", "qwen3")
 """The models that look far; the second has QK norm."""
 FAR_LENGTH, FAR_STEPS, FAR_TOKENS = 512, 400, 1024
+FAR_SEQUENCES = 16
 FAR_DOCUMENTS, FAR_CHARACTERS, FAR_REACH = 4000, 6000, 1500
 LONG = 1 << 14
 HELD_OUT = 20
@@ -95,10 +98,14 @@ def main() -> None:
         for name, config in _runs(chosen):
             if not stop():
                 train(config, chosen.out / name, cpu=True, reporter=watch, stop=stop)
+            if name in FAR and not stop():
+                write_held_out(chosen.out / name, chosen.out / "corpus" / "validation.jsonl")
 
 
 def _runs(chosen: argparse.Namespace) -> Iterator[tuple[str, TrainConfig]]:
     """The models of text, by name, with the corpora that they need."""
+    if chosen.only == "recall":
+        return
     corpus, far = chosen.out / "corpus", chosen.out / "far"
     if not corpus.exists():
         write_corpus(chosen.data, corpus)
@@ -241,6 +248,16 @@ def write_far_corpus(corpus: Path, folder: Path) -> None:
             texts = long_texts(corpus / f"{name}.jsonl")
             made = far_documents(texts, characters=FAR_CHARACTERS, reach=FAR_REACH)
             _write(new / f"{name}.jsonl", [document.text for document in islice(made, count)])
+
+
+def write_held_out(run: Path, texts: Path) -> None:
+    """held_out.safetensors of a model's run: `far_text` in its tokens, of text that no training has
+    seen.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    found = far_text(tokenizer, long_texts(texts), count=FAR_SEQUENCES, length=FAR_LENGTH, seed=1)
+    with atomic_file(run / "held_out.safetensors") as new:
+        save_file({"tokens": found.tokens, "distance": found.distance}, new)
 
 
 def long_texts(path: Path) -> list[str]:
