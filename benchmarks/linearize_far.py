@@ -70,9 +70,10 @@ def main() -> None:
     for name in chosen.only or FAR:
         teacher = chosen.teachers / name / "model"
         text = FarText(**load_file(chosen.teachers / name / "held_out.safetensors"))
-        _record(name, "needs", list(needs(teacher, text)))
+        needed = list(needs(teacher, text))
+        _record(name, "needs", needed)
         found: list[Row] = []
-        for row in () if chosen.needs else _conversions(chosen, name, text):
+        for row in () if chosen.needs else _conversions(chosen, name, text, needed):
             found.append(row)
             _record(name, "conversions", found)
 
@@ -110,32 +111,8 @@ def by_distance(model: Any, text: FarText, mode: Mode | None = None) -> dict[str
     }
 
 
-def methods(steps: int, batch: int) -> dict[str, LinearizationMethod]:
-    """Today's LoLCATs, with one thing changed at a time; equal steps but where it says so."""
-    every = Every(log=10, evaluation=1 << 20, checkpoint=25)
-    first = Transfer(fit=replace(TRANSFER, steps=steps, batch=batch, every=every))
-    second = Adaptation(fit=replace(ADAPT, steps=steps, batch=batch, every=every))
-    fast = replace(first, fit=replace(first.fit, optimizer=_adam(1e-1)))
-    longer = replace(fast, fit=replace(fast.fit, steps=3 * steps))
-    adapted = replace(second, fit=replace(second.fit, optimizer=_adam(1e-3)))
-    divergence = replace(adapted, loss=replace(TokenLoss(), kl=1.0))
-    narrow, wide = (LinearAttentionConfig(window=window) for window in WINDOWS)
-    return {
-        "rates 1e-1, 1e-3, window 16": LinearizationMethod(narrow, fast, adapted),
-        "dropout 0.5": LinearizationMethod(narrow, replace(fast, dropout=0.5), adapted),
-        "KL 1": LinearizationMethod(narrow, fast, divergence),
-        "lolcats, window 16": LinearizationMethod(narrow, first, second),
-        "3 x transfer": LinearizationMethod(narrow, longer, adapted),
-        "rates 1e-1, 1e-3, window 64": LinearizationMethod(wide, fast, adapted),
-    }
-
-
-def _adam(lr: float) -> AdamW:
-    return AdamW(lr=lr, betas=(0.9, 0.999), weight_decay=0.0)
-
-
-def _conversions(chosen: argparse.Namespace, name: str, text: FarText) -> Iterator[Row]:
-    teacher, far = chosen.teachers / name / "model", chosen.teachers / "far"
+def conversions(teacher: Path, far: Path, steps: int, batch: int) -> dict[str, Conversion]:
+    """LoLCATs, with one thing changed at a time, on the teacher's own kind of text."""
     data = Data(
         (str(far / "train.jsonl"),),
         (str(far / "validation.jsonl"),),
@@ -144,40 +121,82 @@ def _conversions(chosen: argparse.Namespace, name: str, text: FarText) -> Iterat
         held_out=1 << 12,
         stream=1 << 16,
     )
-    softmax = by_distance(AutoModelForCausalLM.from_pretrained(teacher), text)
+    every = Every(log=10, evaluation=1 << 20, checkpoint=25)
+    published = Transfer(fit=replace(TRANSFER, steps=steps, batch=batch, every=every))
+    published_next = Adaptation(fit=replace(ADAPT, steps=steps, batch=batch, every=every))
+    fast = replace(published, fit=replace(published.fit, optimizer=_adam(1e-1)))
+    longer = replace(fast, fit=replace(fast.fit, steps=3 * steps))
+    adapt = replace(published_next, fit=replace(published_next.fit, optimizer=_adam(1e-3)))
+    narrow, wide = (LinearAttentionConfig(window=window) for window in WINDOWS)
+    first = Conversion(str(teacher), data, LinearizationMethod(narrow, fast, adapt))
+
+    def changed(**fields: Any) -> Conversion:
+        return replace(first, method=replace(first.method, **fields))
+
+    return {
+        "rates 1e-1, 1e-3": first,
+        "dropout 0.5": changed(transfer=replace(fast, dropout=0.5)),
+        "1 softmax layer": replace(first, softmax_layers=1),
+        "KL 1": changed(adapt=replace(adapt, loss=TokenLoss(kl=1.0))),
+        "published rates": changed(transfer=published, adapt=published_next),
+        "window 64": changed(analog=wide),
+        "3 × transfer": changed(transfer=longer),
+    }
+
+
+def _adam(lr: float) -> AdamW:
+    return AdamW(lr=lr, betas=(0.9, 0.999), weight_decay=0.0)
+
+
+def _conversions(
+    chosen: argparse.Namespace, name: str, text: FarText, needed: list[Row]
+) -> Iterator[Row]:
+    teacher = chosen.teachers / name / "model"
+    attending = {row["window"]: row for row in needed}
     console = Console(highlight=False)
-    for title, method in methods(chosen.steps, chosen.batch).items():
+    found = conversions(teacher, chosen.teachers / "far", chosen.steps, chosen.batch)
+    for title, conversion in found.items():
         console.print(f"\n{name}: {title}", markup=False)
         out = chosen.teachers / "runs" / name / "".join(c if c.isalnum() else "-" for c in title)
         with reporter(console) as watch, StopOnSignal() as stop:
-            conversion = Conversion(str(teacher), data, method)
             if not run_conversion(conversion, out, reporter=watch, stop=stop):
                 raise SystemExit("stopped; the same command goes on from here")
         model = AutoModelForCausalLM.from_pretrained(out / "model")
-        sides = {
-            "converted": by_distance(model, text, Student()),
-            "window only": by_distance(model, text, WindowOnly()),
-        }
+        window = conversion.method.analog.window
         tokens = chosen.batch * FAR_LENGTH
-        stages = {"transfer": method.transfer, "finetune": method.adapt}
+        stages = {"transfer": conversion.method.transfer, "finetune": conversion.method.adapt}
         yield {
             "method": title,
+            "window": window,
             **{
                 f"{stage}_tokens": 0 if config is None else tokens * config.fit.steps
                 for stage, config in stages.items()
             },
-            "softmax": softmax,
-            **sides,
-            "share": {
-                band: _share(*(side[band]["nats"] for side in (*sides.values(), softmax)))
-                for band in BANDS
-            },
+            **_shares(
+                attending[None],
+                by_distance(model, text, Student()),
+                by_distance(model, text, WindowOnly()),
+                attending[window],
+            ),
         }
 
 
-def _share(converted: float, window: float, softmax: float) -> float:
-    """How much of what the window leaves open the linear side closes."""
-    return (window - converted) / (window - softmax)
+def _shares(softmax: Row, converted: Row, window_only: Row, teacher_window: Row) -> Row:
+    """How much the linear side closes of what is open without it, and of what the teacher's window
+    alone leaves open, which is more where layers stay softmax.
+    """
+
+    def share(window: Row, band: str) -> float:
+        open_ones = window[band]["nats"] - softmax[band]["nats"]
+        return (window[band]["nats"] - converted[band]["nats"]) / open_ones
+
+    return {
+        "softmax": {band: softmax[band] for band in BANDS},
+        "converted": converted,
+        "window only": window_only,
+        "share": {band: share(window_only, band) for band in BANDS},
+        "share of the teacher's window": {band: share(teacher_window, band) for band in BANDS},
+    }
 
 
 def _record(teacher: str, part: str, rows: list[Row]) -> None:

@@ -85,19 +85,22 @@ def far() -> str:
         [
             name,
             row["method"],
+            f"{row['window']}",
             f"{row['transfer_tokens']:,} + {row['finetune_tokens']:,}",
             *(f"{row[side]['all']['nats']:.2f}" for side in _SIDES),
             *(f"{row['share'][band]:.0%}" for band in ("all", "recalled", *_BANDS)),
+            *(f"{row[_OF_TEACHER][band]:.0%}" for band in ("all", "recalled")),
         ]
         for name, parts in results("linearize_far").items()
         for row in parts.get("conversions", {"rows": []})["rows"]
     )
-    shares = ("share, all", "share, recalled", *_BANDS)
-    return table(("teacher", "method", "tokens", *_SIDES, *shares), lines)
+    shares = ("share, all", "recalled", *_BANDS, "of the teacher's window, all", "recalled")
+    return table(("teacher", "method", "window", "tokens", *_SIDES, *shares), lines)
 
 
 _BANDS = ("16-63", "64-127", "128-255", "256-511")
 _SIDES = ("softmax", "converted", "window only")
+_OF_TEACHER = "share of the teacher's window"
 
 
 def scaling() -> str:
