@@ -1,10 +1,12 @@
 """The softmax models that docs/linearize.md converts: ``python benchmarks/linearize_teachers.py
 DATA --out FOLDER``.
 
-FOLDER/text becomes a Llama of text, and FOLDER/recall one that repeats what it has read 40 tokens
-before. DATA is a folder with English books and other text (.txt, .jsonl with a field "text"; also
-.gz), of which the last twentieth of every document is held out. A run can be stopped and started
-again.
+FOLDER/text becomes a Llama of text, FOLDER/recall one that repeats what it has read 40 tokens
+before, and FOLDER/llama and FOLDER/qwen3 models of text that cannot be predicted without what
+stands far back; FOLDER/far is that text, held_out.safetensors some that they have not seen, with
+distances. DATA is a folder with English books and other text (.txt, .jsonl with a field "text";
+also .gz), of which the last twentieth of every document is held out. A run can be stopped and
+started again.
 """
 
 from __future__ import annotations
@@ -15,17 +17,20 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
 from rich.console import Console
+from safetensors.torch import save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from fastweights.cli.progress import reporter
+from fastweights.linearize.distill.far_text import far_documents, far_text
 from fastweights.linearize.distill.fit import Fit, fit
 from fastweights.linearize.distill.stages import AdaptStage
-from fastweights.runs.files import atomic_folder
+from fastweights.runs.files import atomic_file, atomic_folder
 from fastweights.runs.seeds import random_seed_from
 from fastweights.text import IGNORE_INDEX
 from fastweights.text.documents import Batches
@@ -34,13 +39,16 @@ from fastweights.train import (
     AdamW,
     Cosine,
     Every,
+    ExistingModel,
     HuggingFace,
     Reporter,
     StopOnSignal,
     Text,
     TrainConfig,
+    WarmupStableDecay,
     train,
 )
+from induction import set_induction_heads
 
 LLAMA = {
     "hidden_size": 256,
@@ -51,6 +59,23 @@ LLAMA = {
     "max_position_embeddings": 1024,
     "tie_word_embeddings": True,
 }
+FAR_FIELDS = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 2048,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+    "tie_word_embeddings": False,
+}
+FAR = ("llama", "qwen3")
+"""The models that look far; the second has QK norm."""
+FAR_LENGTH, FAR_STEPS, FAR_TOKENS = 512, 400, 1024
+FAR_SEQUENCES = 16
+FAR_DOCUMENTS, FAR_CHARACTERS, FAR_REACH = 4000, 6000, 1500
+LONG = 1 << 14
 HELD_OUT = 20
 _LICENCE = re.compile(
     r"\A.*?\*\*\* ?START OF[^\n]*\n|(?:\*\*\* ?END OF|End of the Project Gutenberg).*\Z", re.DOTALL
@@ -62,24 +87,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", choices=("text", "recall"))
+    parser.add_argument("--only", choices=("text", "recall", *FAR))
     parser.add_argument("--steps", type=int, default=2200, help="of the model of text")
+    parser.add_argument("--far-steps", type=int, default=FAR_STEPS, help="of those that look far")
     chosen = parser.parse_args()
     console = Console(highlight=False)
     with reporter(console) as watch, StopOnSignal() as stop:
-        if chosen.only != "text":
+        if chosen.only in (None, "recall"):
             train_recall(chosen.out / "recall", watch, stop)
-        if chosen.only != "recall" and not stop():
-            corpus = chosen.out / "corpus"
-            if not corpus.exists():
-                write_corpus(chosen.data, corpus)
-            train(
-                recipe(corpus, chosen.steps),
-                chosen.out / "text",
-                cpu=True,
-                reporter=watch,
-                stop=stop,
-            )
+        for name, config in _runs(chosen):
+            if not stop():
+                train(config, chosen.out / name, cpu=True, reporter=watch, stop=stop)
+            if name in FAR and not stop():
+                write_held_out(chosen.out / name, chosen.out / "corpus" / "validation.jsonl")
+
+
+def _runs(chosen: argparse.Namespace) -> Iterator[tuple[str, TrainConfig]]:
+    """The models of text, by name, with the corpora that they need."""
+    if chosen.only == "recall":
+        return
+    corpus, far = chosen.out / "corpus", chosen.out / "far"
+    if not corpus.exists():
+        write_corpus(chosen.data, corpus)
+    if chosen.only in (None, "text"):
+        yield "text", recipe(corpus, chosen.steps)
+    for name in FAR:
+        if chosen.only in (None, name):
+            if not far.exists():
+                write_far_corpus(corpus, far)
+            start = chosen.out / f"{name}-start"
+            if not start.exists():
+                write_start(name, far, start)
+            yield name, far_recipe(far, start, chosen.far_steps)
 
 
 def recipe(corpus: Path, steps: int) -> TrainConfig:
@@ -93,6 +132,33 @@ def recipe(corpus: Path, steps: int) -> TrainConfig:
         steps=steps,
         batch=8,
         length=256,
+    )
+
+
+def write_start(name: str, corpus: Path, folder: Path) -> None:
+    """A tokenizer of the corpus, and a model that has never been trained, with induction heads."""
+    texts = (json.loads(line)["text"] for line in (corpus / "train.jsonl").open())
+    tokenizer = BPE(FAR_TOKENS).build(islice(texts, FAR_DOCUMENTS // 4))
+    torch.manual_seed(0)
+    model = set_induction_heads(HuggingFace(name, FAR_FIELDS).build(tokenizer))
+    with atomic_folder(folder) as new:
+        model.save_pretrained(new)
+        tokenizer.save_pretrained(new)
+
+
+def far_recipe(corpus: Path, start: Path, steps: int) -> TrainConfig:
+    """A model of 2.9 million parameters on sequences of 512 tokens, two fifths copied."""
+    model = ExistingModel(str(start))
+    sources = (str(corpus / "train.jsonl"),), (str(corpus / "validation.jsonl"),)
+    return TrainConfig(
+        text=Text(*sources, model.tokenization),
+        model=model,
+        optimizer=AdamW(lr=1e-3),
+        schedule=WarmupStableDecay(warmup=20, decay=0.3),
+        every=Every(log=10, evaluation=1000, checkpoint=25),
+        steps=steps,
+        batch=2,
+        length=FAR_LENGTH,
     )
 
 
@@ -170,6 +236,34 @@ def write_corpus(data: Path, folder: Path) -> None:
             new / "validation.jsonl",
             [text[cut:] for text, cut in zip(documents, cuts, strict=True)],
         )
+
+
+def write_far_corpus(corpus: Path, folder: Path) -> None:
+    """train.jsonl and validation.jsonl of `folder`: copies, far from what they repeat, set in the
+    longer texts of `corpus`.
+    """
+    counts = {"train": FAR_DOCUMENTS, "validation": FAR_DOCUMENTS // 200}
+    with atomic_folder(folder) as new:
+        for name, count in counts.items():
+            texts = long_texts(corpus / f"{name}.jsonl")
+            made = far_documents(texts, characters=FAR_CHARACTERS, reach=FAR_REACH)
+            _write(new / f"{name}.jsonl", [document.text for document in islice(made, count)])
+
+
+def write_held_out(run: Path, texts: Path) -> None:
+    """held_out.safetensors of a model's run: `far_text` in its tokens, of text that no training has
+    seen.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    found = far_text(tokenizer, long_texts(texts), count=FAR_SEQUENCES, length=FAR_LENGTH, seed=1)
+    with atomic_file(run / "held_out.safetensors") as new:
+        save_file({"tokens": found.tokens, "distance": found.distance}, new)
+
+
+def long_texts(path: Path) -> list[str]:
+    """The documents of a corpus that copies can be set in."""
+    texts = (json.loads(line)["text"] for line in path.read_text().splitlines())
+    return [text for text in texts if len(text) >= LONG]
 
 
 def _usable(path: Path) -> bool:

@@ -56,6 +56,53 @@ def recall() -> str:
     return table(("model", "accuracy"), lines)
 
 
+def far_machine() -> str:
+    found = next(iter(results("linearize_far").values()))["needs"]["machine"]
+    return (
+        f"By `benchmarks/linearize_far.py`, on {found['cores']} cores of {found['cpu']}, which"
+        " other programs kept busy; `benchmarks/results/linearize_far.json` has all numbers."
+    )
+
+
+def needs() -> str:
+    lines = (
+        [
+            name,
+            "softmax" if row["window"] is None else f"the last {row['window']} tokens",
+            f"{row['all']['nats']:.2f}",
+            f"{row['recalled']['nats']:.2f}",
+            *(f"{row[band]['accuracy']:.0%}" for band in ("recalled", *_BANDS)),
+        ]
+        for name, parts in results("linearize_far").items()
+        for row in parts["needs"]["rows"]
+    )
+    columns = ("teacher", "attends to", "nats, all", "nats, recalled", "accuracy, recalled")
+    return table((*columns, *_BANDS), lines)
+
+
+def far() -> str:
+    lines = (
+        [
+            name,
+            row["method"],
+            f"{row['window']}",
+            f"{row['transfer_tokens']:,} + {row['finetune_tokens']:,}",
+            *(f"{row[side]['all']['nats']:.2f}" for side in _SIDES),
+            *(f"{row['share'][band]:.0%}" for band in ("all", "recalled", *_BANDS)),
+            *(f"{row[_OF_TEACHER][band]:.0%}" for band in ("all", "recalled")),
+        ]
+        for name, parts in results("linearize_far").items()
+        for row in parts.get("conversions", {"rows": []})["rows"]
+    )
+    shares = ("share, all", "recalled", *_BANDS, "of the teacher's window, all", "recalled")
+    return table(("teacher", "method", "window", "tokens", *_SIDES, *shares), lines)
+
+
+_BANDS = ("16-63", "64-127", "128-255", "256-511")
+_SIDES = ("softmax", "converted", "window only")
+_OF_TEACHER = "share of the teacher's window"
+
+
 def scaling() -> str:
     rows = _rows("scaling")
     model = (
@@ -110,6 +157,9 @@ PAGE = Page(
             "machine": machine,
             "text": text,
             "recall": recall,
+            "far_machine": far_machine,
+            "needs": needs,
+            "far": far,
             "scaling": scaling,
             "generation": generation,
         }
