@@ -54,8 +54,13 @@ RULES = {
     rule: replace(RECIPES["lolcats"], analog=replace(RECIPES["lolcats"].analog, rule=rule))
     for rule in ("gla", "metala", "gated_deltanet", "mesa")
 }
+TWO_STAGES = (
+    *("lolcats", "lolcats-linear", "workshop", "hedgehog"),
+    *("no-transfer", "t2r", "supra"),
+)
+"""Those of more have a file of their own."""
 CASES: dict[str, tuple[LinearizationRecipe, dict[str, object]]] = {
-    **{name: (recipe, {}) for name, recipe in RECIPES.items()},
+    **{name: (RECIPES[name], {}) for name in TWO_STAGES},
     **{name: (recipe, {}) for name, recipe in RULES.items()},
     "softmax layers": (RECIPES["lolcats"], {"softmax_layers": 1}),
     "softmax layers, all weights": (RECIPES["t2r"], {"softmax_layers": 1}),

@@ -12,10 +12,12 @@ import pytest
 from fastweights.lab.reproduce import CLAIMS
 from fastweights.lab.reproduce.conversion import Conversions
 from fastweights.lab.reproduce.published import Destroyed, with_second_softmax
+from fastweights.lab.reproduce.run import Ledger
 from fastweights.lab.reproduce.text import SMALL
 from fastweights.lab.sweep.folder import SweepFolder
 from fastweights.lab.sweep.plan import SweepModel, SweepPlan, SweepRun
 from fastweights.lab.tasks import TASKS
+from fastweights.linearize.distill.fit import Fit
 from fastweights.mixers import MIXERS, plugin
 from fastweights.runs import identity
 from fastweights.runs.errors import CheckpointError
@@ -25,6 +27,7 @@ from fastweights.runs.identity import (
     current_path,
     differences,
     former_key,
+    former_repr,
     key_of,
     to_record,
 )
@@ -287,6 +290,16 @@ def experiment() -> Conversions:
     found = CLAIMS["lolcats-table1"].cpu.experiment
     assert isinstance(found, Conversions)
     return found
+
+
+def test_trials_of_version_0_are_found_again(tmp_path: Path) -> None:
+    trial, other = CLAIMS["lolcats-table1"].cpu.experiment.trials()[:2]
+    line = {"trial": former_repr(trial), "name": "a", "minutes": 0.3, "commit": None}
+    (tmp_path / "trials.jsonl").write_text(json.dumps({**line, "measures": []}) + "\n")
+    found = Ledger(tmp_path).find(trial)
+    assert found is not None
+    assert found.name == "a"
+    assert Ledger(tmp_path).find(other) is None
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ class ConversionContext:
         """
         source = self.conversion.model
         tokenizer: Any = AutoTokenizer.from_pretrained(source)
-        rows = AutoConfig.from_pretrained(source).get_text_config().vocab_size
+        rows = self.rows_of(source)
         ends = tokenizer.bos_token_id or 0, tokenizer.eos_token_id or 0
         last = max(tokenizer.vocab_size - 1, *ends)
         if last >= rows:
@@ -223,12 +223,16 @@ class ConversionContext:
                 self._require_logits(teacher.model or self.conversion.model, teacher.top_k)
 
     def _require_logits(self, source: str, top_k: int) -> None:
-        rows = AutoConfig.from_pretrained(source).get_text_config().vocab_size
+        rows = min(self.rows_of(source), self.rows_of(self.conversion.model))
         if top_k >= rows:
             raise DataError(
                 f"top_k = {top_k:,} of a teacher with {rows:,} logits are all it has; store fewer,"
                 " such as 64, or leave top_k out"
             )
+
+    def rows_of(self, source: str) -> int:
+        """Return how many logits a model has, of which only the configuration is read."""
+        return AutoConfig.from_pretrained(source).get_text_config().vocab_size
 
     @cached_property
     def _text(self) -> Corpus:

@@ -243,10 +243,12 @@ class AdaptVerb(StageVerb):
         )
 
     def _logits(self, context: ConversionContext) -> Any:
+        """What computes the teacher's logits, as many as the model has."""
         if self.config.loss.teacher.model is None and context.has_own_teacher:
             return partial(teacher_logits, context.model)
         model = context.load_teacher(self.config.loss.teacher.model)
-        return torch.no_grad()(partial(next_logits, model))
+        rows = context.rows_of(context.conversion.model)
+        return torch.no_grad()(lambda inputs: next_logits(model, inputs)[..., :rows])
 
     def _folder(self, context: ConversionContext) -> Path:
         return context.out / "teacher" / self.name
