@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fastweights.cli import build_parser
+from fastweights.cli.recipes import recipe_of
 from fastweights.linearize import LinearAttentionConfig, Student, Teacher, branches, use_mode
 from fastweights.linearize.distill.adapt import ModelLogits, TeacherSource, TokenLoss, next_logits
 from fastweights.linearize.distill.align import HiddenLoss
@@ -378,6 +380,23 @@ def test_a_store_of_others_is_refused(tmp_path):
 
 
 # changes and files --------------------------------------------------------------------------------
+
+
+def chosen(*words: str) -> LinearizationRecipe:
+    return recipe_of(build_parser().parse_args(["linearize", "plan", "MODEL", *words]))
+
+
+def test_options_are_of_all_stages_that_have_them():
+    found = chosen("--recipe", "radlads", "--teacher", "large", "--top-logits", "8", "--batch", "2")
+    assert [stage.fit.batch for stage in found.stages] == [2, 2, 2]
+    teachers = [stage.loss.teacher for stage in found.whole]
+    assert teachers == [TeacherSource("large", 8), TeacherSource()]
+    both = chosen("--kl", "1", "--top-logits", "8", "--dropout", "0.5", "--scale", "0.5")
+    assert both.stages[0].dropout == 0.5
+    assert both.stages[1].loss == TokenLoss(1, 1, TeacherSource(top_k=8))
+    assert [stage.fit.steps for stage in both.stages] == [200, 200]
+    assert chosen("--scale", "0.5", "--transfer-steps", "7").stages[0].fit.steps == 7
+    assert chosen("--finetune-steps", "0").stages == RECIPES["lolcats"].by_layer
 
 
 def test_single_settings_of_stages_are_changed():

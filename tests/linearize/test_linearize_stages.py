@@ -221,7 +221,12 @@ def test_the_command_says_every_stage_before_it_trains_one(source, tmp_path, cap
 def test_options_of_a_stage_that_there_is_not_are_refused(source, capsys):
     for options, message in {
         ("--transfer-steps", "3"): "the recipe has no stage 'transfer'; its stages are finetune",
-        ("--dropout", "0.5"): "--dropout is of a TransferConfig, and the recipe has no such stage",
+        (
+            "--dropout",
+            "0.5",
+        ): "--dropout is a setting of attention transfer, and the recipe has none",
+        ("--top-logits", "9"): "--top-logits is a setting of KL, and the recipe has none",
+        ("--stage", "finetune.model=x"): "teaches nothing where kl = 0",
     }.items():
         given = ["linearize", "plan", str(source / "model"), "--recipe", "t2r", *options]
         assert main(given) == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any
 
 from fastweights.linearize.distill.changes import StageChange, change_stages, scale_steps
 from fastweights.linearize.distill.recipe import (
-    AdaptationConfig,
     LinearizationRecipe,
     StageConfig,
     TransferConfig,
@@ -31,7 +30,9 @@ def recipe_of(chosen: Namespace) -> LinearizationRecipe:
     recipe = read_recipe(chosen.recipe) if is_file else RECIPES[chosen.recipe]
     given = _given(chosen, "features", "rule", "window")
     recipe = scale_steps(replace(recipe, analog=replace(recipe.analog, **given)), chosen.scale)
-    return change_stages(recipe, _changes(recipe, chosen))
+    recipe = change_stages(recipe, _of_kinds(recipe, chosen))
+    recipe = change_stages(recipe, _of_teachers(recipe, chosen))
+    return change_stages(recipe, _of_single_stages(chosen))
 
 
 def with_training_options(recipe: LinearizationRecipe, chosen: Namespace) -> LinearizationRecipe:
@@ -43,36 +44,46 @@ def _trained(stage: StageConfig, chosen: Namespace) -> StageConfig:
     every = Every(chosen.log_every, chosen.eval_every, chosen.checkpoint_every)
     settings = {"every": every, "seed": chosen.seed, "bf16": chosen.bf16}
     changed = stage.with_fit(replace(stage.fit, **settings, **_given(chosen, "accumulate")))
-    blockwise = chosen.blockwise and isinstance(changed, TransferConfig)
-    return replace(changed, blockwise=True) if blockwise else changed
+    if chosen.blockwise and isinstance(changed, TransferConfig):
+        return replace(changed, blockwise=True)
+    return changed
 
 
-def _changes(recipe: LinearizationRecipe, chosen: Namespace) -> Iterator[StageChange]:
-    """What the options change of single stages, the most general first."""
-    for name in (stage.name for stage in recipe.stages if chosen.batch is not None):
-        yield StageChange(name, "batch", chosen.batch)
-    yield from _of_all(recipe, TransferConfig, "dropout", chosen.dropout, "--dropout")
-    yield from _of_all(recipe, AdaptationConfig, "kl", chosen.kl, "--kl")
-    yield from _of_all(recipe, AdaptationConfig, "model", chosen.teacher, "--teacher")
-    yield from _of_all(recipe, AdaptationConfig, "top_k", chosen.top_logits, "--top-logits")
+def _of_kinds(recipe: LinearizationRecipe, chosen: Namespace) -> Iterator[StageChange]:
+    """What the options change of all stages of a kind."""
+    transfers = [stage for stage in recipe.stages if isinstance(stage, TransferConfig)]
+    yield from _of_all(recipe.stages, "batch", chosen.batch, "--batch", "stage")
+    yield from _of_all(transfers, "dropout", chosen.dropout, "--dropout", "attention transfer")
+    yield from _of_all(recipe.whole, "kl", chosen.kl, "--kl", "adaptation")
+
+
+def _of_teachers(recipe: LinearizationRecipe, chosen: Namespace) -> Iterator[StageChange]:
+    """What the options change of all stages with a teacher."""
+    taught = [stage for stage in recipe.whole if stage.loss.kl]
+    yield from _of_all(taught, "model", chosen.teacher, "--teacher", "KL")
+    yield from _of_all(taught, "top_k", chosen.top_logits, "--top-logits", "KL")
+
+
+def _of_all(
+    stages: Sequence[StageConfig], field: str, value: Any, option: str, what: str
+) -> Iterator[StageChange]:
+    if value is None:
+        return
+    if not stages:
+        raise ValueError(
+            f"{option} is a setting of {what}, and the recipe has none; leave it out, or take"
+            " another recipe"
+        )
+    for stage in stages:
+        yield StageChange(stage.name, field, value)
+
+
+def _of_single_stages(chosen: Namespace) -> Iterator[StageChange]:
+    """What the options change of stages that they name."""
     for stage, field in product(("transfer", "finetune"), ("steps", "lr")):
         if (value := getattr(chosen, f"{stage}_{field}")) is not None:
             yield StageChange(stage, field, value)
     yield from map(StageChange.read, chosen.stage)
-
-
-def _of_all(
-    recipe: LinearizationRecipe, kind: type[StageConfig], field: str, value: Any, option: str
-) -> Iterator[StageChange]:
-    """A change of all stages of a kind."""
-    stages = [stage for stage in recipe.stages if isinstance(stage, kind)]
-    if value is not None and not stages:
-        raise ValueError(
-            f"{option} is of a {kind.__name__}, and the recipe has no such stage; leave it out, or"
-            " take another recipe"
-        )
-    for stage in stages if value is not None else ():
-        yield StageChange(stage.name, field, value)
 
 
 def _given(chosen: Namespace, *names: str) -> dict[str, Any]:

@@ -104,7 +104,8 @@ class TokenLoss:
             adapters and with its softmax: there is no second copy of the weights.
 
     Raises:
-        ValueError: If a factor is negative, infinite or NaN, or both are 0.
+        ValueError: If a factor is negative, infinite or NaN, or both are 0; if there is a teacher
+            without `kl`.
     """
 
     ce: float = 1.0
@@ -113,6 +114,11 @@ class TokenLoss:
 
     def __post_init__(self) -> None:
         require_factors(self, self.ce, self.kl)
+        if self.kl == 0 and self.teacher != TeacherSource():
+            raise ValueError(
+                f"{self.teacher} teaches nothing where kl = 0; give kl a factor, such as 1, or"
+                " leave the teacher out"
+            )
 
     def __call__(
         self,
