@@ -130,7 +130,9 @@ def recipes(transfer_steps: int, finetune_steps: int, batch: int) -> dict[str, L
         f"window {WINDOW}, no transfer": _recipe(windowed, second),
         **dict(reversed(table.items())),
         "T2R, all weights": _recipe(LinearAttentionConfig("relu", window=0), everything),
-        "SUPRA, all weights": _recipe(LinearAttentionConfig("relu", rule="supra"), everything),
+        "SUPRA, all weights": _recipe(
+            LinearAttentionConfig("relu", window=0, rule="supra"), everything
+        ),
         f"window {WINDOW}, dropout 0.5": _recipe(windowed, replace(first, dropout=0.5), second),
     }
 

@@ -66,7 +66,7 @@ RULES = ("windowed", "gla", "gated_deltanet", "mesa", "supra")
 
 
 def analog(rule: str) -> LinearAttentionConfig:
-    return LinearAttentionConfig(window=3, rule=rule)
+    return LinearAttentionConfig(window=3 if rule == "windowed" else 0, rule=rule)
 
 
 def batch(padded: bool = False) -> dict[str, Tensor]:

@@ -47,7 +47,7 @@ def _align(tokens: float, batch: int, loss: HiddenLoss) -> AlignmentConfig:
 KL = TokenLoss(ce=0.0, kl=1.0)
 
 RADLADS = LinearizationRecipe(
-    LinearAttentionConfig(rule="gated_deltanet"),
+    LinearAttentionConfig(window=0, rule="gated_deltanet"),
     (
         _align(100e6, 32, HiddenLoss(squared=0.0, norm=1.0)),
         AdaptationConfig(
@@ -59,7 +59,7 @@ RADLADS = LinearizationRecipe(
     ),
 )
 HALO = LinearizationRecipe(
-    LinearAttentionConfig(rule="supra"),
+    LinearAttentionConfig(window=0, rule="supra"),
     (
         _align(20_000 * 32 * 512, 32, HiddenLoss()),
         AdaptationConfig(
@@ -78,7 +78,7 @@ HALO = LinearizationRecipe(
     ),
 )
 GUIDED = LinearizationRecipe(
-    LinearAttentionConfig(rule="gated_deltanet"),
+    LinearAttentionConfig(window=0, rule="gated_deltanet"),
     (
         _align(100e6, 96, HiddenLoss(squared=0.0, norm=1.0)),
         AdaptationConfig(
@@ -104,7 +104,7 @@ def _mohawk(tokens: float, batch: int, lr: float) -> Fit:
 
 
 MOHAWK = LinearizationRecipe(
-    LinearAttentionConfig(rule="gla"),
+    LinearAttentionConfig(window=0, rule="gla"),
     (
         TransferConfig(
             TransferLoss(output=0.0, maps=1.0),
@@ -126,7 +126,7 @@ def _replaced(name: str, softmax: float, warmup: int) -> StageConfig:
 
 
 MAMBA_IN_LLAMA = LinearizationRecipe(
-    LinearAttentionConfig(rule="gla"),
+    LinearAttentionConfig(window=0, rule="gla"),
     (
         _replaced("softmax-50", 0.5, 1500),
         _replaced("softmax-25", 0.25, 500),
@@ -150,7 +150,7 @@ RECIPES: Mapping[str, LinearizationRecipe] = {
     ),
     "no-transfer": LinearizationRecipe(stages=(AdaptationConfig(),)),
     "t2r": LinearizationRecipe(LinearAttentionConfig("relu", window=0), (_ALL,)),
-    "supra": LinearizationRecipe(LinearAttentionConfig("relu", rule="supra"), (_ALL,)),
+    "supra": LinearizationRecipe(LinearAttentionConfig("relu", window=0, rule="supra"), (_ALL,)),
     "hedgecats": LinearizationRecipe(
         LinearAttentionConfig("exp"),
         (
