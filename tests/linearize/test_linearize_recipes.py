@@ -180,6 +180,23 @@ def test_a_model_whose_weights_stay_is_its_own_teacher():
     assert given.backward(0, 2, 1.0, 0)["loss"] == alone.backward(0, 2, 1.0, 0)["loss"]
 
 
+@pytest.mark.parametrize("teacher", [None, "copy"])
+def test_an_alignment_has_no_dropout(teacher):
+    losses = []
+    for probability in (0.0, 0.5):
+        model, original = linear_llama(), llama()
+        for part in (model, original):
+            part.model.embed_tokens.register_forward_hook(
+                lambda module, args, output, p=probability: torch.dropout(
+                    output, p, module.training
+                )
+            )
+        given = None if teacher is None else original
+        stage = AlignStage(Branches().prepare(model.train()), stream(), stream(), teacher=given)
+        losses.append(stage.backward(0, 2, 1.0, 0)["loss"])
+    assert losses[0] == losses[1]
+
+
 def test_stored_logits_are_the_divergence_of_their_classes():
     random = np.random.default_rng(0)
     teacher, student = (torch.from_numpy(random.normal(size=(3, 9)) * 3) for _ in range(2))

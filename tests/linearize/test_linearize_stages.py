@@ -17,7 +17,7 @@ from fastweights.linearize.distill import verbs
 from fastweights.linearize.distill.adapt import TeacherSource, TokenLoss
 from fastweights.linearize.distill.align import HiddenLoss
 from fastweights.linearize.distill.fit import TRAINED
-from fastweights.linearize.distill.pipeline import run_conversion
+from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.recipe import (
     AdaptationConfig,
     AlignmentConfig,
@@ -31,9 +31,10 @@ from fastweights.linearize.distill.verbs import verbs_of, verbs_until
 from fastweights.runs.errors import CheckpointError, DataError
 from fastweights.runs.layout import Layout
 from fastweights.runs.processes import leave_processes
+from fastweights.runs.report import Reporter
 from fastweights.train import AdamW, Every
 from fastweights.train.adapters import LoRA
-from killable_runs import launch_two
+from killable_runs import FORKS, kill_at, launch_two
 from pretrained import llama
 
 TWO = replace(SHORT, steps=2, every=Every(log=1, evaluation=2, checkpoint=1))
@@ -133,6 +134,47 @@ def test_stages_stopped_anywhere_go_on_to_the_same_model(source, tmp_path, top_k
     assert once.keys() == often.keys() >= {"model/model.safetensors", "maps.json", "hidden.json"}
     assert [name for name in once if once[name] != often[name]] == []
     assert (tmp_path / "once" / "teacher" / "kl").exists() == (top_k is not None)
+
+
+KILLS = (
+    *(("maps", 9), ("hidden", 0), ("hidden", 20), ("rank-layers", 1), ("half", 12), ("kl", 1)),
+    *(("kl", 4), ("kl", 25), ("export", 3)),
+)
+"""Steps, and how many files become final after their beginning; the logits are the first of kl."""
+
+
+class KillAfter(Reporter):
+    """Kills its process at call number `calls`, after the beginning of `verb`, that makes something
+    on disk final."""
+
+    def __init__(self, verb: str, calls: int) -> None:
+        self.beginning, self.calls = f"── {verb}", calls
+
+    def note(self, message: str) -> None:
+        if message == self.beginning:
+            kill_at(self.calls)
+
+
+def _sit(whole: Conversion, out: Path, verb: str, calls: int) -> None:
+    verbs.write_report = lambda model, batch, out, folder: None
+    run_conversion(whole, out, reporter=KillAfter(verb, calls))
+
+
+@pytest.mark.slow
+def test_stages_killed_again_and_again_go_on_to_the_same_model(source, tmp_path):
+    recipe = several(teacher=TeacherSource(str(source / "large"), 8))
+    whole, killed = conversion(source, recipe=recipe, softmax_layers=1), 0
+    assert run_conversion(whole, tmp_path / "once")
+    for verb, calls in KILLS:
+        process = FORKS.Process(target=_sit, args=(whole, tmp_path / "often", verb, calls))
+        process.start()
+        process.join()
+        killed += process.exitcode == -9
+    assert killed >= 7
+    assert run_conversion(whole, tmp_path / "often")
+    once, often = results(tmp_path / "once"), results(tmp_path / "often")
+    assert once.keys() == often.keys()
+    assert [name for name in once if once[name] != often[name]] == []
 
 
 @pytest.mark.long

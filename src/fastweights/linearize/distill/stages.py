@@ -138,6 +138,7 @@ class AlignStage(TextStage):
         self.paths = aligned_layers(model, loss.blocks)
 
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
+        self.model.eval()  # a dropout would show layers something else than the teacher's
         losses = self._losses(self.train.batch(first, count))
         go_backward(torch.stack(list(losses.values())).sum() * share)
         return _losses_by_name("loss", {layer: loss.detach() for layer, loss in losses.items()})
