@@ -140,7 +140,7 @@ def test_hidden_states_are_compared_layer_by_layer(blocks, padded):
     with torch.no_grad():
         for p in Attentions().prepare(model).model.layers[1].self_attn.parameters():
             p.mul_(1.1)
-    stage = AlignStage(model, stream(), stream(), loss, original)
+    stage = AlignStage(model, stream(), stream(), loss, lambda: original)
     found = stage._losses(inputs)
     keep = inputs.get("attention_mask", torch.ones(2, 12)).bool().numpy()
     for layer in (0, 1):
@@ -174,7 +174,7 @@ def hidden_of(kwargs: Mapping[str, object]) -> dict[str, object]:
 
 
 def test_a_model_whose_weights_stay_is_its_own_teacher():
-    given = AlignStage(only_branches(linear_llama()), stream(), stream(), HiddenLoss(), llama())
+    given = AlignStage(only_branches(linear_llama()), stream(), stream(), HiddenLoss(), llama)
     alone = AlignStage(only_branches(linear_llama()), stream(), stream())
     assert given.validate() == pytest.approx(alone.validate())
     assert given.backward(0, 2, 1.0, 0)["loss"] == alone.backward(0, 2, 1.0, 0)["loss"]
@@ -191,7 +191,7 @@ def test_an_alignment_has_no_dropout(teacher):
                     output, p, module.training
                 )
             )
-        given = None if teacher is None else original
+        given = None if teacher is None else lambda original=original: original
         stage = AlignStage(Branches().prepare(model.train()), stream(), stream(), teacher=given)
         losses.append(stage.backward(0, 2, 1.0, 0)["loss"])
     assert losses[0] == losses[1]
@@ -285,7 +285,7 @@ def test_a_plan_counts_what_is_trained(trained):
 @pytest.mark.parametrize("blocks", [False, True], ids=["attentions", "blocks"])
 def test_an_alignment_trains_each_layer_by_its_own_loss(blocks):
     model = Attentions().prepare(linear_llama())
-    stage = AlignStage(model, stream(), stream(), HiddenLoss(blocks=blocks), llama())
+    stage = AlignStage(model, stream(), stream(), HiddenLoss(blocks=blocks), llama)
     stage._losses(batch())[1].backward()
     reached = {name for name, p in model.named_parameters() if p.grad is not None}
     assert {name.split(".")[2] for name in reached} == {"1"}
@@ -528,6 +528,7 @@ def test_a_file_of_another_kind_is_no_recipe(tmp_path):
 BAD_RECIPES = {
     "two of one name": (lambda: (TransferConfig(), TransferConfig()), "have one name"),
     "order": (lambda: (AdaptationConfig(), TransferConfig()), "come before all others"),
+    "changed softmax": (lambda: (AlignmentConfig(), TransferConfig()), "put it first"),
     "adapters and weights": (
         lambda: (AlignmentConfig(), AdaptationConfig()),
         "either adapters or the model's own weights",

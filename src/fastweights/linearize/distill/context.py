@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from fastweights.runs.layout import Layout
 from fastweights.runs.processes import Processes
 from fastweights.runs.ranges import NON_NEGATIVE_INTEGER
 from fastweights.runs.report import Reporter
+from fastweights.runs.seeds import own_randomness
 from fastweights.text.corpus import Corpus
 from fastweights.text.documents import Batches, Data, Stream
 from fastweights.text.folder import TextFolder
@@ -272,9 +273,20 @@ class ConversionContext:
         """Whether the processes divide the model while it is trained, and make it anew then."""
         return self.layout.shard and self.processes.count > 1
 
-    def load_teacher(self, source: str | None = None) -> Any:
-        """Load a model to learn from, frozen: the softmax model, or another one."""
-        return self.load_original(source=source).eval().requires_grad_(False)
+    def teacher(self, source: str | None = None) -> Callable[[], Any]:
+        """Return what gives a model to learn from, frozen, which is loaded when it is first asked
+        for: the softmax model, or another one."""
+
+        def load() -> Any:
+            with own_randomness(self.conversion.seed):  # no draw of a step moves
+                return self.load_original(source=source).eval().requires_grad_(False)
+
+        return cache(load)
+
+    def logits_of(self, source: str | None = None) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        """Return what computes the logits of such a model."""
+        teacher = self.teacher(source)
+        return torch.no_grad()(lambda inputs: next_logits(teacher(), inputs))
 
     @property
     def has_own_teacher(self) -> bool:
@@ -284,10 +296,7 @@ class ConversionContext:
     def original_logits(self) -> Callable[[Mapping[str, Tensor]], Tensor] | None:
         """Return what computes the softmax model's logits, loaded a second time where the model's
         weights have changed; None where the model itself still has them."""
-        if self.has_own_teacher:
-            return None
-        original = self.load_teacher()
-        return torch.no_grad()(lambda inputs: next_logits(original, inputs))
+        return None if self.has_own_teacher else self.logits_of()
 
     def convert_again(self, layers: Iterable[int], bits: int | None) -> Any:
         """Load the softmax model, convert these layers, and give them what the finished stages have

@@ -198,6 +198,7 @@ class LinearizationRecipe:
 
     def __post_init__(self) -> None:
         self._require_order()
+        self._require_own_softmax()
         for stage in self.stages:
             _require_window(self.analog, stage)
             _require_maps(self.analog, stage)
@@ -218,6 +219,16 @@ class LinearizationRecipe:
                 f"the stages {', '.join(names)} are in no possible order: those that train layer by"
                 " layer (TransferConfig, AlignmentConfig) come before all others"
             )
+
+    def _require_own_softmax(self) -> None:
+        changed = False
+        for stage in self.stages:
+            if changed and isinstance(stage, TransferConfig):
+                raise ValueError(
+                    f"{stage.name} compares branches with the softmax of their own attentions, and"
+                    " a stage before it changes these; put it first"
+                )
+            changed |= stage.trained.changes_weights
 
     @property
     def by_layer(self) -> tuple[StageConfig, ...]:

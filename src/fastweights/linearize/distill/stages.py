@@ -122,7 +122,7 @@ class AlignStage(TextStage):
         train: Batches to train on.
         validation: The text to validate on.
         loss: How far a layer is from its softmax model's.
-        teacher: The softmax model as it was; None for the model itself, if its weights stay.
+        teacher: Gives the softmax model as it was; None for the model itself, if its weights stay.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class AlignStage(TextStage):
         train: Batches,
         validation: Stream,
         loss: HiddenLoss = HiddenLoss(),
-        teacher: Any = None,
+        teacher: Callable[[], Any] | None = None,
     ) -> None:
         super().__init__(model, train, validation)
         self.loss, self.teacher = loss, teacher
@@ -156,7 +156,7 @@ class AlignStage(TextStage):
 
     def _targets(self, inputs: Mapping[str, Tensor]) -> dict[int, Tensor]:
         if self.teacher is not None:
-            return hidden_states(self.teacher, self.paths, inputs)
+            return hidden_states(self.teacher(), self.paths, inputs)
         with use_mode(self.model, Teacher()):
             return hidden_states(self.model, self.paths, inputs)
 

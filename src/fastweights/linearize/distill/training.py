@@ -9,13 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fastweights.linearize.convert.modes import Student
 from fastweights.linearize.distill.adapt import (
     LogitSource,
     ModelLogits,
-    next_logits,
     teacher_logits,
 )
 from fastweights.linearize.distill.blocks import transfer_blockwise
@@ -35,6 +32,7 @@ from fastweights.linearize.distill.stages import (
     softmax_layers,
 )
 from fastweights.linearize.distill.teachers import (
+    Logits,
     StoredLogits,
     TopLogits,
     open_store,
@@ -70,6 +68,10 @@ class StageVerb(Verb):
     @abstractmethod
     def train(self, context: ConversionContext) -> bool:
         """Train the model, or give it what has been trained; whether that is complete."""
+
+    def teaches_itself(self, context: ConversionContext) -> bool:
+        """Whether the model is its own teacher from the beginning of the stage to its end."""
+        return context.has_own_teacher and not self.config.trained.changes_weights
 
     def prepare(self, context: ConversionContext) -> None:
         """Make what is trained require gradients, in a model with adapters if there are any."""
@@ -154,16 +156,9 @@ class AlignVerb(LayerVerb):
             context.train(self.config.length),
             context.validation_of(self.config.length),
             self.config.loss,
-            self._teacher(context),
+            None if self.teaches_itself(context) else context.teacher(),
         )
         return self.fit(context, stage, _without_recomputing(context.layout))
-
-    def _teacher(self, context: ConversionContext) -> Any:
-        """The softmax model as it was, where the model will not be; it has no use once all is
-        trained."""
-        has_own = context.has_own_teacher and not self.config.trained.changes_weights
-        is_trained = (context.out / self.name / TRAINED).exists()
-        return None if has_own or is_trained else context.load_teacher()
 
 
 def _without_recomputing(layout: Layout) -> Layout:
@@ -208,26 +203,19 @@ class AdaptVerb(StageVerb):
         )
         return self.fit(context, stage, context.layout)
 
-    def _needs_teacher(self, context: ConversionContext) -> bool:
-        return bool(self.config.loss.kl) and not self.is_done(context.out)
-
     def _source(self, context: ConversionContext) -> LogitSource | None:
-        """The teacher of what is left to train; None for the model itself."""
+        """The teacher; None for the model itself."""
         teacher = self.config.loss.teacher
-        if not self._needs_teacher(context):
-            return None
         if teacher.top_k is not None:
             return TopLogits(self._folder(context))
-        stays = context.has_own_teacher and not self.config.trained.changes_weights
-        if teacher.model is None and stays:
+        if teacher.model is None and self.teaches_itself(context):
             return None
-        model = context.load_teacher(teacher.model)
-        return ModelLogits(torch.no_grad()(partial(next_logits, model)))
+        return ModelLogits(context.logits_of(teacher.model))
 
     def _store(self, context: ConversionContext) -> bool:
         """Store the teacher's logits, if they are asked for; whether that is complete."""
         teacher = self.config.loss.teacher
-        if teacher.top_k is None or not self._needs_teacher(context):
+        if teacher.top_k is None or self.is_done(context.out):
             return True
         folder, stored = self._folder(context), self._stored(context, teacher.top_k)
         if open_store(folder, stored, context.processes, context.reporter):
@@ -242,13 +230,13 @@ class AdaptVerb(StageVerb):
             context.stop,
         )
 
-    def _logits(self, context: ConversionContext) -> Any:
+    def _logits(self, context: ConversionContext) -> Logits:
         """What computes the teacher's logits, as many as the model has."""
         if self.config.loss.teacher.model is None and context.has_own_teacher:
             return partial(teacher_logits, context.model)
-        model = context.load_teacher(self.config.loss.teacher.model)
+        logits = context.logits_of(self.config.loss.teacher.model)
         rows = context.rows_of(context.conversion.model)
-        return torch.no_grad()(lambda inputs: next_logits(model, inputs)[..., :rows])
+        return lambda inputs: logits(inputs)[..., :rows]
 
     def _folder(self, context: ConversionContext) -> Path:
         return context.out / "teacher" / self.name
