@@ -32,16 +32,18 @@ from fastweights.linearize.distill.adapt import (
     prepare_adaptation,
 )
 from fastweights.linearize.distill.fit import Fit, copy_parameters, fit
-from fastweights.linearize.distill.methods import (
+from fastweights.linearize.distill.pipeline import Conversion, run_conversion
+from fastweights.linearize.distill.ranking import damage_by_layer, most_damaging_layers
+from fastweights.linearize.distill.recipe import (
     ADAPT,
     TRANSFER,
     AdaptationConfig,
-    LinearizationMethod,
+    LinearizationRecipe,
+    StageConfig,
     TransferConfig,
 )
-from fastweights.linearize.distill.pipeline import Conversion, run_conversion
-from fastweights.linearize.distill.ranking import damage_by_layer, most_damaging_layers
 from fastweights.linearize.distill.stages import AdaptStage, TransferStage
+from fastweights.linearize.distill.trained import AllWeights
 from fastweights.linearize.distill.transfer import (
     BackwardInForward,
     KeepGraphs,
@@ -103,7 +105,7 @@ def _record(name: str, found: Any) -> None:
         new.write_text(json.dumps({**results, name: {**header, "rows": found}}, indent=1) + "\n")
 
 
-def methods(transfer_steps: int, finetune_steps: int, batch: int) -> dict[str, LinearizationMethod]:
+def recipes(transfer_steps: int, finetune_steps: int, batch: int) -> dict[str, LinearizationRecipe]:
     """What is compared on text; all with the same steps."""
     every = Every(log=10, evaluation=1000, checkpoint=25)
     settings = replace(TRANSFER, steps=transfer_steps, batch=batch, every=every)
@@ -114,34 +116,29 @@ def methods(transfer_steps: int, finetune_steps: int, batch: int) -> dict[str, L
     first = transfers["hedgehog"]
     settings = replace(ADAPT, steps=finetune_steps, batch=batch, every=every)
     second = AdaptationConfig(fit=replace(settings, optimizer=_adam(1e-3)))
-    everything = AdaptationConfig(
-        lora=None, branches=True, fit=replace(settings, optimizer=_adam(3e-4))
-    )
+    everything = AdaptationConfig(AllWeights(), fit=replace(settings, optimizer=_adam(3e-4)))
     table = {
-        f"{name}, {'transfer' if transfer else 'no transfer'}": LinearizationMethod(
-            LinearAttentionConfig(name, window=0), transfer, second
+        f"{name}, {'transfer' if transfer else 'no transfer'}": _recipe(
+            LinearAttentionConfig(name, window=0), *transfer, second
         )
         for name in FEATURES
-        for transfer in (None, transfers[name])
+        for transfer in ((), (transfers[name],))
     }
+    windowed = LinearAttentionConfig(window=WINDOW)
     return {
-        f"window {WINDOW}, transfer": LinearizationMethod(
-            LinearAttentionConfig(window=WINDOW), first, second
-        ),
-        f"window {WINDOW}, no transfer": LinearizationMethod(
-            LinearAttentionConfig(window=WINDOW), None, second
-        ),
+        f"window {WINDOW}, transfer": _recipe(windowed, first, second),
+        f"window {WINDOW}, no transfer": _recipe(windowed, second),
         **dict(reversed(table.items())),
-        "T2R, all weights": LinearizationMethod(
-            LinearAttentionConfig("relu", window=0), None, everything
+        "T2R, all weights": _recipe(LinearAttentionConfig("relu", window=0), everything),
+        "SUPRA, all weights": _recipe(
+            LinearAttentionConfig("relu", window=0, rule="supra"), everything
         ),
-        "SUPRA, all weights": LinearizationMethod(
-            LinearAttentionConfig("relu", rule="supra"), None, everything
-        ),
-        f"window {WINDOW}, dropout 0.5": LinearizationMethod(
-            LinearAttentionConfig(window=WINDOW), replace(first, dropout=0.5), second
-        ),
+        f"window {WINDOW}, dropout 0.5": _recipe(windowed, replace(first, dropout=0.5), second),
     }
+
+
+def _recipe(analog: LinearAttentionConfig, *stages: StageConfig) -> LinearizationRecipe:
+    return LinearizationRecipe(analog, stages)
 
 
 def _adam(lr: float) -> AdamW:
@@ -149,7 +146,7 @@ def _adam(lr: float) -> AdamW:
 
 
 def text(teachers: Path, transfer_steps: int, finetune_steps: int, batch: int) -> Iterator[Row]:
-    """The Llama of text, by every method."""
+    """The Llama of text, by every recipe."""
     corpus = teachers / "corpus"
     data = Data(
         (str(corpus / "train.jsonl"),),
@@ -162,15 +159,15 @@ def text(teachers: Path, transfer_steps: int, finetune_steps: int, batch: int) -
         "transfer_tokens": transfer_steps * batch * LENGTH,
         "finetune_tokens": finetune_steps * batch * LENGTH,
     }
-    for row in _rows(teachers, data, methods(transfer_steps, finetune_steps, batch)):
+    for row in _rows(teachers, data, recipes(transfer_steps, finetune_steps, batch)):
         yield {**row, **tokens}
 
 
-def _rows(teachers: Path, data: Data, methods: dict[str, LinearizationMethod]) -> Iterator[Row]:
+def _rows(teachers: Path, data: Data, compared: dict[str, LinearizationRecipe]) -> Iterator[Row]:
     console = Console(highlight=False)
-    for name, method in methods.items():
+    for name, recipe in compared.items():
         out = teachers / "runs" / "".join(c if c.isalnum() else "-" for c in name)
-        conversion = Conversion(str(teachers / "text" / "model"), data, method)
+        conversion = Conversion(str(teachers / "text" / "model"), data, recipe)
         console.print(f"\n{name}", markup=False)
         with reporter(console) as watch, StopOnSignal() as stop:
             if not run_conversion(conversion, out, reporter=watch, stop=stop):

@@ -80,7 +80,7 @@ def test_choices_are_those_of_the_code() -> None:
     from fastweights.lab.bench.mesa import MesaPlan
     from fastweights.lab.evals.items import SOURCES
     from fastweights.linearize import FEATURE_MAPS, RULES
-    from fastweights.linearize.distill.methods import METHODS
+    from fastweights.linearize.distill.recipes import RECIPES
     from fastweights.runs.tracking import TRACKERS
 
     assert ((*SCHEDULES, "wsd"), tuple(TRACKERS)) == (train.SCHEDULES, train.TRACKERS)
@@ -89,8 +89,8 @@ def test_choices_are_those_of_the_code() -> None:
     assert tuple(sorted(FAMILIES)) == import_.FAMILIES
     assert MesaPlan().parts == bench.MESA_PARTS
     assert tuple(SOURCES) == eval.TASKS
-    assert (tuple(METHODS), tuple(FEATURE_MAPS), tuple(RULES)) == (
-        linearize.METHODS,
+    assert (tuple(RECIPES), tuple(FEATURE_MAPS), tuple(RULES)) == (
+        tuple(linearize.RECIPES),
         linearize.FEATURE_MAPS,
         linearize.RULES,
     )
@@ -112,13 +112,13 @@ def test_defaults_of_training_are_those_of_the_code() -> None:
 def test_defaults_of_linearization_are_those_of_the_code() -> None:
     from fastweights.cli.verbs.linearize import conversion
     from fastweights.lab.bench.linearized import TOKENS
-    from fastweights.linearize.distill.methods import METHODS
     from fastweights.linearize.distill.pipeline import Conversion
+    from fastweights.linearize.distill.recipes import RECIPES
     from fastweights.text.documents import Data
 
     found = conversion(chosen("linearize", "MODEL", "--data", "TEXT", "--out", "OUT"))
-    assert found == Conversion("MODEL", Data(("TEXT",)), METHODS["lolcats"])
-    assert METHODS["lolcats"].adapt.fit.steps == linearize.STEPS
+    assert found == Conversion("MODEL", Data(("TEXT",)), RECIPES["lolcats"])
+    assert {stage.fit.steps for stage in RECIPES["lolcats"].stages} == {linearize.STEPS}
     assert TOKENS == linearize.TOKENS
 
 

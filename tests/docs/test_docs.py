@@ -16,6 +16,7 @@ LITERATE = [
     "evals.md",
     "huggingface.md",
     "index.md",
+    "linearize-recipes.md",
     "linearize.md",
     "new-mixer.md",
     "sweeps.md",

@@ -19,13 +19,14 @@ from fastweights.linearize.distill.adapt import (
 )
 from fastweights.linearize.distill.comparison import ablations, compare_with_softmax, distances
 from fastweights.linearize.distill.fit import Fit, fit
-from fastweights.linearize.distill.methods import METHODS
 from fastweights.linearize.distill.ranking import (
     OneLinearLayer,
     damage_by_layer,
     most_damaging_layers,
 )
+from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.linearize.distill.stages import AdaptStage
+from fastweights.linearize.distill.trained import AllWeights
 from fastweights.runs.stage import trainable_parameters
 from fastweights.text import IGNORE_INDEX
 from fastweights.train.adapters import LoRA, merge_adapters
@@ -68,9 +69,7 @@ def test_branches_and_all_weights_can_be_trained_too():
     )
     assert any("linear_branch" in name for name in with_branches)
     model = linear_llama()
-    assert len(trainable_parameters(prepare_adaptation(model, None))) == len(
-        list(model.parameters())
-    )
+    assert len(trainable_parameters(AllWeights().prepare(model))) == len(list(model.parameters()))
 
 
 def test_a_model_without_projections_says_so():
@@ -173,11 +172,11 @@ def test_distances_vanish_where_the_window_is_the_text():
     assert near["divergence"] < 1e-9 < far["divergence"]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_published_method_makes_a_model(name):
-    method = METHODS[name]
-    model = linear_llama(method.analog)
-    if method.adapt is not None:
-        model = prepare_adaptation(model, method.adapt.lora, method.adapt.branches)
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_published_recipe_makes_a_model(name):
+    recipe = RECIPES[name]
+    model = linear_llama(recipe.analog)
+    for stage in recipe.stages:
+        model = stage.trained.prepare(model)
     with torch.no_grad(), use_mode(model, Student()):
         assert next_logits(model, given()).isfinite().all()

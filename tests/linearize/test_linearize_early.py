@@ -15,9 +15,10 @@ from fastweights.cli import main
 from fastweights.linearize import CannotLinearize, LinearAttentionConfig, linearize
 from fastweights.linearize.distill.adapt import TokenLoss
 from fastweights.linearize.distill.fit import Fit
-from fastweights.linearize.distill.methods import METHODS, LinearizationMethod, TransferConfig
 from fastweights.linearize.distill.pipeline import run_conversion
 from fastweights.linearize.distill.plan import plan
+from fastweights.linearize.distill.recipe import LinearizationRecipe, TransferConfig
+from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.linearize.distill.transfer import TransferLoss
 from fastweights.runs.optimizers import AdamW
 from fastweights.runs.report import Reporter
@@ -54,7 +55,7 @@ REFUSALS: dict[str, tuple[list[str], str]] = {
         "with window = 4 has none",
     ),
     "weights of a rule": (
-        ["--rule", "gla", "--method", "workshop"],
+        ["--rule", "gla", "--recipe", "workshop"],
         "rule = 'gla' has no attention weights that the transfer could compare",
     ),
     "text of less than a sequence": (
@@ -138,8 +139,8 @@ def test_a_folder_that_was_there_stays(source, tmp_path):
 
 VALUES: dict[str, tuple[Any, str]] = {
     **{
-        f"dropout {p}": (lambda p=p: TransferConfig(dropout=p), "at least 0 and below 1")
-        for p in (-0.1, 1.0, 2.0, float("nan"))
+        f"dropout {p}": (lambda p=p: TransferConfig(dropout=p), "from 0 to 1")
+        for p in (-0.1, 1.1, 2.0, float("nan"))
     },
     **{
         f"rate {rate}": (lambda rate=rate: Fit(optimizer=AdamW(lr=rate)), f"lr = {rate}")
@@ -155,7 +156,9 @@ VALUES: dict[str, tuple[Any, str]] = {
     "kl": (lambda: TokenLoss(kl=float("inf")), "at least 0 and finite"),
     "weights": (lambda: TransferLoss(weights=float("nan")), "at least 0 and finite"),
     "dropout of no window": (
-        lambda: LinearizationMethod(LinearAttentionConfig(window=0), TransferConfig(dropout=0.5)),
+        lambda: LinearizationRecipe(
+            LinearAttentionConfig(window=0), (TransferConfig(dropout=0.5),)
+        ),
         "hides a window of softmax",
     ),
 }
@@ -174,7 +177,7 @@ def test_values_are_checked_where_they_are_given(make, message):
         ({"seed": -1}, "seed = -1; it must be 0 or more"),
         ({"dtype": "zz"}, "dtype = 'zz'; take the name of a dtype of torch"),
         ({"dtype": "nn"}, "dtype = 'nn'; take the name of a dtype of torch"),
-        ({"method": METHODS["lolcats"]}, "window = 64 reaches over every sequence of length = 24"),
+        ({"recipe": RECIPES["lolcats"]}, "window = 64 reaches over every sequence of length = 24"),
     ],
 )
 def test_a_conversion_checks_its_values(source, changes, message):
@@ -201,12 +204,12 @@ def test_the_state_of_a_long_window_is_told_at_once(source):
     """Bytes of all windows are those that a cache of that window has."""
     for analog in (LinearAttentionConfig(window=5), LinearAttentionConfig(window=5, shared=False)):
         model = llama(2, torch.float32)
-        planned = plan(model, LinearizationMethod(analog))
+        planned = plan(model, LinearizationRecipe(analog))
         linear = linearize(model, analog)
         with torch.no_grad():
             cache = linear(torch.arange(9)[None], use_cache=True).past_key_values
         assert planned.state == sum(layer.nbytes for layer in cache.layers)
-    far = plan(str(source / "model"), LinearizationMethod(LinearAttentionConfig(window=10**7)))
+    far = plan(str(source / "model"), LinearizationRecipe(LinearAttentionConfig(window=10**7)))
     assert far.state > 10**7
 
 
@@ -222,9 +225,9 @@ class Notes(Reporter):
 @pytest.mark.parametrize(("rate", "worse"), [(10.0, True), (1e-9, False)])
 def test_a_transfer_that_made_it_worse_says_so(source, tmp_path, rate, worse):
     fit = replace(SHORT, optimizer=replace(SHORT.optimizer, lr=rate))
-    method = LinearizationMethod(LinearAttentionConfig(window=4), TransferConfig(fit=fit), None)
+    recipe = LinearizationRecipe(LinearAttentionConfig(window=4), (TransferConfig(fit=fit),))
     notes = Notes()
-    whole = conversion(source, method=method)
+    whole = conversion(source, recipe=recipe)
     run_conversion(whole, tmp_path, until="transfer", reporter=notes)
     before, after = (
         json.loads((tmp_path / f"{name}.json").read_text())["error"]

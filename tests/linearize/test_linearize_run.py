@@ -21,15 +21,16 @@ from fastweights.cli import main
 from fastweights.cli.progress import Lines
 from fastweights.cli.verbs import linearize as verb_module
 from fastweights.linearize import LinearAttentionConfig, linearize
-from fastweights.linearize.distill.methods import (
-    METHODS,
+from fastweights.linearize.distill.pipeline import Conversion, run_conversion
+from fastweights.linearize.distill.recipe import (
     AdaptationConfig,
-    LinearizationMethod,
+    LinearizationRecipe,
     TransferConfig,
 )
-from fastweights.linearize.distill.pipeline import Conversion, run_conversion
+from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.linearize.distill.report import LayerMaps, plot_maps
-from fastweights.linearize.distill.verbs import VERBS
+from fastweights.linearize.distill.trained import AllWeights
+from fastweights.linearize.distill.verbs import verbs_of
 from fastweights.runs.errors import TrainingError
 from fastweights.runs.layout import Layout
 from fastweights.runs.processes import leave_processes
@@ -116,12 +117,13 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_model(source, tmp_path):
 
 def test_a_part_of_a_run_knows_whether_it_is_done(source, tmp_path):
     small = conversion(source)
-    done = lambda: [verb.name for verb in VERBS if verb.is_done(tmp_path / "run")]  # noqa: E731
+    verbs = verbs_of(small.recipe)
+    done = lambda: [verb.name for verb in verbs if verb.is_done(tmp_path / "run")]  # noqa: E731
     assert done() == []
     assert run_conversion(small, tmp_path / "run", until="transfer")
     assert done() == ["plan", "convert", "transfer"]
     assert run_conversion(small, tmp_path / "run")
-    assert done() == [verb.name for verb in VERBS]
+    assert done() == [verb.name for verb in verbs]
 
 
 def test_a_damaged_file_is_named_and_written_again(source, tmp_path):
@@ -163,13 +165,13 @@ def test_a_damaged_file_of_an_earlier_version_is_named(source, tmp_path):
         (out / name).write_bytes(sound)
 
 
-def _convert_in_layouts(source: Path, out: Path, whole: LinearizationMethod) -> None:
+def _convert_in_layouts(source: Path, out: Path, whole: LinearizationRecipe) -> None:
     """Whole, divided, and divided with all weights trained."""
     small = conversion(source, softmax_layers=1)
     divided = Layout(shard=True, recompute=True)
     assert run_conversion(small, out / "two")
     assert run_conversion(small, out / "divided", layout=divided)
-    everything = conversion(source, method=whole)
+    everything = conversion(source, recipe=whole)
     assert run_conversion(everything, out / "divided-everything", layout=divided)
     leave_processes()
 
@@ -178,20 +180,17 @@ def _convert_in_layouts(source: Path, out: Path, whole: LinearizationMethod) -> 
 def test_two_processes_convert_as_one(source, tmp_path):
     """The two halves of a batch are the parts of one process."""
     halves = replace(SHORT, accumulate=2)
-    method = conversion(source).method
-    adapt = replace(method.adapt, lora=None, loss=replace(method.adapt.loss, kl=0.0))
-    launch_two(_convert_in_layouts, source, tmp_path, replace(method, adapt=adapt))
+    recipe = conversion(source).recipe
+    transfer, adapt = recipe.stages
+    whole = recipe.with_stages((transfer, replace(adapt, trained=AllWeights())))
+    launch_two(_convert_in_layouts, source, tmp_path, whole)
     by_halves = [
-        replace(
-            chosen,
-            transfer=replace(chosen.transfer, fit=halves),
-            adapt=replace(chosen.adapt, fit=halves),
-        )
-        for chosen in (method, replace(method, adapt=adapt))
+        chosen.with_stages(stage.with_fit(halves) for stage in chosen.stages)
+        for chosen in (recipe, whole)
     ]
-    one = conversion(source, softmax_layers=1, method=by_halves[0])
+    one = conversion(source, softmax_layers=1, recipe=by_halves[0])
     assert run_conversion(one, tmp_path / "one")
-    assert run_conversion(conversion(source, method=by_halves[1]), tmp_path / "everything")
+    assert run_conversion(conversion(source, recipe=by_halves[1]), tmp_path / "everything")
     for name in ("two", "divided"):
         require_alike(tmp_path / name, tmp_path / "one")
     require_alike(tmp_path / "divided-everything", tmp_path / "everything")
@@ -205,22 +204,21 @@ def require_alike(one: Path, other: Path) -> None:
 
 
 def test_what_cannot_be_divided_is_refused(source, tmp_path):
-    method = conversion(source).method
-    blockwise = replace(method, transfer=replace(method.transfer, blockwise=True))
+    recipe = conversion(source).recipe
+    transfer, adapt = recipe.stages
+    blockwise = recipe.with_stages((replace(transfer, blockwise=True), adapt))
     with pytest.raises(TrainingError, match="leave out blockwise or shard"):
         run_conversion(
-            conversion(source, method=blockwise), tmp_path / "run", layout=Layout(shard=True)
+            conversion(source, recipe=blockwise), tmp_path / "run", layout=Layout(shard=True)
         )
     assert not (tmp_path / "run").exists()
 
 
 def test_bfloat16_stopped_anywhere_goes_on_to_the_same_model(source, tmp_path):
     half = replace(SHORT, bf16=True)
-    method = conversion(source).method
-    method = replace(
-        method, transfer=replace(method.transfer, fit=half), adapt=replace(method.adapt, fit=half)
-    )
-    whole, sittings = conversion(source, method=method, softmax_layers=1), 0
+    recipe = conversion(source).recipe
+    recipe = recipe.with_stages(stage.with_fit(half) for stage in recipe.stages)
+    whole, sittings = conversion(source, recipe=recipe, softmax_layers=1), 0
     assert run_conversion(whole, tmp_path / "once")
     while not run_conversion(whole, tmp_path / "often", stop=Stopping(sittings)):
         sittings += 1
@@ -238,12 +236,10 @@ def test_another_run_is_not_overwritten(source, tmp_path):
 
 
 def test_all_weights_adapt_and_are_judged_by_the_model_as_it_was(source, tmp_path):
-    method = LinearizationMethod(
-        LinearAttentionConfig("relu", window=0),
-        None,
-        AdaptationConfig(lora=None, branches=True, fit=SHORT),
+    recipe = LinearizationRecipe(
+        LinearAttentionConfig("relu", window=0), (AdaptationConfig(AllWeights(), fit=SHORT),)
     )
-    assert run_conversion(conversion(source, method=method), tmp_path, until="eval")
+    assert run_conversion(conversion(source, recipe=recipe), tmp_path, until="eval")
     judged = json.loads((tmp_path / "evaluation.json").read_text())
     assert judged.keys() == {"softmax", "linear"}
     swapped = json.loads((tmp_path / "convert.json").read_text())["linear"]
@@ -337,8 +333,10 @@ def test_frozen_weights_may_be_quantised_while_the_rest_is_trained(source, tmp_p
 
 
 def test_weights_that_are_all_trained_are_not_quantised(source):
-    with pytest.raises(ValueError, match="bits=4 with a method that adapts all weights"):
-        conversion(source, method=METHODS["t2r"], bits=4)
+    with pytest.raises(
+        ValueError, match="bits=4 with a recipe that trains the model's own weights"
+    ):
+        conversion(source, recipe=RECIPES["t2r"], bits=4)
     with pytest.raises(ValueError, match="bits=3: the frozen weights have 4 or 8"):
         conversion(source, bits=3)
 
@@ -407,11 +405,11 @@ def _sit(conversion: Conversion, out: Path, calls: int) -> None:
 
 
 def test_block_by_block_is_the_same_run(source, tmp_path):
-    method = LinearizationMethod(LinearAttentionConfig(window=4), TransferConfig(fit=SHORT), None)
     ends = []
     for blockwise in (False, True):
         transfer = TransferConfig(fit=SHORT, blockwise=blockwise)
-        whole = conversion(source, method=replace(method, transfer=transfer))
+        recipe = LinearizationRecipe(LinearAttentionConfig(window=4), (transfer,))
+        whole = conversion(source, recipe=recipe)
         assert run_conversion(whole, tmp_path / str(blockwise))
         ends.append(load_file(tmp_path / str(blockwise) / "model" / "model.safetensors"))
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])

@@ -14,9 +14,11 @@ from conversions import SHORT, conversion, shorten, write_source
 from fastweights.linearize.distill import verbs
 from fastweights.linearize.distill.adapt import LoRA
 from fastweights.linearize.distill.fit import TRAINED
-from fastweights.linearize.distill.methods import METHODS, LinearizationMethod
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
-from fastweights.linearize.distill.verbs import VERBS
+from fastweights.linearize.distill.recipe import LinearizationRecipe
+from fastweights.linearize.distill.recipes import RECIPES
+from fastweights.linearize.distill.trained import Adapters
+from fastweights.linearize.distill.verbs import verbs_of
 from fastweights.runs.report import Reporter
 from killable_runs import FORKS, kill_at, launch_two
 
@@ -38,32 +40,37 @@ def skip_pictures(set_attribute) -> None:
     set_attribute(verbs, "write_report", lambda model, batch, out, folder: None)
 
 
-def _transfer(**changes) -> LinearizationMethod:
-    method = METHODS["lolcats"]
-    return replace(method, transfer=replace(method.transfer, **changes))
+def _transfer(**changes) -> LinearizationRecipe:
+    transfer, adapt = RECIPES["lolcats"].stages
+    return RECIPES["lolcats"].with_stages((replace(transfer, **changes), adapt))
 
 
-def _adapt(**changes) -> LinearizationMethod:
-    method = METHODS["lolcats"]
-    return replace(method, adapt=replace(method.adapt, **changes))
+def _adapt(**changes) -> LinearizationRecipe:
+    transfer, adapt = RECIPES["lolcats"].stages
+    return RECIPES["lolcats"].with_stages((transfer, replace(adapt, **changes)))
 
 
 RULES = {
-    rule: replace(METHODS["lolcats"], analog=replace(METHODS["lolcats"].analog, rule=rule))
+    rule: replace(RECIPES["lolcats"], analog=replace(RECIPES["lolcats"].analog, rule=rule))
     for rule in ("gla", "metala", "gated_deltanet", "mesa")
 }
-CASES: dict[str, tuple[LinearizationMethod, dict[str, object]]] = {
-    **{name: (method, {}) for name, method in METHODS.items()},
-    **{name: (method, {}) for name, method in RULES.items()},
-    "softmax layers": (METHODS["lolcats"], {"softmax_layers": 1}),
-    "softmax layers, all weights": (METHODS["t2r"], {"softmax_layers": 1}),
-    "chosen layers": (METHODS["lolcats"], {"layers": (0, 2)}),
+TWO_STAGES = (
+    *("lolcats", "lolcats-linear", "workshop", "hedgehog"),
+    *("no-transfer", "t2r", "supra"),
+)
+"""Those of more have a file of their own."""
+CASES: dict[str, tuple[LinearizationRecipe, dict[str, object]]] = {
+    **{name: (RECIPES[name], {}) for name in TWO_STAGES},
+    **{name: (recipe, {}) for name, recipe in RULES.items()},
+    "softmax layers": (RECIPES["lolcats"], {"softmax_layers": 1}),
+    "softmax layers, all weights": (RECIPES["t2r"], {"softmax_layers": 1}),
+    "chosen layers": (RECIPES["lolcats"], {"layers": (0, 2)}),
     "blockwise": (_transfer(blockwise=True), {"layers": (0, 2), "softmax_layers": 1}),
     "dropout": (_transfer(dropout=0.5), {}),
     "blockwise dropout": (_transfer(blockwise=True, dropout=0.5), {}),
-    "dropout of adapters": (_adapt(lora=LoRA(dropout=0.5)), {"softmax_layers": 1}),
-    "branches adapt": (_adapt(branches=True), {}),
-    "another seed": (METHODS["lolcats"], {"seed": 7}),
+    "dropout of adapters": (_adapt(trained=Adapters(LoRA(dropout=0.5))), {"softmax_layers": 1}),
+    "branches adapt": (_adapt(trained=Adapters(branches=True)), {}),
+    "another seed": (RECIPES["lolcats"], {"seed": 7}),
 }
 
 
@@ -80,9 +87,9 @@ def files_of(out: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize(("method", "changes"), CASES.values(), ids=CASES)
-def test_verb_by_verb_is_one_sitting(source, tmp_path, method, changes):
-    whole = conversion(source, method=shorten(method), **changes)
+@pytest.mark.parametrize(("recipe", "changes"), CASES.values(), ids=CASES)
+def test_verb_by_verb_is_one_sitting(source, tmp_path, recipe, changes):
+    whole = conversion(source, recipe=shorten(recipe), **changes)
     assert run_conversion(whole, tmp_path / "once")
     for verb in ("convert", "transfer", "rank-layers", "finetune", "export"):
         torch.seed()  # as in a process of its own
@@ -96,8 +103,8 @@ def test_verb_by_verb_is_one_sitting(source, tmp_path, method, changes):
 def test_dropout_is_the_same_block_by_block(source, tmp_path):
     found = []
     for blockwise in (False, True):
-        method = replace(_transfer(dropout=0.5, blockwise=blockwise), adapt=None)
-        whole = conversion(source, method=shorten(method))
+        recipe = _transfer(dropout=0.5, blockwise=blockwise)
+        whole = conversion(source, recipe=shorten(recipe.with_stages(recipe.by_layer)))
         assert run_conversion(whole, tmp_path / str(blockwise))
         found.append((tmp_path / str(blockwise) / "model" / "model.safetensors").read_bytes())
     assert found[0] == found[1]
@@ -147,8 +154,8 @@ written after its folder and its first rows."""
 @pytest.mark.slow
 @pytest.mark.parametrize("blockwise", [False, True], ids=["at once", "blockwise"])
 def test_killed_again_and_again_it_is_one_sitting(source, tmp_path, blockwise):
-    method = shorten(_transfer(blockwise=blockwise, dropout=0.3))
-    whole = conversion(source, method=method, softmax_layers=1)
+    recipe = shorten(_transfer(blockwise=blockwise, dropout=0.3))
+    whole = conversion(source, recipe=recipe, softmax_layers=1)
     assert run_conversion(whole, tmp_path / "once")
     kills = sum(_killed(whole, tmp_path / "often", verb, calls) for verb, calls in KILLS)
     assert kills >= 12
@@ -161,11 +168,11 @@ def test_killed_again_and_again_it_is_one_sitting(source, tmp_path, blockwise):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_killed_at_random_it_is_one_sitting(source, tmp_path, seed):
-    whole = conversion(source, method=shorten(_transfer(dropout=0.3)), softmax_layers=1)
+    whole = conversion(source, recipe=shorten(_transfer(dropout=0.3)), softmax_layers=1)
     assert run_conversion(whole, tmp_path / "once")
-    random = np.random.default_rng(seed)
+    random, verbs = np.random.default_rng(seed), verbs_of(whole.recipe)
     for _ in range(12):
-        verb = VERBS[random.integers(len(VERBS))].name
+        verb = verbs[random.integers(len(verbs))].name
         _killed(whole, tmp_path / "often", verb, int(random.integers(0, 60)))
     assert run_conversion(whole, tmp_path / "often")
     assert files_of(tmp_path / "once") == files_of(tmp_path / "often")
@@ -180,7 +187,7 @@ def _begin_finetune(whole: Conversion, out: Path) -> None:
 def test_two_processes_begin_to_adapt_as_one(source, tmp_path):
     """With a learning rate of nothing to speak of, what adapters end as is what they began as."""
     still = replace(SHORT, optimizer=replace(SHORT.optimizer, lr=1e-30))
-    whole = conversion(source, method=shorten(METHODS["lolcats"], still))
+    whole = conversion(source, recipe=shorten(RECIPES["lolcats"], still))
     launch_two(_begin_finetune, whole, tmp_path / "two")
     assert run_conversion(whole, tmp_path / "one", until="finetune")
     one, two = (load_file(tmp_path / name / "finetune" / TRAINED) for name in ("one", "two"))

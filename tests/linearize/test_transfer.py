@@ -22,7 +22,7 @@ from transformers import Trainer, TrainingArguments
 from fastweights.linearize import LinearAttentionConfig, Mode, Teacher, branches, use_mode
 from fastweights.linearize.distill.blocks import transfer_blockwise
 from fastweights.linearize.distill.fit import TRAINED, Fit, fit, read_curve
-from fastweights.linearize.distill.methods import TransferConfig
+from fastweights.linearize.distill.recipe import TransferConfig
 from fastweights.linearize.distill.stages import TransferStage
 from fastweights.linearize.distill.transfer import (
     BackwardInForward,
@@ -135,7 +135,7 @@ def test_losses_are_the_papers_sums(shared, padded):
     for call, target in recorded.calls.values():
         record = call.record()
         found = (
-            TransferLoss()(call.branch, record, target, call.keep),
+            TransferLoss()(call, record, target),
             cross_entropy(record, call.keep),
             divergence(record, call.keep),
         )
@@ -190,14 +190,12 @@ def test_window_dropout_shows_a_layer_without_its_window():
 def test_a_rule_without_softmax_weights_says_so():
     stream = torch.rand(1, 4, 2, 3)
     with pytest.raises(TypeError, match=r"Decay has no softmax weights.*weights=0"):
-        TransferLoss(0, 1)(
-            branches(linear_llama())[0], Decay(stream, stream, stream, None), stream, None
-        )
+        cross_entropy(Decay(stream, stream, stream, None), None)
 
 
 @pytest.mark.parametrize("given", [(-1, 1), (0, 0), (math.nan, 1), (1, math.inf)])
 def test_loss_factors_are_checked(given):
-    with pytest.raises(ValueError, match="both factors"):
+    with pytest.raises(ValueError, match="all factors"):
         TransferLoss(*given)
 
 

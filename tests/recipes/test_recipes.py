@@ -13,6 +13,7 @@ from fastweights.cli.verbs.linearize import conversion
 from fastweights.cli.verbs.train import train_config
 from fastweights.linearize.convert.conversion import linearize
 from fastweights.linearize.distill.plan import plan as plan_of_linearize
+from fastweights.linearize.distill.trained import Adapters
 from fastweights.recipes import (
     RECIPES,
     ConversionRecipe,
@@ -74,14 +75,12 @@ def test_what_the_command_cannot_say_is_named(recipe: TrainingRecipe) -> None:
 @pytest.mark.parametrize("recipe", CONVERSIONS, ids=names(CONVERSIONS))
 def test_the_command_of_a_conversion_means_the_recipe(recipe: ConversionRecipe) -> None:
     found = conversion(build_parser().parse_args(command_of(recipe, WHOLE, 8)))
-    method = found.method
+    transfer, adapt = found.recipe.stages
     assert found.model == recipe.model.value
-    assert method.analog.window == recipe.window.value == recipe.settings.analog.window
-    assert method.transfer is not None
-    assert method.adapt is not None
-    assert method.adapt.lora is not None
-    assert method.adapt.lora.rank == recipe.rank.value
-    stages = method.transfer.fit, method.adapt.fit
+    assert found.recipe.analog.window == recipe.window.value == recipe.settings.analog.window
+    assert isinstance(adapt.trained, Adapters)
+    assert adapt.trained.lora.rank == recipe.rank.value
+    stages = transfer.fit, adapt.fit
     assert tuple(fit.steps for fit in stages) == recipe.stage_steps
     rates = recipe.transfer_lr.value, recipe.finetune_lr.value
     assert tuple(fit.optimizer.lr for fit in stages) == rates

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from fastweights.lab.reproduce import CLAIMS
-from fastweights.lab.reproduce.claim import Trial
 from fastweights.lab.reproduce.conversion import Conversions
 from fastweights.lab.reproduce.published import Destroyed, with_second_softmax
 from fastweights.lab.reproduce.run import Ledger
@@ -18,8 +17,7 @@ from fastweights.lab.reproduce.text import SMALL
 from fastweights.lab.sweep.folder import SweepFolder
 from fastweights.lab.sweep.plan import SweepModel, SweepPlan, SweepRun
 from fastweights.lab.tasks import TASKS
-from fastweights.linearize.distill.methods import LinearizationMethod
-from fastweights.linearize.distill.pipeline import Conversion
+from fastweights.linearize.distill.fit import Fit
 from fastweights.mixers import MIXERS, plugin
 from fastweights.runs import identity
 from fastweights.runs.errors import CheckpointError
@@ -34,7 +32,6 @@ from fastweights.runs.identity import (
     to_record,
 )
 from fastweights.text.corpus import Text
-from fastweights.text.documents import Data
 from fastweights.text.tokenizers import ExistingTokenizer
 from fastweights.train.architectures import Architecture, PresetArchitecture
 from fastweights.train.loop import Every, TrainConfig
@@ -196,46 +193,6 @@ FIT = {
     "schedule": {"type": "Linear", "warmup": 0}, "clip": 1.0,
     "every": {"type": "Every", "log": 10, "evaluation": 100, "checkpoint": 20}, "seed": 0,
 }  # fmt: skip
-CONVERSION = {
-    "type": "Conversion", "model": "llama",
-    "data": {"type": "Data", "sources": ["shakespeare"], "validation": [], "length": 64,
-             "responses": False, "boundaries": True, "held_out": 65536},
-    "method": {
-        "type": "Method",
-        "analog": {"type": "Analog", "features": "hedgehog", "feature_dim": None, "window": 8,
-                   "shared": True, "per_query_head": False, "rule": "windowed"},
-        "transfer": {"type": "Transferring",
-                     "loss": {"type": "TransferLoss", "output": 1.0, "weights": 0.0},
-                     "dropout": 0.0, "fit": FIT, "blockwise": False},
-        "adapt": {"type": "Adapting",
-                  "lora": {"type": "LoRA", "rank": 8, "alpha": 16.0, "dropout": 0.0},
-                  "loss": {"type": "TokenLoss", "ce": 1.0, "kl": 0.0}, "branches": False,
-                  "fit": {**FIT, "optimizer": {**FIT["optimizer"], "lr": 1e-4}, "steps": 600}},
-    },
-    "layers": None, "softmax_layers": 0, "dtype": "auto", "seed": 0, "bits": None,
-}  # fmt: skip
-
-
-def conversion() -> Conversion:
-    """The conversion of `CONVERSION`."""
-    method = LinearizationMethod()
-    assert method.transfer is not None
-    assert method.adapt is not None
-    every = Every(checkpoint=20)
-    return Conversion(
-        "llama",
-        Data(("shakespeare",), length=64),
-        replace(
-            method,
-            analog=replace(method.analog, window=8),
-            transfer=replace(
-                method.transfer, fit=replace(method.transfer.fit, steps=20, batch=4, every=every)
-            ),
-            adapt=replace(
-                method.adapt, fit=replace(method.adapt.fit, steps=600, batch=4, every=every)
-            ),
-        ),
-    )
 
 
 @pytest.mark.parametrize(
@@ -254,8 +211,7 @@ def conversion() -> Conversion:
                 text=Text(tokenization=ExistingTokenizer("t")),
             ),
         ),
-        (FIT, conversion().method.transfer.fit),  # pyright: ignore[reportOptionalMemberAccess]
-        (CONVERSION, conversion()),
+        (FIT, Fit(steps=20, batch=4, every=Every(checkpoint=20))),
     ],
 )
 def test_folders_of_version_0_are_found_again(stored: Any, value: Any, tmp_path: Path) -> None:
@@ -330,49 +286,25 @@ def test_rows_of_version_0_are_found_again_and_new_ones_bear_their_settings(
         folder.row(run)
 
 
-TRIAL = (
-    "Converted(series='elu, transfer', method=Method(analog=Analog(features='elu',"
-    " feature_dim=None, window=0, shared=True, per_query_head=False, rule='windowed'),"
-    " transfer=Transferring(loss=TransferLoss(output=0, weights=1), dropout=0.0,"
-    " fit=Fit(steps=60, batch=8, accumulate=1, optimizer=AdamW(lr=0.01, betas=(0.9, 0.999),"
-    " weight_decay=0.0, eps=1e-08), schedule=Linear(warmup=0), clip=1.0, every=Every(log=60,"
-    " evaluation=60, checkpoint=100), seed=0), blockwise=False), adapt=Adapting(lora=LoRA(rank=8,"
-    " alpha=16.0, dropout=0.0), loss=TokenLoss(ce=1.0, kl=0.0), branches=False, fit=Fit(steps=60,"
-    " batch=8, accumulate=1, optimizer=AdamW(lr=0.001, betas=(0.9, 0.999), weight_decay=0.0,"
-    " eps=1e-08), schedule=Linear(warmup=0), clip=1.0, every=Every(log=60, evaluation=60,"
-    " checkpoint=100), seed=0))), seed=0, teacher=Made(kind='llama', fields={'hidden_size': 128,"
-    " 'intermediate_size': 256, 'num_hidden_layers': 2, 'num_attention_heads': 4,"
-    " 'num_key_value_heads': 4, 'max_position_embeddings': 256, 'tie_word_embeddings': True},"
-    " text=Text(sources=('shakespeare',), validation=(), tokenization=BPE(size=512)), rate=0.003,"
-    " steps=300, batch=8, length=128), length=128, held_out=8192)"
-)
-
-
 def experiment() -> Conversions:
     found = CLAIMS["lolcats-table1"].cpu.experiment
     assert isinstance(found, Conversions)
     return found
 
 
-def first_trial() -> Trial:
-    return experiment().trials()[0]
-
-
 def test_trials_of_version_0_are_found_again(tmp_path: Path) -> None:
-    line = {"trial": TRIAL, "name": "elu", "minutes": 0.3, "commit": None, "measures": []}
-    (tmp_path / "trials.jsonl").write_text(json.dumps(line) + "\n")
-    ledger, trial = Ledger(tmp_path), first_trial()
-    assert former_repr(trial) == TRIAL
-    found = ledger.find(trial)
+    trial, other = CLAIMS["lolcats-table1"].cpu.experiment.trials()[:2]
+    line = {"trial": former_repr(trial), "name": "a", "minutes": 0.3, "commit": None}
+    (tmp_path / "trials.jsonl").write_text(json.dumps({**line, "measures": []}) + "\n")
+    found = Ledger(tmp_path).find(trial)
     assert found is not None
-    assert found.name == "elu"
-    assert ledger.find(experiment().trials()[1]) is None
+    assert found.name == "a"
+    assert Ledger(tmp_path).find(other) is None
 
 
 @pytest.mark.parametrize(
     ("folder", "value"),
     [
-        ("conversions/6bed038619a65af5", first_trial),
         ("models/6359bc69f7f8a5ba", lambda: experiment().teacher),
         ("tokenizers/838cf2145a3c3ca2", lambda: SMALL.text),
     ],

@@ -9,12 +9,12 @@ import torch
 
 from fastweights.linearize import LinearAttentionConfig
 from fastweights.linearize.distill.fit import Fit
-from fastweights.linearize.distill.methods import (
+from fastweights.linearize.distill.pipeline import Conversion
+from fastweights.linearize.distill.recipe import (
     AdaptationConfig,
-    LinearizationMethod,
+    LinearizationRecipe,
     TransferConfig,
 )
-from fastweights.linearize.distill.pipeline import Conversion
 from fastweights.text.documents import Data
 from fastweights.train import Bytes, Every
 from pretrained import llama
@@ -33,18 +33,15 @@ def write_source(folder: Path) -> Path:
 
 
 def conversion(source: Path, **changes) -> Conversion:
-    method = LinearizationMethod(
-        LinearAttentionConfig(window=4), TransferConfig(fit=SHORT), AdaptationConfig(fit=SHORT)
+    recipe = LinearizationRecipe(
+        LinearAttentionConfig(window=4), (TransferConfig(fit=SHORT), AdaptationConfig(fit=SHORT))
     )
     data = Data((str(source / "text.txt"),), length=24, held_out=200)
-    return replace(Conversion(str(source / "model"), data, method), **changes)
+    return replace(Conversion(str(source / "model"), data, recipe), **changes)
 
 
-def shorten(method: LinearizationMethod, fit: Fit = SHORT) -> LinearizationMethod:
-    """The method with a window and stages for a very small model."""
-    analog = replace(method.analog, window=min(method.analog.window, 4))
-    transfer, adapt = (
-        None if stage is None else replace(stage, fit=fit)
-        for stage in (method.transfer, method.adapt)
-    )
-    return replace(method, analog=analog, transfer=transfer, adapt=adapt)
+def shorten(recipe: LinearizationRecipe, fit: Fit = SHORT) -> LinearizationRecipe:
+    """The recipe with a window and stages for a very small model."""
+    analog = replace(recipe.analog, window=min(recipe.analog.window, 4))
+    stages = (replace(stage, length=None).with_fit(fit) for stage in recipe.stages)
+    return replace(recipe, analog=analog).with_stages(stages)

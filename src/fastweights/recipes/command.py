@@ -46,7 +46,7 @@ def _train(recipe: TrainingRecipe, accumulate: int) -> list[str]:
 def _convert(recipe: ConversionRecipe, accumulate: int) -> list[str]:
     transfer, finetune = recipe.stage_steps
     options = {
-        "method": recipe.method,
+        "recipe": recipe.recipe,
         "window": recipe.window.value,
         "data": recipe.source,
         "length": recipe.length.value,

@@ -23,9 +23,14 @@ from fastweights.kernels.triton.chips import Chip
 from fastweights.linearize.convert.attention_layers import AttentionLayer, find_attention_layers
 from fastweights.linearize.convert.conversion import linearize
 from fastweights.linearize.convert.registry import branch_of
-from fastweights.linearize.distill.adapt import next_logits, prepare_adaptation
-from fastweights.linearize.distill.methods import METHODS, LinearizationMethod
-from fastweights.linearize.distill.transfer import BackwardInForward, attend_all, only_branches
+from fastweights.linearize.distill.adapt import next_logits
+from fastweights.linearize.distill.recipe import (
+    LinearizationRecipe,
+    StageConfig,
+    TransferConfig,
+)
+from fastweights.linearize.distill.recipes import RECIPES
+from fastweights.linearize.distill.transfer import BackwardInForward, attend_all
 from fastweights.recipes.recipe import ConversionRecipe
 from fastweights.recurrence import Softmax
 from fastweights.render.units import bytes_in_words
@@ -161,7 +166,7 @@ def _stage(
 ) -> StageBudget:
     length, layers = workload.length, _layers(recipe)
     fields, chip = json.dumps(recipe.shape.value), workload.device.chip
-    one, two = (_measure(fields, recipe.method, n, name, sequences, length, chip) for n in (1, 2))
+    one, two = (_measure(fields, recipe.recipe, n, name, sequences, length, chip) for n in (1, 2))
     found = {key: one[key] + (layers - 1) * (two[key] - one[key]) for key in one}
     return StageBudget(
         name,
@@ -177,18 +182,20 @@ def _stage(
 
 @lru_cache
 def _measure(
-    fields: str, method: str, layers: int, name: str, sequences: int, length: int, chip: Chip | None
+    fields: str, recipe: str, layers: int, name: str, sequences: int, length: int, chip: Chip | None
 ) -> dict[str, int]:
     """Trained parameters, bytes of all, operations of products, and the most bytes beside, of a
     stage in a model of few layers.
     """
-    model = _prepare(json.loads(fields), METHODS[method], layers, name).train()
+    settings = RECIPES[recipe]
+    (stage,) = (stage for stage in settings.stages if stage.name == name)
+    model = _prepare(json.loads(fields), settings, layers, stage).train()
     with without_numbers(chip):
         _take_numbers(model)
         ids = torch.zeros(sequences, length, dtype=torch.long)
         with Ledger() as ledger, FlopCounterMode(display=False) as counter:
             ledger.know(ids, *model.parameters(), *model.buffers())
-            _go(model, name, METHODS[method], ids)
+            _go(model, stage, ids)
     return {
         "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "weights": sum(p.numel() * p.element_size() for p in model.parameters()),
@@ -198,21 +205,16 @@ def _measure(
 
 
 def _prepare(
-    fields: dict[str, Any], method: LinearizationMethod, layers: int, name: str
+    fields: dict[str, Any], recipe: LinearizationRecipe, layers: int, stage: StageConfig
 ) -> nn.Module:
     with torch.device("meta"):
-        model = linearize(_softmax_model(fields, layers), method.analog)
-        if name == "transfer":
-            return only_branches(model)
-        assert method.adapt is not None
-        return prepare_adaptation(model, method.adapt.lora)
+        return stage.trained.prepare(linearize(_softmax_model(fields, layers), recipe.analog))
 
 
-def _go(model: nn.Module, name: str, method: LinearizationMethod, ids: Tensor) -> None:
+def _go(model: nn.Module, stage: StageConfig, ids: Tensor) -> None:
     """Forward and backward of a stage; adaptation learns from every token."""
-    if name == "transfer":
-        assert method.transfer is not None
-        attend_all(model, {"input_ids": ids}, BackwardInForward(method.transfer.loss))  # type: ignore[arg-type]
+    if isinstance(stage, TransferConfig):
+        attend_all(model, {"input_ids": ids}, BackwardInForward(stage.loss))  # type: ignore[arg-type]
         return
     logits = next_logits(model, {"input_ids": ids}).flatten(0, 1).clone()
     go_backward(F.cross_entropy(logits, ids[:, 1:].flatten()))

@@ -21,7 +21,7 @@ LLAMA_3_8B: dict[str, int | bool | float] = {
 }
 
 
-def _recipe(name: str, paper: str, method: str, window: Stated[int]) -> ConversionRecipe:
+def _recipe(name: str, paper: str, recipe: str, window: Stated[int]) -> ConversionRecipe:
     return ConversionRecipe(
         name=name,
         paper=paper,
@@ -37,7 +37,7 @@ def _recipe(name: str, paper: str, method: str, window: Stated[int]) -> Conversi
         gaps=("the model has to be accepted by its licence on the hub first",),
         model=Stated("meta-llama/Meta-Llama-3-8B", "LoLCATs (workshop), section 4.1"),
         shape=Stated(LLAMA_3_8B, "config.json of the model"),
-        method=method,
+        recipe=recipe,
         window=window,
         rank=Stated(8, "LoLCATs (workshop), section 3.1"),
         transfer_lr=Stated(1e-2, S4),

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from fastweights.budget import Placing, Workload, find_accelerator
-from fastweights.linearize.distill.methods import METHODS, LinearizationMethod
+from fastweights.linearize.distill.recipe import LinearizationRecipe
+from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.models import FastWeightsConfig, find_preset
 
 V = TypeVar("V")
@@ -113,7 +114,7 @@ class ConversionRecipe(Recipe):
     Attributes:
         model: The softmax model, by its name on the Hugging Face hub.
         shape: Fields of its configuration, from which plans are made without the hub.
-        method: A name of `METHODS`.
+        recipe: A name of `linearize.distill.recipes.RECIPES`.
         window: Tokens of softmax attention.
         rank: Of the adapters.
         transfer_lr: Learning rate of stage one, and
@@ -123,7 +124,7 @@ class ConversionRecipe(Recipe):
 
     model: Stated[str]
     shape: Stated[dict[str, int | bool | float]]
-    method: str
+    recipe: str
     window: Stated[int]
     rank: Stated[int]
     transfer_lr: Stated[float]
@@ -138,6 +139,6 @@ class ConversionRecipe(Recipe):
         return transfer, -(-int(self.tokens.value - self.transfer_tokens.value) // per_step)
 
     @property
-    def settings(self) -> LinearizationMethod:
-        """The method as this library has it."""
-        return METHODS[self.method]
+    def settings(self) -> LinearizationRecipe:
+        """The stages as this library has them."""
+        return RECIPES[self.recipe]

@@ -18,15 +18,12 @@ VERSION = 1
 """Of records and keys. Version 0 had no number: records without one, and keys made of reprs."""
 
 FIRST_NAMES: Mapping[str, str] = {
-    "AdaptationConfig": "Adapting",
     "ArchitectureWithFields": "Configured",
-    "ConversionTrial": "Converted",
     "CosineAnnealing": "Cosine",
     "ExistingTokenizer": "Pretrained",
     "GenerationSegments": "Stretches",
     "LanguageModelTrial": "Model",
     "LinearAttentionConfig": "Analog",
-    "LinearizationMethod": "Method",
     "MesaDiagnostics": "Insides",
     "PresetArchitecture": "Named",
     "ProtocolOnFile": "Stored",
@@ -35,7 +32,6 @@ FIRST_NAMES: Mapping[str, str] = {
     "TrainedTeacher": "Made",
     "TrainingBudget": "Effort",
     "TrainingSettings": "Training",
-    "TransferConfig": "Transferring",
 }
 """The name under which a type was first stored, by today's."""
 FIRST_MODULES: Mapping[str, str] = {"fastweights.lab.reproduce.": "fastweights.reproduce."}

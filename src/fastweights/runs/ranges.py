@@ -77,3 +77,4 @@ SEQUENCE_LENGTH = Range(
 POSITIVE_NUMBER = Range("above 0 and finite", False, lambda x: x > 0)
 NON_NEGATIVE_NUMBER = Range("0 or more and finite", False, lambda x: x >= 0)
 FRACTION = Range("at least 0 and below 1", False, lambda x: 0 <= x < 1)
+PROBABILITY = Range("from 0 to 1", False, lambda x: 0 <= x <= 1)

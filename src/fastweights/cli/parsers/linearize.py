@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import _ArgumentGroup
+from argparse import ArgumentTypeError, _ArgumentGroup
+from pathlib import Path
 
 from fastweights.cli.argument_types import (
     fraction,
@@ -35,11 +36,28 @@ from fastweights.cli.parser import (
 from fastweights.cli.parsers.generate import add_temperature
 from fastweights.cli.parsers.train import add_division, add_intervals, add_trackers
 
-METHODS = ("lolcats", "lolcats-linear", "workshop", "hedgehog", "no-transfer", "t2r", "supra")
+RECIPES = {
+    "lolcats": "a window of 64, transfer of outputs, LoRA",
+    "lolcats-linear": "the same without a window",
+    "workshop": "a window of 16, transfer of attention weights, LoRA",
+    "hedgehog": "no window, transfer of attention weights, LoRA",
+    "no-transfer": "a window of 64, LoRA alone",
+    "t2r": "ReLU features, all weights",
+    "supra": "ReLU features and decays, all weights",
+    "hedgecats": "transfer of the linear side's weights without the window, a short LoRA with it",
+    "window-last": "transfer and LoRA without the window, which is added in the end",
+    "window-dropout": "LoLCATs with the window dropped less and less often",
+    "mohawk": "maps, hidden states of blocks, KL of logits",
+    "mamba-in-llama": "50, 25, 12.5, 0 %% of the layers softmax, MLPs frozen, cross-entropy and KL",
+    "radlads": "hidden states, KL of logits, long texts",
+    "halo": "hidden states, KL of logits, a few steps of long texts",
+    "kl-guided": "hidden states, KL of logits with a higher rate for linear attentions",
+}
+"""Published recipes, and what each does."""
 FEATURE_MAPS = ("hedgehog", "exp", "elu", "relu")
 RULES = ("windowed", "gla", "metala", "gated_deltanet", "mesa", "supra")
 STEPS = 400
-"""Updates of each of the two stages, of the method that is meant unless told otherwise."""
+"""Updates of each of the two stages, of the recipe that is meant unless told otherwise."""
 TOKENS = (128, 512, 2048, 8192, 32768)
 """After which generation is measured."""
 
@@ -59,7 +77,7 @@ def _plan(parser: Parser) -> Deferred:
     _add_pretrained(parser)
     _add_length(parser)
     add_dtype(parser)
-    _add_method(parser.add_argument_group("method"))
+    _add_recipe(parser.add_argument_group("recipe"))
     return Deferred("linearize", "print_plan")
 
 
@@ -75,7 +93,7 @@ def _stage(verb: str, description: str) -> Declare:
             help="Folder of the conversion; one that was stopped is resumed",
         )
         _add_data(parser.add_argument_group("text"))
-        _add_method(parser.add_argument_group("method"))
+        _add_recipe(parser.add_argument_group("recipe"))
         _add_training(parser.add_argument_group("training"))
         add_division(parser.add_argument_group("memory (a run may go on under other ones)"))
         add_dtype(parser)
@@ -154,9 +172,10 @@ def _bench(parser: Parser) -> Deferred:
 _STAGES = {
     "convert": "Attach the linear attentions, and test that a window over the whole text changes"
     " nothing.",
-    "transfer": "Convert, then train the linear attentions on the softmax's outputs.",
+    "transfer": "Convert, then train the linear attentions layer by layer on what softmax gives.",
     "rank-layers": "Convert and transfer, then measure how much damage each linear layer does.",
-    "finetune": "Convert and transfer, then adapt the model to its linear attentions with LoRA.",
+    "finetune": "Convert and train through the recipe's last stage, in which the whole model has"
+    " adapted to its linear attentions.",
     "eval": "Convert, train, then compare the model with its softmax, and with each side of its"
     " attention alone.",
     "report": "Convert, train and compare, then draw the report.",
@@ -216,30 +235,45 @@ def _add_data(group: _ArgumentGroup) -> None:
     add_across(group)
 
 
-def _add_method(group: _ArgumentGroup) -> None:
+def recipe(text: str) -> str | Path:
+    """The name of a published recipe, or the path of a file with one."""
+    if text in RECIPES:
+        return text
+    if (found := path(text)).suffix in (".toml", ".json"):
+        return found
+    raise ArgumentTypeError(
+        f"{text!r} is no recipe; take one of {', '.join(RECIPES)}, or a file of your own, .toml or"
+        " .json"
+    )
+
+
+def _add_recipe(group: _ArgumentGroup) -> None:
     add = group.add_argument
     add(
-        "--method",
-        choices=METHODS,
+        "--recipe",
+        type=recipe,
         default="lolcats",
-        help="Published method, whose settings the other options change (default: %(default)s)",
+        metavar="NAME",
+        help="Published recipe, whose settings the other options change: "
+        + "; ".join(f"{name}, {what}" for name, what in RECIPES.items())
+        + "; or a file of your own, .toml or .json (default: %(default)s)",
     )
     add(
         "--features",
         choices=FEATURE_MAPS,
-        help="Feature map φ of the linear attention (default: the method's)",
+        help="Feature map φ of the linear attention (default: the recipe's)",
     )
     add(
         "--rule",
         choices=RULES,
-        help="Recurrence that takes a softmax layer's place (default: the method's)",
+        help="Recurrence that takes a softmax layer's place (default: the recipe's)",
     )
     add(
         "--window",
         type=non_negative_integer,
         metavar="TOKENS",
         help="Number of tokens that softmax attends to beside the linear attention; 0 for none"
-        " (default: the method's)",
+        " (default: the recipe's)",
     )
     add(
         "--layers",
@@ -255,16 +289,34 @@ def _add_method(group: _ArgumentGroup) -> None:
         help="Number of layers that stay softmax, those whose conversion does the most damage"
         " (default: %(default)s)",
     )
+    _add_stages(group)
 
 
-def _add_training(group: _ArgumentGroup) -> None:
+def _add_stages(group: _ArgumentGroup) -> None:
     add = group.add_argument
+    add(
+        "--scale",
+        type=positive_number,
+        default=1.0,
+        metavar="FACTOR",
+        help="What the updates of every stage are multiplied by: published ones are for models of"
+        " billions of parameters (default: 1)",
+    )
+    add(
+        "--stage",
+        type=given,
+        action="append",
+        default=[],
+        metavar="STAGE.FIELD=VALUE",
+        help="Setting of one stage, such as kl.steps=100, hidden.lr=1e-3 or long.length=2048; 0"
+        " steps leave it out; repeat it for more (default: the recipe's)",
+    )
     for stage, what in {"transfer": "attention transfer", "finetune": "adaptation"}.items():
         add(
             f"--{stage}-steps",
             type=non_negative_integer,
             metavar="N",
-            help=f"Number of updates in {what}; 0 leaves it out (default: the method's, {STEPS}"
+            help=f"Number of updates in {what}; 0 leaves it out (default: the recipe's, {STEPS}"
             " for lolcats)",
         )
     add(
@@ -272,36 +324,60 @@ def _add_training(group: _ArgumentGroup) -> None:
         type=positive_number,
         metavar="RATE",
         help="Learning rate of attention transfer; short runs need a higher one"
-        " (default: the method's, 0.01 for lolcats)",
+        " (default: the recipe's, 0.01 for lolcats)",
     )
     add(
         "--finetune-lr",
         type=positive_number,
         metavar="RATE",
-        help="Learning rate of adaptation (default: the method's, 0.0001 for lolcats)",
+        help="Learning rate of adaptation (default: the recipe's, 0.0001 for lolcats)",
     )
-    add("--batch", type=positive_integer, help="Number of sequences per update (default: 8)")
+    add(
+        "--batch",
+        type=positive_integer,
+        help="Number of sequences per update (default: the recipe's, 8 for lolcats)",
+    )
+    add(
+        "--dropout",
+        type=fraction,
+        metavar="P",
+        help="Probability that attention transfer hides a layer's window (default: the recipe's,"
+        " 0 for lolcats)",
+    )
+    add(
+        "--kl",
+        type=non_negative_number,
+        metavar="FACTOR",
+        help="Weight of the KL divergence to the teacher in adaptation (default: the recipe's,"
+        " 0 for lolcats)",
+    )
+    add(
+        "--teacher",
+        type=given,
+        metavar="MODEL",
+        help="Model that KL is computed to, with the same tokenizer: a folder, or a name on the"
+        " Hugging Face hub (default: the softmax model itself)",
+    )
+    add(
+        "--top-logits",
+        type=positive_integer,
+        metavar="K",
+        help="Number of the teacher's largest logits per token that are stored once, before the"
+        " training, instead of keeping the teacher in memory (default: none)",
+    )
+
+
+def _add_training(group: _ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--accumulate",
         type=positive_integer,
         help="Number of parts that a batch is computed in, to save memory (default: 1)",
     )
     add(
-        "--dropout",
-        type=fraction,
-        metavar="P",
-        help="Probability that attention transfer hides a layer's window (default: 0)",
-    )
-    add(
         "--blockwise",
         action="store_true",
         help="Transfer block by block, with hidden states on disk: for large models",
-    )
-    add(
-        "--kl",
-        type=non_negative_number,
-        metavar="FACTOR",
-        help="Weight of the KL divergence to the softmax model in adaptation (default: 0)",
     )
     add("--bf16", action="store_true", help="Compute matrix products of the training in bfloat16")
     add_intervals(group)

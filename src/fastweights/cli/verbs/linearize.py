@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import torch
 from rich.console import Console
 
 from fastweights.cli.progress import STOPPING, reporter
+from fastweights.cli.recipes import recipe_of, with_training_options
 from fastweights.cli.verbs.generate import Request, load_model, write_continuation
 from fastweights.lab.bench.linearized import (
     GenerationRow,
@@ -20,19 +21,15 @@ from fastweights.lab.bench.linearized import (
 )
 from fastweights.lab.bench.targets import open_report
 from fastweights.linearize.convert.model_classes import LinearizedModel
-from fastweights.linearize.distill.fit import Fit
-from fastweights.linearize.distill.methods import METHODS, LinearizationMethod, TransferConfig
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
-from fastweights.linearize.distill.plan import ConversionPlan, plan
+from fastweights.linearize.distill.plan import ConversionPlan, StagePlan, plan
 from fastweights.linearize.distill.ranking import require_linear_layers
 from fastweights.render.plots import png
 from fastweights.runs.files import atomic_file
 from fastweights.runs.layout import Layout
-from fastweights.runs.optimizers import AdamW
 from fastweights.runs.signals import StopOnSignal
 from fastweights.runs.tracking import track
 from fastweights.text.documents import Data
-from fastweights.train.loop import Every
 
 TRANSFORMERS_TOP_K = 50
 """Among how many tokens transformers draws unless a model says otherwise."""
@@ -41,51 +38,6 @@ TRANSFORMERS_TOP_K = 50
 def linearize(chosen: Namespace, console: Console) -> int | None:
     """Do what the verb after `linearize` says; the exit status, if it may be other than 0."""
     return chosen.act(chosen, console)
-
-
-def _method(chosen: Namespace) -> LinearizationMethod:
-    """The named method with what the options change of its linear attention."""
-    method = METHODS[chosen.method]
-    given = {
-        name: value
-        for name in ("features", "rule", "window")
-        if (value := getattr(chosen, name)) is not None
-    }
-    return replace(method, analog=replace(method.analog, **given))
-
-
-def _with_training_options(method: LinearizationMethod, chosen: Namespace) -> LinearizationMethod:
-    """`method` with what the options change of its training."""
-    transfer, adapt = method.transfer, method.adapt
-    if chosen.dropout is not None:
-        transfer = replace(transfer or TransferConfig(), dropout=chosen.dropout)
-    if transfer is not None:
-        fit = _fit(transfer.fit, chosen, chosen.transfer_steps, chosen.transfer_lr)
-        transfer = replace(transfer, fit=fit, blockwise=chosen.blockwise)
-    if adapt is not None:
-        loss = adapt.loss if chosen.kl is None else replace(adapt.loss, kl=chosen.kl)
-        adapt = replace(
-            adapt, loss=loss, fit=_fit(adapt.fit, chosen, chosen.finetune_steps, chosen.finetune_lr)
-        )
-    return replace(
-        method,
-        transfer=None if chosen.transfer_steps == 0 else transfer,
-        adapt=None if chosen.finetune_steps == 0 else adapt,
-    )
-
-
-def _fit(fit: Fit, chosen: Namespace, steps: int | None, lr: float | None) -> Fit:
-    """The settings of a stage, as far as options give them."""
-    every = Every(chosen.log_every, chosen.eval_every, chosen.checkpoint_every)
-    optimizer = None if lr is None else AdamW(lr=lr, betas=(0.9, 0.999), weight_decay=0.0)
-    given = {
-        "steps": steps or None,
-        "batch": chosen.batch,
-        "accumulate": chosen.accumulate,
-        "optimizer": optimizer,
-    }
-    settings = replace(fit, every=every, seed=chosen.seed, bf16=chosen.bf16)
-    return replace(settings, **{name: value for name, value in given.items() if value is not None})
 
 
 def conversion(chosen: Namespace) -> Conversion:
@@ -104,7 +56,7 @@ def conversion(chosen: Namespace) -> Conversion:
     return Conversion(
         model=chosen.model,
         data=data,
-        method=_with_training_options(_method(chosen), chosen),
+        recipe=with_training_options(recipe_of(chosen), chosen),
         layers=chosen.layers,
         softmax_layers=chosen.softmax_layers,
         dtype=chosen.dtype or "auto",
@@ -117,7 +69,7 @@ def print_plan(chosen: Namespace, console: Console) -> None:
     """Print what a conversion would do and take."""
     dtype = None if chosen.dtype is None else getattr(torch, chosen.dtype)
     planned = plan(
-        chosen.model, _method(chosen), layers=chosen.layers, length=chosen.length, dtype=dtype
+        chosen.model, recipe_of(chosen), layers=chosen.layers, length=chosen.length, dtype=dtype
     )
     require_linear_layers(chosen.softmax_layers, len(planned.converted))
     for line in describe_plan(planned):
@@ -228,15 +180,10 @@ def _load_linearized(chosen: Namespace) -> tuple[Any, Any]:
 def describe_plan(plan: ConversionPlan) -> list[str]:
     """A plan in words."""
     layers = ", ".join(str(attention.layer) for attention in plan.converted)
-    stages = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in plan.seconds.items())
     return [
         f"model       {plan.model_type}, {plan.parameters:,} parameters",
         f"linear      layers {layers}",
         *(f"softmax     layer {layer}: {why}" for layer, why in plan.left),
-        (
-            f"trained     {plan.branch:,} parameters of feature maps, then {plan.adapter:,} of"
-            " adapters"
-        ),
         f"state       {_bytes(plan.state)} per sequence, at any length",
         (
             f"cache       {_bytes(plan.cache_per_token)} per token before: more, from"
@@ -246,8 +193,17 @@ def describe_plan(plan: ConversionPlan) -> list[str]:
             f"memory      {_bytes(plan.weights)} of weights and {_bytes(plan.training)} to train,"
             " besides activations"
         ),
-        f"time        {stages or 'no training'} on this machine's CPU",
+        *(_describe_stage(stage) for stage in plan.stages),
+        f"time        {_duration(sum(s.seconds for s in plan.stages))} on this machine's CPU",
     ]
+
+
+def _describe_stage(stage: StagePlan) -> str:
+    stored = f", {_bytes(stage.stored)} of the teacher's logits" if stage.stored else ""
+    return (
+        f"stage       {stage.name}: {stage.trained:,} parameters, {stage.steps:,} steps,"
+        f" {stage.tokens:,} tokens of length {stage.length:,}, {_duration(stage.seconds)}{stored}"
+    )
 
 
 def _bytes(count: float) -> str:

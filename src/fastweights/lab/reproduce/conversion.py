@@ -12,8 +12,8 @@ from fastweights.lab.reproduce.claim import Experiment, Trial, TrialContext
 from fastweights.lab.reproduce.measures import Measure
 from fastweights.lab.reproduce.text import FIVE, share_tokenizer
 from fastweights.linearize.distill.fit import Fit
-from fastweights.linearize.distill.methods import LinearizationMethod
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
+from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.runs.files import read_json
 from fastweights.runs.folder import keyed_folder
 from fastweights.runs.optimizers import AdamW
@@ -104,8 +104,8 @@ class ConversionTrial(Trial):
     shared folder.
 
     Attributes:
-        series: Name of the method in the figure.
-        method: The method.
+        series: Name of the recipe in the figure.
+        recipe: The recipe.
         seed: Seed of the order of the text.
         teacher: The softmax model.
         length: Tokens per sequence.
@@ -113,7 +113,7 @@ class ConversionTrial(Trial):
     """
 
     series: str
-    method: LinearizationMethod
+    recipe: LinearizationRecipe
     seed: int
     teacher: TrainedTeacher | ProvidedTeacher
     length: int
@@ -131,12 +131,12 @@ class ConversionTrial(Trial):
             held_out=self.held_out,
         )
         conversion = Conversion(
-            str(self.teacher.prepare_model(context)), data, self.method, seed=self.seed
+            str(self.teacher.prepare_model(context)), data, self.recipe, seed=self.seed
         )
         out = keyed_folder(context.shared / "conversions", self)
         run_conversion(conversion, out, until="report", device=context.device)
-        stage = "convert" if self.method.transfer is None else "transfer"
-        first = read_json(out / f"{stage}.json")
+        by_layer = [stage.name for stage in self.recipe.by_layer]
+        first = read_json(out / f"{by_layer[-1] if by_layer else 'convert'}.json")
         found = {
             AFTER: read_json(out / "evaluation.json")["linear"]["perplexity"],
             BEFORE: first["linear"]["perplexity"],
@@ -152,17 +152,17 @@ class ConversionTrial(Trial):
 
 @dataclass(frozen=True)
 class Conversions(Experiment):
-    """An experiment that converts a softmax model by every method, from every seed.
+    """An experiment that converts a softmax model by every recipe, from every seed.
 
     Attributes:
-        methods: The methods by name.
+        recipes: The recipes by name.
         teacher: The softmax model.
         length: Tokens per sequence.
         held_out: Most tokens of validation text.
         seeds: The seeds.
     """
 
-    methods: Mapping[str, LinearizationMethod]
+    recipes: Mapping[str, LinearizationRecipe]
     teacher: TrainedTeacher | ProvidedTeacher
     length: int
     held_out: int
@@ -170,9 +170,9 @@ class Conversions(Experiment):
 
     def trials(self) -> Sequence[Trial]:
         return [
-            ConversionTrial(series, method, seed, self.teacher, self.length, self.held_out)
+            ConversionTrial(series, recipe, seed, self.teacher, self.length, self.held_out)
             for seed in self.seeds
-            for series, method in self.methods.items()
+            for series, recipe in self.recipes.items()
         ]
 
 
@@ -194,11 +194,10 @@ class Updates(NamedTuple):
 
 
 def with_updates(
-    method: LinearizationMethod, transfer: Updates, adapt: Updates, batch: int
-) -> LinearizationMethod:
-    """Return `method` with the number of updates of each of its stages replaced."""
-    first = method.transfer and replace(
-        method.transfer, fit=transfer.of(method.transfer.fit, batch)
+    recipe: LinearizationRecipe, transfer: Updates, adapt: Updates, batch: int
+) -> LinearizationRecipe:
+    """Return `recipe` with the number of updates of each of its stages replaced."""
+    return recipe.with_stages(
+        stage.with_fit((transfer if stage.by_layer else adapt).of(stage.fit, batch))
+        for stage in recipe.stages
     )
-    second = method.adapt and replace(method.adapt, fit=adapt.of(method.adapt.fit, batch))
-    return replace(method, transfer=first, adapt=second)

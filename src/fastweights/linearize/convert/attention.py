@@ -61,9 +61,9 @@ def attend(
     """
     branch = getattr(module, "linear_branch", None)
     masks = attention_mask if isinstance(attention_mask, ForwardMasks) else None
-    given = partial(softmax_attention(softmax, module), module, query, key, value, **options)
+    given = partial(softmax_attention(softmax, module), module, query, key, **options)
     if branch is None:
-        return given(attention_mask if masks is None else masks.softmax)
+        return given(value, attention_mask if masks is None else masks.softmax)
     if masks is None:
         raise CannotLinearize(
             f"layer {module.layer_idx} with a mask of shape {_shape(attention_mask)}",
@@ -82,7 +82,7 @@ def attend(
         keep=keep,
         record=lambda: branch.record(q, k, v, keep, segments),
         linear=lambda replacement=None: branch(q, k, v, keep, segments, memory, replacement),
-        softmax=lambda: given(masks.softmax)[0],
+        softmax=lambda values=v: given(values.transpose(1, 2), masks.softmax)[0],
     )
     return module.linear_mode.attend(call).contiguous(), None
 

@@ -32,6 +32,7 @@ class AttentionCall:
         linear: Computes the branch's output ``[b t h v]``, and advances the cache if there is one.
             An optional function replaces the branch's recurrence by another one.
         softmax: Computes the output ``[b t h v]`` of the model's own attention, in its own dtype.
+            Optional values ``[b t g ·]`` take the place of `v`.
     """
 
     layer: int
@@ -42,7 +43,7 @@ class AttentionCall:
     keep: Mask | None
     record: Callable[[], Recurrence]
     linear: Callable[..., Output]
-    softmax: Callable[[], Output]
+    softmax: Callable[..., Output]
 
 
 class Mode(ABC):

@@ -1,11 +1,13 @@
-"""Stage two, low-rank adaptation (LoLCATs, section 3): attention weights adapt to the linear
-layers."""
+"""The losses of a model as a whole, in which it adapts to its linear layers (LoLCATs, section 3),
+and its adapters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,50 +22,129 @@ from fastweights.linearize.convert.attention import branches, use_mode
 from fastweights.linearize.convert.errors import CannotLinearize
 from fastweights.linearize.convert.modes import Mode, Teacher
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch
-from fastweights.runs.ranges import NON_NEGATIVE_NUMBER
+from fastweights.linearize.distill.losses import require_factors
+from fastweights.runs.ranges import POSITIVE_INTEGER
 from fastweights.runs.seeds import own_randomness, seed_for
+from fastweights.shapes import Mask
 from fastweights.text import IGNORE_INDEX
 from fastweights.train.adapters import LoRA, has_adapters, wrap_in_adapters
 
 
 @dataclass(frozen=True)
-class TokenLoss:
-    """The loss of stage two: ce · -log p(next token) + kl · KL(teacher ‖ student), in nats.
+class TeacherSource:
+    """Whose next-token distribution a model learns.
 
-    Both terms are means over the tokens that are trained on. The teacher is the model itself,
-    without its adapters and with its softmax: there is no second copy of the weights.
+    Attributes:
+        model: Another model of the same tokens, a folder or a name on the Hugging Face hub; None
+            for the softmax model that is converted, as it was.
+        top_k: How many of the teacher's largest logits of each token are computed once, before the
+            training, and kept in the run's folder; all other tokens then count as one class. None
+            to compute all of them at every step.
+
+    Raises:
+        TrainingError: If `top_k` is no whole number above 0.
+    """
+
+    model: str | None = None
+    top_k: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.top_k is not None:
+            POSITIVE_INTEGER.require(top_k=self.top_k)
+
+
+class LogitSource(ABC):
+    """A teacher that is asked for the distribution of the next token."""
+
+    @abstractmethod
+    def divergence(
+        self, logits: Tensor, inputs: Mapping[str, Tensor], learnt: Mask, first: int
+    ) -> Tensor:
+        """Compute the mean KL(teacher ‖ student) over the tokens that are learnt, in nats.
+
+        Args:
+            logits: The student's ``[n vocabulary]`` after the tokens before those.
+            inputs: The batch, without labels.
+            learnt: ``[b t-1]``, True at those n tokens.
+            first: Number of the batch's first sequence in the stage's text.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class ModelLogits(LogitSource):
+    """A teacher whose logits are computed when they are asked for.
+
+    A student may have fewer logits than its teacher, or more, as widths are rounded up: those that
+    both have are compared.
+
+    Attributes:
+        logits: Returns ``[b t-1 vocabulary]`` for a model's inputs, without gradients.
+    """
+
+    logits: Callable[[Mapping[str, Tensor]], Tensor]
+
+    def divergence(
+        self, logits: Tensor, inputs: Mapping[str, Tensor], learnt: Mask, first: int
+    ) -> Tensor:
+        teacher = self.logits(inputs)[learnt]
+        shared = min(teacher.shape[-1], logits.shape[-1])
+        return kl(teacher[:, :shared], logits[:, :shared])
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """The loss of a whole model: ce · -log p(next token) + kl · KL(teacher ‖ student), in nats.
+
+    Both terms are means over the tokens that are trained on.
 
     Attributes:
         ce: The factor of the cross-entropy with the text.
         kl: The factor of the divergence from the teacher.
+        teacher: Who that is. Where its weights are frozen, the model itself is, without its
+            adapters and with its softmax: there is no second copy of the weights.
 
     Raises:
-        ValueError: If a factor is negative, infinite or NaN, or both are 0.
+        ValueError: If a factor is negative, infinite or NaN, or both are 0; if there is a teacher
+            without `kl`.
     """
 
     ce: float = 1.0
     kl: float = 0.0
+    teacher: TeacherSource = TeacherSource()
 
     def __post_init__(self) -> None:
-        sound = self.ce in NON_NEGATIVE_NUMBER and self.kl in NON_NEGATIVE_NUMBER
-        if not sound or self.ce + self.kl == 0:
+        require_factors(self, self.ce, self.kl)
+        if self.kl == 0 and self.teacher != TeacherSource():
             raise ValueError(
-                f"{self}: both factors must be at least 0 and finite, and one of them above 0"
+                f"{self.teacher} teaches nothing where kl = 0; give kl a factor, such as 1, or"
+                " leave the teacher out"
             )
 
-    def __call__(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Compute the loss of a batch with ``labels``, a scalar."""
-        labels, given = (
-            inputs["labels"],
-            {name: x for name, x in inputs.items() if name != "labels"},
-        )
+    def __call__(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Tensor],
+        source: LogitSource | None = None,
+        first: int = 0,
+    ) -> Tensor:
+        """Compute the loss of a batch with ``labels``, a scalar.
+
+        Args:
+            model: The student.
+            inputs: The batch.
+            source: The teacher; None for the model itself.
+            first: Number of the batch's first sequence in the stage's text.
+        """
+        labels = inputs["labels"]
+        given = {name: x for name, x in inputs.items() if name != "labels"}
         learnt = labels[:, 1:] != IGNORE_INDEX
         logits = next_logits(model, given)[learnt]
         parts = []
         if self.ce:
             parts.append(self.ce * F.cross_entropy(logits, labels[:, 1:][learnt]))
         if self.kl:
-            parts.append(self.kl * kl(teacher_logits(model, given)[learnt], logits))
+            teacher = ModelLogits(partial(teacher_logits, model)) if source is None else source
+            parts.append(self.kl * teacher.divergence(logits, given, learnt, first))
         return torch.stack(parts).sum()
 
 
@@ -112,22 +193,30 @@ def kl_from_softmax(model: nn.Module, inputs: Mapping[str, Tensor], mode: Mode) 
 
 
 def prepare_adaptation(
-    model: PreTrainedModel, lora: LoRA | None, train_branches: bool = False, seed: int = 0
+    model: PreTrainedModel, lora: LoRA, train_branches: bool = False, seed: int = 0
 ) -> Any:
-    """Prepare a linearized model for stage two.
+    """Put adapters on the projections of a linearized model's converted attentions.
 
     Args:
-        model: The linearized model.
-        lora: The adapters to add, which alone are trained; None to train all weights.
+        model: The linearized model, which may be in peft's wrapper already: its adapters are
+            trained further then.
+        lora: The adapters, which alone are trained.
         train_branches: Whether the branches are trained too.
         seed: Seed of the adapters' initial values.
 
     Returns:
-        The model, in peft's wrapper if there are adapters. The branches are saved with them, so
-        that both together make the linear model from the softmax one.
+        The model in peft's wrapper. The branches are saved with the adapters, so that both together
+        make the linear model from the softmax one.
     """
-    if lora is None:
-        return model.requires_grad_(True)
+    wrapped = model if has_adapters(model) else _wrap(model, lora, seed)
+    for name, p in wrapped.named_parameters():
+        p.requires_grad_("lora_" in name)
+    for branch in branches(wrapped).values():
+        branch.requires_grad_(train_branches)
+    return wrapped
+
+
+def _wrap(model: PreTrainedModel, lora: LoRA, seed: int) -> Any:
     from peft import LoraConfig
 
     config = LoraConfig(
@@ -139,10 +228,7 @@ def prepare_adaptation(
         task_type="CAUSAL_LM",
     )
     with own_randomness(seed_for("adapters", seed)):
-        wrapped = wrap_in_adapters(model, config)
-    for branch in branches(wrapped).values():
-        branch.requires_grad_(train_branches)
-    return wrapped
+        return wrap_in_adapters(model, config)
 
 
 def projections(model: PreTrainedModel) -> list[str]:

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from fastweights.linearize.convert.attention import branches
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch, skip_blocks
 from fastweights.linearize.distill.fit import TRAINED, PartialStage, fit, load_parameters
-from fastweights.linearize.distill.methods import TransferConfig
+from fastweights.linearize.distill.recipe import TransferConfig
 from fastweights.linearize.distill.transfer import BackwardInForward, attend_all
 from fastweights.runs.devices import to_device
 from fastweights.runs.files import reserve, sync

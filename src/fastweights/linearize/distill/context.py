@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAn
 
 from fastweights.linearize.convert.attention import branches
 from fastweights.linearize.convert.conversion import linearize
-from fastweights.linearize.distill.fit import copy_parameters
-from fastweights.linearize.distill.methods import LinearizationMethod
+from fastweights.linearize.distill.adapt import next_logits
+from fastweights.linearize.distill.fit import copy_parameters, read_parameters
 from fastweights.linearize.distill.plan import ConversionPlan, plan
+from fastweights.linearize.distill.recipe import LinearizationRecipe, StageConfig
+from fastweights.linearize.distill.teachers import require_same_tokens
 from fastweights.runs.checkpoint import no_progress_bars
 from fastweights.runs.errors import DataError
 from fastweights.runs.files import read_json, write_json
@@ -24,6 +26,7 @@ from fastweights.runs.layout import Layout
 from fastweights.runs.processes import Processes
 from fastweights.runs.ranges import NON_NEGATIVE_INTEGER
 from fastweights.runs.report import Reporter
+from fastweights.runs.seeds import own_randomness
 from fastweights.text.corpus import Corpus
 from fastweights.text.documents import Batches, Data, Stream
 from fastweights.text.folder import TextFolder
@@ -39,7 +42,7 @@ class Conversion:
     Attributes:
         model: The softmax model: a folder, or a name on the Hugging Face hub.
         data: The text to train and validate on.
-        method: What replaces softmax attention, and how it is trained.
+        recipe: What replaces softmax attention, and how it is trained.
         layers: Numbers of the layers to convert; None for all that can be.
         softmax_layers: How many of them become softmax again: those that do the most damage.
         dtype: Dtype of the model's own weights, such as "bfloat16"; "auto" for the checkpoint's.
@@ -49,12 +52,12 @@ class Conversion:
 
     Raises:
         ValueError: If a number lies outside of its range, a window covers every sequence, or
-            `bits` is given with a method that trains all weights.
+            `bits` is given with a recipe that trains the model's own weights.
     """
 
     model: str
     data: Data
-    method: LinearizationMethod = LinearizationMethod()
+    recipe: LinearizationRecipe = LinearizationRecipe()
     layers: tuple[int, ...] | None = None
     softmax_layers: int = 0
     dtype: str = "auto"
@@ -70,25 +73,27 @@ class Conversion:
                 f"bits={self.bits}: the frozen weights have 4 or 8, or None to leave them as"
                 " they are"
             )
-        if self.bits is not None and self.trains_all_weights:
+        if self.bits is not None and self.recipe.changes_weights:
             raise ValueError(
-                f"bits={self.bits} with a method that adapts all weights: quantised ones are not"
-                " trained"
+                f"bits={self.bits} with a recipe that trains the model's own weights: quantised"
+                " ones are not trained"
             )
 
     def _require_window(self) -> None:
-        analog, length = self.method.analog, self.data.length
-        if analog.has_window and analog.window >= length:
-            raise ValueError(
-                f"window = {analog.window} reaches over every sequence of length = {length}, so"
-                " that the linear attention before it would learn nothing; take longer sequences"
-                " or a smaller window"
-            )
+        analog = self.recipe.analog
+        for length in self.lengths:
+            if analog.has_window and analog.window >= length:
+                raise ValueError(
+                    f"window = {analog.window} reaches over every sequence of length = {length}, so"
+                    " that the linear attention before it would learn nothing; take longer"
+                    " sequences or a smaller window"
+                )
 
     @property
-    def trains_all_weights(self) -> bool:
-        """Whether stage two changes the model's own weights instead of adding adapters."""
-        return self.method.adapt is not None and self.method.adapt.lora is None
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths of the sequences in all stages, that of the data first."""
+        own = (stage.length for stage in self.recipe.stages if stage.length is not None)
+        return tuple(dict.fromkeys((self.data.length, *own)))
 
 
 def _require_dtype(name: str) -> None:
@@ -110,6 +115,7 @@ class ConversionContext:
         reporter: Receives progress events.
         stop: Returns True when the run should end after the current step.
         layout: How the model lies in the memory of the processes while it is trained.
+        finished: The stages whose result the model has.
     """
 
     conversion: Conversion
@@ -118,6 +124,7 @@ class ConversionContext:
     reporter: Reporter
     stop: Callable[[], bool]
     layout: Layout = Layout()
+    finished: list[StageConfig] = field(default_factory=list)
 
     @property
     def device(self) -> torch.device:
@@ -134,7 +141,7 @@ class ConversionContext:
         conversion = self.conversion
         return plan(
             conversion.model,
-            conversion.method,
+            conversion.recipe,
             layers=conversion.layers,
             length=conversion.data.length,
         )
@@ -148,7 +155,7 @@ class ConversionContext:
         """
         source = self.conversion.model
         tokenizer: Any = AutoTokenizer.from_pretrained(source)
-        rows = AutoConfig.from_pretrained(source).get_text_config().vocab_size
+        rows = self.rows_of(source)
         ends = tokenizer.bos_token_id or 0, tokenizer.eos_token_id or 0
         last = max(tokenizer.vocab_size - 1, *ends)
         if last >= rows:
@@ -163,19 +170,28 @@ class ConversionContext:
         """The linearized model; the steps of the run replace it."""
         return self.linearize_original(self.conversion.layers, self.conversion.bits)
 
-    @cached_property
-    def train(self) -> Batches:
-        """The text to train on, in an order that the seed decides."""
+    def train(self, length: int | None = None) -> Batches:
+        """Return the text to train on, in an order that the seed decides.
+
+        Args:
+            length: Tokens per sequence; None for the conversion's.
+        """
         data = self.conversion.data
         return self._text.batches(
-            data.length, self.conversion.seed, data.responses, data.boundaries
+            length or data.length, self.conversion.seed, data.responses, data.boundaries
         )
 
     @property
     def validation(self) -> Stream:
         """The text to validate on."""
+        return self.validation_of(None)
+
+    def validation_of(self, length: int | None) -> Stream:
+        """Return the text to validate on, as `train` the one to train on."""
         data, text = self.conversion.data, self._text.validation
-        return Stream(text, min(data.length, len(text)), 0, data.responses, data.boundaries)
+        return Stream(
+            text, min(length or data.length, len(text)), 0, data.responses, data.boundaries
+        )
 
     def require_text(self) -> None:
         """Read the text, which must be long enough to be trained and measured on.
@@ -184,13 +200,40 @@ class ConversionContext:
             DataError: If it cannot be read, or is too short.
             Stopped: If reading was stopped.
         """
-        _ = self.train
-        analog, validation = self.conversion.method.analog, self._text.validation
+        for length in self.conversion.lengths:
+            self.train(length)
+        analog, validation = self.conversion.recipe.analog, self._text.validation
         if analog.has_window and len(validation) <= analog.window:
             raise DataError(
                 f"the validation text has {len(validation)} tokens, all within the window of"
                 f" {analog.window}; give more text, or take a smaller window"
             )
+
+    def require_teachers(self) -> None:
+        """Check the teachers of all stages.
+
+        Raises:
+            DataError: If one has other tokens than the model, or fewer logits than are stored.
+        """
+        for stage in self.conversion.recipe.whole:
+            teacher = stage.loss.teacher
+            if stage.loss.kl and teacher.model is not None:
+                theirs = AutoTokenizer.from_pretrained(teacher.model)
+                require_same_tokens(self.tokenizer, theirs, teacher.model)
+            if stage.loss.kl and teacher.top_k is not None:
+                self._require_logits(teacher.model or self.conversion.model, teacher.top_k)
+
+    def _require_logits(self, source: str, top_k: int) -> None:
+        rows = min(self.rows_of(source), self.rows_of(self.conversion.model))
+        if top_k >= rows:
+            raise DataError(
+                f"top_k = {top_k:,} of a teacher with {rows:,} logits are all it has; store fewer,"
+                " such as 64, or leave top_k out"
+            )
+
+    def rows_of(self, source: str) -> int:
+        """Return how many logits a model has, of which only the configuration is read."""
+        return AutoConfig.from_pretrained(source).get_text_config().vocab_size
 
     @cached_property
     def _text(self) -> Corpus:
@@ -205,8 +248,8 @@ class ConversionContext:
         )
         return [batch for _, batch in found]
 
-    def load_original(self, bits: int | None = None) -> Any:
-        """Load the softmax model."""
+    def load_original(self, bits: int | None = None, source: str | None = None) -> Any:
+        """Load the softmax model, or another one by its folder or name."""
         options: dict[str, Any] = {"dtype": self.conversion.dtype}
         if bits is not None:
             options["quantization_config"] = BitsAndBytesConfig(
@@ -214,39 +257,64 @@ class ConversionContext:
             )
             options["device_map"] = {"": self.device}
         with no_progress_bars():
-            model: Any = AutoModelForCausalLM.from_pretrained(self.conversion.model, **options)
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                source or self.conversion.model, **options
+            )
         return model if bits is not None else model.to(self.device)
 
     def linearize_original(self, layers: Iterable[int] | None, bits: int | None) -> Any:
         """Load the softmax model and convert these layers, with the branches' initial
         parameters."""
         torch.manual_seed(self.conversion.seed)
-        return linearize(self.load_original(bits), self.conversion.method.analog, layers)
+        return linearize(self.load_original(bits), self.conversion.recipe.analog, layers)
 
     @property
     def is_divided(self) -> bool:
         """Whether the processes divide the model while it is trained, and make it anew then."""
         return self.layout.shard and self.processes.count > 1
 
-    def branch_parameters(self) -> dict[str, Tensor]:
-        """Copy the parameters of the model's branches."""
-        return {
-            name: x.detach().clone()
-            for name, x in self.model.named_parameters()
-            if "linear_branch" in name
-        }
+    def teacher(self, source: str | None = None) -> Callable[[], Any]:
+        """Return what gives a model to learn from, frozen, which is loaded when it is first asked
+        for: the softmax model, or another one."""
 
-    def convert_again(
-        self,
-        layers: Iterable[int],
-        bits: int | None,
-        trained: Mapping[str, Tensor] | None = None,
-    ) -> Any:
-        """Load the softmax model and convert these layers, with the branches' trained parameters:
-        those given, or else those of the present model."""
-        trained = self.branch_parameters() if trained is None else trained
+        def load() -> Any:
+            with own_randomness(self.conversion.seed):  # no draw of a step moves
+                return self.load_original(source=source).eval().requires_grad_(False)
+
+        return cache(load)
+
+    def logits_of(self, source: str | None = None) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        """Return what computes the logits of such a model."""
+        teacher = self.teacher(source)
+        return torch.no_grad()(lambda inputs: next_logits(teacher(), inputs))
+
+    @property
+    def has_own_teacher(self) -> bool:
+        """Whether the model, without its adapters and with its softmax, is as it was."""
+        return not any(stage.trained.changes_weights for stage in self.finished)
+
+    def original_logits(self) -> Callable[[Mapping[str, Tensor]], Tensor] | None:
+        """Return what computes the softmax model's logits, loaded a second time where the model's
+        weights have changed; None where the model itself still has them."""
+        return None if self.has_own_teacher else self.logits_of()
+
+    def convert_again(self, layers: Iterable[int], bits: int | None) -> Any:
+        """Load the softmax model, convert these layers, and give them what the finished stages have
+        trained; the others are as they were."""
+        layers = list(layers)
         model = self.linearize_original(layers, bits)
-        copy_parameters(model, trained)
+        softmax = tuple(
+            f"{attention.path}."
+            for attention in self.plan.converted
+            if attention.layer not in layers
+        )
+        for stage in self.finished:
+            if not stage.trained.changes_weights:
+                model = stage.trained.prepare(model, self.conversion.seed)
+            trained = read_parameters(self.out / stage.name)
+            copy_parameters(
+                model, {name: x for name, x in trained.items() if not name.startswith(softmax)}
+            )
         return model
 
     def linear_layers(self) -> list[int]:

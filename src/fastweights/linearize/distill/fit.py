@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 
+from fastweights.linearize.convert.transformers_seams import attentions_with_branch
 from fastweights.runs.errors import CheckpointError, TrainingError
 from fastweights.runs.files import atomic_file
 from fastweights.runs.folder import is_run
@@ -19,6 +20,7 @@ from fastweights.runs.loop import run_in_folder
 from fastweights.runs.metrics import Metrics, Row
 from fastweights.runs.optimizers import AdamW, OptimizerConfig
 from fastweights.runs.processes import Processes, join_processes
+from fastweights.runs.ranges import POSITIVE_NUMBER
 from fastweights.runs.report import Reporter
 from fastweights.runs.results import remove_damaged
 from fastweights.runs.schedules import Linear, Schedule
@@ -27,6 +29,32 @@ from fastweights.runs.stage import Optimization, StoredStage, trainable_paramete
 TRAINED = "trained.safetensors"
 LARGEST_RATE = 10.0
 """Of AdamW. Feature maps saturate: far higher rates would end with a loss that looks sound."""
+
+
+@dataclass(frozen=True)
+class AdamWByPart(AdamW):
+    """AdamW with a learning rate of their own for the linear attentions, as KL-guided hybrid
+    distillation has it.
+
+    Attributes:
+        attention_lr: Peak learning rate of the attentions that have a branch.
+
+    Raises:
+        TrainingError: If a number lies outside of its range.
+    """
+
+    attention_lr: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        POSITIVE_NUMBER.require(attention_lr=self.attention_lr)
+
+    def build(self, model: nn.Module) -> list[optim.Optimizer]:
+        trained = list(trainable_parameters(model).values())
+        inside = {id(p) for module in attentions_with_branch(model) for p in module.parameters()}
+        parts = [p for p in trained if id(p) in inside], [p for p in trained if id(p) not in inside]
+        faster = replace(self, lr=self.attention_lr)
+        return [*faster.build_for(model, parts[0]), *self.build_for(model, parts[1])]
 
 
 @dataclass(frozen=True)
@@ -129,13 +157,25 @@ def load_parameters(model: nn.Module, out: Path) -> None:
         CheckpointError: If the file is damaged.
         ValueError: If `model` has none of them.
     """
-    try:
-        trained = load_file(out / TRAINED)
-    except SafetensorError as error:
-        raise CheckpointError(
-            f"{out / TRAINED} is damaged ({error}); remove it, and the same command writes it again"
-        ) from error
-    copy_parameters(model, trained)
+    copy_parameters(model, read_parameters(out))
+
+
+def read_parameters(out: Path) -> dict[str, Tensor]:
+    """Read the parameters in ``out/trained.safetensors``, or in those of a folder's blocks.
+
+    Raises:
+        CheckpointError: If a file is damaged.
+    """
+    files = [path] if (path := out / TRAINED).exists() else sorted(out.glob(f"block-*/{TRAINED}"))
+    found = dict[str, Tensor]()
+    for path in files:
+        try:
+            found |= load_file(path)
+        except SafetensorError as error:
+            raise CheckpointError(
+                f"{path} is damaged ({error}); remove it, and the same command writes it again"
+            ) from error
+    return found
 
 
 def copy_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -1,5 +1,5 @@
-"""The whole conversion as one run that can be resumed: plan, convert, transfer, rank, finetune,
-evaluate, report, export."""
+"""The whole conversion as one run that can be resumed: plan, convert, the stages of its recipe with
+the ranking of layers between them, evaluate, report, export."""
 
 from __future__ import annotations
 
@@ -10,12 +10,20 @@ from pathlib import Path
 import torch
 
 from fastweights.linearize.distill.context import Conversion, ConversionContext
-from fastweights.linearize.distill.fit import Fit
 from fastweights.linearize.distill.ranking import require_linear_layers
-from fastweights.linearize.distill.verbs import VERBS, FinetuneVerb, Verb
-from fastweights.runs.errors import Stopped, TrainingError
+from fastweights.linearize.distill.training import AdaptVerb
+from fastweights.linearize.distill.verb import Verb
+from fastweights.linearize.distill.verbs import verbs_of, verbs_until
+from fastweights.runs.errors import CheckpointError, Stopped, TrainingError
 from fastweights.runs.files import remove_partials
-from fastweights.runs.folder import create_run, is_run, lock_run, missing_folders, remove_if_refused
+from fastweights.runs.folder import (
+    create_run,
+    is_run,
+    lock_run,
+    missing_folders,
+    read_record,
+    remove_if_refused,
+)
 from fastweights.runs.layout import Layout
 from fastweights.runs.packages import require_package
 from fastweights.runs.processes import join_processes
@@ -43,9 +51,9 @@ def run_conversion(
     report, and the JSON files beside them its numbers.
 
     Args:
-        conversion: The model, the text and the method.
+        conversion: The model, the text and the recipe.
         out: The folder, new or of this same conversion.
-        until: Name of the last step to do, one of `VERBS`.
+        until: Name of the last step to do, as `verbs_until` takes it.
         device: Where the model computes; None for the CPU.
         layout: How the model lies in the memory of the processes while it is trained; no part of
             the conversion. Between the stages every process has the whole model.
@@ -66,13 +74,13 @@ def run_conversion(
         ValueError: If no layer would be left linear, or something is missing: peft for LoRA,
             bitsandbytes for `bits`, or a GPU for 4 bits.
     """
-    verbs = _verbs_until(until)
+    verbs = verbs_until(conversion.recipe, until)
     device = device or torch.device("cpu")
     _require_packages(conversion, verbs, device)
     _require_divisible(conversion, layout)
     processes = join_processes(device, patience)
-    for fit in _fits(conversion):
-        fit.sequences_at_once(processes)
+    for stage in conversion.recipe.stages:
+        stage.fit.sequences_at_once(processes)
     reporter = reporter if processes.is_first else Reporter()
     context = ConversionContext(conversion, out, processes, reporter, stop, layout)
     with ExitStack() as held:
@@ -85,7 +93,7 @@ def run_conversion(
             if not verb.run_together(context):
                 return False
             if processes.is_first:
-                seal(out, _results(out))
+                seal(out, _results(context))
         processes.wait()
     return True
 
@@ -103,34 +111,37 @@ def _open_together(context: ConversionContext, held: ExitStack) -> bool:
 def _open_folder(context: ConversionContext, held: ExitStack) -> None:
     """Make the run's folder, or find it; `held` keeps other runs out of it."""
     missing = missing_folders(context.out)
+    _require_recipe(context.out)
     if not is_run(context.out, context.conversion):
         require_linear_layers(context.conversion.softmax_layers, len(context.plan.converted))
+        context.require_teachers()
     if context.processes.is_first:
         create_run(context.out, context.conversion)
         held.enter_context(lock_run(context.out))
         remove_partials(context.out)
-        for path in remove_damaged(context.out, _results(context.out)):
+        for path in remove_damaged(context.out, _results(context)):
             context.reporter.note(f"{path} is missing or damaged; writing it again.")
         record_numerics(context.out)
-    for verb in VERBS:
+    for verb in verbs_of(context.conversion.recipe):
         verb.check(context.out)
     with remove_if_refused(missing):
         context.require_text()
 
 
-def _results(out: Path) -> list[Path]:
+def _results(context: ConversionContext) -> list[Path]:
     """What the steps of a run leave, each of which can be made again from what is before it."""
-    return [out / "adapter", *(out / verb.result for verb in VERBS)]
+    verbs = verbs_of(context.conversion.recipe)
+    return [context.out / "adapter", *(context.out / verb.result for verb in verbs)]
 
 
-def _fits(conversion: Conversion) -> list[Fit]:
-    """The settings of the stages that are trained."""
-    stages = conversion.method.transfer, conversion.method.adapt
-    return [stage.fit for stage in stages if stage is not None]
-
-
-def _verbs_until(name: str) -> tuple[Verb, ...]:
-    return VERBS[: [verb.name for verb in VERBS].index(name) + 1]
+def _require_recipe(out: Path) -> None:
+    """Raise CheckpointError if a folder holds a conversion from before there were recipes."""
+    record = read_record(out)
+    if isinstance(record, dict) and "method" in record and record.get("type") == "Conversion":
+        raise CheckpointError(
+            f"{out} holds a conversion that an earlier version of fastweights began, whose stages"
+            " this one cannot resume; finish it with that version, or choose another folder"
+        )
 
 
 def _require_divisible(conversion: Conversion, layout: Layout) -> None:
@@ -141,8 +152,7 @@ def _require_divisible(conversion: Conversion, layout: Layout) -> None:
             f"bits={conversion.bits}: quantised weights are not divided over processes; leave out"
             " one of the two"
         )
-    transfer = conversion.method.transfer
-    if transfer is not None and transfer.blockwise:
+    if any(getattr(stage, "blockwise", False) for stage in conversion.recipe.stages):
         raise TrainingError(
             "a transfer block by block holds one block at a time, and divides none; leave out"
             " blockwise or shard"
@@ -153,9 +163,8 @@ def _require_packages(
     conversion: Conversion, verbs: tuple[Verb, ...], device: torch.device
 ) -> None:
     """What this run will need, asked for before it begins."""
-    adapt, bits = conversion.method.adapt, conversion.bits
-    finetunes = any(isinstance(verb, FinetuneVerb) for verb in verbs)
-    if finetunes and adapt is not None and adapt.lora is not None:
+    bits = conversion.bits
+    if conversion.recipe.adapters and any(isinstance(verb, AdaptVerb) for verb in verbs):
         require_package("peft", "LoRA", "or take 0 steps of finetuning")
     if bits is None:
         return

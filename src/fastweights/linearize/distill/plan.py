@@ -4,7 +4,7 @@ costs."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,11 +15,38 @@ from fastweights.linearize.convert.cache import StateLayer
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.convert.conversion import choose_layers, require_softmax
 from fastweights.linearize.convert.registry import branch_of
-from fastweights.linearize.distill.fit import Fit
-from fastweights.linearize.distill.methods import LinearizationMethod
+from fastweights.linearize.distill.recipe import (
+    AdaptationConfig,
+    LinearizationRecipe,
+    StageConfig,
+    TransferConfig,
+)
 
 ADAM = 4 * 4
 """Bytes per trained parameter in float32: itself, its gradient, and AdamW's two averages."""
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """The numbers of one stage of a planned conversion.
+
+    Attributes:
+        name: Name of the stage.
+        steps: Updates.
+        length: Tokens per sequence.
+        tokens: Tokens that are trained on.
+        trained: Number of parameters that are trained.
+        seconds: A rough estimate of how long it takes on this machine's CPU; see `plan`.
+        stored: Bytes of the teacher's logits that are stored before it.
+    """
+
+    name: str
+    steps: int
+    length: int
+    tokens: int
+    trained: int
+    seconds: float
+    stored: int
 
 
 @dataclass(frozen=True)
@@ -31,16 +58,15 @@ class ConversionPlan:
         parameters: Number of the model's parameters, without the branches.
         converted: The attentions that become linear.
         left: The layers that stay softmax, each with the reason.
-        branch: Number of parameters that stage one trains.
-        adapter: Number of parameters that stage two trains.
+        branch: Number of the branches' parameters.
+        adapter: The most parameters that a stage of the whole model trains; 0 if there is none.
         state: Bytes of the converted layers' states and windows, when full; they stay constant
             then.
         cache_per_token: Bytes of keys and values that the same layers keep per token before
             conversion.
         weights: Bytes of the weights.
         training: Bytes that training needs besides them, without activations.
-        seconds: A rough estimate of how long each stage takes on this machine's CPU, by its name;
-            see `plan`.
+        stages: The stages, in their order.
     """
 
     model_type: str
@@ -53,7 +79,7 @@ class ConversionPlan:
     cache_per_token: int
     weights: int
     training: int
-    seconds: dict[str, float]
+    stages: tuple[StagePlan, ...]
 
     @property
     def break_even(self) -> int:
@@ -63,7 +89,7 @@ class ConversionPlan:
 
 def plan(
     source: str | PreTrainedModel,
-    method: LinearizationMethod = LinearizationMethod(),
+    recipe: LinearizationRecipe = LinearizationRecipe(),
     *,
     layers: Iterable[int] | None = None,
     length: int = 1024,
@@ -77,9 +103,9 @@ def plan(
 
     Args:
         source: A model, a folder or a name on the Hugging Face hub; only the configuration is read.
-        method: What replaces softmax attention, and how it is trained.
+        recipe: What replaces softmax attention, and how it is trained.
         layers: Numbers of the layers to convert; None for all that are converted by default.
-        length: Tokens per training sequence.
+        length: Tokens per training sequence, of stages that do not say their own.
         dtype: Dtype of the weights; None for the configuration's, or float32.
 
     Raises:
@@ -88,20 +114,24 @@ def plan(
     model = source if isinstance(source, PreTrainedModel) else _skeleton(source, dtype)
     chosen = choose_layers(model, None if layers is None else list(layers))
     parameters = sum(p.numel() for p in model.parameters())
-    branch = sum(_branch_parameters(attention, method) for attention in chosen)
-    adapter = _adapter_parameters(model, chosen, method)
+    branch = sum(_branch_parameters(attention, recipe) for attention in chosen)
+    paths = [attention.path for attention in chosen]
+    trained = [stage.trained.count(model, paths, branch) for stage in recipe.stages]
     return ConversionPlan(
         model_type=model.config.model_type,
         parameters=parameters,
         converted=tuple(chosen),
         left=_layers_left(model, chosen),
         branch=branch,
-        adapter=adapter,
-        state=sum(_state_bytes(attention, method, model.dtype) for attention in chosen),
+        adapter=max(
+            (n for n, stage in zip(trained, recipe.stages, strict=True) if not stage.by_layer),
+            default=0,
+        ),
+        state=sum(_state_bytes(attention, recipe.analog, model.dtype) for attention in chosen),
         cache_per_token=sum(_key_value_bytes(attention, model.dtype) for attention in chosen),
         weights=parameters * model.dtype.itemsize + branch * torch.float32.itemsize,
-        training=ADAM * max(branch if method.transfer else 0, adapter if method.adapt else 0),
-        seconds=_guess_seconds(parameters, method, length),
+        training=ADAM * max(trained, default=0),
+        stages=_plan_stages(parameters, recipe, trained, length),
     )
 
 
@@ -132,21 +162,23 @@ def _skeleton(source: str, dtype: torch.dtype | None) -> PreTrainedModel:
         )
 
 
-def _branch_parameters(attention: AttentionLayer, method: LinearizationMethod) -> int:
+def _branch_parameters(attention: AttentionLayer, recipe: LinearizationRecipe) -> int:
     with torch.device("meta"):
-        return sum(p.numel() for p in branch_of(method.analog, attention).parameters())
+        return sum(p.numel() for p in branch_of(recipe.analog, attention).parameters())
 
 
-def _state_bytes(attention: AttentionLayer, method: LinearizationMethod, dtype: torch.dtype) -> int:
+def _state_bytes(
+    attention: AttentionLayer, analog: LinearAttentionConfig, dtype: torch.dtype
+) -> int:
     """What the cache holds once the window is full.
 
     Its keys and values grow by the same bytes per token, which small windows tell.
     """
-    window, small = method.analog.window, 2
+    window, small = analog.window, 2
     if window <= small:
-        return _cache_bytes(attention, method.analog, dtype)
+        return _cache_bytes(attention, analog, dtype)
     two, three = (
-        _cache_bytes(attention, replace(method.analog, window=tokens), dtype)
+        _cache_bytes(attention, replace(analog, window=tokens), dtype)
         for tokens in (small, small + 1)
     )
     return two + (window - small) * (three - two)
@@ -171,38 +203,37 @@ def _cache_bytes(
     return memory.nbytes
 
 
-def _adapter_parameters(
-    model: PreTrainedModel, attentions: Iterable[AttentionLayer], method: LinearizationMethod
-) -> int:
-    """rank · (inputs + outputs) of every projection; all weights if there are no adapters."""
-    if method.adapt is None:
-        return 0
-    if method.adapt.lora is None:
-        return sum(p.numel() for p in model.parameters())
-    matrices = [
-        p
-        for attention in attentions
-        for p in model.get_submodule(attention.path).parameters()
-        if p.ndim == 2
-    ]
-    return method.adapt.lora.rank * sum(sum(p.shape) for p in matrices)
+def _plan_stages(
+    parameters: int, recipe: LinearizationRecipe, trained: Sequence[int], length: int
+) -> tuple[StagePlan, ...]:
+    speed = _speed_of_matrix_products()
+    return tuple(
+        _plan_stage(stage, count, parameters, stage.length or length, speed)
+        for stage, count in zip(recipe.stages, trained, strict=True)
+    )
 
 
-def _guess_seconds(parameters: int, method: LinearizationMethod, length: int) -> dict[str, float]:
-    """2 operations per parameter and token forward, 4 more backward; a teacher's forward for KL.
-    Transfer goes backward through the branches alone, and is counted as half of a forward more.
+def _plan_stage(
+    stage: StageConfig, trained: int, parameters: int, length: int, speed: float
+) -> StagePlan:
+    tokens = stage.fit.steps * stage.fit.batch * length
+    stored = 0
+    if isinstance(stage, AdaptationConfig) and stage.loss.kl and stage.loss.teacher.top_k:
+        stored = tokens * (2 * stage.loss.teacher.top_k + 1) * torch.float32.itemsize
+    seconds = _operations(stage) * parameters * tokens / speed
+    return StagePlan(stage.name, stage.fit.steps, length, tokens, trained, seconds, stored)
+
+
+def _operations(stage: StageConfig) -> int:
+    """Per parameter and token: 2 forward, 4 more backward; a teacher's forward for KL and hidden
+    states. Transfer goes backward through the branches alone, counted as half of a forward more;
+    alignment through its layers.
     """
-    speed, found = _speed_of_matrix_products(), dict[str, float]()
-    if method.transfer is not None:
-        found["transfer"] = 3 * parameters * _tokens(method.transfer.fit, length) / speed
-    if method.adapt is not None:
-        operations = 6 + (2 if method.adapt.loss.kl else 0)
-        found["finetune"] = operations * parameters * _tokens(method.adapt.fit, length) / speed
-    return found
-
-
-def _tokens(fit: Fit, length: int) -> int:
-    return fit.steps * fit.batch * length
+    if isinstance(stage, TransferConfig):
+        return 3
+    if isinstance(stage, AdaptationConfig):
+        return 6 + (2 if stage.loss.kl else 0)
+    return 6
 
 
 def _speed_of_matrix_products(size: int = 768, repeats: int = 4) -> float:

@@ -100,7 +100,7 @@ def write_report(model: Any, inputs: Mapping[str, Tensor], run: Path, out: Path)
         _costs(found, run, out),
         _plan(found["plan"]),
         _maps(record_maps(model, inputs), out),
-        _losses(run, out),
+        _losses(_stages(found), run, out),
         _ranking(found.get("ranking"), out),
     ]
     title = f"{found['run']['model']}, linearized"
@@ -113,7 +113,7 @@ def write_report(model: Any, inputs: Mapping[str, Tensor], run: Path, out: Path)
 
 def _costs(found: Mapping[str, Any], run: Path, out: Path) -> str:
     stages = {"swapped": found["convert"]["linear"]}
-    stages |= {"after transfer": found["transfer"]["linear"]} if "transfer" in found else {}
+    stages |= {f"after {n}": found[n]["linear"] for n in _stages(found) if n in found}
     evaluation = found["evaluation"]
     named: list[Row] = [
         {"model": name, **row} for name, row in [*stages.items(), *evaluation.items()]
@@ -223,58 +223,69 @@ def _relative(phi: Tensor) -> np.ndarray:
     return torch.where(top > 0, size / top, 0).numpy()
 
 
-def _losses(run: Path, out: Path) -> str:
-    transfer, finetune = _transfer_rows(run / "transfer"), read_curve(run / "finetune")
-    if not transfer and not finetune:
+def _stages(found: Mapping[str, Any]) -> list[str]:
+    """The names of the recipe's stages."""
+    return [stage["name"] for stage in found["run"]["recipe"]["stages"]]
+
+
+def _losses(stages: Sequence[str], run: Path, out: Path) -> str:
+    curves = {name: rows for name in stages if (rows := _rows(run / name))}
+    if not curves:
         return ""
-    names = {name for row in transfer for name in row if name.startswith("loss/")}
-    layers = sorted(names, key=_number)
-    drawing, axes = canvas(1, 2, 4.6, 3.2)
-    _draw_transfer(axes[0, 0], transfer, layers)
-    _draw_adaptation(axes[0, 1], finetune)
+    drawing, axes = canvas(1, len(curves), 4.6, 3.2)
+    last: list[Row] = []
+    for place, (name, rows) in zip(axes[0], curves.items(), strict=True):
+        layers = sorted(
+            {key for row in rows for key in row if key.startswith("loss/")}, key=_number
+        )
+        if layers:
+            _draw_by_layer(place, name, rows, layers)
+        else:
+            _draw_adaptation(place, name, rows)
+        last += [
+            {"stage": name, "layer": _number(key), "last loss": _curve(rows, key)[1][-1].item()}
+            for key in layers
+        ]
     caption = (
-        "Left: each layer's transfer loss (relative squared error of its output by default)."
-        " Right: the loss of stage two in training and validation."
+        "The stages in their order: each layer's own loss (of transfer, the relative squared error"
+        " of its output by default), or the loss of the whole model in training and the nats per"
+        " token of held-out text."
     )
     picture = ReportFigure("losses", "Training", caption, drawing)
-    last: list[Row] = [
-        {"layer": _number(name), "last loss": _curve(transfer, name)[1][-1].item()}
-        for name in layers
-    ]
     return section("Training", "", figure(picture, "", out, titled=False) + table(last))
 
 
-def _draw_transfer(axes: Axes, rows: Sequence[Mapping[str, float]], layers: Sequence[str]) -> None:
+def _draw_by_layer(
+    axes: Axes, name: str, rows: Sequence[Mapping[str, float]], layers: Sequence[str]
+) -> None:
     """A curve for each layer, eight of them named."""
     named = {layers[i] for i in spread_evenly(len(layers), 8)}
-    for number, name in enumerate(layers):
+    for number, key in enumerate(layers):
         axes.semilogy(
-            *_curve(rows, name),
+            *_curve(rows, key),
             color=matplotlib.colormaps["viridis"](0.88 * number / max(1, len(layers) - 1)),
             linewidth=1.1,
-            label=name.replace("loss/", "layer ") if name in named else "_",
+            label=key.replace("loss/", "layer ") if key in named else "_",
         )
-    label(axes, "Attention transfer", "step", "loss of a layer")
-    if rows:
-        legend(axes)
+    label(axes, name, "step", "loss of a layer")
+    legend(axes)
 
 
-def _draw_adaptation(axes: Axes, rows: Sequence[Mapping[str, float]]) -> None:
+def _draw_adaptation(axes: Axes, name: str, rows: Sequence[Mapping[str, float]]) -> None:
     """The loss in training and on held-out text."""
-    for place, (name, text) in enumerate({"loss": "training", "val_loss": "validation"}.items()):
+    for place, (key, text) in enumerate({"loss": "training", "val_loss": "validation"}.items()):
         axes.plot(
-            *_curve(rows, name),
+            *_curve(rows, key),
             color=PALETTE[place],
             linewidth=1.2,
             marker="." * place,
             label=text,
         )
-    label(axes, "Adaptation", "step", "nats / token")
-    if rows:
-        legend(axes)
+    label(axes, name, "step", "nats / token")
+    legend(axes)
 
 
-def _transfer_rows(folder: Path) -> list[Mapping[str, float]]:
+def _rows(folder: Path) -> list[Mapping[str, float]]:
     """The curve of all layers together, or those of the blocks."""
     return [
         *read_curve(folder),

@@ -19,11 +19,10 @@ from transformers import PreTrainedModel
 
 from fastweights.layers import upcast
 from fastweights.linearize.convert.attention import branches, use_mode
-from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.linearize.convert.modes import AttentionCall, Mode, require_window
+from fastweights.linearize.distill.losses import output_error, require_factors
 from fastweights.methods import evaluate
 from fastweights.recurrence import Recurrence, WindowedLinear
-from fastweights.runs.ranges import NON_NEGATIVE_NUMBER
 from fastweights.runs.seeds import random_seed_from
 from fastweights.runs.stage import go_backward
 from fastweights.shapes import Map, Mask, Output
@@ -36,48 +35,48 @@ FLOOR = 1e-12
 class TransferLoss:
     """The distance of a layer from its softmax.
 
-    output · Σ‖ŷ - y‖² / Σ‖y‖² - weights · mean_n Σ_i a_ni log â_ni
+    output · Σ‖ŷ - y‖² / Σ‖y‖² - weights · mean_n Σ_i a_ni log â_ni + maps · mean ‖A - Â‖_F
 
     The first term compares outputs (LoLCATs, arXiv 2410.10254, section 3). It is relative, since
     the size of outputs grows up to 200-fold with depth; its sums are over tokens, heads and
     channels. The second compares attention weights (the workshop paper's eq. 7), in the mean over
-    queries n and heads, and takes maps ``[b h t t]``. Padding counts in neither.
+    queries n and heads, and the third the matrices that tokens are mixed by, whatever the sign of
+    their entries, in the mean over sequences and heads (MOHAWK, arXiv 2408.10189, stage 1); both
+    take maps ``[b h t t]``. Padding counts in none.
 
     Attributes:
         output: The factor of the outputs' relative squared error.
         weights: The factor of the weights' cross-entropy.
+        maps: The factor of the maps' distance.
 
     Raises:
-        ValueError: If a factor is negative, infinite or NaN, or both are 0.
+        ValueError: If a factor is negative, infinite or NaN, or all are 0.
     """
 
     output: float = 1.0
     weights: float = 0.0
+    maps: float = 0.0
 
     def __post_init__(self) -> None:
-        sound = self.output in NON_NEGATIVE_NUMBER and self.weights in NON_NEGATIVE_NUMBER
-        if not sound or self.output + self.weights == 0:
-            raise ValueError(
-                f"{self}: both factors must be at least 0 and finite, and one of them above 0"
-            )
+        require_factors(self, self.output, self.weights, self.maps)
 
-    def __call__(
-        self, branch: LinearBranch, record: Recurrence, target: Output, keep: Mask | None
-    ) -> Tensor:
-        """Compute the loss of one layer, a scalar."""
+    def __call__(self, call: AttentionCall, record: Recurrence, target: Output) -> Tensor:
+        """Compute the loss of one layer, a scalar.
+
+        Args:
+            call: The layer's call.
+            record: The branch's recurrence.
+            target: What softmax gives.
+        """
         parts = []
         if self.output:
-            parts.append(self.output * output_error(branch.read(evaluate(record)[0]), target, keep))
+            o = call.branch.read(evaluate(record)[0])
+            parts.append(self.output * output_error(o, target, call.keep))
         if self.weights:
-            parts.append(self.weights * cross_entropy(record, keep))
+            parts.append(self.weights * cross_entropy(record, call.keep))
+        if self.maps:
+            parts.append(self.maps * map_distance(record, softmax_map(call), call.keep))
         return torch.stack(parts).sum()
-
-
-def output_error(o: Output, target: Output, keep: Mask | None) -> Tensor:
-    """Compute the relative squared error Σ‖o - target‖² / Σ‖target‖² of outputs ``[b t h v]``."""
-    rows = torch.ones_like(target[..., :1]) if keep is None else keep[..., None, None]
-    target = upcast(target)
-    return ((o - target) * rows).square().sum() / (target * rows).square().sum()
 
 
 def cross_entropy(record: Recurrence, keep: Mask | None) -> Tensor:
@@ -87,6 +86,27 @@ def cross_entropy(record: Recurrence, keep: Mask | None) -> Tensor:
     """
     rows = -(teacher_map(record) * record.attention_map().clamp(min=FLOOR).log()).sum(-1)
     return _mean(rows, keep)
+
+
+def map_distance(record: Recurrence, teacher: Map, keep: Mask | None) -> Tensor:
+    """Compute ‖A - Â‖ (Frobenius) of maps ``[b h t t]`` with those of `record`.
+
+    It is the mean over sequences and heads; rows of padding are left out.
+    """
+    rows = upcast(teacher) - record.attention_map()
+    rows = rows if keep is None else rows * keep[:, None, :, None]
+    return torch.linalg.vector_norm(rows, dim=(-2, -1)).mean()
+
+
+@torch.no_grad()
+def softmax_map(call: AttentionCall) -> Map:
+    """Compute the weights ``[b h t t]`` of the model's own attention, whatever that is.
+
+    Its values are tokens' unit vectors, so that its outputs are the weights.
+    """
+    size, groups = call.v.shape[1:3]
+    unit = torch.eye(size, dtype=call.v.dtype, device=call.v.device)[None, :, None]
+    return call.softmax(unit.expand(len(call.v), -1, groups, -1)).transpose(1, 2)
 
 
 def divergence(record: Recurrence, keep: Mask | None) -> Tensor:
@@ -163,22 +183,25 @@ class Transfer(Mode):
             target = call.softmax()
         with torch.enable_grad():
             record = call.record()
-            if self._hides_window(call.layer):
+            if is_drawn(self.dropout, self.seed, call.layer):
                 record = replace(require_window(record, self), window=0)
-            self.take(call.layer, self.loss(call.branch, record, target, call.keep))
+            self.take(call.layer, self.loss(call, record, target))
         return target
-
-    def _hides_window(self, layer: int) -> bool:
-        if self.dropout == 0:
-            return False
-        if self.seed is None:
-            return bool(torch.rand(()) < self.dropout)
-        generator = Generator().manual_seed(random_seed_from(self.seed, layer))
-        return bool(torch.rand((), generator=generator) < self.dropout)
 
     @abstractmethod
     def take(self, layer: int, loss: Tensor) -> None:
         """Receive the loss of every layer in turn, which holds this layer's graph."""
+
+
+def is_drawn(probability: float, seed: int | None, layer: int) -> bool:
+    """Draw whether something befalls a layer: a function of `seed` and the layer, or by PyTorch's
+    own generator if that is None."""
+    if probability == 0:
+        return False
+    if seed is None:
+        return bool(torch.rand(()) < probability)
+    generator = Generator().manual_seed(random_seed_from(seed, layer))
+    return bool(torch.rand((), generator=generator) < probability)
 
 
 class LossOnly(Transfer):

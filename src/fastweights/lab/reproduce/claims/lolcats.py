@@ -20,7 +20,8 @@ from fastweights.lab.reproduce.conversion import (
 from fastweights.lab.reproduce.pictures import Bars, Curves
 from fastweights.lab.reproduce.speed import Generation, GenerationSegments, Models, SpeedExperiment
 from fastweights.linearize import LinearAttentionConfig
-from fastweights.linearize.distill.methods import METHODS, LinearizationMethod
+from fastweights.linearize.distill.recipe import LinearizationRecipe
+from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.text.corpus import Text
 from fastweights.text.tokenizers import BPE
 
@@ -133,24 +134,28 @@ PAPERS = (Updates(2500, 1e-2), Updates(2500, 1e-4))
 """Two epochs of 10 million tokens in each stage."""
 
 
-def _linear(features: str) -> LinearizationMethod:
+def _linear(features: str) -> LinearizationRecipe:
     """The workshop's transfer, without its window."""
-    return replace(METHODS["workshop"], analog=LinearAttentionConfig(features, window=0))
+    return replace(RECIPES["workshop"], analog=LinearAttentionConfig(features, window=0))
 
 
-def _table1() -> dict[str, LinearizationMethod]:
+def _without_transfer(recipe: LinearizationRecipe) -> LinearizationRecipe:
+    return recipe.with_stages(recipe.whole)
+
+
+def _table1() -> dict[str, LinearizationRecipe]:
     """Every feature map with and without transfer."""
-    methods = {}
+    recipes = {}
     for name in MAPS:
-        methods |= {f"{name}, transfer": _linear(name), name: replace(_linear(name), transfer=None)}
-    return methods
+        recipes |= {f"{name}, transfer": _linear(name), name: _without_transfer(_linear(name))}
+    return recipes
 
 
 def _short(
-    methods: Mapping[str, LinearizationMethod], transfer: Updates, adapt: Updates
-) -> dict[str, LinearizationMethod]:
+    recipes: Mapping[str, LinearizationRecipe], transfer: Updates, adapt: Updates
+) -> dict[str, LinearizationRecipe]:
     return {
-        name: with_updates(method, transfer, adapt, batch=8) for name, method in methods.items()
+        name: with_updates(recipe, transfer, adapt, batch=8) for name, recipe in recipes.items()
     }
 
 
@@ -244,16 +249,16 @@ TRANSFER = {
 # -------------------
 
 
-def _table2() -> dict[str, LinearizationMethod]:
+def _table2() -> dict[str, LinearizationRecipe]:
     return {
-        "LOLCAT-w": METHODS["workshop"],
+        "LOLCAT-w": RECIPES["workshop"],
         "LOLCAT-w, arXiv": replace(
-            METHODS["lolcats"],
-            analog=LinearAttentionConfig(window=METHODS["workshop"].analog.window),
+            RECIPES["lolcats"],
+            analog=LinearAttentionConfig(window=RECIPES["workshop"].analog.window),
         ),
         "LOLCAT-l": _linear("exp"),
-        "T2R": METHODS["t2r"],
-        "SUPRA": METHODS["supra"],
+        "T2R": RECIPES["t2r"],
+        "SUPRA": RECIPES["supra"],
     }
 
 

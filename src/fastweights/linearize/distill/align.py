@@ -1,0 +1,169 @@
+"""Hidden-state alignment: every layer learns to give what the softmax model's own layer gives.
+
+Each layer reads what it reads in the softmax model, so that all learn at once and none from
+another's mistakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from fastweights.layers import upcast
+from fastweights.linearize.convert.transformers_seams import attentions_with_branch
+from fastweights.linearize.distill.losses import output_error, require_factors
+from fastweights.shapes import Mask
+
+Take = Callable[[int, Tensor], Tensor]
+"""Takes the number of a layer and its output ``[b t d]``, and returns what is passed on."""
+
+
+@dataclass(frozen=True)
+class HiddenLoss:
+    """The distance of a layer's hidden output from that of the softmax model's own layer.
+
+    squared · Σ‖ŷ - y‖² / Σ‖y‖² + norm · mean_t ‖ŷ_t - y_t‖ / √d
+
+    The first term is relative, as is `TransferLoss`' (MOHAWK, arXiv 2408.10189, stage 2; HALO,
+    arXiv 2601.22156), the second the plain distance of every token (RADLADS, arXiv 2505.03005, step
+    1). Padding counts in neither.
+
+    Attributes:
+        squared: The factor of the relative squared error.
+        norm: The factor of the distance.
+        blocks: True to compare the outputs of whole blocks, with their MLPs; False for those of
+            their attentions.
+
+    Raises:
+        ValueError: If a factor is negative, infinite or NaN, or both are 0.
+    """
+
+    squared: float = 1.0
+    norm: float = 0.0
+    blocks: bool = False
+
+    def __post_init__(self) -> None:
+        require_factors(self, self.squared, self.norm)
+
+    def __call__(self, output: Tensor, target: Tensor, keep: Mask | None) -> Tensor:
+        """Compute the loss of one layer, a scalar, from hidden states ``[b t d]``."""
+        parts = []
+        if self.squared:
+            heads = output.unsqueeze(2), target.unsqueeze(2)
+            parts.append(self.squared * output_error(*heads, keep))
+        if self.norm:
+            rows = torch.linalg.vector_norm(upcast(output) - upcast(target), dim=-1)
+            kept = rows if keep is None else rows[keep]
+            parts.append(self.norm * kept.mean() / output.shape[-1] ** 0.5)
+        return torch.stack(parts).sum()
+
+
+def aligned_layers(model: nn.Module, blocks: bool) -> dict[int, str]:
+    """Return the paths of what is compared in a linearized model, by the number of the layer.
+
+    Args:
+        model: The model.
+        blocks: Whether these are its blocks, or else their attentions.
+    """
+    with_branch = {id(module): module.layer_idx for module in attentions_with_branch(model)}
+    found = {
+        with_branch[id(module)]: path
+        for path, module in model.named_modules()
+        if id(module) in with_branch
+    }
+    return {
+        layer: block_of(model, path) if blocks else path for layer, path in sorted(found.items())
+    }
+
+
+def hidden_states(
+    model: nn.Module, paths: Mapping[int, str], inputs: Mapping[str, Tensor]
+) -> dict[int, Tensor]:
+    """Compute what these layers of a model give, without gradients, by the number of the layer."""
+    found = dict[int, Tensor]()
+
+    def take(layer: int, output: Tensor) -> Tensor:
+        found[layer] = output.detach()
+        return output
+
+    with torch.no_grad(), _taken(model, paths, take):
+        _call(model, inputs)
+    return found
+
+
+def alignment(
+    model: nn.Module,
+    paths: Mapping[int, str],
+    inputs: Mapping[str, Tensor],
+    targets: Mapping[int, Tensor],
+    loss: HiddenLoss,
+) -> dict[int, Tensor]:
+    """Compute the losses of these layers of a model, with their graphs, by the number of the layer.
+
+    Args:
+        model: The linearized model.
+        paths: The layers, as `aligned_layers` returns them.
+        inputs: Inputs of the model.
+        targets: What the layers of the softmax model give, which is passed on.
+        loss: How far a layer is from that.
+    """
+    losses, mask = dict[int, Tensor](), inputs.get("attention_mask")
+    keep = None if mask is None else mask.bool()
+
+    def take(layer: int, output: Tensor) -> Tensor:
+        losses[layer] = loss(output, targets[layer], keep)
+        return targets[layer]
+
+    with _taken(model, paths, take):
+        _call(model, inputs)
+    return losses
+
+
+def _call(model: Any, inputs: Mapping[str, Tensor]) -> None:
+    # Of a divided model the parts are brought together by a call of the whole.
+    called: Any = model if isinstance(model, FSDPModule) else model.base_model
+    called(**inputs, use_cache=False)
+
+
+@contextmanager
+def _taken(model: nn.Module, paths: Mapping[int, str], take: Take) -> Iterator[None]:
+    handles = [
+        model.get_submodule(path).register_forward_hook(_hook(layer, take))
+        for layer, path in paths.items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hook(layer: int, take: Take) -> Callable[..., Any]:
+    def pass_on(_module: nn.Module, _args: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return (take(layer, output[0]), *output[1:])
+        return take(layer, output)
+
+    return pass_on
+
+
+def block_of(model: nn.Module, path: str) -> str:
+    """Return the path of the block that a module is in.
+
+    Raises:
+        ValueError: If it is in none.
+    """
+    parts = path.split(".")
+    for end in range(1, len(parts) - 1):
+        if isinstance(model.get_submodule(".".join(parts[:end])), nn.ModuleList):
+            return ".".join(parts[: end + 1])
+    raise ValueError(
+        f"{path} of a {type(model).__name__} is in no list of blocks; take a recipe that compares"
+        " attentions, and trains all weights or adapters"
+    )
