@@ -41,6 +41,7 @@ NOT_NEGATIVE = Row(("-1", "-1e-9", *NOT_FINITE), "does not fit; it must be 0 or 
 FRACTION = Row(("1", "2", "-0.1", *NOT_FINITE), "does not fit; it must be at least 0 and below 1")
 GIVEN = Row(("", " "), "is empty; name something, or leave the option out")
 TEXT = Row(("\udcff",), "is not UTF-8")
+SIZE = Row(("zz", "", "-1MiB", "1e9", "64 miles"), "is no number of bytes such as 64MiB")
 CHOICE = Row(("zz", ""), "invalid choice")
 OWN_MIXER = Row(("metala", "", "a:", ":B"), "write package.module:Class")
 
@@ -49,6 +50,8 @@ TABLE: dict[str, Row] = {
     "--batch": COUNT,
     "--batches": COUNTS,
     "--bits": Row(("3", "eight"), "invalid"),
+    "--cache-budget": SIZE,
+    "--cache-length": COUNT,
     "--checkpoint": GIVEN,
     "--checkpoint-every": COUNT,
     "--chunk": COUNT_OR_ZERO,
@@ -89,6 +92,8 @@ TABLE: dict[str, Row] = {
     "--preset": GIVEN,
     "--price": POSITIVE,
     "--prompt": TEXT,
+    "--rank-by": CHOICE,
+    "--ranking": GIVEN,
     "--ray": GIVEN,
     "--reference": GIVEN,
     "--rule": CHOICE,
@@ -174,6 +179,9 @@ LATER: dict[str, Row] = {
     "plan --preset": Row(("zz",), "there is no preset 'zz'"),
     "plan --mixers": Row(("zz",), "unknown mixer 'zz'"),
     "plan --from": Row(("/nowhere",), "no model at /nowhere"),
+    "linearize run --ranking": Row(("/nowhere.json", "/"), "as a ranking ("),
+    "linearize run --cache-length": Row(("64",), "is the length of --cache-budget; give both"),
+    "linearize plan --cache-length": Row(("64",), "is the length of --cache-budget; give both"),
     "list names": Row(("zz",), "unknown mixers: zz"),
     "table tables": Row(("zz",), "unknown tables: zz"),
     "sweep plan": Row(("/nowhere.toml",), "cannot read /nowhere.toml"),

@@ -15,6 +15,7 @@ from fastweights.cli.argument_types import (
     positive_integers,
     positive_number,
     sequence_length,
+    size,
     utf8,
 )
 from fastweights.cli.parser import (
@@ -38,6 +39,7 @@ from fastweights.cli.parsers.train import add_division, add_intervals, add_track
 METHODS = ("lolcats", "lolcats-linear", "workshop", "hedgehog", "no-transfer", "t2r", "supra")
 FEATURE_MAPS = ("hedgehog", "exp", "elu", "relu")
 RULES = ("windowed", "gla", "metala", "gated_deltanet", "mesa", "supra")
+CRITERIA = ("damage", "restored", "greedy", "recall")
 STEPS = 400
 """Updates of each of the two stages, of the method that is meant unless told otherwise."""
 TOKENS = (128, 512, 2048, 8192, 32768)
@@ -75,7 +77,9 @@ def _stage(verb: str, description: str) -> Declare:
             help="Folder of the conversion; one that was stopped is resumed",
         )
         _add_data(parser.add_argument_group("text"))
-        _add_method(parser.add_argument_group("method"))
+        method = parser.add_argument_group("method")
+        _add_method(method)
+        _add_ranking(method)
         _add_training(parser.add_argument_group("training"))
         add_division(parser.add_argument_group("memory (a run may go on under other ones)"))
         add_dtype(parser)
@@ -252,8 +256,39 @@ def _add_method(group: _ArgumentGroup) -> None:
         type=non_negative_integer,
         default=0,
         metavar="K",
-        help="Number of layers that stay softmax, those whose conversion does the most damage"
-        " (default: %(default)s)",
+        help="Number of layers that stay softmax, the first of the ranking (default: %(default)s)",
+    )
+    add(
+        "--cache-budget",
+        type=size,
+        metavar="SIZE",
+        help="Bytes that the cache of a sequence may take, such as 64MiB: as many layers stay"
+        " softmax as fit (default: what --softmax-layers says)",
+    )
+    add(
+        "--cache-length",
+        type=positive_integer,
+        metavar="TOKENS",
+        help="Number of tokens after which --cache-budget counts (default: --length)",
+    )
+
+
+def _add_ranking(group: _ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--rank-by",
+        choices=CRITERIA,
+        default="damage",
+        help="What layers are ranked by: KL from softmax where a layer alone is linear (damage),"
+        " what KL falls by where it alone is softmax (restored), the same one layer after the other"
+        " (greedy), or recall lost where it alone is linear (default: %(default)s)",
+    )
+    add(
+        "--ranking",
+        type=path,
+        metavar="FILE",
+        help="Ranking to choose by: the ranking.json of another run of the same model (default: the"
+        " run's own)",
     )
 
 

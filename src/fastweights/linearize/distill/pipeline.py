@@ -11,8 +11,7 @@ import torch
 
 from fastweights.linearize.distill.context import Conversion, ConversionContext
 from fastweights.linearize.distill.fit import Fit
-from fastweights.linearize.distill.ranking import require_linear_layers
-from fastweights.linearize.distill.verbs import VERBS, FinetuneVerb, Verb
+from fastweights.linearize.distill.verbs import VERBS, FinetuneVerb, RankLayersVerb, Verb
 from fastweights.runs.errors import Stopped, TrainingError
 from fastweights.runs.files import remove_partials
 from fastweights.runs.folder import create_run, is_run, lock_run, missing_folders, remove_if_refused
@@ -76,7 +75,7 @@ def run_conversion(
     reporter = reporter if processes.is_first else Reporter()
     context = ConversionContext(conversion, out, processes, reporter, stop, layout)
     with ExitStack() as held:
-        if not _open_together(context, held):
+        if not _open_together(context, held, verbs):
             return False
         for verb in verbs:
             if processes.any(stop()):
@@ -90,21 +89,22 @@ def run_conversion(
     return True
 
 
-def _open_together(context: ConversionContext, held: ExitStack) -> bool:
+def _open_together(context: ConversionContext, held: ExitStack, verbs: tuple[Verb, ...]) -> bool:
     """Open the folder in all processes; False if reading the text was stopped."""
     with context.processes.first_then_others():
         try:
-            _open_folder(context, held)
+            _open_folder(context, held, verbs)
         except Stopped:
             return False
     return True
 
 
-def _open_folder(context: ConversionContext, held: ExitStack) -> None:
+def _open_folder(context: ConversionContext, held: ExitStack, verbs: tuple[Verb, ...]) -> None:
     """Make the run's folder, or find it; `held` keeps other runs out of it."""
     missing = missing_folders(context.out)
-    if not is_run(context.out, context.conversion):
-        require_linear_layers(context.conversion.softmax_layers, len(context.plan.converted))
+    is_new = not is_run(context.out, context.conversion)
+    if is_new:
+        context.require_budget()
     if context.processes.is_first:
         create_run(context.out, context.conversion)
         held.enter_context(lock_run(context.out))
@@ -116,6 +116,8 @@ def _open_folder(context: ConversionContext, held: ExitStack) -> None:
         verb.check(context.out)
     with remove_if_refused(missing):
         context.require_text()
+        if is_new and any(isinstance(verb, RankLayersVerb) for verb in verbs):
+            context.require_ranking()
 
 
 def _results(out: Path) -> list[Path]:

@@ -23,6 +23,32 @@ ADAM = 4 * 4
 
 
 @dataclass(frozen=True)
+class LayerCache:
+    """What one attention layer keeps of a sequence, in bytes.
+
+    Attributes:
+        layer: The layer's number.
+        token: Of one token, the keys and values that softmax reads; a latent cache (MLA) has less.
+        window: The tokens of its sliding window; None if it has none.
+        state: Of all tokens where the layer is linear, once its own window is full; None where it
+            stays softmax.
+    """
+
+    layer: int
+    token: int
+    window: int | None
+    state: int | None
+
+    def after(self, length: int) -> int:
+        """Return what it keeps after `length` tokens."""
+        return self.as_softmax(length) if self.state is None else self.state
+
+    def as_softmax(self, length: int) -> int:
+        """Return what it keeps after `length` tokens where it is softmax."""
+        return self.token * (length if self.window is None else min(length, self.window - 1))
+
+
+@dataclass(frozen=True)
 class ConversionPlan:
     """The numbers of a planned conversion; bytes are per sequence, unless they are of weights.
 
@@ -41,6 +67,7 @@ class ConversionPlan:
         training: Bytes that training needs besides them, without activations.
         seconds: A rough estimate of how long each stage takes on this machine's CPU, by its name;
             see `plan`.
+        caches: What each attention keeps of a sequence after the conversion.
     """
 
     model_type: str
@@ -54,6 +81,7 @@ class ConversionPlan:
     weights: int
     training: int
     seconds: dict[str, float]
+    caches: tuple[LayerCache, ...]
 
     @property
     def break_even(self) -> int:
@@ -89,6 +117,7 @@ def plan(
     chosen = choose_layers(model, None if layers is None else list(layers))
     parameters = sum(p.numel() for p in model.parameters())
     branch = sum(_branch_parameters(attention, method) for attention in chosen)
+    states = {a.layer: _state_bytes(a, method, model.dtype) for a in chosen}
     adapter = _adapter_parameters(model, chosen, method)
     return ConversionPlan(
         model_type=model.config.model_type,
@@ -97,11 +126,15 @@ def plan(
         left=_layers_left(model, chosen),
         branch=branch,
         adapter=adapter,
-        state=sum(_state_bytes(attention, method, model.dtype) for attention in chosen),
+        state=sum(states.values()),
         cache_per_token=sum(_key_value_bytes(attention, model.dtype) for attention in chosen),
         weights=parameters * model.dtype.itemsize + branch * torch.float32.itemsize,
         training=ADAM * max(branch if method.transfer else 0, adapter if method.adapt else 0),
         seconds=_guess_seconds(parameters, method, length),
+        caches=tuple(
+            LayerCache(a.layer, _key_value_bytes(a, model.dtype), a.window, states.get(a.layer))
+            for a in find_attention_layers(model)
+        ),
     )
 
 

@@ -30,7 +30,6 @@ from fastweights.linearize.distill.comparison import (
 from fastweights.linearize.distill.context import ConversionContext
 from fastweights.linearize.distill.fit import TRAINED, Fit, PartialStage, fit
 from fastweights.linearize.distill.methods import AdaptationConfig, TransferConfig
-from fastweights.linearize.distill.ranking import damage_by_layer, most_damaging_layers
 from fastweights.linearize.distill.report import write_report
 from fastweights.linearize.distill.stages import AdaptStage, TransferStage
 from fastweights.runs.checkpoint import no_progress_bars, save_model
@@ -169,22 +168,23 @@ class TransferVerb(Verb):
 
 
 class RankLayersVerb(Verb):
-    """Measure the damage that each layer does, and make the worst layers softmax again."""
+    """Rank the layers, or take the ranking that is given, and make the first of them softmax again,
+    as many as the budget allows."""
 
     name, result = "rank-layers", "ranking.json"
     numbers = ("damage", "softmax")
 
     def run(self, context: ConversionContext) -> bool:
-        kept = context.conversion.softmax_layers
+        conversion, linear = context.conversion, context.linear_layers()
         if not self.is_done(context.out):
-            damage = damage_by_layer(context.model, _batches_on_device(context))
-            context.write(
-                "ranking", {"damage": damage, "softmax": most_damaging_layers(damage, kept)}
-            )
-        if kept:
-            softmax = context.read("ranking")["softmax"]
-            layers = [layer for layer in context.linear_layers() if layer not in softmax]
-            context.model = context.convert_again(layers, context.conversion.bits)
+            ranking = conversion.ranking or context.rank()
+            order = [layer for layer in ranking.order if layer in linear]
+            kept = conversion.budget.choose(order, context.plan.caches)
+            context.write("ranking", {**ranking.record(), "softmax": kept})
+        softmax = context.read("ranking")["softmax"]
+        if softmax:
+            layers = [layer for layer in linear if layer not in softmax]
+            context.model = context.convert_again(layers, conversion.bits)
         return True
 
 
@@ -334,13 +334,6 @@ def _tell_if_worse(context: ConversionContext, distance: str) -> None:
             f"The transfer made the layers worse: their {distance} was {before:.4g}, is"
             f" {after:.4g}. Try a lower learning rate or more steps."
         )
-
-
-def _batches_on_device(context: ConversionContext) -> list[dict[str, Tensor]]:
-    return [
-        {name: x.to(context.device) for name, x in batch.items()}
-        for batch in context.comparison_batches()
-    ]
 
 
 def _original_teacher(context: ConversionContext) -> Callable[[Mapping[str, Tensor]], Tensor]:
