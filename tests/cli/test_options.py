@@ -92,6 +92,7 @@ TABLE: dict[str, Row] = {
     "--preset": GIVEN,
     "--price": POSITIVE,
     "--prompt": TEXT,
+    "--prompt-by": CHOICE,
     "--rank-by": CHOICE,
     "--ranking": GIVEN,
     "--ray": GIVEN,

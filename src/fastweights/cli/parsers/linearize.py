@@ -39,6 +39,7 @@ from fastweights.cli.parsers.train import add_division, add_intervals, add_track
 METHODS = ("lolcats", "lolcats-linear", "workshop", "hedgehog", "no-transfer", "t2r", "supra")
 FEATURE_MAPS = ("hedgehog", "exp", "elu", "relu")
 RULES = ("windowed", "gla", "metala", "gated_deltanet", "mesa", "supra")
+READERS = ("linear", "softmax")
 CRITERIA = ("damage", "restored", "greedy", "recall")
 STEPS = 400
 """Updates of each of the two stages, of the method that is meant unless told otherwise."""
@@ -107,6 +108,13 @@ def _generate(parser: Parser) -> Deferred:
         type=positive_integer,
         default=200,
         help="Number of tokens to generate (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prompt-by",
+        choices=READERS,
+        default="linear",
+        help="Which attention reads the prompt; softmax hands its keys and values over to the"
+        " linear layers (default: %(default)s)",
     )
     add_temperature(parser)
     add_seed(parser)

@@ -19,6 +19,7 @@ from fastweights.lab.bench.linearized import (
     plot_generation,
 )
 from fastweights.lab.bench.targets import open_report
+from fastweights.linearize.convert.handover import read_by_softmax
 from fastweights.linearize.convert.model_classes import LinearizedModel
 from fastweights.linearize.distill.budget import Budget, CacheBudget, LayerBudget
 from fastweights.linearize.distill.criteria import CRITERIA
@@ -175,7 +176,8 @@ def generate(chosen: Namespace, _: Console) -> None:
     """Continue a text with a linearized model."""
     model, tokenizer = _load_linearized(chosen)
     request = Request(chosen.prompt, chosen.tokens, chosen.temperature, _top_k(model), chosen.seed)
-    write_continuation(model, tokenizer, request)
+    read = read_by_softmax if chosen.prompt_by == "softmax" else None
+    write_continuation(model, tokenizer, request, read)
 
 
 def _top_k(model: LinearizedModel) -> int | None:
