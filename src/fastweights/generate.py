@@ -85,7 +85,7 @@ class Decoder:
     def __init__(self, model: PreTrainedModel, cache: Any = None) -> None:
         own = isinstance(model, FastWeightsForCausalLM)
         self.model = model
-        self.cache = cache
+        self.cache: Any = cache
         if cache is None:
             self.cache = FastWeightsCache() if own else DynamicCache(config=model.config)
         self.step: StaticStep | None = None

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import cached_file
+from transformers.utils.hub import cached_file
 
 from fastweights.runs.checkpoint import hash_file
 from fastweights.runs.errors import CheckpointError, reason_of
