@@ -31,9 +31,9 @@ from fastweights.linearize.distill.adapt import (
     next_logits,
     prepare_adaptation,
 )
+from fastweights.linearize.distill.criteria import CRITERIA
 from fastweights.linearize.distill.fit import Fit, copy_parameters, fit
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
-from fastweights.linearize.distill.ranking import damage_by_layer, most_damaging_layers
 from fastweights.linearize.distill.recipe import (
     ADAPT,
     TRANSFER,
@@ -204,8 +204,11 @@ def recall(teachers: Path) -> Iterator[Row]:
     fit(TransferStage(model, Repeats(), Repeats(count=64)), first, work / "transfer")
     yield {"model": "after transfer", "accuracy": accuracy(model)}
     batch = Repeats().batch(0, 64)
-    found = damage_by_layer(model, [batch])
-    kept = most_damaging_layers(found, 1)
+    by = CRITERIA["damage"]
+    found = by.damage(
+        list(branches(model)), lambda choices: by.measure.losses(model, [batch], choices)
+    )
+    kept = list(found)[:1]
     trained = {
         name: p.detach().clone() for name, p in model.named_parameters() if "linear_branch" in name
     }

@@ -82,10 +82,12 @@ class Decoder:
         step: reads single tokens by a CUDA graph; None before there is one
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, cache: Any = None) -> None:
         own = isinstance(model, FastWeightsForCausalLM)
         self.model = model
-        self.cache: Any = FastWeightsCache() if own else DynamicCache(config=model.config)
+        self.cache: Any = cache
+        if cache is None:
+            self.cache = FastWeightsCache() if own else DynamicCache(config=model.config)
         self.step: StaticStep | None = None
         self._host_waits: str | None = None
         self._eager: bool | None = None
@@ -182,6 +184,7 @@ def stream(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
     chunk: int = 2048,
+    cache: Any = None,
 ) -> Iterator[Tensor]:
     """Generate the continuation of a prompt, one token after the other, in constant memory.
 
@@ -200,6 +203,7 @@ def stream(
         top_p: draw among the fewest likeliest tokens that weigh p together
         generator: the source of random numbers; None for torch's own
         chunk: tokens of the prompt that are read at once
+        cache: what the model has read before the prompts, which is advanced; None for nothing
 
     Returns:
         tokens ``[b]``
@@ -224,13 +228,14 @@ def stream(
         keep_mask_of(attention_mask, input_ids[..., None], 0)
         attention_mask, input_ids = padding_first(attention_mask, input_ids)
     sampler = Sampler(temperature, top_k, top_p, generator)
-    return islice(_sample(model, input_ids, attention_mask, sampler, chunk), max_new_tokens)
+    decoder = Decoder(model, cache)
+    return islice(_sample(decoder, input_ids, attention_mask, sampler, chunk), max_new_tokens)
 
 
 def _sample(
-    model: PreTrainedModel, ids: Tensor, mask: Tensor | None, sampler: Sampler, chunk: int
+    decoder: Decoder, ids: Tensor, mask: Tensor | None, sampler: Sampler, chunk: int
 ) -> Iterator[Tensor]:
-    decoder, eos = Decoder(model), _eos_ids(model)
+    model, eos = decoder.model, _eos_ids(decoder.model)
     logits = decoder.read_prompt(ids, mask, chunk)
     if not eos:
         yield from decoder.decode(logits, sampler)

@@ -41,6 +41,7 @@ NOT_NEGATIVE = Row(("-1", "-1e-9", *NOT_FINITE), "does not fit; it must be 0 or 
 FRACTION = Row(("1", "2", "-0.1", *NOT_FINITE), "does not fit; it must be at least 0 and below 1")
 GIVEN = Row(("", " "), "is empty; name something, or leave the option out")
 TEXT = Row(("\udcff",), "is not UTF-8")
+SIZE = Row(("zz", "", "-1MiB", "1e9", "64 miles"), "is no number of bytes such as 64MiB")
 CHOICE = Row(("zz", ""), "invalid choice")
 OWN_MIXER = Row(("metala", "", "a:", ":B"), "write package.module:Class")
 
@@ -49,6 +50,8 @@ TABLE: dict[str, Row] = {
     "--batch": COUNT,
     "--batches": COUNTS,
     "--bits": Row(("3", "eight"), "invalid"),
+    "--cache-budget": SIZE,
+    "--cache-length": COUNT,
     "--checkpoint": GIVEN,
     "--checkpoint-every": COUNT,
     "--chunk": COUNT_OR_ZERO,
@@ -88,6 +91,9 @@ TABLE: dict[str, Row] = {
     "--preset": GIVEN,
     "--price": POSITIVE,
     "--prompt": TEXT,
+    "--prompt-by": CHOICE,
+    "--rank-by": CHOICE,
+    "--ranking": GIVEN,
     "--ray": GIVEN,
     "--recipe": Row(("zz", "lolcat", "zz.txt"), "is no recipe; take one of lolcats"),
     "--reference": GIVEN,
@@ -180,6 +186,9 @@ LATER: dict[str, Row] = {
     "plan --from": Row(("/nowhere",), "no model at /nowhere"),
     "linearize plan --recipe": Row(("/nowhere.toml",), "cannot read /nowhere.toml"),
     "linearize plan --stage": Row(("zz", "zz.steps=1", "transfer.zz=1"), "t"),
+    "linearize run --ranking": Row(("/nowhere.json", "/"), "as a ranking ("),
+    "linearize run --cache-length": Row(("64",), "is the length of --cache-budget; give both"),
+    "linearize plan --cache-length": Row(("64",), "is the length of --cache-budget; give both"),
     "list names": Row(("zz",), "unknown mixers: zz"),
     "table tables": Row(("zz",), "unknown tables: zz"),
     "sweep plan": Row(("/nowhere.toml",), "cannot read /nowhere.toml"),

@@ -1,6 +1,4 @@
-"""Stage two: what is trained, its loss against sums by hand, the teacher within, and the ranking of
-layers.
-"""
+"""Stage two: what is trained, its loss against sums by hand, and the teacher within."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastweights.linearize import CannotLinearize, LinearAttentionConfig, Student, Teacher, use_mode
+from fastweights.linearize import CannotLinearize, LinearAttentionConfig, Student, use_mode
 from fastweights.linearize.distill.adapt import (
     TokenLoss,
     next_logits,
@@ -19,11 +17,6 @@ from fastweights.linearize.distill.adapt import (
 )
 from fastweights.linearize.distill.comparison import ablations, compare_with_softmax, distances
 from fastweights.linearize.distill.fit import Fit, fit
-from fastweights.linearize.distill.ranking import (
-    OneLinearLayer,
-    damage_by_layer,
-    most_damaging_layers,
-)
 from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.linearize.distill.stages import AdaptStage
 from fastweights.linearize.distill.trained import AllWeights
@@ -125,24 +118,6 @@ def test_merging_keeps_the_outputs():
     assert whole.config.model_type == "linearized_llama"
     assert_close(next_logits(whole, given()), wanted, "merged")
     assert unwrap_adapters(whole) is merge_adapters(whole) is whole
-
-
-def test_damage_is_of_one_layer_alone():
-    model = linear_llama(layers=3)
-    found = damage_by_layer(model, [given(), given()])
-    with torch.no_grad(), use_mode(model, Teacher()):
-        wanted = next_logits(model, given())
-    for layer, damage in found.items():
-        alone = linear_llama(layers=3, chosen=[layer])
-        with torch.no_grad(), use_mode(alone, Student()):
-            logits = next_logits(alone, given())
-        with torch.no_grad(), use_mode(model, OneLinearLayer(layer)):
-            assert_close(next_logits(model, given()), logits, f"layer {layer} alone")
-        p, q = wanted.log_softmax(-1), logits.log_softmax(-1)
-        assert damage == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()))
-    assert most_damaging_layers({0: 1.0, 1: 3.0, 2: 2.0}, 2) == [1, 2]
-    with pytest.raises(ValueError, match="keep 0 to 2 of them"):
-        most_damaging_layers(found, 3)
 
 
 def test_a_judgement_has_every_token_once():

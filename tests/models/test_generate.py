@@ -195,3 +195,10 @@ def test_any_model_of_transformers_is_streamed() -> None:
     assert torch.equal(torch.stack(streamed, 1), expected[:, 5:])
     with pytest.raises(ValueError, match="attention_mask for a LlamaForCausalLM"):
         stream(model, ids, attention_mask=torch.ones_like(ids))
+
+
+@every_model
+def test_a_stream_goes_on_from_a_cache(layers: str) -> None:
+    model, ids = tiny(layers), tokens(2, 9)
+    cache = model(ids[:, :6], use_cache=True).past_key_values
+    assert torch.equal(streamed(model, ids[:, 6:], cache=cache), streamed(model, ids))

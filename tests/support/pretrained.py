@@ -36,9 +36,10 @@ def linear_llama(
     layers: int = 2,
     dtype: torch.dtype = torch.float64,
     chosen: list[int] | None = None,
+    **fields: object,
 ):
     """The same, its `chosen` layers (all of them) linearized; their branches in `dtype` too."""
-    return linearize(llama(layers, dtype), analog, chosen).to(dtype)
+    return linearize(llama(layers, dtype, **fields), analog, chosen).to(dtype)
 
 
 def sequences(count: int = 400, documents: int = 4, seed: int = 0) -> Sequences:

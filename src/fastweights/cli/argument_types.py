@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fastweights.render.units import bytes_from_words
 from fastweights.runs import ranges
 
 if TYPE_CHECKING:
@@ -99,6 +100,14 @@ def given(text: str) -> str:
             " that is not set is empty, too)"
         )
     return text
+
+
+def size(text: str) -> int:
+    """A number of bytes, such as ``64MiB``."""
+    try:
+        return bytes_from_words(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def utf8(text: str) -> str:

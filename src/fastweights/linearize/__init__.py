@@ -8,6 +8,7 @@ from fastweights.linearize.convert.cache import StateLayer, cache_bytes
 from fastweights.linearize.convert.config import FEATURE_MAPS, LinearAttentionConfig
 from fastweights.linearize.convert.conversion import linearize
 from fastweights.linearize.convert.errors import CannotLinearize
+from fastweights.linearize.convert.handover import convert_cache, read_by_softmax, restore_cache
 from fastweights.linearize.convert.lolcats import from_lolcats
 from fastweights.linearize.convert.model_types import register_model_types
 from fastweights.linearize.convert.modes import (
@@ -40,8 +41,11 @@ __all__ = [
     "WindowOnly",
     "branches",
     "cache_bytes",
+    "convert_cache",
     "find_attention_layers",
     "from_lolcats",
     "linearize",
+    "read_by_softmax",
+    "restore_cache",
     "use_mode",
 ]

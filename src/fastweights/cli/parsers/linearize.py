@@ -16,6 +16,7 @@ from fastweights.cli.argument_types import (
     positive_integers,
     positive_number,
     sequence_length,
+    size,
     utf8,
 )
 from fastweights.cli.parser import (
@@ -56,6 +57,8 @@ RECIPES = {
 """Published recipes, and what each does."""
 FEATURE_MAPS = ("hedgehog", "exp", "elu", "relu")
 RULES = ("windowed", "gla", "metala", "gated_deltanet", "mesa", "supra")
+READERS = ("linear", "softmax")
+CRITERIA = ("damage", "restored", "greedy", "recall")
 STEPS = 400
 """Updates of each of the two stages, of the recipe that is meant unless told otherwise."""
 TOKENS = (128, 512, 2048, 8192, 32768)
@@ -93,7 +96,9 @@ def _stage(verb: str, description: str) -> Declare:
             help="Folder of the conversion; one that was stopped is resumed",
         )
         _add_data(parser.add_argument_group("text"))
-        _add_recipe(parser.add_argument_group("recipe"))
+        recipe = parser.add_argument_group("recipe")
+        _add_recipe(recipe)
+        _add_ranking(recipe)
         _add_training(parser.add_argument_group("training"))
         add_division(parser.add_argument_group("memory (a run may go on under other ones)"))
         add_dtype(parser)
@@ -121,6 +126,13 @@ def _generate(parser: Parser) -> Deferred:
         type=positive_integer,
         default=200,
         help="Number of tokens to generate (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prompt-by",
+        choices=READERS,
+        default="linear",
+        help="Which attention reads the prompt; softmax hands its keys and values over to the"
+        " linear layers (default: %(default)s)",
     )
     add_temperature(parser)
     add_seed(parser)
@@ -286,8 +298,39 @@ def _add_recipe(group: _ArgumentGroup) -> None:
         type=non_negative_integer,
         default=0,
         metavar="K",
-        help="Number of layers that stay softmax, those whose conversion does the most damage"
-        " (default: %(default)s)",
+        help="Number of layers that stay softmax, the first of the ranking (default: %(default)s)",
+    )
+    add(
+        "--cache-budget",
+        type=size,
+        metavar="SIZE",
+        help="Bytes that the cache of a sequence may take, such as 64MiB: as many layers stay"
+        " softmax as fit (default: what --softmax-layers says)",
+    )
+    add(
+        "--cache-length",
+        type=positive_integer,
+        metavar="TOKENS",
+        help="Number of tokens after which --cache-budget counts (default: --length)",
+    )
+
+
+def _add_ranking(group: _ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--rank-by",
+        choices=CRITERIA,
+        default="damage",
+        help="What layers are ranked by: KL from softmax where a layer alone is linear (damage),"
+        " what KL falls by where it alone is softmax (restored), the same one layer after the other"
+        " (greedy), or recall lost where it alone is linear (default: %(default)s)",
+    )
+    add(
+        "--ranking",
+        type=path,
+        metavar="FILE",
+        help="Ranking to choose by: the ranking.json of another run of the same model (default: the"
+        " run's own)",
     )
     _add_stages(group)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from fastweights.cli.load import load_model
 from fastweights.generate import stream
@@ -36,18 +38,31 @@ class Request:
     tol: float | None = None
 
 
-def write_continuation(model: Any, tokenizer: Any, request: Request) -> None:
-    """Write the prompt and its continuation to standard output, as it comes."""
+def write_continuation(
+    model: Any,
+    tokenizer: Any,
+    request: Request,
+    read: Callable[[Any, Tensor], Any] | None = None,
+) -> None:
+    """Write the prompt and its continuation to standard output, as it comes.
+
+    `read` makes the cache after all tokens ``[1 t]`` of the prompt but the last, where the model
+    does not read them itself.
+    """
     if request.tol is not None:
         set_tolerance(model, request.tol)
     prompt = encode_prompt(request.prompt, tokenizer)
+    ids, cache = torch.tensor([prompt], device=model.device), None
+    if read is not None and len(prompt) > 1:
+        ids, cache = ids[:, -1:], read(model, ids[:, :-1])
     continuation = stream(
         model,
-        torch.tensor([prompt], device=model.device),
+        ids,
         max_new_tokens=request.tokens,
         temperature=request.temperature,
         top_k=request.top_k,
         generator=torch.Generator(model.device).manual_seed(request.seed),
+        cache=cache,
     )
     text = TextStream(tokenizer)
     for token in chain(prompt, map(int, continuation)):

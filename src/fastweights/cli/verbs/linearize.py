@@ -20,10 +20,13 @@ from fastweights.lab.bench.linearized import (
     plot_generation,
 )
 from fastweights.lab.bench.targets import open_report
+from fastweights.linearize.convert.handover import read_by_softmax
 from fastweights.linearize.convert.model_classes import LinearizedModel
+from fastweights.linearize.distill.budget import Budget, CacheBudget, LayerBudget
+from fastweights.linearize.distill.criteria import CRITERIA
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.plan import ConversionPlan, StagePlan, plan
-from fastweights.linearize.distill.ranking import require_linear_layers
+from fastweights.linearize.distill.ranking import read_ranking
 from fastweights.render.plots import png
 from fastweights.runs.files import atomic_file
 from fastweights.runs.layout import Layout
@@ -62,17 +65,35 @@ def conversion(chosen: Namespace) -> Conversion:
         dtype=chosen.dtype or "auto",
         seed=chosen.seed,
         bits=chosen.bits,
+        rank_by=CRITERIA[chosen.rank_by],
+        ranking=None if chosen.ranking is None else read_ranking(chosen.ranking),
+        cache_budget=_cache_budget(chosen),
     )
+
+
+def _cache_budget(chosen: Namespace) -> CacheBudget | None:
+    """What the cache may take, if the options say it.
+
+    Raises:
+        ValueError: If they say a length alone, or a number of layers, too.
+    """
+    if chosen.cache_budget is None:
+        if chosen.cache_length is not None:
+            raise ValueError("--cache-length is the length of --cache-budget; give both")
+        return None
+    if chosen.softmax_layers:
+        raise ValueError("--softmax-layers and --cache-budget say the same; give one of the two")
+    return CacheBudget(chosen.cache_budget, chosen.cache_length or chosen.length)
 
 
 def print_plan(chosen: Namespace, console: Console) -> None:
     """Print what a conversion would do and take."""
+    budget = _cache_budget(chosen) or LayerBudget(chosen.softmax_layers)
     dtype = None if chosen.dtype is None else getattr(torch, chosen.dtype)
     planned = plan(
         chosen.model, recipe_of(chosen), layers=chosen.layers, length=chosen.length, dtype=dtype
     )
-    require_linear_layers(chosen.softmax_layers, len(planned.converted))
-    for line in describe_plan(planned):
+    for line in [*describe_plan(planned), *describe_budget(budget, planned)]:
         console.print(line, markup=False, soft_wrap=True)
 
 
@@ -107,7 +128,8 @@ def generate(chosen: Namespace, _: Console) -> None:
     """Continue a text with a linearized model."""
     model, tokenizer = _load_linearized(chosen)
     request = Request(chosen.prompt, chosen.tokens, chosen.temperature, _top_k(model), chosen.seed)
-    write_continuation(model, tokenizer, request)
+    read = read_by_softmax if chosen.prompt_by == "softmax" else None
+    write_continuation(model, tokenizer, request, read)
 
 
 def _top_k(model: LinearizedModel) -> int | None:
@@ -204,6 +226,21 @@ def _describe_stage(stage: StagePlan) -> str:
         f"stage       {stage.name}: {stage.trained:,} parameters, {stage.steps:,} steps,"
         f" {stage.tokens:,} tokens of length {stage.length:,}, {_duration(stage.seconds)}{stored}"
     )
+
+
+def describe_budget(budget: Budget, plan: ConversionPlan) -> list[str]:
+    """What a budget means, in words; of layers that are all alike where they are not ranked yet."""
+    kept = budget.choose([attention.layer for attention in plan.converted], plan.caches)
+    if not isinstance(budget, CacheBudget):
+        return []
+    softmax = [cache for cache in plan.caches if cache.layer in kept]
+    rest = [cache for cache in plan.caches if cache.layer not in kept]
+    taken = sum(cache.as_softmax(budget.length) for cache in softmax)
+    taken += sum(cache.after(budget.length) for cache in rest)
+    return [
+        f"budget      {len(kept)} of {len(plan.converted)} layers can stay softmax:"
+        f" {_bytes(taken)} of {_bytes(budget.size)} per sequence at {budget.length:,} tokens"
+    ]
 
 
 def _bytes(count: float) -> str:

@@ -16,6 +16,7 @@ from fastweights.methods import evaluate
 from fastweights.recurrence import Recurrence, State, WindowedLinear
 from fastweights.recurrence.mapped import Mapped
 from fastweights.recurrence.streams import disable_autocast, pack_state
+from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.shapes import Mask, Output, Segments
 
 START = -2.1972
@@ -122,6 +123,20 @@ class LinearBranch(nn.Module, ABC):
         """Return the state from the tensors that the cache has kept."""
         return pack_state(list(kept))
 
+    def cached_tokens(self, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Mask]:
+        """Return the tokens that the cache still has as they were, oldest first.
+
+        Returns:
+            Their keys ``[b g s k]`` and values ``[b g s v]``, and ``[b s]`` which of them are
+            there. A branch without a window has none.
+        """
+        b, groups = len(kept[0]), self.attention.kv_heads
+        keys, values = (
+            kept[0].new_zeros(b, groups, 0, width)
+            for width in (self.attention.head_dim, self.attention.value_dim)
+        )
+        return keys, values, torch.zeros(b, 0, dtype=torch.bool, device=keys.device)
+
 
 class WindowedBranch(LinearBranch):
     """LoLCATs' branch: `WindowedLinear` with learnt φ and γ.
@@ -166,3 +181,7 @@ class WindowedBranch(LinearBranch):
         if self.key_repeats > 1:
             keys, values = (s.repeat_interleave(self.key_repeats, dim=1) for s in (keys, values))
         return keys, values, keys[..., :0], memory, age
+
+    def cached_tokens(self, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Mask]:
+        keys, values, _, age = kept
+        return keys, values, age < FORGOTTEN

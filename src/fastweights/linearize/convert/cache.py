@@ -168,15 +168,7 @@ def ensure_state_layer(cache: Cache, index: int) -> StateLayer:
         CannotLinearize: If the cache is not a plain ``DynamicCache``, or a softmax layer has used
             it.
     """
-    if not isinstance(cache, DynamicCache) or cache.offloading:
-        kind = (
-            "an offloaded cache" if isinstance(cache, DynamicCache) else f"a {type(cache).__name__}"
-        )
-        raise CannotLinearize(
-            kind,
-            "a linearized layer keeps a state of constant size instead of keys and values",
-            "pass no cache, or a plain transformers.DynamicCache()",
-        )
+    cache = require_dynamic(cache)
     found = cache_layer(cache, index)
     if isinstance(found, StateLayer):
         return found
@@ -184,12 +176,29 @@ def ensure_state_layer(cache: Cache, index: int) -> StateLayer:
         raise CannotLinearize(
             f"layer {index} of this cache",
             "it holds keys and values that a softmax layer has seen, and not a linear state",
-            "begin a new cache, and feed the text again (PEFT's prefix tuning is impossible: use"
+            "convert it by fastweights.linearize.convert_cache, or begin a new cache and feed the"
+            " text again (PEFT's prefix tuning is impossible: use"
             " prompt tuning, whose tokens the state reads, or LoRA)",
         )
     state = StateLayer()
     replace_cache_layer(cache, index, state)
     return state
+
+
+def require_dynamic(cache: Cache) -> DynamicCache:
+    """Check that linear layers can keep their states in `cache`, and return it.
+
+    Raises:
+        CannotLinearize: If the cache is not a plain ``DynamicCache``.
+    """
+    if isinstance(cache, DynamicCache) and not cache.offloading:
+        return cache
+    kind = "an offloaded cache" if isinstance(cache, DynamicCache) else f"a {type(cache).__name__}"
+    raise CannotLinearize(
+        kind,
+        "a linearized layer keeps a state of constant size instead of keys and values",
+        "pass no cache, or a plain transformers.DynamicCache()",
+    )
 
 
 def require_keys_and_values(cache: Cache, index: int) -> None:

@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from fastweights.layers import upcast
 from fastweights.linearize.convert.attention import branches, use_mode
 from fastweights.linearize.convert.errors import CannotLinearize
-from fastweights.linearize.convert.modes import Mode, Teacher
+from fastweights.linearize.convert.modes import Teacher
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch
 from fastweights.linearize.distill.losses import require_factors
 from fastweights.runs.ranges import POSITIVE_INTEGER
@@ -181,15 +181,6 @@ def kl(teacher: Tensor, student: Tensor) -> Tensor:
     return F.kl_div(
         student.log_softmax(-1), teacher.log_softmax(-1), reduction="batchmean", log_target=True
     )
-
-
-@torch.no_grad()
-def kl_from_softmax(model: nn.Module, inputs: Mapping[str, Tensor], mode: Mode) -> float:
-    """Compute the mean KL(softmax ‖ `mode`) of the next token over a batch, in nats."""
-    given = {name: x for name, x in inputs.items() if name != "labels"}
-    with use_mode(model, mode):
-        logits = next_logits(model, given)
-    return float(kl(teacher_logits(model, given).flatten(0, 1), logits.flatten(0, 1)))
 
 
 def prepare_adaptation(

@@ -15,10 +15,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAn
 from fastweights.linearize.convert.attention import branches
 from fastweights.linearize.convert.conversion import linearize
 from fastweights.linearize.distill.adapt import next_logits
+from fastweights.linearize.distill.budget import Budget, CacheBudget, LayerBudget
+from fastweights.linearize.distill.criteria import CRITERIA, Criterion, Inputs, Measure, name_of
 from fastweights.linearize.distill.fit import copy_parameters, read_parameters
 from fastweights.linearize.distill.plan import ConversionPlan, plan
+from fastweights.linearize.distill.ranking import Ranking, fingerprint
 from fastweights.linearize.distill.recipe import LinearizationRecipe, StageConfig
 from fastweights.linearize.distill.teachers import require_same_tokens
+from fastweights.render.units import bytes_in_words
 from fastweights.runs.checkpoint import no_progress_bars
 from fastweights.runs.errors import DataError
 from fastweights.runs.files import read_json, write_json
@@ -44,15 +48,19 @@ class Conversion:
         data: The text to train and validate on.
         recipe: What replaces softmax attention, and how it is trained.
         layers: Numbers of the layers to convert; None for all that can be.
-        softmax_layers: How many of them become softmax again: those that do the most damage.
+        softmax_layers: How many of them become softmax again: the first of the ranking.
         dtype: Dtype of the model's own weights, such as "bfloat16"; "auto" for the checkpoint's.
         seed: Seed of the order of the text, and of what branches and adapters start from.
         bits: Bits of the frozen weights while the rest is trained, 4 or 8 (bitsandbytes); None for
             `dtype`. The result has its weights in `dtype` all the same.
+        rank_by: By what layers are ranked.
+        ranking: The ranking of another run of the same model; None to rank by `rank_by`.
+        cache_budget: What the cache may take, in place of `softmax_layers`; None for a number.
 
     Raises:
-        ValueError: If a number lies outside of its range, a window covers every sequence, or
-            `bits` is given with a recipe that trains the model's own weights.
+        ValueError: If a number lies outside of its range, a window covers every sequence, `bits`
+            is given with a recipe that trains the model's own weights, or what is said of softmax
+            layers contradicts itself.
     """
 
     model: str
@@ -63,11 +71,15 @@ class Conversion:
     dtype: str = "auto"
     seed: int = 0
     bits: int | None = None
+    rank_by: Criterion = CRITERIA["damage"]
+    ranking: Ranking | None = None
+    cache_budget: CacheBudget | None = None
 
     def __post_init__(self) -> None:
         NON_NEGATIVE_INTEGER.require(softmax_layers=self.softmax_layers, seed=self.seed)
         _require_dtype(self.dtype)
         self._require_window()
+        self._require_selection()
         if self.bits not in (None, 4, 8):
             raise ValueError(
                 f"bits={self.bits}: the frozen weights have 4 or 8, or None to leave them as"
@@ -88,6 +100,29 @@ class Conversion:
                     " that the linear attention before it would learn nothing; take longer"
                     " sequences or a smaller window"
                 )
+
+    def _require_selection(self) -> None:
+        if self.softmax_layers and self.cache_budget is not None:
+            raise ValueError(
+                f"softmax_layers = {self.softmax_layers} and a budget of"
+                f" {bytes_in_words(self.cache_budget.size)} for the cache: give one of the two"
+            )
+        if self.ranking is not None:
+            if self.rank_by != CRITERIA["damage"]:
+                raise ValueError(
+                    f"a ranking by {self.ranking.criterion} is given, and a criterion to rank by:"
+                    " give one of the two"
+                )
+            if self.softmax_layers == 0 and self.cache_budget is None:
+                raise ValueError(
+                    "a ranking is given, and no layer stays softmax: give softmax_layers or"
+                    " cache_budget, too, or leave the ranking out"
+                )
+
+    @property
+    def budget(self) -> Budget:
+        """What the layers that stay softmax may take."""
+        return self.cache_budget or LayerBudget(self.softmax_layers)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -144,6 +179,7 @@ class ConversionContext:
             conversion.recipe,
             layers=conversion.layers,
             length=conversion.data.length,
+            dtype=None if conversion.dtype == "auto" else getattr(torch, conversion.dtype),
         )
 
     @cached_property
@@ -247,6 +283,57 @@ class ConversionContext:
             range(COMPARISON_SEQUENCES), self.validation.sequential_batches(1), strict=False
         )
         return [batch for _, batch in found]
+
+    def require_budget(self) -> None:
+        """Check that what the softmax layers may take allows for a conversion.
+
+        Raises:
+            ValueError: If it does not.
+        """
+        layers = [attention.layer for attention in self.plan.converted]
+        self.conversion.budget.choose(layers, self.plan.caches)
+
+    def require_ranking(self) -> None:
+        """Check that the ranking that is given is of this model, or that the text can show what its
+        layers are to be ranked by.
+
+        Raises:
+            ValueError: If it is not, or cannot.
+        """
+        conversion = self.conversion
+        if conversion.ranking is not None:
+            layers = [attention.layer for attention in self.plan.converted]
+            conversion.ranking.require(self.fingerprint, layers)
+        else:
+            measure = conversion.rank_by.measure
+            measure.require_text(lambda: self.model, self._ranking_text(measure))
+
+    def _ranking_text(self, measure: Measure) -> list[Inputs]:
+        return measure.text(self.comparison_batches(), self.tokenizer)
+
+    @property
+    def fingerprint(self) -> str:
+        """The `fingerprint` of the softmax model."""
+        _ = self.model  # whose weights are on this machine from then on
+        return fingerprint(self.conversion.model)
+
+    def rank(self) -> Ranking:
+        """Rank the layers of the model as it is now."""
+        conversion, measure = self.conversion, self.conversion.rank_by.measure
+        batches = self._ranking_text(measure)
+        damage = conversion.rank_by.damage(
+            self.linear_layers(), lambda choices: measure.losses(self.model, batches, choices)
+        )
+        sources = ", ".join(conversion.data.validation or conversion.data.sources)
+        tokens = max(batch["input_ids"].shape[1] for batch in batches)
+        return Ranking(
+            criterion=name_of(conversion.rank_by),
+            measure=measure.words,
+            damage=dict(sorted(damage.items())),
+            order=tuple(damage),
+            model=self.fingerprint,
+            text=f"{len(batches)} sequences of {tokens} tokens, held out of {sources}",
+        )
 
     def load_original(self, bits: int | None = None, source: str | None = None) -> Any:
         """Load the softmax model, or another one by its folder or name."""

@@ -10,10 +10,9 @@ from pathlib import Path
 import torch
 
 from fastweights.linearize.distill.context import Conversion, ConversionContext
-from fastweights.linearize.distill.ranking import require_linear_layers
 from fastweights.linearize.distill.training import AdaptVerb
 from fastweights.linearize.distill.verb import Verb
-from fastweights.linearize.distill.verbs import verbs_of, verbs_until
+from fastweights.linearize.distill.verbs import RankLayersVerb, verbs_of, verbs_until
 from fastweights.runs.errors import CheckpointError, Stopped, TrainingError
 from fastweights.runs.files import remove_partials
 from fastweights.runs.folder import (
@@ -84,7 +83,7 @@ def run_conversion(
     reporter = reporter if processes.is_first else Reporter()
     context = ConversionContext(conversion, out, processes, reporter, stop, layout)
     with ExitStack() as held:
-        if not _open_together(context, held):
+        if not _open_together(context, held, verbs):
             return False
         for verb in verbs:
             if processes.any(stop()):
@@ -98,22 +97,23 @@ def run_conversion(
     return True
 
 
-def _open_together(context: ConversionContext, held: ExitStack) -> bool:
+def _open_together(context: ConversionContext, held: ExitStack, verbs: tuple[Verb, ...]) -> bool:
     """Open the folder in all processes; False if reading the text was stopped."""
     with context.processes.first_then_others():
         try:
-            _open_folder(context, held)
+            _open_folder(context, held, verbs)
         except Stopped:
             return False
     return True
 
 
-def _open_folder(context: ConversionContext, held: ExitStack) -> None:
+def _open_folder(context: ConversionContext, held: ExitStack, verbs: tuple[Verb, ...]) -> None:
     """Make the run's folder, or find it; `held` keeps other runs out of it."""
     missing = missing_folders(context.out)
     _require_recipe(context.out)
-    if not is_run(context.out, context.conversion):
-        require_linear_layers(context.conversion.softmax_layers, len(context.plan.converted))
+    is_new = not is_run(context.out, context.conversion)
+    if is_new:
+        context.require_budget()
         context.require_teachers()
     if context.processes.is_first:
         create_run(context.out, context.conversion)
@@ -126,6 +126,8 @@ def _open_folder(context: ConversionContext, held: ExitStack) -> None:
         verb.check(context.out)
     with remove_if_refused(missing):
         context.require_text()
+        if is_new and any(isinstance(verb, RankLayersVerb) for verb in verbs):
+            context.require_ranking()
 
 
 def _results(context: ConversionContext) -> list[Path]:

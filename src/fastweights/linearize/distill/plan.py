@@ -50,6 +50,32 @@ class StagePlan:
 
 
 @dataclass(frozen=True)
+class LayerCache:
+    """What one attention layer keeps of a sequence, in bytes.
+
+    Attributes:
+        layer: The layer's number.
+        token: Of one token, the keys and values that softmax reads; a latent cache (MLA) has less.
+        window: The tokens of its sliding window; None if it has none.
+        state: Of all tokens where the layer is linear, once its own window is full; None where it
+            stays softmax.
+    """
+
+    layer: int
+    token: int
+    window: int | None
+    state: int | None
+
+    def after(self, length: int) -> int:
+        """Return what it keeps after `length` tokens."""
+        return self.as_softmax(length) if self.state is None else self.state
+
+    def as_softmax(self, length: int) -> int:
+        """Return what it keeps after `length` tokens where it is softmax."""
+        return self.token * (length if self.window is None else min(length, self.window - 1))
+
+
+@dataclass(frozen=True)
 class ConversionPlan:
     """The numbers of a planned conversion; bytes are per sequence, unless they are of weights.
 
@@ -67,6 +93,7 @@ class ConversionPlan:
         weights: Bytes of the weights.
         training: Bytes that training needs besides them, without activations.
         stages: The stages, in their order.
+        caches: What each attention keeps of a sequence after the conversion.
     """
 
     model_type: str
@@ -80,6 +107,7 @@ class ConversionPlan:
     weights: int
     training: int
     stages: tuple[StagePlan, ...]
+    caches: tuple[LayerCache, ...]
 
     @property
     def break_even(self) -> int:
@@ -115,6 +143,7 @@ def plan(
     chosen = choose_layers(model, None if layers is None else list(layers))
     parameters = sum(p.numel() for p in model.parameters())
     branch = sum(_branch_parameters(attention, recipe) for attention in chosen)
+    states = {a.layer: _state_bytes(a, recipe.analog, model.dtype) for a in chosen}
     paths = [attention.path for attention in chosen]
     trained = [stage.trained.count(model, paths, branch) for stage in recipe.stages]
     return ConversionPlan(
@@ -127,11 +156,15 @@ def plan(
             (n for n, stage in zip(trained, recipe.stages, strict=True) if not stage.by_layer),
             default=0,
         ),
-        state=sum(_state_bytes(attention, recipe.analog, model.dtype) for attention in chosen),
+        state=sum(states.values()),
         cache_per_token=sum(_key_value_bytes(attention, model.dtype) for attention in chosen),
         weights=parameters * model.dtype.itemsize + branch * torch.float32.itemsize,
         training=ADAM * max(trained, default=0),
         stages=_plan_stages(parameters, recipe, trained, length),
+        caches=tuple(
+            LayerCache(a.layer, _key_value_bytes(a, model.dtype), a.window, states.get(a.layer))
+            for a in find_attention_layers(model)
+        ),
     )
 
 

@@ -1,73 +1,120 @@
-"""The damage that each linear layer does alone, as fla-org/hybrid-distillation measures it too."""
+"""The ranking of a model's layers: a value, and a file that other runs can use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
-from torch import Tensor, nn
+from transformers.utils.hub import cached_file
 
-from fastweights.linearize.convert.attention import branches
-from fastweights.linearize.convert.modes import AttentionCall, Mode
-from fastweights.linearize.distill.adapt import kl_from_softmax
-from fastweights.runs.evaluation import evaluation_mode
-from fastweights.shapes import Output
+from fastweights.runs.checkpoint import hash_file
+from fastweights.runs.errors import CheckpointError, reason_of
 
-
-class OneLinearLayer(Mode):
-    """A mode with softmax in all layers but one, to measure what converting that layer alone
-    does."""
-
-    constant = False
-
-    def __init__(self, layer: int) -> None:
-        self.layer = layer
-
-    def attend(self, call: AttentionCall) -> Output:
-        return call.linear() if call.layer == self.layer else call.softmax()
+WEIGHTS = ("*.safetensors", "*.bin")
+"""The files of a checkpoint's weights; the second where there is none of the first."""
 
 
-def damage_by_layer(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> dict[int, float]:
-    """Measure how much each layer degrades the model when it alone is linear.
+@dataclass(frozen=True)
+class Ranking:
+    """The layers of a softmax model in the order in which they should stay softmax.
+
+    Attributes:
+        criterion: What they were compared by: a name of `criteria.CRITERIA`, or a class's.
+        measure: What was measured, and its unit.
+        damage: By layer, what its linear attention costs.
+        order: The layers, those first that are needed most as softmax.
+        model: The `fingerprint` of the softmax model.
+        text: What it was measured on, in words.
+
+    Raises:
+        ValueError: If a damage is no finite number, or the order is not one of its layers.
+    """
+
+    criterion: str
+    measure: str
+    damage: Mapping[int, float]
+    order: tuple[int, ...]
+    model: str
+    text: str
+
+    def __post_init__(self) -> None:
+        if not self.order or sorted(self.order) != sorted(self.damage):
+            raise ValueError(
+                f"a ranking with the order {list(self.order)} of the layers"
+                f" {sorted(self.damage)}; it must have each of them once, and one at least"
+            )
+        if not all(math.isfinite(number) for number in self.damage.values()):
+            raise ValueError(f"a ranking with the damage {dict(self.damage)}, which is not finite")
+
+    def record(self) -> dict[str, Any]:
+        """Return it as JSON values, as `read_ranking` reads them."""
+        return asdict(self)
+
+    def require(self, model: str, layers: Sequence[int]) -> None:
+        """Check that this ranking is of a model, and has its layers.
+
+        Args:
+            model: The model's `fingerprint`.
+            layers: The numbers of the layers that are to be linear.
+
+        Raises:
+            ValueError: If it is of another model, or a layer is missing.
+        """
+        if model != self.model:
+            raise ValueError(
+                f"this ranking is of another model: of the weights {self.model[:12]}…, and the"
+                f" model to convert has {model[:12]}…; leave it out, and its own layers are ranked"
+            )
+        missing = sorted(set(layers) - set(self.order))
+        if missing:
+            raise ValueError(
+                f"this ranking has no layers {missing}, which are to be converted; leave them out,"
+                " or leave the ranking out, and all layers are ranked"
+            )
+
+
+def read_ranking(path: Path) -> Ranking:
+    """Read the ``ranking.json`` of a run.
+
+    Raises:
+        CheckpointError: If it is not there, damaged, or of a version whose rankings could not be
+            used again.
+    """
+    try:
+        return _parse(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"cannot use {path} as a ranking ({reason_of(error)}); give the ranking.json that"
+            " `fastweights linearize rank-layers` of this version has written"
+        ) from error
+
+
+def _parse(found: Any) -> Ranking:
+    damage = {int(layer): float(number) for layer, number in found["damage"].items()}
+    texts = {name: str(found[name]) for name in ("criterion", "measure", "model", "text")}
+    return Ranking(damage=damage, order=tuple(map(int, found["order"])), **texts)
+
+
+def fingerprint(source: str) -> str:
+    """Compute what identifies the weights of a softmax model: a hash of the files that hold them.
 
     Args:
-        model: A linearized model.
-        batches: Inputs of the model; ``labels`` among them are ignored.
+        source: A folder, or a name on the Hugging Face hub whose weights have been loaded before.
 
     Returns:
-        By layer, KL(softmax ‖ only this layer linear) of the next token in nats, the mean over
-        `batches`.
+        64 hexadecimal digits.
     """
-    batches = list(batches)
-    with evaluation_mode(model):
-        return {
-            layer: _mean(kl_from_softmax(model, b, OneLinearLayer(layer)) for b in batches)
-            for layer in branches(model)
-        }
+    folder = Path(source) if Path(source).is_dir() else _folder_in_cache(source)
+    files = next(filter(None, (sorted(folder.glob(name)) for name in WEIGHTS)), [])
+    hashes = "".join(hash_file(path) for path in files)
+    return sha256(hashes.encode()).hexdigest()
 
 
-def most_damaging_layers(damages: Mapping[int, float], count: int) -> list[int]:
-    """Return the `count` layers that do the most damage, in the order of the model.
-
-    Raises:
-        ValueError: If no linear layer would be left.
-    """
-    require_linear_layers(count, len(damages))
-    worst = sorted(damages, key=lambda layer: -damages[layer])[:count]
-    return sorted(worst)
-
-
-def require_linear_layers(kept: int, layers: int) -> None:
-    """Check that `kept` softmax layers among `layers` that can be linear leave one of them linear.
-
-    Raises:
-        ValueError: If they do not.
-    """
-    if not 0 <= kept < layers:
-        raise ValueError(
-            f"cannot keep {kept} of {layers} layers softmax; keep 0 to {layers - 1} of them"
-        )
-
-
-def _mean(values: Iterable[float]) -> float:
-    found: Sequence[float] = list(values)
-    return sum(found) / len(found)
+def _folder_in_cache(name: str) -> Path:
+    """Where the hub's files of a model are."""
+    return Path(str(cached_file(name, "config.json"))).parent

@@ -22,6 +22,7 @@ from torch import Tensor
 from fastweights.analysis.profile import spread_evenly
 from fastweights.linearize.convert.modes import AttentionCall, Mode
 from fastweights.linearize.distill.adapt import unwrap_adapters, without_adapters
+from fastweights.linearize.distill.criteria import Divergence
 from fastweights.linearize.distill.fit import read_curve
 from fastweights.linearize.distill.transfer import attend_all, teacher_map
 from fastweights.recurrence import WindowedLinear
@@ -301,10 +302,12 @@ def _ranking(ranking: Mapping[str, Any] | None, out: Path) -> str:
     colors = [PALETTE[1] if layer in ranking["softmax"] else PALETTE[0] for layer in layers]
     axes[0, 0].bar(layers, damage, color=colors)
     axes[0, 0].set_xticks(layers)
-    label(axes[0, 0], "Damage of a layer", "layer", "KL(softmax ‖ only this layer linear)")
+    criterion = ranking.get("criterion", "damage")
+    label(axes[0, 0], f"Layers by {criterion}", "layer", ranking.get("measure", Divergence.words))
+    order = ", ".join(map(str, ranking.get("order", [])))
     caption = (
-        "Nats per token, after transfer. Red layers are kept as softmax. The layers to keep"
-        " first are those with the highest bars."
+        "What the linear attention of each layer costs, after transfer. Red layers are kept as"
+        f" softmax. {f'Order in which they are kept: {order}.' if order else ''}"
     )
     picture = ReportFigure("ranking", "Ranking", caption, drawing)
     return section("Layers", "", figure(picture, "", out, titled=False))

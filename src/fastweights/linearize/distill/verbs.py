@@ -17,7 +17,6 @@ from fastweights.linearize.distill.comparison import (
     difference_with_full_window,
 )
 from fastweights.linearize.distill.context import ConversionContext
-from fastweights.linearize.distill.ranking import damage_by_layer, most_damaging_layers
 from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.linearize.distill.report import write_report
 from fastweights.linearize.distill.training import AdaptVerb, layer_verb, measure_layers
@@ -53,22 +52,23 @@ class ConvertVerb(Verb):
 
 
 class RankLayersVerb(Verb):
-    """Measure the damage that each layer does, and make the worst layers softmax again."""
+    """Rank the layers, or take the ranking that is given, and make the first of them softmax again,
+    as many as the budget allows."""
 
     name, result = "rank-layers", "ranking.json"
     numbers = ("damage", "softmax")
 
     def run(self, context: ConversionContext) -> bool:
-        kept = context.conversion.softmax_layers
+        conversion, linear = context.conversion, context.linear_layers()
         if not self.is_done(context.out):
-            damage = damage_by_layer(context.model, _batches_on_device(context))
-            context.write(
-                "ranking", {"damage": damage, "softmax": most_damaging_layers(damage, kept)}
-            )
-        if kept:
-            softmax = context.read("ranking")["softmax"]
-            layers = [layer for layer in context.linear_layers() if layer not in softmax]
-            context.model = context.convert_again(layers, context.conversion.bits)
+            ranking = conversion.ranking or context.rank()
+            order = [layer for layer in ranking.order if layer in linear]
+            kept = conversion.budget.choose(order, context.plan.caches)
+            context.write("ranking", {**ranking.record(), "softmax": kept})
+        softmax = context.read("ranking")["softmax"]
+        if softmax:
+            layers = [layer for layer in linear if layer not in softmax]
+            context.model = context.convert_again(layers, conversion.bits)
         return True
 
 
@@ -183,8 +183,3 @@ def _self_test(context: ConversionContext) -> dict[str, float]:
     return {"largest_difference": difference_with_full_window(context.model, inputs)}
 
 
-def _batches_on_device(context: ConversionContext) -> list[dict[str, Tensor]]:
-    return [
-        {name: x.to(context.device) for name, x in batch.items()}
-        for batch in context.comparison_batches()
-    ]

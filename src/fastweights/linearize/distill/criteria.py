@@ -1,0 +1,268 @@
+"""By what the layers that stay softmax are chosen: which layers are compared, and what is measured
+of each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fastweights.linearize.convert.attention import branches, use_mode
+from fastweights.linearize.convert.modes import AttentionCall, Mode
+from fastweights.linearize.distill.adapt import kl, next_logits, teacher_logits
+from fastweights.linearize.distill.far_text import far_text
+from fastweights.runs.evaluation import evaluation_mode
+from fastweights.shapes import Output
+
+OCTAVES = 40
+"""Of distances: more than any text has."""
+Inputs = Mapping[str, Tensor]
+Losses = Callable[[Sequence[Collection[int]]], list[float]]
+"""What is lost with linear attention in each of several choices of layers, and softmax in all
+others."""
+
+
+class LinearLayers(Mode):
+    """A mode with linear attention in some of the converted layers, and softmax in the others.
+
+    Args:
+        layers: The numbers of the linear ones.
+    """
+
+    constant = False
+
+    def __init__(self, layers: Collection[int]) -> None:
+        self.layers = frozenset(layers)
+
+    def attend(self, call: AttentionCall) -> Output:
+        return call.linear() if call.layer in self.layers else call.softmax()
+
+
+class Measure(ABC):
+    """What a model loses where layers are linear; of one's own, by `losses`."""
+
+    words: ClassVar[str]
+    """What is measured, for axes and tables."""
+
+    @abstractmethod
+    def losses(
+        self, model: Any, batches: Iterable[Inputs], choices: Sequence[Collection[int]]
+    ) -> list[float]:
+        """Measure what is lost with linear attention in each of `choices` of layers.
+
+        Args:
+            model: A linearized model, with all its converted layers.
+            batches: Inputs of the model; ``labels`` among them are ignored.
+            choices: Numbers of the layers that are linear at the same time.
+
+        Raises:
+            ValueError: If the text cannot show it.
+        """
+
+    def text(self, sequences: Sequence[Inputs], tokenizer: Any) -> list[Inputs]:
+        """Make what is measured on of some sequences of text ``[1 t]``: by default they are it.
+
+        Raises:
+            DataError: If it cannot be made of them.
+        """
+        return list(sequences)
+
+    def require_text(self, load: Callable[[], Any], batches: Iterable[Inputs]) -> None:  # noqa: B027
+        """Check that a text can show it, before a model is trained.
+
+        Args:
+            load: Returns the model, as it begins.
+            batches: As in `losses`.
+
+        Raises:
+            ValueError: If it cannot.
+        """
+
+
+@dataclass(frozen=True)
+class Divergence(Measure):
+    """KL(softmax ‖ model) of the next token in nats, the mean over batches."""
+
+    words: ClassVar[str] = "KL from softmax, nats per token"
+
+    def losses(
+        self, model: Any, batches: Iterable[Inputs], choices: Sequence[Collection[int]]
+    ) -> list[float]:
+        with evaluation_mode(model):
+            rows = [list(self._of_batch(model, batch, choices)) for batch in batches]
+        return [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+
+    def _of_batch(
+        self, model: Any, batch: Inputs, choices: Sequence[Collection[int]]
+    ) -> Iterator[float]:
+        given = {name: x.to(model.device) for name, x in batch.items() if name != "labels"}
+        wanted = teacher_logits(model, given).flatten(0, 1)
+        for layers in choices:
+            yield float(kl(wanted, _logits(model, given, layers).flatten(0, 1)))
+
+
+@dataclass(frozen=True)
+class RecallLost(Measure):
+    """The share of what softmax recalls from beyond the window that the model does not recall.
+
+    The text is `far_text`: inputs with ``distance [b t]``, from how many tokens back a token can be
+    recalled, 0 where nothing must be. What softmax predicts rightly of it counts. The share is the
+    mean over octaves of distance, so that few tokens far back weigh as much as many nearer ones.
+    HALO (arXiv 2601.22156) chooses layers by recall, too, on question answering.
+    """
+
+    words: ClassVar[str] = "share of recalled tokens that are lost"
+
+    def text(self, sequences: Sequence[Inputs], tokenizer: Any) -> list[Inputs]:
+        ids = torch.cat([sequence["input_ids"][0] for sequence in sequences])
+        prose = tokenizer.decode(ids, skip_special_tokens=True)
+        length = max(sequence["input_ids"].shape[1] for sequence in sequences)
+        made = far_text(tokenizer, [prose], count=len(sequences), length=length)
+        rows = zip(made.tokens.split(1), made.distance.split(1), strict=True)
+        return [{"input_ids": tokens, "distance": distance} for tokens, distance in rows]
+
+    def require_text(self, load: Callable[[], Any], batches: Iterable[Inputs]) -> None:
+        self.losses(load(), batches, [])
+
+    def losses(
+        self, model: Any, batches: Iterable[Inputs], choices: Sequence[Collection[int]]
+    ) -> list[float]:
+        window = _window(model)
+        with evaluation_mode(model):
+            rows = [_recalls(model, batch, choices, window) for batch in batches]
+        total, *lost = torch.stack(rows).sum(0)
+        if not total.any():
+            raise ValueError(
+                f"the softmax model recalls no token from beyond the window of {window}, so that"
+                " recall cannot tell its layers apart; take longer sequences, or another criterion,"
+                " such as damage"
+            )
+        there = total > 0
+        return [float((count[there] / total[there]).mean()) for count in lost]
+
+
+def _recalls(model: Any, batch: Inputs, choices: Sequence[Collection[int]], window: int) -> Tensor:
+    """``[1 + choices, octaves]``: how many tokens softmax recalls from beyond the window, and how
+    many of them each choice of linear layers does not."""
+    ids, distance = (batch[name].to(model.device) for name in ("input_ids", "distance"))
+    targets, distance = ids[:, 1:], distance[:, 1:]
+    right = teacher_logits(model, {"input_ids": ids}).argmax(-1) == targets
+    recalled = right & (distance > window)
+    found = (_logits(model, {"input_ids": ids}, layers).argmax(-1) for layers in choices)
+    return torch.stack(
+        [
+            _by_octave(distance[some])
+            for some in (recalled, *(recalled & (x != targets) for x in found))
+        ]
+    )
+
+
+def _by_octave(distance: Tensor) -> Tensor:
+    """How many of these distances lie in each octave."""
+    return distance.log2().long().bincount(minlength=OCTAVES).cpu()
+
+
+def _window(model: Any) -> int:
+    """The widest window of the model's branches."""
+    configs = [branch.config for branch in branches(model).values()]
+    return max(config.window if config.has_window else 0 for config in configs)
+
+
+def _logits(model: Any, given: Inputs, layers: Collection[int]) -> Tensor:
+    with use_mode(model, LinearLayers(layers)):
+        return next_logits(model, given)
+
+
+@dataclass(frozen=True)
+class Criterion(ABC):
+    """How layers are compared by what is lost; one of one's own by `damage`.
+
+    Attributes:
+        measure: What is measured.
+    """
+
+    measure: Measure = Divergence()
+
+    @abstractmethod
+    def damage(self, layers: Sequence[int], losses: Losses) -> dict[int, float]:
+        """Measure what each layer does alone, in the unit of the measure.
+
+        Args:
+            layers: The layers that can be linear.
+            losses: What is lost with linear attention in each of several choices of them.
+
+        Returns:
+            The damage by layer, the layer that is to stay softmax first of all in front.
+        """
+
+
+class AloneLinear(Criterion):
+    """By what is lost where one layer alone is linear."""
+
+    def damage(self, layers: Sequence[int], losses: Losses) -> dict[int, float]:
+        found = losses([{layer} for layer in layers])
+        return _worst_first(dict(zip(layers, found, strict=True)))
+
+
+class AloneRestored(Criterion):
+    """By what is gained where one layer alone is softmax again, and all others are linear.
+
+    What layers do together counts here: one whose work another can do is not needed. So
+    fla-org/hybrid-distillation chooses layers by KL, after a short distillation of every candidate.
+    """
+
+    def damage(self, layers: Sequence[int], losses: Losses) -> dict[int, float]:
+        linear, *restored = losses([layers, *_each_left_out(layers)])
+        gained = [linear - loss for loss in restored]
+        return _worst_first(dict(zip(layers, gained, strict=True)))
+
+
+class RestoredInTurn(Criterion):
+    """By what is gained as one layer after the other is made softmax again, each time the best one.
+
+    It asks for the losses of L (L + 1) / 2 choices of L layers, where the others ask for L or so.
+    """
+
+    def damage(self, layers: Sequence[int], losses: Losses) -> dict[int, float]:
+        left, gained = list(layers), dict[int, float]()
+        (before,) = losses([left])
+        while left:
+            found = losses(_each_left_out(left))
+            least = min(found)
+            best = left.pop(found.index(least))
+            gained[best], before = before - least, least
+        return gained
+
+
+def _each_left_out(layers: Sequence[int]) -> list[list[int]]:
+    return [[other for other in layers if other != layer] for layer in layers]
+
+
+def _worst_first(damage: Mapping[int, float]) -> dict[int, float]:
+    return {layer: damage[layer] for layer in sorted(damage, key=lambda layer: -damage[layer])}
+
+
+CRITERIA: Mapping[str, Criterion] = {
+    "damage": AloneLinear(),
+    "restored": AloneRestored(),
+    "greedy": RestoredInTurn(),
+    "recall": AloneLinear(RecallLost()),
+}
+"""By what layers are chosen, by name:
+
+- damage: KL from softmax where the layer alone is linear;
+- restored: how far KL falls where the layer alone is softmax again;
+- greedy: the same, with those softmax that were chosen before;
+- recall: the share of what softmax recalls from far back that is lost where the layer alone is
+  linear.
+"""
+
+
+def name_of(criterion: Criterion) -> str:
+    """Return a criterion's name in `CRITERIA`, or that of its class."""
+    names = (name for name, known in CRITERIA.items() if known == criterion)
+    return next(names, type(criterion).__name__)
