@@ -21,6 +21,7 @@ from fastweights.cli import main
 from fastweights.cli.progress import Lines
 from fastweights.cli.verbs import linearize as verb_module
 from fastweights.linearize import LinearAttentionConfig, linearize
+from fastweights.linearize.distill.comparison import modes_in
 from fastweights.linearize.distill.methods import (
     METHODS,
     AdaptationConfig,
@@ -78,7 +79,9 @@ def test_a_run_gives_a_model_its_numbers_and_a_report(source, tmp_path):
     assert sorted(kept + [site["layer"] for site in model.config.linearize["sites"]]) == [0, 1, 2]
     assert read("convert")["largest_difference"] < 1e-5
     judged = read("evaluation")
-    assert judged.keys() == {"softmax", "linear", "window only", "linear only"}
+    modes = modes_in(judged)
+    assert modes.keys() == {"softmax", "linear", "window only", "linear only"}
+    require_share(judged)
     assert judged["softmax"]["kl"] == pytest.approx(0, abs=1e-6)
     assert judged["linear"]["kl"] > 0
     assert read("plan")["break_even"] > 0
@@ -91,6 +94,18 @@ def test_a_run_gives_a_model_its_numbers_and_a_report(source, tmp_path):
         "positions.png",
         "losses.png",
     }
+
+
+def require_share(judged: dict) -> None:
+    """The share is that of the rows, or there is a reason that there is none."""
+    n = {name: row["nats_per_token"] for name, row in modes_in(judged).items()}
+    details = judged["share_details"]
+    lost = n["window only"] - n["softmax"]
+    assert details["window_loses"] == pytest.approx(lost)
+    assert (judged["share"] is None) == (lost <= 2 * details["standard_error"])
+    assert (details["undefined"] is None) == (judged["share"] is not None)
+    if judged["share"] is not None:
+        assert judged["share"] == pytest.approx((n["window only"] - n["linear"]) / lost)
 
 
 def test_a_run_stopped_anywhere_goes_on_to_the_same_model(source, tmp_path):
@@ -245,7 +260,9 @@ def test_all_weights_adapt_and_are_judged_by_the_model_as_it_was(source, tmp_pat
     )
     assert run_conversion(conversion(source, method=method), tmp_path, until="eval")
     judged = json.loads((tmp_path / "evaluation.json").read_text())
-    assert judged.keys() == {"softmax", "linear"}
+    assert modes_in(judged).keys() == {"softmax", "linear"}
+    assert judged["share"] is None
+    assert judged["share_details"]["undefined"] == "the linear attention has no window beside it"
     swapped = json.loads((tmp_path / "convert.json").read_text())["linear"]
     assert judged["linear"]["perplexity"] != swapped["perplexity"]
 

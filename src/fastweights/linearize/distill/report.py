@@ -22,6 +22,7 @@ from torch import Tensor
 from fastweights.analysis.profile import spread_evenly
 from fastweights.linearize.convert.modes import AttentionCall, Mode
 from fastweights.linearize.distill.adapt import unwrap_adapters, without_adapters
+from fastweights.linearize.distill.comparison import modes_in
 from fastweights.linearize.distill.fit import read_curve
 from fastweights.linearize.distill.transfer import attend_all, teacher_map
 from fastweights.recurrence import WindowedLinear
@@ -114,7 +115,7 @@ def write_report(model: Any, inputs: Mapping[str, Tensor], run: Path, out: Path)
 def _costs(found: Mapping[str, Any], run: Path, out: Path) -> str:
     stages = {"swapped": found["convert"]["linear"]}
     stages |= {"after transfer": found["transfer"]["linear"]} if "transfer" in found else {}
-    evaluation = found["evaluation"]
+    evaluation = modes_in(found["evaluation"])
     named: list[Row] = [
         {"model": name, **row} for name, row in [*stages.items(), *evaluation.items()]
     ]

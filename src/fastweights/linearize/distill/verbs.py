@@ -4,30 +4,27 @@ leaves."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from fastweights.linearize.convert.modes import Student
 from fastweights.linearize.distill.adapt import (
     load_adapters,
-    next_logits,
     prepare_adaptation,
 )
 from fastweights.linearize.distill.blocks import transfer_blockwise
 from fastweights.linearize.distill.comparison import (
     LINEAR,
     SOFTMAX,
-    ablations,
     compare_with_softmax,
     difference_with_full_window,
     distances,
 )
 from fastweights.linearize.distill.context import ConversionContext
+from fastweights.linearize.distill.evaluation import evaluate_conversion
 from fastweights.linearize.distill.fit import TRAINED, Fit, PartialStage, fit
 from fastweights.linearize.distill.methods import AdaptationConfig, TransferConfig
 from fastweights.linearize.distill.ranking import damage_by_layer, most_damaging_layers
@@ -226,16 +223,11 @@ class EvaluateVerb(Verb):
     def run(self, context: ConversionContext) -> bool:
         if self.is_done(context.out):
             return True
-        found = compare_with_softmax(
-            context.model,
-            context.validation.sequential_batches(4),
-            ablations(context.model),
-            _original_teacher(context) if context.conversion.trains_all_weights else None,
-        )
+        judged, found = evaluate_conversion(context)
         context.out.joinpath("positions").mkdir(exist_ok=True)
         for name, compared in found.items():
             compared.loss.save(context.out / "positions" / f"{name}.json")
-        context.write("evaluation", {name: compared.row() for name, compared in found.items()})
+        context.write("evaluation", judged)
         return True
 
 
@@ -341,12 +333,6 @@ def _batches_on_device(context: ConversionContext) -> list[dict[str, Tensor]]:
         {name: x.to(context.device) for name, x in batch.items()}
         for batch in context.comparison_batches()
     ]
-
-
-def _original_teacher(context: ConversionContext) -> Callable[[Mapping[str, Tensor]], Tensor]:
-    """The model as it was, loaded a second time where all its weights have changed."""
-    original = context.load_original().eval()
-    return torch.no_grad()(lambda inputs: next_logits(original, inputs))
 
 
 def _has_adapters(context: ConversionContext) -> bool:
