@@ -146,7 +146,12 @@ def test_a_damaged_file_is_named_and_written_again(source, tmp_path):
     names += ["transfer/trained.safetensors", "finetune/trained.safetensors"]
     for number, name in enumerate(names):
         sound = (out / name).read_bytes()
-        damages = (sound[: len(sound) // 2], b"", b"[]", sound[:-30] + b"1" + sound[-29:])
+        damages = (
+            sound[: len(sound) // 2],
+            b"",
+            b"[]",
+            sound[:-30] + bytes([sound[-30] ^ 1]) + sound[-29:],
+        )
         (out / name).write_bytes(damages[number % 4])
         watch = Notes()
         assert run_conversion(small, out, until="eval", reporter=watch)

@@ -27,6 +27,10 @@ CONTENDERS: dict[str, Mode] = {"linear": Student(), "softmax": Teacher()}
 otherwise.
 """
 TOKENS = (128, 512, 2048, 8192, 32768)
+READ = (64, 256, 1024, 4096)
+"""Tokens that are read before a few are timed."""
+TIMED = (4, 20)
+"""Tokens generated until the caches are warm, and until the clock is stopped."""
 TOP_K = 50
 """Among how many tokens a sample is drawn, as transformers' generate does."""
 
@@ -131,6 +135,31 @@ def _run_race(
         yield from (race.to(count) for race in races)
         if max(race.seconds for race in races) > seconds:
             return
+
+
+def short_bench(model: Any, length: int) -> list[GenerationRow]:
+    """Time a few tokens of generation by a conversion and by its softmax, after a few lengths.
+
+    Its adapters are switched off, as they will be merged.
+
+    Args:
+        model: The linearized model, with adapters or without.
+        length: Tokens that may be read.
+
+    Returns:
+        Rows for both; none where the weights are quantised, which those of the result are not.
+    """
+    inside = unwrap_adapters(model)
+    if getattr(inside, "is_quantized", False):
+        return []
+    with without_adapters(model):
+        return [
+            row
+            for prompt in READ
+            if prompt + TIMED[-1] <= length
+            for row in bench_generation(inside, (1,), prompt, TIMED)
+            if row.tokens == TIMED[-1]
+        ]
 
 
 @dataclass(frozen=True)

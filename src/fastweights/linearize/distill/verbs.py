@@ -16,6 +16,7 @@ from fastweights.linearize.distill.adapt import (
     prepare_adaptation,
 )
 from fastweights.linearize.distill.blocks import transfer_blockwise
+from fastweights.linearize.distill.card import model_card
 from fastweights.linearize.distill.comparison import (
     LINEAR,
     SOFTMAX,
@@ -261,6 +262,8 @@ class ExportVerb(Verb):
         context.model = self._merge(context)
         with no_progress_bars(), atomic_folder(context.out / "model") as folder:
             save_model(context.model, context.tokenizer, folder)
+            card = model_card(context.out, context.model.config.model_type, context.linear_layers())
+            (folder / "README.md").write_text(card, encoding="utf-8")
         return True
 
     def _merge(self, context: ConversionContext) -> Any:
