@@ -171,8 +171,9 @@ def percent_with_interval(row: Mapping[str, Any]) -> str:
     closed = f"{row['share']:.1%}"
     if row["interval"] is None:
         return closed
-    low, high = ("∞" if end is None else f"{end:.1%}" for end in row["interval"])
-    return f"{closed} ({low} … {high})"
+    low, high = row["interval"]
+    least = "−∞" if low is None else f"{low:.1%}"
+    return f"{closed} ({least} … {'∞' if high is None else f'{high:.1%}'})"
 
 
 def _draw_shares(positions: Rows, recall: Rows) -> Figure:
