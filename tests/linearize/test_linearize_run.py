@@ -90,6 +90,7 @@ def test_a_run_gives_a_model_its_numbers_and_a_report(source, tmp_path):
         f"<h2 id='{part}'" in page for part in ("what-it-costs", "attention", "training", "layers")
     )
     assert {p.name for p in (tmp_path / "run" / "report").glob("*.png")} >= {
+        "share.png",
         "maps.png",
         "positions.png",
         "losses.png",
@@ -137,6 +138,9 @@ def test_a_part_of_a_run_knows_whether_it_is_done(source, tmp_path):
     assert done() == ["plan", "convert", "transfer"]
     assert run_conversion(small, tmp_path / "run")
     assert done() == [verb.name for verb in VERBS]
+    judged = tmp_path / "run" / "evaluation.json"
+    judged.write_text(json.dumps(modes_in(json.loads(judged.read_text()))))
+    assert done() == [verb.name for verb in VERBS if verb.name != "eval"]
 
 
 def test_a_damaged_file_is_named_and_written_again(source, tmp_path):

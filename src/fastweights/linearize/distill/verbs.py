@@ -216,10 +216,14 @@ class FinetuneVerb(Verb):
 
 
 class EvaluateVerb(Verb):
-    """Compare the finished model with its softmax, and with each side of its attention alone."""
+    """Judge the finished model beside its softmax, and with each side of its attention alone."""
 
     name, result = "eval", "evaluation.json"
     numbers = (SOFTMAX, LINEAR)
+
+    def is_done(self, out: Path) -> bool:
+        """Whether its result is there, and not of a version that had no share yet."""
+        return super().is_done(out) and "share" in read_json(out / self.result)
 
     def run(self, context: ConversionContext) -> bool:
         if self.is_done(context.out):
