@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,9 +23,10 @@ def require_package(package: str, feature: str, alternative: str) -> None:
         raise ValueError(f"{feature} needs {package}: pip install {package}, {alternative}")
 
 
+@cache
 def commit() -> str | None:
     """Return the commit of this file, with ``+`` if the checkout differs from it; None outside of a
-    checkout."""
+    checkout. It is asked once, since a process goes on with the code that it has begun with."""
     try:
         head = _git("rev-parse", "HEAD")
         return head + "+" if _git("status", "--porcelain", "--untracked-files=no") else head

@@ -7,8 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCardData, metadata_load
-from transformers.utils.hub import cached_file
+from huggingface_hub import ModelCardData, hf_hub_download, metadata_load
 
 from fastweights.linearize.distill.comparison import LINEAR, SOFTMAX, WINDOW_ONLY, modes_in
 from fastweights.linearize.distill.judgement import percent_with_interval, share_in_words
@@ -73,15 +72,14 @@ def _metadata(source: str, model_type: str) -> ModelCardData:
 
 
 def _base_metadata(source: str) -> Mapping[str, Any]:
-    """What the base model's card states, if it has one that can be read."""
-    found = cached_file(
-        source,
-        "README.md",
-        _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return {} if found is None else metadata_load(found) or {}
+    """What the base model's card states, if it has one that can be had."""
+    card = Path(source) / "README.md"
+    if not card.parent.is_dir():
+        try:
+            card = Path(hf_hub_download(source, card.name))
+        except (OSError, ValueError):  # none there, nobody to ask, or no name on the hub
+            return {}
+    return (metadata_load(card) or {}) if card.is_file() else {}
 
 
 def _name(source: str) -> str:

@@ -23,8 +23,9 @@ PASSAGE = 32
 """Tokens of a passage."""
 CUE = 4
 """Tokens of the second copy from which a model may notice that it repeats; the rest is recalled."""
-SEQUENCES = 32
-"""Passages at every distance, at most."""
+SEQUENCES, FEWEST = 32, 8
+"""Passages at every distance, at most; where the text has not so many without an overlap of what
+stands between the copies, fewer, so that a long distance takes no longer than the text, or 8."""
 NEAREST, FARTHEST = 64, 2048
 
 
@@ -117,7 +118,7 @@ def repeated_passages(text: TokenText, distance: int) -> Tensor:
         distance: Tokens from a token to its second copy, 32 or more.
     """
     last = len(text) - distance
-    count = min(SEQUENCES, 1 + last // PASSAGE)
+    count = min(SEQUENCES, max(FEWEST, len(text) // distance), 1 + last // PASSAGE)
     starts = np.linspace(0, last, count).astype(int)
     stretches = np.stack([text[start : start + distance] for start in starts])
     return torch.from_numpy(np.concatenate([stretches, stretches[:, :PASSAGE]], 1).astype(np.int64))
