@@ -31,6 +31,7 @@ from fastweights.linearize.distill.adapt import (
     next_logits,
     prepare_adaptation,
 )
+from fastweights.linearize.distill.comparison import modes_in
 from fastweights.linearize.distill.criteria import CRITERIA
 from fastweights.linearize.distill.fit import Fit, copy_parameters, fit
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
@@ -176,8 +177,15 @@ def _rows(teachers: Path, data: Data, compared: dict[str, LinearizationRecipe]) 
             shutil.copyfile(out / "report" / "maps.png", PICTURE)
         yield {
             "method": name,
-            **{part: _read(out, part) for part in ("convert", "transfer", "evaluation")},
+            **{part: _read(out, part) for part in ("convert", "transfer")},
+            "evaluation": _judged(_read(out, "evaluation")),
         }
+
+
+def _judged(evaluation: Row) -> Row:
+    """What the page shows of a judgement."""
+    parts = "share", "share_details", "recall"
+    return {**modes_in(evaluation), **{part: evaluation[part] for part in parts}}
 
 
 def _read(out: Path, name: str) -> Any:

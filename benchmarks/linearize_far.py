@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fastweights.linearize.distill.methods import ADAPT, TRANSFER, LinearizationMethod
+from fastweights.linearize.distill.methods import AdaptationConfig as Adaptation
+from fastweights.linearize.distill.methods import TransferConfig as Transfer
 from rich.console import Console
 from safetensors.torch import load_file
 from torch.nn import functional as F
@@ -36,9 +39,6 @@ from fastweights.linearize import (
 )
 from fastweights.linearize.distill.adapt import TokenLoss, next_logits
 from fastweights.linearize.distill.far_text import FarText
-from fastweights.linearize.distill.methods import ADAPT, TRANSFER, LinearizationMethod
-from fastweights.linearize.distill.methods import AdaptationConfig as Adaptation
-from fastweights.linearize.distill.methods import TransferConfig as Transfer
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.runs.files import atomic_file
 from fastweights.text.documents import Data

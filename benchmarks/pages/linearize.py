@@ -29,7 +29,7 @@ def text() -> str:
     )
     columns = ("method", "PPL at swap", "PPL adapted", "/ softmax", "recovered", "error", "KL")
     lines = (_method(row, softmax) for row in rows)
-    return f"{sizes}\n\n{table((*columns, 'window only', 'linear only'), lines)}"
+    return f"{sizes}\n\n{table((*columns, 'window only', 'linear only', 'share'), lines)}"
 
 
 def _method(row: Row, softmax: float) -> list[str]:
@@ -48,7 +48,20 @@ def _method(row: Row, softmax: float) -> list[str]:
         f"{before['error']:.3f}",
         f"{before['divergence']:.3f}" if "divergence" in before else "",
         *("" if side is None else f"{side:.1f}" for side in sides),
+        _share(row["evaluation"]),
     ]
+
+
+def _share(evaluation: Row) -> str:
+    """Of what the window leaves open; empty without a window."""
+    if "window only" not in evaluation:
+        return ""
+    if "share" in evaluation and evaluation["share"] is None:
+        return "undefined"
+    softmax, linear, window = (
+        evaluation[mode]["nats_per_token"] for mode in ("softmax", "linear", "window only")
+    )
+    return f"{(window - linear) / (window - softmax):.1%}"
 
 
 def recall() -> str:

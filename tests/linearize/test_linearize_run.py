@@ -21,6 +21,7 @@ from fastweights.cli import main
 from fastweights.cli.progress import Lines
 from fastweights.cli.verbs import linearize as verb_module
 from fastweights.linearize import LinearAttentionConfig, linearize
+from fastweights.linearize.distill.comparison import modes_in
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.recipe import (
     AdaptationConfig,
@@ -79,7 +80,9 @@ def test_a_run_gives_a_model_its_numbers_and_a_report(source, tmp_path):
     assert sorted(kept + [site["layer"] for site in model.config.linearize["sites"]]) == [0, 1, 2]
     assert read("convert")["largest_difference"] < 1e-5
     judged = read("evaluation")
-    assert judged.keys() == {"softmax", "linear", "window only", "linear only"}
+    modes = modes_in(judged)
+    assert modes.keys() == {"softmax", "linear", "window only", "linear only"}
+    require_share(judged)
     assert judged["softmax"]["kl"] == pytest.approx(0, abs=1e-6)
     assert judged["linear"]["kl"] > 0
     assert read("plan")["break_even"] > 0
@@ -88,10 +91,23 @@ def test_a_run_gives_a_model_its_numbers_and_a_report(source, tmp_path):
         f"<h2 id='{part}'" in page for part in ("what-it-costs", "attention", "training", "layers")
     )
     assert {p.name for p in (tmp_path / "run" / "report").glob("*.png")} >= {
+        "share.png",
         "maps.png",
         "positions.png",
         "losses.png",
     }
+
+
+def require_share(judged: dict) -> None:
+    """The share is that of the rows, or there is a reason that there is none."""
+    n = {name: row["nats_per_token"] for name, row in modes_in(judged).items()}
+    details = judged["share_details"]
+    lost = n["window only"] - n["softmax"]
+    assert details["window_loses"] == pytest.approx(lost)
+    assert (judged["share"] is None) == (lost <= 2 * details["standard_error"])
+    assert (details["undefined"] is None) == (judged["share"] is not None)
+    if judged["share"] is not None:
+        assert judged["share"] == pytest.approx((n["window only"] - n["linear"]) / lost)
 
 
 def test_a_run_stopped_anywhere_goes_on_to_the_same_model(source, tmp_path):
@@ -124,6 +140,9 @@ def test_a_part_of_a_run_knows_whether_it_is_done(source, tmp_path):
     assert done() == ["plan", "convert", "transfer"]
     assert run_conversion(small, tmp_path / "run")
     assert done() == [verb.name for verb in verbs]
+    judged = tmp_path / "run" / "evaluation.json"
+    judged.write_text(json.dumps(modes_in(json.loads(judged.read_text()))))
+    assert done() == [verb.name for verb in verbs if verb.name != "eval"]
 
 
 def test_a_damaged_file_is_named_and_written_again(source, tmp_path):
@@ -133,7 +152,12 @@ def test_a_damaged_file_is_named_and_written_again(source, tmp_path):
     names += ["transfer/trained.safetensors", "finetune/trained.safetensors"]
     for number, name in enumerate(names):
         sound = (out / name).read_bytes()
-        damages = (sound[: len(sound) // 2], b"", b"[]", sound[:-30] + b"1" + sound[-29:])
+        damages = (
+            sound[: len(sound) // 2],
+            b"",
+            b"[]",
+            sound[:-30] + bytes([sound[-30] ^ 1]) + sound[-29:],
+        )
         (out / name).write_bytes(damages[number % 4])
         watch = Notes()
         assert run_conversion(small, out, until="eval", reporter=watch)
@@ -241,7 +265,9 @@ def test_all_weights_adapt_and_are_judged_by_the_model_as_it_was(source, tmp_pat
     )
     assert run_conversion(conversion(source, recipe=recipe), tmp_path, until="eval")
     judged = json.loads((tmp_path / "evaluation.json").read_text())
-    assert judged.keys() == {"softmax", "linear"}
+    assert modes_in(judged).keys() == {"softmax", "linear"}
+    assert judged["share"] is None
+    assert judged["share_details"]["undefined"] == "the linear attention has no window beside it"
     swapped = json.loads((tmp_path / "convert.json").read_text())["linear"]
     assert judged["linear"]["perplexity"] != swapped["perplexity"]
 

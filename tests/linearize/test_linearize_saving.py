@@ -144,6 +144,7 @@ def test_the_softmax_configuration_is_read_without_a_warning(tmp_path: Path) -> 
         model.save_pretrained(tmp_path / "adapter")
         read_again = type(model.config).from_pretrained(tmp_path / "softmax")
     assert not said
+    assert base.config.model_type == "linearized_llama"
     assert read_again.model_type == "llama"
 
 

@@ -37,9 +37,9 @@ from fastweights.linearize.distill.criteria import (
     RestoredInTurn,
     name_of,
 )
-from fastweights.linearize.distill.methods import LinearizationMethod
 from fastweights.linearize.distill.plan import plan
 from fastweights.linearize.distill.ranking import Ranking, fingerprint, read_ranking
+from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.render.units import bytes_from_words
 from fastweights.runs.errors import CheckpointError
 from fastweights.text.sources import paths
@@ -223,7 +223,7 @@ def test_a_budget_is_what_the_cache_takes(family: str, dtype: torch.dtype, rule:
     """Of every choice, one byte less than its cache excludes it."""
     analog, length = LinearAttentionConfig(window=5, rule=rule), 60
     sliding = {"sliding_window": 16} if family == "gemma2" else {}
-    planned = plan(teacher(family, **sliding).to(dtype), LinearizationMethod(analog))
+    planned = plan(teacher(family, **sliding).to(dtype), LinearizationRecipe(analog))
     layers = [attention.layer for attention in planned.converted]
     sizes = []
     for count in range(len(layers)):
@@ -248,7 +248,7 @@ def test_a_budget_is_what_the_cache_takes(family: str, dtype: torch.dtype, rule:
 
 
 def test_a_layer_that_does_not_fit_leaves_room_for_the_next() -> None:
-    caches = plan(llama(3), LinearizationMethod(LinearAttentionConfig(window=2))).caches
+    caches = plan(llama(3), LinearizationRecipe(LinearAttentionConfig(window=2))).caches
     large, *rest = caches
     caches = (replace(large, token=100 * large.token), *rest)
     states = sum(cache.after(64) for cache in caches)

@@ -16,9 +16,9 @@ from fastweights.linearize import LinearAttentionConfig
 from fastweights.linearize.distill.budget import CacheBudget
 from fastweights.linearize.distill.context import ConversionContext
 from fastweights.linearize.distill.criteria import CRITERIA
-from fastweights.linearize.distill.methods import LinearizationMethod, TransferConfig
 from fastweights.linearize.distill.pipeline import run_conversion
 from fastweights.linearize.distill.ranking import Ranking, fingerprint, read_ranking
+from fastweights.linearize.distill.recipe import LinearizationRecipe, TransferConfig
 from fastweights.text.documents import Data
 from planted import PREVIOUS, planted_llama
 from pretrained import llama
@@ -33,8 +33,8 @@ def source(tmp_path_factory) -> Path:
 
 def swapped(source: Path, **changes: Any):
     """A conversion without training."""
-    method = LinearizationMethod(LinearAttentionConfig(window=4), None, None)
-    return conversion(source, **{"method": method, **changes})
+    recipe = LinearizationRecipe(LinearAttentionConfig(window=4), ())
+    return conversion(source, **{"recipe": recipe, **changes})
 
 
 def ranking_of(source: Path, order: tuple[int, ...]) -> Ranking:
@@ -82,8 +82,8 @@ def test_another_run_uses_the_ranking(source, tmp_path, monkeypatch) -> None:
     ranking = read_ranking(tmp_path / "first" / "ranking.json")
     monkeypatch.setattr(ConversionContext, "rank", lambda self: pytest.fail("it is ranked again"))
     transfer = TransferConfig(fit=SHORT)
-    method = LinearizationMethod(LinearAttentionConfig(window=2), transfer, None)
-    second = conversion(source, method=method, ranking=ranking, softmax_layers=1)
+    recipe = LinearizationRecipe(LinearAttentionConfig(window=2), (transfer,))
+    second = conversion(source, recipe=recipe, ranking=ranking, softmax_layers=1)
     assert run_conversion(second, tmp_path / "second", until="rank-layers")
     found = json.loads((tmp_path / "second" / "ranking.json").read_text())
     assert read_ranking(tmp_path / "second" / "ranking.json") == ranking

@@ -36,7 +36,7 @@ def conversion(source: Path, **changes) -> Conversion:
     recipe = LinearizationRecipe(
         LinearAttentionConfig(window=4), (TransferConfig(fit=SHORT), AdaptationConfig(fit=SHORT))
     )
-    data = Data((str(source / "text.txt"),), length=24, held_out=200)
+    data = Data((str(source / "text.txt"),), length=24, held_out=94)
     return replace(Conversion(str(source / "model"), data, recipe), **changes)
 
 

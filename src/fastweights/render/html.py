@@ -31,6 +31,8 @@ figure { margin: 0 0 1rem; } img { max-width: 100%; height: auto; display: block
 table { border-collapse: collapse; font-size: .85rem; margin: .5rem 0 1rem; }
 th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line);
   white-space: nowrap; }
+.text td { white-space: pre-wrap; overflow-wrap: anywhere; vertical-align: top; }
+.text td:first-child { white-space: nowrap; overflow-wrap: normal; }
 td.n { text-align: right; font-variant-numeric: tabular-nums; }
 nav a { margin-right: 1rem; color: var(--accent); }
 .yes { color: #2e7d4f; } .no { color: #b3303f; font-weight: 600; }
@@ -106,16 +108,43 @@ def figure(picture: ReportFigure, prefix: str, out: Path, titled: bool = True) -
     return f"{title}<figure><figcaption>{escape(picture.caption)}</figcaption>{image}</figure>"
 
 
+def paragraph(text: str) -> str:
+    """Text as an HTML paragraph."""
+    return f"<p>{escape(text)}</p>"
+
+
 def table(rows: Sequence[Row]) -> str:
     """Rows as an HTML table: numbers to the right, truth as a tick or a cross; a row may lack
     columns.
     """
+    return _table(rows, "scroll")
+
+
+def text_table(rows: Sequence[Row]) -> str:
+    """Rows as `table`, whose texts keep their line breaks and are broken where they are long; what
+    cannot be printed is written as Python escapes it.
+    """
+    shown = [
+        {name: visible(cell) if isinstance(cell, str) else cell for name, cell in row.items()}
+        for row in rows
+    ]
+    return _table(shown, "scroll text")
+
+
+def visible(text: str) -> str:
+    """Text in which all that cannot be printed is escaped, but for line breaks."""
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def _table(rows: Sequence[Row], kind: str) -> str:
     columns = list(dict.fromkeys(name for row in rows for name in row))
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     body = "".join(f"<tr>{''.join(_cell(row.get(name)) for name in columns)}</tr>" for row in rows)
     return (
-        "<div"
-        f" class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f"<div class='{kind}'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        "</div>"
     )
 
 

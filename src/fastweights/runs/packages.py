@@ -1,8 +1,11 @@
-"""Optional packages, which only some features need."""
+"""Optional packages, which only some features need, and which commit of this one runs."""
 
 from __future__ import annotations
 
+import subprocess
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 
 
 def require_package(package: str, feature: str, alternative: str) -> None:
@@ -18,3 +21,22 @@ def require_package(package: str, feature: str, alternative: str) -> None:
     """
     if find_spec(package) is None:
         raise ValueError(f"{feature} needs {package}: pip install {package}, {alternative}")
+
+
+@cache
+def commit() -> str | None:
+    """Return the commit of this file, with ``+`` if the checkout differs from it; None outside of a
+    checkout. It is asked once, since a process goes on with the code that it has begun with."""
+    try:
+        head = _git("rev-parse", "HEAD")
+        return head + "+" if _git("status", "--porcelain", "--untracked-files=no") else head
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    folder = Path(__file__).parent
+    done = subprocess.run(
+        ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=20
+    )
+    return done.stdout.strip()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,10 +76,21 @@ def wrap_in_adapters(model: PreTrainedModel, config: Any) -> Any:
     process: peft keeps the names of layers as a set."""
     from peft import get_peft_model
 
-    wrapped: Any = get_peft_model(model, config)
+    with without_notes_to_peft():
+        wrapped: Any = get_peft_model(model, config)
     for kept in wrapped.peft_config.values():
         kept.target_modules = sorted(kept.target_modules)
     return wrapped
+
+
+@contextmanager
+def without_notes_to_peft() -> Iterator[None]:
+    """Keep back what transformers 5.23 warns of when peft asks a model for
+    ``is_gradient_checkpointing``, for the length of a block: who runs this can do nothing about
+    it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
+        yield
 
 
 def linear_layers(model: PreTrainedModel, outside: Iterable[str]) -> list[str]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +17,7 @@ import torch
 from fastweights.kernels import numerics
 from fastweights.kernels.gemm import ACCURATE, onednn_error, precision
 from fastweights.lab.bench.timing import Budget, Times, clock_of, time_in_turn
+from fastweights.runs.packages import commit as commit
 
 PACKAGES = (
     "torch",
@@ -112,24 +112,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return {**found, "torch": torch.__version__}
-
-
-def commit() -> str | None:
-    """Return the commit of this file, with ``+`` if the checkout differs from it; None outside of a
-    checkout."""
-    try:
-        head = _git("rev-parse", "HEAD")
-        return head + "+" if _git("status", "--porcelain", "--untracked-files=no") else head
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def _git(*arguments: str) -> str:
-    folder = Path(__file__).parent
-    done = subprocess.run(
-        ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=20
-    )
-    return done.stdout.strip()
 
 
 def _cpu_name() -> str:

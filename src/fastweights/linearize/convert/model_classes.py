@@ -105,6 +105,7 @@ def convert_model(model: PreTrainedModel, settings: dict[str, Any]) -> None:
     """Change a model, its parts and its configuration, in place, to their linearized classes."""
     config: Any = model.config
     change_class(config, register_family(type(config)))
+    vars(config).pop("model_type", None)  # of the checkpoint, before that of the class
     config.linearize = settings
     change_class(model, model_class(type(model)))
     convert_parts(model)

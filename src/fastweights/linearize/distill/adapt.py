@@ -27,7 +27,12 @@ from fastweights.runs.ranges import POSITIVE_INTEGER
 from fastweights.runs.seeds import own_randomness, seed_for
 from fastweights.shapes import Mask
 from fastweights.text import IGNORE_INDEX
-from fastweights.train.adapters import LoRA, has_adapters, wrap_in_adapters
+from fastweights.train.adapters import (
+    LoRA,
+    has_adapters,
+    without_notes_to_peft,
+    wrap_in_adapters,
+)
 
 
 @dataclass(frozen=True)
@@ -210,11 +215,13 @@ def prepare_adaptation(
 def _wrap(model: PreTrainedModel, lora: LoRA, seed: int) -> Any:
     from peft import LoraConfig
 
+    layers = projections(model)
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
         lora_dropout=lora.dropout,
-        target_modules=projections(model),
+        target_modules=layers,
+        fan_in_fan_out=all(isinstance(model.get_submodule(path), Conv1D) for path in layers),
         modules_to_save=["linear_branch"],
         task_type="CAUSAL_LM",
     )
@@ -249,4 +256,5 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> Any:
     """Load the adapters and branches that were saved in `folder`, and return `model` with them."""
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(model, folder)
+    with without_notes_to_peft():
+        return PeftModel.from_pretrained(model, folder)

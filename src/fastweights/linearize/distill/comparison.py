@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,14 @@ from fastweights.shapes import Output
 from fastweights.train.perplexity import PositionLoss
 
 SOFTMAX, LINEAR = "softmax", "linear"
+WINDOW_ONLY, LINEAR_ONLY = "window only", "linear only"
+MODES = (SOFTMAX, LINEAR, WINDOW_ONLY, LINEAR_ONLY)
+"""What a finished conversion is compared as, by the names in ``evaluation.json``."""
+
+
+def modes_in(evaluation: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the rows of ``evaluation.json`` that are of a mode of the model, by its name."""
+    return {name: evaluation[name] for name in MODES if name in evaluation}
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,15 +47,28 @@ class Comparison:
     """The comparison of one mode of a linearized model with its softmax.
 
     Attributes:
-        loss: The mode's own loss, by position.
+        losses: ``[n t]`` float64, -log p of the t predicted tokens of n sequences, in nats.
+        right: ``[n t]`` bool, whether the token has the highest probability.
         kl: KL(softmax ‖ mode) of the next token, in nats per token.
         agreement: The fraction of tokens for which both give the highest probability to the same
             token.
     """
 
-    loss: PositionLoss
+    losses: np.ndarray
+    right: np.ndarray
     kl: float
     agreement: float
+
+    @cached_property
+    def loss(self) -> PositionLoss:
+        """The mode's own loss, by position."""
+        sequences, tokens = self.losses.shape
+        return PositionLoss(self.losses.sum(0), np.full(tokens, sequences))
+
+    @property
+    def accuracy(self) -> float:
+        """The fraction of tokens that have the highest probability."""
+        return float(self.right.mean())
 
     def row(self) -> dict[str, float]:
         """Return the numbers for a table or a JSON file."""
@@ -60,9 +82,8 @@ def ablations(model: nn.Module) -> dict[str, Mode]:
     These are softmax, the branches as they are and, where they have a window, each of their sides
     alone.
     """
-    configs = [branch.config for branch in branches(model).values()]
-    sides: dict[str, Mode] = {"window only": WindowOnly(), "linear only": LinearOnly()}
-    both = all(config.rule == "windowed" and config.window > 0 for config in configs)
+    sides: dict[str, Mode] = {WINDOW_ONLY: WindowOnly(), LINEAR_ONLY: LinearOnly()}
+    both = all(branch.config.has_window for branch in branches(model).values())
     return {SOFTMAX: Teacher(), LINEAR: Student(), **(sides if both else {})}
 
 
@@ -77,7 +98,8 @@ def compare_with_softmax(
     Args:
         model: A linearized model, with adapters or without.
         batches: Inputs of the model, sequences of one length; every token but the first of each is
-            predicted.
+            predicted, or those after the places in ``logits_to_keep`` but the last. A shorter last
+            batch counts for KL and agreement alone.
         modes: The modes by name, as `ablations` returns them.
         teacher: Returns softmax's logits ``[b t-1 vocabulary]`` for a model's inputs; None for the
             model itself, by `teacher_logits`.
@@ -165,35 +187,33 @@ def distances(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> dict[str, 
 
 
 class _Totals:
-    """Sums over batches.
-
-    A shorter last batch is left out of the losses by position, which are of one length.
-    """
+    """What batches give."""
 
     def __init__(self) -> None:
-        self.sums: np.ndarray | None = None
-        self.rows = 0
+        self.losses: list[np.ndarray] = []
+        self.right: list[np.ndarray] = []
         self.kl = self.agreed = 0.0
         self.tokens = 0
 
     def add(self, logits: Tensor, wanted: Tensor, given: Mapping[str, Tensor]) -> None:
-        targets = given["input_ids"][:, 1:]
+        targets = given["input_ids"][:, -logits.shape[1] :]
         losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(
             targets
         )
-        sums = losses.double().sum(0).cpu().numpy()
-        if self.sums is None:
-            self.sums = np.zeros_like(sums)
-        if len(sums) == len(self.sums):
-            self.sums, self.rows = self.sums + sums, self.rows + len(targets)
+        likeliest = logits.argmax(-1)
+        if not self.losses or targets.shape[1] == self.losses[0].shape[1]:
+            self.losses.append(losses.double().cpu().numpy())
+            self.right.append((likeliest == targets).cpu().numpy())
         self.kl += float(kl(wanted.flatten(0, 1), logits.flatten(0, 1))) * targets.numel()
-        self.agreed += float((logits.argmax(-1) == wanted.argmax(-1)).sum())
+        self.agreed += float((likeliest == wanted.argmax(-1)).sum())
         self.tokens += targets.numel()
 
     def comparison(self) -> Comparison:
-        if self.sums is None:
+        if not self.losses:
             raise ValueError("no batches were given to compare a model on; pass at least one")
-        counts = np.full(len(self.sums), self.rows)
         return Comparison(
-            PositionLoss(self.sums, counts), self.kl / self.tokens, self.agreed / self.tokens
+            np.concatenate(self.losses),
+            np.concatenate(self.right),
+            self.kl / self.tokens,
+            self.agreed / self.tokens,
         )

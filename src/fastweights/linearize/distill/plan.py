@@ -139,7 +139,7 @@ def plan(
     Raises:
         CannotLinearize: If `linearize` would raise it.
     """
-    model = source if isinstance(source, PreTrainedModel) else _skeleton(source, dtype)
+    model = source if isinstance(source, PreTrainedModel) else skeleton(source, dtype)
     chosen = choose_layers(model, None if layers is None else list(layers))
     parameters = sum(p.numel() for p in model.parameters())
     branch = sum(_branch_parameters(attention, recipe) for attention in chosen)
@@ -185,8 +185,16 @@ def _key_value_bytes(attention: AttentionLayer, dtype: torch.dtype) -> int:
     return attention.kv_heads * (attention.head_dim + attention.value_dim) * dtype.itemsize
 
 
-def _skeleton(source: str, dtype: torch.dtype | None) -> PreTrainedModel:
-    """The model without memory for its weights."""
+def skeleton(source: str, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """Build a softmax model without memory for its weights.
+
+    Args:
+        source: A folder, or a name on the Hugging Face hub.
+        dtype: Dtype of the weights; None for the configuration's, or float32.
+
+    Raises:
+        CannotLinearize: If it is no softmax model that generates text.
+    """
     config = AutoConfig.from_pretrained(source)
     require_softmax(config, f"{source} ({config.model_type})")
     with torch.device("meta"):

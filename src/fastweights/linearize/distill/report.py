@@ -22,8 +22,16 @@ from torch import Tensor
 from fastweights.analysis.profile import spread_evenly
 from fastweights.linearize.convert.modes import AttentionCall, Mode
 from fastweights.linearize.distill.adapt import unwrap_adapters, without_adapters
+from fastweights.linearize.distill.comparison import modes_in
 from fastweights.linearize.distill.criteria import Divergence
 from fastweights.linearize.distill.fit import read_curve
+from fastweights.linearize.distill.generation import short_bench
+from fastweights.linearize.distill.judgement import (
+    memory_section,
+    recall_section,
+    samples_section,
+    share_section,
+)
 from fastweights.linearize.distill.transfer import attend_all, teacher_map
 from fastweights.recurrence import WindowedLinear
 from fastweights.render.html import ReportFigure, Row, figure, section, table, write_page
@@ -99,6 +107,10 @@ def write_report(model: Any, inputs: Mapping[str, Tensor], run: Path, out: Path)
     found = {path.stem: json.loads(path.read_text()) for path in sorted(run.glob("*.json"))}
     parts = [
         _costs(found, run, out),
+        share_section(found["evaluation"], out),
+        recall_section(found["evaluation"]),
+        samples_section(found["evaluation"]),
+        memory_section(found["evaluation"], short_bench(model, inputs["input_ids"].shape[1])),
         _plan(found["plan"]),
         _maps(record_maps(model, inputs), out),
         _losses(_stages(found), run, out),
@@ -115,7 +127,7 @@ def write_report(model: Any, inputs: Mapping[str, Tensor], run: Path, out: Path)
 def _costs(found: Mapping[str, Any], run: Path, out: Path) -> str:
     stages = {"swapped": found["convert"]["linear"]}
     stages |= {f"after {n}": found[n]["linear"] for n in _stages(found) if n in found}
-    evaluation = found["evaluation"]
+    evaluation = modes_in(found["evaluation"])
     named: list[Row] = [
         {"model": name, **row} for name, row in [*stages.items(), *evaluation.items()]
     ]

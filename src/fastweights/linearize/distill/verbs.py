@@ -6,17 +6,15 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from torch import Tensor
-
 from fastweights.linearize.distill.adapt import load_adapters
+from fastweights.linearize.distill.card import model_card
 from fastweights.linearize.distill.comparison import (
     LINEAR,
     SOFTMAX,
-    ablations,
-    compare_with_softmax,
     difference_with_full_window,
 )
 from fastweights.linearize.distill.context import ConversionContext
+from fastweights.linearize.distill.evaluation import evaluate_conversion
 from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.linearize.distill.report import write_report
 from fastweights.linearize.distill.training import AdaptVerb, layer_verb, measure_layers
@@ -73,24 +71,23 @@ class RankLayersVerb(Verb):
 
 
 class EvaluateVerb(Verb):
-    """Compare the finished model with its softmax, and with each side of its attention alone."""
+    """Judge the finished model beside its softmax, and with each side of its attention alone."""
 
     name, result = "eval", "evaluation.json"
     numbers = (SOFTMAX, LINEAR)
 
+    def is_done(self, out: Path) -> bool:
+        """Whether its result is there, and not of a version that had no share yet."""
+        return super().is_done(out) and "share" in read_json(out / self.result)
+
     def run(self, context: ConversionContext) -> bool:
         if self.is_done(context.out):
             return True
-        found = compare_with_softmax(
-            context.model,
-            context.validation.sequential_batches(4),
-            ablations(context.model),
-            context.original_logits(),
-        )
+        judged, found = evaluate_conversion(context)
         context.out.joinpath("positions").mkdir(exist_ok=True)
         for name, compared in found.items():
             compared.loss.save(context.out / "positions" / f"{name}.json")
-        context.write("evaluation", {name: compared.row() for name, compared in found.items()})
+        context.write("evaluation", judged)
         return True
 
 
@@ -124,6 +121,8 @@ class ExportVerb(Verb):
         context.model = self._merge(context)
         with no_progress_bars(), atomic_folder(context.out / "model") as folder:
             save_model(context.model, context.tokenizer, folder)
+            card = model_card(context.out, context.model.config.model_type, context.linear_layers())
+            (folder / "README.md").write_text(card, encoding="utf-8")
         return True
 
     def _merge(self, context: ConversionContext) -> Any:
@@ -181,5 +180,3 @@ def _self_test(context: ConversionContext) -> dict[str, float]:
     batch = next(context.validation.sequential_batches(1))
     inputs = {name: x.to(context.device) for name, x in batch.items() if name != "labels"}
     return {"largest_difference": difference_with_full_window(context.model, inputs)}
-
-

@@ -1,0 +1,132 @@
+"""Recall by distance: passages of a text, repeated a known number of tokens later.
+
+The tokens of the second copy, after the first few, can be had by looking back to the first. This
+asks nothing of a model's tokenizer, and every text has such passages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastweights.linearize.convert.modes import Mode
+from fastweights.linearize.distill.comparison import Comparison, compare_with_softmax
+from fastweights.linearize.distill.share import Share, share_of
+from fastweights.text.tokens import TokenText
+
+PASSAGE = 32
+"""Tokens of a passage."""
+CUE = 4
+"""Tokens of the second copy from which a model may notice that it repeats; the rest is recalled."""
+SEQUENCES, FEWEST = 32, 8
+"""Passages at every distance, at most; where the text has not so many without an overlap of what
+stands between the copies, fewer, so that a long distance takes no longer than the text, or 8."""
+NEAREST, FARTHEST = 64, 2048
+
+
+@dataclass(frozen=True, eq=False)
+class Recall:
+    """What a conversion recalls from one distance.
+
+    Attributes:
+        distance: Tokens from a token back to its twin.
+        beyond_training: Whether these sequences are longer than those of the training.
+        found: The comparisons on the recalled tokens, by mode.
+        share: The share of what the window alone leaves open there.
+    """
+
+    distance: int
+    beyond_training: bool
+    found: Mapping[str, Comparison]
+    share: Share
+
+    def row(self) -> dict[str, Any]:
+        """Return the numbers for a JSON file."""
+        numbers = {
+            name: {"accuracy": compared.accuracy, "nats_per_token": compared.loss.mean}
+            for name, compared in self.found.items()
+        }
+        tokens = next(iter(self.found.values())).losses.size
+        return {
+            "distance": self.distance,
+            "tokens": tokens,
+            "beyond_training": self.beyond_training,
+            **numbers,
+            **self.share.row(),
+        }
+
+
+def distances_to(length: int) -> list[int]:
+    """List the distances that are measured after a training on sequences of `length` tokens.
+
+    They are 64, 128 and so on up to 2048, or as far as the training has looked.
+    """
+    farthest = max(FARTHEST, length)
+    return [1 << power for power in range(NEAREST.bit_length() - 1, farthest.bit_length())]
+
+
+def why_not(distance: int, positions: int | None, tokens: int) -> str | None:
+    """Return why recall from a distance cannot be measured; None where it can.
+
+    Args:
+        distance: The distance.
+        positions: Positions that the model has; None for no limit.
+        tokens: Tokens of the text.
+    """
+    if positions is not None and distance + PASSAGE > positions:
+        return f"the model has {positions:,} positions, and this takes {distance + PASSAGE:,}"
+    if tokens < distance + PASSAGE:
+        return f"the validation text has {tokens:,} tokens, and this takes {distance + PASSAGE:,}"
+    return None
+
+
+def measure_recall(
+    model: Any,
+    text: TokenText,
+    distance: int,
+    modes: Mapping[str, Mode],
+    *,
+    trained: int,
+    teacher: Callable[[Mapping[str, Tensor]], Tensor] | None = None,
+) -> Recall:
+    """Measure what a linearized model recalls from a distance, in all of its modes.
+
+    Args:
+        model: A linearized model, with adapters or without.
+        text: The text that passages are taken from, of `distance` + 32 tokens at least.
+        distance: Tokens from a token back to its twin, 32 or more.
+        modes: The modes by name, as `ablations` returns them.
+        trained: Tokens of a sequence in training; so many are read at once, four times.
+        teacher: As in `compare_with_softmax`.
+    """
+    ids = repeated_passages(text, distance)
+    together = max(1, 4 * trained // ids.shape[1])
+    found = compare_with_softmax(model, _batches(ids, together), modes, teacher)
+    return Recall(distance, ids.shape[1] > trained, found, share_of(found))
+
+
+def repeated_passages(text: TokenText, distance: int) -> Tensor:
+    """Cut sequences ``[n distance + 32]`` out of a text whose last 32 tokens are its first again.
+
+    Args:
+        text: The text, of `distance` + 32 tokens at least.
+        distance: Tokens from a token to its second copy, 32 or more.
+    """
+    last = len(text) - distance
+    count = min(SEQUENCES, max(FEWEST, len(text) // distance), 1 + last // PASSAGE)
+    starts = np.linspace(0, last, count).astype(int)
+    stretches = np.stack([text[start : start + distance] for start in starts])
+    return torch.from_numpy(np.concatenate([stretches, stretches[:, :PASSAGE]], 1).astype(np.int64))
+
+
+def _batches(ids: Tensor, together: int) -> Iterator[dict[str, Tensor]]:
+    """Inputs that have logits before recalled tokens alone."""
+    length = ids.shape[1]
+    kept = torch.arange(length - PASSAGE + CUE - 1, length)
+    for batch in ids.split(together):
+        yield {"input_ids": batch, "logits_to_keep": kept}
