@@ -136,7 +136,7 @@ def methods(transfer_steps: int, finetune_steps: int, batch: int) -> dict[str, L
             LinearAttentionConfig("relu", window=0), None, everything
         ),
         "SUPRA, all weights": LinearizationMethod(
-            LinearAttentionConfig("relu", rule="supra"), None, everything
+            LinearAttentionConfig("relu", window=0, rule="supra"), None, everything
         ),
         f"window {WINDOW}, dropout 0.5": LinearizationMethod(
             LinearAttentionConfig(window=WINDOW), replace(first, dropout=0.5), second

@@ -80,6 +80,7 @@ def test_choices_are_those_of_the_code() -> None:
     from fastweights.lab.bench.mesa import MesaPlan
     from fastweights.lab.evals.items import SOURCES
     from fastweights.linearize import FEATURE_MAPS, RULES
+    from fastweights.linearize.convert.config import GATES
     from fastweights.linearize.distill.methods import METHODS
     from fastweights.runs.tracking import TRACKERS
 
@@ -94,6 +95,7 @@ def test_choices_are_those_of_the_code() -> None:
         linearize.FEATURE_MAPS,
         linearize.RULES,
     )
+    assert tuple(GATES) == linearize.GATES
 
 
 def chosen(*arguments: str):

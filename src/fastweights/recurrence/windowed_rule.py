@@ -175,7 +175,7 @@ class Windowed(Recurrence[Parts]):
         return self.inner.map_written(lambda s: s.expand(b, t, h, -1))
 
     @lazy_property
-    def _written(self) -> list[Tensor]:
+    def written(self) -> list[Tensor]:
         """``[b t h ·]``, in the order of `map_written`."""
         return written_streams(self._spread)
 
@@ -184,14 +184,14 @@ class Windowed(Recurrence[Parts]):
         """Where 0 stands for as many tokens as are kept."""
         b, g = self.shape[0], self.groups
         window = ((b, g, 0, self.q.shape[-1]), (b, g, 0, self.values))
-        written = ((b, s.shape[2], 0, s.shape[3]) for s in self._written)
+        written = ((b, s.shape[2], 0, s.shape[3]) for s in self.written)
         return *window, *written, *self._spread.state_shapes, (b, 0)
 
     def initial_state(self) -> Parts:
         b, g, n = self.shape[0], self.groups, self.sinks
         age = torch.full((b, n), FORGOTTEN, dtype=torch.long, device=self.device)
         keys, values = (s.new_zeros(b, g, n, s.shape[-1]) for s in (self.k, self.v))
-        written = (s.new_zeros(b, s.shape[2], n, s.shape[3]) for s in self._written)
+        written = (s.new_zeros(b, s.shape[2], n, s.shape[3]) for s in self.written)
         return keys, values, *written, *state_parts(self._spread.initial_state()), age
 
     def adopt(self, state: State) -> Parts:
@@ -209,7 +209,7 @@ class Windowed(Recurrence[Parts]):
 
     def _split_state(self, state: Parts) -> tuple[KeptTokens, State]:
         keys, values, *others, age = state
-        written, memory = others[: len(self._written)], others[len(self._written) :]
+        written, memory = others[: len(self.written)], others[len(self.written) :]
         return KeptTokens(keys, values, swap_time_and_heads(written), age), pack_state(memory)
 
     def step(self, state: Parts) -> tuple[Output, Parts]:
@@ -240,7 +240,7 @@ class Windowed(Recurrence[Parts]):
             for old, new in zip((cache.keys, cache.values), own, strict=True)
         )
         written = tuple(
-            torch.cat(pair, 1) for pair in zip(cache.written, self._written, strict=False)
+            torch.cat(pair, 1) for pair in zip(cache.written, self.written, strict=False)
         )
         time = Timeline.of(cache.age, t, self.keep_mask, self.segment_starts)
         rank = ranks_in_documents(cache.age, time, self.sinks, self.segment_starts)
@@ -410,7 +410,7 @@ class Windowed(Recurrence[Parts]):
     def state_size(self, context: int) -> int:
         tokens = min(context, self.sinks + self.window)
         token = self.groups * (self.k.shape[-1] + self.v.shape[-1])
-        token += sum(prod(s.shape[2:]) for s in self._written)
+        token += sum(prod(s.shape[2:]) for s in self.written)
         return tokens * token + self.inner.state_size(context)
 
     def step_operations(self, context: int) -> int:

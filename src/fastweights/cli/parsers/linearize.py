@@ -37,7 +37,17 @@ from fastweights.cli.parsers.train import add_division, add_intervals, add_track
 
 METHODS = ("lolcats", "lolcats-linear", "workshop", "hedgehog", "no-transfer", "t2r", "supra")
 FEATURE_MAPS = ("hedgehog", "exp", "elu", "relu")
-RULES = ("windowed", "gla", "metala", "gated_deltanet", "mesa", "supra")
+RULES = (
+    "windowed",
+    "gla",
+    "metala",
+    "lightning",
+    "gated_deltanet",
+    "kda",
+    "mesa",
+    "supra",
+)
+GATES = ("learnt", "pooled")
 STEPS = 400
 """Updates of each of the two stages, of the method that is meant unless told otherwise."""
 TOKENS = (128, 512, 2048, 8192, 32768)
@@ -232,7 +242,8 @@ def _add_method(group: _ArgumentGroup) -> None:
     add(
         "--rule",
         choices=RULES,
-        help="Recurrence that takes a softmax layer's place (default: the method's)",
+        help="Recurrence that takes a softmax layer's place, behind its window (default: the"
+        " method's)",
     )
     add(
         "--window",
@@ -240,6 +251,19 @@ def _add_method(group: _ArgumentGroup) -> None:
         metavar="TOKENS",
         help="Number of tokens that softmax attends to beside the linear attention; 0 for none"
         " (default: the method's)",
+    )
+    add(
+        "--sinks",
+        type=non_negative_integer,
+        metavar="TOKENS",
+        help="Number of tokens at the beginning that softmax attends to for ever (default: the"
+        " method's)",
+    )
+    add(
+        "--gates",
+        choices=GATES,
+        help="What the gates of a rule are made of: learnt, or pooled from the keys without new"
+        " parameters (default: the method's)",
     )
     add(
         "--layers",

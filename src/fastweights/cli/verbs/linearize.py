@@ -48,7 +48,7 @@ def _method(chosen: Namespace) -> LinearizationMethod:
     method = METHODS[chosen.method]
     given = {
         name: value
-        for name in ("features", "rule", "window")
+        for name in ("features", "rule", "window", "sinks", "gates")
         if (value := getattr(chosen, name)) is not None
     }
     return replace(method, analog=replace(method.analog, **given))

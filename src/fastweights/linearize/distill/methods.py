@@ -83,14 +83,14 @@ class LinearizationMethod:
             return
         if transfer.dropout and not analog.has_window:
             raise ValueError(
-                f"dropout = {transfer.dropout} hides a window of softmax, and rule ="
-                f" {analog.rule!r} with window = {analog.window} has none; leave dropout out, or"
-                " take rule = 'windowed' and a window above 0"
+                f"dropout = {transfer.dropout} hides a window of softmax, and window ="
+                f" {analog.window} is none; leave dropout out, or take a window above 0"
             )
-        if transfer.loss.weights and analog.rule != "windowed":
+        if transfer.loss.weights and analog.rule != "windowed" and not analog.has_window:
             raise ValueError(
-                f"rule = {analog.rule!r} has no attention weights that the transfer could compare"
-                " with softmax's; take a method whose loss compares outputs, such as lolcats"
+                f"rule = {analog.rule!r} without a window has no attention weights that the"
+                " transfer could compare with softmax's; take a window, or a method whose loss"
+                " compares outputs, such as lolcats"
             )
 
 
@@ -108,7 +108,7 @@ METHODS: dict[str, LinearizationMethod] = {
         LinearAttentionConfig("relu", window=0), None, AdaptationConfig(lora=None, branches=True)
     ),
     "supra": LinearizationMethod(
-        LinearAttentionConfig("relu", rule="supra"),
+        LinearAttentionConfig("relu", window=0, rule="supra"),
         None,
         AdaptationConfig(lora=None, branches=True),
     ),

@@ -24,7 +24,7 @@ from fastweights.linearize.convert.modes import AttentionCall, Mode
 from fastweights.linearize.distill.adapt import unwrap_adapters, without_adapters
 from fastweights.linearize.distill.fit import read_curve
 from fastweights.linearize.distill.transfer import attend_all, teacher_map
-from fastweights.recurrence import WindowedLinear
+from fastweights.recurrence import Windowed, WindowedLinear
 from fastweights.render.html import ReportFigure, Row, figure, section, table, write_page
 from fastweights.render.plots import HEAT, PALETTE, canvas, label, legend
 from fastweights.runs.evaluation import evaluation_mode
@@ -67,7 +67,7 @@ class MapRecorder(Mode):
         fresh = deepcopy(call.branch)
         fresh.reset_parameters()
         record, before = call.record(), fresh.record(call.q, call.k, call.v, call.keep)
-        if isinstance(record, WindowedLinear):
+        if isinstance(record, Windowed | WindowedLinear):
             found = teacher_map(record), record.attention_map(), before.attention_map()
             self.maps[call.layer] = LayerMaps(*(phi[0] for phi in found))
         return call.softmax()

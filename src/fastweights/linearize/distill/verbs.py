@@ -311,7 +311,8 @@ def _fit(
 
 def _self_test(context: ConversionContext) -> dict[str, float]:
     """How far a window over the whole text is from softmax: by rounding alone, if all is right."""
-    if context.conversion.method.analog.rule != "windowed":
+    analog = context.conversion.method.analog
+    if analog.rule != "windowed" and not analog.has_window:
         return {}
     batch = next(context.validation.sequential_batches(1))
     inputs = {name: x.to(context.device) for name, x in batch.items() if name != "labels"}
