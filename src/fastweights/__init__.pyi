@@ -34,6 +34,7 @@ from fastweights.recurrence import (
     Recurrence,
     ShapeError,
     Softmax,
+    Windowed,
     WindowedLinear,
 )
 
@@ -71,6 +72,7 @@ __all__ = [
     "Recurrent",
     "ShapeError",
     "Softmax",
+    "Windowed",
     "WindowedLinear",
     "evaluate",
     "explain",

@@ -155,7 +155,7 @@ ANALOGS = {
     },
     "features": LinearAttentionConfig(feature_dim=3, window=3),
     "heads": LinearAttentionConfig(per_query_head=True, window=3),
-    **{rule: LinearAttentionConfig(rule=rule) for rule in RULES},
+    **{rule: LinearAttentionConfig(rule=rule, window=0) for rule in RULES},
 }
 every_analog = pytest.mark.parametrize("analog", ANALOGS.values(), ids=ANALOGS)
 

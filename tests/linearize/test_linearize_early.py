@@ -51,13 +51,16 @@ REFUSALS: dict[str, tuple[list[str], str]] = {
     "rate of adaptation": (["--finetune-lr", "11"], "take a lower rate"),
     "dropout of no window": (["--window", "0", "--dropout", "0.5"], "leave dropout out"),
     "dropout of a rule": (
-        ["--rule", "gla", "--dropout", "0.5"],
-        "with window = 4 has none",
+        ["--rule", "gla", "--window", "0", "--dropout", "0.5"],
+        "window = 0 is none",
     ),
     "weights of a rule": (
-        ["--rule", "gla", "--recipe", "workshop"],
-        "rule = 'gla' has no attention weights that the transfer could compare",
+        ["--rule", "gla", "--window", "0", "--recipe", "workshop"],
+        "rule = 'gla' without a window has no attention weights that the transfer could compare",
     ),
+    "window of a rule without": (["--rule", "supra"], "take window = 0, or rule = 'lightning'"),
+    "sinks without a window": (["--window", "0", "--sinks", "2"], "take a window above 0"),
+    "gates of a rule without": (["--gates", "pooled"], "which has no gates; take one of gla"),
     "text of less than a sequence": (
         ["--length", "9999"],
         "the training text has 4011 tokens, fewer than one sequence of 9999",

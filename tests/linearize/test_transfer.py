@@ -49,8 +49,8 @@ ANALOGS = {
     "linear": LinearAttentionConfig(window=0),
     "two normalisers": LinearAttentionConfig(window=3, shared=False),
     "query heads": LinearAttentionConfig(window=3, per_query_head=True),
-    "delta": LinearAttentionConfig(rule="gated_deltanet"),
-    "supra": LinearAttentionConfig(rule="supra"),
+    "delta": LinearAttentionConfig(rule="gated_deltanet", window=0),
+    "supra": LinearAttentionConfig(rule="supra", window=0),
 }
 CASES = {
     f"{name}, {of}": (analog, loss)

@@ -45,7 +45,8 @@ def shaken(model: PreTrainedModel, noise: float) -> PreTrainedModel:
 
 def linearized(rule: str, noise: float = 0.0) -> PreTrainedModel:
     chosen = [0] if rule == "windowed" else None
-    return shaken(linear_llama(LinearAttentionConfig(rule=rule, window=3), chosen=chosen), noise)
+    analog = LinearAttentionConfig(rule=rule, window=0 if rule == "supra" else 3)
+    return shaken(linear_llama(analog, chosen=chosen), noise)
 
 
 def softmax(noise: float = 0.0) -> PreTrainedModel:

@@ -72,7 +72,7 @@ def language_model(layers: str) -> FastWeightsForCausalLM:
 
 
 def linearized(rule: str) -> Any:
-    model = linear_llama(LinearAttentionConfig(window=4, rule=rule))
+    model = linear_llama(LinearAttentionConfig(window=0 if rule == "supra" else 4, rule=rule))
     model.generation_config.eos_token_id = None
     return model
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Generator, Tensor, distributed
 
+from beside import beside_window
 from cases import CASES, Case, Shape, Streams, cast, each, parts
 from fastweights.methods import Auto, Chunkwise, Method, evaluate
 from fastweights.parallel import HeadSharded, HybridSharded, TimeSharded
@@ -63,6 +64,8 @@ RULES = [
     share(BY_NAME["mesa-scalar"], "q"),
     share(BY_NAME["selective"], "k"),
     share(BY_NAME["softmax-window"], "k"),
+    beside_window("gla", 5),
+    beside_window("kda", 3, 2),
 ]
 
 

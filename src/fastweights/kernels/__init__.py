@@ -4,6 +4,7 @@ from fastweights.kernels.attention import FUSED_ATTENTION, TOKEN_ATTENTION, WIND
 from fastweights.kernels.chunked import CHUNK_LOOP, STEP
 from fastweights.kernels.composed import (
     AMPLIFIED,
+    BESIDE_WINDOW,
     BONUS,
     BONUS_TOKEN,
     NORMALIZED,
@@ -48,6 +49,7 @@ COMPOSED = [
     BLOCKED_SELECTIVE,
     SELECTIVE,
     SIGNED,
+    BESIDE_WINDOW,
 ]
 BLOCKED = [BLOCKED_SCAN, CHUNKED_DECAY, CHUNKED_DELTA, BLOCKED_MESA, BLOCKED_WINDOWS]
 ATTENTION = [WINDOWED_ATTENTION, FUSED_ATTENTION]

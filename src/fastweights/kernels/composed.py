@@ -7,13 +7,14 @@ from torch import Tensor
 
 from fastweights.kernels.native.bonus import refuses_token
 from fastweights.kernels.table import Kernel, run_fastest
-from fastweights.recurrence.base import State
+from fastweights.recurrence.base import CHUNK, State
 from fastweights.recurrence.bonus import Bonus
 from fastweights.recurrence.composed import Amplified, Normalized
 from fastweights.recurrence.scales import EMPTY_LOG_SCALE, round_up
 from fastweights.recurrence.selective import Selective
 from fastweights.recurrence.signed import Signed
 from fastweights.recurrence.windowed import normalize_by_last, with_ones
+from fastweights.recurrence.windowed_rule import Windowed
 
 
 def compute_with_normaliser(recurrence: Normalized, state: State) -> tuple[Tensor, State]:
@@ -40,6 +41,14 @@ def compute_with_bonus(recurrence: Bonus, state: Tensor) -> tuple[Tensor, State]
 def compute_written_out(recurrence: Selective, state: Tensor) -> tuple[Tensor, State]:
     """(o, state) from the plain rule."""
     return run_fastest(recurrence.plain, state)
+
+
+def compute_beside_window(
+    recurrence: Windowed, state: tuple[Tensor, ...]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """(o, state) from the rule on what leaves the window, and the window in blocks of queries."""
+    block = max(recurrence.window, CHUNK)
+    return recurrence.evaluate_with(run_fastest, state, block if len(recurrence) > block else None)
 
 
 def compute_bonus_token(
@@ -79,4 +88,7 @@ NORMALIZED = Kernel("normalised: the inner record's kernel", Normalized, compute
 AMPLIFIED = Kernel("amplified: the rescaled record's kernel", Amplified, compute_with_gain)
 SIGNED = Kernel("signed: the inner record's kernel", Signed, compute_with_sign)
 BONUS = Kernel("bonus: the plain rule's kernel, one token behind", Bonus, compute_with_bonus)
+BESIDE_WINDOW = Kernel(
+    "window in blocks, beside the rule's kernel (torch)", Windowed, compute_beside_window
+)
 SELECTIVE = Kernel("selective: the plain rule's kernel", Selective, compute_written_out)

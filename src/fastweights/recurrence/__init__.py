@@ -27,6 +27,7 @@ from fastweights.recurrence.transition import (
     Transition,
 )
 from fastweights.recurrence.windowed import WindowedLinear
+from fastweights.recurrence.windowed_rule import Windowed
 
 __all__ = [
     "LTV",
@@ -57,6 +58,7 @@ __all__ = [
     "State",
     "Transition",
     "UnrolledSolver",
+    "Windowed",
     "WindowedLinear",
     "condition_numbers",
     "solver_statistics",

@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -50,7 +50,12 @@ class Recurrence(ABC, Generic[S]):
     A rule is stated in `step` (the paper's equation, for one token) and in `chunk` (all tokens of
     the record at once). The rest are views of the same streams: as a map, as a linear system, with
     padding and documents, in operations and numbers.
+
+    Attributes:
+        reads: the streams by which a token reads the state; all others say what it writes
     """
+
+    reads: ClassVar[tuple[str, ...]] = ("q",)
 
     @lazy_property
     def streams(self) -> dict[str, Tensor]:
@@ -206,6 +211,20 @@ class Recurrence(ABC, Generic[S]):
         """
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{n: _map_part(part, f) for n, part in named.items()})
+
+    def map_written(self, f: Callable[[Tensor], Tensor]) -> Self:
+        """The record with `f` of every stream that says what a token writes, in the same order at
+        every call.
+        """
+        written = [name for name in self.__dataclass_fields__ if name not in self.reads]
+        changed = dict[str, Any]()
+        for name in written:
+            part = getattr(self, name)
+            if isinstance(part, Tensor):
+                changed[name] = f(part)
+            elif isinstance(part, Recurrence):
+                changed[name] = part.map_written(f)
+        return replace(self, **changed)
 
     @property
     def innermost(self) -> Recurrence:

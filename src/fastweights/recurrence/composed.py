@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -36,6 +36,8 @@ class Normalized(Wrapper[Tensor]):
             ``[b h k v]``; its skip, if any, has width 1
         floor: None, a number > 0, or ``[b t h 1]``
     """
+
+    reads: ClassVar[tuple[str, ...]] = ("floor",)
 
     inner: MatrixRule[Tensor]
     floor: PerToken | float | None = None

@@ -22,8 +22,8 @@ S = TypeVar("S")
 class Effect(ABC, Generic[S]):
     """A map from the state before some tokens to the one after them.
 
-    A subclass is a frozen dataclass of tensors and effects, whose shapes do not depend on the
-    number of tokens.
+    A subclass is a frozen dataclass of tensors, tuples of them and effects, whose shapes do not
+    depend on the number of tokens.
     """
 
     @abstractmethod
@@ -37,6 +37,8 @@ class Effect(ABC, Generic[S]):
             part = getattr(self, field.name)
             if isinstance(part, Tensor):
                 changed[field.name] = f(part)
+            elif isinstance(part, tuple):
+                changed[field.name] = tuple(map(f, part))
             elif isinstance(part, Effect):
                 changed[field.name] = part.map(f)
         return replace(self, **changed)

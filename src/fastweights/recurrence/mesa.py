@@ -49,6 +49,7 @@ class Mesa(MatrixRule[tuple[Tensor, ...]]):
         solver: `ConjugateGradient`, `Cholesky`, `ShermanMorrison` or `UnrolledSolver`
     """
 
+    reads: ClassVar[tuple[str, ...]] = ("q", "ridge")
     writes: ClassVar[tuple[str, ...]] = ("beta",)
     carries_sign: ClassVar[tuple[str, ...]] = ("beta", "ridge")
 

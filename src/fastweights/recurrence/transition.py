@@ -222,39 +222,40 @@ class ShiftRegister(Transition):
         slots: Number of rows of the register.
         moves: ``[b t 1 1]`` bool, False leaves the state as it is (padding).
         lasts: ``[b t 1 1]`` bool, False empties it (a new document).
+        below: What happens to the rows below besides, f of them.
+        held: Number of rows above the register, which stay.
     """
 
     leaving: Tensor
     slots: int
     moves: Tensor
     lasts: Tensor
+    below: Transition
+    held: int = 0
 
     @property
     def width(self) -> int:
-        return self.slots + self.leaving.shape[-1]
+        return self.held + self.slots + self.below.width
 
     def __getitem__(self, span: slice) -> Self:
         leaving, moves, lasts = (s[:, span] for s in (self.leaving, self.moves, self.lasts))
-        return replace(self, leaving=leaving, moves=moves, lasts=lasts)
+        return replace(self, leaving=leaving, moves=moves, lasts=lasts, below=self.below[span])
 
     def heads(self, chosen: list[int]) -> Self:
-        return replace(self, leaving=self.leaving[:, :, chosen])
+        return replace(self, leaving=self.leaving[:, :, chosen], below=self.below.heads(chosen))
 
     def apply(self, states: Tensor) -> Tensor:
-        slots, memory = states.split([self.slots, self.width - self.slots], -2)
-        memory = memory + self.leaving[..., None] * slots[..., -1:, :]
+        held, slots, memory = self._rows(states)
+        memory = self.below.apply(memory) + self.leaving[..., None] * _last_row(slots)
         slots = torch.cat([torch.zeros_like(slots[..., :1, :]), slots[..., :-1, :]], -2)
-        return self._apply_masks(
-            torch.cat([slots.expand(*memory.shape[:-2], -1, -1), memory], -2), states
-        )
+        return self._apply_masks((held, slots, memory), states)
 
     def apply_adjoint(self, states: Tensor) -> Tensor:
-        slots, memory = states.split([self.slots, self.width - self.slots], -2)
+        held, slots, memory = self._rows(states)
         read = (self.leaving.conj()[..., None] * memory).sum(-2, keepdim=True)
         slots = torch.cat([slots[..., 1:, :].expand(*read.shape[:-2], -1, -1), read], -2)
-        return self._apply_masks(
-            torch.cat([slots, memory.expand(*read.shape[:-2], -1, -1)], -2), states
-        )
+        memory = self.below.apply_adjoint(memory)
+        return self._apply_masks((held, slots[..., : self.slots, :], memory), states)
 
     def dense(self) -> Tensor:
         return self.apply(
@@ -262,7 +263,11 @@ class ShiftRegister(Transition):
         )
 
     def eigenvalues(self) -> Tensor:
-        return self.lasts.to(self.leaving.dtype).expand_as(self.leaving)
+        """Return the eigenvalues of the rows that stay and of those below, without the register's
+        zeros."""
+        lasts, below = self.lasts.to(self.leaving.dtype), self.below.eigenvalues()
+        held = lasts.expand(*below.shape[:-1], self.held)
+        return torch.cat([held, below * lasts], -1).expand(*self.leaving.shape[:-1], -1)
 
     def after(self, earlier: Transition) -> Transition:
         return DenseTransition(self.apply(earlier.dense()))
@@ -270,8 +275,18 @@ class ShiftRegister(Transition):
     def extend(self, extra: int) -> Transition:
         return DenseTransition(self.dense()).extend(extra)
 
-    def _apply_masks(self, moved: Tensor, states: Tensor) -> Tensor:
+    def _rows(self, states: Tensor) -> tuple[Tensor, ...]:
+        return states.split([self.held, self.slots, self.below.width], -2)
+
+    def _apply_masks(self, rows: tuple[Tensor, ...], states: Tensor) -> Tensor:
+        heads = self.leaving.shape[:-1]
+        moved = torch.cat([part.expand(*heads, *part.shape[-2:]) for part in rows], -2)
         return torch.where(self.moves[..., None], moved, states) * self.lasts[..., None]
+
+
+def _last_row(rows: Tensor) -> Tensor:
+    """``[… 1 v]``, zeros if there are no rows."""
+    return rows[..., -1:, :].sum(-2, keepdim=True)
 
 
 @dataclass(frozen=True, eq=False)

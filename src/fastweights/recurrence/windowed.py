@@ -159,7 +159,7 @@ class WindowedLinear(Recurrence[WindowState]):
         )
         scores = soft_cap(q @ keys.to(self.accumulator).mT / q.shape[-1] ** 0.5, self.softcap)
         near = (
-            _exponentials(scores.masked_fill((age >= self.window)[:, None, None], -torch.inf))
+            exponentials(scores.masked_fill((age >= self.window)[:, None, None], -torch.inf))
             @ exact
         )
         leaving = mapped[:, :, :1] * (age[:, :1] == max(self.window - 1, 0))[:, None, :, None]
@@ -185,7 +185,7 @@ class WindowedLinear(Recurrence[WindowState]):
 
     def attention_map(self) -> Map:
         near, far = self._weights(self._append_to_cache(self.initial_state()))
-        return self._mix_and_normalize(_with_sum(near), _with_sum(far))
+        return self._mix_and_normalize(with_sum(near), with_sum(far))
 
     def ltv(self) -> LTV:
         """The last w values in a shift register, whose end goes on into S: w + f rows."""
@@ -220,7 +220,9 @@ class WindowedLinear(Recurrence[WindowState]):
             self.window + leaving.shape[-1], dtype=leaving.dtype, device=self.device
         )
         slots[0] = 1
-        return ShiftRegister(leaving, self.window, moves, lasts), moves * slots.expand(
+        ones = torch.ones_like(leaving[..., :1])
+        below = DiagonalTransition(ones, leaving.shape[-1])
+        return ShiftRegister(leaving, self.window, moves, lasts, below), moves * slots.expand(
             *leaving.shape[:3], -1
         )
 
@@ -312,7 +314,7 @@ class WindowedLinear(Recurrence[WindowState]):
         near = reach & (seen.time.distance < self.window)
         far = reach & (seen.time.distance >= self.window) & (seen.time.distance < FORGOTTEN // 2)
         scores = soft_cap(self._queries(self.q) @ keys.mT / self.q.shape[-1] ** 0.5, self.softcap)
-        weights = _exponentials(scores.masked_fill(~near[:, None], -torch.inf))
+        weights = exponentials(scores.masked_fill(~near[:, None], -torch.inf))
         return weights, (self._queries(features(self.fq)) @ fk.mT) * far[:, None]
 
     def _next_state(self, seen: _VisibleTokens, memory: Tensor) -> WindowState:
@@ -389,7 +391,7 @@ def _slide_window(
     return keys, values, features, memory + written, last
 
 
-def _exponentials(scores: Tensor) -> Tensor:
+def exponentials(scores: Tensor) -> Tensor:
     """e^(s - c), c the largest of the row; zeros where all are −inf."""
     highest = scores.amax(-1, keepdim=True)
     return (scores - highest.masked_fill(highest == -torch.inf, 0)).exp()
@@ -405,7 +407,7 @@ def with_ones(values: Tensor) -> Tensor:
     return torch.cat([values, torch.ones_like(values[..., :1])], -1)
 
 
-def _with_sum(weights: Tensor) -> Tensor:
+def with_sum(weights: Tensor) -> Tensor:
     return torch.cat([weights, weights.sum(-1, keepdim=True)], -1)
 
 

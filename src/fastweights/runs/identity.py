@@ -40,6 +40,7 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {
     "Constant": ("warmup",),
     "Data": ("field", "weights", "stream"),
     "Fit": ("bf16",),
+    "LinearAttentionConfig": ("sinks", "gates"),
     "Text": ("boundaries", "field", "held_out", "weights", "stream"),
     "TrainingSettings": ("bf16",),
 }

@@ -6,6 +6,9 @@ the library.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import numpy as np
 
 Array = np.ndarray
@@ -214,6 +217,86 @@ def windowed(
         memory[i, group] += np.outer(fk[i, group, s], np.append(v[i, group, s], 1))
     age = np.arange(length + t - last, 0, -1)
     return o, (k[:, :, last:], v[:, :, last:], fk[:, :, last:], memory, np.tile(age, (b, 1)))
+
+
+def beside_window(
+    rule: Callable[..., tuple[Array, Any]],
+    of_rule: dict[str, Array],
+    written: Sequence[str],
+    q: Array,
+    k: Array,
+    v: Array,
+    mix: Array,
+    window: int,
+    sinks: int = 0,
+    shared: bool = False,
+    softcap: float = np.inf,
+    state: tuple[Array, ...] | None = None,
+) -> tuple[Array, tuple[Array, ...]]:
+    """Softmax to the tokens with 0 ≤ t - s < window and to the first `sinks`, and beside it a rule
+    whose token t writes what token t - window asked for.
+
+    `rule` is that of one token, with ``state=``; under one normaliser its values have a last column
+    of ones. The state is that of the library, without sinks among the cached tokens.
+    """
+    of_rule = {n: s if s.ndim == 4 else s[None, None] for n, s in of_rule.items()}
+    if shared:
+        ones = np.ones((*of_rule["v"].shape[:3], 1))
+        of_rule = {**of_rule, "v": np.concatenate([of_rule["v"], ones], -1)}
+    streams = (q, mix, *of_rule.values())
+    b, t, h = (max(s.shape[axis] for s in streams) for axis in range(3))
+    b, t, groups = max(b, k.shape[0]), max(t, k.shape[1]), max(k.shape[2], v.shape[2])
+    q, mix = (np.broadcast_to(s, (b, t, h, s.shape[3])) for s in (q, mix))
+    k, v = (np.broadcast_to(s, (b, t, groups, s.shape[3])).swapaxes(1, 2) for s in (k, v))
+    of_rule = {n: np.broadcast_to(s, (b, t, *s.shape[2:])) for n, s in of_rule.items()}
+    writes = {n: of_rule[n] for n in written}
+    memory, length, ages = None, 0, np.zeros((b, 0))
+    if state is not None:
+        keys, values, *others, ages = state
+        past, memory = [s.swapaxes(1, 2) for s in others[: len(written)]], others[len(written) :]
+        memory, length = memory[0] if len(memory) == 1 else tuple(memory), keys.shape[2]
+        k, v = np.concatenate([keys, k], 2), np.concatenate([values, v], 2)
+        if shared:
+            past[written.index("v")] = np.concatenate(
+                [past[written.index("v")], np.ones((*past[0].shape[:3], 1))], -1
+            )
+        writes = {n: np.concatenate([s, writes[n]], 1) for n, s in zip(written, past, strict=True)}
+    sinks_here = sinks if state is None else 0
+    o = np.zeros((b, t, h, v.shape[3]))
+    for j in range(t):
+        now, far = length + j, None
+        leaves = now - window
+        if leaves >= sinks_here:
+            token = {n: s[:, j : j + 1] for n, s in of_rule.items() if n not in written}
+            token |= {n: s[:, leaves : leaves + 1] for n, s in writes.items()}
+            far, memory = rule(**token, state=memory)
+        for i, head in np.ndindex(b, h):
+            seen = [s for s in range(now + 1) if now - s < window or s < sinks_here]
+            group = head // (h // groups)
+            scores = np.array([q[i, j, head] @ k[i, group, s] for s in seen]) / k.shape[3] ** 0.5
+            scores = scores if np.isinf(softcap) else softcap * np.tanh(scores / softcap)
+            weights = np.exp(scores - scores.max()) if seen else scores
+            near, n = weights @ v[i, group, seen], weights.sum()
+            gamma = mix[i, j, head, 0]
+            if shared:
+                total = 0 if far is None else far[i, 0, head]
+                total = gamma * np.append(near, n) + total
+                o[i, j, head] = total[:-1] / total[-1] if total[-1] else 0
+            else:
+                sides = [] if far is None else [(1 - gamma, far[i, 0, head])]
+                sides += [(gamma, near / n)] if seen else []
+                whole = sum(share for share, _ in sides)
+                o[i, j, head] = sum(share * x for share, x in sides) / whole if sides else 0
+    if memory is None:
+        return o, None
+    first = max(length + t - window, sinks_here)
+    kept = [*range(sinks_here), *range(first, length + t)]
+    cached = [s[:, kept].swapaxes(1, 2) for s in writes.values()]
+    if shared:
+        cached[written.index("v")] = cached[written.index("v")][..., :-1]
+    age = np.tile([length + t - s for s in kept], (b, 1))
+    memory = memory if isinstance(memory, tuple) else (memory,)
+    return o, (k[:, :, kept], v[:, :, kept], *cached, *memory, age)
 
 
 def normalized(

@@ -56,7 +56,17 @@ RECIPES = {
 }
 """Published recipes, and what each does."""
 FEATURE_MAPS = ("hedgehog", "exp", "elu", "relu")
-RULES = ("windowed", "gla", "metala", "gated_deltanet", "mesa", "supra")
+RULES = (
+    "windowed",
+    "gla",
+    "metala",
+    "lightning",
+    "gated_deltanet",
+    "kda",
+    "mesa",
+    "supra",
+)
+GATES = ("learnt", "pooled")
 READERS = ("linear", "softmax")
 CRITERIA = ("damage", "restored", "greedy", "recall")
 STEPS = 400
@@ -278,7 +288,8 @@ def _add_recipe(group: _ArgumentGroup) -> None:
     add(
         "--rule",
         choices=RULES,
-        help="Recurrence that takes a softmax layer's place (default: the recipe's)",
+        help="Recurrence that takes a softmax layer's place, behind its window (default: the"
+        " recipe's)",
     )
     add(
         "--window",
@@ -286,6 +297,19 @@ def _add_recipe(group: _ArgumentGroup) -> None:
         metavar="TOKENS",
         help="Number of tokens that softmax attends to beside the linear attention; 0 for none"
         " (default: the recipe's)",
+    )
+    add(
+        "--sinks",
+        type=non_negative_integer,
+        metavar="TOKENS",
+        help="Number of tokens at the beginning that softmax attends to for ever (default: the"
+        " recipe's)",
+    )
+    add(
+        "--gates",
+        choices=GATES,
+        help="What the gates of a rule are made of: learnt, or pooled from the keys without new"
+        " parameters (default: the recipe's)",
     )
     add(
         "--layers",

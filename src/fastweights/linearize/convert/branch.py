@@ -102,14 +102,15 @@ class LinearBranch(nn.Module, ABC):
         return self.read(o).to(v.dtype)
 
     def _advance(self, memory: StateLayer, record: Recurrence) -> Output:
-        before = None if memory.state is None else self.from_cache(memory.state)
+        before = None if memory.state is None else self.from_cache(memory.state, len(record))
         o, state = evaluate(record, before)
         memory.state = self.to_cache(state)
         return o
 
     def _after(self, kept: Kept, record: Recurrence) -> Kept:
         """What the cache keeps after `record`, if it has `kept` before."""
-        return self.to_cache(evaluate(record, None if kept is None else self.from_cache(kept))[1])
+        before = None if kept is None else self.from_cache(kept, len(record))
+        return self.to_cache(evaluate(record, before)[1])
 
     def read(self, o: Output) -> Output:
         """Compute the layer's output from the recurrence's."""
@@ -119,8 +120,9 @@ class LinearBranch(nn.Module, ABC):
         """Return the tensors that the cache keeps of a recurrence's state."""
         return state if isinstance(state, tuple) else (state,)
 
-    def from_cache(self, kept: tuple[Tensor, ...]) -> State:
-        """Return the state from the tensors that the cache has kept."""
+    def from_cache(self, kept: tuple[Tensor, ...], tokens: int) -> State:
+        """Return the state from the tensors that the cache has kept, to read so many tokens."""
+        del tokens
         return pack_state(list(kept))
 
     def cached_tokens(self, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Mask]:
@@ -137,6 +139,11 @@ class LinearBranch(nn.Module, ABC):
         )
         return keys, values, torch.zeros(b, 0, dtype=torch.bool, device=keys.device)
 
+    def softmax_queries(self, q: Tensor) -> Tensor:
+        """Scale queries so that their scores, divided by √d, are those of the model's softmax."""
+        factor = self.attention.scaling * self.attention.head_dim**0.5
+        return q if abs(factor - 1) < 1e-9 else upcast(q) * factor
+
 
 class WindowedBranch(LinearBranch):
     """LoLCATs' branch: `WindowedLinear` with learnt φ and γ.
@@ -149,7 +156,6 @@ class WindowedBranch(LinearBranch):
         super().__init__(attention, config)
         heads, key_heads, columns = attention.heads, attention.kv_heads, config.columns(attention)
         self.key_repeats = heads // key_heads if config.per_query_head else 1
-        self.factor = attention.scaling * attention.head_dim**0.5
         self.phi_q = config.phi(heads, attention.head_dim, columns)
         self.phi_k = config.phi(key_heads * self.key_repeats, attention.head_dim, columns)
         self.mix = nn.Parameter(torch.empty(heads))
@@ -165,8 +171,8 @@ class WindowedBranch(LinearBranch):
             s.repeat_interleave(self.key_repeats, dim=2) if self.key_repeats > 1 else s
             for s in (k, v)
         )
-        scaled = q if abs(self.factor - 1) < 1e-9 else upcast(q) * self.factor
-        mix, config = upcast(self.mix).sigmoid().view(1, 1, -1, 1), self.config
+        scaled, config = self.softmax_queries(q), self.config
+        mix = upcast(self.mix).sigmoid().view(1, 1, -1, 1)
         fq, fk, cap = Mapped(self.phi_q, q), Mapped(self.phi_k, k), self.attention.softcap
         return WindowedLinear(scaled, k, v, fq, fk, mix, config.window, config.shared, cap)
 
@@ -176,7 +182,7 @@ class WindowedBranch(LinearBranch):
             keys, values = (s[:, :: self.key_repeats].contiguous() for s in (keys, values))
         return keys, values, memory, age
 
-    def from_cache(self, kept: tuple[Tensor, ...]) -> State:
+    def from_cache(self, kept: tuple[Tensor, ...], tokens: int) -> State:
         keys, values, memory, age = kept
         if self.key_repeats > 1:
             keys, values = (s.repeat_interleave(self.key_repeats, dim=1) for s in (keys, values))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Self
 
 from fastweights.features import Elu, Exponential, Hedgehog, LearnedFeatures, Relu
 from fastweights.layers import choose
@@ -22,11 +23,21 @@ RULE_PAPERS: Mapping[str, str] = {
     "windowed": "LoLCATs (Zhang et al., 2024)",
     "gla": "Gated linear attention (Yang et al., 2024)",
     "metala": "MetaLA (Chou et al., 2024)",
+    "lightning": "Lightning attention (Qin et al., 2024), a fixed decay per head",
     "gated_deltanet": "Gated DeltaNet (Yang et al., 2025)",
+    "kda": "Kimi Delta Attention (Kimi Team, 2025), gated DeltaNet with a decay per channel",
     "mesa": "MesaNet (von Oswald et al., 2025)",
     "supra": "SUPRA (Mercat et al., 2024)",
 }
 """What a layer can become, and whose it is; `registry.RULES` has the module of each."""
+
+GATES: Mapping[str, str] = {
+    "learnt": "linear in v, constant initially",
+    "pooled": "averages of k's channels, without parameters (Liger, Lan et al., 2025)",
+}
+"""What gates are made of, by the names that configurations use."""
+GATED = ("gla", "gated_deltanet", "kda", "mesa")
+"""The rules that have gates."""
 
 
 @dataclass(frozen=True)
@@ -36,24 +47,26 @@ class LinearAttentionConfig:
 
     The default is LoLCATs' layer (Zhang et al., 2024, arXiv 2410.10254, section 3): softmax over a
     window of the last tokens, linear attention with Hedgehog's feature map to all tokens before
-    them.
+    them. Any rule can take linear attention's place there.
 
     Attributes:
         features: The feature map φ, a name of `FEATURE_MAPS`.
         feature_dim: Columns of each matrix W_φ; φ(x) has twice as many channels, for x and -x. None
             for half of the head's width.
-        window: Number of tokens that softmax attention reaches over; linear attention covers all
-            tokens before them. 0 leaves linear attention alone.
+        window: Number of tokens that softmax attention reaches over; the rule covers all tokens
+            before them. 0 leaves the rule alone.
         shared: True for one normaliser for both sides together (LoLCATs), False for one for each
-            side (the workshop paper's eq. 8).
+            side (the workshop paper's eq. 8). Rules without a normaliser never share one:
+            "gated_deltanet", "kda" and "mesa".
         per_query_head: True for a φ_k for every query head, as in LoLCATs' own code; False for one
-            for every key head, which makes the state smaller.
-        rule: The recurrence, a name of `RULE_PAPERS`. ``window``, ``shared`` and ``per_query_head``
-            apply to "windowed" only.
+            for every key head, which makes the state smaller. Only of "windowed" without sinks.
+        rule: The recurrence, a name of `RULE_PAPERS`.
+        sinks: Number of tokens at the beginning that softmax sees for ever, beside the window's.
+        gates: What the gates of the rule are made of, a name of `GATES`.
 
     Raises:
-        ValueError: If a name is unknown or a size impossible; the message says which ones there
-            are.
+        ValueError: If a name is unknown, a size impossible or two fields exclude each other; the
+            message says what there is.
     """
 
     features: str = "hedgehog"
@@ -62,10 +75,14 @@ class LinearAttentionConfig:
     shared: bool = True
     per_query_head: bool = False
     rule: str = "windowed"
+    sinks: int = 0
+    gates: str = "learnt"
 
     def __post_init__(self) -> None:
         choose("features", self.features, FEATURE_MAPS)
         choose("rule", self.rule, RULE_PAPERS)
+        choose("gates", self.gates, GATES)
+        NON_NEGATIVE_INTEGER.require(sinks=self.sinks)
         if self.feature_dim is not None and self.feature_dim not in POSITIVE_INTEGER:
             raise ValueError(
                 f"feature_dim = {self.feature_dim}; use a number of columns, or None for half a"
@@ -75,11 +92,44 @@ class LinearAttentionConfig:
             raise ValueError(
                 f"window = {self.window}; a number of tokens, 0 for linear attention alone"
             )
+        self._require_parts_that_fit()
+
+    def _require_parts_that_fit(self) -> None:
+        if self.rule == "supra" and self.window:
+            raise ValueError(
+                f"rule = 'supra' with window = {self.window}: SUPRA's norm per head takes the place"
+                " of all normalisers, softmax's too; take window = 0, or rule = 'lightning', which"
+                " has a fixed decay per head as well"
+            )
+        if self.sinks and not self.window:
+            raise ValueError(
+                f"sinks = {self.sinks} with window = 0: sinks are seen by the softmax of a window;"
+                " take a window above 0, or no sinks"
+            )
+        if self.sinks and self.per_query_head:
+            raise ValueError(
+                f"sinks = {self.sinks} with per_query_head: LoLCATs' own layers, which have a φ_k"
+                " for every query head, have no sinks; leave one of them out"
+            )
+        if self.gates == "pooled" and self.rule not in GATED:
+            raise ValueError(
+                f"gates = 'pooled' with rule = {self.rule!r}, which has no gates; take one of"
+                f" {', '.join(GATED)}"
+            )
+
+    @classmethod
+    def from_stored(cls, stored: Mapping[str, Any]) -> Self:
+        """Return the configuration that a model's ``config.json`` holds.
+
+        Before there were sinks, all rules but "windowed" had no window, whatever was stored of one.
+        """
+        alone = "sinks" not in stored and stored.get("rule", "windowed") != "windowed"
+        return cls(**{**stored, "window": 0} if alone else stored)
 
     @property
     def has_window(self) -> bool:
-        """Whether softmax attends to the last tokens beside linear attention."""
-        return self.rule == "windowed" and self.window > 0
+        """Whether softmax attends to the last tokens beside the rule."""
+        return self.window > 0
 
     @property
     def phi(self) -> type[LearnedFeatures]:

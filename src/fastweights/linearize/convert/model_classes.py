@@ -77,7 +77,8 @@ class LinearizedModel(LinearizedPart, OwnCachePolicy):
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         attentions = [AttentionLayer(**stored) for stored in config.linearize["sites"]]
-        install_branches(self, attentions, LinearAttentionConfig(**config.linearize["analog"]))
+        analog = LinearAttentionConfig.from_stored(config.linearize["analog"])
+        install_branches(self, attentions, analog)
         convert_parts(self)
         use_softmax(self, softmax_name(implementation_of(config)))
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from fastweights.linearize.convert.branch import LinearBranch
-from fastweights.recurrence import Recurrence, WindowedLinear
-from fastweights.recurrence.mapped import features
+from fastweights.recurrence import Recurrence, Windowed, WindowedLinear
 from fastweights.shapes import Mask, Output
 
 
@@ -90,29 +90,37 @@ class OtherRecurrence(Mode):
 
 
 class WindowOnly(OtherRecurrence):
-    """A windowed layer without its linear side: a token sees only those in its window."""
+    """A windowed layer without its linear side: a token sees only those in its window, and the
+    sinks."""
 
     def replacement(self, record: Recurrence) -> Recurrence:
         window = require_window(record, self)
-        return replace(window, fq=0 * features(window.fq))
+        return replace(window, mix=torch.ones_like(window.mix), shared=False)
 
 
 class LinearOnly(OtherRecurrence):
-    """A windowed layer without its window: normalised linear attention to all tokens."""
+    """A windowed layer without its window and sinks: its rule alone, to all tokens."""
 
     def replacement(self, record: Recurrence) -> Recurrence:
-        return replace(require_window(record, self), window=0)
+        return hide_window(require_window(record, self))
 
 
-def require_window(record: Recurrence, mode: Mode) -> WindowedLinear:
-    """Return `record`, which must be a `WindowedLinear`.
+def hide_window(record: Windowed | WindowedLinear) -> Recurrence:
+    """Return the record whose rule covers all tokens, without softmax."""
+    if isinstance(record, Windowed):
+        return replace(record, window=0, sinks=0)
+    return replace(record, window=0)
+
+
+def require_window(record: Recurrence, mode: Mode) -> Windowed | WindowedLinear:
+    """Return `record`, which must have a window of softmax.
 
     Raises:
-        TypeError: If it has no window.
+        TypeError: If it has none.
     """
-    if not isinstance(record, WindowedLinear):
+    if not isinstance(record, Windowed | WindowedLinear):
         raise TypeError(
-            f"{type(mode).__name__} takes a side away from a WindowedLinear, and this layer's rule"
-            f" is a {type(record).__name__}, which has none; use Student or Teacher"
+            f"{type(mode).__name__} takes a side away from a layer with a window, and this layer's"
+            f" rule is a {type(record).__name__} alone; use Student or Teacher"
         )
     return record

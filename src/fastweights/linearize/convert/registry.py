@@ -10,16 +10,21 @@ from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.convert.rules import (
     GatedDeltaBranch,
     GLABranch,
+    KDABranch,
+    LightningBranch,
     MesaBranch,
     MetaLABranch,
     SupraBranch,
+    UndecayedBranch,
 )
 
 RULES: Mapping[str, type[LinearBranch]] = {
     "windowed": WindowedBranch,
     "gla": GLABranch,
     "metala": MetaLABranch,
+    "lightning": LightningBranch,
     "gated_deltanet": GatedDeltaBranch,
+    "kda": KDABranch,
     "mesa": MesaBranch,
     "supra": SupraBranch,
 }
@@ -33,4 +38,5 @@ def branch_of(config: LinearAttentionConfig, attention: AttentionLayer) -> Linea
         config: The linear attention.
         attention: Heads, widths and scaling of the attention that it replaces.
     """
-    return RULES[config.rule](attention, config).float()
+    beside_sinks = config.rule == "windowed" and config.sinks > 0
+    return (UndecayedBranch if beside_sinks else RULES[config.rule])(attention, config).float()

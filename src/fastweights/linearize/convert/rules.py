@@ -1,14 +1,17 @@
-"""Linear attention by other recurrences, computed from a pretrained layer's own q, k and v, with
-learnt gates.
+"""Other rules in place of softmax, computed from a pretrained layer's own q, k and v, alone or
+beside a window of softmax.
 
 q, k and v are those that the layer's attention gets, so that W_Q, W_K, W_V and W_O stay as they
 are. Gates are linear in v, which unlike q and k is not rotated by its position, and are constant
-initially. φ are the configuration's feature maps. A state belongs to a query head.
+initially; or they are pooled from k, as it is, and have no parameters. φ are the configuration's
+feature maps. A state belongs to a query head.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +20,18 @@ from torch.nn import functional as F
 from fastweights.features import LearnedFeatures
 from fastweights.layers import HeadNorm, l2_normalize, upcast
 from fastweights.linearize.convert.attention_layers import AttentionLayer
-from fastweights.linearize.convert.branch import LinearBranch
+from fastweights.linearize.convert.branch import START, LinearBranch
 from fastweights.linearize.convert.config import LinearAttentionConfig
-from fastweights.recurrence import Decay, Delta, Mesa, Normalized
+from fastweights.recurrence import Decay, Delta, Mesa, Normalized, Recurrence, State, Windowed
+from fastweights.recurrence.streams import disable_autocast
+from fastweights.recurrence.windowed_rule import written_streams
 
 TAU = 16.0
 """Log decays are log σ(·) / τ (GLA)."""
 OPEN = 4.0
 """The logit of a decay at the start: σ(4)^(1/16) forgets half in 600 tokens."""
+HALF = 0.0
+"""m of γ = σ(m) where both sides have a normaliser: γ = 1/2 (Liger)."""
 
 
 class Gate(nn.Module):
@@ -42,8 +49,26 @@ class Gate(nn.Module):
         nn.init.zeros_(self.W)
         nn.init.constant_(self.b, self.start)
 
-    def forward(self, v: Tensor) -> Tensor:
+    def forward(self, k: Tensor, v: Tensor) -> Tensor:
+        del k
         return torch.einsum("btgv,gvn->btgn", upcast(v), upcast(self.W)) + upcast(self.b)
+
+
+class PooledGate(nn.Module):
+    """Computes logits ``[b t g n]`` of n gates per key head as averages of neighbouring channels of
+    ``k [b t g k]``, without parameters (Liger)."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def reset_parameters(self) -> None:
+        """There are none."""
+
+    def forward(self, k: Tensor, v: Tensor) -> Tensor:
+        del v
+        pooled = F.adaptive_avg_pool1d(upcast(k).flatten(0, 1), self.count)
+        return pooled.unflatten(0, k.shape[:2])
 
 
 class LogGate(LearnedFeatures):
@@ -58,10 +83,18 @@ class LogGate(LearnedFeatures):
 
 
 class RuleBranch(LinearBranch):
-    """Base class of the branches below: the feature maps φ of q and of k, and gates."""
+    """Base class of the branches below: the feature maps φ of q and of k, gates, and the window.
+
+    Beside a window, the cache keeps its keys and values as they are, and those of the sinks; what
+    the rule writes of them is made anew when they leave.
+    """
 
     key_map: type[LearnedFeatures] | None = None
     """What k goes through, if not φ."""
+    normalised: ClassVar[bool] = True
+    """Whether the rule has a normaliser, which a window can share."""
+    memories: ClassVar[int] = 1
+    """Tensors in the rule's own state."""
 
     def __init__(self, attention: AttentionLayer, config: LinearAttentionConfig) -> None:
         super().__init__(attention, config)
@@ -70,18 +103,84 @@ class RuleBranch(LinearBranch):
         self.columns = config.columns(attention)
         self.phi_q = config.phi(attention.heads, attention.head_dim, self.columns)
         self.phi_k = key_map(attention.kv_heads, attention.head_dim, self.columns)
+        self.mix = nn.Parameter(torch.empty(attention.heads)) if config.has_window else None
+        self._reset_mix()
 
-    def gate(self, count: int, start: float) -> Gate:
-        """Return a new gate: `count` logits per key head, all of them `start` initially."""
+    @abstractmethod
+    def rule(self, q: Tensor, k: Tensor, v: Tensor) -> Recurrence:
+        """Return the rule's record of these streams, token by token."""
+
+    def project(self, q: Tensor, k: Tensor, v: Tensor) -> Recurrence:
+        rule, config = self.rule(q, k, v), self.config
+        if self.mix is None:
+            return rule
+        return Windowed(
+            rule,
+            self.softmax_queries(q),
+            k,
+            v,
+            mix=upcast(self.mix).sigmoid().view(1, 1, -1, 1),
+            window=config.window,
+            shared=self.shares,
+            sinks=config.sinks,
+            softcap=self.attention.softcap,
+        )
+
+    @property
+    def shares(self) -> bool:
+        """Whether the window and the rule have one normaliser."""
+        return self.config.shared and self.normalised
+
+    def to_cache(self, state: State) -> tuple[Tensor, ...]:
+        parts = super().to_cache(state)
+        if self.mix is None:
+            return parts
+        keys, values, *_, age = parts
+        return keys, values, *parts[-1 - self.memories : -1], age
+
+    def from_cache(self, kept: tuple[Tensor, ...], tokens: int) -> State:
+        if self.mix is None:
+            return super().from_cache(kept, tokens)
+        keys, values, *memory, age = kept
+        # no more of them can leave the window, and the oldest do
+        first = min(self.config.sinks + tokens, keys.shape[2])
+        k, v = (s[:, :, :first].transpose(1, 2) for s in (keys, values))
+        with disable_autocast(k.device):
+            rule = self.rule(k.new_zeros(len(k), 1, self.attention.heads, k.shape[3]), k, v)
+        missing = keys.shape[2] - first
+        written = (
+            F.pad(s.expand(len(k), first, rule.shape[2], -1).transpose(1, 2), (0, 0, 0, missing))
+            for s in written_streams(rule)
+        )
+        return keys, values, *written, *memory, age
+
+    def gate(self, count: int, start: float) -> Gate | PooledGate:
+        """Return a new gate: `count` logits per key head, if learnt all `start` initially."""
+        if self.config.gates == "pooled":
+            return PooledGate(count)
         return Gate(self.attention.kv_heads, self.attention.value_dim, count, start)
 
     def reset_parameters(self) -> None:
         for part in self.children():
             part.reset_parameters()  # type: ignore[operator]
+        self._reset_mix()
+
+    def _reset_mix(self) -> None:
+        if self.mix is not None:
+            nn.init.constant_(self.mix, START if self.shares else HALF)
 
     def per_query(self, stream: Tensor) -> Tensor:
         """Repeat key heads for their query heads: ``[b t g ·]`` → ``[b t h ·]``."""
         return stream.repeat_interleave(self.key_repeats, dim=2) if self.key_repeats > 1 else stream
+
+
+class UndecayedBranch(RuleBranch):
+    """Linear attention φφᵀ with the parameters of `WindowedBranch`, for what that has no room
+    for: sinks."""
+
+    def rule(self, q: Tensor, k: Tensor, v: Tensor) -> Normalized:
+        k, v = map(self.per_query, (self.phi_k(k), v))
+        return Normalized(Decay(self.phi_q(q), k, v, None))
 
 
 class GLABranch(RuleBranch):
@@ -94,8 +193,9 @@ class GLABranch(RuleBranch):
         super().__init__(attention, config)
         self.alpha = self.gate(2 * self.columns, OPEN)
 
-    def project(self, q: Tensor, k: Tensor, v: Tensor) -> Normalized:
-        k, log_alpha, v = map(self.per_query, (self.phi_k(k), F.logsigmoid(self.alpha(v)) / TAU, v))
+    def rule(self, q: Tensor, k: Tensor, v: Tensor) -> Normalized:
+        log_alpha = F.logsigmoid(self.alpha(k, v)) / TAU
+        k, log_alpha, v = map(self.per_query, (self.phi_k(k), log_alpha, v))
         return Normalized(Decay(self.phi_q(q), k, v, log_alpha))
 
 
@@ -105,32 +205,60 @@ class MetaLABranch(RuleBranch):
 
     key_map = LogGate
 
-    def project(self, q: Tensor, k: Tensor, v: Tensor) -> Normalized:
+    def rule(self, q: Tensor, k: Tensor, v: Tensor) -> Normalized:
         return Normalized(
             Decay(self.phi_q(q), None, self.per_query(v), self.per_query(self.phi_k(k)))
         )
+
+
+class LightningBranch(RuleBranch):
+    """Lightning attention: a constant decay e^(-2^(-8h/H)) of each head h of H, normalised by q_t
+    z_t."""
+
+    def rule(self, q: Tensor, k: Tensor, v: Tensor) -> Normalized:
+        k, v = map(self.per_query, (self.phi_k(k), v))
+        heads = self.attention.heads
+        exponent = -8 * torch.arange(1, heads + 1, device=q.device) / heads
+        return Normalized(Decay(self.phi_q(q), k, v, -(2**exponent)[None, None, :, None]))
 
 
 class GatedDeltaBranch(RuleBranch):
     """Gated DeltaNet on q and k of unit length, with α per head as in `GLABranch`, and β = σ(v W_β
     + b)."""
 
+    normalised = False
+
     def __init__(self, attention: AttentionLayer, config: LinearAttentionConfig) -> None:
         super().__init__(attention, config)
-        self.alpha, self.beta = self.gate(1, OPEN), self.gate(1, 0.0)
+        self.alpha, self.beta = self.gate(self.decays, OPEN), self.gate(1, 0.0)
 
-    def project(self, q: Tensor, k: Tensor, v: Tensor) -> Delta | Mesa:
-        k, log_alpha, beta = (
+    @property
+    def decays(self) -> int:
+        """The number of decays of a key head."""
+        return 1
+
+    def rule(self, q: Tensor, k: Tensor, v: Tensor) -> Delta | Mesa:
+        key, log_alpha, beta = (
             l2_normalize(self.phi_k(k)),
-            F.logsigmoid(self.alpha(v)) / TAU,
-            self.beta(v).sigmoid(),
+            F.logsigmoid(self.alpha(k, v)) / TAU,
+            self.beta(k, v).sigmoid(),
         )
-        return Delta(l2_normalize(self.phi_q(q)), *map(self.per_query, (k, v, beta, log_alpha)))
+        return Delta(l2_normalize(self.phi_q(q)), *map(self.per_query, (key, v, beta, log_alpha)))
+
+
+class KDABranch(GatedDeltaBranch):
+    """Kimi Delta Attention: `GatedDeltaBranch` with a decay per channel of φ."""
+
+    @property
+    def decays(self) -> int:
+        return 2 * self.columns
 
 
 class MesaBranch(GatedDeltaBranch):
     """MesaNet on the streams of `GatedDeltaBranch`, with a ridge Λ = softplus(λ) per head and
     channel, initially 1."""
+
+    memories = 2
 
     def __init__(self, attention: AttentionLayer, config: LinearAttentionConfig) -> None:
         super().__init__(attention, config)
@@ -142,8 +270,8 @@ class MesaBranch(GatedDeltaBranch):
         if "ridge" in self._parameters:
             nn.init.constant_(self.ridge, math.log(math.expm1(1)))
 
-    def project(self, q: Tensor, k: Tensor, v: Tensor) -> Mesa:
-        delta = super().project(q, k, v)
+    def rule(self, q: Tensor, k: Tensor, v: Tensor) -> Mesa:
+        delta = super().rule(q, k, v)
         return Mesa(
             delta.q, delta.k, delta.v, delta.beta, delta.log_decay, F.softplus(upcast(self.ridge))
         )
@@ -157,7 +285,7 @@ class SupraBranch(RuleBranch):
         super().__init__(attention, config)
         self.norm = HeadNorm(attention.value_dim, center=True, affine=True)
 
-    def project(self, q: Tensor, k: Tensor, v: Tensor) -> Decay:
+    def rule(self, q: Tensor, k: Tensor, v: Tensor) -> Decay:
         k, v = map(self.per_query, (self.phi_k(k), v))
         head = torch.arange(self.attention.heads, device=q.device)
         log_gamma = torch.log1p(-(2.0 ** -(5 + head)))

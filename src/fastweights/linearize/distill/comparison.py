@@ -26,7 +26,7 @@ from fastweights.linearize.convert.modes import (
 from fastweights.linearize.distill.adapt import kl, next_logits, teacher_logits
 from fastweights.linearize.distill.transfer import attend_all, divergence, output_error
 from fastweights.methods import evaluate
-from fastweights.recurrence import Recurrence, WindowedLinear
+from fastweights.recurrence import Recurrence, Windowed, WindowedLinear
 from fastweights.runs.evaluation import evaluation_mode
 from fastweights.shapes import Output
 from fastweights.train.perplexity import PositionLoss
@@ -161,7 +161,9 @@ class _DistanceMeter(Mode):
     def attend(self, call: AttentionCall) -> Output:
         target, record = call.softmax(), call.record()
         error = output_error(call.branch.read(evaluate(record)[0]), target, call.keep)
-        apart = divergence(record, call.keep) if isinstance(record, WindowedLinear) else None
+        apart = (
+            divergence(record, call.keep) if isinstance(record, Windowed | WindowedLinear) else None
+        )
         self.found.append((float(error), None if apart is None else float(apart)))
         return target
 

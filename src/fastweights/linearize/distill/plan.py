@@ -228,9 +228,9 @@ def _state_bytes(
 def _cache_bytes(
     attention: AttentionLayer, analog: LinearAttentionConfig, dtype: torch.dtype
 ) -> int:
-    """What the cache holds after as many tokens as the window has."""
+    """What the cache holds after as many tokens as the window and the sinks have."""
     branch, memory = branch_of(analog, attention), StateLayer()
-    tokens = max(1, analog.window)
+    tokens = max(1, analog.window + analog.sinks)
     q, k, v = (
         torch.zeros(1, tokens, heads, width, dtype=dtype)
         for heads, width in (

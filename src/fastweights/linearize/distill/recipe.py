@@ -264,17 +264,17 @@ def _require_window(analog: LinearAttentionConfig, stage: StageConfig) -> None:
     dropout = getattr(stage, "dropout", 0.0)
     if dropout and not analog.has_window:
         raise ValueError(
-            f"dropout = {dropout} hides a window of softmax, and rule ="
-            f" {analog.rule!r} with window = {analog.window} has none; leave dropout out, or"
-            " take rule = 'windowed' and a window above 0"
+            f"dropout = {dropout} hides a window of softmax, and window = {analog.window} is none;"
+            " leave dropout out, or take a window above 0"
         )
 
 
 def _require_maps(analog: LinearAttentionConfig, stage: StageConfig) -> None:
     """Raise ValueError if `stage` compares weights that there are not."""
-    if isinstance(stage, TransferConfig) and stage.loss.weights and analog.rule != "windowed":
+    has_weights = analog.rule == "windowed" or analog.has_window
+    if isinstance(stage, TransferConfig) and stage.loss.weights and not has_weights:
         raise ValueError(
-            f"rule = {analog.rule!r} has no attention weights that the transfer could compare"
-            " with softmax's; take a recipe whose loss compares outputs, such as lolcats, or maps"
-            " (MOHAWK's)"
+            f"rule = {analog.rule!r} without a window has no attention weights that the transfer"
+            " could compare with softmax's; take a window, or a recipe whose loss compares outputs,"
+            " such as lolcats, or maps (MOHAWK's)"
         )

@@ -33,7 +33,7 @@ from fastweights.linearize.distill.judgement import (
     share_section,
 )
 from fastweights.linearize.distill.transfer import attend_all, teacher_map
-from fastweights.recurrence import WindowedLinear
+from fastweights.recurrence import Windowed, WindowedLinear
 from fastweights.render.html import ReportFigure, Row, figure, section, table, write_page
 from fastweights.render.plots import HEAT, PALETTE, canvas, label, legend
 from fastweights.runs.evaluation import evaluation_mode
@@ -76,7 +76,7 @@ class MapRecorder(Mode):
         fresh = deepcopy(call.branch)
         fresh.reset_parameters()
         record, before = call.record(), fresh.record(call.q, call.k, call.v, call.keep)
-        if isinstance(record, WindowedLinear):
+        if isinstance(record, Windowed | WindowedLinear):
             found = teacher_map(record), record.attention_map(), before.attention_map()
             self.maps[call.layer] = LayerMaps(*(phi[0] for phi in found))
         return call.softmax()

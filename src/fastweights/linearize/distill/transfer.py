@@ -19,10 +19,10 @@ from transformers import PreTrainedModel
 
 from fastweights.layers import upcast
 from fastweights.linearize.convert.attention import branches, use_mode
-from fastweights.linearize.convert.modes import AttentionCall, Mode, require_window
+from fastweights.linearize.convert.modes import AttentionCall, Mode, hide_window, require_window
 from fastweights.linearize.distill.losses import output_error, require_factors
 from fastweights.methods import evaluate
-from fastweights.recurrence import Recurrence, WindowedLinear
+from fastweights.recurrence import Recurrence, Windowed, WindowedLinear
 from fastweights.runs.seeds import random_seed_from
 from fastweights.runs.stage import go_backward
 from fastweights.shapes import Map, Mask, Output
@@ -127,7 +127,7 @@ def teacher_map(record: Recurrence) -> Map:
 
     A window over the whole text gives them exactly.
     """
-    if not isinstance(record, WindowedLinear):
+    if not isinstance(record, Windowed | WindowedLinear):
         raise TypeError(
             f"a {type(record).__name__} has no softmax weights to be compared with; use"
             " TransferLoss(weights=0)"
@@ -184,7 +184,7 @@ class Transfer(Mode):
         with torch.enable_grad():
             record = call.record()
             if is_drawn(self.dropout, self.seed, call.layer):
-                record = replace(require_window(record, self), window=0)
+                record = hide_window(require_window(record, self))
             self.take(call.layer, self.loss(call, record, target))
         return target
 

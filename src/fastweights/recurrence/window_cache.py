@@ -1,0 +1,146 @@
+"""The tokens that a window and its sinks keep beside a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastweights.recurrence.streams import State
+from fastweights.recurrence.timeline import FORGOTTEN, Timeline, newest
+
+Parts = tuple[Tensor, ...]
+
+
+class KeptTokens(NamedTuple):
+    """The sinks, then the last tokens, oldest first; those that are lost stand before the others.
+
+    Attributes:
+        keys, values: ``[b g s ·]``
+        written: ``[b s h ·]`` each
+        age: ``[b s]``
+    """
+
+    keys: Tensor
+    values: Tensor
+    written: Parts
+    age: Tensor
+
+
+class SeenTokens(NamedTuple):
+    """All tokens that a record's queries may see, the s - t cached ones first.
+
+    Attributes:
+        keys, values: ``[b g s ·]``
+        written: ``[b s h ·]`` each
+        time: where the tokens stand
+        sink: ``[b s]``, which of them stay visible
+        rank: ``[b s]``, see `ranks_in_documents`
+    """
+
+    keys: Tensor
+    values: Tensor
+    written: Parts
+    time: Timeline
+    sink: Tensor
+    rank: Tensor
+
+
+def state_parts(state: State) -> Parts:
+    """The tensors of a state."""
+    return state if isinstance(state, tuple) else (state,)
+
+
+def join_state(cache: KeptTokens, memory: State) -> Parts:
+    """The state of a `Windowed` whose rule has the state `memory`."""
+    return (
+        cache.keys,
+        cache.values,
+        *swap_time_and_heads(cache.written),
+        *state_parts(memory),
+        cache.age,
+    )
+
+
+def swap_time_and_heads(streams: Iterable[Tensor]) -> Parts:
+    """``[b s h ·]`` ↔ ``[b h s ·]``: records have time first, states heads."""
+    return tuple(s.transpose(1, 2) for s in streams)
+
+
+def take_tokens(x: Tensor, index: Tensor) -> Tensor:
+    """``[b s …]`` at ``[b t]``"""
+    return x.take_along_dim(index.view(*index.shape, *(1 for _ in x.shape[2:])), 1)
+
+
+def keep_tokens(cache: KeptTokens, sink: Tensor, sinks: int, window: int) -> KeptTokens:
+    """The sinks of a cache, and the newest of its other tokens."""
+    held = torch.where(sink, cache.age, FORGOTTEN)
+    recent = torch.where(~sink & (cache.age <= window), cache.age, FORGOTTEN)
+    groups = [(held, newest(held, sinks)), (recent, newest(recent, window))]
+    chosen = torch.cat([index for _, index in groups], 1)
+    age = torch.cat([ages.gather(1, index) for ages, index in groups], 1)
+    there = age < FORGOTTEN
+    rows = chosen[:, None, :, None]
+    keys, values = (
+        torch.where(there[:, None, :, None], s.take_along_dim(rows, 2), 0)
+        for s in (cache.keys, cache.values)
+    )
+    # a log decay may be -inf
+    written = tuple(
+        torch.where(there[..., None, None], take_tokens(s, chosen), 0) for s in cache.written
+    )
+    return KeptTokens(keys, values, written, age)
+
+
+def ranks_in_documents(age: Tensor, time: Timeline, sinks: int, starts: Tensor | None) -> Tensor:
+    """``[b s]``: which token of its document each seen one is, from 0; of cached ones behind the
+    sinks `sinks`, and -1 for those that are lost.
+
+    Args:
+        age: of the cached tokens, ``[b s-t]``, the sinks first
+        time: where all tokens stand
+        sinks: how many sinks a document has
+        starts: ``[b t 1 1]``, where documents begin
+    """
+    live = age < FORGOTTEN
+    held = live[:, :sinks]
+    behind = torch.where(live[:, sinks:], sinks, -1)
+    cached = torch.cat([torch.where(held, held.cumsum(1) - 1, -1), behind], 1)
+    first = -held.sum(1, keepdim=True).expand_as(time.query)
+    if starts is not None:
+        first = torch.where(starts[..., 0, 0], time.query - 1, first).cummax(1).values
+    kept = time.position[:, age.shape[1] :] > 0
+    return torch.cat([cached, torch.where(kept, time.query - 1 - first, -1)], 1)
+
+
+def tokens_behind(
+    time: Timeline, window: int, keep: Tensor | None
+) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """A function ``[b s …]`` → ``[b t …]`` to the token that lies `window` kept ones behind each of
+    a record's own, and ``[b t]``: where there is one.
+
+    Args:
+        time: where the tokens stand
+        window: w
+        keep: ``[b t 1 1]``, which of the record's tokens are kept; None for all
+    """
+    (b, s), t = time.position.shape, time.query.shape[1]
+    device = time.position.device
+    if keep is None:
+        missing, first = max(window - (s - t), 0), max(s - t - window, 0)
+
+        def shift(x: Tensor) -> Tensor:
+            return torch.cat([x.new_zeros(b, missing, *x.shape[2:]), x], 1)[:, first : first + t]
+
+        return shift, torch.arange(t, device=device)[None] >= missing
+    # the place of a position, for those that are still to leave: 1 - w is the first
+    last = window + t
+    place = time.position + window - 1
+    place = torch.where((place >= 0) & (place < last), place, last)
+    nowhere = place.new_full((b, last + 1), -1)
+    tokens = nowhere.scatter(1, place, torch.arange(s, device=device).expand(b, s))
+    index = tokens[:, :-1].gather(1, (time.query - 1).clamp(max=last - 1))
+    found = (index >= 0) & keep[..., 0, 0].expand(b, t)
+    return lambda x: take_tokens(x, index.clamp(min=0)), found
