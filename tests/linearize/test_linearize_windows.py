@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fastweights.linearize.distill.methods import LinearizationMethod
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
@@ -26,7 +27,6 @@ from fastweights.linearize import (
 )
 from fastweights.linearize.convert.config import GATED
 from fastweights.linearize.distill.comparison import ablations, difference_with_full_window
-from fastweights.linearize.distill.methods import LinearizationMethod
 from fastweights.linearize.distill.plan import plan
 from fastweights.linearize.distill.transfer import KeepGraphs, LossOnly, attend_all, only_branches
 from tolerances import SAME, error

@@ -48,6 +48,7 @@ RECIPES = {
     "hedgecats": "transfer of the linear side's weights without the window, a short LoRA with it",
     "window-last": "transfer and LoRA without the window, which is added in the end",
     "window-dropout": "LoLCATs with the window dropped less and less often",
+    "liger": "GLA with gates pooled from keys, a window of 64, LoRA alone",
     "mohawk": "maps, hidden states of blocks, KL of logits",
     "mamba-in-llama": "50, 25, 12.5, 0 %% of the layers softmax, MLPs frozen, cross-entropy and KL",
     "radlads": "hidden states, KL of logits, long texts",

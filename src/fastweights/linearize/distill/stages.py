@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from fastweights.linearize.convert.modes import (
     Mode,
     Student,
     Teacher,
+    hide_window,
     require_window,
 )
 from fastweights.linearize.distill.adapt import LogitSource, TokenLoss
@@ -196,7 +196,7 @@ class PartlyLinear(Mode):
         if call.layer in self.softmax:
             return call.softmax()
         if is_drawn(self.dropout, self.seed, call.layer):
-            return call.linear(lambda record: replace(require_window(record, self), window=0))
+            return call.linear(lambda record: hide_window(require_window(record, self)))
         return call.linear()
 
 
