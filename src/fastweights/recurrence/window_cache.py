@@ -28,6 +28,23 @@ class KeptTokens(NamedTuple):
     written: Parts
     age: Tensor
 
+    def slide(self, own: KeptTokens, sinks: int, *, drop: bool) -> KeptTokens:
+        """With a token of its own at the end, and without the oldest behind the sinks if `drop`."""
+
+        def join(old: Tensor, new: Tensor, axis: int) -> Tensor:
+            length = old.shape[axis]
+            held = old.narrow(axis, 0, sinks)
+            rest = old.narrow(axis, sinks + drop, length - sinks - drop)
+            return torch.cat([held, rest, new], axis)
+
+        written = (join(*pair, 1) for pair in zip(self.written, own.written, strict=True))
+        return KeptTokens(
+            join(self.keys, own.keys, 2),
+            join(self.values, own.values, 2),
+            tuple(written),
+            join(self.age, own.age, 1),
+        )
+
 
 class SeenTokens(NamedTuple):
     """All tokens that a record's queries may see, the s - t cached ones first.
@@ -144,3 +161,15 @@ def tokens_behind(
     index = tokens[:, :-1].gather(1, (time.query - 1).clamp(max=last - 1))
     found = (index >= 0) & keep[..., 0, 0].expand(b, t)
     return lambda x: take_tokens(x, index.clamp(min=0)), found
+
+
+def register_rows(seen: SeenTokens, window: int, sinks: int) -> Tensor:
+    """``[b t s n+w]``: the row of a register of sinks and a window in which each of a record's own
+    tokens finds the seen ones, as bools.
+    """
+    rows = torch.arange(max(sinks, window), device=seen.rank.device)
+    held = (seen.rank[..., None] == rows[:sinks])[:, None]
+    moving = seen.time.distance[..., None] == rows[:window]
+    moving = moving & ~seen.sink[:, None, :, None]
+    found = torch.cat([held.expand(-1, moving.shape[1], -1, -1), moving], -1)
+    return found & seen.time.same_document[..., None]
