@@ -7,9 +7,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.streams import State
 from fastweights.recurrence.timeline import FORGOTTEN, Timeline, newest
+from fastweights.recurrence.transition import ShiftRegister
 
 Parts = tuple[Tensor, ...]
 
@@ -173,3 +176,34 @@ def register_rows(seen: SeenTokens, window: int, sinks: int) -> Tensor:
     moving = moving & ~seen.sink[:, None, :, None]
     found = torch.cat([held.expand(-1, moving.shape[1], -1, -1), moving], -1)
     return found & seen.time.same_document[..., None]
+
+
+def register(
+    seen: SeenTokens,
+    system: LTV,
+    window: int,
+    sinks: int,
+    keep: Tensor | None,
+    starts: Tensor | None,
+) -> tuple[ShiftRegister, Tensor]:
+    """(A, B) of the sinks' values, those of the last tokens in a shift register, and the rows of
+    `system`, the delayed rule's, which the end of the register goes on into.
+    """
+    written = system.B
+    b, t = seen.time.query.shape
+    always = torch.ones(b, t, 1, 1, dtype=torch.bool, device=written.device)
+    rank = seen.rank[:, -t:, None]
+    held = rank == torch.arange(sinks, device=written.device)
+    entered = F.pad((rank >= sinks).to(written.dtype), (0, max(window - 1, 0)))[..., :window]
+    slots = torch.cat([held.to(written.dtype), entered], -1)[:, :, None]
+    written = written.expand(b, t, -1, -1)
+    slots = slots.expand(*written.shape[:3], -1)
+    A = ShiftRegister(
+        leaving=written,
+        slots=window,
+        moves=always if keep is None else keep,
+        lasts=always if starts is None else ~starts,
+        below=system.A,
+        held=sinks,
+    )
+    return A, torch.cat([slots, torch.zeros_like(written) if window else written], -1)

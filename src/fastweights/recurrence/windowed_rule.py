@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fastweights.recurrence.base import Evaluation, Recurrence, check_mask, written_streams
 from fastweights.recurrence.composed import Normalized
@@ -27,7 +26,6 @@ from fastweights.recurrence.streams import (
     require_width,
 )
 from fastweights.recurrence.timeline import FORGOTTEN, Passage, Timeline
-from fastweights.recurrence.transition import ShiftRegister
 from fastweights.recurrence.window_cache import (
     KeptTokens,
     Parts,
@@ -35,6 +33,7 @@ from fastweights.recurrence.window_cache import (
     join_state,
     keep_tokens,
     ranks_in_documents,
+    register,
     register_rows,
     state_parts,
     swap_time_and_heads,
@@ -247,10 +246,7 @@ class Windowed(Recurrence[Parts]):
         """Of one token that `_slides`: every tensor of the cache is copied once."""
         b, n, w = self.shape[0], self.sinks, self.window
         full = w > 0 and cache.age.shape[1] - n == w
-        keys, values = (
-            heads_first(s, s.dtype).expand(b, self.groups, 1, -1) for s in (self.k, self.v)
-        )
-        own = KeptTokens(keys, values, tuple(self.written), cache.age.new_zeros(b, 1))
+        own = KeptTokens(*self._own_tokens(), tuple(self.written), cache.age.new_zeros(b, 1))
         after = cache.slide(own, n, drop=full) if w else cache
         age = torch.where(after.age < FORGOTTEN, after.age + 1, FORGOTTEN)
         # what leaves is the oldest; without a window the token itself; or none, the window has room
@@ -274,14 +270,17 @@ class Windowed(Recurrence[Parts]):
         sums = [weights @ cache.values.to(self.accumulator), weights.sum(-1, keepdim=True)]
         return torch.cat(sums, -1).flatten(1, 2)[:, :, None]
 
+    def _own_tokens(self) -> Parts:
+        """k and v, ``[b g t ·]``."""
+        b, t, _ = self.shape
+        return tuple(
+            heads_first(s, s.dtype).expand(b, self.groups, t, -1) for s in (self.k, self.v)
+        )
+
     def _append(self, cache: KeptTokens) -> SeenTokens:
         """The cached tokens followed by the record's own."""
-        b, t, _ = self.shape
-        own = (heads_first(s, s.dtype).expand(b, self.groups, t, -1) for s in (self.k, self.v))
-        keys, values = (
-            torch.cat([old, new], 2)
-            for old, new in zip((cache.keys, cache.values), own, strict=True)
-        )
+        t, old = len(self), (cache.keys, cache.values)
+        keys, values = (torch.cat(pair, 2) for pair in zip(old, self._own_tokens(), strict=True))
         written = tuple(
             torch.cat(pair, 1) for pair in zip(cache.written, self.written, strict=False)
         )
@@ -390,26 +389,8 @@ class Windowed(Recurrence[Parts]):
                 0,
             ),
         )
-        return LTV(*self._register(seen, system), C=C.transpose(1, 2))
-
-    def _register(self, seen: SeenTokens, system: LTV) -> tuple[ShiftRegister, Tensor]:
-        """(A, B) of `ltv`."""
-        (b, t, h), written = self.shape, system.B
-        always = torch.ones(b, t, 1, 1, dtype=torch.bool, device=self.device)
-        moves = always if self.keep_mask is None else self.keep_mask
-        rank = seen.rank[:, -t:, None]
-        held = (rank == torch.arange(self.sinks, device=self.device)).to(written.dtype)
-        entered = F.pad((rank >= self.sinks).to(written.dtype), (0, max(self.window - 1, 0)))
-        slots = torch.cat([held, entered[..., : self.window]], -1)[:, :, None].expand(b, t, h, -1)
-        B = torch.cat([slots, (0 if self.window else 1) * written.expand(b, t, h, -1)], -1)
-        return ShiftRegister(
-            leaving=written.expand(b, t, h, -1),
-            slots=self.window,
-            moves=moves,
-            lasts=always if self.segment_starts is None else ~self.segment_starts,
-            below=system.A,
-            held=self.sinks,
-        ), B
+        A, B = register(seen, system, self.window, self.sinks, self.keep_mask, self.segment_starts)
+        return LTV(A, B, C=C.transpose(1, 2))
 
     def keep(self, mask: Mask) -> Self:
         check_mask(self, mask, "keep mask")
