@@ -270,12 +270,13 @@ class Windowed(Recurrence[Parts]):
         sums = [weights @ cache.values.to(self.accumulator), weights.sum(-1, keepdim=True)]
         return torch.cat(sums, -1).flatten(1, 2)[:, :, None]
 
-    def _own_tokens(self) -> Parts:
+    def _own_tokens(self) -> tuple[Tensor, Tensor]:
         """k and v, ``[b g t ·]``."""
         b, t, _ = self.shape
-        return tuple(
+        keys, values = (
             heads_first(s, s.dtype).expand(b, self.groups, t, -1) for s in (self.k, self.v)
         )
+        return keys, values
 
     def _append(self, cache: KeptTokens) -> SeenTokens:
         """The cached tokens followed by the record's own."""
