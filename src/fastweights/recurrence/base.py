@@ -275,6 +275,18 @@ def tensor_fields(record: Recurrence) -> dict[str, Tensor]:
     return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
 
+def written_streams(record: Recurrence) -> list[Tensor]:
+    """The streams that say what a token writes, in the order of `map_written`."""
+    found = list[Tensor]()
+
+    def note(stream: Tensor) -> Tensor:
+        found.append(stream)
+        return stream
+
+    record.map_written(note)
+    return found
+
+
 def _map_part(part: Any, f: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(part, Recurrence):
         return part.map_streams(f)

@@ -7,9 +7,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.streams import State
 from fastweights.recurrence.timeline import FORGOTTEN, Timeline, newest
+from fastweights.recurrence.transition import ShiftRegister
 
 Parts = tuple[Tensor, ...]
 
@@ -27,6 +30,23 @@ class KeptTokens(NamedTuple):
     values: Tensor
     written: Parts
     age: Tensor
+
+    def slide(self, own: KeptTokens, sinks: int, *, drop: bool) -> KeptTokens:
+        """With a token of its own at the end, and without the oldest behind the sinks if `drop`."""
+
+        def join(old: Tensor, new: Tensor, axis: int) -> Tensor:
+            length = old.shape[axis]
+            held = old.narrow(axis, 0, sinks)
+            rest = old.narrow(axis, sinks + drop, length - sinks - drop)
+            return torch.cat([held, rest, new], axis)
+
+        written = (join(*pair, 1) for pair in zip(self.written, own.written, strict=True))
+        return KeptTokens(
+            join(self.keys, own.keys, 2),
+            join(self.values, own.values, 2),
+            tuple(written),
+            join(self.age, own.age, 1),
+        )
 
 
 class SeenTokens(NamedTuple):
@@ -144,3 +164,46 @@ def tokens_behind(
     index = tokens[:, :-1].gather(1, (time.query - 1).clamp(max=last - 1))
     found = (index >= 0) & keep[..., 0, 0].expand(b, t)
     return lambda x: take_tokens(x, index.clamp(min=0)), found
+
+
+def register_rows(seen: SeenTokens, window: int, sinks: int) -> Tensor:
+    """``[b t s n+w]``: the row of a register of sinks and a window in which each of a record's own
+    tokens finds the seen ones, as bools.
+    """
+    rows = torch.arange(max(sinks, window), device=seen.rank.device)
+    held = (seen.rank[..., None] == rows[:sinks])[:, None]
+    moving = seen.time.distance[..., None] == rows[:window]
+    moving = moving & ~seen.sink[:, None, :, None]
+    found = torch.cat([held.expand(-1, moving.shape[1], -1, -1), moving], -1)
+    return found & seen.time.same_document[..., None]
+
+
+def register(
+    seen: SeenTokens,
+    system: LTV,
+    window: int,
+    sinks: int,
+    keep: Tensor | None,
+    starts: Tensor | None,
+) -> tuple[ShiftRegister, Tensor]:
+    """(A, B) of the sinks' values, those of the last tokens in a shift register, and the rows of
+    `system`, the delayed rule's, which the end of the register goes on into.
+    """
+    written = system.B
+    b, t = seen.time.query.shape
+    always = torch.ones(b, t, 1, 1, dtype=torch.bool, device=written.device)
+    rank = seen.rank[:, -t:, None]
+    held = rank == torch.arange(sinks, device=written.device)
+    entered = F.pad((rank >= sinks).to(written.dtype), (0, max(window - 1, 0)))[..., :window]
+    slots = torch.cat([held.to(written.dtype), entered], -1)[:, :, None]
+    written = written.expand(b, t, -1, -1)
+    slots = slots.expand(*written.shape[:3], -1)
+    A = ShiftRegister(
+        leaving=written,
+        slots=window,
+        moves=always if keep is None else keep,
+        lasts=always if starts is None else ~starts,
+        below=system.A,
+        held=sinks,
+    )
+    return A, torch.cat([slots, torch.zeros_like(written) if window else written], -1)

@@ -9,9 +9,8 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from fastweights.recurrence.base import Evaluation, Recurrence, check_mask
+from fastweights.recurrence.base import Evaluation, Recurrence, check_mask, written_streams
 from fastweights.recurrence.composed import Normalized
 from fastweights.recurrence.effects import Effect
 from fastweights.recurrence.ltv import LTV
@@ -27,7 +26,6 @@ from fastweights.recurrence.streams import (
     require_width,
 )
 from fastweights.recurrence.timeline import FORGOTTEN, Passage, Timeline
-from fastweights.recurrence.transition import ShiftRegister
 from fastweights.recurrence.window_cache import (
     KeptTokens,
     Parts,
@@ -35,6 +33,8 @@ from fastweights.recurrence.window_cache import (
     join_state,
     keep_tokens,
     ranks_in_documents,
+    register,
+    register_rows,
     state_parts,
     swap_time_and_heads,
     tokens_behind,
@@ -224,6 +224,8 @@ class Windowed(Recurrence[Parts]):
         for `block` of them.
         """
         cache, memory = self._split_state(state)
+        if len(self) == 1 and self._slides(cache):
+            return self._evaluate_token(run, cache, memory)
         seen = self._append(cache)
         rule, there = self._delay(seen)
         far, memory = run(self._summing(rule), memory)
@@ -231,14 +233,55 @@ class Windowed(Recurrence[Parts]):
         o = self._join_sides(near, self._rule_sums(far, there))
         return o.transpose(1, 2).to(self.output), join_state(self._slide(seen), memory)
 
+    def _slides(self, cache: KeptTokens) -> bool:
+        """Whether the record's token enters the window, and the oldest leaves it if it is full."""
+        if self.keep_mask is not None or self.segment_starts is not None:
+            return False
+        if not self.sinks:
+            return True
+        unseen = torch.compiler.is_compiling() or cache.age.is_meta
+        return not unseen and bool((cache.age[:, : self.sinks] < FORGOTTEN).all())
+
+    def _evaluate_token(self, run: Run, cache: KeptTokens, memory: State) -> tuple[Output, Any]:
+        """Of one token that `_slides`: every tensor of the cache is copied once."""
+        b, n, w = self.shape[0], self.sinks, self.window
+        full = w > 0 and cache.age.shape[1] - n == w
+        own = KeptTokens(*self._own_tokens(), tuple(self.written), cache.age.new_zeros(b, 1))
+        after = cache.slide(own, n, drop=full) if w else cache
+        age = torch.where(after.age < FORGOTTEN, after.age + 1, FORGOTTEN)
+        # what leaves is the oldest; without a window the token itself; or none, the window has room
+        leaving = iter(s[:, n : n + 1] for s in cache.written) if full else iter(own.written)
+        there = cache.age[:, n : n + 1] == w if full else own.age == w
+        rule = self._spread.map_written(lambda _: next(leaving))
+        far, memory = run(self._summing(rule.keep(there)), memory)
+        o = self._join_sides(self._token_sums(after, age), self._rule_sums(far, there))
+        return o.transpose(1, 2).to(self.output), join_state(after._replace(age=age), memory)
+
+    def _token_sums(self, cache: KeptTokens, age: Tensor) -> Tensor:
+        """``[b h 1 v+1]``: Σ e^(s - c) (v, 1) over all that is cached; a group's queries stand
+        beside each other."""
+        q = self._queries(self.q).unflatten(1, (self.groups, -1)).squeeze(3)
+        scores = q @ cache.keys.to(self.accumulator).mT / q.shape[-1] ** 0.5
+        lost = (age >= FORGOTTEN)[:, None, None]
+        scores = soft_cap(scores, self.softcap).masked_fill(lost, -torch.inf)
+        if not scores.shape[-1]:
+            return scores.new_zeros(*self.shape[::2], 1, self.values + 1)
+        weights = exponentials(scores)
+        sums = [weights @ cache.values.to(self.accumulator), weights.sum(-1, keepdim=True)]
+        return torch.cat(sums, -1).flatten(1, 2)[:, :, None]
+
+    def _own_tokens(self) -> tuple[Tensor, Tensor]:
+        """k and v, ``[b g t ·]``."""
+        b, t, _ = self.shape
+        keys, values = (
+            heads_first(s, s.dtype).expand(b, self.groups, t, -1) for s in (self.k, self.v)
+        )
+        return keys, values
+
     def _append(self, cache: KeptTokens) -> SeenTokens:
         """The cached tokens followed by the record's own."""
-        b, t, _ = self.shape
-        own = (heads_first(s, s.dtype).expand(b, self.groups, t, -1) for s in (self.k, self.v))
-        keys, values = (
-            torch.cat([old, new], 2)
-            for old, new in zip((cache.keys, cache.values), own, strict=True)
-        )
+        t, old = len(self), (cache.keys, cache.values)
+        keys, values = (torch.cat(pair, 2) for pair in zip(old, self._own_tokens(), strict=True))
         written = tuple(
             torch.cat(pair, 1) for pair in zip(cache.written, self.written, strict=False)
         )
@@ -334,8 +377,8 @@ class Windowed(Recurrence[Parts]):
         seen = self._append(cache)
         rule, there = self._delay(seen)
         system = (rule.inner if self.shared and isinstance(rule, Normalized) else rule).ltv()
-        near, slots = self._window_weights(seen), self._slots(seen)
-        read = torch.einsum("bhts,btsj->bhtj", near, slots)
+        near, slots = self._window_weights(seen), register_rows(seen, self.window, self.sinks)
+        read = torch.einsum("bhts,btsj->bhtj", near, slots.to(near.dtype))
         far = heads_first(system.C, self.accumulator).expand(*near.shape[:3], -1)
         n = rule.normalisers() if self.shared else torch.ones_like(system.C[..., :1])
         assert n is not None
@@ -347,35 +390,8 @@ class Windowed(Recurrence[Parts]):
                 0,
             ),
         )
-        return LTV(*self._register(seen, system), C=C.transpose(1, 2))
-
-    def _slots(self, seen: SeenTokens) -> Tensor:
-        """``[b t s n+w]``: the row of the register in which each query finds a seen token."""
-        rows = torch.arange(self.sinks, device=self.device)
-        held = (seen.rank[..., None] == rows)[:, None] & seen.time.same_document[..., None]
-        rows = torch.arange(self.window, device=self.device)
-        moving = (seen.time.distance[..., None] == rows) & ~seen.sink[:, None, :, None]
-        moving = moving & seen.time.same_document[..., None]
-        return torch.cat([held, moving], -1).to(self.accumulator)
-
-    def _register(self, seen: SeenTokens, system: LTV) -> tuple[ShiftRegister, Tensor]:
-        """(A, B) of `ltv`."""
-        (b, t, h), written = self.shape, system.B
-        always = torch.ones(b, t, 1, 1, dtype=torch.bool, device=self.device)
-        moves = always if self.keep_mask is None else self.keep_mask
-        rank = seen.rank[:, -t:, None]
-        held = (rank == torch.arange(self.sinks, device=self.device)).to(written.dtype)
-        entered = F.pad((rank >= self.sinks).to(written.dtype), (0, max(self.window - 1, 0)))
-        slots = torch.cat([held, entered[..., : self.window]], -1)[:, :, None].expand(b, t, h, -1)
-        B = torch.cat([slots, (0 if self.window else 1) * written.expand(b, t, h, -1)], -1)
-        return ShiftRegister(
-            leaving=written.expand(b, t, h, -1),
-            slots=self.window,
-            moves=moves,
-            lasts=always if self.segment_starts is None else ~self.segment_starts,
-            below=system.A,
-            held=self.sinks,
-        ), B
+        A, B = register(seen, system, self.window, self.sinks, self.keep_mask, self.segment_starts)
+        return LTV(A, B, C=C.transpose(1, 2))
 
     def keep(self, mask: Mask) -> Self:
         check_mask(self, mask, "keep mask")
@@ -474,15 +490,3 @@ class WindowedEffect(Effect[Parts]):
         )
         cache = keep_tokens(KeptTokens(keys, values, written, age), sink, sinks, window)
         return join_state(cache, self.memory.after(memory))
-
-
-def written_streams(record: Recurrence) -> list[Tensor]:
-    """The streams that say what a token writes, in the order of `map_written`."""
-    found = list[Tensor]()
-
-    def note(stream: Tensor) -> Tensor:
-        found.append(stream)
-        return stream
-
-    record.map_written(note)
-    return found

@@ -23,8 +23,8 @@ from fastweights.linearize.convert.attention_layers import AttentionLayer
 from fastweights.linearize.convert.branch import START, LinearBranch
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.recurrence import Decay, Delta, Mesa, Normalized, Recurrence, State, Windowed
+from fastweights.recurrence.base import written_streams
 from fastweights.recurrence.streams import disable_autocast
-from fastweights.recurrence.windowed_rule import written_streams
 
 TAU = 16.0
 """Log decays are log σ(·) / τ (GLA)."""
