@@ -9,9 +9,10 @@ from fastweights.kernels.composed import (
     NORMALIZED,
     SELECTIVE,
     SIGNED,
+    SUBSTEPS,
 )
 from fastweights.kernels.decay import CHUNKED_DECAY
-from fastweights.kernels.delta import CHUNKED_DELTA
+from fastweights.kernels.delta import CHUNKED_DELTA, CHUNKED_DPLR
 from fastweights.kernels.external import FASTER, SLOWER
 from fastweights.kernels.gemm import probe_products, products
 from fastweights.kernels.mesa import BLOCKED_MESA
@@ -39,8 +40,9 @@ from fastweights.kernels.triton import TRITON
 from fastweights.kernels.windowed import BLOCKED_WINDOWS
 
 COMPILED = [NATIVE_SCAN, NATIVE_DECAY, NATIVE_DELTA, NATIVE_MESA, NATIVE_WINDOW]
-COMPOSED = [BONUS_TOKEN, AMPLIFIED, NORMALIZED, BLOCKED_SELECTIVE, SELECTIVE, SIGNED]
-BLOCKED = [BLOCKED_SCAN, CHUNKED_DECAY, CHUNKED_DELTA, BLOCKED_MESA, BLOCKED_WINDOWS]
+COMPOSED = [BONUS_TOKEN, AMPLIFIED, NORMALIZED, BLOCKED_SELECTIVE, SELECTIVE, SIGNED, SUBSTEPS]
+BLOCKED = [BLOCKED_SCAN, CHUNKED_DECAY, CHUNKED_DELTA, CHUNKED_DPLR]
+BLOCKED += [BLOCKED_MESA, BLOCKED_WINDOWS]
 ATTENTION = [WINDOWED_ATTENTION, FUSED_ATTENTION]
 
 # The order in which the kernels of a rule are asked: C, which reads the CPU's streams, and Triton,

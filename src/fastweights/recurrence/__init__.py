@@ -5,6 +5,7 @@ from fastweights.recurrence.bonus import Bonus
 from fastweights.recurrence.composed import Amplified, Normalized
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
+from fastweights.recurrence.dplr import DPLR
 from fastweights.recurrence.ltv import LTV, DenseLTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.mesa import Mesa, SolverStatistics, condition_numbers, solver_statistics
@@ -18,17 +19,20 @@ from fastweights.recurrence.solvers import (
     Solver,
     UnrolledSolver,
 )
+from fastweights.recurrence.substeps import Substeps
 from fastweights.recurrence.transition import (
     DelayedTransition,
     DenseTransition,
     DiagonalTransition,
     ErasingTransition,
+    RankOneTransition,
     ShiftRegister,
     Transition,
 )
 from fastweights.recurrence.windowed import WindowedLinear
 
 __all__ = [
+    "DPLR",
     "LTV",
     "Amplified",
     "Bonus",
@@ -45,6 +49,7 @@ __all__ = [
     "Mesa",
     "NoFiniteFormError",
     "Normalized",
+    "RankOneTransition",
     "Recurrence",
     "Selective",
     "ShapeError",
@@ -55,6 +60,7 @@ __all__ = [
     "Solver",
     "SolverStatistics",
     "State",
+    "Substeps",
     "Transition",
     "UnrolledSolver",
     "WindowedLinear",
