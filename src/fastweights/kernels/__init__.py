@@ -16,7 +16,7 @@ from fastweights.kernels.delta import CHUNKED_DELTA, CHUNKED_DPLR
 from fastweights.kernels.external import FASTER, SLOWER
 from fastweights.kernels.gemm import probe_products, products
 from fastweights.kernels.mesa import BLOCKED_MESA
-from fastweights.kernels.native import NATIVE_DECAY, NATIVE_DELTA, NATIVE_SCAN
+from fastweights.kernels.native import NATIVE_DECAY, NATIVE_DELTA, NATIVE_DPLR, NATIVE_SCAN
 from fastweights.kernels.native.library import MissingKernelsWarning
 from fastweights.kernels.native.memory import pooling
 from fastweights.kernels.native.mesa import NATIVE_MESA
@@ -39,7 +39,7 @@ from fastweights.kernels.table import (
 from fastweights.kernels.triton import TRITON
 from fastweights.kernels.windowed import BLOCKED_WINDOWS
 
-COMPILED = [NATIVE_SCAN, NATIVE_DECAY, NATIVE_DELTA, NATIVE_MESA, NATIVE_WINDOW]
+COMPILED = [NATIVE_SCAN, NATIVE_DECAY, NATIVE_DELTA, NATIVE_DPLR, NATIVE_MESA, NATIVE_WINDOW]
 COMPOSED = [BONUS_TOKEN, AMPLIFIED, NORMALIZED, BLOCKED_SELECTIVE, SELECTIVE, SIGNED, SUBSTEPS]
 BLOCKED = [BLOCKED_SCAN, CHUNKED_DECAY, CHUNKED_DELTA, CHUNKED_DPLR]
 BLOCKED += [BLOCKED_MESA, BLOCKED_WINDOWS]

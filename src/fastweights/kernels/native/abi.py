@@ -25,7 +25,7 @@ _NO_VIEW = (0, 0, 0, 0, 0, 0)
 
 
 class Forward(NamedTuple):
-    """``Forward`` of problem.h: a decay, a delta rule or a scan, and where its results go."""
+    """``Forward`` of problem.h: a decay, a rule that erases or a scan, and where its results go."""
 
     b: int
     t: int
@@ -33,12 +33,15 @@ class Forward(NamedTuple):
     k: int
     v: int
     decays: int
+    before: int
     threads: int
     q: View
     key: View
     value: View
     log_decay: View
     beta: View
+    erase: View = None
+    remove: View = None
     o: View = None
     start: Pointer = None
     last: Pointer = None
@@ -56,6 +59,8 @@ class Backward(NamedTuple):
     d_value: View
     d_log_decay: View
     d_beta: View
+    d_erase: View
+    d_remove: View
     d_last: Pointer
     d_start: Pointer
 
