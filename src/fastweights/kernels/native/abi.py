@@ -261,12 +261,13 @@ def view(tensor: Tensor | None) -> tuple[int, int, int, int, int, int]:
     if tensor is None:
         return _NO_VIEW
     (b, t, h, _), (by_b, by_t, by_h, by_w) = tensor.shape, tensor.stride()
-    n = 2 if tensor.is_complex() else 1
+    dtype = tensor.dtype
+    n = 2 if dtype.is_complex else 1
     return (
         tensor.data_ptr(),
         n * by_b if b > 1 else 0,
         n * by_t if t > 1 else 0,
         n * by_h if h > 1 else 0,
         n * by_w,
-        tensor.dtype == torch.bfloat16,
+        dtype is torch.bfloat16,
     )
