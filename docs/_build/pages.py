@@ -10,9 +10,9 @@ from inspect import cleandoc, getmodule, ismodule
 from unittest.mock import patch
 
 import fastweights
-from fastweights import LTV, MIXERS, Decay, Delta, Mesa, Recurrence, Softmax, cli, recurrence
+from fastweights import DPLR, LTV, MIXERS, Decay, Delta, Mesa, Recurrence, Softmax, cli, recurrence
 
-FIRST = (Recurrence, Decay, Delta, Mesa, Softmax, LTV, recurrence.Solver)
+FIRST = (Recurrence, Decay, Delta, DPLR, Mesa, Softmax, LTV, recurrence.Solver)
 """What comes before its section's other members, which are in alphabetical order."""
 
 KINDS: dict[str, tuple[type, ...]] = {

@@ -21,6 +21,7 @@ from fastweights.models import (
     preset,
 )
 from fastweights.recurrence import (
+    DPLR,
     LTV,
     Amplified,
     Bonus,
@@ -39,6 +40,7 @@ from fastweights.recurrence import (
 )
 
 __all__ = [
+    "DPLR",
     "LTV",
     "MIXERS",
     "PRESETS",

@@ -185,6 +185,16 @@ def test_negative_decays_of_an_erasing_transition() -> None:
     assert "negative" in str(ChunkwiseParallel().refuses(system))
 
 
+@pytest.mark.parametrize("name", ["dplr-vector", "dplr-one-key", "dplr-before"])
+def test_rank_one_transitions_run_in_chunks(name: str) -> None:
+    case = next(c for c in LINEAR if c.name == name)
+    streams = case.streams()
+    system = case.rule(**streams).ltv()
+    assert ChunkwiseParallel().refuses(system) is None
+    y = ChunkwiseParallel(7).compute(system, streams["v"])
+    assert_close(y, system.simulate(streams["v"])[0], "y")
+
+
 def test_convolution_takes_what_is_constant_in_time() -> None:
     g = Generator().manual_seed(0)
     one = [normal(1, 1, 2, 3, generator=g) for _ in range(3)]

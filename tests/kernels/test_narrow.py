@@ -127,14 +127,14 @@ def test_narrow_streams_by_lesser_instruction_sets(
 
 
 @compiled
-@pytest.mark.parametrize("rule", ["decay", "delta"])
+@pytest.mark.parametrize("rule", ["decay", "delta", "dplr"])
 def test_narrow_streams_in_a_compiled_graph(rule: str) -> None:
     given = mixed(record(rule, "scalar", "gentle", b=1, t=12, h=2, k=8, v=8), ("log_decay",))
     streams = decay_delta.Streams.of(decay_delta.MATRIX, given)
     leaves = [None if s is None else s.detach().requires_grad_() for s in streams]
     start = torch.randn(given.state_shapes[0], requires_grad=True)
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
-    torch.library.opcheck(operators.native, (False, start, *leaves), test_utils=checks)
+    torch.library.opcheck(operators.native, (False, False, start, *leaves), test_utils=checks)
 
 
 @compiled

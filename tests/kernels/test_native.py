@@ -24,7 +24,7 @@ from fastweights.kernels.native import build, decay_delta, library, memory, wind
 from fastweights.methods import Recurrent, evaluate
 from fastweights.ops.convolution import convolve
 from fastweights.ops.normalization import rms_normalize
-from fastweights.recurrence import Decay, Delta, Recurrence
+from fastweights.recurrence import DPLR, Decay, Delta, Recurrence
 from fastweights.recurrence.timeline import FORGOTTEN
 from tolerances import SAME, assert_close, error
 from tolerances import TOLERANCE as TOLERANCES
@@ -44,6 +44,10 @@ GATES = ["gentle", "mixed", "steep", "resets", "empty"]
 RULES = [(rule, "none", "gentle") for rule in ("decay", "delta")]
 RULES += list(product(["decay", "delta"], ["scalar", "vector"], GATES))
 RULES += [("decay", "tied", gate) for gate in GATES]
+GENERAL = ["dplr", "dplr before", "dplr one key", "dplr one key before"]
+RULES += [(rule, "none", "gentle") for rule in ("dplr", "dplr one key")]
+RULES += list(product(GENERAL, ["scalar"], ["gentle", "resets"]))
+RULES += list(product(GENERAL, ["vector"], ["gentle", "mixed", "steep", "resets"]))
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +78,10 @@ def record(rule: str, decay: str, gate: str, b: int, t: int, h: int, k: int, v: 
     if rule == "delta":
         beta = torch.rand(b, t, h, 1, dtype=torch.float64)
         return Delta(q, key / key.norm(dim=-1, keepdim=True), value, beta, log_decay)
+    if rule in GENERAL:
+        erase, remove = (0.8 * F.normalize(torch.randn_like(key), dim=-1) for _ in range(2))
+        along = None if "one key" in rule else remove
+        return DPLR(q, F.normalize(key, dim=-1), value, erase, along, log_decay, "before" in rule)
     return Decay(q, None if decay == "tied" else key / k**0.5, value, log_decay)
 
 
@@ -235,7 +243,8 @@ def test_only_wanted_gradients_are_found(number: str, k: int) -> None:
 
 @compiled
 @pytest.mark.parametrize(
-    ("rule", "k", "v"), [("decay", 5, 6), ("decay", 5, 1), ("decay", 1, 1), ("delta", 5, 6)]
+    ("rule", "k", "v"),
+    [("decay", 5, 6), ("decay", 5, 1), ("decay", 1, 1), ("delta", 5, 6), ("dplr", 5, 6)],
 )
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_streams_broadcast(rule: str, k: int, v: int, axis: int) -> None:
@@ -246,7 +255,7 @@ def test_streams_broadcast(rule: str, k: int, v: int, axis: int) -> None:
 
 
 @compiled
-@pytest.mark.parametrize("rule", ["decay", "delta"])
+@pytest.mark.parametrize("rule", ["decay", "delta", "dplr"])
 @pytest.mark.parametrize("v", [6, 1])
 def test_any_strides(rule: str, v: int) -> None:
     given = record(rule, "vector", "mixed", b=2, t=35, h=3, k=5, v=v)
@@ -319,6 +328,7 @@ def test_python_threads_and_forked_processes_compute_too() -> None:
     [
         ("decay", 3, 20, 20),
         ("delta", 3, 20, 20),
+        ("dplr before", 3, 20, 20),
         ("decay", 3, 20, 1),
         ("decay", 21, 16, 1),
         ("decay", 40, 1, 1),

@@ -11,6 +11,7 @@ from torch import Tensor
 from fastweights.kernels import TABLE, explain, only, select, takers
 from fastweights.methods import Chunkwise, evaluate
 from fastweights.recurrence import (
+    DPLR,
     ConjugateGradient,
     Decay,
     Delta,
@@ -45,6 +46,9 @@ WRONG: list[tuple[str, Callable[[], object]]] = [
     ("must agree, or have length 1", lambda: Delta(q, k, stream(2, 5, 3, 4), beta)),
     ("beta has width 3, must be 1", lambda: Delta(q, k, v, k)),
     ("log_decay has width 4, must be 1 or 3", lambda: Delta(q, k, v, beta, v)),
+    ("b has width 4, must be 3", lambda: DPLR(q, k, v, k, v)),
+    ("a has width 1, must be 3", lambda: DPLR(q, k, v, beta, None)),
+    ("log_decay has width 4, must be 1 or 3", lambda: DPLR(q, k, v, k, k, v)),
     (
         "H stays symmetric only under one decay per head",
         lambda: Mesa(q, k, v, beta, k, stream(2, 3)),

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from fastweights.methods import Auto, Chunkwise, Method, Parallel, Recurrent
 from fastweights.recurrence import (
+    DPLR,
     Amplified,
     Bonus,
     Cholesky,
@@ -64,6 +65,11 @@ def complex_keys(s: Shape, g: Generator) -> Tensor:
 
 def unit_keys(s: Shape, g: Generator) -> Tensor:
     return F.normalize(keys(s, g), dim=-1)
+
+
+def gated_keys(s: Shape, g: Generator) -> Tensor:
+    """Of length below 1."""
+    return unit_keys(s, g) * keys(s, g).sigmoid()
 
 
 def positive_keys(s: Shape, g: Generator) -> Tensor:
@@ -294,6 +300,8 @@ def large_ridge(s: Shape, g: Generator) -> Tensor:
 
 QKV: dict[str, Draw] = {"q": keys, "k": keys, "v": values}
 ERASING: dict[str, Draw] = {"q": keys, "k": unit_keys, "v": values, "beta": doubled_gate}
+UNTIED: dict[str, Draw] = {"q": keys, "w": keys, "v": values, "a": unit_keys}
+APART: dict[str, Draw] = {**UNTIED, "b": gated_keys}
 OPTIMAL: dict[str, Draw] = {"q": keys, "k": unit_keys, "v": values, "beta": gate, "ridge": ridge}
 POSITIVE: dict[str, Draw] = {"q": positive_keys, "k": positive_keys, "v": values}
 GROUPED: dict[str, Draw] = {"q": keys, "k": group_keys, "v": group_values}
@@ -308,6 +316,8 @@ TIED: dict[str, Draw] = {"q": keys, "v": values, "log_decay": log_vector}
 
 plain_decay = partial(Decay, log_decay=None)
 tied_decay = partial(Decay, k=None)
+one_key_dplr = partial(DPLR, b=None)
+dplr_before = partial(DPLR, before=True)
 undecayed_mesa = partial(Mesa, log_decay=None)
 direct_mesa = partial(Mesa, solver=Cholesky())
 
@@ -345,6 +355,26 @@ CASES = [
     Case("delta-scalar", Delta, rules.delta, {**ERASING, "log_decay": log_scalar}),
     Case("delta-vector", Delta, rules.delta, {**ERASING, "log_decay": log_vector}),
     Case("delta-resets", Delta, rules.delta, {**ERASING, "log_decay": log_resets}),
+    Case("dplr-none", DPLR, rules.dplr, APART),
+    Case("dplr-vector", DPLR, rules.dplr, {**APART, "log_decay": log_vector}),
+    Case(
+        "dplr-one-key",
+        one_key_dplr,
+        rules.dplr,
+        {**UNTIED, "w": gated_keys, "log_decay": log_resets},
+    ),
+    Case(
+        "dplr-before",
+        dplr_before,
+        partial(rules.dplr, before=True),
+        {**APART, "log_decay": log_scalar},
+    ),
+    Case(
+        "dplr-before-resets",
+        dplr_before,
+        partial(rules.dplr, before=True),
+        {**APART, "log_decay": log_resets},
+    ),
     Case("mesa-none", undecayed_mesa, rules.mesa, OPTIMAL, gram_and_matrix, symmetric),
     Case(
         "mesa-scalar",
@@ -381,6 +411,12 @@ CASES = [
         signed(Delta),
         signed_oracle(rules.delta),
         {**ERASING, "log_decay": log_scalar},
+    ),
+    Case(
+        "signed-dplr",
+        signed(dplr_before),
+        partial(signed_oracle(rules.dplr), before=True),
+        {**APART, "log_decay": log_scalar},
     ),
     Case(
         "signed-mesa",

@@ -12,7 +12,7 @@ from beside import beside_window
 from cases import CASES, Case, Shape, Streams, cast, each, parts
 from fastweights.methods import Auto, Chunkwise, Method, evaluate
 from fastweights.parallel import HeadSharded, HybridSharded, TimeSharded
-from fastweights.recurrence import Recurrence
+from fastweights.recurrence import Recurrence, Substeps
 from processes import Report, total
 from tolerances import error
 
@@ -55,6 +55,15 @@ def share(case: Case, name: str) -> Case:
     )
 
 
+def take_twice(w: Tensor, v: Tensor, a: Tensor, **streams: Tensor) -> Substeps:
+    """Two steps per token, the second with keys and values turned around."""
+    return Substeps.of(w=_twice(w), v=_twice(v), a=_twice(a), **streams)
+
+
+def _twice(stream: Tensor) -> Tensor:
+    return torch.stack([stream, -stream.flip(-1)], 2)
+
+
 BY_NAME = {case.name: case for case in CASES}
 RULES = [
     *CASES,
@@ -66,6 +75,7 @@ RULES = [
     share(BY_NAME["softmax-window"], "k"),
     beside_window("gla", 5),
     beside_window("kda", 3, 2),
+    replace(BY_NAME["dplr-one-key"], name="substeps", rule=take_twice),
 ]
 
 

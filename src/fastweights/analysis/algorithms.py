@@ -11,12 +11,14 @@ from torch import Tensor
 
 from fastweights.methods import Chunkwise, evaluate
 from fastweights.recurrence import (
+    DPLR,
     LTV,
     Decay,
     DelayedTransition,
     Delta,
     DiagonalTransition,
     ErasingTransition,
+    RankOneTransition,
     ShiftRegister,
     Transition,
 )
@@ -125,14 +127,16 @@ class ChunkwiseParallel(Algorithm):
         match system.A:
             case DiagonalTransition(decay=decay) if decay.is_complex():
                 return None
-            case DiagonalTransition(decay=decay) | ErasingTransition(decay=decay) if bool(
-                (decay < 0).any()
-            ):
+            case (
+                DiagonalTransition(decay=decay)
+                | ErasingTransition(decay=decay)
+                | RankOneTransition(decay=decay)
+            ) if bool((decay < 0).any()):
                 return (
                     "a decay is negative, and has no real logarithm (the rule Signed carries its"
                     " sign apart)"
                 )
-            case DiagonalTransition():
+            case DiagonalTransition() | RankOneTransition():
                 return None
             case ErasingTransition(k=k, beta=beta):
                 return (
@@ -166,6 +170,8 @@ class ChunkwiseParallel(Algorithm):
                 record = Decay(q, k, u, decay.log())
             case ErasingTransition(decay=decay, k=k, beta=beta):
                 record = Delta(q, k, u, beta, decay.log())
+            case RankOneTransition(decay=decay, a=a, b=b):
+                record = DPLR(q, k, u, a, b, decay.log(), before=True)
             case _:
                 raise ValueError(f"{self.name} cannot run this system: {self.refuses(system)}")
         return _add_skip(system, evaluate(record, method=Chunkwise(self.size))[0], u)

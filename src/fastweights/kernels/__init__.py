@@ -10,13 +10,14 @@ from fastweights.kernels.composed import (
     NORMALIZED,
     SELECTIVE,
     SIGNED,
+    SUBSTEPS,
 )
 from fastweights.kernels.decay import CHUNKED_DECAY
-from fastweights.kernels.delta import CHUNKED_DELTA
+from fastweights.kernels.delta import CHUNKED_DELTA, CHUNKED_DPLR
 from fastweights.kernels.external import FASTER, SLOWER
 from fastweights.kernels.gemm import probe_products, products
 from fastweights.kernels.mesa import BLOCKED_MESA
-from fastweights.kernels.native import NATIVE_DECAY, NATIVE_DELTA, NATIVE_SCAN
+from fastweights.kernels.native import NATIVE_DECAY, NATIVE_DELTA, NATIVE_DPLR, NATIVE_SCAN
 from fastweights.kernels.native.bonus import NATIVE_BONUS_TOKEN
 from fastweights.kernels.native.library import MissingKernelsWarning
 from fastweights.kernels.native.memory import pooling
@@ -40,9 +41,12 @@ from fastweights.kernels.table import (
 from fastweights.kernels.triton import TRITON
 from fastweights.kernels.windowed import BLOCKED_WINDOWS
 
-COMPILED = [NATIVE_SCAN, NATIVE_DECAY, NATIVE_DELTA, NATIVE_MESA, NATIVE_WINDOW, NATIVE_BONUS_TOKEN]
-COMPOSED = [BONUS_TOKEN, AMPLIFIED, NORMALIZED, BLOCKED_SELECTIVE, SELECTIVE, SIGNED, BESIDE_WINDOW]
-BLOCKED = [BLOCKED_SCAN, CHUNKED_DECAY, CHUNKED_DELTA, BLOCKED_MESA, BLOCKED_WINDOWS]
+COMPILED = [NATIVE_SCAN, NATIVE_DECAY, NATIVE_DELTA, NATIVE_DPLR, NATIVE_MESA, NATIVE_WINDOW]
+COMPILED += [NATIVE_BONUS_TOKEN]
+COMPOSED = [BONUS_TOKEN, AMPLIFIED, NORMALIZED, BLOCKED_SELECTIVE, SELECTIVE, SIGNED]
+COMPOSED += [BESIDE_WINDOW, SUBSTEPS]
+BLOCKED = [BLOCKED_SCAN, CHUNKED_DECAY, CHUNKED_DELTA, CHUNKED_DPLR]
+BLOCKED += [BLOCKED_MESA, BLOCKED_WINDOWS]
 ATTENTION = [WINDOWED_ATTENTION, FUSED_ATTENTION]
 
 # The order in which the kernels of a rule are asked: C, which reads the CPU's streams, and Triton,

@@ -23,6 +23,7 @@ from fastweights.kernels.gemm import route_products
 from fastweights.kernels.rehearsal import rehearsed
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
+from fastweights.recurrence.dplr import DPLR
 
 CHUNKS = (64, 32, 16)
 ANCHORED_CHUNK = 16
@@ -191,7 +192,7 @@ class BlockedFunction(torch.autograd.Function):
 
 
 def evaluate_in_blocks(
-    recurrence: Decay | Delta,
+    recurrence: Decay | Delta | DPLR,
     streams: tuple[Tensor | None, ...],
     state: Tensor,
     factored: ChunksOf,

@@ -5,6 +5,7 @@ from fastweights.recurrence.bonus import Bonus
 from fastweights.recurrence.composed import Amplified, Normalized
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
+from fastweights.recurrence.dplr import DPLR
 from fastweights.recurrence.ltv import LTV, DenseLTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.mesa import Mesa, SolverStatistics, condition_numbers, solver_statistics
@@ -18,11 +19,13 @@ from fastweights.recurrence.solvers import (
     Solver,
     UnrolledSolver,
 )
+from fastweights.recurrence.substeps import Substeps
 from fastweights.recurrence.transition import (
     DelayedTransition,
     DenseTransition,
     DiagonalTransition,
     ErasingTransition,
+    RankOneTransition,
     ShiftRegister,
     Transition,
 )
@@ -30,6 +33,7 @@ from fastweights.recurrence.windowed import WindowedLinear
 from fastweights.recurrence.windowed_rule import Windowed
 
 __all__ = [
+    "DPLR",
     "LTV",
     "Amplified",
     "Bonus",
@@ -46,6 +50,7 @@ __all__ = [
     "Mesa",
     "NoFiniteFormError",
     "Normalized",
+    "RankOneTransition",
     "Recurrence",
     "Selective",
     "ShapeError",
@@ -56,6 +61,7 @@ __all__ = [
     "Solver",
     "SolverStatistics",
     "State",
+    "Substeps",
     "Transition",
     "UnrolledSolver",
     "Windowed",

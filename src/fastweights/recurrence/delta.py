@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from fastweights.recurrence.base import decay_factors, expand_time
+from fastweights.recurrence.base import decay_factors
+from fastweights.recurrence.dplr import DPLR
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
-from fastweights.recurrence.products import Products, decay_products
 from fastweights.recurrence.streams import heads_first, require_width
 from fastweights.recurrence.transition import ErasingTransition
 from fastweights.shapes import Keys, LogDecay, Map, Output, PerToken, Values
@@ -23,8 +22,8 @@ class Delta(MatrixRule[Tensor]):
 
     S_t = (I - β_t k_tᵀ k_t) diag(α_t) S_{t-1} + β_t k_tᵀ v_t ;  o_t = q_t S_t
 
-    Source: MesaNet, Table 3. The state is ``[b h k v]``; it stays bounded for ‖k‖ = 1 and β in
-    [0, 2].
+    `DPLR` with w = b = βk and a = k. Source: MesaNet, Table 3. The state is ``[b h k v]``; it stays
+    bounded for ‖k‖ = 1 and β in [0, 2].
 
     Attributes:
         q, k: ``[b t h k]``
@@ -56,34 +55,17 @@ class Delta(MatrixRule[Tensor]):
         state = state + k.mT * (beta * (v - k @ state))
         return (q @ state).transpose(1, 2).to(self.output), state
 
+    @property
+    def general(self) -> DPLR:
+        """The rule with keys apart: βk writes, and erases what k reads."""
+        k, beta = self.k.to(self.accumulator), self.beta.to(self.accumulator)
+        return DPLR(self.q, beta * k, self.v, self.k, None, self.log_decay)
+
     def chunk(self, state: Tensor) -> tuple[Output, Tensor]:
-        """With u_t = β_t (v_t - k_t diag(α_t) S_{t-1}) the rule is `Decay` writing u, and u solves
-        a unit lower triangular system: (I + β ⊙ strict P(k, k)) u = β (v - k̃ S_0), P the decayed
-        products of keys with keys.
-        """
-        reads, erases = self._products()
-        u = self._written(erases, expand_time(self, self.v) - erases.query @ state)
-        o = reads.inner @ u + reads.query @ state
-        return o.transpose(1, 2).to(self.output), reads.advance(state, u)
+        return self.general.chunk(state)
 
     def attention_map(self) -> Map:
-        b, t, h = self.shape
-        reads, erases = self._products()
-        identity = torch.eye(t, dtype=self.accumulator, device=self.device)
-        return (reads.inner @ self._written(erases, identity)).expand(b, h, t, t)
-
-    def _products(self) -> tuple[Products, Products]:
-        """The products of the queries and of the keys, both with the keys."""
-        q, k = torch.broadcast_tensors(expand_time(self, self.q), expand_time(self, self.k))
-        log_decay = None if self.log_decay is None else expand_time(self, self.log_decay)
-        inner, query, key, carry = decay_products(torch.stack([q, k]), k, log_decay)
-        return Products(inner[0], query[0], key, carry), Products(inner[1], query[1], key, carry)
-
-    def _written(self, erases: Products, wanted: Tensor) -> Tensor:
-        """u of `chunk`, for the values `wanted` that an untouched state lacks."""
-        beta = expand_time(self, self.beta)
-        system = (beta * erases.inner).tril(-1)
-        return torch.linalg.solve_triangular(system, beta * wanted, upper=False, unitriangular=True)
+        return self.general.attention_map()
 
     def ltv(self) -> LTV:
         q, k, beta = (
@@ -94,12 +76,7 @@ class Delta(MatrixRule[Tensor]):
         )
 
     def step_operations(self, context: int) -> int:
-        """As `Decay`'s, and 2 for reading what is erased."""
-        del context
-        h, k, v = self.operation_sizes
-        return h * k * v * (6 if self.log_decay is None else 7)
+        return self.general.step_operations(context)
 
     def chunk_operations(self, context: int, size: int) -> int:
-        del context
-        h, k, v = self.operation_sizes
-        return h * (size * (4 * k + 3 * v) + 6 * k * v)
+        return self.general.chunk_operations(context, size)

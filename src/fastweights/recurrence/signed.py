@@ -13,7 +13,11 @@ from fastweights.recurrence.effects import Effect, SignedEffect
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.streams import mask_stream, pack_state, require_width
-from fastweights.recurrence.transition import DiagonalTransition, ErasingTransition
+from fastweights.recurrence.transition import (
+    DiagonalTransition,
+    ErasingTransition,
+    RankOneTransition,
+)
 from fastweights.recurrence.wrapper import Wrapper
 from fastweights.shapes import Map, Mask, Output, PerToken
 
@@ -24,13 +28,13 @@ class Signed(Wrapper[S], Generic[S]):
     stands here.
 
     With σ_t = ∏_{s≤t} sign α_s, the state σ_t S_t decays by |α_t| alone, so that signs travel as
-    factors ±1: on q, v and skip of a `Decay`, on q and v of a `Delta`; on β and Λ of a `Mesa`, for
-    σ_t (σ_t H_t + Λ) is what it then solves with. The state is the inner record's. α ∈ (-1, 1) is
-    what state tracking takes (MesaNet app. H).
+    factors ±1: on q, v and skip of a `Decay`, on q and v of a `Delta` or `DPLR`; on β and Λ of a
+    `Mesa`, for σ_t (σ_t H_t + Λ) is what it then solves with. The state is the inner record's.
+    α ∈ (-1, 1) is what state tracking takes (MesaNet app. H).
 
     Attributes:
-        inner: a `Decay`, `Delta`, `Mesa` or a `MatrixRule` of one's own; its decay, if any, stands
-            for |α_t|
+        inner: a `Decay`, `Delta`, `DPLR`, `Mesa` or a `MatrixRule` of one's own; its decay, if
+            any, stands for |α_t|
         sign: ``[b t h 1]``, only whether it is negative counts; it has no gradient
     """
 
@@ -51,7 +55,7 @@ class Signed(Wrapper[S], Generic[S]):
         return self.without_signs().state_shapes
 
     def step(self, state: S) -> tuple[Output, S]:
-        return self.inner.step(self._times(self._signs(), state))
+        return self.restore_signs(self.without_signs().step(state))
 
     def chunk(self, state: S) -> tuple[Output, S]:
         return self.restore_signs(self.without_signs().chunk(state))
@@ -85,11 +89,11 @@ class Signed(Wrapper[S], Generic[S]):
     def ltv(self) -> LTV:
         signs, on_values = self._signs(), self._signs_on_values()
         read, system = signs.cumprod(1), self.without_signs().ltv()
-        assert isinstance(system.A, DiagonalTransition | ErasingTransition)
+        assert isinstance(system.A, DiagonalTransition | ErasingTransition | RankOneTransition)
         # from σ_t S_t, driven by the unsigned record's values, to S_t, driven by v
         return replace(
             system,
-            A=replace(system.A, decay=system.A.decay * signs),
+            A=system.A.times(signs),
             B=system.B * read * on_values,
             C=system.C * read,
             D=None if system.D is None else system.D * on_values,

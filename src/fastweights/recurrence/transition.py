@@ -82,6 +82,10 @@ class DiagonalTransition(Transition):
     def heads(self, chosen: list[int]) -> Self:
         return replace(self, decay=self.decay[:, :, chosen])
 
+    def times(self, factor: PerToken) -> Self:
+        """Return the transitions times a number per token and head."""
+        return replace(self, decay=factor * self.decay)
+
     def apply(self, states: Tensor) -> Tensor:
         return self.decay[..., None] * states
 
@@ -132,6 +136,10 @@ class ErasingTransition(Transition):
         decay, k, beta = (s[:, :, chosen] for s in (self.decay, self.k, self.beta))
         return replace(self, decay=decay, k=k, beta=beta)
 
+    def times(self, factor: PerToken) -> Self:
+        """Return the transitions times a number per token and head."""
+        return replace(self, decay=factor * self.decay)
+
     def apply(self, states: Tensor) -> Tensor:
         return self._erase(self.decay[..., None] * states)
 
@@ -164,6 +172,62 @@ class ErasingTransition(Transition):
 
     def _erase(self, states: Tensor) -> Tensor:
         return states - (self.beta * self.k)[..., :, None] * (self.k[..., None, :] @ states)
+
+
+@dataclass(frozen=True, eq=False)
+class RankOneTransition(Transition):
+    """diag(α_t) - b_tᵀ a_t, a diagonal less a rank-one term (`DPLR`), with real streams.
+
+    Attributes:
+        decay: α_t, ``[b t h 1|k]``.
+        a: What reads the state that α_t multiplies, ``[b t h k]``.
+        b: What that is erased along, ``[b t h k]``.
+    """
+
+    decay: Tensor
+    a: Keys
+    b: Keys
+
+    @property
+    def width(self) -> int:
+        return self.a.shape[-1]
+
+    def __getitem__(self, span: slice) -> Self:
+        return replace(self, decay=self.decay[:, span], a=self.a[:, span], b=self.b[:, span])
+
+    def heads(self, chosen: list[int]) -> Self:
+        decay, a, b = (s[:, :, chosen] for s in (self.decay, self.a, self.b))
+        return replace(self, decay=decay, a=a, b=b)
+
+    def times(self, factor: PerToken) -> Self:
+        """Return the transitions times a number per token and head."""
+        return replace(self, decay=factor * self.decay, a=factor * self.a)
+
+    def apply(self, states: Tensor) -> Tensor:
+        erased = self.b[..., :, None] * (self.a[..., None, :] @ states)
+        return self.decay[..., None] * states - erased
+
+    def apply_adjoint(self, states: Tensor) -> Tensor:
+        erased = self.a[..., :, None] * (self.b[..., None, :] @ states)
+        return self.decay[..., None] * states - erased
+
+    def dense(self) -> Tensor:
+        return self.apply(torch.eye(self.width, dtype=self.a.dtype, device=self.a.device))
+
+    def eigenvalues(self) -> Tensor:
+        """Return the eigenvalues: under one decay, α and once α - a·b; else those of the
+        matrices, which may be complex."""
+        if self.decay.shape[-1] > 1:
+            return torch.linalg.eigvals(self.dense())
+        kept = self.decay - (self.a * self.b).sum(-1, keepdim=True)
+        return torch.cat([kept, self.decay.expand_as(self.a)[..., 1:]], -1)
+
+    def after(self, earlier: Transition) -> Transition:
+        return DenseTransition(self.apply(earlier.dense()))
+
+    def extend(self, extra: int) -> Transition:
+        decay, a, b = (F.pad(s, (0, extra)) for s in (self.decay.expand_as(self.a), self.a, self.b))
+        return replace(self, decay=decay, a=a, b=b)
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,7 +355,7 @@ def _last_row(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class DenseTransition(Transition):
-    """Any ``matrix [b t h k k]``, such as products of several `ErasingTransition`s."""
+    """Any ``matrix [b t h k k]``, such as products of several `RankOneTransition`s."""
 
     matrix: Tensor
 

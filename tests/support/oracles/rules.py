@@ -85,6 +85,33 @@ def delta(
     return o, S
 
 
+def dplr(
+    q: Array,
+    w: Array,
+    v: Array,
+    a: Array,
+    b: Array | None = None,
+    log_decay: Array | None = None,
+    before: bool = False,
+    state: Array | None = None,
+    sign: Array | None = None,
+) -> tuple[Array, Array]:
+    """S_t = diag(α_t) S_{t-1} + w_tᵀ v_t - b_tᵀ (a_t X_t), X_t = diag(α_t) S_{t-1}, or S_{t-1} if
+    `before`; o_t = q_t S_t; b = w if None.
+    """
+    alpha = decay_of(log_decay, q.shape[3], sign)
+    (n, t, h), (q, w, v, a, b, alpha) = spread(q, w, v, a, w if b is None else b, alpha)
+    S = np.zeros((n, h, q.shape[3], v.shape[3])) if state is None else state.copy()
+    o = np.zeros((n, t, h, v.shape[3]))
+    for i, j, head in np.ndindex(n, t, h):
+        at = (i, j, head)
+        decayed = np.diag(alpha[at]) @ S[i, head]
+        erased = a[at] @ (S[i, head] if before else decayed)
+        S[i, head] = decayed + np.outer(w[at], v[at]) - np.outer(b[at], erased)
+        o[at] = q[at] @ S[i, head]
+    return o, S
+
+
 def mesa(
     q: Array,
     k: Array,

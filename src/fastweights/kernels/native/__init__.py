@@ -7,6 +7,11 @@ warning and `explain` say so.
 """
 
 from fastweights.kernels.native import operators
-from fastweights.kernels.native.decay_delta import NATIVE_DECAY, NATIVE_DELTA, NATIVE_SCAN
+from fastweights.kernels.native.decay_delta import (
+    NATIVE_DECAY,
+    NATIVE_DELTA,
+    NATIVE_DPLR,
+    NATIVE_SCAN,
+)
 
-__all__ = ["NATIVE_DECAY", "NATIVE_DELTA", "NATIVE_SCAN", "operators"]
+__all__ = ["NATIVE_DECAY", "NATIVE_DELTA", "NATIVE_DPLR", "NATIVE_SCAN", "operators"]

@@ -25,7 +25,7 @@ _NO_VIEW = (0, 0, 0, 0, 0, 0)
 
 
 class Forward(NamedTuple):
-    """``Forward`` of problem.h: a decay, a delta rule or a scan, and where its results go."""
+    """``Forward`` of problem.h: a decay, a rule that erases or a scan, and where its results go."""
 
     b: int
     t: int
@@ -33,12 +33,15 @@ class Forward(NamedTuple):
     k: int
     v: int
     decays: int
+    before: int
     threads: int
     q: View
     key: View
     value: View
     log_decay: View
     beta: View
+    erase: View = None
+    remove: View = None
     o: View = None
     start: Pointer = None
     last: Pointer = None
@@ -56,6 +59,8 @@ class Backward(NamedTuple):
     d_value: View
     d_log_decay: View
     d_beta: View
+    d_erase: View
+    d_remove: View
     d_last: Pointer
     d_start: Pointer
 
@@ -280,12 +285,13 @@ def view(tensor: Tensor | None) -> tuple[int, int, int, int, int, int]:
     if tensor is None:
         return _NO_VIEW
     (b, t, h, _), (by_b, by_t, by_h, by_w) = tensor.shape, tensor.stride()
-    n = 2 if tensor.is_complex() else 1
+    dtype = tensor.dtype
+    n = 2 if dtype.is_complex else 1
     return (
         tensor.data_ptr(),
         n * by_b if b > 1 else 0,
         n * by_t if t > 1 else 0,
         n * by_h if h > 1 else 0,
         n * by_w,
-        tensor.dtype == torch.bfloat16,
+        dtype is torch.bfloat16,
     )

@@ -3,7 +3,8 @@
  * With c_t = Σ_{j≤t} log α_j inside the chunk and μ = ½ c_last, the scaled state R_t = e^(μ-c_t) S_t does not decay:
  * queries and erasing keys carry `up` = e^(c_t-μ), writing keys `down` = e^(μ-c_t), and S enters and leaves the
  * chunk times `middle` = e^μ. That holds for any decay, but costs accuracy when α is small: a chunk in which some
- * channel decays faster than GENTLE per token on average is `exact`, and its sweeps apply α_t token by token.
+ * channel decays faster than GENTLE per token on average is `exact`, and its sweeps apply α_t token by token. Keys that
+ * read before the decay carry the `up` of the token before; that of the first is e^(-μ), a row in front of the others.
  */
 #ifndef FASTWEIGHTS_CHUNK_H
 #define FASTWEIGHTS_CHUNK_H
@@ -18,17 +19,19 @@ typedef struct {
     long tokens, keys, values; /* keys, values: padded widths, the rows' lengths */
     int scaled, exact;         /* neither: there is no decay */
     float *q, *key;            /* [t k], scaled */
-    float *erase, *peek;       /* [t k], delta: keys that erase; keys that read the state of the token before */
+    float *erase, *peek;       /* [t k], keys that erase; the same as they read the state of the token before */
+    float *remove;             /* [t k], what is erased along; NULL for key */
     float *value, *d_o, *y;    /* [t v] */
+    float *removed;            /* [t v], what is erased, where remove is given */
     float *beta;               /* [t] */
     float *alpha;              /* [t+1 k], exact; the last row is 1 */
-    float *up, *down, *middle; /* [t k], [t k], [k] */
+    float *up, *down, *middle; /* [-1..t k], [t k], [k] */
+    const float *erase_up;     /* [t k], the rows of up that erase carries */
     float *d_key, *d_decay;    /* [t k], gradients under way */
 } Chunk;
 
 static inline void take_chunk(Arena *arena, Chunk *c, const Forward *p, int backward)
 {
-    int delta = p->beta.at != NULL;
     memset(c, 0, sizeof *c);
     c->keys = padded(p->k), c->values = padded(p->v);
     long tokens = p->t < CHUNK ? p->t : CHUNK;
@@ -36,12 +39,16 @@ static inline void take_chunk(Arena *arena, Chunk *c, const Forward *p, int back
     c->q = take(arena, tk), c->key = take(arena, tk), c->value = take(arena, tv);
     if (p->decays) {
         c->alpha = take(arena, tk + c->keys), c->middle = take(arena, c->keys);
-        c->up = take(arena, tk), c->down = take(arena, tk);
+        c->up = take(arena, tk + c->keys), c->down = take(arena, tk);
+        if (c->up)
+            c->up += c->keys, c->erase_up = p->before ? c->up - c->keys : c->up;
     }
-    if (delta) {
+    if (erases(p)) {
         c->erase = take(arena, tk), c->beta = take(arena, tokens);
         c->peek = p->decays ? take(arena, tk) : c->erase;
     }
+    if (p->remove.at)
+        c->remove = take(arena, tk), c->removed = take(arena, tv);
     if (backward) {
         c->d_o = take(arena, tv), c->y = take(arena, tv);
         c->d_key = take(arena, tk), c->d_decay = take(arena, tk);
@@ -64,6 +71,8 @@ static inline void expect_chunk(const Forward *p, long b, long t, long h)
     expect_rows(&p->q, p->k, b, t, h, tokens, 0);
     expect_rows(&p->key, p->k, b, t, h, tokens, 0);
     expect_rows(&p->value, p->v, b, t, h, tokens, 0);
+    expect_rows(&p->erase, p->k, b, t, h, tokens, 0);
+    expect_rows(&p->remove, p->k, b, t, h, tokens, 0);
     if (p->decays > 1)
         expect_rows(&p->log_decay, p->decays, b, t, h, tokens, 0);
 }
@@ -97,6 +106,7 @@ INLINE void scale_lane(Chunk *c, long lane, int scalar)
 {
     vec middle = load(c->up + (c->tokens - 1) * c->keys + lane) * 0.5f;
     spread(c->middle, lane, c->keys, scalar, vexp(middle));
+    spread(c->up - c->keys, lane, c->keys, scalar, vexp(-middle));
     for (long t = 0; t < c->tokens; t++) {
         vec x = load(c->up + t * c->keys + lane) - middle;
         spread(c->up + t * c->keys, lane, c->keys, scalar, vexp(x));
@@ -136,6 +146,33 @@ static inline void load_decays(Chunk *c, const Forward *p, long b, long t, long 
             store(c->alpha + i * c->keys, all(c->alpha[i * c->keys]));
 }
 
+/* Keys that erase, before those that write are scaled */
+static inline void load_erasing(Chunk *c, const Forward *p, long b, long t, long h)
+{
+    long tk = c->tokens * c->keys;
+    const float *key = p->erase.at ? c->erase : c->key;
+    if (p->erase.at)
+        load_rows(c->erase, p->k, c->keys, &p->erase, b, t, h, c->tokens);
+    if (p->beta.at)
+        load_rows(c->beta, 1, 1, &p->beta, b, t, h, c->tokens);
+    else
+        for (long i = 0; i < c->tokens; i++)
+            c->beta[i] = 1;
+    if (c->scaled)
+        multiply(c->erase, key, c->erase_up, tk);
+    else if (key != c->erase)
+        memcpy(c->erase, key, tk * sizeof(float));
+    if (c->exact && !p->before)
+        multiply(c->peek, c->erase, c->alpha, tk);
+    else if (c->peek != c->erase)
+        memcpy(c->peek, c->erase, tk * sizeof(float));
+    if (p->remove.at) {
+        load_rows(c->remove, p->k, c->keys, &p->remove, b, t, h, c->tokens);
+        if (c->scaled)
+            multiply(c->remove, c->remove, c->down, tk);
+    }
+}
+
 static inline void load_chunk(Chunk *c, const Forward *p, long b, long t, long h)
 {
     c->tokens = p->t - t < CHUNK ? p->t - t : CHUNK;
@@ -144,8 +181,6 @@ static inline void load_chunk(Chunk *c, const Forward *p, long b, long t, long h
     load_rows(c->value, p->v, c->values, &p->value, b, t, h, c->tokens);
     if (p->key.at)
         load_rows(c->key, p->k, c->keys, &p->key, b, t, h, c->tokens);
-    if (p->beta.at)
-        load_rows(c->beta, 1, 1, &p->beta, b, t, h, c->tokens);
     if (p->decays) {
         load_decays(c, p, b, t, h);
         if (!p->key.at)
@@ -153,14 +188,8 @@ static inline void load_chunk(Chunk *c, const Forward *p, long b, long t, long h
                 store(c->key + i, one_minus_exp(load(c->alpha + i)));
         prepare_decays(c, p->decays == 1 && p->key.at);
     }
-    if (p->beta.at) {
-        if (c->exact)
-            multiply(c->peek, c->key, c->alpha, tk), memcpy(c->erase, c->key, tk * sizeof(float));
-        else if (c->scaled)
-            multiply(c->erase, c->key, c->up, tk), memcpy(c->peek, c->erase, tk * sizeof(float));
-        else
-            memcpy(c->erase, c->key, tk * sizeof(float));
-    }
+    if (erases(p))
+        load_erasing(c, p, b, t, h);
     if (c->scaled) {
         multiply(c->q, c->q, c->up, tk);
         multiply(c->key, c->key, c->down, tk);

@@ -1,5 +1,5 @@
-"""`Decay` and `Delta` through the compiled extension: matrix.c, and scan.c where a head holds a
-single value.
+"""`Decay`, `Delta` and `DPLR` through the compiled extension: matrix.c, and scan.c where a head
+holds a single value.
 """
 
 from __future__ import annotations
@@ -18,24 +18,40 @@ from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
+from fastweights.recurrence.dplr import DPLR
+
+Matrix = Decay | Delta | DPLR
 
 
 class CFunctions(NamedTuple):
-    """The two C functions of a kernel, and the constant that says how many tokens lie between two
-    states which the first keeps for the second.
+    """The two C functions of a kernel, and how they are asked.
+
+    Attributes:
+        forward, backward: their names
+        checkpoint_interval: the constant that says how many tokens lie between two states which the
+            first keeps for the second
+        scans: whether heads hold single values
+        before: whether what is erased is read before the state decays
     """
 
     forward: str
     backward: str
     checkpoint_interval: str
+    scans: bool = False
+    before: bool = False
 
 
 MATRIX = CFunctions("fw_forward", "fw_backward", "fw_matrix_marks")
-SCAN = CFunctions("fw_scan_forward", "fw_scan_backward", "fw_scan_marks")
-COMPLEX = CFunctions("fw_complex_forward", "fw_complex_backward", "fw_scan_marks")
+SCAN = CFunctions("fw_scan_forward", "fw_scan_backward", "fw_scan_marks", scans=True)
+COMPLEX = CFunctions("fw_complex_forward", "fw_complex_backward", "fw_scan_marks", scans=True)
 CPU = ("cpu",)
 WIDEST = "fw_widest_scan"
 """The constant that says how many keys of a head a scan takes."""
+
+
+def matrices(before: bool) -> CFunctions:
+    """The functions for matrices, of a rule that reads what it erases before the decay, or not."""
+    return MATRIX._replace(before=before)
 
 
 def scan_of(dtype: torch.dtype) -> CFunctions:
@@ -46,23 +62,34 @@ def scan_of(dtype: torch.dtype) -> CFunctions:
 class Streams(NamedTuple):
     """Streams, all complex64, or each float32 or, for matrix.c, bfloat16.
 
-    k is None for the tied key. C reads an axis of length 1 with a stride of 0.
+    k is None for the tied key, `erase` but for `DPLR`, and `remove` where what is erased is erased
+    along k. C reads an axis of length 1 with a stride of 0.
     """
 
     q: Tensor
     k: Tensor | None
     v: Tensor
     log_decay: Tensor | None
-    beta: Tensor | None
+    beta: Tensor | None = None
+    erase: Tensor | None = None
+    remove: Tensor | None = None
 
     @classmethod
-    def of(cls, code: CFunctions, recurrence: Decay | Delta) -> Streams:
-        beta = recurrence.beta if isinstance(recurrence, Delta) else None
-        streams = (recurrence.q, recurrence.k, recurrence.v, recurrence.log_decay, beta)
-        dtype, narrow = recurrence.accumulator, (torch.bfloat16,) if code is MATRIX else ()
+    def of(cls, code: CFunctions, recurrence: Matrix) -> Streams:
+        r = recurrence
+        if isinstance(r, DPLR):
+            streams = (r.q, r.w, r.v, r.log_decay, None, r.a, r.b)
+        else:
+            streams = (r.q, r.k, r.v, r.log_decay, r.beta if isinstance(r, Delta) else None)
+        dtype, narrow = recurrence.accumulator, () if code.scans else (torch.bfloat16,)
         return cls(
             *(s if s is None or s.dtype in narrow else _plain(s, dtype) for s in streams)  # type: ignore[arg-type]
         )
+
+    @property
+    def erases(self) -> bool:
+        """Whether the rule erases as well as writes."""
+        return self.beta is not None or self.erase is not None
 
     @property
     def output(self) -> torch.dtype:
@@ -77,25 +104,26 @@ class Streams(NamedTuple):
         """The same, but q, k and log_decay may stay constant in time, and q and k shared by
         heads.
         """
-        q, k, _, log_decay, _ = self.own()
+        q, k, _, log_decay, *_ = self.own()
         q, k = (
             None if s is None else s.expand(b, -1, s.shape[2] if sharing else h, -1) for s in (q, k)
         )
         assert log_decay is not None
-        return Streams(q, k, self.v.expand(b, t, h, -1), log_decay.expand(b, -1, h, -1), None)  # type: ignore[arg-type]
+        return Streams(q, k, self.v.expand(b, t, h, -1), log_decay.expand(b, -1, h, -1))  # type: ignore[arg-type]
 
     def own(self) -> Streams:
         """Strides of 0 tell C that heads or tokens share their gradient too: they do only along an
         axis of length 1.
         """
-        q, k, v, log_decay, beta = self
-        return Streams(_own(q), _own(k), v, _own(log_decay), beta)  # type: ignore[arg-type]
+        q, k, v, log_decay, *rest = self
+        return Streams(_own(q), _own(k), v, _own(log_decay), *rest)  # type: ignore[arg-type]
 
-    def problem(self, t: int, start: Tensor) -> abi.Forward:
+    def problem(self, code: CFunctions, t: int, start: Tensor) -> abi.Forward:
         """Sizes and streams, without results."""
         b, h, k, v = start.shape
         decays = 0 if self.log_decay is None else self.log_decay.shape[-1]
-        return abi.Forward(b, t, h, k, v, decays, library.threads(b * t * h * k * v), *self)
+        threads = library.threads(b * t * h * k * v)
+        return abi.Forward(b, t, h, k, v, decays, code.before, threads, *self)
 
 
 def _plain(stream: Tensor, dtype: torch.dtype) -> Tensor:
@@ -112,8 +140,8 @@ def _own(stream: Tensor | None) -> Tensor | None:
 
 
 class SavedForBackward(NamedTuple):
-    """What the backward needs beside the streams: some states, and what the delta rule found
-    missing.
+    """What the backward needs beside the streams: some states, and what a rule that erases found
+    missing or, with keys apart, erased.
     """
 
     marks: Tensor
@@ -126,7 +154,7 @@ class SavedForBackward(NamedTuple):
         """Of the two; None for what is not there."""
         b, t, h, v = streams.v.shape
         marks = (-(-t // library.read_constant(code.checkpoint_interval)), *start.shape)
-        return marks, None if streams.beta is None else (b, h, t, v)
+        return marks, (b, h, t, v) if streams.erases else None
 
     @classmethod
     def empty(cls, code: CFunctions, streams: Streams, start: Tensor) -> SavedForBackward:
@@ -141,7 +169,7 @@ def compute_forward(
     b, h, k, v = start.shape
     o, last = empty(b, t, h, v, dtype=streams.output), empty(b, h, k, v, dtype=start.dtype)
     marks, missing = kept or (None, None)
-    problem = streams.problem(t, start)
+    problem = streams.problem(code, t, start)
     library.call(
         code.forward,
         problem._replace(o=o, start=start, last=last, marks=marks, missing=missing),
@@ -187,11 +215,12 @@ def compute_backward(
     matrix.c finds all.
     """
     d_o, d_last = d_o.resolve_conj(), d_last.resolve_conj()
-    problem = streams.problem(d_o.shape[1], d_last)._replace(marks=kept.marks, missing=kept.missing)
+    problem = streams.problem(code, d_o.shape[1], d_last)
+    problem = problem._replace(marks=kept.marks, missing=kept.missing)
     grads = [
         (
             None
-            if s is None or not (want or code is MATRIX)
+            if s is None or not (want or not code.scans)
             else _gradient(s, d_last.shape[1], problem)
         )
         for s, want in zip(streams, wanted, strict=True)
@@ -217,11 +246,11 @@ def _sum_over_heads(gradient: Tensor | None, stream: Tensor | None) -> Tensor | 
     return gradient.sum(2, keepdim=True)
 
 
-def _run(code: CFunctions, recurrence: Decay | Delta, state: Tensor) -> tuple[Tensor, Tensor]:
+def _run(code: CFunctions, recurrence: Matrix, state: Tensor) -> tuple[Tensor, Tensor]:
     streams, state = Streams.of(code, recurrence), _plain(state, state.dtype).contiguous()
     if torch.compiler.is_compiling():
         return torch.ops.fastweights.native(
-            code is not MATRIX, state, *_expand_for(code, recurrence, streams)
+            code.scans, code.before, state, *_expand_for(code, recurrence, streams)
         )[:2]
     if torch.is_grad_enabled() and any(
         s is not None and s.requires_grad for s in (state, *streams)
@@ -230,8 +259,8 @@ def _run(code: CFunctions, recurrence: Decay | Delta, state: Tensor) -> tuple[Te
     return compute_forward(code, streams, len(recurrence), state, None)
 
 
-def _expand_for(code: CFunctions, recurrence: Decay | Delta, streams: Streams) -> Streams:
-    if code is MATRIX:
+def _expand_for(code: CFunctions, recurrence: Matrix, streams: Streams) -> Streams:
+    if not code.scans:
         return streams.expand_axes(*recurrence.shape)
     return streams.expand_for_scan(*recurrence.shape, sharing=recurrence.q.shape[-1] > 1)
 
@@ -276,6 +305,11 @@ def _run_delta(recurrence: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     return o.to(recurrence.output), last
 
 
+def _run_dplr(recurrence: DPLR, state: Tensor) -> tuple[Tensor, Tensor]:
+    o, last = _run(matrices(recurrence.reads_undecayed), recurrence, state)
+    return o.to(recurrence.output), last
+
+
 def refuses(
     recurrence: Recurrence, numbers: Sequence[torch.dtype] = (torch.float32,)
 ) -> str | None:
@@ -317,3 +351,4 @@ def _refuses_scan(recurrence: Decay) -> str | None:
 NATIVE_SCAN = Kernel("scan (compiled)", Decay, _run_scan, _refuses_scan, CPU)
 NATIVE_DECAY = Kernel("decay (compiled)", Decay, _run_decay, _refuses_decay, CPU)
 NATIVE_DELTA = Kernel("delta (compiled)", Delta, _run_delta, refuses, CPU)
+NATIVE_DPLR = Kernel("DPLR (compiled)", DPLR, _run_dplr, refuses, CPU)

@@ -1,7 +1,9 @@
-/* Decay and Delta with matrix states, forward and backward.
+/* Decay, Delta and DPLR with matrix states, forward and backward.
  *
  *     S_t = diag(α_t) S_{t-1} + k_tᵀ u_t ;   o_t = q_t S_t                                 (MetaLA eq. 13-14)
  *     u_t = v_t,   or   β_t e_t with e_t = v_t - k_t diag(α_t) S_{t-1}: the delta rule     (MesaNet Table 3)
+ *     S_t = diag(α_t) S_{t-1} + w_tᵀ v_t - b_tᵀ r_t,   r_t = a_t diag(α_t) S_{t-1}, or a_t S_{t-1} (before): DPLR;
+ *     where b = w, it is the delta rule with a for the k in e and β = 1
  *
  * With S̃_t = diag(α_t) S_{t-1}, and G_t the gradient of S_t, G̃_t of S̃_t, running backwards in time:
  *
@@ -9,10 +11,14 @@
  *     dq_t = do_t S_tᵀ       dk_t = u_t G_tᵀ - y_t S̃_tᵀ       dv_t = k_t G_t, or y_t       dβ_t = e_t · k_t G_t
  *     d log α_t = Σ_v S̃_t ⊙ G̃_t
  *
+ * For DPLR y_t = b_t G_t (b = w: w_t G_t), G̃_t = G_t - a_tᵀ y_t, da_t = -y_t S̃_tᵀ and db_t = -r_t G_tᵀ; what reads
+ * before the decay has S_{t-1} for S̃_t in da, and a_tᵀ y_t leaves G behind the decay, G_t for G̃_t in d log α.
+ *
  * Every line is a sweep (sweep.h, erase.h) over a state S, G with the values on its lanes, or over its transpose with
  * the keys on them. The last line needs S and G at once; where decays are gentle its telescoped form
  *     d log α_t = d log α_{t+1} + q_t ⊙ dq_t - k_t ⊙ (u_t G_tᵀ) - k_t ⊙ (y_t S̃_tᵀ)
- * from S_t ⊙ G_t at the chunk's end does not. Kept for the backward: S at block starts, and e.
+ * from S_t ⊙ G_t at the chunk's end does not (what reads before the decay belongs to the token before). Kept for the
+ * backward: S at block starts, and e, or r where b is not w.
  */
 #include "chunk.h"
 #include "erase.h"
@@ -65,10 +71,12 @@ static int streams(const Forward *p)
 
 static void forward_token(const Sweep *s, const Forward *p, const Chunk *c)
 {
-    if (streams(p))
-        p->beta.at ? token_of(s, PEEK | STREAM, c->exact, c->beta) : token_of(s, STREAM, c->exact, NULL);
+    if (p->remove.at)
+        streams(p) ? token_of(s, REMOVE | STREAM, c->exact, NULL) : token_of(s, REMOVE, c->exact, NULL);
+    else if (erases(p))
+        streams(p) ? token_of(s, PEEK | STREAM, c->exact, c->beta) : token_of(s, PEEK, c->exact, c->beta);
     else
-        p->beta.at ? token_of(s, PEEK, c->exact, c->beta) : token_of(s, 0, c->exact, NULL);
+        streams(p) ? token_of(s, STREAM, c->exact, NULL) : token_of(s, 0, c->exact, NULL);
 }
 
 static void forward_chunk(const Chunk *c, const Forward *p, Sweep *s, long first)
@@ -78,12 +86,19 @@ static void forward_chunk(const Chunk *c, const Forward *p, Sweep *s, long first
     s->a = c->key, s->r = c->q, s->x = c->value + first;
     s->alpha = c->alpha;
     s->enter = s->leave = c->scaled ? c->middle : NULL;
-    s->p = c->peek;
+    s->p = c->peek, s->z = c->remove;
     if (p->t == 1) {
         forward_token(s, p, c);
         return;
     }
-    if (p->beta.at) {
+    if (p->remove.at) {
+        if (c->exact)
+            write_tokens(s, DECAY_ROWS | REMOVE, c->beta);
+        else
+            write_tokens(s, REMOVE, c->beta);
+        return;
+    }
+    if (erases(p)) {
         if (c->exact)
             write_tokens(s, DECAY_ROWS, c->beta);
         else
@@ -192,10 +207,11 @@ typedef struct {
     float *turned;  /* [v k], the same, transposed */
     float *states;  /* [n+1 v k], transposed states at chunk starts */
     float *found;   /* [t k|v], what a sweep reads */
-    float *peeked;  /* [t k] */
+    float *peeked;  /* [t k|v], what it reads besides */
+    float *behind;  /* [k], d log α of the token behind a chunk */
 } Work;
 
-static int parts(const Forward *p) { return !p->beta.at && p->b * p->h < 4 * p->threads && p->threads > 1 ? 2 : 1; }
+static int parts(const Forward *p) { return !erases(p) && p->b * p->h < 4 * p->threads && p->threads > 1 ? 2 : 1; }
 
 static void take_work(Work *work, const Forward *p)
 {
@@ -207,9 +223,46 @@ static void take_work(Work *work, const Forward *p)
         work->turned = take(&arena, vrows * keys);
         work->states = take(&arena, (BLOCK / CHUNK + 1) * vrows * keys);
         work->found = take(&arena, CHUNK * (keys > values ? keys : values));
-        work->peeked = take(&arena, CHUNK * keys);
+        work->peeked = take(&arena, CHUNK * (keys > values ? keys : values));
+        work->behind = take(&arena, keys);
         if (arena.at)
             return;
+    }
+}
+
+/* y_t, and for DPLR with keys apart w_t G_t */
+static void unwrite_chunk(const Sweep *s, const Forward *p, Chunk *c)
+{
+    long last = c->tokens - 1;
+    float *y = c->y + last * c->values;
+    const float *beta = c->beta + last;
+    if (p->remove.at && c->exact && p->before)
+        unwrite_tokens(s, DECAY_ROWS | REMOVE | BEFORE, beta, y);
+    else if (p->remove.at && c->exact)
+        unwrite_tokens(s, DECAY_ROWS | REMOVE, beta, y);
+    else if (p->remove.at)
+        unwrite_tokens(s, REMOVE, beta, y);
+    else if (c->exact && p->before)
+        unwrite_tokens(s, DECAY_ROWS | BEFORE, beta, y);
+    else if (c->exact)
+        unwrite_tokens(s, DECAY_ROWS, beta, y);
+    else
+        unwrite_tokens(s, 0, beta, y);
+}
+
+/* dβ_t = e_t · k_t G_t, of the e that c->value holds; from here on it holds u = β e. */
+static void strengths_back(Work *w, Chunk *c, long t)
+{
+    long values = c->values;
+    for (long i = 0; i < c->tokens; i++) {
+        float *e = c->value + i * values;
+        vec sum = all(0);
+        for (long j = 0; j < values; j += W) {
+            sum += load(e + j) * load(w->found + i * values + j);
+            store(e + j, c->beta[i] * load(e + j));
+        }
+        float d_beta = total(sum);
+        store_rows(&d_beta, 1, 1, &w->p->d_beta, w->b, t + i, w->h, 1);
     }
 }
 
@@ -226,7 +279,7 @@ static void values_back(Work *w, Chunk *c, long t)
         s.enter = s.leave = c->middle;
     if (c->exact)
         s.leave = c->alpha;
-    if (!p->beta.at) {
+    if (!erases(p)) {
         memset(w->found, 0, c->tokens * values * sizeof(float));
         s.r = c->key + last * keys, s.o = w->found + last * values;
         if (c->exact)
@@ -236,33 +289,64 @@ static void values_back(Work *w, Chunk *c, long t)
         store_rows(w->found, p->v, values, &w->p->d_value, w->b, t, w->h, c->tokens);
         return;
     }
-    s.p = c->key + last * keys, s.z = c->erase + last * keys, s.e = w->found + last * values;
-    if (c->exact)
-        unwrite_tokens(&s, DECAY_ROWS, c->beta + last, c->y + last * values);
-    else
-        unwrite_tokens(&s, 0, c->beta + last, c->y + last * values);
-    store_rows(c->y, p->v, values, &w->p->d_value, w->b, t, w->h, c->tokens);
-    for (long i = 0; i < c->tokens; i++) { /* c->value holds e, and from here on u = β e */
-        float *e = c->value + i * values;
-        vec sum = all(0);
-        for (long j = 0; j < values; j += W) {
-            sum += load(e + j) * load(w->found + i * values + j);
-            store(e + j, c->beta[i] * load(e + j));
-        }
-        float d_beta = total(sum);
-        store_rows(&d_beta, 1, 1, &w->p->d_beta, w->b, t + i, w->h, 1);
-    }
+    s.p = (p->remove.at ? c->remove : c->key) + last * keys, s.r = c->key + last * keys;
+    s.z = c->erase + last * keys, s.e = w->found + last * values, s.o = w->peeked + last * values;
+    unwrite_chunk(&s, p, c);
+    store_rows(p->remove.at ? w->peeked : c->y, p->v, values, &w->p->d_value, w->b, t, w->h, c->tokens);
+    if (p->beta.at)
+        strengths_back(w, c, t);
 }
 
 /* The sweep of S, transposed, over the tokens of a chunk. */
 static Sweep states_sweep(const Chunk *c, const Forward *p, const float *from)
 {
     Sweep s = {.tokens = c->tokens, .rows = whole_rows(p->v), .lanes = c->keys, .row_step = c->values,
-               .lane_step = c->keys, .a = c->value, .x = c->key, .alpha = c->alpha,
+               .lane_step = c->keys, .a = c->value, .x = c->key, .n = c->removed, .m = c->remove, .alpha = c->alpha,
                .from = from, .from_step = c->keys, .to_step = c->keys};
     if (c->scaled)
         s.enter = s.leave = c->middle;
     return s;
+}
+
+/* The sweep of S that finds o and, where a rule erases, what is erased */
+static void read_states(const Sweep *s, const Forward *p, const Chunk *c)
+{
+    if (p->remove.at && c->exact && p->before)
+        sweep(s, DECAY_LANES | PEEK | READ | REMOVE | BEFORE);
+    else if (p->remove.at && c->exact)
+        sweep(s, DECAY_LANES | PEEK | READ | REMOVE);
+    else if (p->remove.at)
+        sweep(s, PEEK | READ | REMOVE);
+    else if (erases(p) && c->exact && p->before)
+        sweep(s, DECAY_LANES | PEEK | READ | BEFORE);
+    else if (erases(p) && c->exact)
+        sweep(s, DECAY_LANES | PEEK | READ);
+    else if (erases(p))
+        sweep(s, PEEK | READ);
+    else if (c->exact)
+        sweep(s, DECAY_LANES | READ);
+    else
+        sweep(s, READ);
+}
+
+/* What erasing keys contribute: -y_t S̃_tᵀ to dk_t or da_t, and to the telescoped d log α_t, before the decay to that
+ * of the token before. */
+static void erasing_back(Work *w, Chunk *c, long t)
+{
+    const Forward *p = &w->p->forward;
+    long count = c->tokens * c->keys, behind = p->before ? c->keys : 0;
+    for (long i = 0; i < count; i += W) {
+        vec peeked = load(w->peeked + i);
+        if (i >= behind)
+            store(c->d_decay + i - behind, load(c->d_decay + i - behind) - load(c->erase + i) * peeked);
+        if (c->scaled)
+            peeked *= load(c->erase_up + i);
+        store(w->peeked + i, -peeked);
+    }
+    if (p->erase.at)
+        store_rows(w->peeked, p->k, c->keys, &w->p->d_erase, w->b, t, w->h, c->tokens);
+    else
+        memcpy(c->d_key, w->peeked, count * sizeof(float));
 }
 
 /* dq_t = do_t S_tᵀ, the part -y_t S̃_tᵀ of dk_t, and what both contribute to the telescoped d log α_t */
@@ -270,31 +354,21 @@ static void queries_back(Work *w, Chunk *c, long t, const float *from, float *to
 {
     const Forward *p = &w->p->forward;
     long count = c->tokens * c->keys;
-    int delta = p->beta.at != NULL;
     Sweep s = states_sweep(c, p, from);
     expect_rows(&w->p->d_q, p->k, w->b, t, w->h, c->tokens, 1);
     s.to = to, s.r = c->d_o, s.o = w->found, s.p = c->y, s.e = w->peeked;
     memset(w->found, 0, count * sizeof(float));
     memset(w->peeked, 0, count * sizeof(float));
-    if (delta && c->exact)
-        sweep(&s, DECAY_LANES | PEEK | READ);
-    else if (delta)
-        sweep(&s, PEEK | READ);
-    else if (c->exact)
-        sweep(&s, DECAY_LANES | READ);
-    else
-        sweep(&s, READ);
+    memset(c->d_key, 0, count * sizeof(float));
+    read_states(&s, p, c);
     for (long i = 0; i < count; i += W) {
-        vec dq = load(w->found + i), peeked = load(w->peeked + i), decay = load(c->q + i) * dq;
-        if (delta)
-            decay -= load(c->erase + i) * peeked;
-        if (c->scaled)
-            dq *= load(c->up + i), peeked *= load(c->up + i);
-        store(w->found + i, dq);
-        store(c->d_key + i, -peeked);
-        store(c->d_decay + i, decay);
+        vec dq = load(w->found + i);
+        store(c->d_decay + i, load(c->q + i) * dq);
+        store(w->found + i, c->scaled ? dq * load(c->up + i) : dq);
     }
     store_rows(w->found, p->k, c->keys, &w->p->d_q, w->b, t, w->h, c->tokens);
+    if (erases(p))
+        erasing_back(w, c, t);
 }
 
 /* Σ_v S ⊙ G [k], the d log α of a token behind the chunk */
@@ -308,13 +382,15 @@ static void meet(float *sum, const float *S, const float *G, long rows, long key
     }
 }
 
-/* d log α_t from the chunk's end on */
-static void telescope(Chunk *c, const float *d_written, const float *behind)
+/* d log α_t from the chunk's end on; with `removed`, r_t G_tᵀ, for keys apart */
+static void telescope(Chunk *c, const float *d_written, const float *removed, const float *behind)
 {
     for (long j = 0; j < c->keys; j += W) {
         vec sum = load(behind + j);
         for (long i = (c->tokens - 1) * c->keys + j; i >= 0; i -= c->keys) {
             sum += load(c->d_decay + i) - load(c->key + i) * load(d_written + i);
+            if (c->remove)
+                sum += load(c->remove + i) * load(removed + i);
             store(c->d_decay + i, sum);
         }
     }
@@ -348,40 +424,71 @@ static void store_decays(Work *w, Chunk *c, long t)
     store_rows(c->d_decay, p->decays, c->keys, &w->p->d_log_decay, w->b, t, w->h, c->tokens);
 }
 
-/* The part u_t G_tᵀ of dk_t, and d log α_t */
+/* The sweep of G that finds u_t G_tᵀ and, where keys are apart, r_t G_tᵀ; exactly, d log α_t as well */
+static void read_gradients(Sweep *s, const Sweep *states, const Forward *p, const Chunk *c)
+{
+    int removes = p->remove.at != NULL;
+    if (!c->exact) {
+        if (removes)
+            sweep(s, READ | READ_TOO | ERASE);
+        else
+            erases(p) ? sweep(s, READ | ERASE) : sweep(s, READ);
+        return;
+    }
+    if (p->before && erases(p)) /* α_t itself behind the token, not α_{t+1} in front of it */
+        s->alpha -= c->keys;
+    else
+        s->leave = c->alpha;
+    if (removes && p->before)
+        sweep_after(s, DECAY_LANES | READ | READ_TOO | ERASE | WEIGH | BEFORE, states, DECAY_LANES | KEEP | REMOVE);
+    else if (removes)
+        sweep_after(s, DECAY_LANES | READ | READ_TOO | ERASE | WEIGH, states, DECAY_LANES | KEEP | REMOVE);
+    else if (erases(p) && p->before)
+        sweep_after(s, DECAY_LANES | READ | ERASE | WEIGH | BEFORE, states, DECAY_LANES | KEEP);
+    else if (erases(p))
+        sweep_after(s, DECAY_LANES | READ | ERASE | WEIGH, states, DECAY_LANES | KEEP);
+    else
+        sweep_after(s, DECAY_LANES | READ | WEIGH, states, DECAY_LANES | KEEP);
+}
+
+/* db_t = -r_t G_tᵀ */
+static void store_removing(Work *w, Chunk *c, long t)
+{
+    for (long i = 0; i < c->tokens * c->keys; i += W) {
+        vec read = load(w->peeked + i);
+        store(w->peeked + i, c->scaled ? -read * load(c->down + i) : -read);
+    }
+    store_rows(w->peeked, w->p->forward.k, c->keys, &w->p->d_remove, w->b, t, w->h, c->tokens);
+}
+
+/* The part u_t G_tᵀ of dk_t, db_t, and d log α_t */
 static void keys_back(Work *w, Chunk *c, long t, const float *before, const float *after)
 {
     const Forward *p = &w->p->forward;
     long last = c->tokens - 1, keys = c->keys, values = c->values;
-    int delta = p->beta.at != NULL;
     Sweep states = states_sweep(c, p, before);
     Sweep s = {.tokens = c->tokens, .rows = states.rows, .lanes = keys, .row_step = -values, .lane_step = -keys,
                .a = c->d_o + last * values, .x = c->q + last * keys, .r = c->value + last * values,
                .o = w->found + last * keys, .z = c->y + last * values, .y = c->erase + last * keys,
+               .n = c->removed + last * values, .e = w->peeked + last * keys,
                .w = c->d_decay + last * keys, .alpha = c->alpha + (last + 1) * keys,
                .from = w->turned, .to = w->turned, .from_step = keys, .to_step = keys};
     expect_rows(&w->p->d_key, p->k, w->b, t, w->h, c->tokens, 1);
     memset(w->found, 0, c->tokens * keys * sizeof(float));
-    if (c->exact) {
+    if (c->remove)
+        memset(w->peeked, 0, c->tokens * keys * sizeof(float));
+    if (c->exact)
         memset(c->d_decay, 0, c->tokens * keys * sizeof(float));
-        s.leave = c->alpha;
-        if (delta)
-            sweep_after(&s, DECAY_LANES | READ | ERASE | WEIGH, &states, DECAY_LANES | KEEP);
-        else
-            sweep_after(&s, DECAY_LANES | READ | WEIGH, &states, DECAY_LANES | KEEP);
-    } else {
-        if (c->scaled) {
-            s.enter = s.leave = c->middle;
-            meet(w->peeked, after, w->turned, states.rows, keys);
-        }
-        if (delta)
-            sweep(&s, READ | ERASE);
-        else
-            sweep(&s, READ);
-        if (c->scaled)
-            telescope(c, w->found, w->peeked);
+    if (c->scaled) {
+        s.enter = s.leave = c->middle;
+        meet(w->behind, after, w->turned, states.rows, keys);
     }
+    read_gradients(&s, &states, p, c);
+    if (c->scaled)
+        telescope(c, w->found, w->peeked, w->behind);
     finish_keys(w, c);
+    if (c->remove)
+        store_removing(w, c, t);
     if (p->key.at)
         store_rows(c->d_key, p->k, keys, &w->p->d_key, w->b, t, w->h, c->tokens);
     if (p->decays)
@@ -397,8 +504,8 @@ static long load_block(Work *w, long start)
         Chunk *c = &w->chunks[n];
         load_chunk(c, p, w->b, t, w->h);
         load_rows(c->d_o, p->v, c->values, &w->p->d_o, w->b, t, w->h, c->tokens);
-        if (p->beta.at)
-            load_rows(c->value, p->v, c->values, &missing, w->b, t, w->h, c->tokens);
+        if (erases(p))
+            load_rows(c->remove ? c->removed : c->value, p->v, c->values, &missing, w->b, t, w->h, c->tokens);
     }
     return n;
 }

@@ -8,40 +8,46 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels.native.decay_delta import (
-    MATRIX,
     CFunctions,
     SavedForBackward,
     Streams,
     compute_backward,
     compute_forward,
+    matrices,
     scan_of,
 )
 
-_STREAMS = "Tensor q, Tensor? k, Tensor v, Tensor? log_decay, Tensor? beta"
+_STREAMS = (
+    "Tensor q, Tensor? k, Tensor v, Tensor? log_decay, Tensor? beta, Tensor? erase, Tensor? remove"
+)
 
 
 @torch.library.custom_op(
     "fastweights::native",
     mutates_args=(),
     device_types="cpu",
-    schema=f"(bool scan, Tensor start, {_STREAMS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema=(
+        f"(bool scan, bool before, Tensor start, {_STREAMS}) -> (Tensor, Tensor, Tensor, Tensor)"
+    ),
 )
 def native(
-    scan: bool, start: Tensor, *streams: Tensor | None
+    scan: bool, before: bool, start: Tensor, *streams: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(o, S_T, and what the backward needs: marks, missing) of S_0 and the streams, all axes but
     heads spelled out.
     """
-    code, start, given = _code(scan, start), start.contiguous(), _own(streams)
+    code, start, given = _code(scan, before, start), start.contiguous(), _own(streams)
     kept = SavedForBackward.empty(code, given, start)
     o, last = compute_forward(code, given, given.v.shape[1], start, kept)
     return o, last, kept.marks, _tensor_or_empty(kept.missing, start)
 
 
 @native.register_fake
-def _(scan: bool, start: Tensor, *streams: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(
+    scan: bool, before: bool, start: Tensor, *streams: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     given = Streams(*streams)  # type: ignore[arg-type]
-    marks, missing = SavedForBackward.shapes(_code(scan, start), given, start)
+    marks, missing = SavedForBackward.shapes(_code(scan, before, start), given, start)
     o, last = given.v.new_empty(given.v.shape, dtype=given.output), start.new_empty(start.shape)
     return o, last, start.new_empty(marks), start.new_empty(missing or 0)
 
@@ -51,12 +57,13 @@ def _(scan: bool, start: Tensor, *streams: Tensor | None) -> tuple[Tensor, Tenso
     mutates_args=(),
     device_types="cpu",
     schema=(
-        "(bool scan, bool[] wanted, Tensor d_o, Tensor d_last, Tensor marks, Tensor missing,"
-        f" {_STREAMS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+        "(bool scan, bool before, bool[] wanted, Tensor d_o, Tensor d_last, Tensor marks,"
+        f" Tensor missing, {_STREAMS}) -> ({', '.join(['Tensor'] * 8)})"
     ),
 )
 def native_backward(
     scan: bool,
+    before: bool,
     wanted: list[bool],
     d_o: Tensor,
     d_last: Tensor,
@@ -68,9 +75,9 @@ def native_backward(
     not wanted.
     """
     given = _own(streams)
-    kept = SavedForBackward(marks, None if given.beta is None else missing)
+    kept = SavedForBackward(marks, missing if given.erases else None)
     d_start, grads = compute_backward(
-        _code(scan, d_last), given, wanted, kept, d_o, d_last.contiguous()
+        _code(scan, before, d_last), given, wanted, kept, d_o, d_last.contiguous()
     )
     return d_start, *(
         _tensor_or_empty(g if want else None, d_start)
@@ -80,7 +87,7 @@ def native_backward(
 
 @native_backward.register_fake
 def _(*arguments: Any) -> tuple[Tensor, ...]:
-    _, wanted, _, d_last, _, _, *streams = arguments
+    _, _, wanted, _, d_last, _, _, *streams = arguments
     grads = (
         s.new_empty(s.shape) if want else d_last.new_empty(0)
         for s, want in zip(streams, wanted, strict=True)
@@ -89,22 +96,29 @@ def _(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.scan, _, *streams = inputs
+    ctx.scan, ctx.before, _, *streams = inputs
     ctx.save_for_backward(*output[2:], *streams)
 
 
 def _differentiate(ctx: Any, d_o: Tensor, d_last: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     marks, missing, *streams = ctx.saved_tensors
-    wanted = list(ctx.needs_input_grad[2:])
-    d_start, *grads = native_backward(ctx.scan, wanted, d_o, d_last, marks, missing, *streams)
-    return None, d_start, *(g if want else None for g, want in zip(grads, wanted, strict=True))
+    wanted = list(ctx.needs_input_grad[3:])
+    d_start, *grads = native_backward(
+        ctx.scan, ctx.before, wanted, d_o, d_last, marks, missing, *streams
+    )
+    return (
+        None,
+        None,
+        d_start,
+        *(g if want else None for g, want in zip(grads, wanted, strict=True)),
+    )
 
 
 native.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _code(scan: bool, state: Tensor) -> CFunctions:
-    return scan_of(state.dtype) if scan else MATRIX
+def _code(scan: bool, before: bool, state: Tensor) -> CFunctions:
+    return scan_of(state.dtype) if scan else matrices(before)
 
 
 def _own(streams: tuple[Tensor | None, ...]) -> Streams:

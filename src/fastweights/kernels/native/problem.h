@@ -11,22 +11,28 @@ typedef struct {
     int64_t narrow; /* whether these are bfloat16, and the strides counted in them */
 } View;
 
-/* S_t = diag(α_t) S_{t-1} + k_tᵀ v_t, or the delta rule where beta is given; o_t = q_t S_t. States are contiguous. */
+/* S_t = diag(α_t) S_{t-1} + k_tᵀ v_t; o_t = q_t S_t. Where beta is given, the delta rule; where erase is, DPLR, whose
+ * keys are apart: key writes, erase reads what is erased, and remove, or key where there is none, erases it. States are
+ * contiguous. */
 typedef struct {
     int64_t b, t, h, k, v;
     int64_t decays;  /* the width of log_decay: 0 (none), 1 or k */
+    int64_t before;  /* whether erase reads the state before it decays */
     int64_t threads; /* at most so many */
-    View q, key, value, log_decay, beta, o;
+    View q, key, value, log_decay, beta, erase, remove, o;
     float *start, *last; /* [b h k v] */
     float *marks;        /* [⌈t / BLOCK⌉ b h k v], the state before every block (a scan: SPAN); NULL if no gradient is wanted */
-    float *missing;      /* [b h t v], what the delta rule finds missing: v_t - k_t diag(α_t) S_{t-1}; may be NULL */
+    float *missing;      /* [b h t v], what is found missing, v_t - k_t diag(α_t) S_{t-1}; where remove is given, what is
+                            erased; may be NULL */
 } Forward;
 
 typedef struct {
     Forward forward;
-    View d_o, d_q, d_key, d_value, d_log_decay, d_beta;
+    View d_o, d_q, d_key, d_value, d_log_decay, d_beta, d_erase, d_remove;
     float *d_last, *d_start;
 } Backward;
+
+static inline int erases(const Forward *p) { return p->beta.at || p->erase.at; }
 
 /* Tokens that share their decays' scale, and tokens between two marks. */
 #define CHUNK 32

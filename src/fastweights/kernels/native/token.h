@@ -1,6 +1,7 @@
 /* One token of decoding: the state is read and written once, row by row as it lies in memory.
  *
  *     e = v - p S;   S' = α S + aᵀ (β e), or α S + aᵀ v where nothing is erased;   o = r S'.       (p carries α.)
+ *     REMOVE: e = p S;   S' = α S + aᵀ v - zᵀ e.
  */
 #ifndef FASTWEIGHTS_TOKEN_H
 #define FASTWEIGHTS_TOKEN_H
@@ -14,11 +15,17 @@ INLINE void token_lanes(const Sweep *s, const int does, const int nv, const floa
 {
     const float *from = s->from + lane;
     float *to = s->to + lane;
-    vec written[WIDE], read[WIDE];
+    vec written[WIDE], removed[WIDE], read[WIDE];
 
     for (int j = 0; j < nv; j++)
-        written[j] = load(s->x + lane + j * W), read[j] = all(0);
-    if (does & PEEK) {
+        written[j] = load(s->x + lane + j * W), removed[j] = read[j] = all(0);
+    if (does & REMOVE) {
+        for (long i = 0; i < s->rows; i++)
+            for (int j = 0; j < nv; j++)
+                removed[j] += s->p[i] * load(from + i * s->from_step + j * W);
+        for (int j = 0; j < nv; j++)
+            store(s->e + lane + j * W, removed[j]);
+    } else if (does & PEEK) {
         for (long i = 0; i < s->rows; i++)
             for (int j = 0; j < nv; j++)
                 written[j] -= s->p[i] * load(from + i * s->from_step + j * W);
@@ -33,6 +40,8 @@ INLINE void token_lanes(const Sweep *s, const int does, const int nv, const floa
             if (does & DECAY_ROWS)
                 S *= s->alpha[i];
             S += s->a[i] * written[j];
+            if (does & REMOVE)
+                S -= s->z[i] * removed[j];
             read[j] += s->r[i] * S;
             float *after = to + i * s->to_step + j * W;
             does & STREAM ? stream(after, S) : store(after, S);

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fastweights.kernels.table import Kernel
 from fastweights.kernels.triton.decay import TRITON_DECAY, TRITON_NORMALIZED
-from fastweights.kernels.triton.delta import TRITON_DELTA
+from fastweights.kernels.triton.delta import TRITON_DELTA, TRITON_DPLR
 from fastweights.kernels.triton.mesa import TRITON_MESA
 from fastweights.kernels.triton.scan import SCAN_KERNEL, SELECTIVE_SCAN_KERNEL
 from fastweights.kernels.triton.steps import STEPS
@@ -23,6 +23,7 @@ TRITON: list[Kernel] = [
     TRITON_DECAY,
     TRITON_NORMALIZED,
     TRITON_DELTA,
+    TRITON_DPLR,
     TRITON_MESA,
     TRITON_WINDOW,
 ]

@@ -1,4 +1,6 @@
-"""`Delta` in Triton: many tokens, forward and backward, also with erasing keys of their own."""
+"""`Delta` in Triton: many tokens, forward and backward, also with erasing keys of their own, as
+`DPLR` has them.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +31,7 @@ from fastweights.kernels.triton.launch import DEVICES, launch
 from fastweights.kernels.triton.operator import NoSettings, Operator, Result, Streams
 from fastweights.kernels.triton.streams import Stream, side_by_side
 from fastweights.recurrence.delta import Delta
+from fastweights.recurrence.dplr import DPLR
 
 
 class DeltaStreams(NamedTuple):
@@ -461,4 +464,22 @@ def compute_delta(record: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     return o, final
 
 
+def compute_dplr(record: DPLR, state: Tensor) -> tuple[Tensor, Tensor]:
+    """(o, final state) where w writes and erases what a reads, with β = 1."""
+    q, a, w, v, log_decay = expand_streams(record, "q", "a", "w", "v", "log_decay")
+    ones = torch.ones(1, 1, 1, 1, device=record.device).expand(*record.shape, 1)
+    o, final = DELTA(NoSettings(), state, q, a, w, v, ones, log_decay)
+    return o, final
+
+
+def refuse_dplr(record: DPLR) -> str | None:
+    """Why keys are further apart than the kernels have them."""
+    if record.b is not None:
+        return "what is erased is erased along a key of its own (b), not along w"
+    if record.reads_undecayed:
+        return "what is erased is read before the state decays"
+    return refuse_streams(record)
+
+
 TRITON_DELTA = Kernel("delta (Triton)", Delta, compute_delta, refuse_streams, DEVICES)
+TRITON_DPLR = Kernel("DPLR (Triton)", DPLR, compute_dplr, refuse_dplr, DEVICES)

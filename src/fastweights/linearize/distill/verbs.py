@@ -4,6 +4,7 @@ leaves."""
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from fastweights.linearize.distill.adapt import load_adapters
@@ -20,7 +21,7 @@ from fastweights.linearize.distill.report import write_report
 from fastweights.linearize.distill.training import AdaptVerb, layer_verb, measure_layers
 from fastweights.linearize.distill.verb import Verb
 from fastweights.runs.checkpoint import no_progress_bars, save_model
-from fastweights.runs.files import atomic_folder
+from fastweights.runs.files import atomic_folder, read_json
 from fastweights.train.adapters import merge_adapters
 
 

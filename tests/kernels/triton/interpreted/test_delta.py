@@ -1,8 +1,10 @@
 """`Delta` in chunks, forward and backward, beside its definition; the operator also with erasing
-keys of their own.
+keys of their own, and `DPLR` by it.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,10 +15,10 @@ from fastweights.kernels import CHUNKED_DELTA
 from fastweights.kernels.triton import chunks as host
 from fastweights.kernels.triton.chips import CHIPS, pretend
 from fastweights.kernels.triton.chunks import WIDEST
-from fastweights.kernels.triton.delta import DELTA, TRITON_DELTA
+from fastweights.kernels.triton.delta import DELTA, TRITON_DELTA, TRITON_DPLR
 from fastweights.kernels.triton.operator import NoSettings
 from fastweights.methods import Recurrent, evaluate
-from fastweights.recurrence import Delta
+from fastweights.recurrence import DPLR, Delta
 from triton_checks import TOLERANCE, Streams, check, relative
 from triton_interpreter import poisoned_memory
 
@@ -171,6 +173,33 @@ def test_other_keys_may_erase_than_write(decay: str, dtype: torch.dtype) -> None
     errors = [relative(a, b) for a, b in zip(found, wanted, strict=True)]
     errors += [relative(a.grad, b.grad) for a, b in zip(given, exact, strict=True)]
     assert max(errors) <= TOLERANCE[dtype], errors
+
+
+def untie(streams: Streams) -> DPLR:
+    """`DPLR` whose k writes and erases."""
+    q, w, v, a = (stream_of(streams, name) for name in ("q", "k", "v", "a"))
+    return DPLR(q, w, v, a, None, streams["log_decay"])
+
+
+def make_untied(t: int = 70, decay: str = "vector") -> Streams:
+    streams = make(t, decay=decay)
+    streams["a"] = F.normalize(torch.randn_like(stream_of(streams, "k")), dim=-1)
+    del streams["beta"]
+    return streams
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("decay", DECAYS)
+def test_the_general_rule_with_one_key_to_write_and_erase(decay: str, dtype: torch.dtype) -> None:
+    check(TRITON_DPLR, untie, make_untied(decay=decay), dtype)
+
+
+def test_keys_further_apart_are_left_to_others() -> None:
+    rule = untie({n: None if s is None else s.float() for n, s in make_untied(4).items()})
+    assert TRITON_DPLR.refuses(rule) is None
+    assert "of its own (b)" in (TRITON_DPLR.refuses(replace(rule, b=rule.w)) or "")
+    assert "before the state decays" in (TRITON_DPLR.refuses(replace(rule, before=True)) or "")
+    assert TRITON_DPLR.refuses(replace(rule, log_decay=None, before=True)) is None
 
 
 def test_gradients_repeat_bit_by_bit() -> None:
