@@ -25,6 +25,8 @@ from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.recurrence import Decay, Delta, Mesa, Normalized, Recurrence, State, Windowed
 from fastweights.recurrence.base import written_streams
 from fastweights.recurrence.streams import disable_autocast
+from fastweights.recurrence.timeline import FORGOTTEN
+from fastweights.shapes import Mask
 
 TAU = 16.0
 """Log decays are log σ(·) / τ (GLA)."""
@@ -153,6 +155,12 @@ class RuleBranch(LinearBranch):
             for s in written_streams(rule)
         )
         return keys, values, *written, *memory, age
+
+    def cached_tokens(self, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Mask]:
+        if self.mix is None:
+            return super().cached_tokens(kept)
+        keys, values, *_, age = kept
+        return keys, values, age < FORGOTTEN
 
     def gate(self, count: int, start: float) -> Gate | PooledGate:
         """Return a new gate: `count` logits per key head, if learnt all `start` initially."""
