@@ -87,7 +87,16 @@ def files_of(out: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize(("recipe", "changes"), CASES.values(), ids=CASES)
+EACH_TIME = ("lolcats", "t2r", "gla", "mesa", "softmax layers", "blockwise dropout")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes"),
+    [
+        pytest.param(*case, id=name, marks=() if name in EACH_TIME else pytest.mark.slow)
+        for name, case in CASES.items()
+    ],
+)
 def test_verb_by_verb_is_one_sitting(source, tmp_path, recipe, changes):
     whole = conversion(source, recipe=shorten(recipe), **changes)
     assert run_conversion(whole, tmp_path / "once")

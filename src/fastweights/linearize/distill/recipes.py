@@ -198,8 +198,8 @@ RECIPES: Mapping[str, LinearizationRecipe] = {
 - window-dropout: the same paper's scheduled dropout of the window, as stages of falling
   probability; the probabilities, steps and rates are ours;
 - liger: Lan et al., 2025 (arXiv 2503.01496): GLA whose gates are averages of the keys' channels,
-  beside a window with a normaliser of its own, LoRA alone; theirs weighs both sides alike, here γ is
-  learnt;
+  beside a window with a normaliser of its own, LoRA alone; theirs weighs both sides alike, ours
+  learns γ;
 - mohawk: Bick et al., 2024 (arXiv 2408.10189): maps, hidden states of blocks, logits, with 80, 160
   and 2,760 million tokens of length 2048. Their students are Mamba-2's, here GLA's; batches, rates
   and the schedule are ours;
