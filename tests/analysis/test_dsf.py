@@ -364,7 +364,11 @@ def test_equation_21_is_the_rg_lru() -> None:
 def test_equation_21_is_the_rg_lru_of_this_library() -> None:
     mixer, x = moved("rglru", conv=1), inputs()
     inner = (x @ mixer.W_u.weight.T + mixer.W_u.bias) * mixer.conv.weight[0] + mixer.conv_bias
-    r, i = (mixer._gate(inner, *p) for p in ((mixer.W_a, mixer.b_a), (mixer.W_x, mixer.b_x)))
+    heads = inner.unflatten(-1, (mixer.heads, -1))
+    r, i = (
+        (torch.einsum("bthi,hij->bthj", heads, weight).flatten(2) + bias).sigmoid()
+        for weight, bias in ((mixer.W_a, mixer.b_a), (mixer.W_x, mixer.b_x))
+    )
     system = dsf.rg_lru(r, i, -mixer.Lambda)
     ours = mixer.project_all(x).recurrence.ltv().dense(1).join_heads()
     assert_close(system.A, ours.A, "Λ")

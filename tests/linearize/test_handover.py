@@ -98,7 +98,8 @@ def at_once(model: Any, inputs: dict[str, Tensor], mode: Mode) -> Tensor:
 @pytest.mark.parametrize("rule", RULES)
 def test_the_first_layer_has_what_it_would_have_read(family: str, rule: str) -> None:
     """And the layers above have something else, as softmax is below them."""
-    model, inputs = student(family, LinearAttentionConfig(window=4, rule=rule)), padded()
+    analog = LinearAttentionConfig(window=0 if rule == "supra" else 4, rule=rule)
+    model, inputs = student(family, analog), padded()
     own = read(model, inputs, Student())
     handed = convert_cache(model, read(model, inputs, Teacher()), inputs["attention_mask"])
     first, *others = branches(model)
@@ -113,7 +114,8 @@ ANALOGS = {
     **{f"window-{w}": LinearAttentionConfig(window=w) for w in (0, 1, 4)},
     "two": LinearAttentionConfig(window=3, shared=False),
     "heads": LinearAttentionConfig(window=3, per_query_head=True),
-    **{rule: LinearAttentionConfig(rule=rule) for rule in RULES if rule != "windowed"},
+    **{rule: LinearAttentionConfig(window=0, rule=rule) for rule in RULES if rule != "windowed"},
+    **{f"{rule}-window-3": LinearAttentionConfig(window=3, rule=rule) for rule in ("gla", "mesa")},
 }
 
 
@@ -345,7 +347,8 @@ def test_within_the_window_the_way_back_is_exact(family: str, config: dict[str, 
     [
         (LinearAttentionConfig(window=15), 14),
         (LinearAttentionConfig(window=1), 0),
-        (LinearAttentionConfig(rule="gla"), 0),
+        (LinearAttentionConfig(window=0, rule="gla"), 0),
+        (LinearAttentionConfig(window=8, rule="gla"), 8),
     ],
 )
 def test_what_has_left_the_window_does_not_come_back(analog, kept: int) -> None:

@@ -204,7 +204,10 @@ def test_the_teacher_cannot_go_on_from_a_state() -> None:
     ("fields", "message"),
     [
         ({"features": "gelu"}, "features = 'gelu'; use elu, exp, hedgehog, relu"),
-        ({"rule": "rnn"}, "rule = 'rnn'; use gated_deltanet, gla, mesa, metala, supra, windowed"),
+        (
+            {"rule": "rnn"},
+            "rule = 'rnn'; use gated_deltanet, gla, kda, lightning, mesa, metala, supra, windowed",
+        ),
         ({"feature_dim": 0}, "feature_dim = 0; use a number of columns, or None"),
         ({"window": -1}, "window = -1; a number of tokens, 0 for linear attention alone"),
     ],

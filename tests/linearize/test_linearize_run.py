@@ -390,7 +390,7 @@ def test_a_missing_peft_is_said_before_anything_is_done(source, tmp_path, monkey
 def test_the_commands_of_the_page_run(source, tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parents[2] / "docs" / "linearize.md").read_text()
     commands = re.findall(r"<!-- run -->\n```sh\nfastweights (.*?)```", page, re.DOTALL)
-    assert len(commands) == 4
+    assert len(commands) == 5
     monkeypatch.chdir(tmp_path)
     given = {"MODEL": str(source / "model"), "TEXT": str(source / "text.txt")}
     for command in commands:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from fastweights.linearize.distill.methods import LinearizationMethod
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
@@ -28,6 +27,7 @@ from fastweights.linearize import (
 from fastweights.linearize.convert.config import GATED
 from fastweights.linearize.distill.comparison import ablations, difference_with_full_window
 from fastweights.linearize.distill.plan import plan
+from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.linearize.distill.transfer import KeepGraphs, LossOnly, attend_all, only_branches
 from tolerances import SAME, error
 
@@ -124,7 +124,7 @@ def test_the_cache_does_not_grow_and_is_what_the_plan_says(analog: LinearAttenti
         sizes.append(cache_bytes(cache))
         held = {x.data_ptr(): x for layer in cache.layers for x in layer.state if x.numel()}
         assert sum(x.untyped_storage().nbytes() for x in held.values()) == sizes[-1]
-    assert sizes == [plan(teacher(), LinearizationMethod(analog)).state] * 2
+    assert sizes == [plan(teacher(), LinearizationRecipe(analog, ())).state] * 2
 
 
 def test_packed_documents_do_not_meet() -> None:

@@ -54,7 +54,7 @@ def test_a_run_keeps_the_layers_that_its_criterion_names(source, tmp_path, name)
     assert found["softmax"] == sorted(ranking.order[:2])
     assert ranking.criterion == name
     assert ranking.model == fingerprint(str(source / "model"))
-    assert ranking.text.startswith("9 sequences of 24 tokens, held out of ")
+    assert ranking.text.startswith("5 sequences of 24 tokens, held out of ")
     assert found["measure"] == by.measure.words
     if name == "greedy":
         page = (tmp_path / "report" / "report.html").read_text()

@@ -338,6 +338,7 @@ def _add_recipe(group: _ArgumentGroup) -> None:
         metavar="TOKENS",
         help="Number of tokens after which --cache-budget counts (default: --length)",
     )
+    _add_stages(group)
 
 
 def _add_ranking(group: _ArgumentGroup) -> None:
@@ -357,7 +358,6 @@ def _add_ranking(group: _ArgumentGroup) -> None:
         help="Ranking to choose by: the ranking.json of another run of the same model (default: the"
         " run's own)",
     )
-    _add_stages(group)
 
 
 def _add_stages(group: _ArgumentGroup) -> None:

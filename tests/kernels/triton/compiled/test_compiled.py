@@ -108,7 +108,7 @@ def test_every_kernel_is_taken_for_some_case() -> None:
     whole = [main_problem(name) for name in MATRICES + SCANS]
     tokens = [problem._replace(sizes=problem.sizes._replace(t=1)) for problem in whole]
     taken = {p.case.implementations(p.shapes())[0].name for p in [*whole, *tokens]}
-    models = {"bonus, one token (Triton)", "selective scan (Triton)"}
+    models = {"bonus, one token (Triton)", "selective scan (Triton)", "DPLR (Triton)"}
     assert {entry.name for entry in TRITON} - taken == models
 
 
