@@ -1,4 +1,6 @@
-"""bfloat16 on a CPU, and training beside a busy core, for docs/performance.md."""
+"""Imported models' tokens, bfloat16 and training beside a busy core on a CPU, for
+docs/performance.md.
+"""
 
 from __future__ import annotations
 
@@ -51,3 +53,22 @@ def _setting(name: str, found: Row) -> list[str]:
 
 def _ms(milliseconds: float) -> str:
     return f"{milliseconds:.3g} ms" if milliseconds < 1000 else f"{milliseconds:,.0f} ms"
+
+
+def imported() -> str:
+    """Each token of imported models beside that of the models they come from."""
+    columns = ["family", "batch", "parameters", "theirs", "ours", "", "streamed", "one call"]
+    rows = [
+        [_imported(row) for row in results(name)["rows"]] for name in ("decoding", "decoding_360m")
+    ]
+    return table([*columns, "× floor"], sum(rows, []))
+
+
+def _imported(row: Row) -> list[str]:
+    family = row["family"].replace("_", "-")
+    theirs, ours, streamed, step = (
+        _ms(1e3 * row[name]["median"]) for name in ("theirs", "ours", "streamed", "step")
+    )
+    ratio, floor = f"{row['ratio']:.2f}", f"{row['over_floor']:.1f}"
+    sizes = str(row["batch"]), f"{row['parameters']:,}"
+    return [family, *sizes, theirs, ours, ratio, streamed, step, floor]

@@ -317,6 +317,7 @@ PAGE = Page(
             "crossovers": crossovers,
             "tokens": tokens,
             "training": training,
+            "imported": cpu.imported,
             "bfloat16_models": cpu.models,
             "bfloat16_streams": cpu.streams,
             "busy_core": cpu.busy_core,
