@@ -58,10 +58,9 @@ def _ms(milliseconds: float) -> str:
 def imported() -> str:
     """Each token of imported models beside that of the models they come from."""
     columns = ["family", "batch", "parameters", "theirs", "ours", "", "streamed", "one call"]
-    rows = [
-        [_imported(row) for row in results(name)["rows"]] for name in ("decoding", "decoding_360m")
-    ]
-    return table([*columns, "× floor"], sum(rows, []))
+    found = ("decoding", "decoding_360m")
+    rows = [_imported(row) for name in found for row in results(name)["rows"]]
+    return table([*columns, "× floor"], rows)
 
 
 def _imported(row: Row) -> list[str]:
