@@ -21,7 +21,7 @@ from fastweights.methods import Auto, Chunkwise, Method, Recurrent
 from fastweights.mixer import Mixer, MixerState
 from fastweights.mixers import MIXERS, make, register
 from fastweights.recurrence import ShapeError
-from oracles import attention, layers, mesanet, state_space
+from oracles import attention, kimi, layers, mesanet, state_space
 from tolerances import array, assert_close
 
 D = 16
@@ -135,6 +135,18 @@ LAYERS = [
         negative=True,
         eps=1e-2,
         floor=1e-2,
+    ),
+    layer("kda", kimi.kda, heads=2),
+    layer(
+        *("kda", kimi.kda),
+        heads=2,
+        width=6,
+        value_heads=4,
+        conv=2,
+        negative=True,
+        lowest=2.0,
+        low_rank=False,
+        eps=1e-2,
     ),
     layer("mesa", layers.mesa, heads=2),
     layer("mesanet", mesanet.mamba2, heads=2, rule="mamba2"),

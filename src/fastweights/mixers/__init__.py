@@ -9,6 +9,7 @@ from fastweights.mixers.gla import GLA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
 from fastweights.mixers.hgrn2 import HGRN2
+from fastweights.mixers.kda import KDA
 from fastweights.mixers.linear import LinearAttention
 from fastweights.mixers.lolcats import LoLCATs
 from fastweights.mixers.lru import LRU
@@ -38,6 +39,7 @@ __all__ = [
     "H3",
     "HGRN",
     "HGRN2",
+    "KDA",
     "LRU",
     "MIXERS",
     "MLSTM",

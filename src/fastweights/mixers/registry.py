@@ -18,6 +18,7 @@ from fastweights.mixers.gla import GLA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
 from fastweights.mixers.hgrn2 import HGRN2
+from fastweights.mixers.kda import KDA
 from fastweights.mixers.linear import LinearAttention
 from fastweights.mixers.lolcats import LoLCATs
 from fastweights.mixers.lru import LRU
@@ -70,6 +71,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "mlstm": MLSTM,
     "deltanet": DeltaNet,
     "gated_deltanet": GatedDeltaNet,
+    "kda": KDA,
     "mesa": MesaLayer,
     "mesa_signed": SignedMesaLayer,
     "mesanet": MesaNetBaseline,
