@@ -18,6 +18,7 @@ from fastweights.mixers.mamba2 import Mamba2
 from fastweights.mixers.mesa import MesaLayer, SignedMesaLayer
 from fastweights.mixers.mesanet import MesaNetBaseline
 from fastweights.mixers.metala import MetaLA
+from fastweights.mixers.mla import MLA
 from fastweights.mixers.mlstm import MLSTM
 from fastweights.mixers.normalized import NormalizedAttention
 from fastweights.mixers.performer import Performer
@@ -42,6 +43,7 @@ __all__ = [
     "KDA",
     "LRU",
     "MIXERS",
+    "MLA",
     "MLSTM",
     "QLSTM",
     "RFA",

@@ -27,6 +27,7 @@ from fastweights.mixers.mamba2 import Mamba2
 from fastweights.mixers.mesa import MesaLayer, SignedMesaLayer
 from fastweights.mixers.mesanet import MesaNetBaseline
 from fastweights.mixers.metala import MetaLA
+from fastweights.mixers.mla import MLA
 from fastweights.mixers.mlstm import MLSTM
 from fastweights.mixers.normalized import NormalizedAttention
 from fastweights.mixers.performer import Performer
@@ -45,6 +46,7 @@ from fastweights.runs.identity import current_path
 MIXERS: dict[str, type[Mixer]] = {
     "softmax": SoftmaxAttention,
     "swa": SlidingWindow,
+    "mla": MLA,
     "linear": LinearAttention,
     "performer": Performer,
     "rfa": RFA,
