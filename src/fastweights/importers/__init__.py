@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from fastweights.importers.fla import deltanet, gdn, gla, mesa_net, retnet
+from fastweights.importers.kimi_linear import bailing_hybrid, kimi_linear
 from fastweights.importers.llama import llama, mistral, qwen2, qwen3
 from fastweights.importers.mamba import mamba
 from fastweights.importers.mamba2 import mamba2
@@ -28,9 +29,11 @@ from fastweights.importers.xlstm import xlstm
 from fastweights.models import FastWeightsForCausalLM
 
 FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
+    "bailing_hybrid": bailing_hybrid,
     "delta_net": deltanet,
     "gated_deltanet": gdn,
     "gla": gla,
+    "kimi_linear": kimi_linear,
     "llama": llama,
     "mamba": mamba,
     "mamba2": mamba2,
