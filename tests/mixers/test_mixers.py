@@ -70,6 +70,7 @@ LAYERS = [
         rope={"base": 100.0, "fraction": 0.4},
     ),
     layer("softmax", layers.softmax, heads=2, qk_norm=1e-3, gated=True),
+    layer("olmo2", layers.olmo2, heads=4, kv_heads=2, eps=1e-2),
     layer("mla", latent.mla, heads=4, width=4, turned=2),
     layer(
         *("mla", latent.mla),
@@ -329,7 +330,7 @@ def test_state_of_some_of_the_sequences(layer: Layer) -> None:
 def test_state_size_is_constant_where_the_papers_say_so(layer: Layer) -> None:
     mixer = layer.build()
     sizes = [mixer(inputs(t=t))[1].nbytes for t in (1, 8, 40)]
-    if layer.name in ("softmax", "mla") and "window" not in layer.arguments:
+    if layer.name in ("softmax", "olmo2", "mla") and "window" not in layer.arguments:
         assert sizes[0] < sizes[1] < sizes[2]
     else:
         assert sizes[1] == sizes[2]
@@ -349,7 +350,7 @@ def test_bfloat16_runs_with_its_state_in_float32(layer: Layer) -> None:
         y, state = mixer(x, method=method)
         assert y.dtype == torch.bfloat16
         assert_close(y, want, f"y by {method}")
-        whole = layer.name in ("softmax", "swa", "mla")
+        whole = layer.name in ("softmax", "swa", "olmo2", "mla")
         cached = {torch.bfloat16} if whole or layer.name == "lolcats" else set()
         summed = set() if whole else {torch.float32, torch.complex64}
         assert {s.dtype for s in parts(state.memory)} <= {*cached, *summed, torch.long}

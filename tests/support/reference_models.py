@@ -173,6 +173,13 @@ def compared(theirs: Continuation, ours: Continuation) -> Difference:
 SMALL = {"hidden_size": 32, "num_hidden_layers": 3}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 40}
 HYBRID = ["linear_attention", "full_attention", "linear_attention"]
+DELTA = {
+    "layer_types": HYBRID,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 10,
+}
 LATENT = {
     **{name: HEADS[name] for name in ("num_attention_heads", "intermediate_size")},
     "num_key_value_heads": 4,
@@ -214,17 +221,18 @@ ORIGINALS: dict[str, Original] = {
     ),
     "Qwen3": Original("qwen3", {**SMALL, **HEADS, "head_dim": 12}),
     "Qwen3-Next": Original(
-        "qwen3_next",
+        "qwen3_next", {**SMALL, **HEADS, **DELTA, "head_dim": 16, "num_experts": 0}
+    ),
+    "Qwen3.5": Original("qwen3_5_text", {**SMALL, **HEADS, **DELTA, "head_dim": 16}),
+    "OLMo Hybrid": Original("olmo_hybrid", {**SMALL, **HEADS, **DELTA, "rope_parameters": None}),
+    "OLMo Hybrid, with RoPE": Original(
+        "olmo_hybrid",
         {
             **SMALL,
             **HEADS,
-            "head_dim": 16,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 12,
-            "linear_value_head_dim": 10,
-            "num_experts": 0,
+            **DELTA,
+            "linear_allow_neg_eigval": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
         },
     ),
     "Kimi Linear": Original(

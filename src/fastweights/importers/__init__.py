@@ -14,8 +14,9 @@ from fastweights.importers.llama import llama, mistral, qwen2, qwen3
 from fastweights.importers.mamba import mamba
 from fastweights.importers.mamba2 import mamba2
 from fastweights.importers.metala import metala
+from fastweights.importers.olmo_hybrid import olmo_hybrid
 from fastweights.importers.plan import ImportPlan, ProgressCallback
-from fastweights.importers.qwen3_next import qwen3_next
+from fastweights.importers.qwen3_next import qwen3_5_text, qwen3_next
 from fastweights.importers.recurrent_gemma import recurrent_gemma
 from fastweights.importers.rwkv import rwkv
 from fastweights.importers.source import (
@@ -40,8 +41,10 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "mesa_net": mesa_net,
     "metala": metala,
     "mistral": mistral,
+    "olmo_hybrid": olmo_hybrid,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "qwen3_5_text": qwen3_5_text,
     "qwen3_next": qwen3_next,
     "recurrent_gemma": recurrent_gemma,
     "retnet": retnet,

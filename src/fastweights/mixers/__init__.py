@@ -21,6 +21,7 @@ from fastweights.mixers.metala import MetaLA
 from fastweights.mixers.mla import MLA
 from fastweights.mixers.mlstm import MLSTM
 from fastweights.mixers.normalized import NormalizedAttention
+from fastweights.mixers.olmo2 import OLMo2Attention
 from fastweights.mixers.performer import Performer
 from fastweights.mixers.qlstm import QLSTM
 from fastweights.mixers.registry import MIXERS, make, plugin, register
@@ -63,6 +64,7 @@ __all__ = [
     "MesaNetBaseline",
     "MetaLA",
     "NormalizedAttention",
+    "OLMo2Attention",
     "Performer",
     "RWKV4Channel",
     "RetNet",

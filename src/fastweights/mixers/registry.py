@@ -30,6 +30,7 @@ from fastweights.mixers.metala import MetaLA
 from fastweights.mixers.mla import MLA
 from fastweights.mixers.mlstm import MLSTM
 from fastweights.mixers.normalized import NormalizedAttention
+from fastweights.mixers.olmo2 import OLMo2Attention
 from fastweights.mixers.performer import Performer
 from fastweights.mixers.qlstm import QLSTM
 from fastweights.mixers.retnet import RetNet
@@ -46,6 +47,7 @@ from fastweights.runs.identity import current_path
 MIXERS: dict[str, type[Mixer]] = {
     "softmax": SoftmaxAttention,
     "swa": SlidingWindow,
+    "olmo2": OLMo2Attention,
     "mla": MLA,
     "linear": LinearAttention,
     "performer": Performer,

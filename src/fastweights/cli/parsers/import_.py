@@ -8,7 +8,18 @@ from fastweights.cli.parser import Deferred, Parser, add_dtype
 FAMILIES = (
     *("bailing_hybrid", "delta_net", "gated_deltanet", "gla", "kimi_linear"),
     *("llama", "mamba", "mamba2", "mesa_net", "metala"),
-    *("mistral", "qwen2", "qwen3", "qwen3_next", "recurrent_gemma", "retnet", "rwkv", "xlstm"),
+    *(
+        "mistral",
+        "olmo_hybrid",
+        "qwen2",
+        "qwen3",
+        "qwen3_5_text",
+        "qwen3_next",
+        "recurrent_gemma",
+        "retnet",
+        "rwkv",
+        "xlstm",
+    ),
 )
 """Model types that `fastweights.importers` reads."""
 
