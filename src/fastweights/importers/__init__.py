@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from fastweights.importers.fla import deltanet, gdn, gla, mesa_net, retnet
+from fastweights.importers.fla import deltanet, gdn, gla, kda, mesa_net, retnet
 from fastweights.importers.kimi_linear import bailing_hybrid, kimi_linear
 from fastweights.importers.llama import llama, mistral, qwen2, qwen3
 from fastweights.importers.mamba import mamba
@@ -34,6 +34,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "delta_net": deltanet,
     "gated_deltanet": gdn,
     "gla": gla,
+    "kda": kda,
     "kimi_linear": kimi_linear,
     "llama": llama,
     "mamba": mamba,

@@ -6,7 +6,7 @@ from fastweights.cli.argument_types import given, path
 from fastweights.cli.parser import Deferred, Parser, add_dtype
 
 FAMILIES = (
-    *("bailing_hybrid", "delta_net", "gated_deltanet", "gla", "kimi_linear"),
+    *("bailing_hybrid", "delta_net", "gated_deltanet", "gla", "kda", "kimi_linear"),
     *("llama", "mamba", "mamba2", "mesa_net", "metala"),
     *(
         "mistral",
