@@ -41,7 +41,7 @@ from tiny import tiny, tokens
 from tolerances import array, assert_close
 
 D, T = 16, 6
-WITHOUT_LTV = {"softmax", "swa"}
+WITHOUT_LTV = {"softmax", "swa", "olmo2", "mla"}
 SIZES: dict[str, dict[str, Any]] = {
     "based": {"keys": 2},
     "dss": {"state": 4},

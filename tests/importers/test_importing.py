@@ -287,6 +287,13 @@ def test_mixtures_of_experts_are_refused() -> None:
     refused(model, "layers 1, 2 of this qwen3_next checkpoint are mixtures of experts")
 
 
+def test_experts_of_kimi_linear_are_refused() -> None:
+    settings = {**ORIGINALS["Kimi Linear"].settings, "num_experts": 2, "num_experts_per_token": 1}
+    kinds = ["dense", "dense", "sparse"]
+    model = Original("kimi_linear", {**settings, "mlp_layer_types": kinds}).build()
+    refused(model, "layer 2 of this kimi_linear checkpoint is a mixture of experts")
+
+
 def test_a_missing_field_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "metala"
     TRANSCRIPTIONS["MetaLA (BICLab)"].save(folder, torch.float32)

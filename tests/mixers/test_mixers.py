@@ -21,7 +21,7 @@ from fastweights.methods import Auto, Chunkwise, Method, Recurrent
 from fastweights.mixer import Mixer, MixerState
 from fastweights.mixers import MIXERS, make, register
 from fastweights.recurrence import ShapeError
-from oracles import attention, layers, mesanet, state_space
+from oracles import attention, kimi, latent, layers, mesanet, state_space
 from tolerances import array, assert_close
 
 D = 16
@@ -70,6 +70,19 @@ LAYERS = [
         rope={"base": 100.0, "fraction": 0.4},
     ),
     layer("softmax", layers.softmax, heads=2, qk_norm=1e-3, gated=True),
+    layer("olmo2", layers.olmo2, heads=4, kv_heads=2, eps=1e-2),
+    layer("mla", latent.mla, heads=4, width=4, turned=2),
+    layer(
+        *("mla", latent.mla),
+        heads=2,
+        rank=10,
+        query_rank=7,
+        width=5,
+        turned=4,
+        value_width=6,
+        gated=True,
+        rope={"base": 100.0, "fraction": 0.5},
+    ),
     layer("lolcats", layers.lolcats, heads=4, kv_heads=2, window=3),
     layer("lolcats", layers.lolcats, heads=2, window=3, shared=False),
     layer("linear", layers.linear_attention, heads=2),
@@ -135,6 +148,18 @@ LAYERS = [
         negative=True,
         eps=1e-2,
         floor=1e-2,
+    ),
+    layer("kda", kimi.kda, heads=2),
+    layer(
+        *("kda", kimi.kda),
+        heads=2,
+        width=6,
+        value_heads=4,
+        conv=2,
+        negative=True,
+        lowest=2.0,
+        low_rank=False,
+        eps=1e-2,
     ),
     layer("mesa", layers.mesa, heads=2),
     layer("mesanet", mesanet.mamba2, heads=2, rule="mamba2"),
@@ -305,7 +330,7 @@ def test_state_of_some_of_the_sequences(layer: Layer) -> None:
 def test_state_size_is_constant_where_the_papers_say_so(layer: Layer) -> None:
     mixer = layer.build()
     sizes = [mixer(inputs(t=t))[1].nbytes for t in (1, 8, 40)]
-    if layer.name == "softmax" and "window" not in layer.arguments:
+    if layer.name in ("softmax", "olmo2", "mla") and "window" not in layer.arguments:
         assert sizes[0] < sizes[1] < sizes[2]
     else:
         assert sizes[1] == sizes[2]
@@ -325,8 +350,9 @@ def test_bfloat16_runs_with_its_state_in_float32(layer: Layer) -> None:
         y, state = mixer(x, method=method)
         assert y.dtype == torch.bfloat16
         assert_close(y, want, f"y by {method}")
-        cached = {torch.bfloat16} if layer.name in ("softmax", "swa", "lolcats") else set()
-        summed = set() if layer.name in ("softmax", "swa") else {torch.float32, torch.complex64}
+        whole = layer.name in ("softmax", "swa", "olmo2", "mla")
+        cached = {torch.bfloat16} if whole or layer.name == "lolcats" else set()
+        summed = set() if whole else {torch.float32, torch.complex64}
         assert {s.dtype for s in parts(state.memory)} <= {*cached, *summed, torch.long}
 
 

@@ -29,6 +29,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "identity": {"mlp": "identity"},
     "no mlp": {"mlp": None},
     "parallel": {"parallel_residual": True, "norm": "layer", "mlp": "plain"},
+    "norms behind": {"norms_behind": [True, False], "norm_eps": 0.1},
+    "parallel, norms behind": {"parallel_residual": True, "norms_behind": [True]},
     "positions": {"learnt_positions": 9},
     "scale": {"embedding_scale": 0.5, "learnt_positions": 9},
 }
@@ -89,14 +91,21 @@ def backbone(model: FastWeightsForCausalLM, ids: torch.Tensor) -> np.ndarray:
     if config.learnt_positions is not None:
         x = x + array(trunk.embed_positions.weight)[: ids.shape[1]]
     x = x * (4.0 if config.embedding_scale is None else config.embedding_scale)
-    for block in trunk.layers:
-        y = array(block.mixer(torch.from_numpy(normalized(x, block.mixer_norm, config)))[0])
+    for i, block in enumerate(trunk.layers):
+        behind = config.norms_behind[i % len(config.norms_behind)]
+
+        def before(z: np.ndarray, norm: Any, apply: bool = not behind) -> np.ndarray:
+            return normalized(z, norm, config) if apply else z
+
+        def after(z: np.ndarray, norm: Any, apply: bool = behind) -> np.ndarray:
+            return normalized(z, norm, config) if apply else z
+
+        y = array(block.mixer(torch.from_numpy(before(x, block.mixer_norm)))[0])
+        y = after(y, block.mixer_norm)
         z = x if config.parallel_residual else x + y
-        x = (
-            x + y
-            if config.mlp is None
-            else x + y + mlp(normalized(z, block.mlp_norm, config), block.mlp, config)
-        )
+        x = x + y
+        if config.mlp is not None:
+            x = x + after(mlp(before(z, block.mlp_norm), block.mlp, config), block.mlp_norm)
     return normalized(x, trunk.norm, config) @ array(model.lm_head.weight).T
 
 
@@ -215,6 +224,8 @@ def test_gpt2_starts_its_weights_in_its_own_way() -> None:
         ({"mlp": "swiglu"}, "mlp = 'swiglu'; there are gated, identity, plain"),
         ({"hidden_act": "step"}, "hidden_act = 'step'; there are .*gelu"),
         ({"mlp": None, "parallel_residual": True}, "no MLP to be parallel to"),
+        ({"norms_behind": []}, "norms_behind lists 0 layers of 2"),
+        ({"norms_behind": [True] * 4}, "norms_behind lists 4 layers of 2"),
         ({"learnt_positions": 0}, "learnt_positions = 0; it is above 0, or None"),
         ({"embedding_scale": 0.0}, "embedding_scale = 0.0"),
         ({"initializer_range": -0.1}, "initializer_range = -0.1"),

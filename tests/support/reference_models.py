@@ -172,6 +172,24 @@ def compared(theirs: Continuation, ours: Continuation) -> Difference:
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 3}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 40}
+HYBRID = ["linear_attention", "full_attention", "linear_attention"]
+DELTA = {
+    "layer_types": HYBRID,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 10,
+}
+LATENT = {
+    **{name: HEADS[name] for name in ("num_attention_heads", "intermediate_size")},
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 10,
+    "qk_rope_head_dim": 6,
+    "qk_nope_head_dim": 5,
+    "v_head_dim": 7,
+    "layer_types": HYBRID,
+    "mlp_layer_types": ["dense"] * 3,
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 50.0,
@@ -203,19 +221,28 @@ ORIGINALS: dict[str, Original] = {
     ),
     "Qwen3": Original("qwen3", {**SMALL, **HEADS, "head_dim": 12}),
     "Qwen3-Next": Original(
-        "qwen3_next",
+        "qwen3_next", {**SMALL, **HEADS, **DELTA, "head_dim": 16, "num_experts": 0}
+    ),
+    "Qwen3.5": Original("qwen3_5_text", {**SMALL, **HEADS, **DELTA, "head_dim": 16}),
+    "OLMo Hybrid": Original("olmo_hybrid", {**SMALL, **HEADS, **DELTA, "rope_parameters": None}),
+    "OLMo Hybrid, with RoPE": Original(
+        "olmo_hybrid",
         {
             **SMALL,
             **HEADS,
-            "head_dim": 16,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 12,
-            "linear_value_head_dim": 10,
-            "num_experts": 0,
+            **DELTA,
+            "linear_allow_neg_eigval": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
         },
     ),
+    "Kimi Linear": Original(
+        "kimi_linear", {**SMALL, **LATENT, "linear_head_dim": 8, "linear_num_heads": 3}
+    ),
+    "Kimi Linear, queries of low rank": Original(
+        "kimi_linear",
+        {**SMALL, **LATENT, "linear_head_dim": 8, "linear_num_heads": 3, "q_lora_rank": 9},
+    ),
+    "Ling 3.0": Original("bailing_hybrid", {**SMALL, **LATENT, "head_dim": 12}),
     "Mamba-2": Original(
         "mamba2",
         {**SMALL, "num_heads": 4, "head_dim": 16, "state_size": 6, "n_groups": 2, "chunk_size": 8},

@@ -51,6 +51,8 @@ GROUPS: Mapping[str, str] = {
     "swa": (
         "as softmax inside its window, but what leaves the window is chosen by age alone: no C1."
     ),
+    "olmo2": "as `softmax`.",
+    "mla": "as `softmax`, with one latent of every token kept for all heads.",
     "lolcats": "as `swa`; what leaves the window is remembered by linear attention, without decay.",
     "dss": (
         "the paper counts Q, K, Λ. Since B = 1, the key has no parameters but those of the decay:"

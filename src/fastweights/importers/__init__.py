@@ -8,13 +8,15 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from fastweights.importers.fla import deltanet, gdn, gla, mesa_net, retnet
+from fastweights.importers.fla import deltanet, gdn, gla, kda, mesa_net, retnet
+from fastweights.importers.kimi_linear import bailing_hybrid, kimi_linear
 from fastweights.importers.llama import llama, mistral, qwen2, qwen3
 from fastweights.importers.mamba import mamba
 from fastweights.importers.mamba2 import mamba2
 from fastweights.importers.metala import metala
+from fastweights.importers.olmo_hybrid import olmo_hybrid
 from fastweights.importers.plan import ImportPlan, ProgressCallback
-from fastweights.importers.qwen3_next import qwen3_next
+from fastweights.importers.qwen3_next import qwen3_5_text, qwen3_next
 from fastweights.importers.recurrent_gemma import recurrent_gemma
 from fastweights.importers.rwkv import rwkv
 from fastweights.importers.source import (
@@ -28,17 +30,22 @@ from fastweights.importers.xlstm import xlstm
 from fastweights.models import FastWeightsForCausalLM
 
 FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
+    "bailing_hybrid": bailing_hybrid,
     "delta_net": deltanet,
     "gated_deltanet": gdn,
     "gla": gla,
+    "kda": kda,
+    "kimi_linear": kimi_linear,
     "llama": llama,
     "mamba": mamba,
     "mamba2": mamba2,
     "mesa_net": mesa_net,
     "metala": metala,
     "mistral": mistral,
+    "olmo_hybrid": olmo_hybrid,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "qwen3_5_text": qwen3_5_text,
     "qwen3_next": qwen3_next,
     "recurrent_gemma": recurrent_gemma,
     "retnet": retnet,

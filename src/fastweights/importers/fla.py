@@ -1,4 +1,4 @@
-"""The language models of flash-linear-attention: GLA, RetNet, DeltaNet, gated DeltaNet and
+"""The language models of flash-linear-attention: GLA, RetNet, DeltaNet, gated DeltaNet, KDA and
 MesaNet."""
 
 from __future__ import annotations
@@ -146,6 +146,41 @@ def gdn(source: CheckpointSource) -> ImportPlan:
             **projections("q", "k", "v", "g", "o"),
             **convolutions("q", "k", "v"),
             "mixer.W_alpha.weight": "attn.a_proj.weight",
+            "mixer.W_beta.weight": "attn.b_proj.weight",
+            "mixer.log_a": "attn.A_log",
+            "mixer.b_alpha": "attn.dt_bias",
+            "mixer.norm.weight": "attn.o_norm.weight",
+        }
+        return mixer, table
+
+    return _plan(source, layer)
+
+
+def kda(source: CheckpointSource) -> ImportPlan:
+    """Plan the import of a KDA checkpoint, which may have more heads for v than for q and k, and a
+    bounded decay."""
+
+    def layer(settings: Settings) -> LayerPlan:
+        settings.require("use_short_conv", True)
+        settings.require("expand_v", 1.0)
+        lowest = settings.get("lower_bound", None)
+        mixer = {
+            "name": "kda",
+            "heads": settings["num_heads"],
+            "width": settings["head_dim"],
+            "value_heads": settings.get("num_v_heads", None),
+            "conv": settings["conv_size"],
+            "negative": settings.get("allow_neg_eigval", False),
+            "lowest": None if lowest is None else -lowest,
+            "eps": settings["norm_eps"],
+        }
+        table = {
+            **projections("q", "k", "v", "o"),
+            **convolutions("q", "k", "v"),
+            **linear("mixer.W_alpha.0", "attn.f_proj.0"),
+            **linear("mixer.W_alpha.1", "attn.f_proj.1"),
+            **linear("mixer.W_g.0", "attn.g_proj.0"),
+            **linear("mixer.W_g.1", "attn.g_proj.1", bias=True),
             "mixer.W_beta.weight": "attn.b_proj.weight",
             "mixer.log_a": "attn.A_log",
             "mixer.b_alpha": "attn.dt_bias",

@@ -3,10 +3,11 @@ tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from itertools import chain
+from itertools import accumulate, chain
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -176,6 +177,58 @@ def rows(start: int, stop: int | None = None) -> Convert:
 def taps(weight: Tensor) -> Tensor:
     """Convert a depthwise Conv1d's weight ``[d 1 size]`` to ours, ``[size d]``."""
     return weight.squeeze(1).mT
+
+
+def convolutions(names: Collection[str], theirs: str, widths: Mapping[str, int]) -> Table:
+    """Map short convolutions that transformers has in one Conv1d, and files in one each.
+
+    Args:
+        names: Names of all their tensors.
+        theirs: Name of the module that the convolutions are in.
+        widths: Channels of each, by our name, in the order of the one.
+    """
+    fused = any(name.endswith(".conv1d.weight") for name in names)
+    parts = ["conv1d"] if fused else [f"{name}_conv1d" for name in widths]
+    first, *others = (f"{theirs}.{part}.weight" for part in parts)
+    ends = accumulate(widths.values())
+    return {
+        f"mixer.conv_{name}.weight": TensorSource(
+            first, _channels(end - widths[name], end), tuple(others)
+        )
+        for name, end in zip(widths, ends, strict=True)
+    }
+
+
+def _channels(start: int, stop: int) -> Convert:
+    # files that transformers wrote divide the channels in equal parts, whatever their widths
+    return lambda *weights: taps(torch.cat(weights)[start:stop])
+
+
+def rename_missing(
+    tensors: Mapping[str, TensorSource | ConstantTensor],
+    names: Collection[str],
+    published: Mapping[str, str],
+) -> dict[str, TensorSource | ConstantTensor]:
+    """Let tensors that the checkpoint lacks come from those with their published names.
+
+    Args:
+        tensors: The source of each of our tensors.
+        names: Names of all their tensors.
+        published: Patterns of parts of a source's name → what the published name has instead.
+    """
+
+    def known(name: str) -> str:
+        other = name
+        for pattern, replacement in published.items():
+            other = re.sub(pattern, replacement, other)
+        return other if name not in names and other in names else name
+
+    return {
+        ours: part
+        if isinstance(part, ConstantTensor)
+        else TensorSource(known(part.source), part.convert, tuple(map(known, part.others)))
+        for ours, part in tensors.items()
+    }
 
 
 def one_plus(weight: Tensor) -> Tensor:

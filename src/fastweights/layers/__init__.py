@@ -7,13 +7,14 @@ from fastweights.layers.functions import (
     accumulate_dtype,
     both_ways,
     head_numbers,
+    init_steps,
     l2_normalize,
     log_gate,
     split_heads,
     upcast,
 )
 from fastweights.layers.linear import Linear, project_each, project_pairs
-from fastweights.layers.mlp import MLP, MLPS, GatedMLP, LowRank
+from fastweights.layers.mlp import MLP, MLPS, GatedMLP, LowRank, factorized
 from fastweights.layers.norms import NORMS, Gate, HeadNorm, SiLUGate, WholeNorm
 from fastweights.layers.pooling import POOLINGS
 from fastweights.layers.rotary import Rope, rotary
@@ -39,8 +40,10 @@ __all__ = [
     "both_ways",
     "choose",
     "elu_plus_one",
+    "factorized",
     "head_numbers",
     "head_width",
+    "init_steps",
     "l2_normalize",
     "log_gate",
     "project_each",

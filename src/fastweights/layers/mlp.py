@@ -61,3 +61,8 @@ class LowRank(nn.Sequential):
 
     def __init__(self, d: int, rank: int, width: int, *, bias: bool) -> None:
         super().__init__(Linear(d, rank, bias=False), Linear(rank, width, bias=bias))
+
+
+def factorized(d: int, rank: int | None, width: int, *, bias: bool) -> nn.Module:
+    """A `LowRank` of this rank; None for one whole matrix."""
+    return Linear(d, width, bias=bias) if rank is None else LowRank(d, rank, width, bias=bias)

@@ -9,6 +9,7 @@ from fastweights.mixers.gla import GLA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
 from fastweights.mixers.hgrn2 import HGRN2
+from fastweights.mixers.kda import KDA
 from fastweights.mixers.linear import LinearAttention
 from fastweights.mixers.lolcats import LoLCATs
 from fastweights.mixers.lru import LRU
@@ -17,8 +18,10 @@ from fastweights.mixers.mamba2 import Mamba2
 from fastweights.mixers.mesa import MesaLayer, SignedMesaLayer
 from fastweights.mixers.mesanet import MesaNetBaseline
 from fastweights.mixers.metala import MetaLA
+from fastweights.mixers.mla import MLA
 from fastweights.mixers.mlstm import MLSTM
 from fastweights.mixers.normalized import NormalizedAttention
+from fastweights.mixers.olmo2 import OLMo2Attention
 from fastweights.mixers.performer import Performer
 from fastweights.mixers.qlstm import QLSTM
 from fastweights.mixers.registry import MIXERS, make, plugin, register
@@ -38,8 +41,10 @@ __all__ = [
     "H3",
     "HGRN",
     "HGRN2",
+    "KDA",
     "LRU",
     "MIXERS",
+    "MLA",
     "MLSTM",
     "QLSTM",
     "RFA",
@@ -59,6 +64,7 @@ __all__ = [
     "MesaNetBaseline",
     "MetaLA",
     "NormalizedAttention",
+    "OLMo2Attention",
     "Performer",
     "RWKV4Channel",
     "RetNet",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -15,6 +13,7 @@ from fastweights.layers import (
     SiLUGate,
     TokenContext,
     head_width,
+    init_steps,
     l2_normalize,
     project_each,
     split_heads,
@@ -75,9 +74,8 @@ class GatedDeltaNet(Mixer):
 
     def reset_parameters(self) -> None:
         """a uniform in [1, 16]; softplus(b_α) log-uniform in [0.001, 0.1], as in Mamba-2."""
+        init_steps(self.b_alpha)
         with torch.no_grad():
-            step = torch.empty_like(self.b_alpha).uniform_(math.log(1e-3), math.log(1e-1)).exp()
-            nn.init.zeros_(self.b_alpha).add_(step + torch.log(-torch.expm1(-step)))
             nn.init.uniform_(self.log_a, 1, 16).log_()
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Delta, SiLUGate]:

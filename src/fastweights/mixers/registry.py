@@ -18,6 +18,7 @@ from fastweights.mixers.gla import GLA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
 from fastweights.mixers.hgrn2 import HGRN2
+from fastweights.mixers.kda import KDA
 from fastweights.mixers.linear import LinearAttention
 from fastweights.mixers.lolcats import LoLCATs
 from fastweights.mixers.lru import LRU
@@ -26,8 +27,10 @@ from fastweights.mixers.mamba2 import Mamba2
 from fastweights.mixers.mesa import MesaLayer, SignedMesaLayer
 from fastweights.mixers.mesanet import MesaNetBaseline
 from fastweights.mixers.metala import MetaLA
+from fastweights.mixers.mla import MLA
 from fastweights.mixers.mlstm import MLSTM
 from fastweights.mixers.normalized import NormalizedAttention
+from fastweights.mixers.olmo2 import OLMo2Attention
 from fastweights.mixers.performer import Performer
 from fastweights.mixers.qlstm import QLSTM
 from fastweights.mixers.retnet import RetNet
@@ -44,6 +47,8 @@ from fastweights.runs.identity import current_path
 MIXERS: dict[str, type[Mixer]] = {
     "softmax": SoftmaxAttention,
     "swa": SlidingWindow,
+    "olmo2": OLMo2Attention,
+    "mla": MLA,
     "linear": LinearAttention,
     "performer": Performer,
     "rfa": RFA,
@@ -70,6 +75,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "mlstm": MLSTM,
     "deltanet": DeltaNet,
     "gated_deltanet": GatedDeltaNet,
+    "kda": KDA,
     "mesa": MesaLayer,
     "mesa_signed": SignedMesaLayer,
     "mesanet": MesaNetBaseline,

@@ -18,12 +18,13 @@ from fastweights.shapes import Embedded, Mask, Segments
 
 class Block(GradientCheckpointingLayer):
     """x ← x + Mixer(Norm x);  x ← x + MLP(Norm x), or both at once: x ← x + Mixer(Norm x) +
-    MLP(Norm' x)
+    MLP(Norm' x); with the norms behind: x ← x + Norm(Mixer x) and so on
     """
 
     def __init__(self, config: FastWeightsConfig, layer: int) -> None:
         super().__init__()
         self.parallel = config.parallel_residual
+        self.norms_behind = config.norms_behind[layer % len(config.norms_behind)]
         self.mixer_norm = normalization(config)
         mixer = make(d=config.hidden_size, **config.layer_mixers[layer])
         self.mixer = Bidirectional(mixer) if config.bidirectional else mixer
@@ -40,13 +41,13 @@ class Block(GradientCheckpointingLayer):
         segments: Segments | None,
         method: Method = Auto(),
     ) -> tuple[Embedded, MixerState | None]:
-        y, after = self.mixer(
-            self.mixer_norm(x), state, keep=keep, segments=segments, method=method
-        )
-        mixed = x + self.dropout(y)
+        read = x if self.norms_behind else self.mixer_norm(x)
+        y, after = self.mixer(read, state, keep=keep, segments=segments, method=method)
+        mixed = x + self.dropout(self.mixer_norm(y) if self.norms_behind else y)
         if self.mlp_norm is None or self.mlp is None:
             return mixed, after
-        z = self.mlp(self.mlp_norm(x if self.parallel else mixed))
+        read = x if self.parallel else mixed
+        z = self.mlp_norm(self.mlp(read)) if self.norms_behind else self.mlp(self.mlp_norm(read))
         return mixed + self.dropout(z), after
 
     @property

@@ -34,6 +34,8 @@ class FastWeightsConfig(CarriesCode):
         mlp_bias: whether the MLP's projections have biases
         parallel_residual: whether mixer and MLP read the same x and are added together
             (GPT-NeoX)
+        norms_behind: whether a layer's norms stand behind its mixer and MLP (OLMo 2) instead of
+            before them, repeated over the depth
         learnt_positions: adds a learnt embedding to each of the first so many tokens of a
             document; None for none
         embedding_scale: what the embeddings are multiplied by; None for √hidden_size
@@ -69,6 +71,7 @@ class FastWeightsConfig(CarriesCode):
     intermediate_size: int | None = None
     mlp_bias: bool = False
     parallel_residual: bool = False
+    norms_behind: list[bool] = field(default_factory=lambda: [False])
     learnt_positions: int | None = None
     embedding_scale: int | float | None = None
     embedding_dropout: int | float = 0.0
@@ -173,6 +176,11 @@ class FastWeightsConfig(CarriesCode):
             )
 
     def _check_mixers(self) -> None:
+        if not 1 <= len(self.norms_behind) <= self.num_hidden_layers:
+            raise ValueError(
+                f"norms_behind lists {len(self.norms_behind)} layers of {self.num_hidden_layers};"
+                " name at least one and at most all"
+            )
         if not self.mixers:
             raise ValueError('mixers is empty; name at least one, such as [{"name": "metala"}]')
         if len(self.mixers) > self.num_hidden_layers:

@@ -170,12 +170,12 @@ def decayed(q: Array, k: Array, v: Array, alpha: Array) -> Array:
 
 
 def erased(q: Array, k: Array, v: Array, beta: Array, alpha: Array) -> Array:
-    """o_t = d_k^(-1/2) q_t S_t of S_t = α_t S_{t-1} + β_t k_tᵀ (v_t - k_t α_t S_{t-1}); ``alpha,
-    beta [b t h]``.
+    """o_t = d_k^(-1/2) q_t S_t of S_t = diag(α_t) S_{t-1} + β_t k_tᵀ (v_t - k_t diag(α_t) S_{t-1});
+    ``alpha [b t h 1|k], beta [b t h]``.
     """
     S, o = np.zeros((*v.shape[::2], q.shape[3], v.shape[3])), np.zeros_like(v)
     for t in range(q.shape[1]):
-        S = alpha[:, t, :, None, None] * S
+        S = alpha[:, t, :, :, None] * S
         predicted = np.einsum("bhk,bhkv->bhv", k[:, t], S)
         S = S + outer(k[:, t], beta[:, t, :, None] * (v[:, t] - predicted))
         o[:, t] = np.einsum("bhk,bhkv->bhv", q[:, t], S) * q.shape[3] ** -0.5
@@ -205,7 +205,7 @@ def delta_net(x: Array, w: Weights, c: Fields) -> Array:
         for n in "qkv"
     )
     beta = sigmoid(projected(x, w, "b_proj")) * (2 if c["allow_neg_eigval"] else 1)
-    o = erased(unit(q, 1e-6), unit(k, 1e-6), v, beta, np.ones_like(beta))
+    o = erased(unit(q, 1e-6), unit(k, 1e-6), v, beta, np.ones_like(beta)[..., None])
     return projected(join(rms_norm(o, w["o_norm.weight"], c["norm_eps"])), w, "o_proj")
 
 
@@ -214,9 +214,26 @@ def gated_deltanet(x: Array, w: Weights, c: Fields) -> Array:
     served = c["num_v_heads"] // c["num_heads"]
     q, k = (np.repeat(unit(split(z, c["num_heads"]), 1e-6), served, axis=2) for z in (q, k))
     alpha = np.exp(-np.exp(w["A_log"]) * softplus(projected(x, w, "a_proj") + w["dt_bias"]))
-    o = erased(q, k, split(v, c["num_v_heads"]), sigmoid(projected(x, w, "b_proj")), alpha)
+    o = erased(
+        q, k, split(v, c["num_v_heads"]), sigmoid(projected(x, w, "b_proj")), alpha[..., None]
+    )
     o = rms_norm(o, w["o_norm.weight"], c["norm_eps"])
     return projected(join(o) * silu(projected(x, w, "g_proj")), w, "o_proj")
+
+
+def kda(x: Array, w: Weights, c: Fields) -> Array:
+    """log α = lower_bound · σ(e^A (f + dt)) of every channel, for each head of v."""
+    q, k, v = (convolved(projected(x, w, f"{n}_proj"), w[f"{n}_conv1d.weight"]) for n in "qkv")
+    served = c["num_v_heads"] // c["num_heads"]
+    q, k = (np.repeat(unit(split(z, c["num_heads"]), 1e-6), served, axis=2) for z in (q, k))
+    f = projected(projected(x, w, "f_proj.0"), w, "f_proj.1") + w["dt_bias"]
+    rate = np.exp(w["A_log"])[:, None] * split(f, c["num_v_heads"])
+    alpha = np.exp(c["lower_bound"] * sigmoid(rate))
+    beta = 2 * sigmoid(projected(x, w, "b_proj"))
+    o = erased(q, k, split(v, c["num_v_heads"]), beta, alpha)
+    gate = projected(projected(x, w, "g_proj.0"), w, "g_proj.1")
+    o = rms_norm(o, w["o_norm.weight"], c["norm_eps"])
+    return projected(join(o) * sigmoid(gate), w, "o_proj")
 
 
 def mesa_net(x: Array, w: Weights, c: Fields) -> Array:
@@ -347,6 +364,20 @@ GATED_DELTA: Shapes = {
     "dt_bias": (4,),
     "o_norm.weight": (12,),
 }
+KDA: Shapes = {
+    **square("qk", 24),
+    **square("v", 48),
+    **square("b", 4),
+    **square("o", D, 48),
+    **convolutions("qk", 24),
+    **convolutions("v", 48),
+    **{f"{name}_proj.0.weight": (12, D) for name in "fg"},
+    **{f"{name}_proj.1.weight": (48, 12) for name in "fg"},
+    "g_proj.1.bias": (48,),
+    "A_log": (4,),
+    "dt_bias": (48,),
+    "o_norm.weight": (12,),
+}
 MESA: Shapes = {
     **square("qkvo"),
     **convolutions("qk"),
@@ -393,6 +424,17 @@ TRANSCRIPTIONS = {
         head_dim=12,
         num_v_heads=4,
         expand_v=1.0,
+    ),
+    "KDA (fla)": of_fla(
+        "kda",
+        kda,
+        KDA,
+        num_heads=2,
+        head_dim=12,
+        num_v_heads=4,
+        expand_v=1.0,
+        allow_neg_eigval=True,
+        lower_bound=-2.0,
     ),
     "MesaNet (fla)": of_fla(
         "mesa_net",
