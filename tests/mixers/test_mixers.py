@@ -21,7 +21,7 @@ from fastweights.methods import Auto, Chunkwise, Method, Recurrent
 from fastweights.mixer import Mixer, MixerState
 from fastweights.mixers import MIXERS, make, register
 from fastweights.recurrence import ShapeError
-from oracles import attention, layers, mesanet, state_space
+from oracles import attention, deltas, layers, mesanet, state_space
 from tolerances import array, assert_close
 
 D = 16
@@ -133,6 +133,16 @@ LAYERS = [
         value_heads=4,
         expand_v=1.0,
         negative=True,
+        eps=1e-2,
+        floor=1e-2,
+    ),
+    layer("gated_deltaproduct", deltas.gated_deltaproduct, heads=2),
+    layer(
+        *("gated_deltaproduct", deltas.gated_deltaproduct),
+        heads=4,
+        steps=3,
+        expand_v=1.0,
+        negative=False,
         eps=1e-2,
         floor=1e-2,
     ),

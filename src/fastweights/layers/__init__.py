@@ -3,6 +3,7 @@
 from fastweights.layers.arguments import choose, head_width, require_fraction
 from fastweights.layers.context import TokenContext
 from fastweights.layers.convolution import ShortConvolution, TokenShift
+from fastweights.layers.decay_gate import SoftplusDecay
 from fastweights.layers.functions import (
     accumulate_dtype,
     both_ways,
@@ -32,6 +33,7 @@ __all__ = [
     "Rope",
     "ShortConvolution",
     "SiLUGate",
+    "SoftplusDecay",
     "TokenContext",
     "TokenShift",
     "WholeNorm",

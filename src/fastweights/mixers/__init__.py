@@ -5,6 +5,7 @@ from fastweights.mixers.cosformer import CosFormer
 from fastweights.mixers.deltanet import DeltaNet
 from fastweights.mixers.dss import DSS
 from fastweights.mixers.gated_deltanet import GatedDeltaNet
+from fastweights.mixers.gated_deltaproduct import GatedDeltaProduct
 from fastweights.mixers.gla import GLA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
@@ -51,6 +52,7 @@ __all__ = [
     "CosFormer",
     "DeltaNet",
     "GatedDeltaNet",
+    "GatedDeltaProduct",
     "LinearAttention",
     "LoLCATs",
     "Mamba",

@@ -14,6 +14,7 @@ from fastweights.mixers.cosformer import CosFormer
 from fastweights.mixers.deltanet import DeltaNet
 from fastweights.mixers.dss import DSS
 from fastweights.mixers.gated_deltanet import GatedDeltaNet
+from fastweights.mixers.gated_deltaproduct import GatedDeltaProduct
 from fastweights.mixers.gla import GLA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
@@ -70,6 +71,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "mlstm": MLSTM,
     "deltanet": DeltaNet,
     "gated_deltanet": GatedDeltaNet,
+    "gated_deltaproduct": GatedDeltaProduct,
     "mesa": MesaLayer,
     "mesa_signed": SignedMesaLayer,
     "mesanet": MesaNetBaseline,

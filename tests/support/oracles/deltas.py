@@ -1,0 +1,65 @@
+"""The delta rules of 2025 and 2026 as their papers write them: NumPy, float64; nothing here uses
+the library.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from oracles.layers import (
+    Parameters,
+    convolution,
+    join,
+    linear,
+    rms_norm,
+    sigmoid,
+    silu,
+    softplus,
+    split,
+    unit,
+)
+from oracles.rules import Array
+
+
+def short(x: Array, p: Parameters, name: str) -> Array:
+    """SiLU(conv(x W))."""
+    return silu(convolution(linear(x, p, f"W_{name}"), p[f"conv_{name}.weight"]))
+
+
+def decay(logits: Array, p: Parameters, name: str = "decay") -> Array:
+    """α = exp(-a softplus(x + b)), a of the head ``[b t h ·]``."""
+    heads = len(p[f"{name}.log_a"])
+    a = np.exp(p[f"{name}.log_a"])[:, None]
+    return np.exp(-a * split(softplus(logits + p[f"{name}.bias"]), heads))
+
+
+def gated_deltaproduct(
+    x: Array,
+    p: Parameters,
+    heads: int = 4,
+    steps: int = 2,
+    negative: bool = True,
+    eps: float = 1e-5,
+    floor: float = 0.0,
+) -> Array:
+    """2502.10297: H_i = α_i H_{i-1} A(x_i) + …, A(x_i) = ∏_j (I - β_ij k_ij k_ijᵀ), in our order of
+    the state's axes.
+    """
+    q = unit(split(short(x, p, "q"), heads), floor)
+    k, v = short(x, p, "k"), short(x, p, "v")
+    beta = (2 if negative else 1) * sigmoid(linear(x, p, "W_beta"))
+    alpha = decay(linear(x, p, "W_alpha"), p)[..., 0]
+    keys, values = q.shape[3], v.shape[2] // (steps * heads)
+    o = np.zeros((*x.shape[:2], heads, values))
+    for b, h in np.ndindex(x.shape[0], heads):
+        S = np.zeros((keys, values))
+        for t in range(x.shape[1]):
+            S = alpha[b, t, h] * S
+            for j in range(steps):
+                at = j * heads + h
+                key = unit(k[b, t, at * keys : (at + 1) * keys], floor)
+                value = v[b, t, at * values : (at + 1) * values]
+                rate = beta[b, t, at]
+                S = (np.eye(keys) - rate * np.outer(key, key)) @ S + rate * np.outer(key, value)
+            o[b, t, h] = q[b, t, h] @ S / np.sqrt(keys)
+    return linear(join(rms_norm(o, p["norm.weight"], eps)) * silu(linear(x, p, "W_g")), p, "W_o")
