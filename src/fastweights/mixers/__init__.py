@@ -1,11 +1,13 @@
 """One file per paper; `MIXERS` names them all."""
 
 from fastweights.mixers.based import Based
+from fastweights.mixers.comba import Comba
 from fastweights.mixers.cosformer import CosFormer
 from fastweights.mixers.deltanet import DeltaNet
 from fastweights.mixers.dss import DSS
 from fastweights.mixers.gated_deltanet import GatedDeltaNet
 from fastweights.mixers.gated_deltaproduct import GatedDeltaProduct
+from fastweights.mixers.gdn2 import GatedDeltaNet2
 from fastweights.mixers.gla import GLA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
@@ -49,9 +51,11 @@ __all__ = [
     "S4D",
     "S5",
     "Based",
+    "Comba",
     "CosFormer",
     "DeltaNet",
     "GatedDeltaNet",
+    "GatedDeltaNet2",
     "GatedDeltaProduct",
     "LinearAttention",
     "LoLCATs",

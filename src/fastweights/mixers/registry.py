@@ -10,11 +10,13 @@ from inspect import signature
 from fastweights.layers.arguments import require_annotated
 from fastweights.mixer import Mixer
 from fastweights.mixers.based import Based
+from fastweights.mixers.comba import Comba
 from fastweights.mixers.cosformer import CosFormer
 from fastweights.mixers.deltanet import DeltaNet
 from fastweights.mixers.dss import DSS
 from fastweights.mixers.gated_deltanet import GatedDeltaNet
 from fastweights.mixers.gated_deltaproduct import GatedDeltaProduct
+from fastweights.mixers.gdn2 import GatedDeltaNet2
 from fastweights.mixers.gla import GLA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
@@ -72,6 +74,8 @@ MIXERS: dict[str, type[Mixer]] = {
     "deltanet": DeltaNet,
     "gated_deltanet": GatedDeltaNet,
     "gated_deltaproduct": GatedDeltaProduct,
+    "gdn2": GatedDeltaNet2,
+    "comba": Comba,
     "mesa": MesaLayer,
     "mesa_signed": SignedMesaLayer,
     "mesanet": MesaNetBaseline,

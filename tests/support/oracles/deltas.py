@@ -63,3 +63,59 @@ def gated_deltaproduct(
                 S = (np.eye(keys) - rate * np.outer(key, key)) @ S + rate * np.outer(key, value)
             o[b, t, h] = q[b, t, h] @ S / np.sqrt(keys)
     return linear(join(rms_norm(o, p["norm.weight"], eps)) * silu(linear(x, p, "W_g")), p, "W_o")
+
+
+def gdn2(
+    x: Array,
+    p: Parameters,
+    heads: int = 4,
+    negative: bool = False,
+    eps: float = 1e-5,
+    floor: float = 0.0,
+) -> Array:
+    """2605.22791: S = (I - k (b ⊙ k)ᵀ) Diag(α) S + k (w ⊙ v)ᵀ."""
+    q, k = (unit(split(short(x, p, name), heads), floor) for name in "qk")
+    v, write = split(short(x, p, "v"), heads), split(sigmoid(linear(x, p, "W_w")), heads)
+    erase = (2 if negative else 1) * split(sigmoid(linear(x, p, "W_b")), heads)
+    alpha = decay(linear(linear(x, p, "W_alpha.0"), p, "W_alpha.1"), p)
+    o, keys = np.zeros_like(v), q.shape[3]
+    for b, h in np.ndindex(x.shape[0], heads):
+        S = np.zeros((keys, v.shape[3]))
+        for t in range(x.shape[1]):
+            at = (b, t, h)
+            removed = np.eye(keys) - np.outer(k[at], erase[at] * k[at])
+            S = removed @ np.diag(alpha[at]) @ S + np.outer(k[at], write[at] * v[at])
+            o[at] = q[at] @ S / np.sqrt(keys)
+    gate = sigmoid(linear(linear(x, p, "W_g.0"), p, "W_g.1"))
+    return linear(join(rms_norm(o, p["norm.weight"], eps)) * gate, p, "W_o")
+
+
+def comba(
+    x: Array,
+    p: Parameters,
+    heads: int = 4,
+    renormalized: bool = False,
+    eps: float = 1e-5,
+    floor: float = 0.0,
+) -> Array:
+    """2506.02475: S = α S + β k (v - p α S), p = σ(δ) k, read by q - D p."""
+    q, k, v = (split(short(x, p, name), heads) for name in "qkv")
+    feedback, D = sigmoid(p["delta"])[:, None], p["D"][:, None]
+    if renormalized:
+        back = unit(feedback * k, floor)
+        q, k = unit(q - D * feedback * k, floor), unit(k, floor)
+    else:
+        q, k = unit(q, floor), unit(k, floor)
+        back = feedback * k
+        q = q - D * back
+    beta, alpha = sigmoid(linear(x, p, "W_beta")), decay(linear(x, p, "W_alpha"), p)[..., 0]
+    o, keys = np.zeros_like(v), q.shape[3]
+    for b, h in np.ndindex(x.shape[0], heads):
+        S = np.zeros((keys, v.shape[3]))
+        for t in range(x.shape[1]):
+            at = (b, t, h)
+            S = alpha[at] * S
+            S = S + beta[at] * np.outer(k[at], v[at] - back[at] @ S)
+            o[at] = q[at] @ S / np.sqrt(keys)
+    gate = sigmoid(linear(x, p, "W_g"))
+    return linear(join(rms_norm(o, p["norm.weight"], eps)) * gate, p, "W_o")
