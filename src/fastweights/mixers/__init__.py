@@ -23,6 +23,8 @@ from fastweights.mixers.metala import MetaLA
 from fastweights.mixers.mlstm import MLSTM
 from fastweights.mixers.normalized import NormalizedAttention
 from fastweights.mixers.performer import Performer
+from fastweights.mixers.pgdn import PreconditionedGatedDeltaNet
+from fastweights.mixers.pkda import PreconditionedKDA
 from fastweights.mixers.qlstm import QLSTM
 from fastweights.mixers.registry import MIXERS, make, plugin, register
 from fastweights.mixers.retnet import RetNet
@@ -66,6 +68,8 @@ __all__ = [
     "MetaLA",
     "NormalizedAttention",
     "Performer",
+    "PreconditionedGatedDeltaNet",
+    "PreconditionedKDA",
     "RWKV4Channel",
     "RetNet",
     "SignedMesaLayer",

@@ -32,6 +32,8 @@ from fastweights.mixers.metala import MetaLA
 from fastweights.mixers.mlstm import MLSTM
 from fastweights.mixers.normalized import NormalizedAttention
 from fastweights.mixers.performer import Performer
+from fastweights.mixers.pgdn import PreconditionedGatedDeltaNet
+from fastweights.mixers.pkda import PreconditionedKDA
 from fastweights.mixers.qlstm import QLSTM
 from fastweights.mixers.retnet import RetNet
 from fastweights.mixers.rfa import RFA
@@ -76,6 +78,8 @@ MIXERS: dict[str, type[Mixer]] = {
     "gated_deltaproduct": GatedDeltaProduct,
     "gdn2": GatedDeltaNet2,
     "comba": Comba,
+    "pgdn": PreconditionedGatedDeltaNet,
+    "pkda": PreconditionedKDA,
     "mesa": MesaLayer,
     "mesa_signed": SignedMesaLayer,
     "mesanet": MesaNetBaseline,

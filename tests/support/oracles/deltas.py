@@ -119,3 +119,72 @@ def comba(
             o[at] = q[at] @ S / np.sqrt(keys)
     gate = sigmoid(linear(x, p, "W_g"))
     return linear(join(rms_norm(o, p["norm.weight"], eps)) * gate, p, "W_o")
+
+
+def preconditioned(
+    q: Array,
+    k: Array,
+    v: Array,
+    beta: Array,
+    alpha: Array,
+    rate: Array,
+    fade: Array,
+    center: Array,
+    spread: float,
+    state: tuple[Array, Array] | None = None,
+) -> tuple[Array, tuple[Array, Array]]:
+    """2604.21100: A = γ A + ρ k², M = X^(-s), s = r / (1 + |r|), r = ln(A + 10⁻⁶) - c;
+    S = Diag(α) S + β (k ⊙ M) (v - kᵀ Diag(α) S)ᵀ.
+    """
+    n, t, heads, keys = k.shape
+    A = np.zeros((n, heads, keys)) if state is None else state[0][:, :, 0].copy()
+    S = np.zeros((n, heads, keys, v.shape[3])) if state is None else state[1].copy()
+    o = np.zeros((n, t, heads, v.shape[3]))
+    for b, i, h in np.ndindex(n, t, heads):
+        at = (b, i, h)
+        A[b, h] = fade[at] * A[b, h] + rate[at] * k[at] ** 2
+        r = np.log(A[b, h] + 1e-6) - center[h]
+        M = spread ** (-r / (1 + abs(r)))
+        decayed = np.broadcast_to(alpha[at], (keys,))[:, None] * S[b, h]
+        S[b, h] = decayed + beta[at] * np.outer(k[at] * M, v[at] - k[at] @ decayed)
+        o[at] = q[at] @ S[b, h]
+    return o, (A[:, :, None], S)
+
+
+def pgdn(
+    x: Array,
+    p: Parameters,
+    heads: int = 4,
+    negative: bool = False,
+    spread: float = 1.5,
+    eps: float = 1e-5,
+    floor: float = 0.0,
+) -> Array:
+    alpha = decay(linear(x, p, "W_alpha"), p)
+    o = _preconditioned_layer(x, p, heads, alpha, negative, spread, floor)
+    return linear(join(rms_norm(o, p["norm.weight"], eps)) * silu(linear(x, p, "W_g")), p, "W_o")
+
+
+def pkda(
+    x: Array,
+    p: Parameters,
+    heads: int = 4,
+    negative: bool = False,
+    spread: float = 1.5,
+    eps: float = 1e-5,
+    floor: float = 0.0,
+) -> Array:
+    alpha = decay(linear(linear(x, p, "W_alpha.0"), p, "W_alpha.1"), p)
+    o = _preconditioned_layer(x, p, heads, alpha, negative, spread, floor)
+    gate = sigmoid(linear(linear(x, p, "W_g.0"), p, "W_g.1"))
+    return linear(join(rms_norm(o, p["norm.weight"], eps)) * gate, p, "W_o")
+
+
+def _preconditioned_layer(
+    x: Array, p: Parameters, heads: int, alpha: Array, negative: bool, spread: float, floor: float
+) -> Array:
+    q, k = (unit(split(short(x, p, name), heads), floor) for name in "qk")
+    beta = (2 if negative else 1) * sigmoid(linear(x, p, "W_beta"))
+    rate, fade = sigmoid(linear(x, p, "W_rho")), decay(linear(x, p, "W_gamma"), p, "fade")[..., 0]
+    v, scale = split(short(x, p, "v"), heads), 1 / np.sqrt(q.shape[3])
+    return preconditioned(q * scale, k, v, beta, alpha, rate, fade, p["center"], spread)[0]
