@@ -18,6 +18,7 @@ from fastweights.layers.mlp import MLP, MLPS, GatedMLP, LowRank
 from fastweights.layers.norms import NORMS, Gate, HeadNorm, SiLUGate, WholeNorm
 from fastweights.layers.pooling import POOLINGS
 from fastweights.layers.rotary import Rope, rotary
+from fastweights.layers.routed import RoutedContext
 from fastweights.recurrence.mapped import elu_plus_one
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Linear",
     "LowRank",
     "Rope",
+    "RoutedContext",
     "ShortConvolution",
     "SiLUGate",
     "SoftplusDecay",

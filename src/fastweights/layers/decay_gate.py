@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.layers.functions import upcast
-from fastweights.shapes import Embedded, LogDecay
 
 
 class SoftplusDecay(nn.Module):
@@ -33,7 +32,7 @@ class SoftplusDecay(nn.Module):
             nn.init.zeros_(self.bias).add_(step + torch.log(-torch.expm1(-step)))
             nn.init.uniform_(self.log_a, 1, 16).log_()
 
-    def forward(self, x: Embedded) -> LogDecay:
-        """log α ``[b t h width]`` of x ``[b t h·width]``, in float32 or wider."""
+    def forward(self, x: Tensor) -> Tensor:
+        """log α ``[… h width]`` of x ``[… h·width]``, in float32 or wider."""
         opened = F.softplus(upcast(x) + self.bias).unflatten(-1, (len(self.log_a), -1))
         return -upcast(self.log_a).exp()[:, None] * opened

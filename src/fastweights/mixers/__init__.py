@@ -21,6 +21,7 @@ from fastweights.mixers.mesa import MesaLayer, SignedMesaLayer
 from fastweights.mixers.mesanet import MesaNetBaseline
 from fastweights.mixers.metala import MetaLA
 from fastweights.mixers.mlstm import MLSTM
+from fastweights.mixers.mom import MixtureOfMemories
 from fastweights.mixers.normalized import NormalizedAttention
 from fastweights.mixers.performer import Performer
 from fastweights.mixers.pgdn import PreconditionedGatedDeltaNet
@@ -66,6 +67,7 @@ __all__ = [
     "MesaLayer",
     "MesaNetBaseline",
     "MetaLA",
+    "MixtureOfMemories",
     "NormalizedAttention",
     "Performer",
     "PreconditionedGatedDeltaNet",

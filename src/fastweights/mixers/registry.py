@@ -30,6 +30,7 @@ from fastweights.mixers.mesa import MesaLayer, SignedMesaLayer
 from fastweights.mixers.mesanet import MesaNetBaseline
 from fastweights.mixers.metala import MetaLA
 from fastweights.mixers.mlstm import MLSTM
+from fastweights.mixers.mom import MixtureOfMemories
 from fastweights.mixers.normalized import NormalizedAttention
 from fastweights.mixers.performer import Performer
 from fastweights.mixers.pgdn import PreconditionedGatedDeltaNet
@@ -80,6 +81,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "comba": Comba,
     "pgdn": PreconditionedGatedDeltaNet,
     "pkda": PreconditionedKDA,
+    "mom": MixtureOfMemories,
     "mesa": MesaLayer,
     "mesa_signed": SignedMesaLayer,
     "mesanet": MesaNetBaseline,

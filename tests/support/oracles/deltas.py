@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from oracles import rules
 from oracles.layers import (
     Parameters,
     convolution,
@@ -188,3 +189,44 @@ def _preconditioned_layer(
     rate, fade = sigmoid(linear(x, p, "W_rho")), decay(linear(x, p, "W_gamma"), p, "fade")[..., 0]
     v, scale = split(short(x, p, "v"), heads), 1 / np.sqrt(q.shape[3])
     return preconditioned(q * scale, k, v, beta, alpha, rate, fade, p["center"], spread)[0]
+
+
+def mom(
+    x: Array,
+    p: Parameters,
+    heads: int = 4,
+    memories: int = 4,
+    active: int = 2,
+    eps: float = 1e-5,
+    floor: float = 0.0,
+) -> Array:
+    """2502.13685 over gated DeltaNet: every memory is a layer of its own on the tokens that the
+    router gives it, in their order; the shared one is given all.
+    """
+    logits = linear(x, p, "W_r")
+    scores = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    keys = p["W_q.weight"].shape[0]
+    values = p["W_o.weight"].shape[1]
+    mixed = np.zeros((*x.shape[:2], heads, values // heads))
+    for b, m in np.ndindex(x.shape[0], memories + 1):
+        share = {}
+        for t in range(x.shape[1]):
+            best = np.argsort(-scores[b, t])[:active]
+            if m == memories:
+                share[t] = 1.0
+            elif m in best:
+                share[t] = scores[b, t, m] / scores[b, t, best].sum()
+        if not share:
+            continue
+        own = dict(p)
+        for name, width in (("k", keys), ("v", values), ("beta", heads), ("alpha", heads)):
+            own[f"W_{name}.weight"] = p[f"W_{name}.weight"][m * width : (m + 1) * width]
+        seen = x[b : b + 1, list(share)]
+        q, k = (unit(split(short(seen, own, name), heads), floor) for name in "qk")
+        v, beta = split(short(seen, own, "v"), heads), sigmoid(linear(seen, own, "W_beta"))
+        alpha = decay(linear(seen, own, "W_alpha"), own)
+        o, _ = rules.delta(q / np.sqrt(q.shape[3]), k, v, beta[..., None], np.log(alpha))
+        for place, (t, weight) in enumerate(share.items()):
+            mixed[b, t] += weight * o[0, place]
+    o = rms_norm(mixed, p["norm.weight"], eps)
+    return linear(join(o) * silu(linear(x, p, "W_g")), p, "W_o")
