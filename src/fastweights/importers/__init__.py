@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from fastweights.importers.fla import deltanet, gdn, gla, mesa_net, retnet
+from fastweights.importers.fla_deltas import comba, deltaproduct, mom
 from fastweights.importers.llama import llama, mistral, qwen2, qwen3
 from fastweights.importers.mamba import mamba
 from fastweights.importers.mamba2 import mamba2
@@ -28,8 +29,10 @@ from fastweights.importers.xlstm import xlstm
 from fastweights.models import FastWeightsForCausalLM
 
 FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
+    "comba": comba,
     "delta_net": deltanet,
     "gated_deltanet": gdn,
+    "gated_deltaproduct": deltaproduct,
     "gla": gla,
     "llama": llama,
     "mamba": mamba,
@@ -37,6 +40,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "mesa_net": mesa_net,
     "metala": metala,
     "mistral": mistral,
+    "mom": mom,
     "qwen2": qwen2,
     "qwen3": qwen3,
     "qwen3_next": qwen3_next,
