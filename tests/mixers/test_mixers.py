@@ -21,7 +21,7 @@ from fastweights.methods import Auto, Chunkwise, Method, Recurrent
 from fastweights.mixer import Mixer, MixerState
 from fastweights.mixers import MIXERS, make, register
 from fastweights.recurrence import ShapeError
-from oracles import attention, kimi, latent, layers, mesanet, state_space
+from oracles import attention, deltas, kimi, latent, layers, mesanet, state_space
 from tolerances import array, assert_close
 
 D = 16
@@ -161,6 +161,27 @@ LAYERS = [
         low_rank=False,
         eps=1e-2,
     ),
+    layer("gated_deltaproduct", deltas.gated_deltaproduct, heads=2),
+    layer(
+        *("gated_deltaproduct", deltas.gated_deltaproduct),
+        heads=4,
+        steps=3,
+        expand_v=1.0,
+        negative=False,
+        eps=1e-2,
+        floor=1e-2,
+    ),
+    layer("gdn2", deltas.gdn2, heads=2),
+    layer("gdn2", deltas.gdn2, heads=4, expand_v=1.5, negative=True, eps=1e-2, floor=1e-2),
+    layer("comba", deltas.comba, heads=2),
+    layer("comba", deltas.comba, heads=4, expand_v=1.0, eps=1e-2, floor=1e-2),
+    layer("comba", deltas.comba, heads=2, renormalized=True, floor=1e-2),
+    layer("pgdn", deltas.pgdn, heads=2),
+    layer("pgdn", deltas.pgdn, heads=4, negative=True, spread=2.0, eps=1e-2, floor=1e-2),
+    layer("pkda", deltas.pkda, heads=2),
+    layer("pkda", deltas.pkda, heads=4, expand_v=1.5, negative=True, spread=1.2, floor=1e-2),
+    layer("mom", deltas.mom, heads=2),
+    layer("mom", deltas.mom, heads=4, memories=6, active=3, expand_k=1.0, eps=1e-2, floor=1e-2),
     layer("mesa", layers.mesa, heads=2),
     layer("mesanet", mesanet.mamba2, heads=2, rule="mamba2"),
     layer("mesanet", mesanet.gla, heads=4, rule="gla"),
@@ -451,6 +472,7 @@ def test_inputs_that_do_not_fit(layer: Layer) -> None:
         ("softmax", {"heads": 16}, "must be even"),
         ("lolcats", {"heads": 4, "kv_heads": 3}, "heads = 4 is not a multiple of kv_heads = 3"),
         ("mesa", {"steps": -1}, "not be negative"),
+        ("mom", {"memories": 2, "active": 3}, "active = 3 of memories = 2; use at most as many"),
         ("retnet", {"heads": 16}, "must be even"),
         ("linear", {"feature_map": "tanh"}, "feature_map = 'tanh'; use elu, relu"),
         ("normalized", {"eta": "sum"}, "eta = 'sum'; use exp, sigmoid, softplus"),

@@ -69,8 +69,10 @@ def compare_checkpointed() -> Report:
 
 
 def method_for(name: str, group: Any) -> Method:
-    """Softmax to all tokens has no state that could travel; what is beside it goes its own way."""
-    if name == "softmax":
+    """What tokens do to the state of some rules has no form that could travel; what is beside them
+    goes its own way.
+    """
+    if name in ("softmax", "pgdn", "pkda"):
         return HeadSharded(group)
     return HybridSharded(group) if name == "hybrid" else TimeSharded(group)
 

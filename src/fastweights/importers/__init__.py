@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from fastweights.importers.fla import deltanet, gdn, gla, kda, mesa_net, retnet
+from fastweights.importers.fla_deltas import comba, deltaproduct, mom
 from fastweights.importers.kimi_linear import bailing_hybrid, kimi_linear
 from fastweights.importers.llama import llama, mistral, qwen2, qwen3
 from fastweights.importers.mamba import mamba
@@ -31,8 +32,10 @@ from fastweights.models import FastWeightsForCausalLM
 
 FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "bailing_hybrid": bailing_hybrid,
+    "comba": comba,
     "delta_net": deltanet,
     "gated_deltanet": gdn,
+    "gated_deltaproduct": deltaproduct,
     "gla": gla,
     "kda": kda,
     "kimi_linear": kimi_linear,
@@ -43,6 +46,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "metala": metala,
     "mistral": mistral,
     "olmo_hybrid": olmo_hybrid,
+    "mom": mom,
     "qwen2": qwen2,
     "qwen3": qwen3,
     "qwen3_5_text": qwen3_5_text,

@@ -61,7 +61,7 @@ def gla(source: CheckpointSource) -> ImportPlan:
         }
         return mixer, table
 
-    return _plan(source, layer)
+    return plan_stack(source, layer)
 
 
 def retnet(source: CheckpointSource) -> ImportPlan:
@@ -88,7 +88,7 @@ def retnet(source: CheckpointSource) -> ImportPlan:
             "mixer.norm.weight": _output_norm(settings),
         }
 
-    return _plan(source, layer)
+    return plan_stack(source, layer)
 
 
 def deltanet(source: CheckpointSource) -> ImportPlan:
@@ -119,7 +119,7 @@ def deltanet(source: CheckpointSource) -> ImportPlan:
         }
         return mixer, table
 
-    return _plan(source, layer)
+    return plan_stack(source, layer)
 
 
 def gdn(source: CheckpointSource) -> ImportPlan:
@@ -153,7 +153,7 @@ def gdn(source: CheckpointSource) -> ImportPlan:
         }
         return mixer, table
 
-    return _plan(source, layer)
+    return plan_stack(source, layer)
 
 
 def kda(source: CheckpointSource) -> ImportPlan:
@@ -222,7 +222,7 @@ def mesa_net(source: CheckpointSource) -> ImportPlan:
         }
         return mixer, table
 
-    return _plan(source, layer)
+    return plan_stack(source, layer)
 
 
 def projections(*names: str) -> Table:
@@ -244,7 +244,7 @@ def _output_norm(settings: Settings) -> str:
     return f"attn.{'g_norm_swish_gate' if settings.get('fuse_norm', True) else 'g_norm'}.weight"
 
 
-def _plan(source: CheckpointSource, layer: Callable[[Settings], LayerPlan]) -> ImportPlan:
+def plan_stack(source: CheckpointSource, layer: Callable[[Settings], LayerPlan]) -> ImportPlan:
     """What the models share: the stack, the SwiGLU, and softmax attention in some layers."""
     settings = source.settings
     settings.require("hidden_act", "swish", "silu")

@@ -10,6 +10,7 @@ from fastweights.kernels.table import Kernel, run_fastest
 from fastweights.recurrence.base import CHUNK, State
 from fastweights.recurrence.bonus import Bonus
 from fastweights.recurrence.composed import Amplified, Normalized
+from fastweights.recurrence.preconditioned import Preconditioned
 from fastweights.recurrence.scales import EMPTY_LOG_SCALE, round_up
 from fastweights.recurrence.selective import Selective
 from fastweights.recurrence.signed import Signed
@@ -36,6 +37,13 @@ def compute_with_sign(recurrence: Signed, state: State) -> tuple[Tensor, State]:
 def compute_substeps(recurrence: Substeps, state: State) -> tuple[Tensor, State]:
     """(o, state) from the record of all steps."""
     return recurrence.read_tokens(run_fastest(recurrence.inner, state))
+
+
+def compute_preconditioned(
+    recurrence: Preconditioned, state: tuple[Tensor, Tensor]
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """(o, state) from the squares of the keys, and then from the rule that they precondition."""
+    return recurrence.evaluate_with(run_fastest, state)
 
 
 def compute_with_bonus(recurrence: Bonus, state: Tensor) -> tuple[Tensor, State]:
@@ -94,6 +102,9 @@ NORMALIZED = Kernel("normalised: the inner record's kernel", Normalized, compute
 AMPLIFIED = Kernel("amplified: the rescaled record's kernel", Amplified, compute_with_gain)
 SIGNED = Kernel("signed: the inner record's kernel", Signed, compute_with_sign)
 SUBSTEPS = Kernel("substeps: the inner record's kernel", Substeps, compute_substeps)
+PRECONDITIONED = Kernel(
+    "preconditioned: the kernels of its two rules", Preconditioned, compute_preconditioned
+)
 BONUS = Kernel("bonus: the plain rule's kernel, one token behind", Bonus, compute_with_bonus)
 BESIDE_WINDOW = Kernel(
     "window in blocks, beside the rule's kernel (torch)", Windowed, compute_beside_window

@@ -3,6 +3,7 @@
 from fastweights.layers.arguments import choose, head_width, require_fraction
 from fastweights.layers.context import TokenContext
 from fastweights.layers.convolution import ShortConvolution, TokenShift
+from fastweights.layers.decay_gate import SoftplusDecay
 from fastweights.layers.functions import (
     accumulate_dtype,
     both_ways,
@@ -18,6 +19,7 @@ from fastweights.layers.mlp import MLP, MLPS, GatedMLP, LowRank, factorized
 from fastweights.layers.norms import NORMS, Gate, HeadNorm, SiLUGate, WholeNorm
 from fastweights.layers.pooling import POOLINGS
 from fastweights.layers.rotary import Rope, rotary
+from fastweights.layers.routed import RoutedContext
 from fastweights.recurrence.mapped import elu_plus_one
 
 __all__ = [
@@ -31,8 +33,10 @@ __all__ = [
     "Linear",
     "LowRank",
     "Rope",
+    "RoutedContext",
     "ShortConvolution",
     "SiLUGate",
+    "SoftplusDecay",
     "TokenContext",
     "TokenShift",
     "WholeNorm",

@@ -1,10 +1,13 @@
 """One file per paper; `MIXERS` names them all."""
 
 from fastweights.mixers.based import Based
+from fastweights.mixers.comba import Comba
 from fastweights.mixers.cosformer import CosFormer
 from fastweights.mixers.deltanet import DeltaNet
 from fastweights.mixers.dss import DSS
 from fastweights.mixers.gated_deltanet import GatedDeltaNet
+from fastweights.mixers.gated_deltaproduct import GatedDeltaProduct
+from fastweights.mixers.gdn2 import GatedDeltaNet2
 from fastweights.mixers.gla import GLA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
@@ -20,9 +23,12 @@ from fastweights.mixers.mesanet import MesaNetBaseline
 from fastweights.mixers.metala import MetaLA
 from fastweights.mixers.mla import MLA
 from fastweights.mixers.mlstm import MLSTM
+from fastweights.mixers.mom import MixtureOfMemories
 from fastweights.mixers.normalized import NormalizedAttention
 from fastweights.mixers.olmo2 import OLMo2Attention
 from fastweights.mixers.performer import Performer
+from fastweights.mixers.pgdn import PreconditionedGatedDeltaNet
+from fastweights.mixers.pkda import PreconditionedKDA
 from fastweights.mixers.qlstm import QLSTM
 from fastweights.mixers.registry import MIXERS, make, plugin, register
 from fastweights.mixers.retnet import RetNet
@@ -53,9 +59,12 @@ __all__ = [
     "S4D",
     "S5",
     "Based",
+    "Comba",
     "CosFormer",
     "DeltaNet",
     "GatedDeltaNet",
+    "GatedDeltaNet2",
+    "GatedDeltaProduct",
     "LinearAttention",
     "LoLCATs",
     "Mamba",
@@ -63,9 +72,12 @@ __all__ = [
     "MesaLayer",
     "MesaNetBaseline",
     "MetaLA",
+    "MixtureOfMemories",
     "NormalizedAttention",
     "OLMo2Attention",
     "Performer",
+    "PreconditionedGatedDeltaNet",
+    "PreconditionedKDA",
     "RWKV4Channel",
     "RetNet",
     "SignedMesaLayer",

@@ -10,10 +10,13 @@ from inspect import signature
 from fastweights.layers.arguments import require_annotated
 from fastweights.mixer import Mixer
 from fastweights.mixers.based import Based
+from fastweights.mixers.comba import Comba
 from fastweights.mixers.cosformer import CosFormer
 from fastweights.mixers.deltanet import DeltaNet
 from fastweights.mixers.dss import DSS
 from fastweights.mixers.gated_deltanet import GatedDeltaNet
+from fastweights.mixers.gated_deltaproduct import GatedDeltaProduct
+from fastweights.mixers.gdn2 import GatedDeltaNet2
 from fastweights.mixers.gla import GLA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
@@ -29,9 +32,12 @@ from fastweights.mixers.mesanet import MesaNetBaseline
 from fastweights.mixers.metala import MetaLA
 from fastweights.mixers.mla import MLA
 from fastweights.mixers.mlstm import MLSTM
+from fastweights.mixers.mom import MixtureOfMemories
 from fastweights.mixers.normalized import NormalizedAttention
 from fastweights.mixers.olmo2 import OLMo2Attention
 from fastweights.mixers.performer import Performer
+from fastweights.mixers.pgdn import PreconditionedGatedDeltaNet
+from fastweights.mixers.pkda import PreconditionedKDA
 from fastweights.mixers.qlstm import QLSTM
 from fastweights.mixers.retnet import RetNet
 from fastweights.mixers.rfa import RFA
@@ -76,6 +82,12 @@ MIXERS: dict[str, type[Mixer]] = {
     "deltanet": DeltaNet,
     "gated_deltanet": GatedDeltaNet,
     "kda": KDA,
+    "gated_deltaproduct": GatedDeltaProduct,
+    "gdn2": GatedDeltaNet2,
+    "comba": Comba,
+    "pgdn": PreconditionedGatedDeltaNet,
+    "pkda": PreconditionedKDA,
+    "mom": MixtureOfMemories,
     "mesa": MesaLayer,
     "mesa_signed": SignedMesaLayer,
     "mesanet": MesaNetBaseline,

@@ -9,6 +9,7 @@ from fastweights.recurrence.dplr import DPLR
 from fastweights.recurrence.ltv import LTV, DenseLTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.mesa import Mesa, SolverStatistics, condition_numbers, solver_statistics
+from fastweights.recurrence.preconditioned import Preconditioned
 from fastweights.recurrence.selective import Selective
 from fastweights.recurrence.signed import Signed
 from fastweights.recurrence.softmax import Softmax
@@ -50,6 +51,7 @@ __all__ = [
     "Mesa",
     "NoFiniteFormError",
     "Normalized",
+    "Preconditioned",
     "RankOneTransition",
     "Recurrence",
     "Selective",
