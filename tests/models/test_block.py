@@ -29,6 +29,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "identity": {"mlp": "identity"},
     "no mlp": {"mlp": None},
     "parallel": {"parallel_residual": True, "norm": "layer", "mlp": "plain"},
+    "normalized": {"normalized_residual": True, "norm_eps": 0.1},
+    "normalized, no mlp": {"normalized_residual": True, "mlp": None},
     "positions": {"learnt_positions": 9},
     "scale": {"embedding_scale": 0.5, "learnt_positions": 9},
 }
@@ -90,13 +92,14 @@ def backbone(model: FastWeightsForCausalLM, ids: torch.Tensor) -> np.ndarray:
         x = x + array(trunk.embed_positions.weight)[: ids.shape[1]]
     x = x * (4.0 if config.embedding_scale is None else config.embedding_scale)
     for block in trunk.layers:
-        y = array(block.mixer(torch.from_numpy(normalized(x, block.mixer_norm, config)))[0])
-        z = x if config.parallel_residual else x + y
-        x = (
-            x + y
-            if config.mlp is None
-            else x + y + mlp(normalized(z, block.mlp_norm, config), block.mlp, config)
-        )
+        u = normalized(x, block.mixer_norm, config)
+        y = array(block.mixer(torch.from_numpy(u))[0])
+        mixed = (u if config.normalized_residual else x) + y
+        if config.mlp is None:
+            x = mixed
+            continue
+        u = normalized(x if config.parallel_residual else mixed, block.mlp_norm, config)
+        x = (u if config.normalized_residual else mixed) + mlp(u, block.mlp, config)
     return normalized(x, trunk.norm, config) @ array(model.lm_head.weight).T
 
 
@@ -215,6 +218,10 @@ def test_gpt2_starts_its_weights_in_its_own_way() -> None:
         ({"mlp": "swiglu"}, "mlp = 'swiglu'; there are gated, identity, plain"),
         ({"hidden_act": "step"}, "hidden_act = 'step'; there are .*gelu"),
         ({"mlp": None, "parallel_residual": True}, "no MLP to be parallel to"),
+        (
+            {"normalized_residual": True, "parallel_residual": True},
+            "two ways to add to the stream",
+        ),
         ({"learnt_positions": 0}, "learnt_positions = 0; it is above 0, or None"),
         ({"embedding_scale": 0.0}, "embedding_scale = 0.0"),
         ({"initializer_range": -0.1}, "initializer_range = -0.1"),

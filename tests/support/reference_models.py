@@ -216,6 +216,23 @@ ORIGINALS: dict[str, Original] = {
             "num_experts": 0,
         },
     ),
+    "MiniMax": Original(
+        "minimax",
+        {
+            **SMALL,
+            **HEADS,
+            "head_dim": 12,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "block_size": 8,
+            "experts_implementation": "eager",
+            "num_local_experts": 1,
+            "num_experts_per_tok": 1,
+            **{f"{part}_alpha_factor": 1.7 for part in ("full_attn", "linear_attn", "mlp")},
+            "full_attn_beta_factor": 0.8,
+            "linear_attn_beta_factor": 1.3,
+            "mlp_beta_factor": 0.6,
+        },
+    ),
     "Mamba-2": Original(
         "mamba2",
         {**SMALL, "num_heads": 4, "head_dim": 16, "state_size": 6, "n_groups": 2, "chunk_size": 8},

@@ -13,6 +13,7 @@ from fastweights.importers.llama import llama, mistral, qwen2, qwen3
 from fastweights.importers.mamba import mamba
 from fastweights.importers.mamba2 import mamba2
 from fastweights.importers.metala import metala
+from fastweights.importers.minimax import minimax
 from fastweights.importers.plan import ImportPlan, ProgressCallback
 from fastweights.importers.qwen3_next import qwen3_next
 from fastweights.importers.recurrent_gemma import recurrent_gemma
@@ -36,6 +37,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "mamba2": mamba2,
     "mesa_net": mesa_net,
     "metala": metala,
+    "minimax": minimax,
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": qwen3,

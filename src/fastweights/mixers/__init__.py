@@ -9,6 +9,7 @@ from fastweights.mixers.gla import GLA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
 from fastweights.mixers.hgrn2 import HGRN2
+from fastweights.mixers.lightning import Lightning
 from fastweights.mixers.linear import LinearAttention
 from fastweights.mixers.lolcats import LoLCATs
 from fastweights.mixers.lru import LRU
@@ -51,6 +52,7 @@ __all__ = [
     "CosFormer",
     "DeltaNet",
     "GatedDeltaNet",
+    "Lightning",
     "LinearAttention",
     "LoLCATs",
     "Mamba",

@@ -18,6 +18,7 @@ from fastweights.mixers.gla import GLA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
 from fastweights.mixers.hgrn2 import HGRN2
+from fastweights.mixers.lightning import Lightning
 from fastweights.mixers.linear import LinearAttention
 from fastweights.mixers.lolcats import LoLCATs
 from fastweights.mixers.lru import LRU
@@ -52,6 +53,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "normalized": NormalizedAttention,
     "retnet": RetNet,
     "transnormer": TransNormer,
+    "lightning": Lightning,
     "gla": GLA,
     "hgrn": HGRN,
     "hgrn2": HGRN2,

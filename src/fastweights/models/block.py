@@ -18,12 +18,13 @@ from fastweights.shapes import Embedded, Mask, Segments
 
 class Block(GradientCheckpointingLayer):
     """x ← x + Mixer(Norm x);  x ← x + MLP(Norm x), or both at once: x ← x + Mixer(Norm x) +
-    MLP(Norm' x)
+    MLP(Norm' x), or each to what it reads: x ← Norm x + Mixer(Norm x);  x ← Norm x + MLP(Norm x)
     """
 
     def __init__(self, config: FastWeightsConfig, layer: int) -> None:
         super().__init__()
         self.parallel = config.parallel_residual
+        self.normalized = config.normalized_residual
         self.mixer_norm = normalization(config)
         mixer = make(d=config.hidden_size, **config.layer_mixers[layer])
         self.mixer = Bidirectional(mixer) if config.bidirectional else mixer
@@ -40,14 +41,13 @@ class Block(GradientCheckpointingLayer):
         segments: Segments | None,
         method: Method = Auto(),
     ) -> tuple[Embedded, MixerState | None]:
-        y, after = self.mixer(
-            self.mixer_norm(x), state, keep=keep, segments=segments, method=method
-        )
-        mixed = x + self.dropout(y)
+        u = self.mixer_norm(x)
+        y, after = self.mixer(u, state, keep=keep, segments=segments, method=method)
+        mixed = (u if self.normalized else x) + self.dropout(y)
         if self.mlp_norm is None or self.mlp is None:
             return mixed, after
-        z = self.mlp(self.mlp_norm(x if self.parallel else mixed))
-        return mixed + self.dropout(z), after
+        u = self.mlp_norm(x if self.parallel else mixed)
+        return (u if self.normalized else mixed) + self.dropout(self.mlp(u)), after
 
     @property
     def writers(self) -> list[nn.Module]:

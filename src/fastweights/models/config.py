@@ -34,6 +34,8 @@ class FastWeightsConfig(CarriesCode):
         mlp_bias: whether the MLP's projections have biases
         parallel_residual: whether mixer and MLP read the same x and are added together
             (GPT-NeoX)
+        normalized_residual: whether mixer and MLP are each added to what they read, the
+            normalised stream (MiniMax)
         learnt_positions: adds a learnt embedding to each of the first so many tokens of a
             document; None for none
         embedding_scale: what the embeddings are multiplied by; None for √hidden_size
@@ -69,6 +71,7 @@ class FastWeightsConfig(CarriesCode):
     intermediate_size: int | None = None
     mlp_bias: bool = False
     parallel_residual: bool = False
+    normalized_residual: bool = False
     learnt_positions: int | None = None
     embedding_scale: int | float | None = None
     embedding_dropout: int | float = 0.0
@@ -170,6 +173,11 @@ class FastWeightsConfig(CarriesCode):
             raise ValueError(
                 "parallel_residual = True, but there is no MLP to be parallel to; set mlp or leave"
                 " it out"
+            )
+        if self.parallel_residual and self.normalized_residual:
+            raise ValueError(
+                "parallel_residual and normalized_residual are two ways to add to the stream; set"
+                " one of them"
             )
 
     def _check_mixers(self) -> None:
