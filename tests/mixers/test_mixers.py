@@ -74,6 +74,8 @@ LAYERS = [
     layer("lolcats", layers.lolcats, heads=2, window=3, shared=False),
     layer("linear", layers.linear_attention, heads=2),
     layer("linear", attention.relu_attention, heads=4, feature_map="relu"),
+    layer("shortconv", attention.shortconv),
+    layer("shortconv", attention.shortconv, conv=4, bias=True),
     layer("swa", layers.softmax, heads=2, window=4),
     layer("performer", attention.performer, heads=2, features=20, seed=3),
     layer("rfa", attention.rfa, heads=2, features=24),

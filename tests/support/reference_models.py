@@ -216,6 +216,28 @@ ORIGINALS: dict[str, Original] = {
             "num_experts": 0,
         },
     ),
+    "LFM2": Original(
+        "lfm2",
+        {
+            **SMALL,
+            **HEADS,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_multiple_of": 8,
+            "block_ffn_dim_multiplier": 1.3,
+        },
+    ),
+    "LFM2, with biases": Original(
+        "lfm2",
+        {
+            **SMALL,
+            **HEADS,
+            "layer_types": ["conv", "conv", "full_attention"],
+            "conv_L_cache": 5,
+            "conv_bias": True,
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": False,
+        },
+    ),
     "MiniMax": Original(
         "minimax",
         {

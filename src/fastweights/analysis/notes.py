@@ -36,6 +36,7 @@ FUNCTIONS: Mapping[str, str] = {
     "dss": "B = 1 in DSS_exp: C absorbs it.",
     "s4d": "B = 1: C absorbs it.",
     "rglru": "Table A3 writes f_g = σ, the text and Griffin GeLU: followed here.",
+    "shortconv": "its α = 0 keeps nothing: what it knows of other tokens is in the convolution.",
     "rwkv4_channel": "a channel mixer stated as a mixer: its α = 0 keeps nothing.",
 }
 """On the parameter functions of a mixer."""

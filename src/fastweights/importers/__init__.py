@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from fastweights.importers.fla import deltanet, gdn, gla, mesa_net, retnet
+from fastweights.importers.lfm2 import lfm2
 from fastweights.importers.llama import llama, mistral, qwen2, qwen3
 from fastweights.importers.mamba import mamba
 from fastweights.importers.mamba2 import mamba2
@@ -32,6 +33,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "delta_net": deltanet,
     "gated_deltanet": gdn,
     "gla": gla,
+    "lfm2": lfm2,
     "llama": llama,
     "mamba": mamba,
     "mamba2": mamba2,

@@ -30,6 +30,7 @@ from fastweights.mixers.rwkv4 import RWKV4
 from fastweights.mixers.rwkv4_channel import RWKV4Channel
 from fastweights.mixers.s4d import S4D
 from fastweights.mixers.s5 import S5
+from fastweights.mixers.shortconv import GatedShortConvolution
 from fastweights.mixers.softmax import SlidingWindow, SoftmaxAttention
 from fastweights.mixers.transnormer import TransNormer
 
@@ -52,6 +53,7 @@ __all__ = [
     "CosFormer",
     "DeltaNet",
     "GatedDeltaNet",
+    "GatedShortConvolution",
     "Lightning",
     "LinearAttention",
     "LoLCATs",

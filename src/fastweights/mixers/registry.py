@@ -38,6 +38,7 @@ from fastweights.mixers.rwkv4 import RWKV4
 from fastweights.mixers.rwkv4_channel import RWKV4Channel
 from fastweights.mixers.s4d import S4D
 from fastweights.mixers.s5 import S5
+from fastweights.mixers.shortconv import GatedShortConvolution
 from fastweights.mixers.softmax import SlidingWindow, SoftmaxAttention
 from fastweights.mixers.transnormer import TransNormer
 from fastweights.runs.identity import current_path
@@ -76,6 +77,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "mesa_signed": SignedMesaLayer,
     "mesanet": MesaNetBaseline,
     "lolcats": LoLCATs,
+    "shortconv": GatedShortConvolution,
 }
 
 

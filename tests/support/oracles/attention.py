@@ -155,6 +155,13 @@ def lightning(x: Array, p: Parameters, heads: int, depth: float = 0.0, eps: floa
     return linear(rms_norm(join(o), p["norm.weight"], eps) * gate, p, "W_o")
 
 
+def shortconv(x: Array, p: Parameters) -> Array:
+    """LFM2: (B, C, h) = x W, y = W_O(C ⊙ conv(B ⊙ h))."""
+    B, C, h = (linear(x, p, f"W_{name}") for name in "BCu")
+    mixed = convolution(B * h, p["conv.weight"]) + p.get("conv_bias", 0.0)
+    return linear(C * mixed, p, "W_o")
+
+
 def hgrn(x: Array, p: Parameters, lower_bound: float = 0.0, tied: bool = True) -> Array:
     """h_t = f ⊙ h_{t-1} + i ⊙ c, f = β + (1 - β) σ(x W_f), i = 1 - f or σ(x W_i)."""
     f = lower_bound + (1 - lower_bound) * sigmoid(linear(x, p, "W_f"))
