@@ -25,7 +25,7 @@ from fastweights.importers.plan import ImportPlan, shortest_period
 from fastweights.importers.source import FolderSource
 from fastweights.layers import TokenContext
 from fastweights.recurrence import Decay
-from oracles.models import TRANSCRIPTIONS
+from oracles.transcriptions import TRANSCRIPTIONS
 from reference_models import (
     ORIGINALS,
     PRECISIONS,

@@ -22,7 +22,7 @@ from transformers.utils import logging
 
 from fastweights import FastWeightsCache, FastWeightsForCausalLM
 from fastweights.importers import import_model
-from oracles.models import TRANSCRIPTIONS
+from oracles.transcriptions import TRANSCRIPTIONS
 
 VOCABULARY, PROMPT, DECODED = 61, 21, 64
 COMMON = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from fastweights.importers.fla import deltanet, gdn, gla, mesa_net, retnet
+from fastweights.importers.fla import deltanet, gdn, gla, hgrn2, mesa_net, retnet
 from fastweights.importers.lfm2 import lfm2
 from fastweights.importers.llama import llama, mistral, qwen2, qwen3
 from fastweights.importers.mamba import mamba
@@ -19,6 +19,7 @@ from fastweights.importers.plan import ImportPlan, ProgressCallback
 from fastweights.importers.qwen3_next import qwen3_next
 from fastweights.importers.recurrent_gemma import recurrent_gemma
 from fastweights.importers.rwkv import rwkv
+from fastweights.importers.rwkv6 import rwkv6
 from fastweights.importers.source import (
     CheckpointSource,
     FolderSource,
@@ -33,6 +34,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "delta_net": deltanet,
     "gated_deltanet": gdn,
     "gla": gla,
+    "hgrn2": hgrn2,
     "lfm2": lfm2,
     "llama": llama,
     "mamba": mamba,
@@ -47,6 +49,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "recurrent_gemma": recurrent_gemma,
     "retnet": retnet,
     "rwkv": rwkv,
+    "rwkv6": rwkv6,
     "xlstm": xlstm,
 }
 """The model_type of a config.json → how such a checkpoint becomes one of ours."""

@@ -28,6 +28,7 @@ from fastweights.mixers.rfa import RFA
 from fastweights.mixers.rglru import RGLRU
 from fastweights.mixers.rwkv4 import RWKV4
 from fastweights.mixers.rwkv4_channel import RWKV4Channel
+from fastweights.mixers.rwkv6 import RWKV6
 from fastweights.mixers.s4d import S4D
 from fastweights.mixers.s5 import S5
 from fastweights.mixers.shortconv import GatedShortConvolution
@@ -47,6 +48,7 @@ __all__ = [
     "RFA",
     "RGLRU",
     "RWKV4",
+    "RWKV6",
     "S4D",
     "S5",
     "Based",

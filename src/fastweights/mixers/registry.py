@@ -36,6 +36,7 @@ from fastweights.mixers.rfa import RFA
 from fastweights.mixers.rglru import RGLRU
 from fastweights.mixers.rwkv4 import RWKV4
 from fastweights.mixers.rwkv4_channel import RWKV4Channel
+from fastweights.mixers.rwkv6 import RWKV6
 from fastweights.mixers.s4d import S4D
 from fastweights.mixers.s5 import S5
 from fastweights.mixers.shortconv import GatedShortConvolution
@@ -70,6 +71,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "qlstm": QLSTM,
     "rwkv4": RWKV4,
     "rwkv4_channel": RWKV4Channel,
+    "rwkv6": RWKV6,
     "mlstm": MLSTM,
     "deltanet": DeltaNet,
     "gated_deltanet": GatedDeltaNet,

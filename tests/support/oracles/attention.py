@@ -172,12 +172,15 @@ def hgrn(x: Array, p: Parameters, lower_bound: float = 0.0, tied: bool = True) -
     return linear(rms_norm(h, p["norm.weight"]) * silu(linear(x, p, "W_g")), p, "W_o")
 
 
-def hgrn2(x: Array, p: Parameters, heads: int, lower_bound: float = 0.0) -> Array:
+def hgrn2(
+    x: Array, p: Parameters, heads: int, lower_bound: float | None = 0.0, eps: float = 1e-5
+) -> Array:
     """S_t = diag(f) S_{t-1} + (1 - f)ᵀ v, o = SiLU(x W_Q) S."""
-    f = split(lower_bound + (1 - lower_bound) * sigmoid(linear(x, p, "W_f")), heads)
+    least = sigmoid(p["b_beta"]) if lower_bound is None else lower_bound
+    f = split(least + (1 - least) * sigmoid(linear(x, p, "W_f")), heads)
     q, v = split(silu(linear(x, p, "W_q")), heads), split(linear(x, p, "W_v"), heads)
     o, _ = rules.decay(q, v, 1 - f, np.log(f))
-    return linear(rms_norm(join(o), p["norm.weight"]), p, "W_o")
+    return linear(rms_norm(join(o), p["norm.weight"], eps), p, "W_o")
 
 
 def deltanet(
