@@ -112,6 +112,10 @@ class PreviousToken(ShortConvolution):
     def reset_parameters(self) -> None:
         """There are none."""
 
+    def both(self, x: Embedded, past: TokenContext) -> Tensor:
+        """x_{t-1} and x_t, ``[b t 2 d]``."""
+        return torch.stack([self(x, past), x], 2)
+
     def _convolve(
         self,
         past: TokenContext,

@@ -15,6 +15,7 @@ from fastweights.mixers.lolcats import LoLCATs
 from fastweights.mixers.lru import LRU
 from fastweights.mixers.mamba import Mamba
 from fastweights.mixers.mamba2 import Mamba2
+from fastweights.mixers.mamba3 import Mamba3
 from fastweights.mixers.mesa import MesaLayer, SignedMesaLayer
 from fastweights.mixers.mesanet import MesaNetBaseline
 from fastweights.mixers.metala import MetaLA
@@ -61,6 +62,7 @@ __all__ = [
     "LoLCATs",
     "Mamba",
     "Mamba2",
+    "Mamba3",
     "MesaLayer",
     "MesaNetBaseline",
     "MetaLA",

@@ -24,6 +24,7 @@ from fastweights.mixers.lolcats import LoLCATs
 from fastweights.mixers.lru import LRU
 from fastweights.mixers.mamba import Mamba
 from fastweights.mixers.mamba2 import Mamba2
+from fastweights.mixers.mamba3 import Mamba3
 from fastweights.mixers.mesa import MesaLayer, SignedMesaLayer
 from fastweights.mixers.mesanet import MesaNetBaseline
 from fastweights.mixers.metala import MetaLA
@@ -66,6 +67,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "s5": S5,
     "mamba": Mamba,
     "mamba2": Mamba2,
+    "mamba3": Mamba3,
     "lru": LRU,
     "rglru": RGLRU,
     "qlstm": QLSTM,
