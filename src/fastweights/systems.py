@@ -111,6 +111,11 @@ def pairs(state: int) -> int:
     return state // 2
 
 
+def heavy_tail(x: Tensor) -> Tensor:
+    """1 + x, or 1 / (1 - x) where x < 0: above 0, and as x decreases towards it slower than e^x."""
+    return x.clamp(min=0) + 1 / (1 - x.clamp(max=0))
+
+
 def as_complex(x: Tensor) -> Tensor:
     """Real pairs ``[… n 2]`` as ``[… n]``."""
     return torch.view_as_complex(upcast(x).contiguous())

@@ -194,7 +194,7 @@ def test_distance_from_a_teacher() -> None:
     assert torch.isinf(blind.kl).all()
 
 
-STEPS = {"gated_deltaproduct": 2}
+STEPS = {"gated_deltaproduct": 2, "mamba3": 2}
 """How many steps a token makes, if not one: a layer is looked at step by step."""
 
 

@@ -294,6 +294,18 @@ def test_experts_of_kimi_linear_are_refused() -> None:
     refused(model, "layer 2 of this kimi_linear checkpoint is a mixture of experts")
 
 
+def test_several_experts_of_minimax_are_refused() -> None:
+    original = ORIGINALS["MiniMax"]
+    model = Original("minimax", {**original.settings, "num_local_experts": 2}).build()
+    refused(model, "this minimax checkpoint has 2 experts in every layer")
+
+
+def test_residual_scales_of_minimax_that_differ_are_refused() -> None:
+    original = ORIGINALS["MiniMax"]
+    model = Original("minimax", {**original.settings, "full_attn_alpha_factor": 2.0}).build()
+    refused(model, "full_attn_alpha_factor = 2.0 cannot be imported, only with 1.7")
+
+
 def test_a_missing_field_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "metala"
     TRANSCRIPTIONS["MetaLA (BICLab)"].save(folder, torch.float32)

@@ -21,7 +21,7 @@ from fastweights.methods import Auto, Chunkwise, Method, Recurrent
 from fastweights.mixer import Mixer, MixerState
 from fastweights.mixers import MIXERS, make, register
 from fastweights.recurrence import ShapeError
-from oracles import attention, deltas, kimi, latent, layers, mesanet, state_space
+from oracles import attention, decays, deltas, kimi, latent, layers, mesanet, state_space
 from tolerances import array, assert_close
 
 D = 16
@@ -87,6 +87,8 @@ LAYERS = [
     layer("lolcats", layers.lolcats, heads=2, window=3, shared=False),
     layer("linear", layers.linear_attention, heads=2),
     layer("linear", attention.relu_attention, heads=4, feature_map="relu"),
+    layer("shortconv", attention.shortconv),
+    layer("shortconv", attention.shortconv, conv=4, bias=True),
     layer("swa", layers.softmax, heads=2, window=4),
     layer("performer", attention.performer, heads=2, features=20, seed=3),
     layer("rfa", attention.rfa, heads=2, features=24),
@@ -101,12 +103,15 @@ LAYERS = [
     layer("retnet", attention.retnet, heads=2, center=False, affine=True, eps=1e-2),
     layer("transnormer", attention.transnormer, heads=2, depth=0.75),
     layer("transnormer", attention.transnormer, heads=2, feature_map="elu"),
+    layer("lightning", attention.lightning, heads=2),
+    layer("lightning", attention.lightning, heads=4, width=6, depth=0.75, eps=1e-2),
     layer("gla", layers.gla, heads=2, tau=8.0, rank=3),
     layer("gla", layers.gla, heads=4, center=False, eps=1e-2),
     layer("hgrn", attention.hgrn),
     layer("hgrn", attention.hgrn, lower_bound=0.6, tied=False),
     layer("hgrn2", attention.hgrn2, heads=2),
     layer("hgrn2", attention.hgrn2, heads=4, lower_bound=0.9),
+    layer("hgrn2", attention.hgrn2, heads=2, lower_bound=None, eps=1e-2),
     layer("metala", layers.metala, heads=2),
     layer("metala", layers.metala, heads=4, conv=1),
     layer("metala", layers.metala, heads=2, augmented=False),
@@ -128,6 +133,8 @@ LAYERS = [
     layer("mamba2", state_space.mamba2, heads=4, state=2, groups=2, expand=1, scaled=False),
     layer("mamba2", state_space.mamba2, heads=2, state=3, decays=False),
     layer("mamba2", state_space.mamba2, heads=2, state=3, eps=1e-2),
+    layer("mamba3", decays.mamba3, heads=4, state=6),
+    layer("mamba3", decays.mamba3, heads=4, state=4, groups=2, expand=1, still=False, eps=1e-2),
     layer("lru", state_space.lru, state=5, r_min=0.2, r_max=0.8, max_phase=1.0),
     layer("lru", state_space.lru, state=1),
     layer("rglru", state_space.rglru, heads=2, expand=1.5, c=4.0),
@@ -136,6 +143,8 @@ LAYERS = [
     layer("qlstm", state_space.qlstm, reversed=True),
     layer("rwkv4", state_space.rwkv4),
     layer("rwkv4_channel", state_space.rwkv4_channel, width=24),
+    layer("rwkv6", state_space.rwkv6, heads=2, rank=3, decay_rank=5),
+    layer("rwkv6", state_space.rwkv6, heads=4, rank=2, decay_rank=3, expand_k=0.5, eps=1e-2),
     layer("mlstm", state_space.mlstm, heads=2),
     layer("mlstm", state_space.mlstm, heads=2, conv=1, expand_k=0.5, bias=False, cap=0.5, eps=1e-2),
     layer("mlstm", state_space.mlstm, heads=1, conv=2, exponential_forget=True),
@@ -477,6 +486,7 @@ def test_inputs_that_do_not_fit(layer: Layer) -> None:
         ("linear", {"feature_map": "tanh"}, "feature_map = 'tanh'; use elu, relu"),
         ("normalized", {"eta": "sum"}, "eta = 'sum'; use exp, sigmoid, softplus"),
         ("hgrn", {"lower_bound": 1.0}, r"lower_bound = 1.0; it must lie in \[0, 1\)"),
+        ("lightning", {"depth": 1.0}, "depth = 1.0; it must lie in"),
         ("transnormer", {"depth": -0.5}, "depth = -0.5; it must lie in"),
         ("mamba", {"heads": 2}, "mamba does not take heads; it takes d, state, expand, conv"),
         ("mamba2", {"groups": 3}, "heads = 4 is not divisible by heads = 3"),

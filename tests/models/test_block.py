@@ -31,6 +31,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "parallel": {"parallel_residual": True, "norm": "layer", "mlp": "plain"},
     "norms behind": {"norms_behind": [True, False], "norm_eps": 0.1},
     "parallel, norms behind": {"parallel_residual": True, "norms_behind": [True]},
+    "normalized": {"normalized_residual": True, "norm_eps": 0.1},
+    "normalized, no mlp": {"normalized_residual": True, "mlp": None},
     "positions": {"learnt_positions": 9},
     "scale": {"embedding_scale": 0.5, "learnt_positions": 9},
 }
@@ -100,12 +102,15 @@ def backbone(model: FastWeightsForCausalLM, ids: torch.Tensor) -> np.ndarray:
         def after(z: np.ndarray, norm: Any, apply: bool = behind) -> np.ndarray:
             return normalized(z, norm, config) if apply else z
 
-        y = array(block.mixer(torch.from_numpy(before(x, block.mixer_norm)))[0])
-        y = after(y, block.mixer_norm)
-        z = x if config.parallel_residual else x + y
-        x = x + y
-        if config.mlp is not None:
-            x = x + after(mlp(before(z, block.mlp_norm), block.mlp, config), block.mlp_norm)
+        u = before(x, block.mixer_norm)
+        y = after(array(block.mixer(torch.from_numpy(u))[0]), block.mixer_norm)
+        mixed = (u if config.normalized_residual else x) + y
+        if config.mlp is None:
+            x = mixed
+            continue
+        u = before(x if config.parallel_residual else mixed, block.mlp_norm)
+        z = after(mlp(u, block.mlp, config), block.mlp_norm)
+        x = (u if config.normalized_residual else mixed) + z
     return normalized(x, trunk.norm, config) @ array(model.lm_head.weight).T
 
 
@@ -226,6 +231,14 @@ def test_gpt2_starts_its_weights_in_its_own_way() -> None:
         ({"mlp": None, "parallel_residual": True}, "no MLP to be parallel to"),
         ({"norms_behind": []}, "norms_behind lists 0 layers of 2"),
         ({"norms_behind": [True] * 4}, "norms_behind lists 4 layers of 2"),
+        (
+            {"normalized_residual": True, "parallel_residual": True},
+            "two ways to add to the stream",
+        ),
+        (
+            {"normalized_residual": True, "norms_behind": [True]},
+            "normalized_residual adds to what the norms give",
+        ),
         ({"learnt_positions": 0}, "learnt_positions = 0; it is above 0, or None"),
         ({"embedding_scale": 0.0}, "embedding_scale = 0.0"),
         ({"initializer_range": -0.1}, "initializer_range = -0.1"),

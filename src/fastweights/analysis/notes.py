@@ -22,6 +22,10 @@ FUNCTIONS: Mapping[str, str] = {
         "the table has f_g = 1 and Δ_t in f_k. Mamba's block gates by SiLU(u W_z), as here; Δ_t"
         " moves to f_v, where it leaves one key for all channels and the same product kᵀv."
     ),
+    "mamba3": (
+        "the paper turns q and k by sums of Δθ; a complex decay does the same to the state. Rates"
+        " of decay are those of the official code. SISO: one key and one query per token and head."
+    ),
     "s5": (
         "B is discretised in f_v, W_O = C, as in the table; the paper's activation and gate follow."
     ),
@@ -36,6 +40,7 @@ FUNCTIONS: Mapping[str, str] = {
     "dss": "B = 1 in DSS_exp: C absorbs it.",
     "s4d": "B = 1: C absorbs it.",
     "rglru": "Table A3 writes f_g = σ, the text and Griffin GeLU: followed here.",
+    "shortconv": "its α = 0 keeps nothing: what it knows of other tokens is in the convolution.",
     "rwkv4_channel": "a channel mixer stated as a mixer: its α = 0 keeps nothing.",
 }
 """On the parameter functions of a mixer."""

@@ -8,18 +8,21 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from fastweights.importers.fla import deltanet, gdn, gla, kda, mesa_net, retnet
+from fastweights.importers.fla import deltanet, gdn, gla, hgrn2, kda, mesa_net, retnet
 from fastweights.importers.fla_deltas import comba, deltaproduct, mom
 from fastweights.importers.kimi_linear import bailing_hybrid, kimi_linear
+from fastweights.importers.lfm2 import lfm2
 from fastweights.importers.llama import llama, mistral, qwen2, qwen3
 from fastweights.importers.mamba import mamba
 from fastweights.importers.mamba2 import mamba2
 from fastweights.importers.metala import metala
+from fastweights.importers.minimax import minimax
 from fastweights.importers.olmo_hybrid import olmo_hybrid
 from fastweights.importers.plan import ImportPlan, ProgressCallback
 from fastweights.importers.qwen3_next import qwen3_5_text, qwen3_next
 from fastweights.importers.recurrent_gemma import recurrent_gemma
 from fastweights.importers.rwkv import rwkv
+from fastweights.importers.rwkv6 import rwkv6
 from fastweights.importers.source import (
     CheckpointSource,
     FolderSource,
@@ -37,16 +40,19 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "gated_deltanet": gdn,
     "gated_deltaproduct": deltaproduct,
     "gla": gla,
+    "hgrn2": hgrn2,
     "kda": kda,
     "kimi_linear": kimi_linear,
+    "lfm2": lfm2,
     "llama": llama,
     "mamba": mamba,
     "mamba2": mamba2,
     "mesa_net": mesa_net,
     "metala": metala,
+    "minimax": minimax,
     "mistral": mistral,
-    "olmo_hybrid": olmo_hybrid,
     "mom": mom,
+    "olmo_hybrid": olmo_hybrid,
     "qwen2": qwen2,
     "qwen3": qwen3,
     "qwen3_5_text": qwen3_5_text,
@@ -54,6 +60,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "recurrent_gemma": recurrent_gemma,
     "retnet": retnet,
     "rwkv": rwkv,
+    "rwkv6": rwkv6,
     "xlstm": xlstm,
 }
 """The model_type of a config.json → how such a checkpoint becomes one of ours."""

@@ -1,13 +1,18 @@
-"""The language models of flash-linear-attention: GLA, RetNet, DeltaNet, gated DeltaNet, KDA and
-MesaNet."""
+"""The language models of flash-linear-attention: GLA, RetNet, DeltaNet, gated DeltaNet, KDA,
+MesaNet and HGRN2.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fastweights.importers.plan import (
     ConstantTensor,
+    Convert,
     ImportPlan,
     Table,
     TensorSource,
@@ -18,6 +23,7 @@ from fastweights.importers.plan import (
     taps,
 )
 from fastweights.importers.source import CheckpointSource, Settings
+from fastweights.layers import upcast
 from fastweights.models import FastWeightsConfig
 
 OUTER = {
@@ -188,7 +194,7 @@ def kda(source: CheckpointSource) -> ImportPlan:
         }
         return mixer, table
 
-    return _plan(source, layer)
+    return plan_stack(source, layer)
 
 
 def mesa_net(source: CheckpointSource) -> ImportPlan:
@@ -223,6 +229,57 @@ def mesa_net(source: CheckpointSource) -> ImportPlan:
         return mixer, table
 
     return plan_stack(source, layer)
+
+
+def hgrn2(source: CheckpointSource) -> ImportPlan:
+    """Plan the import of an HGRN2 checkpoint.
+
+    The least decays of a channel rise over the layers as the sums of a softmax over them; each
+    layer of ours has its own. It scales q by d'_k^(-1/2), which the norm behind it undoes but for
+    its ε.
+    """
+    settings = source.settings
+    plan = plan_stack(source, _hgrn2_layer)
+    if not settings["use_lower_bound"]:
+        return plan
+    first, *others = plan.config.layer_mixers
+    bounded = [{**m, "lower_bound": None} if m["name"] == "hgrn2" else m for m in others]
+    plan.config.mixers = shortest_period([first, *bounded])
+    bounds = {
+        f"model.layers.{i}.mixer.b_beta": TensorSource("model.lower_bounds", _bound_of(i))
+        for i, mixer in enumerate(plan.config.layer_mixers)
+        if "lower_bound" in mixer
+    }
+    return ImportPlan(plan.config, {**plan.tensors, **bounds}, ignored=("model.lower_bounds",))
+
+
+def _hgrn2_layer(settings: Settings) -> LayerPlan:
+    settings.require("use_short_conv", False)
+    settings.require("elementwise_affine", True)
+    d = settings["hidden_size"]
+    width = settings["expand_ratio"] or d // settings["num_heads"]
+    if d % width:
+        raise ValueError(
+            f"this {settings.kind} checkpoint has expand_ratio = {width}, which does not divide"
+            f" hidden_size = {d}; only ratios that do can be imported"
+        )
+    mixer = {"name": "hgrn2", "heads": d // width, "eps": settings["norm_eps"] * width}
+    theirs = {"f": "f_proj", "v": "i_proj"}
+    return mixer, {
+        **projections("q", "o"),
+        **{f"mixer.W_{ours}.weight": f"attn.{name}.weight" for ours, name in theirs.items()},
+        "mixer.norm.weight": "attn.g_norm.weight",
+    }
+
+
+def _bound_of(layer: int) -> Convert:
+    """The logit of a layer's least decays, from what the softmax over layers is of."""
+
+    def convert(bounds: Tensor) -> Tensor:
+        shares = torch.softmax(upcast(bounds), 0)
+        return torch.logit(shares[1 : layer + 1].sum(0))
+
+    return convert
 
 
 def projections(*names: str) -> Table:

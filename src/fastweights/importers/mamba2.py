@@ -1,4 +1,5 @@
-"""Mamba-2 as transformers names its weights (Codestral Mamba, mamba2-*-hf)."""
+"""Mamba-2 as transformers (Codestral Mamba, mamba2-*-hf) and flash-linear-attention name its
+weights."""
 
 from __future__ import annotations
 
@@ -23,7 +24,13 @@ def mamba2(source: CheckpointSource) -> ImportPlan:
     settings = source.settings
     settings.require("use_bias", False)
     settings.require("hidden_act", "silu")
-    settings.require("time_step_limit", [0.0, math.inf], (0.0, math.inf))
+    for name in ("time_step_limit", "dt_limit"):
+        settings.require(name, [0.0, math.inf], (0.0, math.inf))
+    settings.require("rmsnorm", True)
+    for name in ("D_has_hdim", "norm_before_gate"):
+        settings.require(name, False)
+    # flash-linear-attention calls it otherwise
+    eps = settings.get("norm_eps", settings["layer_norm_epsilon"])
     heads, groups, state = settings["num_heads"], settings["n_groups"], settings["state_size"]
     config = FastWeightsConfig(
         **settings.common,
@@ -37,10 +44,10 @@ def mamba2(source: CheckpointSource) -> ImportPlan:
                 "expand": settings["expand"],
                 "conv": settings["conv_kernel"],
                 "groups": groups,
-                "eps": settings["layer_norm_epsilon"],
+                "eps": eps,
             }
         ],
-        norm_eps=settings["layer_norm_epsilon"],
+        norm_eps=eps,
         mlp=None,
         embedding_scale=1.0,
     )

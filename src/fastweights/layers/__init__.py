@@ -2,7 +2,7 @@
 
 from fastweights.layers.arguments import choose, head_width, require_fraction
 from fastweights.layers.context import TokenContext
-from fastweights.layers.convolution import ShortConvolution, TokenShift
+from fastweights.layers.convolution import PreviousToken, ShortConvolution, TokenShift
 from fastweights.layers.decay_gate import SoftplusDecay
 from fastweights.layers.functions import (
     accumulate_dtype,
@@ -32,6 +32,7 @@ __all__ = [
     "HeadNorm",
     "Linear",
     "LowRank",
+    "PreviousToken",
     "Rope",
     "RoutedContext",
     "ShortConvolution",

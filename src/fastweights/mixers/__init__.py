@@ -13,11 +13,13 @@ from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
 from fastweights.mixers.hgrn2 import HGRN2
 from fastweights.mixers.kda import KDA
+from fastweights.mixers.lightning import Lightning
 from fastweights.mixers.linear import LinearAttention
 from fastweights.mixers.lolcats import LoLCATs
 from fastweights.mixers.lru import LRU
 from fastweights.mixers.mamba import Mamba
 from fastweights.mixers.mamba2 import Mamba2
+from fastweights.mixers.mamba3 import Mamba3
 from fastweights.mixers.mesa import MesaLayer, SignedMesaLayer
 from fastweights.mixers.mesanet import MesaNetBaseline
 from fastweights.mixers.metala import MetaLA
@@ -36,8 +38,10 @@ from fastweights.mixers.rfa import RFA
 from fastweights.mixers.rglru import RGLRU
 from fastweights.mixers.rwkv4 import RWKV4
 from fastweights.mixers.rwkv4_channel import RWKV4Channel
+from fastweights.mixers.rwkv6 import RWKV6
 from fastweights.mixers.s4d import S4D
 from fastweights.mixers.s5 import S5
+from fastweights.mixers.shortconv import GatedShortConvolution
 from fastweights.mixers.softmax import SlidingWindow, SoftmaxAttention
 from fastweights.mixers.transnormer import TransNormer
 
@@ -56,6 +60,7 @@ __all__ = [
     "RFA",
     "RGLRU",
     "RWKV4",
+    "RWKV6",
     "S4D",
     "S5",
     "Based",
@@ -65,10 +70,13 @@ __all__ = [
     "GatedDeltaNet",
     "GatedDeltaNet2",
     "GatedDeltaProduct",
+    "GatedShortConvolution",
+    "Lightning",
     "LinearAttention",
     "LoLCATs",
     "Mamba",
     "Mamba2",
+    "Mamba3",
     "MesaLayer",
     "MesaNetBaseline",
     "MetaLA",

@@ -22,11 +22,13 @@ from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
 from fastweights.mixers.hgrn2 import HGRN2
 from fastweights.mixers.kda import KDA
+from fastweights.mixers.lightning import Lightning
 from fastweights.mixers.linear import LinearAttention
 from fastweights.mixers.lolcats import LoLCATs
 from fastweights.mixers.lru import LRU
 from fastweights.mixers.mamba import Mamba
 from fastweights.mixers.mamba2 import Mamba2
+from fastweights.mixers.mamba3 import Mamba3
 from fastweights.mixers.mesa import MesaLayer, SignedMesaLayer
 from fastweights.mixers.mesanet import MesaNetBaseline
 from fastweights.mixers.metala import MetaLA
@@ -44,8 +46,10 @@ from fastweights.mixers.rfa import RFA
 from fastweights.mixers.rglru import RGLRU
 from fastweights.mixers.rwkv4 import RWKV4
 from fastweights.mixers.rwkv4_channel import RWKV4Channel
+from fastweights.mixers.rwkv6 import RWKV6
 from fastweights.mixers.s4d import S4D
 from fastweights.mixers.s5 import S5
+from fastweights.mixers.shortconv import GatedShortConvolution
 from fastweights.mixers.softmax import SlidingWindow, SoftmaxAttention
 from fastweights.mixers.transnormer import TransNormer
 from fastweights.runs.identity import current_path
@@ -63,6 +67,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "normalized": NormalizedAttention,
     "retnet": RetNet,
     "transnormer": TransNormer,
+    "lightning": Lightning,
     "gla": GLA,
     "hgrn": HGRN,
     "hgrn2": HGRN2,
@@ -73,11 +78,13 @@ MIXERS: dict[str, type[Mixer]] = {
     "s5": S5,
     "mamba": Mamba,
     "mamba2": Mamba2,
+    "mamba3": Mamba3,
     "lru": LRU,
     "rglru": RGLRU,
     "qlstm": QLSTM,
     "rwkv4": RWKV4,
     "rwkv4_channel": RWKV4Channel,
+    "rwkv6": RWKV6,
     "mlstm": MLSTM,
     "deltanet": DeltaNet,
     "gated_deltanet": GatedDeltaNet,
@@ -92,6 +99,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "mesa_signed": SignedMesaLayer,
     "mesanet": MesaNetBaseline,
     "lolcats": LoLCATs,
+    "shortconv": GatedShortConvolution,
 }
 
 

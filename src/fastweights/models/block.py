@@ -18,13 +18,15 @@ from fastweights.shapes import Embedded, Mask, Segments
 
 class Block(GradientCheckpointingLayer):
     """x ← x + Mixer(Norm x);  x ← x + MLP(Norm x), or both at once: x ← x + Mixer(Norm x) +
-    MLP(Norm' x); with the norms behind: x ← x + Norm(Mixer x) and so on
+    MLP(Norm' x); with the norms behind: x ← x + Norm(Mixer x) and so on; or each to what it reads:
+    x ← Norm x + Mixer(Norm x);  x ← Norm x + MLP(Norm x)
     """
 
     def __init__(self, config: FastWeightsConfig, layer: int) -> None:
         super().__init__()
         self.parallel = config.parallel_residual
         self.norms_behind = config.norms_behind[layer % len(config.norms_behind)]
+        self.normalized = config.normalized_residual
         self.mixer_norm = normalization(config)
         mixer = make(d=config.hidden_size, **config.layer_mixers[layer])
         self.mixer = Bidirectional(mixer) if config.bidirectional else mixer
@@ -43,12 +45,14 @@ class Block(GradientCheckpointingLayer):
     ) -> tuple[Embedded, MixerState | None]:
         read = x if self.norms_behind else self.mixer_norm(x)
         y, after = self.mixer(read, state, keep=keep, segments=segments, method=method)
-        mixed = x + self.dropout(self.mixer_norm(y) if self.norms_behind else y)
+        y = self.dropout(self.mixer_norm(y) if self.norms_behind else y)
+        mixed = (read if self.normalized else x) + y
         if self.mlp_norm is None or self.mlp is None:
             return mixed, after
         read = x if self.parallel else mixed
-        z = self.mlp_norm(self.mlp(read)) if self.norms_behind else self.mlp(self.mlp_norm(read))
-        return mixed + self.dropout(z), after
+        read = read if self.norms_behind else self.mlp_norm(read)
+        z = self.mlp_norm(self.mlp(read)) if self.norms_behind else self.mlp(read)
+        return (read if self.normalized else mixed) + self.dropout(z), after
 
     @property
     def writers(self) -> list[nn.Module]:

@@ -36,6 +36,8 @@ class FastWeightsConfig(CarriesCode):
             (GPT-NeoX)
         norms_behind: whether a layer's norms stand behind its mixer and MLP (OLMo 2) instead of
             before them, repeated over the depth
+        normalized_residual: whether mixer and MLP are each added to what they read, the
+            normalised stream (MiniMax)
         learnt_positions: adds a learnt embedding to each of the first so many tokens of a
             document; None for none
         embedding_scale: what the embeddings are multiplied by; None for √hidden_size
@@ -72,6 +74,7 @@ class FastWeightsConfig(CarriesCode):
     mlp_bias: bool = False
     parallel_residual: bool = False
     norms_behind: list[bool] = field(default_factory=lambda: [False])
+    normalized_residual: bool = False
     learnt_positions: int | None = None
     embedding_scale: int | float | None = None
     embedding_dropout: int | float = 0.0
@@ -173,6 +176,17 @@ class FastWeightsConfig(CarriesCode):
             raise ValueError(
                 "parallel_residual = True, but there is no MLP to be parallel to; set mlp or leave"
                 " it out"
+            )
+        if self.parallel_residual and self.normalized_residual:
+            raise ValueError(
+                "parallel_residual and normalized_residual are two ways to add to the stream; set"
+                " one of them"
+            )
+
+        if self.normalized_residual and any(self.norms_behind):
+            raise ValueError(
+                "normalized_residual adds to what the norms give, and norms_behind has none in"
+                " front; set one of them"
             )
 
     def _check_mixers(self) -> None:

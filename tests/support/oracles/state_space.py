@@ -232,6 +232,35 @@ def rwkv4_channel(x: Array, p: Parameters) -> Array:
     return y
 
 
+def rwkv6(x: Array, p: Parameters, heads: int = 4, eps: float = 1e-5) -> Array:
+    """2404.05892 eq. 13-19: wkv_t = diag(u) kᵀv + S, then S = diag(exp(-exp(d_t))) S + kᵀv."""
+    before = np.concatenate([np.zeros_like(x[:, :1]), x[:, :-1]], 1)
+
+    def ddlerp(number: int) -> Array:
+        between = x + (before - x) * p["mu_z"]
+        rank = p["M_2"].shape[1]
+        A = p["M_1.weight"].T[:, number * rank : (number + 1) * rank]
+        return x + (before - x) * (p["mu"][number] + np.tanh(between @ A) @ p["M_2"][number])
+
+    r, w, k, v, g = (ddlerp(number) for number in range(5))
+    d = linear(np.tanh(linear(w, p, "W_alpha_1")), p, "W_alpha_2")
+    w = split(np.exp(-np.exp(d)), heads)
+    r, k, v = (
+        split(linear(s, p, f"W_{name}"), heads) for s, name in ((r, "r"), (k, "k"), (v, "v"))
+    )
+    o = np.zeros_like(v)
+    for b in range(x.shape[0]):
+        for head in range(heads):
+            S = np.zeros((k.shape[3], v.shape[3]))
+            for t in range(x.shape[1]):
+                at = (b, t, head)
+                kv = np.outer(k[at], v[at])
+                o[at] = r[at] @ (S + np.diag(p["u"][head]) @ kv)
+                S = np.diag(w[at]) @ S + kv
+    o = join(layer_norm(o, 1.0, eps)) * p["w_norm"] + p["b_norm"]
+    return linear(o * silu(linear(g, p, "W_g")), p, "W_o")
+
+
 def mlstm(
     x: Array,
     p: Parameters,

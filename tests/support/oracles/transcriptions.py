@@ -1,5 +1,9 @@
 """All models whose own code does not run here, by the names that tests and docs give them."""
 
-from oracles import delta_models, models
+from oracles import decaying_models, delta_models, models
 
-TRANSCRIPTIONS = {**models.TRANSCRIPTIONS, **delta_models.TRANSCRIPTIONS}
+TRANSCRIPTIONS = {
+    **models.TRANSCRIPTIONS,
+    **delta_models.TRANSCRIPTIONS,
+    **decaying_models.TRANSCRIPTIONS,
+}
