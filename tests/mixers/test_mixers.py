@@ -21,7 +21,7 @@ from fastweights.methods import Auto, Chunkwise, Method, Recurrent
 from fastweights.mixer import Mixer, MixerState
 from fastweights.mixers import MIXERS, make, register
 from fastweights.recurrence import ShapeError
-from oracles import attention, layers, mesanet, state_space
+from oracles import attention, layers, mesanet, slots, state_space
 from tolerances import array, assert_close
 
 D = 16
@@ -90,6 +90,10 @@ LAYERS = [
     layer("transnormer", attention.transnormer, heads=2, feature_map="elu"),
     layer("gla", layers.gla, heads=2, tau=8.0, rank=3),
     layer("gla", layers.gla, heads=4, center=False, eps=1e-2),
+    layer("gsa", slots.gsa, heads=2, slots=5),
+    layer("gsa", slots.gsa, heads=4, slots=3, kv_heads=2, tau=2.0, eps=1e-2),
+    layer("raven", slots.raven, heads=2, slots=6, active=2),
+    layer("raven", slots.raven, heads=4, slots=3, active=3, eps=1e-2),
     layer("hgrn", attention.hgrn),
     layer("hgrn", attention.hgrn, lower_bound=0.6, tied=False),
     layer("hgrn2", attention.hgrn2, heads=2),
@@ -428,6 +432,8 @@ def test_inputs_that_do_not_fit(layer: Layer) -> None:
         ("retnet", {"heads": 16}, "must be even"),
         ("linear", {"feature_map": "tanh"}, "feature_map = 'tanh'; use elu, relu"),
         ("normalized", {"eta": "sum"}, "eta = 'sum'; use exp, sigmoid, softplus"),
+        ("gsa", {"heads": 4, "kv_heads": 3}, "heads = 4 is not a multiple of kv_heads = 3"),
+        ("raven", {"slots": 4, "active": 5}, "active = 5 is more than slots = 4"),
         ("hgrn", {"lower_bound": 1.0}, r"lower_bound = 1.0; it must lie in \[0, 1\)"),
         ("transnormer", {"depth": -0.5}, "depth = -0.5; it must lie in"),
         ("mamba", {"heads": 2}, "mamba does not take heads; it takes d, state, expand, conv"),

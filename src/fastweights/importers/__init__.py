@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from fastweights.importers.fla import deltanet, gdn, gla, mesa_net, retnet
+from fastweights.importers.fla import deltanet, gdn, gla, gsa, mesa_net, retnet
 from fastweights.importers.llama import llama, mistral, qwen2, qwen3
 from fastweights.importers.mamba import mamba
 from fastweights.importers.mamba2 import mamba2
@@ -31,6 +31,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "delta_net": deltanet,
     "gated_deltanet": gdn,
     "gla": gla,
+    "gsa": gsa,
     "llama": llama,
     "mamba": mamba,
     "mamba2": mamba2,

@@ -6,6 +6,7 @@ from fastweights.mixers.deltanet import DeltaNet
 from fastweights.mixers.dss import DSS
 from fastweights.mixers.gated_deltanet import GatedDeltaNet
 from fastweights.mixers.gla import GLA
+from fastweights.mixers.gsa import GSA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
 from fastweights.mixers.hgrn2 import HGRN2
@@ -21,6 +22,7 @@ from fastweights.mixers.mlstm import MLSTM
 from fastweights.mixers.normalized import NormalizedAttention
 from fastweights.mixers.performer import Performer
 from fastweights.mixers.qlstm import QLSTM
+from fastweights.mixers.raven import Raven
 from fastweights.mixers.registry import MIXERS, make, plugin, register
 from fastweights.mixers.retnet import RetNet
 from fastweights.mixers.rfa import RFA
@@ -35,6 +37,7 @@ from fastweights.mixers.transnormer import TransNormer
 __all__ = [
     "DSS",
     "GLA",
+    "GSA",
     "H3",
     "HGRN",
     "HGRN2",
@@ -61,6 +64,7 @@ __all__ = [
     "NormalizedAttention",
     "Performer",
     "RWKV4Channel",
+    "Raven",
     "RetNet",
     "SignedMesaLayer",
     "SlidingWindow",

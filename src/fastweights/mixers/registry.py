@@ -15,6 +15,7 @@ from fastweights.mixers.deltanet import DeltaNet
 from fastweights.mixers.dss import DSS
 from fastweights.mixers.gated_deltanet import GatedDeltaNet
 from fastweights.mixers.gla import GLA
+from fastweights.mixers.gsa import GSA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
 from fastweights.mixers.hgrn2 import HGRN2
@@ -30,6 +31,7 @@ from fastweights.mixers.mlstm import MLSTM
 from fastweights.mixers.normalized import NormalizedAttention
 from fastweights.mixers.performer import Performer
 from fastweights.mixers.qlstm import QLSTM
+from fastweights.mixers.raven import Raven
 from fastweights.mixers.retnet import RetNet
 from fastweights.mixers.rfa import RFA
 from fastweights.mixers.rglru import RGLRU
@@ -53,6 +55,8 @@ MIXERS: dict[str, type[Mixer]] = {
     "retnet": RetNet,
     "transnormer": TransNormer,
     "gla": GLA,
+    "gsa": GSA,
+    "raven": Raven,
     "hgrn": HGRN,
     "hgrn2": HGRN2,
     "metala": MetaLA,

@@ -11,6 +11,7 @@ from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.mesa import Mesa, SolverStatistics, condition_numbers, solver_statistics
 from fastweights.recurrence.selective import Selective
 from fastweights.recurrence.signed import Signed
+from fastweights.recurrence.slots import Slots
 from fastweights.recurrence.softmax import Softmax
 from fastweights.recurrence.solvers import (
     Cholesky,
@@ -57,6 +58,7 @@ __all__ = [
     "ShermanMorrison",
     "ShiftRegister",
     "Signed",
+    "Slots",
     "Softmax",
     "Solver",
     "SolverStatistics",

@@ -6,8 +6,9 @@ from fastweights.cli.argument_types import given, path
 from fastweights.cli.parser import Deferred, Parser, add_dtype
 
 FAMILIES = (
-    *("delta_net", "gated_deltanet", "gla", "llama", "mamba", "mamba2", "mesa_net", "metala"),
-    *("mistral", "qwen2", "qwen3", "qwen3_next", "recurrent_gemma", "retnet", "rwkv", "xlstm"),
+    *("delta_net", "gated_deltanet", "gla", "gsa", "llama", "mamba", "mamba2", "mesa_net"),
+    *("metala", "mistral", "qwen2", "qwen3", "qwen3_next", "recurrent_gemma", "retnet"),
+    *("rwkv", "xlstm"),
 )
 """Model types that `fastweights.importers` reads."""
 
