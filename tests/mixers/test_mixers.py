@@ -21,7 +21,7 @@ from fastweights.methods import Auto, Chunkwise, Method, Recurrent
 from fastweights.mixer import Mixer, MixerState
 from fastweights.mixers import MIXERS, make, register
 from fastweights.recurrence import ShapeError
-from oracles import attention, layers, mesanet, slots, state_space
+from oracles import attention, forgetting, layers, mesanet, slots, state_space
 from tolerances import array, assert_close
 
 D = 16
@@ -70,6 +70,11 @@ LAYERS = [
         rope={"base": 100.0, "fraction": 0.4},
     ),
     layer("softmax", layers.softmax, heads=2, qk_norm=1e-3, gated=True),
+    layer("fox", forgetting.fox, heads=2, sinks=True, eps=1e-2),
+    layer("fox", forgetting.fox, heads=4, window=3, qk_norm=False, gated=False),
+    layer(
+        *("fox", forgetting.fox), heads=2, qk_norm=False, shifted=False, normed=False, gated=False
+    ),
     layer("lolcats", layers.lolcats, heads=4, kv_heads=2, window=3),
     layer("lolcats", layers.lolcats, heads=2, window=3, shared=False),
     layer("linear", layers.linear_attention, heads=2),
@@ -309,7 +314,7 @@ def test_state_of_some_of_the_sequences(layer: Layer) -> None:
 def test_state_size_is_constant_where_the_papers_say_so(layer: Layer) -> None:
     mixer = layer.build()
     sizes = [mixer(inputs(t=t))[1].nbytes for t in (1, 8, 40)]
-    if layer.name == "softmax" and "window" not in layer.arguments:
+    if layer.name in ("softmax", "fox") and "window" not in layer.arguments:
         assert sizes[0] < sizes[1] < sizes[2]
     else:
         assert sizes[1] == sizes[2]
@@ -329,7 +334,7 @@ def test_bfloat16_runs_with_its_state_in_float32(layer: Layer) -> None:
         y, state = mixer(x, method=method)
         assert y.dtype == torch.bfloat16
         assert_close(y, want, f"y by {method}")
-        cached = {torch.bfloat16} if layer.name in ("softmax", "swa", "lolcats") else set()
+        cached = {torch.bfloat16} if layer.name in ("softmax", "swa", "fox", "lolcats") else set()
         summed = set() if layer.name in ("softmax", "swa") else {torch.float32, torch.complex64}
         assert {s.dtype for s in parts(state.memory)} <= {*cached, *summed, torch.long}
 

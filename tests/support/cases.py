@@ -175,6 +175,16 @@ def cache(
     return k, v, torch.arange(length, 0, -1).expand(s.b, -1).clone()
 
 
+def decaying_cache(length: int, s: Shape, g: Generator) -> tuple[Tensor, ...]:
+    keys, values, age = cache(length, s, g)
+    return keys, values, -normal(s.b, s.h, length, 1, generator=g).abs(), age
+
+
+def log_scalar_resets(s: Shape, g: Generator) -> Tensor:
+    at_random = torch.rand(s.b, s.t, s.h, 1, generator=g) < 0.2
+    return log_scalar(s, g).masked_fill(at_random, -torch.inf)
+
+
 def full_cache(s: Shape, g: Generator) -> tuple[Tensor, Tensor, Tensor]:
     return cache(4, s, g, heads=s.h)
 
@@ -476,6 +486,17 @@ CASES = [
         GROUPED,
         partial(cache, 0),
     ),
+    *(
+        Case(
+            f"softmax-decay{name}",
+            partial(Softmax, window=window),
+            partial(rules.softmax, window=window),
+            {**GROUPED, "log_decay": log_scalar_resets, "sinks": scalar},
+            partial(decaying_cache, 4),
+        )
+        for name, window in (("", None), ("-window", 5))
+    ),
+    Case("softmax-sinks", Softmax, rules.softmax, {**GROUPED, "sinks": scalar}, partial(cache, 4)),
     *(
         Case(
             f"windowed-{window}" + "-two" * (not shared),

@@ -26,7 +26,7 @@ from tiny import LAYERS, VOCABULARY, tiny
 from tolerances import error
 
 LENGTH = 24
-POSITIONED = ("softmax", "rwkv4", "mamba2", "lolcats", "hybrid")
+POSITIONED = ("softmax", "fox", "rwkv4", "mamba2", "lolcats", "hybrid")
 """Models that are read without padding and documents, too: nobody is asked for positions then."""
 
 
@@ -70,7 +70,7 @@ def compare_checkpointed() -> Report:
 
 def method_for(name: str, group: Any) -> Method:
     """Softmax to all tokens has no state that could travel; what is beside it goes its own way."""
-    if name == "softmax":
+    if name in ("softmax", "fox"):
         return HeadSharded(group)
     return HybridSharded(group) if name == "hybrid" else TimeSharded(group)
 

@@ -2,7 +2,7 @@
 
 from fastweights.layers.arguments import choose, head_width, require_fraction
 from fastweights.layers.context import TokenContext
-from fastweights.layers.convolution import ShortConvolution, TokenShift
+from fastweights.layers.convolution import PreviousToken, ShortConvolution, TokenShift
 from fastweights.layers.functions import (
     accumulate_dtype,
     both_ways,
@@ -29,6 +29,7 @@ __all__ = [
     "HeadNorm",
     "Linear",
     "LowRank",
+    "PreviousToken",
     "Rope",
     "ShortConvolution",
     "SiLUGate",

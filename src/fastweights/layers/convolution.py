@@ -100,3 +100,30 @@ class TokenShift(ShortConvolution):
             return super()._convolve(past, tail, x, document, bias, silu=silu)
         past.save_tail(self.name, x)
         return torch.addcmul(tail, x - tail, self.mu)
+
+
+class PreviousToken(ShortConvolution):
+    """x_{t-1}, zero before the first token of a document."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.size = 2
+
+    def reset_parameters(self) -> None:
+        """There are none."""
+
+    def _convolve(
+        self,
+        past: TokenContext,
+        tail: Tensor,
+        x: Tensor,
+        document: Tensor | None,
+        bias: Tensor | None,
+        *,
+        silu: bool,
+    ) -> Tensor:
+        seen = torch.cat([tail, x], dim=1)
+        past.save_tail(self.name, seen[:, -1:])
+        if document is None:
+            return seen[:, :-1]
+        return seen[:, :-1].masked_fill((document[:, 1:] != document[:, :-1])[..., None], 0)

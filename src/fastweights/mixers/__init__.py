@@ -4,6 +4,7 @@ from fastweights.mixers.based import Based
 from fastweights.mixers.cosformer import CosFormer
 from fastweights.mixers.deltanet import DeltaNet
 from fastweights.mixers.dss import DSS
+from fastweights.mixers.fox import FoX
 from fastweights.mixers.gated_deltanet import GatedDeltaNet
 from fastweights.mixers.gla import GLA
 from fastweights.mixers.gsa import GSA
@@ -53,6 +54,7 @@ __all__ = [
     "Based",
     "CosFormer",
     "DeltaNet",
+    "FoX",
     "GatedDeltaNet",
     "LinearAttention",
     "LoLCATs",

@@ -13,6 +13,7 @@ from fastweights.mixers.based import Based
 from fastweights.mixers.cosformer import CosFormer
 from fastweights.mixers.deltanet import DeltaNet
 from fastweights.mixers.dss import DSS
+from fastweights.mixers.fox import FoX
 from fastweights.mixers.gated_deltanet import GatedDeltaNet
 from fastweights.mixers.gla import GLA
 from fastweights.mixers.gsa import GSA
@@ -46,6 +47,7 @@ from fastweights.runs.identity import current_path
 MIXERS: dict[str, type[Mixer]] = {
     "softmax": SoftmaxAttention,
     "swa": SlidingWindow,
+    "fox": FoX,
     "linear": LinearAttention,
     "performer": Performer,
     "rfa": RFA,
