@@ -21,7 +21,18 @@ from fastweights.methods import Auto, Chunkwise, Method, Recurrent
 from fastweights.mixer import Mixer, MixerState
 from fastweights.mixers import MIXERS, make, register
 from fastweights.recurrence import ShapeError
-from oracles import attention, decays, deltas, kimi, latent, layers, mesanet, state_space
+from oracles import (
+    attention,
+    decays,
+    deltas,
+    forgetting,
+    kimi,
+    latent,
+    layers,
+    mesanet,
+    slots,
+    state_space,
+)
 from tolerances import array, assert_close
 
 D = 16
@@ -83,6 +94,11 @@ LAYERS = [
         gated=True,
         rope={"base": 100.0, "fraction": 0.5},
     ),
+    layer("fox", forgetting.fox, heads=2, sinks=True, eps=1e-2),
+    layer("fox", forgetting.fox, heads=4, window=3, qk_norm=False, gated=False),
+    layer(
+        *("fox", forgetting.fox), heads=2, qk_norm=False, shifted=False, normed=False, gated=False
+    ),
     layer("lolcats", layers.lolcats, heads=4, kv_heads=2, window=3),
     layer("lolcats", layers.lolcats, heads=2, window=3, shared=False),
     layer("linear", layers.linear_attention, heads=2),
@@ -107,6 +123,10 @@ LAYERS = [
     layer("lightning", attention.lightning, heads=4, width=6, depth=0.75, eps=1e-2),
     layer("gla", layers.gla, heads=2, tau=8.0, rank=3),
     layer("gla", layers.gla, heads=4, center=False, eps=1e-2),
+    layer("gsa", slots.gsa, heads=2, slots=5),
+    layer("gsa", slots.gsa, heads=4, slots=3, kv_heads=2, tau=2.0, eps=1e-2),
+    layer("raven", slots.raven, heads=2, slots=6, active=2),
+    layer("raven", slots.raven, heads=4, slots=3, active=3, eps=1e-2),
     layer("hgrn", attention.hgrn),
     layer("hgrn", attention.hgrn, lower_bound=0.6, tied=False),
     layer("hgrn2", attention.hgrn2, heads=2),
@@ -360,7 +380,7 @@ def test_state_of_some_of_the_sequences(layer: Layer) -> None:
 def test_state_size_is_constant_where_the_papers_say_so(layer: Layer) -> None:
     mixer = layer.build()
     sizes = [mixer(inputs(t=t))[1].nbytes for t in (1, 8, 40)]
-    if layer.name in ("softmax", "olmo2", "mla") and "window" not in layer.arguments:
+    if layer.name in ("softmax", "olmo2", "mla", "fox") and "window" not in layer.arguments:
         assert sizes[0] < sizes[1] < sizes[2]
     else:
         assert sizes[1] == sizes[2]
@@ -383,6 +403,8 @@ def test_bfloat16_runs_with_its_state_in_float32(layer: Layer) -> None:
         whole = layer.name in ("softmax", "swa", "olmo2", "mla")
         cached = {torch.bfloat16} if whole or layer.name == "lolcats" else set()
         summed = set() if whole else {torch.float32, torch.complex64}
+        cached = {torch.bfloat16} if layer.name in ("softmax", "swa", "fox", "lolcats") else set()
+        summed = set() if layer.name in ("softmax", "swa") else {torch.float32, torch.complex64}
         assert {s.dtype for s in parts(state.memory)} <= {*cached, *summed, torch.long}
 
 
@@ -485,6 +507,8 @@ def test_inputs_that_do_not_fit(layer: Layer) -> None:
         ("retnet", {"heads": 16}, "must be even"),
         ("linear", {"feature_map": "tanh"}, "feature_map = 'tanh'; use elu, relu"),
         ("normalized", {"eta": "sum"}, "eta = 'sum'; use exp, sigmoid, softplus"),
+        ("gsa", {"heads": 4, "kv_heads": 3}, "heads = 4 is not a multiple of kv_heads = 3"),
+        ("raven", {"slots": 4, "active": 5}, "active = 5 is more than slots = 4"),
         ("hgrn", {"lower_bound": 1.0}, r"lower_bound = 1.0; it must lie in \[0, 1\)"),
         ("lightning", {"depth": 1.0}, "depth = 1.0; it must lie in"),
         ("transnormer", {"depth": -0.5}, "depth = -0.5; it must lie in"),

@@ -26,10 +26,11 @@ from fastweights.recurrence import (
     Recurrence,
     Selective,
     Signed,
+    Slots,
     Softmax,
     WindowedLinear,
 )
-from oracles import rules
+from oracles import rules, slots
 
 Streams = dict[str, Tensor]
 State = Tensor | tuple[Tensor, ...]
@@ -174,6 +175,16 @@ def cache(
     return k, v, torch.arange(length, 0, -1).expand(s.b, -1).clone()
 
 
+def decaying_cache(length: int, s: Shape, g: Generator) -> tuple[Tensor, ...]:
+    keys, values, age = cache(length, s, g)
+    return keys, values, -normal(s.b, s.h, length, 1, generator=g).abs(), age
+
+
+def log_scalar_resets(s: Shape, g: Generator) -> Tensor:
+    at_random = torch.rand(s.b, s.t, s.h, 1, generator=g) < 0.2
+    return log_scalar(s, g).masked_fill(at_random, -torch.inf)
+
+
 def full_cache(s: Shape, g: Generator) -> tuple[Tensor, Tensor, Tensor]:
     return cache(4, s, g, heads=s.h)
 
@@ -204,6 +215,21 @@ def features(s: Shape, g: Generator) -> Tensor:
 
 def group_features(s: Shape, g: Generator) -> Tensor:
     return normal(s.b, s.t, s.groups, s.k + 1, generator=g).exp()
+
+
+def slot_shares(s: Shape, g: Generator) -> Tensor:
+    return normal(s.b, s.t, s.h, s.k + 1, generator=g).sigmoid()
+
+
+def log_slots(s: Shape, g: Generator) -> Tensor:
+    at_random = torch.rand(s.b, s.t, s.h, s.k + 1, generator=g) < 0.2
+    log_decay = F.logsigmoid(2 * normal(s.b, s.t, s.h, s.k + 1, generator=g) + 1)
+    return log_decay.masked_fill(at_random, -torch.inf)
+
+
+def slot_state(s: Shape, g: Generator) -> tuple[Tensor, Tensor]:
+    k, v = (normal(s.b, s.h, s.k + 1, width, generator=g) for width in (s.k, s.v))
+    return k, v
 
 
 def window_state(length: int, s: Shape, g: Generator) -> tuple[Tensor, ...]:
@@ -434,6 +460,16 @@ CASES = [
         gram_and_matrix,
         symmetric,
     ),
+    *(
+        Case(
+            f"slots-{name}",
+            partial(Slots, log_decay=None) if log_decay is None else Slots,
+            slots.slots,
+            {**QKV, "write": slot_shares} | ({} if log_decay is None else {"log_decay": log_decay}),
+            slot_state,
+        )
+        for name, log_decay in (("none", None), ("scalar", log_scalar), ("vector", log_slots))
+    ),
     Case("softmax", Softmax, rules.softmax, QKV, full_cache),
     Case("softmax-grouped", Softmax, rules.softmax, GROUPED, partial(cache, 4)),
     Case(
@@ -450,6 +486,17 @@ CASES = [
         GROUPED,
         partial(cache, 0),
     ),
+    *(
+        Case(
+            f"softmax-decay{name}",
+            partial(Softmax, window=window),
+            partial(rules.softmax, window=window),
+            {**GROUPED, "log_decay": log_scalar_resets, "sinks": scalar},
+            partial(decaying_cache, 4),
+        )
+        for name, window in (("", None), ("-window", 5))
+    ),
+    Case("softmax-sinks", Softmax, rules.softmax, {**GROUPED, "sinks": scalar}, partial(cache, 4)),
     *(
         Case(
             f"windowed-{window}" + "-two" * (not shared),

@@ -26,7 +26,7 @@ from tiny import LAYERS, VOCABULARY, tiny
 from tolerances import error
 
 LENGTH = 24
-POSITIONED = ("softmax", "rwkv4", "mamba2", "lolcats", "hybrid")
+POSITIONED = ("softmax", "fox", "rwkv4", "mamba2", "lolcats", "hybrid")
 """Models that are read without padding and documents, too: nobody is asked for positions then."""
 
 
@@ -72,7 +72,7 @@ def method_for(name: str, group: Any) -> Method:
     """What tokens do to the state of some rules has no form that could travel; what is beside them
     goes its own way.
     """
-    if name in ("softmax", "pgdn", "pkda"):
+    if name in ("softmax", "fox", "pgdn", "pkda"):
         return HeadSharded(group)
     return HybridSharded(group) if name == "hybrid" else TimeSharded(group)
 

@@ -80,7 +80,7 @@ RULES = [
 
 
 Variant = tuple[str, torch.dtype, Case, str]
-ALL_TOKENS = ("softmax", "softmax-grouped")
+ALL_TOKENS = ("softmax", "softmax-grouped", "softmax-decay", "softmax-sinks")
 """The rules whose state grows."""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from fastweights.importers.fla import deltanet, gdn, gla, hgrn2, kda, mesa_net, retnet
+from fastweights.importers.fla import deltanet, gdn, gla, gsa, hgrn2, kda, mesa_net, retnet
 from fastweights.importers.fla_deltas import comba, deltaproduct, mom
 from fastweights.importers.kimi_linear import bailing_hybrid, kimi_linear
 from fastweights.importers.lfm2 import lfm2
@@ -40,6 +40,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "gated_deltanet": gdn,
     "gated_deltaproduct": deltaproduct,
     "gla": gla,
+    "gsa": gsa,
     "hgrn2": hgrn2,
     "kda": kda,
     "kimi_linear": kimi_linear,

@@ -1,4 +1,4 @@
-"""The language models of flash-linear-attention: GLA, RetNet, DeltaNet, gated DeltaNet, KDA,
+"""The language models of flash-linear-attention: GLA, GSA, RetNet, DeltaNet, gated DeltaNet, KDA,
 MesaNet and HGRN2.
 """
 
@@ -64,6 +64,33 @@ def gla(source: CheckpointSource) -> ImportPlan:
             "mixer.W_alpha.0.weight": "attn.gk_proj.0.weight",
             **linear("mixer.W_alpha.1", "attn.gk_proj.1", bias=True),
             "mixer.norm.weight": _output_norm(settings),
+        }
+        return mixer, table
+
+    return plan_stack(source, layer)
+
+
+def gsa(source: CheckpointSource) -> ImportPlan:
+    """Plan the import of a GSA checkpoint, whose last norm has ε = 10⁻⁵ whatever `norm_eps` is."""
+
+    def layer(settings: Settings) -> LayerPlan:
+        for name in ("expand_k", "expand_v"):
+            settings.require(name, 1)
+        settings.require("feature_map", "swish")
+        settings.require("use_short_conv", False)
+        settings.require("elementwise_affine", True)
+        heads = settings["num_heads"]
+        mixer = {
+            "name": "gsa",
+            "heads": heads,
+            "kv_heads": settings.get("num_kv_heads", None),
+            "slots": settings.get("num_slots", None) or settings["hidden_size"] // heads,
+            "tau": settings["gate_logit_normalizer"],
+        }
+        table = {
+            **projections("q", "k", "v", "o"),
+            "mixer.W_alpha.weight": "attn.f_proj.weight",
+            "mixer.norm.weight": "attn.g_norm.weight",
         }
         return mixer, table
 

@@ -14,6 +14,7 @@ from fastweights.recurrence.preconditioned import Preconditioned
 from fastweights.recurrence.scales import EMPTY_LOG_SCALE, round_up
 from fastweights.recurrence.selective import Selective
 from fastweights.recurrence.signed import Signed
+from fastweights.recurrence.slots import Slots, SlotState
 from fastweights.recurrence.substeps import Substeps
 from fastweights.recurrence.windowed import normalize_by_last, with_ones
 from fastweights.recurrence.windowed_rule import Windowed
@@ -43,6 +44,11 @@ def compute_preconditioned(
     recurrence: Preconditioned, state: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """(o, state) from the squares of the keys, and then from the rule that they precondition."""
+    return recurrence.evaluate_with(run_fastest, state)
+
+
+def compute_slots(recurrence: Slots, state: SlotState) -> tuple[Tensor, SlotState]:
+    """(o, state) from the recurrences of keys and of values."""
     return recurrence.evaluate_with(run_fastest, state)
 
 
@@ -101,6 +107,7 @@ BONUS_TOKEN = Kernel(
 NORMALIZED = Kernel("normalised: the inner record's kernel", Normalized, compute_with_normaliser)
 AMPLIFIED = Kernel("amplified: the rescaled record's kernel", Amplified, compute_with_gain)
 SIGNED = Kernel("signed: the inner record's kernel", Signed, compute_with_sign)
+SLOTS = Kernel("slots: the kernel of decays, twice", Slots, compute_slots)
 SUBSTEPS = Kernel("substeps: the inner record's kernel", Substeps, compute_substeps)
 PRECONDITIONED = Kernel(
     "preconditioned: the kernels of its two rules", Preconditioned, compute_preconditioned

@@ -5,10 +5,12 @@ from fastweights.mixers.comba import Comba
 from fastweights.mixers.cosformer import CosFormer
 from fastweights.mixers.deltanet import DeltaNet
 from fastweights.mixers.dss import DSS
+from fastweights.mixers.fox import FoX
 from fastweights.mixers.gated_deltanet import GatedDeltaNet
 from fastweights.mixers.gated_deltaproduct import GatedDeltaProduct
 from fastweights.mixers.gdn2 import GatedDeltaNet2
 from fastweights.mixers.gla import GLA
+from fastweights.mixers.gsa import GSA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
 from fastweights.mixers.hgrn2 import HGRN2
@@ -32,6 +34,7 @@ from fastweights.mixers.performer import Performer
 from fastweights.mixers.pgdn import PreconditionedGatedDeltaNet
 from fastweights.mixers.pkda import PreconditionedKDA
 from fastweights.mixers.qlstm import QLSTM
+from fastweights.mixers.raven import Raven
 from fastweights.mixers.registry import MIXERS, make, plugin, register
 from fastweights.mixers.retnet import RetNet
 from fastweights.mixers.rfa import RFA
@@ -48,6 +51,7 @@ from fastweights.mixers.transnormer import TransNormer
 __all__ = [
     "DSS",
     "GLA",
+    "GSA",
     "H3",
     "HGRN",
     "HGRN2",
@@ -67,6 +71,7 @@ __all__ = [
     "Comba",
     "CosFormer",
     "DeltaNet",
+    "FoX",
     "GatedDeltaNet",
     "GatedDeltaNet2",
     "GatedDeltaProduct",
@@ -87,6 +92,7 @@ __all__ = [
     "PreconditionedGatedDeltaNet",
     "PreconditionedKDA",
     "RWKV4Channel",
+    "Raven",
     "RetNet",
     "SignedMesaLayer",
     "SlidingWindow",

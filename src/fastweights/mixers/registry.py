@@ -14,10 +14,12 @@ from fastweights.mixers.comba import Comba
 from fastweights.mixers.cosformer import CosFormer
 from fastweights.mixers.deltanet import DeltaNet
 from fastweights.mixers.dss import DSS
+from fastweights.mixers.fox import FoX
 from fastweights.mixers.gated_deltanet import GatedDeltaNet
 from fastweights.mixers.gated_deltaproduct import GatedDeltaProduct
 from fastweights.mixers.gdn2 import GatedDeltaNet2
 from fastweights.mixers.gla import GLA
+from fastweights.mixers.gsa import GSA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
 from fastweights.mixers.hgrn2 import HGRN2
@@ -41,6 +43,7 @@ from fastweights.mixers.performer import Performer
 from fastweights.mixers.pgdn import PreconditionedGatedDeltaNet
 from fastweights.mixers.pkda import PreconditionedKDA
 from fastweights.mixers.qlstm import QLSTM
+from fastweights.mixers.raven import Raven
 from fastweights.mixers.retnet import RetNet
 from fastweights.mixers.rfa import RFA
 from fastweights.mixers.rglru import RGLRU
@@ -59,6 +62,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "swa": SlidingWindow,
     "olmo2": OLMo2Attention,
     "mla": MLA,
+    "fox": FoX,
     "linear": LinearAttention,
     "performer": Performer,
     "rfa": RFA,
@@ -69,6 +73,8 @@ MIXERS: dict[str, type[Mixer]] = {
     "transnormer": TransNormer,
     "lightning": Lightning,
     "gla": GLA,
+    "gsa": GSA,
+    "raven": Raven,
     "hgrn": HGRN,
     "hgrn2": HGRN2,
     "metala": MetaLA,

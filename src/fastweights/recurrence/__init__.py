@@ -12,6 +12,7 @@ from fastweights.recurrence.mesa import Mesa, SolverStatistics, condition_number
 from fastweights.recurrence.preconditioned import Preconditioned
 from fastweights.recurrence.selective import Selective
 from fastweights.recurrence.signed import Signed
+from fastweights.recurrence.slots import Slots
 from fastweights.recurrence.softmax import Softmax
 from fastweights.recurrence.solvers import (
     Cholesky,
@@ -59,6 +60,7 @@ __all__ = [
     "ShermanMorrison",
     "ShiftRegister",
     "Signed",
+    "Slots",
     "Softmax",
     "Solver",
     "SolverStatistics",

@@ -199,6 +199,28 @@ def retnet(x: Array, w: Weights, c: Fields) -> Array:
     return projected(join(o) * silu(projected(x, w, "g_proj")), w, "o_proj")
 
 
+def gsa(x: Array, w: Weights, c: Fields) -> Array:
+    """K_t = diag(α_t) K_{t-1} + (1 - α_t)ᵀ k_t, V_t likewise; o_t = softmax(q_t K_tᵀ) V_t."""
+    served = c["num_heads"] // c["num_kv_heads"]
+    q = silu(split(projected(x, w, "q_proj"), c["num_heads"]))
+    k, v = (silu(split(projected(x, w, f"{n}_proj"), c["num_kv_heads"])) for n in "kv")
+    alpha = sigmoid(split(projected(x, w, "f_proj"), c["num_kv_heads"]))
+    alpha = alpha ** (1 / c["gate_logit_normalizer"])
+    k, v, alpha = (np.repeat(z, served, axis=2) for z in (k, v, alpha))
+    K = V = np.zeros((*q.shape[::2], c["num_slots"], q.shape[3]))
+    o = np.zeros_like(v)
+    for t in range(x.shape[1]):
+        kept = alpha[:, t, :, :, None]
+        K, V = (
+            kept * K + outer(1 - alpha[:, t], k[:, t]),
+            kept * V + outer(1 - alpha[:, t], v[:, t]),
+        )
+        weights = np.exp(np.einsum("bhk,bhmk->bhm", q[:, t], K))
+        weights /= weights.sum(-1, keepdims=True)
+        o[:, t] = np.einsum("bhm,bhmv->bhv", weights, V)
+    return projected(rms_norm(join(silu(o)), w["g_norm.weight"], 1e-5), w, "o_proj")
+
+
 def delta_net(x: Array, w: Weights, c: Fields) -> Array:
     q, k, v = (
         split(convolved(projected(x, w, f"{n}_proj"), w[f"{n}_conv1d.weight"]), c["num_heads"])
@@ -414,6 +436,16 @@ TRANSCRIPTIONS = {
         },
         expand_k=1.0,
         expand_v=2.0,
+    ),
+    "GSA (fla)": of_fla(
+        "gsa",
+        gsa,
+        {**square("qo"), **square("kv", D // 2), **square("f", 10), "g_norm.weight": (D,)},
+        num_kv_heads=2,
+        num_slots=5,
+        expand_k=1,
+        expand_v=1,
+        gate_logit_normalizer=8,
     ),
     "DeltaNet (fla)": of_fla("delta_net", delta_net, DELTA, allow_neg_eigval=True, qk_norm="l2"),
     "Gated DeltaNet (fla)": of_fla(

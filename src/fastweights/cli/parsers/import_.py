@@ -12,6 +12,7 @@ FAMILIES = (
     "gated_deltanet",
     "gated_deltaproduct",
     "gla",
+    "gsa",
     "hgrn2",
     "kda",
     "kimi_linear",
