@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fastweights.importers.attention import HEAD_NORMS, attention
+from fastweights.importers.experts import experts
 from fastweights.importers.plan import (
     Convert,
     ImportPlan,
@@ -33,15 +34,15 @@ OUTER = {
 
 
 def qwen3_next(source: CheckpointSource) -> ImportPlan:
-    """Plan the import of a dense Qwen3-Next checkpoint; mixtures of experts are refused."""
+    """Plan the import of a Qwen3-Next checkpoint; what predicts several tokens is left out."""
     settings = source.settings
-    _refuse_experts(settings)
     settings.require("attention_bias", False)
     kinds = {
         "linear_attention": (_delta, _delta_weights),
         "full_attention": (_softmax, _softmax_weights),
     }
     layers = [kinds[kind] for kind in settings["layer_types"]]
+    sparse = [_is_sparse(settings, layer) for layer in range(len(layers))]
     config = FastWeightsConfig(
         **settings.common,
         hidden_size=settings["hidden_size"],
@@ -50,32 +51,56 @@ def qwen3_next(source: CheckpointSource) -> ImportPlan:
         norm_eps=settings["rms_norm_eps"],
         hidden_act=settings["hidden_act"],
         intermediate_size=settings["intermediate_size"],
+        mlps=shortest_period([_mlp(settings, one) for one in sparse]) if any(sparse) else None,
         embedding_scale=1.0,
     )
     block: Table = {
         "mixer_norm.weight": TensorSource("input_layernorm.weight", one_plus),
         "mlp_norm.weight": TensorSource("post_attention_layernorm.weight", one_plus),
-        **glu_mlp(),
     }
-    tables = [{**block, **weights(settings)} for _, weights in layers]
+    mlps = {False: glu_mlp(), True: _experts(source) if any(sparse) else {}}
+    tables = [
+        {**block, **mlps[one], **weights(settings)}
+        for (_, weights), one in zip(layers, sparse, strict=True)
+    ]
     return ImportPlan(
         config, {**OUTER, **stack_layers(config, "model.layers", tables)}, ignored=("mtp.*",)
     )
 
 
-def _refuse_experts(settings: Settings) -> None:
-    sparse = [
-        i
-        for i in range(settings["num_hidden_layers"])
-        if settings["num_experts"]
-        and i not in settings["mlp_only_layers"]
-        and not (i + 1) % settings["decoder_sparse_step"]
-    ]
-    if sparse:
-        raise ValueError(
-            f"layers {', '.join(map(str, sparse))} of this {settings.kind} checkpoint are mixtures"
-            " of experts, which cannot be imported; only dense MLPs can"
-        )
+def _is_sparse(settings: Settings, layer: int) -> bool:
+    """Whether this layer is a mixture of experts."""
+    dense = layer in settings["mlp_only_layers"] or (layer + 1) % settings["decoder_sparse_step"]
+    return bool(settings["num_experts"] and not dense)
+
+
+def _mlp(settings: Settings, sparse: bool) -> dict[str, Any]:
+    if not sparse:
+        return {"name": "gated", "width": settings["intermediate_size"]}
+    routing = {
+        "count": settings["num_experts"],
+        "chosen": settings["num_experts_per_tok"],
+        "normalized": settings["norm_topk_prob"],
+    }
+    return {
+        "name": "experts",
+        "width": settings["moe_intermediate_size"],
+        "routing": routing,
+        "shared": settings["shared_expert_intermediate_size"],
+        "shared_gate": True,
+    }
+
+
+def _experts(source: CheckpointSource) -> Table:
+    settings = source.settings
+    return {
+        "mlp.router.W.weight": "mlp.gate.weight",
+        **experts(
+            source, "mlp.experts", settings["num_experts"], settings["moe_intermediate_size"]
+        ),
+        **glu_mlp("mlp.shared_expert", ours="mlp.shared"),
+        "mlp.w_shared.weight": "mlp.shared_expert_gate.weight",
+    }
 
 
 def _delta(settings: Settings) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from fastweights.layers.arguments import choose, head_width, require_fraction
 from fastweights.layers.context import TokenContext
 from fastweights.layers.convolution import ShortConvolution, TokenShift
+from fastweights.layers.experts import MLPS, Experts, Router, Routing, writers_of
 from fastweights.layers.functions import (
     accumulate_dtype,
     both_ways,
@@ -13,7 +14,7 @@ from fastweights.layers.functions import (
     upcast,
 )
 from fastweights.layers.linear import Linear, project_each, project_pairs
-from fastweights.layers.mlp import MLP, MLPS, GatedMLP, LowRank
+from fastweights.layers.mlp import MLP, GatedMLP, LowRank
 from fastweights.layers.norms import NORMS, Gate, HeadNorm, SiLUGate, WholeNorm
 from fastweights.layers.pooling import POOLINGS
 from fastweights.layers.rotary import Rope, rotary
@@ -24,12 +25,15 @@ __all__ = [
     "MLPS",
     "NORMS",
     "POOLINGS",
+    "Experts",
     "Gate",
     "GatedMLP",
     "HeadNorm",
     "Linear",
     "LowRank",
     "Rope",
+    "Router",
+    "Routing",
     "ShortConvolution",
     "SiLUGate",
     "TokenContext",
@@ -49,4 +53,5 @@ __all__ = [
     "rotary",
     "split_heads",
     "upcast",
+    "writers_of",
 ]
