@@ -273,20 +273,6 @@ def test_settings_that_ours_cannot_state_are_named(
         import_model(llama)
 
 
-def test_mixtures_of_experts_are_refused() -> None:
-    original = ORIGINALS["Qwen3-Next"]
-    small = {
-        "num_experts": 2,
-        "num_experts_per_tok": 1,
-        "moe_intermediate_size": 8,
-        "mlp_only_layers": [0],
-    }
-    model = Original(
-        "qwen3_next", {**original.settings, **small, "shared_expert_intermediate_size": 8}
-    ).build()
-    refused(model, "layers 1, 2 of this qwen3_next checkpoint are mixtures of experts")
-
-
 def test_experts_of_kimi_linear_are_refused() -> None:
     settings = {**ORIGINALS["Kimi Linear"].settings, "num_experts": 2, "num_experts_per_token": 1}
     kinds = ["dense", "dense", "sparse"]

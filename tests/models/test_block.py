@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from fastweights import FastWeightsCache, FastWeightsForCausalLM
+from fastweights.layers import Experts
+from oracles.experts import mixture
 from tiny import VOCABULARY, tiny, tiny_config, tokens
 from tolerances import array, assert_close
 
@@ -28,6 +30,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "geglu": {"hidden_act": "gelu_pytorch_tanh", "mlp_bias": True},
     "identity": {"mlp": "identity"},
     "no mlp": {"mlp": None},
+    "experts": {
+        "mlps": [
+            {
+                "name": "experts",
+                "width": 6,
+                "routing": {"count": 5, "chosen": 2},
+                "shared": 7,
+                "shared_gate": True,
+            },
+            None,
+            {"name": "gated", "width": 9},
+        ]
+    },
     "parallel": {"parallel_residual": True, "norm": "layer", "mlp": "plain"},
     "norms behind": {"norms_behind": [True, False], "norm_eps": 0.1},
     "parallel, norms behind": {"parallel_residual": True, "norms_behind": [True]},
@@ -77,6 +92,8 @@ def linear(x: np.ndarray, layer: Any) -> np.ndarray:
 
 
 def mlp(x: np.ndarray, layer: Any, config: Any) -> np.ndarray:
+    if isinstance(layer, Experts):
+        return mixture(x, layer, lambda token, expert: mlp(token, expert, config))
     if config.mlp == "identity":
         return x
     hidden = np.vectorize(ACTIVATION[config.hidden_act])(linear(x, layer.W_1))
@@ -105,7 +122,7 @@ def backbone(model: FastWeightsForCausalLM, ids: torch.Tensor) -> np.ndarray:
         u = before(x, block.mixer_norm)
         y = after(array(block.mixer(torch.from_numpy(u))[0]), block.mixer_norm)
         mixed = (u if config.normalized_residual else x) + y
-        if config.mlp is None:
+        if block.mlp is None:
             x = mixed
             continue
         u = before(x if config.parallel_residual else mixed, block.mlp_norm)

@@ -59,6 +59,7 @@ class Original:
     def build(self) -> PreTrainedModel:
         torch.manual_seed(0)
         config = CONFIG_MAPPING[self.kind](**COMMON, **self.settings)
+        config._experts_implementation = "eager"
         model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).eval()
         return stirred(model)
 
@@ -280,6 +281,24 @@ ORIGINALS: dict[str, Original] = {
             "full_attn_beta_factor": 0.8,
             "linear_attn_beta_factor": 1.3,
             "mlp_beta_factor": 0.6,
+        },
+    ),
+    "Qwen3-Next, experts": Original(
+        "qwen3_next",
+        {
+            **SMALL,
+            **HEADS,
+            "head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 12,
+            "linear_value_head_dim": 10,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 14,
+            "mlp_only_layers": [1],
         },
     ),
     "Mamba-2": Original(

@@ -87,14 +87,19 @@ class ImportPlan:
         embeddings = self.tensors["model.embed_tokens.weight"]
         assert isinstance(embeddings, TensorSource)
         dtype = source.read(embeddings.source).dtype if dtype is None else dtype
-        state = {}
-        for done, (name, shape) in enumerate(ours.items()):
+        state, reader = {}, _Reader(source)
+        for done, name in enumerate(sorted(ours, key=self._order)):
             watch(done, len(ours))
-            state[name] = _make_tensor(name, self.tensors[name], shape, source, dtype)
+            state[name] = _make_tensor(name, self.tensors[name], ours[name], reader, dtype)
         watch(len(ours), len(ours))
         return FastWeightsForCausalLM.from_pretrained(
             None, config=self.config, state_dict=state, dtype=dtype
         )
+
+    def _order(self, name: str) -> str:
+        """What sorts our tensors so that those made of the same one of theirs are neighbours."""
+        part = self.tensors[name]
+        return part.source if isinstance(part, TensorSource) else ""
 
     def _check_names(self, source: CheckpointSource, ours: Mapping[str, torch.Size]) -> None:
         read = {
@@ -159,12 +164,12 @@ def linear(ours: str, theirs: str, *, bias: bool = False) -> Table:
     return {f"{ours}.{part}": f"{theirs}.{part}" for part in ("weight", "bias")[: 1 + bias]}
 
 
-def glu_mlp(theirs: str = "mlp", *, bias: bool = False) -> Table:
+def glu_mlp(theirs: str = "mlp", *, bias: bool = False, ours: str = "mlp") -> Table:
     """Map the MLP of most decoders: gate_proj, up_proj and down_proj."""
     names = {"W_1": "gate_proj", "W_2": "up_proj", "W_3": "down_proj"}
     return dict(
         chain.from_iterable(
-            linear(f"mlp.{a}", f"{theirs}.{b}", bias=bias).items() for a, b in names.items()
+            linear(f"{ours}.{a}", f"{theirs}.{b}", bias=bias).items() for a, b in names.items()
         )
     )
 
@@ -258,20 +263,35 @@ def _shapes(config: FastWeightsConfig) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in model.state_dict().items() if name not in tied}
 
 
+class _Reader:
+    """Reads a tensor once for all of ours that follow each other, and holds no other."""
+
+    def __init__(self, source: CheckpointSource) -> None:
+        self.source = source
+        self._name: str | None = None
+        self._tensor: Tensor | None = None
+
+    def read(self, name: str) -> Tensor:
+        if name != self._name or self._tensor is None:
+            self._name, self._tensor = name, None
+            self._tensor = self.source.read(name)
+        return self._tensor
+
+
 def _make_tensor(
     name: str,
     part: TensorSource | ConstantTensor,
     shape: torch.Size,
-    source: CheckpointSource,
+    reader: _Reader,
     dtype: torch.dtype,
 ) -> Tensor:
     if isinstance(part, ConstantTensor):
         return torch.full(shape, part.value, dtype=dtype)
-    theirs = source.read(part.source)
-    tensor = part.convert(theirs, *map(source.read, part.others))
+    theirs = reader.read(part.source)
+    tensor = part.convert(theirs, *map(reader.source.read, part.others))
     if tensor.shape != shape:
         raise ValueError(
-            f"{part.source} of this {source.settings.kind} checkpoint has shape"
+            f"{part.source} of this {reader.source.settings.kind} checkpoint has shape"
             f" {list(theirs.shape)}, which gives {list(tensor.shape)} for our {name}; its"
             f" config.json calls for {list(shape)}"
         )

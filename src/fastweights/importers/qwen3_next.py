@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 from torch import Tensor
 
 from fastweights.importers.attention import HEAD_NORMS, attention
+from fastweights.importers.experts import experts
 from fastweights.importers.plan import (
     Convert,
     ImportPlan,
@@ -37,21 +39,24 @@ OUTER = {
 
 
 def qwen3_next(source: CheckpointSource) -> ImportPlan:
-    """Plan the import of a dense Qwen3-Next checkpoint; mixtures of experts are refused."""
-    _refuse_experts(source.settings)
-    return _plan(source, _delta_weights)
+    """Plan the import of a Qwen3-Next checkpoint; what predicts several tokens is left out."""
+    return _plan(source, _delta_weights, partial(_is_sparse, source.settings))
 
 
 def qwen3_5_text(source: CheckpointSource) -> ImportPlan:
     """Plan the import of the language model of a dense Qwen3.5 checkpoint: Qwen3-Next with one
     matrix each for q, k and v, the gate, β and α.
     """
-    plan = _plan(source, _apart_weights)
+    plan = _plan(source, _apart_weights, lambda _: False)
     published = {r"^model\.": "model.language_model."}
     return replace(plan, tensors=rename_missing(plan.tensors, source.names, published))
 
 
-def _plan(source: CheckpointSource, delta_weights: Callable[[Settings], Table]) -> ImportPlan:
+def _plan(
+    source: CheckpointSource,
+    delta_weights: Callable[[Settings], Table],
+    is_sparse: Callable[[int], bool],
+) -> ImportPlan:
     settings = source.settings
     settings.require("attention_bias", False)
     kinds = {
@@ -59,6 +64,7 @@ def _plan(source: CheckpointSource, delta_weights: Callable[[Settings], Table]) 
         "full_attention": (_softmax, _softmax_weights),
     }
     layers = [kinds[kind] for kind in settings["layer_types"]]
+    sparse = [is_sparse(layer) for layer in range(len(layers))]
     config = FastWeightsConfig(
         **settings.common,
         hidden_size=settings["hidden_size"],
@@ -67,14 +73,18 @@ def _plan(source: CheckpointSource, delta_weights: Callable[[Settings], Table]) 
         norm_eps=settings["rms_norm_eps"],
         hidden_act=settings["hidden_act"],
         intermediate_size=settings["intermediate_size"],
+        mlps=shortest_period([_mlp(settings, one) for one in sparse]) if any(sparse) else None,
         embedding_scale=1.0,
     )
     block: Table = {
         "mixer_norm.weight": TensorSource("input_layernorm.weight", one_plus),
         "mlp_norm.weight": TensorSource("post_attention_layernorm.weight", one_plus),
-        **glu_mlp(),
     }
-    tables = [{**block, **weights(settings)} for _, weights in layers]
+    mlps = {False: glu_mlp(), True: _experts(source) if any(sparse) else {}}
+    tables = [
+        {**block, **mlps[one], **weights(settings)}
+        for (_, weights), one in zip(layers, sparse, strict=True)
+    ]
     return ImportPlan(
         config,
         {**OUTER, **stack_layers(config, "model.layers", tables)},
@@ -82,19 +92,39 @@ def _plan(source: CheckpointSource, delta_weights: Callable[[Settings], Table]) 
     )
 
 
-def _refuse_experts(settings: Settings) -> None:
-    sparse = [
-        i
-        for i in range(settings["num_hidden_layers"])
-        if settings["num_experts"]
-        and i not in settings["mlp_only_layers"]
-        and not (i + 1) % settings["decoder_sparse_step"]
-    ]
-    if sparse:
-        raise ValueError(
-            f"layers {', '.join(map(str, sparse))} of this {settings.kind} checkpoint are mixtures"
-            " of experts, which cannot be imported; only dense MLPs can"
-        )
+def _is_sparse(settings: Settings, layer: int) -> bool:
+    """Whether this layer is a mixture of experts."""
+    dense = layer in settings["mlp_only_layers"] or (layer + 1) % settings["decoder_sparse_step"]
+    return bool(settings["num_experts"] and not dense)
+
+
+def _mlp(settings: Settings, sparse: bool) -> dict[str, Any]:
+    if not sparse:
+        return {"name": "gated", "width": settings["intermediate_size"]}
+    routing = {
+        "count": settings["num_experts"],
+        "chosen": settings["num_experts_per_tok"],
+        "normalized": settings["norm_topk_prob"],
+    }
+    return {
+        "name": "experts",
+        "width": settings["moe_intermediate_size"],
+        "routing": routing,
+        "shared": settings["shared_expert_intermediate_size"],
+        "shared_gate": True,
+    }
+
+
+def _experts(source: CheckpointSource) -> Table:
+    settings = source.settings
+    return {
+        "mlp.router.W.weight": "mlp.gate.weight",
+        **experts(
+            source, "mlp.experts", settings["num_experts"], settings["moe_intermediate_size"]
+        ),
+        **glu_mlp("mlp.shared_expert", ours="mlp.shared"),
+        "mlp.w_shared.weight": "mlp.shared_expert_gate.weight",
+    }
 
 
 def gated_delta(settings: Settings) -> dict[str, Any]:

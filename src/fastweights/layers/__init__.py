@@ -4,6 +4,7 @@ from fastweights.layers.arguments import choose, head_width, require_fraction
 from fastweights.layers.context import TokenContext
 from fastweights.layers.convolution import PreviousToken, ShortConvolution, TokenShift
 from fastweights.layers.decay_gate import SoftplusDecay
+from fastweights.layers.experts import MLPS, Experts, Router, Routing, writers_of
 from fastweights.layers.functions import (
     accumulate_dtype,
     both_ways,
@@ -15,7 +16,7 @@ from fastweights.layers.functions import (
     upcast,
 )
 from fastweights.layers.linear import Linear, project_each, project_pairs
-from fastweights.layers.mlp import MLP, MLPS, GatedMLP, LowRank, factorized
+from fastweights.layers.mlp import MLP, GatedMLP, LowRank, factorized
 from fastweights.layers.norms import NORMS, Gate, HeadNorm, SiLUGate, WholeNorm
 from fastweights.layers.pooling import POOLINGS
 from fastweights.layers.rotary import Rope, rotary
@@ -27,6 +28,7 @@ __all__ = [
     "MLPS",
     "NORMS",
     "POOLINGS",
+    "Experts",
     "Gate",
     "GatedMLP",
     "HeadNorm",
@@ -35,6 +37,8 @@ __all__ = [
     "PreviousToken",
     "Rope",
     "RoutedContext",
+    "Router",
+    "Routing",
     "ShortConvolution",
     "SiLUGate",
     "SoftplusDecay",
@@ -57,4 +61,5 @@ __all__ = [
     "rotary",
     "split_heads",
     "upcast",
+    "writers_of",
 ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import nn
 
 from fastweights.layers.linear import Linear, project_each
@@ -44,16 +42,6 @@ class MLP(nn.Module):
 
     def forward(self, x: Embedded) -> Embedded:
         return self.W_2(self.activation(self.W_1(x)))
-
-
-MLPS: dict[str, Callable[..., nn.Module]] = {
-    "gated": GatedMLP,
-    "plain": MLP,
-    "identity": nn.Identity,
-}
-"""Channel mixers by name, called as (d, width, activation, bias=…); "identity" adds the normalised
-stream itself.
-"""
 
 
 class LowRank(nn.Sequential):

@@ -5,10 +5,9 @@ them.
 from __future__ import annotations
 
 from torch import nn
-from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from fastweights.layers import MLP, MLPS, NORMS, GatedMLP
+from fastweights.layers import NORMS, writers_of
 from fastweights.methods import Auto, Method
 from fastweights.mixer import Bidirectional, MixerState
 from fastweights.mixers import make
@@ -30,9 +29,8 @@ class Block(GradientCheckpointingLayer):
         self.mixer_norm = normalization(config)
         mixer = make(d=config.hidden_size, **config.layer_mixers[layer])
         self.mixer = Bidirectional(mixer) if config.bidirectional else mixer
-        self.mlp_norm, self.mlp = (
-            (None, None) if config.mlp is None else (normalization(config), _mlp(config))
-        )
+        self.mlp = config.make_mlp(layer)
+        self.mlp_norm = None if self.mlp is None else normalization(config)
         self.dropout = dropout(config.residual_dropout)
 
     def forward(
@@ -57,7 +55,7 @@ class Block(GradientCheckpointingLayer):
     @property
     def writers(self) -> list[nn.Module]:
         """The projections that write to the residual stream."""
-        return [self.mixer.W_o] + ([self.mlp.W_o] if isinstance(self.mlp, GatedMLP | MLP) else [])
+        return [self.mixer.W_o, *writers_of(self.mlp)]
 
 
 def normalization(config: FastWeightsConfig) -> nn.Module:
@@ -68,9 +66,3 @@ def normalization(config: FastWeightsConfig) -> nn.Module:
 def dropout(p: float) -> nn.Module:
     """Dropout of this probability; for 0 what costs no operation."""
     return nn.Dropout(p) if p else nn.Identity()
-
-
-def _mlp(config: FastWeightsConfig) -> nn.Module:
-    assert config.mlp is not None
-    activation = ACT2FN[config.hidden_act]
-    return MLPS[config.mlp](config.hidden_size, config.mlp_size, activation, bias=config.mlp_bias)

@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import field
 from difflib import get_close_matches
-from math import inf, isfinite
+from math import inf, isfinite, lcm
 from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
+from torch import nn
 from transformers.activations import ACT2FN
 
 from fastweights.layers import MLPS, NORMS, POOLINGS
@@ -32,6 +33,9 @@ class FastWeightsConfig(CarriesCode):
         intermediate_size: width of the MLP; None for 8 · hidden_size² weights: 8/3 ·
             hidden_size (rounded up to a multiple of 8) if gated, else 4 · hidden_size
         mlp_bias: whether the MLP's projections have biases
+        mlps: ``[{"name": "experts", "width": 512, …arguments}, …]``, a key of `layers.MLPS` with
+            its width and arguments, or None for a layer without an MLP, repeated over the depth in
+            place of `mlp` and `intermediate_size`; None for those in every layer
         parallel_residual: whether mixer and MLP read the same x and are added together
             (GPT-NeoX)
         norms_behind: whether a layer's norms stand behind its mixer and MLP (OLMo 2) instead of
@@ -72,6 +76,7 @@ class FastWeightsConfig(CarriesCode):
     hidden_act: str = "silu"
     intermediate_size: int | None = None
     mlp_bias: bool = False
+    mlps: list[dict[str, Any] | None] | None = None
     parallel_residual: bool = False
     norms_behind: list[bool] = field(default_factory=lambda: [False])
     normalized_residual: bool = False
@@ -95,6 +100,7 @@ class FastWeightsConfig(CarriesCode):
         self._check_sizes()
         self._check_choices()
         self._check_mixers()
+        self._check_mlps()
         super().__post_init__(**kwargs)
 
     @classmethod
@@ -128,6 +134,28 @@ class FastWeightsConfig(CarriesCode):
     def layer_mixers(self) -> list[dict[str, Any]]:
         """One entry of `mixers` per layer."""
         return [self.mixers[layer % len(self.mixers)] for layer in range(self.num_hidden_layers)]
+
+    @property
+    def layer_mlps(self) -> list[dict[str, Any] | None]:
+        """The MLP of every layer, by its name, width and arguments; None where there is none."""
+        one = None if self.mlp is None else {"name": self.mlp, "width": self.mlp_size}
+        kinds = [one] if self.mlps is None else self.mlps
+        return [kinds[layer % len(kinds)] for layer in range(self.num_hidden_layers)]
+
+    @property
+    def period(self) -> int:
+        """The number of layers after which mixers and MLPs repeat."""
+        return min(lcm(len(self.mixers), len(self.mlps or [None])), self.num_hidden_layers)
+
+    def make_mlp(self, layer: int) -> nn.Module | None:
+        """A new MLP of this layer, if it has one."""
+        fields = self.layer_mlps[layer]
+        if fields is None:
+            return None
+        name, width, others = fields["name"], fields["width"], dict(fields)
+        del others["name"], others["width"]
+        activation = ACT2FN[self.hidden_act]
+        return MLPS[name](self.hidden_size, width, activation, bias=self.mlp_bias, **others)
 
     def _check_names(self, unknown: Iterable[str]) -> None:
         """Refuse fields that look misspelt: transformers keeps whatever it is given, and the
@@ -163,16 +191,21 @@ class FastWeightsConfig(CarriesCode):
                 raise ValueError(f"{name} = {getattr(self, name)}; it is a probability below 1")
 
     def _check_choices(self) -> None:
+        if self.mlp == "experts":
+            raise ValueError(
+                'mlp = "experts" lacks a routing; list the experts in mlps, such as [{"name":'
+                ' "experts", "width": 512, "routing": {"count": 8, "chosen": 2}}]'
+            )
         for name, known in (
             ("norm", NORMS),
-            ("mlp", MLPS),
+            ("mlp", MLPS.keys() - {"experts"}),
             ("hidden_act", ACT2FN),
             ("pooling", POOLINGS),
         ):
             value = getattr(self, name)
             if value not in known and (name, value) != ("mlp", None):
                 raise ValueError(f"{name} = {value!r}; there are {', '.join(sorted(known))}")
-        if self.parallel_residual and self.mlp is None:
+        if self.parallel_residual and None in self.layer_mlps:
             raise ValueError(
                 "parallel_residual = True, but there is no MLP to be parallel to; set mlp or leave"
                 " it out"
@@ -204,6 +237,32 @@ class FastWeightsConfig(CarriesCode):
             )
         for position, mixer in enumerate(self.mixers):
             self._try_mixer(position, mixer)
+
+    def _check_mlps(self) -> None:
+        if self.mlps is not None and not 0 < len(self.mlps) <= self.num_hidden_layers:
+            raise ValueError(
+                f"mlps lists {len(self.mlps)} layers, num_hidden_layers is"
+                f" {self.num_hidden_layers}; list one at least and no more than there are, or leave"
+                " mlps out"
+            )
+        for position, mlp in enumerate(self.mlps or []):
+            self._try_mlp(position, mlp)
+
+    def _try_mlp(self, position: int, mlp: dict[str, Any] | None) -> None:
+        """Build the MLP on the meta device to see whether it can be."""
+        if mlp is None:
+            return
+        if mlp.get("name") not in MLPS:
+            raise ValueError(f'mlps[{position}] = {mlp}; its "name" is one of {", ".join(MLPS)}')
+        if not isinstance(mlp.get("width"), int) or mlp["width"] < 1:
+            raise ValueError(f'mlps[{position}] = {mlp}; its "width" is a whole number from 1')
+        with torch.device("meta"):
+            try:
+                self.make_mlp(position)
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"mlps[{position}] = {mlp} at hidden_size = {self.hidden_size}: {error}"
+                ) from error
 
     def _try_mixer(self, position: int, mixer: dict[str, Any]) -> None:
         """Build the mixer on the meta device, which takes no memory, to see whether it can be."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from fastweights.analysis.cost import PASSES, cost
+from fastweights.layers import Experts
 from fastweights.mixers import make
 from fastweights.models import FastWeightsConfig
 from fastweights.models.size import count_parameters
@@ -31,5 +34,14 @@ def training_operations(config: FastWeightsConfig, length: int) -> int:
         count_parameters(config)
         - sum(layer.parameters for layer in layers)
         - looked_up * config.hidden_size
+        - _idle_parameters(config)
     )
     return sum(layer.train for layer in layers) + 2 * PASSES * multiplied
+
+
+def _idle_parameters(config: FastWeightsConfig) -> int:
+    """The parameters of experts that a token does not choose."""
+    with torch.device("meta"):
+        mlps = [config.make_mlp(layer) for layer in range(config.period)]
+    idle = [mlp.idle_parameters if isinstance(mlp, Experts) else 0 for mlp in mlps]
+    return sum(idle[layer % len(idle)] for layer in range(config.num_hidden_layers))
