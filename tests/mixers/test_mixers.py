@@ -21,7 +21,7 @@ from fastweights.methods import Auto, Chunkwise, Method, Recurrent
 from fastweights.mixer import Mixer, MixerState
 from fastweights.mixers import MIXERS, make, register
 from fastweights.recurrence import ShapeError
-from oracles import attention, kimi, latent, layers, mesanet, state_space
+from oracles import attention, kimi, latent, layers, mesanet, rwkv7, state_space
 from tolerances import array, assert_close
 
 D = 16
@@ -136,6 +136,9 @@ LAYERS = [
     layer("qlstm", state_space.qlstm, reversed=True),
     layer("rwkv4", state_space.rwkv4),
     layer("rwkv4_channel", state_space.rwkv4_channel, width=24),
+    layer("rwkv7", rwkv7.rwkv7, heads=2, decay_rank=3, rate_rank=4, gate_rank=5),
+    layer("rwkv7", rwkv7.rwkv7, heads=4, eps=1e-2, floor=1e-2),
+    layer("rwkv7_channel", rwkv7.channel, width=24),
     layer("mlstm", state_space.mlstm, heads=2),
     layer("mlstm", state_space.mlstm, heads=2, conv=1, expand_k=0.5, bias=False, cap=0.5, eps=1e-2),
     layer("mlstm", state_space.mlstm, heads=1, conv=2, exponential_forget=True),

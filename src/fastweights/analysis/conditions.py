@@ -20,7 +20,7 @@ Groups = frozenset[str]
 APPROXIMATE = (frozenset({"Q", "K", "Λ_t"}), frozenset({"Q", "K"}), frozenset({"Q", "Λ_t"}))
 """The groups that can take any attention map (Proposition A2.2)."""
 
-WRITES = ("k", "log_gain")
+WRITES = ("k", "w", "log_gain")
 """The streams that say how much of a value is written; a `beta` goes with k, whose group there is
 in any case.
 """

@@ -19,6 +19,7 @@ from fastweights.importers.plan import ImportPlan, ProgressCallback
 from fastweights.importers.qwen3_next import qwen3_5_text, qwen3_next
 from fastweights.importers.recurrent_gemma import recurrent_gemma
 from fastweights.importers.rwkv import rwkv
+from fastweights.importers.rwkv7 import rwkv7
 from fastweights.importers.source import (
     CheckpointSource,
     FolderSource,
@@ -50,6 +51,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "recurrent_gemma": recurrent_gemma,
     "retnet": retnet,
     "rwkv": rwkv,
+    "rwkv7": rwkv7,
     "xlstm": xlstm,
 }
 """The model_type of a config.json → how such a checkpoint becomes one of ours."""

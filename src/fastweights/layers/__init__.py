@@ -1,8 +1,8 @@
 """The pieces that projections are made of."""
 
 from fastweights.layers.arguments import choose, head_width, require_fraction
-from fastweights.layers.context import TokenContext
-from fastweights.layers.convolution import ShortConvolution, TokenShift
+from fastweights.layers.context import LayerStream, TokenContext
+from fastweights.layers.convolution import ShortConvolution, TokenShift, TokenShifts
 from fastweights.layers.functions import (
     accumulate_dtype,
     both_ways,
@@ -15,7 +15,7 @@ from fastweights.layers.functions import (
 )
 from fastweights.layers.linear import Linear, project_each, project_pairs
 from fastweights.layers.mlp import MLP, MLPS, GatedMLP, LowRank, factorized
-from fastweights.layers.norms import NORMS, Gate, HeadNorm, SiLUGate, WholeNorm
+from fastweights.layers.norms import NORMS, Gate, GroupNorm, HeadNorm, SiLUGate, WholeNorm
 from fastweights.layers.pooling import POOLINGS
 from fastweights.layers.rotary import Rope, rotary
 from fastweights.recurrence.mapped import elu_plus_one
@@ -27,7 +27,9 @@ __all__ = [
     "POOLINGS",
     "Gate",
     "GatedMLP",
+    "GroupNorm",
     "HeadNorm",
+    "LayerStream",
     "Linear",
     "LowRank",
     "Rope",
@@ -35,6 +37,7 @@ __all__ = [
     "SiLUGate",
     "TokenContext",
     "TokenShift",
+    "TokenShifts",
     "WholeNorm",
     "accumulate_dtype",
     "both_ways",

@@ -100,3 +100,27 @@ class TokenShift(ShortConvolution):
             return super()._convolve(past, tail, x, document, bias, silu=silu)
         past.save_tail(self.name, x)
         return torch.addcmul(tail, x - tail, self.mu)
+
+
+class TokenShifts(ShortConvolution):
+    """Several token shifts of one input: x_t + μ_i ⊙ (x_{t-1} - x_t) (RWKV-7 eq. 3)."""
+
+    def __init__(self, d: int, count: int) -> None:
+        nn.Module.__init__(self)
+        self.size = 2
+        self.mu = nn.Parameter(torch.empty(count, d))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.mu, 0.5)
+
+    @property
+    def taps(self) -> Tensor:
+        """Of x_{t-1} alone."""
+        one = torch.ones_like(self.mu[0])
+        return torch.stack([one, torch.zeros_like(one)])
+
+    def shifts(self, x: Embedded, past: TokenContext) -> list[Tensor]:
+        """x as each μ shifts it."""
+        back = self(x, past) - x
+        return [torch.addcmul(x, back, mu) for mu in self.mu]

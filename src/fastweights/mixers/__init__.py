@@ -30,6 +30,7 @@ from fastweights.mixers.rfa import RFA
 from fastweights.mixers.rglru import RGLRU
 from fastweights.mixers.rwkv4 import RWKV4
 from fastweights.mixers.rwkv4_channel import RWKV4Channel
+from fastweights.mixers.rwkv7 import RWKV7, RWKV7Channel
 from fastweights.mixers.s4d import S4D
 from fastweights.mixers.s5 import S5
 from fastweights.mixers.softmax import SlidingWindow, SoftmaxAttention
@@ -50,6 +51,7 @@ __all__ = [
     "RFA",
     "RGLRU",
     "RWKV4",
+    "RWKV7",
     "S4D",
     "S5",
     "Based",
@@ -67,6 +69,7 @@ __all__ = [
     "OLMo2Attention",
     "Performer",
     "RWKV4Channel",
+    "RWKV7Channel",
     "RetNet",
     "SignedMesaLayer",
     "SlidingWindow",

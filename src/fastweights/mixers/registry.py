@@ -38,6 +38,7 @@ from fastweights.mixers.rfa import RFA
 from fastweights.mixers.rglru import RGLRU
 from fastweights.mixers.rwkv4 import RWKV4
 from fastweights.mixers.rwkv4_channel import RWKV4Channel
+from fastweights.mixers.rwkv7 import RWKV7, RWKV7Channel
 from fastweights.mixers.s4d import S4D
 from fastweights.mixers.s5 import S5
 from fastweights.mixers.softmax import SlidingWindow, SoftmaxAttention
@@ -72,6 +73,8 @@ MIXERS: dict[str, type[Mixer]] = {
     "qlstm": QLSTM,
     "rwkv4": RWKV4,
     "rwkv4_channel": RWKV4Channel,
+    "rwkv7": RWKV7,
+    "rwkv7_channel": RWKV7Channel,
     "mlstm": MLSTM,
     "deltanet": DeltaNet,
     "gated_deltanet": GatedDeltaNet,

@@ -4,11 +4,11 @@ them.
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from fastweights.layers import MLP, MLPS, NORMS, GatedMLP
+from fastweights.layers import MLP, MLPS, NORMS, GatedMLP, LayerStream
 from fastweights.methods import Auto, Method
 from fastweights.mixer import Bidirectional, MixerState
 from fastweights.mixers import make
@@ -40,15 +40,22 @@ class Block(GradientCheckpointingLayer):
         keep: Mask | None,
         segments: Segments | None,
         method: Method = Auto(),
-    ) -> tuple[Embedded, MixerState | None]:
+        values: Tensor | None = None,
+    ) -> tuple[Embedded, MixerState | None, Tensor | None]:
+        """x behind the layer, the mixer's state, and the values that later layers may take up:
+        those given, or the mixer's own if it leaves them.
+        """
+        stream = LayerStream(values)
         read = x if self.norms_behind else self.mixer_norm(x)
-        y, after = self.mixer(read, state, keep=keep, segments=segments, method=method)
+        y, after = self.mixer(
+            read, state, keep=keep, segments=segments, method=method, stream=stream
+        )
         mixed = x + self.dropout(self.mixer_norm(y) if self.norms_behind else y)
         if self.mlp_norm is None or self.mlp is None:
-            return mixed, after
+            return mixed, after, stream.values
         read = x if self.parallel else mixed
         z = self.mlp_norm(self.mlp(read)) if self.norms_behind else self.mlp(self.mlp_norm(read))
-        return mixed + self.dropout(z), after
+        return mixed + self.dropout(z), after, stream.values
 
     @property
     def writers(self) -> list[nn.Module]:
