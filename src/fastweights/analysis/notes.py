@@ -37,6 +37,8 @@ FUNCTIONS: Mapping[str, str] = {
     "s4d": "B = 1: C absorbs it.",
     "rglru": "Table A3 writes f_g = σ, the text and Griffin GeLU: followed here.",
     "rwkv4_channel": "a channel mixer stated as a mixer: its α = 0 keeps nothing.",
+    "rwkv7": "what is erased has keys of its own, κ̂ and η ⊙ κ̂, which the table has no columns for.",
+    "rwkv7_channel": "as `rwkv4_channel`, without the gate.",
 }
 """On the parameter functions of a mixer."""
 

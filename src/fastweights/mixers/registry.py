@@ -30,7 +30,6 @@ from fastweights.mixers.metala import MetaLA
 from fastweights.mixers.mla import MLA
 from fastweights.mixers.mlstm import MLSTM
 from fastweights.mixers.normalized import NormalizedAttention
-from fastweights.mixers.olmo2 import OLMo2Attention
 from fastweights.mixers.performer import Performer
 from fastweights.mixers.qlstm import QLSTM
 from fastweights.mixers.retnet import RetNet
@@ -41,7 +40,7 @@ from fastweights.mixers.rwkv4_channel import RWKV4Channel
 from fastweights.mixers.rwkv7 import RWKV7, RWKV7Channel
 from fastweights.mixers.s4d import S4D
 from fastweights.mixers.s5 import S5
-from fastweights.mixers.softmax import SlidingWindow, SoftmaxAttention
+from fastweights.mixers.softmax import OLMo2Attention, SlidingWindow, SoftmaxAttention
 from fastweights.mixers.transnormer import TransNormer
 from fastweights.runs.identity import current_path
 
