@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fastweights.layers import (
     Gate,
     HeadNorm,
+    LayerStream,
     ShortConvolution,
     SiLUGate,
     TokenContext,
@@ -73,8 +74,14 @@ class Mixer(nn.Module, ABC):
     A subclass sets ``W_o`` and, unless it overrides `read`, ``norm`` (on ``[b t h v]``); it states
     `project` and, for parameters that are not to start as PyTorch's layers do, `reset_parameters`
     (by ``nn.init`` only).
+
+    Attributes:
+        leaves_values, takes_values: whether it leaves its values in the `LayerStream`, or needs
+            those of an earlier layer there
     """
 
+    leaves_values: bool = False
+    takes_values: bool = False
     norm: nn.Module
     W_o: nn.Module
 
@@ -115,6 +122,7 @@ class Mixer(nn.Module, ABC):
         keep: Mask | None = None,
         segments: Segments | None = None,
         method: Method = Auto(),
+        stream: LayerStream | None = None,
     ) -> tuple[Embedded, MixerState]:
         """(y, state after the last token), continuing from `state`.
 
@@ -126,13 +134,14 @@ class Mixer(nn.Module, ABC):
             segments: ``[b t]``, an integer per packed document; where it changes, memory starts
                 anew
             method: how the recurrence is evaluated
+            stream: what earlier layers of a model say of these tokens, and this one to later ones
 
         Raises:
             ShapeError: for an x, mask or state that does not fit
             TypeError: for an x of another dtype than the weights, or a state that is none
         """
         driven, recurrence, gate, past = self.project_all(
-            x, state, keep=keep, segments=segments, method=method
+            x, state, keep=keep, segments=segments, method=method, stream=stream
         )
         o, memory = evaluate(driven, None if state is None else state.memory, method)
         return self.read(o, gate, recurrence), MixerState(memory, past.tails, past.position)
@@ -145,6 +154,7 @@ class Mixer(nn.Module, ABC):
         keep: Mask | None = None,
         segments: Segments | None = None,
         method: Method = Auto(),
+        stream: LayerStream | None = None,
     ) -> Projection:
         """What `forward` evaluates, and what it reads the output with."""
         require_method(method)
@@ -156,7 +166,7 @@ class Mixer(nn.Module, ABC):
         if keep is not None:
             x = x.masked_fill(~keep[..., None], 0)
         tails, position = (None, None) if state is None else (state.tails, state.position)
-        past = TokenContext(x, tails, position, keep, segments, method.neighbours)
+        past = TokenContext(x, tails, position, keep, segments, method.neighbours, stream)
         recurrence, gate = self.project(x, past)
         driven = recurrence if keep is None else recurrence.keep(keep)
         driven = driven if past.starts is None else driven.restart(past.starts)
@@ -226,6 +236,7 @@ class Bidirectional(nn.Module):
         keep: Mask | None = None,
         segments: Segments | None = None,
         method: Method = Auto(),
+        stream: LayerStream | None = None,
     ) -> tuple[Embedded, None]:
         """(y, None), as `Mixer.forward`; raises ValueError for a state, as there is none to go on
         from.
@@ -245,6 +256,7 @@ class Bidirectional(nn.Module):
             keep=None if keep is None else both_ways(keep),
             segments=None if segments is None else both_ways(segments),
             method=method,
+            stream=stream,
         )
         ahead, back = y.chunk(2)
         return ahead + back.flip(1), None

@@ -30,6 +30,7 @@ from oracles import (
     latent,
     layers,
     mesanet,
+    rwkv7,
     slots,
     state_space,
 )
@@ -165,6 +166,9 @@ LAYERS = [
     layer("rwkv4_channel", state_space.rwkv4_channel, width=24),
     layer("rwkv6", state_space.rwkv6, heads=2, rank=3, decay_rank=5),
     layer("rwkv6", state_space.rwkv6, heads=4, rank=2, decay_rank=3, expand_k=0.5, eps=1e-2),
+    layer("rwkv7", rwkv7.rwkv7, heads=2, decay_rank=3, rate_rank=4, gate_rank=5),
+    layer("rwkv7", rwkv7.rwkv7, heads=4, eps=1e-2, floor=1e-2),
+    layer("rwkv7_channel", rwkv7.channel, width=24),
     layer("mlstm", state_space.mlstm, heads=2),
     layer("mlstm", state_space.mlstm, heads=2, conv=1, expand_k=0.5, bias=False, cap=0.5, eps=1e-2),
     layer("mlstm", state_space.mlstm, heads=1, conv=2, exponential_forget=True),

@@ -42,6 +42,8 @@ FUNCTIONS: Mapping[str, str] = {
     "rglru": "Table A3 writes f_g = σ, the text and Griffin GeLU: followed here.",
     "shortconv": "its α = 0 keeps nothing: what it knows of other tokens is in the convolution.",
     "rwkv4_channel": "a channel mixer stated as a mixer: its α = 0 keeps nothing.",
+    "rwkv7": "what is erased has keys of its own, κ̂ and η ⊙ κ̂, which the table has no columns for.",
+    "rwkv7_channel": "as `rwkv4_channel`, without the gate.",
 }
 """On the parameter functions of a mixer."""
 

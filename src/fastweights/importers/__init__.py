@@ -23,6 +23,7 @@ from fastweights.importers.qwen3_next import qwen3_5_text, qwen3_next
 from fastweights.importers.recurrent_gemma import recurrent_gemma
 from fastweights.importers.rwkv import rwkv
 from fastweights.importers.rwkv6 import rwkv6
+from fastweights.importers.rwkv7 import rwkv7
 from fastweights.importers.source import (
     CheckpointSource,
     FolderSource,
@@ -62,6 +63,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "retnet": retnet,
     "rwkv": rwkv,
     "rwkv6": rwkv6,
+    "rwkv7": rwkv7,
     "xlstm": xlstm,
 }
 """The model_type of a config.json → how such a checkpoint becomes one of ours."""

@@ -1,8 +1,8 @@
 """The pieces that projections are made of."""
 
 from fastweights.layers.arguments import choose, head_width, require_fraction
-from fastweights.layers.context import TokenContext
-from fastweights.layers.convolution import PreviousToken, ShortConvolution, TokenShift
+from fastweights.layers.context import LayerStream, TokenContext
+from fastweights.layers.convolution import PreviousToken, ShortConvolution, TokenShift, TokenShifts
 from fastweights.layers.decay_gate import SoftplusDecay
 from fastweights.layers.experts import MLPS, Experts, Router, Routing, writers_of
 from fastweights.layers.functions import (
@@ -17,7 +17,7 @@ from fastweights.layers.functions import (
 )
 from fastweights.layers.linear import Linear, project_each, project_pairs
 from fastweights.layers.mlp import MLP, GatedMLP, LowRank, factorized
-from fastweights.layers.norms import NORMS, Gate, HeadNorm, SiLUGate, WholeNorm
+from fastweights.layers.norms import NORMS, Gate, GroupNorm, HeadNorm, SiLUGate, WholeNorm
 from fastweights.layers.pooling import POOLINGS
 from fastweights.layers.rotary import Rope, rotary
 from fastweights.layers.routed import RoutedContext
@@ -31,7 +31,9 @@ __all__ = [
     "Experts",
     "Gate",
     "GatedMLP",
+    "GroupNorm",
     "HeadNorm",
+    "LayerStream",
     "Linear",
     "LowRank",
     "PreviousToken",
@@ -44,6 +46,7 @@ __all__ = [
     "SoftplusDecay",
     "TokenContext",
     "TokenShift",
+    "TokenShifts",
     "WholeNorm",
     "accumulate_dtype",
     "both_ways",

@@ -68,6 +68,27 @@ class TailEffect(Effect[Tensor]):
         return torch.where(own[..., None], self.inputs, earlier)
 
 
+@dataclass
+class LayerStream:
+    """What one layer says of the tokens at hand to the layers after it.
+
+    Attributes:
+        values: ``[b t c]``, the values of the last layer that has left its own (RWKV-7's value
+            residual); None while none has
+    """
+
+    values: Tensor | None = None
+
+    def take_values(self) -> Tensor:
+        """The values; raises LookupError if no layer has left any."""
+        if self.values is None:
+            raise LookupError(
+                "this layer takes up the values of an earlier one, and none has left any; run it in"
+                " a model, behind a layer with residual=False"
+            )
+        return self.values
+
+
 class TokenContext:
     """What came before the tokens at hand, and which of them are padding or begin a document.
 
@@ -78,6 +99,7 @@ class TokenContext:
         keep: ``[b t]`` bool or None: False marks padding
         document: ``[b t]`` numbers of the documents at hand, or None for one
         starts: ``[b t]``, whether a document begins with a token; None for one document
+        stream: what earlier layers say of these tokens
         tails: what follows needs of these tokens, by the convolutions' names; where processes hold
             slices of time, what follows needs of all of them
     """
@@ -90,8 +112,10 @@ class TokenContext:
         keep: Mask | None,
         segments: Segments | None,
         neighbours: Neighbours | None = None,
+        stream: LayerStream | None = None,
     ) -> None:
         self.keep = keep
+        self.stream = LayerStream() if stream is None else stream
         self.starts = None if segments is None else find_segment_starts(segments)
         self._old = tails
         self._neighbours = neighbours

@@ -131,3 +131,20 @@ class PreviousToken(ShortConvolution):
         if document is None:
             return seen[:, :-1]
         return seen[:, :-1].masked_fill((document[:, 1:] != document[:, :-1])[..., None], 0)
+
+
+class TokenShifts(PreviousToken):
+    """Several token shifts of one input: x_t + μ_i ⊙ (x_{t-1} - x_t) (RWKV-7 eq. 3)."""
+
+    def __init__(self, d: int, count: int) -> None:
+        super().__init__()
+        self.mu = nn.Parameter(torch.empty(count, d))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.mu, 0.5)
+
+    def shifts(self, x: Embedded, past: TokenContext) -> list[Tensor]:
+        """x as each μ shifts it."""
+        back = self(x, past) - x
+        return [torch.addcmul(x, back, mu) for mu in self.mu]

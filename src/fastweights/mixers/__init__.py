@@ -29,7 +29,6 @@ from fastweights.mixers.mla import MLA
 from fastweights.mixers.mlstm import MLSTM
 from fastweights.mixers.mom import MixtureOfMemories
 from fastweights.mixers.normalized import NormalizedAttention
-from fastweights.mixers.olmo2 import OLMo2Attention
 from fastweights.mixers.performer import Performer
 from fastweights.mixers.pgdn import PreconditionedGatedDeltaNet
 from fastweights.mixers.pkda import PreconditionedKDA
@@ -42,10 +41,11 @@ from fastweights.mixers.rglru import RGLRU
 from fastweights.mixers.rwkv4 import RWKV4
 from fastweights.mixers.rwkv4_channel import RWKV4Channel
 from fastweights.mixers.rwkv6 import RWKV6
+from fastweights.mixers.rwkv7 import RWKV7, RWKV7Channel
 from fastweights.mixers.s4d import S4D
 from fastweights.mixers.s5 import S5
 from fastweights.mixers.shortconv import GatedShortConvolution
-from fastweights.mixers.softmax import SlidingWindow, SoftmaxAttention
+from fastweights.mixers.softmax import OLMo2Attention, SlidingWindow, SoftmaxAttention
 from fastweights.mixers.transnormer import TransNormer
 
 __all__ = [
@@ -65,6 +65,7 @@ __all__ = [
     "RGLRU",
     "RWKV4",
     "RWKV6",
+    "RWKV7",
     "S4D",
     "S5",
     "Based",
@@ -92,6 +93,7 @@ __all__ = [
     "PreconditionedGatedDeltaNet",
     "PreconditionedKDA",
     "RWKV4Channel",
+    "RWKV7Channel",
     "Raven",
     "RetNet",
     "SignedMesaLayer",

@@ -4,10 +4,10 @@ them.
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from fastweights.layers import NORMS, writers_of
+from fastweights.layers import NORMS, LayerStream, writers_of
 from fastweights.methods import Auto, Method
 from fastweights.mixer import Bidirectional, MixerState
 from fastweights.mixers import make
@@ -40,17 +40,24 @@ class Block(GradientCheckpointingLayer):
         keep: Mask | None,
         segments: Segments | None,
         method: Method = Auto(),
-    ) -> tuple[Embedded, MixerState | None]:
+        values: Tensor | None = None,
+    ) -> tuple[Embedded, MixerState | None, Tensor | None]:
+        """x behind the layer, the mixer's state, and the values that later layers may take up:
+        those given, or the mixer's own if it leaves them.
+        """
+        stream = LayerStream(values)
         read = x if self.norms_behind else self.mixer_norm(x)
-        y, after = self.mixer(read, state, keep=keep, segments=segments, method=method)
+        y, after = self.mixer(
+            read, state, keep=keep, segments=segments, method=method, stream=stream
+        )
         y = self.dropout(self.mixer_norm(y) if self.norms_behind else y)
         mixed = (read if self.normalized else x) + y
         if self.mlp_norm is None or self.mlp is None:
-            return mixed, after
+            return mixed, after, stream.values
         read = x if self.parallel else mixed
         read = read if self.norms_behind else self.mlp_norm(read)
         z = self.mlp_norm(self.mlp(read)) if self.norms_behind else self.mlp(read)
-        return (read if self.normalized else mixed) + self.dropout(z), after
+        return (read if self.normalized else mixed) + self.dropout(z), after, stream.values
 
     @property
     def writers(self) -> list[nn.Module]:

@@ -12,6 +12,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from fastweights.layers import MLPS, NORMS, POOLINGS
+from fastweights.mixer import Mixer
 from fastweights.mixers import make
 from fastweights.models.checkpoint_code import CarriesCode
 
@@ -235,8 +236,13 @@ class FastWeightsConfig(CarriesCode):
                 f"mixers lists {len(self.mixers)} layers, num_hidden_layers is"
                 f" {self.num_hidden_layers}; drop some or add layers"
             )
-        for position, mixer in enumerate(self.mixers):
-            self._try_mixer(position, mixer)
+        tried = [self._try_mixer(position, mixer) for position, mixer in enumerate(self.mixers)]
+        for position, mixer in enumerate(tried):
+            if mixer.takes_values and not any(other.leaves_values for other in tried[:position]):
+                raise ValueError(
+                    f"mixers[{position}] = {self.mixers[position]} takes up the values of an"
+                    " earlier layer, and none leaves any; put one with residual=False before it"
+                )
 
     def _check_mlps(self) -> None:
         if self.mlps is not None and not 0 < len(self.mlps) <= self.num_hidden_layers:
@@ -264,7 +270,7 @@ class FastWeightsConfig(CarriesCode):
                     f"mlps[{position}] = {mlp} at hidden_size = {self.hidden_size}: {error}"
                 ) from error
 
-    def _try_mixer(self, position: int, mixer: dict[str, Any]) -> None:
+    def _try_mixer(self, position: int, mixer: dict[str, Any]) -> Mixer:
         """Build the mixer on the meta device, which takes no memory, to see whether it can be."""
         if "name" not in mixer:
             raise ValueError(f'mixers[{position}] = {mixer} lacks "name"')
@@ -272,7 +278,7 @@ class FastWeightsConfig(CarriesCode):
             raise ValueError(f"mixers[{position}] sets d; the width of every layer is hidden_size")
         with torch.device("meta"):
             try:
-                make(d=self.hidden_size, **mixer)
+                return make(d=self.hidden_size, **mixer)
             except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
                 raise ValueError(
                     f"mixers[{position}] = {mixer} at hidden_size = {self.hidden_size}: {error}"

@@ -98,7 +98,7 @@ def memory(x: Array, w: Weights, c: Fields, named: str) -> Array:
     k, v = (convolved(projected(x, w, named.format(n)), w[f"{n}_conv1d.weight"]) for n in "kv")
     q, k, v = (split(z, c["num_heads"]) for z in (q, k, v))
     beta, alpha = sigmoid(projected(x, w, named.format("b"))), opened(x, w, named.format("a"))
-    return erased(unit(q, FLOOR), unit(k, FLOOR), v, beta, alpha)
+    return erased(unit(q, FLOOR), unit(k, FLOOR), v, beta, alpha[..., None])
 
 
 GATED: Shapes = {"A_log": (2,), "dt_bias": (2,), **convolutions("q", 24)}

@@ -243,6 +243,56 @@ def gated_deltanet(x: Array, w: Weights, c: Fields) -> Array:
     return projected(join(o) * silu(projected(x, w, "g_proj")), w, "o_proj")
 
 
+def rwkv7(ids: Array, w: Weights, c: Fields) -> Array:
+    """The stack of RWKV-7, whose first layer's values the others mix theirs with."""
+    pre, last = "model.layers.0.pre_norm", "model.norm"
+    x, first = biased_norm(w["model.embeddings.weight"][ids], w, pre, c["norm_eps"]), None
+    for i in range(c["num_hidden_layers"]):
+        layer = below(w, f"model.layers.{i}")
+        y, first = goose(
+            biased_norm(x, layer, "attn_norm", c["norm_eps"]), below(layer, "attn"), c, first
+        )
+        x = x + y
+        z = shifted(biased_norm(x, layer, "ffn_norm", c["norm_eps"]), layer["ffn.x_k"])
+        x = x + projected(np.maximum(projected(z, layer, "ffn.key"), 0) ** 2, layer, "ffn.value")
+    return projected(biased_norm(x, w, last, c["norm_eps"]), w, "lm_head")
+
+
+def goose(x: Array, w: Weights, c: Fields, first: Array | None) -> tuple[Array, Array]:
+    """S_t = S_{t-1} (diag(w) - κ̂ᵀ (κ̂ ⊙ a)) + vᵀ k of a matrix [v, k]; and the first layer's v."""
+    xr, xw, xk, xv, xa, xg = (shifted(x, w[f"x_{n}"]) for n in "rwkvag")
+    alpha = np.exp(-0.6065306597126334 * sigmoid(lora(xw, w, "w", np.tanh)))
+    r, k, v = projected(xr, w, "r_proj"), projected(xk, w, "k_proj"), projected(xv, w, "v_proj")
+    first = v if first is None else first
+    v = v if first is v else v + (first - v) * sigmoid(lora(xv, w, "v"))
+    a = sigmoid(lora(xa, w, "a"))
+    heads = c["hidden_size"] // c["head_dim"]
+    unit_keys = unit(split(k * w["k_k"], heads), 1e-6)
+    r, k, v, a, alpha = (split(z, heads) for z in (r, k * (1 + (a - 1) * w["k_a"]), v, a, alpha))
+    S, o = np.zeros((*v.shape[::2], v.shape[3], k.shape[3])), np.zeros_like(v)
+    for t in range(x.shape[1]):
+        read = np.einsum("bhvk,bhk->bhv", S, unit_keys[:, t])
+        S = S * alpha[:, t, :, None] - outer(read, unit_keys[:, t] * a[:, t])
+        S = S + outer(v[:, t], k[:, t])
+        o[:, t] = np.einsum("bhvk,bhk->bhv", S, r[:, t])
+    o = join(layer_norm(o, 1.0, c["head_dim"] * c["norm_eps"])) * w["g_norm.weight"]
+    own = join((r * k * w["r_k"]).sum(-1, keepdims=True) * v)
+    gate = sigmoid(xg @ w["g_lora.lora.0.weight"].T) @ w["g_lora.lora.2.weight"].T
+    return projected((o + w["g_norm.bias"] + own) * gate, w, "o_proj"), first
+
+
+def biased_norm(x: Array, w: Weights, name: str, eps: float) -> Array:
+    return layer_norm(x, w[f"{name}.weight"], eps) + w[f"{name}.bias"]
+
+
+def shifted(x: Array, mu: Array) -> Array:
+    return x + (np.concatenate([np.zeros_like(x[:, :1]), x[:, :-1]], 1) - x) * mu
+
+
+def lora(x: Array, w: Weights, name: str, between: Callable[[Array], Array] = np.asarray) -> Array:
+    return projected(between(projected(x, w, f"{name}_lora.lora.0")), w, f"{name}_lora.lora.2")
+
+
 def kda(x: Array, w: Weights, c: Fields) -> Array:
     """log α = lower_bound · σ(e^A (f + dt)) of every channel, for each head of v."""
     q, k, v = (convolved(projected(x, w, f"{n}_proj"), w[f"{n}_conv1d.weight"]) for n in "qkv")
@@ -400,6 +450,24 @@ KDA: Shapes = {
     "dt_bias": (48,),
     "o_norm.weight": (12,),
 }
+GOOSE: Shapes = {
+    **{f"attn.x_{name}": (1, 1, D) for name in "rwkvag"},
+    **{f"attn.{name}": shape for name, shape in square("rkvo").items()},
+    **{f"attn.{name}": (D,) for name in ("k_k", "k_a", "g_norm.weight", "g_norm.bias")},
+    "attn.r_k": (4, D // 4),
+    **{f"attn.{name}_lora.lora.0.weight": (5, D) for name in "wag"},
+    **{f"attn.{name}_lora.lora.2.weight": (D, 5) for name in "wag"},
+    **{f"attn.{name}_lora.lora.2.bias": (D,) for name in "wa"},
+    **{f"{name}_norm.{part}": (D,) for name in ("attn", "ffn") for part in ("weight", "bias")},
+    "ffn.x_k": (D,),
+    "ffn.key.weight": (MLP, D),
+    "ffn.value.weight": (D, MLP),
+}
+GOOSE_RESIDUAL: Shapes = {
+    "attn.v_lora.lora.0.weight": (3, D),
+    "attn.v_lora.lora.2.weight": (D, 3),
+    "attn.v_lora.lora.2.bias": (D,),
+}
 MESA: Shapes = {
     **square("qkvo"),
     **convolutions("qk"),
@@ -467,6 +535,29 @@ TRANSCRIPTIONS = {
         expand_v=1.0,
         allow_neg_eigval=True,
         lower_bound=-2.0,
+    ),
+    "RWKV-7 (fla)": Transcription(
+        {
+            "model_type": "rwkv7",
+            **SHARED,
+            "hidden_act": "sqrelu",
+            "head_dim": D // 4,
+            "num_hidden_layers": 3,
+            **{f"{name}_low_rank_dim": 5 for name in ("decay", "a", "gate")},
+            "v_low_rank_dim": 3,
+        },
+        {
+            "model.embeddings.weight": (V, D),
+            "lm_head.weight": (V, D),
+            **{f"model.norm.{part}": (D,) for part in ("weight", "bias")},
+            **{f"model.layers.0.pre_norm.{part}": (D,) for part in ("weight", "bias")},
+            **{
+                f"model.layers.{i}.{name}": shape
+                for i in range(3)
+                for name, shape in {**GOOSE, **(GOOSE_RESIDUAL if i else {})}.items()
+            },
+        },
+        rwkv7,
     ),
     "MesaNet (fla)": of_fla(
         "mesa_net",

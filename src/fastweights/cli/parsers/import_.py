@@ -34,6 +34,7 @@ FAMILIES = (
     "retnet",
     "rwkv",
     "rwkv6",
+    "rwkv7",
     "xlstm",
 )
 """Model types that `fastweights.importers` reads."""
