@@ -4,6 +4,7 @@ from pages import (
     gpu_static,
     linearize,
     mesa,
+    mixers,
     performance,
     plan,
     processes,
@@ -25,5 +26,6 @@ PAGES: tuple[Page, ...] = (
     processes.LONG,
     transformers_speed.PAGE,
     tables.PAGE,
+    mixers.PAGE,
     transformers_versions.PAGE,
 )

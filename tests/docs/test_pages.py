@@ -22,6 +22,7 @@ NAMES = (
     "long-sequences",
     "transformers-speed",
     "tables",
+    "mixers",
     "transformers",
 )
 PICTURE = re.compile(r"!\[[^\]]*\]\(measured/([^)]+)\)")

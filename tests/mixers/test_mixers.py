@@ -361,13 +361,16 @@ def test_packed_documents_do_not_see_each_other(layer: Layer, method: Method) ->
 
 @each_layer
 def test_padding_and_packing_together(layer: Layer) -> None:
-    mixer, x = layer.build(), inputs(1)
-    ids = torch.tensor([[1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2]])
+    mixer, x, more = layer.build(), inputs(1), inputs(1, 3, seed=3)
+    ids = torch.tensor([[1, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3]])
     keep = torch.tensor([[False, True, True, False, True, False, True, True, False, True, False]])
-    y, _ = mixer(x, keep=keep, segments=ids)
-    for document in (1, 2):
+    y, state = mixer(x, keep=keep, segments=ids)
+    end = None
+    for document in (1, 2, 3):
         chosen = keep & (ids == document)
-        assert_close(y[chosen][None], mixer(x[chosen][None])[0], "y")
+        want, end = mixer(x[chosen][None])
+        assert_close(y[chosen][None], want, "y")
+    assert_close(mixer(more, state)[0], mixer(more, end)[0], "continuation")
 
 
 @each_layer

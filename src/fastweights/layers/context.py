@@ -253,4 +253,14 @@ class TokenContext:
                 f"two convolutions called {name!r} read one sequence; a mixer names those that are"
                 " in what is set as its attribute, and each is called once"
             )
-        self.tails[name] = self._following.get(name, tail)
+        self.tails[name] = self._following.get(name, self.of_last_document(tail))
+
+    def of_last_document(self, tail: Tensor) -> Tensor:
+        """The tail, empty where the last document has no tokens but padding yet: those in it are of
+        another.
+        """
+        if self.keep is None or self.document is None or not self.document.shape[1]:
+            return tail
+        last = self.document[:, -1:]
+        seen = (self.keep & (self.document == last)).any(1, keepdim=True) | (last == 0)
+        return tail.masked_fill(~seen[..., None], 0)

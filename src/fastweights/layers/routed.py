@@ -51,5 +51,5 @@ class RoutedContext(TokenContext):
         return fold(tail.unflatten(-1, (streams, -1)))
 
     def save_tail(self, name: str, tail: Tensor) -> None:
-        tail = self._following.get(name, tail)
+        tail = self._following.get(name, self.of_last_document(tail))
         self._around.save_tail(name, unfold(tail, self._streams).flatten(2))
