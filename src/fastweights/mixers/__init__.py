@@ -12,6 +12,7 @@ from fastweights.mixers.hgrn2 import HGRN2
 from fastweights.mixers.lightning import Lightning
 from fastweights.mixers.linear import LinearAttention
 from fastweights.mixers.lolcats import LoLCATs
+from fastweights.mixers.longhorn import Longhorn
 from fastweights.mixers.lru import LRU
 from fastweights.mixers.mamba import Mamba
 from fastweights.mixers.mamba2 import Mamba2
@@ -27,6 +28,7 @@ from fastweights.mixers.registry import MIXERS, make, plugin, register
 from fastweights.mixers.retnet import RetNet
 from fastweights.mixers.rfa import RFA
 from fastweights.mixers.rglru import RGLRU
+from fastweights.mixers.rodimus import Rodimus
 from fastweights.mixers.rwkv4 import RWKV4
 from fastweights.mixers.rwkv4_channel import RWKV4Channel
 from fastweights.mixers.rwkv6 import RWKV6
@@ -60,6 +62,7 @@ __all__ = [
     "Lightning",
     "LinearAttention",
     "LoLCATs",
+    "Longhorn",
     "Mamba",
     "Mamba2",
     "Mamba3",
@@ -70,6 +73,7 @@ __all__ = [
     "Performer",
     "RWKV4Channel",
     "RetNet",
+    "Rodimus",
     "SignedMesaLayer",
     "SlidingWindow",
     "SoftmaxAttention",

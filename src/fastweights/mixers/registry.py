@@ -21,6 +21,7 @@ from fastweights.mixers.hgrn2 import HGRN2
 from fastweights.mixers.lightning import Lightning
 from fastweights.mixers.linear import LinearAttention
 from fastweights.mixers.lolcats import LoLCATs
+from fastweights.mixers.longhorn import Longhorn
 from fastweights.mixers.lru import LRU
 from fastweights.mixers.mamba import Mamba
 from fastweights.mixers.mamba2 import Mamba2
@@ -35,6 +36,7 @@ from fastweights.mixers.qlstm import QLSTM
 from fastweights.mixers.retnet import RetNet
 from fastweights.mixers.rfa import RFA
 from fastweights.mixers.rglru import RGLRU
+from fastweights.mixers.rodimus import Rodimus
 from fastweights.mixers.rwkv4 import RWKV4
 from fastweights.mixers.rwkv4_channel import RWKV4Channel
 from fastweights.mixers.rwkv6 import RWKV6
@@ -68,6 +70,8 @@ MIXERS: dict[str, type[Mixer]] = {
     "mamba": Mamba,
     "mamba2": Mamba2,
     "mamba3": Mamba3,
+    "longhorn": Longhorn,
+    "rodimus": Rodimus,
     "lru": LRU,
     "rglru": RGLRU,
     "qlstm": QLSTM,

@@ -233,7 +233,7 @@ def rwkv4_channel(x: Array, p: Parameters) -> Array:
 
 
 def rwkv6(x: Array, p: Parameters, heads: int = 4, eps: float = 1e-5) -> Array:
-    """2404.05892 eq. 13-19: wkv_t = diag(u) kᵀv + S, then S = diag(exp(-exp(d_t))) S + kᵀv."""
+    """2404.05892: wkv_t = diag(u) kᵀv + S, then S = diag(exp(-exp(d_t))) S + kᵀv."""
     before = np.concatenate([np.zeros_like(x[:, :1]), x[:, :-1]], 1)
 
     def ddlerp(number: int) -> Array:
