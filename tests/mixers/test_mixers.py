@@ -110,6 +110,7 @@ LAYERS = [
     layer("deltanet", attention.deltanet, heads=4, conv=2, negative=True),
     layer("deltanet", attention.deltanet, heads=2, eps=1e-2, floor=1e-2),
     layer("dss", state_space.dss, state=3),
+    layer("s4", state_space.s4, state=4),
     layer("s4d", state_space.s4d, state=4),
     layer("s4d", state_space.s4d, state=6, bilinear=True, inverse=True),
     layer("h3", state_space.h3, heads=4, state=4, shift=3),
@@ -375,6 +376,15 @@ def test_every_parameter_is_initialised_by_reset_parameters(layer: Layer) -> Non
     assert torch.isfinite(mixer(inputs(dtype=torch.float32))[0]).all()
 
 
+def test_s4_starts_as_hippo() -> None:
+    """HiPPO-LegS is lower triangular with -1 … -N on the diagonal."""
+    mixer = make("s4", D, state=8).double()
+    named = {name: array(p) for name, p in mixer.state_dict().items()}
+    found = np.linalg.eigvals(state_space.low_rank_matrix(named))
+    # float32 parameters of a matrix that is far from normal
+    assert np.abs(np.sort_complex(found) - np.arange(-8, 0)).max() < 0.01
+
+
 @each_layer
 def test_empty_sequences(layer: Layer) -> None:
     y, state = layer.build()(inputs(t=0))
@@ -447,6 +457,7 @@ def test_inputs_that_do_not_fit(layer: Layer) -> None:
         ("mamba", {"heads": 2}, "mamba does not take heads; it takes d, state, expand, conv"),
         ("mamba2", {"groups": 3}, "heads = 4 is not divisible by heads = 3"),
         ("mamba2", {"scaled": False, "decays": False}, "no use for Δ"),
+        ("s4", {"state": 3}, "use an even number"),
         ("s4d", {"state": 3}, "use an even number"),
         ("lru", {"r_max": 1.0}, "use 0 ≤ r_min < r_max < 1"),
         ("mambo", {}, "unknown mixer 'mambo'; there are"),

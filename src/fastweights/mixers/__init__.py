@@ -32,6 +32,7 @@ from fastweights.mixers.rodimus import Rodimus
 from fastweights.mixers.rwkv4 import RWKV4
 from fastweights.mixers.rwkv4_channel import RWKV4Channel
 from fastweights.mixers.rwkv6 import RWKV6
+from fastweights.mixers.s4 import S4
 from fastweights.mixers.s4d import S4D
 from fastweights.mixers.s5 import S5
 from fastweights.mixers.shortconv import GatedShortConvolution
@@ -52,6 +53,7 @@ __all__ = [
     "RGLRU",
     "RWKV4",
     "RWKV6",
+    "S4",
     "S4D",
     "S5",
     "Based",

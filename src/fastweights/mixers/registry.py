@@ -40,6 +40,7 @@ from fastweights.mixers.rodimus import Rodimus
 from fastweights.mixers.rwkv4 import RWKV4
 from fastweights.mixers.rwkv4_channel import RWKV4Channel
 from fastweights.mixers.rwkv6 import RWKV6
+from fastweights.mixers.s4 import S4
 from fastweights.mixers.s4d import S4D
 from fastweights.mixers.s5 import S5
 from fastweights.mixers.shortconv import GatedShortConvolution
@@ -64,6 +65,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "hgrn2": HGRN2,
     "metala": MetaLA,
     "dss": DSS,
+    "s4": S4,
     "s4d": S4D,
     "h3": H3,
     "s5": S5,
