@@ -53,10 +53,11 @@ SIZES: dict[str, dict[str, Any]] = {
     "mamba2": {"state": 3},
     "performer": {"features": 5},
     "rfa": {"features": 6},
+    "s4": {"state": 4},
     "s4d": {"state": 4},
     "s5": {"state": 8},
 }
-CONSTANT = {"dss", "lru", "s4d", "s5"}
+CONSTANT = {"dss", "lru", "s4", "s4d", "s5"}
 VARYING = MIXERS.keys() - CONSTANT
 WITH_LTV = sorted(MIXERS.keys() - WITHOUT_LTV)
 each_mixer = pytest.mark.parametrize("name", WITH_LTV)

@@ -144,6 +144,7 @@ LAYERS = [
     layer("deltanet", attention.deltanet, heads=4, conv=2, negative=True),
     layer("deltanet", attention.deltanet, heads=2, eps=1e-2, floor=1e-2),
     layer("dss", state_space.dss, state=3),
+    layer("s4", state_space.s4, state=4),
     layer("s4d", state_space.s4d, state=4),
     layer("s4d", state_space.s4d, state=6, bilinear=True, inverse=True),
     layer("h3", state_space.h3, heads=4, state=4, shift=3),
@@ -156,6 +157,10 @@ LAYERS = [
     layer("mamba2", state_space.mamba2, heads=2, state=3, eps=1e-2),
     layer("mamba3", decays.mamba3, heads=4, state=6),
     layer("mamba3", decays.mamba3, heads=4, state=4, groups=2, expand=1, still=False, eps=1e-2),
+    layer("longhorn", decays.longhorn, state=3, conv=3),
+    layer("longhorn", decays.longhorn, state=2, expand=1, rank=5),
+    layer("rodimus", decays.rodimus, state=6),
+    layer("rodimus", decays.rodimus, state=3, expand=1, conv=2, rank=5, eps=1e-2),
     layer("lru", state_space.lru, state=5, r_min=0.2, r_max=0.8, max_phase=1.0),
     layer("lru", state_space.lru, state=1),
     layer("rglru", state_space.rglru, heads=2, expand=1.5, c=4.0),
@@ -447,6 +452,15 @@ def test_every_parameter_is_initialised_by_reset_parameters(layer: Layer) -> Non
     assert torch.isfinite(mixer(inputs(dtype=torch.float32))[0]).all()
 
 
+def test_s4_starts_as_hippo() -> None:
+    """HiPPO-LegS is lower triangular with -1 … -N on the diagonal."""
+    mixer = make("s4", D, state=8).double()
+    named = {name: array(p) for name, p in mixer.state_dict().items()}
+    found = np.linalg.eigvals(state_space.low_rank_matrix(named))
+    # float32 parameters of a matrix that is far from normal
+    assert np.abs(np.sort_complex(found) - np.arange(-8, 0)).max() < 0.01
+
+
 @each_layer
 def test_empty_sequences(layer: Layer) -> None:
     y, state = layer.build()(inputs(t=0))
@@ -522,6 +536,7 @@ def test_inputs_that_do_not_fit(layer: Layer) -> None:
         ("mamba", {"heads": 2}, "mamba does not take heads; it takes d, state, expand, conv"),
         ("mamba2", {"groups": 3}, "heads = 4 is not divisible by heads = 3"),
         ("mamba2", {"scaled": False, "decays": False}, "no use for Δ"),
+        ("s4", {"state": 3}, "use an even number"),
         ("s4d", {"state": 3}, "use an even number"),
         ("lru", {"r_max": 1.0}, "use 0 ≤ r_min < r_max < 1"),
         ("mambo", {}, "unknown mixer 'mambo'; there are"),

@@ -18,6 +18,7 @@ from fastweights.mixers.kda import KDA
 from fastweights.mixers.lightning import Lightning
 from fastweights.mixers.linear import LinearAttention
 from fastweights.mixers.lolcats import LoLCATs
+from fastweights.mixers.longhorn import Longhorn
 from fastweights.mixers.lru import LRU
 from fastweights.mixers.mamba import Mamba
 from fastweights.mixers.mamba2 import Mamba2
@@ -38,10 +39,12 @@ from fastweights.mixers.registry import MIXERS, make, plugin, register
 from fastweights.mixers.retnet import RetNet
 from fastweights.mixers.rfa import RFA
 from fastweights.mixers.rglru import RGLRU
+from fastweights.mixers.rodimus import Rodimus
 from fastweights.mixers.rwkv4 import RWKV4
 from fastweights.mixers.rwkv4_channel import RWKV4Channel
 from fastweights.mixers.rwkv6 import RWKV6
 from fastweights.mixers.rwkv7 import RWKV7, RWKV7Channel
+from fastweights.mixers.s4 import S4
 from fastweights.mixers.s4d import S4D
 from fastweights.mixers.s5 import S5
 from fastweights.mixers.shortconv import GatedShortConvolution
@@ -66,6 +69,7 @@ __all__ = [
     "RWKV4",
     "RWKV6",
     "RWKV7",
+    "S4",
     "S4D",
     "S5",
     "Based",
@@ -80,6 +84,7 @@ __all__ = [
     "Lightning",
     "LinearAttention",
     "LoLCATs",
+    "Longhorn",
     "Mamba",
     "Mamba2",
     "Mamba3",
@@ -96,6 +101,7 @@ __all__ = [
     "RWKV7Channel",
     "Raven",
     "RetNet",
+    "Rodimus",
     "SignedMesaLayer",
     "SlidingWindow",
     "SoftmaxAttention",

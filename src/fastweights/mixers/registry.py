@@ -27,6 +27,7 @@ from fastweights.mixers.kda import KDA
 from fastweights.mixers.lightning import Lightning
 from fastweights.mixers.linear import LinearAttention
 from fastweights.mixers.lolcats import LoLCATs
+from fastweights.mixers.longhorn import Longhorn
 from fastweights.mixers.lru import LRU
 from fastweights.mixers.mamba import Mamba
 from fastweights.mixers.mamba2 import Mamba2
@@ -46,10 +47,12 @@ from fastweights.mixers.raven import Raven
 from fastweights.mixers.retnet import RetNet
 from fastweights.mixers.rfa import RFA
 from fastweights.mixers.rglru import RGLRU
+from fastweights.mixers.rodimus import Rodimus
 from fastweights.mixers.rwkv4 import RWKV4
 from fastweights.mixers.rwkv4_channel import RWKV4Channel
 from fastweights.mixers.rwkv6 import RWKV6
 from fastweights.mixers.rwkv7 import RWKV7, RWKV7Channel
+from fastweights.mixers.s4 import S4
 from fastweights.mixers.s4d import S4D
 from fastweights.mixers.s5 import S5
 from fastweights.mixers.shortconv import GatedShortConvolution
@@ -79,12 +82,15 @@ MIXERS: dict[str, type[Mixer]] = {
     "hgrn2": HGRN2,
     "metala": MetaLA,
     "dss": DSS,
+    "s4": S4,
     "s4d": S4D,
     "h3": H3,
     "s5": S5,
     "mamba": Mamba,
     "mamba2": Mamba2,
     "mamba3": Mamba3,
+    "longhorn": Longhorn,
+    "rodimus": Rodimus,
     "lru": LRU,
     "rglru": RGLRU,
     "qlstm": QLSTM,

@@ -9,7 +9,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from oracles.layers import Parameters, join, linear, rms_norm, sigmoid, silu, softplus, split
+from oracles.layers import (
+    Parameters,
+    convolution,
+    join,
+    linear,
+    rms_norm,
+    sigmoid,
+    silu,
+    softplus,
+    split,
+    unit,
+)
 from oracles.rules import Array
 
 
@@ -59,3 +70,38 @@ def turned_pairs(x: Array, angle: Array) -> Array:
         y[2 * i] = left * np.cos(angle[i]) - right * np.sin(angle[i])
         y[2 * i + 1] = left * np.sin(angle[i]) + right * np.cos(angle[i])
     return y
+
+
+def convolved(u: Array, p: Parameters) -> Array:
+    return silu(convolution(u, p["conv.weight"]) + p["conv_bias"])
+
+
+def longhorn(u: Array, p: Parameters) -> Array:
+    """2407.14207: S_i = (1 - Δ_i k ⊙ k) ⊙ S_i + Δ_i k x_i, Δ_i = β_i / (1 + β_i kᵀk)."""
+    x = convolved(linear(u, p, "W_u"), p)
+    q, k = linear(x, p, "W_q"), linear(x, p, "W_k")
+    beta, y = sigmoid(linear(linear(x, p, "W_beta_1"), p, "W_beta_2")), np.zeros_like(x)
+    for b, channel in np.ndindex(x.shape[0], x.shape[2]):
+        S = np.zeros(k.shape[2])
+        for t in range(x.shape[1]):
+            step = beta[b, t, channel] / (1 + beta[b, t, channel] * (k[b, t] @ k[b, t]))
+            S = (1 - step * k[b, t] ** 2) * S + step * k[b, t] * x[b, t, channel]
+            y[b, t, channel] = S @ q[b, t] + p["D"][channel] * x[b, t, channel]
+    return linear(y * silu(linear(u, p, "W_z")), p, "W_o")
+
+
+def rodimus(x: Array, p: Parameters, eps: float = 1e-5) -> Array:
+    """2410.06577: S_t = exp(-g τ) S_{t-1} + (g^τ ⊙ k)ᵀ (i ⊙ u), o_t = q_t S_t."""
+    u = linear(x, p, "W_u")
+    h = convolved(u, p)
+    g, tau = softplus(linear(h, p, "W_g")), sigmoid(linear(h, p, "W_tau"))
+    q, k = linear(h, p, "W_q") / np.sqrt(g.shape[2]), unit(linear(h, p, "W_k")) * g**tau
+    i = sigmoid(linear(linear(u, p, "W_i.0"), p, "W_i.1"))
+    o = np.zeros_like(u)
+    for b in range(x.shape[0]):
+        S = np.zeros((q.shape[2], u.shape[2]))
+        for t in range(x.shape[1]):
+            S = np.exp(-g[b, t] * tau[b, t])[:, None] * S + np.outer(k[b, t], i[b, t] * u[b, t])
+            o[b, t] = q[b, t] @ S
+    y = (o + p["D"] * h) * silu(linear(x, p, "W_z"))
+    return linear(rms_norm(y, p["norm.weight"], eps), p, "W_o")
