@@ -21,7 +21,7 @@ from fastweights.methods import Auto, Chunkwise, Method, Recurrent
 from fastweights.mixer import Mixer, MixerState
 from fastweights.mixers import MIXERS, make, register
 from fastweights.recurrence import ShapeError
-from oracles import attention, forgetting, layers, mesanet, slots, state_space
+from oracles import attention, forgetting, layers, loglinear, mesanet, slots, state_space
 from tolerances import array, assert_close
 
 D = 16
@@ -124,6 +124,8 @@ LAYERS = [
     layer("mamba2", state_space.mamba2, heads=4, state=2, groups=2, expand=1, scaled=False),
     layer("mamba2", state_space.mamba2, heads=2, state=3, decays=False),
     layer("mamba2", state_space.mamba2, heads=2, state=3, eps=1e-2),
+    layer("loglinear_mamba2", loglinear.loglinear_mamba2, heads=4, state=3, groups=2, levels=6),
+    layer("loglinear_gdn", loglinear.loglinear_gdn, heads=2, levels=3, eps=1e-2),
     layer("lru", state_space.lru, state=5, r_min=0.2, r_max=0.8, max_phase=1.0),
     layer("lru", state_space.lru, state=1),
     layer("rglru", state_space.rglru, heads=2, expand=1.5, c=4.0),

@@ -70,7 +70,7 @@ def compare_checkpointed() -> Report:
 
 def method_for(name: str, group: Any) -> Method:
     """Softmax to all tokens has no state that could travel; what is beside it goes its own way."""
-    if name in ("softmax", "fox"):
+    if name in ("softmax", "fox", "loglinear_mamba2", "loglinear_gdn"):
         return HeadSharded(group)
     return HybridSharded(group) if name == "hybrid" else TimeSharded(group)
 

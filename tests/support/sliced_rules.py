@@ -82,6 +82,8 @@ RULES = [
 Variant = tuple[str, torch.dtype, Case, str]
 ALL_TOKENS = ("softmax", "softmax-grouped", "softmax-decay", "softmax-sinks")
 """The rules whose state grows."""
+BY_AGE = ("loglinear-decay", "loglinear-decay-none", "loglinear-delta")
+"""Those to whose state a token does what depends on how many there are before it."""
 
 
 def variants(count: int) -> Iterator[Variant]:
@@ -89,7 +91,7 @@ def variants(count: int) -> Iterator[Variant]:
     travels on more.
     """
     for case in RULES:
-        finite = case.name not in ALL_TOKENS
+        finite = case.name not in ALL_TOKENS + BY_AGE
         if finite:
             yield "time", torch.float64, case, "both"
         if count == 2:

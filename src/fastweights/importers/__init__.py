@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from fastweights.importers.fla import deltanet, gdn, gla, gsa, mesa_net, retnet
 from fastweights.importers.llama import llama, mistral, qwen2, qwen3
+from fastweights.importers.loglinear import log_linear_mamba2
 from fastweights.importers.mamba import mamba
 from fastweights.importers.mamba2 import mamba2
 from fastweights.importers.metala import metala
@@ -33,6 +34,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "gla": gla,
     "gsa": gsa,
     "llama": llama,
+    "log_linear_mamba2": log_linear_mamba2,
     "mamba": mamba,
     "mamba2": mamba2,
     "mesa_net": mesa_net,

@@ -12,6 +12,7 @@ from fastweights.layers.functions import (
     split_heads,
     upcast,
 )
+from fastweights.layers.levels import LevelWeights
 from fastweights.layers.linear import Linear, project_each, project_pairs
 from fastweights.layers.mlp import MLP, MLPS, GatedMLP, LowRank
 from fastweights.layers.norms import NORMS, Gate, HeadNorm, SiLUGate, WholeNorm
@@ -27,6 +28,7 @@ __all__ = [
     "Gate",
     "GatedMLP",
     "HeadNorm",
+    "LevelWeights",
     "Linear",
     "LowRank",
     "PreviousToken",

@@ -5,7 +5,7 @@ from fastweights.mixers.cosformer import CosFormer
 from fastweights.mixers.deltanet import DeltaNet
 from fastweights.mixers.dss import DSS
 from fastweights.mixers.fox import FoX
-from fastweights.mixers.gated_deltanet import GatedDeltaNet
+from fastweights.mixers.gated_deltanet import GatedDeltaNet, LogLinearGatedDeltaNet
 from fastweights.mixers.gla import GLA
 from fastweights.mixers.gsa import GSA
 from fastweights.mixers.h3 import H3
@@ -15,7 +15,7 @@ from fastweights.mixers.linear import LinearAttention
 from fastweights.mixers.lolcats import LoLCATs
 from fastweights.mixers.lru import LRU
 from fastweights.mixers.mamba import Mamba
-from fastweights.mixers.mamba2 import Mamba2
+from fastweights.mixers.mamba2 import LogLinearMamba2, Mamba2
 from fastweights.mixers.mesa import MesaLayer, SignedMesaLayer
 from fastweights.mixers.mesanet import MesaNetBaseline
 from fastweights.mixers.metala import MetaLA
@@ -58,6 +58,8 @@ __all__ = [
     "GatedDeltaNet",
     "LinearAttention",
     "LoLCATs",
+    "LogLinearGatedDeltaNet",
+    "LogLinearMamba2",
     "Mamba",
     "Mamba2",
     "MesaLayer",

@@ -14,7 +14,7 @@ from fastweights.mixers.cosformer import CosFormer
 from fastweights.mixers.deltanet import DeltaNet
 from fastweights.mixers.dss import DSS
 from fastweights.mixers.fox import FoX
-from fastweights.mixers.gated_deltanet import GatedDeltaNet
+from fastweights.mixers.gated_deltanet import GatedDeltaNet, LogLinearGatedDeltaNet
 from fastweights.mixers.gla import GLA
 from fastweights.mixers.gsa import GSA
 from fastweights.mixers.h3 import H3
@@ -24,7 +24,7 @@ from fastweights.mixers.linear import LinearAttention
 from fastweights.mixers.lolcats import LoLCATs
 from fastweights.mixers.lru import LRU
 from fastweights.mixers.mamba import Mamba
-from fastweights.mixers.mamba2 import Mamba2
+from fastweights.mixers.mamba2 import LogLinearMamba2, Mamba2
 from fastweights.mixers.mesa import MesaLayer, SignedMesaLayer
 from fastweights.mixers.mesanet import MesaNetBaseline
 from fastweights.mixers.metala import MetaLA
@@ -68,6 +68,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "s5": S5,
     "mamba": Mamba,
     "mamba2": Mamba2,
+    "loglinear_mamba2": LogLinearMamba2,
     "lru": LRU,
     "rglru": RGLRU,
     "qlstm": QLSTM,
@@ -76,6 +77,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "mlstm": MLSTM,
     "deltanet": DeltaNet,
     "gated_deltanet": GatedDeltaNet,
+    "loglinear_gdn": LogLinearGatedDeltaNet,
     "mesa": MesaLayer,
     "mesa_signed": SignedMesaLayer,
     "mesanet": MesaNetBaseline,

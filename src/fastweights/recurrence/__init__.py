@@ -6,6 +6,7 @@ from fastweights.recurrence.composed import Amplified, Normalized
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
 from fastweights.recurrence.dplr import DPLR
+from fastweights.recurrence.loglinear import LogLinear
 from fastweights.recurrence.ltv import LTV, DenseLTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.mesa import Mesa, SolverStatistics, condition_numbers, solver_statistics
@@ -47,6 +48,7 @@ __all__ = [
     "DenseTransition",
     "DiagonalTransition",
     "ErasingTransition",
+    "LogLinear",
     "MatrixRule",
     "Mesa",
     "NoFiniteFormError",

@@ -8,7 +8,7 @@ from fastweights.cli.parser import Deferred, Parser, add_dtype
 FAMILIES = (
     *("delta_net", "gated_deltanet", "gla", "gsa", "llama", "mamba", "mamba2", "mesa_net"),
     *("metala", "mistral", "qwen2", "qwen3", "qwen3_next", "recurrent_gemma", "retnet"),
-    *("rwkv", "xlstm"),
+    *("log_linear_mamba2", "rwkv", "xlstm"),
 )
 """Model types that `fastweights.importers` reads."""
 
