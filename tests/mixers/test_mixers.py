@@ -21,7 +21,7 @@ from fastweights.methods import Auto, Chunkwise, Method, Recurrent
 from fastweights.mixer import Mixer, MixerState
 from fastweights.mixers import MIXERS, make, register
 from fastweights.recurrence import ShapeError
-from oracles import attention, forgetting, layers, loglinear, mesanet, slots, state_space
+from oracles import attention, forgetting, kalman, layers, loglinear, mesanet, slots, state_space
 from tolerances import array, assert_close
 
 D = 16
@@ -155,6 +155,8 @@ LAYERS = [
     layer("mesanet", mesanet.mlstm, heads=2, rule="mlstm"),
     layer("mesa", layers.mesa, heads=2, bound=1.0, eps=1e-2, floor=1e-2),
     layer("mesa_signed", layers.mesa_signed, heads=2),
+    layer("kalmanet", kalman.kalmanet, heads=2),
+    layer("kalmanet", kalman.kalmanet, heads=4, ratio=0.5, steps=3, conv=2, eps=1e-2, floor=1e-2),
 ]
 each_layer = pytest.mark.parametrize("layer", LAYERS, ids=str)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -18,9 +18,11 @@ from fastweights.recurrence import (
     DPLR,
     Amplified,
     Bonus,
+    Chebyshev,
     Cholesky,
     Decay,
     Delta,
+    Kalman,
     LogLinear,
     Mesa,
     Normalized,
@@ -31,7 +33,7 @@ from fastweights.recurrence import (
     Softmax,
     WindowedLinear,
 )
-from oracles import loglinear, rules, slots
+from oracles import kalman, loglinear, rules, slots
 
 Streams = dict[str, Tensor]
 State = Tensor | tuple[Tensor, ...]
@@ -437,6 +439,14 @@ CASES = [
         direct_mesa,
         rules.mesa,
         {**OPTIMAL, "log_decay": log_scalar},
+        gram_and_matrix,
+        symmetric,
+    ),
+    Case(
+        "kalman",
+        partial(Kalman, ratio=0.5, solver=Chebyshev(32)),
+        partial(kalman.kalman, ratio=0.5),
+        {**QKV, "k": unit_keys, "log_decay": log_scalar, "mix": gate},
         gram_and_matrix,
         symmetric,
     ),

@@ -11,6 +11,7 @@ from fastweights.mixers.gsa import GSA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
 from fastweights.mixers.hgrn2 import HGRN2
+from fastweights.mixers.kalmanet import GatedKalmaNet
 from fastweights.mixers.linear import LinearAttention
 from fastweights.mixers.lolcats import LoLCATs
 from fastweights.mixers.lru import LRU
@@ -56,6 +57,7 @@ __all__ = [
     "DeltaNet",
     "FoX",
     "GatedDeltaNet",
+    "GatedKalmaNet",
     "LinearAttention",
     "LoLCATs",
     "LogLinearGatedDeltaNet",
