@@ -64,6 +64,7 @@ def test_a_regression_needs_a_ridge(ratio: float) -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_it_takes_no_signs() -> None:
     record = KALMAN.rule(**KALMAN.streams())
+    assert isinstance(record, Kalman)
     with pytest.raises(TypeError, match="names no streams that carry the sign"):
         Signed(record, torch.ones(1, 1, 1, 1))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Generator, Tensor
@@ -23,7 +25,8 @@ def streams(t: int, levels: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize(("t", "levels"), [(70, 9), (70, 5), (33, 2)])
 def test_as_many_levels_as_there_are(t: int, levels: int) -> None:
     drawn = streams(t, levels)
-    want, (final, count) = loglinear.loglinear(**{n: array(s) for n, s in drawn.items()})
+    arrays: dict[str, Any] = {n: array(s) for n, s in drawn.items()}
+    want, (final, count) = loglinear.loglinear(**arrays)
     for method in (Recurrent(), Chunkwise(16)):
         o, (states, after) = evaluate(by_levels(Decay)(**drawn), method=method)
         assert_close(o, want, f"o by {method}")
@@ -63,6 +66,7 @@ def test_records_that_do_not_fit() -> None:
     ):
         LogLinear(Decay(**{n: s[:, :1] for n, s in drawn.items()}), weights)
     g = Generator().manual_seed(0)
-    mesa = Mesa(**{n: draw(Shape(t=4), g) for n, draw in OPTIMAL.items()}, log_decay=None)
+    optimal: dict[str, Any] = {n: draw(Shape(t=4), g) for n, draw in OPTIMAL.items()}
+    mesa: Any = Mesa(**optimal, log_decay=None)
     with pytest.raises(TypeError, match="more than one matrix; use Decay, Delta or DPLR"):
         LogLinear(mesa, weights)

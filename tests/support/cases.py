@@ -634,6 +634,11 @@ CASES = [
 ]
 
 LINEAR = [case for case in CASES if not case.name.startswith(("softmax", "windowed"))]
+WITHOUT_EFFECT = (
+    *("softmax", "softmax-grouped", "softmax-decay", "softmax-sinks"),
+    *("loglinear-decay", "loglinear-decay-none", "loglinear-delta"),
+)
+"""The rules whose state grows, or to which a token does what depends on those before it."""
 DECAYING = [case for case in CASES if "log_decay" in case.draws]
 
 METHODS: list[Method] = [

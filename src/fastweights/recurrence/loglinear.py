@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar, NoReturn, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.recurrence.base import Recurrence, check_mask
+from fastweights.recurrence.base import (
+    Evaluation,
+    NoFiniteFormError,
+    Recurrence,
+    check_mask,
+)
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.streams import ShapeError, State, heads_first
@@ -197,6 +202,12 @@ class LogLinear(Wrapper[Fenwick]):
 
     def restart(self, starts: Mask) -> Self:
         return replace(self, inner=self.inner.restart(starts), starts=starts[..., None, None])
+
+    def effect(self, evaluate: Evaluation) -> NoReturn:
+        raise NoFiniteFormError(
+            "what tokens do to the levels of a LogLinear depends on how many are before them;"
+            " evaluate it by HeadSharded(group), to which HybridSharded(group) turns by itself"
+        )
 
     @property
     def reader(self) -> Recurrence:
