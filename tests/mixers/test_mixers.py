@@ -26,9 +26,11 @@ from oracles import (
     decays,
     deltas,
     forgetting,
+    kalman,
     kimi,
     latent,
     layers,
+    loglinear,
     mesanet,
     rwkv7,
     slots,
@@ -161,6 +163,8 @@ LAYERS = [
     layer("longhorn", decays.longhorn, state=2, expand=1, rank=5),
     layer("rodimus", decays.rodimus, state=6),
     layer("rodimus", decays.rodimus, state=3, expand=1, conv=2, rank=5, eps=1e-2),
+    layer("loglinear_mamba2", loglinear.loglinear_mamba2, heads=4, state=3, groups=2, levels=6),
+    layer("loglinear_gdn", loglinear.loglinear_gdn, heads=2, levels=3, eps=1e-2),
     layer("lru", state_space.lru, state=5, r_min=0.2, r_max=0.8, max_phase=1.0),
     layer("lru", state_space.lru, state=1),
     layer("rglru", state_space.rglru, heads=2, expand=1.5, c=4.0),
@@ -228,6 +232,8 @@ LAYERS = [
     layer("mesanet", mesanet.mlstm, heads=2, rule="mlstm"),
     layer("mesa", layers.mesa, heads=2, bound=1.0, eps=1e-2, floor=1e-2),
     layer("mesa_signed", layers.mesa_signed, heads=2),
+    layer("kalmanet", kalman.kalmanet, heads=2),
+    layer("kalmanet", kalman.kalmanet, heads=4, ratio=0.5, steps=3, conv=2, eps=1e-2, floor=1e-2),
 ]
 each_layer = pytest.mark.parametrize("layer", LAYERS, ids=str)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)

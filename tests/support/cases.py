@@ -18,9 +18,12 @@ from fastweights.recurrence import (
     DPLR,
     Amplified,
     Bonus,
+    Chebyshev,
     Cholesky,
     Decay,
     Delta,
+    Kalman,
+    LogLinear,
     Mesa,
     Normalized,
     Recurrence,
@@ -30,7 +33,7 @@ from fastweights.recurrence import (
     Softmax,
     WindowedLinear,
 )
-from oracles import rules, slots
+from oracles import kalman, loglinear, rules, slots
 
 Streams = dict[str, Tensor]
 State = Tensor | tuple[Tensor, ...]
@@ -232,6 +235,15 @@ def slot_state(s: Shape, g: Generator) -> tuple[Tensor, Tensor]:
     return k, v
 
 
+def level_weights(s: Shape, g: Generator) -> Tensor:
+    return normal(s.b, s.t, s.h, 4, generator=g)
+
+
+def levels_and_count(s: Shape, g: Generator) -> tuple[Tensor, Tensor]:
+    """After 8, 12, … tokens, when none of four levels is empty."""
+    return normal(s.b, s.h, 4 * s.k, s.v, generator=g), 8 + 4 * torch.arange(s.b)
+
+
 def window_state(length: int, s: Shape, g: Generator) -> tuple[Tensor, ...]:
     k, v, age = cache(length, s, g)
     fk = normal(s.b, s.groups, length, s.k + 1, generator=g).exp()
@@ -313,6 +325,10 @@ def amplified_bonus(log_gain: Tensor, **streams: Any) -> Amplified:
 def signed(rule: Callable[..., Any]) -> Callable[..., Signed]:
     """`rule` with the signs of its queries' first channel."""
     return lambda **streams: Signed(rule(**streams), streams["q"][..., :1])
+
+
+def by_levels(rule: Callable[..., Any]) -> Callable[..., LogLinear]:
+    return lambda weights, **streams: LogLinear(rule(**streams), weights)
 
 
 def signed_oracle(oracle: Callable[..., Any]) -> Callable[..., Any]:
@@ -427,6 +443,14 @@ CASES = [
         symmetric,
     ),
     Case(
+        "kalman",
+        partial(Kalman, ratio=0.5, solver=Chebyshev(32)),
+        partial(kalman.kalman, ratio=0.5),
+        {**QKV, "k": unit_keys, "log_decay": log_scalar, "mix": gate},
+        gram_and_matrix,
+        symmetric,
+    ),
+    Case(
         "signed-decay",
         signed(Decay),
         signed_oracle(rules.decay),
@@ -469,6 +493,20 @@ CASES = [
             slot_state,
         )
         for name, log_decay in (("none", None), ("scalar", log_scalar), ("vector", log_slots))
+    ),
+    *(
+        Case(
+            f"loglinear-{name}",
+            by_levels(rule),
+            loglinear.loglinear,
+            {**draws, "weights": level_weights},
+            levels_and_count,
+        )
+        for name, rule, draws in (
+            ("decay", Decay, {**QKV, "log_decay": log_resets}),
+            ("decay-none", plain_decay, QKV),
+            ("delta", Delta, {**ERASING, "log_decay": log_scalar}),
+        )
     ),
     Case("softmax", Softmax, rules.softmax, QKV, full_cache),
     Case("softmax-grouped", Softmax, rules.softmax, GROUPED, partial(cache, 4)),
@@ -596,6 +634,11 @@ CASES = [
 ]
 
 LINEAR = [case for case in CASES if not case.name.startswith(("softmax", "windowed"))]
+WITHOUT_EFFECT = (
+    *("softmax", "softmax-grouped", "softmax-decay", "softmax-sinks"),
+    *("loglinear-decay", "loglinear-decay-none", "loglinear-delta"),
+)
+"""The rules whose state grows, or to which a token does what depends on those before it."""
 DECAYING = [case for case in CASES if "log_decay" in case.draws]
 
 METHODS: list[Method] = [

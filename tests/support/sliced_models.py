@@ -72,7 +72,7 @@ def method_for(name: str, group: Any) -> Method:
     """What tokens do to the state of some rules has no form that could travel; what is beside them
     goes its own way.
     """
-    if name in ("softmax", "fox", "pgdn", "pkda"):
+    if name in ("softmax", "fox", "loglinear_mamba2", "loglinear_gdn", "pgdn", "pkda"):
         return HeadSharded(group)
     return HybridSharded(group) if name == "hybrid" else TimeSharded(group)
 

@@ -13,6 +13,7 @@ from fastweights.importers.fla_deltas import comba, deltaproduct, mom
 from fastweights.importers.kimi_linear import bailing_hybrid, kimi_linear
 from fastweights.importers.lfm2 import lfm2
 from fastweights.importers.llama import llama, mistral, qwen2, qwen3
+from fastweights.importers.loglinear import log_linear_mamba2
 from fastweights.importers.mamba import mamba
 from fastweights.importers.mamba2 import mamba2
 from fastweights.importers.metala import metala
@@ -47,6 +48,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "kimi_linear": kimi_linear,
     "lfm2": lfm2,
     "llama": llama,
+    "log_linear_mamba2": log_linear_mamba2,
     "mamba": mamba,
     "mamba2": mamba2,
     "mesa_net": mesa_net,

@@ -344,7 +344,8 @@ def plan_stack(source: CheckpointSource, layer: Callable[[Settings], LayerPlan])
         num_hidden_layers=len(layers),
         mixers=shortest_period([mixer for mixer, _ in layers]),
         norm_eps=settings["norm_eps"],
-        intermediate_size=settings["intermediate_size"] or _mlp_size(settings),
+        intermediate_size=settings["intermediate_size"]
+        or swiglu_width(settings["hidden_size"], settings["hidden_ratio"] or 4),
         embedding_scale=1.0,
     )
     block = {
@@ -373,7 +374,6 @@ def _attention(hybrid: dict[str, Any]) -> LayerPlan:
     }
 
 
-def _mlp_size(settings: Settings) -> int:
-    """hidden_ratio · d² weights, the width a multiple of 256."""
-    width = int(settings["hidden_size"] * (settings["hidden_ratio"] or 4) * 2 / 3)
-    return -(-width // 256) * 256
+def swiglu_width(d: int, ratio: int) -> int:
+    """Return the width of an MLP of about 2 · ratio · d² weights: a multiple of 256."""
+    return -(-int(d * ratio * 2 / 3) // 256) * 256

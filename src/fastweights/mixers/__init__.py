@@ -6,7 +6,7 @@ from fastweights.mixers.cosformer import CosFormer
 from fastweights.mixers.deltanet import DeltaNet
 from fastweights.mixers.dss import DSS
 from fastweights.mixers.fox import FoX
-from fastweights.mixers.gated_deltanet import GatedDeltaNet
+from fastweights.mixers.gated_deltanet import GatedDeltaNet, LogLinearGatedDeltaNet
 from fastweights.mixers.gated_deltaproduct import GatedDeltaProduct
 from fastweights.mixers.gdn2 import GatedDeltaNet2
 from fastweights.mixers.gla import GLA
@@ -14,6 +14,7 @@ from fastweights.mixers.gsa import GSA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
 from fastweights.mixers.hgrn2 import HGRN2
+from fastweights.mixers.kalmanet import GatedKalmaNet
 from fastweights.mixers.kda import KDA
 from fastweights.mixers.lightning import Lightning
 from fastweights.mixers.linear import LinearAttention
@@ -21,7 +22,7 @@ from fastweights.mixers.lolcats import LoLCATs
 from fastweights.mixers.longhorn import Longhorn
 from fastweights.mixers.lru import LRU
 from fastweights.mixers.mamba import Mamba
-from fastweights.mixers.mamba2 import Mamba2
+from fastweights.mixers.mamba2 import LogLinearMamba2, Mamba2
 from fastweights.mixers.mamba3 import Mamba3
 from fastweights.mixers.mesa import MesaLayer, SignedMesaLayer
 from fastweights.mixers.mesanet import MesaNetBaseline
@@ -80,10 +81,13 @@ __all__ = [
     "GatedDeltaNet",
     "GatedDeltaNet2",
     "GatedDeltaProduct",
+    "GatedKalmaNet",
     "GatedShortConvolution",
     "Lightning",
     "LinearAttention",
     "LoLCATs",
+    "LogLinearGatedDeltaNet",
+    "LogLinearMamba2",
     "Longhorn",
     "Mamba",
     "Mamba2",

@@ -1,4 +1,6 @@
-"""Gated DeltaNet (Yang, Kautz & Hatamizadeh, 2024)."""
+"""Gated DeltaNet (Yang, Kautz & Hatamizadeh, 2024), and with a state for every age of tokens:
+log-linear gated DeltaNet (Guo et al., 2025).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from torch.nn import functional as F
 
 from fastweights.layers import (
     HeadNorm,
+    LevelWeights,
     Linear,
     ShortConvolution,
     SiLUGate,
@@ -21,7 +24,7 @@ from fastweights.layers import (
 )
 from fastweights.layers.arguments import Count, NonNegative, Positive
 from fastweights.mixer import Mixer
-from fastweights.recurrence import Delta
+from fastweights.recurrence import Delta, LogLinear
 from fastweights.shapes import Embedded
 
 
@@ -78,7 +81,7 @@ class GatedDeltaNet(Mixer):
         with torch.no_grad():
             nn.init.uniform_(self.log_a, 1, 16).log_()
 
-    def project(self, x: Embedded, past: TokenContext) -> tuple[Delta, SiLUGate]:
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Delta | LogLinear, SiLUGate]:
         q, k, v, beta, alpha, gate = project_each(
             x, self.W_q, self.W_k, self.W_v, self.W_beta, self.W_alpha, self.W_g
         )
@@ -91,3 +94,34 @@ class GatedDeltaNet(Mixer):
         if self.served > 1:
             q, k = (s.repeat_interleave(self.served, dim=2) for s in (q, k))
         return Delta(q * self.scale, k, v, beta, log_alpha[..., None]), SiLUGate(gate)
+
+
+class LogLinearGatedDeltaNet(GatedDeltaNet):
+    """
+    f_q  L2(SiLU(conv(x W_Q)))        f_α  exp(-a softplus(x W_α + b_α)), one per head
+    f_k  L2(SiLU(conv(x W_K)))        f_β  σ(x W_β), one per head
+    f_v  SiLU(conv(x W_V))            f_g  SiLU(x W_G)
+    o_t  Σ_l λ_t^(l) q_t S_t^(l),  λ_t^(l) = softplus(c^(l) (x W_λ)^(l))
+    d_k = expand_k·d,  d_v = expand_v·d, otherwise as `GatedDeltaNet`
+
+    Attributes:
+        levels: of ages, the first 2^(levels - 2) tokens at ones of their own
+    """
+
+    def __init__(
+        self,
+        d: int,
+        heads: int = 4,
+        expand_k: Positive = 0.75,
+        expand_v: Positive = 1.5,
+        conv: Count = 4,
+        levels: Count = 15,
+        eps: Positive = 1e-5,
+    ) -> None:
+        super().__init__(d, heads, expand_k, expand_v, conv, eps=eps)
+        self.level_weights = LevelWeights(d, heads, levels)
+
+    def project(self, x: Embedded, past: TokenContext) -> tuple[LogLinear, SiLUGate]:
+        rule, gate = super().project(x, past)
+        assert isinstance(rule, Delta)
+        return LogLinear(rule, self.level_weights(x)), gate

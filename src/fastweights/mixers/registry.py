@@ -15,7 +15,7 @@ from fastweights.mixers.cosformer import CosFormer
 from fastweights.mixers.deltanet import DeltaNet
 from fastweights.mixers.dss import DSS
 from fastweights.mixers.fox import FoX
-from fastweights.mixers.gated_deltanet import GatedDeltaNet
+from fastweights.mixers.gated_deltanet import GatedDeltaNet, LogLinearGatedDeltaNet
 from fastweights.mixers.gated_deltaproduct import GatedDeltaProduct
 from fastweights.mixers.gdn2 import GatedDeltaNet2
 from fastweights.mixers.gla import GLA
@@ -23,6 +23,7 @@ from fastweights.mixers.gsa import GSA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
 from fastweights.mixers.hgrn2 import HGRN2
+from fastweights.mixers.kalmanet import GatedKalmaNet
 from fastweights.mixers.kda import KDA
 from fastweights.mixers.lightning import Lightning
 from fastweights.mixers.linear import LinearAttention
@@ -30,7 +31,7 @@ from fastweights.mixers.lolcats import LoLCATs
 from fastweights.mixers.longhorn import Longhorn
 from fastweights.mixers.lru import LRU
 from fastweights.mixers.mamba import Mamba
-from fastweights.mixers.mamba2 import Mamba2
+from fastweights.mixers.mamba2 import LogLinearMamba2, Mamba2
 from fastweights.mixers.mamba3 import Mamba3
 from fastweights.mixers.mesa import MesaLayer, SignedMesaLayer
 from fastweights.mixers.mesanet import MesaNetBaseline
@@ -91,6 +92,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "mamba3": Mamba3,
     "longhorn": Longhorn,
     "rodimus": Rodimus,
+    "loglinear_mamba2": LogLinearMamba2,
     "lru": LRU,
     "rglru": RGLRU,
     "qlstm": QLSTM,
@@ -109,9 +111,11 @@ MIXERS: dict[str, type[Mixer]] = {
     "pgdn": PreconditionedGatedDeltaNet,
     "pkda": PreconditionedKDA,
     "mom": MixtureOfMemories,
+    "loglinear_gdn": LogLinearGatedDeltaNet,
     "mesa": MesaLayer,
     "mesa_signed": SignedMesaLayer,
     "mesanet": MesaNetBaseline,
+    "kalmanet": GatedKalmaNet,
     "lolcats": LoLCATs,
     "shortconv": GatedShortConvolution,
 }

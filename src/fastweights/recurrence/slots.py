@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastweights.recurrence.base import Evaluation, Recurrence, add_resets, check_mask
 from fastweights.recurrence.decay import Decay
-from fastweights.recurrence.effects import Effect
+from fastweights.recurrence.effects import Effect, JointEffect
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.softmax import SOFTMAX_OPERATIONS
 from fastweights.recurrence.streams import heads_first, mask_stream, require_width
@@ -136,7 +136,7 @@ class Slots(Recurrence[SlotState]):
 
     def effect(self, evaluate: Evaluation) -> Effect[SlotState]:
         written = torch.cat([s.expand(*self.shape, -1) for s in (self.k, self.v)], -1)
-        return SlotsEffect(replace(self._recall(self.write), v=written).effect(evaluate))
+        return JointEffect(replace(self._recall(self.write), v=written).effect(evaluate))
 
     def surviving_state(self) -> Tensor | None:
         return self._recall(self.write).surviving_state()
@@ -153,19 +153,3 @@ class Slots(Recurrence[SlotState]):
         m = self.slots
         within = 2 * size * (k + 2 * m + v)
         return h * (within + 4 * m * (k + v) + m * SOFTMAX_OPERATIONS)
-
-
-@dataclass(frozen=True, eq=False)
-class SlotsEffect(Effect[SlotState]):
-    """On both memories, which decay alike.
-
-    Attributes:
-        wide: on (K̃ ‖ Ṽ), ``[b h m k+v]``
-    """
-
-    wide: Effect[Tensor]
-
-    def after(self, state: SlotState) -> SlotState:
-        width = state[0].shape[-1]
-        together = self.wide.after(torch.cat(state, -1))
-        return together[..., :width], together[..., width:]

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from oracles.layers import join, layer_norm, rms_norm, sigmoid, silu, softplus, split, turned, unit
+from oracles.loglinear import log_linear_mamba2
 from oracles.rules import Array
 
 Fields = Mapping[str, Any]
@@ -477,6 +478,36 @@ MESA: Shapes = {
     "lambda_params": (D,),
     "o_norm.weight": (D // 4,),
 }
+LOG_LINEAR = {
+    "model_type": "log_linear_mamba2",
+    "vocab_size": V,
+    "hidden_size": D,
+    "num_hidden_layers": 2,
+    "num_heads": 4,
+    "head_dim": 16,
+    "state_size": 6,
+    "expand": 2,
+    "n_groups": 2,
+    "conv_kernel": 4,
+    "use_conv_bias": True,
+    "use_bias": False,
+    "hidden_act": "silu",
+    "norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+LOG_LINEAR_LAYER: Shapes = {
+    "mixer_norm.weight": (D,),
+    "mlp_norm.weight": (D,),
+    "mixer.in_proj.weight": (2 * D + (2 * D + 24) + 4 * 16, D),
+    "mixer.conv1d.weight": (2 * D + 24, 1, 4),
+    "mixer.conv1d.bias": (2 * D + 24,),
+    **{f"mixer.{name}": (4,) for name in ("dt_bias", "A_log", "D")},
+    "mixer.L": (4, 15),
+    "mixer.norm.weight": (2 * D,),
+    "mixer.out_proj.weight": (D, 2 * D),
+    **{f"mlp.{name}_proj.weight": (256, D) for name in ("gate", "up")},
+    "mlp.down_proj.weight": (D, 256),
+}
 TRANSCRIPTIONS = {
     "MetaLA (BICLab)": Transcription(
         METALA,
@@ -558,6 +589,20 @@ TRANSCRIPTIONS = {
             },
         },
         rwkv7,
+    ),
+    "Log-linear Mamba-2 (fla)": Transcription(
+        LOG_LINEAR,
+        {
+            "backbone.embeddings.weight": (V, D),
+            "backbone.norm_f.weight": (D,),
+            "lm_head.weight": (V, D),
+            **{
+                f"backbone.layers.{i}.{name}": shape
+                for i in range(2)
+                for name, shape in LOG_LINEAR_LAYER.items()
+            },
+        },
+        log_linear_mamba2,
     ),
     "MesaNet (fla)": of_fla(
         "mesa_net",

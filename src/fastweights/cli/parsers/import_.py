@@ -18,6 +18,7 @@ FAMILIES = (
     "kimi_linear",
     "lfm2",
     "llama",
+    "log_linear_mamba2",
     "mamba",
     "mamba2",
     "mesa_net",
