@@ -26,7 +26,7 @@ from pretrained import linear_llama, llama
 from tiny import LAYERS, tiny, tokens
 
 NEW = 12
-GROWING = [name for name in LAYERS if name.startswith("softmax")]
+GROWING = [name for name in LAYERS if name.startswith("softmax") or name in ("olmo2", "mla")]
 every_model = pytest.mark.parametrize("layers", [n for n in LAYERS if n not in GROWING])
 RULES = ["windowed", "gla", "metala", "gated_deltanet", "mesa", "supra"]
 

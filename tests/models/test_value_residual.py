@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from fastweights import FastWeightsCache, FastWeightsForCausalLM
+from fastweights.analysis.conditions import conditions
+from fastweights.budget import CPU, StepShape, trace
 from fastweights.layers import LayerStream
 from fastweights.mixers import make
 from oracles import rwkv7
@@ -101,3 +103,12 @@ def test_values_that_no_layer_has_left_are_missed() -> None:
         tiny_config(mixers=MIXERS[2:])
     with pytest.raises(ValueError, match=r"mixers\[0\] = .* none leaves any"):
         tiny_config(mixers=[*MIXERS[2:], *MIXERS[:1]])
+
+
+def test_what_is_computed_of_a_layer_alone_has_stand_ins() -> None:
+    alone, mixing = (make("rwkv7", 16, residual=residual, **RANKS) for residual in (False, True))
+    assert conditions(mixing) == conditions(alone)
+    plain = tiny_config(mixers=MIXERS[:2], num_hidden_layers=4, mlp=None)
+    residual = tiny_config(mixers=[*MIXERS, MIXERS[1]], num_hidden_layers=4, mlp=None)
+    peaks = [trace(c, StepShape(1, 8), CPU).peak(gradients_exist=False) for c in (plain, residual)]
+    assert peaks[0] < peaks[1] < 1.2 * peaks[0]

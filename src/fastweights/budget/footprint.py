@@ -163,7 +163,8 @@ class _Tracer:
 
     def _block(self, block: nn.Module) -> Callable[[Tensor], Tensor]:
         def run(x: Tensor) -> Tensor:
-            return block(x, None, None, None)[0]
+            # x stands for the values of an earlier layer, too
+            return block(x, None, None, None, values=x)[0]
 
         if not self.shape.recompute:
             return run

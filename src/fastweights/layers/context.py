@@ -130,8 +130,10 @@ class TokenContext:
 
     @classmethod
     def start(cls, x: Embedded) -> Self:
-        """Of the first tokens of sequences of one document, none of them padding."""
-        return cls(x, None, None, None, None)
+        """Of the first tokens of sequences of one document, none of them padding; x stands for the
+        values of an earlier layer.
+        """
+        return cls(x, None, None, None, None, stream=LayerStream(x))
 
     @property
     def positions(self) -> Tensor:
