@@ -43,6 +43,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
             {"name": "gated", "width": 9},
         ]
     },
+    "side by side": {
+        "mixers": [
+            {"name": "mamba2", "heads": 2, "beside": [{"name": "softmax", "heads": 2}]},
+            {"name": "metala"},
+        ]
+    },
     "parallel": {"parallel_residual": True, "norm": "layer", "mlp": "plain"},
     "positions": {"learnt_positions": 9},
     "scale": {"embedding_scale": 0.5, "learnt_positions": 9},

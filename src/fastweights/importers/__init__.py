@@ -8,11 +8,16 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from fastweights.importers.bamba import bamba
+from fastweights.importers.falcon_h1 import falcon_h1
 from fastweights.importers.fla import deltanet, gdn, gla, mesa_net, retnet
+from fastweights.importers.granitemoehybrid import granitemoehybrid
+from fastweights.importers.jamba import jamba
 from fastweights.importers.llama import llama, mistral, qwen2, qwen3
-from fastweights.importers.mamba import mamba
+from fastweights.importers.mamba import falcon_mamba, mamba
 from fastweights.importers.mamba2 import mamba2
 from fastweights.importers.metala import metala
+from fastweights.importers.nemotron_h import nemotron_h
 from fastweights.importers.plan import ImportPlan, ProgressCallback
 from fastweights.importers.qwen3_next import qwen3_next
 from fastweights.importers.recurrent_gemma import recurrent_gemma
@@ -28,15 +33,21 @@ from fastweights.importers.xlstm import xlstm
 from fastweights.models import FastWeightsForCausalLM
 
 FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
+    "bamba": bamba,
     "delta_net": deltanet,
+    "falcon_h1": falcon_h1,
+    "falcon_mamba": falcon_mamba,
     "gated_deltanet": gdn,
     "gla": gla,
+    "granitemoehybrid": granitemoehybrid,
+    "jamba": jamba,
     "llama": llama,
     "mamba": mamba,
     "mamba2": mamba2,
     "mesa_net": mesa_net,
     "metala": metala,
     "mistral": mistral,
+    "nemotron_h": nemotron_h,
     "qwen2": qwen2,
     "qwen3": qwen3,
     "qwen3_next": qwen3_next,

@@ -9,22 +9,22 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from fastweights.layers import NORMS, writers_of
 from fastweights.methods import Auto, Method
-from fastweights.mixer import Bidirectional, MixerState
-from fastweights.mixers import make
+from fastweights.mixer import Bidirectional, LayerState, MixerSum
 from fastweights.models.config import FastWeightsConfig
 from fastweights.shapes import Embedded, Mask, Segments
 
 
 class Block(GradientCheckpointingLayer):
     """x ← x + Mixer(Norm x);  x ← x + MLP(Norm x), or both at once: x ← x + Mixer(Norm x) +
-    MLP(Norm' x)
+    MLP(Norm' x); several mixers in the place of one are added
     """
 
     def __init__(self, config: FastWeightsConfig, layer: int) -> None:
         super().__init__()
         self.parallel = config.parallel_residual
         self.mixer_norm = normalization(config)
-        mixer = make(d=config.hidden_size, **config.layer_mixers[layer])
+        own = config.make_mixers(config.layer_mixers[layer])
+        mixer = own[0] if len(own) == 1 else MixerSum(own)
         self.mixer = Bidirectional(mixer) if config.bidirectional else mixer
         self.mlp = config.make_mlp(layer)
         self.mlp_norm = None if self.mlp is None else normalization(config)
@@ -33,11 +33,11 @@ class Block(GradientCheckpointingLayer):
     def forward(
         self,
         x: Embedded,
-        state: MixerState | None,
+        state: LayerState | None,
         keep: Mask | None,
         segments: Segments | None,
         method: Method = Auto(),
-    ) -> tuple[Embedded, MixerState | None]:
+    ) -> tuple[Embedded, LayerState | None]:
         y, after = self.mixer(
             self.mixer_norm(x), state, keep=keep, segments=segments, method=method
         )
@@ -50,7 +50,8 @@ class Block(GradientCheckpointingLayer):
     @property
     def writers(self) -> list[nn.Module]:
         """The projections that write to the residual stream."""
-        return [self.mixer.W_o, *writers_of(self.mlp)]
+        mixers = self.mixer.mixers if isinstance(self.mixer, MixerSum) else [self.mixer]
+        return [*(mixer.W_o for mixer in mixers), *writers_of(self.mlp)]
 
 
 def normalization(config: FastWeightsConfig) -> nn.Module:

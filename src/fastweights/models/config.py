@@ -12,6 +12,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from fastweights.layers import MLPS, NORMS, POOLINGS
+from fastweights.mixer import Mixer
 from fastweights.mixers import make
 from fastweights.models.checkpoint_code import CarriesCode
 
@@ -24,7 +25,8 @@ class FastWeightsConfig(CarriesCode):
 
     Attributes:
         mixers: ``[{"name": "metala", …arguments}, …]``, repeated over the depth: several make a
-            hybrid
+            hybrid; a mixer's ``"beside": [{"name": …}, …]`` are others that read the same and whose
+            outputs are added to its own
         norm, norm_eps: "rms", "layer" (LayerNorm with bias) or "simple_rms" (without weights),
             before every mixer and MLP and at the end
         mlp: "gated" (σ(x W_1) ⊙ x W_2) W_3, "plain" σ(x W_1) W_2, "identity" (x itself), or
@@ -130,6 +132,12 @@ class FastWeightsConfig(CarriesCode):
         return [self.mixers[layer % len(self.mixers)] for layer in range(self.num_hidden_layers)]
 
     @property
+    def mixer_names(self) -> list[str]:
+        """The names of the mixers, those side by side joined by a plus."""
+        sums = ([one, *one.get("beside", ())] for one in self.mixers)
+        return ["+".join(str(mixer["name"]) for mixer in mixers) for mixers in sums]
+
+    @property
     def layer_mlps(self) -> list[dict[str, Any] | None]:
         """The MLP of every layer, by its name, width and arguments; None where there is none."""
         one = None if self.mlp is None else {"name": self.mlp, "width": self.mlp_size}
@@ -140,6 +148,11 @@ class FastWeightsConfig(CarriesCode):
     def period(self) -> int:
         """The number of layers after which mixers and MLPs repeat."""
         return min(lcm(len(self.mixers), len(self.mlps or [None])), self.num_hidden_layers)
+
+    def make_mixers(self, fields: dict[str, Any]) -> list[Mixer]:
+        """New mixers by an entry of `mixers`: one, or all that stand side by side."""
+        own = {name: value for name, value in fields.items() if name != "beside"}
+        return [make(d=self.hidden_size, **one) for one in (own, *fields.get("beside", ()))]
 
     def make_mlp(self, layer: int) -> nn.Module | None:
         """A new MLP of this layer, if it has one."""
@@ -246,11 +259,22 @@ class FastWeightsConfig(CarriesCode):
         """Build the mixer on the meta device, which takes no memory, to see whether it can be."""
         if "name" not in mixer:
             raise ValueError(f'mixers[{position}] = {mixer} lacks "name"')
-        if "d" in mixer:
+        beside = mixer.get("beside", [])
+        if not all("name" in one and "beside" not in one for one in beside):
+            raise ValueError(
+                f'mixers[{position}] = {mixer}; each mixer beside another has a "name" and none'
+                " beside itself"
+            )
+        if any("d" in one for one in (mixer, *beside)):
             raise ValueError(f"mixers[{position}] sets d; the width of every layer is hidden_size")
+        if beside and self.bidirectional:
+            raise ValueError(
+                f"bidirectional = True, but mixers[{position}] are several side by side; one reads"
+                " both ways"
+            )
         with torch.device("meta"):
             try:
-                make(d=self.hidden_size, **mixer)
+                self.make_mixers(mixer)
             except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
                 raise ValueError(
                     f"mixers[{position}] = {mixer} at hidden_size = {self.hidden_size}: {error}"

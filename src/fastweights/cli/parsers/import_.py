@@ -6,8 +6,10 @@ from fastweights.cli.argument_types import given, path
 from fastweights.cli.parser import Deferred, Parser, add_dtype
 
 FAMILIES = (
-    *("delta_net", "gated_deltanet", "gla", "llama", "mamba", "mamba2", "mesa_net", "metala"),
-    *("mistral", "qwen2", "qwen3", "qwen3_next", "recurrent_gemma", "retnet", "rwkv", "xlstm"),
+    *("bamba", "delta_net", "falcon_h1", "falcon_mamba", "gated_deltanet", "gla"),
+    *("granitemoehybrid", "jamba", "llama", "mamba", "mamba2", "mesa_net", "metala"),
+    *("mistral", "nemotron_h", "qwen2", "qwen3", "qwen3_next", "recurrent_gemma", "retnet"),
+    *("rwkv", "xlstm"),
 )
 """Model types that `fastweights.importers` reads."""
 
