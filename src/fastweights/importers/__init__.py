@@ -1,4 +1,4 @@
-"""Import checkpoints of other libraries: one file per family of models."""
+"""Import checkpoints of other libraries, and write their formats: one file per family of models."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from fastweights.importers.bamba import bamba
+from fastweights.importers.export import export_model
 from fastweights.importers.falcon_h1 import falcon_h1
 from fastweights.importers.fla import deltanet, gdn, gla, mesa_net, retnet
 from fastweights.importers.granitemoehybrid import granitemoehybrid
@@ -22,6 +23,7 @@ from fastweights.importers.plan import ImportPlan, ProgressCallback
 from fastweights.importers.qwen3_next import qwen3_next
 from fastweights.importers.recurrent_gemma import recurrent_gemma
 from fastweights.importers.rwkv import rwkv
+from fastweights.importers.settings import SETTINGS
 from fastweights.importers.source import (
     CheckpointSource,
     FolderSource,
@@ -94,4 +96,11 @@ def import_model(
     return FAMILIES[kind](source).build_model(source, dtype, watch)
 
 
-__all__ = ["FAMILIES", "import_model", "locate_checkpoint", "tokenizer_files"]
+__all__ = [
+    "FAMILIES",
+    "SETTINGS",
+    "export_model",
+    "import_model",
+    "locate_checkpoint",
+    "tokenizer_files",
+]
