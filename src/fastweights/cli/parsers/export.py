@@ -18,7 +18,7 @@ def export(parser: Parser) -> Deferred:
     tokenizer.
     """
     parser.add_argument(
-        "folder", type=path, help="The model: a folder of a run, a checkpoint or a model"
+        "checkpoint", type=path, help="The model: a folder of a run, a checkpoint or a model"
     )
     parser.add_argument(
         "--out", type=path, required=True, help="Folder to write to, which must not exist yet"

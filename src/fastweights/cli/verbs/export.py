@@ -18,7 +18,7 @@ def export_model_folder(chosen: Namespace, console: Console) -> None:
     """Write one of our models as another library's."""
     if chosen.out.exists():
         raise ValueError(f"{chosen.out} exists; remove it or write elsewhere")
-    source = model_folder(chosen.folder)
+    source = model_folder(chosen.checkpoint)
     with no_progress_bars():
         model = load_weights(source)
         if not isinstance(model, FastWeightsForCausalLM):
