@@ -248,7 +248,7 @@ class MixerSum(nn.Module):
             for mixer, one in zip(self.mixers, before, strict=True)
         ]
         outputs, states = zip(*results, strict=True)
-        return sum(outputs[1:], outputs[0]), SumState(states)
+        return torch.stack(outputs).sum(0), SumState(states)
 
 
 class Bidirectional(nn.Module):

@@ -63,12 +63,13 @@ def export_model(model: FastWeightsForCausalLM, family: str | None = None) -> Pr
 
 def _export(model: FastWeightsForCausalLM, kind: str) -> PreTrainedModel:
     config = _config_of(model, kind)
+    family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     with torch.device("meta"):
-        blank = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
+        blank = family(config)
     plan = _plan_of(InMemorySource(blank), kind)
     _require_same(model, plan.config, kind)
     state = _written(plan, model, {name: t.shape for name, t in blank.state_dict().items()}, kind)
-    return type(blank).from_pretrained(
+    return family.from_pretrained(
         None, config=config, state_dict=state, dtype=model.lm_head.weight.dtype
     )
 

@@ -9,7 +9,6 @@ from torch import nn
 
 from fastweights.importers.nemotron_h import CHANNELS
 from fastweights.layers import Experts, Rope
-from fastweights.mixer import Mixer, MixerSum
 from fastweights.mixers import MLSTM, RGLRU, GatedDeltaNet, Mamba, Mamba2, SoftmaxAttention
 from fastweights.models import FastWeightsForCausalLM
 
@@ -332,8 +331,8 @@ def _recurring(what: str, marked: list[bool]) -> Fields:
 
 def recurrent_gemma(model: FastWeightsForCausalLM) -> Fields:
     lru, softmax = first(model, RGLRU), attention(model)
-    kinds = {RGLRU: "recurrent", SoftmaxAttention: "attention"}
-    mixers: list[Mixer | MixerSum] = [block.mixer for block in model.model.layers]
+    kinds: dict[Any, str] = {RGLRU: "recurrent", SoftmaxAttention: "attention"}
+    mixers = [block.mixer for block in model.model.layers]
     return {
         **common(model),
         "num_hidden_layers": model.config.num_hidden_layers,

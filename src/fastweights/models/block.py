@@ -4,6 +4,8 @@ them.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -23,9 +25,9 @@ class Block(GradientCheckpointingLayer):
         super().__init__()
         self.parallel = config.parallel_residual
         self.mixer_norm = normalization(config)
-        own = config.make_mixers(config.layer_mixers[layer])
-        mixer = own[0] if len(own) == 1 else MixerSum(own)
-        self.mixer = Bidirectional(mixer) if config.bidirectional else mixer
+        first, *others = config.make_mixers(config.layer_mixers[layer])
+        mixer = MixerSum([first, *others]) if others else first
+        self.mixer = Bidirectional(first) if config.bidirectional else mixer
         self.mlp = config.make_mlp(layer)
         self.mlp_norm = None if self.mlp is None else normalization(config)
         self.dropout = dropout(config.residual_dropout)
@@ -50,7 +52,7 @@ class Block(GradientCheckpointingLayer):
     @property
     def writers(self) -> list[nn.Module]:
         """The projections that write to the residual stream."""
-        mixers = self.mixer.mixers if isinstance(self.mixer, MixerSum) else [self.mixer]
+        mixers: Any = self.mixer.mixers if isinstance(self.mixer, MixerSum) else [self.mixer]
         return [*(mixer.W_o for mixer in mixers), *writers_of(self.mlp)]
 
 

@@ -14,7 +14,7 @@ FAMILIES = (
 
 
 def export(parser: Parser) -> Deferred:
-    """Turn a model of this library into one of transformers that computes the same, with its
+    """Turn a model of this library into one of another library that computes the same, with its
     tokenizer.
     """
     parser.add_argument(
