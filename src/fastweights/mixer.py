@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -50,6 +50,30 @@ class MixerState(NamedTuple):
         """Bytes held for all sequences together."""
         memory = self.memory if isinstance(self.memory, tuple) else (self.memory,)
         return sum(s.nbytes for s in (*memory, *self.tails.values(), self.position))
+
+
+class SumState(NamedTuple):
+    """What the mixers of a `MixerSum` remember, one state each."""
+
+    states: tuple[MixerState, ...]
+
+    def map(self, f: Callable[[Tensor], Tensor]) -> Self:
+        """`f` of every tensor."""
+        return type(self)(tuple(state.map(f) for state in self.states))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for all sequences together."""
+        return sum(state.nbytes for state in self.states)
+
+    @property
+    def position(self) -> Tensor:
+        """``[b]``, how many tokens of the present document they have seen."""
+        return self.states[0].position
+
+
+LayerState = MixerState | SumState
+"""What one layer of a model remembers."""
 
 
 class Projection(NamedTuple):
@@ -209,6 +233,33 @@ class Mixer(nn.Module, ABC):
 def differ_for_good(x: Tensor, weights: Tensor) -> bool:
     """Whether nothing reconciles the dtypes of these: neither autocast nor quantized weights."""
     return weights.is_floating_point() and not torch.is_autocast_enabled(x.device.type)
+
+
+class MixerSum(nn.Module):
+    """y = Σ_i M_i(x): mixers that read the same x side by side (Falcon-H1, Zuo et al., 2025)."""
+
+    def __init__(self, mixers: Sequence[Mixer]) -> None:
+        super().__init__()
+        self.mixers = nn.ModuleList(mixers)
+
+    def forward(
+        self,
+        x: Embedded,
+        state: SumState | None = None,
+        *,
+        keep: Mask | None = None,
+        segments: Segments | None = None,
+        method: Method = Auto(),
+        stream: LayerStream | None = None,
+    ) -> tuple[Embedded, SumState]:
+        """(y, states after the last token), as `Mixer.forward`."""
+        before = [None] * len(self.mixers) if state is None else state.states
+        results = [
+            mixer(x, one, keep=keep, segments=segments, method=method, stream=stream)
+            for mixer, one in zip(self.mixers, before, strict=True)
+        ]
+        outputs, states = zip(*results, strict=True)
+        return torch.stack(outputs).sum(0), SumState(states)
 
 
 class Bidirectional(nn.Module):

@@ -65,6 +65,7 @@ TABLE: dict[str, Row] = {
     "--dropout": FRACTION,
     "--dtype": Row(("zz", "int8", ""), "is not one of float32"),
     "--eval-every": COUNT,
+    "--family": CHOICE,
     "--field": GIVEN,
     "--features": CHOICE,
     "--from": GIVEN,
@@ -208,6 +209,7 @@ LATER: dict[str, Row] = {
 
 REQUIRED: dict[str, list[str]] = {
     "generate": ["none"],
+    "export": ["none", "--out=out"],
     "import": ["none", "--out=out"],
     "plan": ["--tokens=1e9"],
     "sweep": ["none.toml"],

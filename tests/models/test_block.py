@@ -43,6 +43,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
             {"name": "gated", "width": 9},
         ]
     },
+    "side by side": {
+        "mixers": [
+            {"name": "mamba2", "heads": 2, "beside": [{"name": "softmax", "heads": 2}]},
+            {"name": "metala"},
+        ]
+    },
     "parallel": {"parallel_residual": True, "norm": "layer", "mlp": "plain"},
     "norms behind": {"norms_behind": [True, False], "norm_eps": 0.1},
     "parallel, norms behind": {"parallel_residual": True, "norms_behind": [True]},

@@ -74,6 +74,9 @@ def stirred(model: PreTrainedModel) -> PreTrainedModel:
                 parameter.add_(0.3 * drawn)
             else:
                 parameter.copy_(drawn * parameter[0].numel() ** -0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
     return model
 
 
@@ -199,6 +202,60 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+MAMBA2 = {
+    "mamba_n_heads": 4,
+    "mamba_d_state": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_conv": 3,
+    "mamba_chunk_size": 8,
+}
+GRANITE = {
+    **MAMBA2,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "shared_intermediate_size": 24,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 1.7,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.2,
+    "tie_word_embeddings": True,
+}
+NEMOTRON_KINDS = {"L": "linear_attention", "F": "full_attention", "M": "mlp", "E": "moe"}
+NEMOTRON = {
+    "hidden_size": 32,
+    **HEADS,
+    "head_dim": 12,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 6,
+    "ssm_state_size": 5,
+    "n_groups": 2,
+    "chunk_size": 8,
+    "time_step_min": 1e-30,
+}
+FALCON_H1 = {
+    **SMALL,
+    **HEADS,
+    **MAMBA2,
+    "mamba_d_ssm": 48,
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.7,
+    "mlp_multipliers": [0.8, 1.3],
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.9,
+    "ssm_multipliers": [0.7, 1.1, 0.9, 1.4, 0.8],
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.75,
+}
+JAMBA = {
+    **SMALL,
+    **HEADS,
+    "num_hidden_layers": 4,
+    "mamba_d_state": 5,
+    "mamba_dt_rank": 3,
+    "attn_layer_period": 4,
+    "attn_layer_offset": 2,
+    "num_experts": 1,
+}
 ORIGINALS: dict[str, Original] = {
     "Llama": Original("llama", {**SMALL, **HEADS}),
     "Llama 3.1": Original(
@@ -305,6 +362,41 @@ ORIGINALS: dict[str, Original] = {
         "mamba2",
         {**SMALL, "num_heads": 4, "head_dim": 16, "state_size": 6, "n_groups": 2, "chunk_size": 8},
     ),
+    "Bamba": Original("bamba", {**SMALL, **HEADS, **MAMBA2, "attn_layer_indices": [1]}),
+    "Granite 4.0": Original(
+        "granitemoehybrid",
+        {**SMALL, **HEADS, **GRANITE, "num_local_experts": 0, "position_embedding_type": "rope"},
+    ),
+    "Granite 4.0, experts": Original(
+        "granitemoehybrid",
+        {**SMALL, **HEADS, **GRANITE, "num_local_experts": 5, "intermediate_size": 10},
+    ),
+    "Nemotron-H": Original(
+        "nemotron_h", NEMOTRON | {"layers_block_type": [NEMOTRON_KINDS[kind] for kind in "LMLFM"]}
+    ),
+    "Nemotron 3": Original(
+        "nemotron_h",
+        NEMOTRON
+        | {
+            "layers_block_type": [NEMOTRON_KINDS[kind] for kind in "LEFEL"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 10,
+            "moe_shared_expert_intermediate_size": 12,
+            "moe_latent_size": 14,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
+    "Falcon-H1": Original("falcon_h1", FALCON_H1),
+    "Falcon-H1, normalised": Original(
+        "falcon_h1",
+        {**FALCON_H1, "mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_d_ssm": None},
+    ),
+    "Falcon-Mamba": Original("falcon_mamba", {**SMALL, "state_size": 5, "time_step_rank": 3}),
+    "Jamba": Original("jamba", JAMBA),
+    "Jamba, experts": Original("jamba", {**JAMBA, "num_experts": 4}),
     "RecurrentGemma": Original(
         "recurrent_gemma", {**SMALL, **HEADS, "num_key_value_heads": 1, "attention_window_size": 9}
     ),

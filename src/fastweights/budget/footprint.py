@@ -121,7 +121,7 @@ def trace(config: FastWeightsConfig, shape: StepShape, device: Accelerator) -> F
     try:
         return _trace(config.to_json_string(), shape, device.chip)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        names = ", ".join(str(mixer["name"]) for mixer in config.mixers)
+        names = ", ".join(config.mixer_names)
         raise UntraceableError(
             f"the memory of {names} is not known in advance: what it computes depends on numbers"
             f" that it looks at ({error})"

@@ -46,6 +46,16 @@ def load_model(source: str | Path, device: torch.device) -> tuple[Any, Any]:
     return model.to(device).eval(), tokenizer
 
 
+def load_weights(folder: Path) -> Any:
+    """A language model in evaluation mode, without its tokenizer.
+
+    Raises:
+        CheckpointError: If a file of the folder cannot be used; the message names it.
+        ValueError: If the machine lacks the memory for the model.
+    """
+    return _load_weights(folder, _load_config(folder)).eval()
+
+
 def _load_config(folder: str | Path) -> Any:
     with _names(folder, "config.json"):
         config = AutoConfig.from_pretrained(folder)

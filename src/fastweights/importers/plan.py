@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import accumulate, chain
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -174,6 +174,19 @@ def glu_mlp(theirs: str = "mlp", *, bias: bool = False, ours: str = "mlp") -> Ta
     )
 
 
+def scaled(table: Mapping[str, Any], factors: Mapping[str, float | Tensor]) -> dict[str, Any]:
+    """Multiply what `factors` has a factor of, by patterns of our names.
+
+    Args:
+        table: A table of ours.
+        factors: Numbers, or tensors that multiply what is read of theirs.
+    """
+    found = {
+        name: [one for pattern, one in factors.items() if fnmatch(name, pattern)] for name in table
+    }
+    return {name: _multiplied(part, found[name]) for name, part in table.items()}
+
+
 def rows(start: int, stop: int | None = None) -> Convert:
     """Return a function that takes the outputs from `start` up to `stop` of a fused projection."""
     return lambda weight: weight[start:stop]
@@ -239,6 +252,22 @@ def rename_missing(
 def one_plus(weight: Tensor) -> Tensor:
     """Return 1 + w for norms that store w (Gemma, Qwen3-Next), in float32 at least."""
     return 1 + upcast(weight)
+
+
+def _multiplied(
+    part: str | TensorSource | ConstantTensor, factors: Sequence[float | Tensor]
+) -> str | TensorSource | ConstantTensor:
+    if isinstance(part, ConstantTensor):
+        return ConstantTensor(0.0) if factors and not part.value else part
+    source = TensorSource(part) if isinstance(part, str) else part
+    for factor in factors:
+        if isinstance(factor, Tensor) or factor != 1:
+            source = source._replace(convert=_times(factor, source.convert))
+    return source
+
+
+def _times(factor: float | Tensor, convert: Convert) -> Convert:
+    return lambda *tensors: factor * upcast(convert(*tensors))
 
 
 def _prefix_source(

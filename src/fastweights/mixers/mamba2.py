@@ -42,14 +42,15 @@ class Mamba2(Mixer):
         scaled: f_v = Δ_t x, or f_v = x, the recurrence of MesaNet's Table 3
         decays: whether α decays; False (α = 1) is what MesaNet's appendix D.1 says of the same
             baseline
+        eps: of the norm; None for no norm (Falcon-H1)
     """
 
     def __init__(
-        self, d: int, heads: int = 4, state: Count = 64, expand: Count = 2, conv: Count = 4,
-        groups: Count = 1, scaled: bool = True, decays: bool = True, eps: Positive = 1e-5,
+        self, d: int, heads: int = 4, state: Count = 64, expand: Positive = 2, conv: Count = 4,
+        groups: Count = 1, scaled: bool = True, decays: bool = True, eps: Positive | None = 1e-5,
     ) -> None:  # fmt: skip
         super().__init__(d)
-        width = expand * d
+        width = round(expand * d)
         for name, channels, count in (("expand · d", width, heads), ("heads", heads, groups)):
             head_width(name, channels, count)
         if not (scaled or decays):
@@ -61,9 +62,14 @@ class Mamba2(Mixer):
         self.conv = ShortConvolution(sum(self.split), conv)
         self.conv_bias = nn.Parameter(torch.zeros(sum(self.split)))
         self.log_a = nn.Parameter(torch.empty(heads)) if decays else None
-        self.D, self.w_norm = nn.Parameter(torch.ones(heads)), nn.Parameter(torch.ones(width))
-        self.norm = HeadNorm(
-            head_width("expand · d", width, groups), center=False, affine=False, eps=eps
+        self.D = nn.Parameter(torch.ones(heads))
+        self.w_norm = None if eps is None else nn.Parameter(torch.ones(width))
+        self.norm: nn.Module = (
+            nn.Identity()
+            if eps is None
+            else HeadNorm(
+                head_width("expand · d", width, groups), center=False, affine=False, eps=eps
+            )
         )
         self.reset_parameters()
 
@@ -76,7 +82,8 @@ class Mamba2(Mixer):
                 nn.init.uniform_(self.log_a, 1, 16).log_()
         nn.init.zeros_(self.conv_bias)
         nn.init.ones_(self.D)
-        nn.init.ones_(self.w_norm)
+        if self.w_norm is not None:
+            nn.init.ones_(self.w_norm)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay | LogLinear, Tensor]:
         gate, xBC, delta = project_each(x, self.W_z, self.W_xBC, self.W_Delta)
@@ -96,7 +103,8 @@ class Mamba2(Mixer):
         assert gate is not None
         gate, u = gate.chunk(2, dim=-1)
         o = (o + self.D[:, None] * split_heads(u, self.heads)).flatten(-2) * gate
-        return self.W_o(self.norm(split_heads(o, self.groups)).flatten(-2) * self.w_norm)
+        o = self.norm(split_heads(o, self.groups)).flatten(-2)
+        return self.W_o(o if self.w_norm is None else o * self.w_norm)
 
 
 class LogLinearMamba2(Mamba2):

@@ -4,13 +4,14 @@ them.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from fastweights.layers import NORMS, LayerStream, writers_of
 from fastweights.methods import Auto, Method
-from fastweights.mixer import Bidirectional, MixerState
-from fastweights.mixers import make
+from fastweights.mixer import Bidirectional, LayerState, MixerSum
 from fastweights.models.config import FastWeightsConfig
 from fastweights.shapes import Embedded, Mask, Segments
 
@@ -18,7 +19,8 @@ from fastweights.shapes import Embedded, Mask, Segments
 class Block(GradientCheckpointingLayer):
     """x ← x + Mixer(Norm x);  x ← x + MLP(Norm x), or both at once: x ← x + Mixer(Norm x) +
     MLP(Norm' x); with the norms behind: x ← x + Norm(Mixer x) and so on; or each to what it reads:
-    x ← Norm x + Mixer(Norm x);  x ← Norm x + MLP(Norm x)
+    x ← Norm x + Mixer(Norm x);  x ← Norm x + MLP(Norm x). Several mixers in the place of one are
+    added.
     """
 
     def __init__(self, config: FastWeightsConfig, layer: int) -> None:
@@ -27,8 +29,9 @@ class Block(GradientCheckpointingLayer):
         self.norms_behind = config.norms_behind[layer % len(config.norms_behind)]
         self.normalized = config.normalized_residual
         self.mixer_norm = normalization(config)
-        mixer = make(d=config.hidden_size, **config.layer_mixers[layer])
-        self.mixer = Bidirectional(mixer) if config.bidirectional else mixer
+        first, *others = config.make_mixers(config.layer_mixers[layer])
+        mixer = MixerSum([first, *others]) if others else first
+        self.mixer = Bidirectional(first) if config.bidirectional else mixer
         self.mlp = config.make_mlp(layer)
         self.mlp_norm = None if self.mlp is None else normalization(config)
         self.dropout = dropout(config.residual_dropout)
@@ -36,12 +39,12 @@ class Block(GradientCheckpointingLayer):
     def forward(
         self,
         x: Embedded,
-        state: MixerState | None,
+        state: LayerState | None,
         keep: Mask | None,
         segments: Segments | None,
         method: Method = Auto(),
         values: Tensor | None = None,
-    ) -> tuple[Embedded, MixerState | None, Tensor | None]:
+    ) -> tuple[Embedded, LayerState | None, Tensor | None]:
         """x behind the layer, the mixer's state, and the values that later layers may take up:
         those given, or the mixer's own if it leaves them.
         """
@@ -62,7 +65,8 @@ class Block(GradientCheckpointingLayer):
     @property
     def writers(self) -> list[nn.Module]:
         """The projections that write to the residual stream."""
-        return [self.mixer.W_o, *writers_of(self.mlp)]
+        mixers: Any = self.mixer.mixers if isinstance(self.mixer, MixerSum) else [self.mixer]
+        return [*(mixer.W_o for mixer in mixers), *writers_of(self.mlp)]
 
 
 def normalization(config: FastWeightsConfig) -> nn.Module:

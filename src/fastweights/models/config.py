@@ -25,7 +25,8 @@ class FastWeightsConfig(CarriesCode):
 
     Attributes:
         mixers: ``[{"name": "metala", …arguments}, …]``, repeated over the depth: several make a
-            hybrid
+            hybrid; a mixer's ``"beside": [{"name": …}, …]`` are others that read the same and whose
+            outputs are added to its own
         norm, norm_eps: "rms", "layer" (LayerNorm with bias) or "simple_rms" (without weights),
             before every mixer and MLP and at the end
         mlp: "gated" (σ(x W_1) ⊙ x W_2) W_3, "plain" σ(x W_1) W_2, "identity" (x itself), or
@@ -137,6 +138,12 @@ class FastWeightsConfig(CarriesCode):
         return [self.mixers[layer % len(self.mixers)] for layer in range(self.num_hidden_layers)]
 
     @property
+    def mixer_names(self) -> list[str]:
+        """The names of the mixers, those side by side joined by a plus."""
+        sums = ([one, *one.get("beside", ())] for one in self.mixers)
+        return ["+".join(str(mixer["name"]) for mixer in mixers) for mixers in sums]
+
+    @property
     def layer_mlps(self) -> list[dict[str, Any] | None]:
         """The MLP of every layer, by its name, width and arguments; None where there is none."""
         one = None if self.mlp is None else {"name": self.mlp, "width": self.mlp_size}
@@ -147,6 +154,11 @@ class FastWeightsConfig(CarriesCode):
     def period(self) -> int:
         """The number of layers after which mixers and MLPs repeat."""
         return min(lcm(len(self.mixers), len(self.mlps or [None])), self.num_hidden_layers)
+
+    def make_mixers(self, fields: dict[str, Any]) -> list[Mixer]:
+        """New mixers by an entry of `mixers`: one, or all that stand side by side."""
+        own = {name: value for name, value in fields.items() if name != "beside"}
+        return [make(d=self.hidden_size, **one) for one in (own, *fields.get("beside", ()))]
 
     def make_mlp(self, layer: int) -> nn.Module | None:
         """A new MLP of this layer, if it has one."""
@@ -237,8 +249,10 @@ class FastWeightsConfig(CarriesCode):
                 f" {self.num_hidden_layers}; drop some or add layers"
             )
         tried = [self._try_mixer(position, mixer) for position, mixer in enumerate(self.mixers)]
-        for position, mixer in enumerate(tried):
-            if mixer.takes_values and not any(other.leaves_values for other in tried[:position]):
+        for position, mixers in enumerate(tried):
+            before = [mixer for layer in tried[:position] for mixer in layer]
+            takes = any(mixer.takes_values for mixer in mixers)
+            if takes and not any(mixer.leaves_values for mixer in before):
                 raise ValueError(
                     f"mixers[{position}] = {self.mixers[position]} takes up the values of an"
                     " earlier layer, and none leaves any; put one with residual=False before it"
@@ -270,15 +284,26 @@ class FastWeightsConfig(CarriesCode):
                     f"mlps[{position}] = {mlp} at hidden_size = {self.hidden_size}: {error}"
                 ) from error
 
-    def _try_mixer(self, position: int, mixer: dict[str, Any]) -> Mixer:
-        """Build the mixer on the meta device, which takes no memory, to see whether it can be."""
+    def _try_mixer(self, position: int, mixer: dict[str, Any]) -> list[Mixer]:
+        """Build a layer's mixers on the meta device, which takes no memory, to see if they can be."""
         if "name" not in mixer:
             raise ValueError(f'mixers[{position}] = {mixer} lacks "name"')
-        if "d" in mixer:
+        beside = mixer.get("beside", [])
+        if not all("name" in one and "beside" not in one for one in beside):
+            raise ValueError(
+                f'mixers[{position}] = {mixer}; each mixer beside another has a "name" and none'
+                " beside itself"
+            )
+        if any("d" in one for one in (mixer, *beside)):
             raise ValueError(f"mixers[{position}] sets d; the width of every layer is hidden_size")
+        if beside and self.bidirectional:
+            raise ValueError(
+                f"bidirectional = True, but mixers[{position}] are several side by side; one reads"
+                " both ways"
+            )
         with torch.device("meta"):
             try:
-                return make(d=self.hidden_size, **mixer)
+                return self.make_mixers(mixer)
             except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
                 raise ValueError(
                     f"mixers[{position}] = {mixer} at hidden_size = {self.hidden_size}: {error}"

@@ -6,7 +6,6 @@ import torch
 
 from fastweights.analysis.cost import PASSES, cost
 from fastweights.layers import Experts
-from fastweights.mixers import make
 from fastweights.models import FastWeightsConfig
 from fastweights.models.size import count_parameters
 
@@ -25,9 +24,9 @@ def training_operations(config: FastWeightsConfig, length: int) -> int:
     Returns:
         Operations per token; a multiplication and an addition are two.
     """
-    kinds = [make(d=config.hidden_size, **mixer) for mixer in config.mixers]
-    costs = [cost(mixer, length) for mixer in kinds]
-    layers = [costs[layer % len(costs)] for layer in range(config.num_hidden_layers)]
+    kinds = [[cost(m, length) for m in config.make_mixers(one)] for one in config.mixers]
+    of_layers = (kinds[layer % len(kinds)] for layer in range(config.num_hidden_layers))
+    layers = [one for side_by_side in of_layers for one in side_by_side]
     looked_up = 0 if config.tie_word_embeddings else config.vocab_size
     looked_up += config.learnt_positions or 0
     multiplied = (
