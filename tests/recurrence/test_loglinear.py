@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from cases import OPTIMAL, Shape, by_levels, normal
 from fastweights.methods import Chunkwise, Recurrent, evaluate
-from fastweights.recurrence import Decay, LogLinear, Mesa, ShapeError
+from fastweights.recurrence import Decay, LogLinear, Mesa, NoFiniteFormError, ShapeError
 from oracles import loglinear
 from tolerances import array, assert_close
 
@@ -53,6 +53,11 @@ def test_sequences_of_different_lengths_go_on_together() -> None:
     for i, n_i in enumerate((5, 11)):
         whole = evaluate(rule(**{n: s[i : i + 1] for n, s in drawn.items()}))[0]
         assert_close(o[i : i + 1], whole[:, n_i : n_i + 9], f"o of sequence {i}")
+
+
+def test_levels_that_merge_have_no_compact_system() -> None:
+    with pytest.raises(NoFiniteFormError, match="merge from token to token"):
+        by_levels(Decay)(**streams(4, 3)).ltv()
 
 
 @pytest.mark.usefixtures("unchecked")

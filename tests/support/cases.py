@@ -633,7 +633,7 @@ CASES = [
     ),
 ]
 
-LINEAR = [case for case in CASES if not case.name.startswith(("softmax", "windowed"))]
+LINEAR = [case for case in CASES if not case.name.startswith(("softmax", "windowed", "loglinear"))]
 WITHOUT_EFFECT = (
     *("softmax", "softmax-grouped", "softmax-decay", "softmax-sinks"),
     *("loglinear-decay", "loglinear-decay-none", "loglinear-delta"),

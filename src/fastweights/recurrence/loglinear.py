@@ -15,10 +15,8 @@ from fastweights.recurrence.base import (
     Recurrence,
     check_mask,
 )
-from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.streams import ShapeError, State, heads_first
-from fastweights.recurrence.transition import DenseTransition
 from fastweights.recurrence.wrapper import Wrapper
 from fastweights.shapes import Levels, Map, Mask, Output
 
@@ -182,18 +180,10 @@ class LogLinear(Wrapper[Fenwick]):
     def attention_map(self) -> Map:
         return self._within(self._count(self.initial_state()[1])[0])
 
-    def ltv(self) -> LTV:
-        """The levels one after the other, so many times the inner rule's width."""
-        system, time = self.inner.ltv(), self._count(self.initial_state()[1])[0]
-        inner = system.A.dense()
-        merge = F.one_hot(self._merged(time), self.levels).to(inner.dtype)
-        matrix = torch.einsum("btlm,bthij->bthmilj", merge, inner).flatten(5).flatten(3, 4)
-        read = (self.weights[..., None] * system.C[..., None, :]).flatten(3)
-        return LTV(
-            A=DenseTransition(matrix),
-            B=F.pad(system.B, (0, read.shape[-1] - system.B.shape[-1])),
-            C=read,
-            D=None if system.D is None else system.D * self.weights[..., :1],
+    def ltv(self) -> NoReturn:
+        raise NoFiniteFormError(
+            "the levels of a LogLinear merge from token to token, for which there is no transition"
+            " of a compact structure here; look at attention_map(), or at the inner rule's ltv()"
         )
 
     def keep(self, mask: Mask) -> Self:

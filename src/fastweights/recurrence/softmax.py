@@ -17,7 +17,6 @@ from fastweights.recurrence.base import (
     expand_time,
 )
 from fastweights.recurrence.effects import Effect
-from fastweights.recurrence.products import RESET_LOG_DECAY
 from fastweights.recurrence.streams import (
     ShapeError,
     State,
@@ -31,6 +30,9 @@ from fastweights.recurrence.timeline import FORGOTTEN, Passage, Timeline, newest
 from fastweights.shapes import GroupKeys, GroupValues, Keys, Map, Mask, Output, PerToken
 
 Cache = tuple[Tensor, ...]
+
+LEAST_SUM = -1e30
+"""A sum of log decays that leaves no weight, as caches keep it."""
 
 SOFTMAX_OPERATIONS = 5
 """For one weight of a softmax: scale, maximum, exp, sum, division."""
@@ -299,8 +301,8 @@ class CacheEffect(Effect[Cache]):
 
 
 def _bounded(decay: Tensor) -> Tensor:
-    """Sums of log decays as a cache keeps them: a number that is −inf to every softmax for −inf."""
-    return decay.clamp(min=RESET_LOG_DECAY)
+    """Sums of log decays as a cache keeps them, with a number for −inf that no score outweighs."""
+    return torch.where(decay > LEAST_SUM, decay, LEAST_SUM)
 
 
 def _keep_newest(cache: Cache, count: int) -> Cache:
