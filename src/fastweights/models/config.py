@@ -285,7 +285,7 @@ class FastWeightsConfig(CarriesCode):
                 ) from error
 
     def _try_mixer(self, position: int, mixer: dict[str, Any]) -> list[Mixer]:
-        """Build a layer's mixers on the meta device, which takes no memory, to see if they can be."""
+        """Build a layer's mixers on the meta device, which takes no memory, as a trial."""
         if "name" not in mixer:
             raise ValueError(f'mixers[{position}] = {mixer} lacks "name"')
         beside = mixer.get("beside", [])
