@@ -9,15 +9,16 @@ from pkgutil import iter_modules
 
 import pytest
 import torch
-from jaxtyping import config, install_import_hook
+from jaxtyping import config
+
+import beartype_hook
 
 SHAPED = ("methods", "features", "layers", "mixer", "mixers", "recurrence")
 PACKAGE = Path(__file__).parent.parent / "src" / "fastweights"
 # Triton reads the source of its kernels, which must stay as it is
 KERNELS = [m.name for m in iter_modules([str(PACKAGE / "kernels")]) if m.name != "triton"]
-install_import_hook(
-    [f"fastweights.{part}" for part in (*SHAPED, *(f"kernels.{name}" for name in KERNELS))],
-    "beartype_hook.check",
+beartype_hook.install(
+    [f"fastweights.{part}" for part in (*SHAPED, *(f"kernels.{name}" for name in KERNELS))]
 )
 pytest_plugins = ["durations", "fast"]
 
