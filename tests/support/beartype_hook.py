@@ -19,9 +19,13 @@ from types import CodeType, ModuleType
 from typing import Any, get_args
 
 from beartype import BeartypeConf, BeartypeStrategy, beartype
-from jaxtyping import AbstractArray, config, jaxtyped
+from jaxtyping import AbstractArray, TypeCheckError, config, jaxtyped
 
-_beartyped = beartype(conf=BeartypeConf(strategy=BeartypeStrategy.O1, is_pep484_tower=True))
+_beartyped = beartype(
+    conf=BeartypeConf(
+        strategy=BeartypeStrategy.O1, is_pep484_tower=True, violation_type=TypeCheckError
+    )
+)
 
 
 def install(packages: Sequence[str]) -> None:
