@@ -12,6 +12,7 @@ import torch
 from jaxtyping import config
 
 import beartype_hook
+from pictures import draw_all, draw_pixels
 
 SHAPED = ("methods", "features", "layers", "mixer", "mixers", "recurrence")
 PACKAGE = Path(__file__).parent.parent / "src" / "fastweights"
@@ -22,6 +23,7 @@ beartype_hook.install(
 )
 pytest_plugins = ["durations", "fast"]
 
+draw_pixels()
 torch.set_num_threads(1)
 """The tests' tensors are so small that a second thread only waits."""
 
@@ -34,6 +36,12 @@ def unchecked() -> Iterator[None]:
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn, for a test that looks at them; all others have pictures of a pixel."""
+    draw_all(monkeypatch.setattr)
 
 
 @pytest.fixture(autouse=True)
