@@ -21,7 +21,7 @@ KERNELS = [m.name for m in iter_modules([str(PACKAGE / "kernels")]) if m.name !=
 beartype_hook.install(
     [f"fastweights.{part}" for part in (*SHAPED, *(f"kernels.{name}" for name in KERNELS))]
 )
-pytest_plugins = ["durations", "fast"]
+pytest_plugins = ["durations", "fast", "order"]
 
 draw_pixels()
 torch.set_num_threads(1)
