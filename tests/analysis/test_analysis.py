@@ -279,6 +279,7 @@ class Page(HTMLParser):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("pictures")
 def test_reports_are_whole_and_self_contained(tmp_path: Path) -> None:
     models = [profiled(name, num_hidden_layers=1) for name in ("softmax", "mesa")]
     text = write_report(models, findings()[:1], tmp_path).read_text()
@@ -316,6 +317,7 @@ def test_pictures_show_what_a_model_has() -> None:
     assert "normalisers" in slugs["linear"]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_models_are_compared_with_the_first_softmax_model() -> None:
     softmax, metala = profiled("softmax"), profiled("metala")
     assert teacher_distances([metala]) is None

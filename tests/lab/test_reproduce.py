@@ -144,6 +144,7 @@ TOY_CLAIM = Claim(
 )
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_killed_claim_goes_on_and_a_finished_one_stays(tmp_path: Path) -> None:
     out, place = tmp_path / "out", _place(tmp_path)
     place.shared.mkdir()
