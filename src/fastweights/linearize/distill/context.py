@@ -16,7 +16,14 @@ from fastweights.linearize.convert.attention import branches
 from fastweights.linearize.convert.conversion import linearize
 from fastweights.linearize.distill.adapt import next_logits
 from fastweights.linearize.distill.budget import Budget, CacheBudget, LayerBudget
-from fastweights.linearize.distill.criteria import CRITERIA, Criterion, Inputs, Measure, name_of
+from fastweights.linearize.distill.criteria import (
+    CRITERIA,
+    Candidates,
+    Criterion,
+    Inputs,
+    Measure,
+    name_of,
+)
 from fastweights.linearize.distill.fit import copy_parameters, read_parameters
 from fastweights.linearize.distill.plan import ConversionPlan, plan
 from fastweights.linearize.distill.ranking import Ranking, fingerprint
@@ -321,8 +328,9 @@ class ConversionContext:
         """Rank the layers of the model as it is now."""
         conversion, measure = self.conversion, self.conversion.rank_by.measure
         batches = self._ranking_text(measure)
+        models = Candidates(self.model, None if self.has_own_teacher else self.teacher())
         damage = conversion.rank_by.damage(
-            self.linear_layers(), lambda choices: measure.losses(self.model, batches, choices)
+            self.linear_layers(), lambda choices: measure.losses(models, batches, choices)
         )
         sources = ", ".join(conversion.data.validation or conversion.data.sources)
         tokens = max(batch["input_ids"].shape[1] for batch in batches)
