@@ -21,7 +21,7 @@ from fastweights.linearize.distill.criteria import (
     Candidates,
     Criterion,
     Inputs,
-    Measure,
+    Losses,
     name_of,
 )
 from fastweights.linearize.distill.fit import copy_parameters, read_parameters
@@ -313,9 +313,11 @@ class ConversionContext:
             conversion.ranking.require(self.fingerprint, layers)
         else:
             measure = conversion.rank_by.measure
-            measure.require_text(lambda: self.model, self._ranking_text(measure))
+            measure.require_text(lambda: self.model, self.ranking_text())
 
-    def _ranking_text(self, measure: Measure) -> list[Inputs]:
+    def ranking_text(self) -> list[Inputs]:
+        """Return what layers are compared on."""
+        measure = self.conversion.rank_by.measure
         return measure.text(self.comparison_batches(), self.tokenizer)
 
     @property
@@ -324,24 +326,46 @@ class ConversionContext:
         _ = self.model  # whose weights are on this machine from then on
         return fingerprint(self.conversion.model)
 
-    def rank(self) -> Ranking:
-        """Rank the layers of the model as it is now."""
+    @property
+    def trains_candidates(self) -> bool:
+        """Whether candidates are trained before layers are compared, and some of them are kept."""
+        conversion = self.conversion
+        if not conversion.recipe.selection or conversion.ranking is not None:
+            return False
+        return bool(conversion.budget.choose(self.linear_layers(), self.plan.caches))
+
+    def losses(self) -> Losses:
+        """Return what is lost with each choice of linear layers, of the model as it is now."""
+        measure, batches = self.conversion.rank_by.measure, self.ranking_text()
+        models = Candidates(self.model, self.changed_original())
+        return lambda choices: measure.losses(models, batches, choices)
+
+    def rank(self, losses: Losses) -> Ranking:
+        """Rank the layers by what is lost with each choice of linear ones."""
         conversion, measure = self.conversion, self.conversion.rank_by.measure
-        batches = self._ranking_text(measure)
-        models = Candidates(self.model, None if self.has_own_teacher else self.teacher())
-        damage = conversion.rank_by.damage(
-            self.linear_layers(), lambda choices: measure.losses(models, batches, choices)
-        )
+        damage = conversion.rank_by.damage(self.linear_layers(), losses)
         sources = ", ".join(conversion.data.validation or conversion.data.sources)
+        batches = self.ranking_text()
         tokens = max(batch["input_ids"].shape[1] for batch in batches)
         return Ranking(
             criterion=name_of(conversion.rank_by),
-            measure=measure.words,
+            measure=f"{measure.words}{self._training_in_words()}",
             damage=dict(sorted(damage.items())),
             order=tuple(damage),
             model=self.fingerprint,
             text=f"{len(batches)} sequences of {tokens} tokens, held out of {sources}",
         )
+
+    def _training_in_words(self) -> str:
+        recipe = self.conversion.recipe
+        if not self.trains_candidates:
+            return ""
+        return f", after {recipe.selection:.3g} of the steps of {recipe.whole[0].name}"
+
+    def changed_original(self) -> Callable[[], Any] | None:
+        """Return what gives the softmax model as it was, where the weights of the model's own
+        attentions have changed; None where it has them still."""
+        return None if self.has_own_teacher else self.teacher()
 
     def load_original(self, bits: int | None = None, source: str | None = None) -> Any:
         """Load the softmax model, or another one by its folder or name."""

@@ -94,6 +94,7 @@ GUIDED = LinearizationRecipe(
             length=4096,
         ),
     ),
+    selection=1 / 3,
 )
 
 
@@ -215,6 +216,7 @@ RECIPES: Mapping[str, LinearizationRecipe] = {
   models (5e-5 and 3e-5 for larger ones), its students are lightning attention's, here SUPRA's, and
   softmax layers keep their positions;
 - kl-guided: KL-guided layer selection, 2025: RADLADS' first two stages as its configurations have
-  them, with the linear attentions at a rate of their own. Layers are ranked between the two:
-  ``softmax_layers`` of a conversion.
+  them, with the linear attentions at a rate of their own. Between the two, if layers stay softmax
+  (``softmax_layers`` of a conversion), every candidate is trained for a third of the second one,
+  200 million tokens; the paper's criterion is "restored".
 """
