@@ -56,6 +56,7 @@ TABLE: dict[str, Row] = {
     "--checkpoint-every": COUNT,
     "--chunk": COUNT_OR_ZERO,
     "--clip": POSITIVE,
+    "--convolution": COUNT_OR_ZERO,
     "--data": GIVEN,
     "--data-weights": POSITIVE,
     "--decay": FRACTION,

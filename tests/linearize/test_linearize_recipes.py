@@ -501,7 +501,7 @@ def test_a_recipe_is_written_by_hand(tmp_path):
 
 BAD_FILES = {
     "analog = 3": "the recipe, analog is 3; it must be a table",
-    "method = 3": "the recipe has no field method; a LinearizationRecipe has analog, selection, stages",
+    "method = 3": "no field method; a LinearizationRecipe has analog, selection, stages",
     "stages = 3": "stages is 3; it must be a list",
     "[[stages]]": r"stages\[0\] has no type; it must be one of TransferConfig",
     '[[stages]]\ntype = "Zz"': "has the type 'Zz'",

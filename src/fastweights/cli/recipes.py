@@ -28,7 +28,7 @@ def recipe_of(chosen: Namespace) -> LinearizationRecipe:
     """
     is_file = isinstance(chosen.recipe, Path)
     recipe = read_recipe(chosen.recipe) if is_file else RECIPES[chosen.recipe]
-    given = _given(chosen, "features", "rule", "window", "sinks", "gates")
+    given = _given(chosen, "features", "rule", "window", "sinks", "gates", "convolution")
     recipe = scale_steps(replace(recipe, analog=replace(recipe.analog, **given)), chosen.scale)
     recipe = change_stages(recipe, _of_kinds(recipe, chosen))
     recipe = change_stages(recipe, _of_teachers(recipe, chosen))

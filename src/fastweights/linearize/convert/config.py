@@ -63,6 +63,8 @@ class LinearAttentionConfig:
         rule: The recurrence, a name of `RULE_PAPERS`.
         sinks: Number of tokens at the beginning that softmax sees for ever, beside the window's.
         gates: What the gates of the rule are made of, a name of `GATES`.
+        convolution: Taps of the causal convolutions of q and k before the rule (LAWCAT); 0 for
+            none. Only without a window, which sees keys as they are.
 
     Raises:
         ValueError: If a name is unknown, a size impossible or two fields exclude each other; the
@@ -77,12 +79,13 @@ class LinearAttentionConfig:
     rule: str = "windowed"
     sinks: int = 0
     gates: str = "learnt"
+    convolution: int = 0
 
     def __post_init__(self) -> None:
         choose("features", self.features, FEATURE_MAPS)
         choose("rule", self.rule, RULE_PAPERS)
         choose("gates", self.gates, GATES)
-        NON_NEGATIVE_INTEGER.require(sinks=self.sinks)
+        NON_NEGATIVE_INTEGER.require(sinks=self.sinks, convolution=self.convolution)
         if self.feature_dim is not None and self.feature_dim not in POSITIVE_INTEGER:
             raise ValueError(
                 f"feature_dim = {self.feature_dim}; use a number of columns, or None for half a"
@@ -110,6 +113,18 @@ class LinearAttentionConfig:
             raise ValueError(
                 f"sinks = {self.sinks} with per_query_head: LoLCATs' own layers, which have a φ_k"
                 " for every query head, have no sinks; leave one of them out"
+            )
+        if self.convolution and (self.window or self.per_query_head):
+            raise ValueError(
+                f"convolution = {self.convolution} with window = {self.window} and per_query_head ="
+                f" {self.per_query_head}: a window sees keys as they are, and LoLCATs' own layers"
+                " have no convolutions; take window = 0 and a φ_k for every key head, or leave"
+                " convolution out"
+            )
+        if self.convolution == 1:
+            raise ValueError(
+                "convolution = 1 is a factor of q and k, and no neighbour of a token; take 2 or"
+                " more taps, such as LAWCAT's 4, or 0 for none"
             )
         if self.gates == "pooled" and self.rule not in GATED:
             raise ValueError(

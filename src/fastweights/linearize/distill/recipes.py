@@ -174,6 +174,7 @@ RECIPES: Mapping[str, LinearizationRecipe] = {
     "liger": LinearizationRecipe(
         LinearAttentionConfig(rule="gla", gates="pooled", shared=False), (AdaptationConfig(),)
     ),
+    "lawcat": LinearizationRecipe(LinearAttentionConfig(window=0, rule="gla", convolution=4)),
     "mohawk": MOHAWK,
     "mamba-in-llama": MAMBA_IN_LLAMA,
     "radlads": RADLADS,
@@ -201,6 +202,9 @@ RECIPES: Mapping[str, LinearizationRecipe] = {
 - liger: Lan et al., 2025 (arXiv 2503.01496): GLA whose gates are averages of the keys' channels,
   beside a window with a normaliser of its own, LoRA alone; theirs weighs both sides alike, ours
   learns γ;
+- lawcat: Liu et al., 2025 (arXiv 2509.18467): causal convolutions of 4 taps of q and k before the
+  feature maps, normalised gated linear attention, and no window; LoLCATs' two stages, of sequences
+  of 1024 tokens (a conversion's default). Gates, steps and rates are ours;
 - mohawk: Bick et al., 2024 (arXiv 2408.10189): maps, hidden states of blocks, logits, with 80, 160
   and 2,760 million tokens of length 2048. Their students are Mamba-2's, here GLA's; batches, rates
   and the schedule are ours;
