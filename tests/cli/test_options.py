@@ -90,6 +90,7 @@ TABLE: dict[str, Row] = {
     "--out": GIVEN,
     "--parts": CHOICE,
     "--patience": POSITIVE,
+    "--positions": CHOICE,
     "--preset": GIVEN,
     "--price": POSITIVE,
     "--prompt": TEXT,

@@ -69,6 +69,7 @@ RULES = (
     "supra",
 )
 GATES = ("learnt", "pooled")
+POSITIONS = ("everywhere", "linear")
 READERS = ("linear", "softmax")
 CRITERIA = ("damage", "restored", "greedy", "recall")
 STEPS = 400
@@ -319,6 +320,12 @@ def _add_recipe(group: _ArgumentGroup) -> None:
         metavar="TAPS",
         help="Taps of causal convolutions of queries and keys in front of the rule, without a"
         " window; 0 for none (default: the recipe's)",
+    )
+    add(
+        "--positions",
+        choices=POSITIONS,
+        help="Where rotary positions are: everywhere, or in linear layers alone, and not in those"
+        " that stay softmax (default: the recipe's)",
     )
     add(
         "--layers",

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-from fastweights.linearize.convert.attention import branches
+from fastweights.linearize.convert.attention import branches, softmax_attentions
 from fastweights.linearize.convert.conversion import linearize
-from fastweights.linearize.distill.adapt import next_logits
+from fastweights.linearize.distill.adapt import next_logits, unwrap_adapters
 from fastweights.linearize.distill.budget import Budget, CacheBudget, LayerBudget
 from fastweights.linearize.distill.criteria import (
     CRITERIA,
@@ -410,7 +410,14 @@ class ConversionContext:
     @property
     def has_own_teacher(self) -> bool:
         """Whether the model, without its adapters and with its softmax, is as it was."""
-        return not any(stage.trained.changes_weights for stage in self.finished)
+        changed = any(stage.trained.changes_weights for stage in self.finished)
+        return not changed and not self._hides_positions
+
+    @property
+    def _hides_positions(self) -> bool:
+        """Whether layers are softmax that have no positions any more."""
+        hides = self.conversion.recipe.analog.positions == "linear"
+        return hides and bool(softmax_attentions(unwrap_adapters(self.model)))
 
     def original_logits(self) -> Callable[[Mapping[str, Tensor]], Tensor] | None:
         """Return what computes the softmax model's logits, loaded a second time where the model's

@@ -59,7 +59,7 @@ RADLADS = LinearizationRecipe(
     ),
 )
 HALO = LinearizationRecipe(
-    LinearAttentionConfig(window=0, rule="supra"),
+    LinearAttentionConfig(window=0, rule="supra", positions="linear", log_scale=500),
     (
         _align(20_000 * 32 * 512, 32, HiddenLoss()),
         AdaptationConfig(
@@ -217,8 +217,9 @@ RECIPES: Mapping[str, LinearizationRecipe] = {
   batches and the rate of the last two stages are those of HALO's description;
 - halo: HALO, 2026 (arXiv 2601.22156): hidden states by squared error, KL, and 500 steps of length
   16,384; the batches follow from its 2.3 billion tokens. The rate of KL is that of its smallest
-  models (5e-5 and 3e-5 for larger ones), its students are lightning attention's, here SUPRA's, and
-  softmax layers keep their positions;
+  models (5e-5 and 3e-5 for larger ones), its students are lightning attention's, here SUPRA's.
+  Layers that stay softmax have no positions, and outside of training multiply the scores of the
+  query at position t by log_500(t + 500), as the paper's repository does (HyPE);
 - kl-guided: KL-guided layer selection, 2025: RADLADS' first two stages as its configurations have
   them, with the linear attentions at a rate of their own. Between the two, if layers stay softmax
   (``softmax_layers`` of a conversion), every candidate is trained for a third of the second one,
