@@ -267,6 +267,17 @@ def test_compiled_it_is_one_graph() -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_more_features_than_channels_are_not_the_same_ones() -> None:
+    """They begin behind the identity as unit vectors in directions of their own."""
+    model = linearize(teacher(), LinearAttentionConfig(window=4, feature_dim=20))
+    for branch in branches(model).values():
+        W = branch.phi_q.W.detach().view(4, 20, 8)
+        assert torch.equal(W[:, :8], torch.eye(8).expand(4, 8, 8))
+        torch.testing.assert_close(W.norm(dim=-1), torch.ones(4, 20))
+        products = W @ W.mT - torch.eye(20)
+        assert float(products.abs().max()) < 0.999
+
+
 def test_what_excludes_each_other_is_refused() -> None:
     for fields, message in (
         ({"rule": "supra"}, "take window = 0, or rule = 'lightning'"),

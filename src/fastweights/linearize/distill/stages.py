@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from fastweights.linearize.convert.attention import branches, use_mode
@@ -117,7 +118,8 @@ def _losses_by_name(name: str, losses: Mapping[int, Tensor]) -> dict[str, Tensor
 class AlignStage(TextStage):
     """Hidden-state alignment: ``loss`` is the mean over layers, ``loss/3`` that of layer 3.
 
-    It goes backward inside the forward pass, in the memory of one layer.
+    It goes backward inside the forward pass, in the memory of one layer, unless the model is
+    divided: every layer reads the teacher's states, to which no gradient goes.
 
     Args:
         model: The linearized model, of which the parameters to train require gradients.
@@ -142,8 +144,12 @@ class AlignStage(TextStage):
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
         self.model.eval()  # a dropout would show layers something else than the teacher's
         batch = self.train.batch(first, count)
-        # layer by layer: a layer reads the teacher's states, to which no gradient goes
-        losses = self._losses(batch, lambda loss: go_backward(loss * share))
+        if isinstance(self.model, FSDPModule):  # whose parts are brought together by one backward
+            kept = list[Tensor]()
+            losses = self._losses(batch, kept.append)
+            go_backward(torch.stack(kept).sum() * share)
+        else:
+            losses = self._losses(batch, lambda loss: go_backward(loss * share))
         return _losses_by_name("loss", losses)
 
     def clipped_parts(self) -> Iterable[nn.Module]:
