@@ -76,11 +76,11 @@ class Candidates:
     @contextmanager
     def _own_weights(self, linear: Collection[int]) -> Iterator[None]:
         """Let the layers that are not linear have their own weights for the length of a block."""
-        original = None if self.original is None else self.original()
-        paths = () if original is None else aligned_layers(self.model, blocks=False).items()
+        original: Any = None if self.original is None else self.original()
+        paths = {} if original is None else aligned_layers(self.model, blocks=False)
         pairs = [
             (self.model.get_submodule(path), attention_at(original, path))
-            for layer, path in paths
+            for layer, path in paths.items()
             if layer not in linear
         ]
         for changed, own in pairs:
