@@ -76,13 +76,7 @@ class Candidates:
     @contextmanager
     def _own_weights(self, linear: Collection[int]) -> Iterator[None]:
         """Let the layers that are not linear have their own weights for the length of a block."""
-        original: Any = None if self.original is None else self.original()
-        paths = {} if original is None else aligned_layers(self.model, blocks=False)
-        pairs = [
-            (self.model.get_submodule(path), attention_at(original, path))
-            for layer, path in paths.items()
-            if layer not in linear
-        ]
+        pairs = self._changed_and_own(linear)
         for changed, own in pairs:
             _exchange(changed, own)
         try:
@@ -90,6 +84,17 @@ class Candidates:
         finally:
             for changed, own in pairs:
                 _exchange(changed, own)
+
+    def _changed_and_own(self, linear: Collection[int]) -> list[tuple[nn.Module, nn.Module]]:
+        """The attentions that are not linear, and what they were in the softmax model."""
+        if self.original is None:
+            return []
+        original = self.original()
+        return [
+            (self.model.get_submodule(path), attention_at(original, path))
+            for layer, path in aligned_layers(self.model, blocks=False).items()
+            if layer not in linear
+        ]
 
 
 def _exchange(one: nn.Module, other: nn.Module) -> None:
