@@ -59,6 +59,23 @@ class TailEffect(Effect[Tensor]):
     count: Tensor
     fresh: Tensor
 
+    @classmethod
+    def of(cls, tokens: TokenContext, x: Tensor, length: int) -> Self:
+        """What the inputs x ``[b t c]`` of these tokens do to a tail of so many."""
+        b, t, _ = x.shape
+        lasting = torch.ones(b, t, dtype=torch.bool, device=x.device)
+        fresh = torch.zeros(b, 1, dtype=torch.bool, device=x.device)
+        if tokens.keep is not None:
+            lasting = lasting & tokens.keep
+        if (document := tokens.document) is not None:
+            lasting = lasting & (document == document[:, -1:])
+            fresh = document[:, -1:] > 0
+        # those that last in front of the end, in their order
+        order = lasting.long().argsort(dim=1, stable=True)[:, max(t - length, 0) :]
+        inputs = x.take_along_dim(order[..., None], 1)
+        inputs = F.pad(inputs, (0, 0, length - inputs.shape[1], 0))
+        return cls(inputs, lasting.sum(1, keepdim=True).clamp(max=length), fresh)
+
     def after(self, state: Tensor) -> Tensor:
         n = state.shape[1]
         place = torch.arange(n, device=state.device)
@@ -205,25 +222,9 @@ class TokenContext:
         tail = self._old_tail(name, x, length)
         if self._neighbours is None:
             return tail
-        effect = self._tail_effect(x, length)
+        effect = TailEffect.of(self, x, length)
         tail, self._following[name] = self._neighbours.carry(effect, tail)
         return tail
-
-    def _tail_effect(self, x: Tensor, length: int) -> TailEffect:
-        """What the inputs x do to a tail of so many."""
-        b, t, _ = x.shape
-        lasting = torch.ones(b, t, dtype=torch.bool, device=x.device)
-        fresh = torch.zeros(b, 1, dtype=torch.bool, device=x.device)
-        if self.keep is not None:
-            lasting = lasting & self.keep
-        if self.document is not None:
-            lasting = lasting & (self.document == self.document[:, -1:])
-            fresh = self.document[:, -1:] > 0
-        # those that last in front of the end, in their order
-        order = lasting.long().argsort(dim=1, stable=True)[:, max(t - length, 0) :]
-        inputs = x.take_along_dim(order[..., None], 1)
-        inputs = F.pad(inputs, (0, 0, length - inputs.shape[1], 0))
-        return TailEffect(inputs, lasting.sum(1, keepdim=True).clamp(max=length), fresh)
 
     def _old_tail(self, name: str, x: Tensor, length: int) -> Tensor:
         """The inputs before the first process's, or before x where one process has all."""

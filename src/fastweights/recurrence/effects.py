@@ -33,7 +33,7 @@ class Effect(ABC, Generic[S]):
 
     def map(self, f: Callable[[Tensor], Tensor]) -> Self:
         """`f` of every tensor, always in the same order."""
-        changed = dict[str, Any]()
+        changed: dict[str, Any] = {}
         for field in fields(self):
             part = getattr(self, field.name)
             if isinstance(part, Tensor):
@@ -46,7 +46,7 @@ class Effect(ABC, Generic[S]):
 
     def tensors(self) -> list[Tensor]:
         """All tensors, in the order of `map`."""
-        found = list[Tensor]()
+        found: list[Tensor] = []
 
         def note(tensor: Tensor) -> Tensor:
             found.append(tensor)
