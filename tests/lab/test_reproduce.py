@@ -205,7 +205,8 @@ def pretended(recipe: Experiment) -> Measures:
         match trial:
             case TaskTrial(series=series, x=x):
                 rows += [
-                    Measure(series, 1.0, x, quantity, seed)
+                    Measure(series, 1.0, place, quantity, seed)
+                    for place in (x if isinstance(x, tuple) else (x,))
                     for quantity in ("", UPDATES)
                     for seed in range(5)
                 ]

@@ -10,7 +10,7 @@ from fastweights.lab.reproduce.accuracy import TaskExperiment, TaskTrial, Traini
 from fastweights.lab.reproduce.claim import Above, Claim, ClaimSize, Near, Term
 from fastweights.lab.reproduce.pictures import Bars, Curves
 from fastweights.lab.reproduce.published import with_second_softmax
-from fastweights.lab.reproduce.small import behind_local_mixer, long_range, mqar
+from fastweights.lab.reproduce.small import TUNED, behind_local_mixer, long_range, mqar
 from fastweights.lab.reproduce.text import (
     FIVE,
     LARGE,
@@ -89,9 +89,7 @@ FIG1 = {
         ),
         reference=(Above(Term("softmax", -1), 99),),
         unit="accuracy [%]",
-        cpu=ClaimSize(
-            _expansions(mqar(16, 4, 64, 500), 64, (4, 16, 64), _LOCAL, TrainingBudget(every=50)), 6
-        ),
+        cpu=ClaimSize(_expansions(mqar(16, 4, 64, 1000), 64, (4, 16, 64), _LOCAL, TUNED), 12),
         gpu=ClaimSize(
             _expansions(TASKS["mqar-dsf-256x16"], 256, (32, 256), [], SHORT),
             10,
@@ -177,9 +175,7 @@ FIG2 = {
         ),
         reference=(Above(Term("softmax"), 99),),
         unit="accuracy [%]",
-        cpu=ClaimSize(
-            _normalisations(mqar(16, 4, 48, 500), SHORT_MODELS, (48,), TrainingBudget(every=50)), 8
-        ),
+        cpu=ClaimSize(_normalisations(mqar(64, 16, 32, 1500), SHORT_MODELS, (32,), TUNED), 25),
         gpu=ClaimSize(
             _normalisations(TASKS["mqar-dsf-256x16"], FULL_MODELS, (128,), SHORT),
             10,
@@ -283,8 +279,8 @@ TABLE2 = {
         ),
         unit="accuracy [%]",
         cpu=ClaimSize(
-            _etas(mqar(16, 4, 48, 500), 48, _LOCAL, {}, TrainingBudget(every=50)),
-            3,
+            _etas(mqar(64, 16, 32, 1500), 32, _LOCAL, {}, TUNED),
+            10,
             "MQAR alone, without LRA Image.",
         ),
         gpu=ClaimSize(

@@ -16,7 +16,7 @@ from fastweights.lab.reproduce.accuracy import (
 )
 from fastweights.lab.reproduce.claim import Above, Claim, ClaimSize, Near, Term
 from fastweights.lab.reproduce.pictures import Bars, Curves
-from fastweights.lab.reproduce.small import behind_local_mixer, long_range, mad, mqar, small
+from fastweights.lab.reproduce.small import TUNED, behind_local_mixer, long_range, mad, mqar, small
 from fastweights.lab.reproduce.speed import SpeedExperiment, TrainingSteps
 from fastweights.lab.reproduce.text import (
     FIVE,
@@ -28,7 +28,7 @@ from fastweights.lab.reproduce.text import (
     Pretraining,
 )
 from fastweights.lab.reproduce.theory import FindingFigure, Theorem
-from fastweights.lab.tasks import TASKS, Needle, Protocol
+from fastweights.lab.tasks import TASKS, Needle, Protocol, Segment
 
 PAPER = "MetaLA"
 
@@ -138,7 +138,7 @@ SMALL_RECALL: Models = {
     "metala": behind_local_mixer({"name": "metala", "heads": 2, "conv": 1}),
     "gla": behind_local_mixer({"name": "gla", "heads": 2}),
     "mamba": behind_local_mixer({"name": "mamba"}),
-    "based": behind_local_mixer({"name": "based", "heads": 2, "keys": 8}),
+    "based": behind_local_mixer({"name": "based", "heads": 2, "keys": 4}),
     "rwkv4": behind_local_mixer({"name": "rwkv4"}),
     "softmax": behind_local_mixer({"name": "softmax", "heads": 1}),
 }
@@ -177,10 +177,14 @@ MQAR = {
         unit="accuracy [%]",
         cpu=ClaimSize(
             _recall(
-                {"16 tokens, 4 pairs": mqar(16, 4, 32, 400)}, SMALL_RECALL, TrainingBudget(every=50)
+                {
+                    "16 tokens, 4 pairs": mqar(16, 4, 32, 1500),
+                    "64 tokens, 16 pairs": mqar(64, 16, 32, 1500),
+                },
+                SMALL_RECALL,
+                TUNED,
             ),
-            6,
-            "No capacity is reached with 4 pairs: what differs is when learning succeeds.",
+            40,
         ),
         gpu=ClaimSize(
             _recall(
@@ -223,7 +227,7 @@ MQAR = {
         cpu=ClaimSize(
             TaskExperiment(
                 tuple(
-                    TaskTrial(s, d, mqar(32, 8, d, 600), s, SMALL_RECALL[s], TrainingBudget())
+                    TaskTrial(s, d, mqar(32, 8, d, 1500), s, SMALL_RECALL[s], TUNED)
                     for d, s in product((16, 48), ("metala", "mamba", "softmax"))
                 )
             ),
@@ -545,13 +549,12 @@ def _needles(trained: int, tested: tuple[int, ...], steps: int, width: int) -> T
         for name in ("metala", "hgrn2", "softmax")
     }
     task = Needle(vocabulary=64, length=trained)
-    protocols = {str(n): small(task, replace(task, length=n), steps, width) for n in tested}
-    cells = product(protocols.items(), models.items())
+    trained_length = small(task, task, steps, width)
+    segments = tuple(Segment(replace(task, length=n), 500) for n in tested)
+    protocol = replace(trained_length, test=segments, validation=trained_length.test)
+    places = tuple(map(str, tested))
     return TaskExperiment(
-        tuple(
-            TaskTrial(s, x, one, s, own, TrainingBudget(every=50)) for (x, one), (s, own) in cells
-        ),
-        tuple(protocols),
+        tuple(TaskTrial(s, places, protocol, s, own, TUNED) for s, own in models.items()), places
     )
 
 
@@ -566,12 +569,14 @@ NEEDLE = {
         statements=(
             Above(Term("metala", "average"), Term("hgrn2", "average")),
             Above(Term("softmax", 0), Term("metala", 0)),
-            Above(Term("metala", 1), Term("softmax", 1)),
+            Above(Term("metala", -1), Term("softmax", -1, fails=True)),
         ),
         reference=(Above(Term("softmax", 0), 99),),
         unit="accuracy [%]",
         cpu=ClaimSize(
-            _needles(48, (48, 192), 400, 32), 8, "Trained on 48 tokens, tested there and on 192."
+            _needles(48, (48, 192, 768), 1500, 32),
+            15,
+            "Trained on 48 tokens, tested there and beyond.",
         ),
         gpu=ClaimSize(
             _needles(512, (512, 2048), 1000, 64),
