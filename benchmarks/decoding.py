@@ -3,10 +3,13 @@
     python benchmarks/decoding.py --out benchmarks/results/decoding.json
     python benchmarks/decoding.py --only llama,rwkv --repeats 3
 
+    python benchmarks/decoding.py --only llama,mamba2 --width 1024 --layers 24 --batch 32 --out F
+
 Each family of transformers that this library imports, of one width and depth, with random weights:
 64 tokens by ``generate`` of both models in turn (A B A B), by `fastweights.stream`, and one step of
-our model alone, after a prompt. Beside them the floor: the seconds in which the machine's
-bandwidth reads all weights and reads and writes all states once. Run it alone on the machine.
+our model alone, after a prompt. Beside them the floor, which is the larger of two: the seconds in
+which the machine's bandwidth reads all weights and reads and writes all states once, and those in
+which its best rate multiplies the batch with all weights. Run it alone on the machine.
 """
 
 from __future__ import annotations
@@ -35,8 +38,6 @@ from fastweights.models.graph import states_of
 VOCABULARY = 1024
 COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
-    "hidden_size": 512,
-    "num_hidden_layers": 4,
     "bos_token_id": None,
     "eos_token_id": None,
     "pad_token_id": 0,
@@ -63,6 +64,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "rwkv": {"intermediate_size": 2048, "rescale_every": 0},
     "xlstm": {"num_heads": 4, "chunk_size": 16},
 }
+"""What differs from transformers' defaults at width 512."""
+SCALED = {
+    "intermediate_size",
+    "num_attention_heads",
+    "num_heads",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+}
+"""Sizes that grow with the width."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +84,9 @@ class DecodedToken:
         streamed: by `fastweights.stream`.
         step: one call of our model alone, after the prompt.
         ratio: theirs / ours.
-        floor: reading the weights, and reading and writing the states, once.
-        over_floor: step / floor.
+        memory: reading the weights, and reading and writing the states, once.
+        arithmetic: the products of the batch with the weights (embeddings are looked up).
+        over_floor: step / the larger of the two.
     """
 
     family: str
@@ -86,7 +97,8 @@ class DecodedToken:
     streamed: Times
     step: Times
     ratio: float
-    floor: float
+    memory: float
+    arithmetic: float
     over_floor: float
 
 
@@ -95,6 +107,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/decoding.json"))
     parser.add_argument("--only", default=",".join([*FAMILIES, LINEARIZED]), help="families, by ,")
     parser.add_argument("--batch", type=int, default=1, help="sequences at once")
+    parser.add_argument("--width", type=int, default=512, help="width of the models")
+    parser.add_argument("--layers", type=int, default=4, help="layers of the models")
     parser.add_argument("--prompt", type=int, default=16, help="tokens of the prompt")
     parser.add_argument("--tokens", type=int, default=64, help="tokens that are generated")
     parser.add_argument("--repeats", type=int, default=15, help="runs of every contender")
@@ -110,7 +124,8 @@ def main() -> None:
 def _report(chosen: argparse.Namespace) -> Report:
     device = torch.device("cpu")
     settings = {
-        name: getattr(chosen, name) for name in ("batch", "prompt", "tokens", "repeats")
+        name: getattr(chosen, name)
+        for name in ("batch", "width", "layers", "prompt", "tokens", "repeats")
     } | COMMON
     header = Header("decoding", commit(), asdict(Machine.here(device)), versions(), settings)
     return Report.open(
@@ -126,14 +141,15 @@ def _line(row: dict[str, Any]) -> str:
     times = " ".join(f"{name} {1e3 * row[name]['median']:6.2f}" for name in names)
     return (
         f"{row['family']:16} {times} ms  ratio {row['ratio']:.2f}"
-        f"  floor {1e3 * row['floor']:.2f} ms, × {row['over_floor']:.2f}"
+        f"  floors {1e3 * row['memory']:.2f}, {1e3 * row['arithmetic']:.2f} ms"
+        f", × {row['over_floor']:.2f}"
     )
 
 
 @torch.no_grad()
 def measure(family: str, chosen: argparse.Namespace, ceilings: Ceilings) -> DecodedToken:
     """One family's tokens, all contenders in turn."""
-    theirs, ours = models_of(family)
+    theirs, ours = models_of(family, chosen.width, chosen.layers)
     ids = torch.randint(VOCABULARY, (chosen.batch, chosen.prompt))
     step, cache = step_of(ours, ids)
     functions: dict[str, Callable[[], object]] = {
@@ -148,15 +164,20 @@ def measure(family: str, chosen: argparse.Namespace, ceilings: Ceilings) -> Deco
         times[name] = _per_token(times[name], chosen.tokens)
     weights = {id(p): p for p in ours.parameters()}.values()
     moved = sum(p.nbytes for p in weights) + 2 * sum(s.nbytes for s in states_of(cache))
-    floor = moved / ceilings.bandwidth
+    memory = moved / ceilings.bandwidth
+    table = ours.get_input_embeddings().weight
+    multiplied = sum(p.numel() for p in weights if p is not table)
+    multiplied += table.numel() if ours.get_output_embeddings().weight is table else 0
+    arithmetic = 2 * chosen.batch * multiplied / ceilings.gemm(torch.float32)
     return DecodedToken(
         family,
         chosen.batch,
         sum(p.numel() for p in weights),
         **times,
         ratio=times["theirs"].median / times["ours"].median,
-        floor=floor,
-        over_floor=times["step"].median / floor,
+        memory=memory,
+        arithmetic=arithmetic,
+        over_floor=times["step"].median / max(memory, arithmetic),
     )
 
 
@@ -164,11 +185,16 @@ LINEARIZED = "linearized llama"
 """A Llama and its linearization: not the same function, but the same sizes."""
 
 
-def models_of(family: str) -> tuple[Any, Any]:
+def models_of(family: str, width: int, layers: int) -> tuple[Any, Any]:
     """(transformers' model with random weights, ours with the same)."""
     kind = "llama" if family == LINEARIZED else family
     torch.manual_seed(0)
-    settings = {**COMMON, **FAMILIES[kind]}
+    sizes = {"hidden_size": width, "num_hidden_layers": layers}
+    settings = {**COMMON, **sizes, **FAMILIES[kind]}
+    scaled = {name: settings[name] * width // 512 for name in SCALED & settings.keys()}
+    if "layer_types" in settings:
+        scaled["layer_types"] = (layers * settings["layer_types"])[:layers]
+    settings |= scaled
     theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings)).eval()
     if family == LINEARIZED:
         return theirs, linearize(copy.deepcopy(theirs), LinearAttentionConfig(window=64)).eval()

@@ -141,6 +141,7 @@ def fit(
             for path in remove_damaged(out, [out / TRAINED]):
                 reporter.note(f"{path} is missing or damaged; writing it again.")
         is_trained = is_run(out, config) and (out / TRAINED).exists()
+    processes.wait()  # nobody looks at the folder any more while the first one begins it
     if is_trained:
         stage.load(out)
         return True
