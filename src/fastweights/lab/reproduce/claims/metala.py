@@ -177,14 +177,11 @@ MQAR = {
         unit="accuracy [%]",
         cpu=ClaimSize(
             _recall(
-                {
-                    "16 tokens, 4 pairs": mqar(16, 4, 32, 1500),
-                    "64 tokens, 16 pairs": mqar(64, 16, 32, 1500),
-                },
+                {"64 tokens, 16 pairs": mqar(64, 16, 32, 1500)},
                 SMALL_RECALL,
                 TUNED,
             ),
-            40,
+            30,
         ),
         gpu=ClaimSize(
             _recall(
