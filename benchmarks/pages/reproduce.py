@@ -8,6 +8,7 @@ from typing import Any
 
 from fastweights.lab.reproduce import CLAIMS, Claim, ClaimVerdict, Scale
 from fastweights.lab.reproduce.claim import FLOOR
+from fastweights.lab.reproduce.computed import Computed
 from fastweights.lab.reproduce.measures import At, Measure, Measures
 from fastweights.lab.reproduce.theory import Theorem
 from fastweights.render.markdown import table
@@ -33,8 +34,8 @@ def _measured() -> Iterator[tuple[str, Claim, Outcome]]:
 
 
 GROUPS = {
-    "Theorems, executed": lambda claim, outcome: isinstance(
-        claim.sizes[outcome["size"]].experiment, Theorem
+    "Theorems and identities, executed": lambda claim, outcome: isinstance(
+        claim.sizes[outcome["size"]].experiment, Theorem | Computed
     ),
     "Reproduced": lambda claim, outcome: outcome["verdict"] == ClaimVerdict.HOLDS.value,
     "Contradicted": lambda claim, outcome: outcome["verdict"] == ClaimVerdict.FAILS.value,

@@ -91,11 +91,10 @@ class Statement(ABC):
     """A statement about two numbers, which measurements can confirm or contradict.
 
     Attributes:
-        first: The first number.
-        second: The second number, measured or given.
+        first, second: The numbers, measured or given.
     """
 
-    first: Term
+    first: Term | float
     second: Term | float
 
     @abstractmethod
@@ -142,7 +141,7 @@ def _found(term: Term | float, measures: Measures) -> tuple[str, Sample]:
 class Above(Statement):
     """The statement first > second + by."""
 
-    first: Term
+    first: Term | float
     second: Term | float
     by: float = 0.0
 
@@ -163,7 +162,7 @@ class Above(Statement):
 class Near(Statement):
     """The statement |first - second| ≤ within."""
 
-    first: Term
+    first: Term | float
     second: Term | float
     within: float
 

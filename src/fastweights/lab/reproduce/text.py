@@ -6,7 +6,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -16,13 +17,14 @@ from fastweights.lab.reproduce.measures import Measure, Measures
 from fastweights.lab.reproduce.n_grams import NGrams
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.runs.checkpoint import no_progress_bars
-from fastweights.runs.files import atomic_folder
+from fastweights.runs.files import atomic_folder, read_json, write_json
 from fastweights.runs.folder import keyed_folder
 from fastweights.runs.optimizers import AdamW
 from fastweights.runs.schedules import Cosine
-from fastweights.text.corpus import Corpus, Text, build_tokenizer
+from fastweights.text.corpus import Text, build_tokenizer
 from fastweights.text.folder import load_corpus
 from fastweights.text.tokenizers import BPE, ExistingTokenizer
+from fastweights.text.tokens import TokenText
 from fastweights.train.architectures import Architecture
 from fastweights.train.loop import Every, TrainConfig, train
 from fastweights.train.perplexity import PositionLoss, nll_by_position
@@ -55,9 +57,95 @@ class ArchitectureWithFields(Architecture):
 
 
 @dataclass(frozen=True)
-class Pretraining:
+class Language:
+    """The tokens of a language.
+
+    Attributes:
+        train: Tokens that n-grams are counted in; its slices are arrays.
+        validation: Tokens that models are measured on.
+        vocabulary: Number of different tokens.
+    """
+
+    train: TokenText
+    validation: TokenText
+    vocabulary: int
+
+
+class LanguageTraining(ABC):
     """The settings by which every model of an experiment is trained; models differ in mixers and
     seed.
+
+    A frozen value.
+
+    Attributes:
+        rate: Peak learning rate.
+        length: Tokens per sequence.
+    """
+
+    rate: float
+    length: int
+
+    @abstractmethod
+    def train_or_load(
+        self, mixers: Sequence[Fields], seed: int, context: TrialContext
+    ) -> tuple[FastWeightsForCausalLM, Language]:
+        """Train the model unless it exists already, and return it and its language."""
+
+    def at_best_rate(
+        self, mixers: Sequence[Fields], tuning: Tuning, context: TrialContext
+    ) -> LanguageTraining:
+        """Return the same training at the rate at which models of the tuning's seeds have the
+        lowest loss; it is kept with them."""
+        if not tuning.rates:
+            return self
+        folder = keyed_folder(context.shared / "tuning", TunedModel(self, mixers, tuning))
+        if not (folder / "losses.json").exists():
+            losses = {
+                str(rate): self._loss_at(rate, mixers, tuning, context) for rate in tuning.rates
+            }
+            folder.mkdir(exist_ok=True)
+            write_json(folder / "losses.json", losses)
+        losses = read_json(folder / "losses.json")
+        return replace(cast(Any, self), rate=float(min(losses, key=losses.__getitem__)))
+
+    def _loss_at(
+        self, rate: float, mixers: Sequence[Fields], tuning: Tuning, context: TrialContext
+    ) -> float:
+        """The mean validation loss over the tuning's seeds; infinite if any training diverged."""
+        training: LanguageTraining = replace(cast(Any, self), rate=rate)
+        losses = []
+        for seed in tuning.seeds:
+            model, language = training.train_or_load(mixers, seed, context)
+            tokens = np.asarray(language.validation[:PREDICTED])
+            losses.append(nll_by_position(model, tokens, self.length + 1, batch=16).mean)
+        return float(np.nan_to_num(np.mean(losses), nan=np.inf))
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How each model's learning rate is chosen.
+
+    Attributes:
+        rates: The rates to choose from; none for that of the training.
+        seeds: The seeds of the models that choose, none of which is judged.
+    """
+
+    rates: tuple[float, ...] = ()
+    seeds: tuple[int, ...] = (100, 101)
+
+
+@dataclass(frozen=True)
+class TunedModel:
+    """Everything that decides a model's learning rate."""
+
+    training: LanguageTraining
+    mixers: Sequence[Fields]
+    tuning: Tuning
+
+
+@dataclass(frozen=True)
+class Pretraining(LanguageTraining):
+    """Settings of a training on text.
 
     Attributes:
         text: The text to train on.
@@ -104,8 +192,7 @@ class Pretraining:
 
     def train_or_load(
         self, mixers: Sequence[Fields], seed: int, context: TrialContext
-    ) -> tuple[FastWeightsForCausalLM, Corpus]:
-        """Train the model unless it exists already, and return it and its text."""
+    ) -> tuple[FastWeightsForCausalLM, Language]:
         folder = keyed_folder(
             context.shared / "models", PretrainedModel(self, mixers, seed), (self, mixers, seed)
         )
@@ -115,9 +202,9 @@ class Pretraining:
                 folder,
                 cpu=context.device.type == "cpu",
             )
-        with no_progress_bars():
-            model: Any = FastWeightsForCausalLM.from_pretrained(folder / "model")
-        return model.to(context.device).eval(), load_corpus(folder / "data")
+        corpus = load_corpus(folder / "data")
+        language = Language(corpus.train, corpus.validation, len(corpus.tokenizer))
+        return load_model(folder / "model", context), language
 
     def _own(self, context: TrialContext) -> Text:
         """The text, from the user's data if it says so."""
@@ -132,9 +219,16 @@ class Pretraining:
 class PretrainedModel:
     """Everything that decides a pretrained model, which claims share."""
 
-    pretraining: Pretraining
+    pretraining: LanguageTraining
     mixers: Sequence[Fields]
     seed: int
+
+
+def load_model(folder: Path, context: TrialContext) -> FastWeightsForCausalLM:
+    """Load a model for its measurement."""
+    with no_progress_bars():
+        model: Any = FastWeightsForCausalLM.from_pretrained(folder)
+    return model.to(context.device).eval()
 
 
 def share_tokenizer(text: Text, context: TrialContext) -> Text:
@@ -172,9 +266,9 @@ class Probe(ABC):
 
     @abstractmethod
     def measures(
-        self, series: str, seed: int, model: FastWeightsForCausalLM, corpus: Corpus
+        self, series: str, seed: int, model: FastWeightsForCausalLM, tokens: TokenText
     ) -> Iterator[Measure]:
-        """Measure the model and yield the numbers."""
+        """Measure the model on the tokens and yield the numbers."""
 
 
 @dataclass(frozen=True)
@@ -190,11 +284,9 @@ class Positions(Probe):
     length: int
 
     def measures(
-        self, series: str, seed: int, model: FastWeightsForCausalLM, corpus: Corpus
+        self, series: str, seed: int, model: FastWeightsForCausalLM, tokens: TokenText
     ) -> Iterator[Measure]:
-        loss = nll_by_position(
-            model, corpus.validation[: self.tokens], self.length, batch=16, chunk=None
-        )
+        loss = nll_by_position(model, tokens[: self.tokens], self.length, batch=16, chunk=None)
         yield Measure(series, loss.mean, seed=seed)
         yield from by_octave(series, loss, seed)
 
@@ -214,11 +306,9 @@ class Extrapolation(Probe):
     batch: int = 4
 
     def measures(
-        self, series: str, seed: int, model: FastWeightsForCausalLM, corpus: Corpus
+        self, series: str, seed: int, model: FastWeightsForCausalLM, tokens: TokenText
     ) -> Iterator[Measure]:
-        loss = nll_by_position(
-            model, corpus.validation[: self.tokens], self.lengths[-1] + 1, batch=self.batch
-        )
+        loss = nll_by_position(model, tokens[: self.tokens], self.lengths[-1] + 1, batch=self.batch)
         for length in self.lengths:
             yield Measure(series, float(loss.mean_so_far[length - 1]), length, FAR, seed)
 
@@ -241,22 +331,26 @@ class LanguageModelTrial(Trial):
         seed: Seed of weights and data.
         pretraining: How it is trained.
         readings: The probes.
+        tuning: How its learning rate is chosen.
     """
 
     series: str
     mixers: tuple[Fields, ...]
     seed: int
-    pretraining: Pretraining
+    pretraining: LanguageTraining
     readings: tuple[Probe, ...]
+    tuning: Tuning = Tuning()
 
     @property
     def name(self) -> str:
         return f"{self.series}, seed {self.seed}"
 
     def run(self, context: TrialContext) -> list[Measure]:
-        model, corpus = self.pretraining.train_or_load(self.mixers, self.seed, context)
+        tuned = self.pretraining.at_best_rate(self.mixers, self.tuning, context)
+        model, language = tuned.train_or_load(self.mixers, self.seed, context)
         found = (
-            reading.measures(self.series, self.seed, model, corpus) for reading in self.readings
+            reading.measures(self.series, self.seed, model, language.validation)
+            for reading in self.readings
         )
         return [measure for some in found for measure in some]
 
@@ -271,24 +365,26 @@ class LanguageModels(Experiment):
         readings: The probes.
         seeds: The seeds.
         reference: A series; differences to it by position are added.
+        tuning: How each model's learning rate is chosen.
     """
 
     models: Mapping[str, tuple[Fields, ...]]
-    pretraining: Pretraining
+    pretraining: LanguageTraining
     readings: tuple[Probe, ...]
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     reference: str | None = None
+    tuning: Tuning = Tuning()
 
     def trials(self) -> Sequence[Trial]:
         return [
-            LanguageModelTrial(series, mixers, seed, self.pretraining, self.readings)
+            LanguageModelTrial(series, mixers, seed, self.pretraining, self.readings, self.tuning)
             for seed in self.seeds
             for series, mixers in self.models.items()
         ]
 
     @property
     def rates(self) -> int:
-        return 1
+        return max(1, len(self.tuning.rates))
 
     @property
     def scale(self) -> Scale:
@@ -296,12 +392,13 @@ class LanguageModels(Experiment):
 
     def floors(self, context: TrialContext) -> list[Measure]:
         mixers = next(iter(self.models.values()))
-        _, corpus = self.pretraining.train_or_load(mixers, self.seeds[0], context)
+        tuned = self.pretraining.at_best_rate(mixers, self.tuning, context)
+        _, language = tuned.train_or_load(mixers, self.seeds[0], context)
         counted, predicted = (
             np.asarray(text[:count]).tolist()
-            for text, count in ((corpus.train, COUNTED), (corpus.validation, PREDICTED))
+            for text, count in ((language.train, COUNTED), (language.validation, PREDICTED))
         )
-        counts = NGrams(counted, LONGEST, len(corpus.tokenizer))
+        counts = NGrams(counted, LONGEST, language.vocabulary)
         return [
             Measure(f"{order}-grams", counts.loss(predicted, order), quantity=FLOOR)
             for order in range(1, LONGEST + 1)

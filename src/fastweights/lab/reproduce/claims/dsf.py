@@ -49,6 +49,11 @@ THEORY = {
         "A system with a larger state reproduces every system with a smaller one.",
         *(Near(Term("larger state", place, "difference"), 0, 1e-12) for place in range(4)),
     ),
+    "dsf-appendix-i": _theorem(
+        "appendix I, eq. 23",
+        "S6's transition is a reversed sigmoid to a power: a forget gate.",
+        *(Near(Term("σ(-x)^a", place, "difference"), 0, 1e-12) for place in range(4)),
+    ),
 }
 
 # Figure 1: state expansion

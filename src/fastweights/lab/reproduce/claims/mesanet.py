@@ -9,6 +9,7 @@ from typing import Any
 
 from fastweights.lab.reproduce.accuracy import TaskExperiment, TaskTrial, TrainingBudget
 from fastweights.lab.reproduce.claim import Above, Claim, ClaimSize, Near, Term
+from fastweights.lab.reproduce.computed import BOUND, LEAST_RIDGE, SAME, computed
 from fastweights.lab.reproduce.pictures import Bars, Curves
 from fastweights.lab.reproduce.small import mad, small
 from fastweights.lab.reproduce.solving import ADDED, STEPS, MesaDiagnostics, Solvers
@@ -30,6 +31,31 @@ from fastweights.lab.tasks import TASKS, Protocol, RegBench, Segment
 from fastweights.recurrence import ConjugateGradient
 
 PAPER = "MesaNet"
+
+COMPUTED = {
+    "mesanet-f5": computed(
+        PAPER,
+        "Appendix F.5",
+        "MesaNet appendix F.5",
+        "An upper bound of γ keeps the linear systems well conditioned where a token is repeated.",
+        Above(Term("γ < 1", -1), 16_000),
+        Above(Term("γ < 1", -1), Term("γ < 0.9975", -1), 14_000),
+        Above(1 / (1 - BOUND) / LEAST_RIDGE + 1, Term("γ < 0.9975", -1)),
+        unit="condition number",
+        picture=Curves("repetitions of a token", "condition number", "xy"),
+    ),
+    "mesanet-g": computed(
+        PAPER,
+        "Appendix G",
+        "MesaNet appendix G",
+        "Without forgetting the layer is recursive least squares and a Newton step per token; with"
+        " forgetting it is neither, since they forget the ridge.",
+        *(Near(Term(name, "γ = 1"), 0, 1e-12) for name in SAME),
+        *(Above(Term(name, "γ = 0.9"), 0.1) for name in SAME),
+        unit="largest difference to the Mesa layer",
+        picture=Bars("largest difference", log=True),
+    ),
+}
 
 # Figure 2: the cost of solving
 # ---------------------------------------------------------------------------------------
@@ -524,4 +550,4 @@ TEXT = {
     ),
 }
 
-CLAIMS: dict[str, Claim] = {**SPEED, **TABLE1, **FIG3, **TEXT, **FIG8}
+CLAIMS: dict[str, Claim] = {**COMPUTED, **SPEED, **TABLE1, **FIG3, **TEXT, **FIG8}
