@@ -20,6 +20,7 @@ from fastweights.lab.reproduce import (
     Measure,
     Measures,
     Near,
+    OtherSettings,
     Sample,
     Statement,
     Term,
@@ -36,7 +37,7 @@ from fastweights.lab.reproduce.pictures import Bars, Curves
 from fastweights.lab.reproduce.published import Destroyed, with_second_softmax
 from fastweights.lab.reproduce.recall import RecallTraining
 from fastweights.lab.reproduce.run import Ledger
-from fastweights.lab.reproduce.small import behind_local_mixer, long_range, mqar, small
+from fastweights.lab.reproduce.small import TUNED, behind_local_mixer, long_range, mqar, small
 from fastweights.lab.reproduce.solving import (
     ADDED,
     STEPS,
@@ -287,6 +288,26 @@ def test_theorems_hold(name: str, tmp_path: Path) -> None:
     outcome = reproduce(name, CLAIMS[name], "cpu", tmp_path, _place(tmp_path))
     failed = [one.sentence for one in outcome.checks if one.verdict is not ClaimVerdict.HOLDS]
     assert failed == AS_PRINTED.get(name, [])
+
+
+def test_settings_take_the_place_of_a_claims_own() -> None:
+    other = OtherSettings((1e-3, 2e-3), (5, 6), 7)
+    tasks = CLAIMS["dsf-fig2"].with_settings("cpu", other)
+    cells = [trial for trial in tasks.cpu.experiment.trials() if isinstance(trial, TaskTrial)]
+    assert {(c.effort.rates, c.effort.seeds, c.effort.training["steps"]) for c in cells} == {
+        ((1e-3, 2e-3), (5, 6), 7)
+    }
+    assert cells[0].effort.tuning == TUNED.tuning
+    assert tasks.cpu.changes == {"rates": (1e-3, 2e-3), "seeds": (5, 6), "steps": 7}
+    assert tasks.gpu == CLAIMS["dsf-fig2"].gpu
+    texts = CLAIMS["dsf-table1"].with_settings("paper", other).paper_size.experiment
+    assert isinstance(texts, LanguageModels)
+    assert (texts.tuning.rates, texts.seeds) == (other.rates, other.seeds)
+    assert CLAIMS["dsf-fig2"].with_settings("cpu", OtherSettings()) is CLAIMS["dsf-fig2"]
+    with pytest.raises(ValueError, match="trains no models"):
+        CLAIMS["dsf-lemma1"].with_settings("cpu", other)
+    with pytest.raises(ValueError, match="seeds 100 choose"):
+        CLAIMS["dsf-fig2"].with_settings("cpu", OtherSettings(seeds=(0, 100)))
 
 
 # recipes, tiny ------------------------------------------------------------------------------------

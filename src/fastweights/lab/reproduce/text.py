@@ -12,7 +12,15 @@ from typing import Any, cast
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from fastweights.lab.reproduce.claim import FLOOR, Experiment, Scale, Trial, TrialContext
+from fastweights.lab.reproduce.claim import (
+    FLOOR,
+    Experiment,
+    OtherSettings,
+    Scale,
+    Trial,
+    TrialContext,
+    require_apart,
+)
 from fastweights.lab.reproduce.measures import Measure, Measures
 from fastweights.lab.reproduce.n_grams import NGrams
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
@@ -366,6 +374,9 @@ class LanguageModels(Experiment):
         seeds: The seeds.
         reference: A series; differences to it by position are added.
         tuning: How each model's learning rate is chosen.
+
+    Raises:
+        ValueError: If a seed both chooses and is judged.
     """
 
     models: Mapping[str, tuple[Fields, ...]]
@@ -374,6 +385,9 @@ class LanguageModels(Experiment):
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     reference: str | None = None
     tuning: Tuning = Tuning()
+
+    def __post_init__(self) -> None:
+        require_apart(self.tuning.seeds if self.tuning.rates else (), self.seeds)
 
     def trials(self) -> Sequence[Trial]:
         return [
@@ -403,6 +417,15 @@ class LanguageModels(Experiment):
             Measure(f"{order}-grams", counts.loss(predicted, order), quantity=FLOOR)
             for order in range(1, LONGEST + 1)
         ]
+
+    def with_settings(self, other: OtherSettings) -> LanguageModels:
+        training: Any = self.pretraining
+        return replace(
+            self,
+            tuning=replace(self.tuning, rates=other.rates or self.tuning.rates),
+            seeds=other.seeds or self.seeds,
+            pretraining=replace(training, steps=other.steps or training.steps),
+        )
 
     def summary(self, measures: Measures) -> Measures:
         if self.reference is None:
