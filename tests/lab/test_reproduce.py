@@ -40,6 +40,7 @@ from fastweights.lab.reproduce.run import Ledger
 from fastweights.lab.reproduce.small import TUNED, behind_local_mixer, long_range, mqar, small
 from fastweights.lab.reproduce.solving import (
     ADDED,
+    ALLOWED,
     STEPS,
     MesaDiagnostics,
     Solvers,
@@ -244,7 +245,7 @@ def _read(reading: object, series: str, seed: int) -> list[Measure]:
                 for x in ("first quarter", "last quarter")
             ]
             return added + [
-                Measure(name, 1.0, None, q, seed) for name in solvers for q in ("", STEPS)
+                Measure(name, 1.0, None, q, seed) for name in solvers for q in ("", STEPS, ALLOWED)
             ]
         case MesaDiagnostics():
             names = ("condition number", "growth of the condition number", "steps", "cosine to GLA")

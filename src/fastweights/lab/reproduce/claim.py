@@ -377,6 +377,7 @@ class Claim:
         remark: What the paper's own experiment is confounded by, or leaves open.
         reference: What must be true of the medians for the experiment to test anything, such as
             that softmax attention has solved the task.
+        controls: Series that must not solve the task, so that two that do can be called equal.
     """
 
     paper: str
@@ -391,6 +392,7 @@ class Claim:
     figures: Figures = field(default_factory=dict)
     remark: str = ""
     reference: tuple[Statement, ...] = ()
+    controls: tuple[Term, ...] = ()
 
     @property
     def sizes(self) -> Mapping[str, ClaimSize]:

@@ -26,7 +26,7 @@ from fastweights.recurrence import (
 from fastweights.text.tokens import TokenText
 from fastweights.train.perplexity import nll_by_position
 
-STEPS = "steps per token"
+STEPS, ALLOWED = "steps per token", "steps allowed"
 ADDED = "loss added to that of 30 steps"
 
 
@@ -35,7 +35,7 @@ class Solvers(Probe):
     """A probe of the loss with other solvers in place of the model's own.
 
     It measures the loss, what it adds to that of `base` in the first and last quarter of the
-    positions, and the steps taken on average.
+    positions, the steps taken on average, and those allowed.
 
     Attributes:
         solvers: The solvers by name.
@@ -59,6 +59,7 @@ class Solvers(Probe):
                     model, tokens[: self.tokens], self.length, batch=8
                 ).nll
                 yield Measure(name, self._steps(model, tokens), quantity=STEPS, seed=seed)
+            yield Measure(name, solver.max_steps, quantity=ALLOWED, seed=seed)
             yield Measure(name, float(losses[name].mean()), seed=seed)
         quarter = self.length // 4
         for name in [name for name in losses if name != self.base]:

@@ -263,6 +263,10 @@ def _on_books(pretraining: Pretraining) -> Pretraining:
 FIVE = (0, 1, 2, 3, 4)
 SMALL = _backbone(2, 64, 6e-3, 200, 8, 256, Text(("shakespeare",), tokenization=BPE(512)))
 """Seconds on a CPU, on the megabyte of text that is in the package."""
+LEARNT = replace(SMALL, steps=1200, warmup=120)
+"""A minute on a CPU: what it takes to leave n-grams behind."""
+TUNED_TEXT = Tuning((3e-3, 6e-3, 1.2e-2))
+"""Three rates for the models above."""
 MEDIUM = _on_books(_backbone(4, 256, 3e-3, 600, 16, 512, Text(tokenization=BPE(4096))))
 """A quarter of a minute on a GPU, on the texts in the folder `books` of the user's data."""
 LARGE = _on_books(_backbone(14, 768, 1.5e-3, 28_600, 256, 2048, Text(tokenization=BPE(50_257))))

@@ -22,11 +22,13 @@ from fastweights.lab.reproduce.speed import SpeedExperiment, TrainingSteps
 from fastweights.lab.reproduce.text import (
     FIVE,
     LARGE,
+    LEARNT,
     MEDIUM,
-    SMALL,
+    TUNED_TEXT,
     LanguageModels,
     Positions,
     Pretraining,
+    Tuning,
 )
 from fastweights.lab.reproduce.theory import FindingFigure, Theorem
 from fastweights.lab.tasks import TASKS, Needle, Protocol, Segment
@@ -383,10 +385,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def _ablation(
-    pretraining: Pretraining, heads: int, seeds: tuple[int, ...], reading: Positions
+    pretraining: Pretraining,
+    heads: int,
+    seeds: tuple[int, ...],
+    reading: Positions,
+    tuning: Tuning = Tuning(),
 ) -> LanguageModels:
     models = {name: ({"name": "metala", "heads": heads, **own},) for name, own in VARIANTS.items()}
-    return LanguageModels(models, pretraining, (reading,), seeds)
+    return LanguageModels(models, pretraining, (reading,), seeds, tuning=tuning)
 
 
 ABLATION = {
@@ -402,9 +408,9 @@ ABLATION = {
         ),
         unit="nats per token (lower is better)",
         cpu=ClaimSize(
-            _ablation(SMALL, 2, FIVE, Positions(32_768, 257)),
-            8,
-            "Loss after 200 updates, where the paper has zero-shot accuracies of trained models.",
+            _ablation(LEARNT, 2, FIVE, Positions(32_768, 257), TUNED_TEXT),
+            50,
+            "Loss after 1,200 updates, where the paper has zero-shot accuracies of trained models.",
         ),
         gpu=ClaimSize(_ablation(MEDIUM, 4, FIVE, Positions(262_144, 513)), 10),
         paper_size=ClaimSize(
