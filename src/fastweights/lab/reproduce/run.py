@@ -117,6 +117,7 @@ class Outcome:
             "place": claim.place,
             "statement": claim.statement,
             "size": self.size,
+            "experiment": key_of(claim.sizes[self.size].experiment),
             "changes": dict(claim.sizes[self.size].changes),
             "unit": claim.unit,
             "figures": claim.figures,

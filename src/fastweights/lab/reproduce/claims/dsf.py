@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import product
+from math import log
 from typing import Any
 
 from fastweights.lab.reproduce.accuracy import TaskExperiment, TaskTrial, TrainingBudget
@@ -69,13 +70,12 @@ SHORT = TrainingBudget(rates=(1e-3,), training={"epochs": 2})
 def _expansions(
     protocol: Any, width: int, sizes: tuple[int, ...], start: list[Fields], effort: TrainingBudget
 ) -> TaskExperiment:
-    """n features per key, as d / n heads of n: the state has N = n d numbers. Softmax attention has
-    one head.
-    """
+    """One head, with n features per key in linear attention: the state has N = n d numbers."""
     runs = []
     for n in sizes:
-        for name, heads in (("linear", width // n), ("softmax", 1)):
-            fields = {"hidden_size": width, "mixers": [*start, {"name": name, "heads": heads}]}
+        for name, own in (("linear", {"keys": n}), ("softmax", {})):
+            mixer = {"name": name, "heads": 1, **own}
+            fields = {"hidden_size": width, "mixers": [*start, mixer]}
             runs.append(TaskTrial(name, n, protocol, name, fields, effort))
     return TaskExperiment(tuple(runs))
 
@@ -97,7 +97,7 @@ FIG1 = {
         reference=(Above(Term("softmax", -1), 99),),
         controls=(Term("linear", 0),),
         unit="accuracy [%]",
-        cpu=ClaimSize(_expansions(mqar(32, 8, 32, 900), 32, (2, 8, 32), _LOCAL, TUNED), 15),
+        cpu=ClaimSize(_expansions(mqar(32, 8, 32, 600), 32, (4, 32), _LOCAL, TUNED), 5),
         gpu=ClaimSize(
             _expansions(TASKS["mqar-dsf-256x16"], 256, (32, 256), [], SHORT),
             10,
@@ -108,10 +108,7 @@ FIG1 = {
             6000,
         ),
         picture=Curves("state expansion n", "accuracy [%]", "x"),
-        remark=(
-            "The paper has one head with n-dimensional keys beside d-dimensional values; here d / n"
-            " heads of n channels have a state of the same size."
-        ),
+        remark="Softmax attention has d-dimensional keys throughout.",
     )
 }
 
@@ -130,28 +127,24 @@ def _with_mlp_variants(models: Mapping[str, Fields]) -> dict[str, Fields]:
     return {**models, **with_mlp}
 
 
-SHORT_ATTENTION: dict[str, Fields] = _with_mlp_variants(
-    {
-        "softmax": behind_local_mixer({"name": "softmax", "heads": 1}),
-        "linear": behind_local_mixer({"name": "linear", "heads": 1}),
-        "normalized": behind_local_mixer({"name": "normalized", "heads": 1}),
-    }
-)
+SHORT_ATTENTION: dict[str, Fields] = {
+    "softmax": behind_local_mixer({"name": "softmax", "heads": 1}),
+    "linear": behind_local_mixer({"name": "linear", "heads": 1}),
+    "normalized": behind_local_mixer({"name": "normalized", "heads": 1}),
+}
 SHORT_SYSTEMS: dict[str, Fields] = {
     **{name: SHORT_ATTENTION[name] for name in ("softmax", "normalized")},
     "S6": behind_local_mixer({"name": "mamba", "conv": 1, "expand": 1}),
     "SSD": behind_local_mixer({"name": "mamba2", "conv": 1, "expand": 1, "heads": 1, "state": 16}),
     "S6, start destroyed": behind_local_mixer({"name": DESTROYED, "conv": 1, "expand": 1}),
 }
-ATTENTION: dict[str, Fields] = _with_mlp_variants(
-    {
-        "softmax": {
-            "mixers": [{"name": "softmax", "heads": 1, "bias": True, "rope": {"fraction": 0.0}}]
-        },
-        "linear": {"mixers": [{"name": "linear", "heads": 1}]},
-        "normalized": {"mixers": [{"name": "normalized", "heads": 1}]},
-    }
-)
+ATTENTION: dict[str, Fields] = {
+    "softmax": {
+        "mixers": [{"name": "softmax", "heads": 1, "bias": True, "rope": {"fraction": 0.0}}]
+    },
+    "linear": {"mixers": [{"name": "linear", "heads": 1, "keys": 128}]},
+    "normalized": {"mixers": [{"name": "normalized", "heads": 1, "keys": 128}]},
+}
 SYSTEMS: dict[str, Fields] = {
     **{name: ATTENTION[name] for name in ("softmax", "normalized")},
     "S6": {"mixers": [{"name": "mamba", "conv": 1, "state": 128}]},
@@ -177,30 +170,61 @@ FIG2 = {
         paper=PAPER,
         place="Figure 2",
         statement="Normalized attention beats linear attention.",
-        statements=(
-            Above(Term("normalized + MLP"), Term("linear")),
-            Above(Term("normalized"), Term("linear")),
-            Above(Term("normalized + MLP"), Term("linear + MLP")),
-        ),
+        statements=(Above(Term("normalized"), Term("linear")),),
         reference=(Above(Term("softmax"), 99),),
         unit="accuracy [%]",
-        cpu=ClaimSize(_normalisations(mqar(64, 16, 32, 900), SHORT_ATTENTION, (32,), TUNED), 15),
+        cpu=ClaimSize(_normalisations(mqar(64, 16, 32, 900), SHORT_ATTENTION, (32,), TUNED), 10),
         gpu=ClaimSize(
             _normalisations(TASKS["mqar-dsf-256x16"], ATTENTION, (128,), SHORT),
-            8,
+            5,
             "2 of 64 epochs, 16 pairs, width 128.",
         ),
         paper_size=ClaimSize(
             _normalisations(
                 TASKS["mqar-dsf-512x64"], ATTENTION, (64, 128, 256, 512), TrainingBudget()
             ),
-            8000,
+            5000,
         ),
         picture=Bars("accuracy [%]"),
         remark=(
-            "In the paper's code normalized attention alone has an MLP (first comparison: as"
-            " published; second and third: alike)."
+            "The models alone and alike, as the paper describes them; its code compares others"
+            " (dsf-fig2-mlp)."
         ),
+    ),
+    "dsf-fig2-mlp": Claim(
+        paper=PAPER,
+        place="Figure 2, as its code compares",
+        statement=(
+            "Normalized attention with an MLP beats linear attention without one, and with one."
+        ),
+        statements=(
+            Above(Term("normalized + MLP"), Term("linear")),
+            Above(Term("normalized + MLP"), Term("linear + MLP")),
+        ),
+        reference=(Above(Term("softmax"), 99),),
+        unit="accuracy [%]",
+        cpu=ClaimSize(
+            _normalisations(
+                mqar(64, 16, 32, 900), _with_mlp_variants(SHORT_ATTENTION), (32,), TUNED
+            ),
+            15,
+        ),
+        gpu=ClaimSize(
+            _normalisations(TASKS["mqar-dsf-256x16"], _with_mlp_variants(ATTENTION), (128,), SHORT),
+            8,
+            "2 of 64 epochs, 16 pairs, width 128.",
+        ),
+        paper_size=ClaimSize(
+            _normalisations(
+                TASKS["mqar-dsf-512x64"],
+                _with_mlp_variants(ATTENTION),
+                (64, 128, 256, 512),
+                TrainingBudget(),
+            ),
+            8000,
+        ),
+        picture=Bars("accuracy [%]"),
+        remark="In the paper's code normalized attention alone has an MLP.",
     ),
     "dsf-fig7": Claim(
         paper=PAPER,
@@ -354,7 +378,8 @@ def _language(
     tuning: Tuning = Tuning(),
 ) -> LanguageModels:
     models = {
-        name: ({"name": name, "heads": heads},) for name in ("softmax", "normalized", "linear")
+        name: ({"name": name, "heads": heads, **own},)
+        for name, own in (("softmax", {}), ("normalized", {"bias": log(16)}), ("linear", {}))
     }
     return LanguageModels(models, pretraining, (reading,), seeds, tuning=tuning)
 
@@ -381,7 +406,9 @@ TABLE1 = {
         picture=Bars("nats per token"),
         remark=(
             "The paper: a quarter of the gap, on WikiText-103 with Pythia-70M; its numbers are lost"
-            " in the text at hand. The table's other column is Table 3's average."
+            " in the text at hand. The table's other column is Table 3's average. η has a bias, as"
+            " in the published code; here it starts at log 16, since a sum over all tokens drowns"
+            " what else is in the stream."
         ),
     )
 }
