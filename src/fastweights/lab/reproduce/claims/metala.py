@@ -16,7 +16,7 @@ from fastweights.lab.reproduce.accuracy import (
 )
 from fastweights.lab.reproduce.claim import Above, Claim, ClaimSize, Near, Term
 from fastweights.lab.reproduce.computed import CONDITIONS, MARKS, UNLIKE, computed
-from fastweights.lab.reproduce.pictures import Bars, Curves
+from fastweights.lab.reproduce.pictures import Bars, Curves, Marks
 from fastweights.lab.reproduce.small import TUNED, behind_local_mixer, long_range, mad, mqar, small
 from fastweights.lab.reproduce.speed import SpeedExperiment, TrainingSteps
 from fastweights.lab.reproduce.text import (
@@ -89,7 +89,7 @@ REVIEW = {
         "Of the linear models MetaLA alone meets C0 to C3; which conditions the others meet.",
         *(Near(Term(name, quantity=UNLIKE), 0, 0) for name in MARKS),
         unit="1 where a condition is met",
-        picture=Bars("conditions met"),
+        picture=Marks(),
         figures={
             name: dict(zip(CONDITIONS, map(float, marks), strict=False))
             for name, marks in MARKS.items()
