@@ -23,6 +23,7 @@ from fastweights.lab.sweep.plan import SweepModel, SweepRun
 from fastweights.lab.sweep.trainer import train
 from fastweights.lab.tasks import InContextRecall
 from fastweights.models import FastWeightsForCausalLM
+from fastweights.runs.checkpoint import no_progress_bars
 from fastweights.runs.files import atomic_folder
 from fastweights.runs.folder import keyed_folder
 from fastweights.runs.schedules import Cosine
@@ -90,7 +91,7 @@ class RecallTraining(LanguageTraining):
         folder = keyed_folder(context.shared / "models", PretrainedModel(self, mixers, seed))
         if not folder.exists():
             model = train(self.run(mixers, seed), device=context.device).model
-            with atomic_folder(folder) as new:
+            with no_progress_bars(), atomic_folder(folder) as new:
                 model.save_pretrained(new)
         return load_model(folder, context), self.language()
 
