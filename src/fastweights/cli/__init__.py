@@ -17,6 +17,7 @@ from io import StringIO
 from fastweights.cli.parser import Declare, Parser, add_verbs
 from fastweights.cli.parsers.analyze import analyze
 from fastweights.cli.parsers.bench import bench
+from fastweights.cli.parsers.check import check
 from fastweights.cli.parsers.eval import eval_
 from fastweights.cli.parsers.export import export
 from fastweights.cli.parsers.generate import generate
@@ -42,6 +43,7 @@ VERBS: dict[str, Declare] = {
     "bench": bench,
     "analyze": analyze,
     "eval": eval_,
+    "check": check,
     "sweep": sweep,
     "reproduce": reproduce,
     "linearize": linearize,

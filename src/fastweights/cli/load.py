@@ -37,13 +37,22 @@ def load_model(source: str | Path, device: torch.device) -> tuple[Any, Any]:
         CheckpointError: If a file of the folder cannot be used; the message names it.
         ValueError: If the machine lacks the memory for the model.
     """
-    folder = model_folder(Path(source)) if Path(source).exists() else source
+    model, folder = load_weights(source, device), _folder(source)
+    with no_progress_bars(), _names(folder, "tokenizer.json or tokenizer_config.json"):
+        return model, AutoTokenizer.from_pretrained(folder)
+
+
+def load_weights(source: str | Path, device: torch.device) -> Any:
+    """A language model in evaluation mode, which may lack a tokenizer; else as `load_model`."""
+    folder = _folder(source)
     with no_progress_bars():
         config = _load_config(folder)
         model = _load_weights(folder, config)
-        with _names(folder, "tokenizer.json or tokenizer_config.json"):
-            tokenizer = AutoTokenizer.from_pretrained(folder)
-    return model.to(device).eval(), tokenizer
+    return model.to(device).eval()
+
+
+def _folder(source: str | Path) -> str | Path:
+    return model_folder(Path(source)) if Path(source).exists() else source
 
 
 def load_weights(folder: Path) -> Any:

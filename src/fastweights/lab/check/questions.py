@@ -1,0 +1,277 @@
+"""What a law asks: each function gives by how much the two sides of its law differ on an example,
+which is the largest difference over the largest number of the other side.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastweights.lab.check.subject import NotTaken, Subject
+
+NEW = 6
+"""Tokens that are generated."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """Something small to try a law on.
+
+    Attributes:
+        lengths: of the sequences or documents, in tokens
+        at: the token at which something happens, if anything does
+    """
+
+    lengths: tuple[int, ...]
+    at: int | None = None
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+    def __str__(self) -> str:
+        count = " and ".join(map(str, self.lengths))
+        where = "" if self.at is None else f", at token {self.at}"
+        return f"{count} tokens{where}"
+
+
+def apart(found: Tensor, expected: Tensor) -> float:
+    """max |found - expected| / max |expected|; NaN where a number is not finite."""
+    found, expected = found.double(), expected.double()
+    if not (found.isfinite().all() and expected.isfinite().all()):
+        return float("nan")
+    largest = float(expected.abs().max().clamp(min=torch.finfo(torch.float64).tiny))
+    return float((found - expected).abs().max()) / largest
+
+
+def _worst(differences: Iterator[float]) -> float:
+    """The largest; NaN if one is."""
+    return float(torch.tensor([*differences], dtype=torch.float64).max())
+
+
+def see_no_future(subject: Subject, example: Example) -> float:
+    ids, at = subject.tokens(1, *example.lengths), _at(example)
+    changed = torch.cat([ids[:, :at], subject.other(ids[:, at:])], dim=1)
+    return apart(subject.logits(changed)[:, :at], subject.logits(ids)[:, :at])
+
+
+def continue_from_cache(subject: Subject, example: Example) -> float:
+    ids = subject.tokens(1, *example.lengths)
+    return apart(subject.continued(ids, (_at(example),)), subject.logits(ids))
+
+
+def decode_from_cache(subject: Subject, example: Example) -> float:
+    ids = subject.tokens(1, *example.lengths)
+    cuts = tuple(range(_at(example), ids.shape[1]))
+    return apart(subject.continued(ids, cuts), subject.logits(ids))
+
+
+def prefill_in_chunks(subject: Subject, example: Example) -> float:
+    ids = subject.tokens(1, *example.lengths)
+    cuts = tuple(range(_at(example), ids.shape[1], _at(example)))
+    return apart(subject.continued(ids, cuts), subject.logits(ids))
+
+
+def keep_rows_apart(subject: Subject, example: Example) -> float:
+    ids = subject.tokens(3, *example.lengths)
+    together = subject.logits(ids)
+    return _worst(apart(together[i : i + 1], subject.logits(ids[i : i + 1])) for i in range(3))
+
+
+def ignore_left_padding(subject: Subject, example: Example) -> float:
+    return _padded(subject, example, left=True)
+
+
+def ignore_right_padding(subject: Subject, example: Example) -> float:
+    return _padded(subject, example, left=False)
+
+
+def _padded(subject: Subject, example: Example, left: bool) -> float:
+    subject.require("attention_mask")
+    rows, ids, mask = _pad(subject, example, left)
+    found = subject.logits(ids, attention_mask=mask, **_positions(subject, mask))
+    return _worst(
+        apart(found[i][mask[i].bool()], subject.logits(row)[0]) for i, row in enumerate(rows)
+    )
+
+
+def learn_from_padded(subject: Subject, example: Example) -> float:
+    subject.require("attention_mask")
+    rows, ids, mask = _pad(subject, example, left=False)
+    given = {"attention_mask": mask, **_positions(subject, mask)}
+    found = subject.gradients(ids, mask[..., None].to(torch.float32), **given)
+    alone = [subject.gradients(row, torch.ones(*row.shape, 1).to(row.device)) for row in rows]
+    return _apart_gradients(found, _sum(alone))
+
+
+def generate_padded(subject: Subject, example: Example) -> float:
+    rows, ids, mask = _pad(subject, example, left=True)
+    found = subject.generate(ids, NEW, attention_mask=mask)
+    return _worst(
+        _apart_in_generation(found, i, subject.generate(row, NEW), 0) for i, row in enumerate(rows)
+    )
+
+
+def generate_with_cache(subject: Subject, example: Example) -> float:
+    ids = subject.tokens(2, *example.lengths)
+    found, expected = (subject.generate(ids, NEW, use_cache=cached) for cached in (True, False))
+    return _worst(_apart_in_generation(found, i, expected, i) for i in range(2))
+
+
+def search_with_cache(subject: Subject, example: Example) -> float:
+    ids = subject.tokens(2, *example.lengths)
+    found, expected = (
+        subject.generate(ids, NEW, use_cache=cached, num_beams=3) for cached in (True, False)
+    )
+    return apart(found.sequences_scores, expected.sequences_scores)
+
+
+def _apart_in_generation(found: Any, row: int, expected: Any, other: int) -> float:
+    """Of the logits up to the first token that differs: later ones answer different questions."""
+
+    def differences() -> Iterator[float]:
+        for ours, theirs in zip(found.logits, expected.logits, strict=True):
+            yield apart(ours[row], theirs[other])
+            if ours[row].argmax() != theirs[other].argmax():
+                return
+
+    return _worst(differences())
+
+
+def keep_documents_apart(subject: Subject, example: Example) -> float:
+    subject.require("position_ids")
+    return _packed(subject, example, {})
+
+
+def keep_flattened_apart(subject: Subject, example: Example) -> float:
+    subject.require("position_ids", "cu_seq_lens_q")
+    ends = torch.tensor([0, *example.lengths]).cumsum(0).int().to(subject.device)
+    documents = [torch.full((n,), i) for i, n in enumerate(example.lengths)]
+    return _packed(
+        subject,
+        example,
+        {
+            "cu_seq_lens_q": ends,
+            "cu_seq_lens_k": ends,
+            "max_length_q": example.longest,
+            "max_length_k": example.longest,
+            "seq_idx": torch.cat(documents)[None].int().to(subject.device),
+        },
+    )
+
+
+def _packed(subject: Subject, example: Example, given: dict[str, Any]) -> float:
+    rows = [subject.tokens(1, n) for n in example.lengths]
+    positions = torch.cat([torch.arange(n) for n in example.lengths])[None].to(subject.device)
+    found = subject.logits(torch.cat(rows, dim=1), position_ids=positions, **given)
+    parts = found.split(example.lengths, dim=1)
+    return _worst(apart(part, subject.logits(row)) for part, row in zip(parts, rows, strict=True))
+
+
+def come_back_from_disk(subject: Subject, example: Example) -> float:
+    """Infinity where a weight differs: logits may, in their last bits, as tensors that begin at
+    other addresses are multiplied in another order.
+    """
+    ids = subject.tokens(1, *example.lengths)
+    with tempfile.TemporaryDirectory() as folder:
+        subject.model.save_pretrained(folder)
+        loaded = type(subject.model).from_pretrained(folder, dtype=subject.model.dtype)
+    loaded = loaded.to(subject.device).eval()
+    stored, expected = loaded.state_dict(), subject.model.state_dict()
+    if not all(torch.equal(stored[name], weight) for name, weight in expected.items()):
+        return float("inf")
+    return apart(Subject(loaded).logits(ids), subject.logits(ids))
+
+
+def repeat_logits(subject: Subject, example: Example) -> float:
+    ids = subject.tokens(2, *example.lengths)
+    return apart(subject.logits(ids), subject.logits(ids))
+
+
+def repeat_gradients(subject: Subject, example: Example) -> float:
+    ids = subject.tokens(2, *example.lengths)
+    weights = torch.ones(*ids.shape, 1, device=ids.device)
+    found, again = subject.gradients(ids, weights), subject.gradients(ids, weights)
+    return _apart_gradients(again, found)
+
+
+def shift_positions(subject: Subject, example: Example) -> float:
+    subject.require("position_ids")
+    ids = subject.tokens(1, *example.lengths)
+    positions = torch.arange(ids.shape[1], device=ids.device)[None]
+    found, expected = (subject.logits(ids, position_ids=positions + by) for by in (_at(example), 0))
+    return apart(found, expected)
+
+
+def round_to_bfloat16(subject: Subject, example: Example) -> float:
+    ids = subject.tokens(1, *example.lengths)
+    rounded = copy.deepcopy(subject.model).to(torch.bfloat16)
+    return apart(Subject(rounded).logits(ids), subject.logits(ids))
+
+
+def agree_with_cpu(subject: Subject, example: Example) -> float:
+    if subject.device.type == "cpu":
+        raise NotTaken("it is on the CPU")
+    ids = subject.tokens(1, *example.lengths)
+    there = Subject(copy.deepcopy(subject.model).to("cpu"))
+    return apart(subject.logits(ids).cpu(), there.logits(ids.cpu()))
+
+
+def stay_finite(subject: Subject, example: Example) -> float:
+    """0, or NaN."""
+    last = subject.model.config.get_text_config().vocab_size - 1
+    same = [torch.full((1, *example.lengths), n, device=subject.device) for n in (0, last)]
+    return _worst(_finite(subject, ids) for ids in same)
+
+
+def _finite(subject: Subject, ids: Tensor) -> float:
+    logits, weights = subject.logits(ids), torch.ones(*ids.shape, 1, device=ids.device)
+    return _worst(apart(x, x) for x in (logits, *subject.gradients(ids, weights).values()))
+
+
+def _sum(several: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    names = {name for one in several for name in one}
+    return {
+        name: torch.stack([one[name] for one in several if name in one]).sum(0) for name in names
+    }
+
+
+def _apart_gradients(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """Over the largest of all; a parameter without a gradient has a gradient of 0."""
+    names = sorted(found.keys() | expected.keys())
+    sides = [
+        torch.cat([(side[n] if n in side else 0 * other[n]).flatten().double() for n in names])
+        for side, other in ((found, expected), (expected, found))
+    ]
+    return apart(*sides)
+
+
+def _at(example: Example) -> int:
+    if example.at is None:
+        raise ValueError(f"{example} says no token")
+    return example.at
+
+
+def _pad(subject: Subject, example: Example, left: bool) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Rows ``[1 t]`` of different lengths, all of them ``[b t]``, and their mask ``[b t]``."""
+    rows = [subject.tokens(1, n) for n in example.lengths]
+    ids = torch.zeros(len(rows), example.longest, dtype=torch.long, device=subject.device)
+    mask = torch.zeros_like(ids)
+    for i, row in enumerate(rows):
+        n = row.shape[1]
+        place = slice(ids.shape[1] - n, None) if left else slice(n)
+        ids[i, place], mask[i, place] = row[0], 1
+    return rows, ids, mask
+
+
+def _positions(subject: Subject, mask: Tensor) -> dict[str, Tensor]:
+    """As `generate` has them, for a model that takes them."""
+    if "position_ids" not in subject.arguments:
+        return {}
+    return {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}

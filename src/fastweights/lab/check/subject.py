@@ -1,0 +1,128 @@
+"""The model that is checked, asked in the ways in which people ask language models."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class NotTaken(Exception):  # noqa: N818 - no error, but an answer
+    """The model's forward has no argument by which it could be asked."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A causal language model in evaluation mode.
+
+    Attributes:
+        model: of transformers' interface, ours or anyone's
+    """
+
+    model: Any
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @cached_property
+    def arguments(self) -> frozenset[str]:
+        """What its forward takes by name."""
+        return frozenset(inspect.signature(self.model.forward).parameters)
+
+    def require(self, *names: str) -> None:
+        """Raise `NotTaken` unless the forward takes these, by name or with all others."""
+        parameters = inspect.signature(self.model.forward).parameters.values()
+        if any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return
+        for name in names:
+            if name not in self.arguments:
+                raise NotTaken(f"its forward takes no {name}")
+
+    def tokens(self, *shape: int) -> Tensor:
+        """Tokens to ask with, the same at every call; none of them is special to the model."""
+        generator = torch.Generator().manual_seed(sum(shape))
+        drawn = torch.randint(len(self._plain), shape, generator=generator)
+        return self._plain[drawn].to(self.device)
+
+    def other(self, ids: Tensor) -> Tensor:
+        """Tokens of which each differs from that of `ids` in its place."""
+        places = torch.searchsorted(self._plain, ids.cpu())
+        return self._plain[(places + 1) % len(self._plain)].to(self.device)
+
+    @cached_property
+    def _plain(self) -> Tensor:
+        size = self.model.config.get_text_config().vocab_size
+        return torch.tensor(sorted(set(range(size)) - self._special))
+
+    @cached_property
+    def _special(self) -> set[int]:
+        config = self.model.config.get_text_config()
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        found = [getattr(config, name, None) for name in names]
+        several = [one for some in found for one in (some if isinstance(some, list) else [some])]
+        return {one for one in several if one is not None}
+
+    @torch.no_grad()
+    def logits(self, ids: Tensor, **given: Any) -> Tensor:
+        """``[b t vocabulary]``, of one call that keeps no cache."""
+        return self.model(input_ids=ids, use_cache=False, **given).logits
+
+    @torch.no_grad()
+    def continued(self, ids: Tensor, cuts: tuple[int, ...]) -> Tensor:
+        """``[b t vocabulary]``, of calls that each read on from the cache of the one before.
+
+        Args:
+            ids: ``[b t]``
+            cuts: where a new call begins, ascending
+        """
+        cache, found = None, []
+        for begin, end in zip((0, *cuts), (*cuts, ids.shape[1]), strict=True):
+            read = self.model(input_ids=ids[:, begin:end], use_cache=True, **_kept(cache))
+            cache, found = _cache_of(read), [*found, read.logits]
+        return torch.cat(found, dim=1)
+
+    def generate(self, ids: Tensor, new: int, **given: Any) -> Any:
+        """What `generate` returns of `new` tokens behind each row, with logits and scores."""
+        return self.model.generate(
+            ids,
+            max_new_tokens=new,
+            min_new_tokens=new,
+            do_sample=False,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_logits=True,
+            output_scores=True,
+            **({"attention_mask": torch.ones_like(ids)} | given),
+        )
+
+    def gradients(self, ids: Tensor, weights: Tensor, **given: Any) -> dict[str, Tensor]:
+        """Of the mean of all logits times `weights` ``[b t 1]``, by parameter."""
+        self.model.zero_grad(set_to_none=True)
+        with torch.enable_grad():
+            logits = self.model(input_ids=ids, use_cache=False, **given).logits
+            ((logits.sin() * weights).sum() / logits.shape[-1]).backward()
+        found = {
+            name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None
+        }
+        self.model.zero_grad(set_to_none=True)
+        return found
+
+
+CACHES = ("past_key_values", "cache_params", "state")
+"""What model classes call the cache, in their arguments as in what they return."""
+
+
+def _cache_of(read: Any) -> tuple[str, Any]:
+    for name in CACHES:
+        if getattr(read, name, None) is not None:
+            return name, getattr(read, name)
+    raise NotTaken("it returns no cache")
+
+
+def _kept(cache: tuple[str, Any] | None) -> dict[str, Any]:
+    return {} if cache is None else dict([cache])
