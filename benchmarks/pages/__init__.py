@@ -1,6 +1,7 @@
 """The pages of measurements, rendered from benchmarks/results: `make pages`."""
 
 from pages import (
+    check,
     gpu_static,
     linearize,
     mesa,
@@ -26,4 +27,5 @@ PAGES: tuple[Page, ...] = (
     transformers_speed.PAGE,
     tables.PAGE,
     transformers_versions.PAGE,
+    check.PAGE,
 )

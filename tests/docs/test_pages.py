@@ -23,6 +23,7 @@ NAMES = (
     "transformers-speed",
     "tables",
     "transformers",
+    "check",
 )
 PICTURE = re.compile(r"!\[[^\]]*\]\(measured/([^)]+)\)")
 
