@@ -1,6 +1,7 @@
 """The pages of measurements, rendered from benchmarks/results: `make pages`."""
 
 from pages import (
+    check,
     gpu_static,
     linearize,
     mesa,
@@ -28,4 +29,5 @@ PAGES: tuple[Page, ...] = (
     tables.PAGE,
     mixers.PAGE,
     transformers_versions.PAGE,
+    check.PAGE,
 )

@@ -24,6 +24,7 @@ NAMES = (
     "tables",
     "mixers",
     "transformers",
+    "check",
 )
 PICTURE = re.compile(r"!\[[^\]]*\]\(measured/([^)]+)\)")
 

@@ -1,0 +1,101 @@
+"""docs/check.md: the laws, and which of them models break."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fastweights.lab.check import LAWS
+from fastweights.render.markdown import table
+from pages.page import Page, Row, Stretches, results
+
+SHORT = {"holds": "✓", "refused": "refuses", "not asked": ""}
+
+
+def laws() -> str:
+    """Each law in a sentence."""
+    told = (
+        (law.name, law.says if law.required else f"{law.says} For information.") for law in LAWS
+    )
+    return table(("law", "what it says"), told)
+
+
+def versions() -> str:
+    """With what it was tried."""
+    header = results("check")["header"]
+    shown = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
+    return f"Commit {header['commit'][:9]}; {shown}."
+
+
+def theirs() -> str:
+    """A line per family of transformers for each law that one of them does not hold."""
+    return _matrix([row for row in results("check")["rows"] if row["kind"] == "transformers"])
+
+
+def patched() -> str:
+    """The same of patched models."""
+    return _matrix([row for row in results("check")["rows"] if row["kind"] == "patched"])
+
+
+def ours() -> str:
+    """The same of our mixers."""
+    return _matrix([row for row in results("check")["rows"] if row["kind"] == "ours"])
+
+
+def _matrix(rows: list[Row]) -> str:
+    verdicts = [{one["law"]: one for one in row["findings"]} for row in rows]
+    names = [law.name for law in LAWS if not all(_holds(found[law.name]) for found in verdicts)]
+    lines = (
+        [f"`{row['family']}`", *(_cell(found[name]) for name in names)]
+        for row, found in zip(rows, verdicts, strict=True)
+    )
+    kept = [law.name for law in LAWS if law.name not in names and _asked(law.name, verdicts)]
+    return f"{table(('', *names), lines)}\n\nAll hold: {', '.join(kept)}."
+
+
+def _holds(finding: Row) -> bool:
+    return finding["verdict"] in ("holds", "not asked")
+
+
+def _asked(name: str, verdicts: list[dict[str, Row]]) -> bool:
+    return any(found[name]["verdict"] == "holds" for found in verdicts)
+
+
+def _cell(finding: Row) -> str:
+    return SHORT.get(finding["verdict"]) if finding["verdict"] in SHORT else _failure(finding)
+
+
+def _failure(finding: Row) -> str:
+    by = "raises" if finding["reason"] else "not finite"
+    difference = finding["difference"]
+    return f"**{by if difference is None else f'{difference:.0e}'}** ({finding['example']})"
+
+
+def reasons() -> str:
+    """What was raised, where anything was, by the families that raised it."""
+    return "\n".join(_reasons())
+
+
+def _reasons() -> Iterator[str]:
+    said: dict[str, list[str]] = {}
+    for row in results("check")["rows"]:
+        for finding in row["findings"]:
+            if finding["reason"] and finding["verdict"] != "not asked":
+                who = f"`{row['family']}`" + (", patched" if row["kind"] == "patched" else "")
+                said.setdefault(finding["reason"], []).append(f"{who} ({finding['law']})")
+    for reason, places in said.items():
+        yield f"- {reason} — {'; '.join(dict.fromkeys(places))}"
+
+
+PAGE = Page(
+    "check",
+    Stretches(
+        {
+            "laws": laws,
+            "versions": versions,
+            "theirs": theirs,
+            "patched": patched,
+            "ours": ours,
+            "reasons": reasons,
+        }
+    ),
+)
