@@ -55,16 +55,6 @@ def _folder(source: str | Path) -> str | Path:
     return model_folder(Path(source)) if Path(source).exists() else source
 
 
-def load_weights(folder: Path) -> Any:
-    """A language model in evaluation mode, without its tokenizer.
-
-    Raises:
-        CheckpointError: If a file of the folder cannot be used; the message names it.
-        ValueError: If the machine lacks the memory for the model.
-    """
-    return _load_weights(folder, _load_config(folder)).eval()
-
-
 def _load_config(folder: str | Path) -> Any:
     with _names(folder, "config.json"):
         config = AutoConfig.from_pretrained(folder)

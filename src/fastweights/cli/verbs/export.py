@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from argparse import Namespace
 
+import torch
 from rich.console import Console
 
 from fastweights.cli.load import load_weights
@@ -20,7 +21,7 @@ def export_model_folder(chosen: Namespace, console: Console) -> None:
         raise ValueError(f"{chosen.out} exists; remove it or write elsewhere")
     source = model_folder(chosen.checkpoint)
     with no_progress_bars():
-        model = load_weights(source)
+        model = load_weights(source, torch.device("cpu"))
         if not isinstance(model, FastWeightsForCausalLM):
             raise ValueError(f"{source} holds a {type(model).__name__}, not a model of fastweights")
         theirs = export_model(model, chosen.family)
