@@ -141,6 +141,7 @@ TABLE: dict[str, Row] = {
     "--workers": COUNT,
     "--z-loss": NOT_NEGATIVE,
     "checkpoint": GIVEN,
+    "out": GIVEN,
     "claim": GIVEN,
     "model": GIVEN,
     "models": GIVEN,
@@ -216,7 +217,7 @@ LATER: dict[str, Row] = {
 
 REQUIRED: dict[str, list[str]] = {
     "generate": ["none"],
-    "export": ["none", "--out=out"],
+    "export": ["none", "out"],
     "import": ["none", "--out=out"],
     "plan": ["--tokens=1e9"],
     "sweep": ["none.toml"],
@@ -275,7 +276,7 @@ def arguments(option: str, value: str) -> list[str]:
     if not action.option_strings:
         positionals = [word for word in others if not word.startswith("--")]
         flags = [word for word in others if word.startswith("--")]
-        place = {"prompt": 1}.get(action.dest, 0)
+        place = {"prompt": 1, "out": 1}.get(action.dest, 0)
         positionals[place : place + 1] = [value]
         return [*verb.split(), *positionals, *flags]
     name = action.option_strings[0]

@@ -118,7 +118,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ours = import_model(ORIGINALS["Llama"].build())
     ours.save_pretrained(tmp_path / "ours")
     (tmp_path / "ours" / "tokenizer.json").write_text("{}")
-    command = ["export", str(tmp_path / "ours"), "--out", str(tmp_path / "theirs")]
+    command = ["export", str(tmp_path / "ours"), str(tmp_path / "theirs")]
     assert main(command) == 0
     assert " parameters as llama in " in capsys.readouterr().out
     assert json.loads((tmp_path / "theirs" / "config.json").read_text())["model_type"] == "llama"
@@ -126,6 +126,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert_same(AutoModelForCausalLM.from_pretrained(tmp_path / "theirs"), ours)
     assert main(command) == 2
     assert "exists; remove it or write elsewhere" in capsys.readouterr().err
-    command = ["export", str(tmp_path / "theirs"), "--out", str(tmp_path / "again")]
+    command = ["export", str(tmp_path / "theirs"), str(tmp_path / "again")]
     assert main(command) == 2
     assert "holds a LlamaForCausalLM, not a model of fastweights" in capsys.readouterr().err

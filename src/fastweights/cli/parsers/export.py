@@ -20,9 +20,7 @@ def export(parser: Parser) -> Deferred:
     parser.add_argument(
         "checkpoint", type=path, help="The model: a folder of a run, a checkpoint or a model"
     )
-    parser.add_argument(
-        "--out", type=path, required=True, help="Folder to write to, which must not exist yet"
-    )
+    parser.add_argument("out", type=path, help="Folder to write to, which must not exist yet")
     parser.add_argument(
         "--family",
         choices=FAMILIES,
