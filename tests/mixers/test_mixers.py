@@ -419,10 +419,8 @@ def test_bfloat16_runs_with_its_state_in_float32(layer: Layer) -> None:
         assert y.dtype == torch.bfloat16
         assert_close(y, want, f"y by {method}")
         whole = layer.name in ("softmax", "swa", "olmo2", "mla")
-        cached = {torch.bfloat16} if whole or layer.name == "lolcats" else set()
+        cached = {torch.bfloat16} if whole or layer.name in ("fox", "lolcats") else set()
         summed = set() if whole else {torch.float32, torch.complex64}
-        cached = {torch.bfloat16} if layer.name in ("softmax", "swa", "fox", "lolcats") else set()
-        summed = set() if layer.name in ("softmax", "swa") else {torch.float32, torch.complex64}
         assert {s.dtype for s in parts(state.memory)} <= {*cached, *summed, torch.long}
 
 

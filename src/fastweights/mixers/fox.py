@@ -83,7 +83,7 @@ class FoX(Mixer):
         return record, self.w_norm.expand_as(x) if gate is None else gate * self.w_norm
 
     def _shift(
-        self, y: Tensor, x: Tensor, past: TokenContext, before: PreviousToken, W: Linear | None
+        self, y: Tensor, x: Tensor, past: TokenContext, before: PreviousToken, W: nn.Module | None
     ) -> Tensor:
         if W is None:
             return y

@@ -40,15 +40,9 @@ class Mamba(Mixer):
     """
 
     def __init__(
-        self,
-        d: int,
-        state: Count = 16,
-        expand: Count = 2,
-        conv: Count = 4,
-        rank: Count | None = None,
-        norm_eps: Positive | None = None,
-        affine: bool = False,
-    ) -> None:
+        self, d: int, state: Count = 16, expand: Count = 2, conv: Count = 4,
+        rank: Count | None = None, norm_eps: Positive | None = None, affine: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(d)
         width, rank = expand * d, math.ceil(d / 16) if rank is None else rank
         self.W_u = Linear(d, width, bias=False)

@@ -45,17 +45,10 @@ class MetaLA(Mixer):
     """
 
     def __init__(
-        self,
-        d: int,
-        heads: int = 4,
-        tau: Positive = 16.0,
-        conv: CountOrZero = 4,
-        augmented: bool = True,
-        restore_key: bool = False,
-        scaled: bool = False,
-        rounded: bool = False,
-        keys: Count | None = None,
-    ) -> None:
+        self, d: int, heads: int = 4, tau: Positive = 16.0, conv: CountOrZero = 4,
+        augmented: bool = True, restore_key: bool = False, scaled: bool = False,
+        rounded: bool = False, keys: Count | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(d)
         keys = d // 2 if keys is None else keys
         width = head_width("d_k", keys, heads)

@@ -79,6 +79,10 @@ class LogLinear(Wrapper[Fenwick]):
         ((b, h, k, v),) = self.inner.state_shapes
         return (b, h, self.levels * k, v), (b,)
 
+    def state_size(self, context: int) -> int:
+        """Of the levels: how many tokens there were is no memory of them."""
+        return self.levels * self.inner.state_size(context)
+
     def initial_state(self) -> Fenwick:
         levels, count = super().initial_state()
         return levels, count.long()

@@ -60,7 +60,7 @@ def reproduce(parser: Parser) -> Deferred:
     parser.add_argument(
         "--steps",
         type=positive_integer,
-        help="Updates of every training, in place of the claim's own",
+        help="Updates of every training (default: the claim's own)",
     )
     add_device(parser)
     return Deferred("reproduce", "reproduce")

@@ -43,7 +43,7 @@ class TrainPlan:
             Budget(0.2, 3),
             width=32,
             layers=2,
-            parameters=60_000,
+            parameters=70_000,
             batch=2,
             length=64,
             compiled=compiled,

@@ -159,8 +159,9 @@ class SweepRun:
     def former_key(self) -> str:
         """The key that version 0 gave to this run."""
         config = first_json_value(self.config().to_dict())
-        for later in ("transformers_version", "num_attention_heads"):
-            config.pop(later, None)
+        later = ("mlps", "normalized_residual", "norms_behind")
+        for name in ("transformers_version", "num_attention_heads", *later):
+            config.pop(name, None)
         training = self.protocol.training
         settings = {
             name: value
