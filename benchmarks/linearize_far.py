@@ -6,22 +6,20 @@ of distance is measured, with windows in place of its attention; then it is conv
 methods at equal steps, each a run of its own in TEACHERS/runs that can be stopped and started
 again. All figures are on text held out from all trainings, by how far back a token can be recalled
 from; they go to benchmarks/results/linearize_far.json, and from there into docs/linearize.md by
-`make pages`.
+`make pages`. A row of the same method, steps and seed is replaced, all others stay.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from fastweights.linearize.distill.methods import ADAPT, TRANSFER, LinearizationMethod
-from fastweights.linearize.distill.methods import AdaptationConfig as Adaptation
-from fastweights.linearize.distill.methods import TransferConfig as Transfer
 from rich.console import Console
 from safetensors.torch import load_file
 from torch.nn import functional as F
@@ -39,7 +37,19 @@ from fastweights.linearize import (
 )
 from fastweights.linearize.distill.adapt import TokenLoss, next_logits
 from fastweights.linearize.distill.far_text import FarText
+from fastweights.linearize.distill.fit import Fit
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
+from fastweights.linearize.distill.recipe import (
+    ADAPT,
+    ALIGN,
+    TRANSFER,
+    LinearizationRecipe,
+    StageConfig,
+)
+from fastweights.linearize.distill.recipe import AdaptationConfig as Adaptation
+from fastweights.linearize.distill.recipe import AlignmentConfig as Alignment
+from fastweights.linearize.distill.recipe import TransferConfig as Transfer
+from fastweights.linearize.distill.trained import AllWeights
 from fastweights.runs.files import atomic_file
 from fastweights.text.documents import Data
 from fastweights.train import AdamW, Every, StopOnSignal
@@ -65,6 +75,8 @@ def main() -> None:
     parser.add_argument("--only", choices=FAR, action="append", help="this teacher")
     parser.add_argument("--steps", type=int, default=40, help="of each of the two stages")
     parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--method", action="append", help="this method; may be repeated")
     parser.add_argument("--needs", action="store_true", help="measure the teachers alone")
     chosen = parser.parse_args()
     for name in chosen.only or FAR:
@@ -72,10 +84,8 @@ def main() -> None:
         text = FarText(**load_file(chosen.teachers / name / "held_out.safetensors"))
         needed = list(needs(teacher, text))
         _record(name, "needs", needed)
-        found: list[Row] = []
         for row in () if chosen.needs else _conversions(chosen, name, text, needed):
-            found.append(row)
-            _record(name, "conversions", found)
+            _record(name, "conversions", [*_others(name, row), row])
 
 
 def needs(teacher: Path, text: FarText) -> Iterator[Row]:
@@ -111,8 +121,11 @@ def by_distance(model: Any, text: FarText, mode: Mode | None = None) -> dict[str
     }
 
 
-def conversions(teacher: Path, far: Path, steps: int, batch: int) -> dict[str, Conversion]:
-    """LoLCATs, with one thing changed at a time, on the teacher's own kind of text."""
+def conversions(
+    teacher: Path, far: Path, steps: int, batch: int, seed: int = 0
+) -> dict[str, Conversion]:
+    """LoLCATs, with one thing changed at a time, and students that are aligned by hidden states
+    and learn from the teacher's logits, on the teacher's own kind of text."""
     data = Data(
         (str(far / "train.jsonl"),),
         (str(far / "validation.jsonl"),),
@@ -122,25 +135,42 @@ def conversions(teacher: Path, far: Path, steps: int, batch: int) -> dict[str, C
         stream=1 << 16,
     )
     every = Every(log=10, evaluation=1 << 20, checkpoint=25)
-    published = Transfer(fit=replace(TRANSFER, steps=steps, batch=batch, every=every))
-    published_next = Adaptation(fit=replace(ADAPT, steps=steps, batch=batch, every=every))
-    fast = replace(published, fit=replace(published.fit, optimizer=_adam(1e-1)))
-    longer = replace(fast, fit=replace(fast.fit, steps=3 * steps))
-    adapt = replace(published_next, fit=replace(published_next.fit, optimizer=_adam(1e-3)))
+
+    def fit(base: Fit, **changes: Any) -> Fit:
+        return replace(base, **{"steps": steps, "batch": batch, "every": every, **changes})
+
+    published, published_next = Transfer(fit=fit(TRANSFER)), Adaptation(fit=fit(ADAPT))
+    fast = Transfer(fit=fit(TRANSFER, optimizer=_adam(1e-1)))
+    longer = fast.with_fit(fit(fast.fit, steps=3 * steps))
+    adapt = Adaptation(fit=fit(ADAPT, optimizer=_adam(1e-3)))
+    align = Alignment(fit=fit(ALIGN, optimizer=_adam(3e-3)))
+    distil = Adaptation(
+        AllWeights(), TokenLoss(ce=0.0, kl=1.0), fit(ADAPT, optimizer=_adam(1e-3)), name="kl"
+    )
     narrow, wide = (LinearAttentionConfig(window=window) for window in WINDOWS)
-    first = Conversion(str(teacher), data, LinearizationMethod(narrow, fast, adapt))
 
-    def changed(**fields: Any) -> Conversion:
-        return replace(first, method=replace(first.method, **fields))
+    def of(analog: LinearAttentionConfig, *stages: StageConfig) -> Conversion:
+        return Conversion(str(teacher), data, LinearizationRecipe(analog, stages), seed=seed)
 
+    first = of(narrow, fast, adapt)
+    by_kl = replace(adapt, loss=TokenLoss(kl=1.0))
+    delta = replace(wide, rule="gated_deltanet")
     return {
         "rates 1e-1, 1e-3": first,
-        "dropout 0.5": changed(transfer=replace(fast, dropout=0.5)),
+        "dropout 0.5": of(narrow, replace(fast, dropout=0.5), adapt),
         "1 softmax layer": replace(first, softmax_layers=1),
-        "KL 1": changed(adapt=replace(adapt, loss=TokenLoss(kl=1.0))),
-        "published rates": changed(transfer=published, adapt=published_next),
-        "window 64": changed(analog=wide),
-        "3 × transfer": changed(transfer=longer),
+        "KL 1": of(narrow, fast, by_kl),
+        "published rates": of(narrow, published, published_next),
+        "window 64": of(wide, fast, adapt),
+        "3 × transfer": of(narrow, longer, adapt),
+        "LoLCATs aligned, KL": of(wide, align, distil),
+        "delta, KL": of(delta, align, distil),
+        "delta 256, KL": of(replace(delta, feature_dim=128), align, distil),
+        "delta 512, KL": of(replace(delta, feature_dim=256), align, distil),
+        "delta 256 alone, KL": of(replace(delta, feature_dim=128, window=0), align, distil),
+        "delta 256, 1 softmax layer, KL": replace(
+            of(replace(delta, feature_dim=128), align, distil), softmax_layers=1
+        ),
     }
 
 
@@ -154,31 +184,53 @@ def _conversions(
     teacher = chosen.teachers / name / "model"
     attending = {row["window"]: row for row in needed}
     console = Console(highlight=False)
-    found = conversions(teacher, chosen.teachers / "far", chosen.steps, chosen.batch)
-    for title, conversion in found.items():
+    found = conversions(teacher, chosen.teachers / "far", chosen.steps, chosen.batch, chosen.seed)
+    for title in chosen.method or found:
+        conversion = found[title]
         console.print(f"\n{name}: {title}", markup=False)
-        out = chosen.teachers / "runs" / name / "".join(c if c.isalnum() else "-" for c in title)
+        folder = f"{title} {chosen.steps} {chosen.seed}"
+        out = chosen.teachers / "runs" / name / "".join(c if c.isalnum() else "-" for c in folder)
         with reporter(console) as watch, StopOnSignal() as stop:
+            start = time.perf_counter()
             if not run_conversion(conversion, out, reporter=watch, stop=stop):
                 raise SystemExit("stopped; the same command goes on from here")
-        model = AutoModelForCausalLM.from_pretrained(out / "model")
-        window = conversion.method.analog.window
-        tokens = chosen.batch * FAR_LENGTH
-        stages = {"transfer": conversion.method.transfer, "finetune": conversion.method.adapt}
+            seconds = time.perf_counter() - start
         yield {
             "method": title,
-            "window": window,
-            **{
-                f"{stage}_tokens": 0 if config is None else tokens * config.fit.steps
-                for stage, config in stages.items()
-            },
-            **_shares(
-                attending[None],
-                by_distance(model, text, Student()),
-                by_distance(model, text, WindowOnly()),
-                attending[window],
-            ),
+            "steps": chosen.steps,
+            "seed": chosen.seed,
+            "seconds": seconds,
+            **_measured(conversion, out, text, attending),
         }
+
+
+def _measured(
+    conversion: Conversion, out: Path, text: FarText, attending: Mapping[int | None, Row]
+) -> Row:
+    """A run's shares and tokens; without a window, those of what the teacher's of 64 leaves."""
+    recipe = conversion.recipe
+    model, window = AutoModelForCausalLM.from_pretrained(out / "model"), recipe.analog.window
+    teacher_window = attending[window or WINDOWS[-1]]
+    alone = by_distance(model, text, WindowOnly()) if window else teacher_window
+    tokens = {
+        name: sum(stage.fit.steps * stage.fit.batch for stage in stages) * FAR_LENGTH
+        for name, stages in (("transfer", recipe.by_layer), ("finetune", recipe.whole))
+    }
+    return {
+        "window": window,
+        "transfer_tokens": tokens["transfer"],
+        "finetune_tokens": tokens["finetune"],
+        "recall": json.loads((out / "evaluation.json").read_text())["recall"],
+        **_shares(attending[None], by_distance(model, text, Student()), alone, teacher_window),
+    }
+
+
+def _others(teacher: str, row: Row) -> list[Row]:
+    """The rows that are recorded of other conversions, steps or seeds."""
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    rows = results.get(teacher, {}).get("conversions", {"rows": []})["rows"]
+    same = ("method", "steps", "seed")
+    return [old for old in rows if any(old.get(name) != row[name] for name in same)]
 
 
 def _shares(softmax: Row, converted: Row, window_only: Row, teacher_window: Row) -> Row:

@@ -9,18 +9,21 @@ from pkgutil import iter_modules
 
 import pytest
 import torch
-from jaxtyping import config, install_import_hook
+from jaxtyping import config
+
+import beartype_hook
+from pictures import draw_all, draw_pixels
 
 SHAPED = ("methods", "features", "layers", "mixer", "mixers", "recurrence")
 PACKAGE = Path(__file__).parent.parent / "src" / "fastweights"
 # Triton reads the source of its kernels, which must stay as it is
 KERNELS = [m.name for m in iter_modules([str(PACKAGE / "kernels")]) if m.name != "triton"]
-install_import_hook(
-    [f"fastweights.{part}" for part in (*SHAPED, *(f"kernels.{name}" for name in KERNELS))],
-    "beartype_hook.check",
+beartype_hook.install(
+    [f"fastweights.{part}" for part in (*SHAPED, *(f"kernels.{name}" for name in KERNELS))]
 )
-pytest_plugins = ["durations", "fast"]
+pytest_plugins = ["durations", "fast", "order"]
 
+draw_pixels()
 torch.set_num_threads(1)
 """The tests' tensors are so small that a second thread only waits."""
 
@@ -33,6 +36,12 @@ def unchecked() -> Iterator[None]:
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn, for a test that looks at them; all others have pictures of a pixel."""
+    draw_all(monkeypatch.setattr)
 
 
 @pytest.fixture(autouse=True)

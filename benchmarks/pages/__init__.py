@@ -5,6 +5,7 @@ from pages import (
     gpu_static,
     linearize,
     mesa,
+    mixers,
     performance,
     plan,
     processes,
@@ -26,6 +27,7 @@ PAGES: tuple[Page, ...] = (
     processes.LONG,
     transformers_speed.PAGE,
     tables.PAGE,
+    mixers.PAGE,
     transformers_versions.PAGE,
     check.PAGE,
 )

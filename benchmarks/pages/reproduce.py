@@ -8,10 +8,12 @@ from typing import Any
 
 from fastweights.lab.reproduce import CLAIMS, Claim, ClaimVerdict, Scale
 from fastweights.lab.reproduce.claim import FLOOR
+from fastweights.lab.reproduce.computed import Computed
 from fastweights.lab.reproduce.measures import At, Measure, Measures
 from fastweights.lab.reproduce.theory import Theorem
 from fastweights.render.markdown import table
 from fastweights.render.plots import png
+from fastweights.runs.identity import key_of
 from pages.page import RESULTS, Page, Stretches, results
 
 Outcome = dict[str, Any]
@@ -27,14 +29,15 @@ def _outcomes() -> dict[str, Outcome]:
 def _measured() -> Iterator[tuple[str, Claim, Outcome]]:
     """Each claim at each size that it was measured at, in the order of the claims."""
     for name, claim in CLAIMS.items():
-        for size in claim.sizes:
-            if outcome := _outcomes().get(f"{name}-{size}"):
+        for size, sized in claim.sizes.items():
+            outcome = _outcomes().get(f"{name}-{size}")
+            if outcome and outcome.get("experiment") in (None, key_of(sized.experiment)):
                 yield name, claim, outcome
 
 
 GROUPS = {
-    "Theorems, executed": lambda claim, outcome: isinstance(
-        claim.sizes[outcome["size"]].experiment, Theorem
+    "Theorems and identities, executed": lambda claim, outcome: isinstance(
+        claim.sizes[outcome["size"]].experiment, Theorem | Computed
     ),
     "Reproduced": lambda claim, outcome: outcome["verdict"] == ClaimVerdict.HOLDS.value,
     "Contradicted": lambda claim, outcome: outcome["verdict"] == ClaimVerdict.FAILS.value,
@@ -52,11 +55,31 @@ def verdicts() -> str:
         group = next(key for key, takes in GROUPS.items() if takes(claim, outcome))
         groups[group].append(_row(name, claim, outcome))
     columns = ("claim", "paper", "", "at size", "parts that hold", "what this size cannot show")
-    return "\n\n".join(
+    judged = [
         part
         for group, rows in groups.items()
         for part in (f"**{group}: {len(rows)}**", table(columns, rows) if rows else "None.")
-    )
+    ]
+    return "\n\n".join([*judged, *_waiting()])
+
+
+def _waiting() -> Iterator[str]:
+    """Claims without an outcome of their protocol."""
+    measured = {name for name, _, _ in _measured()}
+    rows = [
+        (
+            f"`{name}`",
+            f"{claim.paper}, {claim.place}",
+            claim.statement,
+            f"{claim.cpu.minutes:g}",
+            claim.cpu.note,
+        )
+        for name, claim in CLAIMS.items()
+        if name not in measured
+    ]
+    yield f"**Not measured by their present protocol: {len(rows)}**"
+    columns = ("claim", "paper", "", "minutes at size cpu", "what this size cannot show")
+    yield table(columns, rows) if rows else "None."
 
 
 def _row(name: str, claim: Claim, outcome: Outcome) -> tuple[str, ...]:
@@ -98,7 +121,8 @@ def _section(name: str, claim: Claim, outcome: Outcome) -> Iterator[str]:
     yield f"{claim.paper}, {claim.place}: {claim.statement}"
     if claim.remark:
         yield claim.remark
-    yield f"Size {outcome['size']}, {outcome['minutes']:.1f} minutes. {size.note}".rstrip()
+    spent = f"Size {outcome['size']}, {outcome['minutes']:.1f} minutes, commit {outcome['commit']}."
+    yield f"{spent} {size.note}".rstrip()
     columns = ("statement", "difference", "from", "to", "visible from", "verdict", "why")
     yield table(columns, map(_check, outcome["checks"]))
     if rows := list(_numbers(claim, outcome)):

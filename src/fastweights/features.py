@@ -149,7 +149,8 @@ class LearnedFeatures(nn.Module, ABC):
     wider.
 
     There is a W ``[w f]`` per head. It is initially the identity's first f columns (LoLCATs, 2024;
-    Hedgehog, 2024).
+    Hedgehog, 2024), and more than the identity has are random directions: equal ones would stay
+    equal.
     """
 
     def __init__(self, heads: int, width: int, features: int) -> None:
@@ -160,6 +161,9 @@ class LearnedFeatures(nn.Module, ABC):
 
     def reset_parameters(self) -> None:
         nn.init.dirac_(self.W, groups=self.heads)
+        columns = self.W.detach().unflatten(0, (self.heads, -1)).squeeze(-1)
+        further = columns[:, columns.shape[2] :]
+        further.copy_(F.normalize(torch.randn_like(further), dim=-1))
 
     @staticmethod
     @abstractmethod

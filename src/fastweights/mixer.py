@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fastweights.layers import (
     Gate,
     HeadNorm,
+    LayerStream,
     ShortConvolution,
     SiLUGate,
     TokenContext,
@@ -51,6 +52,30 @@ class MixerState(NamedTuple):
         return sum(s.nbytes for s in (*memory, *self.tails.values(), self.position))
 
 
+class SumState(NamedTuple):
+    """What the mixers of a `MixerSum` remember, one state each."""
+
+    states: tuple[MixerState, ...]
+
+    def map(self, f: Callable[[Tensor], Tensor]) -> Self:
+        """`f` of every tensor."""
+        return type(self)(tuple(state.map(f) for state in self.states))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for all sequences together."""
+        return sum(state.nbytes for state in self.states)
+
+    @property
+    def position(self) -> Tensor:
+        """``[b]``, how many tokens of the present document they have seen."""
+        return self.states[0].position
+
+
+LayerState = MixerState | SumState
+"""What one layer of a model remembers."""
+
+
 class Projection(NamedTuple):
     """A mixer's recurrence on some x.
 
@@ -73,8 +98,14 @@ class Mixer(nn.Module, ABC):
     A subclass sets ``W_o`` and, unless it overrides `read`, ``norm`` (on ``[b t h v]``); it states
     `project` and, for parameters that are not to start as PyTorch's layers do, `reset_parameters`
     (by ``nn.init`` only).
+
+    Attributes:
+        leaves_values, takes_values: whether it leaves its values in the `LayerStream`, or needs
+            those of an earlier layer there
     """
 
+    leaves_values: bool = False
+    takes_values: bool = False
     norm: nn.Module
     W_o: nn.Module
 
@@ -115,6 +146,7 @@ class Mixer(nn.Module, ABC):
         keep: Mask | None = None,
         segments: Segments | None = None,
         method: Method = Auto(),
+        stream: LayerStream | None = None,
     ) -> tuple[Embedded, MixerState]:
         """(y, state after the last token), continuing from `state`.
 
@@ -126,13 +158,14 @@ class Mixer(nn.Module, ABC):
             segments: ``[b t]``, an integer per packed document; where it changes, memory starts
                 anew
             method: how the recurrence is evaluated
+            stream: what earlier layers of a model say of these tokens, and this one to later ones
 
         Raises:
             ShapeError: for an x, mask or state that does not fit
             TypeError: for an x of another dtype than the weights, or a state that is none
         """
         driven, recurrence, gate, past = self.project_all(
-            x, state, keep=keep, segments=segments, method=method
+            x, state, keep=keep, segments=segments, method=method, stream=stream
         )
         o, memory = evaluate(driven, None if state is None else state.memory, method)
         return self.read(o, gate, recurrence), MixerState(memory, past.tails, past.position)
@@ -145,6 +178,7 @@ class Mixer(nn.Module, ABC):
         keep: Mask | None = None,
         segments: Segments | None = None,
         method: Method = Auto(),
+        stream: LayerStream | None = None,
     ) -> Projection:
         """What `forward` evaluates, and what it reads the output with."""
         require_method(method)
@@ -156,7 +190,7 @@ class Mixer(nn.Module, ABC):
         if keep is not None:
             x = x.masked_fill(~keep[..., None], 0)
         tails, position = (None, None) if state is None else (state.tails, state.position)
-        past = TokenContext(x, tails, position, keep, segments, method.neighbours)
+        past = TokenContext(x, tails, position, keep, segments, method.neighbours, stream)
         recurrence, gate = self.project(x, past)
         driven = recurrence if keep is None else recurrence.keep(keep)
         driven = driven if past.starts is None else driven.restart(past.starts)
@@ -201,6 +235,33 @@ def differ_for_good(x: Tensor, weights: Tensor) -> bool:
     return weights.is_floating_point() and not torch.is_autocast_enabled(x.device.type)
 
 
+class MixerSum(nn.Module):
+    """y = Σ_i M_i(x): mixers that read the same x side by side (Falcon-H1, Zuo et al., 2025)."""
+
+    def __init__(self, mixers: Sequence[Mixer]) -> None:
+        super().__init__()
+        self.mixers = nn.ModuleList(mixers)
+
+    def forward(
+        self,
+        x: Embedded,
+        state: SumState | None = None,
+        *,
+        keep: Mask | None = None,
+        segments: Segments | None = None,
+        method: Method = Auto(),
+        stream: LayerStream | None = None,
+    ) -> tuple[Embedded, SumState]:
+        """(y, states after the last token), as `Mixer.forward`."""
+        before = [None] * len(self.mixers) if state is None else state.states
+        results = [
+            mixer(x, one, keep=keep, segments=segments, method=method, stream=stream)
+            for mixer, one in zip(self.mixers, before, strict=True)
+        ]
+        outputs, states = zip(*results, strict=True)
+        return torch.stack(outputs).sum(0), SumState(states)
+
+
 class Bidirectional(nn.Module):
     """y = M(x) + R M(R x), where R turns time around: the mixer M reads both ways with the same
     weights.
@@ -226,6 +287,7 @@ class Bidirectional(nn.Module):
         keep: Mask | None = None,
         segments: Segments | None = None,
         method: Method = Auto(),
+        stream: LayerStream | None = None,
     ) -> tuple[Embedded, None]:
         """(y, None), as `Mixer.forward`; raises ValueError for a state, as there is none to go on
         from.
@@ -245,6 +307,7 @@ class Bidirectional(nn.Module):
             keep=None if keep is None else both_ways(keep),
             segments=None if segments is None else both_ways(segments),
             method=method,
+            stream=stream,
         )
         ahead, back = y.chunk(2)
         return ahead + back.flip(1), None

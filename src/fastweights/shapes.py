@@ -1,7 +1,7 @@
 """The shape letters used everywhere, as jaxtyping aliases.
 
 b batch · t time (query) · s time (key) · h head · g head of grouped keys · k key width · v value
-width · f features · d model width
+width · f features · m slots · l levels · d model width
 
 Streams are ``[b t h ·]`` and broadcast over b, t, h where an axis has length 1 (``#`` below).
 States are ``[b h k v]`` (or tuples of batch-first tensors), in float32 or wider.
@@ -14,6 +14,9 @@ Keys = Inexact[Tensor, "#b #t #h k"]
 Values = Inexact[Tensor, "#b #t #h v"]
 GroupKeys = Inexact[Tensor, "#b #t #g k"]
 GroupValues = Inexact[Tensor, "#b #t #g v"]
+SlotShares = Inexact[Tensor, "#b #t #h m"]
+SlotDecay = Inexact[Tensor, "#b #t #h #m"]
+Levels = Inexact[Tensor, "#b #t #h l"]
 Skip = Inexact[Tensor, "#b #t #h #v"]
 Features = Inexact[Tensor, "#b #t #h f"]
 GroupFeatures = Inexact[Tensor, "#b #t #g f"]
@@ -32,6 +35,7 @@ __all__ = [
     "GroupKeys",
     "GroupValues",
     "Keys",
+    "Levels",
     "LogDecay",
     "Map",
     "Mask",
@@ -39,5 +43,7 @@ __all__ = [
     "PerToken",
     "Segments",
     "Skip",
+    "SlotDecay",
+    "SlotShares",
     "Values",
 ]

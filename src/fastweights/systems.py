@@ -102,6 +102,16 @@ def hippo_start(n: int) -> Tensor:
     return torch.complex(torch.full((n,), -0.5), frequencies.float())
 
 
+def hippo_low_rank(n: int) -> Tensor:
+    """P of HiPPO-LegS with 2n states, A = Λ - P P* on the eigenvectors of its normal part, where Λ
+    is `hippo_start`; its B is √2 P (S4).
+    """
+    p = (torch.arange(2 * n, dtype=torch.float64) + 0.5).sqrt()
+    skew = torch.outer(p, p).triu(1)
+    vectors = torch.linalg.eigh(-1j * (skew - skew.mT)).eigenvectors[:, n:]
+    return (vectors.mH @ p.to(vectors.dtype)).to(torch.complex64)
+
+
 def pairs(state: int) -> int:
     """How many conjugate pairs `state` states are."""
     if state < 2 or state % 2:
@@ -109,6 +119,11 @@ def pairs(state: int) -> int:
             f"state = {state}: complex states come in conjugate pairs; use an even number"
         )
     return state // 2
+
+
+def heavy_tail(x: Tensor) -> Tensor:
+    """1 + x, or 1 / (1 - x) where x < 0: above 0, and as x decreases towards it slower than e^x."""
+    return x.clamp(min=0) + 1 / (1 - x.clamp(max=0))
 
 
 def as_complex(x: Tensor) -> Tensor:

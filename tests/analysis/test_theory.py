@@ -70,6 +70,7 @@ def system():
 
 
 @each_finding
+@pytest.mark.usefixtures("pictures")
 def test_every_statement_is_borne_out_and_drawn(name: str) -> None:
     finding = FINDINGS[name]()
     assert finding.verdict

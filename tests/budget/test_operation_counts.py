@@ -7,10 +7,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fastweights.budget import count_by_part, count_operations, decoding, find_accelerator
+from fastweights.engines.titan.operations import training_operations
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, preset
 from fastweights.models.size import count_parameters
 
 MIXERS = ("metala", "gated_deltanet", "mesa", "mamba2", "softmax", "gla", "retnet")
+EXPERTS = {"name": "experts", "width": 48, "routing": {"count": 6, "chosen": 2}, "shared": 32}
 H100 = find_accelerator("h100")
 
 
@@ -20,7 +22,14 @@ def config_of(*mixers: str, **fields: object) -> FastWeightsConfig:
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"tie_word_embeddings": True}, {"mlp": None}, {"learnt_positions": 32}]
+    "fields",
+    [
+        {},
+        {"tie_word_embeddings": True},
+        {"mlp": None},
+        {"learnt_positions": 32},
+        {"mlps": [EXPERTS, None], "num_hidden_layers": 5},
+    ],
 )
 def test_parts_are_the_whole(fields: dict) -> None:
     config = config_of("metala", "softmax", **fields)
@@ -41,6 +50,16 @@ def test_products_are_those_that_torch_counts(mixer: str) -> None:
     with FlopCounterMode(display=False) as counter:
         loss.backward()
     assert counter.get_total_flops() == pytest.approx(2 * forward, rel=0.02)
+
+
+def test_a_token_passes_the_experts_that_it_chooses() -> None:
+    config = config_of("softmax", mlps=[EXPERTS])
+    without = count_operations(config_of("softmax", mlp=None), 128).projections
+    mlps = count_operations(config, 128).projections - without
+    assert mlps == 3 * 2 * 64 * (3 * (2 * 48 + 32) + 6)
+    idle = 3 * 4 * 3 * 48 * 64
+    dense = config_of("softmax", mlps=[{**EXPERTS, "routing": {"count": 6, "chosen": 6}}])
+    assert training_operations(dense, 128) - training_operations(config, 128) == 6 * idle
 
 
 def test_a_decay_takes_what_its_equation_says() -> None:

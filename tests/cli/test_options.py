@@ -56,6 +56,7 @@ TABLE: dict[str, Row] = {
     "--checkpoint-every": COUNT,
     "--chunk": COUNT_OR_ZERO,
     "--clip": POSITIVE,
+    "--convolution": COUNT_OR_ZERO,
     "--data": GIVEN,
     "--data-weights": POSITIVE,
     "--decay": FRACTION,
@@ -65,6 +66,7 @@ TABLE: dict[str, Row] = {
     "--dropout": FRACTION,
     "--dtype": Row(("zz", "int8", ""), "is not one of float32"),
     "--eval-every": COUNT,
+    "--family": CHOICE,
     "--field": GIVEN,
     "--features": CHOICE,
     "--from": GIVEN,
@@ -89,12 +91,14 @@ TABLE: dict[str, Row] = {
     "--out": GIVEN,
     "--parts": CHOICE,
     "--patience": POSITIVE,
+    "--positions": CHOICE,
     "--preset": GIVEN,
     "--price": POSITIVE,
     "--prompt": TEXT,
     "--prompt-by": CHOICE,
     "--rank-by": CHOICE,
     "--ranking": GIVEN,
+    "--rates": Row(("0", "1e-3,-1", "1e-3,", "a", ""), "is not a list of numbers such as 1,2,5"),
     "--ray": GIVEN,
     "--recipe": Row(("zz", "lolcat", "zz.txt"), "is no recipe; take one of lolcats"),
     "--reference": GIVEN,
@@ -105,6 +109,7 @@ TABLE: dict[str, Row] = {
     "--schedule": CHOICE,
     "--seconds": POSITIVE,
     "--seed": COUNT_OR_ZERO,
+    "--seeds": COUNTS_OR_ZERO,
     "--shots": COUNT_OR_ZERO,
     "--size": GIVEN,
     "--softmax-layers": COUNT_OR_ZERO,
@@ -136,6 +141,7 @@ TABLE: dict[str, Row] = {
     "--workers": COUNT,
     "--z-loss": NOT_NEGATIVE,
     "checkpoint": GIVEN,
+    "out": GIVEN,
     "claim": GIVEN,
     "model": GIVEN,
     "models": GIVEN,
@@ -211,6 +217,7 @@ LATER: dict[str, Row] = {
 
 REQUIRED: dict[str, list[str]] = {
     "generate": ["none"],
+    "export": ["none", "out"],
     "import": ["none", "--out=out"],
     "plan": ["--tokens=1e9"],
     "sweep": ["none.toml"],
@@ -269,7 +276,7 @@ def arguments(option: str, value: str) -> list[str]:
     if not action.option_strings:
         positionals = [word for word in others if not word.startswith("--")]
         flags = [word for word in others if word.startswith("--")]
-        place = {"prompt": 1}.get(action.dest, 0)
+        place = {"prompt": 1, "out": 1}.get(action.dest, 0)
         positionals[place : place + 1] = [value]
         return [*verb.split(), *positionals, *flags]
     name = action.option_strings[0]

@@ -80,7 +80,7 @@ def test_choices_are_those_of_the_code() -> None:
     from fastweights.lab.bench.mesa import MesaPlan
     from fastweights.lab.evals.items import SOURCES
     from fastweights.linearize import FEATURE_MAPS, RULES
-    from fastweights.linearize.convert.config import GATES
+    from fastweights.linearize.convert.config import GATES, POSITIONS
     from fastweights.linearize.distill.criteria import CRITERIA
     from fastweights.linearize.distill.recipes import RECIPES
     from fastweights.runs.tracking import TRACKERS
@@ -98,6 +98,7 @@ def test_choices_are_those_of_the_code() -> None:
     )
     assert tuple(CRITERIA) == linearize.CRITERIA
     assert tuple(GATES) == linearize.GATES
+    assert tuple(POSITIONS) == linearize.POSITIONS
 
 
 def chosen(*arguments: str):

@@ -26,6 +26,7 @@ LITERATE = [
     "tutorials/analyse.md",
     "tutorials/convert.md",
     "tutorials/decode.md",
+    "tutorials/paper.md",
     "tutorials/rule.md",
     "tutorials/train.md",
 ]

@@ -22,6 +22,7 @@ NAMES = (
     "long-sequences",
     "transformers-speed",
     "tables",
+    "mixers",
     "transformers",
     "check",
 )
@@ -54,6 +55,7 @@ def test_its_pictures_are_drawn_or_kept(pages: dict[str, Any], name: str) -> Non
     assert shown - kept == set(pages[name].pictures)
 
 
+@pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_picture_is_drawn(pages: dict[str, Any], name: str) -> None:
     for draw in list(pages[name].pictures.values())[:1]:

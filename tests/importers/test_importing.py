@@ -25,7 +25,7 @@ from fastweights.importers.plan import ImportPlan, shortest_period
 from fastweights.importers.source import FolderSource
 from fastweights.layers import TokenContext
 from fastweights.recurrence import Decay
-from oracles.models import TRANSCRIPTIONS
+from oracles.transcriptions import TRANSCRIPTIONS
 from reference_models import (
     ORIGINALS,
     PRECISIONS,
@@ -273,18 +273,23 @@ def test_settings_that_ours_cannot_state_are_named(
         import_model(llama)
 
 
-def test_mixtures_of_experts_are_refused() -> None:
-    original = ORIGINALS["Qwen3-Next"]
-    small = {
-        "num_experts": 2,
-        "num_experts_per_tok": 1,
-        "moe_intermediate_size": 8,
-        "mlp_only_layers": [0],
-    }
-    model = Original(
-        "qwen3_next", {**original.settings, **small, "shared_expert_intermediate_size": 8}
-    ).build()
-    refused(model, "layers 1, 2 of this qwen3_next checkpoint are mixtures of experts")
+def test_experts_of_kimi_linear_are_refused() -> None:
+    settings = {**ORIGINALS["Kimi Linear"].settings, "num_experts": 2, "num_experts_per_token": 1}
+    kinds = ["dense", "dense", "sparse"]
+    model = Original("kimi_linear", {**settings, "mlp_layer_types": kinds}).build()
+    refused(model, "layer 2 of this kimi_linear checkpoint is a mixture of experts")
+
+
+def test_several_experts_of_minimax_are_refused() -> None:
+    original = ORIGINALS["MiniMax"]
+    model = Original("minimax", {**original.settings, "num_local_experts": 2}).build()
+    refused(model, "this minimax checkpoint has 2 experts in every layer")
+
+
+def test_residual_scales_of_minimax_that_differ_are_refused() -> None:
+    original = ORIGINALS["MiniMax"]
+    model = Original("minimax", {**original.settings, "full_attn_alpha_factor": 2.0}).build()
+    refused(model, "full_attn_alpha_factor = 2.0 cannot be imported, only with 1.7")
 
 
 def test_a_missing_field_is_named(tmp_path: Path) -> None:

@@ -278,6 +278,7 @@ def test_compiled_models_are_decoded(tmp_path):
     assert row["seconds"], row["note"]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_flatness_is_followed_and_drawn(tmp_path):
     path = tmp_path / "d.json"
     run("decode", "--quick", "--only", "metala", "--tokens", 12, "--out", path)

@@ -540,6 +540,7 @@ def folder(bytewise, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("pictures")
 def test_the_command_measures_perplexity(bytewise, folder: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("Où l'on mange « bien ». " * 20)

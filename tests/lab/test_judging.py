@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import combinations, pairwise, product
 from math import inf
 
@@ -203,6 +204,16 @@ def test_floors_and_ceilings_are_no_test() -> None:
     assert "solved" in reason(HIGH, HIGH)
     assert reason((6.0,) * 5, HIGH) == ""
     assert reason(HIGH, LOW, Above(Term("a"), Term("b", fails=True))) == ""
+
+
+def test_two_that_solve_what_a_control_does_not_are_equal() -> None:
+    scale, equal = Scale(margin=1.0, ceiling=11.0), Near(Term("a"), Term("b"), 3)
+    for control, verdict in ((MIXED, ClaimVerdict.HOLDS), (HIGH, ClaimVerdict.UNTESTED)):
+        rows = _measures(a=HIGH, b=HIGH, c=control)
+        claim = replace(_claim([equal]), controls=(Term("c"),))
+        assert judge(claim, Given(3, scale), rows)[0].verdict is verdict
+        more = replace(claim, statements=(Above(Term("a"), Term("b")),))
+        assert judge(more, Given(3, scale), rows)[0].verdict is ClaimVerdict.UNTESTED
 
 
 def test_one_seed_is_no_test() -> None:

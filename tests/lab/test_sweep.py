@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -42,6 +43,7 @@ from fastweights.lab.sweep import (
 )
 from fastweights.lab.sweep.order import batches, updates_per_epoch
 from fastweights.lab.tasks import (
+    MQAR,
     TASKS,
     Backbone,
     Batch,
@@ -53,6 +55,7 @@ from fastweights.lab.tasks import (
     TrainingSettings,
 )
 from fastweights.mixers import MIXERS, plugin
+from fastweights.runs.schedules import Cosine
 from tolerances import TOLERANCE
 
 
@@ -314,10 +317,34 @@ def test_a_plan_is_read(tmp_path: Path) -> None:
     assert (wide.mlp, wide.mixers) == ("gated", [{"name": "gla", "heads": 1}])
 
 
+def test_a_plan_sizes_its_tasks(tmp_path: Path) -> None:
+    task = '{label = "many pairs", name = "mqar-small-32x4", length = 128, pairs = 32}'
+    schedule = '[training]\nschedule = {name = "cosine", warmup = 7}'
+    plan = f'tasks = ["mqar-small-32x4", {task}]\nmixers = ["gla"]\n{schedule}'
+    path = written(tmp_path, plan)
+    found = {run.protocol.training.schedule for run in read_plan(path).runs()}
+    assert found == {Cosine(warmup=7)}
+    plain, sized = read_plan(path).tasks.values()
+    assert {segment.task for segment in (*sized.train, *sized.test)} == {
+        replace(cast(MQAR, plain.task), length=128, pairs=32)
+    }
+    assert (sized.training, sized.backbone) == (plain.training, plain.backbone)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("tasks = [", "cannot read"),
+        ('tasks = [{name = "mqar-small-32x4"}]\nmixers = ["gla"]', "a label and a name"),
+        ('tasks = [{label = "a", name = "mqar-*"}]\nmixers = ["gla"]', "name one of them"),
+        (
+            'tasks = [{label = "a", name = "mqar-small-32x4", width = 3}]\nmixers = ["gla"]',
+            "MQAR takes length, noise, pairs, power, vocabulary, not width",
+        ),
+        (
+            'tasks = [{label = "a", name = "mqar-small-32x4", pairs = 30}]\nmixers = ["gla"]',
+            "the length is even and at least 4",
+        ),
         ('tasks = ["mqar-small-32x4"]', "missing: mixers"),
         ('tasks = ["nothing"]\nmixers = ["gla"]', "no task is called 'nothing'"),
         ('tasks = ["mqar-small-32x4"]\nmixers = ["gla"]\nmixer = 1', "unknown: mixer"),
@@ -342,6 +369,9 @@ def test_a_plan_is_read(tmp_path: Path) -> None:
                 "[training]\nsteps = -3": "steps = -3; it must be 1 or more",
                 "[training]\nbatch = 0": "batch = 0; it must be 1 or more",
                 "[training]\nepochs = 1.5": "epochs = 1.5; it must be 1 or more",
+                '[training]\nschedule = "cosine"': "a table with a name, one of cosine",
+                '[training]\nschedule = {name = "cosine", rate = 1}': "floor, warmup, not rate",
+                '[training]\nschedule = {name = "wsd", warmup = -1}': "warmup = -1; it must be 0",
                 "[training]\nclip = -1": "clip = -1; it must be above 0",
                 "[training]\nbetas = [0.9, 1.0]": "betas = 1.0; it must be at least 0 and below 1",
             }.items()

@@ -26,6 +26,7 @@ from fastweights.linearize import (
 from fastweights.render.plots import png
 
 
+@pytest.mark.usefixtures("pictures")
 def test_generation_rows_say_what_was_measured() -> None:
     model = student().train()
     rows = list(bench_generation(model, batches=(1, 2), prompt=5, tokens=(6, 3)))

@@ -148,6 +148,7 @@ def test_an_undefined_share_is_said_with_its_reason(run: Path, tmp_path: Path) -
     assert why in share_section(evaluation(None), tmp_path)
 
 
+@pytest.mark.usefixtures("pictures")
 def test_the_page_shows_the_judgement(tmp_path: Path) -> None:
     found = evaluation()
     page = share_section(found, tmp_path) + recall_section(found) + samples_section(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -286,10 +287,35 @@ def test_a_plan_counts_what_is_trained(trained):
 def test_an_alignment_trains_each_layer_by_its_own_loss(blocks):
     model = Attentions().prepare(linear_llama())
     stage = AlignStage(model, stream(), stream(), HiddenLoss(blocks=blocks), llama)
-    stage._losses(batch())[1].backward()
+    given, alive = batch(), list[weakref.ref[torch.Tensor]]()
+
+    def second_alone(loss: torch.Tensor) -> None:
+        assert [ref() for ref in alive] == [None] * len(alive), "an earlier graph is kept"
+        if len(alive) == 1:
+            loss.backward()
+        alive.append(weakref.ref(loss))
+
+    stage._losses(given, second_alone)
+    assert len(alive) == 2
     reached = {name for name, p in model.named_parameters() if p.grad is not None}
     assert {name.split(".")[2] for name in reached} == {"1"}
     assert any("q_proj" in name for name in reached)
+
+
+def test_going_backward_layer_by_layer_is_the_gradient_of_the_sum():
+    found = []
+    for by_layer in (True, False):
+        model, losses = Attentions().prepare(linear_llama()), list[torch.Tensor]()
+        stage = AlignStage(model, stream(), stream(), HiddenLoss(), llama)
+        if by_layer:
+            stage.backward(0, 2, 0.5, 0)
+        else:
+            stage._losses(stage.train.batch(0, 2), losses.append)
+            (torch.stack(losses).sum() * 0.5).backward()
+        found.append({name: p.grad for name, p in model.named_parameters() if p.requires_grad})
+    assert found[0].keys() == found[1].keys()
+    for name, gradient in found[0].items():
+        assert_close(gradient, found[1][name], name)
 
 
 def test_layers_are_replaced_step_by_step():
@@ -501,7 +527,7 @@ def test_a_recipe_is_written_by_hand(tmp_path):
 
 BAD_FILES = {
     "analog = 3": "the recipe, analog is 3; it must be a table",
-    "method = 3": "the recipe has no field method; a LinearizationRecipe has analog, stages",
+    "method = 3": "no field method; a LinearizationRecipe has analog, selection, stages",
     "stages = 3": "stages is 3; it must be a list",
     "[[stages]]": r"stages\[0\] has no type; it must be one of TransferConfig",
     '[[stages]]\ntype = "Zz"': "has the type 'Zz'",

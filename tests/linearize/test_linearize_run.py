@@ -60,6 +60,7 @@ class Stopping:
         return self.left < 0
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_run_gives_a_model_its_numbers_and_a_report(source, tmp_path):
     assert run_conversion(conversion(source, softmax_layers=1), tmp_path / "run")
     read = lambda name: json.loads((tmp_path / "run" / f"{name}.json").read_text())  # noqa: E731

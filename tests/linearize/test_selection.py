@@ -19,6 +19,7 @@ from families import shaken, teacher
 from fastweights.linearize import (
     LinearAttentionConfig,
     Student,
+    Teacher,
     branches,
     cache_bytes,
     linearize,
@@ -30,6 +31,7 @@ from fastweights.linearize.distill.criteria import (
     CRITERIA,
     AloneLinear,
     AloneRestored,
+    Candidates,
     Criterion,
     Divergence,
     LinearLayers,
@@ -57,7 +59,8 @@ def inputs() -> dict[str, torch.Tensor]:
 
 def damage(criterion: Criterion, model: Any, batches: list[Any]) -> dict[int, float]:
     return criterion.damage(
-        list(branches(model)), lambda choices: criterion.measure.losses(model, batches, choices)
+        list(branches(model)),
+        lambda choices: criterion.measure.losses(Candidates(model), batches, choices),
     )
 
 
@@ -91,11 +94,34 @@ def test_some_layers_are_linear_and_the_others_softmax(layers: tuple[int, ...]) 
 def test_divergence_is_the_mean_over_batches_and_tokens() -> None:
     choices = [(), (1,), (0, 2), LAYERS]
     model, labels = linear_llama(layers=3), {"labels": inputs()["input_ids"]}
-    found = Divergence().losses(model, [inputs(), {**inputs(), **labels}], choices)
+    found = Divergence().losses(Candidates(model), [inputs(), {**inputs(), **labels}], choices)
     assert found == pytest.approx([divergence(layers) for layers in choices], abs=1e-12)
     first, second = ({"input_ids": x[None]} for x in inputs()["input_ids"])
-    both = Divergence().losses(model, [first, second], choices)
+    both = Divergence().losses(Candidates(model), [first, second], choices)
     assert both == pytest.approx(found, abs=1e-12)
+
+
+@pytest.mark.parametrize("linear", [(), (1,), (0, 2), LAYERS])
+def test_softmax_layers_have_their_own_weights(linear: tuple[int, ...]) -> None:
+    """Where a training has changed those of the attentions: the others' are changed."""
+    model, built = linear_llama(layers=3), linear_llama(layers=3, chosen=list(linear) or [0])
+    for layer in LAYERS:
+        _change(model, layer)
+    for layer in linear:
+        _change(built, layer)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    mode = Student() if linear else Teacher()
+    with torch.no_grad(), use_mode(built, mode):
+        want = next_logits(built, inputs())
+    models, softmax = Candidates(model, lambda: llama(3)), next_logits(llama(3), inputs())
+    assert_close(models.logits(inputs(), linear), want, f"{linear} linear, and changed")
+    assert_close(models.softmax_logits(inputs()), softmax.detach(), "the softmax model")
+    assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
+
+
+@torch.no_grad()
+def _change(model: Any, layer: int) -> None:
+    model.model.layers[layer].self_attn.q_proj.weight.mul_(1.5)
 
 
 def test_recall_lost_is_counted_token_by_token() -> None:
@@ -116,7 +142,7 @@ def test_recall_lost_is_counted_token_by_token() -> None:
     batches = [
         {"input_ids": x[None], "distance": d[None]} for x, d in zip(ids, distance, strict=True)
     ]
-    assert RecallLost().losses(model, batches, choices) == pytest.approx(want)
+    assert RecallLost().losses(Candidates(model), batches, choices) == pytest.approx(want)
     assert want[0] == 0
     assert want[1] < 0.2 < 0.7 < want[2] <= want[3]
 

@@ -145,6 +145,22 @@ def _automatic_classes() -> None:
     }
 
 
+def _position_ids_among() -> None:
+    model, seen = teacher(), []
+
+    def attend(_: Any, query: Any, *_others: Any, **options: Any) -> Any:
+        seen.append(seams.position_ids_among(options))
+        return query.transpose(1, 2), None
+
+    with (
+        seams.temporary_attention("something", attend, lambda **_: None),
+        seams.use_implementation(model, "something"),
+    ):
+        model(torch.zeros(1, 3, dtype=torch.long))
+    assert all(ids.tolist() == [[0, 1, 2]] for ids in seen)
+    assert seen
+
+
 SEAMS: dict[str, Callable[[], object]] = {
     "register_attention": lambda: (
         [has(interface, "register") for interface in (AttentionInterface, AttentionMaskInterface)]
@@ -160,6 +176,8 @@ SEAMS: dict[str, Callable[[], object]] = {
     "is_tracing": lambda: seams.is_tracing(torch.zeros(1)),
     "attach_branch": _attach_branch,
     "attentions_with_branch": lambda: has(attention(), "layer_idx"),
+    "hide_positions": lambda: seams.hide_positions(attention()),
+    "position_ids_among": _position_ids_among,
     "execution_device": _execution_device,
     "skip_blocks": _skip_blocks,
     "caches_among": lambda: has(seams.caches_among((), {"any": DynamicCache()})[0], "layers"),

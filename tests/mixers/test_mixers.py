@@ -21,7 +21,21 @@ from fastweights.methods import Auto, Chunkwise, Method, Recurrent
 from fastweights.mixer import Mixer, MixerState
 from fastweights.mixers import MIXERS, make, register
 from fastweights.recurrence import ShapeError
-from oracles import attention, layers, mesanet, state_space
+from oracles import (
+    attention,
+    decays,
+    deltas,
+    forgetting,
+    kalman,
+    kimi,
+    latent,
+    layers,
+    loglinear,
+    mesanet,
+    rwkv7,
+    slots,
+    state_space,
+)
 from tolerances import array, assert_close
 
 D = 16
@@ -70,10 +84,30 @@ LAYERS = [
         rope={"base": 100.0, "fraction": 0.4},
     ),
     layer("softmax", layers.softmax, heads=2, qk_norm=1e-3, gated=True),
+    layer("olmo2", layers.olmo2, heads=4, kv_heads=2, eps=1e-2),
+    layer("mla", latent.mla, heads=4, width=4, turned=2),
+    layer(
+        *("mla", latent.mla),
+        heads=2,
+        rank=10,
+        query_rank=7,
+        width=5,
+        turned=4,
+        value_width=6,
+        gated=True,
+        rope={"base": 100.0, "fraction": 0.5},
+    ),
+    layer("fox", forgetting.fox, heads=2, sinks=True, eps=1e-2),
+    layer("fox", forgetting.fox, heads=4, window=3, qk_norm=False, gated=False),
+    layer(
+        *("fox", forgetting.fox), heads=2, qk_norm=False, shifted=False, normed=False, gated=False
+    ),
     layer("lolcats", layers.lolcats, heads=4, kv_heads=2, window=3),
     layer("lolcats", layers.lolcats, heads=2, window=3, shared=False),
     layer("linear", layers.linear_attention, heads=2),
-    layer("linear", attention.relu_attention, heads=4, feature_map="relu"),
+    layer("shortconv", attention.shortconv),
+    layer("shortconv", attention.shortconv, conv=4, bias=True),
+    layer("linear", attention.relu_attention, heads=4, feature_map="relu", keys=8),
     layer("swa", layers.softmax, heads=2, window=4),
     layer("performer", attention.performer, heads=2, features=20, seed=3),
     layer("rfa", attention.rfa, heads=2, features=24),
@@ -81,21 +115,28 @@ LAYERS = [
     layer("cosformer", attention.cosformer, heads=2, length=32),
     layer("based", attention.based, heads=2, keys=3),
     layer("normalized", attention.normalized, heads=2),
-    layer("normalized", attention.normalized, heads=4, eta="softplus"),
+    layer("normalized", attention.normalized, heads=4, eta="softplus", keys=8, bias=1.5),
     layer("normalized", attention.normalized, heads=2, eta="sigmoid"),
     layer("retnet", attention.retnet, heads=2),
     layer("retnet", attention.retnet, heads=4, expand_v=1.0),
     layer("retnet", attention.retnet, heads=2, center=False, affine=True, eps=1e-2),
     layer("transnormer", attention.transnormer, heads=2, depth=0.75),
     layer("transnormer", attention.transnormer, heads=2, feature_map="elu"),
+    layer("lightning", attention.lightning, heads=2),
+    layer("lightning", attention.lightning, heads=4, width=6, depth=0.75, eps=1e-2),
     layer("gla", layers.gla, heads=2, tau=8.0, rank=3),
-    layer("gla", layers.gla, heads=4, center=False, eps=1e-2),
+    layer("gsa", slots.gsa, heads=2, slots=5),
+    layer("gsa", slots.gsa, heads=4, slots=3, kv_heads=2, tau=2.0, eps=1e-2),
+    layer("raven", slots.raven, heads=2, slots=6, active=2),
+    layer("raven", slots.raven, heads=4, slots=3, active=3, eps=1e-2),
+    layer("gla", layers.gla, heads=4, center=False, eps=1e-2, keys=16),
     layer("hgrn", attention.hgrn),
     layer("hgrn", attention.hgrn, lower_bound=0.6, tied=False),
     layer("hgrn2", attention.hgrn2, heads=2),
     layer("hgrn2", attention.hgrn2, heads=4, lower_bound=0.9),
+    layer("hgrn2", attention.hgrn2, heads=2, lower_bound=None, eps=1e-2),
     layer("metala", layers.metala, heads=2),
-    layer("metala", layers.metala, heads=4, conv=1),
+    layer("metala", layers.metala, heads=4, conv=1, keys=16),
     layer("metala", layers.metala, heads=2, augmented=False),
     layer("metala", layers.metala, heads=2, restore_key=True, conv=2, tau=4.0),
     layer("metala", layers.metala, heads=2, scaled=True),
@@ -105,6 +146,7 @@ LAYERS = [
     layer("deltanet", attention.deltanet, heads=4, conv=2, negative=True),
     layer("deltanet", attention.deltanet, heads=2, eps=1e-2, floor=1e-2),
     layer("dss", state_space.dss, state=3),
+    layer("s4", state_space.s4, state=4),
     layer("s4d", state_space.s4d, state=4),
     layer("s4d", state_space.s4d, state=6, bilinear=True, inverse=True),
     layer("h3", state_space.h3, heads=4, state=4, shift=3),
@@ -115,6 +157,14 @@ LAYERS = [
     layer("mamba2", state_space.mamba2, heads=4, state=2, groups=2, expand=1, scaled=False),
     layer("mamba2", state_space.mamba2, heads=2, state=3, decays=False),
     layer("mamba2", state_space.mamba2, heads=2, state=3, eps=1e-2),
+    layer("mamba3", decays.mamba3, heads=4, state=6),
+    layer("mamba3", decays.mamba3, heads=4, state=4, groups=2, expand=1, still=False, eps=1e-2),
+    layer("longhorn", decays.longhorn, state=3, conv=3),
+    layer("longhorn", decays.longhorn, state=2, expand=1, rank=5),
+    layer("rodimus", decays.rodimus, state=6),
+    layer("rodimus", decays.rodimus, state=3, expand=1, conv=2, rank=5, eps=1e-2),
+    layer("loglinear_mamba2", loglinear.loglinear_mamba2, heads=4, state=3, groups=2, levels=6),
+    layer("loglinear_gdn", loglinear.loglinear_gdn, heads=2, levels=3, eps=1e-2),
     layer("lru", state_space.lru, state=5, r_min=0.2, r_max=0.8, max_phase=1.0),
     layer("lru", state_space.lru, state=1),
     layer("rglru", state_space.rglru, heads=2, expand=1.5, c=4.0),
@@ -123,6 +173,11 @@ LAYERS = [
     layer("qlstm", state_space.qlstm, reversed=True),
     layer("rwkv4", state_space.rwkv4),
     layer("rwkv4_channel", state_space.rwkv4_channel, width=24),
+    layer("rwkv6", state_space.rwkv6, heads=2, rank=3, decay_rank=5),
+    layer("rwkv6", state_space.rwkv6, heads=4, rank=2, decay_rank=3, expand_k=0.5, eps=1e-2),
+    layer("rwkv7", rwkv7.rwkv7, heads=2, decay_rank=3, rate_rank=4, gate_rank=5),
+    layer("rwkv7", rwkv7.rwkv7, heads=4, eps=1e-2, floor=1e-2),
+    layer("rwkv7_channel", rwkv7.channel, width=24),
     layer("mlstm", state_space.mlstm, heads=2),
     layer("mlstm", state_space.mlstm, heads=2, conv=1, expand_k=0.5, bias=False, cap=0.5, eps=1e-2),
     layer("mlstm", state_space.mlstm, heads=1, conv=2, exponential_forget=True),
@@ -136,6 +191,39 @@ LAYERS = [
         eps=1e-2,
         floor=1e-2,
     ),
+    layer("kda", kimi.kda, heads=2),
+    layer(
+        *("kda", kimi.kda),
+        heads=2,
+        width=6,
+        value_heads=4,
+        conv=2,
+        negative=True,
+        lowest=2.0,
+        low_rank=False,
+        eps=1e-2,
+    ),
+    layer("gated_deltaproduct", deltas.gated_deltaproduct, heads=2),
+    layer(
+        *("gated_deltaproduct", deltas.gated_deltaproduct),
+        heads=4,
+        steps=3,
+        expand_v=1.0,
+        negative=False,
+        eps=1e-2,
+        floor=1e-2,
+    ),
+    layer("gdn2", deltas.gdn2, heads=2),
+    layer("gdn2", deltas.gdn2, heads=4, expand_v=1.5, negative=True, eps=1e-2, floor=1e-2),
+    layer("comba", deltas.comba, heads=2),
+    layer("comba", deltas.comba, heads=4, expand_v=1.0, eps=1e-2, floor=1e-2),
+    layer("comba", deltas.comba, heads=2, renormalized=True, floor=1e-2),
+    layer("pgdn", deltas.pgdn, heads=2),
+    layer("pgdn", deltas.pgdn, heads=4, negative=True, spread=2.0, eps=1e-2, floor=1e-2),
+    layer("pkda", deltas.pkda, heads=2),
+    layer("pkda", deltas.pkda, heads=4, expand_v=1.5, negative=True, spread=1.2, floor=1e-2),
+    layer("mom", deltas.mom, heads=2),
+    layer("mom", deltas.mom, heads=4, memories=6, active=3, expand_k=1.0, eps=1e-2, floor=1e-2),
     layer("mesa", layers.mesa, heads=2),
     layer("mesanet", mesanet.mamba2, heads=2, rule="mamba2"),
     layer("mesanet", mesanet.gla, heads=4, rule="gla"),
@@ -144,6 +232,8 @@ LAYERS = [
     layer("mesanet", mesanet.mlstm, heads=2, rule="mlstm"),
     layer("mesa", layers.mesa, heads=2, bound=1.0, eps=1e-2, floor=1e-2),
     layer("mesa_signed", layers.mesa_signed, heads=2),
+    layer("kalmanet", kalman.kalmanet, heads=2),
+    layer("kalmanet", kalman.kalmanet, heads=4, ratio=0.5, steps=3, conv=2, eps=1e-2, floor=1e-2),
 ]
 each_layer = pytest.mark.parametrize("layer", LAYERS, ids=str)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -282,13 +372,16 @@ def test_packed_documents_do_not_see_each_other(layer: Layer, method: Method) ->
 
 @each_layer
 def test_padding_and_packing_together(layer: Layer) -> None:
-    mixer, x = layer.build(), inputs(1)
-    ids = torch.tensor([[1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2]])
+    mixer, x, more = layer.build(), inputs(1), inputs(1, 3, seed=3)
+    ids = torch.tensor([[1, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3]])
     keep = torch.tensor([[False, True, True, False, True, False, True, True, False, True, False]])
-    y, _ = mixer(x, keep=keep, segments=ids)
-    for document in (1, 2):
+    y, state = mixer(x, keep=keep, segments=ids)
+    end = None
+    for document in (1, 2, 3):
         chosen = keep & (ids == document)
-        assert_close(y[chosen][None], mixer(x[chosen][None])[0], "y")
+        want, end = mixer(x[chosen][None])
+        assert_close(y[chosen][None], want, "y")
+    assert_close(mixer(more, state)[0], mixer(more, end)[0], "continuation")
 
 
 @each_layer
@@ -305,7 +398,7 @@ def test_state_of_some_of_the_sequences(layer: Layer) -> None:
 def test_state_size_is_constant_where_the_papers_say_so(layer: Layer) -> None:
     mixer = layer.build()
     sizes = [mixer(inputs(t=t))[1].nbytes for t in (1, 8, 40)]
-    if layer.name == "softmax" and "window" not in layer.arguments:
+    if layer.name in ("softmax", "olmo2", "mla", "fox") and "window" not in layer.arguments:
         assert sizes[0] < sizes[1] < sizes[2]
     else:
         assert sizes[1] == sizes[2]
@@ -325,7 +418,10 @@ def test_bfloat16_runs_with_its_state_in_float32(layer: Layer) -> None:
         y, state = mixer(x, method=method)
         assert y.dtype == torch.bfloat16
         assert_close(y, want, f"y by {method}")
-        cached = {torch.bfloat16} if layer.name in ("softmax", "swa", "lolcats") else set()
+        whole = layer.name in ("softmax", "swa", "olmo2", "mla")
+        cached = {torch.bfloat16} if whole or layer.name == "lolcats" else set()
+        summed = set() if whole else {torch.float32, torch.complex64}
+        cached = {torch.bfloat16} if layer.name in ("softmax", "swa", "fox", "lolcats") else set()
         summed = set() if layer.name in ("softmax", "swa") else {torch.float32, torch.complex64}
         assert {s.dtype for s in parts(state.memory)} <= {*cached, *summed, torch.long}
 
@@ -360,6 +456,15 @@ def test_every_parameter_is_initialised_by_reset_parameters(layer: Layer) -> Non
             module.reset_parameters()
     assert all(torch.isfinite(parameter).all() for parameter in mixer.parameters())
     assert torch.isfinite(mixer(inputs(dtype=torch.float32))[0]).all()
+
+
+def test_s4_starts_as_hippo() -> None:
+    """HiPPO-LegS is lower triangular with -1 … -N on the diagonal."""
+    mixer = make("s4", D, state=8).double()
+    named = {name: array(p) for name, p in mixer.state_dict().items()}
+    found = np.linalg.eigvals(state_space.low_rank_matrix(named))
+    # float32 parameters of a matrix that is far from normal
+    assert np.abs(np.sort_complex(found) - np.arange(-8, 0)).max() < 0.01
 
 
 @each_layer
@@ -420,19 +525,30 @@ def test_inputs_that_do_not_fit(layer: Layer) -> None:
     [
         ("metala", {"heads": 3}, "d_k = 8 is not divisible by heads = 3; use 1, 2, 4, 8"),
         ("gla", {"heads": 0}, "is not divisible by heads = 0"),
+        (
+            "linear",
+            {"heads": 4, "keys": 6},
+            "d_k = 6 is not divisible by heads = 4; use 1, 2, 3, 6",
+        ),
+        ("normalized", {"keys": 7}, "d_k = 7 is not divisible by heads = 4; use 1, 7"),
         ("linear", {"heads": 5}, "d = 16 is not divisible by heads = 5; use 1, 2, 4, 8, 16"),
         ("softmax", {"heads": 4, "kv_heads": 3}, "heads = 4 is not a multiple of kv_heads = 3"),
         ("softmax", {"heads": 16}, "must be even"),
         ("lolcats", {"heads": 4, "kv_heads": 3}, "heads = 4 is not a multiple of kv_heads = 3"),
         ("mesa", {"steps": -1}, "not be negative"),
+        ("mom", {"memories": 2, "active": 3}, "active = 3 of memories = 2; use at most as many"),
         ("retnet", {"heads": 16}, "must be even"),
         ("linear", {"feature_map": "tanh"}, "feature_map = 'tanh'; use elu, relu"),
         ("normalized", {"eta": "sum"}, "eta = 'sum'; use exp, sigmoid, softplus"),
+        ("gsa", {"heads": 4, "kv_heads": 3}, "heads = 4 is not a multiple of kv_heads = 3"),
+        ("raven", {"slots": 4, "active": 5}, "active = 5 is more than slots = 4"),
         ("hgrn", {"lower_bound": 1.0}, r"lower_bound = 1.0; it must lie in \[0, 1\)"),
+        ("lightning", {"depth": 1.0}, "depth = 1.0; it must lie in"),
         ("transnormer", {"depth": -0.5}, "depth = -0.5; it must lie in"),
         ("mamba", {"heads": 2}, "mamba does not take heads; it takes d, state, expand, conv"),
         ("mamba2", {"groups": 3}, "heads = 4 is not divisible by heads = 3"),
         ("mamba2", {"scaled": False, "decays": False}, "no use for Δ"),
+        ("s4", {"state": 3}, "use an even number"),
         ("s4d", {"state": 3}, "use an even number"),
         ("lru", {"r_max": 1.0}, "use 0 ≤ r_min < r_max < 1"),
         ("mambo", {}, "unknown mixer 'mambo'; there are"),

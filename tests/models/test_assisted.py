@@ -13,12 +13,14 @@ from transformers import PreTrainedModel
 from fastweights import FastWeightsCache
 from fastweights.linearize import RULES, LinearAttentionConfig, StateLayer
 from fastweights.models.cache import LAST, WORTH_READING_APART
+from kinds import one_of_each
 from pretrained import VOCABULARY, linear_llama, llama
 from tiny import LAYERS, tiny
 
 NEW = 12
 LONG = LAST + WORTH_READING_APART + 5
 ANALOGS = sorted(RULES)
+each_kind = pytest.mark.parametrize("layers", one_of_each(LAYERS))
 
 
 def prompt(length: int = 9) -> torch.Tensor:
@@ -55,13 +57,13 @@ def softmax(noise: float = 0.0) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize("layers", LAYERS)
+@each_kind
 def test_an_assistant_changes_no_greedy_token(layers: str) -> None:
     model, assistant, ids = own(layers), own(layers, noise=0.03), prompt()
     assert torch.equal(greedy(model, ids, assistant_model=assistant), greedy(model, ids))
 
 
-@pytest.mark.parametrize("layers", LAYERS)
+@each_kind
 def test_candidates_from_the_prompt_change_no_greedy_token(layers: str) -> None:
     model = own(layers)
     ids = prompt(LONG)
@@ -108,7 +110,7 @@ def test_most_candidates_of_a_good_assistant_are_taken() -> None:
     assert len(calls) <= NEW // 2
 
 
-@pytest.mark.parametrize("layers", LAYERS)
+@each_kind
 def test_a_cache_goes_back_where_it_was(layers: str) -> None:
     model, ids, cache = own(layers), prompt(LONG + 12), FastWeightsCache()
     with torch.no_grad():

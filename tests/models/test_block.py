@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from fastweights import FastWeightsCache, FastWeightsForCausalLM
+from fastweights.layers import Experts
+from oracles.experts import mixture
 from tiny import VOCABULARY, tiny, tiny_config, tokens
 from tolerances import array, assert_close
 
@@ -28,7 +30,30 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "geglu": {"hidden_act": "gelu_pytorch_tanh", "mlp_bias": True},
     "identity": {"mlp": "identity"},
     "no mlp": {"mlp": None},
+    "experts": {
+        "mlps": [
+            {
+                "name": "experts",
+                "width": 6,
+                "routing": {"count": 5, "chosen": 2},
+                "shared": 7,
+                "shared_gate": True,
+            },
+            None,
+            {"name": "gated", "width": 9},
+        ]
+    },
+    "side by side": {
+        "mixers": [
+            {"name": "mamba2", "heads": 2, "beside": [{"name": "softmax", "heads": 2}]},
+            {"name": "metala"},
+        ]
+    },
     "parallel": {"parallel_residual": True, "norm": "layer", "mlp": "plain"},
+    "norms behind": {"norms_behind": [True, False], "norm_eps": 0.1},
+    "parallel, norms behind": {"parallel_residual": True, "norms_behind": [True]},
+    "normalized": {"normalized_residual": True, "norm_eps": 0.1},
+    "normalized, no mlp": {"normalized_residual": True, "mlp": None},
     "positions": {"learnt_positions": 9},
     "scale": {"embedding_scale": 0.5, "learnt_positions": 9},
 }
@@ -73,6 +98,8 @@ def linear(x: np.ndarray, layer: Any) -> np.ndarray:
 
 
 def mlp(x: np.ndarray, layer: Any, config: Any) -> np.ndarray:
+    if isinstance(layer, Experts):
+        return mixture(x, layer, lambda token, expert: mlp(token, expert, config))
     if config.mlp == "identity":
         return x
     hidden = np.vectorize(ACTIVATION[config.hidden_act])(linear(x, layer.W_1))
@@ -89,14 +116,24 @@ def backbone(model: FastWeightsForCausalLM, ids: torch.Tensor) -> np.ndarray:
     if config.learnt_positions is not None:
         x = x + array(trunk.embed_positions.weight)[: ids.shape[1]]
     x = x * (4.0 if config.embedding_scale is None else config.embedding_scale)
-    for block in trunk.layers:
-        y = array(block.mixer(torch.from_numpy(normalized(x, block.mixer_norm, config)))[0])
-        z = x if config.parallel_residual else x + y
-        x = (
-            x + y
-            if config.mlp is None
-            else x + y + mlp(normalized(z, block.mlp_norm, config), block.mlp, config)
-        )
+    for i, block in enumerate(trunk.layers):
+        behind = config.norms_behind[i % len(config.norms_behind)]
+
+        def before(z: np.ndarray, norm: Any, apply: bool = not behind) -> np.ndarray:
+            return normalized(z, norm, config) if apply else z
+
+        def after(z: np.ndarray, norm: Any, apply: bool = behind) -> np.ndarray:
+            return normalized(z, norm, config) if apply else z
+
+        u = before(x, block.mixer_norm)
+        y = after(array(block.mixer(torch.from_numpy(u))[0]), block.mixer_norm)
+        mixed = (u if config.normalized_residual else x) + y
+        if block.mlp is None:
+            x = mixed
+            continue
+        u = before(x if config.parallel_residual else mixed, block.mlp_norm)
+        z = after(mlp(u, block.mlp, config), block.mlp_norm)
+        x = (u if config.normalized_residual else mixed) + z
     return normalized(x, trunk.norm, config) @ array(model.lm_head.weight).T
 
 
@@ -215,6 +252,16 @@ def test_gpt2_starts_its_weights_in_its_own_way() -> None:
         ({"mlp": "swiglu"}, "mlp = 'swiglu'; there are gated, identity, plain"),
         ({"hidden_act": "step"}, "hidden_act = 'step'; there are .*gelu"),
         ({"mlp": None, "parallel_residual": True}, "no MLP to be parallel to"),
+        ({"norms_behind": []}, "norms_behind lists 0 layers of 2"),
+        ({"norms_behind": [True] * 4}, "norms_behind lists 4 layers of 2"),
+        (
+            {"normalized_residual": True, "parallel_residual": True},
+            "two ways to add to the stream",
+        ),
+        (
+            {"normalized_residual": True, "norms_behind": [True]},
+            "normalized_residual adds to what the norms give",
+        ),
         ({"learnt_positions": 0}, "learnt_positions = 0; it is above 0, or None"),
         ({"embedding_scale": 0.0}, "embedding_scale = 0.0"),
         ({"initializer_range": -0.1}, "initializer_range = -0.1"),

@@ -31,6 +31,7 @@ from fastweights.text.corpus import Text
 from fastweights.train import Architecture, TrainConfig
 from fastweights.train import loop as training
 from fastweights.train.loop import LanguageModelStage
+from kinds import one_of_each
 from tiny import LAYERS, tiny, tiny_config
 
 META = torch.device("meta")
@@ -47,6 +48,9 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(launch, "is_installed", lambda: False)
 
 
+each_kind = pytest.mark.parametrize("name", one_of_each([*MIXERS, "hybrid"]))
+
+
 def ids(*shape: int) -> Tensor:
     return torch.ones(*shape, dtype=torch.long, device=META)
 
@@ -61,14 +65,14 @@ def placed(name: str, dtype: torch.dtype = torch.float32) -> FastWeightsForCausa
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", [*MIXERS, "hybrid"])
+@each_kind
 def test_training(name: str, dtype: torch.dtype) -> None:
     model, x = placed(name, dtype).train(), ids(2, LENGTH)
     model(x, labels=x).loss.backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
-@pytest.mark.parametrize("name", [*MIXERS, "hybrid"])
+@each_kind
 def test_training_on_padded_and_packed_text(name: str) -> None:
     model, x = placed(name).train(), ids(2, 20)
     model(x, labels=x, attention_mask=torch.ones_like(x)).loss.backward()
@@ -76,7 +80,7 @@ def test_training_on_padded_and_packed_text(name: str) -> None:
     model(x, labels=x, segments=torch.zeros_like(x)).loss.backward()
 
 
-@pytest.mark.parametrize("name", [*MIXERS, "hybrid"])
+@each_kind
 def test_decoding(name: str) -> None:
     model, x, cache = placed(name).eval(), ids(2, 20), FastWeightsCache()
     with torch.inference_mode():
@@ -140,7 +144,7 @@ def test_a_look_at_a_number_is_an_error() -> None:
         bool(tiny().to(META)(ids(1, 4)).logits.any())
 
 
-@pytest.mark.parametrize("name", [*MIXERS, "hybrid"])
+@each_kind
 def test_an_update_of_training(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward, backward, clipping and the optimiser; only what is logged is looked at."""
     # the meta device has no autocast, and no fused AdamW

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from fastweights import MIXERS
+from kinds import first_of_each
 from processes import Report, run_together
 from sliced_models import (
     compare_checkpointed,
@@ -13,25 +17,34 @@ from sliced_models import (
 )
 from sliced_refusals import check_refusals, count_bytes
 from sliced_rules import compare_rules
+from tiny import LAYERS
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 FOUR = ("hybrid", "h3", "lolcats", "mlstm", "mesa_signed")
 """The models that four processes read: convolutions and windows longer than their slices."""
+KINDS = first_of_each(LAYERS)
 
 
 def on_two_processes() -> Report:
     return {
         **compare_rules(),
-        **compare_models(),
+        **compare_models(KINDS),
         **compare_checkpointed(),
-        **compare_states(),
+        **compare_states([name for name in KINDS if name in MIXERS]),
         **check_refusals(),
         **count_bytes(),
     }
 
 
+def others_on_two_processes() -> Report:
+    return {
+        **compare_models([name for name in LAYERS if name not in KINDS]),
+        **compare_states([name for name in MIXERS if name not in KINDS]),
+    }
+
+
 def on_four_processes() -> Report:
-    return {**compare_rules(), **compare_models(FOUR), **compare_sharded_parameters()}
+    return {**compare_models(FOUR), **compare_sharded_parameters()}
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +70,9 @@ def test_rules_on_two_processes(two: Report, dtype: str) -> None:
 
 
 @pytest.mark.slow
-def test_rules_on_four_processes(four: Report) -> None:
-    assert not beyond(four, "float64", TOLERANCE["float64"])
+def test_rules_on_four_processes(tmp_path: Path) -> None:
+    report = run_together(4, compare_rules, tmp_path)
+    assert not beyond(report, "float64", TOLERANCE["float64"])
 
 
 @pytest.mark.parametrize("kind", ["plain", "packed and padded", "checkpointed", "state of"])
@@ -66,8 +80,13 @@ def test_models_on_two_processes(two: Report, kind: str) -> None:
     assert not beyond({n: e for n, e in two.items() if "float" not in n}, kind, 1e-10)
 
 
+@pytest.mark.slow
+def test_other_models_of_the_same_kinds_on_two_processes(tmp_path: Path) -> None:
+    assert not beyond(run_together(2, others_on_two_processes, tmp_path), "", 1e-10)
+
+
 def test_models_on_four_processes(four: Report) -> None:
-    assert not beyond({n: e for n, e in four.items() if "float" not in n}, "", 1e-10)
+    assert not beyond(four, "", 1e-10)
 
 
 def test_refusals(two: Report) -> None:

@@ -20,6 +20,7 @@ MISSING = "/nowhere/at all"
 STARTS: dict[str, list[str]] = {
     "train": [f"--data={MISSING}"],
     "generate": [MISSING],
+    "export": [MISSING, "out"],
     "import": [MISSING, "--out=out"],
     "analyze": [MISSING],
     "sweep": [f"{MISSING}.toml"],

@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_own_rule import Gated
 
-from cases import CASES, Case, Shape, parts
+from cases import CASES, WITHOUT_EFFECT, Case, Shape, parts
 from fastweights.methods import Auto, Chunkwise, evaluate
 from fastweights.recurrence import Decay, Mesa, NoFiniteFormError, Recurrence, ShermanMorrison
 from fastweights.recurrence.effects import Effect
@@ -25,7 +25,7 @@ VIEWS: dict[str, Callable[[Recurrence], Recurrence]] = {
     "packed": lambda record: record.segments(IDS),
     "restarted": lambda record: record.keep(MASK).restart(STARTS),
 }
-FINITE = [c for c in CASES if c.name not in ("softmax", "softmax-grouped")]
+FINITE = [c for c in CASES if c.name not in WITHOUT_EFFECT]
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -79,6 +79,9 @@ def test_rules_without_an_effect_say_what_to_do() -> None:
     softmax = next(c for c in CASES if c.name == "softmax")
     with pytest.raises(NoFiniteFormError, match=r"HeadSharded\(group\), or give"):
         softmax.rule(**softmax.streams()).effect(Auto().evaluate)
+    levels = next(c for c in CASES if c.name == "loglinear-decay")
+    with pytest.raises(NoFiniteFormError, match=r"how many are before them; evaluate it by Head"):
+        levels.rule(**levels.streams()).effect(Auto().evaluate)
     streams = next(c for c in CASES if c.name == "decay-scalar").streams()
     with pytest.raises(NoFiniteFormError, match=r"not known; state it in _Silent\.effect"):
         _Silent(**streams).effect(Auto().evaluate)

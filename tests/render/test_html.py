@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fastweights.render.html import ReportFigure, figure, section, slug, table, write_page
 from fastweights.render.plots import canvas
 
@@ -14,6 +16,7 @@ def test_a_table_says_what_its_values_are() -> None:
     assert "&lt;text&gt;" in html
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_page_lists_its_sections_and_needs_no_other_file(tmp_path) -> None:
     drawing, _ = canvas(1, 1)
     picture = figure(ReportFigure("one", "One & all", "how to read it", drawing), "p-", tmp_path)

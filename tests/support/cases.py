@@ -18,18 +18,22 @@ from fastweights.recurrence import (
     DPLR,
     Amplified,
     Bonus,
+    Chebyshev,
     Cholesky,
     Decay,
     Delta,
+    Kalman,
+    LogLinear,
     Mesa,
     Normalized,
     Recurrence,
     Selective,
     Signed,
+    Slots,
     Softmax,
     WindowedLinear,
 )
-from oracles import rules
+from oracles import kalman, loglinear, rules, slots
 
 Streams = dict[str, Tensor]
 State = Tensor | tuple[Tensor, ...]
@@ -174,6 +178,16 @@ def cache(
     return k, v, torch.arange(length, 0, -1).expand(s.b, -1).clone()
 
 
+def decaying_cache(length: int, s: Shape, g: Generator) -> tuple[Tensor, ...]:
+    keys, values, age = cache(length, s, g)
+    return keys, values, -normal(s.b, s.h, length, 1, generator=g).abs(), age
+
+
+def log_scalar_resets(s: Shape, g: Generator) -> Tensor:
+    at_random = torch.rand(s.b, s.t, s.h, 1, generator=g) < 0.2
+    return log_scalar(s, g).masked_fill(at_random, -torch.inf)
+
+
 def full_cache(s: Shape, g: Generator) -> tuple[Tensor, Tensor, Tensor]:
     return cache(4, s, g, heads=s.h)
 
@@ -204,6 +218,30 @@ def features(s: Shape, g: Generator) -> Tensor:
 
 def group_features(s: Shape, g: Generator) -> Tensor:
     return normal(s.b, s.t, s.groups, s.k + 1, generator=g).exp()
+
+
+def slot_shares(s: Shape, g: Generator) -> Tensor:
+    return normal(s.b, s.t, s.h, s.k + 1, generator=g).sigmoid()
+
+
+def log_slots(s: Shape, g: Generator) -> Tensor:
+    at_random = torch.rand(s.b, s.t, s.h, s.k + 1, generator=g) < 0.2
+    log_decay = F.logsigmoid(2 * normal(s.b, s.t, s.h, s.k + 1, generator=g) + 1)
+    return log_decay.masked_fill(at_random, -torch.inf)
+
+
+def slot_state(s: Shape, g: Generator) -> tuple[Tensor, Tensor]:
+    k, v = (normal(s.b, s.h, s.k + 1, width, generator=g) for width in (s.k, s.v))
+    return k, v
+
+
+def level_weights(s: Shape, g: Generator) -> Tensor:
+    return normal(s.b, s.t, s.h, 4, generator=g)
+
+
+def levels_and_count(s: Shape, g: Generator) -> tuple[Tensor, Tensor]:
+    """After 8, 12, … tokens, when none of four levels is empty."""
+    return normal(s.b, s.h, 4 * s.k, s.v, generator=g), 8 + 4 * torch.arange(s.b)
 
 
 def window_state(length: int, s: Shape, g: Generator) -> tuple[Tensor, ...]:
@@ -287,6 +325,10 @@ def amplified_bonus(log_gain: Tensor, **streams: Any) -> Amplified:
 def signed(rule: Callable[..., Any]) -> Callable[..., Signed]:
     """`rule` with the signs of its queries' first channel."""
     return lambda **streams: Signed(rule(**streams), streams["q"][..., :1])
+
+
+def by_levels(rule: Callable[..., Any]) -> Callable[..., LogLinear]:
+    return lambda weights, **streams: LogLinear(rule(**streams), weights)
 
 
 def signed_oracle(oracle: Callable[..., Any]) -> Callable[..., Any]:
@@ -401,6 +443,14 @@ CASES = [
         symmetric,
     ),
     Case(
+        "kalman",
+        partial(Kalman, ratio=0.5, solver=Chebyshev(32)),
+        partial(kalman.kalman, ratio=0.5),
+        {**QKV, "k": unit_keys, "log_decay": log_scalar, "mix": gate},
+        gram_and_matrix,
+        symmetric,
+    ),
+    Case(
         "signed-decay",
         signed(Decay),
         signed_oracle(rules.decay),
@@ -434,6 +484,30 @@ CASES = [
         gram_and_matrix,
         symmetric,
     ),
+    *(
+        Case(
+            f"slots-{name}",
+            partial(Slots, log_decay=None) if log_decay is None else Slots,
+            slots.slots,
+            {**QKV, "write": slot_shares} | ({} if log_decay is None else {"log_decay": log_decay}),
+            slot_state,
+        )
+        for name, log_decay in (("none", None), ("scalar", log_scalar), ("vector", log_slots))
+    ),
+    *(
+        Case(
+            f"loglinear-{name}",
+            by_levels(rule),
+            loglinear.loglinear,
+            {**draws, "weights": level_weights},
+            levels_and_count,
+        )
+        for name, rule, draws in (
+            ("decay", Decay, {**QKV, "log_decay": log_resets}),
+            ("decay-none", plain_decay, QKV),
+            ("delta", Delta, {**ERASING, "log_decay": log_scalar}),
+        )
+    ),
     Case("softmax", Softmax, rules.softmax, QKV, full_cache),
     Case("softmax-grouped", Softmax, rules.softmax, GROUPED, partial(cache, 4)),
     Case(
@@ -450,6 +524,17 @@ CASES = [
         GROUPED,
         partial(cache, 0),
     ),
+    *(
+        Case(
+            f"softmax-decay{name}",
+            partial(Softmax, window=window),
+            partial(rules.softmax, window=window),
+            {**GROUPED, "log_decay": log_scalar_resets, "sinks": scalar},
+            partial(decaying_cache, 4),
+        )
+        for name, window in (("", None), ("-window", 5))
+    ),
+    Case("softmax-sinks", Softmax, rules.softmax, {**GROUPED, "sinks": scalar}, partial(cache, 4)),
     *(
         Case(
             f"windowed-{window}" + "-two" * (not shared),
@@ -548,7 +633,12 @@ CASES = [
     ),
 ]
 
-LINEAR = [case for case in CASES if not case.name.startswith(("softmax", "windowed"))]
+LINEAR = [case for case in CASES if not case.name.startswith(("softmax", "windowed", "loglinear"))]
+WITHOUT_EFFECT = (
+    *("softmax", "softmax-grouped", "softmax-decay", "softmax-sinks"),
+    *("loglinear-decay", "loglinear-decay-none", "loglinear-delta"),
+)
+"""The rules whose state grows, or to which a token does what depends on those before it."""
 DECAYING = [case for case in CASES if "log_decay" in case.draws]
 
 METHODS: list[Method] = [

@@ -13,9 +13,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from fastweights.train import AdamW, Architecture, Cosine, Every, Text, TrainConfig, train
+from pictures import draw_pixels
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["fastweights.train", "fastweights.linearize.distill.pipeline"])
+FORKS.set_forkserver_preload(
+    ["fastweights.train", "fastweights.linearize.distill.pipeline", "peft", "pictures"]
+)
 
 
 def tiny(folder: Path, **changes) -> TrainConfig:
@@ -49,6 +52,7 @@ def sitting(config: TrainConfig, out: Path, calls: int | None = None) -> BasePro
 
 
 def _sit(config: TrainConfig, out: Path, calls: int | None) -> None:
+    draw_pixels()
     if calls is not None:
         kill_at(calls)
     train(config, out, cpu=True)
@@ -96,4 +100,5 @@ def _join(rank: int, count: int, port: int, target: Callable[..., object], given
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
     os.environ |= {name: str(value) for name, value in {**place, **meeting}.items()}
+    draw_pixels()
     target(*given)

@@ -12,6 +12,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from killable_runs import FORKS
+from pictures import draw_pixels
 
 LONGEST = 120.0
 """Seconds that a test waits for anything."""
@@ -74,5 +75,6 @@ def _run(rank: int, port: int, words: list[str], said: Path) -> None:
     from fastweights.cli.__main__ import run
     from fastweights.text.shards import write_shards
 
+    draw_pixels()
     write_shards.__defaults__ = (0, SHARD)
     run(words)

@@ -22,7 +22,7 @@ from transformers.utils import logging
 
 from fastweights import FastWeightsCache, FastWeightsForCausalLM
 from fastweights.importers import import_model
-from oracles.models import TRANSCRIPTIONS
+from oracles.transcriptions import TRANSCRIPTIONS
 
 VOCABULARY, PROMPT, DECODED = 61, 21, 64
 COMMON = {
@@ -59,6 +59,7 @@ class Original:
     def build(self) -> PreTrainedModel:
         torch.manual_seed(0)
         config = CONFIG_MAPPING[self.kind](**COMMON, **self.settings)
+        config._experts_implementation = "eager"
         model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).eval()
         return stirred(model)
 
@@ -73,6 +74,9 @@ def stirred(model: PreTrainedModel) -> PreTrainedModel:
                 parameter.add_(0.3 * drawn)
             else:
                 parameter.copy_(drawn * parameter[0].numel() ** -0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
     return model
 
 
@@ -172,6 +176,24 @@ def compared(theirs: Continuation, ours: Continuation) -> Difference:
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 3}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 40}
+HYBRID = ["linear_attention", "full_attention", "linear_attention"]
+DELTA = {
+    "layer_types": HYBRID,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 10,
+}
+LATENT = {
+    **{name: HEADS[name] for name in ("num_attention_heads", "intermediate_size")},
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 10,
+    "qk_rope_head_dim": 6,
+    "qk_nope_head_dim": 5,
+    "v_head_dim": 7,
+    "layer_types": HYBRID,
+    "mlp_layer_types": ["dense"] * 3,
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 50.0,
@@ -179,6 +201,60 @@ LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
+}
+MAMBA2 = {
+    "mamba_n_heads": 4,
+    "mamba_d_state": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_conv": 3,
+    "mamba_chunk_size": 8,
+}
+GRANITE = {
+    **MAMBA2,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "shared_intermediate_size": 24,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 1.7,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.2,
+    "tie_word_embeddings": True,
+}
+NEMOTRON_KINDS = {"L": "linear_attention", "F": "full_attention", "M": "mlp", "E": "moe"}
+NEMOTRON = {
+    "hidden_size": 32,
+    **HEADS,
+    "head_dim": 12,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 6,
+    "ssm_state_size": 5,
+    "n_groups": 2,
+    "chunk_size": 8,
+    "time_step_min": 1e-30,
+}
+FALCON_H1 = {
+    **SMALL,
+    **HEADS,
+    **MAMBA2,
+    "mamba_d_ssm": 48,
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.7,
+    "mlp_multipliers": [0.8, 1.3],
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.9,
+    "ssm_multipliers": [0.7, 1.1, 0.9, 1.4, 0.8],
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.75,
+}
+JAMBA = {
+    **SMALL,
+    **HEADS,
+    "num_hidden_layers": 4,
+    "mamba_d_state": 5,
+    "mamba_dt_rank": 3,
+    "attn_layer_period": 4,
+    "attn_layer_offset": 2,
+    "num_experts": 1,
 }
 ORIGINALS: dict[str, Original] = {
     "Llama": Original("llama", {**SMALL, **HEADS}),
@@ -203,6 +279,68 @@ ORIGINALS: dict[str, Original] = {
     ),
     "Qwen3": Original("qwen3", {**SMALL, **HEADS, "head_dim": 12}),
     "Qwen3-Next": Original(
+        "qwen3_next", {**SMALL, **HEADS, **DELTA, "head_dim": 16, "num_experts": 0}
+    ),
+    "Qwen3.5": Original("qwen3_5_text", {**SMALL, **HEADS, **DELTA, "head_dim": 16}),
+    "OLMo Hybrid": Original("olmo_hybrid", {**SMALL, **HEADS, **DELTA, "rope_parameters": None}),
+    "OLMo Hybrid, with RoPE": Original(
+        "olmo_hybrid",
+        {
+            **SMALL,
+            **HEADS,
+            **DELTA,
+            "linear_allow_neg_eigval": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    ),
+    "Kimi Linear": Original(
+        "kimi_linear", {**SMALL, **LATENT, "linear_head_dim": 8, "linear_num_heads": 3}
+    ),
+    "Kimi Linear, queries of low rank": Original(
+        "kimi_linear",
+        {**SMALL, **LATENT, "linear_head_dim": 8, "linear_num_heads": 3, "q_lora_rank": 9},
+    ),
+    "Ling 3.0": Original("bailing_hybrid", {**SMALL, **LATENT, "head_dim": 12}),
+    "LFM2": Original(
+        "lfm2",
+        {
+            **SMALL,
+            **HEADS,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_multiple_of": 8,
+            "block_ffn_dim_multiplier": 1.3,
+        },
+    ),
+    "LFM2, with biases": Original(
+        "lfm2",
+        {
+            **SMALL,
+            **HEADS,
+            "layer_types": ["conv", "conv", "full_attention"],
+            "conv_L_cache": 5,
+            "conv_bias": True,
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "MiniMax": Original(
+        "minimax",
+        {
+            **SMALL,
+            **HEADS,
+            "head_dim": 12,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "block_size": 8,
+            "experts_implementation": "eager",
+            "num_local_experts": 1,
+            "num_experts_per_tok": 1,
+            **{f"{part}_alpha_factor": 1.7 for part in ("full_attn", "linear_attn", "mlp")},
+            "full_attn_beta_factor": 0.8,
+            "linear_attn_beta_factor": 1.3,
+            "mlp_beta_factor": 0.6,
+        },
+    ),
+    "Qwen3-Next, experts": Original(
         "qwen3_next",
         {
             **SMALL,
@@ -213,13 +351,52 @@ ORIGINALS: dict[str, Original] = {
             "linear_num_value_heads": 4,
             "linear_key_head_dim": 12,
             "linear_value_head_dim": 10,
-            "num_experts": 0,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 14,
+            "mlp_only_layers": [1],
         },
     ),
     "Mamba-2": Original(
         "mamba2",
         {**SMALL, "num_heads": 4, "head_dim": 16, "state_size": 6, "n_groups": 2, "chunk_size": 8},
     ),
+    "Bamba": Original("bamba", {**SMALL, **HEADS, **MAMBA2, "attn_layer_indices": [1]}),
+    "Granite 4.0": Original(
+        "granitemoehybrid",
+        {**SMALL, **HEADS, **GRANITE, "num_local_experts": 0, "position_embedding_type": "rope"},
+    ),
+    "Granite 4.0, experts": Original(
+        "granitemoehybrid",
+        {**SMALL, **HEADS, **GRANITE, "num_local_experts": 5, "intermediate_size": 10},
+    ),
+    "Nemotron-H": Original(
+        "nemotron_h", NEMOTRON | {"layers_block_type": [NEMOTRON_KINDS[kind] for kind in "LMLFM"]}
+    ),
+    "Nemotron 3": Original(
+        "nemotron_h",
+        NEMOTRON
+        | {
+            "layers_block_type": [NEMOTRON_KINDS[kind] for kind in "LEFEL"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 10,
+            "moe_shared_expert_intermediate_size": 12,
+            "moe_latent_size": 14,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
+    "Falcon-H1": Original("falcon_h1", FALCON_H1),
+    "Falcon-H1, normalised": Original(
+        "falcon_h1",
+        {**FALCON_H1, "mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_d_ssm": None},
+    ),
+    "Falcon-Mamba": Original("falcon_mamba", {**SMALL, "state_size": 5, "time_step_rank": 3}),
+    "Jamba": Original("jamba", JAMBA),
+    "Jamba, experts": Original("jamba", {**JAMBA, "num_experts": 4}),
     "RecurrentGemma": Original(
         "recurrent_gemma", {**SMALL, **HEADS, "num_key_value_heads": 1, "attention_window_size": 9}
     ),

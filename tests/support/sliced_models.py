@@ -26,7 +26,7 @@ from tiny import LAYERS, VOCABULARY, tiny
 from tolerances import error
 
 LENGTH = 24
-POSITIONED = ("softmax", "rwkv4", "mamba2", "lolcats", "hybrid")
+POSITIONED = ("softmax", "fox", "rwkv4", "mamba2", "lolcats", "hybrid")
 """Models that are read without padding and documents, too: nobody is asked for positions then."""
 
 
@@ -69,8 +69,10 @@ def compare_checkpointed() -> Report:
 
 
 def method_for(name: str, group: Any) -> Method:
-    """Softmax to all tokens has no state that could travel; what is beside it goes its own way."""
-    if name == "softmax":
+    """What tokens do to the state of some rules has no form that could travel; what is beside them
+    goes its own way.
+    """
+    if name in ("softmax", "fox", "loglinear_mamba2", "loglinear_gdn", "pgdn", "pkda"):
         return HeadSharded(group)
     return HybridSharded(group) if name == "hybrid" else TimeSharded(group)
 
@@ -104,10 +106,10 @@ def worst(pairs: list[tuple[Tensor, Tensor]]) -> float:
     return max(error(got, want, floor=1e-3) for got, want in pairs)
 
 
-def compare_states() -> Report:
+def compare_states(names: Collection[str] = tuple(MIXERS)) -> Report:
     """Errors of what follows, read by every process alike from the state that it has been left."""
     group, batch = distributed.group.WORLD, draw_batch()
-    return {f"state of {name}": compare_state(name, batch, group) for name in MIXERS}
+    return {f"state of {name}": compare_state(name, batch, group) for name in names}
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, distributed
 
 from beside import beside_window
-from cases import CASES, Case, Shape, Streams, cast, each, parts
+from cases import CASES, WITHOUT_EFFECT, Case, Shape, Streams, cast, each, parts
 from fastweights.methods import Auto, Chunkwise, Method, evaluate
 from fastweights.parallel import HeadSharded, HybridSharded, TimeSharded
 from fastweights.recurrence import Recurrence, Substeps
@@ -80,8 +80,6 @@ RULES = [
 
 
 Variant = tuple[str, torch.dtype, Case, str]
-ALL_TOKENS = ("softmax", "softmax-grouped")
-"""The rules whose state grows."""
 
 
 def variants(count: int) -> Iterator[Variant]:
@@ -89,7 +87,7 @@ def variants(count: int) -> Iterator[Variant]:
     travels on more.
     """
     for case in RULES:
-        finite = case.name not in ALL_TOKENS
+        finite = case.name not in WITHOUT_EFFECT
         if finite:
             yield "time", torch.float64, case, "both"
         if count == 2:

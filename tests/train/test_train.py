@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from filelock import FileLock
+from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -42,6 +43,7 @@ from fastweights.train import (
     sequential_windows,
     train,
 )
+from fastweights.train.plot import plot
 from killable_runs import launch_two, sitting, tiny
 
 KILLED = -9
@@ -321,6 +323,18 @@ def test_training_learns(undisturbed):
 
 
 # Runs
+
+
+@pytest.mark.usefixtures("pictures")
+def test_curves_are_drawn(tmp_path):
+    rows = [{"step": n, "loss": 2.0 - n / 4, "lr": 0.1} for n in range(4)]
+    sizes = {}
+    for name, more in {"one": {}, "both": {"val_loss": 1.5}}.items():
+        plot([*rows[:-1], rows[-1] | more], tmp_path / name, "sheep")
+        with Image.open(tmp_path / name) as picture:
+            assert (picture.format, picture.size) == ("PNG", (1050, 750))
+        sizes[name] = (tmp_path / name).stat().st_size
+    assert sizes["both"] > sizes["one"]
 
 
 @pytest.mark.usefixtures("undisturbed")

@@ -125,7 +125,9 @@ class ChunkwiseParallel(Algorithm):
 
     def refuses(self, system: LTV) -> str | None:
         match system.A:
-            case DiagonalTransition(decay=decay) if decay.is_complex():
+            case DiagonalTransition(decay=decay) | RankOneTransition(decay=decay) if (
+                decay.is_complex()
+            ):
                 return None
             case (
                 DiagonalTransition(decay=decay)
@@ -184,15 +186,11 @@ class Convolution(Algorithm):
     name = "convolution (FFT)"
 
     def refuses(self, system: LTV) -> str | None:
-        streams = {
-            "B": system.B,
-            "C": system.C,
-            "A": system.A.decay if isinstance(system.A, DiagonalTransition) else None,
-        }
+        streams = {"B": [system.B], "C": [system.C], "A": _coefficients(system.A)}
         varying = [
             name
-            for name, s in streams.items()
-            if s is None or not torch.equal(s, s[:, :1].expand_as(s))
+            for name, parts in streams.items()
+            if not parts or any(not torch.equal(s, s[:, :1].expand_as(s)) for s in parts)
         ]
         return f"{', '.join(varying)} change over time" if varying else None
 
@@ -238,6 +236,17 @@ class AlgorithmSupport:
 def algorithm_support(system: LTV) -> list[AlgorithmSupport]:
     """Return for every algorithm whether it can run `system`, judged by the system's structure."""
     return [AlgorithmSupport(a, a.refuses(system), a.cost(system)) for a in ALGORITHMS]
+
+
+def _coefficients(transition: Transition) -> list[Tensor]:
+    """What a transition that may be constant in time is made of; nothing of any other."""
+    match transition:
+        case DiagonalTransition(decay=decay):
+            return [decay]
+        case RankOneTransition(decay=decay, a=a, b=b):
+            return [decay, a, b]
+        case _:
+            return []
 
 
 def _add_skip(system: LTV, y: Tensor, u: Tensor) -> Output:

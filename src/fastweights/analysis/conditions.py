@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from fastweights.layers import TokenContext
+from fastweights.layers import LayerStream, TokenContext
 from fastweights.mixer import Mixer
 from fastweights.recurrence import (
     Recurrence,
@@ -20,7 +20,7 @@ Groups = frozenset[str]
 APPROXIMATE = (frozenset({"Q", "K", "Λ_t"}), frozenset({"Q", "K"}), frozenset({"Q", "Λ_t"}))
 """The groups that can take any attention map (Proposition A2.2)."""
 
-WRITES = ("k", "log_gain")
+WRITES = ("k", "w", "log_gain")
 """The streams that say how much of a value is written; a `beta` goes with k, whose group there is
 in any case.
 """
@@ -79,8 +79,12 @@ def groups(mixer: Mixer) -> Groups:
 def state_grows(mixer: Mixer, lengths: tuple[int, int] = (1100, 1101)) -> bool:
     """Whether the state still grows after 1100 tokens, which is longer than any default window."""
     with torch.no_grad():
-        shorter, longer = (mixer(_tokens(mixer, length))[1].nbytes for length in lengths)
+        shorter, longer = (_state_bytes(mixer, _tokens(mixer, length)) for length in lengths)
     return shorter < longer
+
+
+def _state_bytes(mixer: Mixer, x: Tensor) -> int:
+    return mixer(x, stream=LayerStream(x))[1].nbytes
 
 
 def _tokens(mixer: Mixer, length: int) -> Tensor:

@@ -22,6 +22,10 @@ FUNCTIONS: Mapping[str, str] = {
         "the table has f_g = 1 and Δ_t in f_k. Mamba's block gates by SiLU(u W_z), as here; Δ_t"
         " moves to f_v, where it leaves one key for all channels and the same product kᵀv."
     ),
+    "mamba3": (
+        "the paper turns q and k by sums of Δθ; a complex decay does the same to the state. Rates"
+        " of decay are the official code's. SISO: one key and one query per token and head."
+    ),
     "s5": (
         "B is discretised in f_v, W_O = C, as in the table; the paper's activation and gate follow."
     ),
@@ -36,7 +40,10 @@ FUNCTIONS: Mapping[str, str] = {
     "dss": "B = 1 in DSS_exp: C absorbs it.",
     "s4d": "B = 1: C absorbs it.",
     "rglru": "Table A3 writes f_g = σ, the text and Griffin GeLU: followed here.",
+    "shortconv": "its α = 0 keeps nothing: what it knows of other tokens is in the convolution.",
     "rwkv4_channel": "a channel mixer stated as a mixer: its α = 0 keeps nothing.",
+    "rwkv7": "what is erased has keys of its own, κ̂ and η ⊙ κ̂, which the table has no columns for.",
+    "rwkv7_channel": "as `rwkv4_channel`, without the gate.",
 }
 """On the parameter functions of a mixer."""
 
@@ -51,6 +58,8 @@ GROUPS: Mapping[str, str] = {
     "swa": (
         "as softmax inside its window, but what leaves the window is chosen by age alone: no C1."
     ),
+    "olmo2": "as `softmax`.",
+    "mla": "as `softmax`, with one latent of every token kept for all heads.",
     "lolcats": "as `swa`; what leaves the window is remembered by linear attention, without decay.",
     "dss": (
         "the paper counts Q, K, Λ. Since B = 1, the key has no parameters but those of the decay:"

@@ -59,6 +59,8 @@ class MemoryProfile:
 class LayerProfile:
     """The profile of one mixer of a model on the first sequence of a text.
 
+    Its tokens t are steps where a rule makes several of them per token.
+
     Attributes:
         path: The mixer's path in the model.
         mixer: Name of the mixer.

@@ -10,7 +10,7 @@ from fastweights.budget.operations import (
     blocks_of,
     count_by_part,
     count_operations,
-    mixer_of,
+    mixers_of,
     sketch_model,
 )
 from fastweights.models import FastWeightsConfig
@@ -55,10 +55,11 @@ def decoding(config: FastWeightsConfig, context: int, device: Accelerator) -> De
         TypeError: If a rule does not state its operations.
     """
     done, state, step = count_operations(config, context), 0, 0
-    for block in blocks_of(sketch_model(config), config):
-        found = operations(mixer_of(block), context)
+    blocks = blocks_of(sketch_model(config), config)
+    for mixer in (mixer for block in blocks for mixer in mixers_of(block)):
+        found = operations(mixer, context)
         width = HALF if found.rule == "Softmax" else SINGLE
-        state += width * cost(mixer_of(block), context).state
+        state += width * cost(mixer, context).state
         step += found.step
     products = done.projections + done.head + step
     weights = HALF * count_by_part(config).total

@@ -121,7 +121,7 @@ def trace(config: FastWeightsConfig, shape: StepShape, device: Accelerator) -> F
     try:
         return _trace(config.to_json_string(), shape, device.chip)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        names = ", ".join(str(mixer["name"]) for mixer in config.mixers)
+        names = ", ".join(config.mixer_names)
         raise UntraceableError(
             f"the memory of {names} is not known in advance: what it computes depends on numbers"
             f" that it looks at ({error})"
@@ -163,7 +163,8 @@ class _Tracer:
 
     def _block(self, block: nn.Module) -> Callable[[Tensor], Tensor]:
         def run(x: Tensor) -> Tensor:
-            return block(x, None, None, None)[0]
+            # x stands for the values of an earlier layer, too
+            return block(x, None, None, None, values=x)[0]
 
         if not self.shape.recompute:
             return run

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fastweights.analysis.cost import PASSES, operations
-from fastweights.mixer import Mixer
+from fastweights.mixer import Mixer, MixerSum
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.models.block import Block
 from fastweights.models.size import sketch_of
@@ -119,14 +119,15 @@ def _operations(text: str, length: int) -> TokenOperations:
     config = config_of(text)
     model = sketch_model(config)
     kinds = [
-        (operations(mixer_of(block), length), _products(block.mlp, config))
+        ([operations(one, length) for one in mixers_of(block)], _products(block.mlp, config))
         for block in kinds_of(model)
     ]
     projections, recurrences = 0, Counter[str]()
     for layer in range(config.num_hidden_layers):
-        mixer, mlp = kinds[layer % len(kinds)]
-        projections += mixer.projections + mlp
-        recurrences[mixer.rule] += mixer.chunk
+        mixers, mlp = kinds[layer % len(kinds)]
+        projections += sum(mixer.projections for mixer in mixers) + mlp
+        for mixer in mixers:
+            recurrences[mixer.rule] += mixer.chunk
     return TokenOperations(projections, _products(model.lm_head, config), dict(recurrences))
 
 
@@ -146,10 +147,10 @@ def kinds_of(model: FastWeightsForCausalLM) -> list[Block]:
     return [block for block in model.model.layers if isinstance(block, Block)]
 
 
-def mixer_of(block: Block) -> Mixer:
-    """A language model's mixer, which reads one way."""
-    assert isinstance(block.mixer, Mixer)
-    return block.mixer
+def mixers_of(block: Block) -> list[Mixer]:
+    """A block's mixer, or all that stand side by side."""
+    side_by_side = block.mixer.mixers if isinstance(block.mixer, MixerSum) else [block.mixer]
+    return [mixer for mixer in side_by_side if isinstance(mixer, Mixer)]
 
 
 def _embedding_parameters(model: FastWeightsForCausalLM) -> Iterator[nn.Parameter]:

@@ -19,6 +19,7 @@ from fastweights.cli.parsers.analyze import analyze
 from fastweights.cli.parsers.bench import bench
 from fastweights.cli.parsers.check import check
 from fastweights.cli.parsers.eval import eval_
+from fastweights.cli.parsers.export import export
 from fastweights.cli.parsers.generate import generate
 from fastweights.cli.parsers.import_ import import_
 from fastweights.cli.parsers.linearize import linearize
@@ -35,6 +36,7 @@ VERBS: dict[str, Declare] = {
     "plan": plan,
     "generate": generate,
     "import": import_,
+    "export": export,
     "patch": patch,
     "list": list_,
     "table": table,

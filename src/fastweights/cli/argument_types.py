@@ -89,6 +89,7 @@ class Numbers:
 
 
 positive_integers = Numbers(positive_integer)
+positive_numbers = Numbers(positive_number)
 non_negative_integers = Numbers(non_negative_integer)
 
 

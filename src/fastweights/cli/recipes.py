@@ -19,6 +19,9 @@ from fastweights.linearize.distill.recipe_files import read_recipe
 from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.runs.stage import Every
 
+ANALOG = ("features", "rule", "window", "sinks", "gates", "convolution", "positions")
+"""The options that change the linear attention."""
+
 
 def recipe_of(chosen: Namespace) -> LinearizationRecipe:
     """Return the recipe that is named, with what the options change of it.
@@ -28,7 +31,9 @@ def recipe_of(chosen: Namespace) -> LinearizationRecipe:
     """
     is_file = isinstance(chosen.recipe, Path)
     recipe = read_recipe(chosen.recipe) if is_file else RECIPES[chosen.recipe]
-    given = _given(chosen, "features", "rule", "window", "sinks", "gates")
+    given = _given(
+        chosen, "features", "rule", "window", "sinks", "gates", "convolution", "positions"
+    )
     recipe = scale_steps(replace(recipe, analog=replace(recipe.analog, **given)), chosen.scale)
     recipe = change_stages(recipe, _of_kinds(recipe, chosen))
     recipe = change_stages(recipe, _of_teachers(recipe, chosen))

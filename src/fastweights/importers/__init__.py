@@ -1,4 +1,4 @@
-"""Import checkpoints of other libraries: one file per family of models."""
+"""Import checkpoints of other libraries, and write their formats: one file per family of models."""
 
 from __future__ import annotations
 
@@ -8,15 +8,30 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from fastweights.importers.fla import deltanet, gdn, gla, mesa_net, retnet
+from fastweights.importers.bamba import bamba
+from fastweights.importers.export import export_model
+from fastweights.importers.falcon_h1 import falcon_h1
+from fastweights.importers.fla import deltanet, gdn, gla, gsa, hgrn2, kda, mesa_net, retnet
+from fastweights.importers.fla_deltas import comba, deltaproduct, mom
+from fastweights.importers.granitemoehybrid import granitemoehybrid
+from fastweights.importers.jamba import jamba
+from fastweights.importers.kimi_linear import bailing_hybrid, kimi_linear
+from fastweights.importers.lfm2 import lfm2
 from fastweights.importers.llama import llama, mistral, qwen2, qwen3
-from fastweights.importers.mamba import mamba
+from fastweights.importers.loglinear import log_linear_mamba2
+from fastweights.importers.mamba import falcon_mamba, mamba
 from fastweights.importers.mamba2 import mamba2
 from fastweights.importers.metala import metala
+from fastweights.importers.minimax import minimax
+from fastweights.importers.nemotron_h import nemotron_h
+from fastweights.importers.olmo_hybrid import olmo_hybrid
 from fastweights.importers.plan import ImportPlan, ProgressCallback
-from fastweights.importers.qwen3_next import qwen3_next
+from fastweights.importers.qwen3_next import qwen3_5_text, qwen3_next
 from fastweights.importers.recurrent_gemma import recurrent_gemma
 from fastweights.importers.rwkv import rwkv
+from fastweights.importers.rwkv6 import rwkv6
+from fastweights.importers.rwkv7 import rwkv7
+from fastweights.importers.settings import SETTINGS
 from fastweights.importers.source import (
     CheckpointSource,
     FolderSource,
@@ -28,21 +43,42 @@ from fastweights.importers.xlstm import xlstm
 from fastweights.models import FastWeightsForCausalLM
 
 FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
+    "bailing_hybrid": bailing_hybrid,
+    "bamba": bamba,
+    "comba": comba,
     "delta_net": deltanet,
+    "falcon_h1": falcon_h1,
+    "falcon_mamba": falcon_mamba,
     "gated_deltanet": gdn,
+    "gated_deltaproduct": deltaproduct,
     "gla": gla,
+    "granitemoehybrid": granitemoehybrid,
+    "gsa": gsa,
+    "hgrn2": hgrn2,
+    "jamba": jamba,
+    "kda": kda,
+    "kimi_linear": kimi_linear,
+    "lfm2": lfm2,
     "llama": llama,
+    "log_linear_mamba2": log_linear_mamba2,
     "mamba": mamba,
     "mamba2": mamba2,
     "mesa_net": mesa_net,
     "metala": metala,
+    "minimax": minimax,
     "mistral": mistral,
+    "mom": mom,
+    "nemotron_h": nemotron_h,
+    "olmo_hybrid": olmo_hybrid,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "qwen3_5_text": qwen3_5_text,
     "qwen3_next": qwen3_next,
     "recurrent_gemma": recurrent_gemma,
     "retnet": retnet,
     "rwkv": rwkv,
+    "rwkv6": rwkv6,
+    "rwkv7": rwkv7,
     "xlstm": xlstm,
 }
 """The model_type of a config.json → how such a checkpoint becomes one of ours."""
@@ -83,4 +119,11 @@ def import_model(
     return FAMILIES[kind](source).build_model(source, dtype, watch)
 
 
-__all__ = ["FAMILIES", "import_model", "locate_checkpoint", "tokenizer_files"]
+__all__ = [
+    "FAMILIES",
+    "SETTINGS",
+    "export_model",
+    "import_model",
+    "locate_checkpoint",
+    "tokenizer_files",
+]

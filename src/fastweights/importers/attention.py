@@ -23,8 +23,16 @@ STRETCHES = {
 HEAD_NORMS: Table = {f"mixer.norm_{name}.weight": f"self_attn.{name}_norm.weight" for name in "qk"}
 
 
-def attention(settings: Settings, window: int | None = None) -> dict[str, Any]:
-    """Return the entry of `mixers` for the attention that these settings describe."""
+def attention(
+    settings: Settings, window: int | None = None, *, rotary: bool = True
+) -> dict[str, Any]:
+    """Return the entry of `mixers` for the attention that these settings describe.
+
+    Args:
+        settings: The checkpoint's.
+        window: How many tokens a query sees; None for all.
+        rotary: Whether there are rotary positions.
+    """
     return {
         "name": "softmax",
         "heads": settings["num_attention_heads"],
@@ -34,7 +42,7 @@ def attention(settings: Settings, window: int | None = None) -> dict[str, Any]:
             or settings["hidden_size"] // settings["num_attention_heads"]
         ),
         "window": window,
-        "rope": rope(settings),
+        "rope": rope(settings) if rotary else {"fraction": 0.0},
     }
 
 

@@ -1,13 +1,18 @@
-"""The language models of flash-linear-attention: GLA, RetNet, DeltaNet, gated DeltaNet and
-MesaNet."""
+"""The language models of flash-linear-attention: GLA, GSA, RetNet, DeltaNet, gated DeltaNet, KDA,
+MesaNet and HGRN2.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fastweights.importers.plan import (
     ConstantTensor,
+    Convert,
     ImportPlan,
     Table,
     TensorSource,
@@ -18,6 +23,7 @@ from fastweights.importers.plan import (
     taps,
 )
 from fastweights.importers.source import CheckpointSource, Settings
+from fastweights.layers import upcast
 from fastweights.models import FastWeightsConfig
 
 OUTER = {
@@ -61,7 +67,34 @@ def gla(source: CheckpointSource) -> ImportPlan:
         }
         return mixer, table
 
-    return _plan(source, layer)
+    return plan_stack(source, layer)
+
+
+def gsa(source: CheckpointSource) -> ImportPlan:
+    """Plan the import of a GSA checkpoint, whose last norm has ε = 10⁻⁵ whatever `norm_eps` is."""
+
+    def layer(settings: Settings) -> LayerPlan:
+        for name in ("expand_k", "expand_v"):
+            settings.require(name, 1)
+        settings.require("feature_map", "swish")
+        settings.require("use_short_conv", False)
+        settings.require("elementwise_affine", True)
+        heads = settings["num_heads"]
+        mixer = {
+            "name": "gsa",
+            "heads": heads,
+            "kv_heads": settings.get("num_kv_heads", None),
+            "slots": settings.get("num_slots", None) or settings["hidden_size"] // heads,
+            "tau": settings["gate_logit_normalizer"],
+        }
+        table = {
+            **projections("q", "k", "v", "o"),
+            "mixer.W_alpha.weight": "attn.f_proj.weight",
+            "mixer.norm.weight": "attn.g_norm.weight",
+        }
+        return mixer, table
+
+    return plan_stack(source, layer)
 
 
 def retnet(source: CheckpointSource) -> ImportPlan:
@@ -88,7 +121,7 @@ def retnet(source: CheckpointSource) -> ImportPlan:
             "mixer.norm.weight": _output_norm(settings),
         }
 
-    return _plan(source, layer)
+    return plan_stack(source, layer)
 
 
 def deltanet(source: CheckpointSource) -> ImportPlan:
@@ -119,7 +152,7 @@ def deltanet(source: CheckpointSource) -> ImportPlan:
         }
         return mixer, table
 
-    return _plan(source, layer)
+    return plan_stack(source, layer)
 
 
 def gdn(source: CheckpointSource) -> ImportPlan:
@@ -153,7 +186,42 @@ def gdn(source: CheckpointSource) -> ImportPlan:
         }
         return mixer, table
 
-    return _plan(source, layer)
+    return plan_stack(source, layer)
+
+
+def kda(source: CheckpointSource) -> ImportPlan:
+    """Plan the import of a KDA checkpoint, which may have more heads for v than for q and k, and a
+    bounded decay."""
+
+    def layer(settings: Settings) -> LayerPlan:
+        settings.require("use_short_conv", True)
+        settings.require("expand_v", 1.0)
+        lowest = settings.get("lower_bound", None)
+        mixer = {
+            "name": "kda",
+            "heads": settings["num_heads"],
+            "width": settings["head_dim"],
+            "value_heads": settings.get("num_v_heads", None),
+            "conv": settings["conv_size"],
+            "negative": settings.get("allow_neg_eigval", False),
+            "lowest": None if lowest is None else -lowest,
+            "eps": settings["norm_eps"],
+        }
+        table = {
+            **projections("q", "k", "v", "o"),
+            **convolutions("q", "k", "v"),
+            **linear("mixer.W_alpha.0", "attn.f_proj.0"),
+            **linear("mixer.W_alpha.1", "attn.f_proj.1"),
+            **linear("mixer.W_g.0", "attn.g_proj.0"),
+            **linear("mixer.W_g.1", "attn.g_proj.1", bias=True),
+            "mixer.W_beta.weight": "attn.b_proj.weight",
+            "mixer.log_a": "attn.A_log",
+            "mixer.b_alpha": "attn.dt_bias",
+            "mixer.norm.weight": "attn.o_norm.weight",
+        }
+        return mixer, table
+
+    return plan_stack(source, layer)
 
 
 def mesa_net(source: CheckpointSource) -> ImportPlan:
@@ -187,7 +255,58 @@ def mesa_net(source: CheckpointSource) -> ImportPlan:
         }
         return mixer, table
 
-    return _plan(source, layer)
+    return plan_stack(source, layer)
+
+
+def hgrn2(source: CheckpointSource) -> ImportPlan:
+    """Plan the import of an HGRN2 checkpoint.
+
+    The least decays of a channel rise over the layers as the sums of a softmax over them; each
+    layer of ours has its own. It scales q by d'_k^(-1/2), which the norm behind it undoes but for
+    its ε.
+    """
+    settings = source.settings
+    plan = plan_stack(source, _hgrn2_layer)
+    if not settings["use_lower_bound"]:
+        return plan
+    first, *others = plan.config.layer_mixers
+    bounded = [{**m, "lower_bound": None} if m["name"] == "hgrn2" else m for m in others]
+    plan.config.mixers = shortest_period([first, *bounded])
+    bounds = {
+        f"model.layers.{i}.mixer.b_beta": TensorSource("model.lower_bounds", _bound_of(i))
+        for i, mixer in enumerate(plan.config.layer_mixers)
+        if "lower_bound" in mixer
+    }
+    return ImportPlan(plan.config, {**plan.tensors, **bounds}, ignored=("model.lower_bounds",))
+
+
+def _hgrn2_layer(settings: Settings) -> LayerPlan:
+    settings.require("use_short_conv", False)
+    settings.require("elementwise_affine", True)
+    d = settings["hidden_size"]
+    width = settings["expand_ratio"] or d // settings["num_heads"]
+    if d % width:
+        raise ValueError(
+            f"this {settings.kind} checkpoint has expand_ratio = {width}, which does not divide"
+            f" hidden_size = {d}; only ratios that do can be imported"
+        )
+    mixer = {"name": "hgrn2", "heads": d // width, "eps": settings["norm_eps"] * width}
+    theirs = {"f": "f_proj", "v": "i_proj"}
+    return mixer, {
+        **projections("q", "o"),
+        **{f"mixer.W_{ours}.weight": f"attn.{name}.weight" for ours, name in theirs.items()},
+        "mixer.norm.weight": "attn.g_norm.weight",
+    }
+
+
+def _bound_of(layer: int) -> Convert:
+    """The logit of a layer's least decays, from what the softmax over layers is of."""
+
+    def convert(bounds: Tensor) -> Tensor:
+        shares = torch.softmax(upcast(bounds), 0)
+        return torch.logit(shares[1 : layer + 1].sum(0))
+
+    return convert
 
 
 def projections(*names: str) -> Table:
@@ -209,7 +328,7 @@ def _output_norm(settings: Settings) -> str:
     return f"attn.{'g_norm_swish_gate' if settings.get('fuse_norm', True) else 'g_norm'}.weight"
 
 
-def _plan(source: CheckpointSource, layer: Callable[[Settings], LayerPlan]) -> ImportPlan:
+def plan_stack(source: CheckpointSource, layer: Callable[[Settings], LayerPlan]) -> ImportPlan:
     """What the models share: the stack, the SwiGLU, and softmax attention in some layers."""
     settings = source.settings
     settings.require("hidden_act", "swish", "silu")
@@ -225,7 +344,8 @@ def _plan(source: CheckpointSource, layer: Callable[[Settings], LayerPlan]) -> I
         num_hidden_layers=len(layers),
         mixers=shortest_period([mixer for mixer, _ in layers]),
         norm_eps=settings["norm_eps"],
-        intermediate_size=settings["intermediate_size"] or _mlp_size(settings),
+        intermediate_size=settings["intermediate_size"]
+        or swiglu_width(settings["hidden_size"], settings["hidden_ratio"] or 4),
         embedding_scale=1.0,
     )
     block = {
@@ -254,7 +374,6 @@ def _attention(hybrid: dict[str, Any]) -> LayerPlan:
     }
 
 
-def _mlp_size(settings: Settings) -> int:
-    """hidden_ratio · d² weights, the width a multiple of 256."""
-    width = int(settings["hidden_size"] * (settings["hidden_ratio"] or 4) * 2 / 3)
-    return -(-width // 256) * 256
+def swiglu_width(d: int, ratio: int) -> int:
+    """Return the width of an MLP of about 2 · ratio · d² weights: a multiple of 256."""
+    return -(-int(d * ratio * 2 / 3) // 256) * 256

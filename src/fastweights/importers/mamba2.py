@@ -1,8 +1,10 @@
-"""Mamba-2 as transformers names its weights (Codestral Mamba, mamba2-*-hf)."""
+"""Mamba-2 as transformers (Codestral Mamba, mamba2-*-hf) and flash-linear-attention name its
+weights."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from fastweights.importers.mamba import OUTER
 from fastweights.importers.plan import (
@@ -14,8 +16,11 @@ from fastweights.importers.plan import (
     stack_layers,
     taps,
 )
-from fastweights.importers.source import CheckpointSource
+from fastweights.importers.source import CheckpointSource, Settings
 from fastweights.models import FastWeightsConfig
+
+UNLIMITED = ([0.0, math.inf], (0.0, math.inf))
+"""Limits of Δ that are none."""
 
 
 def mamba2(source: CheckpointSource) -> ImportPlan:
@@ -23,44 +28,81 @@ def mamba2(source: CheckpointSource) -> ImportPlan:
     settings = source.settings
     settings.require("use_bias", False)
     settings.require("hidden_act", "silu")
-    settings.require("time_step_limit", [0.0, math.inf], (0.0, math.inf))
-    heads, groups, state = settings["num_heads"], settings["n_groups"], settings["state_size"]
+    for name in ("time_step_limit", "dt_limit"):
+        settings.require(name, [0.0, math.inf], (0.0, math.inf))
+    settings.require("rmsnorm", True)
+    for name in ("D_has_hdim", "norm_before_gate"):
+        settings.require(name, False)
+    # flash-linear-attention calls it otherwise
+    eps = settings.get("norm_eps", settings["layer_norm_epsilon"])
+    mixer = {
+        "name": "mamba2",
+        "heads": settings["num_heads"],
+        "state": settings["state_size"],
+        "expand": settings["expand"],
+        "conv": settings["conv_kernel"],
+        "groups": settings["n_groups"],
+        "eps": eps,
+    }
     config = FastWeightsConfig(
         **settings.common,
         hidden_size=settings["hidden_size"],
         num_hidden_layers=settings["num_hidden_layers"],
-        mixers=[
-            {
-                "name": "mamba2",
-                "heads": heads,
-                "state": state,
-                "expand": settings["expand"],
-                "conv": settings["conv_kernel"],
-                "groups": groups,
-                "eps": settings["layer_norm_epsilon"],
-            }
-        ],
-        norm_eps=settings["layer_norm_epsilon"],
+        mixers=[mixer],
+        norm_eps=eps,
         mlp=None,
         embedding_scale=1.0,
     )
-    width = settings["expand"] * settings["hidden_size"]
-    convolved = 2 * width + 2 * groups * state
-    layer: Table = {
+    layer = {
         "mixer_norm.weight": "norm.weight",
-        "mixer.W_z.weight": TensorSource("mixer.in_proj.weight", rows(0, width)),
-        "mixer.W_xBC.weight": TensorSource("mixer.in_proj.weight", rows(width, convolved)),
-        "mixer.W_Delta.weight": TensorSource(
-            "mixer.in_proj.weight", rows(convolved, convolved + heads)
+        **mamba2_weights(
+            mixer, settings["hidden_size"], "mixer", conv_bias=settings["use_conv_bias"]
         ),
-        "mixer.W_Delta.bias": "mixer.dt_bias",
-        "mixer.conv.weight": TensorSource("mixer.conv1d.weight", taps),
-        "mixer.conv_bias": "mixer.conv1d.bias"
-        if settings["use_conv_bias"]
-        else ConstantTensor(0.0),
-        "mixer.log_a": "mixer.A_log",
-        "mixer.D": "mixer.D",
-        "mixer.w_norm": "mixer.norm.weight",
-        "mixer.W_o.weight": "mixer.out_proj.weight",
     }
     return ImportPlan(config, {**OUTER, **stack_layers(config, "backbone.layers", [layer])})
+
+
+def hybrid_mamba2(settings: Settings) -> dict[str, Any]:
+    """Return the entry of `mixers` for the Mamba-2 layers of Bamba and its descendants."""
+    settings.require("mamba_proj_bias", False)
+    settings.require("time_step_limit", *UNLIMITED)
+    return {
+        "name": "mamba2",
+        "heads": settings["mamba_n_heads"],
+        "state": settings["mamba_d_state"],
+        "expand": settings["mamba_expand"],
+        "conv": settings["mamba_d_conv"],
+        "groups": settings["mamba_n_groups"],
+        "eps": settings["rms_norm_eps"],
+    }
+
+
+def mamba2_weights(mixer: dict[str, Any], d: int, theirs: str, *, conv_bias: bool) -> Table:
+    """Map the weights of a Mamba-2 layer.
+
+    Args:
+        mixer: Its entry of `mixers`.
+        d: Channels of the model.
+        theirs: Name of their module.
+        conv_bias: Whether the convolution has one.
+    """
+    width, heads = round(mixer["expand"] * d), mixer["heads"]
+    convolved = 2 * width + 2 * mixer["groups"] * mixer["state"]
+    parts = {
+        "z": (0, width),
+        "xBC": (width, convolved),
+        "Delta": (convolved, convolved + heads),
+    }
+    return {
+        **{
+            f"mixer.W_{name}.weight": TensorSource(f"{theirs}.in_proj.weight", rows(*part))
+            for name, part in parts.items()
+        },
+        "mixer.W_Delta.bias": f"{theirs}.dt_bias",
+        "mixer.conv.weight": TensorSource(f"{theirs}.conv1d.weight", taps),
+        "mixer.conv_bias": f"{theirs}.conv1d.bias" if conv_bias else ConstantTensor(0.0),
+        "mixer.log_a": f"{theirs}.A_log",
+        "mixer.D": f"{theirs}.D",
+        **({} if mixer["eps"] is None else {"mixer.w_norm": f"{theirs}.norm.weight"}),
+        "mixer.W_o.weight": f"{theirs}.out_proj.weight",
+    }

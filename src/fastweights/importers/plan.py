@@ -3,11 +3,12 @@ tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from itertools import chain
-from typing import NamedTuple, TypeVar
+from itertools import accumulate, chain
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -86,14 +87,19 @@ class ImportPlan:
         embeddings = self.tensors["model.embed_tokens.weight"]
         assert isinstance(embeddings, TensorSource)
         dtype = source.read(embeddings.source).dtype if dtype is None else dtype
-        state = {}
-        for done, (name, shape) in enumerate(ours.items()):
+        state, reader = {}, _Reader(source)
+        for done, name in enumerate(sorted(ours, key=self._order)):
             watch(done, len(ours))
-            state[name] = _make_tensor(name, self.tensors[name], shape, source, dtype)
+            state[name] = _make_tensor(name, self.tensors[name], ours[name], reader, dtype)
         watch(len(ours), len(ours))
         return FastWeightsForCausalLM.from_pretrained(
             None, config=self.config, state_dict=state, dtype=dtype
         )
+
+    def _order(self, name: str) -> str:
+        """What sorts our tensors so that those made of the same one of theirs are neighbours."""
+        part = self.tensors[name]
+        return part.source if isinstance(part, TensorSource) else ""
 
     def _check_names(self, source: CheckpointSource, ours: Mapping[str, torch.Size]) -> None:
         read = {
@@ -158,14 +164,27 @@ def linear(ours: str, theirs: str, *, bias: bool = False) -> Table:
     return {f"{ours}.{part}": f"{theirs}.{part}" for part in ("weight", "bias")[: 1 + bias]}
 
 
-def glu_mlp(theirs: str = "mlp", *, bias: bool = False) -> Table:
+def glu_mlp(theirs: str = "mlp", *, bias: bool = False, ours: str = "mlp") -> Table:
     """Map the MLP of most decoders: gate_proj, up_proj and down_proj."""
     names = {"W_1": "gate_proj", "W_2": "up_proj", "W_3": "down_proj"}
     return dict(
         chain.from_iterable(
-            linear(f"mlp.{a}", f"{theirs}.{b}", bias=bias).items() for a, b in names.items()
+            linear(f"{ours}.{a}", f"{theirs}.{b}", bias=bias).items() for a, b in names.items()
         )
     )
+
+
+def scaled(table: Mapping[str, Any], factors: Mapping[str, float | Tensor]) -> dict[str, Any]:
+    """Multiply what `factors` has a factor of, by patterns of our names.
+
+    Args:
+        table: A table of ours.
+        factors: Numbers, or tensors that multiply what is read of theirs.
+    """
+    found = {
+        name: [one for pattern, one in factors.items() if fnmatch(name, pattern)] for name in table
+    }
+    return {name: _multiplied(part, found[name]) for name, part in table.items()}
 
 
 def rows(start: int, stop: int | None = None) -> Convert:
@@ -178,9 +197,77 @@ def taps(weight: Tensor) -> Tensor:
     return weight.squeeze(1).mT
 
 
+def convolutions(names: Collection[str], theirs: str, widths: Mapping[str, int]) -> Table:
+    """Map short convolutions that transformers has in one Conv1d, and files in one each.
+
+    Args:
+        names: Names of all their tensors.
+        theirs: Name of the module that the convolutions are in.
+        widths: Channels of each, by our name, in the order of the one.
+    """
+    fused = any(name.endswith(".conv1d.weight") for name in names)
+    parts = ["conv1d"] if fused else [f"{name}_conv1d" for name in widths]
+    first, *others = (f"{theirs}.{part}.weight" for part in parts)
+    ends = accumulate(widths.values())
+    return {
+        f"mixer.conv_{name}.weight": TensorSource(
+            first, _channels(end - widths[name], end), tuple(others)
+        )
+        for name, end in zip(widths, ends, strict=True)
+    }
+
+
+def _channels(start: int, stop: int) -> Convert:
+    # files that transformers wrote divide the channels in equal parts, whatever their widths
+    return lambda *weights: taps(torch.cat(weights)[start:stop])
+
+
+def rename_missing(
+    tensors: Mapping[str, TensorSource | ConstantTensor],
+    names: Collection[str],
+    published: Mapping[str, str],
+) -> dict[str, TensorSource | ConstantTensor]:
+    """Let tensors that the checkpoint lacks come from those with their published names.
+
+    Args:
+        tensors: The source of each of our tensors.
+        names: Names of all their tensors.
+        published: Patterns of parts of a source's name → what the published name has instead.
+    """
+
+    def known(name: str) -> str:
+        other = name
+        for pattern, replacement in published.items():
+            other = re.sub(pattern, replacement, other)
+        return other if name not in names and other in names else name
+
+    return {
+        ours: part
+        if isinstance(part, ConstantTensor)
+        else TensorSource(known(part.source), part.convert, tuple(map(known, part.others)))
+        for ours, part in tensors.items()
+    }
+
+
 def one_plus(weight: Tensor) -> Tensor:
     """Return 1 + w for norms that store w (Gemma, Qwen3-Next), in float32 at least."""
     return 1 + upcast(weight)
+
+
+def _multiplied(
+    part: str | TensorSource | ConstantTensor, factors: Sequence[float | Tensor]
+) -> str | TensorSource | ConstantTensor:
+    if isinstance(part, ConstantTensor):
+        return ConstantTensor(0.0) if factors and not part.value else part
+    source = TensorSource(part) if isinstance(part, str) else part
+    for factor in factors:
+        if isinstance(factor, Tensor) or factor != 1:
+            source = source._replace(convert=_times(factor, source.convert))
+    return source
+
+
+def _times(factor: float | Tensor, convert: Convert) -> Convert:
+    return lambda *tensors: factor * upcast(convert(*tensors))
 
 
 def _prefix_source(
@@ -205,20 +292,35 @@ def _shapes(config: FastWeightsConfig) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in model.state_dict().items() if name not in tied}
 
 
+class _Reader:
+    """Reads a tensor once for all of ours that follow each other, and holds no other."""
+
+    def __init__(self, source: CheckpointSource) -> None:
+        self.source = source
+        self._name: str | None = None
+        self._tensor: Tensor | None = None
+
+    def read(self, name: str) -> Tensor:
+        if name != self._name or self._tensor is None:
+            self._name, self._tensor = name, None
+            self._tensor = self.source.read(name)
+        return self._tensor
+
+
 def _make_tensor(
     name: str,
     part: TensorSource | ConstantTensor,
     shape: torch.Size,
-    source: CheckpointSource,
+    reader: _Reader,
     dtype: torch.dtype,
 ) -> Tensor:
     if isinstance(part, ConstantTensor):
         return torch.full(shape, part.value, dtype=dtype)
-    theirs = source.read(part.source)
-    tensor = part.convert(theirs, *map(source.read, part.others))
+    theirs = reader.read(part.source)
+    tensor = part.convert(theirs, *map(reader.source.read, part.others))
     if tensor.shape != shape:
         raise ValueError(
-            f"{part.source} of this {source.settings.kind} checkpoint has shape"
+            f"{part.source} of this {reader.source.settings.kind} checkpoint has shape"
             f" {list(theirs.shape)}, which gives {list(tensor.shape)} for our {name}; its"
             f" config.json calls for {list(shape)}"
         )

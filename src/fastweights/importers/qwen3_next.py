@@ -1,23 +1,29 @@
-"""Qwen3-Next: gated delta layers with gated softmax attention between them."""
+"""Qwen3-Next and Qwen3.5: gated delta layers with gated softmax attention between them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from torch import Tensor
 
 from fastweights.importers.attention import HEAD_NORMS, attention
+from fastweights.importers.experts import experts
 from fastweights.importers.plan import (
     Convert,
     ImportPlan,
     Table,
     TensorSource,
+    convolutions,
     glu_mlp,
     one_plus,
+    rename_missing,
     rows,
     shortest_period,
     stack_layers,
-    taps,
 )
 from fastweights.importers.source import CheckpointSource, Settings
 from fastweights.models import FastWeightsConfig
@@ -33,15 +39,32 @@ OUTER = {
 
 
 def qwen3_next(source: CheckpointSource) -> ImportPlan:
-    """Plan the import of a dense Qwen3-Next checkpoint; mixtures of experts are refused."""
+    """Plan the import of a Qwen3-Next checkpoint; what predicts several tokens is left out."""
+    return _plan(source, _delta_weights, partial(_is_sparse, source.settings))
+
+
+def qwen3_5_text(source: CheckpointSource) -> ImportPlan:
+    """Plan the import of the language model of a dense Qwen3.5 checkpoint: Qwen3-Next with one
+    matrix each for q, k and v, the gate, β and α.
+    """
+    plan = _plan(source, _apart_weights, lambda _: False)
+    published = {r"^model\.": "model.language_model."}
+    return replace(plan, tensors=rename_missing(plan.tensors, source.names, published))
+
+
+def _plan(
+    source: CheckpointSource,
+    delta_weights: Callable[[Settings], Table],
+    is_sparse: Callable[[int], bool],
+) -> ImportPlan:
     settings = source.settings
-    _refuse_experts(settings)
     settings.require("attention_bias", False)
     kinds = {
-        "linear_attention": (_delta, _delta_weights),
+        "linear_attention": (gated_delta, delta_weights),
         "full_attention": (_softmax, _softmax_weights),
     }
     layers = [kinds[kind] for kind in settings["layer_types"]]
+    sparse = [is_sparse(layer) for layer in range(len(layers))]
     config = FastWeightsConfig(
         **settings.common,
         hidden_size=settings["hidden_size"],
@@ -50,35 +73,62 @@ def qwen3_next(source: CheckpointSource) -> ImportPlan:
         norm_eps=settings["rms_norm_eps"],
         hidden_act=settings["hidden_act"],
         intermediate_size=settings["intermediate_size"],
+        mlps=shortest_period([_mlp(settings, one) for one in sparse]) if any(sparse) else None,
         embedding_scale=1.0,
     )
     block: Table = {
         "mixer_norm.weight": TensorSource("input_layernorm.weight", one_plus),
         "mlp_norm.weight": TensorSource("post_attention_layernorm.weight", one_plus),
-        **glu_mlp(),
     }
-    tables = [{**block, **weights(settings)} for _, weights in layers]
+    mlps = {False: glu_mlp(), True: _experts(source) if any(sparse) else {}}
+    tables = [
+        {**block, **mlps[one], **weights(settings)}
+        for (_, weights), one in zip(layers, sparse, strict=True)
+    ]
     return ImportPlan(
-        config, {**OUTER, **stack_layers(config, "model.layers", tables)}, ignored=("mtp.*",)
+        config,
+        {**OUTER, **stack_layers(config, "model.layers", tables)},
+        ignored=("mtp.*", "model.visual.*"),
     )
 
 
-def _refuse_experts(settings: Settings) -> None:
-    sparse = [
-        i
-        for i in range(settings["num_hidden_layers"])
-        if settings["num_experts"]
-        and i not in settings["mlp_only_layers"]
-        and not (i + 1) % settings["decoder_sparse_step"]
-    ]
-    if sparse:
-        raise ValueError(
-            f"layers {', '.join(map(str, sparse))} of this {settings.kind} checkpoint are mixtures"
-            " of experts, which cannot be imported; only dense MLPs can"
-        )
+def _is_sparse(settings: Settings, layer: int) -> bool:
+    """Whether this layer is a mixture of experts."""
+    dense = layer in settings["mlp_only_layers"] or (layer + 1) % settings["decoder_sparse_step"]
+    return bool(settings["num_experts"] and not dense)
 
 
-def _delta(settings: Settings) -> dict[str, Any]:
+def _mlp(settings: Settings, sparse: bool) -> dict[str, Any]:
+    if not sparse:
+        return {"name": "gated", "width": settings["intermediate_size"]}
+    routing = {
+        "count": settings["num_experts"],
+        "chosen": settings["num_experts_per_tok"],
+        "normalized": settings["norm_topk_prob"],
+    }
+    return {
+        "name": "experts",
+        "width": settings["moe_intermediate_size"],
+        "routing": routing,
+        "shared": settings["shared_expert_intermediate_size"],
+        "shared_gate": True,
+    }
+
+
+def _experts(source: CheckpointSource) -> Table:
+    settings = source.settings
+    return {
+        "mlp.router.W.weight": "mlp.gate.weight",
+        **experts(
+            source, "mlp.experts", settings["num_experts"], settings["moe_intermediate_size"]
+        ),
+        **glu_mlp("mlp.shared_expert", ours="mlp.shared"),
+        "mlp.w_shared.weight": "mlp.shared_expert_gate.weight",
+    }
+
+
+def gated_delta(settings: Settings) -> dict[str, Any]:
+    """Return the entry of `mixers` for the gated delta layer that these settings describe."""
     heads, value_heads = settings["linear_num_key_heads"], settings["linear_num_value_heads"]
     return {
         "name": "gated_deltanet",
@@ -96,10 +146,8 @@ def _delta_weights(settings: Settings) -> Table:
     heads, k = settings["linear_num_key_heads"], settings["linear_key_head_dim"]
     served = settings["linear_num_value_heads"] // heads
     v = served * settings["linear_value_head_dim"]
-    keys, values = heads * k, heads * v
     fused = {"q": (0, k), "k": (k, 2 * k), "v": (2 * k, 2 * k + v), "g": (2 * k + v, 2 * (k + v))}
     small = {"beta": (0, served), "alpha": (served, 2 * served)}
-    convolved = {"q": (0, keys), "k": (keys, 2 * keys), "v": (2 * keys, 2 * keys + values)}
     return {
         **{
             f"mixer.W_{n}.weight": TensorSource(
@@ -113,10 +161,36 @@ def _delta_weights(settings: Settings) -> Table:
             )
             for n, s in small.items()
         },
+        **_delta_rest(settings),
+    }
+
+
+def _apart_weights(settings: Settings) -> Table:
+    ends = dict(zip("qkv", accumulate(convolved_widths(settings).values()), strict=True))
+    return {
         **{
-            f"mixer.conv_{n}.weight": TensorSource("linear_attn.conv1d.weight", _taps_of(*s))
-            for n, s in convolved.items()
+            f"mixer.W_{n}.weight": TensorSource(
+                "linear_attn.in_proj_qkv.weight", rows(end - convolved_widths(settings)[n], end)
+            )
+            for n, end in ends.items()
         },
+        "mixer.W_g.weight": "linear_attn.in_proj_z.weight",
+        "mixer.W_beta.weight": "linear_attn.in_proj_b.weight",
+        "mixer.W_alpha.weight": "linear_attn.in_proj_a.weight",
+        **_delta_rest(settings),
+    }
+
+
+def convolved_widths(settings: Settings) -> dict[str, int]:
+    """Return the channels of q, k and v in a gated delta layer."""
+    keys = settings["linear_num_key_heads"] * settings["linear_key_head_dim"]
+    values = settings["linear_num_value_heads"] * settings["linear_value_head_dim"]
+    return {"q": keys, "k": keys, "v": values}
+
+
+def _delta_rest(settings: Settings) -> Table:
+    return {
+        **convolutions(["linear_attn.conv1d.weight"], "linear_attn", convolved_widths(settings)),
         "mixer.log_a": "linear_attn.A_log",
         "mixer.b_alpha": "linear_attn.dt_bias",
         "mixer.norm.weight": "linear_attn.norm.weight",
@@ -150,7 +224,3 @@ def of_heads(heads: int, start: int, stop: int) -> Convert:
         return weight.unflatten(0, (heads, -1))[:, start:stop].flatten(0, 1)
 
     return convert
-
-
-def _taps_of(start: int, stop: int) -> Convert:
-    return lambda weight: taps(rows(start, stop)(weight))

@@ -27,11 +27,8 @@ def sliding_window_attention(recurrence: Softmax, state: Cache) -> tuple[Tensor,
     """(o, cache), block by block: each sees itself and the cache of the window before it."""
     assert recurrence.window is not None
     block = _block(recurrence.window)
-    if (
-        recurrence.keep_mask is None
-        and recurrence.segment_starts is None
-        and state[0].shape[2] == 0
-    ):
+    masked = recurrence.keep_mask is not None or recurrence.segment_starts is not None
+    if not (masked or recurrence.biased or state[0].shape[2]):
         return _all_blocks(recurrence, block), recurrence[-recurrence.window :].advance_cache(state)
     return chunk_loop(recurrence, state, block)  # type: ignore[return-value]
 
@@ -129,7 +126,13 @@ def _last_window(recurrence: Softmax, keys: Tensor, values: Tensor, age: Tensor)
     return drop_oldest(keys, gone), drop_oldest(values, gone), age[:, gone:]
 
 
+def _refuses_bias(recurrence: Softmax) -> str | None:
+    return "its scores have a decay or sinks" if recurrence.biased else None
+
+
 def _refuses_token(recurrence: Softmax) -> str | None:
+    if recurrence.biased:
+        return _refuses_bias(recurrence)
     if len(recurrence) != 1:
         return f"it has {len(recurrence)} tokens, not one"
     if recurrence.keep_mask is not None or recurrence.segment_starts is not None:
@@ -150,4 +153,4 @@ TOKEN_ATTENTION = Kernel(
 WINDOWED_ATTENTION = Kernel(
     "windowed attention, block by block (torch)", Softmax, sliding_window_attention, refuses_window
 )
-FUSED_ATTENTION = Kernel("fused attention (torch)", Softmax, torch_attention)
+FUSED_ATTENTION = Kernel("fused attention (torch)", Softmax, torch_attention, _refuses_bias)

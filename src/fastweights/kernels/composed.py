@@ -10,9 +10,11 @@ from fastweights.kernels.table import Kernel, run_fastest
 from fastweights.recurrence.base import CHUNK, State
 from fastweights.recurrence.bonus import Bonus
 from fastweights.recurrence.composed import Amplified, Normalized
+from fastweights.recurrence.preconditioned import Preconditioned
 from fastweights.recurrence.scales import EMPTY_LOG_SCALE, round_up
 from fastweights.recurrence.selective import Selective
 from fastweights.recurrence.signed import Signed
+from fastweights.recurrence.slots import Slots, SlotState
 from fastweights.recurrence.substeps import Substeps
 from fastweights.recurrence.windowed import normalize_by_last, with_ones
 from fastweights.recurrence.windowed_rule import Windowed
@@ -36,6 +38,18 @@ def compute_with_sign(recurrence: Signed, state: State) -> tuple[Tensor, State]:
 def compute_substeps(recurrence: Substeps, state: State) -> tuple[Tensor, State]:
     """(o, state) from the record of all steps."""
     return recurrence.read_tokens(run_fastest(recurrence.inner, state))
+
+
+def compute_preconditioned(
+    recurrence: Preconditioned, state: tuple[Tensor, Tensor]
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """(o, state) from the squares of the keys, and then from the rule that they precondition."""
+    return recurrence.evaluate_with(run_fastest, state)
+
+
+def compute_slots(recurrence: Slots, state: SlotState) -> tuple[Tensor, SlotState]:
+    """(o, state) from the recurrences of keys and of values."""
+    return recurrence.evaluate_with(run_fastest, state)
 
 
 def compute_with_bonus(recurrence: Bonus, state: Tensor) -> tuple[Tensor, State]:
@@ -93,7 +107,11 @@ BONUS_TOKEN = Kernel(
 NORMALIZED = Kernel("normalised: the inner record's kernel", Normalized, compute_with_normaliser)
 AMPLIFIED = Kernel("amplified: the rescaled record's kernel", Amplified, compute_with_gain)
 SIGNED = Kernel("signed: the inner record's kernel", Signed, compute_with_sign)
+SLOTS = Kernel("slots: the kernel of decays, twice", Slots, compute_slots)
 SUBSTEPS = Kernel("substeps: the inner record's kernel", Substeps, compute_substeps)
+PRECONDITIONED = Kernel(
+    "preconditioned: the kernels of its two rules", Preconditioned, compute_preconditioned
+)
 BONUS = Kernel("bonus: the plain rule's kernel, one token behind", Bonus, compute_with_bonus)
 BESIDE_WINDOW = Kernel(
     "window in blocks, beside the rule's kernel (torch)", Windowed, compute_beside_window

@@ -1,22 +1,27 @@
 """The pieces that projections are made of."""
 
 from fastweights.layers.arguments import choose, head_width, require_fraction
-from fastweights.layers.context import TokenContext
-from fastweights.layers.convolution import ShortConvolution, TokenShift
+from fastweights.layers.context import LayerStream, TokenContext
+from fastweights.layers.convolution import PreviousToken, ShortConvolution, TokenShift, TokenShifts
+from fastweights.layers.decay_gate import SoftplusDecay
+from fastweights.layers.experts import MLPS, Experts, Router, Routing, writers_of
 from fastweights.layers.functions import (
     accumulate_dtype,
     both_ways,
     head_numbers,
+    init_steps,
     l2_normalize,
     log_gate,
     split_heads,
     upcast,
 )
+from fastweights.layers.levels import LevelWeights
 from fastweights.layers.linear import Linear, project_each, project_pairs
-from fastweights.layers.mlp import MLP, MLPS, GatedMLP, LowRank
-from fastweights.layers.norms import NORMS, Gate, HeadNorm, SiLUGate, WholeNorm
+from fastweights.layers.mlp import MLP, GatedMLP, LowRank, factorized
+from fastweights.layers.norms import NORMS, Gate, GroupNorm, HeadNorm, SiLUGate, WholeNorm
 from fastweights.layers.pooling import POOLINGS
 from fastweights.layers.rotary import Rope, rotary
+from fastweights.layers.routed import RoutedContext
 from fastweights.recurrence.mapped import elu_plus_one
 
 __all__ = [
@@ -24,23 +29,35 @@ __all__ = [
     "MLPS",
     "NORMS",
     "POOLINGS",
+    "Experts",
     "Gate",
     "GatedMLP",
+    "GroupNorm",
     "HeadNorm",
+    "LayerStream",
+    "LevelWeights",
     "Linear",
     "LowRank",
+    "PreviousToken",
     "Rope",
+    "RoutedContext",
+    "Router",
+    "Routing",
     "ShortConvolution",
     "SiLUGate",
+    "SoftplusDecay",
     "TokenContext",
     "TokenShift",
+    "TokenShifts",
     "WholeNorm",
     "accumulate_dtype",
     "both_ways",
     "choose",
     "elu_plus_one",
+    "factorized",
     "head_numbers",
     "head_width",
+    "init_steps",
     "l2_normalize",
     "log_gate",
     "project_each",
@@ -49,4 +66,5 @@ __all__ = [
     "rotary",
     "split_heads",
     "upcast",
+    "writers_of",
 ]

@@ -59,6 +59,23 @@ class TailEffect(Effect[Tensor]):
     count: Tensor
     fresh: Tensor
 
+    @classmethod
+    def of(cls, tokens: TokenContext, x: Tensor, length: int) -> Self:
+        """What the inputs x ``[b t c]`` of these tokens do to a tail of so many."""
+        b, t, _ = x.shape
+        lasting = torch.ones(b, t, dtype=torch.bool, device=x.device)
+        fresh = torch.zeros(b, 1, dtype=torch.bool, device=x.device)
+        if tokens.keep is not None:
+            lasting = lasting & tokens.keep
+        if (document := tokens.document) is not None:
+            lasting = lasting & (document == document[:, -1:])
+            fresh = document[:, -1:] > 0
+        # those that last in front of the end, in their order
+        order = lasting.long().argsort(dim=1, stable=True)[:, max(t - length, 0) :]
+        inputs = x.take_along_dim(order[..., None], 1)
+        inputs = F.pad(inputs, (0, 0, length - inputs.shape[1], 0))
+        return cls(inputs, lasting.sum(1, keepdim=True).clamp(max=length), fresh)
+
     def after(self, state: Tensor) -> Tensor:
         n = state.shape[1]
         place = torch.arange(n, device=state.device)
@@ -66,6 +83,27 @@ class TailEffect(Effect[Tensor]):
         earlier = state.take_along_dim((place + self.count).clamp(max=n - 1)[..., None], 1)
         earlier = earlier.masked_fill(self.fresh[..., None], 0)
         return torch.where(own[..., None], self.inputs, earlier)
+
+
+@dataclass
+class LayerStream:
+    """What one layer says of the tokens at hand to the layers after it.
+
+    Attributes:
+        values: ``[b t c]``, the values of the last layer that has left its own (RWKV-7's value
+            residual); None while none has
+    """
+
+    values: Tensor | None = None
+
+    def take_values(self) -> Tensor:
+        """The values; raises LookupError if no layer has left any."""
+        if self.values is None:
+            raise LookupError(
+                "this layer takes up the values of an earlier one, and none has left any; run it in"
+                " a model, behind a layer with residual=False"
+            )
+        return self.values
 
 
 class TokenContext:
@@ -78,6 +116,7 @@ class TokenContext:
         keep: ``[b t]`` bool or None: False marks padding
         document: ``[b t]`` numbers of the documents at hand, or None for one
         starts: ``[b t]``, whether a document begins with a token; None for one document
+        stream: what earlier layers say of these tokens
         tails: what follows needs of these tokens, by the convolutions' names; where processes hold
             slices of time, what follows needs of all of them
     """
@@ -90,8 +129,10 @@ class TokenContext:
         keep: Mask | None,
         segments: Segments | None,
         neighbours: Neighbours | None = None,
+        stream: LayerStream | None = None,
     ) -> None:
         self.keep = keep
+        self.stream = LayerStream() if stream is None else stream
         self.starts = None if segments is None else find_segment_starts(segments)
         self._old = tails
         self._neighbours = neighbours
@@ -106,8 +147,10 @@ class TokenContext:
 
     @classmethod
     def start(cls, x: Embedded) -> Self:
-        """Of the first tokens of sequences of one document, none of them padding."""
-        return cls(x, None, None, None, None)
+        """Of the first tokens of sequences of one document, none of them padding; x stands for the
+        values of an earlier layer.
+        """
+        return cls(x, None, None, None, None, stream=LayerStream(x))
 
     @property
     def positions(self) -> Tensor:
@@ -179,25 +222,9 @@ class TokenContext:
         tail = self._old_tail(name, x, length)
         if self._neighbours is None:
             return tail
-        effect = self._tail_effect(x, length)
+        effect = TailEffect.of(self, x, length)
         tail, self._following[name] = self._neighbours.carry(effect, tail)
         return tail
-
-    def _tail_effect(self, x: Tensor, length: int) -> TailEffect:
-        """What the inputs x do to a tail of so many."""
-        b, t, _ = x.shape
-        lasting = torch.ones(b, t, dtype=torch.bool, device=x.device)
-        fresh = torch.zeros(b, 1, dtype=torch.bool, device=x.device)
-        if self.keep is not None:
-            lasting = lasting & self.keep
-        if self.document is not None:
-            lasting = lasting & (self.document == self.document[:, -1:])
-            fresh = self.document[:, -1:] > 0
-        # those that last in front of the end, in their order
-        order = lasting.long().argsort(dim=1, stable=True)[:, max(t - length, 0) :]
-        inputs = x.take_along_dim(order[..., None], 1)
-        inputs = F.pad(inputs, (0, 0, length - inputs.shape[1], 0))
-        return TailEffect(inputs, lasting.sum(1, keepdim=True).clamp(max=length), fresh)
 
     def _old_tail(self, name: str, x: Tensor, length: int) -> Tensor:
         """The inputs before the first process's, or before x where one process has all."""
@@ -229,4 +256,14 @@ class TokenContext:
                 f"two convolutions called {name!r} read one sequence; a mixer names those that are"
                 " in what is set as its attribute, and each is called once"
             )
-        self.tails[name] = self._following.get(name, tail)
+        self.tails[name] = self._following.get(name, self.of_last_document(tail))
+
+    def of_last_document(self, tail: Tensor) -> Tensor:
+        """The tail, empty where the last document has no tokens but padding yet: those in it are of
+        another.
+        """
+        if self.keep is None or self.document is None or not self.document.shape[1]:
+            return tail
+        last = self.document[:, -1:]
+        seen = (self.keep & (self.document == last)).any(1, keepdim=True) | (last == 0)
+        return tail.masked_fill(~seen[..., None], 0)

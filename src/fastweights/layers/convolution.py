@@ -100,3 +100,51 @@ class TokenShift(ShortConvolution):
             return super()._convolve(past, tail, x, document, bias, silu=silu)
         past.save_tail(self.name, x)
         return torch.addcmul(tail, x - tail, self.mu)
+
+
+class PreviousToken(ShortConvolution):
+    """x_{t-1}, zero before the first token of a document."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.size = 2
+
+    def reset_parameters(self) -> None:
+        """There are none."""
+
+    def both(self, x: Embedded, past: TokenContext) -> Tensor:
+        """x_{t-1} and x_t, ``[b t 2 d]``."""
+        return torch.stack([self(x, past), x], 2)
+
+    def _convolve(
+        self,
+        past: TokenContext,
+        tail: Tensor,
+        x: Tensor,
+        document: Tensor | None,
+        bias: Tensor | None,
+        *,
+        silu: bool,
+    ) -> Tensor:
+        seen = torch.cat([tail, x], dim=1)
+        past.save_tail(self.name, seen[:, -1:])
+        if document is None:
+            return seen[:, :-1]
+        return seen[:, :-1].masked_fill((document[:, 1:] != document[:, :-1])[..., None], 0)
+
+
+class TokenShifts(PreviousToken):
+    """Several token shifts of one input: x_t + μ_i ⊙ (x_{t-1} - x_t) (RWKV-7 eq. 3)."""
+
+    def __init__(self, d: int, count: int) -> None:
+        super().__init__()
+        self.mu = nn.Parameter(torch.empty(count, d))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.mu, 0.5)
+
+    def shifts(self, x: Embedded, past: TokenContext) -> list[Tensor]:
+        """x as each μ shifts it."""
+        back = self(x, past) - x
+        return [torch.addcmul(x, back, mu) for mu in self.mu]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 
@@ -54,3 +54,10 @@ def log_gate(x: Tensor, lower: float) -> Tensor:
     """Compute log(lower + (1 - lower) σ(x)): the log of a decay above `lower` (HGRN eq. 5)."""
     x = F.logsigmoid(upcast(x))
     return x if lower == 0 else torch.logaddexp(x + math.log1p(-lower), x.new_full((), lower).log())
+
+
+def init_steps(bias: Tensor) -> None:
+    """Fill with b for which softplus(b) is log-uniform in [0.001, 0.1], as Mamba-2 starts."""
+    with torch.no_grad():
+        step = torch.empty_like(bias).uniform_(math.log(1e-3), math.log(1e-1)).exp()
+        nn.init.zeros_(bias).add_(step + torch.log(-torch.expm1(-step)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import nn
 
 from fastweights.layers.linear import Linear, project_each
@@ -46,18 +44,13 @@ class MLP(nn.Module):
         return self.W_2(self.activation(self.W_1(x)))
 
 
-MLPS: dict[str, Callable[..., nn.Module]] = {
-    "gated": GatedMLP,
-    "plain": MLP,
-    "identity": nn.Identity,
-}
-"""Channel mixers by name, called as (d, width, activation, bias=…); "identity" adds the normalised
-stream itself.
-"""
-
-
 class LowRank(nn.Sequential):
     """A projection x W¹ W² (+ b) through `rank` channels."""
 
     def __init__(self, d: int, rank: int, width: int, *, bias: bool) -> None:
         super().__init__(Linear(d, rank, bias=False), Linear(rank, width, bias=bias))
+
+
+def factorized(d: int, rank: int | None, width: int, *, bias: bool) -> nn.Module:
+    """A `LowRank` of this rank; None for one whole matrix."""
+    return Linear(d, width, bias=bias) if rank is None else LowRank(d, rank, width, bias=bias)

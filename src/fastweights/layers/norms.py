@@ -71,6 +71,23 @@ class WholeNorm(HeadNorm):
         return super().forward(o.flatten(-2), gate).view_as(o)
 
 
+class GroupNorm(nn.Module):
+    """LayerNorm of the values ``[… h v]`` of every head, with weights and biases of its own."""
+
+    def __init__(self, heads: int, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(heads, width))
+        self.bias = nn.Parameter(torch.zeros(heads, width))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, o: Tensor) -> Tensor:
+        return layer_normalize(o, None, self.eps, None, silu=False) * self.weight + self.bias
+
+
 NORMS: dict[str, Callable[..., nn.Module]] = {
     "rms": partial(HeadNorm, center=False, affine=True),
     "layer": nn.LayerNorm,

@@ -1,8 +1,8 @@
-"""Gated DeltaNet (Yang, Kautz & Hatamizadeh, 2024)."""
+"""Gated DeltaNet (Yang, Kautz & Hatamizadeh, 2024), and with a state for every age of tokens:
+log-linear gated DeltaNet (Guo et al., 2025).
+"""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import nn
@@ -10,11 +10,13 @@ from torch.nn import functional as F
 
 from fastweights.layers import (
     HeadNorm,
+    LevelWeights,
     Linear,
     ShortConvolution,
     SiLUGate,
     TokenContext,
     head_width,
+    init_steps,
     l2_normalize,
     project_each,
     split_heads,
@@ -22,7 +24,7 @@ from fastweights.layers import (
 )
 from fastweights.layers.arguments import Count, NonNegative, Positive
 from fastweights.mixer import Mixer
-from fastweights.recurrence import Delta
+from fastweights.recurrence import Delta, LogLinear
 from fastweights.shapes import Embedded
 
 
@@ -75,12 +77,11 @@ class GatedDeltaNet(Mixer):
 
     def reset_parameters(self) -> None:
         """a uniform in [1, 16]; softplus(b_α) log-uniform in [0.001, 0.1], as in Mamba-2."""
+        init_steps(self.b_alpha)
         with torch.no_grad():
-            step = torch.empty_like(self.b_alpha).uniform_(math.log(1e-3), math.log(1e-1)).exp()
-            nn.init.zeros_(self.b_alpha).add_(step + torch.log(-torch.expm1(-step)))
             nn.init.uniform_(self.log_a, 1, 16).log_()
 
-    def project(self, x: Embedded, past: TokenContext) -> tuple[Delta, SiLUGate]:
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Delta | LogLinear, SiLUGate]:
         q, k, v, beta, alpha, gate = project_each(
             x, self.W_q, self.W_k, self.W_v, self.W_beta, self.W_alpha, self.W_g
         )
@@ -93,3 +94,34 @@ class GatedDeltaNet(Mixer):
         if self.served > 1:
             q, k = (s.repeat_interleave(self.served, dim=2) for s in (q, k))
         return Delta(q * self.scale, k, v, beta, log_alpha[..., None]), SiLUGate(gate)
+
+
+class LogLinearGatedDeltaNet(GatedDeltaNet):
+    """
+    f_q  L2(SiLU(conv(x W_Q)))        f_α  exp(-a softplus(x W_α + b_α)), one per head
+    f_k  L2(SiLU(conv(x W_K)))        f_β  σ(x W_β), one per head
+    f_v  SiLU(conv(x W_V))            f_g  SiLU(x W_G)
+    o_t  Σ_l λ_t^(l) q_t S_t^(l),  λ_t^(l) = softplus(c^(l) (x W_λ)^(l))
+    d_k = expand_k·d,  d_v = expand_v·d, otherwise as `GatedDeltaNet`
+
+    Attributes:
+        levels: of ages, the first 2^(levels - 2) tokens at ones of their own
+    """
+
+    def __init__(
+        self,
+        d: int,
+        heads: int = 4,
+        expand_k: Positive = 0.75,
+        expand_v: Positive = 1.5,
+        conv: Count = 4,
+        levels: Count = 15,
+        eps: Positive = 1e-5,
+    ) -> None:
+        super().__init__(d, heads, expand_k, expand_v, conv, eps=eps)
+        self.level_weights = LevelWeights(d, heads, levels)
+
+    def project(self, x: Embedded, past: TokenContext) -> tuple[LogLinear, SiLUGate]:
+        rule, gate = super().project(x, past)
+        assert isinstance(rule, Delta)
+        return LogLinear(rule, self.level_weights(x)), gate

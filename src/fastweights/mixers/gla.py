@@ -32,6 +32,7 @@ class GLA(Mixer):
     Attributes:
         rank: width of the bottleneck in f_α
         center: whether the norm subtracts the mean; False makes it an RMSNorm
+        keys: d_k; None for d/2
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class GLA(Mixer):
         rank: Count = 16,
         center: bool = True,
         eps: Positive = 1e-5,
+        keys: Count | None = None,
     ) -> None:
         super().__init__(d)
-        keys = d // 2
+        keys = d // 2 if keys is None else keys
         self.heads, self.tau = heads, tau
         self.scale = head_width("d_k", keys, heads) ** -0.5
         self.W_q = Linear(d, keys, bias=False)

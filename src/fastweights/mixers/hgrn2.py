@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.layers import (
@@ -13,7 +15,9 @@ from fastweights.layers import (
     project_each,
     require_fraction,
     split_heads,
+    upcast,
 )
+from fastweights.layers.arguments import Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.shapes import Embedded
@@ -29,21 +33,40 @@ class HGRN2(Mixer):
 
     Attributes:
         heads: H; the state is expanded d / H times
-        lower_bound: β, the least decay, rising from layer to layer
+        lower_bound: β, the least decay, rising from layer to layer; None for a learnt one of every
+            channel, σ(b_β), one half at first
     """
 
-    def __init__(self, d: int, heads: int = 4, lower_bound: float = 0.0) -> None:
+    def __init__(
+        self,
+        d: int,
+        heads: int = 4,
+        lower_bound: float | None = 0.0,
+        eps: Positive = 1e-5,
+    ) -> None:
         super().__init__(d)
         head_width("d", d, heads)
-        self.heads, self.lower_bound = heads, require_fraction("lower_bound", lower_bound)
+        self.heads, self.lower_bound = heads, require_fraction("lower_bound", lower_bound or 0.0)
+        self.b_beta = nn.Parameter(torch.empty(d)) if lower_bound is None else None
         self.W_q = Linear(d, d, bias=False)
         self.W_f = Linear(d, d, bias=False)
         self.W_v = Linear(d, d, bias=False)
         self.W_o = Linear(d, d, bias=False)
-        self.norm = WholeNorm(d, center=False, affine=True)
+        self.norm = WholeNorm(d, center=False, affine=True, eps=eps)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.b_beta is not None:
+            nn.init.zeros_(self.b_beta)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, None]:
         q, v, forget = project_each(x, self.W_q, self.W_v, self.W_f)
-        log_alpha = log_gate(forget, self.lower_bound)
+        log_alpha = self._log_decay(forget)
         q, v, log_alpha = (split_heads(s, self.heads) for s in (F.silu(q), v, log_alpha))
         return Decay(q, None, v, log_alpha), None
+
+    def _log_decay(self, forget: Tensor) -> Tensor:
+        if self.b_beta is None:
+            return log_gate(forget, self.lower_bound)
+        least, rest = (F.logsigmoid(upcast(b)) for b in (self.b_beta, -self.b_beta))
+        return torch.logaddexp(rest + F.logsigmoid(upcast(forget)), least)

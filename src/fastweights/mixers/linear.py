@@ -6,6 +6,7 @@ from torch import nn
 
 from fastweights.features import FEATURES
 from fastweights.layers import Linear, TokenContext, choose, head_width, split_heads
+from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, Normalized
 from fastweights.shapes import Embedded
@@ -21,14 +22,19 @@ class LinearAttention(Mixer):
 
     Attributes:
         feature_map: φ: elu or relu
+        keys: d_k, of all heads; None for d
     """
 
-    def __init__(self, d: int, heads: int = 4, feature_map: str = "elu") -> None:
+    def __init__(
+        self, d: int, heads: int = 4, feature_map: str = "elu", keys: Count | None = None
+    ) -> None:
         super().__init__(d)
+        keys = d if keys is None else keys
         self.heads, self.phi = heads, choose("feature_map", feature_map, FEATURES)
         head_width("d", d, heads)
-        self.W_q = Linear(d, d, bias=False)
-        self.W_k = Linear(d, d, bias=False)
+        head_width("d_k", keys, heads)
+        self.W_q = Linear(d, keys, bias=False)
+        self.W_k = Linear(d, keys, bias=False)
         self.W_v = Linear(d, d, bias=False)
         self.W_o = Linear(d, d, bias=False)
         self.norm = nn.Identity()

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.layers import (
+    HeadNorm,
     Linear,
     ShortConvolution,
     TokenContext,
     project_each,
     upcast,
 )
-from fastweights.layers.arguments import Count
+from fastweights.layers.arguments import Count, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Selective
 from fastweights.recurrence.base import Recurrence
@@ -34,6 +35,8 @@ class Mamba(Mixer):
     Attributes:
         state: N, the state rows per channel
         rank: width of the bottleneck in Δ; None for d / 16, rounded up
+        norm_eps: ε of an RMSNorm of x W_B, x W_C and x W¹_Δ (Falcon-Mamba, Jamba); None for no norm
+        affine: whether these norms have weights (Jamba)
     """
 
     def __init__(
@@ -43,6 +46,8 @@ class Mamba(Mixer):
         expand: Count = 2,
         conv: Count = 4,
         rank: Count | None = None,
+        norm_eps: Positive | None = None,
+        affine: bool = False,
     ) -> None:
         super().__init__(d)
         width, rank = expand * d, math.ceil(d / 16) if rank is None else rank
@@ -54,6 +59,12 @@ class Mamba(Mixer):
         self.W_C = Linear(width, state, bias=False)
         self.W_Delta_1 = Linear(width, rank, bias=False)
         self.W_Delta_2 = Linear(rank, width)
+        self.norm_B, self.norm_C, self.norm_Delta = (
+            nn.Identity()
+            if norm_eps is None
+            else HeadNorm(n, center=False, affine=affine, eps=norm_eps)
+            for n in (state, state, rank)
+        )
         self.log_A = nn.Parameter(torch.empty(width, state))
         self.D = nn.Parameter(torch.ones(width))
         self.W_o = Linear(width, d, bias=False)
@@ -79,6 +90,7 @@ class Mamba(Mixer):
         gate, x = project_each(x, self.W_z, self.W_u)
         gate, x = F.silu(gate), self.conv(x, past, self.conv_bias, silu=True)
         step, q, k = project_each(x, self.W_Delta_1, self.W_C, self.W_B)
+        step, q, k = self.norm_Delta(step), self.norm_C(q), self.norm_B(k)
         delta = F.softplus(upcast(self.W_Delta_2(step)))
         v, rate = delta.to(x.dtype) * x, upcast(self.log_A).exp()[None, None]
         record = Selective(q[:, :, None], k[:, :, None], v[..., None], -delta[..., None], rate)

@@ -20,7 +20,7 @@ from fastweights.layers import (
     split_heads,
     upcast,
 )
-from fastweights.layers.arguments import CountOrZero, Positive
+from fastweights.layers.arguments import Count, CountOrZero, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.shapes import Embedded, Output
@@ -41,6 +41,7 @@ class MetaLA(Mixer):
         scaled: q scaled by d'_k^(-1/2), but not in the self-augmentation, as in the published
             code
         rounded: α and 1 - α rounded to the streams' dtype, as in the published code
+        keys: d_k; None for d/2
     """
 
     def __init__(
@@ -53,9 +54,10 @@ class MetaLA(Mixer):
         restore_key: bool = False,
         scaled: bool = False,
         rounded: bool = False,
+        keys: Count | None = None,
     ) -> None:
         super().__init__(d)
-        keys = d // 2
+        keys = d // 2 if keys is None else keys
         width = head_width("d_k", keys, heads)
         self.heads, self.tau, self.rounded = heads, tau, rounded
         self.scale = width**-0.5 if scaled else 1.0

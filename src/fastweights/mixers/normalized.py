@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.layers import Linear, TokenContext, choose, head_width, split_heads, upcast
+from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
 from fastweights.shapes import Embedded
@@ -31,18 +32,35 @@ class NormalizedAttention(Mixer):
 
     Attributes:
         eta: exp, softplus or sigmoid
+        keys: d_k, of all heads; None for d
+        bias: what the bias of η's logits starts at, which makes o_t smaller where it is large;
+            None for no bias (the published code has one)
     """
 
-    def __init__(self, d: int, heads: int = 4, eta: str = "exp") -> None:
+    def __init__(
+        self,
+        d: int,
+        heads: int = 4,
+        eta: str = "exp",
+        keys: Count | None = None,
+        bias: float | None = None,
+    ) -> None:
         super().__init__(d)
+        keys = d if keys is None else keys
         head_width("d", d, heads)
+        head_width("d_k", keys, heads)
         self.heads, self.eta = heads, choose("eta", eta, NORMALISERS)
-        self.W_q = Linear(d, d, bias=False)
-        self.W_k = Linear(d, d, bias=False)
+        self.W_q = Linear(d, keys, bias=False)
+        self.W_k = Linear(d, keys, bias=False)
         self.W_v = Linear(d, d, bias=False)
-        self.W_eta = Linear(d, heads, bias=False)
+        self.W_eta, self.start = Linear(d, heads, bias=bias is not None), bias
         self.W_o = Linear(d, d, bias=False)
         self.norm = nn.Identity()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.start is not None:
+            nn.init.constant_(self.W_eta.bias, self.start)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, None]:
         q, k, v = (split_heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))

@@ -10,40 +10,63 @@ from inspect import signature
 from fastweights.layers.arguments import require_annotated
 from fastweights.mixer import Mixer
 from fastweights.mixers.based import Based
+from fastweights.mixers.comba import Comba
 from fastweights.mixers.cosformer import CosFormer
 from fastweights.mixers.deltanet import DeltaNet
 from fastweights.mixers.dss import DSS
-from fastweights.mixers.gated_deltanet import GatedDeltaNet
+from fastweights.mixers.fox import FoX
+from fastweights.mixers.gated_deltanet import GatedDeltaNet, LogLinearGatedDeltaNet
+from fastweights.mixers.gated_deltaproduct import GatedDeltaProduct
+from fastweights.mixers.gdn2 import GatedDeltaNet2
 from fastweights.mixers.gla import GLA
+from fastweights.mixers.gsa import GSA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
 from fastweights.mixers.hgrn2 import HGRN2
+from fastweights.mixers.kalmanet import GatedKalmaNet
+from fastweights.mixers.kda import KDA
+from fastweights.mixers.lightning import Lightning
 from fastweights.mixers.linear import LinearAttention
 from fastweights.mixers.lolcats import LoLCATs
+from fastweights.mixers.longhorn import Longhorn
 from fastweights.mixers.lru import LRU
 from fastweights.mixers.mamba import Mamba
-from fastweights.mixers.mamba2 import Mamba2
+from fastweights.mixers.mamba2 import LogLinearMamba2, Mamba2
+from fastweights.mixers.mamba3 import Mamba3
 from fastweights.mixers.mesa import MesaLayer, SignedMesaLayer
 from fastweights.mixers.mesanet import MesaNetBaseline
 from fastweights.mixers.metala import MetaLA
+from fastweights.mixers.mla import MLA
 from fastweights.mixers.mlstm import MLSTM
+from fastweights.mixers.mom import MixtureOfMemories
 from fastweights.mixers.normalized import NormalizedAttention
 from fastweights.mixers.performer import Performer
+from fastweights.mixers.pgdn import PreconditionedGatedDeltaNet
+from fastweights.mixers.pkda import PreconditionedKDA
 from fastweights.mixers.qlstm import QLSTM
+from fastweights.mixers.raven import Raven
 from fastweights.mixers.retnet import RetNet
 from fastweights.mixers.rfa import RFA
 from fastweights.mixers.rglru import RGLRU
+from fastweights.mixers.rodimus import Rodimus
 from fastweights.mixers.rwkv4 import RWKV4
 from fastweights.mixers.rwkv4_channel import RWKV4Channel
+from fastweights.mixers.rwkv6 import RWKV6
+from fastweights.mixers.rwkv7 import RWKV7, RWKV7Channel
+from fastweights.mixers.s4 import S4
 from fastweights.mixers.s4d import S4D
 from fastweights.mixers.s5 import S5
-from fastweights.mixers.softmax import SlidingWindow, SoftmaxAttention
+from fastweights.mixers.shortconv import GatedShortConvolution
+from fastweights.mixers.softmax import OLMo2Attention, SlidingWindow, SoftmaxAttention
 from fastweights.mixers.transnormer import TransNormer
 from fastweights.runs.identity import current_path
 
 MIXERS: dict[str, type[Mixer]] = {
     "softmax": SoftmaxAttention,
     "swa": SlidingWindow,
+    "olmo2": OLMo2Attention,
+    "mla": MLA,
+    "fox": FoX,
     "linear": LinearAttention,
     "performer": Performer,
     "rfa": RFA,
@@ -52,28 +75,49 @@ MIXERS: dict[str, type[Mixer]] = {
     "normalized": NormalizedAttention,
     "retnet": RetNet,
     "transnormer": TransNormer,
+    "lightning": Lightning,
     "gla": GLA,
+    "gsa": GSA,
+    "raven": Raven,
     "hgrn": HGRN,
     "hgrn2": HGRN2,
     "metala": MetaLA,
     "dss": DSS,
+    "s4": S4,
     "s4d": S4D,
     "h3": H3,
     "s5": S5,
     "mamba": Mamba,
     "mamba2": Mamba2,
+    "mamba3": Mamba3,
+    "longhorn": Longhorn,
+    "rodimus": Rodimus,
+    "loglinear_mamba2": LogLinearMamba2,
     "lru": LRU,
     "rglru": RGLRU,
     "qlstm": QLSTM,
     "rwkv4": RWKV4,
     "rwkv4_channel": RWKV4Channel,
+    "rwkv6": RWKV6,
+    "rwkv7": RWKV7,
+    "rwkv7_channel": RWKV7Channel,
     "mlstm": MLSTM,
     "deltanet": DeltaNet,
     "gated_deltanet": GatedDeltaNet,
+    "kda": KDA,
+    "gated_deltaproduct": GatedDeltaProduct,
+    "gdn2": GatedDeltaNet2,
+    "comba": Comba,
+    "pgdn": PreconditionedGatedDeltaNet,
+    "pkda": PreconditionedKDA,
+    "mom": MixtureOfMemories,
+    "loglinear_gdn": LogLinearGatedDeltaNet,
     "mesa": MesaLayer,
     "mesa_signed": SignedMesaLayer,
     "mesanet": MesaNetBaseline,
+    "kalmanet": GatedKalmaNet,
     "lolcats": LoLCATs,
+    "shortconv": GatedShortConvolution,
 }
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from fastweights.layers import TokenContext
-from fastweights.mixer import MixerState
+from fastweights.mixer import LayerState
 from fastweights.models.tokens import Tokens
 
 LONGEST_PAST = 1024
@@ -55,7 +55,7 @@ class Past(NamedTuple):
         since: The tokens that were read since, or are to be read again.
     """
 
-    states: tuple[MixerState, ...]
+    states: tuple[LayerState, ...]
     tokens: int
     since: Tokens
 
@@ -66,7 +66,7 @@ class Past(NamedTuple):
 
 
 class FastWeightsCache(BatchFirstCache, Cache):
-    """What a model remembers of the tokens so far: one `MixerState` per layer.
+    """What a model remembers of the tokens so far: one `LayerState` per layer.
 
     Empty at first; a forward pass with ``use_cache=True`` advances it in place. Where all mixers
     are recurrent its size does not depend on the number of tokens. A state cannot be wound back:
@@ -89,12 +89,12 @@ class FastWeightsCache(BatchFirstCache, Cache):
 
     def reset(self) -> None:
         """Forget everything."""
-        self.states: tuple[MixerState, ...] = ()
+        self.states: tuple[LayerState, ...] = ()
         self.tokens = 0
         self.past: Past | None = None
         self.unread: Tokens | None = None
 
-    def advance(self, states: Sequence[MixerState], tokens: int) -> None:
+    def advance(self, states: Sequence[LayerState], tokens: int) -> None:
         """Replace the states by those of all layers after `tokens` more tokens."""
         self.states = tuple(states)
         self.tokens += tokens
@@ -104,7 +104,7 @@ class FastWeightsCache(BatchFirstCache, Cache):
         self.past = None if self.past is None else self.past.map(f)
         self.unread = None if self.unread is None else self.unread.map(f)
 
-    def states_before(self, layers: int, batch: int) -> Sequence[MixerState | None]:
+    def states_before(self, layers: int, batch: int) -> Sequence[LayerState | None]:
         """Return each layer's state for `batch` sequences, or Nones while the cache is empty.
 
         Raises:

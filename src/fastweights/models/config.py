@@ -3,14 +3,16 @@
 from collections.abc import Iterable
 from dataclasses import field
 from difflib import get_close_matches
-from math import inf, isfinite
+from math import inf, isfinite, lcm
 from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
+from torch import nn
 from transformers.activations import ACT2FN
 
 from fastweights.layers import MLPS, NORMS, POOLINGS
+from fastweights.mixer import Mixer
 from fastweights.mixers import make
 from fastweights.models.checkpoint_code import CarriesCode
 
@@ -23,7 +25,8 @@ class FastWeightsConfig(CarriesCode):
 
     Attributes:
         mixers: ``[{"name": "metala", …arguments}, …]``, repeated over the depth: several make a
-            hybrid
+            hybrid; a mixer's ``"beside": [{"name": …}, …]`` are others that read the same and whose
+            outputs are added to its own
         norm, norm_eps: "rms", "layer" (LayerNorm with bias) or "simple_rms" (without weights),
             before every mixer and MLP and at the end
         mlp: "gated" (σ(x W_1) ⊙ x W_2) W_3, "plain" σ(x W_1) W_2, "identity" (x itself), or
@@ -32,8 +35,15 @@ class FastWeightsConfig(CarriesCode):
         intermediate_size: width of the MLP; None for 8 · hidden_size² weights: 8/3 ·
             hidden_size (rounded up to a multiple of 8) if gated, else 4 · hidden_size
         mlp_bias: whether the MLP's projections have biases
+        mlps: ``[{"name": "experts", "width": 512, …arguments}, …]``, a key of `layers.MLPS` with
+            its width and arguments, or None for a layer without an MLP, repeated over the depth in
+            place of `mlp` and `intermediate_size`; None for those in every layer
         parallel_residual: whether mixer and MLP read the same x and are added together
             (GPT-NeoX)
+        norms_behind: whether a layer's norms stand behind its mixer and MLP (OLMo 2) instead of
+            before them, repeated over the depth
+        normalized_residual: whether mixer and MLP are each added to what they read, the
+            normalised stream (MiniMax)
         learnt_positions: adds a learnt embedding to each of the first so many tokens of a
             document; None for none
         embedding_scale: what the embeddings are multiplied by; None for √hidden_size
@@ -68,7 +78,10 @@ class FastWeightsConfig(CarriesCode):
     hidden_act: str = "silu"
     intermediate_size: int | None = None
     mlp_bias: bool = False
+    mlps: list[dict[str, Any] | None] | None = None
     parallel_residual: bool = False
+    norms_behind: list[bool] = field(default_factory=lambda: [False])
+    normalized_residual: bool = False
     learnt_positions: int | None = None
     embedding_scale: int | float | None = None
     embedding_dropout: int | float = 0.0
@@ -89,6 +102,7 @@ class FastWeightsConfig(CarriesCode):
         self._check_sizes()
         self._check_choices()
         self._check_mixers()
+        self._check_mlps()
         super().__post_init__(**kwargs)
 
     @classmethod
@@ -122,6 +136,39 @@ class FastWeightsConfig(CarriesCode):
     def layer_mixers(self) -> list[dict[str, Any]]:
         """One entry of `mixers` per layer."""
         return [self.mixers[layer % len(self.mixers)] for layer in range(self.num_hidden_layers)]
+
+    @property
+    def mixer_names(self) -> list[str]:
+        """The names of the mixers, those side by side joined by a plus."""
+        sums = ([one, *one.get("beside", ())] for one in self.mixers)
+        return ["+".join(str(mixer["name"]) for mixer in mixers) for mixers in sums]
+
+    @property
+    def layer_mlps(self) -> list[dict[str, Any] | None]:
+        """The MLP of every layer, by its name, width and arguments; None where there is none."""
+        one = None if self.mlp is None else {"name": self.mlp, "width": self.mlp_size}
+        kinds = [one] if self.mlps is None else self.mlps
+        return [kinds[layer % len(kinds)] for layer in range(self.num_hidden_layers)]
+
+    @property
+    def period(self) -> int:
+        """The number of layers after which mixers and MLPs repeat."""
+        return min(lcm(len(self.mixers), len(self.mlps or [None])), self.num_hidden_layers)
+
+    def make_mixers(self, fields: dict[str, Any]) -> list[Mixer]:
+        """New mixers by an entry of `mixers`: one, or all that stand side by side."""
+        own = {name: value for name, value in fields.items() if name != "beside"}
+        return [make(d=self.hidden_size, **one) for one in (own, *fields.get("beside", ()))]
+
+    def make_mlp(self, layer: int) -> nn.Module | None:
+        """A new MLP of this layer, if it has one."""
+        fields = self.layer_mlps[layer]
+        if fields is None:
+            return None
+        name, width, others = fields["name"], fields["width"], dict(fields)
+        del others["name"], others["width"]
+        activation = ACT2FN[self.hidden_act]
+        return MLPS[name](self.hidden_size, width, activation, bias=self.mlp_bias, **others)
 
     def _check_names(self, unknown: Iterable[str]) -> None:
         """Refuse fields that look misspelt: transformers keeps whatever it is given, and the
@@ -157,22 +204,43 @@ class FastWeightsConfig(CarriesCode):
                 raise ValueError(f"{name} = {getattr(self, name)}; it is a probability below 1")
 
     def _check_choices(self) -> None:
+        if self.mlp == "experts":
+            raise ValueError(
+                'mlp = "experts" lacks a routing; list the experts in mlps, such as [{"name":'
+                ' "experts", "width": 512, "routing": {"count": 8, "chosen": 2}}]'
+            )
         for name, known in (
             ("norm", NORMS),
-            ("mlp", MLPS),
+            ("mlp", MLPS.keys() - {"experts"}),
             ("hidden_act", ACT2FN),
             ("pooling", POOLINGS),
         ):
             value = getattr(self, name)
             if value not in known and (name, value) != ("mlp", None):
                 raise ValueError(f"{name} = {value!r}; there are {', '.join(sorted(known))}")
-        if self.parallel_residual and self.mlp is None:
+        if self.parallel_residual and None in self.layer_mlps:
             raise ValueError(
                 "parallel_residual = True, but there is no MLP to be parallel to; set mlp or leave"
                 " it out"
             )
+        if self.parallel_residual and self.normalized_residual:
+            raise ValueError(
+                "parallel_residual and normalized_residual are two ways to add to the stream; set"
+                " one of them"
+            )
+
+        if self.normalized_residual and any(self.norms_behind):
+            raise ValueError(
+                "normalized_residual adds to what the norms give, and norms_behind has none in"
+                " front; set one of them"
+            )
 
     def _check_mixers(self) -> None:
+        if not 1 <= len(self.norms_behind) <= self.num_hidden_layers:
+            raise ValueError(
+                f"norms_behind lists {len(self.norms_behind)} layers of {self.num_hidden_layers};"
+                " name at least one and at most all"
+            )
         if not self.mixers:
             raise ValueError('mixers is empty; name at least one, such as [{"name": "metala"}]')
         if len(self.mixers) > self.num_hidden_layers:
@@ -180,18 +248,62 @@ class FastWeightsConfig(CarriesCode):
                 f"mixers lists {len(self.mixers)} layers, num_hidden_layers is"
                 f" {self.num_hidden_layers}; drop some or add layers"
             )
-        for position, mixer in enumerate(self.mixers):
-            self._try_mixer(position, mixer)
+        tried = [self._try_mixer(position, mixer) for position, mixer in enumerate(self.mixers)]
+        for position, mixers in enumerate(tried):
+            before = [mixer for layer in tried[:position] for mixer in layer]
+            takes = any(mixer.takes_values for mixer in mixers)
+            if takes and not any(mixer.leaves_values for mixer in before):
+                raise ValueError(
+                    f"mixers[{position}] = {self.mixers[position]} takes up the values of an"
+                    " earlier layer, and none leaves any; put one with residual=False before it"
+                )
 
-    def _try_mixer(self, position: int, mixer: dict[str, Any]) -> None:
-        """Build the mixer on the meta device, which takes no memory, to see whether it can be."""
-        if "name" not in mixer:
-            raise ValueError(f'mixers[{position}] = {mixer} lacks "name"')
-        if "d" in mixer:
-            raise ValueError(f"mixers[{position}] sets d; the width of every layer is hidden_size")
+    def _check_mlps(self) -> None:
+        if self.mlps is not None and not 0 < len(self.mlps) <= self.num_hidden_layers:
+            raise ValueError(
+                f"mlps lists {len(self.mlps)} layers, num_hidden_layers is"
+                f" {self.num_hidden_layers}; list one at least and no more than there are, or leave"
+                " mlps out"
+            )
+        for position, mlp in enumerate(self.mlps or []):
+            self._try_mlp(position, mlp)
+
+    def _try_mlp(self, position: int, mlp: dict[str, Any] | None) -> None:
+        """Build the MLP on the meta device to see whether it can be."""
+        if mlp is None:
+            return
+        if mlp.get("name") not in MLPS:
+            raise ValueError(f'mlps[{position}] = {mlp}; its "name" is one of {", ".join(MLPS)}')
+        if not isinstance(mlp.get("width"), int) or mlp["width"] < 1:
+            raise ValueError(f'mlps[{position}] = {mlp}; its "width" is a whole number from 1')
         with torch.device("meta"):
             try:
-                make(d=self.hidden_size, **mixer)
+                self.make_mlp(position)
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"mlps[{position}] = {mlp} at hidden_size = {self.hidden_size}: {error}"
+                ) from error
+
+    def _try_mixer(self, position: int, mixer: dict[str, Any]) -> list[Mixer]:
+        """Build a layer's mixers on the meta device, which takes no memory, as a trial."""
+        if "name" not in mixer:
+            raise ValueError(f'mixers[{position}] = {mixer} lacks "name"')
+        beside = mixer.get("beside", [])
+        if not all("name" in one and "beside" not in one for one in beside):
+            raise ValueError(
+                f'mixers[{position}] = {mixer}; each mixer beside another has a "name" and none'
+                " beside itself"
+            )
+        if any("d" in one for one in (mixer, *beside)):
+            raise ValueError(f"mixers[{position}] sets d; the width of every layer is hidden_size")
+        if beside and self.bidirectional:
+            raise ValueError(
+                f"bidirectional = True, but mixers[{position}] are several side by side; one reads"
+                " both ways"
+            )
+        with torch.device("meta"):
+            try:
+                return self.make_mixers(mixer)
             except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
                 raise ValueError(
                     f"mixers[{position}] = {mixer} at hidden_size = {self.hidden_size}: {error}"

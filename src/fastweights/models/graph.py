@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from fastweights.kernels.triton.places import in_place
+from fastweights.mixers.mla import MLA
 from fastweights.mixers.softmax import SoftmaxAttention
 from fastweights.models.cache import BatchFirstCache, FastWeightsCache
 
@@ -61,7 +62,7 @@ def refuse_static(model: PreTrainedModel, cache: Any) -> str | None:
     if not all(isinstance(part, BatchFirstCache) for part in parts_of(cache)):
         return "its cache keeps the keys and values of all tokens"
     for name, module in model.named_modules():
-        if isinstance(module, SoftmaxAttention) and module.window is None:
+        if isinstance(module, MLA | SoftmaxAttention) and getattr(module, "window", None) is None:
             return f"{name} is softmax attention to all tokens"
     own = isinstance(cache, FastWeightsCache)
     if not own and "position_ids" not in signature(model.forward).parameters:

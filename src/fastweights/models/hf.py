@@ -205,9 +205,10 @@ class FastWeightsTrunk(FastWeightsPreTrainedModel):
         x = self._scale_and_position(x, position, keep, segments)
         trace = [] if trace is None else trace
         method = self.method if use_cache else self.method.without_state()
+        values: Tensor | None = None
         for block, state in zip(self.layers, before, strict=True):
             trace += [x]
-            x, state = block(x, state, keep, segments, method)
+            x, state, values = block(x, state, keep, segments, method, values)
             states += [state] if use_cache else []
         if use_cache:
             cache.advance(states, x.shape[1])

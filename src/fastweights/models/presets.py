@@ -17,6 +17,8 @@ from fastweights.models.classify import (
 )
 from fastweights.models.config import FastWeightsConfig
 from fastweights.models.hf import FastWeightsForCausalLM
+from fastweights.models.released import RELEASED
+from fastweights.models.size import count_parameters
 
 Fields = Mapping[str, Any]
 
@@ -48,6 +50,8 @@ class Preset:
 
     def parameters(self) -> int:
         """Count the parameters of a model, without memory for them."""
+        if self.model is FastWeightsForCausalLM:
+            return count_parameters(self.config())
         with torch.device("meta"):
             return sum(p.numel() for p in self.model(self.config()).parameters())
 
@@ -392,4 +396,5 @@ PRESETS: dict[str, Preset] = {
     **MQAR,
     **PYTHIA,
     **HYBRIDS,
+    **{name: Preset(*one) for name, one in RELEASED.items()},
 }

@@ -16,12 +16,12 @@ LAYER_BYTES = 20_000
 
 
 def count_parameters(config: FastWeightsConfig) -> int:
-    """Count the parameters of a language model without building more than one layer of each mixer.
+    """Count the parameters of a language model without building more than one layer of each kind.
 
     Raises:
         ValueError: If a single layer is larger than tensors can be.
     """
-    kinds, layers = len(config.mixers), config.num_hidden_layers
+    kinds, layers = config.period, config.num_hidden_layers
     with torch.device("meta"):
         try:
             model = FastWeightsForCausalLM(sketch_of(config))
@@ -38,9 +38,9 @@ def count_parameters(config: FastWeightsConfig) -> int:
 
 
 def sketch_of(config: FastWeightsConfig) -> FastWeightsConfig:
-    """The configuration of the same model with one layer of each mixer."""
+    """The configuration of the same model with one layer of each kind."""
     sketch = copy(config)
-    sketch.num_hidden_layers = len(config.mixers)
+    sketch.num_hidden_layers = config.period
     return sketch
 
 

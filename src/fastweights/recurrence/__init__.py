@@ -6,13 +6,18 @@ from fastweights.recurrence.composed import Amplified, Normalized
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
 from fastweights.recurrence.dplr import DPLR
+from fastweights.recurrence.kalman import Kalman
+from fastweights.recurrence.loglinear import LogLinear
 from fastweights.recurrence.ltv import LTV, DenseLTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.mesa import Mesa, SolverStatistics, condition_numbers, solver_statistics
+from fastweights.recurrence.preconditioned import Preconditioned
 from fastweights.recurrence.selective import Selective
 from fastweights.recurrence.signed import Signed
+from fastweights.recurrence.slots import Slots
 from fastweights.recurrence.softmax import Softmax
 from fastweights.recurrence.solvers import (
+    Chebyshev,
     Cholesky,
     ConjugateGradient,
     ShermanMorrison,
@@ -37,6 +42,7 @@ __all__ = [
     "LTV",
     "Amplified",
     "Bonus",
+    "Chebyshev",
     "Cholesky",
     "ConjugateGradient",
     "Decay",
@@ -46,10 +52,13 @@ __all__ = [
     "DenseTransition",
     "DiagonalTransition",
     "ErasingTransition",
+    "Kalman",
+    "LogLinear",
     "MatrixRule",
     "Mesa",
     "NoFiniteFormError",
     "Normalized",
+    "Preconditioned",
     "RankOneTransition",
     "Recurrence",
     "Selective",
@@ -57,6 +66,7 @@ __all__ = [
     "ShermanMorrison",
     "ShiftRegister",
     "Signed",
+    "Slots",
     "Softmax",
     "Solver",
     "SolverStatistics",

@@ -217,7 +217,7 @@ class Recurrence(ABC, Generic[S]):
         every call.
         """
         written = [name for name in self.__dataclass_fields__ if name not in self.reads]
-        changed = dict[str, Any]()
+        changed: dict[str, Any] = {}
         for name in written:
             part = getattr(self, name)
             if isinstance(part, Tensor):
@@ -277,7 +277,7 @@ def tensor_fields(record: Recurrence) -> dict[str, Tensor]:
 
 def written_streams(record: Recurrence) -> list[Tensor]:
     """The streams that say what a token writes, in the order of `map_written`."""
-    found = list[Tensor]()
+    found: list[Tensor] = []
 
     def note(stream: Tensor) -> Tensor:
         found.append(stream)

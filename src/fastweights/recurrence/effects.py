@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, Self, TypeVar
 
+import torch
 from torch import Tensor
 
 from fastweights.recurrence.streams import State, pack_state
@@ -32,7 +33,7 @@ class Effect(ABC, Generic[S]):
 
     def map(self, f: Callable[[Tensor], Tensor]) -> Self:
         """`f` of every tensor, always in the same order."""
-        changed = dict[str, Any]()
+        changed: dict[str, Any] = {}
         for field in fields(self):
             part = getattr(self, field.name)
             if isinstance(part, Tensor):
@@ -45,7 +46,7 @@ class Effect(ABC, Generic[S]):
 
     def tensors(self) -> list[Tensor]:
         """All tensors, in the order of `map`."""
-        found = list[Tensor]()
+        found: list[Tensor] = []
 
         def note(tensor: Tensor) -> Tensor:
             found.append(tensor)
@@ -85,6 +86,21 @@ class DenseEffect(Effect[Tensor]):
 
     def after(self, state: Tensor) -> Tensor:
         return self.transition @ state + self.added
+
+
+@dataclass(frozen=True, eq=False)
+class JointEffect(Effect[tuple[Tensor, Tensor]]):
+    """On two matrices under the same decays.
+
+    Attributes:
+        wide: on both beside each other, ``[b h k v+w]``
+    """
+
+    wide: Effect[Tensor]
+
+    def after(self, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        together, width = self.wide.after(torch.cat(state, -1)), state[0].shape[-1]
+        return together[..., :width], together[..., width:]
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.products import decay_products
 from fastweights.recurrence.solvers import (
+    Chebyshev,
     ChunkGram,
     ConjugateGradient,
     ShermanMorrison,
@@ -46,7 +47,7 @@ class Mesa(MatrixRule[tuple[Tensor, ...]]):
         log_decay: log γ_t ≤ 0: None or ``[b t h 1]``; −inf empties the state
         ridge: diag Λ > 0, ``[b t h k]``; ``[h k]``, which it is made of, is given too, and
             width 1 for λ I
-        solver: `ConjugateGradient`, `Cholesky`, `ShermanMorrison` or `UnrolledSolver`
+        solver: `ConjugateGradient`, `Chebyshev`, `Cholesky`, `ShermanMorrison` or `UnrolledSolver`
     """
 
     reads: ClassVar[tuple[str, ...]] = ("q", "ridge")
@@ -146,7 +147,7 @@ class Mesa(MatrixRule[tuple[Tensor, ...]]):
         gram = (self.initial_state() if state is None else self.adopt(state))[0]
         for first in range(0, len(self), size):
             part = self[first : first + size]
-            yield ChunkGram.of(*part._operator_arguments(gram)), part._flatten_heads(part.q)
+            yield ChunkGram.of(*part.operator_streams(gram)), part._flatten_heads(part.q)
             keys = expand_time(part, part.k)
             gram = decay_products(keys, keys, part.log_decays()).advance(
                 gram, expand_time(part, part.beta) * keys
@@ -170,11 +171,11 @@ class Mesa(MatrixRule[tuple[Tensor, ...]]):
 
     def _solve_queries(self, gram: Tensor) -> Tensor:
         x = self.solver.solve_differentiably(
-            ChunkGram.of, self._flatten_heads(self.q), *self._operator_arguments(gram)
+            ChunkGram.of, self._flatten_heads(self.q), *self.operator_streams(gram)
         )
         return x.unflatten(0, gram.shape[:2])
 
-    def _operator_arguments(self, gram: Tensor) -> tuple[Tensor, ...]:
+    def operator_streams(self, gram: Tensor) -> tuple[Tensor, ...]:
         """What `ChunkGram.of` takes."""
         streams = (self.k, self.beta, self.ridge, self._log_decay())
         return gram.flatten(0, 1), *map(self._flatten_heads, streams)
@@ -234,9 +235,10 @@ class Mesa(MatrixRule[tuple[Tensor, ...]]):
 
     @property
     def _solver_steps(self) -> int:
-        """Conjugate-gradient steps; a direct solver counts as the k steps that would be exact."""
+        """Steps of an iteration; a direct solver counts as the k steps that would be exact."""
         solver = self.solver
-        return solver.max_steps if isinstance(solver, ConjugateGradient) else self.q.shape[-1]
+        iterates = isinstance(solver, ConjugateGradient | Chebyshev)
+        return solver.max_steps if iterates else self.q.shape[-1]
 
 
 @dataclass(frozen=True, eq=False)

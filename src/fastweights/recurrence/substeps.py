@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.recurrence.base import CHUNK, Evaluation, check_mask
+from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.dplr import DPLR
 from fastweights.recurrence.effects import Effect
 from fastweights.recurrence.ltv import LTV
@@ -27,7 +28,8 @@ class Substeps(Wrapper[Tensor]):
     S_{t,i} = step of S_{t,i-1}, S_{t,0} = S_{t-1,n} ;  o_t = o of the n-th step
 
     A product of n transitions is more than one of them can be: n keys are erased and written at a
-    token, and eigenvalues may be complex. Source: Gated DeltaProduct (2502.10297).
+    token, and eigenvalues may be complex. Source: Gated DeltaProduct (2502.10297); Mamba-3
+    (2603.15569), whose tokens write that before them once more.
 
     Attributes:
         inner: the record of all steps in their order, n for every token; its state is this
@@ -71,6 +73,21 @@ class Substeps(Wrapper[Tensor]):
         decays = None if log_decay is None else F.pad(log_decay[:, :, None], behind).flatten(1, 2)
         read = F.pad(q[:, :, None], before).flatten(1, 2)
         return cls(DPLR(read, *steps, decays), count)  # type: ignore[arg-type]
+
+    @classmethod
+    def two_point(cls, q: Keys, k: Tensor, v: Tensor, log_decay: LogDecay) -> Self:
+        """`Decay` with two keys per token, S_t = diag(α_t) (S_{t-1} + k_{t,1}ᵀ v_{t,1}) + k_{t,2}ᵀ
+        v_{t,2}: the first is written before the state decays (Mamba-3's token before, 2603.15569).
+
+        Args:
+            q: ``[b t h k]``
+            k: ``[b t 2 h k]``
+            v: ``[b t 2 h v]``
+            log_decay: ``[b t h 1|k]``
+        """
+        second = (F.pad(s[:, :, None], (0, 0, 0, 0, 1, 0)) for s in (q, log_decay))
+        read, decays = (s.flatten(1, 2) for s in second)
+        return cls(Decay(read, k.flatten(1, 2), v.flatten(1, 2), decays), 2)
 
     @lazy_property
     def shape(self) -> tuple[int, int, int]:

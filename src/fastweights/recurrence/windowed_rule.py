@@ -10,7 +10,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.base import Evaluation, Recurrence, check_mask, written_streams
+from fastweights.recurrence.base import (
+    Evaluation,
+    Recurrence,
+    check_mask,
+    tensor_fields,
+    written_streams,
+)
 from fastweights.recurrence.composed import Normalized
 from fastweights.recurrence.effects import Effect
 from fastweights.recurrence.ltv import LTV
@@ -149,7 +155,7 @@ class Windowed(Recurrence[Parts]):
     def streams(self) -> dict[str, Tensor]:
         """Its own, and the rule's."""
         of_rule = {f"inner.{name}": stream for name, stream in self.inner.streams.items()}
-        return {**super().streams, **of_rule}
+        return {**tensor_fields(self), **of_rule}
 
     @lazy_property
     def groups(self) -> int:
@@ -323,7 +329,8 @@ class Windowed(Recurrence[Parts]):
         return self._window_weights(seen) @ values
 
     def _window_by_blocks(self, cache: KeptTokens, block: int) -> Tensor:
-        cache, found = cache._replace(written=()), list[Tensor]()
+        found: list[Tensor] = []
+        cache = cache._replace(written=())
         for piece in self.split(block):
             seen = piece._append(cache)
             found.append(piece._window_sums(seen))

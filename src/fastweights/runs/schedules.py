@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -254,6 +255,15 @@ _STORED = {
         *(LinearDecay, SquareRootDecay, CosineDecay),
     )
 }
+
+
+SCHEDULES: Mapping[str, type[Any]] = {
+    "cosine": Cosine,
+    "linear": Linear,
+    "constant": Constant,
+    "wsd": WarmupStableDecay,
+}
+"""Schedules by the names that commands and plans use."""
 
 
 def _phase(step: int, steps: int, warmup: int) -> tuple[float, float]:

@@ -139,6 +139,29 @@ def transnormer(
     return linear(rms_norm(join(o.real), np.ones(1)) * linear(x, p, "W_u"), p, "W_o")
 
 
+def lightning(x: Array, p: Parameters, heads: int, depth: float = 0.0, eps: float = 1e-6) -> Array:
+    """2501.08313: o_t = Σ_s λ^(t-s) (q_t·k_s) v_s, SiLU on q, k, v; RMSNorm of all heads ⊙ σ(x
+    W_G).
+    """
+    q, k, v = (split(silu(linear(x, p, f"W_{name}")), heads) for name in "qkv")
+    o = np.zeros_like(v)
+    for h in range(heads):
+        slope = 2.0 ** (-8 * (h + 1) / heads) * (1 - depth + 1e-5)
+        for t in range(x.shape[1]):
+            for s in range(t + 1):
+                weight = (q[:, t, h] * k[:, s, h]).sum(1, keepdims=True)
+                o[:, t, h] += np.exp(-slope * (t - s)) * weight * v[:, s, h]
+    gate = sigmoid(linear(x, p, "W_g"))
+    return linear(rms_norm(join(o), p["norm.weight"], eps) * gate, p, "W_o")
+
+
+def shortconv(x: Array, p: Parameters) -> Array:
+    """LFM2: (B, C, h) = x W, y = W_O(C ⊙ conv(B ⊙ h))."""
+    B, C, h = (linear(x, p, f"W_{name}") for name in "BCu")
+    mixed = convolution(B * h, p["conv.weight"]) + p.get("conv_bias", 0.0)
+    return linear(C * mixed, p, "W_o")
+
+
 def hgrn(x: Array, p: Parameters, lower_bound: float = 0.0, tied: bool = True) -> Array:
     """h_t = f ⊙ h_{t-1} + i ⊙ c, f = β + (1 - β) σ(x W_f), i = 1 - f or σ(x W_i)."""
     f = lower_bound + (1 - lower_bound) * sigmoid(linear(x, p, "W_f"))
@@ -149,12 +172,15 @@ def hgrn(x: Array, p: Parameters, lower_bound: float = 0.0, tied: bool = True) -
     return linear(rms_norm(h, p["norm.weight"]) * silu(linear(x, p, "W_g")), p, "W_o")
 
 
-def hgrn2(x: Array, p: Parameters, heads: int, lower_bound: float = 0.0) -> Array:
+def hgrn2(
+    x: Array, p: Parameters, heads: int, lower_bound: float | None = 0.0, eps: float = 1e-5
+) -> Array:
     """S_t = diag(f) S_{t-1} + (1 - f)ᵀ v, o = SiLU(x W_Q) S."""
-    f = split(lower_bound + (1 - lower_bound) * sigmoid(linear(x, p, "W_f")), heads)
+    least = sigmoid(p["b_beta"]) if lower_bound is None else lower_bound
+    f = split(least + (1 - least) * sigmoid(linear(x, p, "W_f")), heads)
     q, v = split(silu(linear(x, p, "W_q")), heads), split(linear(x, p, "W_v"), heads)
     o, _ = rules.decay(q, v, 1 - f, np.log(f))
-    return linear(rms_norm(join(o), p["norm.weight"]), p, "W_o")
+    return linear(rms_norm(join(o), p["norm.weight"], eps), p, "W_o")
 
 
 def deltanet(

@@ -100,6 +100,17 @@ def softmax(
     return linear(join(o) * gate, p, "W_o")
 
 
+def olmo2(
+    x: Array, p: Parameters, heads: int = 4, kv_heads: int | None = None, eps: float = 1e-6
+) -> Array:
+    """Softmax attention whose queries and keys are normalised over all heads, before RoPE."""
+    q = split(rms_norm(linear(x, p, "W_q"), p["norm_q.weight"], eps), heads)
+    k = split(rms_norm(linear(x, p, "W_k"), p["norm_k.weight"], eps), kv_heads or heads)
+    v = split(linear(x, p, "W_v"), kv_heads or heads)
+    o, _ = rules.softmax(turned(q), turned(k), v)
+    return linear(join(o), p, "W_o")
+
+
 def lolcats(
     x: Array,
     p: Parameters,

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from oracles.layers import join, layer_norm, rms_norm, sigmoid, silu, softplus, split, turned, unit
+from oracles.loglinear import log_linear_mamba2
 from oracles.rules import Array
 
 Fields = Mapping[str, Any]
@@ -170,12 +171,12 @@ def decayed(q: Array, k: Array, v: Array, alpha: Array) -> Array:
 
 
 def erased(q: Array, k: Array, v: Array, beta: Array, alpha: Array) -> Array:
-    """o_t = d_k^(-1/2) q_t S_t of S_t = α_t S_{t-1} + β_t k_tᵀ (v_t - k_t α_t S_{t-1}); ``alpha,
-    beta [b t h]``.
+    """o_t = d_k^(-1/2) q_t S_t of S_t = diag(α_t) S_{t-1} + β_t k_tᵀ (v_t - k_t diag(α_t) S_{t-1});
+    ``alpha [b t h 1|k], beta [b t h]``.
     """
     S, o = np.zeros((*v.shape[::2], q.shape[3], v.shape[3])), np.zeros_like(v)
     for t in range(q.shape[1]):
-        S = alpha[:, t, :, None, None] * S
+        S = alpha[:, t, :, :, None] * S
         predicted = np.einsum("bhk,bhkv->bhv", k[:, t], S)
         S = S + outer(k[:, t], beta[:, t, :, None] * (v[:, t] - predicted))
         o[:, t] = np.einsum("bhk,bhkv->bhv", q[:, t], S) * q.shape[3] ** -0.5
@@ -199,13 +200,35 @@ def retnet(x: Array, w: Weights, c: Fields) -> Array:
     return projected(join(o) * silu(projected(x, w, "g_proj")), w, "o_proj")
 
 
+def gsa(x: Array, w: Weights, c: Fields) -> Array:
+    """K_t = diag(α_t) K_{t-1} + (1 - α_t)ᵀ k_t, V_t likewise; o_t = softmax(q_t K_tᵀ) V_t."""
+    served = c["num_heads"] // c["num_kv_heads"]
+    q = silu(split(projected(x, w, "q_proj"), c["num_heads"]))
+    k, v = (silu(split(projected(x, w, f"{n}_proj"), c["num_kv_heads"])) for n in "kv")
+    alpha = sigmoid(split(projected(x, w, "f_proj"), c["num_kv_heads"]))
+    alpha = alpha ** (1 / c["gate_logit_normalizer"])
+    k, v, alpha = (np.repeat(z, served, axis=2) for z in (k, v, alpha))
+    K = V = np.zeros((*q.shape[::2], c["num_slots"], q.shape[3]))
+    o = np.zeros_like(v)
+    for t in range(x.shape[1]):
+        kept = alpha[:, t, :, :, None]
+        K, V = (
+            kept * K + outer(1 - alpha[:, t], k[:, t]),
+            kept * V + outer(1 - alpha[:, t], v[:, t]),
+        )
+        weights = np.exp(np.einsum("bhk,bhmk->bhm", q[:, t], K))
+        weights /= weights.sum(-1, keepdims=True)
+        o[:, t] = np.einsum("bhm,bhmv->bhv", weights, V)
+    return projected(rms_norm(join(silu(o)), w["g_norm.weight"], 1e-5), w, "o_proj")
+
+
 def delta_net(x: Array, w: Weights, c: Fields) -> Array:
     q, k, v = (
         split(convolved(projected(x, w, f"{n}_proj"), w[f"{n}_conv1d.weight"]), c["num_heads"])
         for n in "qkv"
     )
     beta = sigmoid(projected(x, w, "b_proj")) * (2 if c["allow_neg_eigval"] else 1)
-    o = erased(unit(q, 1e-6), unit(k, 1e-6), v, beta, np.ones_like(beta))
+    o = erased(unit(q, 1e-6), unit(k, 1e-6), v, beta, np.ones_like(beta)[..., None])
     return projected(join(rms_norm(o, w["o_norm.weight"], c["norm_eps"])), w, "o_proj")
 
 
@@ -214,9 +237,76 @@ def gated_deltanet(x: Array, w: Weights, c: Fields) -> Array:
     served = c["num_v_heads"] // c["num_heads"]
     q, k = (np.repeat(unit(split(z, c["num_heads"]), 1e-6), served, axis=2) for z in (q, k))
     alpha = np.exp(-np.exp(w["A_log"]) * softplus(projected(x, w, "a_proj") + w["dt_bias"]))
-    o = erased(q, k, split(v, c["num_v_heads"]), sigmoid(projected(x, w, "b_proj")), alpha)
+    o = erased(
+        q, k, split(v, c["num_v_heads"]), sigmoid(projected(x, w, "b_proj")), alpha[..., None]
+    )
     o = rms_norm(o, w["o_norm.weight"], c["norm_eps"])
     return projected(join(o) * silu(projected(x, w, "g_proj")), w, "o_proj")
+
+
+def rwkv7(ids: Array, w: Weights, c: Fields) -> Array:
+    """The stack of RWKV-7, whose first layer's values the others mix theirs with."""
+    pre, last = "model.layers.0.pre_norm", "model.norm"
+    x, first = biased_norm(w["model.embeddings.weight"][ids], w, pre, c["norm_eps"]), None
+    for i in range(c["num_hidden_layers"]):
+        layer = below(w, f"model.layers.{i}")
+        y, first = goose(
+            biased_norm(x, layer, "attn_norm", c["norm_eps"]), below(layer, "attn"), c, first
+        )
+        x = x + y
+        z = shifted(biased_norm(x, layer, "ffn_norm", c["norm_eps"]), layer["ffn.x_k"])
+        x = x + projected(np.maximum(projected(z, layer, "ffn.key"), 0) ** 2, layer, "ffn.value")
+    return projected(biased_norm(x, w, last, c["norm_eps"]), w, "lm_head")
+
+
+def goose(x: Array, w: Weights, c: Fields, first: Array | None) -> tuple[Array, Array]:
+    """S_t = S_{t-1} (diag(w) - κ̂ᵀ (κ̂ ⊙ a)) + vᵀ k of a matrix [v, k]; and the first layer's v."""
+    xr, xw, xk, xv, xa, xg = (shifted(x, w[f"x_{n}"]) for n in "rwkvag")
+    alpha = np.exp(-0.6065306597126334 * sigmoid(lora(xw, w, "w", np.tanh)))
+    r, k, v = projected(xr, w, "r_proj"), projected(xk, w, "k_proj"), projected(xv, w, "v_proj")
+    first = v if first is None else first
+    v = v if first is v else v + (first - v) * sigmoid(lora(xv, w, "v"))
+    a = sigmoid(lora(xa, w, "a"))
+    heads = c["hidden_size"] // c["head_dim"]
+    unit_keys = unit(split(k * w["k_k"], heads), 1e-6)
+    r, k, v, a, alpha = (split(z, heads) for z in (r, k * (1 + (a - 1) * w["k_a"]), v, a, alpha))
+    S, o = np.zeros((*v.shape[::2], v.shape[3], k.shape[3])), np.zeros_like(v)
+    for t in range(x.shape[1]):
+        read = np.einsum("bhvk,bhk->bhv", S, unit_keys[:, t])
+        S = S * alpha[:, t, :, None] - outer(read, unit_keys[:, t] * a[:, t])
+        S = S + outer(v[:, t], k[:, t])
+        o[:, t] = np.einsum("bhvk,bhk->bhv", S, r[:, t])
+    o = join(layer_norm(o, 1.0, c["head_dim"] * c["norm_eps"])) * w["g_norm.weight"]
+    own = join((r * k * w["r_k"]).sum(-1, keepdims=True) * v)
+    gate = sigmoid(xg @ w["g_lora.lora.0.weight"].T) @ w["g_lora.lora.2.weight"].T
+    return projected((o + w["g_norm.bias"] + own) * gate, w, "o_proj"), first
+
+
+def biased_norm(x: Array, w: Weights, name: str, eps: float) -> Array:
+    return layer_norm(x, w[f"{name}.weight"], eps) + w[f"{name}.bias"]
+
+
+def shifted(x: Array, mu: Array) -> Array:
+    return x + (np.concatenate([np.zeros_like(x[:, :1]), x[:, :-1]], 1) - x) * mu
+
+
+def lora(x: Array, w: Weights, name: str, between: Callable[[Array], Array] = np.asarray) -> Array:
+    return projected(between(projected(x, w, f"{name}_lora.lora.0")), w, f"{name}_lora.lora.2")
+
+
+def kda(x: Array, w: Weights, c: Fields) -> Array:
+    """log α = lower_bound · σ(e^A (f + dt)) of every channel, for each head of v."""
+    q, k, v = (convolved(projected(x, w, f"{n}_proj"), w[f"{n}_conv1d.weight"]) for n in "qkv")
+    served = c["num_v_heads"] // c["num_heads"]
+    q, k = (np.repeat(unit(split(z, c["num_heads"]), 1e-6), served, axis=2) for z in (q, k))
+    f = projected(projected(x, w, "f_proj.0"), w, "f_proj.1") + w["dt_bias"]
+    rate = np.exp(w["A_log"])[:, None] * split(f, c["num_v_heads"])
+    alpha = np.exp(c["lower_bound"] * sigmoid(rate))
+    beta = 2 * sigmoid(projected(x, w, "b_proj"))
+    o = erased(q, k, split(v, c["num_v_heads"]), beta, alpha)
+    gate = projected(projected(x, w, "g_proj.0"), w, "g_proj.1")
+    o = rms_norm(o, w["o_norm.weight"], c["norm_eps"])
+    return projected(join(o) * sigmoid(gate), w, "o_proj")
 
 
 def mesa_net(x: Array, w: Weights, c: Fields) -> Array:
@@ -347,6 +437,38 @@ GATED_DELTA: Shapes = {
     "dt_bias": (4,),
     "o_norm.weight": (12,),
 }
+KDA: Shapes = {
+    **square("qk", 24),
+    **square("v", 48),
+    **square("b", 4),
+    **square("o", D, 48),
+    **convolutions("qk", 24),
+    **convolutions("v", 48),
+    **{f"{name}_proj.0.weight": (12, D) for name in "fg"},
+    **{f"{name}_proj.1.weight": (48, 12) for name in "fg"},
+    "g_proj.1.bias": (48,),
+    "A_log": (4,),
+    "dt_bias": (48,),
+    "o_norm.weight": (12,),
+}
+GOOSE: Shapes = {
+    **{f"attn.x_{name}": (1, 1, D) for name in "rwkvag"},
+    **{f"attn.{name}": shape for name, shape in square("rkvo").items()},
+    **{f"attn.{name}": (D,) for name in ("k_k", "k_a", "g_norm.weight", "g_norm.bias")},
+    "attn.r_k": (4, D // 4),
+    **{f"attn.{name}_lora.lora.0.weight": (5, D) for name in "wag"},
+    **{f"attn.{name}_lora.lora.2.weight": (D, 5) for name in "wag"},
+    **{f"attn.{name}_lora.lora.2.bias": (D,) for name in "wa"},
+    **{f"{name}_norm.{part}": (D,) for name in ("attn", "ffn") for part in ("weight", "bias")},
+    "ffn.x_k": (D,),
+    "ffn.key.weight": (MLP, D),
+    "ffn.value.weight": (D, MLP),
+}
+GOOSE_RESIDUAL: Shapes = {
+    "attn.v_lora.lora.0.weight": (3, D),
+    "attn.v_lora.lora.2.weight": (D, 3),
+    "attn.v_lora.lora.2.bias": (D,),
+}
 MESA: Shapes = {
     **square("qkvo"),
     **convolutions("qk"),
@@ -355,6 +477,36 @@ MESA: Shapes = {
     "b_proj.bias": (4,),
     "lambda_params": (D,),
     "o_norm.weight": (D // 4,),
+}
+LOG_LINEAR = {
+    "model_type": "log_linear_mamba2",
+    "vocab_size": V,
+    "hidden_size": D,
+    "num_hidden_layers": 2,
+    "num_heads": 4,
+    "head_dim": 16,
+    "state_size": 6,
+    "expand": 2,
+    "n_groups": 2,
+    "conv_kernel": 4,
+    "use_conv_bias": True,
+    "use_bias": False,
+    "hidden_act": "silu",
+    "norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+LOG_LINEAR_LAYER: Shapes = {
+    "mixer_norm.weight": (D,),
+    "mlp_norm.weight": (D,),
+    "mixer.in_proj.weight": (2 * D + (2 * D + 24) + 4 * 16, D),
+    "mixer.conv1d.weight": (2 * D + 24, 1, 4),
+    "mixer.conv1d.bias": (2 * D + 24,),
+    **{f"mixer.{name}": (4,) for name in ("dt_bias", "A_log", "D")},
+    "mixer.L": (4, 15),
+    "mixer.norm.weight": (2 * D,),
+    "mixer.out_proj.weight": (D, 2 * D),
+    **{f"mlp.{name}_proj.weight": (256, D) for name in ("gate", "up")},
+    "mlp.down_proj.weight": (D, 256),
 }
 TRANSCRIPTIONS = {
     "MetaLA (BICLab)": Transcription(
@@ -384,6 +536,16 @@ TRANSCRIPTIONS = {
         expand_k=1.0,
         expand_v=2.0,
     ),
+    "GSA (fla)": of_fla(
+        "gsa",
+        gsa,
+        {**square("qo"), **square("kv", D // 2), **square("f", 10), "g_norm.weight": (D,)},
+        num_kv_heads=2,
+        num_slots=5,
+        expand_k=1,
+        expand_v=1,
+        gate_logit_normalizer=8,
+    ),
     "DeltaNet (fla)": of_fla("delta_net", delta_net, DELTA, allow_neg_eigval=True, qk_norm="l2"),
     "Gated DeltaNet (fla)": of_fla(
         "gated_deltanet",
@@ -393,6 +555,54 @@ TRANSCRIPTIONS = {
         head_dim=12,
         num_v_heads=4,
         expand_v=1.0,
+    ),
+    "KDA (fla)": of_fla(
+        "kda",
+        kda,
+        KDA,
+        num_heads=2,
+        head_dim=12,
+        num_v_heads=4,
+        expand_v=1.0,
+        allow_neg_eigval=True,
+        lower_bound=-2.0,
+    ),
+    "RWKV-7 (fla)": Transcription(
+        {
+            "model_type": "rwkv7",
+            **SHARED,
+            "hidden_act": "sqrelu",
+            "head_dim": D // 4,
+            "num_hidden_layers": 3,
+            **{f"{name}_low_rank_dim": 5 for name in ("decay", "a", "gate")},
+            "v_low_rank_dim": 3,
+        },
+        {
+            "model.embeddings.weight": (V, D),
+            "lm_head.weight": (V, D),
+            **{f"model.norm.{part}": (D,) for part in ("weight", "bias")},
+            **{f"model.layers.0.pre_norm.{part}": (D,) for part in ("weight", "bias")},
+            **{
+                f"model.layers.{i}.{name}": shape
+                for i in range(3)
+                for name, shape in {**GOOSE, **(GOOSE_RESIDUAL if i else {})}.items()
+            },
+        },
+        rwkv7,
+    ),
+    "Log-linear Mamba-2 (fla)": Transcription(
+        LOG_LINEAR,
+        {
+            "backbone.embeddings.weight": (V, D),
+            "backbone.norm_f.weight": (D,),
+            "lm_head.weight": (V, D),
+            **{
+                f"backbone.layers.{i}.{name}": shape
+                for i in range(2)
+                for name, shape in LOG_LINEAR_LAYER.items()
+            },
+        },
+        log_linear_mamba2,
     ),
     "MesaNet (fla)": of_fla(
         "mesa_net",

@@ -148,12 +148,20 @@ def softmax(
     k: Array,
     v: Array,
     window: int | None = None,
-    state: tuple[Array, Array, Array] | None = None,
+    log_decay: Array | None = None,
+    sinks: Array | None = None,
+    state: tuple[Array, ...] | None = None,
 ) -> tuple[Array, None]:
     """o_t = Σ_s softmax_s(q_t·k_s / √d_k) v_s over 0 ≤ t - s < window, after the cached (keys,
-    values, ages).
+    values, ages and sums of log decays). Σ_{j=s+1..t} log f_j is added to scores, and e^sink to
+    what weights are divided by.
     """
-    b, t, h = (max(s.shape[axis] for s in (q, k, v)) for axis in range(3))
+    f = np.zeros((1, 1, 1, 1)) if log_decay is None else log_decay
+    sinks = np.full((1, 1, 1, 1), -np.inf) if sinks is None else sinks
+    streams = (q, k, v, f, sinks)
+    b, t = np.broadcast_shapes(*(s.shape[:2] for s in streams))
+    h = max(s.shape[2] for s in streams)
+    f, sinks = (np.broadcast_to(s, (b, t, h, 1)) for s in (f, sinks))
     groups = max(k.shape[2], v.shape[2])
     q = np.broadcast_to(q, (b, t, *q.shape[2:]))
     k, v = (np.broadcast_to(s, (b, t, groups, s.shape[3])) for s in (k, v))
@@ -162,7 +170,8 @@ def softmax(
         np.zeros((b, groups, 0, v.shape[3])),
         np.zeros((b, 0)),
     )
-    keys, values, age = none if state is None else state
+    keys, values, *decays, age = none if state is None else state
+    before = decays[0][..., 0] if decays else np.zeros((b, h, keys.shape[2]))
     o = np.zeros((b, t, h, v.shape[3]))
     for i, j, head in np.ndindex(b, t, h):
         group = head // (h // groups)
@@ -173,9 +182,14 @@ def softmax(
             @ q[i, j, head]
             / np.sqrt(k.shape[3])
         )
-        weights = np.exp(scores - scores.max())
+        cached = before[i, head] + f[i, : j + 1, head].sum()
+        own = [f[i, s + 1 : j + 1, head].sum() for s in range(j + 1)]
+        scores = scores + np.concatenate([cached, own])[sees]
+        highest = max(scores.max(), sinks[i, j, head, 0])
+        weights = np.exp(scores - highest)
         seen = np.concatenate([values[i, group], v[i, : j + 1, group]])[sees]
-        o[i, j, head] = weights / weights.sum() @ seen
+        total = weights.sum() + np.exp(sinks[i, j, head, 0] - highest)
+        o[i, j, head] = weights / total @ seen
     return o, None
 
 

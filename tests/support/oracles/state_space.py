@@ -75,6 +75,29 @@ def s4d(x: Array, p: Parameters, bilinear: bool = False) -> Array:
     return left * sigmoid(right)
 
 
+def low_rank_matrix(p: Parameters) -> Array:
+    """Λ - P P* on all N states."""
+    A, P = continuous(p)[0][0], pair(p["P"])
+    P = np.concatenate([P, P.conj()])
+    return np.diag(np.concatenate([A, A.conj()])) - np.outer(P, P.conj())
+
+
+def s4(x: Array, p: Parameters) -> Array:
+    """2111.00396 eq. 3: Ā = (I - ΔA/2)⁻¹ (I + ΔA/2), B̄ = (I - ΔA/2)⁻¹ ΔB, with dense matrices."""
+    A, B, C = low_rank_matrix(p), pair(p["B"]), pair(p["C"])
+    B, C = np.concatenate([B, B.conj()]), np.concatenate([C, C.conj()], 1)
+    steps, y = continuous(p)[1][:, 0], np.zeros_like(x)
+    for b, channel in np.ndindex(x.shape[0], x.shape[2]):
+        half, h = steps[channel] / 2 * A, np.zeros(len(B), complex)
+        inverse = np.linalg.inv(np.eye(len(B)) - half)
+        for t in range(x.shape[1]):
+            u = steps[channel] * x[b, t, channel]
+            h = inverse @ ((np.eye(len(B)) + half) @ h + B * u)
+            y[b, t, channel] = (C[channel] @ h).real
+    left, right = np.split(linear(gelu(y + p["D"] * x), p, "W_o"), 2, axis=-1)
+    return left * sigmoid(right)
+
+
 def h3(x: Array, p: Parameters, heads: int = 4) -> Array:
     """Algorithm 1: O = Q · SSM_diag(SSM_shift(K) ⊗ V), the diagonal system on every entry of the
     outer product.
@@ -230,6 +253,35 @@ def rwkv4_channel(x: Array, p: Parameters) -> Array:
         )
         y[:, t] = sigmoid(r) * (np.maximum(k, 0) ** 2 @ p["W_o.weight"].T)
     return y
+
+
+def rwkv6(x: Array, p: Parameters, heads: int = 4, eps: float = 1e-5) -> Array:
+    """2404.05892: wkv_t = diag(u) kᵀv + S, then S = diag(exp(-exp(d_t))) S + kᵀv."""
+    before = np.concatenate([np.zeros_like(x[:, :1]), x[:, :-1]], 1)
+
+    def ddlerp(number: int) -> Array:
+        between = x + (before - x) * p["mu_z"]
+        rank = p["M_2"].shape[1]
+        A = p["M_1.weight"].T[:, number * rank : (number + 1) * rank]
+        return x + (before - x) * (p["mu"][number] + np.tanh(between @ A) @ p["M_2"][number])
+
+    r, w, k, v, g = (ddlerp(number) for number in range(5))
+    d = linear(np.tanh(linear(w, p, "W_alpha_1")), p, "W_alpha_2")
+    w = split(np.exp(-np.exp(d)), heads)
+    r, k, v = (
+        split(linear(s, p, f"W_{name}"), heads) for s, name in ((r, "r"), (k, "k"), (v, "v"))
+    )
+    o = np.zeros_like(v)
+    for b in range(x.shape[0]):
+        for head in range(heads):
+            S = np.zeros((k.shape[3], v.shape[3]))
+            for t in range(x.shape[1]):
+                at = (b, t, head)
+                kv = np.outer(k[at], v[at])
+                o[at] = r[at] @ (S + np.diag(p["u"][head]) @ kv)
+                S = np.diag(w[at]) @ S + kv
+    o = join(layer_norm(o, 1.0, eps)) * p["w_norm"] + p["b_norm"]
+    return linear(o * silu(linear(g, p, "W_g")), p, "W_o")
 
 
 def mlstm(

@@ -49,6 +49,7 @@ RECIPES = {
     "window-last": "transfer and LoRA without the window, which is added in the end",
     "window-dropout": "LoLCATs with the window dropped less and less often",
     "liger": "GLA with gates pooled from keys, a window of 64, LoRA alone",
+    "lawcat": "GLA of convolved queries and keys, transfer of outputs, LoRA",
     "mohawk": "maps, hidden states of blocks, KL of logits",
     "mamba-in-llama": "50, 25, 12.5, 0 %% of the layers softmax, MLPs frozen, cross-entropy and KL",
     "radlads": "hidden states, KL of logits, long texts",
@@ -68,6 +69,7 @@ RULES = (
     "supra",
 )
 GATES = ("learnt", "pooled")
+POSITIONS = ("everywhere", "linear")
 READERS = ("linear", "softmax")
 CRITERIA = ("damage", "restored", "greedy", "recall")
 STEPS = 400
@@ -311,6 +313,19 @@ def _add_recipe(group: _ArgumentGroup) -> None:
         choices=GATES,
         help="What the gates of a rule are made of: learnt, or pooled from the keys without new"
         " parameters (default: the recipe's)",
+    )
+    add(
+        "--convolution",
+        type=non_negative_integer,
+        metavar="TAPS",
+        help="Taps of causal convolutions of queries and keys in front of the rule, without a"
+        " window; 0 for none (default: the recipe's)",
+    )
+    add(
+        "--positions",
+        choices=POSITIONS,
+        help="Where rotary positions are: everywhere, or in linear layers alone, and not in those"
+        " that stay softmax (default: the recipe's)",
     )
     add(
         "--layers",

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from fastweights.cli.argument_types import given, path, positive_integer
+from fastweights.cli.argument_types import (
+    given,
+    non_negative_integers,
+    path,
+    positive_integer,
+    positive_numbers,
+)
 from fastweights.cli.parser import Deferred, Parser, add_device
 
 
@@ -36,6 +42,25 @@ def reproduce(parser: Parser) -> Deferred:
         type=positive_integer,
         metavar="N",
         help="Number of processes that train independent models (default: one per core)",
+    )
+    parser.add_argument(
+        "--rates",
+        type=positive_numbers,
+        default=(),
+        metavar="R,R,…",
+        help="Learning rates to choose from, in place of the claim's own",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=non_negative_integers,
+        default=(),
+        metavar="N,N,…",
+        help="Seeds of the models that are judged, in place of the claim's own",
+    )
+    parser.add_argument(
+        "--steps",
+        type=positive_integer,
+        help="Updates of every training, in place of the claim's own",
     )
     add_device(parser)
     return Deferred("reproduce", "reproduce")

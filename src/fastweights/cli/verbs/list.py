@@ -95,7 +95,7 @@ def _presets(chosen: Namespace, console: Console) -> None:
     for name in wanted:
         one = PRESETS[name]
         published = "" if one.published is None else f"{one.published / 1e6:,.4g}M"
-        mixers = ", ".join(mixer["name"] for mixer in one.fields["mixers"])
+        mixers = ", ".join(one.config().mixer_names)
         table.add_row(
             Text(name, "bold"), f"{one.parameters() / 1e6:,.4g}M", published, mixers, one.source
         )

@@ -18,6 +18,7 @@ from fastweights.lab.reproduce import (
     Claim,
     ClaimVerdict,
     Measures,
+    OtherSettings,
     Outcome,
     Trial,
     TrialContext,
@@ -25,6 +26,7 @@ from fastweights.lab.reproduce import (
 )
 from fastweights.lab.reproduce import reproduce as test_claim
 from fastweights.lab.reproduce.measures import At, Sample
+from fastweights.runs.identity import key_of
 
 COLOURS = {
     ClaimVerdict.HOLDS: "green",
@@ -41,12 +43,18 @@ def reproduce(chosen: Namespace, console: Console) -> None:
     if chosen.claim is None:
         console.print(_list())
         return
-    found = find_claim(chosen.claim)
-    out = chosen.out or Path("runs", "reproduce", f"{chosen.claim}-{chosen.size}")
+    other = OtherSettings(chosen.rates, chosen.seeds, chosen.steps)
+    found = find_claim(chosen.claim).with_settings(chosen.size, other)
+    out = chosen.out or Path("runs", "reproduce", _folder(chosen.claim, chosen.size, other))
     place = TrialContext(out.parent / "shared", chosen.device.torch(), chosen.data, chosen.workers)
     outcome = test_claim(chosen.claim, found, chosen.size, out, place, partial(_begin, console))
     _print(outcome, console)
     console.print(f"{out / 'outcome.json'}, {out / 'picture.png'}", soft_wrap=True)
+
+
+def _folder(claim: str, size: str, other: OtherSettings) -> str:
+    """The claim's own settings have a folder of their own."""
+    return f"{claim}-{size}" + (f"-{key_of(other)}" if other.given else "")
 
 
 def _list() -> Table:

@@ -21,10 +21,8 @@ from fastweights.runs.layout import Layout
 from fastweights.runs.optimizers import AdamW, Muon, OptimizerConfig
 from fastweights.runs.report import Result
 from fastweights.runs.schedules import (
-    Constant,
-    Cosine,
+    SCHEDULES,
     CosineDecay,
-    Linear,
     LinearDecay,
     Schedule,
     SquareRootDecay,
@@ -40,7 +38,6 @@ from fastweights.train.existing import ExistingModel
 from fastweights.train.loop import Every, TrainConfig
 from fastweights.train.loop import train as run_training
 
-SCHEDULES = {"cosine": Cosine, "linear": Linear, "constant": Constant}
 DECAYS = {"sqrt": SquareRootDecay(), "linear": LinearDecay(), "cosine": CosineDecay()}
 
 

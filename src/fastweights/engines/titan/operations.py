@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from fastweights.analysis.cost import PASSES, cost
-from fastweights.mixers import make
+from fastweights.layers import Experts
 from fastweights.models import FastWeightsConfig
 from fastweights.models.size import count_parameters
 
@@ -22,14 +24,23 @@ def training_operations(config: FastWeightsConfig, length: int) -> int:
     Returns:
         Operations per token; a multiplication and an addition are two.
     """
-    kinds = [make(d=config.hidden_size, **mixer) for mixer in config.mixers]
-    costs = [cost(mixer, length) for mixer in kinds]
-    layers = [costs[layer % len(costs)] for layer in range(config.num_hidden_layers)]
+    kinds = [[cost(m, length) for m in config.make_mixers(one)] for one in config.mixers]
+    of_layers = (kinds[layer % len(kinds)] for layer in range(config.num_hidden_layers))
+    layers = [one for side_by_side in of_layers for one in side_by_side]
     looked_up = 0 if config.tie_word_embeddings else config.vocab_size
     looked_up += config.learnt_positions or 0
     multiplied = (
         count_parameters(config)
         - sum(layer.parameters for layer in layers)
         - looked_up * config.hidden_size
+        - _idle_parameters(config)
     )
     return sum(layer.train for layer in layers) + 2 * PASSES * multiplied
+
+
+def _idle_parameters(config: FastWeightsConfig) -> int:
+    """The parameters of experts that a token does not choose."""
+    with torch.device("meta"):
+        mlps = [config.make_mlp(layer) for layer in range(config.period)]
+    idle = [mlp.idle_parameters if isinstance(mlp, Experts) else 0 for mlp in mlps]
+    return sum(idle[layer % len(idle)] for layer in range(config.num_hidden_layers))

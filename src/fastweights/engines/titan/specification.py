@@ -126,7 +126,7 @@ def optimizer_config(optimizer: AdamW, config: FastWeightsConfig) -> OptimizersC
 def _pattern_of(config: FastWeightsConfig) -> str:
     """A regular expression of the names of all weights that decay, recomputed layers' as well."""
     sketch = copy(config)
-    sketch.num_hidden_layers = len(config.mixers)
+    sketch.num_hidden_layers = config.period
     with torch.device("meta"):
         model = FastWeightsForCausalLM(sketch)
     decayed = {id(p) for p in matrices(model)}

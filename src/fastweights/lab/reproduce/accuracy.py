@@ -9,7 +9,15 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from fastweights.lab.reproduce.claim import FLOOR, Experiment, Scale, Trial, TrialContext
+from fastweights.lab.reproduce.claim import (
+    FLOOR,
+    Experiment,
+    OtherSettings,
+    Scale,
+    Trial,
+    TrialContext,
+    require_apart,
+)
 from fastweights.lab.reproduce.measures import At, Measure, Measures
 from fastweights.lab.sweep import (
     InProcess,
@@ -42,6 +50,9 @@ class TrainingBudget:
             which flatters a model with a large spread.
         training: Fields of `TrainingSettings`, such as fewer steps.
         every: Updates between evaluations where there are no epochs.
+
+    Raises:
+        ValueError: If a seed both chooses and is judged.
     """
 
     seeds: tuple[int, ...] = FIVE
@@ -50,6 +61,9 @@ class TrainingBudget:
     tuning: tuple[int, ...] = ()
     training: Mapping[str, Any] = field(default_factory=dict)
     every: int = 100
+
+    def __post_init__(self) -> None:
+        require_apart(self.tuning, self.seeds)
 
 
 @dataclass(frozen=True)
@@ -219,6 +233,18 @@ class TaskExperiment(Experiment):
             return found
         highest = [max(row.value for row in found if row.x == column) for column in self.columns]
         return [*found, Measure("the highest of each task", fmean(highest), "average", FLOOR)]
+
+    def with_settings(self, other: OtherSettings) -> TaskExperiment:
+        changes = {name: value for name, value in other.given.items() if name != "steps"}
+
+        def changed(effort: TrainingBudget) -> TrainingBudget:
+            training = {name: value for name, value in effort.training.items() if name != "epochs"}
+            steps = {} if other.steps is None else {"training": {**training, "steps": other.steps}}
+            return replace(effort, **changes, **steps)
+
+        return replace(
+            self, cells=tuple(replace(cell, effort=changed(cell.effort)) for cell in self.cells)
+        )
 
     def summary(self, measures: Measures) -> Measures:
         if not self.columns:

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import inf, nextafter
 from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -91,11 +92,10 @@ class Statement(ABC):
     """A statement about two numbers, which measurements can confirm or contradict.
 
     Attributes:
-        first: The first number.
-        second: The second number, measured or given.
+        first, second: The numbers, measured or given.
     """
 
-    first: Term
+    first: Term | float
     second: Term | float
 
     @abstractmethod
@@ -142,7 +142,7 @@ def _found(term: Term | float, measures: Measures) -> tuple[str, Sample]:
 class Above(Statement):
     """The statement first > second + by."""
 
-    first: Term
+    first: Term | float
     second: Term | float
     by: float = 0.0
 
@@ -163,7 +163,7 @@ class Above(Statement):
 class Near(Statement):
     """The statement |first - second| ≤ within."""
 
-    first: Term
+    first: Term | float
     second: Term | float
     within: float
 
@@ -242,6 +242,39 @@ class TrialContext:
         return path
 
 
+@dataclass(frozen=True)
+class OtherSettings:
+    """Settings that take the place of an experiment's own; empty ones leave them.
+
+    Attributes:
+        rates: Learning rates that every model chooses from.
+        seeds: Seeds of the models that are judged.
+        steps: Updates of a training.
+    """
+
+    rates: tuple[float, ...] = ()
+    seeds: tuple[int, ...] = ()
+    steps: int | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Those that are not empty, by name."""
+        return {name: value for name, value in vars(self).items() if value not in ((), None)}
+
+
+def require_apart(tuning: Sequence[int], judged: Sequence[int]) -> None:
+    """Refuse seeds that choose a learning rate and are judged at it, too.
+
+    Raises:
+        ValueError: If there are any.
+    """
+    if both := sorted({*tuning} & {*judged}):
+        raise ValueError(
+            f"seeds {', '.join(map(str, both))} choose the learning rates and cannot be judged by"
+            " them; take others"
+        )
+
+
 class Trial(ABC):
     """One run of an experiment, a frozen value.
 
@@ -286,6 +319,17 @@ class Experiment(ABC):
         """Measure the floors of the main quantity, a series for each of them, at every place."""
         return ()
 
+    def with_settings(self, other: OtherSettings) -> Experiment:
+        """Return the same experiment with other settings.
+
+        Raises:
+            ValueError: If it has no such settings.
+        """
+        raise ValueError(
+            f"{', '.join(other.given)}: this claim trains no models by rates, seeds and steps that"
+            " could be chosen; leave them out"
+        )
+
     def summary(self, measures: Measures) -> Measures:
         """Compute the numbers by which the claim is judged and drawn: means, ratios, the best
         learning rate."""
@@ -308,11 +352,13 @@ class ClaimSize:
         experiment: The experiment.
         minutes: About how long it takes, on 2 cores (cpu) or an H200 (gpu, paper).
         note: What this size cannot show.
+        changes: Settings that are not the claim's own, by name.
     """
 
     experiment: Experiment
     minutes: float
     note: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -331,6 +377,7 @@ class Claim:
         remark: What the paper's own experiment is confounded by, or leaves open.
         reference: What must be true of the medians for the experiment to test anything, such as
             that softmax attention has solved the task.
+        controls: Series that must not solve the task, so that two that do can be called equal.
     """
 
     paper: str
@@ -345,8 +392,33 @@ class Claim:
     figures: Figures = field(default_factory=dict)
     remark: str = ""
     reference: tuple[Statement, ...] = ()
+    controls: tuple[Term, ...] = ()
 
     @property
     def sizes(self) -> Mapping[str, ClaimSize]:
         """The three sizes by name."""
         return {"cpu": self.cpu, "gpu": self.gpu, "paper": self.paper_size}
+
+    def with_settings(self, size: str, other: OtherSettings) -> Claim:
+        """Return the claim with other settings at one of its sizes.
+
+        Raises:
+            ValueError: If there is no such size, or it has no such settings.
+        """
+        if not other.given:
+            return self
+        old = self.at(size)
+        new = replace(old, experiment=old.experiment.with_settings(other), changes=other.given)
+        return replace(self, **{"paper_size" if size == "paper" else size: new})
+
+    def at(self, size: str) -> ClaimSize:
+        """Return the size of this name.
+
+        Raises:
+            ValueError: If there is none.
+        """
+        if size not in self.sizes:
+            raise ValueError(
+                f"there is no size {size!r} of this claim; there are {', '.join(self.sizes)}"
+            )
+        return self.sizes[size]

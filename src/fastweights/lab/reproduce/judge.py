@@ -2,7 +2,8 @@
 all.
 
 A comparison of models tests something if each of them had a learning rate of its own, the
-reference solved the task, and they stand between the task's floor and its ceiling. A part *holds*
+reference solved the task, and they stand between the task's floor and its ceiling; two that solve a
+task which a control does not are equal. A part *holds*
 if the exact test of its own leaves no more doubt than `SIGNIFICANCE`; it *does not hold* if the
 contrary is as sure in spite of the number of parts, any of which could have failed by chance
 (Holm's correction).
@@ -21,6 +22,7 @@ from fastweights.lab.reproduce.claim import (
     ClaimVerdict,
     Comparison,
     Experiment,
+    Near,
     Scale,
     Statement,
     Term,
@@ -64,8 +66,8 @@ def judge(claim: Claim, experiment: Experiment, measures: Measures) -> tuple[Che
     common = list(_flaws_of_experiment(claim, experiment, measures))
     lost = list(_flaws_of_all(experiment.scale, measures))
     flaws = [
-        [*common, *(lost or _flaws_of_part(statement, comparison, experiment.scale, measures))]
-        for statement, comparison in zip(claim.statements, compared, strict=True)
+        [*common, *(lost or _flaws_of_part(claim, statement, experiment.scale, measures))]
+        for statement in claim.statements
     ]
     tested = [part for part, flaw in enumerate(flaws) if not flaw]
     against = dict(zip(tested, _doubts_against(claim, compared, tested), strict=True))
@@ -140,18 +142,25 @@ def _flaws_of_all(scale: Scale | None, measures: Measures) -> Iterator[str]:
 
 
 def _flaws_of_part(
-    statement: Statement, comparison: Comparison, scale: Scale | None, measures: Measures
+    claim: Claim, statement: Statement, scale: Scale | None, measures: Measures
 ) -> Iterator[str]:
     """Why a part is not tested."""
+    comparison = statement.compare(measures)
     if exact_test(comparison.first, comparison.second).interval.visible == inf:
         yield f"{len(comparison.first.values)} seeds are too few for a verdict"
     if scale is None:
         return
     terms = [term for term in statement.terms if not (term.quantity or term.fails)]
     learnt = [_Place.of(term, measures) for term in terms]
-    if len(learnt) > 1 and all(scale.is_at_ceiling(place.median) for place in learnt):
+    solved = len(learnt) > 1 and all(scale.is_at_ceiling(place.median) for place in learnt)
+    if solved and not (isinstance(statement, Near) and _told_apart(claim, scale, measures)):
         yield "all of them have solved the task"
     yield from filter(None, (_floored(place, scale, measures) for place in learnt))
+
+
+def _told_apart(claim: Claim, scale: Scale, measures: Measures) -> bool:
+    """Whether a control has not solved the task, which those that are equal have."""
+    return any(not scale.is_at_ceiling(_Place.of(term, measures).median) for term in claim.controls)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fastweights.lab.reproduce.claim import FigureForm
+from fastweights.lab.reproduce.claim import FLOOR, FigureForm
 from fastweights.lab.reproduce.measures import At, Measures
 from fastweights.render.plots import PALETTE, canvas, label, legend, legend_beside
 
@@ -32,7 +32,11 @@ class Curves(FigureForm):
     log: str = ""
 
     def draw(self, measures: Measures, title: str) -> Figure:
-        quantities = [name for name in measures.quantities if _numbers(measures.of(name).places())]
+        quantities = [
+            name
+            for name in measures.quantities
+            if name != FLOOR and _numbers(measures.of(name).places())
+        ]
         figure, axes = canvas(1, len(quantities), width=4.6, height=3.4)
         for panel, quantity in zip(axes[0], quantities, strict=True):
             self._panel(panel, measures.of(quantity))
@@ -76,7 +80,7 @@ def _numbers(places: Iterable[At]) -> list[float]:
 class Bars(FigureForm):
     """Bars at the medians, one per series in a group per column; every seed is a point.
 
-    There is a panel per quantity.
+    There is a panel per quantity; the floors of the main one are dotted lines on it.
 
     Attributes:
         y: Label of the vertical axis.
@@ -87,11 +91,13 @@ class Bars(FigureForm):
     log: bool = False
 
     def draw(self, measures: Measures, title: str) -> Figure:
-        quantities = measures.quantities
+        quantities = [name for name in measures.quantities if name != FLOOR]
         columns = max(len(measures.of(quantity).places()) for quantity in quantities)
         figure, axes = canvas(len(quantities), 1, width=max(4.6, 1.2 * columns + 2), height=3.2)
         for panel, quantity in zip(axes[:, 0], quantities, strict=True):
             self._panel(panel, measures.of(quantity))
+            if quantity == "":
+                self._floors(panel, measures)
             label(
                 panel, title if quantity == "" else quantity, "", self.y if quantity == "" else ""
             )
@@ -118,3 +124,31 @@ class Bars(FigureForm):
         )
         if self.log:
             axes.set_yscale("log")
+
+    def _floors(self, axes: Axes, measures: Measures) -> None:
+        floors, places = measures.of(FLOOR), measures.of("").places()
+        for row in floors:
+            if row.x in places:
+                at = places.index(row.x)
+                axes.hlines(row.value, at - 0.45, at + 0.45, "black", "dotted", linewidth=0.8)
+
+
+@dataclass(frozen=True)
+class Marks(FigureForm):
+    """A table of marks: a row per series and a column per place, ticked where the number is 1."""
+
+    def draw(self, measures: Measures, title: str) -> Figure:
+        rows = measures.of("")
+        series, places = rows.series, rows.places()
+        figure, axes = canvas(1, 1, width=4.6, height=0.2 * len(series) + 0.8)
+        panel = axes[0, 0]
+        for row in rows:
+            at = places.index(row.x), series.index(row.series)
+            mark, color = ("✓", PALETTE[2]) if row.value else ("✗", PALETTE[1])
+            panel.text(*at, mark, ha="center", va="center", color=color, fontsize=8)
+        panel.set_xticks(range(len(places)), [str(x) for x in places], fontsize=7)
+        panel.set_yticks(range(len(series)), series, fontsize=7)
+        panel.set_xlim(-0.5, len(places) - 0.5)
+        panel.set_ylim(len(series) - 0.5, -0.5)
+        label(panel, title, "", "")
+        return figure

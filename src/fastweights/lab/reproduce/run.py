@@ -117,6 +117,8 @@ class Outcome:
             "place": claim.place,
             "statement": claim.statement,
             "size": self.size,
+            "experiment": key_of(claim.sizes[self.size].experiment),
+            "changes": dict(claim.sizes[self.size].changes),
             "unit": claim.unit,
             "figures": claim.figures,
             "verdict": self.verdict.value,
@@ -160,11 +162,7 @@ def reproduce(
     Raises:
         ValueError: If the claim has no such size.
     """
-    if size not in claim.sizes:
-        raise ValueError(
-            f"there is no size {size!r} of this claim; there are {', '.join(claim.sizes)}"
-        )
-    experiment = claim.sizes[size].experiment
+    experiment = claim.at(size).experiment
     done = run_missing_trials(experiment, Ledger(out), place, listener)
     outcome = outcome_of(name, claim, size, done, experiment.floors(place))
     with atomic_file(out / "picture.png") as new:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from fastweights.lab.reproduce.accuracy import TrainingBudget
 from fastweights.lab.tasks import (
     MQAR,
     TASKS,
@@ -26,6 +27,8 @@ from fastweights.lab.tasks import (
 from fastweights.lab.tasks.mqar import SMALL
 
 LOCAL = {"name": "rwkv4_channel"}
+TUNED = TrainingBudget(rates=(1e-3, 3e-3, 1e-2), tuning=(100, 101), every=50)
+"""Three rates, of which two seeds of their own choose one for every model."""
 
 
 def small(

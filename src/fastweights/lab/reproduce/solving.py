@@ -23,10 +23,10 @@ from fastweights.recurrence import (
     condition_numbers,
     solver_statistics,
 )
-from fastweights.text.corpus import Corpus
+from fastweights.text.tokens import TokenText
 from fastweights.train.perplexity import nll_by_position
 
-STEPS = "steps per token"
+STEPS, ALLOWED = "steps per token", "steps allowed"
 ADDED = "loss added to that of 30 steps"
 
 
@@ -35,7 +35,7 @@ class Solvers(Probe):
     """A probe of the loss with other solvers in place of the model's own.
 
     It measures the loss, what it adds to that of `base` in the first and last quarter of the
-    positions, and the steps taken on average.
+    positions, the steps taken on average, and those allowed.
 
     Attributes:
         solvers: The solvers by name.
@@ -50,15 +50,16 @@ class Solvers(Probe):
     length: int
 
     def measures(
-        self, series: str, seed: int, model: FastWeightsForCausalLM, corpus: Corpus
+        self, series: str, seed: int, model: FastWeightsForCausalLM, tokens: TokenText
     ) -> Iterator[Measure]:
         losses = {}
         for name, solver in self.solvers.items():
             with use_solver(model, solver):
                 losses[name] = nll_by_position(
-                    model, corpus.validation[: self.tokens], self.length, batch=8
+                    model, tokens[: self.tokens], self.length, batch=8
                 ).nll
-                yield Measure(name, self._steps(model, corpus), quantity=STEPS, seed=seed)
+                yield Measure(name, self._steps(model, tokens), quantity=STEPS, seed=seed)
+            yield Measure(name, solver.max_steps, quantity=ALLOWED, seed=seed)
             yield Measure(name, float(losses[name].mean()), seed=seed)
         quarter = self.length // 4
         for name in [name for name in losses if name != self.base]:
@@ -66,8 +67,8 @@ class Solvers(Probe):
             yield Measure(name, float(added[:quarter].mean()), "first quarter", ADDED, seed)
             yield Measure(name, float(added[-quarter:].mean()), "last quarter", ADDED, seed)
 
-    def _steps(self, model: FastWeightsForCausalLM, corpus: Corpus) -> float:
-        records = mesa_records(model, _ids(model, corpus, self.length))
+    def _steps(self, model: FastWeightsForCausalLM, tokens: TokenText) -> float:
+        records = mesa_records(model, _ids(model, tokens, self.length))
         return float(np.mean([solver_statistics(record).steps.mean().item() for record in records]))
 
 
@@ -82,16 +83,19 @@ class MesaDiagnostics(Probe):
 
     Attributes:
         length: Tokens per sequence.
+        sequences: Sequences whose means are taken.
     """
 
     length: int
+    sequences: int = 1
 
     @torch.no_grad()
     def measures(
-        self, series: str, seed: int, model: FastWeightsForCausalLM, corpus: Corpus
+        self, series: str, seed: int, model: FastWeightsForCausalLM, tokens: TokenText
     ) -> Iterator[Measure]:
         heads = [
-            _inside(record) for record in mesa_records(model, _ids(model, corpus, self.length))
+            _inside(record)
+            for record in mesa_records(model, _ids(model, tokens, self.length, self.sequences))
         ]
         gamma, *others = (torch.cat(column) for column in zip(*heads, strict=True))
         names = ("condition number", "growth of the condition number", "steps", "cosine to GLA")
@@ -99,10 +103,11 @@ class MesaDiagnostics(Probe):
             yield Measure(name, rank_correlation(gamma, values), seed=seed)
 
 
-def _ids(model: FastWeightsForCausalLM, corpus: Corpus, length: int) -> Tensor:
-    return torch.tensor(
-        np.asarray(corpus.validation[:length]), dtype=torch.long, device=model.device
-    )[None]
+def _ids(
+    model: FastWeightsForCausalLM, tokens: TokenText, length: int, sequences: int = 1
+) -> Tensor:
+    shown = np.asarray(tokens[: sequences * length])
+    return torch.tensor(shown, dtype=torch.long, device=model.device).view(sequences, length)
 
 
 def _inside(record: Mesa) -> tuple[Tensor, ...]:

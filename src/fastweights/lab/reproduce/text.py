@@ -6,23 +6,33 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from fastweights.lab.reproduce.claim import FLOOR, Experiment, Scale, Trial, TrialContext
+from fastweights.lab.reproduce.claim import (
+    FLOOR,
+    Experiment,
+    OtherSettings,
+    Scale,
+    Trial,
+    TrialContext,
+    require_apart,
+)
 from fastweights.lab.reproduce.measures import Measure, Measures
 from fastweights.lab.reproduce.n_grams import NGrams
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.runs.checkpoint import no_progress_bars
-from fastweights.runs.files import atomic_folder
+from fastweights.runs.files import atomic_folder, read_json, write_json
 from fastweights.runs.folder import keyed_folder
 from fastweights.runs.optimizers import AdamW
 from fastweights.runs.schedules import Cosine
-from fastweights.text.corpus import Corpus, Text, build_tokenizer
+from fastweights.text.corpus import Text, build_tokenizer
 from fastweights.text.folder import load_corpus
 from fastweights.text.tokenizers import BPE, ExistingTokenizer
+from fastweights.text.tokens import TokenText
 from fastweights.train.architectures import Architecture
 from fastweights.train.loop import Every, TrainConfig, train
 from fastweights.train.perplexity import PositionLoss, nll_by_position
@@ -55,9 +65,95 @@ class ArchitectureWithFields(Architecture):
 
 
 @dataclass(frozen=True)
-class Pretraining:
+class Language:
+    """The tokens of a language.
+
+    Attributes:
+        train: Tokens that n-grams are counted in; its slices are arrays.
+        validation: Tokens that models are measured on.
+        vocabulary: Number of different tokens.
+    """
+
+    train: TokenText
+    validation: TokenText
+    vocabulary: int
+
+
+class LanguageTraining(ABC):
     """The settings by which every model of an experiment is trained; models differ in mixers and
     seed.
+
+    A frozen value.
+
+    Attributes:
+        rate: Peak learning rate.
+        length: Tokens per sequence.
+    """
+
+    rate: float
+    length: int
+
+    @abstractmethod
+    def train_or_load(
+        self, mixers: Sequence[Fields], seed: int, context: TrialContext
+    ) -> tuple[FastWeightsForCausalLM, Language]:
+        """Train the model unless it exists already, and return it and its language."""
+
+    def at_best_rate(
+        self, mixers: Sequence[Fields], tuning: Tuning, context: TrialContext
+    ) -> LanguageTraining:
+        """Return the same training at the rate at which models of the tuning's seeds have the
+        lowest loss; it is kept with them."""
+        if not tuning.rates:
+            return self
+        folder = keyed_folder(context.shared / "tuning", TunedModel(self, mixers, tuning))
+        if not (folder / "losses.json").exists():
+            losses = {
+                str(rate): self._loss_at(rate, mixers, tuning, context) for rate in tuning.rates
+            }
+            folder.mkdir(exist_ok=True)
+            write_json(folder / "losses.json", losses)
+        losses = read_json(folder / "losses.json")
+        return replace(cast(Any, self), rate=float(min(losses, key=losses.__getitem__)))
+
+    def _loss_at(
+        self, rate: float, mixers: Sequence[Fields], tuning: Tuning, context: TrialContext
+    ) -> float:
+        """The mean validation loss over the tuning's seeds; infinite if any training diverged."""
+        training: LanguageTraining = replace(cast(Any, self), rate=rate)
+        losses = []
+        for seed in tuning.seeds:
+            model, language = training.train_or_load(mixers, seed, context)
+            tokens = np.asarray(language.validation[:PREDICTED])
+            losses.append(nll_by_position(model, tokens, self.length + 1, batch=16).mean)
+        return float(np.nan_to_num(np.mean(losses), nan=np.inf))
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How each model's learning rate is chosen.
+
+    Attributes:
+        rates: The rates to choose from; none for that of the training.
+        seeds: The seeds of the models that choose, none of which is judged.
+    """
+
+    rates: tuple[float, ...] = ()
+    seeds: tuple[int, ...] = (100, 101)
+
+
+@dataclass(frozen=True)
+class TunedModel:
+    """Everything that decides a model's learning rate."""
+
+    training: LanguageTraining
+    mixers: Sequence[Fields]
+    tuning: Tuning
+
+
+@dataclass(frozen=True)
+class Pretraining(LanguageTraining):
+    """Settings of a training on text.
 
     Attributes:
         text: The text to train on.
@@ -104,8 +200,7 @@ class Pretraining:
 
     def train_or_load(
         self, mixers: Sequence[Fields], seed: int, context: TrialContext
-    ) -> tuple[FastWeightsForCausalLM, Corpus]:
-        """Train the model unless it exists already, and return it and its text."""
+    ) -> tuple[FastWeightsForCausalLM, Language]:
         folder = keyed_folder(
             context.shared / "models", PretrainedModel(self, mixers, seed), (self, mixers, seed)
         )
@@ -115,9 +210,9 @@ class Pretraining:
                 folder,
                 cpu=context.device.type == "cpu",
             )
-        with no_progress_bars():
-            model: Any = FastWeightsForCausalLM.from_pretrained(folder / "model")
-        return model.to(context.device).eval(), load_corpus(folder / "data")
+        corpus = load_corpus(folder / "data")
+        language = Language(corpus.train, corpus.validation, len(corpus.tokenizer))
+        return load_model(folder / "model", context), language
 
     def _own(self, context: TrialContext) -> Text:
         """The text, from the user's data if it says so."""
@@ -132,9 +227,16 @@ class Pretraining:
 class PretrainedModel:
     """Everything that decides a pretrained model, which claims share."""
 
-    pretraining: Pretraining
+    pretraining: LanguageTraining
     mixers: Sequence[Fields]
     seed: int
+
+
+def load_model(folder: Path, context: TrialContext) -> FastWeightsForCausalLM:
+    """Load a model for its measurement."""
+    with no_progress_bars():
+        model: Any = FastWeightsForCausalLM.from_pretrained(folder)
+    return model.to(context.device).eval()
 
 
 def share_tokenizer(text: Text, context: TrialContext) -> Text:
@@ -161,6 +263,10 @@ def _on_books(pretraining: Pretraining) -> Pretraining:
 FIVE = (0, 1, 2, 3, 4)
 SMALL = _backbone(2, 64, 6e-3, 200, 8, 256, Text(("shakespeare",), tokenization=BPE(512)))
 """Seconds on a CPU, on the megabyte of text that is in the package."""
+LEARNT = replace(SMALL, steps=1200, warmup=120)
+"""A minute on a CPU: what it takes to leave n-grams behind."""
+TUNED_TEXT = Tuning((3e-3, 6e-3, 1.2e-2))
+"""Three rates for the models above."""
 MEDIUM = _on_books(_backbone(4, 256, 3e-3, 600, 16, 512, Text(tokenization=BPE(4096))))
 """A quarter of a minute on a GPU, on the texts in the folder `books` of the user's data."""
 LARGE = _on_books(_backbone(14, 768, 1.5e-3, 28_600, 256, 2048, Text(tokenization=BPE(50_257))))
@@ -172,9 +278,9 @@ class Probe(ABC):
 
     @abstractmethod
     def measures(
-        self, series: str, seed: int, model: FastWeightsForCausalLM, corpus: Corpus
+        self, series: str, seed: int, model: FastWeightsForCausalLM, tokens: TokenText
     ) -> Iterator[Measure]:
-        """Measure the model and yield the numbers."""
+        """Measure the model on the tokens and yield the numbers."""
 
 
 @dataclass(frozen=True)
@@ -190,11 +296,9 @@ class Positions(Probe):
     length: int
 
     def measures(
-        self, series: str, seed: int, model: FastWeightsForCausalLM, corpus: Corpus
+        self, series: str, seed: int, model: FastWeightsForCausalLM, tokens: TokenText
     ) -> Iterator[Measure]:
-        loss = nll_by_position(
-            model, corpus.validation[: self.tokens], self.length, batch=16, chunk=None
-        )
+        loss = nll_by_position(model, tokens[: self.tokens], self.length, batch=16, chunk=None)
         yield Measure(series, loss.mean, seed=seed)
         yield from by_octave(series, loss, seed)
 
@@ -214,11 +318,9 @@ class Extrapolation(Probe):
     batch: int = 4
 
     def measures(
-        self, series: str, seed: int, model: FastWeightsForCausalLM, corpus: Corpus
+        self, series: str, seed: int, model: FastWeightsForCausalLM, tokens: TokenText
     ) -> Iterator[Measure]:
-        loss = nll_by_position(
-            model, corpus.validation[: self.tokens], self.lengths[-1] + 1, batch=self.batch
-        )
+        loss = nll_by_position(model, tokens[: self.tokens], self.lengths[-1] + 1, batch=self.batch)
         for length in self.lengths:
             yield Measure(series, float(loss.mean_so_far[length - 1]), length, FAR, seed)
 
@@ -241,22 +343,26 @@ class LanguageModelTrial(Trial):
         seed: Seed of weights and data.
         pretraining: How it is trained.
         readings: The probes.
+        tuning: How its learning rate is chosen.
     """
 
     series: str
     mixers: tuple[Fields, ...]
     seed: int
-    pretraining: Pretraining
+    pretraining: LanguageTraining
     readings: tuple[Probe, ...]
+    tuning: Tuning = Tuning()
 
     @property
     def name(self) -> str:
         return f"{self.series}, seed {self.seed}"
 
     def run(self, context: TrialContext) -> list[Measure]:
-        model, corpus = self.pretraining.train_or_load(self.mixers, self.seed, context)
+        tuned = self.pretraining.at_best_rate(self.mixers, self.tuning, context)
+        model, language = tuned.train_or_load(self.mixers, self.seed, context)
         found = (
-            reading.measures(self.series, self.seed, model, corpus) for reading in self.readings
+            reading.measures(self.series, self.seed, model, language.validation)
+            for reading in self.readings
         )
         return [measure for some in found for measure in some]
 
@@ -271,24 +377,32 @@ class LanguageModels(Experiment):
         readings: The probes.
         seeds: The seeds.
         reference: A series; differences to it by position are added.
+        tuning: How each model's learning rate is chosen.
+
+    Raises:
+        ValueError: If a seed both chooses and is judged.
     """
 
     models: Mapping[str, tuple[Fields, ...]]
-    pretraining: Pretraining
+    pretraining: LanguageTraining
     readings: tuple[Probe, ...]
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     reference: str | None = None
+    tuning: Tuning = Tuning()
+
+    def __post_init__(self) -> None:
+        require_apart(self.tuning.seeds if self.tuning.rates else (), self.seeds)
 
     def trials(self) -> Sequence[Trial]:
         return [
-            LanguageModelTrial(series, mixers, seed, self.pretraining, self.readings)
+            LanguageModelTrial(series, mixers, seed, self.pretraining, self.readings, self.tuning)
             for seed in self.seeds
             for series, mixers in self.models.items()
         ]
 
     @property
     def rates(self) -> int:
-        return 1
+        return max(1, len(self.tuning.rates))
 
     @property
     def scale(self) -> Scale:
@@ -296,16 +410,26 @@ class LanguageModels(Experiment):
 
     def floors(self, context: TrialContext) -> list[Measure]:
         mixers = next(iter(self.models.values()))
-        _, corpus = self.pretraining.train_or_load(mixers, self.seeds[0], context)
+        tuned = self.pretraining.at_best_rate(mixers, self.tuning, context)
+        _, language = tuned.train_or_load(mixers, self.seeds[0], context)
         counted, predicted = (
             np.asarray(text[:count]).tolist()
-            for text, count in ((corpus.train, COUNTED), (corpus.validation, PREDICTED))
+            for text, count in ((language.train, COUNTED), (language.validation, PREDICTED))
         )
-        counts = NGrams(counted, LONGEST, len(corpus.tokenizer))
+        counts = NGrams(counted, LONGEST, language.vocabulary)
         return [
             Measure(f"{order}-grams", counts.loss(predicted, order), quantity=FLOOR)
             for order in range(1, LONGEST + 1)
         ]
+
+    def with_settings(self, other: OtherSettings) -> LanguageModels:
+        training: Any = self.pretraining
+        return replace(
+            self,
+            tuning=replace(self.tuning, rates=other.rates or self.tuning.rates),
+            seeds=other.seeds or self.seeds,
+            pretraining=replace(training, steps=other.steps or training.steps),
+        )
 
     def summary(self, measures: Measures) -> Measures:
         if self.reference is None:

@@ -13,6 +13,7 @@ from fastweights.analysis.theory import (
     Finding,
     LeastParameters,
     Overwriting,
+    ReversedSigmoid,
     TaylorSoftmax,
     findings,
 )
@@ -111,6 +112,9 @@ def measures_of(found: Finding) -> Iterator[Measure]:
                 yield Measure("Taylor features", error, features * found.values, "error of the map")
             for points, rank in zip(found.points, found.ranks, strict=True):
                 yield Measure("rank of e^(x y)", rank / points, points, "rank / points")
+        case ReversedSigmoid():
+            for power, error in zip(found.powers, found.differences, strict=True):
+                yield Measure("σ(-x)^a", error, power, "difference")
         case Embedding():
             for width, error in zip(found.widths, found.differences, strict=True):
                 yield Measure("larger state", error, width, "difference")

@@ -27,6 +27,7 @@ from fastweights.runs.ranges import (
     POSITIVE_INTEGER,
     POSITIVE_NUMBER,
 )
+from fastweights.runs.schedules import SCHEDULES, Schedule
 
 EVERY = 100
 """Updates between two evaluations where there are no epochs."""
@@ -271,8 +272,22 @@ def _plan(content: dict[str, Any]) -> SweepPlan:
         if name in content
     }
     others = {name: content[name] for name in ("training", "every") if name in content}
-    tasks = {name: TASKS[name] for pattern in content["tasks"] for name in match_tasks(pattern)}
+    tasks = {label: task for entry in content["tasks"] for label, task in _tasks(entry).items()}
     return SweepPlan(tasks, tuple(map(SweepModel.of, content["mixers"])), **lists, **others)
+
+
+def _tasks(entry: str | Mapping[str, Any]) -> dict[str, Protocol]:
+    """Protocols by label, of a plan's entry: a pattern, or a table of label, name and fields of the
+    protocol's tasks."""
+    if isinstance(entry, str):
+        return {name: TASKS[name] for name in match_tasks(entry)}
+    if not isinstance(entry, Mapping) or not {"label", "name"} <= entry.keys():
+        raise ValueError(f"tasks: {entry!r} is neither a name nor a table with a label and a name")
+    sizes = {name: value for name, value in entry.items() if name not in ("label", "name")}
+    found = match_tasks(entry["name"])
+    if len(found) > 1:
+        raise ValueError(f"tasks: {entry['name']!r} means {', '.join(found)}; name one of them")
+    return {str(entry["label"]): TASKS[found[0]].sized(**sizes)}
 
 
 def match_tasks(pattern: str) -> list[str]:
@@ -291,12 +306,29 @@ def _override_training(training: TrainingSettings, changes: Mapping[str, Any]) -
     """`changes` that give steps take the place of epochs, and the other way round."""
     if not isinstance(changes, Mapping):
         raise ValueError(f"training = {changes!r}; it must be a table, such as {{ steps = 1000 }}")
-    known = {field.name for field in fields(TrainingSettings)} - {"schedule", "rates", "decays"}
+    known = {field.name for field in fields(TrainingSettings)} - {"rates", "decays"}
     if unknown := sorted(changes.keys() - known):
         raise ValueError(f"training takes {', '.join(sorted(known))}, not {', '.join(unknown)}")
     other = {"steps": "epochs", "epochs": "steps"}
     cleared = {other[name]: None for name in changes if name in other}
-    return replace(training, **{**cleared, **changes})
+    read = {"schedule": _schedule(changes["schedule"])} if "schedule" in changes else {}
+    return replace(training, **{**cleared, **changes, **read})
+
+
+def _schedule(given: Schedule | Mapping[str, Any]) -> Schedule:
+    """A plan's ``{name = "cosine", warmup = 50}``."""
+    if isinstance(given, Schedule):
+        return given
+    if not isinstance(given, Mapping) or given.get("name") not in SCHEDULES:
+        raise ValueError(
+            f"schedule = {given!r}; it must be a table with a name, one of {', '.join(SCHEDULES)}"
+        )
+    kind = SCHEDULES[given["name"]]
+    settings = {name: value for name, value in given.items() if name != "name"}
+    numbers = {field.name for field in fields(kind)} - {"shape"}
+    if unknown := sorted(settings.keys() - numbers):
+        raise ValueError(f"schedule takes {', '.join(sorted(numbers))}, not {', '.join(unknown)}")
+    return kind(**settings)
 
 
 def _buildable(run: SweepRun) -> SweepRun:

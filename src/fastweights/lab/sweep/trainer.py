@@ -125,9 +125,19 @@ def fit(
         listener: Called with every evaluation.
         device: Where to train.
     """
+    return train(run, listener, device).row()
+
+
+def train(
+    run: SweepRun,
+    listener: Callable[[Point], None] = lambda point: None,
+    device: torch.device = torch.device("cpu"),
+) -> TaskStage:
+    """Train a model, as `fit` does, and return its training, which has the model as it is at the
+    end."""
     stage = TaskStage(run, device, listener)
     run_in_memory(stage, stage.optimization, Alone(device))
-    return stage.row()
+    return stage
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, cast
 
 import numpy as np
 from torch.nn.functional import one_hot
@@ -180,6 +180,31 @@ class Protocol:
             for name, score in totals.items()
         }
 
+    def sized(self, **sizes: Any) -> Protocol:
+        """Return the protocol with tasks of another size, which no published figure is about.
+
+        Args:
+            sizes: Fields of all its tasks, such as ``length`` or ``pairs``.
+
+        Raises:
+            ValueError: If a task has no such field, or cannot have this size.
+        """
+        known = {field.name for field in fields(cast(Any, self.task))}
+        if unknown := sorted(sizes.keys() - known):
+            raise ValueError(
+                f"{type(self.task).__name__} takes {', '.join(sorted(known))}, not"
+                f" {', '.join(unknown)}"
+            )
+        parts = {
+            name: None if segments is None else tuple(_resized(one, sizes) for one in segments)
+            for name, segments in (
+                ("train", self.train),
+                ("test", self.test),
+                ("validation", self.validation),
+            )
+        }
+        return replace(self, **parts, figures={} if sizes else self.figures)
+
     def config(self, contender: str, **overrides: Any) -> PretrainedConfig:
         """Build the configuration of `contender`: a name in `backbone.contenders`, or any mixer's
         name.
@@ -197,6 +222,10 @@ class Protocol:
     def model(self, contender: str, **overrides: Any) -> PreTrainedModel:
         """Build a new model from the configuration that `config` returns for the same arguments."""
         return self.task.kind(self.config(contender, **overrides))
+
+
+def _resized(segment: Segment, sizes: Mapping[str, Any]) -> Segment:
+    return replace(segment, task=replace(cast(Any, segment.task), **sizes))
 
 
 def _sets(segments: tuple[Segment, ...], seed: int, stream: int) -> list[Batch]:

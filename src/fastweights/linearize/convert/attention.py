@@ -4,7 +4,8 @@ layer: the branch, the mode and the cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -28,6 +29,8 @@ from fastweights.linearize.convert.transformers_seams import (
     caches_among,
     change_class,
     execution_device,
+    hide_positions,
+    position_ids_among,
     register_attention,
     softmax_attention,
 )
@@ -61,6 +64,8 @@ def attend(
     """
     branch = getattr(module, "linear_branch", None)
     masks = attention_mask if isinstance(attention_mask, ForwardMasks) else None
+    if branch is None and not module.training:
+        query = _scale_scores(module, query, options)
     given = partial(softmax_attention(softmax, module), module, query, key, **options)
     if branch is None:
         return given(value, attention_mask if masks is None else masks.softmax)
@@ -85,6 +90,15 @@ def attend(
         softmax=lambda values=v: given(values.transpose(1, 2), masks.softmax)[0],
     )
     return module.linear_mode.attend(call).contiguous(), None
+
+
+def _scale_scores(module: Any, query: Tensor, options: Mapping[str, Any]) -> Tensor:
+    """Multiply queries ``[b h t k]`` of a layer without positions by log_a(t + a) (HyPE)."""
+    base = getattr(module, "linear_log_scale", 0)
+    if not base:
+        return query
+    scale = (position_ids_among(options) + base).log() / math.log(base)
+    return query * scale[:, None, :, None].to(query.dtype)
 
 
 def _shape(mask: Any) -> Any:
@@ -126,6 +140,35 @@ def install_branches(
         if not hasattr(module, "linear_branch"):
             branch = branch_of(config, attention).to(execution_device(module))
             attach_branch(module, branch, Student(), take_memory)
+    if config.positions == "linear":
+        _hide_positions(model, config.log_scale)
+
+
+def _hide_positions(model: PreTrainedModel, log_scale: int) -> None:
+    """Take rotary positions away from the attentions that stay softmax over all tokens."""
+    for module in softmax_attentions(model):
+        if not hasattr(module, "linear_log_scale"):
+            try:
+                hide_positions(module)
+            except LookupError as error:
+                raise CannotLinearize(
+                    f"{type(model).__name__} with positions = 'linear'",
+                    f"{error}, so that its positions cannot be taken away",
+                    "take positions = 'everywhere'",
+                ) from error
+            module.linear_log_scale = log_scale
+
+
+def softmax_attentions(model: nn.Module) -> list[Any]:
+    """Return the attentions of a linearized model that stay softmax over all tokens."""
+    kinds = tuple({type(module) for module in attentions_with_branch(model)})
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, kinds)
+        and not hasattr(module, "linear_branch")
+        and getattr(module, "sliding_window", None) is None
+    ]
 
 
 def branches(model: nn.Module) -> dict[int, LinearBranch]:

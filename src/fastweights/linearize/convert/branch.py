@@ -12,6 +12,12 @@ from fastweights.layers import upcast
 from fastweights.linearize.convert.attention_layers import AttentionLayer
 from fastweights.linearize.convert.cache import Kept, StateLayer
 from fastweights.linearize.convert.config import LinearAttentionConfig
+from fastweights.linearize.convert.convolution import (
+    Convolved,
+    QueryKeyConvolution,
+    convolve_queries_and_keys,
+    inputs_of,
+)
 from fastweights.methods import evaluate
 from fastweights.recurrence import Recurrence, State, WindowedLinear
 from fastweights.recurrence.mapped import Mapped
@@ -37,13 +43,16 @@ class LinearBranch(nn.Module, ABC):
     def __init__(self, attention: AttentionLayer, config: LinearAttentionConfig) -> None:
         super().__init__()
         self.attention, self.config = attention, config
+        channels = (attention.heads + attention.kv_heads) * attention.head_dim
+        size = config.convolution
+        self.convolution = QueryKeyConvolution(channels, size) if size else None
 
     @abstractmethod
     def project(self, q: Tensor, k: Tensor, v: Tensor) -> Recurrence:
         """Return the recurrence of these streams, before padding and packed documents are applied.
 
         Args:
-            q: Queries ``[b t h k]``, after norms and rotary positions.
+            q: Queries ``[b t h k]``, after norms, rotary positions and convolutions.
             k: Keys ``[b t g k]`` of g key heads, g | h.
             v: Values ``[b t g v]``.
         """
@@ -59,10 +68,13 @@ class LinearBranch(nn.Module, ABC):
         v: Tensor,
         keep: Mask | None = None,
         segments: Segments | None = None,
+        tail: Tensor | None = None,
     ) -> Recurrence:
         """Return `project`'s recurrence with padding and packed documents applied, in float32 or
-        wider."""
+        wider; `tail` is what convolutions read of the tokens before."""
         with disable_autocast(q.device):
+            if self.convolution is not None:
+                q, k = convolve_queries_and_keys(self.convolution, q, k, tail, keep, segments)
             record = self.project(q, k, v)
         record = record if keep is None else record.keep(keep)
         return record if segments is None else record.segments(segments)
@@ -90,27 +102,45 @@ class LinearBranch(nn.Module, ABC):
         Returns:
             The output ``[b t h v]``, in the dtype of `v`.
         """
-        record = self.record(q, k, v, keep, segments)
+        kept = None if memory is None else memory.state
+        tail = None if kept is None or self.convolution is None else kept[-1]
+        record = self.record(q, k, v, keep, segments, tail)
         record = record if replacement is None else replacement(record)
         if memory is None:
             o, _ = evaluate(record)
             return self.read(o).to(v.dtype)
+        tokens: Recurrence | Convolved = record
+        if self.convolution is not None:
+            tokens = Convolved(record, inputs_of(q, k), keep, segments)
         if not memory.records:
-            return self.read(self._advance(memory, record)).to(v.dtype)
-        parts = memory.record(record, self._after)
+            return self.read(self._advance(memory, tokens)).to(v.dtype)
+        parts = memory.record(tokens, self._after)
         o = torch.cat([self._advance(memory, part) for part in parts], 1)
         return self.read(o).to(v.dtype)
 
-    def _advance(self, memory: StateLayer, record: Recurrence) -> Output:
-        before = None if memory.state is None else self.from_cache(memory.state, len(record))
-        o, state = evaluate(record, before)
-        memory.state = self.to_cache(state)
+    def _advance(self, memory: StateLayer, tokens: Recurrence | Convolved) -> Output:
+        o, memory.state = self._evaluate(memory.state, tokens)
         return o
 
-    def _after(self, kept: Kept, record: Recurrence) -> Kept:
-        """What the cache keeps after `record`, if it has `kept` before."""
-        before = None if kept is None else self.from_cache(kept, len(record))
-        return self.to_cache(evaluate(record, before)[1])
+    def _after(self, kept: Kept, tokens: Recurrence | Convolved) -> Kept:
+        """What the cache keeps after `tokens`, if it has `kept` before."""
+        return self._evaluate(kept, tokens)[1]
+
+    def _evaluate(
+        self, kept: Kept, tokens: Recurrence | Convolved
+    ) -> tuple[Output, tuple[Tensor, ...]]:
+        """The outputs, and what the cache keeps then: the last inputs of a convolution last."""
+        if isinstance(tokens, Recurrence):
+            before = None if kept is None else self.from_cache(kept, len(tokens))
+            o, state = evaluate(tokens, before)
+            return o, self.to_cache(state)
+        own, tail = (None, self._first_tail(tokens)) if kept is None else (kept[:-1], kept[-1])
+        o, state = self._evaluate(own, tokens.record)
+        return o, (*state, tokens.tail_after(tail))
+
+    def _first_tail(self, tokens: Convolved) -> Tensor:
+        b, _, channels = tokens.inputs.shape
+        return tokens.inputs.new_zeros(b, self.config.convolution - 1, channels)
 
     def read(self, o: Output) -> Output:
         """Compute the layer's output from the recurrence's."""
@@ -162,8 +192,8 @@ class WindowedBranch(LinearBranch):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        self.phi_q.reset_parameters()
-        self.phi_k.reset_parameters()
+        for part in self.children():
+            part.reset_parameters()  # type: ignore[operator]
         nn.init.constant_(self.mix, START)
 
     def project(self, q: Tensor, k: Tensor, v: Tensor) -> WindowedLinear:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,10 +18,17 @@ from fastweights.models.cache import (
     WORTH_READING_APART,
     BatchFirstCache,
 )
-from fastweights.recurrence import Recurrence
 
 Kept = tuple[Tensor, ...] | None
 """What the cache keeps of all tokens so far, a tuple of batch-first tensors; None for none."""
+
+
+class Tokens(Protocol):
+    """What a branch has made of some tokens: a recurrence, or one with its convolution's inputs."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> Any: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +42,8 @@ class Past:
     """
 
     state: Kept
-    since: tuple[Recurrence, ...]
-    after: Callable[[Kept, Recurrence], Kept]
+    since: tuple[Tokens, ...]
+    after: Callable[[Kept, Any], Kept]
 
     @property
     def tokens(self) -> int:
@@ -123,9 +130,7 @@ class StateLayer(BatchFirstCache, CacheLayerMixin):
         """Whether `crop` can take back the last tokens."""
         return self.records
 
-    def record(
-        self, record: Recurrence, after: Callable[[Kept, Recurrence], Kept]
-    ) -> Iterator[Recurrence]:
+    def record(self, record: Tokens, after: Callable[[Kept, Any], Kept]) -> Iterator[Any]:
         """Cut `record` in parts that are to be evaluated one after the other.
 
         Where there are many tokens that `crop` will not take back, they are the first part.

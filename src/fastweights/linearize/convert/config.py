@@ -36,6 +36,11 @@ GATES: Mapping[str, str] = {
     "pooled": "averages of k's channels, without parameters (Liger, Lan et al., 2025)",
 }
 """What gates are made of, by the names that configurations use."""
+POSITIONS: Mapping[str, str] = {
+    "everywhere": "in all layers, as in the softmax model",
+    "linear": "in linear layers alone; layers that stay softmax have none (HyPE, HALO, 2026)",
+}
+"""Where rotary positions are, by the names that configurations use."""
 GATED = ("gla", "gated_deltanet", "kda", "mesa")
 """The rules that have gates."""
 
@@ -63,6 +68,13 @@ class LinearAttentionConfig:
         rule: The recurrence, a name of `RULE_PAPERS`.
         sinks: Number of tokens at the beginning that softmax sees for ever, beside the window's.
         gates: What the gates of the rule are made of, a name of `GATES`.
+        convolution: Taps of the causal convolutions of q and k before the rule (LAWCAT); 0 for
+            none. Only without a window, which sees keys as they are.
+        positions: Where rotary positions are, a name of `POSITIONS`.
+        log_scale: a of log_a(t + a), by which a layer that stays softmax, and has no positions,
+            multiplies the scores of the query at position t outside of training (HyPE, arXiv
+            2601.22156, eq. 11): texts longer than those of the training are told apart as well.
+            0 for none.
 
     Raises:
         ValueError: If a name is unknown, a size impossible or two fields exclude each other; the
@@ -77,12 +89,16 @@ class LinearAttentionConfig:
     rule: str = "windowed"
     sinks: int = 0
     gates: str = "learnt"
+    convolution: int = 0
+    positions: str = "everywhere"
+    log_scale: int = 0
 
     def __post_init__(self) -> None:
         choose("features", self.features, FEATURE_MAPS)
         choose("rule", self.rule, RULE_PAPERS)
         choose("gates", self.gates, GATES)
-        NON_NEGATIVE_INTEGER.require(sinks=self.sinks)
+        choose("positions", self.positions, POSITIONS)
+        NON_NEGATIVE_INTEGER.require(sinks=self.sinks, convolution=self.convolution)
         if self.feature_dim is not None and self.feature_dim not in POSITIVE_INTEGER:
             raise ValueError(
                 f"feature_dim = {self.feature_dim}; use a number of columns, or None for half a"
@@ -110,6 +126,24 @@ class LinearAttentionConfig:
             raise ValueError(
                 f"sinks = {self.sinks} with per_query_head: LoLCATs' own layers, which have a φ_k"
                 " for every query head, have no sinks; leave one of them out"
+            )
+        if self.convolution and (self.window or self.per_query_head):
+            raise ValueError(
+                f"convolution = {self.convolution} with window = {self.window} and per_query_head ="
+                f" {self.per_query_head}: a window sees keys as they are, and LoLCATs' own layers"
+                " have no convolutions; take window = 0 and a φ_k for every key head, or leave"
+                " convolution out"
+            )
+        if self.log_scale and (self.log_scale < 2 or self.positions != "linear"):
+            raise ValueError(
+                f"log_scale = {self.log_scale} with positions = {self.positions!r}: it is the base"
+                " of a logarithm, 2 or more, such as HyPE's 500, and takes the place of positions;"
+                " take positions = 'linear', or log_scale = 0"
+            )
+        if self.convolution == 1:
+            raise ValueError(
+                "convolution = 1 is a factor of q and k, and no neighbour of a token; take 2 or"
+                " more taps, such as LAWCAT's 4, or 0 for none"
             )
         if self.gates == "pooled" and self.rule not in GATED:
             raise ValueError(

@@ -67,7 +67,8 @@ def convert_cache(
 
     Raises:
         CannotLinearize: If a linear layer's keys and values are not all in the cache, or are not
-            those that attention reads (as in the latent caches of MLA). Nothing has changed then.
+            those that attention reads (as in the latent caches of MLA), or a layer convolves
+            queries. Nothing has changed then.
         ShapeError: If the mask has fewer columns than the cache has tokens.
     """
     dynamic, converted = require_dynamic(cache), branches(model)
@@ -112,6 +113,13 @@ def restore_cache(model: Any, cache: Cache, attention_mask: Tensor | None = None
 def _length(cache: DynamicCache, index: int, branch: LinearBranch) -> int:
     """How many tokens a layer has cached, if all keys and values are there and are attention's."""
     layer, attention = cache_layer(cache, index), branch.attention
+    if branch.convolution is not None:
+        raise _not_convertible(
+            index,
+            "it goes on from the last queries, which its convolution reads, and softmax caches"
+            " keys and values alone",
+            "let the linear layers read the text themselves",
+        )
     keys, values, tokens = layer.keys, layer.values, layer.get_seq_length()
     if keys is None or tokens == 0:
         kind = "a linear state" if isinstance(layer, StateLayer) else "no token"

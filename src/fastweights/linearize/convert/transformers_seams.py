@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
@@ -172,6 +173,36 @@ def attentions_with_branch(model: nn.Module) -> list[Any]:
     """
     found: list[Any] = [module for module in model.modules() if "linear_branch" in module._modules]
     return sorted(found, key=lambda module: module.layer_idx)
+
+
+def hide_positions(attention: Any) -> None:
+    """Let an attention module compute without rotary positions: they turn nothing.
+
+    Relies on ``position_embeddings``, the cosines and sines that a family's model hands to its
+    attentions by name, and on its multiplying q and k by them.
+
+    Raises:
+        LookupError: If the module takes no such argument.
+    """
+    if "position_embeddings" not in signature(type(attention).forward).parameters:
+        raise LookupError(f"a {type(attention).__name__} takes no position_embeddings")
+    attention.register_forward_pre_hook(_turn_nothing, with_kwargs=True)
+
+
+def _turn_nothing(
+    _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    cosines, sines = kwargs["position_embeddings"]
+    still = torch.ones_like(cosines), torch.zeros_like(sines)
+    return args, {**kwargs, "position_embeddings": still}
+
+
+def position_ids_among(options: Mapping[str, Any]) -> Tensor:
+    """Return the positions ``[b t]`` or ``[1 t]`` among the options of an attention function.
+
+    Relies on attentions that rotate handing ``position_ids`` on.
+    """
+    return options["position_ids"]
 
 
 def execution_device(attention: nn.Module) -> torch.device:

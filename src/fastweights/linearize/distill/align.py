@@ -103,8 +103,9 @@ def alignment(
     inputs: Mapping[str, Tensor],
     targets: Mapping[int, Tensor],
     loss: HiddenLoss,
+    receive: Callable[[Tensor], None] = lambda loss: None,
 ) -> dict[int, Tensor]:
-    """Compute the losses of these layers of a model, with their graphs, by the number of the layer.
+    """Compute the losses of these layers of a model, without graphs, by the number of the layer.
 
     Args:
         model: The linearized model.
@@ -112,12 +113,16 @@ def alignment(
         inputs: Inputs of the model.
         targets: What the layers of the softmax model give, which is passed on.
         loss: How far a layer is from that.
+        receive: Called with the loss of every layer in turn, which has this layer's graph, and
+            is the only one to hold it.
     """
     losses, mask = dict[int, Tensor](), inputs.get("attention_mask")
     keep = None if mask is None else mask.bool()
 
     def take(layer: int, output: Tensor) -> Tensor:
-        losses[layer] = loss(output, targets[layer], keep)
+        found = loss(output, targets[layer], keep)
+        receive(found)
+        losses[layer] = found.detach()
         return targets[layer]
 
     with _taken(model, paths, take):

@@ -12,11 +12,18 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-from fastweights.linearize.convert.attention import branches
+from fastweights.linearize.convert.attention import branches, softmax_attentions
 from fastweights.linearize.convert.conversion import linearize
-from fastweights.linearize.distill.adapt import next_logits
+from fastweights.linearize.distill.adapt import next_logits, unwrap_adapters
 from fastweights.linearize.distill.budget import Budget, CacheBudget, LayerBudget
-from fastweights.linearize.distill.criteria import CRITERIA, Criterion, Inputs, Measure, name_of
+from fastweights.linearize.distill.criteria import (
+    CRITERIA,
+    Candidates,
+    Criterion,
+    Inputs,
+    Losses,
+    name_of,
+)
 from fastweights.linearize.distill.fit import copy_parameters, read_parameters
 from fastweights.linearize.distill.plan import ConversionPlan, plan
 from fastweights.linearize.distill.ranking import Ranking, fingerprint
@@ -306,9 +313,11 @@ class ConversionContext:
             conversion.ranking.require(self.fingerprint, layers)
         else:
             measure = conversion.rank_by.measure
-            measure.require_text(lambda: self.model, self._ranking_text(measure))
+            measure.require_text(lambda: self.model, self.ranking_text())
 
-    def _ranking_text(self, measure: Measure) -> list[Inputs]:
+    def ranking_text(self) -> list[Inputs]:
+        """Return what layers are compared on."""
+        measure = self.conversion.rank_by.measure
         return measure.text(self.comparison_batches(), self.tokenizer)
 
     @property
@@ -317,23 +326,46 @@ class ConversionContext:
         _ = self.model  # whose weights are on this machine from then on
         return fingerprint(self.conversion.model)
 
-    def rank(self) -> Ranking:
-        """Rank the layers of the model as it is now."""
+    @property
+    def trains_candidates(self) -> bool:
+        """Whether candidates are trained before layers are compared, and some of them are kept."""
+        conversion = self.conversion
+        if not conversion.recipe.selection or conversion.ranking is not None:
+            return False
+        return bool(conversion.budget.choose(self.linear_layers(), self.plan.caches))
+
+    def losses(self) -> Losses:
+        """Return what is lost with each choice of linear layers, of the model as it is now."""
+        measure, batches = self.conversion.rank_by.measure, self.ranking_text()
+        models = Candidates(self.model, self.changed_original())
+        return lambda choices: measure.losses(models, batches, choices)
+
+    def rank(self, losses: Losses) -> Ranking:
+        """Rank the layers by what is lost with each choice of linear ones."""
         conversion, measure = self.conversion, self.conversion.rank_by.measure
-        batches = self._ranking_text(measure)
-        damage = conversion.rank_by.damage(
-            self.linear_layers(), lambda choices: measure.losses(self.model, batches, choices)
-        )
+        damage = conversion.rank_by.damage(self.linear_layers(), losses)
         sources = ", ".join(conversion.data.validation or conversion.data.sources)
+        batches = self.ranking_text()
         tokens = max(batch["input_ids"].shape[1] for batch in batches)
         return Ranking(
             criterion=name_of(conversion.rank_by),
-            measure=measure.words,
+            measure=f"{measure.words}{self._training_in_words()}",
             damage=dict(sorted(damage.items())),
             order=tuple(damage),
             model=self.fingerprint,
             text=f"{len(batches)} sequences of {tokens} tokens, held out of {sources}",
         )
+
+    def _training_in_words(self) -> str:
+        recipe = self.conversion.recipe
+        if not self.trains_candidates:
+            return ""
+        return f", after {recipe.selection:.3g} of the steps of {recipe.whole[0].name}"
+
+    def changed_original(self) -> Callable[[], Any] | None:
+        """Return what gives the softmax model as it was, where the weights of the model's own
+        attentions have changed; None where it has them still."""
+        return None if self.has_own_teacher else self.teacher()
 
     def load_original(self, bits: int | None = None, source: str | None = None) -> Any:
         """Load the softmax model, or another one by its folder or name."""
@@ -378,7 +410,14 @@ class ConversionContext:
     @property
     def has_own_teacher(self) -> bool:
         """Whether the model, without its adapters and with its softmax, is as it was."""
-        return not any(stage.trained.changes_weights for stage in self.finished)
+        changed = any(stage.trained.changes_weights for stage in self.finished)
+        return not changed and not self._hides_positions
+
+    @property
+    def _hides_positions(self) -> bool:
+        """Whether layers are softmax that have no positions any more."""
+        hides = self.conversion.recipe.analog.positions == "linear"
+        return hides and bool(softmax_attentions(unwrap_adapters(self.model)))
 
     def original_logits(self) -> Callable[[Mapping[str, Tensor]], Tensor] | None:
         """Return what computes the softmax model's logits, loaded a second time where the model's

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fastweights.linearize.convert.attention import branches, use_mode
+from fastweights.linearize.convert.attention import attention_at, branches, use_mode
 from fastweights.linearize.convert.modes import AttentionCall, Mode
 from fastweights.linearize.distill.adapt import kl, next_logits, teacher_logits
+from fastweights.linearize.distill.align import aligned_layers
 from fastweights.linearize.distill.far_text import far_text
 from fastweights.runs.evaluation import evaluation_mode
 from fastweights.shapes import Output
@@ -42,6 +44,67 @@ class LinearLayers(Mode):
         return call.linear() if call.layer in self.layers else call.softmax()
 
 
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """The models that layers are compared by: a linearized one, with softmax in some of its layers.
+
+    A layer that is softmax has the weights that it had before any training.
+
+    Attributes:
+        model: The linearized model, with all its converted layers.
+        original: Returns the softmax model that it was made from, where the weights of its
+            attentions have changed; None where it has them still.
+    """
+
+    model: Any
+    original: Callable[[], Any] | None = None
+
+    def softmax_logits(self, inputs: Inputs) -> Tensor:
+        """Compute `next_logits` of the softmax model."""
+        if self.original is None:
+            return teacher_logits(self.model, inputs)
+        with torch.no_grad():
+            return next_logits(self.original(), inputs)
+
+    @torch.no_grad()
+    def logits(self, inputs: Inputs, layers: Collection[int]) -> Tensor:
+        """Compute `next_logits` with linear attention in these layers, and softmax in the
+        others."""
+        with self._own_weights(layers), use_mode(self.model, LinearLayers(layers)):
+            return next_logits(self.model, inputs)
+
+    @contextmanager
+    def _own_weights(self, linear: Collection[int]) -> Iterator[None]:
+        """Let the layers that are not linear have their own weights for the length of a block."""
+        pairs = self._changed_and_own(linear)
+        for changed, own in pairs:
+            _exchange(changed, own)
+        try:
+            yield
+        finally:
+            for changed, own in pairs:
+                _exchange(changed, own)
+
+    def _changed_and_own(self, linear: Collection[int]) -> list[tuple[nn.Module, nn.Module]]:
+        """The attentions that are not linear, and what they were in the softmax model."""
+        if self.original is None:
+            return []
+        original = self.original()
+        return [
+            (self.model.get_submodule(path), attention_at(original, path))
+            for layer, path in aligned_layers(self.model, blocks=False).items()
+            if layer not in linear
+        ]
+
+
+def _exchange(one: nn.Module, other: nn.Module) -> None:
+    """Exchange the values of the parameters that both have."""
+    there = dict(other.named_parameters())
+    for name, p in one.named_parameters():
+        if name in there:
+            p.data, there[name].data = there[name].data, p.data
+
+
 class Measure(ABC):
     """What a model loses where layers are linear; of one's own, by `losses`."""
 
@@ -50,12 +113,12 @@ class Measure(ABC):
 
     @abstractmethod
     def losses(
-        self, model: Any, batches: Iterable[Inputs], choices: Sequence[Collection[int]]
+        self, models: Candidates, batches: Iterable[Inputs], choices: Sequence[Collection[int]]
     ) -> list[float]:
         """Measure what is lost with linear attention in each of `choices` of layers.
 
         Args:
-            model: A linearized model, with all its converted layers.
+            models: The models that are compared.
             batches: Inputs of the model; ``labels`` among them are ignored.
             choices: Numbers of the layers that are linear at the same time.
 
@@ -90,19 +153,20 @@ class Divergence(Measure):
     words: ClassVar[str] = "KL from softmax, nats per token"
 
     def losses(
-        self, model: Any, batches: Iterable[Inputs], choices: Sequence[Collection[int]]
+        self, models: Candidates, batches: Iterable[Inputs], choices: Sequence[Collection[int]]
     ) -> list[float]:
-        with evaluation_mode(model):
-            rows = [list(self._of_batch(model, batch, choices)) for batch in batches]
+        with evaluation_mode(models.model):
+            rows = [list(self._of_batch(models, batch, choices)) for batch in batches]
         return [sum(column) / len(rows) for column in zip(*rows, strict=True)]
 
     def _of_batch(
-        self, model: Any, batch: Inputs, choices: Sequence[Collection[int]]
+        self, models: Candidates, batch: Inputs, choices: Sequence[Collection[int]]
     ) -> Iterator[float]:
-        given = {name: x.to(model.device) for name, x in batch.items() if name != "labels"}
-        wanted = teacher_logits(model, given).flatten(0, 1)
+        device = models.model.device
+        given = {name: x.to(device) for name, x in batch.items() if name != "labels"}
+        wanted = models.softmax_logits(given).flatten(0, 1)
         for layers in choices:
-            yield float(kl(wanted, _logits(model, given, layers).flatten(0, 1)))
+            yield float(kl(wanted, models.logits(given, layers).flatten(0, 1)))
 
 
 @dataclass(frozen=True)
@@ -126,14 +190,14 @@ class RecallLost(Measure):
         return [{"input_ids": tokens, "distance": distance} for tokens, distance in rows]
 
     def require_text(self, load: Callable[[], Any], batches: Iterable[Inputs]) -> None:
-        self.losses(load(), batches, [])
+        self.losses(Candidates(load()), batches, [])
 
     def losses(
-        self, model: Any, batches: Iterable[Inputs], choices: Sequence[Collection[int]]
+        self, models: Candidates, batches: Iterable[Inputs], choices: Sequence[Collection[int]]
     ) -> list[float]:
-        window = _window(model)
-        with evaluation_mode(model):
-            rows = [_recalls(model, batch, choices, window) for batch in batches]
+        window = _window(models.model)
+        with evaluation_mode(models.model):
+            rows = [_recalls(models, batch, choices, window) for batch in batches]
         total, *lost = torch.stack(rows).sum(0)
         if not total.any():
             raise ValueError(
@@ -145,14 +209,16 @@ class RecallLost(Measure):
         return [float((count[there] / total[there]).mean()) for count in lost]
 
 
-def _recalls(model: Any, batch: Inputs, choices: Sequence[Collection[int]], window: int) -> Tensor:
+def _recalls(
+    models: Candidates, batch: Inputs, choices: Sequence[Collection[int]], window: int
+) -> Tensor:
     """``[1 + choices, octaves]``: how many tokens softmax recalls from beyond the window, and how
     many of them each choice of linear layers does not."""
-    ids, distance = (batch[name].to(model.device) for name in ("input_ids", "distance"))
+    ids, distance = (batch[name].to(models.model.device) for name in ("input_ids", "distance"))
     targets, distance = ids[:, 1:], distance[:, 1:]
-    right = teacher_logits(model, {"input_ids": ids}).argmax(-1) == targets
+    right = models.softmax_logits({"input_ids": ids}).argmax(-1) == targets
     recalled = right & (distance > window)
-    found = (_logits(model, {"input_ids": ids}, layers).argmax(-1) for layers in choices)
+    found = (models.logits({"input_ids": ids}, layers).argmax(-1) for layers in choices)
     return torch.stack(
         [
             _by_octave(distance[some])
@@ -170,11 +236,6 @@ def _window(model: Any) -> int:
     """The widest window of the model's branches."""
     configs = [branch.config for branch in branches(model).values()]
     return max(config.window if config.has_window else 0 for config in configs)
-
-
-def _logits(model: Any, given: Inputs, layers: Collection[int]) -> Tensor:
-    with use_mode(model, LinearLayers(layers)):
-        return next_logits(model, given)
 
 
 @dataclass(frozen=True)

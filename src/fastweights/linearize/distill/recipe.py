@@ -186,17 +186,27 @@ class LinearizationRecipe:
     Attributes:
         analog: The linear attention.
         stages: The stages.
+        selection: How long every candidate is trained before layers are ranked, as a share of the
+            first adaptation's steps; 0 to rank them as they are.
 
     Raises:
         ValueError: If two stages have one name or come in no possible order, if some train adapters
             and others the weights under them, or if one asks for what the linear attention does not
             have.
+        TrainingError: If `selection` is no share.
     """
 
     analog: LinearAttentionConfig = LinearAttentionConfig()
     stages: tuple[StageConfig, ...] = (TransferConfig(), AdaptationConfig())
+    selection: float = 0.0
 
     def __post_init__(self) -> None:
+        PROBABILITY.require(selection=self.selection)
+        if self.selection and not self.whole:
+            raise ValueError(
+                f"selection = {self.selection} of the steps of an adaptation, and the recipe has"
+                " none; add one, or leave selection out"
+            )
         self._require_order()
         self._require_own_softmax()
         for stage in self.stages:
@@ -251,8 +261,10 @@ class LinearizationRecipe:
         return any(stage.trained.changes_weights for stage in self.stages)
 
     def with_stages(self, stages: Iterable[StageConfig]) -> LinearizationRecipe:
-        """Return the recipe with other stages."""
-        return replace(self, stages=tuple(stages))
+        """Return the recipe with other stages; without an adaptation no candidates are trained."""
+        stages = tuple(stages)
+        whole = any(isinstance(stage, AdaptationConfig) for stage in stages)
+        return replace(self, stages=stages, selection=self.selection if whole else 0.0)
 
 
 def _adapts(stage: StageConfig) -> bool:

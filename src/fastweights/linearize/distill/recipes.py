@@ -59,7 +59,7 @@ RADLADS = LinearizationRecipe(
     ),
 )
 HALO = LinearizationRecipe(
-    LinearAttentionConfig(window=0, rule="supra"),
+    LinearAttentionConfig(window=0, rule="supra", positions="linear", log_scale=500),
     (
         _align(20_000 * 32 * 512, 32, HiddenLoss()),
         AdaptationConfig(
@@ -94,6 +94,7 @@ GUIDED = LinearizationRecipe(
             length=4096,
         ),
     ),
+    selection=1 / 3,
 )
 
 
@@ -173,6 +174,7 @@ RECIPES: Mapping[str, LinearizationRecipe] = {
     "liger": LinearizationRecipe(
         LinearAttentionConfig(rule="gla", gates="pooled", shared=False), (AdaptationConfig(),)
     ),
+    "lawcat": LinearizationRecipe(LinearAttentionConfig(window=0, rule="gla", convolution=4)),
     "mohawk": MOHAWK,
     "mamba-in-llama": MAMBA_IN_LLAMA,
     "radlads": RADLADS,
@@ -200,6 +202,9 @@ RECIPES: Mapping[str, LinearizationRecipe] = {
 - liger: Lan et al., 2025 (arXiv 2503.01496): GLA whose gates are averages of the keys' channels,
   beside a window with a normaliser of its own, LoRA alone; theirs weighs both sides alike, ours
   learns γ;
+- lawcat: Liu et al., 2025 (arXiv 2509.18467): causal convolutions of 4 taps of q and k before the
+  feature maps, normalised gated linear attention, and no window; LoLCATs' two stages, of sequences
+  of 1024 tokens (a conversion's default). Gates, steps and rates are ours;
 - mohawk: Bick et al., 2024 (arXiv 2408.10189): maps, hidden states of blocks, logits, with 80, 160
   and 2,760 million tokens of length 2048. Their students are Mamba-2's, here GLA's; batches, rates
   and the schedule are ours;
@@ -212,9 +217,11 @@ RECIPES: Mapping[str, LinearizationRecipe] = {
   batches and the rate of the last two stages are those of HALO's description;
 - halo: HALO, 2026 (arXiv 2601.22156): hidden states by squared error, KL, and 500 steps of length
   16,384; the batches follow from its 2.3 billion tokens. The rate of KL is that of its smallest
-  models (5e-5 and 3e-5 for larger ones), its students are lightning attention's, here SUPRA's, and
-  softmax layers keep their positions;
+  models (5e-5 and 3e-5 for larger ones), its students are lightning attention's, here SUPRA's.
+  Layers that stay softmax have no positions, and outside of training multiply the scores of the
+  query at position t by log_500(t + 500), as the paper's repository does (HyPE);
 - kl-guided: KL-guided layer selection, 2025: RADLADS' first two stages as its configurations have
-  them, with the linear attentions at a rate of their own. Layers are ranked between the two:
-  ``softmax_layers`` of a conversion.
+  them, with the linear attentions at a rate of their own. Between the two, if layers stay softmax
+  (``softmax_layers`` of a conversion), every candidate is trained for a third of the second one,
+  200 million tokens; the paper's criterion is "restored".
 """

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from fastweights.linearize.convert.attention import branches, use_mode
@@ -117,6 +118,9 @@ def _losses_by_name(name: str, losses: Mapping[int, Tensor]) -> dict[str, Tensor
 class AlignStage(TextStage):
     """Hidden-state alignment: ``loss`` is the mean over layers, ``loss/3`` that of layer 3.
 
+    It goes backward inside the forward pass, in the memory of one layer, unless the model is
+    divided: every layer reads the teacher's states, to which no gradient goes.
+
     Args:
         model: The linearized model, of which the parameters to train require gradients.
         train: Batches to train on.
@@ -139,9 +143,14 @@ class AlignStage(TextStage):
 
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
         self.model.eval()  # a dropout would show layers something else than the teacher's
-        losses = self._losses(self.train.batch(first, count))
-        go_backward(torch.stack(list(losses.values())).sum() * share)
-        return _losses_by_name("loss", {layer: loss.detach() for layer, loss in losses.items()})
+        batch = self.train.batch(first, count)
+        if isinstance(self.model, FSDPModule):  # whose parts are brought together by one backward
+            kept = list[Tensor]()
+            losses = self._losses(batch, kept.append)
+            go_backward(torch.stack(kept).sum() * share)
+        else:
+            losses = self._losses(batch, lambda loss: go_backward(loss * share))
+        return _losses_by_name("loss", losses)
 
     def clipped_parts(self) -> Iterable[nn.Module]:
         return [self.model.get_submodule(path) for path in self.paths.values()]
@@ -150,9 +159,12 @@ class AlignStage(TextStage):
         with evaluation_mode(self.model):
             return _mean_losses(self._losses, self, processes)
 
-    def _losses(self, batch: Mapping[str, Tensor]) -> Mapping[int, Tensor]:
+    def _losses(
+        self, batch: Mapping[str, Tensor], receive: Callable[[Tensor], None] = lambda loss: None
+    ) -> Mapping[int, Tensor]:
         inputs = self.without_labels(batch)
-        return alignment(self.model, self.paths, inputs, self._targets(inputs), self.loss)
+        targets = self._targets(inputs)
+        return alignment(self.model, self.paths, inputs, targets, self.loss, receive)
 
     def _targets(self, inputs: Mapping[str, Tensor]) -> dict[int, Tensor]:
         if self.teacher is not None:

@@ -207,7 +207,7 @@ class AdaptVerb(StageVerb):
         """The teacher; None for the model itself."""
         teacher = self.config.loss.teacher
         if teacher.top_k is not None:
-            return TopLogits(self._folder(context))
+            return TopLogits(self.logits_folder(context))
         if teacher.model is None and self.teaches_itself(context):
             return None
         return ModelLogits(context.logits_of(teacher.model))
@@ -217,7 +217,7 @@ class AdaptVerb(StageVerb):
         teacher = self.config.loss.teacher
         if teacher.top_k is None or self.is_done(context.out):
             return True
-        folder, stored = self._folder(context), self._stored(context, teacher.top_k)
+        folder, stored = self.logits_folder(context), self._stored(context, teacher.top_k)
         if open_store(folder, stored, context.processes, context.reporter):
             return True
         context.reporter.note(f"Storing the teacher's logits in {folder}")
@@ -238,7 +238,8 @@ class AdaptVerb(StageVerb):
         rows = context.rows_of(context.conversion.model)
         return lambda inputs: logits(inputs)[..., :rows]
 
-    def _folder(self, context: ConversionContext) -> Path:
+    def logits_folder(self, context: ConversionContext) -> Path:
+        """The folder of the teacher's stored logits."""
         return context.out / "teacher" / self.name
 
     def _stored(self, context: ConversionContext, top_k: int) -> StoredLogits:

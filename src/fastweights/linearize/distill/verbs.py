@@ -16,11 +16,14 @@ from fastweights.linearize.distill.comparison import (
 )
 from fastweights.linearize.distill.context import ConversionContext
 from fastweights.linearize.distill.evaluation import evaluate_conversion
+from fastweights.linearize.distill.ranking import Ranking
 from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.linearize.distill.report import write_report
+from fastweights.linearize.distill.selection import trained_losses
 from fastweights.linearize.distill.training import AdaptVerb, layer_verb, measure_layers
 from fastweights.linearize.distill.verb import Verb
 from fastweights.runs.checkpoint import no_progress_bars, save_model
+from fastweights.runs.errors import Stopped
 from fastweights.runs.files import atomic_folder, read_json
 from fastweights.train.adapters import merge_adapters
 
@@ -57,18 +60,34 @@ class RankLayersVerb(Verb):
     name, result = "rank-layers", "ranking.json"
     numbers = ("damage", "softmax")
 
+    def run_together(self, context: ConversionContext) -> bool:
+        """Train candidates in all processes, if the recipe does; then rank in the first one."""
+        if not self.is_done(context.out) and context.trains_candidates:
+            try:
+                ranking = context.rank(trained_losses(context))
+            except Stopped:
+                return False
+            with context.processes.first_then_others():
+                self._keep(context, ranking)
+        return super().run_together(context)
+
     def run(self, context: ConversionContext) -> bool:
         conversion, linear = context.conversion, context.linear_layers()
         if not self.is_done(context.out):
-            ranking = conversion.ranking or context.rank()
-            order = [layer for layer in ranking.order if layer in linear]
-            kept = conversion.budget.choose(order, context.plan.caches)
-            context.write("ranking", {**ranking.record(), "softmax": kept})
+            self._keep(context, conversion.ranking or context.rank(context.losses()))
         softmax = context.read("ranking")["softmax"]
         if softmax:
             layers = [layer for layer in linear if layer not in softmax]
             context.model = context.convert_again(layers, conversion.bits)
         return True
+
+    def _keep(self, context: ConversionContext, ranking: Ranking) -> None:
+        """Write down the ranking, and which layers stay softmax by it."""
+        if not self.is_done(context.out):
+            linear = context.linear_layers()
+            order = [layer for layer in ranking.order if layer in linear]
+            kept = context.conversion.budget.choose(order, context.plan.caches)
+            context.write("ranking", {**ranking.record(), "softmax": kept})
 
 
 class EvaluateVerb(Verb):

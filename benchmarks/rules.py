@@ -1,0 +1,153 @@
+"""Delta rules of published models beside their reference implementations; prints JSON.
+
+    python benchmarks/rules.py [--rounds 9] [--tokens 1024]
+
+Gated DeltaNet and KDA beside the torch code of transformers, which its models run where no GPU is,
+and beside flash-linear-attention's naive code if it is installed (`pip install
+flash-linear-attention einops`); RWKV-7 beside the latter's naive chunks. Milliseconds of processor
+time on one thread of ours, by the kernel that `Auto` takes, and theirs as multiples of it: forward,
+and forward with backward, one sequence of 4 heads of 64 × 64. In turns, medians. Each row says how
+far the outputs are apart. The machine must be otherwise idle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from inspect import unwrap
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delta_attention
+from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
+
+from fastweights import evaluate
+from fastweights.recurrence import DPLR, Delta
+
+try:
+    from fla.ops.gated_delta_rule.naive import naive_chunk_gated_delta_rule
+    from fla.ops.generalized_delta_rule.dplr.naive import dplr_chunkwise
+    from fla.ops.kda.naive import naive_chunk_kda
+except ImportError:
+    naive_chunk_gated_delta_rule = dplr_chunkwise = naive_chunk_kda = None
+
+HEADS, WIDTH = 4, 64
+# the torch code itself: what they import prefers flash-linear-attention's kernels to it
+TORCH_GATED_DELTA, TORCH_KDA = map(
+    unwrap, (torch_chunk_gated_delta_rule, chunk_kimi_delta_attention)
+)
+Run = Callable[..., Tensor]
+
+
+class Comparison(NamedTuple):
+    """A rule's streams, and those who evaluate it by name, ours first."""
+
+    rule: str
+    streams: tuple[Tensor, ...]
+    runs: dict[str, Run]
+
+
+def gated_deltanet(tokens: int) -> Comparison:
+    q, k, v, beta, log_decay = delta_streams(tokens, 1)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> Tensor:
+        return evaluate(Delta(q * WIDTH**-0.5, k, v, beta, g))[0]
+
+    def transformers(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> Tensor:
+        return TORCH_GATED_DELTA(q, k, v, g=g[..., 0], beta=beta[..., 0])[0]
+
+    def fla(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> Tensor:
+        return naive_chunk_gated_delta_rule(q, k, v, g=g[..., 0], beta=beta[..., 0])[0]
+
+    runs = {"ours": ours, "transformers": transformers, "fla, naive": fla}
+    return Comparison("gated_deltanet", (q, k, v, beta, log_decay), available(runs))
+
+
+def kda(tokens: int) -> Comparison:
+    streams = delta_streams(tokens, WIDTH)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> Tensor:
+        return evaluate(Delta(q * WIDTH**-0.5, k, v, beta, g))[0]
+
+    def transformers(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> Tensor:
+        return TORCH_KDA(
+            q, k, v, g=g, beta=beta[..., 0], initial_state=None, output_final_state=False
+        )[0]
+
+    def fla(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> Tensor:
+        return naive_chunk_kda(q, k, v, g=g, beta=beta[..., 0])[0]
+
+    runs = {"ours": ours, "transformers": transformers, "fla, naive": fla}
+    return Comparison("kda", streams, available(runs))
+
+
+def rwkv7(tokens: int) -> Comparison:
+    r, k, v, removed = (torch.randn(1, tokens, HEADS, WIDTH) for _ in range(4))
+    rate, log_decay = torch.rand_like(k), -0.6065 * torch.rand_like(k)
+    streams = (r, k, v, F.normalize(removed, dim=-1), rate, log_decay)
+
+    def ours(r: Tensor, k: Tensor, v: Tensor, a: Tensor, rate: Tensor, g: Tensor) -> Tensor:
+        return evaluate(DPLR(r * WIDTH**-0.5, k, v, a, a * rate, g, before=True))[0]
+
+    def fla(r: Tensor, k: Tensor, v: Tensor, a: Tensor, rate: Tensor, g: Tensor) -> Tensor:
+        given = (s.transpose(1, 2) for s in (r, k, v, -a, a * rate, g))
+        return dplr_chunkwise(*given)[0].transpose(1, 2)
+
+    return Comparison("rwkv7", streams, available({"ours": ours, "fla, naive": fla}))
+
+
+def delta_streams(tokens: int, decays: int) -> tuple[Tensor, ...]:
+    """q and k of unit length, v, β and the log decay."""
+    q, k, v = (torch.randn(1, tokens, HEADS, WIDTH) for _ in range(3))
+    beta, log_decay = torch.rand(1, tokens, HEADS, 1), -0.1 * torch.rand(1, tokens, HEADS, decays)
+    return F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, beta, log_decay
+
+
+def available(runs: dict[str, Run]) -> dict[str, Run]:
+    return {n: run for n, run in runs.items() if dplr_chunkwise is not None or "fla" not in n}
+
+
+def once(run: Run, streams: tuple[Tensor, ...], learns: bool) -> float:
+    """Milliseconds of processor time."""
+    given = [s.detach().requires_grad_(learns) for s in streams]
+    start = time.process_time()
+    o = run(*given)
+    if learns:
+        torch.autograd.grad(o.sum(), given)
+    return 1e3 * (time.process_time() - start)
+
+
+def rows(comparison: Comparison, rounds: int) -> Iterator[dict[str, object]]:
+    rule, streams, runs = comparison
+    want = runs["ours"](*streams)
+    apart = {n: (run(*streams) - want).abs().max().item() for n, run in runs.items() if n != "ours"}
+    for learns in (False, True):
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(rounds + 1):
+            for name, run in runs.items():
+                times[name].append(once(run, streams, learns))
+        found = {name: statistics.median(one[1:]) for name, one in times.items()}
+        ratios = {n: round(x / found["ours"], 2) for n, x in found.items() if n != "ours"}
+        row = {"rule": rule, "tokens": len(streams[0][0]), "backward": learns}
+        yield {**row, "ours_ms": round(found["ours"], 2), **ratios, "apart": apart}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each implementation")
+    parser.add_argument("--tokens", type=int, default=1024, help="length, a multiple of 64")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    for rule in (gated_deltanet, kda, rwkv7):
+        for row in rows(rule(given.tokens), given.rounds):
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

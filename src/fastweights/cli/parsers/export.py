@@ -1,0 +1,30 @@
+"""fastweights export"""
+
+from __future__ import annotations
+
+from fastweights.cli.argument_types import path
+from fastweights.cli.parser import Deferred, Parser
+
+FAMILIES = (
+    *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "llama", "mamba"),
+    *("mamba2", "mistral", "nemotron_h", "qwen2", "qwen3", "qwen3_next", "recurrent_gemma"),
+    "xlstm",
+)
+"""Model types that `fastweights.importers` writes."""
+
+
+def export(parser: Parser) -> Deferred:
+    """Turn a model of this library into one of another library that computes the same, with its
+    tokenizer.
+    """
+    parser.add_argument(
+        "checkpoint", type=path, help="The model: a folder of a run, a checkpoint or a model"
+    )
+    parser.add_argument("out", type=path, help="Folder to write to, which must not exist yet")
+    parser.add_argument(
+        "--family",
+        choices=FAMILIES,
+        help="The model type of transformers that it is written as (default: the first that has"
+        " such models)",
+    )
+    return Deferred("export", "export_model_folder")

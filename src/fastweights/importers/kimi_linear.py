@@ -1,0 +1,206 @@
+"""Kimi Linear and Ling 3.0: Kimi Delta Attention, with latent attention between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastweights.importers.attention import rope
+from fastweights.importers.plan import (
+    ConstantTensor,
+    Convert,
+    ImportPlan,
+    Table,
+    TensorSource,
+    convolutions,
+    glu_mlp,
+    rename_missing,
+    rows,
+    shortest_period,
+    stack_layers,
+)
+from fastweights.importers.source import CheckpointSource, Settings
+from fastweights.models import FastWeightsConfig
+
+LayerPlan = tuple[dict[str, Any], Table]
+"""An entry of `mixers`, and its weights."""
+OUTER = {
+    "model.embed_tokens.weight": TensorSource("model.embed_tokens.weight"),
+    "model.norm.weight": TensorSource("model.norm.weight"),
+    "lm_head.weight": TensorSource("lm_head.weight"),
+}
+PUBLISHED_KIMI = {r"\.forget_gate\.": ".", r"\.mlp\.": ".block_sparse_moe."}
+PUBLISHED_LING = {
+    r"\.embed_tokens\.": ".word_embeddings.",
+    r"\.forget_gate\.": ".",
+    r"\.self_attn\.o_proj\.": ".attention.dense.",
+    r"\.self_attn\.": ".attention.",
+}
+"""Parts of the names that transformers gives in memory → those of the published files."""
+
+
+def kimi_linear(source: CheckpointSource) -> ImportPlan:
+    """Plan the import of a Kimi Linear checkpoint with dense MLPs; others are refused."""
+    settings = source.settings
+    table = {
+        **_low_rank("alpha", "forget_gate.f"),
+        **_low_rank("g", "g"),
+        "mixer.W_g.1.bias": ConstantTensor(0.0),
+    }
+    latent = {"query_rank": settings["q_lora_rank"], "rope": {"fraction": 0.0}}
+    kinds = {
+        "linear_attention": _delta(source, {}, table),
+        "full_attention": _latent(settings, latent, _queries(settings)),
+    }
+    return _plan(source, kinds, PUBLISHED_KIMI)
+
+
+def bailing_hybrid(source: CheckpointSource) -> ImportPlan:
+    """Plan the import of a Ling 3.0 checkpoint with dense MLPs; others are refused.
+
+    Its gates are whole matrices, its decay is bounded, its latent attention gated and turned in
+    pairs of neighbours.
+    """
+    settings = source.settings
+    lowest = -settings["kda_lower_bound"] if settings["kda_safe_gate"] else None
+    table: Table = {
+        "mixer.W_alpha.weight": "self_attn.forget_gate.f_proj.weight",
+        "mixer.W_g.weight": "self_attn.g_proj.weight",
+        "mixer.W_g.bias": ConstantTensor(0.0),
+    }
+    heads, turned = settings["num_attention_heads"], settings["qk_rope_head_dim"]
+    rank = settings["kv_lora_rank"]
+    latent: Table = {
+        "mixer.W_q.weight": TensorSource("self_attn.q_proj.weight", _halves(heads, turned)),
+        "mixer.W_kr.weight": TensorSource(
+            "self_attn.kv_a_proj_with_mqa.weight", lambda w: _halves(1, turned)(w[rank:])
+        ),
+        "mixer.W_g.weight": "self_attn.g_proj.weight",
+    }
+    kinds = {
+        "linear_attention": _delta(source, {"lowest": lowest, "low_rank": False}, table),
+        "full_attention": _latent(settings, {"gated": True, "rope": rope(settings)}, latent),
+    }
+    return _plan(source, kinds, PUBLISHED_LING)
+
+
+def _plan(
+    source: CheckpointSource, kinds: dict[str, LayerPlan], published: dict[str, str]
+) -> ImportPlan:
+    settings = source.settings
+    settings.require("hidden_act", "silu")
+    layers = [kinds[kind] for kind in settings["layer_types"]]
+    config = FastWeightsConfig(
+        **settings.common,
+        hidden_size=settings["hidden_size"],
+        num_hidden_layers=len(layers),
+        mixers=shortest_period([mixer for mixer, _ in layers]),
+        norm_eps=settings["rms_norm_eps"],
+        intermediate_size=settings["intermediate_size"],
+        embedding_scale=1.0,
+    )
+    block: Table = {
+        "mixer_norm.weight": "input_layernorm.weight",
+        "mlp_norm.weight": "post_attention_layernorm.weight",
+    }
+    tables = [{**block, **_mlp(settings, i), **table} for i, (_, table) in enumerate(layers)]
+    tensors = {**OUTER, **stack_layers(config, "model.layers", tables)}
+    return ImportPlan(
+        config,
+        rename_missing(tensors, source.names, published),
+        ignored=(f"model.layers.{len(layers)}.*",),
+    )
+
+
+def _mlp(settings: Settings, layer: int) -> Table:
+    if settings["mlp_layer_types"][layer] != "dense":
+        raise ValueError(
+            f"layer {layer} of this {settings.kind} checkpoint is a mixture of experts, which"
+            " cannot be imported; only dense MLPs can"
+        )
+    return glu_mlp()
+
+
+def _delta(source: CheckpointSource, options: dict[str, Any], gates: Table) -> LayerPlan:
+    settings = source.settings
+    width = settings["linear_num_heads"] * settings["linear_head_dim"]
+    mixer = {
+        "name": "kda",
+        "heads": settings["linear_num_heads"],
+        "width": settings["linear_head_dim"],
+        "conv": settings["linear_conv_kernel_dim"],
+        "eps": settings["rms_norm_eps"],
+        **options,
+    }
+    return mixer, {
+        **{f"mixer.W_{name}.weight": f"self_attn.{name}_proj.weight" for name in "qkvo"},
+        **convolutions(source.names, "self_attn", {"q": width, "k": width, "v": width}),
+        **gates,
+        "mixer.W_beta.weight": "self_attn.b_proj.weight",
+        "mixer.log_a": TensorSource("self_attn.forget_gate.A_log", Tensor.flatten),
+        "mixer.b_alpha": "self_attn.forget_gate.dt_bias",
+        "mixer.norm.weight": "self_attn.o_norm.weight",
+    }
+
+
+def _low_rank(ours: str, theirs: str) -> Table:
+    return {
+        f"mixer.W_{ours}.{i}.weight": f"self_attn.{theirs}_{part}_proj.weight"
+        for i, part in enumerate("ab")
+    }
+
+
+def _latent(settings: Settings, options: dict[str, Any], table: Table) -> LayerPlan:
+    settings.require("attention_bias", False)
+    settings.require("num_key_value_heads", settings["num_attention_heads"])
+    heads, rank = settings["num_attention_heads"], settings["kv_lora_rank"]
+    width, values = settings["qk_nope_head_dim"], settings["v_head_dim"]
+    mixer = {
+        "name": "mla",
+        "heads": heads,
+        "rank": rank,
+        "width": width,
+        "turned": settings["qk_rope_head_dim"],
+        "value_width": values,
+        **options,
+    }
+
+    def of_heads(start: int, stop: int) -> TensorSource:
+        return TensorSource(
+            "self_attn.kv_b_proj.weight", lambda w: w.unflatten(0, (heads, -1))[:, start:stop]
+        )
+
+    return mixer, {
+        "mixer.W_c.weight": TensorSource("self_attn.kv_a_proj_with_mqa.weight", rows(0, rank)),
+        "mixer.W_kr.weight": TensorSource("self_attn.kv_a_proj_with_mqa.weight", rows(rank)),
+        "mixer.norm_c.weight": "self_attn.kv_a_layernorm.weight",
+        "mixer.W_uk": of_heads(0, width),
+        "mixer.W_uv": of_heads(width, width + values),
+        "mixer.W_o.weight": "self_attn.o_proj.weight",
+        **table,
+    }
+
+
+def _queries(settings: Settings) -> Table:
+    if settings["q_lora_rank"] is None:
+        return {"mixer.W_q.weight": "self_attn.q_proj.weight"}
+    return {
+        "mixer.W_cq.weight": "self_attn.q_a_proj.weight",
+        "mixer.norm_q.weight": "self_attn.q_a_layernorm.weight",
+        "mixer.W_q.weight": "self_attn.q_b_proj.weight",
+    }
+
+
+def _halves(heads: int, turned: int) -> Convert:
+    """Return a function that orders the last channels of heads as `Rope` has its pairs.
+
+    Theirs turn with their neighbours.
+    """
+
+    def convert(weight: Tensor) -> Tensor:
+        rest, turning = weight.unflatten(0, (heads, -1)).tensor_split([-turned], 1)
+        return torch.cat([rest, turning[:, 0::2], turning[:, 1::2]], 1).flatten(0, 1)
+
+    return convert

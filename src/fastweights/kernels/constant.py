@@ -1,0 +1,59 @@
+"""A rank-one rule that is constant in time, as a convolution by the fast Fourier transform (S4)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fastweights.kernels.table import Kernel
+from fastweights.recurrence.dplr import DPLR
+from fastweights.recurrence.streams import heads_first
+
+CONSTANT = ("q", "w", "a", "b", "log_decay")
+"""The streams that make the convolution's kernel."""
+
+
+def convolve(recurrence: DPLR, state: Tensor) -> tuple[Tensor, Tensor]:
+    """(o, final state) of y = K * v, K_l = q A^l w, beside what is read of the state before.
+
+    The states A^l w are those after an impulse: its steps, one for all sequences, and the transform
+    are all that is done token by token.
+    """
+    silent = replace(recurrence, v=torch.zeros_like(recurrence.v[:1, :1, :, :1]))
+    impulse = heads_first(recurrence.w, state.dtype).mT
+    both = torch.cat([state, impulse.expand(*state.shape[:-1], 1)], -1)
+    first = heads_first(recurrence.q, state.dtype) @ impulse
+    impulses, reads = [], []
+    for _ in range(len(recurrence)):
+        impulses.append(both[:1, ..., -1])
+        o, both = silent.step(both)
+        reads.append(o)
+    read, own = torch.cat(reads, 1).split([state.shape[-1], 1], -1)
+    kernel = torch.cat([first.transpose(1, 2).expand_as(own[:1, :1]), own[:1, :-1]], 1)
+    v = recurrence.v.to(state.dtype).expand(*recurrence.shape, -1)
+    written = torch.einsum("thk,bthv->bhkv", torch.cat(impulses).flip(0), v)
+    o = _multiply_spectra(kernel, v) + read
+    return o.to(recurrence.output), both[..., :-1] + written
+
+
+def _multiply_spectra(kernel: Tensor, v: Tensor) -> Tensor:
+    """Σ_s K_{t-s} v_s for ``[1 t h 1]`` and ``[b t h v]``."""
+    length = v.shape[1]
+    spectrum = torch.fft.fft(kernel, 2 * length, dim=1) * torch.fft.fft(v, 2 * length, dim=1)
+    y = torch.fft.ifft(spectrum, dim=1)[:, :length]
+    return y if v.is_complex() else y.real
+
+
+def _refuses(recurrence: DPLR) -> str | None:
+    streams = recurrence.streams
+    varying = [n for n in CONSTANT if n in streams and streams[n].shape[:2] != (1, 1)]
+    if varying:
+        return f"its {', '.join(varying)} differ between tokens or sequences"
+    if len(recurrence) < 2:
+        return f"it has {len(recurrence)} tokens; a convolution needs more"
+    return "a compiled graph would hold every token" if torch.compiler.is_compiling() else None
+
+
+CONVOLUTION = Kernel("convolution by FFT (torch)", DPLR, convolve, _refuses)

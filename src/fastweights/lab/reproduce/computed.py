@@ -1,0 +1,247 @@
+"""Claims that a computation decides, without training: counts, identities and bounds of the papers,
+executed by the library's own code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Generator, Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fastweights.analysis.tables import conditions_of
+from fastweights.lab.reproduce.claim import (
+    Claim,
+    ClaimSize,
+    Experiment,
+    FigureForm,
+    Figures,
+    Statement,
+    Trial,
+    TrialContext,
+)
+from fastweights.lab.reproduce.measures import Measure
+from fastweights.linearize import LinearAttentionConfig, linearize
+from fastweights.methods import evaluate
+from fastweights.mixers import MesaLayer
+from fastweights.recurrence import Cholesky, Mesa, ShermanMorrison, condition_numbers
+
+UNLIKE = "marks unlike the paper's"
+SHARE = "trained parameters [%]"
+
+
+@dataclass(frozen=True)
+class Computation(Trial):
+    """A trial that computes exact numbers.
+
+    Attributes:
+        source: A key of `COMPUTATIONS`.
+    """
+
+    source: str
+
+    @property
+    def name(self) -> str:
+        return self.source
+
+    def run(self, context: TrialContext) -> list[Measure]:
+        return list(COMPUTATIONS[self.source]())
+
+
+@dataclass(frozen=True)
+class Computed(Experiment):
+    """An experiment that is the same at any size and on any machine.
+
+    Attributes:
+        source: A key of `COMPUTATIONS`.
+    """
+
+    source: str
+
+    def trials(self) -> Sequence[Trial]:
+        return [Computation(self.source)]
+
+
+def computed(
+    paper: str,
+    place: str,
+    source: str,
+    statement: str,
+    *statements: Statement,
+    unit: str,
+    picture: FigureForm,
+    figures: Figures | None = None,
+    remark: str = "",
+) -> Claim:
+    """Return the claim that a computation decides, which is the same at all sizes."""
+    size = ClaimSize(Computed(source), 0.1)
+    return Claim(
+        paper,
+        place,
+        statement,
+        statements,
+        unit,
+        size,
+        size,
+        size,
+        picture,
+        figures=figures or {},
+        remark=remark,
+    )
+
+
+# MetaLA, Table 2 ----------------------------------------------------------------------------------
+
+MARKS: Mapping[str, tuple[int, ...]] = {
+    "linear": (1, 0, 1, 0),
+    "performer": (1, 0, 1, 0),
+    "rfa": (1, 0, 1, 0),
+    "cosformer": (1, 0, 1, 0),
+    "retnet": (1, 0, 0, 0),
+    "transnormer": (1, 0, 0, 0),
+    "gla": (1, 1, 1, 0),
+    "s4d": (1, 0, 0, 0),
+    "h3": (1, 0, 0, 0),
+    "s5": (1, 0, 0, 0),
+    "mamba": (1, 1, 1, 0),
+    "rwkv4": (1, 0, 0, 0),
+    "glru": (1, 1, 0, 0),
+    "hgrn": (1, 1, 0, 0),
+    "rglru": (1, 1, 0, 0),
+    "lru": (1, 0, 0, 0),
+    "metala": (1, 1, 1, 1),
+    "softmax": (0, 1, 1),
+}
+"""C0 (linear complexity), C1 (dynamic memory), C2 (static approximation) and C3 (least parameters)
+as the paper prints them; it gives softmax attention no C3."""
+CONDITIONS = ("C0", "C1", "C2", "C3")
+
+
+def conditions_of_mixers() -> Iterator[Measure]:
+    """Yield the conditions that the mixers' own projections meet, and how many are unlike the
+    paper's."""
+    for name, printed in MARKS.items():
+        found = conditions_of(name)
+        marks = [int(mark) for mark in found if mark is not None]
+        yield from (Measure(name, mark, x) for x, mark in zip(CONDITIONS, marks, strict=False))
+        unlike = sum(ours != theirs for ours, theirs in zip(marks, printed, strict=True))
+        yield Measure(name, unlike, quantity=UNLIKE)
+
+
+# MesaNet, appendices F.5 and G --------------------------------------------------------------------
+
+
+SAME = ("recursive least squares", "Newton step per token")
+BOUND, LEAST_RIDGE = 0.9975, MesaLayer.least_ridge
+"""The layer's bound of γ where β = 1, and the least Λ that it can have."""
+
+
+def _drawn(tokens: int, gamma: float) -> Mesa:
+    """A Mesa layer's streams in float64: keys of norm 1, as the layer has them."""
+    generator = Generator().manual_seed(0)
+
+    def stream(width: int) -> Tensor:
+        return torch.randn(1, tokens, 1, width, generator=generator, dtype=torch.float64)
+
+    q, k = (nn.functional.normalize(stream(8), dim=-1) for _ in range(2))
+    beta, decay = torch.ones(2, 1, tokens, 1, 1, dtype=torch.float64)
+    ridge = torch.ones(1, 8, dtype=torch.float64)
+    return Mesa(q, k, stream(8), beta, math.log(gamma) * decay, ridge, Cholesky())
+
+
+def least_squares(tokens: int = 64) -> Iterator[Measure]:
+    """Yield how far recursive least squares and a Newton step per token are from the Mesa layer's
+    own solution, without and with forgetting (appendix G)."""
+    for name, gamma in (("γ = 1", 1.0), ("γ = 0.9", 0.9)):
+        record = _drawn(tokens, gamma)
+        wanted = evaluate(record)[0][0, :, 0]
+        for series, found in zip(SAME, (_recursive(record), _newton(record)), strict=True):
+            yield Measure(series, float((found - wanted).abs().max()), name)
+
+
+def _recursive(record: Mesa) -> Tensor:
+    """o ``[t v]`` with (H + Λ)⁻¹ by the Sherman-Morrison formula alone."""
+    solver, memory, o = ShermanMorrison(), torch.zeros(8, 8).double(), []
+    inverse = torch.eye(8, dtype=torch.float64)
+    for q, k, v, decay, beta in _tokens(record):
+        inverse = solver.advance(inverse, decay, k, beta)
+        memory = decay * memory + beta * k.mT @ v
+        o.append(q @ inverse @ memory)
+    return torch.cat(o)
+
+
+def _newton(record: Mesa) -> Tensor:
+    """o ``[t v]`` with Φ_t = Φ_{t-1} - (H_t + Λ)⁻¹ kᵀ (k Φ_{t-1} - v), eq. 22."""
+    gram, weights, o = torch.eye(8).double(), torch.zeros(8, 8).double(), []
+    for q, k, v, decay, beta in _tokens(record):
+        gram = decay * (gram - torch.eye(8)) + torch.eye(8) + beta * k.mT @ k
+        weights = weights - torch.linalg.solve(gram, beta * k.mT @ (k @ weights - v))
+        o.append(q @ weights)
+    return torch.cat(o)
+
+
+def _tokens(record: Mesa) -> Iterator[tuple[Tensor, ...]]:
+    """Each token's q, k, v, γ and β ``[1 ·]``."""
+    assert record.log_decay is not None
+    streams = record.q, record.k, record.v, record.log_decay.exp(), record.beta
+    return zip(*(stream[0] for stream in streams), strict=True)
+
+
+def screams(lengths: Sequence[int] = (16, 256, 4096)) -> Iterator[Measure]:
+    """Yield the condition number of H + Λ after one token was repeated that often, with the upper
+    bound of γ and without (appendix F.5)."""
+    for name, gamma in (("γ < 1", 1 - 1e-9), (f"γ < {BOUND}", BOUND)):
+        record = _drawn(max(lengths), gamma)
+        same = replace(
+            record,
+            k=record.k[:, :1].expand(-1, max(lengths), -1, -1),
+            ridge=torch.full((1, 8), LEAST_RIDGE, dtype=torch.float64),
+        )
+        found = condition_numbers(same)[0, :, 0]
+        yield from (Measure(name, float(found[n - 1]), n) for n in lengths)
+
+
+# LoLCATs: how much is trained ---------------------------------------------------------------------
+
+RANK = 8
+LLAMA = LlamaConfig(
+    vocab_size=128_256,
+    hidden_size=4096,
+    intermediate_size=14_336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+)
+"""Llama 3 8B, where its sizes differ from the class's defaults."""
+
+
+def trained_share() -> Iterator[Measure]:
+    """Yield which share of Llama 3 8B's parameters the two stages train, with W of the head's
+    width."""
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LLAMA)
+        whole = _count(model)
+        linearize(model, LinearAttentionConfig("exp", feature_dim=128, window=0))
+    adapters = sum(
+        RANK * sum(module.weight.shape)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name.endswith(("q_proj", "k_proj", "v_proj", "o_proj"))
+    )
+    maps = _count(model) - whole
+    yield Measure("LoRA", 100 * adapters / whole, quantity=SHARE)
+    yield Measure("feature maps and LoRA", 100 * (maps + adapters) / whole, quantity=SHARE)
+
+
+def _count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+COMPUTATIONS: Mapping[str, Callable[[], Iterator[Measure]]] = {
+    "MetaLA Table 2": conditions_of_mixers,
+    "MesaNet appendix F.5": screams,
+    "MesaNet appendix G": least_squares,
+    "LoLCATs section 3": trained_share,
+}
+"""What is computed, by its source."""

@@ -1,0 +1,96 @@
+"""Kimi Delta Attention of Kimi Linear (Kimi Team, 2025)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.layers import (
+    HeadNorm,
+    Linear,
+    ShortConvolution,
+    TokenContext,
+    factorized,
+    head_width,
+    init_steps,
+    l2_normalize,
+    project_each,
+    split_heads,
+    upcast,
+)
+from fastweights.layers.arguments import Count, Positive
+from fastweights.mixer import Mixer
+from fastweights.recurrence import Delta
+from fastweights.shapes import Embedded
+
+
+class KDA(Mixer):
+    """
+    f_q  L2(SiLU(conv(x W_Q)))   f_α  exp(-a softplus(x W¹_α W²_α + b_α)), one per channel of k
+    f_k  L2(SiLU(conv(x W_K)))   f_β  σ(x W_β), one per head
+    f_v  SiLU(conv(x W_V))       f_g  σ(x W¹_G W²_G + b_G)
+    d_k = d_v = d,  RMSNorm per head, q scaled by d'_k^(-1/2)
+
+    with one a per head, W¹ of d'_k outputs, and L2(x) = x / √(|x|² + 10⁻⁶) as published.
+
+    Attributes:
+        width: d'_k = d'_v, the channels of a head; None for d / heads
+        value_heads: how many heads all but q and k have, the same number of them for each head of
+            q and k; None for one
+        negative: f_β = 2 σ(x W_β): I - β kᵀk has eigenvalues down to -1 (Grazzi et al., 2024)
+        lowest: f_α = e^(-lowest σ(a (x W¹_α W²_α + b_α))), above e^(-lowest): the safe gate of the
+            published code; None for the paper's
+        low_rank: False for one matrix in place of W¹ W² (Ling 3.0)
+    """
+
+    def __init__(
+        self,
+        d: int,
+        heads: int = 4,
+        width: Count | None = None,
+        value_heads: Count | None = None,
+        conv: Count = 4,
+        negative: bool = False,
+        lowest: Positive | None = None,
+        low_rank: bool = True,
+        eps: Positive = 1e-5,
+    ) -> None:
+        super().__init__(d)
+        width = head_width("d", d, heads) if width is None else width
+        count = heads if value_heads is None else value_heads
+        self.heads, self.served = heads, head_width("value_heads", count, heads)
+        self.largest, self.lowest, self.scale = 2.0 if negative else 1.0, lowest, width**-0.5
+        keys, values = width * heads, width * count
+        self.W_q, self.W_k, self.W_v = (Linear(d, n, bias=False) for n in (keys, keys, values))
+        self.W_beta = Linear(d, count, bias=False)
+        self.W_alpha = factorized(d, width if low_rank else None, values, bias=False)
+        self.W_g = factorized(d, width if low_rank else None, values, bias=True)
+        self.W_o = Linear(values, d, bias=False)
+        self.conv_q, self.conv_k = (ShortConvolution(keys, conv) for _ in "qk")
+        self.conv_v = ShortConvolution(values, conv)
+        self.log_a = nn.Parameter(torch.empty(count))
+        self.b_alpha = nn.Parameter(torch.empty(values))
+        self.norm = HeadNorm(width, center=False, affine=True, eps=eps)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As in gated DeltaNet; a = 1 for the safe gate."""
+        init_steps(self.b_alpha)
+        with torch.no_grad():
+            nn.init.uniform_(self.log_a, 1, 1 if self.lowest else 16).log_()
+
+    def project(self, x: Embedded, past: TokenContext) -> tuple[Delta, Tensor]:
+        q, k, v, beta = project_each(x, self.W_q, self.W_k, self.W_v, self.W_beta)
+        q = l2_normalize(split_heads(self.conv_q(q, past, silu=True), self.heads), 1e-6)
+        k = l2_normalize(split_heads(self.conv_k(k, past, silu=True), self.heads), 1e-6)
+        v = split_heads(self.conv_v(v, past, silu=True), self.heads * self.served)
+        if self.served > 1:
+            q, k = (s.repeat_interleave(self.served, dim=2) for s in (q, k))
+        beta = self.largest * beta.sigmoid()[..., None]
+        return Delta(q * self.scale, k, v, beta, self._log_decay(x)), self.W_g(x).sigmoid()
+
+    def _log_decay(self, x: Embedded) -> Tensor:
+        z = split_heads(upcast(self.W_alpha(x)) + self.b_alpha, len(self.log_a))
+        a = upcast(self.log_a).exp()[:, None]
+        return -a * F.softplus(z) if self.lowest is None else -self.lowest * (a * z).sigmoid()

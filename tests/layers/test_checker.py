@@ -1,0 +1,53 @@
+"""The type checker of the tests themselves: what it finds, and that it can be put away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+
+from fastweights.layers import TokenContext
+from fastweights.methods import evaluate
+from fastweights.mixers import MIXERS
+from fastweights.recurrence import Decay
+
+STREAMS = [torch.zeros(1, 3, 2, width) for width in (4, 4, 5)]
+
+
+def test_streams_of_a_record_have_the_sizes_of_each_other() -> None:
+    q, k, v = STREAMS
+    Decay(q, k, v, None)
+    with pytest.raises(TypeCheckError):
+        Decay(q, v, v, None)
+
+
+def test_tensors_have_the_rank_and_type_that_are_declared() -> None:
+    mixer, x = MIXERS["metala"](d=16), torch.zeros(1, 3, 16)
+    wrongs: list[Any] = [x[0], x.int(), x.numpy()]
+    for wrong in wrongs:
+        with pytest.raises(TypeCheckError):
+            mixer.project(wrong, TokenContext.start(x))
+    with pytest.raises(TypeCheckError):
+        mixer(x, keep=torch.ones(1, 3))
+
+
+def test_sizes_agree_within_a_call_and_not_between_calls() -> None:
+    mixer = MIXERS["metala"](d=16)
+    for length in (3, 4):
+        x = torch.zeros(1, length, 16)
+        mixer(x, keep=torch.ones(1, length, dtype=torch.bool))
+    with pytest.raises(TypeCheckError):
+        mixer(x, keep=torch.ones(1, 3, dtype=torch.bool))
+
+
+def test_what_is_no_tensor_is_checked_too() -> None:
+    with pytest.raises(TypeCheckError):
+        evaluate("no record")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_without_it_the_librarys_own_errors_come_through() -> None:
+    with pytest.raises(AttributeError):
+        evaluate("no record")  # pyright: ignore[reportArgumentType]
