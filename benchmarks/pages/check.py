@@ -76,14 +76,15 @@ def reasons() -> str:
 
 
 def _reasons() -> Iterator[str]:
-    said: dict[str, list[str]] = {}
+    said: dict[tuple[str, str], list[str]] = {}
     for row in results("check")["rows"]:
         for finding in row["findings"]:
             if finding["reason"] and finding["verdict"] != "not asked":
                 who = f"`{row['family']}`" + (", patched" if row["kind"] == "patched" else "")
-                said.setdefault(finding["reason"], []).append(f"{who} ({finding['law']})")
-    for reason, places in said.items():
-        yield f"- {reason} — {'; '.join(dict.fromkeys(places))}"
+                said.setdefault((finding["reason"], finding["law"]), []).append(who)
+    everyone = sum(row["kind"] == "ours" for row in results("check")["rows"])
+    for (reason, law), who in said.items():
+        yield f"- {law}: {reason}: {'all of ours' if len(who) == everyone else '; '.join(who)}"
 
 
 PAGE = Page(
