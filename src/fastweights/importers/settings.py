@@ -19,6 +19,7 @@ from fastweights.importers.shared_settings import (
     rope_parameters,
 )
 from fastweights.layers import Experts
+from fastweights.layers.experts import Routing
 from fastweights.mixers import (
     KDA,
     MLA,
@@ -78,9 +79,20 @@ def minimax(model: FastWeightsForCausalLM) -> Fields:
         "rms_norm_eps": model.config.norm_eps * alpha**2,
         "layer_types": layer_types(model),
         "sliding_window": first(model, SoftmaxAttention).window,
-        "num_local_experts": 1,
-        "num_experts_per_tok": 1,
+        **_minimax_experts(model),
         **{f"{kind}_{factor}_factor": alpha for kind in kinds for factor in ("alpha", "beta")},
+    }
+
+
+def _minimax_experts(model: FastWeightsForCausalLM) -> Fields:
+    found = parts(model, Experts)
+    if not found:
+        return {"num_local_experts": 1, "num_experts_per_tok": 1}
+    routing = found[0].router.routing
+    return {
+        "intermediate_size": expert_width(model),
+        "num_local_experts": routing.count,
+        "num_experts_per_tok": routing.chosen,
     }
 
 
@@ -124,7 +136,7 @@ def _latent(model: FastWeightsForCausalLM) -> Fields:
     return {
         **decoder(model),
         "layer_types": layer_types(model),
-        "mlp_layer_types": ["dense"] * model.config.num_hidden_layers,
+        **_latent_experts(model),
         "num_attention_heads": softmax.heads,
         "num_key_value_heads": softmax.heads,
         "kv_lora_rank": softmax.W_c.out_features,
@@ -134,6 +146,32 @@ def _latent(model: FastWeightsForCausalLM) -> Fields:
         "linear_num_heads": delta.heads,
         "linear_head_dim": delta.W_k.out_features // delta.heads,
         "linear_conv_kernel_dim": delta.conv_k.size,
+    }
+
+
+def _latent_experts(model: FastWeightsForCausalLM) -> Fields:
+    sparse = [isinstance(block.mlp, Experts) for block in model.model.layers]
+    fields: Fields = {"mlp_layer_types": ["sparse" if one else "dense" for one in sparse]}
+    if not any(sparse):
+        return fields
+    layer, width = first(model, Experts), expert_width(model)
+    return {
+        **fields,
+        **_grouped_routing(layer.router.routing),
+        "num_local_experts": layer.router.routing.count,
+        "moe_intermediate_size": width,
+        "n_shared_experts": layer.shared.W_1.out_features // width,  # type: ignore[union-attr]
+    }
+
+
+def _grouped_routing(routing: Routing) -> Fields:
+    """How families after DeepSeek-V3 state the choice of experts."""
+    return {
+        "num_experts_per_tok": routing.chosen,
+        "norm_topk_prob": routing.normalized,
+        "n_group": routing.groups,
+        "topk_group": routing.chosen_groups,
+        "routed_scaling_factor": routing.scale,
     }
 
 
@@ -308,11 +346,7 @@ def _nemotron_experts(model: FastWeightsForCausalLM) -> Fields:
     routing = layer.router.routing
     return {
         "n_routed_experts": routing.count,
-        "num_experts_per_tok": routing.chosen,
-        "norm_topk_prob": routing.normalized,
-        "n_group": routing.groups,
-        "topk_group": routing.chosen_groups,
-        "routed_scaling_factor": routing.scale,
+        **_grouped_routing(routing),
         "moe_intermediate_size": expert_width(model),
         "moe_shared_expert_intermediate_size": layer.shared.W_1.out_features,  # type: ignore[union-attr]
         "moe_latent_size": None if layer.W_in is None else layer.W_in.out_features,
