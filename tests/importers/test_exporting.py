@@ -62,13 +62,25 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": ("mamba2", {"mlp": None}),
     "bamba": (
         "mamba2",
-        {"mixers": [{"name": "mamba2"}, {"name": "softmax", "rope": {"fraction": 0.5}}]},
+        {"mixers": [{"name": "mamba2"}, {"name": "softmax", "rope": {"fraction": 1.0}}]},
     ),
     "granitemoehybrid": (
         "mamba2",
         {
             "mixers": [{"name": "mamba2"}, {"name": "softmax", "rope": {"fraction": 0.0}}],
             "embedding_scale": 4.0,
+        },
+    ),
+    "lfm2": (
+        "softmax",
+        {"mixers": [{"name": "shortconv"}, {"name": "softmax", "qk_norm": 1e-5}], "norm_eps": 1e-5},
+    ),
+    "minimax": (
+        "softmax",
+        {
+            "mixers": [{"name": "lightning"}, {"name": "softmax"}],
+            "normalized_residual": True,
+            "embedding_scale": 0.3,
         },
     ),
 }
@@ -83,6 +95,13 @@ def test_a_model_of_our_own_finds_its_family(kind: str) -> None:
     theirs = export_model(ours)
     assert theirs.config.model_type == kind
     assert_same(theirs, ours)
+
+
+def test_what_nothing_of_ours_is_in_is_zero() -> None:
+    theirs = export_model(import_model(ORIGINALS["MiniMax"].build()))
+    gates = [p for name, p in theirs.named_parameters() if name.endswith("mlp.gate.weight")]
+    assert len(gates) == 3
+    assert not any(gate.any() for gate in gates)
 
 
 def test_weights_keep_their_dtype() -> None:
@@ -101,10 +120,18 @@ def test_differences_are_named() -> None:
         export_model(scaled, "llama")
     with pytest.raises(ValueError, match=r"'mamba2', whose layers are others: no layer has a Mamb"):
         export_model(scaled, "mamba2")
+    turned = tiny(
+        "softmax",
+        mixers=[{"name": "softmax", "rope": {"fraction": 0.5}}],
+        embedding_scale=1.0,
+        **fields,
+    )
+    with pytest.raises(ValueError, match=r"its rope of layers.0.mixer is .*fraction=0.5.*1.0"):
+        export_model(turned, "llama")
     metala = tiny("metala", embedding_scale=1.0, **fields)
     with pytest.raises(ValueError, match="no family of transformers that is written has such"):
         export_model(metala)
-    with pytest.raises(ValueError, match="no model is written as 'bert'; there are bamba"):
+    with pytest.raises(ValueError, match="no model is written as 'bert'; there are bailing_h"):
         export_model(metala, "bert")
     xlstm = import_model(ORIGINALS["xLSTM"].build())
     with torch.no_grad():

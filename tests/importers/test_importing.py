@@ -273,19 +273,6 @@ def test_settings_that_ours_cannot_state_are_named(
         import_model(llama)
 
 
-def test_experts_of_kimi_linear_are_refused() -> None:
-    settings = {**ORIGINALS["Kimi Linear"].settings, "num_experts": 2, "num_experts_per_token": 1}
-    kinds = ["dense", "dense", "sparse"]
-    model = Original("kimi_linear", {**settings, "mlp_layer_types": kinds}).build()
-    refused(model, "layer 2 of this kimi_linear checkpoint is a mixture of experts")
-
-
-def test_several_experts_of_minimax_are_refused() -> None:
-    original = ORIGINALS["MiniMax"]
-    model = Original("minimax", {**original.settings, "num_local_experts": 2}).build()
-    refused(model, "this minimax checkpoint has 2 experts in every layer")
-
-
 def test_residual_scales_of_minimax_that_differ_are_refused() -> None:
     original = ORIGINALS["MiniMax"]
     model = Original("minimax", {**original.settings, "full_attn_alpha_factor": 2.0}).build()

@@ -194,6 +194,25 @@ LATENT = {
     "layer_types": HYBRID,
     "mlp_layer_types": ["dense"] * 3,
 }
+GROUPED = {
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 10,
+    "routed_scaling_factor": 2.5,
+}
+MINIMAX = {
+    "layer_types": HYBRID,
+    "head_dim": 12,
+    "block_size": 8,
+    **{f"{part}_alpha_factor": 1.7 for part in ("full_attn", "linear_attn", "mlp")},
+    "full_attn_beta_factor": 0.8,
+    "linear_attn_beta_factor": 1.3,
+    "mlp_beta_factor": 0.6,
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 50.0,
@@ -300,7 +319,15 @@ ORIGINALS: dict[str, Original] = {
         "kimi_linear",
         {**SMALL, **LATENT, "linear_head_dim": 8, "linear_num_heads": 3, "q_lora_rank": 9},
     ),
+    "Kimi Linear, experts": Original(
+        "kimi_linear",
+        {**SMALL, **LATENT, **GROUPED, "linear_head_dim": 8, "linear_num_heads": 3},
+    ),
     "Ling 3.0": Original("bailing_hybrid", {**SMALL, **LATENT, "head_dim": 12}),
+    "Ling 3.0, experts": Original(
+        "bailing_hybrid",
+        {**SMALL, **LATENT, **GROUPED, "head_dim": 12, "norm_topk_prob": False},
+    ),
     "LFM2": Original(
         "lfm2",
         {
@@ -325,20 +352,11 @@ ORIGINALS: dict[str, Original] = {
     ),
     "MiniMax": Original(
         "minimax",
-        {
-            **SMALL,
-            **HEADS,
-            "head_dim": 12,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "block_size": 8,
-            "experts_implementation": "eager",
-            "num_local_experts": 1,
-            "num_experts_per_tok": 1,
-            **{f"{part}_alpha_factor": 1.7 for part in ("full_attn", "linear_attn", "mlp")},
-            "full_attn_beta_factor": 0.8,
-            "linear_attn_beta_factor": 1.3,
-            "mlp_beta_factor": 0.6,
-        },
+        {**SMALL, **HEADS, **MINIMAX, "num_local_experts": 1, "num_experts_per_tok": 1},
+    ),
+    "MiniMax, experts": Original(
+        "minimax",
+        {**SMALL, **HEADS, **MINIMAX, "num_local_experts": 5, "num_experts_per_tok": 2},
     ),
     "Qwen3-Next, experts": Original(
         "qwen3_next",

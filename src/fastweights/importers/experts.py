@@ -11,6 +11,14 @@ from fastweights.importers.source import CheckpointSource
 
 GATED = {"W_1": "gate_proj", "W_2": "up_proj", "W_3": "down_proj"}
 PLAIN = {"W_1": "up_proj", "W_2": "down_proj"}
+LIKE_MIXTRAL = {
+    r"\.mlp\.": ".block_sparse_moe.",
+    **{
+        rf"(\.experts\.\d+)\.{ours}_proj\.": rf"\1.w{theirs}."
+        for ours, theirs in {"gate": 1, "up": 3, "down": 2}.items()
+    },
+}
+"""Parts of the names of experts one by one → those of published files after Mixtral's."""
 
 
 def experts(

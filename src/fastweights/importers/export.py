@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
+from math import isclose
 from typing import Any
 
 import torch
@@ -69,6 +70,9 @@ def _export(model: FastWeightsForCausalLM, kind: str) -> PreTrainedModel:
     plan = _plan_of(InMemorySource(blank), kind)
     _require_same(model, plan.config, kind)
     state = _written(plan, model, {name: t.shape for name, t in blank.state_dict().items()}, kind)
+    for name, weight in blank.named_parameters():
+        if name not in state:  # the importer ignores it
+            state[name] = torch.zeros(weight.shape, dtype=model.lm_head.weight.dtype)
     return family.from_pretrained(
         None, config=config, state_dict=state, dtype=model.lm_head.weight.dtype
     )
@@ -95,11 +99,18 @@ def _require_same(model: FastWeightsForCausalLM, config: FastWeightsConfig, kind
         theirs = FastWeightsForCausalLM(config)
     ours, others = dict(_facts(model)), dict(_facts(theirs))
     for name in sorted(ours.keys() | others.keys()):
-        if ours.get(name) != others.get(name):
+        if not _is_same(ours.get(name), others.get(name)):
             raise ValueError(
                 f"this model cannot be written as {kind!r}: its {name} is"
                 f" {ours.get(name, 'not there')}, and {kind} has {others.get(name, 'none')}"
             )
+
+
+def _is_same(ours: object, theirs: object) -> bool:
+    """Whether values are equal, numbers up to the rounding of what they were computed from."""
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return isclose(ours, theirs, rel_tol=1e-12)
+    return ours == theirs
 
 
 def _facts(model: FastWeightsForCausalLM) -> Iterator[tuple[str, Any]]:

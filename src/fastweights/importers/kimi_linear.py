@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fastweights.importers.attention import rope
+from fastweights.importers.experts import LIKE_MIXTRAL, experts
 from fastweights.importers.plan import (
     ConstantTensor,
     Convert,
@@ -31,18 +32,19 @@ OUTER = {
     "model.norm.weight": TensorSource("model.norm.weight"),
     "lm_head.weight": TensorSource("lm_head.weight"),
 }
-PUBLISHED_KIMI = {r"\.forget_gate\.": ".", r"\.mlp\.": ".block_sparse_moe."}
+PUBLISHED_KIMI = {r"\.forget_gate\.": ".", **LIKE_MIXTRAL}
 PUBLISHED_LING = {
     r"\.embed_tokens\.": ".word_embeddings.",
     r"\.forget_gate\.": ".",
     r"\.self_attn\.o_proj\.": ".attention.dense.",
     r"\.self_attn\.": ".attention.",
+    r"\.e_score_correction_bias$": ".expert_bias",
 }
 """Parts of the names that transformers gives in memory → those of the published files."""
 
 
 def kimi_linear(source: CheckpointSource) -> ImportPlan:
-    """Plan the import of a Kimi Linear checkpoint with dense MLPs; others are refused."""
+    """Plan the import of a Kimi Linear checkpoint."""
     settings = source.settings
     table = {
         **_low_rank("alpha", "forget_gate.f"),
@@ -58,7 +60,7 @@ def kimi_linear(source: CheckpointSource) -> ImportPlan:
 
 
 def bailing_hybrid(source: CheckpointSource) -> ImportPlan:
-    """Plan the import of a Ling 3.0 checkpoint with dense MLPs; others are refused.
+    """Plan the import of a Ling 3.0 checkpoint.
 
     Its gates are whole matrices, its decay is bounded, its latent attention gated and turned in
     pairs of neighbours.
@@ -92,6 +94,7 @@ def _plan(
     settings = source.settings
     settings.require("hidden_act", "silu")
     layers = [kinds[kind] for kind in settings["layer_types"]]
+    sparse = [kind == "sparse" for kind in settings["mlp_layer_types"]]
     config = FastWeightsConfig(
         **settings.common,
         hidden_size=settings["hidden_size"],
@@ -99,13 +102,17 @@ def _plan(
         mixers=shortest_period([mixer for mixer, _ in layers]),
         norm_eps=settings["rms_norm_eps"],
         intermediate_size=settings["intermediate_size"],
+        mlps=shortest_period([_mlp(settings, one) for one in sparse]) if any(sparse) else None,
         embedding_scale=1.0,
     )
     block: Table = {
         "mixer_norm.weight": "input_layernorm.weight",
         "mlp_norm.weight": "post_attention_layernorm.weight",
     }
-    tables = [{**block, **_mlp(settings, i), **table} for i, (_, table) in enumerate(layers)]
+    mlps = {False: glu_mlp(), True: _experts(source) if any(sparse) else {}}
+    tables = [
+        {**block, **mlps[one], **table} for (_, table), one in zip(layers, sparse, strict=True)
+    ]
     tensors = {**OUTER, **stack_layers(config, "model.layers", tables)}
     return ImportPlan(
         config,
@@ -114,13 +121,37 @@ def _plan(
     )
 
 
-def _mlp(settings: Settings, layer: int) -> Table:
-    if settings["mlp_layer_types"][layer] != "dense":
-        raise ValueError(
-            f"layer {layer} of this {settings.kind} checkpoint is a mixture of experts, which"
-            " cannot be imported; only dense MLPs can"
-        )
-    return glu_mlp()
+def _mlp(settings: Settings, sparse: bool) -> dict[str, Any]:
+    if not sparse:
+        return {"name": "gated", "width": settings["intermediate_size"]}
+    width = settings["moe_intermediate_size"]
+    routing = {
+        "count": settings["num_experts"],
+        "chosen": settings["num_experts_per_token"],
+        "sigmoid": True,
+        "normalized": settings["moe_renormalize"],
+        "corrected": True,
+        "groups": settings["num_expert_group"],
+        "chosen_groups": settings["topk_group"],
+        "scale": float(settings["routed_scaling_factor"]),
+    }
+    return {
+        "name": "experts",
+        "width": width,
+        "routing": routing,
+        "shared": width * settings["num_shared_experts"],
+    }
+
+
+def _experts(source: CheckpointSource) -> Table:
+    settings = source.settings
+    count, width = settings["num_experts"], settings["moe_intermediate_size"]
+    return {
+        "mlp.router.W.weight": "mlp.gate.weight",
+        "mlp.router.bias": "mlp.gate.e_score_correction_bias",
+        **experts(source, "mlp.experts", count, width),
+        **glu_mlp("mlp.shared_experts", ours="mlp.shared"),
+    }
 
 
 def _delta(source: CheckpointSource, options: dict[str, Any], gates: Table) -> LayerPlan:

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from fastweights.importers.attention import attention, projections
+from fastweights.importers.experts import LIKE_MIXTRAL, experts
 from fastweights.importers.llama import OUTER
 from fastweights.importers.plan import (
-    Convert,
     ImportPlan,
     Table,
     TensorSource,
-    rows,
+    rename_missing,
+    scaled,
     shortest_period,
     stack_layers,
 )
@@ -43,6 +44,7 @@ def minimax(source: CheckpointSource) -> ImportPlan:
         norm_eps=settings["rms_norm_eps"] / alpha**2,
         hidden_act=settings["hidden_act"],
         intermediate_size=settings["intermediate_size"],
+        mlps=[_experts(settings)] if settings["num_local_experts"] > 1 else None,
         normalized_residual=True,
         embedding_scale=1 / alpha,
     )
@@ -53,9 +55,10 @@ def minimax(source: CheckpointSource) -> ImportPlan:
     }
     tables = [{**block, **_mixer_weights(settings, kind, alpha)} for kind in kinds]
     ignored = tuple(f"*.self_attn.{name}" for name in TABLES_OF_DECAYS)
+    tensors = {**OUTER, **stack_layers(config, "model.layers", tables)}
     return ImportPlan(
         config,
-        {**OUTER, **stack_layers(config, "model.layers", tables)},
+        rename_missing(tensors, source.names, LIKE_MIXTRAL),
         ignored=(*ignored, "*.gate.weight"),
     )
 
@@ -87,7 +90,7 @@ def _mixers(settings: Settings) -> Iterator[dict[str, Any]]:
 def _mixer_weights(settings: Settings, kind: str, alpha: float) -> Table:
     if kind == "full_attention":
         beta = settings["full_attn_beta_factor"] / alpha
-        return {**projections(""), "mixer.W_o.weight": scaled("self_attn.o_proj.weight", beta)}
+        return scaled(projections(""), {"mixer.W_o.weight": beta})
     heads = settings["num_attention_heads"]
     width = attention(settings)["width"]
     fused = {"q": (0, width), "k": (width, 2 * width), "v": (2 * width, 3 * width)}
@@ -101,43 +104,20 @@ def _mixer_weights(settings: Settings, kind: str, alpha: float) -> Table:
         },
         "mixer.W_g.weight": "self_attn.output_gate.weight",
         "mixer.norm.weight": "self_attn.norm.weight",
-        "mixer.W_o.weight": scaled("self_attn.out_proj.weight", beta),
+        **scaled({"mixer.W_o.weight": "self_attn.out_proj.weight"}, {"*": beta}),
     }
+
+
+def _experts(settings: Settings) -> dict[str, Any]:
+    routing = {"count": settings["num_local_experts"], "chosen": settings["num_experts_per_tok"]}
+    return {"name": "experts", "width": settings["intermediate_size"], "routing": routing}
 
 
 def _mlp(source: CheckpointSource, beta: float) -> Table:
-    """The MLP, which is the one expert: a loaded model has its matrices stacked, a folder apart.
-
-    Raises:
-        ValueError: There is more than one expert.
-    """
+    """The experts and their router, or the one expert, which is an MLP."""
     settings = source.settings
-    if settings["num_local_experts"] > 1:
-        raise ValueError(
-            f"this {settings.kind} checkpoint has {settings['num_local_experts']} experts in every"
-            " layer, which cannot be imported; only one can"
-        )
-    if "model.layers.0.mlp.experts.gate_up_proj" not in source.names:
-        theirs = "block_sparse_moe.experts.0"
-        return {
-            "mlp.W_1.weight": f"{theirs}.w1.weight",
-            "mlp.W_2.weight": f"{theirs}.w3.weight",
-            "mlp.W_3.weight": scaled(f"{theirs}.w2.weight", beta),
-        }
-    width, fused = settings["intermediate_size"], "mlp.experts.gate_up_proj"
-    return {
-        "mlp.W_1.weight": TensorSource(fused, _first_expert(rows(0, width))),
-        "mlp.W_2.weight": TensorSource(fused, _first_expert(rows(width))),
-        "mlp.W_3.weight": TensorSource(
-            "mlp.experts.down_proj", _first_expert(lambda weight: weight * beta)
-        ),
-    }
-
-
-def _first_expert(convert: Convert) -> Convert:
-    return lambda experts: convert(experts[0])
-
-
-def scaled(theirs: str, factor: float) -> TensorSource:
-    """Take their tensor times a factor."""
-    return TensorSource(theirs, lambda weight: weight * factor)
+    count, width = settings["num_local_experts"], settings["intermediate_size"]
+    table = scaled(experts(source, "mlp.experts", count, width), {"*.W_3.weight": beta})
+    if count == 1:
+        return {name.replace("experts.0.", ""): part for name, part in table.items()}
+    return {"mlp.router.W.weight": "mlp.gate.weight", **table}

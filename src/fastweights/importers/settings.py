@@ -3,88 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
-
-from torch import nn
+from typing import Any
 
 from fastweights.importers.nemotron_h import CHANNELS
-from fastweights.layers import Experts, Rope
-from fastweights.mixers import MLSTM, RGLRU, GatedDeltaNet, Mamba, Mamba2, SoftmaxAttention
+from fastweights.importers.shared_settings import (
+    Fields,
+    attention,
+    common,
+    decoder,
+    dense,
+    expert_width,
+    first,
+    layer_types,
+    parts,
+    rope_parameters,
+)
+from fastweights.layers import Experts
+from fastweights.layers.experts import Routing
+from fastweights.mixers import (
+    KDA,
+    MLA,
+    MLSTM,
+    RGLRU,
+    GatedDeltaNet,
+    GatedShortConvolution,
+    Mamba,
+    Mamba2,
+    OLMo2Attention,
+    SoftmaxAttention,
+)
 from fastweights.models import FastWeightsForCausalLM
-
-Fields = dict[str, Any]
-M = TypeVar("M", bound=nn.Module)
-
-
-def parts(model: FastWeightsForCausalLM, kind: type[M]) -> list[M]:
-    """The modules of this kind in a model's layers, in their order."""
-    return [part for part in model.model.layers.modules() if type(part) is kind]
-
-
-def first(model: FastWeightsForCausalLM, kind: type[M]) -> M:
-    """The first module of this kind.
-
-    Raises:
-        AttributeError: There is none.
-    """
-    found = parts(model, kind)
-    if not found:
-        raise AttributeError(f"no layer has a {kind.__name__}")
-    return found[0]
-
-
-def common(model: FastWeightsForCausalLM) -> Fields:
-    """What every family states under the same names."""
-    names = ("vocab_size", "hidden_size", "tie_word_embeddings")
-    ends = ("bos_token_id", "eos_token_id", "pad_token_id")
-    return {name: getattr(model.config, name) for name in (*names, *ends)}
-
-
-def decoder(model: FastWeightsForCausalLM) -> Fields:
-    """What families of decoders with MLPs state under the same names."""
-    return {
-        **common(model),
-        "num_hidden_layers": model.config.num_hidden_layers,
-        "rms_norm_eps": model.config.norm_eps,
-        "hidden_act": model.config.hidden_act,
-        **_dense(model),
-    }
-
-
-def _dense(model: FastWeightsForCausalLM) -> Fields:
-    """The width of MLPs that are not experts, if there are any."""
-    for mlp in model.config.layer_mlps:
-        if mlp is not None and mlp["name"] != "experts":
-            return {"intermediate_size": mlp["width"]}
-    return {}
-
-
-def rope_parameters(rope: Rope) -> Fields:
-    """How transformers states rotary positions."""
-    stretch: Fields = {"rope_type": "default"}
-    if rope.factor != 1:
-        stretch = {"rope_type": "linear", "factor": rope.factor}
-    if rope.factor != 1 and rope.context:
-        stretch |= {
-            "rope_type": "llama3",
-            "original_max_position_embeddings": rope.context,
-            "low_freq_factor": rope.low,
-            "high_freq_factor": rope.high,
-        }
-    turning = {} if rope.fraction == 1 else {"partial_rotary_factor": rope.fraction}
-    return {"rope_theta": rope.base, **stretch, **turning}
-
-
-def attention(model: FastWeightsForCausalLM) -> Fields:
-    """How transformers states softmax attention."""
-    softmax = first(model, SoftmaxAttention)
-    return {
-        "num_attention_heads": softmax.heads,
-        "num_key_value_heads": softmax.kv_heads,
-        "head_dim": softmax.rope.width,
-        "attention_bias": softmax.W_q.bias is not None,
-        "rope_parameters": rope_parameters(softmax.rope),
-    }
 
 
 def llama(model: FastWeightsForCausalLM) -> Fields:
@@ -108,27 +56,141 @@ def qwen(model: FastWeightsForCausalLM) -> Fields:
     }
 
 
-def layer_types(model: FastWeightsForCausalLM) -> list[str]:
-    """Which layers are softmax attention, in transformers' words."""
-    return [
-        "full_attention" if isinstance(block.mixer, SoftmaxAttention) else "linear_attention"
-        for block in model.model.layers
-    ]
+def lfm2(model: FastWeightsForCausalLM) -> Fields:
+    mixer = first(model, GatedShortConvolution)
+    fields = {**decoder(model), **attention(model)}
+    return {
+        **fields,
+        "norm_eps": fields.pop("rms_norm_eps"),
+        "layer_types": layer_types(model, "conv"),
+        "conv_L_cache": mixer.conv.size,
+        "conv_bias": mixer.conv_bias is not None,
+        "block_auto_adjust_ff_dim": False,
+    }
 
 
-def qwen3_next(model: FastWeightsForCausalLM) -> Fields:
-    delta = first(model, GatedDeltaNet)
-    value_heads = delta.heads * delta.served
+def minimax(model: FastWeightsForCausalLM) -> Fields:
+    """With β = α, so that weights are as they are."""
+    alpha = 1 / model.config.input_scale
+    kinds = ("full_attn", "linear_attn", "mlp")
     return {
         **decoder(model),
         **attention(model),
+        "rms_norm_eps": model.config.norm_eps * alpha**2,
+        "layer_types": layer_types(model),
+        "sliding_window": first(model, SoftmaxAttention).window,
+        **_minimax_experts(model),
+        **{f"{kind}_{factor}_factor": alpha for kind in kinds for factor in ("alpha", "beta")},
+    }
+
+
+def _minimax_experts(model: FastWeightsForCausalLM) -> Fields:
+    found = parts(model, Experts)
+    if not found:
+        return {"num_local_experts": 1, "num_experts_per_tok": 1}
+    routing = found[0].router.routing
+    return {
+        "intermediate_size": expert_width(model),
+        "num_local_experts": routing.count,
+        "num_experts_per_tok": routing.chosen,
+    }
+
+
+def _gated_delta(model: FastWeightsForCausalLM) -> Fields:
+    delta = first(model, GatedDeltaNet)
+    value_heads = delta.heads * delta.served
+    return {
         "layer_types": layer_types(model),
         "linear_num_key_heads": delta.heads,
         "linear_num_value_heads": value_heads,
         "linear_key_head_dim": delta.W_k.out_features // delta.heads,
         "linear_value_head_dim": delta.W_v.out_features // value_heads,
         "linear_conv_kernel_dim": delta.conv_k.size,
-        **_qwen_experts(model),
+    }
+
+
+def qwen3_5_text(model: FastWeightsForCausalLM) -> Fields:
+    return {**decoder(model), **attention(model, partial=True), **_gated_delta(model)}
+
+
+def qwen3_next(model: FastWeightsForCausalLM) -> Fields:
+    return {**qwen3_5_text(model), **_qwen_experts(model)}
+
+
+def olmo_hybrid(model: FastWeightsForCausalLM) -> Fields:
+    softmax = attention(model, OLMo2Attention)
+    turned = first(model, OLMo2Attention).rope.fraction > 0
+    return {
+        **decoder(model),
+        **softmax,
+        "rope_parameters": softmax["rope_parameters"] if turned else None,
+        **_gated_delta(model),
+        "linear_allow_neg_eigval": first(model, GatedDeltaNet).largest > 1,
+    }
+
+
+def _latent(model: FastWeightsForCausalLM) -> Fields:
+    """Kimi Delta Attention and latent attention."""
+    delta, softmax = first(model, KDA), first(model, MLA)
+    width, turned = softmax.parts
+    return {
+        **decoder(model),
+        "layer_types": layer_types(model),
+        **_latent_experts(model),
+        "num_attention_heads": softmax.heads,
+        "num_key_value_heads": softmax.heads,
+        "kv_lora_rank": softmax.W_c.out_features,
+        "qk_nope_head_dim": width,
+        "qk_rope_head_dim": turned,
+        "v_head_dim": softmax.W_uv.shape[1],
+        "linear_num_heads": delta.heads,
+        "linear_head_dim": delta.W_k.out_features // delta.heads,
+        "linear_conv_kernel_dim": delta.conv_k.size,
+    }
+
+
+def _latent_experts(model: FastWeightsForCausalLM) -> Fields:
+    sparse = [isinstance(block.mlp, Experts) for block in model.model.layers]
+    fields: Fields = {"mlp_layer_types": ["sparse" if one else "dense" for one in sparse]}
+    if not any(sparse):
+        return fields
+    layer, width = first(model, Experts), expert_width(model)
+    return {
+        **fields,
+        **_grouped_routing(layer.router.routing),
+        "num_local_experts": layer.router.routing.count,
+        "moe_intermediate_size": width,
+        "n_shared_experts": layer.shared.W_1.out_features // width,  # type: ignore[union-attr]
+    }
+
+
+def _grouped_routing(routing: Routing) -> Fields:
+    """How families after DeepSeek-V3 state the choice of experts."""
+    return {
+        "num_experts_per_tok": routing.chosen,
+        "norm_topk_prob": routing.normalized,
+        "n_group": routing.groups,
+        "topk_group": routing.chosen_groups,
+        "routed_scaling_factor": routing.scale,
+    }
+
+
+def kimi_linear(model: FastWeightsForCausalLM) -> Fields:
+    queries = first(model, MLA).W_cq
+    return {**_latent(model), "q_lora_rank": None if queries is None else queries.out_features}
+
+
+def bailing_hybrid(model: FastWeightsForCausalLM) -> Fields:
+    fields, lowest = _latent(model), first(model, KDA).lowest
+    bound = {} if lowest is None else {"kda_lower_bound": -lowest}
+    return {
+        **fields,
+        "head_dim": fields["linear_head_dim"],
+        "short_conv_kernel_size": fields["linear_conv_kernel_dim"],
+        "rope_parameters": rope_parameters(first(model, MLA).rope),
+        "kda_safe_gate": lowest is not None,
+        **bound,
+        "num_mtp_layers": 0,
     }
 
 
@@ -137,20 +199,15 @@ def _qwen_experts(model: FastWeightsForCausalLM) -> Fields:
     if not found:
         return {"num_experts": 0}
     routing, shared = found[0].router.routing, found[0].shared
-    dense = [i for i, one in enumerate(model.model.layers) if not isinstance(one.mlp, Experts)]
+    plain = [i for i, one in enumerate(model.model.layers) if not isinstance(one.mlp, Experts)]
     return {
         "num_experts": routing.count,
         "num_experts_per_tok": routing.chosen,
         "norm_topk_prob": routing.normalized,
         "moe_intermediate_size": expert_width(model),
         "shared_expert_intermediate_size": shared.W_1.out_features,  # type: ignore[union-attr]
-        "mlp_only_layers": dense,
+        "mlp_only_layers": plain,
     }
-
-
-def expert_width(model: FastWeightsForCausalLM) -> int:
-    """Channels inside an expert."""
-    return first(model, Experts).experts[0].W_1.out_features  # type: ignore[union-attr]
 
 
 def _mamba(model: FastWeightsForCausalLM) -> Fields:
@@ -202,7 +259,7 @@ def _hybrid_mamba2(model: FastWeightsForCausalLM) -> Fields:
 
 def bamba(model: FastWeightsForCausalLM) -> Fields:
     attending = [i for i, kind in enumerate(layer_types(model)) if kind == "full_attention"]
-    softmax = attention(model) if attending else {"num_attention_heads": 1}
+    softmax = attention(model, partial=True) if attending else {"num_attention_heads": 1}
     softmax.pop("head_dim", None)
     return {
         **decoder(model),
@@ -213,10 +270,10 @@ def bamba(model: FastWeightsForCausalLM) -> Fields:
 
 
 def granitemoehybrid(model: FastWeightsForCausalLM) -> Fields:
-    experts, dense = parts(model, Experts), _dense(model)
+    experts, plain = parts(model, Experts), dense(model)
     widths: Fields = {"num_local_experts": 0, "shared_intermediate_size": 1}
-    if dense:
-        widths["shared_intermediate_size"] = dense["intermediate_size"]
+    if plain:
+        widths["shared_intermediate_size"] = plain["intermediate_size"]
     if experts:
         routing, shared = experts[0].router.routing, experts[0].shared
         widths = {
@@ -266,7 +323,7 @@ def nemotron_h(model: FastWeightsForCausalLM) -> Fields:
     return {
         **common(model),
         **softmax,
-        **_dense(model),
+        **dense(model),
         **(_nemotron_experts(model) if parts(model, Experts) else {}),
         "layers_block_type": kinds,
         "layer_norm_epsilon": model.config.norm_eps,
@@ -289,11 +346,7 @@ def _nemotron_experts(model: FastWeightsForCausalLM) -> Fields:
     routing = layer.router.routing
     return {
         "n_routed_experts": routing.count,
-        "num_experts_per_tok": routing.chosen,
-        "norm_topk_prob": routing.normalized,
-        "n_group": routing.groups,
-        "topk_group": routing.chosen_groups,
-        "routed_scaling_factor": routing.scale,
+        **_grouped_routing(routing),
         "moe_intermediate_size": expert_width(model),
         "moe_shared_expert_intermediate_size": layer.shared.W_1.out_features,  # type: ignore[union-attr]
         "moe_latent_size": None if layer.W_in is None else layer.W_in.out_features,
@@ -330,7 +383,7 @@ def _recurring(what: str, marked: list[bool]) -> Fields:
 
 
 def recurrent_gemma(model: FastWeightsForCausalLM) -> Fields:
-    lru, softmax = first(model, RGLRU), attention(model)
+    lru, softmax = first(model, RGLRU), attention(model, partial=True)
     kinds: dict[Any, str] = {RGLRU: "recurrent", SoftmaxAttention: "attention"}
     mixers = [block.mixer for block in model.model.layers]
     return {
@@ -374,6 +427,12 @@ SETTINGS: dict[str, Callable[[FastWeightsForCausalLM], Fields]] = {
     "qwen2": qwen,
     "qwen3": qwen,
     "qwen3_next": qwen3_next,
+    "qwen3_5_text": qwen3_5_text,
+    "olmo_hybrid": olmo_hybrid,
+    "kimi_linear": kimi_linear,
+    "bailing_hybrid": bailing_hybrid,
+    "lfm2": lfm2,
+    "minimax": minimax,
     "mamba": _mamba,
     "falcon_mamba": falcon_mamba,
     "mamba2": mamba2,

@@ -6,9 +6,9 @@ from fastweights.cli.argument_types import path
 from fastweights.cli.parser import Deferred, Parser
 
 FAMILIES = (
-    *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "llama", "mamba"),
-    *("mamba2", "mistral", "nemotron_h", "qwen2", "qwen3", "qwen3_next", "recurrent_gemma"),
-    "xlstm",
+    *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba"),
+    *("kimi_linear", "lfm2", "llama", "mamba", "mamba2", "minimax", "mistral", "nemotron_h"),
+    *("olmo_hybrid", "qwen2", "qwen3", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "xlstm"),
 )
 """Model types that `fastweights.importers` writes."""
 
