@@ -25,7 +25,7 @@ quickstart: $(VENV)/installed  ## install, train a language model on Shakespeare
 
 install: $(VENV)/installed-test $(VENV)/installed-dev  ## .venv with all that tests and checks need: 3 minutes
 
-test: $(VENV)/installed-test  ## every test but the slow ones: 11 minutes
+test: $(VENV)/installed-test  ## every test but the slow ones: 12 minutes
 	$(SINGLE) $(PYTEST) $(PARALLEL)
 	$(INTERPRETED) $(PYTEST) $(PARALLEL) tests/kernels/triton/interpreted
 
