@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
@@ -13,11 +12,14 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging as transformers_logging
 
 from fastweights.models import FastWeightsConfig
 from fastweights.models.size import require_memory
-from fastweights.runs.checkpoint import model_folder, no_progress_bars
+from fastweights.runs.checkpoint import (
+    model_folder,
+    no_progress_bars,
+    no_warnings_of_transformers,
+)
 from fastweights.runs.errors import CheckpointError, reason_of
 
 _UNREADABLE = (
@@ -65,7 +67,7 @@ def _load_config(folder: str | Path) -> Any:
 
 
 def _load_weights(folder: str | Path, config: Any) -> Any:
-    with _names(folder, "config.json or the weights"), _no_report():
+    with _names(folder, "config.json or the weights"), no_warnings_of_transformers():
         # transformers would print a table of every weight that does not fit, then raise
         loose = {"strict": False} if isinstance(config, FastWeightsConfig) else {}
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -128,14 +130,3 @@ def _names(folder: str | Path, file: str) -> Iterator[None]:
         raise
     except _UNREADABLE as error:
         raise CheckpointError(f"{folder}: {file} cannot be used ({reason_of(error)})") from error
-
-
-@contextmanager
-def _no_report() -> Iterator[None]:
-    """Keep transformers from printing which weights do not fit for the length of a block."""
-    level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity(logging.ERROR)
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers.functions import upcast
+from fastweights.layers.functions import init_steps, upcast
 
 
 class SoftplusDecay(nn.Module):
@@ -27,9 +25,8 @@ class SoftplusDecay(nn.Module):
 
     def reset_parameters(self) -> None:
         """a uniform in [1, 16]; softplus(b) log-uniform in [0.001, 0.1], as in Mamba-2."""
+        init_steps(self.bias)
         with torch.no_grad():
-            step = torch.empty_like(self.bias).uniform_(math.log(1e-3), math.log(1e-1)).exp()
-            nn.init.zeros_(self.bias).add_(step + torch.log(-torch.expm1(-step)))
             nn.init.uniform_(self.log_a, 1, 16).log_()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -15,6 +13,7 @@ from fastweights.layers import (
     SiLUGate,
     TokenContext,
     head_width,
+    init_steps,
     l2_normalize,
     project_each,
     split_heads,
@@ -60,9 +59,8 @@ class GatedKalmaNet(Mixer):
 
     def reset_parameters(self) -> None:
         """a uniform in [0, 16]; softplus(b_γ) log-uniform in [0.001, 0.1], as in Mamba-2."""
+        init_steps(self.W_gamma.bias)
         with torch.no_grad():
-            step = self.W_gamma.bias.clone().uniform_(math.log(1e-3), math.log(1e-1)).exp()
-            nn.init.zeros_(self.W_gamma.bias).add_(step + torch.log(-torch.expm1(-step)))
             nn.init.uniform_(self.log_a, 1e-4, 16).log_()
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Kalman, SiLUGate]:

@@ -4,8 +4,6 @@ every age of tokens: log-linear Mamba-2 (Guo et al., 2025).
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,6 +15,7 @@ from fastweights.layers import (
     ShortConvolution,
     TokenContext,
     head_width,
+    init_steps,
     project_each,
     split_heads,
     upcast,
@@ -75,9 +74,8 @@ class Mamba2(Mixer):
 
     def reset_parameters(self) -> None:
         """a uniform in [1, 16]; softplus(b_Δ) log-uniform in [0.001, 0.1]."""
+        init_steps(self.W_Delta.bias)
         with torch.no_grad():
-            step = self.W_Delta.bias.clone().uniform_(math.log(1e-3), math.log(1e-1)).exp()
-            nn.init.zeros_(self.W_Delta.bias).add_(step + torch.log(-torch.expm1(-step)))
             if self.log_a is not None:
                 nn.init.uniform_(self.log_a, 1, 16).log_()
         nn.init.zeros_(self.conv_bias)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from fastweights.layers import (
     TokenContext,
     WholeNorm,
     head_width,
+    init_steps,
     project_each,
     split_heads,
     upcast,
@@ -68,9 +68,8 @@ class Raven(Mixer):
 
     def reset_parameters(self) -> None:
         """a uniform in [0, 16]; softplus(b_α) log-uniform in [0.001, 0.1], as in Mamba-2."""
+        init_steps(self.W_alpha.bias)
         with torch.no_grad():
-            step = self.W_alpha.bias.clone().uniform_(math.log(1e-3), math.log(1e-1)).exp()
-            nn.init.zeros_(self.W_alpha.bias).add_(step + torch.log(-torch.expm1(-step)))
             nn.init.uniform_(self.log_a, 1e-4, 16).log_()
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Slots, None]:

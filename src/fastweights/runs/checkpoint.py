@@ -217,6 +217,17 @@ def no_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+@contextmanager
+def no_warnings_of_transformers() -> Iterator[None]:
+    """Keep transformers from logging anything but errors for the length of a block."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
 def model_folder(path: Path) -> Path:
     """Return the model folder that `path` means: itself, or the one of a run, finished or not.
 

@@ -23,6 +23,8 @@ STYLES = {Verdict.FAILS: "bold red", Verdict.HOLDS: "green"}
 def check(chosen: Namespace, console: Console) -> int:
     """Print a verdict for each law; the status is 1 if the model breaks one that it should obey."""
     laws = _laws(chosen.only)
+    if chosen.json is not None and not chosen.json.absolute().parent.is_dir():
+        raise ValueError(f"--json {chosen.json}: there is no folder {chosen.json.parent}; make it")
     model = load_weights(chosen.checkpoint, chosen.device.torch())
     model = model if chosen.dtype is None else model.to(getattr(torch, chosen.dtype))
     tolerance = chosen.tolerance or tolerance_of(model.dtype)
@@ -52,7 +54,7 @@ def check(chosen: Namespace, console: Console) -> int:
 def _laws(words: str | None) -> Sequence[Law]:
     if words is None:
         return LAWS
-    wanted = [word.strip() for word in words.split(",")]
+    wanted = [word.strip() for word in words.split(",") if word.strip()]
     found = [law for law in LAWS if any(word in law.name for word in wanted)]
     if not found:
         names = ", ".join(law.name for law in LAWS)

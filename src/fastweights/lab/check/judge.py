@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from math import isfinite
 from typing import Any
 
 import torch
-from transformers.utils import logging as transformers_logging
 
 from fastweights.lab.check.laws import LAWS, Law
 from fastweights.lab.check.questions import Example
 from fastweights.lab.check.subject import NotTaken, Subject
-from fastweights.runs.checkpoint import no_progress_bars
+from fastweights.runs.checkpoint import no_progress_bars, no_warnings_of_transformers
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 ROUGH = 0.1
@@ -98,7 +95,8 @@ def check_model(
         raise ValueError(f"tolerance {tolerance} is not positive")
     subject, found = Subject(model.eval()), []
     allowed = tolerance_of(model.dtype) if tolerance is None else tolerance
-    with _quiet(), no_progress_bars():
+    with warnings.catch_warnings(), no_warnings_of_transformers(), no_progress_bars():
+        warnings.simplefilter("ignore")
         for law in laws:
             watch(law)
             found.append(_judge(law, subject, allowed, longest))
@@ -132,16 +130,3 @@ def _judge(law: Law, subject: Subject, tolerance: float, longest: int) -> Findin
 
 def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep warnings of the model for the length of a block."""
-    level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        transformers_logging.set_verbosity(level)
