@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bfloat16 import Times, time_in_turn
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from bfloat16 import Times, time_in_turn
 from fastweights.lab.bench.machine import Machine, commit, versions
 from fastweights.models import (
     FastWeightsConfig,

@@ -193,11 +193,11 @@ class _WithGradients(torch.autograd.Function):
     """The first of two tensors, with the gradient of the second."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, followed: Tensor) -> Tensor:
+    def forward(ctx: Any, values: Tensor, followed: Tensor) -> Tensor:  # noqa: ARG004
         return values.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: ARG004
         return None, grads[0]
 
 
