@@ -301,6 +301,19 @@ ORIGINALS: dict[str, Original] = {
         "qwen3_next", {**SMALL, **HEADS, **DELTA, "head_dim": 16, "num_experts": 0}
     ),
     "Qwen3.5": Original("qwen3_5_text", {**SMALL, **HEADS, **DELTA, "head_dim": 16}),
+    "Qwen3.5, experts": Original(
+        "qwen3_5_moe_text",
+        {
+            **SMALL,
+            **HEADS,
+            **DELTA,
+            "head_dim": 16,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 14,
+        },
+    ),
     "OLMo Hybrid": Original("olmo_hybrid", {**SMALL, **HEADS, **DELTA, "rope_parameters": None}),
     "OLMo Hybrid, with RoPE": Original(
         "olmo_hybrid",

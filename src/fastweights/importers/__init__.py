@@ -26,7 +26,7 @@ from fastweights.importers.minimax import minimax
 from fastweights.importers.nemotron_h import nemotron_h
 from fastweights.importers.olmo_hybrid import olmo_hybrid
 from fastweights.importers.plan import ImportPlan, ProgressCallback
-from fastweights.importers.qwen3_next import qwen3_5_text, qwen3_next
+from fastweights.importers.qwen3_next import qwen3_5_moe_text, qwen3_5_text, qwen3_next
 from fastweights.importers.recurrent_gemma import recurrent_gemma
 from fastweights.importers.rwkv import rwkv
 from fastweights.importers.rwkv6 import rwkv6
@@ -72,6 +72,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "olmo_hybrid": olmo_hybrid,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "qwen3_5_moe_text": qwen3_5_moe_text,
     "qwen3_5_text": qwen3_5_text,
     "qwen3_next": qwen3_next,
     "recurrent_gemma": recurrent_gemma,

@@ -113,6 +113,14 @@ def qwen3_5_text(model: FastWeightsForCausalLM) -> Fields:
     return {**decoder(model), **attention(model, partial=True), **_gated_delta(model)}
 
 
+def qwen3_5_moe_text(model: FastWeightsForCausalLM) -> Fields:
+    """Experts in every layer, their weights normalised."""
+    experts = _qwen_experts(model)
+    for name in ("norm_topk_prob", "mlp_only_layers"):
+        experts.pop(name, None)
+    return {**qwen3_5_text(model), **experts}
+
+
 def qwen3_next(model: FastWeightsForCausalLM) -> Fields:
     return {**qwen3_5_text(model), **_qwen_experts(model)}
 
@@ -427,6 +435,7 @@ SETTINGS: dict[str, Callable[[FastWeightsForCausalLM], Fields]] = {
     "qwen2": qwen,
     "qwen3": qwen,
     "qwen3_next": qwen3_next,
+    "qwen3_5_moe_text": qwen3_5_moe_text,
     "qwen3_5_text": qwen3_5_text,
     "olmo_hybrid": olmo_hybrid,
     "kimi_linear": kimi_linear,

@@ -35,6 +35,7 @@ FAMILIES = (
     "olmo_hybrid",
     "qwen2",
     "qwen3",
+    "qwen3_5_moe_text",
     "qwen3_5_text",
     "qwen3_next",
     "recurrent_gemma",
