@@ -455,8 +455,8 @@ def _shared_block(block: SharedBlock) -> Fields:
 
 
 def zamba(model: FastWeightsForCausalLM) -> Fields:
-    heads = parts(model, Mamba)
-    mixer, count = heads[0], len(heads) // model.config.num_hidden_layers
+    mixer = first(model, Mamba)
+    count = len(parts(model, Mamba)) // model.config.num_hidden_layers
     return {
         **_shared(model),
         "n_mamba_heads": count,
