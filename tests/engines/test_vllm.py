@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from fastweights import MIXERS
+from fastweights.engines.vllm.attentions import (
+    ServedAttentions,
+    copy_stored,
+    mark_as_hybrid,
+    require_served,
+)
 from fastweights.engines.vllm.forms import KeptKeys, KeptState, kept_by, longest_page
 from fastweights.engines.vllm.groups import group
 from fastweights.engines.vllm.layout import ALIGNMENT, PageLayout, StateForm
-from fastweights.engines.vllm.weights import Replacement, load_weights
+from fastweights.engines.vllm.weights import Replacement, load_weights, original_names
 from fastweights.layers import LayerStream
+from fastweights.linearize import LinearAttentionConfig, branches
 from fastweights.methods import evaluate
 from fastweights.mixer import MixerState
 from fastweights.mixers import make
 from kinds import one_of_each
+from pretrained import linear_llama
 from tiny import tiny, tiny_config
 
 ENDLESS = {"softmax": (4, 4, 4, 4), "olmo2": (4, 4, 4, 4), "mla": (4, 1, 16, 8)}
@@ -107,7 +117,7 @@ def test_weights_find_parts_that_are_inside_others(tied: bool) -> None:
     model = tiny("hybrid", tie_word_embeddings=tied)
     for block in model.model.layers:
         block.mixer = _Inside(block.mixer)
-    load_weights(model, stored.items())
+    load_weights(original_names(model), stored.items())
     for name, weight in stored.items():
         path = name.replace(".mixer.", ".mixer.mixer.")
         assert torch.equal(model.get_parameter(path), weight)
@@ -121,4 +131,47 @@ def test_other_weights_are_refused() -> None:
         ({n: w for n, w in stored.items() if "norm" in n}, r"lacks \d+ weights .* among them"),
     ):
         with pytest.raises(ValueError, match=message):
-            load_weights(tiny("hybrid"), weights.items())
+            load_weights(tiny("hybrid").state_dict(keep_vars=True), weights.items())
+
+
+ANALOGS = {
+    "lolcats": {"window": 5},
+    "per query head": {"window": 5, "per_query_head": True},
+    "sinks": {"rule": "gla", "window": 4, "sinks": 3},
+    "convolved": {"rule": "gated_deltanet", "window": 0, "convolution": 4},
+}
+
+
+@pytest.mark.parametrize("name", ANALOGS)
+@torch.no_grad()
+def test_a_linear_attention_goes_on_from_what_it_keeps(name: str) -> None:
+    analog = LinearAttentionConfig(**ANALOGS[name])  # type: ignore[arg-type]
+    model = linear_llama(analog, layers=3, dtype=torch.float32, chosen=[0, 2])
+    kept = ServedAttentions.of(model.config, torch.float32)
+    assert [one.layer for one in kept.softmax] == [1]
+    assert kept.page == kept.linear[0].nbytes
+    branch, drawn = branches(model)[0], torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 20, heads, 4, generator=drawn) for heads in (4, 2, 2))
+    whole, _ = branch.read_after(None, q, k, v)
+    state, parts = None, []
+    for begin, end in ((0, 1), (1, 3), (3, 12), (12, 20)):
+        o, state = branch.read_after(state, *(s[:, begin:end] for s in (q, k, v)))
+        parts.append(o)
+        assert PageLayout.of(state) == kept.linear[0]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-5, rtol=1e-4)
+
+
+def test_vllm_sees_a_hybrid_where_layers_are_linear() -> None:
+    config = linear_llama(layers=3, chosen=[1]).config
+    config.layer_types = ["full_attention"] * 3
+    for _ in range(2):
+        mark_as_hybrid(config)
+        assert config.layer_types == ["full_attention", "linear_attention", "full_attention"]
+    assert copy_stored(config).layer_types == ["full_attention"] * 3
+
+
+def test_softmax_layers_that_vllm_cannot_take_over_are_refused() -> None:
+    model = linear_llama(layers=2, chosen=[0])
+    found = ServedAttentions.of(model.config, torch.float32).softmax
+    with pytest.raises(ValueError, match=r"layer 1 .* stays softmax with attention sinks"):
+        require_served(replace(found[0], sinks=True))

@@ -4,32 +4,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.mamba.mamba_utils import get_temporal_copy_spec
 
 from fastweights.engines.vllm.forms import Kept, KeptState, kept_by, longest_page
 from fastweights.engines.vllm.mixers import KeyMixer, StateMixer
+from fastweights.engines.vllm.served import ServedModel
 from fastweights.engines.vllm.settings import head_width
-from fastweights.engines.vllm.weights import load_weights
+from fastweights.engines.vllm.weights import load_weights, original_names
 from fastweights.mixer import MixerState, MixerSum, SumState
 from fastweights.models import FastWeightsForCausalLM
 
 
-class ServedFastWeights(nn.Module):
+class ServedFastWeights(ServedModel):
     """A `FastWeightsForCausalLM` in vLLM: all tokens of a step go through its blocks side by side,
     and only its mixers know whose they are.
 
     Attributes:
         served: The model, whose mixers are replaced by those of `mixers`.
     """
-
-    is_hybrid: ClassVar[bool] = True
-    has_inner_state: ClassVar[bool] = True
-    supports_mamba_prefix_caching: ClassVar[bool] = True
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
@@ -99,29 +95,9 @@ class ServedFastWeights(nn.Module):
         Raises:
             ValueError: The checkpoint has other weights than the model.
         """
-        load_weights(self.served, weights)
+        load_weights(original_names(self.served), weights)
         return {name for name, _ in self.named_parameters()}
 
     @classmethod
-    def get_mamba_state_shape_from_config(
-        cls, vllm_config: VllmConfig
-    ) -> tuple[tuple[int, ...], ...]:
-        """The shape of a layer's state: a page of bytes."""
-        model: Any = vllm_config.model_config
-        return ((longest_page(kept_by(model.hf_config, model.dtype)),),)
-
-    @classmethod
-    def get_mamba_state_dtype_from_config(cls, vllm_config: VllmConfig) -> tuple[torch.dtype, ...]:
-        """The dtype of a layer's state, whatever the settings: bytes."""
-        del vllm_config
-        return (torch.uint8,)
-
-    @classmethod
-    def get_mamba_state_copy_func(cls) -> tuple[Any, ...]:
-        """How vLLM copies a state that several sequences begin with: page by page."""
-        return (get_temporal_copy_spec,)
-
-    @classmethod
-    def get_mamba_state_copy_funcs(cls, mamba_types: set[Any]) -> dict[Any, tuple[Any, ...]]:
-        """The same for each kind of layers with states, of which there is one."""
-        return dict.fromkeys(mamba_types, cls.get_mamba_state_copy_func())
+    def page(cls, config: Any, dtype: torch.dtype) -> int:
+        return longest_page(kept_by(config, dtype))

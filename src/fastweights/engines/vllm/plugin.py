@@ -12,12 +12,20 @@ def register() -> None:
 
     vLLM calls it in each of its processes, and may call it again.
     """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     from vllm.model_executor.models import ModelRegistry
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
     import fastweights  # noqa: F401 (transformers' classes know our model types from here on)
-    from fastweights.engines.vllm.settings import ServedSettings
+    from fastweights.engines.vllm.settings import LinearizedSettings, ServedSettings
 
-    name = "FastWeightsForCausalLM"
-    ModelRegistry.register_model(name, f"{HOME}.model:ServedFastWeights")
-    MODELS_CONFIG_MAP[name] = ServedSettings
+    own = {"FastWeightsForCausalLM": ("model:ServedFastWeights", ServedSettings)}
+    linearized = ("linearized:ServedLinearized", LinearizedSettings)
+    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    for name, (place, settings) in {
+        **own,
+        **{f"Linearized{name}": linearized for name in names if isinstance(name, str)},
+    }.items():
+        if name not in MODELS_CONFIG_MAP:
+            ModelRegistry.register_model(name, f"{HOME}.{place}")
+            MODELS_CONFIG_MAP[name] = settings

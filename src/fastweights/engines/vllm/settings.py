@@ -7,14 +7,16 @@ from typing import Any
 
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
-from fastweights.engines.vllm.forms import all_keys, kept_by
+from fastweights.engines.vllm.attentions import ServedAttentions, mark_as_hybrid
+from fastweights.engines.vllm.forms import KeptKeys, all_keys, kept_by
+from fastweights.linearize import AttentionLayer
 
 WIDTHS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Widths of heads that vLLM's attention on a CPU knows."""
 
 
 class ServedSettings(VerifyAndUpdateConfig):
-    """Checks of vLLM's settings before anything is loaded."""
+    """Checks of vLLM's settings for a `FastWeightsForCausalLM`, before anything is loaded."""
 
     @classmethod
     def verify_and_update_config(cls, vllm_config: Any) -> None:
@@ -33,13 +35,29 @@ class ServedSettings(VerifyAndUpdateConfig):
             set_heads(model, {(one.heads, one.groups, head_width(one)) for one in keys})
 
 
-def head_width(kept: Any) -> int:
+class LinearizedSettings(VerifyAndUpdateConfig):
+    """Checks of vLLM's settings for a linearized model, before anything is loaded."""
+
+    @classmethod
+    def verify_and_update_config(cls, vllm_config: Any) -> None:
+        """Refuse what linearized models cannot do, and tell vLLM of the heads that stay softmax."""
+        refuse_unsupported(vllm_config)
+        model = vllm_config.model_config
+        if not model.is_hybrid:
+            mark_as_hybrid(model.hf_config)
+        softmax = ServedAttentions.of(model.hf_config, model.dtype).softmax
+        if softmax:
+            set_heads(model, {(one.heads, one.kv_heads, head_width(one)) for one in softmax})
+
+
+def head_width(kept: KeptKeys | AttentionLayer) -> int:
     """The width that vLLM keeps keys and values in: the least one that has room for both.
 
     Raises:
         ValueError: If a head is wider than any that vLLM knows.
     """
-    widest = max(kept.keys, kept.values)
+    linearized = isinstance(kept, AttentionLayer)
+    widest = max((kept.head_dim, kept.value_dim) if linearized else (kept.keys, kept.values))
     if widest > WIDTHS[-1]:
         raise ValueError(f"heads of {widest} channels; vLLM's attention knows {WIDTHS[-1]} at most")
     return next(width for width in WIDTHS if width >= widest)

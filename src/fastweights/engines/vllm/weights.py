@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +15,12 @@ class Replacement(nn.Module):
     """A module that stands where another stood, which is its attribute `INSIDE` now."""
 
 
-def load_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Copy weights to the parameters and buffers of `model` that had these names before any part
-    was replaced.
+def load_weights(places: Mapping[str, Tensor], weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy weights to the parameters and buffers of these names; one with two names needs one.
 
     Raises:
         ValueError: A weight is of no part, has another shape, or is missing.
     """
-    places = _original_names(model)
     missing = {id(tensor): name for name, tensor in places.items()}
     for name, weight in weights:
         place = places.get(name)
@@ -42,8 +40,10 @@ def load_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Non
         )
 
 
-def _original_names(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a model as they were called; not what replacements have beside them."""
+def original_names(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of a model as they were called before parts were replaced; not
+    what replacements have beside them.
+    """
     replaced = [name for name, part in model.named_modules() if isinstance(part, Replacement)]
     names = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
