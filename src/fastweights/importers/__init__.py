@@ -16,7 +16,7 @@ from fastweights.importers.fla_deltas import comba, deltaproduct, mom
 from fastweights.importers.granitemoehybrid import granitemoehybrid
 from fastweights.importers.jamba import jamba
 from fastweights.importers.kimi_linear import bailing_hybrid, kimi_linear
-from fastweights.importers.lfm2 import lfm2
+from fastweights.importers.lfm2 import lfm2, lfm2_moe
 from fastweights.importers.llama import llama, mistral, qwen2, qwen3
 from fastweights.importers.loglinear import log_linear_mamba2
 from fastweights.importers.mamba import falcon_mamba, mamba
@@ -60,6 +60,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "kda": kda,
     "kimi_linear": kimi_linear,
     "lfm2": lfm2,
+    "lfm2_moe": lfm2_moe,
     "llama": llama,
     "log_linear_mamba2": log_linear_mamba2,
     "mamba": mamba,

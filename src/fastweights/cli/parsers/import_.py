@@ -22,6 +22,7 @@ FAMILIES = (
     "kda",
     "kimi_linear",
     "lfm2",
+    "lfm2_moe",
     "llama",
     "log_linear_mamba2",
     "mamba",
