@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from fastweights.importers.bamba import bamba
 from fastweights.importers.export import export_model
 from fastweights.importers.falcon_h1 import falcon_h1
-from fastweights.importers.fla import deltanet, gdn, gla, gsa, hgrn2, kda, mesa_net, retnet
+from fastweights.importers.fla import deltanet, gdn, gla, gsa, hgrn2, kda, mesa_net, raven, retnet
 from fastweights.importers.fla_deltas import comba, deltaproduct, mom
 from fastweights.importers.granitemoehybrid import granitemoehybrid
 from fastweights.importers.jamba import jamba
@@ -77,6 +77,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "qwen3_5_moe_text": qwen3_5_moe_text,
     "qwen3_5_text": qwen3_5_text,
     "qwen3_next": qwen3_next,
+    "raven": raven,
     "recurrent_gemma": recurrent_gemma,
     "retnet": retnet,
     "rwkv": rwkv,

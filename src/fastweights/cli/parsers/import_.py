@@ -39,6 +39,7 @@ FAMILIES = (
     "qwen3_5_moe_text",
     "qwen3_5_text",
     "qwen3_next",
+    "raven",
     "recurrent_gemma",
     "retnet",
     "rwkv",
