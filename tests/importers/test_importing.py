@@ -318,6 +318,20 @@ def test_residual_scales_of_minimax_that_differ_are_refused() -> None:
     refused(model, "full_attn_alpha_factor = 2.0 cannot be imported, only with 1.7")
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tie_word_embeddings": False}, "tie_word_embeddings = False cannot be imported"),
+        ({"n_mamba_heads": 4}, "n_mamba_heads = 4 cannot be imported, only with divisors of mamba"),
+        ({"attention_hidden_size": 60}, "attention_hidden_size = 60 cannot be imported"),
+    ],
+)
+def test_what_zamba_shares_or_divides_otherwise_is_refused(
+    fields: dict[str, Any], message: str
+) -> None:
+    refused(Original("zamba", {**ORIGINALS["Zamba"].settings, **fields}).build(), message)
+
+
 def test_a_missing_field_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "metala"
     TRANSCRIPTIONS["MetaLA (BICLab)"].save(folder, torch.float32)

@@ -449,6 +449,36 @@ ORIGINALS: dict[str, Original] = {
     "Mamba, without bias": Original(
         "mamba", {**SMALL, "state_size": 4, "use_conv_bias": False, "tie_word_embeddings": False}
     ),
+    "Zamba": Original(
+        "zamba",
+        {
+            "hidden_size": 32,
+            **HEADS,
+            "num_hidden_layers": 2,
+            "layers_block_type": ["hybrid", "hybrid"],
+            "mamba_d_state": 5,
+            "mamba_dt_rank": 3,
+        },
+    ),
+    "Zamba2": Original(
+        "zamba2",
+        {
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "intermediate_size": 40,
+            "n_mamba_heads": 4,
+            "mamba_d_state": 6,
+            "mamba_ngroups": 2,
+            "chunk_size": 8,
+            "time_step_min": 1e-30,
+            "adapter_rank": 3,
+            "num_hidden_layers": 4,
+            "layers_block_type": ["hybrid", "linear_attention", "hybrid", "hybrid"],
+            "num_mem_blocks": 2,
+            "use_shared_attention_adapter": True,
+            "use_mem_rope": True,
+        },
+    ),
 }
 
 

@@ -40,6 +40,7 @@ from fastweights.importers.source import (
     tokenizer_files,
 )
 from fastweights.importers.xlstm import xlstm
+from fastweights.importers.zamba import zamba, zamba2
 from fastweights.models import FastWeightsForCausalLM
 
 FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
@@ -81,6 +82,8 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "rwkv6": rwkv6,
     "rwkv7": rwkv7,
     "xlstm": xlstm,
+    "zamba": zamba,
+    "zamba2": zamba2,
 }
 """The model_type of a config.json → how such a checkpoint becomes one of ours."""
 

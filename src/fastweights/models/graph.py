@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from fastweights.kernels.triton.places import in_place
 from fastweights.mixers.fox import FoX
 from fastweights.mixers.mla import MLA
+from fastweights.mixers.shared import SharedAttention
 from fastweights.mixers.softmax import SoftmaxAttention
 from fastweights.models.cache import BatchFirstCache, FastWeightsCache
 from fastweights.models.invariant import RowCaches
@@ -67,7 +68,7 @@ def refuse_static(model: PreTrainedModel, cache: Any) -> str | None:
         return "its cache keeps the keys and values of all tokens"
     for name, module in model.named_modules():
         if (
-            isinstance(module, FoX | MLA | SoftmaxAttention)
+            isinstance(module, FoX | MLA | SharedAttention | SoftmaxAttention)
             and getattr(module, "window", None) is None
         ):
             return f"{name} is softmax attention to all tokens"

@@ -44,6 +44,8 @@ FAMILIES = (
     "rwkv6",
     "rwkv7",
     "xlstm",
+    "zamba",
+    "zamba2",
 )
 """Model types that `fastweights.importers` reads."""
 
