@@ -93,7 +93,8 @@ async def serve(name: str, folder: Path) -> AsyncIterator[Server]:
         *("--dtype", "float32", "--max-model-len", "4096", "--max-num-seqs", "64"),
         *("--enforce-eager", "--skip-tokenizer-init", "--no-enable-prefix-caching"),
     ]
-    command = [str(Path(sys.executable).parent / "vllm"), "serve", str(folder), *options]
+    server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
+    command = [*server, *options]
     with subprocess.Popen(command, env={**os.environ, **SETTINGS}) as process:
         address = f"http://127.0.0.1:{port}"
         try:

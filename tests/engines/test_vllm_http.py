@@ -1,4 +1,4 @@
-"""Our models over HTTP: ``vllm serve FOLDER``."""
+"""Our models over HTTP: vLLM's server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``vllm serve`` as a process of its own, and requests to it."""
+"""vLLM's server as a process of its own, and requests to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def http_server(folder: Path, *arguments: str) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [str(Path(sys.executable).parent / "vllm"), "serve", str(folder)]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     options = ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), *arguments]
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(

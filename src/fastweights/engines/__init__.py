@@ -1,1 +1,1 @@
-"""Other people's programs with our models in them: they train, or serve."""
+"""Other people's programs with our models in them."""

@@ -18,7 +18,7 @@ from fastweights.importers.shared_settings import (
     parts,
     rope_parameters,
 )
-from fastweights.layers import Experts
+from fastweights.layers import Experts, GatedMLP
 from fastweights.layers.experts import Routing
 from fastweights.mixers import (
     KDA,
@@ -67,6 +67,23 @@ def lfm2(model: FastWeightsForCausalLM) -> Fields:
         "conv_L_cache": mixer.conv.size,
         "conv_bias": mixer.conv_bias is not None,
         "block_auto_adjust_ff_dim": False,
+    }
+
+
+def lfm2_moe(model: FastWeightsForCausalLM) -> Fields:
+    routing = first(model, Experts).router.routing
+    dense = [isinstance(block.mlp, GatedMLP) for block in model.model.layers]
+    fields = lfm2(model)
+    fields.pop("block_auto_adjust_ff_dim")
+    return {
+        **fields,
+        "num_dense_layers": sum(dense),
+        "moe_intermediate_size": expert_width(model),
+        "num_experts": routing.count,
+        "num_experts_per_tok": routing.chosen,
+        "use_expert_bias": routing.corrected,
+        "norm_topk_prob": routing.normalized,
+        "routed_scaling_factor": routing.scale,
     }
 
 
@@ -504,6 +521,7 @@ SETTINGS: dict[str, Callable[[FastWeightsForCausalLM], Fields]] = {
     "kimi_linear": kimi_linear,
     "bailing_hybrid": bailing_hybrid,
     "lfm2": lfm2,
+    "lfm2_moe": lfm2_moe,
     "minimax": minimax,
     "mamba": _mamba,
     "falcon_mamba": falcon_mamba,
