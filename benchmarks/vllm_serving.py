@@ -184,10 +184,9 @@ async def run(out: Path, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as place:
         folders = make_models(Path(place))
         async with contextlib.AsyncExitStack() as stack:
-            servers = [
-                await stack.enter_async_context(serve(name, folder))
-                for name, folder in folders.items()
-            ]
+            servers = await asyncio.gather(
+                *(stack.enter_async_context(serve(*one)) for one in folders.items())
+            )
             for server in servers:
                 await measure(server, 1, PROMPTS[0], 1)  # what is only made at the first request
             for length in PROMPTS:

@@ -17,8 +17,10 @@ def register() -> None:
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
     import fastweights  # noqa: F401 (transformers' classes know our model types from here on)
+    from fastweights.engines.vllm.backend import state_backend
     from fastweights.engines.vllm.settings import LinearizedSettings, ServedSettings
 
+    state_backend()
     own = {"FastWeightsForCausalLM": ("model:ServedFastWeights", ServedSettings)}
     linearized = ("linearized:ServedLinearized", LinearizedSettings)
     names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()

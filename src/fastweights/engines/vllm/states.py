@@ -21,6 +21,7 @@ from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 from vllm.v1.kv_cache_interface import MambaSpec
 
+from fastweights.engines.vllm.backend import NAME, state_backend
 from fastweights.engines.vllm.groups import Group, group
 from fastweights.engines.vllm.layout import PageLayout
 
@@ -68,7 +69,7 @@ class StateBackend(AttentionBackend):
     @staticmethod
     def get_name() -> str:
         """Return the name."""
-        return "FASTWEIGHTS"
+        return NAME
 
     @staticmethod
     def get_builder_cls() -> type[StateMetadataBuilder]:
@@ -79,16 +80,6 @@ class StateBackend(AttentionBackend):
     def is_ssm(cls) -> bool:
         """Return True: there are states and no keys."""
         return True
-
-
-def _backend() -> MambaAttentionBackendEnum:
-    name = StateBackend.get_name()
-    if name in MambaAttentionBackendEnum.__members__:
-        return MambaAttentionBackendEnum[name]
-    return MambaAttentionBackendEnum.register(name, f"{__name__}.{StateBackend.__qualname__}")
-
-
-BACKEND = _backend()
 
 
 class StateLayer(nn.Module, MambaBase):
@@ -123,7 +114,7 @@ class StateLayer(nn.Module, MambaBase):
     @property
     def mamba_type(self) -> MambaAttentionBackendEnum:
         """Ours among vLLM's kinds of mamba layers."""
-        return BACKEND
+        return state_backend()
 
     def groups(self) -> list[Group] | None:
         """The sequences of this step; None while vLLM only measures memory."""
