@@ -22,6 +22,7 @@ from fastweights.mixers.mla import MLA
 from fastweights.mixers.shared import SharedAttention
 from fastweights.mixers.softmax import SoftmaxAttention
 from fastweights.models.cache import BatchFirstCache, FastWeightsCache
+from fastweights.models.invariant import RowCaches
 
 WARM_UPS = 2
 """Steps before a capture, by which libraries allocate what they keep."""
@@ -61,6 +62,8 @@ def refuse_static(model: PreTrainedModel, cache: Any) -> str | None:
     """Why no step of this model can be repeated on memory that stays where it is, None if one can
     be once all windows are full.
     """
+    if isinstance(cache, RowCaches):
+        return "its sequences are read apart from each other"
     if not all(isinstance(part, BatchFirstCache) for part in parts_of(cache)):
         return "its cache keeps the keys and values of all tokens"
     for name, module in model.named_modules():
