@@ -36,6 +36,7 @@ COMMANDS = [
     "importing.md",
     "install.md",
     "mesa.md",
+    "serving.md",
     "several-processes.md",
     "tutorials/finetune.md",
 ]

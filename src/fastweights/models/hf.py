@@ -18,6 +18,7 @@ from fastweights.mixers.shared import SharedBlock
 from fastweights.models.block import Block, dropout, normalization
 from fastweights.models.cache import FastWeightsCache
 from fastweights.models.config import FastWeightsConfig
+from fastweights.models.continuous import BatchesAtOnce
 from fastweights.models.inputs import (
     padding_first,
     require_cache,
@@ -381,7 +382,7 @@ class FastWeightsModel(FastWeightsTrunk):
         return x
 
 
-class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
+class FastWeightsForCausalLM(BatchesAtOnce, FastWeightsPreTrainedModel, GenerationMixin):
     """A causal language model of any mixers: `FastWeightsModel` and a linear head.
 
     Works with transformers' ``generate``, Trainer, PEFT and pipelines. The head shares the
