@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from fastweights.features import Landmarks
 from fastweights.layers import upcast
 from fastweights.linearize.convert.attention import branches, use_mode
-from fastweights.linearize.convert.attention_layers import AttentionLayer
+from fastweights.linearize.convert.branch import WindowedBranch
 from fastweights.linearize.convert.modes import AttentionCall, Mode
 from fastweights.shapes import Output
 
@@ -43,8 +43,7 @@ def place_landmarks(model: Any, texts: Iterable[Mapping[str, Tensor]], seed: int
     Raises:
         ValueError: If the model has other features, or the texts are too short.
     """
-    converted = branches(model)
-    _require_landmarks(model, converted)
+    converted = _with_landmarks(model)
     mode, training = _GatherStreams(), model.training
     model.eval()
     with torch.no_grad(), use_mode(model, mode):
@@ -57,18 +56,22 @@ def place_landmarks(model: Any, texts: Iterable[Mapping[str, Tensor]], seed: int
         _place(branch, seen, Generator().manual_seed(seed + layer))
 
 
-def _require_landmarks(model: Any, converted: Mapping[int, Any]) -> None:
+def _with_landmarks(model: Any) -> dict[int, WindowedBranch]:
+    """The branches by layer, all of which have landmarks."""
+    converted, found = branches(model), dict[int, WindowedBranch]()
     if not converted:
         raise ValueError(
             f"{type(model).__name__} has no linear layers; call fastweights.linearize.linearize"
             ' with LinearAttentionConfig(features="landmarks") first'
         )
     for layer, branch in converted.items():
-        if branch.config.features != "landmarks":
+        if not (isinstance(branch, WindowedBranch) and isinstance(branch.phi_k, Landmarks)):
             raise ValueError(
                 f"layer {layer} has the features {branch.config.features!r}, which are trained;"
                 ' landmarks are placed in models with features="landmarks"'
             )
+        found[layer] = branch
+    return found
 
 
 def _require_keys(layer: int, count: int, landmarks: int) -> None:
@@ -109,9 +112,8 @@ class _GatherStreams(Mode):
         return call.softmax()
 
 
-def _place(branch: Any, seen: list[_Seen], generator: Generator) -> None:
-    attention: AttentionLayer = branch.attention
-    phi_q, phi_k = branch.phi_q, branch.phi_k
+def _place(branch: WindowedBranch, seen: list[_Seen], generator: Generator) -> None:
+    attention, phi_q, phi_k = branch.attention, branch.phi_q, branch.phi_k
     repeats = attention.heads // attention.kv_heads
     keys = upcast(torch.cat([text.keys for text in seen])).transpose(0, 1)
     moments = torch.stack([text.moments for text in seen]).sum(0)
@@ -131,7 +133,7 @@ def _place(branch: Any, seen: list[_Seen], generator: Generator) -> None:
     _write(phi_q, of_queries, of_queries.new_zeros(of_queries.shape[:2]))
 
 
-def _write(phi: Landmarks, W: Tensor, b: Tensor) -> None:
+def _write(phi: Any, W: Tensor, b: Tensor) -> None:
     with torch.no_grad():
         phi.W.copy_(W.flatten(0, 1).unsqueeze(-1))
         phi.b.copy_(b.flatten())
