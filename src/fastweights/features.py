@@ -201,3 +201,49 @@ class Relu(LearnedFeatures):
     """The feature map with f = ReLU (T2R, Kasai et al., 2021)."""
 
     activate = staticmethod(F.relu)
+
+
+class Landmarks(nn.Module):
+    """Features that are a softmax over landmarks: φ(x) = softmax(x W + b), ``x [b t h w]`` → ``[b t
+    h n]``, in float32 or wider.
+
+    For queries, x W + b are the scores of the landmarks, and a = log Σ e^(x W + b) says what φ has
+    been divided by: e^a φ(q)_j is what softmax would give landmark j. For keys, φ says which
+    landmarks stand for a key. There is a W ``[w n]`` and a b ``[n]`` per head, random until
+    `place_landmarks` or a checkpoint gives them values.
+
+    Args:
+        heads: The number of heads.
+        width: w.
+        features: Half of n, as the other maps have two channels for each of their features.
+    """
+
+    def __init__(self, heads: int, width: int, features: int) -> None:
+        super().__init__()
+        self.heads, self.size = heads, 2 * features
+        self.W = nn.Parameter(torch.empty(heads * self.size, width, 1))
+        self.b = nn.Parameter(torch.empty(heads * self.size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.W, std=self.W.shape[1] ** -0.5)
+        nn.init.zeros_(self.b)
+
+    @staticmethod
+    def activate(x: Tensor, /) -> Tensor:
+        return x.softmax(-1)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Compute x W + b."""
+        W = upcast(self.W).squeeze(-1).unflatten(0, (self.heads, -1))
+        dtype = torch.promote_types(accumulate_dtype(x), W.dtype)
+        scores = torch.einsum("bthw,hnw->bthn", x.to(dtype), W.to(dtype))
+        return scores + self.b.view(self.heads, -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activate(self.scores(x))
+
+    def with_log_scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute φ(x), and a ``[b t h 1]``."""
+        scores = self.scores(x)
+        return self.activate(scores), scores.logsumexp(-1, keepdim=True)

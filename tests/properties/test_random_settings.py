@@ -89,7 +89,21 @@ VALUES = {
     "z_loss": NON_NEGATIVE,
 }
 CONFIGS = st.builds(TrainConfig, **VALUES)
-ANALOGS = st.builds(
+
+
+def possible(record: type, *values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Records of those values that fit each other."""
+
+    def build(chosen: tuple[Any, ...]) -> Any:
+        try:
+            return record(*chosen)
+        except ValueError:
+            return None
+
+    return st.tuples(*values).map(build).filter(lambda built: built is not None)
+
+
+ANALOGS = possible(
     LinearAttentionConfig,
     st.sampled_from(sorted(FEATURE_MAPS)),
     st.none() | COUNT,

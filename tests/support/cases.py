@@ -555,6 +555,16 @@ CASES = [
         )
         for shared in (True, False)
     ),
+    *(
+        Case(
+            f"windowed-{window}-scaled",
+            partial(WindowedLinear, window=window),
+            partial(rules.windowed, window=window),
+            {**WINDOWED, "log_scale": scalar},
+            partial(window_state, max(window - 1, 0)),
+        )
+        for window in (5, 0)
+    ),
     Case("normalized-none", normalized_decay, rules.normalized, POSITIVE, positive_matrix),
     Case(
         "normalized-scalar",

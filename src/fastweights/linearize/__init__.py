@@ -9,6 +9,7 @@ from fastweights.linearize.convert.config import FEATURE_MAPS, LinearAttentionCo
 from fastweights.linearize.convert.conversion import linearize
 from fastweights.linearize.convert.errors import CannotLinearize
 from fastweights.linearize.convert.handover import convert_cache, read_by_softmax, restore_cache
+from fastweights.linearize.convert.landmarks import place_landmarks
 from fastweights.linearize.convert.lolcats import from_lolcats
 from fastweights.linearize.convert.model_types import register_model_types
 from fastweights.linearize.convert.modes import (
@@ -45,6 +46,7 @@ __all__ = [
     "find_attention_layers",
     "from_lolcats",
     "linearize",
+    "place_landmarks",
     "read_by_softmax",
     "restore_cache",
     "use_mode",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -40,6 +40,9 @@ from fastweights.shapes import (
 
 WindowState = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
+LARGEST_LOG_WEIGHT = 40.0
+"""Of scores relative to a `log_scale`: e to ± this, and sums of products of it, fit float32."""
+
 
 @dataclass(frozen=True, eq=False)
 class WindowedLinear(Recurrence[WindowState]):
@@ -52,7 +55,8 @@ class WindowedLinear(Recurrence[WindowState]):
     Σ_{i≤n-w} φ_iᵀ (LoLCATs, 2024). The window is exact softmax for the first w tokens, and for all
     if w is as large as T. With ``shared=False`` each side has a normaliser of its own, the paper's
     eq. 8: γ Σ a_i v_i + (1-γ) Σ â_i v_i, where a side without any tokens leaves all weight to the
-    other.
+    other. With a `log_scale` a_n in place of c_n both sides are on one scale, if e^(a_n) φ_n φ_iᵀ
+    is meant to be e^(s_ni): `Landmarks`. s_ni - a_n is then held between ± `LARGEST_LOG_WEIGHT`.
 
     The state is: keys ``[b g s k]``, values ``[b g s v]`` and features ``[b g s f]`` of the last
     s ≤ w - 1 tokens, oldest first and in the streams' dtypes; S with z as its last column
@@ -67,6 +71,7 @@ class WindowedLinear(Recurrence[WindowState]):
         window: w ≥ 0; 0 leaves normalised linear attention
         shared: one normaliser for both sides, or one each
         softcap: a > 0: a tanh(s_ni / a) for s_ni (Gemma 2); None: scores as they are
+        log_scale: a_n ``[b t h 1]``, with one normaliser for both sides; None: c_n
         keep_mask, segment_starts: ``[b t 1 1]`` bool, set by `keep` and `segments`
     """
 
@@ -79,6 +84,7 @@ class WindowedLinear(Recurrence[WindowState]):
     window: int
     shared: bool = True
     softcap: float | None = None
+    log_scale: PerToken | None = None
     keep_mask: Tensor | None = None
     segment_starts: Tensor | None = None
 
@@ -95,10 +101,20 @@ class WindowedLinear(Recurrence[WindowState]):
         if self.fk.shape[-1] != self.fq.shape[-1]:
             raise ShapeError(f"fk has width {self.fk.shape[-1]}, must be {self.fq.shape[-1]}")
         require_width("mix", self.mix, 1)
+        if self.log_scale is not None:
+            require_width("log_scale", self.log_scale, 1)
+            self._require_one_normaliser()
         if self.groups == 0 or self.shape[2] % self.groups:
             raise ShapeError(
                 f"q has {self.shape[2]} heads and k, v {self.groups}; the latter must divide the"
                 " former"
+            )
+
+    def _require_one_normaliser(self) -> None:
+        if not self.shared:
+            raise ValueError(
+                "WindowedLinear(shared=False, log_scale=…): sides with a normaliser each have no"
+                " scale in common; leave out one of the two"
             )
 
     @lazy_property
@@ -158,15 +174,10 @@ class WindowedLinear(Recurrence[WindowState]):
         *cached, memory, age = state
         keys, values, mapped = self.append_tokens(cached)
         age, exact = F.pad(age, (0, 1)), with_ones(values.to(self.accumulator))
-        q, fq, mix = (
-            self._queries(s).unflatten(1, (self.groups, -1)).squeeze(3)
-            for s in (self.q, features(self.fq), self.mix)
-        )
+        q, fq, mix = (self._grouped(s) for s in (self.q, features(self.fq), self.mix))
         scores = soft_cap(q @ keys.to(self.accumulator).mT / q.shape[-1] ** 0.5, self.softcap)
-        near = (
-            exponentials(scores.masked_fill((age >= self.window)[:, None, None], -torch.inf))
-            @ exact
-        )
+        scores = scores.masked_fill((age >= self.window)[:, None, None], -torch.inf)
+        near = exponentials(scores, self._grouped(self.log_scale)) @ exact
         leaving = mapped[:, :, :1] * (age[:, :1] == max(self.window - 1, 0))[:, None, :, None]
         written = memory + leaving.to(memory.dtype).mT @ exact[:, :, :1]
         far = fq @ (memory if self.window else written)
@@ -277,6 +288,12 @@ class WindowedLinear(Recurrence[WindowState]):
         stream = heads_first(stream, self.accumulator).expand(b, h, t, -1)
         return stream if self.keep_mask is None else stream * self.keep_mask.transpose(1, 2)
 
+    def _grouped(self, stream: Tensor | None) -> Any:
+        """`stream` of one token's queries as ``[b g h/g ·]``; None as it is."""
+        if stream is None:
+            return None
+        return self._queries(stream).unflatten(1, (self.groups, -1)).squeeze(3)
+
     def _append_to_cache(self, state: WindowState) -> _VisibleTokens:
         """The cache followed by the record's own tokens."""
         *cached, _, age = state
@@ -319,7 +336,8 @@ class WindowedLinear(Recurrence[WindowState]):
         near = reach & (seen.time.distance < self.window)
         far = reach & (seen.time.distance >= self.window) & (seen.time.distance < FORGOTTEN // 2)
         scores = soft_cap(self._queries(self.q) @ keys.mT / self.q.shape[-1] ** 0.5, self.softcap)
-        weights = exponentials(scores.masked_fill(~near[:, None], -torch.inf))
+        scale = None if self.log_scale is None else self._queries(self.log_scale)
+        weights = exponentials(scores.masked_fill(~near[:, None], -torch.inf), scale)
         return weights, (self._queries(features(self.fq)) @ fk.mT) * far[:, None]
 
     def _next_state(self, seen: _VisibleTokens, memory: Tensor) -> WindowState:
@@ -396,8 +414,11 @@ def _slide_window(
     return keys, values, features, memory + written, last
 
 
-def exponentials(scores: Tensor) -> Tensor:
-    """e^(s - c), c the largest of the row; zeros where all are −inf."""
+def exponentials(scores: Tensor, log_scale: Tensor | None = None) -> Tensor:
+    """e^(s - c), c the largest of the row; or relative to a scale; zeros where scores are −inf."""
+    if log_scale is not None:
+        log_weights = (scores - log_scale).clamp(-LARGEST_LOG_WEIGHT, LARGEST_LOG_WEIGHT)
+        return log_weights.exp().masked_fill(scores == -torch.inf, 0)
     highest = scores.amax(-1, keepdim=True)
     return (scores - highest.masked_fill(highest == -torch.inf, 0)).exp()
 

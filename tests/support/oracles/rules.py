@@ -203,10 +203,11 @@ def windowed(
     window: int,
     shared: bool = True,
     softcap: float = np.inf,
+    log_scale: Array | None = None,
     state: tuple[Array, Array, Array, Array, Array] | None = None,
 ) -> tuple[Array, tuple[Array, Array, Array, Array, Array]]:
     """LoLCATs: γ e^(s - max s) over 0 ≤ t - s < window, φ(q)·φ(k) over all before; one normaliser,
-    or eq. 8's two.
+    or eq. 8's two. With a log scale a, e^(s - a) instead, s - a between -40 and 40.
     """
     b, t, h = (max(s.shape[axis] for s in (q, k, v, fq, fk, mix)) for axis in range(3))
     groups = max(s.shape[2] for s in (k, v, fk))
@@ -233,6 +234,9 @@ def windowed(
             else [softcap * np.tanh(score / softcap) for score in scores]
         )
         weights = [np.exp(score - max(scores)) for score in scores]
+        if log_scale is not None:
+            a = np.broadcast_to(log_scale, (b, t, h, 1))[i, j, head, 0]
+            weights = [np.exp(np.clip(score - a, -40, 40)) for score in scores]
         exact = sum(
             (a * v[i, group, s] for a, s in zip(weights, near, strict=True)), np.zeros(v.shape[3])
         )

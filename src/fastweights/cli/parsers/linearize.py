@@ -49,6 +49,7 @@ RECIPES = {
     "window-last": "transfer and LoRA without the window, which is added in the end",
     "window-dropout": "LoLCATs with the window dropped less and less often",
     "liger": "GLA with gates pooled from keys, a window of 64, LoRA alone",
+    "landmarks": "a window of 64 and landmarks placed among the keys, KL of logits by LoRA",
     "lawcat": "GLA of convolved queries and keys, transfer of outputs, LoRA",
     "mohawk": "maps, hidden states of blocks, KL of logits",
     "mamba-in-llama": "50, 25, 12.5, 0 %% of the layers softmax, MLPs frozen, cross-entropy and KL",
@@ -56,8 +57,8 @@ RECIPES = {
     "halo": "hidden states, KL of logits, a few steps of long texts",
     "kl-guided": "hidden states, KL of logits with a higher rate for linear attentions",
 }
-"""Published recipes, and what each does."""
-FEATURE_MAPS = ("hedgehog", "exp", "elu", "relu")
+"""Recipes, and what each does."""
+FEATURE_MAPS = ("hedgehog", "exp", "elu", "relu", "landmarks")
 RULES = (
     "windowed",
     "gla",

@@ -122,6 +122,7 @@ class WindowStep(NamedTuple):
     key: View
     value: View
     mix: View
+    log_scale: View
     keys: Pointer
     values: Pointer
     age: Pointer

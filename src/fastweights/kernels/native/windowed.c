@@ -12,6 +12,8 @@
 #include "rows.h"
 #include "windowed.h"
 
+#define LARGEST_LOG_WEIGHT 40.0f /* as in recurrence/windowed.py */
+
 typedef struct {
     const WindowStep *p;
     long b, g;
@@ -77,19 +79,34 @@ static void add_rows(float *to, const float *weights, const float *rows, long n,
             to[j] += weights[i] * rows[i * width + j];
 }
 
-/* x becomes e^(x - max x), and the sum is returned; behind its end are −inf up to whole vectors. */
-static float exponentials(float *x, long count)
+/* x becomes e^(x - highest), and the sum is returned; behind its end are −inf up to whole vectors. */
+static float exponentials_below(float *x, long count, float highest)
 {
-    float highest = -INFINITY;
     vec sum = all(0);
-    for (long i = 0; i < count; i++)
-        highest = x[i] > highest ? x[i] : highest;
     for (long i = 0; i < count; i += W) {
         vec weights = vexp(load(x + i) - (highest == -INFINITY ? 0 : highest));
         store(x + i, weights);
         sum += weights;
     }
     return total(sum);
+}
+
+/* x becomes e^(x - max x), and the sum is returned; behind its end are −inf up to whole vectors. */
+static float exponentials(float *x, long count)
+{
+    float highest = -INFINITY;
+    for (long i = 0; i < count; i++)
+        highest = x[i] > highest ? x[i] : highest;
+    return exponentials_below(x, count, highest);
+}
+
+/* x becomes e^(x - a), x - a held between ±LARGEST_LOG_WEIGHT unless it is −inf; and the sum is returned. */
+static float scaled_exponentials(float *x, long count, float a)
+{
+    for (long i = 0; i < count; i++)
+        if (x[i] != -INFINITY)
+            x[i] = fminf(fmaxf(x[i] - a, -LARGEST_LOG_WEIGHT), LARGEST_LOG_WEIGHT);
+    return exponentials_below(x, count, 0);
 }
 
 /* ---- features ---- */
@@ -218,7 +235,12 @@ static void attend(Turn *turn, const float *memory, long h)
     memset(turn->far, 0, (p->v + 1) * sizeof(float));
     for (long i = 0; i < padded(p->cached + 1); i++)
         turn->weights[i] = score(turn, i);
-    turn->near[p->v] = exponentials(turn->weights, p->cached + 1);
+    if (p->log_scale.at) {
+        float scale;
+        load_rows(&scale, 1, 1, &p->log_scale, turn->b, 0, h, 1);
+        turn->near[p->v] = scaled_exponentials(turn->weights, p->cached + 1, scale);
+    } else
+        turn->near[p->v] = exponentials(turn->weights, p->cached + 1);
     add_rows(turn->near, turn->weights, turn->values, p->cached, p->v);
     add_rows(turn->near, turn->weights + p->cached, turn->value, 1, p->v);
     add_rows(turn->far, turn->fq, memory, p->f, p->v + 1);

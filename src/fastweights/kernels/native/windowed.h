@@ -16,6 +16,7 @@ typedef struct {
     double scale, softcap;    /* of scores; 0: no cap */
     int64_t threads;          /* at most so many */
     View q, key, value, mix;
+    View log_scale;             /* a of e^(s - a) in place of the largest score; may be none */
     const float *keys, *values; /* [b g cached ·], oldest first */
     const int64_t *age;         /* [b cached] */
     const float *memory;        /* [b g f v+1] */

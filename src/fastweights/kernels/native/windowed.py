@@ -100,13 +100,15 @@ def window_step(
     k: Tensor,
     v: Tensor,
     mix: Tensor,
+    log_scale: Tensor | None,
     source: LearnedFeatures | TokenFeatures,
     state: FeaturelessWindowState,
 ) -> tuple[Tensor, FeaturelessWindowState]:
     """(o ``[b 1 h v]`` in float32, the state behind the token) of streams and a state that fit each
     other.
     """
-    streams = (_single(q), _single(k), _single(v), _single(mix))
+    scale = None if log_scale is None else _single(log_scale)
+    streams = (_single(q), _single(k), _single(v), _single(mix), scale)
     keys, values, memory, age = (
         s.contiguous() for s in (_single(state[0]), _single(state[1]), *state[2:])
     )
@@ -147,7 +149,8 @@ def _run(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, Window
     rule = WindowRule(recurrence.window, recurrence.shared, q.shape[-1] ** -0.5, recurrence.softcap)
     given = learned_features(recurrence) or _given_features(recurrence, rule, keys, kept)
     before = (keys, values, memory, age)
-    o, (keys, values, memory, age) = window_step(rule, q, k, v, mix, given, before)
+    scale = recurrence.log_scale
+    o, (keys, values, memory, age) = window_step(rule, q, k, v, mix, scale, given, before)
     if isinstance(given, TokenFeatures):
         kept = recurrence.kept_features(given.following.to(kept.dtype))
     else:

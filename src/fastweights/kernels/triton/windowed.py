@@ -509,6 +509,8 @@ def refuses(recurrence: WindowedLinear) -> str | None:
     """Why these kernels cannot take a record."""
     if recurrence.keep_mask is not None:
         return "its tokens may be padding"
+    if recurrence.log_scale is not None:
+        return "its scores are relative to a scale"
     if any(x.dtype not in NARROW for x in streams_of(recurrence)):
         return "its streams are not all in float32, bfloat16 or float16"
     widths = {

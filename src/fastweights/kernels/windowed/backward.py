@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -10,7 +12,14 @@ from fastweights.kernels.windowed.masks import WindowMasks
 from fastweights.kernels.windowed.plan import WindowPlan
 from fastweights.kernels.windowed.spans import SpanStreams, mask_rows, weighted_sums
 from fastweights.recurrence.streams import reciprocal_or_zero
-from fastweights.recurrence.windowed import mix_window_and_memory, normalize_by_last
+from fastweights.recurrence.windowed import (
+    LARGEST_LOG_WEIGHT,
+    mix_window_and_memory,
+    normalize_by_last,
+)
+
+WEIGHTS = math.exp(-LARGEST_LOG_WEIGHT) * (1 + 1e-5), math.exp(LARGEST_LOG_WEIGHT) * (1 - 1e-5)
+"""Between these, weights relative to a scale are at neither of its bounds."""
 
 
 def span_back(
@@ -22,10 +31,10 @@ def span_back(
     dmemory: Tensor,
 ) -> tuple[SpanStreams, Tensor]:
     """(gradients of the blocks, of S before them) from those of o and of S after them."""
-    q, fq, mix, k, fk, v = blocks
+    q, fq, mix, scale, k, fk, v = blocks
     c, old, readers = fk.shape[3], blocks.leaving_values, blocks.reading_queries(masks)
     states = blocks.states(masks, memory)
-    near, far = blocks.weights(masks, plan.softcap)
+    near, far = blocks.weights(masks, plan)
     sums = weighted_sums(blocks, masks, near, far, states)
     dnear, dfar, dmix = _mix_backward(*sums, mix, do, shared=plan.shared)
 
@@ -33,7 +42,12 @@ def span_back(
     dv = near.mT @ dnear
     top = near == 1
     dscores = (dnear @ v.mT).mul_(near)
-    if plan.shared:
+    dscale = torch.zeros_like(scale)
+    if plan.scaled:
+        # s - a, held between two bounds:  da = -Σ ds, of those that are not at a bound
+        dscores.mul_((near > WEIGHTS[0]) & (near < WEIGHTS[1]))
+        dscale = -dscores.sum(-1, keepdim=True)
+    elif plan.shared:
         # moving c_n moves the whole near side against the far one: the row's Σ dN ⊙ N is taken
         # from the scores that are the maximum. With a normaliser each, c_n cancels.
         share = (dnear * sums[0]).sum(-1, keepdim=True) / top.sum(-1, keepdim=True).clamp(min=1)
@@ -63,7 +77,7 @@ def span_back(
         taken, dtaken = taken * masks.absorbed, dtaken * masks.absorbed
     dv[..., :c, :] += taken @ dwritten[:, :, 1:]
     # s = q kᵀ:  dq = ds k,  dk = dsᵀ q
-    gradients = SpanStreams(dscores @ k, dfq, dmix, dscores.mT @ q, dfk.add_(dtaken), dv)
+    gradients = SpanStreams(dscores @ k, dfq, dmix, dscale, dscores.mT @ q, dfk.add_(dtaken), dv)
     return gradients, dwritten[:, :, 0]
 
 

@@ -48,7 +48,7 @@ class BlockwiseWindows(torch.autograd.Function):
             masks = span_masks(plan, span, plain, documents)
             # S before every block; the weights of keys in the window and before it
             states = blocks.states(masks, memory)
-            near, far = blocks.weights(masks, plan.softcap)
+            near, far = blocks.weights(masks, plan)
             # both sides' sums with their normalisers, joined, divided
             sides = weighted_sums(blocks, masks, near, far, states)
             sums = mix_window_and_memory(*sides, blocks.mix, shared=plan.shared)
@@ -65,16 +65,16 @@ class BlockwiseWindows(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor, dmemory: Tensor) -> tuple[Tensor | None, ...]:
         plan: WindowPlan = ctx.plan
         running, present, *saved = ctx.saved_tensors
-        streams, starts = saved[:6], saved[6:]
+        streams, starts = saved[:7], saved[7:]
         *queries, k, fk, v = (torch.zeros_like(s) for s in streams)
         for span, memory in reversed(list(zip(plan.spans(), starts, strict=True))):
             blocks = SpanStreams.of(plan, span, *streams)
             masks = span_masks(plan, span, ctx.plain, Documents(running, present))
             d, dmemory = span_back(plan, blocks, masks, memory, plan.queries(do, span), dmemory)
             tokens = slice(span.start * plan.block, span.stop * plan.block)
-            for out, tiles in zip(queries, d[:3], strict=True):
+            for out, tiles in zip(queries, d[:4], strict=True):
                 out[..., tokens, :] = plan.merge_queries(tiles)
-            for out, tiles in zip((k, fk, v), d[3:], strict=True):
+            for out, tiles in zip((k, fk, v), d[4:], strict=True):
                 plan.add_strips(tiles, span, out)
         return None, None, None, dmemory, *queries, k, fk, v
 
@@ -88,11 +88,14 @@ def blockwise_windows(recurrence: WindowedLinear, state: WindowState) -> tuple[T
     _, length, documents = arranged
 
     # queries by groups [b g r T ·]: tokens that count first, then zeros up to whole blocks
+    scale = recurrence.mix[..., :0] if recurrence.log_scale is None else recurrence.log_scale
     queries = (
         arranged.tokens(s.to(dtype).expand(b, t, h, -1))
-        for s in (recurrence.q, features(recurrence.fq), recurrence.mix)
+        for s in (recurrence.q, features(recurrence.fq), recurrence.mix, scale)
     )
-    q, fq, mix = (F.pad(s, (0, 0, 0, plan.length - t)).unflatten(1, (g, -1)) for s in queries)
+    q, fq, mix, scale = (
+        F.pad(s, (0, 0, 0, plan.length - t)).unflatten(1, (g, -1)) for s in queries
+    )
 
     # keys [b g w+T ·]: the w before the record (zeros where fewer are cached), then its own
     own = (
@@ -112,7 +115,12 @@ def blockwise_windows(recurrence: WindowedLinear, state: WindowState) -> tuple[T
     v = with_ones(values.to(dtype)) * present[:, None, :, None]
     plain = arranged.order is None and recurrence.segment_starts is None
     o, last = BlockwiseWindows.apply(
-        plan, plain, documents, memory, q / q.shape[-1] ** 0.5, fq, mix, keys.to(dtype), fk, v
+        plan,
+        plain,
+        documents,
+        memory,
+        *(q / q.shape[-1] ** 0.5, fq, mix, scale),
+        *(keys.to(dtype), fk, v),
     )
     o = arranged.outputs(o.flatten(1, 2)[:, :, :t])
 

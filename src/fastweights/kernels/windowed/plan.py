@@ -18,7 +18,7 @@ SCORES = 1 << 19
 
 class WindowPlan(NamedTuple):
     """Queries per block, window, blocks in all, blocks at once; of the record whether both sides
-    share one normaliser, and what bounds the scores.
+    share one normaliser, what bounds the scores, and whether they are relative to a scale.
     """
 
     block: int
@@ -27,6 +27,7 @@ class WindowPlan(NamedTuple):
     blocks_at_once: int
     shared: bool
     softcap: float | None
+    scaled: bool
 
     @classmethod
     def of(cls, recurrence: WindowedLinear, past: int) -> Self:
@@ -38,7 +39,13 @@ class WindowPlan(NamedTuple):
         block = min(max(window, FEWEST), MOST)
         at_once = SCORES // (b * h * block * (block + window))
         return cls(
-            block, window, -(-t // block), max(1, at_once), recurrence.shared, recurrence.softcap
+            block,
+            window,
+            -(-t // block),
+            max(1, at_once),
+            recurrence.shared,
+            recurrence.softcap,
+            recurrence.log_scale is not None,
         )
 
     @property

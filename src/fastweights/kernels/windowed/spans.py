@@ -10,17 +10,18 @@ from torch import Tensor
 from fastweights.kernels.blocks import smallest_exponent
 from fastweights.kernels.windowed.masks import WindowMasks
 from fastweights.kernels.windowed.plan import WindowPlan
-from fastweights.recurrence.windowed import soft_cap
+from fastweights.recurrence.windowed import LARGEST_LOG_WEIGHT, soft_cap
 
 
 class SpanStreams(NamedTuple):
     """The streams of n blocks: queries ``[b g n r·c ·]``, strips of keys ``[b g n strip ·]``, φ(K)
-    ``[b g n c f]``.
+    ``[b g n c f]``; the scale of scores has no width where there is none.
     """
 
     q: Tensor
     fq: Tensor
     mix: Tensor
+    scale: Tensor
     k: Tensor
     fk: Tensor
     v: Tensor
@@ -33,6 +34,7 @@ class SpanStreams(NamedTuple):
         q: Tensor,
         fq: Tensor,
         mix: Tensor,
+        scale: Tensor,
         k: Tensor,
         fk: Tensor,
         v: Tensor,
@@ -41,6 +43,7 @@ class SpanStreams(NamedTuple):
             plan.queries(q, span),
             plan.queries(fq, span),
             plan.queries(mix, span),
+            plan.queries(scale, span),
             plan.strips(k, span, plan.strip),
             plan.strips(fk, span, plan.block),
             plan.strips(v, span, plan.strip),
@@ -51,18 +54,18 @@ class SpanStreams(NamedTuple):
         """The values of the keys that S takes up."""
         return self.v[..., : self.fk.shape[3], :]
 
-    def weights(self, masks: WindowMasks, softcap: float | None) -> tuple[Tensor, Tensor]:
+    def weights(self, masks: WindowMasks, plan: WindowPlan) -> tuple[Tensor, Tensor]:
         """near ``[b g n r·c strip]`` and far ``[b g n r·c c]``."""
         c = self.fk.shape[3]
-        scores = (
-            soft_cap(self.q @ self.k.mT, softcap)
-            .unflatten(3, (-1, c))
-            .masked_fill_(~masks.near, -torch.inf)
-        )
-        highest = scores.amax(-1, keepdim=True)
-        scores.sub_(highest.masked_fill_(highest == -torch.inf, 0)).clamp_(
-            min=smallest_exponent(scores.dtype)
-        )
+        scores = soft_cap(self.q @ self.k.mT, plan.softcap).unflatten(3, (-1, c))
+        if plan.scaled:
+            scores.sub_(self.scale.unflatten(3, (-1, c)))
+            scores.clamp_(-LARGEST_LOG_WEIGHT, LARGEST_LOG_WEIGHT)
+        else:
+            scores.masked_fill_(~masks.near, -torch.inf)
+            highest = scores.amax(-1, keepdim=True)
+            scores.sub_(highest.masked_fill_(highest == -torch.inf, 0))
+            scores.clamp_(min=smallest_exponent(scores.dtype))
         near = scores.exp_().mul_(masks.near).flatten(3, 4)
         far = (self.fq @ self.fk.mT).unflatten(3, (-1, c)).mul_(masks.far).flatten(3, 4)
         return near, far

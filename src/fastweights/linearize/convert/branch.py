@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from fastweights.features import Landmarks
 from fastweights.layers import upcast
 from fastweights.linearize.convert.attention_layers import AttentionLayer
 from fastweights.linearize.convert.cache import Kept, StateLayer
@@ -27,6 +28,8 @@ from fastweights.shapes import Mask, Output, Segments
 
 START = -2.1972
 """m of γ = σ(m): γ = 0.1 (LoLCATs)."""
+ON_ONE_SCALE = 5.0
+"""m where both sides are on one scale, and γ is to be about 1."""
 
 
 class LinearBranch(nn.Module, ABC):
@@ -213,6 +216,9 @@ class LinearBranch(nn.Module, ABC):
 class WindowedBranch(LinearBranch):
     """LoLCATs' branch: `WindowedLinear` with learnt φ and γ.
 
+    With `Landmarks` for φ, both sides are on one scale, so that the window's weights and those of
+    the tokens before it are softmax's, as far as landmarks stand for keys.
+
     The cache keeps the last w - 1 keys and values of the key heads as they are, and (S ‖ z) in
     float32. φ of a cached key is computed when the key leaves the window: `Mapped`.
     """
@@ -229,7 +235,8 @@ class WindowedBranch(LinearBranch):
     def reset_parameters(self) -> None:
         for part in self.children():
             part.reset_parameters()  # type: ignore[operator]
-        nn.init.constant_(self.mix, START)
+        scaled = isinstance(self.phi_q, Landmarks)
+        nn.init.constant_(self.mix, ON_ONE_SCALE if scaled else START)
 
     def project(self, q: Tensor, k: Tensor, v: Tensor) -> WindowedLinear:
         k, v = (
@@ -238,8 +245,25 @@ class WindowedBranch(LinearBranch):
         )
         scaled, config = self.softmax_queries(q), self.config
         mix = upcast(self.mix).sigmoid().view(1, 1, -1, 1)
-        fq, fk, cap = Mapped(self.phi_q, q), Mapped(self.phi_k, k), self.attention.softcap
-        return WindowedLinear(scaled, k, v, fq, fk, mix, config.window, config.shared, cap)
+        fq, log_scale = self._map_queries(q)
+        return WindowedLinear(
+            scaled,
+            k,
+            v,
+            fq,
+            Mapped(self.phi_k, k),
+            mix,
+            config.window,
+            config.shared,
+            self.attention.softcap,
+            log_scale,
+        )
+
+    def _map_queries(self, q: Tensor) -> tuple[Tensor | Mapped, Tensor | None]:
+        """φ of queries, and what its logarithm is relative to, where the window has to know."""
+        if isinstance(self.phi_q, Landmarks):
+            return self.phi_q.with_log_scale(q)
+        return Mapped(self.phi_q, q), None
 
     def to_cache(self, state: State) -> tuple[Tensor, ...]:
         keys, values, _, memory, age = state

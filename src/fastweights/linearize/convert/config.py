@@ -6,18 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from fastweights.features import Elu, Exponential, Hedgehog, LearnedFeatures, Relu
+from fastweights.features import Elu, Exponential, Hedgehog, Landmarks, LearnedFeatures, Relu
 from fastweights.layers import choose
 from fastweights.linearize.convert.attention_layers import AttentionLayer
 from fastweights.runs.ranges import NON_NEGATIVE_INTEGER, POSITIVE_INTEGER
 
-FEATURE_MAPS: Mapping[str, type[LearnedFeatures]] = {
+FEATURE_MAPS: Mapping[str, type[LearnedFeatures | Landmarks]] = {
     "hedgehog": Hedgehog,
     "exp": Exponential,
     "elu": Elu,
     "relu": Relu,
+    "landmarks": Landmarks,
 }
-"""Learnt feature maps φ by the names that configurations use."""
+"""Feature maps φ by the names that configurations use."""
 
 RULE_PAPERS: Mapping[str, str] = {
     "windowed": "LoLCATs (Zhang et al., 2024)",
@@ -55,9 +56,10 @@ class LinearAttentionConfig:
     them. Any rule can take linear attention's place there.
 
     Attributes:
-        features: The feature map φ, a name of `FEATURE_MAPS`.
-        feature_dim: Columns of each matrix W_φ; φ(x) has twice as many channels, for x and -x. None
-            for half of the head's width.
+        features: The feature map φ, a name of `FEATURE_MAPS`. Those of "landmarks" are placed by
+            `place_landmarks`, not trained from scratch, and belong to "windowed" alone.
+        feature_dim: Columns of each matrix W_φ; φ(x) has twice as many channels, for x and -x, or
+            twice as many landmarks. None for half of the head's width.
         window: Number of tokens that softmax attention reaches over; the rule covers all tokens
             before them. 0 leaves the rule alone.
         shared: True for one normaliser for both sides together (LoLCATs), False for one for each
@@ -127,6 +129,15 @@ class LinearAttentionConfig:
                 f"sinks = {self.sinks} with per_query_head: LoLCATs' own layers, which have a φ_k"
                 " for every query head, have no sinks; leave one of them out"
             )
+        if self.features == "landmarks" and (
+            self.rule != "windowed" or self.sinks or not self.shared or self.per_query_head
+        ):
+            raise ValueError(
+                f"features = 'landmarks' with rule = {self.rule!r}, sinks = {self.sinks}, shared ="
+                f" {self.shared}, per_query_head = {self.per_query_head}: landmarks stand for the"
+                " keys of a key head, and are weighed with those of the window; take rule ="
+                " 'windowed', no sinks, shared = True and per_query_head = False"
+            )
         if self.convolution and (self.window or self.per_query_head):
             raise ValueError(
                 f"convolution = {self.convolution} with window = {self.window} and per_query_head ="
@@ -166,7 +177,7 @@ class LinearAttentionConfig:
         return self.window > 0
 
     @property
-    def phi(self) -> type[LearnedFeatures]:
+    def phi(self) -> type[LearnedFeatures | Landmarks]:
         """The class of the feature map."""
         return FEATURE_MAPS[self.features]
 

@@ -95,7 +95,10 @@ class WindowOnly(OtherRecurrence):
 
     def replacement(self, record: Recurrence) -> Recurrence:
         window = require_window(record, self)
-        return replace(window, mix=torch.ones_like(window.mix), shared=False)
+        alone = {"mix": torch.ones_like(window.mix), "shared": False}
+        if isinstance(window, WindowedLinear):
+            return replace(window, **alone, log_scale=None)
+        return replace(window, **alone)
 
 
 class LinearOnly(OtherRecurrence):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from fastweights.linearize.convert.attention import branches, softmax_attentions
 from fastweights.linearize.convert.conversion import linearize
+from fastweights.linearize.convert.landmarks import place_landmarks
 from fastweights.linearize.distill.adapt import next_logits, unwrap_adapters
 from fastweights.linearize.distill.budget import Budget, CacheBudget, LayerBudget
 from fastweights.linearize.distill.criteria import (
@@ -24,7 +25,12 @@ from fastweights.linearize.distill.criteria import (
     Losses,
     name_of,
 )
-from fastweights.linearize.distill.fit import copy_parameters, read_parameters
+from fastweights.linearize.distill.fit import (
+    copy_parameters,
+    read_parameters,
+    read_tensors,
+    write_tensors,
+)
 from fastweights.linearize.distill.plan import ConversionPlan, plan
 from fastweights.linearize.distill.ranking import Ranking, fingerprint
 from fastweights.linearize.distill.recipe import LinearizationRecipe, StageConfig
@@ -44,6 +50,10 @@ from fastweights.text.folder import TextFolder
 
 COMPARISON_SEQUENCES = 16
 """Sequences of validation text that layers are ranked and measured by, at most."""
+LANDMARKS = "landmarks.safetensors"
+"""The landmarks of all layers, if the recipe has any."""
+LANDMARK_TOKENS = 16_384
+"""Of the training text, among whose keys landmarks are placed."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +154,15 @@ def _require_dtype(name: str) -> None:
             f"dtype = {name!r}; take the name of a dtype of torch, such as float32 or bfloat16, or"
             " auto for the checkpoint's"
         )
+
+
+def _landmarks_of(model: nn.Module) -> dict[str, Tensor]:
+    maps = (".linear_branch.phi_q.", ".linear_branch.phi_k.")
+    return {
+        name: parameter.detach()
+        for name, parameter in model.named_parameters()
+        if any(part in name for part in maps)
+    }
 
 
 @dataclass(eq=False)
@@ -385,7 +404,28 @@ class ConversionContext:
         """Load the softmax model and convert these layers, with the branches' initial
         parameters."""
         torch.manual_seed(self.conversion.seed)
-        return linearize(self.load_original(bits), self.conversion.recipe.analog, layers)
+        model = linearize(self.load_original(bits), self.conversion.recipe.analog, layers)
+        if self.conversion.recipe.analog.features == "landmarks":
+            self._copy_landmarks(model)
+        return model
+
+    def _copy_landmarks(self, model: Any) -> None:
+        """Give a model the landmarks of the run, which are placed once, in all layers."""
+        path = self.out / LANDMARKS
+        if not path.exists():
+            whole = linearize(
+                self.load_original(), self.conversion.recipe.analog, self.conversion.layers
+            )
+            self.reporter.note("placing landmarks among the keys of the training text")
+            place_landmarks(whole, self._texts_of_landmarks(), self.conversion.seed)
+            write_tensors(path, _landmarks_of(whole))
+        copy_parameters(model, read_tensors(path))
+
+    def _texts_of_landmarks(self) -> Iterator[dict[str, Tensor]]:
+        train = self.train()
+        for number in range(-(-LANDMARK_TOKENS // train.length)):
+            inputs = train.batch(number, 1)
+            yield {name: x.to(self.device) for name, x in inputs.items() if name != "labels"}
 
     @property
     def is_divided(self) -> bool:

@@ -99,8 +99,7 @@ class PartialStage(StoredStage):
         load_parameters(self.model, folder)
 
     def finish(self, out: Path, tensors: Mapping[str, Tensor]) -> None:
-        with atomic_file(out / TRAINED) as new:
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, new)
+        write_tensors(out / TRAINED, tensors)
 
 
 def fit(
@@ -170,13 +169,28 @@ def read_parameters(out: Path) -> dict[str, Tensor]:
     files = [path] if (path := out / TRAINED).exists() else sorted(out.glob(f"block-*/{TRAINED}"))
     found = dict[str, Tensor]()
     for path in files:
-        try:
-            found |= load_file(path)
-        except SafetensorError as error:
-            raise CheckpointError(
-                f"{path} is damaged ({error}); remove it, and the same command writes it again"
-            ) from error
+        found |= read_tensors(path)
     return found
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a file of a run.
+
+    Raises:
+        CheckpointError: If it is damaged.
+    """
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{path} is damaged ({error}); remove it, and the same command writes it again"
+        ) from error
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a file of a run, whole or not at all."""
+    with atomic_file(path) as new:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, new)
 
 
 def copy_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from fastweights.linearize.distill.context import Conversion, ConversionContext
+from fastweights.linearize.distill.context import LANDMARKS, Conversion, ConversionContext
 from fastweights.linearize.distill.training import AdaptVerb
 from fastweights.linearize.distill.verb import Verb
 from fastweights.linearize.distill.verbs import RankLayersVerb, verbs_of, verbs_until
@@ -133,7 +133,8 @@ def _open_folder(context: ConversionContext, held: ExitStack, verbs: tuple[Verb,
 def _results(context: ConversionContext) -> list[Path]:
     """What the steps of a run leave, each of which can be made again from what is before it."""
     verbs = verbs_of(context.conversion.recipe)
-    return [context.out / "adapter", *(context.out / verb.result for verb in verbs)]
+    names = (LANDMARKS, "adapter", *(verb.result for verb in verbs))
+    return [context.out / name for name in names]
 
 
 def _require_recipe(out: Path) -> None:

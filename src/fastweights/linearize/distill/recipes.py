@@ -174,6 +174,9 @@ RECIPES: Mapping[str, LinearizationRecipe] = {
     "liger": LinearizationRecipe(
         LinearAttentionConfig(rule="gla", gates="pooled", shared=False), (AdaptationConfig(),)
     ),
+    "landmarks": LinearizationRecipe(
+        LinearAttentionConfig(features="landmarks"), (AdaptationConfig(loss=KL),)
+    ),
     "lawcat": LinearizationRecipe(LinearAttentionConfig(window=0, rule="gla", convolution=4)),
     "mohawk": MOHAWK,
     "mamba-in-llama": MAMBA_IN_LLAMA,
@@ -181,7 +184,8 @@ RECIPES: Mapping[str, LinearizationRecipe] = {
     "halo": HALO,
     "kl-guided": GUIDED,
 }
-"""Published recipes by name; steps are those of the papers' tokens, unless said otherwise.
+"""Recipes by name, published unless said otherwise; steps are those of the papers' tokens, unless
+said otherwise.
 
 - lolcats: Zhang et al., 2024 (arXiv 2410.10254): a window of 64 tokens, one normaliser, relative
   squared error of outputs; 400 steps of each stage are ours;
@@ -202,6 +206,8 @@ RECIPES: Mapping[str, LinearizationRecipe] = {
 - liger: Lan et al., 2025 (arXiv 2503.01496): GLA whose gates are averages of the keys' channels,
   beside a window with a normaliser of its own, LoRA alone; theirs weighs both sides alike, ours
   learns γ;
+- landmarks: ours: features that are a softmax over landmarks, which are placed among the model's
+  keys (`place_landmarks`) and need no transfer, beside a window of 64, then LoRA by KL;
 - lawcat: Liu et al., 2025 (arXiv 2509.18467): causal convolutions of 4 taps of q and k before the
   feature maps, normalised gated linear attention, and no window; LoLCATs' two stages, of sequences
   of 1024 tokens (a conversion's default). Gates, steps and rates are ours;

@@ -1,0 +1,179 @@
+"""Landmarks, by which linear attention tells keys apart, placed among the keys of some texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Generator, Tensor
+
+from fastweights.features import Landmarks
+from fastweights.layers import upcast
+from fastweights.linearize.convert.attention import branches, use_mode
+from fastweights.linearize.convert.branch import WindowedBranch
+from fastweights.linearize.convert.modes import AttentionCall, Mode
+from fastweights.shapes import Output
+
+SHARPNESS = 4.0
+"""τ: a key goes to the landmarks in the proportions e^(-τ d/2), d the mean square of the error that
+a landmark in its place makes in the scores."""
+ROUNDS = 20
+"""Of Lloyd's algorithm."""
+
+
+def place_landmarks(model: Any, texts: Iterable[Mapping[str, Tensor]], seed: int = 0) -> None:
+    """Place the landmarks of a linearized model, in place, where the keys of some texts are.
+
+    Nothing is trained. In each key head the keys k of the softmax model are divided into clusters
+    by k-means, started by k-means++ (Arthur and Vassilvitskii, 2007), in the metric that counts:
+    the distance of k and c is the mean square, over the texts' queries, of how far q·c is from
+    q·k. A landmark c is the mean of its cluster's keys. The query map becomes log φ(q)_c = q·c
+    less the logarithm of their sum, and the key map φ(k) the softmax of minus τ/2 times the
+    distances, so that φ(q) φ(k)ᵀ is a sum over the landmarks near k of what softmax would give
+    them.
+
+    Args:
+        model: A model linearized with ``LinearAttentionConfig(features="landmarks")``.
+        texts: Inputs of the model, such as ``{"input_ids": [b t]}``, of which every key head gets
+            at least as many keys as it has landmarks; some ten thousand tokens do.
+        seed: Of where the clusters begin.
+
+    Raises:
+        ValueError: If the model has other features, or the texts are too short.
+    """
+    converted = _with_landmarks(model)
+    mode, training = _GatherStreams(), model.training
+    model.eval()
+    with torch.no_grad(), use_mode(model, mode):
+        for inputs in texts:
+            model.base_model(**inputs, use_cache=False)
+    model.train(training)
+    for layer, branch in converted.items():
+        seen = mode.seen.get(layer, [])
+        _require_keys(layer, sum(len(text.keys) for text in seen), branch.phi_k.size)
+        _place(branch, seen, Generator().manual_seed(seed + layer))
+
+
+def _with_landmarks(model: Any) -> dict[int, WindowedBranch]:
+    """The branches by layer, all of which have landmarks."""
+    converted, found = branches(model), dict[int, WindowedBranch]()
+    if not converted:
+        raise ValueError(
+            f"{type(model).__name__} has no linear layers; call fastweights.linearize.linearize"
+            ' with LinearAttentionConfig(features="landmarks") first'
+        )
+    for layer, branch in converted.items():
+        if not (isinstance(branch, WindowedBranch) and isinstance(branch.phi_k, Landmarks)):
+            raise ValueError(
+                f"layer {layer} has the features {branch.config.features!r}, which are trained;"
+                ' landmarks are placed in models with features="landmarks"'
+            )
+        found[layer] = branch
+    return found
+
+
+def _require_keys(layer: int, count: int, landmarks: int) -> None:
+    if count < landmarks:
+        raise ValueError(
+            f"{landmarks} landmarks in each head of layer {layer}, and texts with {count} keys:"
+            " give longer texts, or take fewer landmarks by a smaller feature_dim"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """Of one layer and one text: its keys ``[n g k]``, and Σ qᵀq ``[g k k]`` over the queries of
+    each key head."""
+
+    keys: Tensor
+    moments: Tensor
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor) -> Self:
+        """Of queries ``[n h k]`` and keys ``[n g k]``."""
+        by_group = upcast(q).unflatten(1, (k.shape[1], -1))
+        return cls(k, torch.einsum("ngri,ngrj->gij", by_group, by_group))
+
+
+class _GatherStreams(Mode):
+    """Softmax, which leaves behind what its layers have read."""
+
+    constant = False
+
+    def __init__(self) -> None:
+        self.seen = dict[int, list[_Seen]]()
+
+    def attend(self, call: AttentionCall) -> Output:
+        there = slice(None) if call.keep is None else call.keep.flatten()
+        q, k = (stream.flatten(0, 1)[there] for stream in (call.q, call.k))
+        self.seen.setdefault(call.layer, []).append(_Seen.of(q, k))
+        return call.softmax()
+
+
+def _place(branch: WindowedBranch, seen: list[_Seen], generator: Generator) -> None:
+    attention, phi_q, phi_k = branch.attention, branch.phi_q, branch.phi_k
+    repeats = attention.heads // attention.kv_heads
+    keys = upcast(torch.cat([text.keys for text in seen])).transpose(0, 1)
+    moments = torch.stack([text.moments for text in seen]).sum(0)
+    metrics = attention.scaling**2 * moments / (keys.shape[1] * repeats)
+    means, W, b = list[Tensor](), list[Tensor](), list[Tensor]()
+    for own, metric in zip(keys, metrics, strict=True):
+        # in z = k R, with R Rᵀ the metric, the mean squares of errors are squares of distances
+        root = _square_root(metric)
+        places = cluster(own @ root, phi_k.size, generator)
+        nearest = torch.cdist(own @ root, places).argmin(-1)
+        means.append(_means(own, nearest, places @ torch.linalg.pinv(root)))
+        # -τ/2 ‖z - z_c‖², but for ‖z‖², which all landmarks have in common
+        W.append(SHARPNESS * places @ root.mT)
+        b.append(-SHARPNESS / 2 * places.square().sum(-1))
+    _write(phi_k, torch.stack(W), torch.stack(b))
+    of_queries = attention.scaling * torch.stack(means).repeat_interleave(repeats, 0)
+    _write(phi_q, of_queries, of_queries.new_zeros(of_queries.shape[:2]))
+
+
+def _write(phi: Any, W: Tensor, b: Tensor) -> None:
+    with torch.no_grad():
+        phi.W.copy_(W.flatten(0, 1).unsqueeze(-1))
+        phi.b.copy_(b.flatten())
+
+
+def _square_root(metric: Tensor) -> Tensor:
+    """The symmetric R ``[k k]`` with R Rᵀ = metric; R Rᵀ is positive definite by rounding's size,
+    so that R has an inverse."""
+    values, vectors = torch.linalg.eigh(metric.double())
+    least = values[-1].clamp(min=torch.finfo(torch.float32).tiny) * 1e-7
+    return ((vectors * values.clamp(min=least).sqrt()) @ vectors.mT).to(metric.dtype)
+
+
+def _means(keys: Tensor, nearest: Tensor, empty: Tensor) -> Tensor:
+    """The mean ``[c k]`` of the keys ``[n k]`` nearest to each landmark, or `empty`'s row."""
+    counts = nearest.bincount(minlength=len(empty)).unsqueeze(-1)
+    sums = torch.zeros_like(empty).index_add_(0, nearest, keys)
+    return torch.where(counts > 0, sums / counts.clamp(min=1), empty)
+
+
+def cluster(points: Tensor, count: int, generator: Generator) -> Tensor:
+    """Return the means ``[count w]`` of clusters of ``points [n w]``: Lloyd's algorithm from a
+    start by k-means++. A cluster that loses all its points stays where it was."""
+    places = _spread(points, count, generator)
+    for _ in range(ROUNDS):
+        nearest = torch.cdist(points, places).argmin(-1)
+        places = _means(points, nearest, places)
+    return places
+
+
+def _spread(points: Tensor, count: int, generator: Generator) -> Tensor:
+    """k-means++: each next point with probability in proportion to its squared distance from those
+    chosen before, or any if all points are chosen."""
+    draws = torch.rand(count, generator=generator, dtype=torch.float64).to(points.device)
+    chosen = points[(draws[0] * len(points)).long()][None]
+    distance = (points - chosen).square().sum(-1)
+    for draw in draws[1:]:
+        weights = (distance if distance.any() else torch.ones_like(distance)).double().cumsum(0)
+        drawn = torch.searchsorted(weights, draw * weights[-1], right=True)
+        new = points[drawn.clamp(max=len(points) - 1)]
+        chosen = torch.cat([chosen, new[None]])
+        distance = torch.minimum(distance, (points - new).square().sum(-1))
+    return chosen

@@ -1,0 +1,203 @@
+"""Landmarks: softmax over keys that stand for others, placed without training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Generator, Tensor
+
+from conversions import conversion, shorten, write_source
+from families import LAYERS, VOCABULARY, logits, padded, student, teacher
+from fastweights.features import Landmarks
+from fastweights.linearize import (
+    LinearAttentionConfig,
+    WindowOnly,
+    branches,
+    linearize,
+    place_landmarks,
+    use_mode,
+)
+from fastweights.linearize.convert.landmarks import cluster
+from fastweights.linearize.distill.pipeline import run_conversion
+from fastweights.linearize.distill.recipes import RECIPES
+from tolerances import error
+
+IDS = torch.randint(3, VOCABULARY, (2, 40), generator=Generator().manual_seed(3))
+
+
+def config(landmarks: int = 16, window: int = 4) -> LinearAttentionConfig:
+    return LinearAttentionConfig("landmarks", landmarks // 2, window)
+
+
+def softmax_over_landmarks(q: np.ndarray, k: np.ndarray, v: np.ndarray, branch) -> np.ndarray:
+    """Σ_s w_ts v_s / Σ_s w_ts of one head's q, k, v ``[t ·]``: w_ts = γ e^(q_t·k_s) in the window,
+    Σ_j e^(q_t·c_j) φ_j(k_s) before it, where q·c are the scores of the query map.
+    """
+    heads = branch.attention.heads // branch.attention.kv_heads
+    maps = (branch.phi_q, heads), (branch.phi_k, 1)
+    (Wq, bq), (Wk, bk) = (
+        (
+            phi.W.detach().double().numpy().reshape(-1, phi.size, q.shape[1])[0],
+            phi.b.detach().double().numpy().reshape(-1, phi.size)[0],
+        )
+        for phi, _ in maps
+    )
+    window, gamma = branch.config.window, 1 / (1 + np.exp(-branch.mix[0].item()))
+    out = np.zeros_like(v)
+    for t in range(len(q)):
+        weights = np.zeros(t + 1)
+        for s in range(t + 1):
+            if t - s < window:
+                weights[s] = gamma * np.exp(q[t] @ k[s] * branch.attention.scaling)
+            else:
+                near = np.exp(Wk @ k[s] + bk)
+                weights[s] = np.exp(Wq @ q[t] + bq) @ (near / near.sum())
+        out[t] = weights @ v[: t + 1] / weights.sum()
+    return out
+
+
+def test_a_layer_is_softmax_with_landmarks_for_keys() -> None:
+    model = student(analog=config()).double()
+    branch = branches(model)[1].double()
+    g = Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 20, h, 8, generator=g, dtype=torch.float64) for h in (4, 2, 2))
+    found = branch(q, k, v, None, None, None)[0, :, 0]
+    wanted = softmax_over_landmarks(
+        q[0, :, 0].numpy(), k[0, :, 0].numpy(), v[0, :, 0].numpy(), branch
+    )
+    assert error(found, torch.from_numpy(wanted)) < 1e-6  # γ is computed in float32
+
+
+def test_more_landmarks_are_nearer_to_softmax() -> None:
+    softmax, errors = teacher(), []
+    wanted = softmax(IDS).logits
+    for count in (2, 8, 32, 80):
+        model = linearize(teacher(), config(count))
+        place_landmarks(model, [{"input_ids": IDS}])
+        errors.append(error(model(IDS).logits, wanted))
+    assert all(more < fewer for fewer, more in pairwise(errors))
+    with use_mode(model, WindowOnly()):
+        window = error(model(IDS).logits, wanted)
+    assert errors[-1] < window / 2
+
+
+def test_padding_is_no_key() -> None:
+    whole = padded(pad=5)
+    whole["position_ids"] = (whole["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    apart = [
+        {"input_ids": whole["input_ids"][:1, 5:]},
+        {"input_ids": whole["input_ids"][1:]},
+    ]
+    models = [linearize(teacher(), config(4)) for _ in range(2)]
+    for model, texts in zip(models, ([whole], apart), strict=True):
+        place_landmarks(model, texts)
+    one, other = (branches(model)[0].phi_k.W for model in models)
+    assert error(one, other) < 1e-4
+
+
+def test_clusters_are_found() -> None:
+    g = Generator().manual_seed(0)
+    centres = 100 * torch.randn(5, 3, generator=g)
+    points = (centres[:, None] + torch.randn(5, 40, 3, generator=g)).flatten(0, 1)
+    found = cluster(points, 5, g)
+    order = torch.cdist(found, centres).argmin(1)
+    assert sorted(order.tolist()) == [0, 1, 2, 3, 4]
+    assert error(found, points.view(5, 40, 3).mean(1)[order]) < 1e-5
+
+
+def test_equal_points_are_one_cluster_and_some_empty_ones() -> None:
+    found = cluster(torch.ones(9, 2), 4, Generator().manual_seed(0))
+    assert torch.equal(found, torch.ones(4, 2))
+
+
+def test_the_same_seed_places_the_same_landmarks() -> None:
+    def placed(seed: int) -> Tensor:
+        model = linearize(teacher(), config())
+        place_landmarks(model, [{"input_ids": ids[None]} for ids in IDS], seed)
+        return branches(model)[2].phi_k.W
+
+    assert torch.equal(placed(1), placed(1))
+    assert not torch.equal(placed(1), placed(2))
+
+
+def test_a_model_that_was_placed_decodes_as_it_reads() -> None:
+    model = linearize(teacher(), config())
+    place_landmarks(model, [{"input_ids": IDS}])
+    inputs = padded(t=20)
+    whole = logits(model, inputs)
+    cache, found = None, []
+    for t in range(20):
+        part = {"input_ids": inputs["input_ids"][:, t : t + 1]}
+        part["attention_mask"] = inputs["attention_mask"][:, : t + 1]
+        out = model(
+            **part, past_key_values=cache, use_cache=True, position_ids=positions(inputs, t)
+        )
+        cache = out.past_key_values
+        found.append(out.logits)
+    there = inputs["attention_mask"][..., None]
+    assert error(torch.cat(found, 1) * there, whole) < 1e-5
+
+
+def positions(inputs: dict[str, Tensor], t: int) -> Tensor:
+    return (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)[:, t : t + 1]
+
+
+@pytest.mark.parametrize(
+    ("model", "texts", "message"),
+    [
+        (teacher, [], "no linear layers; call fastweights.linearize.linearize"),
+        (student, [], "layer 0 has the features 'hedgehog', which are trained"),
+        (
+            lambda: linearize(teacher(), config(16)),
+            [{"input_ids": IDS[:1, :15]}],
+            "16 landmarks in each head of layer 0, and texts with 15 keys: give longer texts",
+        ),
+    ],
+)
+def test_what_cannot_be_placed(model, texts, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        place_landmarks(model(), texts)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"rule": "gla"}, {"sinks": 1}, {"shared": False}, {"per_query_head": True}],
+)
+def test_landmarks_weigh_keys_beside_the_window_s(fields) -> None:
+    with pytest.raises(ValueError, match="landmarks stand for the keys of a key head"):
+        replace(config(), **fields)
+
+
+def test_scores_of_any_size_leave_numbers() -> None:
+    phi = Landmarks(1, 2, 2)
+    with torch.no_grad():
+        phi.W.mul_(1e6)
+    features, scale = phi.with_log_scale(torch.tensor([[[[1e3, -1e3]]]]))
+    assert features.isfinite().all()
+    assert scale.isfinite().all()
+    assert features.sum() == 1
+
+
+def test_a_run_places_them_once(tmp_path: Path) -> None:
+    """And again as they were, if the file was lost; layers that stay softmax need none."""
+    out, recipe = tmp_path / "out", shorten(RECIPES["landmarks"])
+    whole = conversion(write_source(tmp_path), recipe=recipe, softmax_layers=1)
+    assert run_conversion(whole, out, until="convert")
+    placed = load_file(out / "landmarks.safetensors")
+    assert len(placed) == 4 * LAYERS
+    assert all("phi_" in name for name in placed)
+    (out / "landmarks.safetensors").unlink()
+    assert run_conversion(whole, out)
+    again = load_file(out / "landmarks.safetensors")
+    assert placed.keys() == again.keys()
+    assert all(torch.equal(placed[name], again[name]) for name in placed)
+    exported = load_file(out / "model" / "model.safetensors")
+    kept = [name for name in placed if name in exported]
+    assert len(kept) == 4 * (LAYERS - 1)
+    assert all(torch.equal(placed[name], exported[name]) for name in kept)
