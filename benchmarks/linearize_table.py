@@ -1,0 +1,243 @@
+"""Recipes of linearization beside each other: ``python benchmarks/linearize_table.py TEACHERS``.
+
+TEACHERS is the folder that benchmarks/linearize_teachers.py has written. Every recipe that trains
+has the same number of tokens, and its own rate for each teacher: the one of three that leaves the
+fewest nats per token on a seed of its own. Then it is run with three other seeds. What is measured
+is held out from all training: perplexity, the share of what the window leaves open that the linear
+side closes, and, of teachers that look far, the accuracy of tokens that repeat others by distance.
+Each conversion is a run of its own in TEACHERS/table, and can be stopped and started again; rows go
+to benchmarks/results/linearize_table.json one by one, and from there into docs/linearize.md by
+`make pages`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from fastweights.cli.progress import reporter
+from fastweights.lab.bench.machine import Machine, commit, versions
+from fastweights.linearize import LinearAttentionConfig
+from fastweights.linearize.distill.adapt import TokenLoss
+from fastweights.linearize.distill.far_text import FarText
+from fastweights.linearize.distill.pipeline import Conversion, run_conversion
+from fastweights.linearize.distill.recipe import (
+    ADAPT,
+    TRANSFER,
+    AdaptationConfig,
+    LinearizationRecipe,
+    TransferConfig,
+)
+from fastweights.linearize.distill.trained import Adapters, AllWeights
+from fastweights.runs.files import atomic_file
+from fastweights.text.documents import Data
+from fastweights.train import AdamW, Every, StopOnSignal
+from linearize_far import by_distance
+from linearize_teachers import FAR, FAR_LENGTH
+
+RESULTS = Path(__file__).parent / "results" / "linearize_table.json"
+WINDOW, TEXT_LENGTH = 16, 256
+TUNED_ON, SEEDS = 100, (0, 1, 2)
+RATES = (3e-4, 1e-3, 3e-3)
+"""Of the stage in which the whole model adapts."""
+TRANSFER_RATE = 1e-1
+"""The best of those of docs/linearize.md."""
+EVERY = Every(log=10, evaluation=1 << 20, checkpoint=1 << 20)
+KL = TokenLoss(ce=0.0, kl=1.0)
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Updates, and sequences in each."""
+
+    steps: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to convert: its recipe with a budget and a rate; and whether anything is trained."""
+
+    recipe: Callable[[Budget, float], LinearizationRecipe]
+    trains: bool = True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("teachers", type=Path)
+    parser.add_argument("--only", choices=("text", *FAR), action="append", help="this teacher")
+    parser.add_argument("--method", choices=METHODS, action="append", help="this recipe")
+    parser.add_argument("--softmax-layers", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=120, help="updates in all")
+    parser.add_argument("--batch", type=int, default=4, help="sequences per update")
+    chosen = parser.parse_args()
+    for teacher in chosen.only or ("text", *FAR):
+        for name in chosen.method or METHODS:
+            for row in rows(chosen, teacher, name):
+                record(row)
+
+
+def _adapt(budget: Budget, lr: float, loss: TokenLoss, trained: Any) -> AdaptationConfig:
+    fit = replace(ADAPT, steps=budget.steps, batch=budget.batch, every=EVERY, optimizer=_adam(lr))
+    return AdaptationConfig(trained, loss, fit)
+
+
+def _transfer_then(
+    loss: TokenLoss, trained: Any = Adapters()
+) -> Callable[[Budget, float], LinearizationRecipe]:
+    """LoLCATs: half of the updates for each stage."""
+
+    def recipe(budget: Budget, lr: float) -> LinearizationRecipe:
+        half = replace(budget, steps=budget.steps // 2)
+        fit = replace(
+            TRANSFER,
+            steps=half.steps,
+            batch=half.batch,
+            every=EVERY,
+            optimizer=_adam(TRANSFER_RATE),
+        )
+        stages = TransferConfig(fit=fit), _adapt(half, lr, loss, trained)
+        return LinearizationRecipe(LinearAttentionConfig(window=WINDOW), stages)
+
+    return recipe
+
+
+def _landmarks_then(
+    count: int, trained: Any = Adapters()
+) -> Callable[[Budget, float], LinearizationRecipe]:
+    def recipe(budget: Budget, lr: float) -> LinearizationRecipe:
+        return LinearizationRecipe(_landmarks(count), (_adapt(budget, lr, KL, trained),))
+
+    return recipe
+
+
+def _landmarks(count: int) -> LinearAttentionConfig:
+    return LinearAttentionConfig("landmarks", count // 2, WINDOW)
+
+
+def _untrained(count: int) -> Method:
+    return Method(lambda budget, lr: LinearizationRecipe(_landmarks(count), ()), trains=False)
+
+
+def _adam(lr: float) -> AdamW:
+    return AdamW(lr=lr, betas=(0.9, 0.999), weight_decay=0.0)
+
+
+METHODS = {
+    "LoLCATs": Method(_transfer_then(TokenLoss())),
+    "LoLCATs, KL": Method(_transfer_then(KL)),
+    "LoLCATs, KL, all weights": Method(_transfer_then(KL, AllWeights())),
+    "64 landmarks, untrained": _untrained(64),
+    "64 landmarks, KL": Method(_landmarks_then(64)),
+    "64 landmarks, KL, all weights": Method(_landmarks_then(64, AllWeights())),
+    "512 landmarks, untrained": _untrained(512),
+    "512 landmarks, KL": Method(_landmarks_then(512)),
+    "512 landmarks, KL, all weights": Method(_landmarks_then(512, AllWeights())),
+}
+
+
+def rows(chosen: argparse.Namespace, teacher: str, name: str) -> Iterator[Row]:
+    """The rates on the seed that they are tuned on, then the best of them on the others."""
+    method = METHODS[name]
+    rates = RATES if method.trains else RATES[:1]
+    tuned = [run(chosen, teacher, name, lr, TUNED_ON) for lr in rates] if method.trains else []
+    yield from tuned
+    best = min(tuned, key=lambda row: row["linear"], default={"lr": rates[0]})["lr"]
+    for seed in SEEDS:
+        yield run(chosen, teacher, name, best, seed)
+
+
+def run(chosen: argparse.Namespace, teacher: str, name: str, lr: float, seed: int) -> Row:
+    """One conversion, measured."""
+    folder = chosen.teachers / teacher
+    recipe = METHODS[name].recipe(Budget(chosen.steps, chosen.batch), lr)
+    data = _data(chosen.teachers, teacher)
+    conversion = Conversion(
+        str(folder / "model"), data, recipe, softmax_layers=chosen.softmax_layers, seed=seed
+    )
+    title = f"{teacher} {name} {chosen.softmax_layers} {chosen.steps} {lr:g} {seed}"
+    console = Console(highlight=False)
+    console.print(f"\n{title}", markup=False)
+    out = chosen.teachers / "table" / "".join(c if c.isalnum() else "-" for c in title)
+    with reporter(console) as watch, StopOnSignal() as stop:
+        start = time.perf_counter()
+        if not run_conversion(conversion, out, reporter=watch, stop=stop):
+            raise SystemExit("stopped; the same command goes on from here")
+        seconds = time.perf_counter() - start
+    trained = sum(stage.fit.steps * stage.fit.batch for stage in recipe.stages) * data.length
+    return {
+        "teacher": teacher,
+        "method": name,
+        "softmax_layers": chosen.softmax_layers,
+        "lr": lr if METHODS[name].trains else None,
+        "seed": seed,
+        "tuning": seed == TUNED_ON,
+        "tokens": trained,
+        "seconds": seconds,
+        **_judged(out),
+        **({"recalled": _recalled(folder, out)} if teacher in FAR else {}),
+    }
+
+
+def _data(teachers: Path, teacher: str) -> Data:
+    text, length = ("far", FAR_LENGTH) if teacher in FAR else ("corpus", TEXT_LENGTH)
+    files = (str(teachers / text / f"{name}.jsonl") for name in ("train", "validation"))
+    train, validation = ((file,) for file in files)
+    return Data(
+        train, validation, length=length, boundaries=False, held_out=1 << 13, stream=1 << 16
+    )
+
+
+def _judged(out: Path) -> Row:
+    """Nats per token by what attends, the share, and the bytes of the state after many tokens."""
+    found = json.loads((out / "evaluation.json").read_text())
+    sides = {
+        name.replace(" ", "_"): found[name]["nats_per_token"]
+        for name in ("softmax", "linear", "window only")
+    }
+    return {**sides, "share": found["share"], "state_bytes": found["memory"][-1]}
+
+
+@torch.no_grad()
+def _recalled(folder: Path, out: Path) -> Row:
+    """Accuracy by distance, of the teacher and of the model that it has become."""
+    text = FarText(**load_file(folder / "held_out.safetensors"))
+    models = {"softmax": folder / "model", "linear": out / "model"}
+    return {
+        name: {
+            band: found["accuracy"]
+            for band, found in by_distance(AutoModelForCausalLM.from_pretrained(path), text).items()
+            if math.isfinite(found["accuracy"])
+        }
+        for name, path in models.items()
+    }
+
+
+def record(row: Row) -> None:
+    """Put a row into the file of results, in place of one of the same conversion."""
+    same = ("teacher", "method", "softmax_layers", "lr", "seed")
+    before = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    others = [old for old in before if any(old[name] != row[name] for name in same)]
+    header = {
+        "commit": commit(),
+        "machine": asdict(Machine.here(torch.device("cpu"))),
+        "versions": versions(),
+    }
+    with atomic_file(RESULTS) as new:
+        new.write_text(json.dumps({**header, "rows": [*others, row]}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
