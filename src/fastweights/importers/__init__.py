@@ -26,7 +26,7 @@ from fastweights.importers.minimax import minimax
 from fastweights.importers.nemotron_h import nemotron_h
 from fastweights.importers.olmo_hybrid import olmo_hybrid
 from fastweights.importers.plan import ImportPlan, ProgressCallback
-from fastweights.importers.qwen3_next import qwen3_5_text, qwen3_next
+from fastweights.importers.qwen3_next import qwen3_5_moe_text, qwen3_5_text, qwen3_next
 from fastweights.importers.recurrent_gemma import recurrent_gemma
 from fastweights.importers.rwkv import rwkv
 from fastweights.importers.rwkv6 import rwkv6
@@ -40,6 +40,7 @@ from fastweights.importers.source import (
     tokenizer_files,
 )
 from fastweights.importers.xlstm import xlstm
+from fastweights.importers.zamba import zamba, zamba2
 from fastweights.models import FastWeightsForCausalLM
 
 FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
@@ -72,6 +73,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "olmo_hybrid": olmo_hybrid,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "qwen3_5_moe_text": qwen3_5_moe_text,
     "qwen3_5_text": qwen3_5_text,
     "qwen3_next": qwen3_next,
     "recurrent_gemma": recurrent_gemma,
@@ -80,6 +82,8 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "rwkv6": rwkv6,
     "rwkv7": rwkv7,
     "xlstm": xlstm,
+    "zamba": zamba,
+    "zamba2": zamba2,
 }
 """The model_type of a config.json → how such a checkpoint becomes one of ours."""
 

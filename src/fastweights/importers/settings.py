@@ -32,6 +32,7 @@ from fastweights.mixers import (
     OLMo2Attention,
     SoftmaxAttention,
 )
+from fastweights.mixers.shared import SharedBlock
 from fastweights.models import FastWeightsForCausalLM
 
 
@@ -111,6 +112,14 @@ def _gated_delta(model: FastWeightsForCausalLM) -> Fields:
 
 def qwen3_5_text(model: FastWeightsForCausalLM) -> Fields:
     return {**decoder(model), **attention(model, partial=True), **_gated_delta(model)}
+
+
+def qwen3_5_moe_text(model: FastWeightsForCausalLM) -> Fields:
+    """Experts in every layer, their weights normalised."""
+    experts = _qwen_experts(model)
+    for name in ("norm_topk_prob", "mlp_only_layers"):
+        experts.pop(name, None)
+    return {**qwen3_5_text(model), **experts}
 
 
 def qwen3_next(model: FastWeightsForCausalLM) -> Fields:
@@ -421,12 +430,75 @@ def xlstm(model: FastWeightsForCausalLM) -> Fields:
     }
 
 
+def _shared(model: FastWeightsForCausalLM) -> Fields:
+    """Blocks that layers share, which are all of one size."""
+    blocks, layers = model.model.shared, range(model.config.num_hidden_layers)
+    shared = {} if not len(blocks) else _shared_block(blocks[0])  # type: ignore[arg-type]
+    used = model.config.layer_shared_blocks
+    return {
+        **common(model),
+        **shared,
+        "num_hidden_layers": len(layers),
+        "rms_norm_eps": model.config.norm_eps,
+        "hidden_act": model.config.hidden_act,
+        "layers_block_type": ["hybrid" if i in used else "linear_attention" for i in layers],
+    }
+
+
+def _shared_block(block: SharedBlock) -> Fields:
+    return {
+        "intermediate_size": block.mlp.W_1.out_features,
+        "num_attention_heads": block.heads,
+        "num_key_value_heads": block.kv_heads,
+        "attention_head_dim": block.rope.width,
+    }
+
+
+def zamba(model: FastWeightsForCausalLM) -> Fields:
+    mixer = first(model, Mamba)
+    count = len(parts(model, Mamba)) // model.config.num_hidden_layers
+    return {
+        **_shared(model),
+        "n_mamba_heads": count,
+        "mamba_expand": count * mixer.W_u.out_features // mixer.d,
+        "mamba_d_state": mixer.log_A.shape[1],
+        "mamba_d_conv": mixer.conv.size,
+        "mamba_dt_rank": mixer.W_Delta_1.out_features,
+    }
+
+
+def zamba2(model: FastWeightsForCausalLM) -> Fields:
+    fields, mixer = _shared(model), first(model, Mamba2)
+    blocks: Any = list(model.model.shared)
+    adapted: Fields = {}
+    if blocks:
+        block = blocks[0]
+        adapted = {
+            "num_mem_blocks": len(blocks),
+            "adapter_rank": block.rank or 1,
+            "use_shared_attention_adapter": block.attention_rank is not None,
+            "use_mem_rope": block.rope.fraction > 0,
+            "rope_parameters": rope_parameters(block.rope),
+        }
+    return {
+        **fields,
+        **adapted,
+        "n_mamba_heads": mixer.heads,
+        "mamba_expand": mixer.W_z.out_features // mixer.d,
+        "mamba_d_state": mixer.split[1] // mixer.groups,
+        "mamba_d_conv": mixer.conv.size,
+        "mamba_ngroups": mixer.groups,
+        "time_step_min": TINY,
+    }
+
+
 SETTINGS: dict[str, Callable[[FastWeightsForCausalLM], Fields]] = {
     "llama": llama,
     "mistral": mistral,
     "qwen2": qwen,
     "qwen3": qwen,
     "qwen3_next": qwen3_next,
+    "qwen3_5_moe_text": qwen3_5_moe_text,
     "qwen3_5_text": qwen3_5_text,
     "olmo_hybrid": olmo_hybrid,
     "kimi_linear": kimi_linear,
@@ -443,5 +515,7 @@ SETTINGS: dict[str, Callable[[FastWeightsForCausalLM], Fields]] = {
     "jamba": jamba,
     "recurrent_gemma": recurrent_gemma,
     "xlstm": xlstm,
+    "zamba": zamba,
+    "zamba2": zamba2,
 }
 """A model_type of transformers → the settings of such a model that a model of ours is."""

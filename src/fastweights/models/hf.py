@@ -14,6 +14,7 @@ from transformers.utils.generic import can_return_tuple
 
 from fastweights.layers import Linear, TokenContext
 from fastweights.methods import Auto, Method
+from fastweights.mixers.shared import SharedBlock
 from fastweights.models.block import Block, dropout, normalization
 from fastweights.models.cache import FastWeightsCache
 from fastweights.models.config import FastWeightsConfig
@@ -172,10 +173,18 @@ class FastWeightsTrunk(FastWeightsPreTrainedModel):
             None if positions is None else nn.Embedding(positions, config.hidden_size)
         )
         self.dropout = dropout(config.embedding_dropout)
+        self.shared = nn.ModuleList(config.make_shared_blocks())
         self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
+            Block(config, layer, self.shared_by(layer)) for layer in range(config.num_hidden_layers)
         )
         self.norm = normalization(config)
+
+    def shared_by(self, layer: int) -> SharedBlock | None:
+        """The block that this layer shares with others; None for none."""
+        number = self.config.layer_shared_blocks.get(layer)
+        block = None if number is None else self.shared[number]
+        assert block is None or isinstance(block, SharedBlock)
+        return block
 
     def run_blocks(
         self,
@@ -206,9 +215,10 @@ class FastWeightsTrunk(FastWeightsPreTrainedModel):
         trace = [] if trace is None else trace
         method = self.method if use_cache else self.method.without_state()
         values: Tensor | None = None
+        embeddings = x if len(self.shared) else None
         for block, state in zip(self.layers, before, strict=True):
             trace += [x]
-            x, state, values = block(x, state, keep, segments, method, values)
+            x, state, values = block(x, state, keep, segments, method, values, embeddings)
             states += [state] if use_cache else []
         if use_cache:
             cache.advance(states, x.shape[1])

@@ -35,6 +35,7 @@ FAMILIES = (
     "olmo_hybrid",
     "qwen2",
     "qwen3",
+    "qwen3_5_moe_text",
     "qwen3_5_text",
     "qwen3_next",
     "recurrent_gemma",
@@ -43,6 +44,8 @@ FAMILIES = (
     "rwkv6",
     "rwkv7",
     "xlstm",
+    "zamba",
+    "zamba2",
 )
 """Model types that `fastweights.importers` reads."""
 
