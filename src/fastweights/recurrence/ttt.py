@@ -144,7 +144,7 @@ class TTT(Recurrence[States]):
         memory, count = self._unpack(state)
         starts = None if self.starts is None else self._flags(self.starts)
         grid = _Grid.of(count, self._flags(self.keep_mask), starts, self.size)
-        outputs = list[Tensor]()
+        outputs: list[Tensor] = []
         for number, tokens in enumerate(zip(*map(grid.place, self._tokens()), strict=True)):
             q, k, v, rate, scale = tokens
             if grid.fresh is not None:
@@ -271,7 +271,7 @@ class _Network(NamedTuple):
         return q + self._norm(x)
 
     def _forward(self, x: Tensor) -> list[_Applied]:
-        found = list[_Applied]()
+        found: list[_Applied] = []
         for number, W in enumerate(self.layers):
             x = _with_one(_gelu(x) if number else x)
             found.append(_Applied(x, x @ W))
