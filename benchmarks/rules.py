@@ -1,13 +1,15 @@
-"""Delta rules of published models beside their reference implementations; prints JSON.
+"""Rules of published models beside their reference implementations; prints JSON.
 
-    python benchmarks/rules.py [--rounds 9] [--tokens 1024]
+    python benchmarks/rules.py [--rounds 9] [--tokens 1024] [--out benchmarks/results/rules.json]
 
 Gated DeltaNet and KDA beside the torch code of transformers, which its models run where no GPU is,
 and beside flash-linear-attention's naive code if it is installed (`pip install
-flash-linear-attention einops`); RWKV-7 beside the latter's naive chunks. Milliseconds of processor
-time on one thread of ours, by the kernel that `Auto` takes, and theirs as multiples of it: forward,
-and forward with backward, one sequence of 4 heads of 64 × 64. In turns, medians. Each row says how
-far the outputs are apart. The machine must be otherwise idle.
+flash-linear-attention einops`); RWKV-7 and TTT-Linear beside the latter's alone. Milliseconds of
+processor time on one thread of ours, by the kernel that `Auto` takes, and theirs as multiples of
+it: forward, and forward with backward, one sequence of 4 heads of 64 × 64. In turns, medians. Each
+row says how far the outputs are apart; of TTT-Linear the weights after the last token, as the naive
+code adds its residual to another tensor than the paper, at the same cost, and takes its rates for
+the paper's s. The machine must be otherwise idle.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from inspect import unwrap
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,29 +32,36 @@ from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delt
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 from fastweights import evaluate
-from fastweights.recurrence import DPLR, Delta
+from fastweights.lab.bench.machine import Machine, versions
+from fastweights.recurrence import DPLR, TTT, Delta
 
 try:
     from fla.ops.gated_delta_rule.naive import naive_chunk_gated_delta_rule
     from fla.ops.generalized_delta_rule.dplr.naive import dplr_chunkwise
     from fla.ops.kda.naive import naive_chunk_kda
+    from fla.ops.ttt.naive import chunk_ttt_linear_ref
 except ImportError:
-    naive_chunk_gated_delta_rule = dplr_chunkwise = naive_chunk_kda = None
+    naive_chunk_gated_delta_rule = dplr_chunkwise = naive_chunk_kda = chunk_ttt_linear_ref = None
 
 HEADS, WIDTH = 4, 64
+EPS = 1e-6
 # the torch code itself: what they import prefers flash-linear-attention's kernels to it
 TORCH_GATED_DELTA, TORCH_KDA = map(
     unwrap, (torch_chunk_gated_delta_rule, chunk_kimi_delta_attention)
 )
 Run = Callable[..., Tensor]
+T = TypeVar("T")
 
 
 class Comparison(NamedTuple):
-    """A rule's streams, and those who evaluate it by name, ours first."""
+    """A rule's streams, those who evaluate it by name, ours first, and what is compared of each if
+    it is not the output.
+    """
 
     rule: str
     streams: tuple[Tensor, ...]
     runs: dict[str, Run]
+    compared: dict[str, Run] | None = None
 
 
 def gated_deltanet(tokens: int) -> Comparison:
@@ -101,6 +113,40 @@ def rwkv7(tokens: int) -> Comparison:
     return Comparison("rwkv7", streams, available({"ours": ours, "fla, naive": fla}))
 
 
+def ttt_linear(tokens: int) -> Comparison:
+    q, k, v = (torch.randn(1, tokens, HEADS, WIDTH) for _ in range(3))
+    gain, shift, rate = *torch.rand(2, HEADS, WIDTH), torch.rand_like(q[..., :1])
+    network = 0.02 * torch.randn(HEADS, WIDTH + 1, WIDTH)
+    streams = (q, k, v, rate / WIDTH, network, gain, shift)
+
+    def ours(
+        q: Tensor, k: Tensor, v: Tensor, rate: Tensor, network: Tensor, gain: Tensor, shift: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        one, numbers = torch.ones(1, 1, 1, 1), network.flatten(1)
+        o, state = evaluate(TTT(q, k, v, one, rate, numbers, gain, shift, eps=EPS))
+        return o, (network + state[0])[:, :, :-1]
+
+    def fla(
+        q: Tensor, k: Tensor, v: Tensor, rate: Tensor, network: Tensor, gain: Tensor, shift: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        # it multiplies q where it stands
+        given = (q.clone(), k, v, gain, shift, rate, 1.0, EPS, 16)
+        start = network[None, :, :-1], network[None, :, -1:]
+        return chunk_ttt_linear_ref(*given, *start, output_final_state=True)[:2]
+
+    runs = available({"ours": ours, "fla, naive": fla})
+    return Comparison(
+        "ttt_linear",
+        streams,
+        {name: _part(run, 0) for name, run in runs.items()},
+        {name: _part(run, 1) for name, run in runs.items()},
+    )
+
+
+def _part(run: Callable[..., tuple[Tensor, Tensor]], number: int) -> Run:
+    return lambda *streams: run(*streams)[number]
+
+
 def delta_streams(tokens: int, decays: int) -> tuple[Tensor, ...]:
     """q and k of unit length, v, β and the log decay."""
     q, k, v = (torch.randn(1, tokens, HEADS, WIDTH) for _ in range(3))
@@ -108,7 +154,7 @@ def delta_streams(tokens: int, decays: int) -> tuple[Tensor, ...]:
     return F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, beta, log_decay
 
 
-def available(runs: dict[str, Run]) -> dict[str, Run]:
+def available(runs: dict[str, Callable[..., T]]) -> dict[str, Callable[..., T]]:
     return {n: run for n, run in runs.items() if dplr_chunkwise is not None or "fla" not in n}
 
 
@@ -123,9 +169,10 @@ def once(run: Run, streams: tuple[Tensor, ...], learns: bool) -> float:
 
 
 def rows(comparison: Comparison, rounds: int) -> Iterator[dict[str, object]]:
-    rule, streams, runs = comparison
-    want = runs["ours"](*streams)
-    apart = {n: (run(*streams) - want).abs().max().item() for n, run in runs.items() if n != "ours"}
+    rule, streams, runs, compared = comparison
+    found = {name: run(*streams) for name, run in (compared or runs).items()}
+    want = found.pop("ours")
+    apart = {name: (o - want).abs().max().item() for name, o in found.items()}
     for learns in (False, True):
         times: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(rounds + 1):
@@ -141,12 +188,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9, help="turns of each implementation")
     parser.add_argument("--tokens", type=int, default=1024, help="length, a multiple of 64")
+    parser.add_argument("--out", type=Path, help="a file for all rows, the machine and versions")
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    for rule in (gated_deltanet, kda, rwkv7):
+    if dplr_chunkwise is None:
+        print("flash-linear-attention is not installed: its rows are left out", file=sys.stderr)
+    found = []
+    for rule in (gated_deltanet, kda, rwkv7, ttt_linear):
         for row in rows(rule(given.tokens), given.rounds):
             print(json.dumps(row), flush=True)
+            found.append(row)
+    if given.out is not None:
+        about = {"machine": asdict(Machine.here(torch.device("cpu"))), "versions": versions()}
+        text = json.dumps({**about, "rounds": given.rounds, "rows": found}, indent=1)
+        given.out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,19 @@ def streams() -> str:
     return table(["kernel", "", "bfloat16 as it is", "converted", "float32"], rows)
 
 
+def rules() -> str:
+    """Rules beside the reference implementations of their models."""
+    peers = ("transformers", "fla, naive")
+    columns = ["rule", "", "ours", *(f"{peer}, ×" for peer in peers), "apart"]
+    return table(columns, [_rule(row, peers) for row in results("rules")["rows"]])
+
+
+def _rule(row: Row, peers: tuple[str, ...]) -> list[str]:
+    act = "forward and backward" if row["backward"] else "forward"
+    ratios = [f"{row[peer]:.2f}" if peer in row else "" for peer in peers]
+    return [row["rule"], act, _ms(row["ours_ms"]), *ratios, f"{max(row['apart'].values()):.0e}"]
+
+
 def busy_core() -> str:
     """An update alone and beside a busy core, by how threads wait."""
     columns = ["threads wait", "median alone", "mean beside a busy core"]

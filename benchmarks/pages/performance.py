@@ -320,6 +320,7 @@ PAGE = Page(
             "imported": cpu.imported,
             "bfloat16_models": cpu.models,
             "bfloat16_streams": cpu.streams,
+            "rules": cpu.rules,
             "busy_core": cpu.busy_core,
         }
     ),

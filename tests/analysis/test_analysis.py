@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from cases import CASES, LINEAR, Case, Shape, normal
+from cases import LINEAR, MAPPED, Case, Shape, normal
 from fastweights.analysis import maps, memory
 from fastweights.analysis.figures import comparison, profile_figures, teacher_distances
 from fastweights.analysis.profile import Profile, ProfileLimits, cuts, profile, spread_evenly
@@ -156,7 +156,7 @@ def test_normalisers() -> None:
     assert memory.normalisers(positive.inner) is None
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", MAPPED, ids=str)
 def test_attention_of_chosen_heads_is_the_map(case: Case) -> None:
     record = case.rule(**{n: s for n, s in case.streams(SHAPE).items() if n != "skip"})
     assert_close(maps.attention(record, [1]), record.attention_map()[:, [1]], "map")
@@ -197,6 +197,8 @@ def test_distance_from_a_teacher() -> None:
 STEPS = {"gated_deltaproduct": 2, "mamba3": 2}
 """How many steps a token makes, if not one: a layer is looked at step by step."""
 
+WITHOUT_MAP = ("ttt_linear", "ttt_mlp")
+
 
 @pytest.mark.parametrize("name", [*sorted(MIXERS), "hybrid"])
 def test_every_model_has_a_profile(name: str) -> None:
@@ -204,8 +206,10 @@ def test_every_model_has_a_profile(name: str) -> None:
     for layer in found.layers:
         count = len(layer.heads)
         assert count == min(2, layer.of)
-        assert layer.phi.shape == (count, 6 * n, 6 * n)
-        assert torch.isfinite(layer.phi).all()
+        assert (layer.phi is None) == (name in WITHOUT_MAP)
+        if layer.phi is not None:
+            assert layer.phi.shape == (count, 6 * n, 6 * n)
+            assert torch.isfinite(layer.phi).all()
         if layer.memory is None:
             assert layer.algorithms is None
             continue
@@ -299,7 +303,7 @@ def test_reports_are_whole_and_self_contained(tmp_path: Path) -> None:
 
 
 def test_pictures_show_what_a_model_has() -> None:
-    names = ("softmax", "linear", "mesa")
+    names = ("softmax", "linear", "mesa", "ttt_linear")
     slugs = {
         name: {p.slug for p in profile_figures(profiled(name, num_hidden_layers=1))}
         for name in names
@@ -315,6 +319,7 @@ def test_pictures_show_what_a_model_has() -> None:
         "conditions",
     }
     assert "normalisers" in slugs["linear"]
+    assert slugs["ttt_linear"] == set()
 
 
 @pytest.mark.usefixtures("pictures")
@@ -322,6 +327,7 @@ def test_models_are_compared_with_the_first_softmax_model() -> None:
     softmax, metala = profiled("softmax"), profiled("metala")
     assert teacher_distances([metala]) is None
     assert teacher_distances([metala, metala]) is None
+    assert teacher_distances([profiled("ttt_linear"), softmax]) is None
     shown = teacher_distances([metala, softmax])
     assert shown is not None
     assert "softmax" in shown.title

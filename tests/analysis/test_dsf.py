@@ -42,7 +42,10 @@ from tiny import tiny, tokens
 from tolerances import array, assert_close
 
 D, T = 16, 6
-WITHOUT_LTV = {"softmax", "swa", "olmo2", "mla", "fox", "loglinear_mamba2", "loglinear_gdn"}
+WITHOUT_LTV = {
+    *("softmax", "swa", "olmo2", "mla", "fox", "loglinear_mamba2", "loglinear_gdn"),
+    *("ttt_linear", "ttt_mlp"),
+}
 SIZES: dict[str, dict[str, Any]] = {
     "based": {"keys": 2},
     "dss": {"state": 4},
@@ -63,7 +66,7 @@ WITH_LTV = sorted(MIXERS.keys() - WITHOUT_LTV)
 each_mixer = pytest.mark.parametrize("name", WITH_LTV)
 each_linear = pytest.mark.parametrize("case", LINEAR, ids=str)
 each_system = pytest.mark.parametrize(
-    "case", [c for c in CASES if not c.name.startswith(("softmax", "loglinear"))], ids=str
+    "case", [c for c in CASES if not c.name.startswith(("softmax", "loglinear", "ttt"))], ids=str
 )
 each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.name)
 

@@ -35,6 +35,7 @@ from oracles import (
     rwkv7,
     slots,
     state_space,
+    ttt,
 )
 from tolerances import array, assert_close
 
@@ -233,6 +234,17 @@ LAYERS = [
     layer("mesa", layers.mesa, heads=2, bound=1.0, eps=1e-2, floor=1e-2),
     layer("mesa_signed", layers.mesa_signed, heads=2),
     layer("kalmanet", kalman.kalmanet, heads=2),
+    layer("ttt_linear", ttt.learner, heads=2, minibatch=4),
+    layer(
+        *("ttt_linear", ttt.learner),
+        heads=4,
+        minibatch=3,
+        conv=0,
+        gated=False,
+        rate=0.5,
+        eps=1e-2,
+    ),
+    layer("ttt_mlp", ttt.learner, heads=2, minibatch=4, rate=0.1, expand=2, eps=1e-3),
     layer("kalmanet", kalman.kalmanet, heads=4, ratio=0.5, steps=3, conv=2, eps=1e-2, floor=1e-2),
 ]
 each_layer = pytest.mark.parametrize("layer", LAYERS, ids=str)

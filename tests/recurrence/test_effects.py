@@ -82,6 +82,9 @@ def test_rules_without_an_effect_say_what_to_do() -> None:
     levels = next(c for c in CASES if c.name == "loglinear-decay")
     with pytest.raises(NoFiniteFormError, match=r"how many are before them; evaluate it by Head"):
         levels.rule(**levels.streams()).effect(Auto().evaluate)
+    network = next(c for c in CASES if c.name == "ttt")
+    with pytest.raises(NoFiniteFormError, match=r"its weights at every minibatch; evaluate it by"):
+        network.rule(**network.streams()).effect(Auto().evaluate)
     streams = next(c for c in CASES if c.name == "decay-scalar").streams()
     with pytest.raises(NoFiniteFormError, match=r"not known; state it in _Silent\.effect"):
         _Silent(**streams).effect(Auto().evaluate)

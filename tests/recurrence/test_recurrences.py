@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from cases import CASES, LINEAR, METHODS, Case, Shape, State, Streams, cast, each, parts
+from cases import CASES, LINEAR, MAPPED, METHODS, Case, Shape, State, Streams, cast, each, parts
 from checks import as_tensors, check, check_gradients, check_states, gradients, oracle
 from fastweights.kernels import only, takers
 from fastweights.methods import Auto, Chunkwise, Method, Parallel, Recurrent, evaluate
@@ -220,7 +220,7 @@ def test_output_has_the_dtype_of_queries_and_values(case: Case) -> None:
             assert evaluate(case.rule(**mixed), method=method)[0].dtype == expected
 
 
-@each_case
+@pytest.mark.parametrize("case", MAPPED, ids=str)
 def test_map_is_the_impulse_response_and_gives_the_output(case: Case) -> None:
     record = case.rule(**scalar_skips(case.streams(Shape(t=13))))
     weights = record.attention_map()

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 from fastweights.methods import Auto, Chunkwise, Method, Parallel, Recurrent
 from fastweights.recurrence import (
     DPLR,
+    TTT,
     Amplified,
     Bonus,
     Chebyshev,
@@ -33,7 +35,7 @@ from fastweights.recurrence import (
     Softmax,
     WindowedLinear,
 )
-from oracles import kalman, loglinear, rules, slots
+from oracles import kalman, loglinear, rules, slots, ttt
 
 Streams = dict[str, Tensor]
 State = Tensor | tuple[Tensor, ...]
@@ -98,6 +100,10 @@ def scalar(s: Shape, g: Generator) -> Tensor:
 
 def gate(s: Shape, g: Generator) -> Tensor:
     return scalar(s, g).sigmoid()
+
+
+def small_gate(s: Shape, g: Generator) -> Tensor:
+    return 0.3 * gate(s, g)
 
 
 def doubled_gate(s: Shape, g: Generator) -> Tensor:
@@ -244,6 +250,29 @@ def levels_and_count(s: Shape, g: Generator) -> tuple[Tensor, Tensor]:
     return normal(s.b, s.h, 4 * s.k, s.v, generator=g), 8 + 4 * torch.arange(s.b)
 
 
+HIDDEN = (3,)
+"""The hidden layers of the network that the rule `TTT` learns here."""
+
+
+def layers(s: Shape) -> list[tuple[int, int]]:
+    """(rows, columns) with the biases, of a network from v channels to v channels."""
+    return [(i + 1, o) for i, o in pairwise((s.v, *HIDDEN, s.v))]
+
+
+def head_weights(s: Shape, g: Generator) -> Tensor:
+    return 0.5 * normal(s.h, sum(i * o for i, o in layers(s)), generator=g)
+
+
+def head_vectors(s: Shape, g: Generator) -> Tensor:
+    return normal(s.h, s.v, generator=g)
+
+
+def network_state(s: Shape, g: Generator) -> tuple[Tensor, ...]:
+    """In the middle of minibatches, at another place in every sequence."""
+    matrices = [0.3 * normal(s.b, s.h, *size, generator=g) for size in layers(s) * 2]
+    return *matrices, 1 + torch.arange(s.b) % 3
+
+
 def window_state(length: int, s: Shape, g: Generator) -> tuple[Tensor, ...]:
     k, v, age = cache(length, s, g)
     fk = normal(s.b, s.groups, length, s.k + 1, generator=g).exp()
@@ -353,6 +382,16 @@ COMPLEX: dict[str, Draw] = {
     "k": complex_keys,
     "v": values,
     "log_decay": log_complex,
+}
+LEARNING: dict[str, Draw] = {
+    "q": values,
+    "k": values,
+    "v": values,
+    "rate": small_gate,
+    "scale": gate,
+    "start": head_weights,
+    "gain": head_vectors,
+    "shift": head_vectors,
 }
 TIED: dict[str, Draw] = {"q": keys, "v": values, "log_decay": log_vector}
 
@@ -508,6 +547,13 @@ CASES = [
             ("delta", Delta, {**ERASING, "log_decay": log_scalar}),
         )
     ),
+    Case(
+        "ttt",
+        partial(TTT, hidden=HIDDEN, size=4, eps=0.1),
+        partial(ttt.ttt, hidden=HIDDEN, size=4, eps=0.1),
+        LEARNING,
+        network_state,
+    ),
     Case("softmax", Softmax, rules.softmax, QKV, full_cache),
     Case("softmax-grouped", Softmax, rules.softmax, GROUPED, partial(cache, 4)),
     Case(
@@ -643,10 +689,13 @@ CASES = [
     ),
 ]
 
-LINEAR = [case for case in CASES if not case.name.startswith(("softmax", "windowed", "loglinear"))]
+WITHOUT_SYSTEM = ("softmax", "windowed", "loglinear", "ttt")
+LINEAR = [case for case in CASES if not case.name.startswith(WITHOUT_SYSTEM)]
+MAPPED = [case for case in CASES if not case.name.startswith("ttt")]
+"""The rules whose output is linear in their values."""
 WITHOUT_EFFECT = (
     *("softmax", "softmax-grouped", "softmax-decay", "softmax-sinks"),
-    *("loglinear-decay", "loglinear-decay-none", "loglinear-delta"),
+    *("loglinear-decay", "loglinear-decay-none", "loglinear-delta", "ttt"),
 )
 """The rules whose state grows, or to which a token does what depends on those before it."""
 DECAYING = [case for case in CASES if "log_decay" in case.draws]

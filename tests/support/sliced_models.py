@@ -29,6 +29,11 @@ LENGTH = 24
 POSITIONED = ("softmax", "fox", "rwkv4", "mamba2", "lolcats", "hybrid")
 """Models that are read without padding and documents, too: nobody is asked for positions then."""
 
+WITHOUT_EFFECT = (
+    *("softmax", "fox", "loglinear_mamba2", "loglinear_gdn", "pgdn", "pkda", "ttt_linear"),
+    "ttt_mlp",
+)
+
 
 def draw_batch() -> dict[str, Tensor]:
     """Sequences with padding on either side and inside, whose documents begin where a slice does,
@@ -72,7 +77,7 @@ def method_for(name: str, group: Any) -> Method:
     """What tokens do to the state of some rules has no form that could travel; what is beside them
     goes its own way.
     """
-    if name in ("softmax", "fox", "loglinear_mamba2", "loglinear_gdn", "pgdn", "pkda"):
+    if name in WITHOUT_EFFECT:
         return HeadSharded(group)
     return HybridSharded(group) if name in ("hybrid", "shared") else TimeSharded(group)
 

@@ -11,9 +11,7 @@ from torch import Generator, Tensor
 
 from fastweights.layers import LayerStream, TokenContext
 from fastweights.mixer import Mixer
-from fastweights.recurrence import (
-    Recurrence,
-)
+from fastweights.recurrence import NoFiniteFormError, Recurrence
 
 Groups = frozenset[str]
 
@@ -29,6 +27,8 @@ in any case.
 class Conditions(NamedTuple):
     """MetaLA's conditions of a mixer; None where one does not apply.
 
+    Without an attention map only C0 does: the others are about maps.
+
     Attributes:
         linear: C0, linear complexity.
         dynamic: C1, dynamic memory.
@@ -37,8 +37,8 @@ class Conditions(NamedTuple):
     """
 
     linear: bool
-    dynamic: bool
-    approximates: bool
+    dynamic: bool | None
+    approximates: bool | None
     least: bool | None
 
 
@@ -48,8 +48,12 @@ def conditions(mixer: Mixer) -> Conditions:
     Softmax attention has no linear form: over the tokens that it stores its map is what the others
     approximate (C2), and it need not choose what to forget (C1) while it stores them all.
     """
-    linear = not state_grows(mixer)
-    if _probe(mixer)[0].surviving_state() is None:
+    linear, record = not state_grows(mixer), _probe(mixer)[0]
+    try:
+        record.attention_map()
+    except NoFiniteFormError:
+        return Conditions(linear, dynamic=None, approximates=None, least=None)
+    if record.surviving_state() is None:
         return Conditions(linear, dynamic=not linear, approximates=True, least=None)
     found = groups(mixer)
     dynamic, approximates = "Λ_t" in found, found in APPROXIMATE

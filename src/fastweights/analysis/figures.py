@@ -18,6 +18,7 @@ from fastweights.analysis import maps
 from fastweights.analysis.profile import LayerProfile, MemoryProfile, Profile, spread_evenly
 from fastweights.render.html import ReportFigure
 from fastweights.render.plots import HEAT, PALETTE, canvas, label, legend, logarithmic
+from fastweights.shapes import Map
 
 Color = str | tuple[float, float, float, float]
 SHOWN = 8
@@ -117,14 +118,17 @@ def teacher_distances(profiles: Sequence[Profile]) -> ReportFigure | None:
     return ReportFigure("teacher", f"Distance from {teachers[0].name}", caption, figure)
 
 
-def _maps(profile: Profile) -> ReportFigure:
-    columns = min(4, max(len(layer.heads) for layer in profile.layers))
-    numbers = spread_evenly(len(profile.layers), SHOWN)
+def _maps(profile: Profile) -> ReportFigure | None:
+    mapped = _phis_by_layer(profile)
+    if not mapped:
+        return None
+    columns = min(4, max(len(phi) for _, phi in mapped))
+    numbers = [mapped[i] for i in spread_evenly(len(mapped), SHOWN)]
     figure, axes = canvas(len(numbers), columns, 2.1, 2.1)
-    for row, number in enumerate(numbers):
+    for row, (number, phi) in enumerate(numbers):
         layer = profile.layers[number]
         for column in range(columns):
-            _map(axes[row, column], layer, column, columns)
+            _map(axes[row, column], layer, phi, column, columns)
         axes[row, 0].set_ylabel(f"layer {number} · {layer.mixer}\nquery", fontsize=7)
     caption = (
         "|Φ| with every row divided by its largest entry (dark: the token that a query reads most),"
@@ -135,7 +139,7 @@ def _maps(profile: Profile) -> ReportFigure:
     return ReportFigure("maps", "Attention maps", caption, figure)
 
 
-def _map(axes: Axes, layer: LayerProfile, column: int, columns: int) -> None:
+def _map(axes: Axes, layer: LayerProfile, phi: Map, column: int, columns: int) -> None:
     axes.grid(visible=False)
     axes.tick_params(labelsize=6)
     if column >= len(layer.heads):
@@ -146,7 +150,7 @@ def _map(axes: Axes, layer: LayerProfile, column: int, columns: int) -> None:
         if len(layer.heads) > columns
         else column
     )
-    size = layer.phi[place].abs().float()
+    size = phi[place].abs().float()
     top = size.amax(-1, keepdim=True)
     axes.imshow(
         torch.where(top > 0, size / top, 0).numpy(),
@@ -158,13 +162,16 @@ def _map(axes: Axes, layer: LayerProfile, column: int, columns: int) -> None:
     axes.set_title(f"head {layer.heads[place]}", fontsize=7, loc="left")
 
 
-def _attention(profile: Profile) -> ReportFigure:
+def _attention(profile: Profile) -> ReportFigure | None:
+    mapped = _phis_by_layer(profile)
+    if not mapped:
+        return None
     figure, axes = canvas(1, 4, 3.0)
-    phis = [layer.phi for layer in profile.layers]
-    _dots(axes[0, 0], [maps.dilution(phi).mean(-1) for phi in phis])
-    _dots(axes[0, 1], [maps.span(phi).mean(-1) for phi in phis])
-    _dots(axes[0, 2], [maps.rank(phi) for phi in phis])
-    _dots(axes[0, 3], [maps.negative_share(phi) for phi in phis])
+    numbers, phis = [number for number, _ in mapped], [phi for _, phi in mapped]
+    _dots(axes[0, 0], [maps.dilution(phi).mean(-1) for phi in phis], numbers)
+    _dots(axes[0, 1], [maps.span(phi).mean(-1) for phi in phis], numbers)
+    _dots(axes[0, 2], [maps.rank(phi) for phi in phis], numbers)
+    _dots(axes[0, 3], [maps.negative_share(phi) for phi in phis], numbers)
     label(axes[0, 0], "Dilution", "layer", "entropy / uniform entropy")
     label(axes[0, 1], "Span", "layer", "tokens back, mean")
     label(axes[0, 2], "Effective rank", "layer", f"of {phis[0].shape[-1]}")
@@ -374,6 +381,10 @@ def _conditions(profile: Profile) -> ReportFigure | None:
     return ReportFigure("conditions", "Mesa's linear systems", caption, figure)
 
 
+def _phis_by_layer(profile: Profile) -> list[tuple[int, Map]]:
+    return [(i, layer.phi) for i, layer in enumerate(profile.layers) if layer.phi is not None]
+
+
 def _memories_by_layer(profile: Profile) -> list[tuple[int, MemoryProfile]]:
     return [(i, layer.memory) for i, layer in enumerate(profile.layers) if layer.memory is not None]
 
@@ -385,7 +396,7 @@ def _memories_by_depth(profile: Profile) -> list[tuple[float, MemoryProfile]]:
 
 def _over_depth(profile: Profile, measure: Callable[[Tensor], Tensor]) -> list[tuple[float, float]]:
     last = max(1, len(profile.layers) - 1)
-    return [(i / last, float(measure(layer.phi).mean())) for i, layer in enumerate(profile.layers)]
+    return [(i / last, float(measure(phi).mean())) for i, phi in _phis_by_layer(profile)]
 
 
 def _middle(lives: Tensor) -> float:
@@ -393,7 +404,9 @@ def _middle(lives: Tensor) -> float:
 
 
 def _same_window(one: Profile, other: Profile) -> bool:
-    return one.layers[0].phi.shape[-1] == other.layers[0].phi.shape[-1]
+    """Whether both have maps, of as many tokens."""
+    sizes = [{phi.shape[-1] for _, phi in _phis_by_layer(profile)} for profile in (one, other)]
+    return len(sizes[0]) == 1 and sizes[0] == sizes[1]
 
 
 def _beside(student: Profile, teacher: Profile) -> Iterable[tuple[float, tuple[Tensor, Tensor]]]:
@@ -401,9 +414,10 @@ def _beside(student: Profile, teacher: Profile) -> Iterable[tuple[float, tuple[T
     depth).
     """
     last = max(1, len(student.layers) - 1)
-    for i, layer in enumerate(student.layers):
-        model = teacher.layers[round(i / last * (len(teacher.layers) - 1))]
-        yield i / last, (maps.weights(layer.phi).mean(0), maps.weights(model.phi).mean(0))
+    models = _phis_by_layer(teacher)
+    for i, phi in _phis_by_layer(student):
+        _, model = models[round(i / last * (len(models) - 1))]
+        yield i / last, (maps.weights(phi).mean(0), maps.weights(model).mean(0))
 
 
 def _dots(axes: Axes, per_layer: Sequence[Tensor], numbers: Sequence[int] | None = None) -> None:

@@ -43,6 +43,11 @@ FUNCTIONS: Mapping[str, str] = {
     "shortconv": "its α = 0 keeps nothing: what it knows of other tokens is in the convolution.",
     "rwkv4_channel": "a channel mixer stated as a mixer: its α = 0 keeps nothing.",
     "rwkv7": "what is erased has keys of its own, κ̂ and η ⊙ κ̂, which the table has no columns for.",
+    "ttt_linear": (
+        "its memory changes by gradients of a network, for which the table has no column. With"
+        " `conv=0`, q and k have projections of their own and no convolutions; RoPE is the code's."
+    ),
+    "ttt_mlp": "as `ttt_linear`.",
     "rwkv7_channel": "as `rwkv4_channel`, without the gate.",
 }
 """On the parameter functions of a mixer."""
@@ -71,6 +76,10 @@ GROUPS: Mapping[str, str] = {
         "e^γ, a parameter of its own in the LRU, is part of f_v here as B is: group Λ, as in the"
         " paper."
     ),
+    "ttt_linear": (
+        "what it reads is not linear in the values, so that there is no map for C1-C3 to be about."
+    ),
+    "ttt_mlp": "as `ttt_linear`.",
     "normalized": "η has parameters of its own, but only divides what the query reads: part of Q.",
 }
 """On the groups and conditions of a mixer."""

@@ -67,7 +67,7 @@ class LayerProfile:
         rule: Name of its recurrence.
         heads: Numbers of the chosen heads.
         of: Number of all heads.
-        phi: ``[h t s]``, the map of the first `window` tokens.
+        phi: ``[h t s]``, the map of the first `window` tokens; None for a rule without maps.
         memory: The memory of its system; None for a rule without a finite linear form.
         algorithms: The algorithms that can run it; None likewise.
         normalisers: ``[t h]``, or None.
@@ -80,7 +80,7 @@ class LayerProfile:
     rule: str
     heads: list[int]
     of: int
-    phi: Map
+    phi: Map | None
     memory: MemoryProfile | None
     algorithms: list[AlgorithmSupport] | None
     normalisers: Tensor | None
@@ -149,7 +149,7 @@ def _layer(path: str, mixer: str, record: Recurrence, extent: ProfileLimits) -> 
         rule=type(record).__name__,
         heads=heads,
         of=record.shape[2],
-        phi=maps.attention(first, heads)[0],
+        phi=_map(first, heads),
         memory=None if system is None else _memory(system.heads(heads), extent),
         algorithms=None if system is None else algorithm_support(system),
         normalisers=None if eta is None else eta[0][:, heads],
@@ -164,6 +164,13 @@ def _solver(record: Recurrence) -> tuple[tuple[int, ...], memory.LinearSystems |
         return (), None
     examined = cuts(len(record), 16)
     return examined, memory.linear_systems(record, examined)
+
+
+def _map(record: Recurrence, heads: list[int]) -> Map | None:
+    try:
+        return maps.attention(record, heads)[0]
+    except NoFiniteFormError:
+        return None
 
 
 def _system(record: Recurrence) -> LTV | None:

@@ -48,6 +48,8 @@ def _layer_row(layer: LayerProfile) -> Row:
             "half-life": "> 1e5" if life > LONGEST else life,
             "dimension used": float(m.dimensions.mean()),
         }
+    if layer.phi is None:
+        return row
     return row | {
         "dilution": float(maps.dilution(layer.phi).mean()),
         "span": float(maps.span(layer.phi).mean()),

@@ -1,7 +1,7 @@
 """Fast evaluations of recurrences, and the table that chooses among them."""
 
 from fastweights.kernels.attention import FUSED_ATTENTION, TOKEN_ATTENTION, WINDOWED_ATTENTION
-from fastweights.kernels.chunked import CHUNK_LOOP, STEP
+from fastweights.kernels.chunked import CHUNK_LOOP, MINIBATCHES, STEP
 from fastweights.kernels.composed import (
     AMPLIFIED,
     BESIDE_WINDOW,
@@ -49,7 +49,7 @@ COMPILED += [NATIVE_BONUS_TOKEN]
 COMPOSED = [BONUS_TOKEN, AMPLIFIED, NORMALIZED, BLOCKED_SELECTIVE, SELECTIVE, SIGNED]
 COMPOSED += [BESIDE_WINDOW, SLOTS, SUBSTEPS, PRECONDITIONED]
 BLOCKED = [BLOCKED_SCAN, CHUNKED_DECAY, CONVOLUTION, CHUNKED_DELTA, CHUNKED_DPLR]
-BLOCKED += [BLOCKED_MESA, BLOCKED_WINDOWS]
+BLOCKED += [BLOCKED_MESA, BLOCKED_WINDOWS, MINIBATCHES]
 ATTENTION = [WINDOWED_ATTENTION, FUSED_ATTENTION]
 
 # The order in which the kernels of a rule are asked: C, which reads the CPU's streams, and Triton,

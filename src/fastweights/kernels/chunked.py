@@ -1,5 +1,5 @@
 """The kernels that take every rule: `step` for one token, `chunk` on one chunk after the other;
-under autograd.
+under autograd. A rule that has chunks of its own goes by these.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence, State
+from fastweights.recurrence.ttt import TTT
 
 SIZE = 64
 
@@ -21,6 +22,13 @@ def chunk_loop(recurrence: Recurrence, state: State, size: int = SIZE) -> tuple[
         outputs.append(o)
     return torch.cat(outputs, dim=1), state
 
+
+def _minibatches(recurrence: TTT, state: tuple[Tensor, ...]) -> tuple[Tensor, State]:
+    """(o, final state), one minibatch after the other: time and memory O(T·size) as they are."""
+    return recurrence.chunk(state)
+
+
+MINIBATCHES = Kernel("minibatches in turn (torch)", TTT, _minibatches)
 
 CHUNK_LOOP = Kernel("chunk loop (torch)", Recurrence, chunk_loop)
 

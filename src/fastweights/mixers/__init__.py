@@ -51,6 +51,7 @@ from fastweights.mixers.s5 import S5
 from fastweights.mixers.shortconv import GatedShortConvolution
 from fastweights.mixers.softmax import OLMo2Attention, SlidingWindow, SoftmaxAttention
 from fastweights.mixers.transnormer import TransNormer
+from fastweights.mixers.ttt import TTTMLP, TTTLinear
 
 __all__ = [
     "DSS",
@@ -73,6 +74,7 @@ __all__ = [
     "S4",
     "S4D",
     "S5",
+    "TTTMLP",
     "Based",
     "Comba",
     "CosFormer",
@@ -109,6 +111,7 @@ __all__ = [
     "SignedMesaLayer",
     "SlidingWindow",
     "SoftmaxAttention",
+    "TTTLinear",
     "TransNormer",
     "make",
     "plugin",

@@ -59,6 +59,7 @@ from fastweights.mixers.s5 import S5
 from fastweights.mixers.shortconv import GatedShortConvolution
 from fastweights.mixers.softmax import OLMo2Attention, SlidingWindow, SoftmaxAttention
 from fastweights.mixers.transnormer import TransNormer
+from fastweights.mixers.ttt import TTTMLP, TTTLinear
 from fastweights.runs.identity import current_path
 
 MIXERS: dict[str, type[Mixer]] = {
@@ -116,6 +117,8 @@ MIXERS: dict[str, type[Mixer]] = {
     "mesa_signed": SignedMesaLayer,
     "mesanet": MesaNetBaseline,
     "kalmanet": GatedKalmaNet,
+    "ttt_linear": TTTLinear,
+    "ttt_mlp": TTTMLP,
     "lolcats": LoLCATs,
     "shortconv": GatedShortConvolution,
 }

@@ -34,12 +34,14 @@ from fastweights.recurrence.transition import (
     ShiftRegister,
     Transition,
 )
+from fastweights.recurrence.ttt import TTT
 from fastweights.recurrence.windowed import WindowedLinear
 from fastweights.recurrence.windowed_rule import Windowed
 
 __all__ = [
     "DPLR",
     "LTV",
+    "TTT",
     "Amplified",
     "Bonus",
     "Chebyshev",
