@@ -14,6 +14,7 @@ from pages import (
     tables,
     transformers_speed,
     transformers_versions,
+    vllm,
 )
 from pages.page import Page
 
@@ -32,4 +33,5 @@ PAGES: tuple[Page, ...] = (
     transformers_versions.PAGE,
     check.PAGE,
     batch_invariance.PAGE,
+    vllm.PAGE,
 )

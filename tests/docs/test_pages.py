@@ -26,6 +26,7 @@ NAMES = (
     "transformers",
     "check",
     "batch-invariance",
+    "vllm",
 )
 PICTURE = re.compile(r"!\[[^\]]*\]\(measured/([^)]+)\)")
 
