@@ -3,6 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 TITAN := .venv-titan
+ONNX := .venv-onnx
 SERVING := .venv-serving
 VLLM := .venv-vllm
 PYTEST := $(BIN)/python -m pytest
@@ -17,7 +18,7 @@ INTERPRETED := TRITON_INTERPRET=1 $(SINGLE)
 PORTABLE_CC := $(abspath $(BIN))/python -m ziglang cc -target $(shell uname -m)-linux-gnu.2.17 -g0
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install test test-interpreted test-offline test-fast test-slow test-titan test-serving test-vllm lint format docs pages static build clean
+.PHONY: help quickstart install test test-interpreted test-offline test-fast test-slow test-titan test-onnx test-serving test-vllm lint format docs pages static build clean
 
 help:  ## this list (minutes are those of two CPU cores, after the environment is made)
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -45,6 +46,9 @@ test-slow: $(VENV)/installed-test  ## only the tests that take minutes each: 30 
 
 test-titan: $(TITAN)/installed  ## our models in torchtitan, in an environment of its own: 5 minutes
 	OMP_NUM_THREADS=1 $(TITAN)/bin/python -m pytest -m titan tests/engines/test_titan*.py
+
+test-onnx: $(ONNX)/installed  ## our models in ONNX Runtime, in an environment of its own: 5 minutes
+	OMP_NUM_THREADS=1 $(ONNX)/bin/python -m pytest -m onnx tests/engines/test_onnx.py
 
 test-serving: $(SERVING)/installed  ## our models in transformers' server, in an environment of its own: 3 minutes
 	OMP_NUM_THREADS=1 $(SERVING)/bin/python -m pytest -m serving tests/engines/test_transformers_serve.py
@@ -82,7 +86,7 @@ else
 endif
 
 clean:  ## remove the environment, builds and caches
-	rm -rf $(VENV) $(TITAN) $(SERVING) $(VLLM) build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache tests/durations.json
+	rm -rf $(VENV) $(TITAN) $(ONNX) $(SERVING) $(VLLM) build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache tests/durations.json
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -94,6 +98,11 @@ $(BIN)/python:
 $(TITAN)/installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m venv $(TITAN)
 	$(TITAN)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[titan]' pytest beartype
+	@touch $@
+
+$(ONNX)/installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m venv $(ONNX)
+	$(ONNX)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[onnx]' pytest beartype
 	@touch $@
 
 $(SERVING)/installed: pyproject.toml constraints.txt | $(BIN)/python

@@ -117,7 +117,7 @@ def evaluate(
     """
     require_method(method)
     start: State = recurrence.initial_state() if state is None else recurrence.adopt(state)
-    if len(recurrence) == 0:
+    if recurrence.shape[1] == 0:
         return recurrence.empty_output(), start
     with disable_autocast(recurrence.device):
         return method.evaluate(recurrence, start)

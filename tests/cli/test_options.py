@@ -66,6 +66,7 @@ TABLE: dict[str, Row] = {
     "--dropout": FRACTION,
     "--dtype": Row(("zz", "int8", ""), "is not one of float32"),
     "--eval-every": COUNT,
+    "--domain": CHOICE,
     "--family": CHOICE,
     "--field": GIVEN,
     "--features": CHOICE,

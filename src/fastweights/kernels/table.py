@@ -209,6 +209,19 @@ def only(name: str) -> Iterator[None]:
 
 
 @contextmanager
+def added(*kernels: Kernel) -> Iterator[None]:
+    """Inside the block the table has these kernels, too, which are asked before all others."""
+    TABLE[:0] = kernels
+    _CANDIDATES.clear()
+    try:
+        yield
+    finally:
+        for kernel in kernels:
+            TABLE.remove(kernel)
+        _CANDIDATES.clear()
+
+
+@contextmanager
 def prefer(*names: str) -> Iterator[None]:
     """Inside the block the kernels of these names are asked before all others, in this order; what
     they refuse goes to the others.

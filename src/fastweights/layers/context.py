@@ -154,7 +154,7 @@ class TokenContext:
         self._old = tails
         self._neighbours = neighbours
         self._length = x.shape[1]
-        before = position if position is not None else x.new_zeros(len(x), dtype=torch.long)
+        before = position if position is not None else x.new_zeros(x.shape[0], dtype=torch.long)
         self._before, self._after = before, None
         if neighbours is not None:
             self._before, self._after = self._ask_neighbours(neighbours, before, segments)

@@ -46,7 +46,7 @@ class RoutedContext(TokenContext):
 
     def _old_tail(self, name: str, x: Embedded, length: int) -> Tensor:
         streams = self._streams
-        beside = x.new_empty(len(x) // streams, 0, streams * x.shape[2])
+        beside = x.new_empty(x.shape[0] // streams, 0, streams * x.shape[2])
         tail = self._around._old_tail(name, beside, length)
         return fold(tail.unflatten(-1, (streams, -1)))
 

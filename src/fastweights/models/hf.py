@@ -210,7 +210,7 @@ class FastWeightsTrunk(FastWeightsPreTrainedModel):
         Returns:
             Final hidden states ``[b t d]``.
         """
-        before, states = cache.states_before(len(self.layers), len(x)), []
+        before, states = cache.states_before(len(self.layers), x.shape[0]), []
         position = None if before[0] is None else before[0].position
         x = self._scale_and_position(x, position, keep, segments)
         trace = [] if trace is None else trace

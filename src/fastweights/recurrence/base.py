@@ -311,7 +311,7 @@ def _tokens(part: object) -> int | None:
 
 def expand_time(recurrence: Recurrence, stream: Tensor) -> Tensor:
     """`stream` heads first, in the accumulator's dtype, with the time axis spelled out."""
-    return heads_first(stream, recurrence.accumulator).expand(-1, -1, len(recurrence), -1)
+    return heads_first(stream, recurrence.accumulator).expand(-1, -1, recurrence.shape[1], -1)
 
 
 def decay_factors(recurrence: Recurrence, log_decay: Tensor | None) -> Tensor:

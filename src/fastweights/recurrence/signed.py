@@ -72,7 +72,9 @@ class Signed(Wrapper[S], Generic[S]):
     def _signs(self) -> Tensor:
         """±1 ``[b t h 1]``"""
         negative = self.sign.detach() < 0
-        return torch.where(negative, -1.0, 1.0).to(self.accumulator).expand(-1, len(self), -1, -1)
+        return (
+            torch.where(negative, -1.0, 1.0).to(self.accumulator).expand(-1, self.shape[1], -1, -1)
+        )
 
     def _times(self, sign: Tensor, state: S) -> S:
         parts = state if isinstance(state, tuple) else (state,)

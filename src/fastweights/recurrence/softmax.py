@@ -145,17 +145,18 @@ class Softmax(Recurrence[Cache]):
         if self.biased:
             return self.step(state)
         seen = self._append_to_cache(state)
-        q = heads_first(self.q, self.output).expand(-1, -1, len(self), -1)
-        past = seen.keys.shape[2] - len(self)
+        q = heads_first(self.q, self.output).expand(-1, -1, self.shape[1], -1)
+        past = seen.keys.shape[2] - self.shape[1]
         causal = (
-            past == 0
+            bool(past == 0)
             and self.window is None
             and self.keep_mask is None
             and self.segment_starts is None
         )
         mask = None if causal else self._visible(seen)[:, None]
+        grouped = q.shape[1] != seen.keys.shape[1]
         o = F.scaled_dot_product_attention(
-            q, seen.keys, seen.values, mask, is_causal=causal, enable_gqa=True
+            q, seen.keys, seen.values, mask, is_causal=causal, enable_gqa=grouped
         )
         return o.transpose(1, 2), self._next_cache(seen)
 
@@ -250,20 +251,23 @@ class Softmax(Recurrence[Cache]):
     def _accumulate(self, before: Tensor) -> Tensor:
         """Σ_{j=s+1..t} log f_j ``[b h t s]``, sums only, where `before` has it for the cached s."""
         decays = self._log_decays()
-        later = torch.ones(len(self), len(self), dtype=torch.bool, device=self.device).tril(-1)
+        later = torch.ones(self.shape[1], self.shape[1], dtype=torch.bool, device=self.device).tril(
+            -1
+        )
         own = torch.where(later, decays, 0).cumsum(2)
         return torch.cat([before.mT + decays.cumsum(2), own], -1)
 
     def _visible(self, seen: _VisibleKeys) -> Tensor:
         """``[b t s]``: which of the seen keys each query attends to."""
-        t, s = len(self), seen.keys.shape[2]
+        t, s = self.shape[1], seen.keys.shape[2]
         span = FORGOTTEN // 2 if self.window is None else self.window
         visible = seen.time.same_document & (seen.time.distance < span)
-        padding = torch.eye(t, s, dtype=torch.bool, device=self.device).roll(s - t, 1)
+        places = torch.arange(s, device=self.device)
+        padding = places[s - t :, None] == places
         return visible | (padding & ~visible.any(-1, keepdim=True))
 
     def _weights(self, seen: _VisibleKeys) -> Map:
-        q = heads_first(self.q, self.accumulator).expand(-1, -1, len(self), -1)
+        q = heads_first(self.q, self.accumulator).expand(-1, -1, self.shape[1], -1)
         keys = repeat_kv(seen.keys.to(self.accumulator), self.shape[2])
         scores = q @ keys.mT / self.q.shape[-1] ** 0.5
         scores = scores if seen.decay is None else scores + seen.decay
@@ -319,7 +323,8 @@ def _keep_newest(cache: Cache, count: int) -> Cache:
     *cached, age = cache
     chosen = newest(age, count)
     rows = chosen[:, None, :, None]
-    return *(part.take_along_dim(rows, 2) for part in cached), age.take_along_dim(chosen, 1)
+    kept = (part.gather(2, rows.expand(*part.shape[:2], -1, part.shape[3])) for part in cached)
+    return *kept, age.gather(1, chosen)
 
 
 class _VisibleKeys(NamedTuple):

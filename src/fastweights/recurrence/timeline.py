@@ -22,7 +22,7 @@ def newest(age: Tensor, count: int) -> Tensor:
     oldest first, forgotten ones in front.
     """
     order = age.argsort(dim=1, stable=True, descending=True)
-    return order[:, max(order.shape[1] - count, 0) :]
+    return order[:, torch.sym_max(order.shape[1] - count, 0) :]
 
 
 def insert_forgotten(

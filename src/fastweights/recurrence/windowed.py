@@ -193,7 +193,7 @@ class WindowedLinear(Recurrence[WindowState]):
         seen = self._append_to_cache(state)
         values = with_ones(seen.values.to(self.accumulator))
         near, far = self._weights(seen)
-        first = (seen.time.document[:, -len(self) :] == 0)[:, None, :, None]
+        first = (seen.time.document[:, -self.shape[1] :] == 0)[:, None, :, None]
         read = (self._queries(features(self.fq)) * first) @ repeat_kv(state[3], self.shape[2])
         values = repeat_kv(values, self.shape[2])
         o = self._mix_and_normalize(near @ values, far @ values + read)
@@ -299,7 +299,7 @@ class WindowedLinear(Recurrence[WindowState]):
         *cached, _, age = state
         return _VisibleTokens(
             *self.append_tokens(cached),
-            time=Timeline.of(age, len(self), self.keep_mask, self.segment_starts),
+            time=Timeline.of(age, self.shape[1], self.keep_mask, self.segment_starts),
         )
 
     def append_tokens(self, cached: Sequence[Tensor]) -> list[Tensor]:
@@ -316,7 +316,7 @@ class WindowedLinear(Recurrence[WindowState]):
         """
         if not isinstance(self.fk, Mapped):
             return kept
-        leaving = self.fk.map(keys[:, :, : len(self)].transpose(1, 2)).transpose(1, 2)
+        leaving = self.fk.map(keys[:, :, : self.shape[1]].transpose(1, 2)).transpose(1, 2)
         return F.pad(leaving, (0, 0, 0, keys.shape[2] - leaving.shape[2]))
 
     def kept_features(self, mapped: Tensor) -> Tensor:
@@ -407,10 +407,12 @@ def _slide_window(
     chosen = newest(age, max(window - 1, 0))
     gone = ((age >= window) & (age < FORGOTTEN // 2))[:, None, :, None]
     written = (seen.features * gone).to(memory.dtype).mT @ with_ones(seen.values.to(memory.dtype))
-    last = age.take_along_dim(chosen, 1)
+    last = age.gather(1, chosen)
     last = torch.where(last < window, last, FORGOTTEN)
     rows, there = chosen[:, None, :, None], (last < FORGOTTEN)[:, None, :, None]
-    keys, values, features = (s.take_along_dim(rows, 2) * there for s in seen[:3])
+    keys, values, features = (
+        s.gather(2, rows.expand(*s.shape[:2], -1, s.shape[3])) * there for s in seen[:3]
+    )
     return keys, values, features, memory + written, last
 
 

@@ -22,20 +22,32 @@ FAMILIES = (
     *("recurrent_gemma", "xlstm", "zamba", "zamba2"),
 )
 """Model types that `fastweights.importers` writes."""
+DOMAINS = ("com.microsoft", "ai.onnx")
+"""Sets of ONNX operators that `fastweights.engines.onnx` writes."""
 
 
 def export(parser: Parser) -> Deferred:
-    """Turn a model of this library into one of another library that computes the same, with its
-    tokenizer.
+    """Turn a model of this library into one of transformers that computes the same, with its
+    tokenizer, or into an ONNX graph (needs the extra onnx).
     """
     parser.add_argument(
         "checkpoint", type=path, help="The model: a folder of a run, a checkpoint or a model"
     )
-    parser.add_argument("out", type=path, help="Folder to write to, which must not exist yet")
+    parser.add_argument(
+        "out",
+        type=path,
+        help="Folder to write to, or a file that ends in .onnx; it must not exist yet",
+    )
     parser.add_argument(
         "--family",
         choices=FAMILIES,
         help="The model type of transformers that it is written as (default: the first that has"
         " such models)",
+    )
+    parser.add_argument(
+        "--domain",
+        choices=DOMAINS,
+        help="Whose LinearAttention and CausalConvWithState an ONNX graph has (default:"
+        " com.microsoft, which ONNX Runtime runs today)",
     )
     return Deferred("export", "export_model_folder")

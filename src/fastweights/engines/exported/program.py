@@ -1,0 +1,79 @@
+"""One call of a language model as a function of tensors alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from fastweights.engines.exported.states import StateLayout, tensors_of
+from fastweights.methods import Method
+from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
+from fastweights.models.methods import use_method
+
+BATCH, TOKENS, CACHED = 2, 5, 3
+"""Lengths of the tensors that graphs are traced with; no two are equal, and none is 1."""
+
+
+class Program(nn.Module):
+    """(input_ids ``[b t]``, \\*states) → (logits ``[b t vocab]``, \\*states after them).
+
+    Attributes:
+        model: in evaluation mode, without gradients
+        layout: what the states are
+    """
+
+    def __init__(self, model: FastWeightsForCausalLM) -> None:
+        """
+        Args:
+            model: it stays as it is, but needs gradients no more
+
+        Raises:
+            TypeError: for a model that is not one of ours
+            ValueError: for one in training
+        """
+        super().__init__()
+        if not isinstance(model, FastWeightsForCausalLM):
+            raise TypeError(
+                f"a {type(model).__name__} is not exported; pass a FastWeightsForCausalLM, such as"
+                " one that fastweights.import_model makes of a model of transformers"
+            )
+        if model.training:
+            raise ValueError("the model is in training; call model.eval() before it is exported")
+        self.model = model.requires_grad_(False)
+        self.layout = StateLayout(model)
+
+    def forward(self, input_ids: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
+        cache, model = FastWeightsCache(), self.model
+        cache.advance(self.layout.states(past), 0)
+        output: Any = model(input_ids=input_ids, past_key_values=cache, use_cache=True)
+        return output.logits, *tensors_of(cache.states)
+
+    def examples(self, tokens: int) -> tuple[Tensor, ...]:
+        """Inputs to trace with."""
+        device = self.model.lm_head.weight.device
+        ids = torch.zeros(BATCH, tokens, dtype=torch.long, device=device)
+        return ids, *self.layout.empty(BATCH, CACHED)
+
+    def trace(self, method: Method, tokens: int, *, any_batch: bool = True) -> ExportedProgram:
+        """The graph of a call.
+
+        Args:
+            method: evaluates recurrences by what a graph holds
+            tokens: 1 for a graph of single tokens, else one of any number
+            any_batch: whether it is of any number of sequences, or of `BATCH`
+        """
+        batch, time = Dim.DYNAMIC if any_batch else None, Dim.DYNAMIC if tokens > 1 else None
+        past = (_free(state.growing, batch) for state in self.layout.tensors)
+        shapes = {"input_ids": {0: batch, 1: time}, "past": tuple(past)}
+        with torch.no_grad(), use_method(self.model, method):
+            return torch.export.export(
+                self, self.examples(tokens), dynamic_shapes=shapes, strict=False
+            )
+
+
+def _free(growing: int | None, batch: Any) -> dict[int, Any]:
+    """The axes of a state that may be of any length."""
+    return {0: batch} if growing is None else {0: batch, growing: Dim.DYNAMIC}

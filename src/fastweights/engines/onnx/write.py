@@ -1,0 +1,142 @@
+"""A language model as one ONNX graph for prompts and for single tokens."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from fastweights.engines.exported.program import TOKENS, Program
+from fastweights.engines.exported.states import StateLayout
+from fastweights.engines.onnx.domains import Domain
+from fastweights.engines.onnx.nodes import Nodes, convolution_node
+from fastweights.engines.onnx.translate import translations
+from fastweights.kernels.table import added
+from fastweights.models import FastWeightsForCausalLM
+
+
+class ExportError(ValueError):
+    """A model that no ONNX graph can hold."""
+
+
+def write_onnx(model: FastWeightsForCausalLM, out: Path, domain: Domain) -> dict[str, int]:
+    """Write a model as an ONNX graph.
+
+    The graph reads any number b of sequences and t ≥ 1 of tokens. Its inputs are ``input_ids``
+    ``[b t]`` and the states ``past_0``, ``past_1``, …; its outputs ``logits`` ``[b t vocab]`` and
+    the states after the tokens, ``present_0``, ``present_1``, … in the same order. Zeros are the
+    states before the first token, of length 0 on the axis called "cached". What each is stands in
+    the graph's metadata, as JSON under "fastweights".
+
+    Args:
+        model: in evaluation mode
+        out: the file; weights of over 2 GB stand in one beside it
+        domain: whose LinearAttention and CausalConvWithState it has, one of `DOMAINS`
+
+    Returns:
+        how many nodes there are of each of these two operators, and loops ("Scan")
+
+    Raises:
+        ImportError: without the extra `onnx`
+        ExportError: for a model whose rule ONNX does not hold
+    """
+    require_onnx()
+    program = Program(model.float())
+    if complex_states := [state.meaning for state in program.layout.tensors if state.paired]:
+        raise ExportError(
+            "ONNX's operators do not compute with complex numbers, of which this model has"
+            f" {', '.join(complex_states)}"
+        )
+    try:
+        with added(convolution_node(domain)):
+            graph = program.trace(Nodes(domain), TOKENS)
+        written = _translate(graph, program, domain)
+    except (RuntimeError, TypeError, ValueError, torch.onnx.OnnxExporterError) as error:
+        raise ExportError(f"this model is not written as ONNX: {_reason(error)}") from error
+    _name_axes(written.model, program.layout)
+    written.model.metadata_props["fastweights"] = json.dumps(_description(program))
+    written.save(out)
+    kinds = [n.op_type for n in written.model.graph.all_nodes()]
+    return {kind: kinds.count(kind) for kind in ("LinearAttention", "CausalConvWithState", "Scan")}
+
+
+def require_onnx() -> None:
+    """Raise unless the packages of the extra `onnx` are there."""
+    if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
+        raise ImportError(
+            f"writing ONNX needs {' and '.join(missing)}: pip install 'fastweights[onnx]'"
+        )
+
+
+def _translate(graph: ExportedProgram, program: Program, domain: Domain) -> Any:
+    count = range(len(program.layout.tensors))
+    with _quiet():
+        written: Any = torch.onnx.export(
+            graph,
+            program.examples(TOKENS),
+            input_names=["input_ids", *(f"past_{i}" for i in count)],
+            output_names=["logits", *(f"present_{i}" for i in count)],
+            opset_version=min(domain.opset, 23),
+            custom_translation_table=translations(),
+            dynamo=True,
+            verbose=False,
+        )
+    written.model.opset_imports[domain.name] = domain.version
+    return written
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter says of packages that are not there."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause, in a line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _name_axes(model: Any, layout: StateLayout) -> None:
+    """Call the axes of inputs and outputs by what they are."""
+    graph = model.graph
+    for value in (graph.inputs[0], graph.outputs[0]):
+        _set_axes(value, {0: "batch", 1: "tokens"})
+    for values, cached in ((graph.inputs, "cached"), (graph.outputs, "cached + tokens")):
+        for value, state in zip(values[1:], layout.tensors, strict=True):
+            growing = {} if state.growing is None else {state.growing: cached}
+            _set_axes(value, {0: "batch", **growing})
+
+
+def _set_axes(value: Any, names: dict[int, str]) -> None:
+    shape = value.shape.copy()
+    for axis, name in names.items():
+        shape[axis] = name
+    value.shape = shape
+
+
+def _description(program: Program) -> dict[str, Any]:
+    config = program.model.config
+    return {
+        "vocab_size": config.vocab_size,
+        "eos_token_id": config.eos_token_id,
+        "states": [state.meaning for state in program.layout.tensors],
+    }
