@@ -1,6 +1,7 @@
 """The pages of measurements, rendered from benchmarks/results: `make pages`."""
 
 from pages import (
+    batch_invariance,
     check,
     gpu_static,
     linearize,
@@ -30,4 +31,5 @@ PAGES: tuple[Page, ...] = (
     mixers.PAGE,
     transformers_versions.PAGE,
     check.PAGE,
+    batch_invariance.PAGE,
 )

@@ -43,12 +43,13 @@ def ours() -> str:
 
 def _matrix(rows: list[Row]) -> str:
     verdicts = [{one["law"]: one for one in row["findings"]} for row in rows]
-    names = [law.name for law in LAWS if not all(_holds(found[law.name]) for found in verdicts)]
+    tried = [law.name for law in LAWS if law.name in verdicts[0]]
+    names = [name for name in tried if not all(_holds(found[name]) for found in verdicts)]
     lines = (
         [f"`{row['family']}`", *(_cell(found[name]) for name in names)]
         for row, found in zip(rows, verdicts, strict=True)
     )
-    kept = [law.name for law in LAWS if law.name not in names and _asked(law.name, verdicts)]
+    kept = [name for name in tried if name not in names and _asked(name, verdicts)]
     return f"{table(('', *names), lines)}\n\nAll hold: {', '.join(kept)}."
 
 

@@ -18,6 +18,7 @@ from fastweights.models import (
     FastWeightsForTokenClassification,
     FastWeightsModel,
     FastWeightsVisionConfig,
+    batch_invariant,
     preset,
 )
 from fastweights.recurrence import (
@@ -76,6 +77,7 @@ __all__ = [
     "Softmax",
     "Windowed",
     "WindowedLinear",
+    "batch_invariant",
     "evaluate",
     "explain",
     "linearize",

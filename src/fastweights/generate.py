@@ -113,6 +113,7 @@ class Decoder:
             logits_to_keep=1,
             return_dict=True,
         )
+        self.cache = output.past_key_values
         return output.logits[:, -1]
 
     def read_token(self, token: Tensor) -> Tensor:

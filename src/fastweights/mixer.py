@@ -53,9 +53,9 @@ class MixerState(NamedTuple):
 
 
 class SumState(NamedTuple):
-    """What the mixers of a `MixerSum` remember, one state each."""
+    """What the mixers of a layer remember that has several, one state each."""
 
-    states: tuple[MixerState, ...]
+    states: tuple[MixerState | SumState, ...]
 
     def map(self, f: Callable[[Tensor], Tensor]) -> Self:
         """`f` of every tensor."""
@@ -253,7 +253,7 @@ class MixerSum(nn.Module):
         stream: LayerStream | None = None,
     ) -> tuple[Embedded, SumState]:
         """(y, states after the last token), as `Mixer.forward`."""
-        before = [None] * len(self.mixers) if state is None else state.states
+        before: Any = [None] * len(self.mixers) if state is None else state.states
         results = [
             mixer(x, one, keep=keep, segments=segments, method=method, stream=stream)
             for mixer, one in zip(self.mixers, before, strict=True)

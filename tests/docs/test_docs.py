@@ -10,6 +10,7 @@ from test_readme import BLOCK, blocks, command_lines
 
 DOCS = Path(__file__).parents[2] / "docs"
 LITERATE = [
+    "batch-invariance.md",
     "choose.md",
     "data.md",
     "dsf-by-example.md",
@@ -35,6 +36,7 @@ COMMANDS = [
     "importing.md",
     "install.md",
     "mesa.md",
+    "serving.md",
     "several-processes.md",
     "tutorials/finetune.md",
 ]

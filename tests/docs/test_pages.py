@@ -25,6 +25,7 @@ NAMES = (
     "mixers",
     "transformers",
     "check",
+    "batch-invariance",
 )
 PICTURE = re.compile(r"!\[[^\]]*\]\(measured/([^)]+)\)")
 

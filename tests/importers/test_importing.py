@@ -16,7 +16,11 @@ from packaging.version import Version
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoModelForCausalLM,
+)
 
 from fastweights import MIXERS, FastWeightsForCausalLM
 from fastweights.cli import main
@@ -27,13 +31,16 @@ from fastweights.layers import TokenContext
 from fastweights.recurrence import Decay
 from oracles.transcriptions import TRANSCRIPTIONS
 from reference_models import (
+    COMMON,
     ORIGINALS,
     PRECISIONS,
+    VOCABULARY,
     Difference,
     Original,
     difference,
     difference_of_transcription,
     prompt,
+    stirred,
 )
 from tolerances import TOLERANCE
 
@@ -94,6 +101,38 @@ def test_a_folder_of_shards_is_as_good_as_the_model(original: Original, tmp_path
     for found in (imported.state_dict(), loaded.state_dict()):
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+EYES = {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 2, "patch_size": 2}
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5", "Qwen3.5, experts"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_of_a_model_with_eyes_the_model_of_text_is_read(
+    name: str, tied: bool, tmp_path: Path
+) -> None:
+    text = ORIGINALS[name]
+    torch.manual_seed(0)
+    whole = CONFIG_MAPPING[text.kind.removesuffix("_text")](
+        text_config={**COMMON, **text.settings},
+        vision_config={**EYES, "out_hidden_size": text.settings["hidden_size"]},
+        tie_word_embeddings=tied,
+        image_token_id=VOCABULARY - 1,
+        video_token_id=VOCABULARY - 2,
+        vision_start_token_id=VOCABULARY - 3,
+        vision_end_token_id=VOCABULARY - 4,
+    )
+    whole.text_config._experts_implementation = "eager"
+    model = stirred(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(whole)](whole).eval())
+    model.save_pretrained(tmp_path)
+    ids = prompt() % (VOCABULARY - 4)
+    with torch.no_grad():
+        wanted = model(ids, use_cache=False).logits
+        for source in (model, tmp_path):
+            ours = import_model(source)
+            assert ours.config.tie_word_embeddings is tied
+            off = (ours(ids, use_cache=False).logits - wanted).abs().max()
+            assert off <= TOLERANCE[torch.float32] * wanted.abs().max()
 
 
 def test_the_imported_model_shares_no_memory_with_the_original() -> None:
@@ -277,6 +316,20 @@ def test_residual_scales_of_minimax_that_differ_are_refused() -> None:
     original = ORIGINALS["MiniMax"]
     model = Original("minimax", {**original.settings, "full_attn_alpha_factor": 2.0}).build()
     refused(model, "full_attn_alpha_factor = 2.0 cannot be imported, only with 1.7")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tie_word_embeddings": False}, "tie_word_embeddings = False cannot be imported"),
+        ({"n_mamba_heads": 4}, "n_mamba_heads = 4 cannot be imported, only with divisors of mamba"),
+        ({"attention_hidden_size": 60}, "attention_hidden_size = 60 cannot be imported"),
+    ],
+)
+def test_what_zamba_shares_or_divides_otherwise_is_refused(
+    fields: dict[str, Any], message: str
+) -> None:
+    refused(Original("zamba", {**ORIGINALS["Zamba"].settings, **fields}).build(), message)
 
 
 def test_a_missing_field_is_named(tmp_path: Path) -> None:

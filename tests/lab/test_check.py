@@ -132,6 +132,7 @@ BROKEN = {
     "saved and loaded": (scale_what_is_new, "9 tokens"),
     "repeated": (draw, "1 tokens"),
     "repeated gradients": (draw_gradients, "2 tokens"),
+    "batch invariant": (draw, "3 and 2 tokens"),
     "finite": (overflow, "2 tokens"),
     "bfloat16": (see_future, None),
 }

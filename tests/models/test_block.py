@@ -18,6 +18,8 @@ from transformers import AutoModelForCausalLM
 from fastweights import FastWeightsCache, FastWeightsForCausalLM
 from fastweights.layers import Experts
 from oracles.experts import mixture
+from oracles.layers import join, split, turned
+from oracles.rules import softmax
 from tiny import VOCABULARY, tiny, tiny_config, tokens
 from tolerances import array, assert_close
 
@@ -48,6 +50,23 @@ OPTIONS: dict[str, dict[str, Any]] = {
             {"name": "mamba2", "heads": 2, "beside": [{"name": "softmax", "heads": 2}]},
             {"name": "metala"},
         ]
+    },
+    "shared": {
+        "shared_blocks": [
+            {"layers": [0, 2], "width": 20, "heads": 2, "rank": 3, "attention_rank": 2},
+            {
+                "layers": [1],
+                "width": 12,
+                "kv_heads": 2,
+                "head_width": 6,
+                "rope": {"fraction": 0.0},
+            },
+        ]
+    },
+    "shared, norms behind": {
+        "shared_blocks": [{"layers": [1], "width": 12, "rank": 2}],
+        "norms_behind": [True],
+        "norm": "layer",
     },
     "parallel": {"parallel_residual": True, "norm": "layer", "mlp": "plain"},
     "norms behind": {"norms_behind": [True, False], "norm_eps": 0.1},
@@ -110,12 +129,41 @@ def mlp(x: np.ndarray, layer: Any, config: Any) -> np.ndarray:
     )
 
 
+def shared(x: np.ndarray, e: np.ndarray, use: Any, config: Any) -> np.ndarray:
+    """What a layer's use of a shared block gives: Zamba2's equations, projection by projection."""
+    block = use.block
+
+    def projected(z: np.ndarray, layer: Any, name: str) -> np.ndarray:
+        y = z @ array(layer.weight).T
+        if name in use.adapters:
+            down, up = (array(half.weight).T for half in use.adapters[name])
+            left = slice(None) if name in "qkv" else HALVES[layer is block.mlp.W_2](up.shape[1])
+            y = y + (z @ down @ up)[..., left]
+        return y
+
+    u = normalized(np.concatenate([x, e], -1), block.norm, config)
+    q, k, v = (projected(u, getattr(block, f"W_{name}"), name) for name in "qkv")
+    turning = {"fraction": block.rope.fraction}
+    q, k = (
+        turned(split(z, heads), **turning) for z, heads in ((q, block.heads), (k, block.kv_heads))
+    )
+    o, _ = softmax(q, k, split(v, block.kv_heads))
+    z = normalized(linear(join(o), block.W_o), block.mlp_norm, config)
+    gate, inside = (projected(z, layer, "mlp") for layer in (block.mlp.W_1, block.mlp.W_2))
+    hidden = np.vectorize(ACTIVATION[config.hidden_act])(gate) * inside
+    return linear(linear(hidden, block.mlp.W_3), use.W_o)
+
+
+HALVES = (lambda n: slice(n // 2), lambda n: slice(n // 2, n))
+
+
 def backbone(model: FastWeightsForCausalLM, ids: torch.Tensor) -> np.ndarray:
     config, trunk = model.config, model.model
     x = array(trunk.embed_tokens.weight)[ids.numpy()]
     if config.learnt_positions is not None:
         x = x + array(trunk.embed_positions.weight)[: ids.shape[1]]
     x = x * (4.0 if config.embedding_scale is None else config.embedding_scale)
+    embeddings = x
     for i, block in enumerate(trunk.layers):
         behind = config.norms_behind[i % len(config.norms_behind)]
 
@@ -125,7 +173,8 @@ def backbone(model: FastWeightsForCausalLM, ids: torch.Tensor) -> np.ndarray:
         def after(z: np.ndarray, norm: Any, apply: bool = behind) -> np.ndarray:
             return normalized(z, norm, config) if apply else z
 
-        u = before(x, block.mixer_norm)
+        given = 0 if block.shared is None else shared(x, embeddings, block.shared, config)
+        u = before(x + given, block.mixer_norm)
         y = after(array(block.mixer(torch.from_numpy(u))[0]), block.mixer_norm)
         mixed = (u if config.normalized_residual else x) + y
         if block.mlp is None:

@@ -75,7 +75,7 @@ def stirred(model: PreTrainedModel) -> PreTrainedModel:
             else:
                 parameter.copy_(drawn * parameter[0].numel() ** -0.5)
         for name, buffer in model.named_buffers():
-            if name.endswith("correction_bias"):
+            if name.endswith(("correction_bias", "expert_bias")):
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
     return model
 
@@ -301,6 +301,19 @@ ORIGINALS: dict[str, Original] = {
         "qwen3_next", {**SMALL, **HEADS, **DELTA, "head_dim": 16, "num_experts": 0}
     ),
     "Qwen3.5": Original("qwen3_5_text", {**SMALL, **HEADS, **DELTA, "head_dim": 16}),
+    "Qwen3.5, experts": Original(
+        "qwen3_5_moe_text",
+        {
+            **SMALL,
+            **HEADS,
+            **DELTA,
+            "head_dim": 16,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 14,
+        },
+    ),
     "OLMo Hybrid": Original("olmo_hybrid", {**SMALL, **HEADS, **DELTA, "rope_parameters": None}),
     "OLMo Hybrid, with RoPE": Original(
         "olmo_hybrid",
@@ -348,6 +361,20 @@ ORIGINALS: dict[str, Original] = {
             "conv_bias": True,
             "block_auto_adjust_ff_dim": False,
             "tie_word_embeddings": False,
+        },
+    ),
+    "LFM2, experts": Original(
+        "lfm2_moe",
+        {
+            "hidden_size": 32,
+            **HEADS,
+            "num_hidden_layers": 2,
+            "layer_types": ["conv", "full_attention"],
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 12,
+            "routed_scaling_factor": 1.5,
         },
     ),
     "MiniMax": Original(
@@ -435,6 +462,36 @@ ORIGINALS: dict[str, Original] = {
     "Mamba": Original("mamba", {**SMALL, "state_size": 5, "time_step_rank": 3}),
     "Mamba, without bias": Original(
         "mamba", {**SMALL, "state_size": 4, "use_conv_bias": False, "tie_word_embeddings": False}
+    ),
+    "Zamba": Original(
+        "zamba",
+        {
+            "hidden_size": 32,
+            **HEADS,
+            "num_hidden_layers": 2,
+            "layers_block_type": ["hybrid", "hybrid"],
+            "mamba_d_state": 5,
+            "mamba_dt_rank": 3,
+        },
+    ),
+    "Zamba2": Original(
+        "zamba2",
+        {
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "intermediate_size": 40,
+            "n_mamba_heads": 4,
+            "mamba_d_state": 6,
+            "mamba_ngroups": 2,
+            "chunk_size": 8,
+            "time_step_min": 1e-30,
+            "adapter_rank": 3,
+            "num_hidden_layers": 4,
+            "layers_block_type": ["hybrid", "linear_attention", "hybrid", "hybrid"],
+            "num_mem_blocks": 2,
+            "use_shared_attention_adapter": True,
+            "use_mem_rope": True,
+        },
     ),
 }
 

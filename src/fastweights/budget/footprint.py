@@ -163,8 +163,8 @@ class _Tracer:
 
     def _block(self, block: nn.Module) -> Callable[[Tensor], Tensor]:
         def run(x: Tensor) -> Tensor:
-            # x stands for the values of an earlier layer, too
-            return block(x, None, None, None, values=x)[0]
+            # x stands for what other layers say, too
+            return block(x, None, None, None, values=x, embeddings=x)[0]
 
         if not self.shape.recompute:
             return run

@@ -27,7 +27,7 @@ class Parameters:
 
     Attributes:
         embedding: Of tokens and positions, and of the head where it has weights of its own.
-        mixers: Of the mixers.
+        mixers: Of the mixers, and of the blocks that layers share.
         mlp: Of the MLPs.
         norms: Of the norms around them.
         largest_block: Of the block that has most.
@@ -106,7 +106,8 @@ def _parameters(text: str) -> Parameters:
     embeddings = {id(p): p for p in _embedding_parameters(model)}
     return Parameters(
         embedding=sum(p.numel() for p in embeddings.values()),
-        mixers=sum(_count(block.mixer) for block in blocks),
+        mixers=_count(model.model.shared)
+        + sum(_count(block.mixer) + _count(block.shared) for block in blocks),
         mlp=sum(_count(block.mlp) for block in blocks),
         norms=_count(model.model.norm)
         + sum(_count(block.mixer_norm) + _count(block.mlp_norm) for block in blocks),
@@ -148,9 +149,9 @@ def kinds_of(model: FastWeightsForCausalLM) -> list[Block]:
 
 
 def mixers_of(block: Block) -> list[Mixer]:
-    """A block's mixer, or all that stand side by side."""
+    """A block's mixer, or all that stand side by side, and its use of a shared block."""
     side_by_side = block.mixer.mixers if isinstance(block.mixer, MixerSum) else [block.mixer]
-    return [mixer for mixer in side_by_side if isinstance(mixer, Mixer)]
+    return [mixer for mixer in (block.shared, *side_by_side) if isinstance(mixer, Mixer)]
 
 
 def _embedding_parameters(model: FastWeightsForCausalLM) -> Iterator[nn.Parameter]:

@@ -11,12 +11,12 @@ from transformers import PreTrainedModel
 from fastweights.importers.bamba import bamba
 from fastweights.importers.export import export_model
 from fastweights.importers.falcon_h1 import falcon_h1
-from fastweights.importers.fla import deltanet, gdn, gla, gsa, hgrn2, kda, mesa_net, retnet
+from fastweights.importers.fla import deltanet, gdn, gla, gsa, hgrn2, kda, mesa_net, raven, retnet
 from fastweights.importers.fla_deltas import comba, deltaproduct, mom
 from fastweights.importers.granitemoehybrid import granitemoehybrid
 from fastweights.importers.jamba import jamba
 from fastweights.importers.kimi_linear import bailing_hybrid, kimi_linear
-from fastweights.importers.lfm2 import lfm2
+from fastweights.importers.lfm2 import lfm2, lfm2_moe
 from fastweights.importers.llama import llama, mistral, qwen2, qwen3
 from fastweights.importers.loglinear import log_linear_mamba2
 from fastweights.importers.mamba import falcon_mamba, mamba
@@ -26,7 +26,7 @@ from fastweights.importers.minimax import minimax
 from fastweights.importers.nemotron_h import nemotron_h
 from fastweights.importers.olmo_hybrid import olmo_hybrid
 from fastweights.importers.plan import ImportPlan, ProgressCallback
-from fastweights.importers.qwen3_next import qwen3_5_text, qwen3_next
+from fastweights.importers.qwen3_next import qwen3_5_moe_text, qwen3_5_text, qwen3_next
 from fastweights.importers.recurrent_gemma import recurrent_gemma
 from fastweights.importers.rwkv import rwkv
 from fastweights.importers.rwkv6 import rwkv6
@@ -40,6 +40,7 @@ from fastweights.importers.source import (
     tokenizer_files,
 )
 from fastweights.importers.xlstm import xlstm
+from fastweights.importers.zamba import zamba, zamba2
 from fastweights.models import FastWeightsForCausalLM
 
 FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
@@ -59,6 +60,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "kda": kda,
     "kimi_linear": kimi_linear,
     "lfm2": lfm2,
+    "lfm2_moe": lfm2_moe,
     "llama": llama,
     "log_linear_mamba2": log_linear_mamba2,
     "mamba": mamba,
@@ -72,14 +74,18 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "olmo_hybrid": olmo_hybrid,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "qwen3_5_moe_text": qwen3_5_moe_text,
     "qwen3_5_text": qwen3_5_text,
     "qwen3_next": qwen3_next,
+    "raven": raven,
     "recurrent_gemma": recurrent_gemma,
     "retnet": retnet,
     "rwkv": rwkv,
     "rwkv6": rwkv6,
     "rwkv7": rwkv7,
     "xlstm": xlstm,
+    "zamba": zamba,
+    "zamba2": zamba2,
 }
 """The model_type of a config.json → how such a checkpoint becomes one of ours."""
 

@@ -47,7 +47,16 @@ def qwen3_5_text(source: CheckpointSource) -> ImportPlan:
     """Plan the import of the language model of a dense Qwen3.5 checkpoint: Qwen3-Next with one
     matrix each for q, k and v, the gate, β and α.
     """
-    plan = _plan(source, _apart_weights, lambda _: False)
+    return _qwen3_5(source, sparse=False)
+
+
+def qwen3_5_moe_text(source: CheckpointSource) -> ImportPlan:
+    """Plan the import of the language model of a Qwen3.5 checkpoint with experts in every layer."""
+    return _qwen3_5(source, sparse=True)
+
+
+def _qwen3_5(source: CheckpointSource, *, sparse: bool) -> ImportPlan:
+    plan = _plan(source, _apart_weights, lambda _: sparse)
     published = {r"^model\.": "model.language_model."}
     return replace(plan, tensors=rename_missing(plan.tensors, source.names, published))
 
@@ -72,7 +81,7 @@ def _plan(
         mixers=shortest_period([mixer(settings) for mixer, _ in layers]),
         norm_eps=settings["rms_norm_eps"],
         hidden_act=settings["hidden_act"],
-        intermediate_size=settings["intermediate_size"],
+        intermediate_size=settings.get("intermediate_size", None),
         mlps=shortest_period([_mlp(settings, one) for one in sparse]) if any(sparse) else None,
         embedding_scale=1.0,
     )
@@ -104,7 +113,7 @@ def _mlp(settings: Settings, sparse: bool) -> dict[str, Any]:
     routing = {
         "count": settings["num_experts"],
         "chosen": settings["num_experts_per_tok"],
-        "normalized": settings["norm_topk_prob"],
+        "normalized": settings.get("norm_topk_prob", True),
     }
     return {
         "name": "experts",

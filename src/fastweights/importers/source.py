@@ -24,13 +24,16 @@ TOKENIZER = (
 )
 """The files that make up a tokenizer."""
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+WITH_EYES = ("qwen3_5", "qwen3_5_moe")
+"""Models of text and images, whose model of text is imported."""
 
 
 class Settings:
     """The fields of a checkpoint's config.json, with transformers' defaults for types that it
-    knows."""
+    knows; those of its model of text, where it has eyes as well."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
+        fields = _of_text(fields) if fields.get("model_type") in WITH_EYES else fields
         self.kind = str(fields.get("model_type"))
         self._fields = (
             _fill_defaults(self.kind, fields) if self.kind in CONFIG_MAPPING else dict(fields)
@@ -160,6 +163,14 @@ def _fill_defaults(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"the config.json of this {kind} checkpoint is contradictory: {error}"
         ) from error
+
+
+def _of_text(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the model of text, with those of both that are stated of the whole."""
+    of_both = ("tie_word_embeddings", "quantization_config", *TOKENS)
+    stated = {name: fields[name] for name in of_both if name in fields}
+    kind = {"model_type": f"{fields['model_type']}_text"}
+    return {**kind, **dict(fields.get("text_config") or {}), **stated}
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -92,9 +92,17 @@ class LayerStream:
     Attributes:
         values: ``[b t c]``, the values of the last layer that has left its own (RWKV-7's value
             residual); None while none has
+        embeddings: ``[b t d]``, what the first layer reads, for layers that read it as well
+            (Zamba); None where there are none
     """
 
     values: Tensor | None = None
+    embeddings: Tensor | None = None
+
+    @classmethod
+    def stand_in(cls, x: Tensor) -> Self:
+        """Of a layer that runs alone, x in place of all that others say."""
+        return cls(x, x)
 
     def take_values(self) -> Tensor:
         """The values; raises LookupError if no layer has left any."""
@@ -104,6 +112,15 @@ class LayerStream:
                 " a model, behind a layer with residual=False"
             )
         return self.values
+
+    def take_embeddings(self) -> Tensor:
+        """The embeddings; raises LookupError if there are none."""
+        if self.embeddings is None:
+            raise LookupError(
+                "this layer reads the embeddings beside the stream, and there are none; run it in a"
+                " model, or give it stream=LayerStream(embeddings=…)"
+            )
+        return self.embeddings
 
 
 class TokenContext:
@@ -147,10 +164,10 @@ class TokenContext:
 
     @classmethod
     def start(cls, x: Embedded) -> Self:
-        """Of the first tokens of sequences of one document, none of them padding; x stands for the
-        values of an earlier layer.
+        """Of the first tokens of sequences of one document, none of them padding; x stands for what
+        other layers say.
         """
-        return cls(x, None, None, None, None, stream=LayerStream(x))
+        return cls(x, None, None, None, None, stream=LayerStream.stand_in(x))
 
     @property
     def positions(self) -> Tensor:

@@ -21,6 +21,7 @@ from fastweights.models.classify import (
 )
 from fastweights.models.config import FastWeightsConfig
 from fastweights.models.hf import FastWeightsForCausalLM, FastWeightsModel
+from fastweights.models.invariant import batch_invariant, log_probabilities
 from fastweights.models.presets import PRESETS, Preset, find_preset, preset
 from fastweights.models.reconstruct import FastWeightsForReconstruction
 
@@ -57,6 +58,8 @@ __all__ = [
     "FastWeightsVisionConfig",
     "FastWeightsVisionModel",
     "Preset",
+    "batch_invariant",
     "find_preset",
+    "log_probabilities",
     "preset",
 ]

@@ -11,7 +11,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from fastweights.layers import NORMS, LayerStream, writers_of
 from fastweights.methods import Auto, Method
-from fastweights.mixer import Bidirectional, LayerState, MixerSum
+from fastweights.mixer import Bidirectional, LayerState, MixerSum, SumState
+from fastweights.mixers.shared import SharedAttention, SharedBlock
 from fastweights.models.config import FastWeightsConfig
 from fastweights.shapes import Embedded, Mask, Segments
 
@@ -20,11 +21,19 @@ class Block(GradientCheckpointingLayer):
     """x ← x + Mixer(Norm x);  x ← x + MLP(Norm x), or both at once: x ← x + Mixer(Norm x) +
     MLP(Norm' x); with the norms behind: x ← x + Norm(Mixer x) and so on; or each to what it reads:
     x ← Norm x + Mixer(Norm x);  x ← Norm x + MLP(Norm x). Several mixers in the place of one are
-    added.
+    added. What a block that layers share gives here is added to what the mixer reads.
+
+    Args:
+        config: The model's.
+        layer: The number of the layer.
+        shared: The block that this layer shares with others; None for none.
     """
 
-    def __init__(self, config: FastWeightsConfig, layer: int) -> None:
+    def __init__(
+        self, config: FastWeightsConfig, layer: int, shared: SharedBlock | None = None
+    ) -> None:
         super().__init__()
+        self.shared = None if shared is None else SharedAttention(shared)
         self.parallel = config.parallel_residual
         self.norms_behind = config.norms_behind[layer % len(config.norms_behind)]
         self.normalized = config.normalized_residual
@@ -44,15 +53,21 @@ class Block(GradientCheckpointingLayer):
         segments: Segments | None,
         method: Method = Auto(),
         values: Tensor | None = None,
+        embeddings: Embedded | None = None,
     ) -> tuple[Embedded, LayerState | None, Tensor | None]:
-        """x behind the layer, the mixer's state, and the values that later layers may take up:
-        those given, or the mixer's own if it leaves them.
+        """x behind the layer, its state, and the values that later layers may take up: those given,
+        or the mixer's own if it leaves them. A shared block reads the embeddings.
         """
-        stream = LayerStream(values)
-        read = x if self.norms_behind else self.mixer_norm(x)
-        y, after = self.mixer(
-            read, state, keep=keep, segments=segments, method=method, stream=stream
-        )
+        stream = LayerStream(values, embeddings)
+        given = {"keep": keep, "segments": segments, "method": method, "stream": stream}
+        read, shared_state = x, None
+        if self.shared is not None:
+            before, state = state.states if isinstance(state, SumState) else (state, state)
+            y, shared_state = self.shared(x, before, **given)
+            read = x + y
+        read = read if self.norms_behind else self.mixer_norm(read)
+        y, after = self.mixer(read, state, **given)
+        after = after if shared_state is None else SumState((shared_state, after))
         y = self.dropout(self.mixer_norm(y) if self.norms_behind else y)
         mixed = (read if self.normalized else x) + y
         if self.mlp_norm is None or self.mlp is None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import field
 from difflib import get_close_matches
+from functools import partial
 from math import inf, isfinite, lcm
 from typing import Any
 
@@ -14,7 +15,12 @@ from transformers.activations import ACT2FN
 from fastweights.layers import MLPS, NORMS, POOLINGS
 from fastweights.mixer import Mixer
 from fastweights.mixers import make
+from fastweights.mixers.shared import SharedBlock
 from fastweights.models.checkpoint_code import CarriesCode
+
+
+def _without(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key != name}
 
 
 @strict
@@ -38,6 +44,10 @@ class FastWeightsConfig(CarriesCode):
         mlps: ``[{"name": "experts", "width": 512, …arguments}, …]``, a key of `layers.MLPS` with
             its width and arguments, or None for a layer without an MLP, repeated over the depth in
             place of `mlp` and `intermediate_size`; None for those in every layer
+        shared_blocks: ``[{"layers": [5, 11], "width": 10240, "heads": 32, …arguments}, …]``,
+            transformer blocks over the stream and the embeddings side by side, each by the
+            arguments of `SharedBlock`, and the layers (from 0) whose mixers read what it gives
+            beside the stream (Zamba); None for none
         parallel_residual: whether mixer and MLP read the same x and are added together
             (GPT-NeoX)
         norms_behind: whether a layer's norms stand behind its mixer and MLP (OLMo 2) instead of
@@ -79,6 +89,7 @@ class FastWeightsConfig(CarriesCode):
     intermediate_size: int | None = None
     mlp_bias: bool = False
     mlps: list[dict[str, Any] | None] | None = None
+    shared_blocks: list[dict[str, Any]] | None = None
     parallel_residual: bool = False
     norms_behind: list[bool] = field(default_factory=lambda: [False])
     normalized_residual: bool = False
@@ -103,6 +114,7 @@ class FastWeightsConfig(CarriesCode):
         self._check_choices()
         self._check_mixers()
         self._check_mlps()
+        self._check_shared_blocks()
         super().__post_init__(**kwargs)
 
     @classmethod
@@ -152,12 +164,29 @@ class FastWeightsConfig(CarriesCode):
 
     @property
     def period(self) -> int:
-        """The number of layers after which mixers and MLPs repeat."""
+        """The number of layers after which mixers and MLPs repeat; all if some share blocks."""
+        if self.shared_blocks:
+            return self.num_hidden_layers
         return min(lcm(len(self.mixers), len(self.mlps or [None])), self.num_hidden_layers)
+
+    @property
+    def layer_shared_blocks(self) -> dict[int, int]:
+        """Numbers of layers → the number of the shared block that each uses."""
+        blocks = enumerate(self.shared_blocks or [])
+        return {layer: number for number, block in blocks for layer in block["layers"]}
+
+    def make_shared_blocks(self) -> list[SharedBlock]:
+        """New blocks that layers share."""
+        norm = partial(NORMS[self.norm], eps=self.norm_eps)
+        activation = ACT2FN[self.hidden_act]
+        return [
+            SharedBlock(self.hidden_size, norm, activation, **_without(block, "layers"))
+            for block in self.shared_blocks or []
+        ]
 
     def make_mixers(self, fields: dict[str, Any]) -> list[Mixer]:
         """New mixers by an entry of `mixers`: one, or all that stand side by side."""
-        own = {name: value for name, value in fields.items() if name != "beside"}
+        own = _without(fields, "beside")
         return [make(d=self.hidden_size, **one) for one in (own, *fields.get("beside", ()))]
 
     def make_mlp(self, layer: int) -> nn.Module | None:
@@ -248,7 +277,10 @@ class FastWeightsConfig(CarriesCode):
                 f"mixers lists {len(self.mixers)} layers, num_hidden_layers is"
                 f" {self.num_hidden_layers}; drop some or add layers"
             )
-        tried = [self._try_mixer(position, mixer) for position, mixer in enumerate(self.mixers)]
+        tried: list[list[Mixer]] = []
+        for position, mixer in enumerate(self.mixers):
+            first = self.mixers.index(mixer)
+            tried += [tried[first] if first < position else self._try_mixer(position, mixer)]
         for position, mixers in enumerate(tried):
             before = [mixer for layer in tried[:position] for mixer in layer]
             takes = any(mixer.takes_values for mixer in mixers)
@@ -267,6 +299,32 @@ class FastWeightsConfig(CarriesCode):
             )
         for position, mlp in enumerate(self.mlps or []):
             self._try_mlp(position, mlp)
+
+    def _check_shared_blocks(self) -> None:
+        if self.shared_blocks and self.bidirectional:
+            raise ValueError(
+                "bidirectional = True, but shared_blocks read from left to right; leave one of them"
+                " out"
+            )
+        used: set[int] = set()
+        for number, block in enumerate(self.shared_blocks or []):
+            places, named = block.get("layers", []), f"shared_blocks[{number}] = {block}"
+            if not places or not all(0 <= layer < self.num_hidden_layers for layer in places):
+                raise ValueError(
+                    f'{named}; its "layers" are numbers from 0 to {self.num_hidden_layers - 1}, at'
+                    " least one"
+                )
+            if len(set(places)) < len(places) or used & set(places):
+                raise ValueError(f"{named} uses a layer twice; a layer shares one block at most")
+            used |= set(places)
+        with torch.device("meta"):
+            try:
+                self.make_shared_blocks()
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"shared_blocks = {self.shared_blocks} at hidden_size = {self.hidden_size}:"
+                    f" {error}"
+                ) from error
 
     def _try_mlp(self, position: int, mlp: dict[str, Any] | None) -> None:
         """Build the MLP on the meta device to see whether it can be."""

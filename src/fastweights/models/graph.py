@@ -19,8 +19,10 @@ from transformers import PreTrainedModel
 from fastweights.kernels.triton.places import in_place
 from fastweights.mixers.fox import FoX
 from fastweights.mixers.mla import MLA
+from fastweights.mixers.shared import SharedAttention
 from fastweights.mixers.softmax import SoftmaxAttention
 from fastweights.models.cache import BatchFirstCache, FastWeightsCache
+from fastweights.models.invariant import RowCaches
 
 WARM_UPS = 2
 """Steps before a capture, by which libraries allocate what they keep."""
@@ -60,11 +62,13 @@ def refuse_static(model: PreTrainedModel, cache: Any) -> str | None:
     """Why no step of this model can be repeated on memory that stays where it is, None if one can
     be once all windows are full.
     """
+    if isinstance(cache, RowCaches):
+        return "its sequences are read apart from each other"
     if not all(isinstance(part, BatchFirstCache) for part in parts_of(cache)):
         return "its cache keeps the keys and values of all tokens"
     for name, module in model.named_modules():
         if (
-            isinstance(module, FoX | MLA | SoftmaxAttention)
+            isinstance(module, FoX | MLA | SharedAttention | SoftmaxAttention)
             and getattr(module, "window", None) is None
         ):
             return f"{name} is softmax attention to all tokens"

@@ -14,9 +14,11 @@ from transformers.utils.generic import can_return_tuple
 
 from fastweights.layers import Linear, TokenContext
 from fastweights.methods import Auto, Method
+from fastweights.mixers.shared import SharedBlock
 from fastweights.models.block import Block, dropout, normalization
 from fastweights.models.cache import FastWeightsCache
 from fastweights.models.config import FastWeightsConfig
+from fastweights.models.continuous import BatchesAtOnce
 from fastweights.models.inputs import (
     padding_first,
     require_cache,
@@ -172,10 +174,18 @@ class FastWeightsTrunk(FastWeightsPreTrainedModel):
             None if positions is None else nn.Embedding(positions, config.hidden_size)
         )
         self.dropout = dropout(config.embedding_dropout)
+        self.shared = nn.ModuleList(config.make_shared_blocks())
         self.layers = nn.ModuleList(
-            Block(config, layer) for layer in range(config.num_hidden_layers)
+            Block(config, layer, self.shared_by(layer)) for layer in range(config.num_hidden_layers)
         )
         self.norm = normalization(config)
+
+    def shared_by(self, layer: int) -> SharedBlock | None:
+        """The block that this layer shares with others; None for none."""
+        number = self.config.layer_shared_blocks.get(layer)
+        block = None if number is None else self.shared[number]
+        assert block is None or isinstance(block, SharedBlock)
+        return block
 
     def run_blocks(
         self,
@@ -206,9 +216,10 @@ class FastWeightsTrunk(FastWeightsPreTrainedModel):
         trace = [] if trace is None else trace
         method = self.method if use_cache else self.method.without_state()
         values: Tensor | None = None
+        embeddings = x if len(self.shared) else None
         for block, state in zip(self.layers, before, strict=True):
             trace += [x]
-            x, state, values = block(x, state, keep, segments, method, values)
+            x, state, values = block(x, state, keep, segments, method, values, embeddings)
             states += [state] if use_cache else []
         if use_cache:
             cache.advance(states, x.shape[1])
@@ -219,11 +230,18 @@ class FastWeightsTrunk(FastWeightsPreTrainedModel):
     def _scale_and_position(
         self, x: Embedded, before: Tensor | None, keep: Mask | None, segments: Segments | None
     ) -> Embedded:
-        if self.embed_positions is not None:
-            past = TokenContext(x, None, before, keep, segments, self.method.neighbours)
-            x = x + self.embed_positions(
-                require_positions(past.positions, self.embed_positions.num_embeddings)
-            )
+        if self.embed_positions is None:
+            return self.place(x, None)
+        past = TokenContext(x, None, before, keep, segments, self.method.neighbours)
+        return self.place(x, past.positions)
+
+    def place(self, x: Embedded, positions: Tensor | None) -> Embedded:
+        """Return vectors ``[b t d]`` as the first block reads them: scaled, with the embeddings of
+        their positions ``[b t]`` if the model has learnt any.
+        """
+        if self.embed_positions is not None and positions is not None:
+            known = self.embed_positions.num_embeddings
+            x = x + self.embed_positions(require_positions(positions, known))
         scale = self.config.input_scale
         return self.dropout(x if scale == 1 else x * scale)
 
@@ -371,7 +389,7 @@ class FastWeightsModel(FastWeightsTrunk):
         return x
 
 
-class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
+class FastWeightsForCausalLM(BatchesAtOnce, FastWeightsPreTrainedModel, GenerationMixin):
     """A causal language model of any mixers: `FastWeightsModel` and a linear head.
 
     Works with transformers' ``generate``, Trainer, PEFT and pipelines. The head shares the

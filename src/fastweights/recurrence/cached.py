@@ -27,7 +27,7 @@ from fastweights.recurrence.streams import (
     lazy_property,
     require_width,
 )
-from fastweights.recurrence.timeline import FORGOTTEN, Passage, Timeline, newest
+from fastweights.recurrence.timeline import FORGOTTEN, Passage, Timeline, insert_forgotten, newest
 from fastweights.shapes import GroupKeys, GroupValues, Keys, Map, Mask, Output, PerToken
 
 Cache = tuple[Tensor, ...]
@@ -128,6 +128,15 @@ class CacheRule(Recurrence[Cache]):
         dtypes = (self.output, self.output, *decays, torch.long)
         shapes = zip(self.state_shapes, dtypes, strict=True)
         return tuple(self.k.new_zeros(shape, dtype=dtype) for shape, dtype in shapes)
+
+    def settle(self, state: Cache) -> Cache:
+        if self.span is None:
+            raise NoFiniteFormError(
+                "softmax attention to all tokens keeps all their keys and values; give it a window"
+            )
+        *cached, age = state
+        cached, age = insert_forgotten(cached, age, self.span - 1)
+        return *cached, age
 
     def adopt(self, state: State) -> Cache:
         decays = "" if self.fading is None else " Σ log f [b h s 1],"

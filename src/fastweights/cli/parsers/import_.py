@@ -22,6 +22,7 @@ FAMILIES = (
     "kda",
     "kimi_linear",
     "lfm2",
+    "lfm2_moe",
     "llama",
     "log_linear_mamba2",
     "mamba",
@@ -35,14 +36,18 @@ FAMILIES = (
     "olmo_hybrid",
     "qwen2",
     "qwen3",
+    "qwen3_5_moe_text",
     "qwen3_5_text",
     "qwen3_next",
+    "raven",
     "recurrent_gemma",
     "retnet",
     "rwkv",
     "rwkv6",
     "rwkv7",
     "xlstm",
+    "zamba",
+    "zamba2",
 )
 """Model types that `fastweights.importers` reads."""
 

@@ -125,8 +125,10 @@ class TitanLanguageModel(BaseModel):
         if config.learnt_positions is not None and trunk.embed_positions is not None:
             positions = config.learnt_positions
             yield trunk.embed_positions, lambda: nn.Embedding(positions, d)
+        for number, shared in enumerate(trunk.shared):
+            yield shared, lambda number=number: config.make_shared_blocks()[number]
         for layer, block in enumerate(trunk.layers):
-            yield block, lambda layer=layer: Block(config, layer)
+            yield block, lambda layer=layer: Block(config, layer, trunk.shared_by(layer))
         yield trunk.norm, lambda: normalization(config)
         if not self.enable_weight_tying:
             yield self.lm_head, lambda: nn.Linear(d, config.vocab_size, bias=False)

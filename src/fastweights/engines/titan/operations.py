@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from fastweights.analysis.cost import PASSES, cost
+from fastweights.analysis.cost import PASSES, Cost, cost
 from fastweights.layers import Experts
+from fastweights.mixers.shared import SharedAttention
 from fastweights.models import FastWeightsConfig
 from fastweights.models.size import count_parameters
 
@@ -26,7 +27,8 @@ def training_operations(config: FastWeightsConfig, length: int) -> int:
     """
     kinds = [[cost(m, length) for m in config.make_mixers(one)] for one in config.mixers]
     of_layers = (kinds[layer % len(kinds)] for layer in range(config.num_hidden_layers))
-    layers = [one for side_by_side in of_layers for one in side_by_side]
+    shared, uses = _shared(config, length)
+    layers = [*uses, *(one for side_by_side in of_layers for one in side_by_side)]
     looked_up = 0 if config.tie_word_embeddings else config.vocab_size
     looked_up += config.learnt_positions or 0
     multiplied = (
@@ -34,8 +36,18 @@ def training_operations(config: FastWeightsConfig, length: int) -> int:
         - sum(layer.parameters for layer in layers)
         - looked_up * config.hidden_size
         - _idle_parameters(config)
+        - shared
     )
     return sum(layer.train for layer in layers) + 2 * PASSES * multiplied
+
+
+def _shared(config: FastWeightsConfig, length: int) -> tuple[int, list[Cost]]:
+    """The parameters of blocks that layers share, and what each use of one costs."""
+    with torch.device("meta"):
+        blocks = config.make_shared_blocks()
+        uses = [SharedAttention(blocks[number]) for number in config.layer_shared_blocks.values()]
+    weights = [p.numel() for block in blocks for p in block.parameters()]
+    return sum(weights), [cost(use, length) for use in uses]
 
 
 def _idle_parameters(config: FastWeightsConfig) -> int:

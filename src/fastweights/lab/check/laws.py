@@ -145,6 +145,14 @@ LAWS = (
         allowed=0.0,
     ),
     Law(
+        "batch invariant",
+        "Inside batch_invariant a text has the same logits, bit by bit, alone or padded in a batch,"
+        " at once or in pieces.",
+        _rows((3, 2), (9, 4, 2), (70, 3)),
+        questions.keep_bits,
+        allowed=0.0,
+    ),
+    Law(
         "finite",
         "Logits and gradients of one token repeated are finite numbers.",
         _ones(1, 2, 70, 300),

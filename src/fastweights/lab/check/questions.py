@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastweights.lab.check.subject import NotTaken, Subject
+from fastweights.models.invariant import CACHES, batch_invariant
 
 NEW = 6
 """Tokens that are generated."""
@@ -99,6 +100,20 @@ def _padded(subject: Subject, example: Example, left: bool) -> float:
     return _worst(
         apart(found[i][mask[i].bool()], subject.logits(row)[0]) for i, row in enumerate(rows)
     )
+
+
+def keep_bits(subject: Subject, example: Example) -> float:
+    subject.require("attention_mask")
+    if subject.arguments.isdisjoint(CACHES):
+        raise NotTaken(f"its forward takes no {' or '.join(CACHES)}")
+    rows, ids, mask = _pad(subject, example, left=True)
+    with batch_invariant(subject.model):
+        found = subject.logits(ids, attention_mask=mask, **_positions(subject, mask))
+        return _worst(
+            apart(found[i][mask[i].bool()], read[0])
+            for i, row in enumerate(rows)
+            for read in (subject.logits(row), subject.continued(row, (row.shape[1] // 2,)))
+        )
 
 
 def learn_from_padded(subject: Subject, example: Example) -> float:

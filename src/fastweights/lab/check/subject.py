@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastweights.models.invariant import CACHES
+
 
 class NotTaken(Exception):  # noqa: N818 - no error, but an answer
     """The model's forward has no argument by which it could be asked."""
@@ -111,10 +113,6 @@ class Subject:
         }
         self.model.zero_grad(set_to_none=True)
         return found
-
-
-CACHES = ("past_key_values", "cache_params", "state")
-"""What model classes call the cache, in their arguments as in what they return."""
 
 
 def _cache_of(read: Any) -> tuple[str, Any]:

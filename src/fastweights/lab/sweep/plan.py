@@ -159,7 +159,7 @@ class SweepRun:
     def former_key(self) -> str:
         """The key that version 0 gave to this run."""
         config = first_json_value(self.config().to_dict())
-        later = ("mlps", "normalized_residual", "norms_behind")
+        later = ("mlps", "normalized_residual", "norms_behind", "shared_blocks")
         for name in ("transformers_version", "num_attention_heads", *later):
             config.pop(name, None)
         training = self.protocol.training

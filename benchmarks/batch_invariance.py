@@ -1,0 +1,143 @@
+"""What batch invariance costs, and what it takes away, on a CPU; writes JSON.
+
+    python benchmarks/batch_invariance.py --out benchmarks/results/batch_invariance.json
+
+Language models (width 256, 4 layers, float32) inside `batch_invariant` and outside, in turns, one
+thread: milliseconds of a text of 128 tokens read, of 4 texts of 32 read together, of 4 such texts
+continued by 16 tokens, and of a gradient of the 4; the fastest of the rounds. `differences`: the
+largest between log-probabilities of the 4 texts read together and the same read each alone, and
+each decoded token by token, in nats.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from bfloat16 import Times, time_in_turn
+from fastweights.lab.bench.machine import Machine, commit, versions
+from fastweights.models import (
+    FastWeightsConfig,
+    FastWeightsForCausalLM,
+    batch_invariant,
+    log_probabilities,
+)
+from fastweights.runs.files import write_json
+
+MIXERS = ("metala", "gated_deltanet", "softmax")
+VOCABULARY, WIDTH, LAYERS, LONG, TEXTS, TOKENS, NEW = 256, 256, 4, 128, 4, 32, 16
+Model = Any
+
+
+def build(name: str) -> Model:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS}
+    if name == "llama (transformers)":
+        heads = {"num_attention_heads": 4, "intermediate_size": 2 * WIDTH}
+        return LlamaForCausalLM(LlamaConfig(**sizes, **heads)).eval()
+    return FastWeightsForCausalLM(FastWeightsConfig(**sizes, mixers=[{"name": name}])).eval()
+
+
+@torch.no_grad()
+def read(model: Model, ids: Tensor) -> Tensor:
+    return model(input_ids=ids, use_cache=False).logits
+
+
+@torch.no_grad()
+def decode(model: Model, ids: Tensor) -> Tensor:
+    cache, found = None, []
+    for token in ids.split(1, 1):
+        output = model(input_ids=token, past_key_values=cache, use_cache=True)
+        cache, found = output.past_key_values, [*found, output.logits]
+    return torch.cat(found, dim=1)
+
+
+def write(model: Model, ids: Tensor) -> Tensor:
+    return model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=NEW,
+        min_new_tokens=NEW,
+        do_sample=False,
+        pad_token_id=0,
+    )
+
+
+def learn(model: Model, ids: Tensor) -> None:
+    score(model(input_ids=ids, use_cache=False).logits, ids).sum().backward()
+
+
+def score(logits: Tensor, ids: Tensor) -> Tensor:
+    return log_probabilities(logits[:, :-1], ids[:, 1:])
+
+
+def in_mode(mode: Callable[[], AbstractContextManager[None]], act: Callable[[], object]) -> None:
+    with mode():
+        act()
+
+
+def measure(model: Model, rounds: int) -> dict[str, Times]:
+    generator = torch.Generator().manual_seed(0)
+    long, ids = (
+        torch.randint(VOCABULARY, shape, generator=generator)
+        for shape in ((1, LONG), (TEXTS, TOKENS))
+    )
+    acts = {
+        f"read {LONG} tokens": partial(read, model, long),
+        f"read {TEXTS} x {TOKENS} tokens": partial(read, model, ids),
+        f"write {TEXTS} x {NEW} tokens": partial(write, model, ids),
+        f"gradient of {TEXTS} x {TOKENS} tokens": partial(learn, model, ids),
+    }
+    modes = {"outside": nullcontext, "inside": partial(batch_invariant, model)}
+    times = {}
+    for name, act in acts.items():
+        times[name] = time_in_turn(
+            {place: partial(in_mode, mode, act) for place, mode in modes.items()}, rounds
+        )
+        times[name]["ratio"] = times[name]["inside"] / times[name]["outside"]
+    return times | {"differences": differences(model, ids)}
+
+
+def differences(model: Model, ids: Tensor) -> Times:
+    """Of log-probabilities, in nats."""
+    together = score(read(model, ids), ids)
+    alone = torch.cat([score(read(model, row), row) for row in ids.split(1)])
+    decoded = torch.cat([score(decode(model, row), row) for row in ids.split(1)])
+    with batch_invariant(model):
+        inside = score(read(model, ids), ids)
+        inside_alone = torch.cat([score(decode(model, row), row) for row in ids.split(1)])
+    pairs = {
+        "batch": (together, alone),
+        "decoded": (together, decoded),
+        "inside": (inside, inside_alone),
+    }
+    return {name: float((a - b).abs().max()) for name, (a, b) in pairs.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    machine = asdict(Machine.here(torch.device("cpu")))
+    found: dict[str, Any] = {"commit": commit(), "versions": versions(), "machine": machine}
+    found["models"] = {}
+    for name in (*MIXERS, "llama (transformers)"):
+        found["models"][name] = measure(build(name), chosen.rounds)
+        print(name, found["models"][name], flush=True)
+    if chosen.out:
+        write_json(chosen.out, found)
+
+
+if __name__ == "__main__":
+    main()
