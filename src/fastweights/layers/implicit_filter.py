@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +59,7 @@ class ImplicitFilter(nn.Module):
         return torch.cat([taps[:, :1] + D[:, None], taps[:, 1:]], -1)
 
 
-def _multiply(x: Tensor, layer: nn.Module) -> Tensor:
+def _multiply(x: Tensor, layer: Any) -> Tensor:
     """In the dtype of x: neighbouring places differ by less than bfloat16 can say."""
     weight, bias = layer.weight, layer.bias
     return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
