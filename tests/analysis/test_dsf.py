@@ -50,6 +50,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "based": {"keys": 2},
     "dss": {"state": 4},
     "h3": {"heads": 8, "state": 4},
+    "hyena": {"length": 4},
     "lolcats": {"window": 2},
     "lru": {"state": 8},
     "mamba": {"state": 3},

@@ -16,7 +16,7 @@ from fastweights import kernels
 from fastweights.kernels.growing import LEAST_ROOM, append, drop_oldest
 from fastweights.methods import Recurrent, evaluate
 from fastweights.recurrence import Softmax
-from fastweights.recurrence.softmax import Cache
+from fastweights.recurrence.cached import Cache
 
 TOKENS = 2 * LEAST_ROOM + 9
 TAKEN = "attention, one token (torch): taken"

@@ -26,6 +26,7 @@ from oracles import (
     decays,
     deltas,
     forgetting,
+    hyena,
     kalman,
     kimi,
     latent,
@@ -123,6 +124,8 @@ LAYERS = [
     layer("retnet", attention.retnet, heads=2, center=False, affine=True, eps=1e-2),
     layer("transnormer", attention.transnormer, heads=2, depth=0.75),
     layer("transnormer", attention.transnormer, heads=2, feature_map="elu"),
+    layer("hyena", hyena.hyena, heads=4, length=7, width=5, bands=2, frequency=3.0),
+    layer("hyena", hyena.hyena, heads=16, length=5, width=2, bands=1, conv=2),
     layer("lightning", attention.lightning, heads=2),
     layer("lightning", attention.lightning, heads=4, width=6, depth=0.75, eps=1e-2),
     layer("gla", layers.gla, heads=2, tau=8.0, rank=3),
@@ -430,7 +433,7 @@ def test_bfloat16_runs_with_its_state_in_float32(layer: Layer) -> None:
         y, state = mixer(x, method=method)
         assert y.dtype == torch.bfloat16
         assert_close(y, want, f"y by {method}")
-        whole = layer.name in ("softmax", "swa", "olmo2", "mla")
+        whole = layer.name in ("softmax", "swa", "olmo2", "mla", "hyena")
         cached = {torch.bfloat16} if whole or layer.name in ("fox", "lolcats") else set()
         summed = set() if whole else {torch.float32, torch.complex64}
         assert {s.dtype for s in parts(state.memory)} <= {*cached, *summed, torch.long}

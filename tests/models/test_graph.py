@@ -68,8 +68,8 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def language_model(layers: str) -> FastWeightsForCausalLM:
     """One whose windows are soon full."""
-    windows = [{"name": layers, "window": 4}] if layers in ("swa", "lolcats") else LAYERS[layers]
-    return tiny(layers, mixers=windows)
+    size = {"swa": "window", "lolcats": "window", "hyena": "length"}.get(layers)
+    return tiny(layers, mixers=[{"name": layers, size: 4}] if size else LAYERS[layers])
 
 
 def linearized(rule: str) -> Any:

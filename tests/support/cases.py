@@ -26,6 +26,7 @@ from fastweights.recurrence import (
     Delta,
     Kalman,
     LogLinear,
+    LongConvolution,
     Mesa,
     Normalized,
     Recurrence,
@@ -194,8 +195,12 @@ def log_scalar_resets(s: Shape, g: Generator) -> Tensor:
     return log_scalar(s, g).masked_fill(at_random, -torch.inf)
 
 
-def full_cache(s: Shape, g: Generator) -> tuple[Tensor, Tensor, Tensor]:
-    return cache(4, s, g, heads=s.h)
+def filter_of(length: int) -> Draw:
+    return lambda s, g: normal(s.h, length, generator=g)
+
+
+def full_cache(s: Shape, g: Generator, length: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+    return cache(length, s, g, heads=s.h)
 
 
 def as_given(state: State) -> State:
@@ -554,6 +559,16 @@ CASES = [
         LEARNING,
         network_state,
     ),
+    *(
+        Case(
+            f"convolution-{length}",
+            LongConvolution,
+            rules.long_convolution,
+            {**QKV, "filter": filter_of(length)},
+            partial(full_cache, length=length - 1),
+        )
+        for length in (1, 5, 11)
+    ),
     Case("softmax", Softmax, rules.softmax, QKV, full_cache),
     Case("softmax-grouped", Softmax, rules.softmax, GROUPED, partial(cache, 4)),
     Case(
@@ -689,8 +704,10 @@ CASES = [
     ),
 ]
 
-WITHOUT_SYSTEM = ("softmax", "windowed", "loglinear", "ttt")
-LINEAR = [case for case in CASES if not case.name.startswith(WITHOUT_SYSTEM)]
+CACHES = ("softmax", "windowed", "convolution")
+"""What the names of cases begin with whose state is a cache, wholly or in part."""
+
+LINEAR = [case for case in CASES if not case.name.startswith((*CACHES, "loglinear", "ttt"))]
 MAPPED = [case for case in CASES if not case.name.startswith("ttt")]
 """The rules whose output is linear in their values."""
 WITHOUT_EFFECT = (

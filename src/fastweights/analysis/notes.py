@@ -66,6 +66,10 @@ GROUPS: Mapping[str, str] = {
     "olmo2": "as `softmax`.",
     "mla": "as `softmax`, with one latent of every token kept for all heads.",
     "lolcats": "as `swa`; what leaves the window is remembered by linear attention, without decay.",
+    "hyena": (
+        "its filter counts as a decay that is constant in time; C0 holds because the filter ends:"
+        " the state is a cache of the tokens that it reaches."
+    ),
     "dss": (
         "the paper counts Q, K, Λ. Since B = 1, the key has no parameters but those of the decay:"
         " Q, Λ. No condition changes."

@@ -14,7 +14,7 @@ from fastweights.kernels.composed import (
     SLOTS,
     SUBSTEPS,
 )
-from fastweights.kernels.constant import CONVOLUTION
+from fastweights.kernels.constant import CONVOLUTION, LONG_CONVOLUTION
 from fastweights.kernels.decay import CHUNKED_DECAY
 from fastweights.kernels.delta import CHUNKED_DELTA, CHUNKED_DPLR
 from fastweights.kernels.external import FASTER, SLOWER
@@ -49,7 +49,7 @@ COMPILED += [NATIVE_BONUS_TOKEN]
 COMPOSED = [BONUS_TOKEN, AMPLIFIED, NORMALIZED, BLOCKED_SELECTIVE, SELECTIVE, SIGNED]
 COMPOSED += [BESIDE_WINDOW, SLOTS, SUBSTEPS, PRECONDITIONED]
 BLOCKED = [BLOCKED_SCAN, CHUNKED_DECAY, CONVOLUTION, CHUNKED_DELTA, CHUNKED_DPLR]
-BLOCKED += [BLOCKED_MESA, BLOCKED_WINDOWS, MINIBATCHES]
+BLOCKED += [LONG_CONVOLUTION, BLOCKED_MESA, BLOCKED_WINDOWS, MINIBATCHES]
 ATTENTION = [WINDOWED_ATTENTION, FUSED_ATTENTION]
 
 # The order in which the kernels of a rule are asked: C, which reads the CPU's streams, and Triton,

@@ -10,7 +10,8 @@ from fastweights.kernels.chunked import chunk_loop
 from fastweights.kernels.growing import append, drop_oldest
 from fastweights.kernels.rehearsal import rehearsed
 from fastweights.kernels.table import Kernel
-from fastweights.recurrence.softmax import Cache, Softmax
+from fastweights.recurrence.cached import Cache
+from fastweights.recurrence.softmax import Softmax
 from fastweights.recurrence.streams import heads_first
 from fastweights.recurrence.timeline import FORGOTTEN
 

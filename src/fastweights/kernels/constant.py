@@ -1,4 +1,6 @@
-"""A rank-one rule that is constant in time, as a convolution by the fast Fourier transform (S4)."""
+"""Rules that are constant in time as convolutions, by the fast Fourier transform: a rank-one rule
+(S4), and a filter that is given (Hyena).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,8 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels.table import Kernel
+from fastweights.recurrence.cached import Cache
+from fastweights.recurrence.convolution import LongConvolution, convolve_causally
 from fastweights.recurrence.dplr import DPLR
 from fastweights.recurrence.streams import heads_first
 
@@ -34,16 +38,8 @@ def convolve(recurrence: DPLR, state: Tensor) -> tuple[Tensor, Tensor]:
     kernel = torch.cat([first.transpose(1, 2).expand_as(own[:1, :1]), own[:1, :-1]], 1)
     v = recurrence.v.to(state.dtype).expand(*recurrence.shape, -1)
     written = torch.einsum("thk,bthv->bhkv", torch.cat(impulses).flip(0), v)
-    o = _multiply_spectra(kernel, v) + read
+    o = convolve_causally(kernel.movedim(1, -1), v.movedim(1, -1)).movedim(-1, 1) + read
     return o.to(recurrence.output), both[..., :-1] + written
-
-
-def _multiply_spectra(kernel: Tensor, v: Tensor) -> Tensor:
-    """Σ_s K_{t-s} v_s for ``[1 t h 1]`` and ``[b t h v]``."""
-    length = v.shape[1]
-    spectrum = torch.fft.fft(kernel, 2 * length, dim=1) * torch.fft.fft(v, 2 * length, dim=1)
-    y = torch.fft.ifft(spectrum, dim=1)[:, :length]
-    return y if v.is_complex() else y.real
 
 
 def _refuses(recurrence: DPLR) -> str | None:
@@ -57,3 +53,17 @@ def _refuses(recurrence: DPLR) -> str | None:
 
 
 CONVOLUTION = Kernel("convolution by FFT (torch)", DPLR, convolve, _refuses)
+
+
+def convolve_all(recurrence: LongConvolution, state: Cache) -> tuple[Tensor, Cache]:
+    """(o, cache), all tokens at once."""
+    return recurrence.chunk(state)
+
+
+def _refuses_documents(recurrence: LongConvolution) -> str | None:
+    return None if recurrence.segment_starts is None else "documents may begin among its tokens"
+
+
+LONG_CONVOLUTION = Kernel(
+    "long convolution by FFT (torch)", LongConvolution, convolve_all, _refuses_documents
+)

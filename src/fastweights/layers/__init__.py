@@ -15,6 +15,7 @@ from fastweights.layers.functions import (
     split_heads,
     upcast,
 )
+from fastweights.layers.implicit_filter import ImplicitFilter
 from fastweights.layers.levels import LevelWeights
 from fastweights.layers.linear import Linear, project_each, project_pairs
 from fastweights.layers.mlp import MLP, GatedMLP, LowRank, factorized
@@ -34,6 +35,7 @@ __all__ = [
     "GatedMLP",
     "GroupNorm",
     "HeadNorm",
+    "ImplicitFilter",
     "LayerStream",
     "LevelWeights",
     "Linear",

@@ -14,6 +14,7 @@ from fastweights.mixers.gsa import GSA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
 from fastweights.mixers.hgrn2 import HGRN2
+from fastweights.mixers.hyena import Hyena
 from fastweights.mixers.kalmanet import GatedKalmaNet
 from fastweights.mixers.kda import KDA
 from fastweights.mixers.lightning import Lightning
@@ -85,6 +86,7 @@ __all__ = [
     "GatedDeltaProduct",
     "GatedKalmaNet",
     "GatedShortConvolution",
+    "Hyena",
     "Lightning",
     "LinearAttention",
     "LoLCATs",

@@ -23,6 +23,7 @@ from fastweights.mixers.gsa import GSA
 from fastweights.mixers.h3 import H3
 from fastweights.mixers.hgrn import HGRN
 from fastweights.mixers.hgrn2 import HGRN2
+from fastweights.mixers.hyena import Hyena
 from fastweights.mixers.kalmanet import GatedKalmaNet
 from fastweights.mixers.kda import KDA
 from fastweights.mixers.lightning import Lightning
@@ -121,6 +122,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "ttt_mlp": TTTMLP,
     "lolcats": LoLCATs,
     "shortconv": GatedShortConvolution,
+    "hyena": Hyena,
 }
 
 

@@ -3,6 +3,7 @@
 from fastweights.recurrence.base import NoFiniteFormError, Recurrence, ShapeError, State
 from fastweights.recurrence.bonus import Bonus
 from fastweights.recurrence.composed import Amplified, Normalized
+from fastweights.recurrence.convolution import LongConvolution
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
 from fastweights.recurrence.dplr import DPLR
@@ -56,6 +57,7 @@ __all__ = [
     "ErasingTransition",
     "Kalman",
     "LogLinear",
+    "LongConvolution",
     "MatrixRule",
     "Mesa",
     "NoFiniteFormError",

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.recurrence.base import Evaluation, Recurrence, check_mask
+from fastweights.recurrence.cached import check_cache_shapes, repeat_kv
 from fastweights.recurrence.effects import Effect
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.mapped import FeatureMap, Mapped, features
-from fastweights.recurrence.softmax import SOFTMAX_OPERATIONS, check_cache_shapes, repeat_kv
+from fastweights.recurrence.softmax import SOFTMAX_OPERATIONS
 from fastweights.recurrence.streams import (
     ShapeError,
     State,

@@ -17,11 +17,12 @@ from fastweights.recurrence.base import (
     tensor_fields,
     written_streams,
 )
+from fastweights.recurrence.cached import check_cache_shapes, repeat_kv
 from fastweights.recurrence.composed import Normalized
 from fastweights.recurrence.effects import Effect
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
-from fastweights.recurrence.softmax import SOFTMAX_OPERATIONS, check_cache_shapes, repeat_kv
+from fastweights.recurrence.softmax import SOFTMAX_OPERATIONS
 from fastweights.recurrence.streams import (
     ShapeError,
     State,

@@ -193,6 +193,27 @@ def softmax(
     return o, None
 
 
+def long_convolution(
+    q: Array, k: Array, v: Array, filter: Array, state: tuple[Array, ...] | None = None
+) -> tuple[Array, None]:
+    """o_t = Σ_s h_{t-s} (q_t·k_s) v_s, after the cached (keys, values, ages)."""
+    b, t = np.broadcast_shapes(*(s.shape[:2] for s in (q, k, v)))
+    h = max(*(s.shape[2] for s in (q, k, v)), len(filter))
+    q, k, v = (np.broadcast_to(s, (b, t, h, s.shape[3])) for s in (q, k, v))
+    o = np.zeros((b, t, h, v.shape[3]))
+    for i, head, j in np.ndindex(b, h, t):
+        taps = filter[head % len(filter)]
+        for lag in range(min(j + 1, len(taps))):
+            score = q[i, j, head] @ k[i, j - lag, head]
+            o[i, j, head] += taps[lag] * score * v[i, j - lag, head]
+        if state is not None:
+            keys, values, age = state
+            for s in np.flatnonzero(age[i] + j < len(taps)):
+                score = q[i, j, head] @ keys[i, head, s]
+                o[i, j, head] += taps[int(age[i, s]) + j] * score * values[i, head, s]
+    return o, None
+
+
 def windowed(
     q: Array,
     k: Array,

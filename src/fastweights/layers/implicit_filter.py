@@ -1,0 +1,65 @@
+"""Filters of long convolutions, made of positions (Hyena, Poli et al., 2023)."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.layers.functions import upcast
+
+SLOWEST, FASTEST = math.log(100) / 1.5, math.log(100) / 0.3
+"""Rates of windows that have fallen to 1/100 after 1.5 and after 0.3 of the filter's length."""
+
+
+class ImplicitFilter(nn.Module):
+    """h_τ = e^(-δ τ / (l - 1)) MLP(z_τ) ``[h l]``, plus D where τ = 0: as many parameters for a
+    filter of any length (Hyena, section 3.3).
+
+    z_τ = (τ / (l - 1), cos(f 2πτ / l), -sin(f 2πτ / l)) for `bands` frequencies f from 10⁻⁴ to
+    bands - 1. The MLP has three layers of sin(ω ⊙ ·), whose ω they share, and one without. δ grows
+    from head to head, and is no parameter.
+    """
+
+    def __init__(self, heads: int, length: int, width: int, bands: int, frequency: float) -> None:
+        super().__init__()
+        self.heads, self.length, self.bands, self.frequency = heads, length, bands, frequency
+        widths = (1 + 2 * bands, width, width, width)
+        self.hidden = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
+        self.omega = nn.Parameter(torch.empty(width))
+        self.last = nn.Linear(width, heads, bias=False)
+        self.D = nn.Parameter(torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """ω is the frequency; D is standard normal."""
+        nn.init.constant_(self.omega, self.frequency)
+        nn.init.normal_(self.D)
+
+    def forward(self) -> Tensor:
+        D, omega = upcast(self.D), upcast(self.omega)
+        place = torch.arange(self.length, device=D.device, dtype=D.dtype)[:, None]
+        share = place / max(self.length - 1, 1)
+        rates = torch.linspace(SLOWEST, FASTEST, self.heads, device=D.device, dtype=D.dtype)
+        angles = (
+            2
+            * math.pi
+            / self.length
+            * place
+            * torch.linspace(1e-4, self.bands - 1, self.bands, device=D.device, dtype=D.dtype)
+        )
+        z = torch.cat([share, angles.cos(), -angles.sin()], -1)
+        for layer in self.hidden:
+            z = torch.sin(omega * _multiply(z, layer))
+        taps = (_multiply(z, self.last) * torch.exp(-share * rates)).mT
+        return torch.cat([taps[:, :1] + D[:, None], taps[:, 1:]], -1)
+
+
+def _multiply(x: Tensor, layer: Any) -> Tensor:
+    """In the dtype of x: neighbouring places differ by less than bfloat16 can say."""
+    weight, bias = layer.weight, layer.bias
+    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
