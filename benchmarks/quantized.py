@@ -3,11 +3,12 @@
     pip install torchao==0.18.0    # for the comparison; left out where it is missing
     python benchmarks/quantized.py --out benchmarks/results/quantized.json
 
-`trained`: perplexity per byte of held-out Shakespeare of models (width 128, 3 layers) trained here for
-`--steps` updates, as they are, by `fastweights.models.quantize`, and by torchao's
-`Int8WeightOnlyConfig`. The linearized one is the Llama above it, trained on for a third of the steps.
-`speed`: models of width 1024 with 8 layers and random weights: bytes, milliseconds per token decoded
-alone and in a batch of 8, and of 256 tokens read; in turns, one thread, the fastest of the rounds.
+`trained`: perplexity per byte of held-out Shakespeare of models (width 128, 3 layers) trained here
+for `--steps` updates, as they are, by `fastweights.models.quantize`, and by torchao's
+`Int8WeightOnlyConfig`. The linearized one is the Llama above it, trained on for a third of the
+steps. `speed`: models of width 1024 with 8 layers and random weights: bytes, milliseconds per token
+decoded alone and in a batch of 8, and of 256 tokens read; in turns, one thread, the fastest of the
+rounds.
 """
 
 from __future__ import annotations

@@ -77,7 +77,8 @@ def quantize(model: Model) -> Model:
         (parent, name, layer)
         for parent in model.modules()
         for name, layer in parent.named_children()
-        if type(layer) in (nn.Linear, Linear) and uses[id(layer.weight)] == 1
+        if isinstance(layer, nn.Linear) and type(layer) in (nn.Linear, Linear)
+        if uses[id(layer.weight)] == 1
     ]
     if not chosen:
         raise ValueError(

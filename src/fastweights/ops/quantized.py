@@ -1,4 +1,4 @@
-"""The product of tokens with a weight of bytes: in C, where there are few rows, else through torch."""
+"""The product of tokens with a weight of bytes: in C where there are few rows, else by torch."""
 
 from __future__ import annotations
 
