@@ -11,6 +11,7 @@ from pages import (
     plan,
     processes,
     reproduce,
+    serving,
     tables,
     transformers_speed,
     transformers_versions,
@@ -34,4 +35,5 @@ PAGES: tuple[Page, ...] = (
     check.PAGE,
     batch_invariance.PAGE,
     vllm.PAGE,
+    serving.PAGE,
 )

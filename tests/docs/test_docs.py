@@ -20,6 +20,7 @@ LITERATE = [
     "linearize-recipes.md",
     "linearize.md",
     "new-mixer.md",
+    "serving.md",
     "sweeps.md",
     "tasks.md",
     "transformers.md",
@@ -36,7 +37,6 @@ COMMANDS = [
     "importing.md",
     "install.md",
     "mesa.md",
-    "serving.md",
     "several-processes.md",
     "tutorials/finetune.md",
 ]

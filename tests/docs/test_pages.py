@@ -27,6 +27,7 @@ NAMES = (
     "check",
     "batch-invariance",
     "vllm",
+    "serving",
 )
 PICTURE = re.compile(r"!\[[^\]]*\]\(measured/([^)]+)\)")
 
