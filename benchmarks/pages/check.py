@@ -41,6 +41,18 @@ def ours() -> str:
     return _matrix([row for row in results("check")["rows"] if row["kind"] == "ours"])
 
 
+def fla() -> str:
+    """The same of flash-linear-attention's families, and why others were not asked."""
+    found = results("check_fla")
+    with_, rows = found["header"]["versions"], found["rows"]
+    left = [f"- `{row['family']}`: {row['reason']}" for row in rows if "reason" in row]
+    said = (
+        f"flash-linear-attention {with_['flash-linear-attention']}, triton {with_['triton']}, torch"
+        f" {with_['torch']}, commit {found['header']['commit'][:9]}."
+    )
+    return "\n\n".join([said, _matrix([row for row in rows if "findings" in row]), *left])
+
+
 def _matrix(rows: list[Row]) -> str:
     verdicts = [{one["law"]: one for one in row["findings"]} for row in rows]
     tried = [law.name for law in LAWS if law.name in verdicts[0]]
@@ -96,6 +108,7 @@ PAGE = Page(
             "versions": versions,
             "theirs": theirs,
             "patched": patched,
+            "fla": fla,
             "ours": ours,
             "reasons": reasons,
         }

@@ -16,7 +16,7 @@ from kinds import one_of_each
 from pretrained import linear_llama, llama
 from tiny import tiny, tokens
 
-LENGTH, PROMPT = 8, 3
+LENGTH, PROMPT = 6, 2
 TOLERANCE = 2e-4
 """Of log-probabilities outside the mode, over the largest logit: twice that of logits."""
 
