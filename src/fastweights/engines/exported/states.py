@@ -113,7 +113,10 @@ def tensors_of(states: Sequence[LayerState]) -> list[Tensor]:
 
 def _mixer_states(states: Sequence[LayerState]) -> Iterator[MixerState]:
     for state in states:
-        yield from state.states if isinstance(state, SumState) else [state]
+        if isinstance(state, SumState):
+            yield from _mixer_states(state.states)
+        else:
+            yield state
 
 
 def _memory(state: State) -> tuple[Tensor, ...]:
@@ -149,7 +152,7 @@ def _restored(part: Tensor, state: StateTensor, position: Tensor) -> Tensor:
 
 def _rebuilt(state: LayerState, position: Tensor, rest: Iterator[Tensor]) -> LayerState:
     if isinstance(state, SumState):
-        return SumState(tuple(_rebuilt_mixer(one, position, rest) for one in state.states))
+        return SumState(tuple(_rebuilt(one, position, rest) for one in state.states))
     return _rebuilt_mixer(state, position, rest)
 
 
