@@ -201,3 +201,15 @@ def test_a_run_places_them_once(tmp_path: Path) -> None:
     kept = [name for name in placed if name in exported]
     assert len(kept) == 4 * (LAYERS - 1)
     assert all(torch.equal(placed[name], exported[name]) for name in kept)
+
+
+def test_a_landmark_that_no_key_is_near_has_no_weight() -> None:
+    """However little there is of it, the window alone is a number."""
+    model = linearize(teacher(), config())
+    for branch in branches(model).values():
+        with torch.no_grad():
+            branch.phi_q.W.mul_(300)
+            branch.phi_k.b[::3] = -90
+    with use_mode(model, WindowOnly()):
+        assert model(IDS).logits.isfinite().all()
+    assert model(IDS).logits.isfinite().all()

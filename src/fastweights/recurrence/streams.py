@@ -85,8 +85,8 @@ def find_segment_starts(ids: Segments) -> Mask:
 
 
 def reciprocal_or_zero(n: Tensor) -> Tensor:
-    """1 / n, and 0 where a row has no weight at all (n = 0)."""
-    empty = n == 0
+    """1 / n, and 0 where a row has no weight, or so little that 1 / n is no number."""
+    empty = n.abs() < torch.finfo(n.dtype).tiny
     return torch.where(empty, 0, 1 / torch.where(empty, 1, n))
 
 

@@ -94,11 +94,8 @@ class WindowOnly(OtherRecurrence):
     sinks."""
 
     def replacement(self, record: Recurrence) -> Recurrence:
-        window = require_window(record, self)
-        alone = {"mix": torch.ones_like(window.mix), "shared": False}
-        if isinstance(window, WindowedLinear):
-            return replace(window, **alone, log_scale=None)
-        return replace(window, **alone)
+        window = without_log_scale(require_window(record, self))
+        return replace(window, mix=torch.ones_like(window.mix), shared=False)
 
 
 class LinearOnly(OtherRecurrence):
@@ -113,6 +110,11 @@ def hide_window(record: Windowed | WindowedLinear) -> Recurrence:
     if isinstance(record, Windowed):
         return replace(record, window=0, sinks=0)
     return replace(record, window=0)
+
+
+def without_log_scale(record: Windowed | WindowedLinear) -> Windowed | WindowedLinear:
+    """Return the record whose window knows of no scale that it has in common with the rule."""
+    return replace(record, log_scale=None) if isinstance(record, WindowedLinear) else record
 
 
 def require_window(record: Recurrence, mode: Mode) -> Windowed | WindowedLinear:

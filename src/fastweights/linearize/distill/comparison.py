@@ -22,6 +22,7 @@ from fastweights.linearize.convert.modes import (
     Teacher,
     WindowOnly,
     require_window,
+    without_log_scale,
 )
 from fastweights.linearize.distill.adapt import kl, next_logits, teacher_logits
 from fastweights.linearize.distill.transfer import attend_all, divergence, output_error
@@ -133,7 +134,8 @@ class FullWindow(OtherRecurrence):
     """
 
     def replacement(self, record: Recurrence) -> Recurrence:
-        return replace(require_window(record, self), window=len(record))
+        window = without_log_scale(require_window(record, self))
+        return replace(window, window=len(record))
 
 
 @torch.no_grad()
