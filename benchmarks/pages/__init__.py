@@ -11,6 +11,7 @@ from pages import (
     plan,
     processes,
     reproduce,
+    serving,
     tables,
     transformers_speed,
     transformers_versions,
@@ -32,4 +33,5 @@ PAGES: tuple[Page, ...] = (
     transformers_versions.PAGE,
     check.PAGE,
     batch_invariance.PAGE,
+    serving.PAGE,
 )

@@ -311,6 +311,8 @@ def test_list_counts_the_parameters_of_presets(capsys, monkeypatch):
     ]
     assert counts["metala-deit-tiny"] == ["6.114M", "6.1M"]
     assert counts["pythia-70m"] == ["70.43M", "70.43M"]
+    assert main(["list", "--presets", "jamba"]) == 0
+    assert "51,570M 52,000M mamba, softmax Jamba" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("what", [["--presets"], ["--tasks"], []])

@@ -147,6 +147,7 @@ TABLE: dict[str, Row] = {
     "models": GIVEN,
     "names": GIVEN,
     "plan": GIVEN,
+    "program": CHOICE,
     "prompt": TEXT,
     "recipe": GIVEN,
     "script": GIVEN,

@@ -20,6 +20,7 @@ LITERATE = [
     "linearize-recipes.md",
     "linearize.md",
     "new-mixer.md",
+    "serving.md",
     "sweeps.md",
     "tasks.md",
     "transformers.md",

@@ -26,6 +26,7 @@ NAMES = (
     "transformers",
     "check",
     "batch-invariance",
+    "serving",
 )
 PICTURE = re.compile(r"!\[[^\]]*\]\(measured/([^)]+)\)")
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    CONFIG_MAPPING,
     BambaConfig,
     BambaForCausalLM,
     FalconMambaConfig,
@@ -18,7 +19,10 @@ from transformers import (
 )
 from transformers import RecurrentGemmaForCausalLM as RecurrentGemma
 
-from fastweights import PRESETS, FastWeightsForCausalLM, preset
+from fastweights import PRESETS, FastWeightsConfig, FastWeightsForCausalLM, preset
+from fastweights.importers import FAMILIES
+from fastweights.importers.export import _facts
+from fastweights.importers.source import CheckpointSource, Settings
 from fastweights.layers import GatedMLP
 from fastweights.models import Preset
 
@@ -47,11 +51,12 @@ def size(model: type[PreTrainedModel], config: Any) -> int:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_size_is_the_published_one(name: str) -> None:
-    published = PUBLISHED[name].published
+    published, found = PUBLISHED[name].published, PUBLISHED[name].parameters()
     assert published is not None
-    assert PUBLISHED[name].parameters() == pytest.approx(
-        published, rel=DIFFERENCES.get(name, ROUNDING)
-    )
+    assert found == pytest.approx(published, rel=DIFFERENCES.get(name, ROUNDING))
+    if name.startswith(("lfm2-", "rwkv7-")):
+        folded = 2 * PUBLISHED[name].fields["hidden_size"] if name.startswith("rwkv7-") else 0
+        assert found + folded == published
 
 
 def test_metala_images_to_the_last_published_digit() -> None:
@@ -94,6 +99,74 @@ def test_released_checkpoints_have_the_sizes_of_transformers_own() -> None:
     ]
 
 
+class Blank(CheckpointSource):
+    """A release of which the settings alone are there."""
+
+    names = frozenset()
+
+    def __init__(self, kind: str, fields: dict[str, Any]) -> None:
+        self.settings = Settings({"model_type": kind, **CONFIG_MAPPING[kind](**fields).to_dict()})
+
+    def read(self, name: str) -> Any:
+        raise LookupError(name)
+
+
+def lfm2(d: int, heads: int, width: int) -> dict[str, Any]:
+    attention = {"num_attention_heads": heads, "num_key_value_heads": 8}
+    attends = {"num_hidden_layers": 16, "full_attn_idxs": [2, 5, 8, 10, 12, 14]}
+    return {"hidden_size": d, "intermediate_size": width, **attention, **attends}
+
+
+QWEN = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e7,
+        "partial_rotary_factor": 0.25,
+    }
+}
+SMALL_QWEN = {
+    **QWEN,
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "linear_num_value_heads": 16,
+    "tie_word_embeddings": True,
+}
+NEMOTRON = {"M": "linear_attention", "*": "full_attention", "-": "mlp"}
+STARS = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
+RELEASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2-350m": ("lfm2", lfm2(1024, 16, 6656)),
+    "lfm2-700m": ("lfm2", lfm2(1536, 24, 10_240)),
+    "lfm2-1.2b": ("lfm2", lfm2(2048, 32, 12_288)),
+    "nemotron-h-8b": ("nemotron_h", {"layers_block_type": [NEMOTRON[kind] for kind in STARS]}),
+    "qwen3.5-0.8b": ("qwen3_5_text", SMALL_QWEN),
+    "qwen3.5-9b": ("qwen3_5_text", QWEN),
+    "jamba-v0.1": ("jamba", {}),
+    "zamba-7b": ("zamba", {}),
+    "zamba2-2.7b": ("zamba2", {"n_mamba_heads": 80, "num_mem_blocks": 2}),
+}
+"""Releases as transformers' configurations state them, whose defaults are one of each family."""
+QUICK = ("lfm2-350m", "nemotron-h-8b", "qwen3.5-0.8b")
+
+
+def facts(config: FastWeightsConfig) -> dict[str, Any]:
+    with torch.device("meta"):
+        return dict(_facts(FastWeightsForCausalLM(config)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in RELEASES],
+)
+def test_presets_are_what_imports_of_the_releases_are(name: str) -> None:
+    kind, fields = RELEASES[name]
+    imported = FAMILIES[kind](Blank(kind, fields)).config
+    assert facts(PRESETS[name].config()) == facts(imported)
+    assert PRESETS[name].fields.keys() <= imported.to_dict().keys()
+
+
 @pytest.mark.parametrize("scale", ["140m", "440m", "940m"])
 def test_mesanet_layers_have_the_same_size(scale: str) -> None:
     mesa = PRESETS[f"mesanet-{scale}"].parameters()
@@ -107,20 +180,32 @@ def each_once(kinds: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def small_mixer(mixer: dict[str, Any]) -> dict[str, Any]:
-    sizes = {"heads": 2, "kv_heads": 1, "expand": 1.0, "state": 4}
+    sizes = {"heads": 2, "kv_heads": 1, "expand": 1, "state": 4, "groups": 1, "value_heads": 4}
+    sizes |= {"width": 8, "expand_k": 1.0, "expand_v": 1.0}
+    sizes |= {f"{name}rank": 4 for name in ("", "decay_", "rate_", "gate_", "value_")}
     beside = [small_mixer(other) for other in mixer.get("beside", ())]
     shrunk = {name: size for name, size in sizes.items() if name in mixer}
     return {**mixer, **shrunk, **({"beside": beside} if beside else {})}
 
 
-def small_mlp(mlp: dict[str, Any]) -> dict[str, Any]:
-    return {**mlp, "width": 6, "routing": {"count": 4, "chosen": 2}, "shared": 8}
+def small_mlp(mlp: dict[str, Any] | None) -> dict[str, Any] | None:
+    sizes = {"width": 6, "routing": {"count": 4, "chosen": 2}, "shared": 8}
+    return mlp and {**mlp, **{name: size for name, size in sizes.items() if name in mlp}}
+
+
+def small_shared(one: Preset) -> dict[str, Any]:
+    """Each of the blocks that layers share in a layer of its own."""
+    blocks = one.fields.get("shared_blocks", [])
+    fields = [
+        {**block, "layers": [layer], "width": 6, "heads": 2} for layer, block in enumerate(blocks)
+    ]
+    return {"shared_blocks": fields, "num_hidden_layers": len(fields)} if fields else {}
 
 
 def small(one: Preset) -> dict[str, Any]:
     """Overrides that keep each kind of layer and shrink all sizes."""
     mixers = [small_mixer(mixer) for mixer in each_once(one.fields["mixers"])]
-    mlps = [small_mlp(mlp) for mlp in one.fields["mlps"]] if "mlps" in one.fields else None
+    mlps = [small_mlp(mlp) for mlp in each_once(one.fields.get("mlps", []))] or None
     sizes = {
         "mlps": mlps,
         "hidden_size": 16,
@@ -131,7 +216,7 @@ def small(one: Preset) -> dict[str, Any]:
     image = (
         {"image_size": 8, "patch_size": 4} if "class_token" in one.fields else {"vocab_size": 31}
     )
-    return {**sizes, **image, "num_labels": 3}
+    return {**sizes, **image, **small_shared(one), "num_labels": 3}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from sliced_rules import compare_rules
 from tiny import LAYERS
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
-FOUR = ("hybrid", "h3", "lolcats", "mlstm", "mesa_signed")
+FOUR = ("hybrid", "shared", "h3", "lolcats", "mlstm", "mesa_signed")
 """The models that four processes read: convolutions and windows longer than their slices."""
 KINDS = first_of_each(LAYERS)
 

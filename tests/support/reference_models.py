@@ -75,7 +75,7 @@ def stirred(model: PreTrainedModel) -> PreTrainedModel:
             else:
                 parameter.copy_(drawn * parameter[0].numel() ** -0.5)
         for name, buffer in model.named_buffers():
-            if name.endswith("correction_bias"):
+            if name.endswith(("correction_bias", "expert_bias")):
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
     return model
 
@@ -361,6 +361,20 @@ ORIGINALS: dict[str, Original] = {
             "conv_bias": True,
             "block_auto_adjust_ff_dim": False,
             "tie_word_embeddings": False,
+        },
+    ),
+    "LFM2, experts": Original(
+        "lfm2_moe",
+        {
+            "hidden_size": 32,
+            **HEADS,
+            "num_hidden_layers": 2,
+            "layer_types": ["conv", "full_attention"],
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 12,
+            "routed_scaling_factor": 1.5,
         },
     ),
     "MiniMax": Original(

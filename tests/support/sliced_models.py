@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor, distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from fastweights import MIXERS, FastWeightsForCausalLM
@@ -79,7 +79,7 @@ def method_for(name: str, group: Any) -> Method:
     """
     if name in WITHOUT_EFFECT:
         return HeadSharded(group)
-    return HybridSharded(group) if name == "hybrid" else TimeSharded(group)
+    return HybridSharded(group) if name in ("hybrid", "shared") else TimeSharded(group)
 
 
 def compare(
@@ -138,7 +138,13 @@ def compare_state(name: str, batch: dict[str, Tensor], group: Any) -> float:
 def compare_sharded_parameters() -> Report:
     """Errors of gradients where parameters are sharded over all processes, and time over some."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "time"))
-    ours, whole, batch = build("hybrid"), build("hybrid"), draw_batch()
+    return {
+        f"parameters sharded, {name}": compare_sharded(mesh, name) for name in ("hybrid", "shared")
+    }
+
+
+def compare_sharded(mesh: DeviceMesh, name: str) -> float:
+    ours, whole, batch = build(name), build(name), draw_batch()
     everyone = mesh._flatten("everyone")
     for part in (*ours.model.layers, ours):
         fully_shard(part, mesh=everyone)
@@ -150,8 +156,11 @@ def compare_sharded_parameters() -> Report:
     for row in range(2):
         (whole(**{name: value.chunk(2)[row] for name, value in batch.items()}).loss / 2).backward()
     pairs = zip(ours.parameters(), whole.parameters(), strict=True)
-    return {"parameters sharded": worst([(a.grad.full_tensor(), b.grad) for a, b in pairs])}  # type: ignore[union-attr]
+    return worst([(a.grad.full_tensor(), b.grad) for a, b in pairs])  # type: ignore[union-attr]
 
 
 def build(name: str) -> FastWeightsForCausalLM:
+    if name == "shared":
+        blocks = [{"layers": [0, 1], "width": 12, "rank": 2, "attention_rank": 2}]
+        return tiny("linear", shared_blocks=blocks).train()
     return tiny(name).train()

@@ -30,6 +30,7 @@ from fastweights.cli.parsers.reproduce import reproduce
 from fastweights.cli.parsers.sweep import sweep
 from fastweights.cli.parsers.table import table
 from fastweights.cli.parsers.train import train
+from fastweights.cli.parsers.transformers import transformers
 
 VERBS: dict[str, Declare] = {
     "train": train,
@@ -38,6 +39,7 @@ VERBS: dict[str, Declare] = {
     "import": import_,
     "export": export,
     "patch": patch,
+    "transformers": transformers,
     "list": list_,
     "table": table,
     "bench": bench,

@@ -1,1 +1,1 @@
-"""Other people's training programs with our models in them."""
+"""Other people's programs with our models in them."""

@@ -11,12 +11,12 @@ from transformers import PreTrainedModel
 from fastweights.importers.bamba import bamba
 from fastweights.importers.export import export_model
 from fastweights.importers.falcon_h1 import falcon_h1
-from fastweights.importers.fla import deltanet, gdn, gla, gsa, hgrn2, kda, mesa_net, retnet
+from fastweights.importers.fla import deltanet, gdn, gla, gsa, hgrn2, kda, mesa_net, raven, retnet
 from fastweights.importers.fla_deltas import comba, deltaproduct, mom
 from fastweights.importers.granitemoehybrid import granitemoehybrid
 from fastweights.importers.jamba import jamba
 from fastweights.importers.kimi_linear import bailing_hybrid, kimi_linear
-from fastweights.importers.lfm2 import lfm2
+from fastweights.importers.lfm2 import lfm2, lfm2_moe
 from fastweights.importers.llama import llama, mistral, qwen2, qwen3
 from fastweights.importers.loglinear import log_linear_mamba2
 from fastweights.importers.mamba import falcon_mamba, mamba
@@ -60,6 +60,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "kda": kda,
     "kimi_linear": kimi_linear,
     "lfm2": lfm2,
+    "lfm2_moe": lfm2_moe,
     "llama": llama,
     "log_linear_mamba2": log_linear_mamba2,
     "mamba": mamba,
@@ -76,6 +77,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "qwen3_5_moe_text": qwen3_5_moe_text,
     "qwen3_5_text": qwen3_5_text,
     "qwen3_next": qwen3_next,
+    "raven": raven,
     "recurrent_gemma": recurrent_gemma,
     "retnet": retnet,
     "rwkv": rwkv,

@@ -1,5 +1,5 @@
-"""The language models of flash-linear-attention: GLA, GSA, RetNet, DeltaNet, gated DeltaNet, KDA,
-MesaNet and HGRN2.
+"""The language models of flash-linear-attention: GLA, GSA, Raven, RetNet, DeltaNet, gated
+DeltaNet, KDA, MesaNet and HGRN2.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ OUTER = {
 }
 FLOOR = 1e-6
 """Its L2 norm of q and k is x / √(|x|² + 10⁻⁶)."""
+ROUTED_FLOOR = 1e-9
+"""What Raven's router adds to the sum of the slots that it chooses."""
 
 LayerPlan = tuple[dict[str, Any], Table]
 """An entry of `mixers`, and its weights."""
@@ -90,6 +92,42 @@ def gsa(source: CheckpointSource) -> ImportPlan:
         table = {
             **projections("q", "k", "v", "o"),
             "mixer.W_alpha.weight": "attn.f_proj.weight",
+            "mixer.norm.weight": "attn.g_norm.weight",
+        }
+        return mixer, table
+
+    return plan_stack(source, layer)
+
+
+def raven(source: CheckpointSource) -> ImportPlan:
+    """Plan the import of a Raven checkpoint."""
+
+    def layer(settings: Settings) -> LayerPlan:
+        for name in ("expand_k", "expand_v"):
+            settings.require(name, 1)
+        for name in ("use_short_conv", "use_output_gate", "bias_rmm", "use_rope"):
+            settings.require(name, False)
+        settings.require("num_kv_heads", None, settings["num_heads"])
+        settings.require("feature_map", "swish")
+        settings.require("decay_type", "Mamba2")
+        settings.require("router_score", "sigmoid")
+        settings.require("router_type", "lin")
+        settings.require("elementwise_affine", True)
+        stated, width = settings["num_slots"], settings["hidden_size"] // settings["num_heads"]
+        mixer = {
+            "name": "raven",
+            "heads": settings["num_heads"],
+            "slots": stated or width,
+            "active": settings["topk"] if stated else min(settings["topk"], width),
+            "eps": settings["norm_eps"],
+            "floor": ROUTED_FLOOR,
+        }
+        table = {
+            **projections("q", "k", "v", "r", "o"),
+            "mixer.W_alpha.weight": "attn.a_proj.weight",
+            "mixer.W_alpha.bias": "attn.dt_bias",
+            "mixer.log_a": "attn.A_log",
+            **{f"mixer.norm_{name}.weight": f"attn.{name}_norm.weight" for name in "qk"},
             "mixer.norm.weight": "attn.g_norm.weight",
         }
         return mixer, table

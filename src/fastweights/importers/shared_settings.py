@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from fastweights.layers import Experts, Rope
+from fastweights.layers.experts import Routing
 from fastweights.mixers import MLA, SoftmaxAttention
 from fastweights.models import FastWeightsForCausalLM
 
@@ -103,3 +104,14 @@ def layer_types(model: FastWeightsForCausalLM, linear: str = "linear_attention")
 def expert_width(model: FastWeightsForCausalLM) -> int:
     """Channels inside an expert."""
     return first(model, Experts).experts[0].W_1.out_features  # type: ignore[union-attr]
+
+
+def grouped_routing(routing: Routing) -> Fields:
+    """How families after DeepSeek-V3 state the choice of experts."""
+    return {
+        "num_experts_per_tok": routing.chosen,
+        "norm_topk_prob": routing.normalized,
+        "n_group": routing.groups,
+        "topk_group": routing.chosen_groups,
+        "routed_scaling_factor": routing.scale,
+    }

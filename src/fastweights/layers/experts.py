@@ -27,6 +27,7 @@ class Routing:
         chosen: Experts that a token passes.
         sigmoid: Whether s is σ, each expert's by itself.
         normalized: Whether the weights of the chosen experts are divided by their sum.
+        floor: What is added to that sum (LFM2).
         corrected: Whether there is a bias b of the choice, which no gradient reaches: what trains
             a model moves it towards experts that are chosen too rarely.
         groups: Into how many groups the experts are divided, in their order.
@@ -42,6 +43,7 @@ class Routing:
     chosen: int
     sigmoid: bool = False
     normalized: bool = True
+    floor: float = 0.0
     corrected: bool = False
     groups: int = 1
     chosen_groups: int = 1
@@ -88,7 +90,7 @@ class Router(nn.Module):
         chosen = self._of_best_groups(merit).topk(how.chosen, dim=-1).indices
         weights = scores.gather(-1, chosen)
         if how.normalized:
-            weights = weights / weights.sum(-1, keepdim=True)
+            weights = weights / (weights.sum(-1, keepdim=True) + how.floor)
         return (how.scale * weights).to(x.dtype), chosen
 
     def _of_best_groups(self, merit: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from fastweights.layers import (
     split_heads,
     upcast,
 )
-from fastweights.layers.arguments import Count, Positive
+from fastweights.layers.arguments import Count, NonNegative, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Slots
 from fastweights.recurrence.base import ShapeError
@@ -39,6 +39,7 @@ class Raven(Mixer):
     Attributes:
         slots: m, of every head
         active: how many of them a token is written into
+        floor: what is added to the sum that r_t is divided by
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Raven(Mixer):
         slots: Count = 64,
         active: Count = 16,
         eps: Positive = 1e-5,
+        floor: NonNegative = 0.0,
     ) -> None:
         super().__init__(d)
         if active > slots:
@@ -55,7 +57,7 @@ class Raven(Mixer):
                 f"active = {active} is more than slots = {slots}; a token is written into some of"
                 " the slots or all"
             )
-        self.heads, self.active = heads, active
+        self.heads, self.active, self.floor = heads, active, floor
         width = head_width("d", d, heads)
         self.W_q, self.W_k, self.W_v, self.W_o = (Linear(d, d, bias=False) for _ in range(4))
         self.W_alpha, self.W_r = Linear(d, heads), Linear(d, slots * heads, bias=False)
@@ -86,7 +88,7 @@ class Raven(Mixer):
         """r ``[b t h m]``"""
         scores = logits.sigmoid()
         chosen = scores.topk(self.active, dim=-1)
-        share = chosen.values / chosen.values.sum(-1, keepdim=True)
+        share = chosen.values / (chosen.values.sum(-1, keepdim=True) + self.floor)
         return torch.zeros_like(scores).scatter(-1, chosen.indices, share)
 
     def read(self, o: Output, gate: None, recurrence: Any) -> Embedded:

@@ -277,7 +277,10 @@ class FastWeightsConfig(CarriesCode):
                 f"mixers lists {len(self.mixers)} layers, num_hidden_layers is"
                 f" {self.num_hidden_layers}; drop some or add layers"
             )
-        tried = [self._try_mixer(position, mixer) for position, mixer in enumerate(self.mixers)]
+        tried: list[list[Mixer]] = []
+        for position, mixer in enumerate(self.mixers):
+            first = self.mixers.index(mixer)
+            tried += [tried[first] if first < position else self._try_mixer(position, mixer)]
         for position, mixers in enumerate(tried):
             before = [mixer for layer in tried[:position] for mixer in layer]
             takes = any(mixer.takes_values for mixer in mixers)

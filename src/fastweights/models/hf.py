@@ -18,6 +18,7 @@ from fastweights.mixers.shared import SharedBlock
 from fastweights.models.block import Block, dropout, normalization
 from fastweights.models.cache import FastWeightsCache
 from fastweights.models.config import FastWeightsConfig
+from fastweights.models.continuous import BatchesAtOnce
 from fastweights.models.inputs import (
     padding_first,
     require_cache,
@@ -229,11 +230,18 @@ class FastWeightsTrunk(FastWeightsPreTrainedModel):
     def _scale_and_position(
         self, x: Embedded, before: Tensor | None, keep: Mask | None, segments: Segments | None
     ) -> Embedded:
-        if self.embed_positions is not None:
-            past = TokenContext(x, None, before, keep, segments, self.method.neighbours)
-            x = x + self.embed_positions(
-                require_positions(past.positions, self.embed_positions.num_embeddings)
-            )
+        if self.embed_positions is None:
+            return self.place(x, None)
+        past = TokenContext(x, None, before, keep, segments, self.method.neighbours)
+        return self.place(x, past.positions)
+
+    def place(self, x: Embedded, positions: Tensor | None) -> Embedded:
+        """Return vectors ``[b t d]`` as the first block reads them: scaled, with the embeddings of
+        their positions ``[b t]`` if the model has learnt any.
+        """
+        if self.embed_positions is not None and positions is not None:
+            known = self.embed_positions.num_embeddings
+            x = x + self.embed_positions(require_positions(positions, known))
         scale = self.config.input_scale
         return self.dropout(x if scale == 1 else x * scale)
 
@@ -381,7 +389,7 @@ class FastWeightsModel(FastWeightsTrunk):
         return x
 
 
-class FastWeightsForCausalLM(FastWeightsPreTrainedModel, GenerationMixin):
+class FastWeightsForCausalLM(BatchesAtOnce, FastWeightsPreTrainedModel, GenerationMixin):
     """A causal language model of any mixers: `FastWeightsModel` and a linear head.
 
     Works with transformers' ``generate``, Trainer, PEFT and pipelines. The head shares the

@@ -185,4 +185,219 @@ FALCON_H1 = {
     )
 }
 
-RELEASED = {**MAMBA, **MAMBA2, **FALCON_MAMBA, **BAMBA, **GRANITE, **FALCON_H1}
+
+def _lfm2(d: int, heads: int, intermediate: int) -> Fields:
+    softmax = {
+        "name": "softmax",
+        "heads": heads,
+        "kv_heads": 8,
+        "qk_norm": 1e-5,
+        "rope": {"base": 1e6},
+    }
+    return {
+        "vocab_size": 65_536,
+        "hidden_size": d,
+        "num_hidden_layers": 16,
+        "mixers": _hybrid([2, 5, 8, 10, 12, 14, 16], {"name": "shortconv", "conv": 3}, softmax),
+        "intermediate_size": intermediate,
+        "embedding_scale": 1.0,
+        "tie_word_embeddings": True,
+    }
+
+
+LFM2 = {
+    f"lfm2-{size}": Released(_lfm2(d, heads, width), "LFM2 (Liquid AI, 2025), released", n)
+    for size, d, heads, width, n in (
+        ("350m", 1024, 16, 4608, 354_483_968),
+        ("700m", 1536, 24, 6912, 742_489_344),
+        ("1.2b", 2048, 32, 8192, 1_170_340_608),
+    )
+}
+
+
+def _rwkv(d: int, mixers: list[dict[str, Any]]) -> Fields:
+    """Layers of time and of channel mixing in turn."""
+    return {
+        **_stack(len(mixers), d, mixers, 65_536),
+        "norm": "layer",
+        "tie_word_embeddings": False,
+    }
+
+
+def _rwkv6(layers: int, d: int) -> Fields:
+    time = {"name": "rwkv6", "heads": d // 64, "eps": 64e-5}
+    return _rwkv(d, [time, {"name": "rwkv4_channel", "width": 7 * d // 2}] * layers)
+
+
+def _rwkv7(layers: int, d: int, decay: int, gate: int) -> Fields:
+    time = {
+        "name": "rwkv7",
+        "heads": d // 64,
+        "decay_rank": decay,
+        "rate_rank": decay,
+        "gate_rank": gate,
+        "value_rank": 64 if decay > 64 else 32,
+    }
+    channel = {"name": "rwkv7_channel"}
+    later = [{**time, "residual": True}, channel]
+    return _rwkv(d, [time, channel, *later * (layers - 1)])
+
+
+_LN0 = "; the norm of the embeddings is in their table, as an import has it"
+
+RWKV6 = {
+    f"rwkv6-{size}": Released(
+        _rwkv6(layers, d), f"RWKV-6 Finch (Peng et al., 2024), released{_LN0}", n
+    )
+    for size, layers, d, n in (("1.6b", 24, 2048, 1.6e9), ("3b", 32, 2560, 3.1e9))
+}
+
+RWKV7 = {
+    f"rwkv7-{size}": Released(
+        _rwkv7(layers, d, decay, gate), f"RWKV-7 Goose (Peng et al., 2025), released{_LN0}", n
+    )
+    for size, layers, d, decay, gate, n in (
+        ("0.1b", 12, 768, 64, 128, 191_034_624),
+        ("0.4b", 24, 1024, 64, 128, 450_767_872),
+        ("1.5b", 24, 2048, 96, 256, 1_527_404_544),
+        ("2.9b", 32, 2560, 96, 320, 2_947_735_040),
+    )
+}
+
+
+def _shared(layers: list[int], d: int, heads: int, **fields: Any) -> dict[str, Any]:
+    """A block of Zamba's without positions."""
+    none = {"fraction": 0.0}
+    return {"layers": layers, "width": 4 * d, "heads": heads, "rope": none, **fields}
+
+
+_head = {"name": "mamba", "expand": 1, "rank": 232}
+
+ZAMBA = {
+    "zamba-7b": Released(
+        {
+            **_stack(76, 3712, [{**_head, "beside": [_head]}], 32_000),
+            "hidden_act": "gelu",
+            "shared_blocks": [_shared([2, *range(7, 76, 6)], 3712, 16)],
+        },
+        "Zamba-7B-v1 (Glorioso et al., 2024), released",
+        7.23e9,
+    ),
+    "zamba2-2.7b": Released(
+        {
+            **_stack(54, 2560, [_mamba2(5120, state=64)], 32_000),
+            "hidden_act": "gelu",
+            "shared_blocks": [
+                _shared([6, 18, 30, 42, 51], 2560, 32, rank=128),
+                _shared([12, 24, 36, 47], 2560, 32, rank=128),
+            ],
+        },
+        "Zamba2-2.7B (Zyphra, 2024), released",
+        2.7e9,
+    ),
+}
+
+_NEMOTRON = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
+"""Mamba-2, attention and MLPs, as NVIDIA states them."""
+
+
+def _nemotron() -> Fields:
+    kinds = {"M": _mamba2(8192, groups=8), "*": {**_nope(32, 8), "width": 128}}
+    ends = [*_NEMOTRON[1:], ""]
+    pairs = [pair for pair in zip(_NEMOTRON, ends, strict=True) if pair[0] != "-"]
+    mlp = {"name": "plain", "width": 21_504}
+    return {
+        "vocab_size": 131_072,
+        "hidden_size": 4096,
+        "num_hidden_layers": len(pairs),
+        "mixers": [kinds[kind] for kind, _ in pairs],
+        "mlps": [mlp if behind == "-" else None for _, behind in pairs],
+        "hidden_act": "relu2",
+        "embedding_scale": 1.0,
+    }
+
+
+NEMOTRON = {"nemotron-h-8b": Released(_nemotron(), "Nemotron-H-8B (NVIDIA, 2025), released", 8.1e9)}
+
+JAMBA = {
+    "jamba-v0.1": Released(
+        {
+            "vocab_size": 65_536,
+            "hidden_size": 4096,
+            "num_hidden_layers": 32,
+            "mixers": _hybrid(
+                [4, 8], {"name": "mamba", "norm_eps": 1e-6, "affine": True}, _nope(32, 8)
+            ),
+            "mlps": [
+                {"name": "gated", "width": 14_336},
+                {
+                    "name": "experts",
+                    "width": 14_336,
+                    "routing": {"count": 16, "chosen": 2, "normalized": False},
+                },
+            ],
+            "norm_eps": 1e-6,
+            "embedding_scale": 1.0,
+        },
+        "Jamba (Lieber et al., 2024), released; 2 of 16 experts in every other layer",
+        52e9,
+    )
+}
+
+
+def _qwen(d: int, layers: int, intermediate: int, heads: int, served: int, **fields: Any) -> Fields:
+    """Three layers of gated DeltaNet, with 16 heads of 128 keys that serve so many of values each,
+    in front of one of attention, with so many heads of 256 channels.
+    """
+    delta = {
+        "name": "gated_deltanet",
+        "heads": 16,
+        "value_heads": 16 * served,
+        "expand_k": 2048 / d,
+        "expand_v": served * 2048 / d,
+        "eps": 1e-6,
+        "floor": 1e-6,
+    }
+    softmax = {
+        "name": "softmax",
+        "heads": heads,
+        "kv_heads": heads // 4,
+        "width": 256,
+        "qk_norm": 1e-6,
+        "gated": True,
+        "rope": {"base": 1e7, "fraction": 0.25},
+    }
+    return {
+        "vocab_size": 248_320,
+        "hidden_size": d,
+        "num_hidden_layers": layers,
+        "mixers": [delta, delta, delta, softmax],
+        "intermediate_size": intermediate,
+        "norm_eps": 1e-6,
+        "embedding_scale": 1.0,
+        **fields,
+    }
+
+
+_EYES = "Qwen3.5 (Qwen, 2026), released; its model of text"
+
+QWEN = {
+    "qwen3.5-0.8b": Released(_qwen(1024, 24, 3584, 8, 1, tie_word_embeddings=True), _EYES, 0.75e9),
+    "qwen3.5-9b": Released(_qwen(4096, 32, 12_288, 16, 2), _EYES, 9e9),
+}
+
+RELEASED = {
+    **MAMBA,
+    **MAMBA2,
+    **FALCON_MAMBA,
+    **BAMBA,
+    **GRANITE,
+    **FALCON_H1,
+    **LFM2,
+    **RWKV6,
+    **RWKV7,
+    **ZAMBA,
+    **NEMOTRON,
+    **JAMBA,
+    **QWEN,
+}

@@ -10,18 +10,21 @@ from fastweights.ops.normalization import (
     rms_normalize,
 )
 from fastweights.ops.product import PRODUCT_KERNELS, Product, ProductGroup, multiply, multiply_each
+from fastweights.ops.quantized import QUANTIZED_KERNELS, QuantizedProduct, multiply_quantized
 
-TABLE[:0] = [*CONVOLUTION_KERNELS, *NORM_KERNELS, *PRODUCT_KERNELS]
+TABLE[:0] = [*CONVOLUTION_KERNELS, *NORM_KERNELS, *PRODUCT_KERNELS, *QUANTIZED_KERNELS]
 
 __all__ = [
     "Convolution",
     "LayerNorm",
     "Product",
     "ProductGroup",
+    "QuantizedProduct",
     "RMSNorm",
     "convolve",
     "layer_normalize",
     "multiply",
     "multiply_each",
+    "multiply_quantized",
     "rms_normalize",
 ]

@@ -125,6 +125,15 @@ class Recurrence(ABC, Generic[S]):
         ]
         return cast(S, pack_state(zeros))
 
+    def settle(self, state: S) -> S:
+        """`state` in the shapes that it has after any number of tokens: in a window that is not
+        full yet, forgotten tokens stand for those to come.
+
+        Raises:
+            NoFiniteFormError: if there are none, as the state grows with every token
+        """
+        return state
+
     def adopt(self, state: State) -> S:
         """`state` in this record's dtype and batch.
 

@@ -26,7 +26,7 @@ from fastweights.recurrence.streams import (
     mask_stream,
     require_width,
 )
-from fastweights.recurrence.timeline import FORGOTTEN, Passage, Timeline, newest
+from fastweights.recurrence.timeline import FORGOTTEN, Passage, Timeline, insert_forgotten, newest
 from fastweights.shapes import GroupKeys, GroupValues, Keys, Map, Mask, Output, PerToken
 
 Cache = tuple[Tensor, ...]
@@ -120,6 +120,15 @@ class Softmax(Recurrence[Cache]):
         dtypes = (self.output, self.output, *decays, torch.long)
         shapes = zip(self.state_shapes, dtypes, strict=True)
         return tuple(self.k.new_zeros(shape, dtype=dtype) for shape, dtype in shapes)
+
+    def settle(self, state: Cache) -> Cache:
+        if self.window is None:
+            raise NoFiniteFormError(
+                "softmax attention to all tokens keeps all their keys and values; give it a window"
+            )
+        *cached, age = state
+        cached, age = insert_forgotten(cached, age, self.window - 1)
+        return *cached, age
 
     def adopt(self, state: State) -> Cache:
         decays = "" if self.log_decay is None else " Σ log f [b h s 1],"

@@ -4,6 +4,7 @@ keeps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -22,6 +23,25 @@ def newest(age: Tensor, count: int) -> Tensor:
     """
     order = age.argsort(dim=1, stable=True, descending=True)
     return order[:, max(order.shape[1] - count, 0) :]
+
+
+def insert_forgotten(
+    cached: Sequence[Tensor], age: Tensor, room: int, place: int = 0
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """The ``[b · s ·]`` tensors of cached tokens and their ages ``[b s]``, filled up to `room`
+    tokens by forgotten ones, from `place` on.
+    """
+    missing = room - age.shape[1]
+
+    def widen(part: Tensor, axis: int, value: int) -> Tensor:
+        first, rest = part.tensor_split([place], axis)
+        shape = [*part.shape]
+        shape[axis] = missing
+        return torch.cat([first, part.new_full(shape, value), rest], axis)
+
+    if missing <= 0:
+        return tuple(cached), age
+    return tuple(widen(part, 2, 0) for part in cached), widen(age, 1, FORGOTTEN)
 
 
 @dataclass(frozen=True, eq=False)

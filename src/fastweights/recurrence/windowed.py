@@ -24,7 +24,7 @@ from fastweights.recurrence.streams import (
     reciprocal_or_zero,
     require_width,
 )
-from fastweights.recurrence.timeline import FORGOTTEN, Passage, Timeline, newest
+from fastweights.recurrence.timeline import FORGOTTEN, Passage, Timeline, insert_forgotten, newest
 from fastweights.recurrence.transition import DiagonalTransition, ShiftRegister, Transition
 from fastweights.shapes import (
     Features,
@@ -136,6 +136,11 @@ class WindowedLinear(Recurrence[WindowState]):
             torch.zeros(memory, dtype=self.accumulator, device=self.device),
             torch.zeros(age, dtype=torch.long, device=self.device),
         )
+
+    def settle(self, state: WindowState) -> WindowState:
+        *cached, memory, age = state
+        (keys, values, kept), age = insert_forgotten(cached, age, self.window - 1)
+        return keys, values, kept, memory, age
 
     def adopt(self, state: State) -> WindowState:
         form = (

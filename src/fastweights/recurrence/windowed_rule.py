@@ -31,7 +31,7 @@ from fastweights.recurrence.streams import (
     pack_state,
     require_width,
 )
-from fastweights.recurrence.timeline import FORGOTTEN, Passage, Timeline
+from fastweights.recurrence.timeline import FORGOTTEN, Passage, Timeline, insert_forgotten
 from fastweights.recurrence.window_cache import (
     KeptTokens,
     Parts,
@@ -199,6 +199,14 @@ class Windowed(Recurrence[Parts]):
         keys, values = (s.new_zeros(b, g, n, s.shape[-1]) for s in (self.k, self.v))
         written = (s.new_zeros(b, s.shape[2], n, s.shape[3]) for s in self.written)
         return keys, values, *written, *state_parts(self._spread.initial_state()), age
+
+    def settle(self, state: Parts) -> Parts:
+        *parts, age = state
+        cached, memory = parts[: len(self.written) + 2], parts[len(self.written) + 2 :]
+        settled = self._spread.settle(pack_state(memory))
+        room = self.sinks + self.window
+        filled, age = insert_forgotten(cached, age, room, self.sinks)
+        return *filled, *state_parts(settled), age
 
     def adopt(self, state: State) -> Parts:
         form = (

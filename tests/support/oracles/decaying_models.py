@@ -1,5 +1,5 @@
-"""flash-linear-attention's RWKV-6, HGRN2 and Mamba-2, transcribed from their forward passes: NumPy,
-float64, token by token. See `oracles.models`.
+"""flash-linear-attention's RWKV-6, HGRN2, Mamba-2 and Raven, transcribed from their forward passes:
+NumPy, float64, token by token. See `oracles.models`.
 """
 
 from __future__ import annotations
@@ -256,4 +256,58 @@ MAMBA2 = Transcription(
     mamba2,
 )
 
-TRANSCRIPTIONS = {"RWKV-6 (fla)": RWKV6, "HGRN2 (fla)": HGRN2, "Mamba-2 (fla)": MAMBA2}
+# Raven
+
+
+def raven(x: Array, w: Weights, c: Fields) -> Array:
+    """K_t = diag(α_t) K_{t-1} + (1 - α_t)ᵀ k_t, V_t likewise; o_t = softmax(q_t K_tᵀ) V_t, where
+    α_t < 1 in the slots that a router chooses.
+    """
+    q, k, v, router = (split(projected(x, w, f"{n}_proj"), c["num_heads"]) for n in "qkvr")
+    q, k = (
+        rms_norm(silu(z), w[f"{n}_norm.weight"], c["norm_eps"]) for z, n in ((q, "q"), (k, "k"))
+    )
+    decay = np.exp(w["A_log"]) * softplus(projected(x, w, "a_proj") + w["dt_bias"])
+    scores, share = sigmoid(router), np.zeros_like(router)
+    K = V = np.zeros((*q.shape[::2], router.shape[3], q.shape[3]))
+    o = np.zeros_like(v)
+    for b, t, h in np.ndindex(router.shape[:3]):
+        best = np.argsort(-scores[b, t, h])[: c["topk"]]
+        share[b, t, h, best] = scores[b, t, h, best] / (scores[b, t, h, best].sum() + 1e-9)
+    alpha = np.exp(-decay[..., None] * share)
+    for t in range(x.shape[1]):
+        kept, written = alpha[:, t, :, :, None], 1 - alpha[:, t]
+        K, V = kept * K + outer(written, k[:, t]), kept * V + outer(written, silu(v[:, t]))
+        weights = np.exp(np.einsum("bhk,bhmk->bhm", q[:, t], K))
+        o[:, t] = np.einsum("bhm,bhmv->bhv", weights / weights.sum(-1, keepdims=True), V)
+    return projected(rms_norm(join(silu(o)), w["g_norm.weight"], c["norm_eps"]), w, "o_proj")
+
+
+RAVEN = of_fla(
+    "raven",
+    raven,
+    {
+        **square("qkvo"),
+        **square("r", 4 * 6),
+        **square("a", 4),
+        **{f"{name}_norm.weight": (D // 4,) for name in "qk"},
+        **dict.fromkeys(("A_log", "dt_bias"), (4,)),
+        "g_norm.weight": (D,),
+    },
+    num_kv_heads=None,
+    num_slots=6,
+    topk=3,
+    expand_k=1,
+    expand_v=1,
+    feature_map="swish",
+    decay_type="Mamba2",
+    router_score="sigmoid",
+    router_type="lin",
+)
+
+TRANSCRIPTIONS = {
+    "RWKV-6 (fla)": RWKV6,
+    "HGRN2 (fla)": HGRN2,
+    "Mamba-2 (fla)": MAMBA2,
+    "Raven (fla)": RAVEN,
+}

@@ -7,7 +7,17 @@ from fastweights.cli.parser import Deferred, Parser
 
 FAMILIES = (
     *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba"),
-    *("kimi_linear", "lfm2", "llama", "mamba", "mamba2", "minimax", "mistral", "nemotron_h"),
+    *(
+        "kimi_linear",
+        "lfm2",
+        "lfm2_moe",
+        "llama",
+        "mamba",
+        "mamba2",
+        "minimax",
+        "mistral",
+        "nemotron_h",
+    ),
     *("olmo_hybrid", "qwen2", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
     *("recurrent_gemma", "xlstm", "zamba", "zamba2"),
 )

@@ -94,12 +94,17 @@ def _presets(chosen: Namespace, console: Console) -> None:
     table = _named_table("parameters", "published", "mixers", "source")
     for name in wanted:
         one = PRESETS[name]
-        published = "" if one.published is None else f"{one.published / 1e6:,.4g}M"
-        mixers = ", ".join(one.config().mixer_names)
+        published = "" if one.published is None else _millions(one.published)
+        mixers = ", ".join(dict.fromkeys(one.config().mixer_names))
         table.add_row(
-            Text(name, "bold"), f"{one.parameters() / 1e6:,.4g}M", published, mixers, one.source
+            Text(name, "bold"), _millions(one.parameters()), published, mixers, one.source
         )
     console.print(table)
+
+
+def _millions(count: float) -> str:
+    """Of parameters, to four digits."""
+    return f"{float(f'{count / 1e6:.4g}'):,.10g}M"
 
 
 def _mixers(chosen: Namespace, console: Console) -> None:

@@ -189,6 +189,20 @@ class Product(NamedTuple):
     following: int = 0
 
 
+class QuantizedProduct(NamedTuple):
+    """``QuantizedProduct`` of quantized.h: a few rows times a weight of bytes."""
+
+    rows: int
+    inputs: int
+    outputs: int
+    threads: int
+    x: Pointer
+    weight: Pointer
+    scale: Pointer
+    bias: Pointer
+    y: Pointer
+
+
 class BonusStep(NamedTuple):
     """``BonusStep`` of bonus.h: one token of a bonus with exponential gates."""
 
@@ -219,6 +233,7 @@ STRUCTURES: tuple[type, ...] = (
     Convolution,
     Norm,
     Product,
+    QuantizedProduct,
     BonusStep,
 )
 

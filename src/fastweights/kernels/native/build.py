@@ -26,6 +26,7 @@ KERNELS = (
     "convolution.c",
     "norm.c",
     "product.c",
+    "quantized.c",
     "bonus.c",
 )
 COMMON = ("pool.c", "dispatch.c")

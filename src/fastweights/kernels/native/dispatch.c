@@ -5,6 +5,7 @@
 #include "norm.h"
 #include "problem.h"
 #include "product.h"
+#include "quantized.h"
 #include "windowed.h"
 
 #define DECLARE(isa)                         \
@@ -21,6 +22,7 @@
     void JOIN(fw_norm, isa)(const Norm *); \
     void JOIN(fw_norm_back, isa)(const Norm *); \
     void JOIN(fw_product, isa)(const Product *); \
+    void JOIN(fw_quantized_product, isa)(const QuantizedProduct *); \
     void JOIN(fw_bonus_step, isa)(const BonusStep *);
 
 DECLARE(portable)
@@ -55,6 +57,7 @@ void fw_convolve_back(const Convolution *p) { BEST(fw_convolve_back, p); }
 void fw_norm(const Norm *p) { BEST(fw_norm, p); }
 void fw_norm_back(const Norm *p) { BEST(fw_norm_back, p); }
 void fw_product(const Product *p) { BEST(fw_product, p); }
+void fw_quantized_product(const QuantizedProduct *p) { BEST(fw_quantized_product, p); }
 void fw_bonus_step(const BonusStep *p) { BEST(fw_bonus_step, p); }
 
 /* What Python has to know to make room for results */

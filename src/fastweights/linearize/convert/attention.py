@@ -65,7 +65,7 @@ def attend(
     branch = getattr(module, "linear_branch", None)
     masks = attention_mask if isinstance(attention_mask, ForwardMasks) else None
     if branch is None and not module.training:
-        query = _scale_scores(module, query, options)
+        query = scale_scores(module, query, options)
     given = partial(softmax_attention(softmax, module), module, query, key, **options)
     if branch is None:
         return given(value, attention_mask if masks is None else masks.softmax)
@@ -92,7 +92,7 @@ def attend(
     return module.linear_mode.attend(call).contiguous(), None
 
 
-def _scale_scores(module: Any, query: Tensor, options: Mapping[str, Any]) -> Tensor:
+def scale_scores(module: Any, query: Tensor, options: Mapping[str, Any]) -> Tensor:
     """Multiply queries ``[b h t k]`` of a layer without positions by log_a(t + a) (HyPE)."""
     base = getattr(module, "linear_log_scale", 0)
     if not base:

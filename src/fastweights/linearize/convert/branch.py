@@ -118,6 +118,41 @@ class LinearBranch(nn.Module, ABC):
         o = torch.cat([self._advance(memory, part) for part in parts], 1)
         return self.read(o).to(v.dtype)
 
+    def read_after(
+        self, kept: Kept, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Output, tuple[Tensor, ...]]:
+        """Evaluate the recurrence of the streams of `project` behind others.
+
+        Args:
+            kept: What this function returned for the tokens before; None for none.
+            q, k, v: As in `project`.
+
+        Returns:
+            The output ``[b t h v]`` in the dtype of `v`, and what is kept now, whose shapes are the
+            same after any number of tokens.
+        """
+        own, tail = kept, None
+        if self.convolution is not None and kept is not None:
+            own, tail = kept[:-1], kept[-1]
+        record = self.record(q, k, v, tail=tail)
+        o, state = evaluate(record, None if own is None else self.from_cache(own, len(record)))
+        return self.read(o).to(v.dtype), self._settled(record, state, inputs_of(q, k), tail)
+
+    def kept_before(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """Return what `read_after` would have returned of no tokens before these."""
+        record = self.record(q, k, v)
+        empty = inputs_of(q, k)[:, :0]
+        return self._settled(record, record.initial_state(), empty, None)
+
+    def _settled(
+        self, record: Recurrence, state: State, inputs: Tensor, tail: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        kept = self.to_cache(record.settle(state))
+        if self.convolution is None:
+            return kept
+        tokens = Convolved(record, inputs, None, None)
+        return (*kept, tokens.tail_after(self._first_tail(tokens) if tail is None else tail))
+
     def _advance(self, memory: StateLayer, tokens: Recurrence | Convolved) -> Output:
         o, memory.state = self._evaluate(memory.state, tokens)
         return o

@@ -29,6 +29,7 @@ from fastweights.linearize.convert.transformers_seams import (
     transformers_class,
 )
 from fastweights.models.checkpoint_code import CarriesCode, register_models
+from fastweights.models.continuous import BatchesAtOnce
 
 
 class LinearizedConfig(CarriesCode):
@@ -62,7 +63,7 @@ class LinearizedPart(OwnInitialization):
         return False
 
 
-class LinearizedModel(LinearizedPart, OwnCachePolicy):
+class LinearizedModel(BatchesAtOnce, LinearizedPart, OwnCachePolicy):
     """A model some of whose attentions are linear, with any head or none.
 
     Its configuration's ``linearize`` says which and how: ``{"analog": …, "sites": […]}``, a

@@ -1,0 +1,164 @@
+"""Weights of bytes beside float32 on a CPU: perplexity, size and speed; writes JSON.
+
+    pip install torchao==0.18.0    # for the comparison; left out where it is missing
+    python benchmarks/quantized.py --out benchmarks/results/quantized.json
+
+`trained`: perplexity per byte of held-out Shakespeare of models (width 128, 3 layers) trained here
+for `--steps` updates, as they are, by `fastweights.models.quantize`, and by torchao's
+`Int8WeightOnlyConfig`. The linearized one is the Llama above it, trained on for a third of the
+steps. `speed`: models of width 1024 with 8 layers and random weights: bytes, milliseconds per token
+decoded alone and in a batch of 8, and of 256 tokens read; in turns, one thread, the fastest of the
+rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gzip
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from importlib.util import find_spec
+from math import exp
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import fastweights
+from bfloat16 import Times, time_in_turn
+from fastweights.lab.bench.machine import Machine, commit, versions
+from fastweights.linearize import LinearAttentionConfig, linearize
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, quantize
+from fastweights.runs.files import write_json
+
+TEXT = Path(fastweights.__file__).parent / "data" / "tinyshakespeare.txt.gz"
+BATCH, LENGTH, HELD_OUT, LONG, DECODED = 8, 128, 512, 256, 16
+MIXERS = ("metala", "gated_deltanet", "mamba2")
+Model = Any
+
+
+def build(name: str, width: int, layers: int) -> Model:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 256, "hidden_size": width, "num_hidden_layers": layers}
+    if name == "llama":
+        heads = {"num_attention_heads": width // 64, "intermediate_size": 2 * width}
+        return LlamaForCausalLM(LlamaConfig(**sizes, **heads))
+    return FastWeightsForCausalLM(FastWeightsConfig(**sizes, mixers=[{"name": name}]))
+
+
+def by_torchao(model: Model) -> Model:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantize_(model, Int8WeightOnlyConfig())
+    return model
+
+
+WAYS: dict[str, Callable[[Model], Model]] = {"float32": lambda model: model, "int8": quantize}
+if find_spec("torchao"):
+    WAYS["torchao int8"] = by_torchao
+
+
+def ways_of(model: Model) -> dict[str, Model]:
+    return {way: quantized(copy.deepcopy(model)).eval() for way, quantized in WAYS.items()}
+
+
+def train(model: Model, text: Tensor, steps: int) -> Model:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        starts = torch.randint(len(text) - LENGTH, (BATCH,), generator=generator)
+        ids = torch.stack([text[i : i + LENGTH] for i in starts])
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+    return model
+
+
+@torch.no_grad()
+def perplexity(model: Model, text: Tensor) -> float:
+    rows = text[: 16 * HELD_OUT].view(16, HELD_OUT)
+    losses = [float(model(input_ids=row[None], labels=row[None]).loss) for row in rows]
+    return exp(sum(losses) / len(losses))
+
+
+def measure_trained(steps: int) -> dict[str, Times]:
+    text = torch.frombuffer(bytearray(gzip.decompress(TEXT.read_bytes())), dtype=torch.uint8).long()
+    learnt, held_out = text[: -(1 << 16)], text[-(1 << 16) :]
+    models = {name: train(build(name, 128, 3).train(), learnt, steps) for name in MIXERS}
+    models["llama"] = train(build("llama", 128, 3).train(), learnt, steps)
+    linear = linearize(copy.deepcopy(models["llama"]), LinearAttentionConfig(window=16))
+    models["llama, linearized"] = train(linear.train(), learnt, steps // 3)
+    return {
+        name: {way: perplexity(made, held_out) for way, made in ways_of(model).items()}
+        for name, model in models.items()
+    }
+
+
+@torch.no_grad()
+def read(model: Model, ids: Tensor) -> None:
+    model(input_ids=ids, use_cache=True)
+
+
+@torch.no_grad()
+def decode(model: Model, ids: Tensor) -> None:
+    cache = None
+    for token in ids.split(1, 1):
+        cache = model(input_ids=token, past_key_values=cache, use_cache=True).past_key_values
+
+
+def measure_speed(rounds: int) -> dict[str, dict[str, Times]]:
+    found = {}
+    for name in (*MIXERS, "llama, linearized"):
+        model = build("llama" if "llama" in name else name, 1024, 8)
+        if "linearized" in name:
+            model = linearize(model, LinearAttentionConfig(window=16))
+        made = ways_of(model)
+        del model
+        ids = torch.randint(256, (8, LONG), generator=torch.Generator().manual_seed(0))
+        acts = {
+            "token": partial(decode, ids=ids[:1, :DECODED]),
+            "token, batch of 8": partial(decode, ids=ids[:, :DECODED]),
+            "prefill": partial(read, ids=ids[:1]),
+        }
+        found[name] = {"bytes": {way: size_of(one) for way, one in made.items()}}
+        for what, act in acts.items():
+            times = time_in_turn({way: partial(act, one) for way, one in made.items()}, rounds)
+            per = 1 if what == "prefill" else DECODED
+            found[name][what] = {way: time / per for way, time in times.items()}
+        print(name, found[name], flush=True)
+    return found
+
+
+def size_of(model: Model) -> float:
+    return float(sum(_nbytes(x) for x in (*model.parameters(), *model.buffers())))
+
+
+def _nbytes(x: Tensor) -> int:
+    """Of what a tensor consists of, where it is of a class of torchao."""
+    names = getattr(x, "tensor_data_names", None)
+    return x.nbytes if names is None else sum(getattr(x, name).nbytes for name in names)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=240)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    machine = asdict(Machine.here(torch.device("cpu")))
+    found: dict[str, Any] = {"commit": commit(), "versions": versions(), "machine": machine}
+    found["ways"], found["steps"] = list(WAYS), chosen.steps
+    found["speed"] = measure_speed(chosen.rounds)
+    found["trained"] = measure_trained(chosen.steps)
+    print(found["trained"])
+    if chosen.out:
+        write_json(chosen.out, found)
+
+
+if __name__ == "__main__":
+    main()
