@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,27 @@ from fastweights.layers.functions import upcast
 
 SLOWEST, FASTEST = math.log(100) / 1.5, math.log(100) / 0.3
 """Rates of windows that have fallen to 1/100 after 1.5 and after 0.3 of the filter's length."""
+
+
+class _PlaceLayer(nn.Module):
+    """x W + b in the dtype of x, as neighbouring places differ by less than bfloat16 can say. It
+    reads no tokens, and is none of the linear layers that are adapted or quantised."""
+
+    def __init__(self, width: int, columns: int, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(columns, width))
+        self.bias = nn.Parameter(torch.empty(columns)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As torch's own linear layer."""
+        bound = self.weight.shape[1] ** -0.5
+        for part in self.parameters():
+            nn.init.uniform_(part, -bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(x, self.weight.to(x.dtype), bias)
 
 
 class ImplicitFilter(nn.Module):
@@ -29,9 +49,9 @@ class ImplicitFilter(nn.Module):
         super().__init__()
         self.heads, self.length, self.bands, self.frequency = heads, length, bands, frequency
         widths = (1 + 2 * bands, width, width, width)
-        self.hidden = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
+        self.hidden = nn.ModuleList(_PlaceLayer(*pair) for pair in pairwise(widths))
         self.omega = nn.Parameter(torch.empty(width))
-        self.last = nn.Linear(width, heads, bias=False)
+        self.last = _PlaceLayer(width, heads, bias=False)
         self.D = nn.Parameter(torch.empty(heads))
         self.reset_parameters()
 
@@ -54,12 +74,6 @@ class ImplicitFilter(nn.Module):
         )
         z = torch.cat([share, angles.cos(), -angles.sin()], -1)
         for layer in self.hidden:
-            z = torch.sin(omega * _multiply(z, layer))
-        taps = (_multiply(z, self.last) * torch.exp(-share * rates)).mT
+            z = torch.sin(omega * layer(z))
+        taps = (self.last(z) * torch.exp(-share * rates)).mT
         return torch.cat([taps[:, :1] + D[:, None], taps[:, 1:]], -1)
-
-
-def _multiply(x: Tensor, layer: Any) -> Tensor:
-    """In the dtype of x: neighbouring places differ by less than bfloat16 can say."""
-    weight, bias = layer.weight, layer.bias
-    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
