@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import exp
+from statistics import median
+
 from fastweights.lab.bench.linearized import GenerationRow, plot_generation
 from fastweights.render.markdown import table
 from fastweights.render.plots import png
@@ -116,6 +119,61 @@ _SIDES = ("softmax", "converted", "window only")
 _OF_TEACHER = "share of the teacher's window"
 
 
+def recipes() -> str:
+    found = results("linearize_table")
+    named = dict.fromkeys((row["teacher"], row["method"]) for row in found["rows"])
+    lines = (
+        _recipe(
+            [
+                row
+                for row in found["rows"]
+                if (row["teacher"], row["method"]) == name and not row["tuning"]
+            ]
+        )
+        for name in named
+    )
+    columns = ("teacher", "recipe", "rate", "tokens", "perplexity / softmax", "share", "recalled")
+    machine = f"On {found['machine']['cores']} cores of {found['machine']['cpu']}, kept busy."
+    rows = table((*columns, "256-511 back", "state", "minutes", "seeds"), filter(None, lines))
+    return f"{machine}\n\n{rows}"
+
+
+def _recipe(rows: list[Row]) -> list[str]:
+    """One recipe for one teacher, by its seeds; none, if it is tuned and no more."""
+    if not rows:
+        return []
+    first, count = rows[0], f"{len(rows)}"
+    ratios = [exp(row["linear"] - row["softmax"]) for row in rows]
+    state = first["state_bytes"]
+    rate = "" if first["lr"] is None else f"{first['lr']:g}"
+    return [
+        *(first["teacher"], first["method"], rate, f"{first['tokens']:,}"),
+        _spread(ratios, "{:.3f}"),
+        _spread([row["share"] for row in rows if row["share"] is not None], "{:.0%}"),
+        *(_recall_of(rows, band) for band in ("recalled", "256-511")),
+        f"{state['linear'] / 2**10:.0f} KiB of {state['softmax'] / 2**10:,.0f}",
+        f"{median(row['seconds'] for row in rows) / 60:.1f}",
+        count,
+    ]
+
+
+def _recall_of(rows: list[Row], band: str) -> str:
+    """Of the teacher's accuracy, where text has distances."""
+    if "recalled" not in rows[0]:
+        return ""
+    softmax = rows[0]["recalled"]["softmax"][band]
+    found = _spread([row["recalled"]["linear"][band] for row in rows], "{:.0%}")
+    return f"{found} of {softmax:.0%}"
+
+
+def _spread(values: list[float], form: str) -> str:
+    """The median, with the least and the largest."""
+    if not values:
+        return "undefined"
+    least, middle, largest = (form.format(x) for x in (min(values), median(values), max(values)))
+    return middle if least == largest else f"{middle} ({least} … {largest})"
+
+
 def scaling() -> str:
     rows = _rows("scaling")
     model = (
@@ -173,6 +231,7 @@ PAGE = Page(
             "far_machine": far_machine,
             "needs": needs,
             "far": far,
+            "recipes": recipes,
             "scaling": scaling,
             "generation": generation,
         }
