@@ -84,7 +84,7 @@ def _translate(graph: ExportedProgram, program: Program, domain: Domain) -> Any:
             program.examples(TOKENS),
             input_names=["input_ids", *(f"past_{i}" for i in count)],
             output_names=["logits", *(f"present_{i}" for i in count)],
-            opset_version=min(domain.opset, 23),
+            opset_version=domain.opset,
             custom_translation_table=translations(),
             dynamo=True,
             verbose=False,
@@ -95,16 +95,19 @@ def _translate(graph: ExportedProgram, program: Program, domain: Domain) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter says of packages that are not there."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.ERROR)
+    """Without what the exporter says of packages that are not there, and of operators newer than
+    it knows, which are left as they are."""
+    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
 
 
 def _reason(error: BaseException) -> str:
