@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
-from torch._higher_order_ops import scan
+from torch._higher_order_ops.scan import scan_op
 
 from fastweights.methods import Method
 from fastweights.recurrence import Recurrence, Softmax, Substeps, WindowedLinear
@@ -33,17 +32,19 @@ def loop_steps(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
     streams: list[Tensor] = []
     recurrence.map_streams(lambda s: streams.append(s) or s)
     timed = [i for i, s in enumerate(streams) if s.shape[1] != 1]
-
-    def step(carried: tuple[Tensor, ...], tokens: tuple[Tensor, ...]) -> Any:
-        parts = list(streams)
-        for i, token in zip(timed, tokens, strict=True):
-            parts[i] = token.unsqueeze(1)
-        rest = iter(parts)
-        o, after = recurrence.map_streams(lambda _: next(rest)).step(pack_state(list(carried)))
-        after = after if isinstance(after, tuple) else (after,)
-        return tuple(part.clone() for part in after), o.squeeze(1).clone()
-
+    fixed = [i for i, s in enumerate(streams) if s.shape[1] == 1]
     start = state if isinstance(state, tuple) else (state,)
-    xs = tuple(streams[i].transpose(0, 1) for i in timed)
-    after, outputs = scan(step, tuple(s.clone() for s in start), xs)
-    return outputs.transpose(0, 1), pack_state(list(after))
+
+    def step(*parts: Tensor) -> list[Tensor]:
+        carried, tokens = parts[: len(start)], parts[len(start) : len(start) + len(timed)]
+        named = dict(zip(fixed, parts[len(start) + len(timed) :], strict=True))
+        named.update((i, token.unsqueeze(1)) for i, token in zip(timed, tokens, strict=True))
+        rest = (named[i] for i in range(len(streams)))
+        o, after = recurrence.map_streams(lambda _: next(rest)).step(pack_state([*carried]))
+        after = after if isinstance(after, tuple) else (after,)
+        return [*(part.clone() for part in after), o.squeeze(1).clone()]
+
+    over_time = [streams[i].transpose(0, 1) for i in timed]
+    before = [part.clone() for part in start]
+    *after, outputs = scan_op(step, before, over_time, tuple(streams[i] for i in fixed))
+    return outputs.transpose(0, 1), pack_state(after)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from fastweights.engines.exported.pairs import is_complex
 from fastweights.engines.exported.program import TOKENS, Program
 from fastweights.engines.exported.states import StateLayout
 from fastweights.engines.onnx.domains import Domain
@@ -50,14 +51,11 @@ def write_onnx(model: FastWeightsForCausalLM, out: Path, domain: Domain) -> dict
     """
     require_onnx()
     program = Program(model.float())
-    if complex_states := [state.meaning for state in program.layout.tensors if state.paired]:
-        raise ExportError(
-            "ONNX's operators do not compute with complex numbers, of which this model has"
-            f" {', '.join(complex_states)}"
-        )
     try:
         with added(convolution_node(domain)):
             graph = program.trace(Nodes(domain), TOKENS)
+        if is_complex(graph):
+            graph = program.trace_in_pairs(graph, TOKENS)
         written = _translate(graph, program, domain)
     except (RuntimeError, TypeError, ValueError, torch.onnx.OnnxExporterError) as error:
         raise ExportError(f"this model is not written as ONNX: {_reason(error)}") from error
