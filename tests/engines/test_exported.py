@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._higher_order_ops.scan import scan_op
+from torch.fx import GraphModule
 
 from fastweights import MIXERS
 from fastweights.cli import main
@@ -19,7 +21,8 @@ from fastweights.engines.onnx import DOMAINS, ExportError, write_onnx
 from fastweights.engines.onnx.turned import Turned
 from fastweights.methods import Method, Recurrent, evaluate
 from fastweights.models import FastWeightsCache
-from fastweights.recurrence import DPLR, Decay
+from fastweights.recurrence import DPLR, Decay, Mesa
+from fastweights.recurrence.solvers import Chebyshev, ConjugateGradient, Solver
 from kinds import one_of_each
 from tiny import tiny, tokens
 
@@ -124,6 +127,30 @@ def test_complex_numbers_become_pairs() -> None:
         wanted = Complex(Recurrent())(other, state)
         for got, one in zip(real.module()(other, state), wanted, strict=True):
             torch.testing.assert_close(got, one, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("solver", [ConjugateGradient(7), Chebyshev(9)])
+def test_solvers_repeat_in_loops(solver: Solver) -> None:
+    def rule(x: torch.Tensor) -> Mesa:
+        q, k, v = x[..., :12].chunk(3, -1)
+        return Mesa(q, k, v, x[..., 12:].sigmoid(), None, torch.ones(1, 4), solver)
+
+    class Solving(torch.nn.Module):
+        def forward(self, x: torch.Tensor, *state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            o, after = Steps().evaluate(rule(x), state)
+            return o, *after
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 5, 1, 13, generator=generator)
+    state = torch.eye(4).expand(2, 1, 4, 4), torch.randn(2, 1, 4, 4, generator=generator)
+    with torch.no_grad():
+        graph = torch.export.export(Solving(), (x, *state), strict=False)
+        inside = [m for m in graph.graph_module.modules() if isinstance(m, GraphModule)]
+        calls = [node.target for module in inside for node in module.graph.nodes]
+        assert calls.count(scan_op) == 2
+        o, after = evaluate(rule(x), state, Recurrent())
+        for got, wanted in zip(graph.module()(x, *state), (o, *after), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_an_operator_without_a_form_in_pairs_is_named() -> None:

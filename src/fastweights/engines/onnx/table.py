@@ -5,7 +5,7 @@ fast it decodes beside it.
     python -m fastweights.engines.onnx.table [MIXER …] [--width 256] [--domain ai.onnx] [--out FILE]
 
 A line of JSON per mixer, of a model of one layer with random weights; a file that is there is gone
-on with, and rows of other versions or of another width are measured anew:
+on with, and rows of other versions, of another width or processor are measured anew:
 
     python -m fastweights.engines.onnx.table --out benchmarks/results/onnx.json
 """
@@ -33,6 +33,7 @@ from fastweights.mixers import MIXERS
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.runs.files import read_json, write_json
 from fastweights.runs.packages import commit
+from fastweights.runs.processor import cpu_name
 
 VOCABULARY = 64
 PROMPT, DECODED = 9, 64
@@ -136,6 +137,7 @@ def _header(chosen: Namespace) -> Row:
     return {
         "width": chosen.width,
         "domain": chosen.domain,
+        "cpu": cpu_name(),
         "versions": {package: version(package) for package in PACKAGES},
     }
 

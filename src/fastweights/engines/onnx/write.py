@@ -95,7 +95,7 @@ def _translate(graph: ExportedProgram, program: Program, domain: Domain) -> Any:
 def _quiet() -> Iterator[None]:
     """Without what the exporter says of packages that are not there, and of operators newer than
     it knows, which are left as they are."""
-    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [log.level for log in logs]
     for log in logs:
         log.setLevel(logging.CRITICAL)
