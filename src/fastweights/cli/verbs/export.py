@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from fastweights.cli.load import load_weights
-from fastweights.engines.onnx import DOMAINS, write_onnx
+from fastweights.engines.onnx import DOMAINS, require_onnx, write_onnx
 from fastweights.importers import export_model, tokenizer_files
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.runs.checkpoint import model_folder, no_progress_bars
@@ -32,6 +32,8 @@ def export_model_folder(chosen: Namespace, console: Console) -> None:
         raise ValueError(
             f"--domain is of ONNX graphs; write to a file that ends in .onnx, not to {chosen.out}"
         )
+    if as_onnx:
+        require_onnx()
     source = model_folder(chosen.checkpoint)
     with no_progress_bars():
         model = load_weights(source, torch.device("cpu"))
