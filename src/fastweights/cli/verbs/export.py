@@ -60,12 +60,13 @@ def _write_graph(
     model: FastWeightsForCausalLM, source: Path, chosen: Namespace, console: Console
 ) -> None:
     out = chosen.out.resolve()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=out.parent) as folder:
+    nearest = next(parent for parent in out.parents if parent.exists())
+    with TemporaryDirectory(dir=nearest) as folder:
         written = Path(folder, out.name)
         counts = write_onnx(model, written, DOMAINS[chosen.domain or "com.microsoft"])
         for path in tokenizer_files(source):
             shutil.copyfile(path, Path(folder, path.name))
+        out.parent.mkdir(parents=True, exist_ok=True)
         beside = [path for path in Path(folder).iterdir() if path != written]
         for path in (*beside, written):  # the graph last: once it is there, all is
             path.replace(out.parent / path.name)
