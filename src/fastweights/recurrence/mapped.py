@@ -118,7 +118,8 @@ class LogScale(Mapped):
 
     @lazy_property
     def shape(self) -> tuple[int, int, int, int]:
-        return *self.stream.shape[:3], 1
+        b, t, h, _ = self.stream.shape
+        return b, t, h, 1
 
 
 def features(stream: Tensor | Mapped) -> Tensor:
