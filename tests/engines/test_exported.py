@@ -183,8 +183,8 @@ def test_a_long_turn_keeps_its_digits() -> None:
     q, k = (torch.randn(1, t, 1, 2, dtype=torch.complex64, generator=generator) for _ in "qk")
     v = torch.randn(1, t, 1, 3, generator=generator)
     start = torch.randn(1, 1, 2, 3, dtype=torch.complex64, generator=generator)
-    exact = [s.to(torch.complex128) for s in (q, k, decay, start)]
-    wanted, after = evaluate(Decay(*exact[:2], v.double(), exact[2]), exact[3], Recurrent())
+    wide_q, wide_k, angles, before = (s.to(torch.complex128) for s in (q, k, decay, start))
+    wanted, after = evaluate(Decay(wide_q, wide_k, v.double(), angles), before, Recurrent())
 
     turned = Turned.of(Decay(q, k, v, decay))
     queries, keys, values, decays, _ = turned.streams

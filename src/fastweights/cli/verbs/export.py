@@ -32,11 +32,10 @@ def export_model_folder(chosen: Namespace, console: Console) -> None:
         raise ValueError(
             f"--domain is of ONNX graphs; write to a file that ends in .onnx, not to {chosen.out}"
         )
-    if as_onnx:
-        require_onnx()
     source = model_folder(chosen.checkpoint)
     if as_onnx:
         _require_own_tokenizer(source, chosen.out)
+        require_onnx()
     with no_progress_bars():
         model = load_weights(source, torch.device("cpu"))
         if not isinstance(model, FastWeightsForCausalLM):
