@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -43,7 +44,7 @@ class _Made(NamedTuple):
     weights: list[Tensor]
     taps: Tensor
 
-    def is_of(self, weights: list[Tensor]) -> bool:
+    def is_of(self, weights: Sequence[Tensor]) -> bool:
         """Whether the weights are what they were, number by number: who wrote them, and how, leaves
         no other trace.
         """
@@ -109,7 +110,7 @@ class ImplicitFilter(nn.Module):
         return torch.cat([taps[:, :1] + D[:, None], taps[:, 1:]], -1)
 
 
-def _elsewhere(weights: list[Tensor]) -> bool:
+def _elsewhere(weights: Sequence[Tensor]) -> bool:
     """Whether the weights are not numbers on this CPU: on another device, or stand-ins of a graph
     or of a transformation.
     """
