@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from torch.nn import functional as F
 
 from fastweights import evaluate
 from fastweights.lab.bench.machine import Machine, commit, versions
+from fastweights.mixer import MixerState
 from fastweights.mixers import make
 from fastweights.recurrence import LongConvolution
 
@@ -98,9 +100,8 @@ def tokens(rounds: int) -> Iterator[dict[str, object]]:
     """One token, `length` - 1 of them behind it."""
     for length in LENGTHS:
         given = streams(length, 1)
-        before = LongConvolution(*(s[:, :-1] for s in given[:3]), given[3])
-        last = LongConvolution(*(s[:, -1:] for s in given[:3]), given[3])
-        _, cache = evaluate(before)
+        whole = LongConvolution(*given)
+        last, cache = whole[-1:], evaluate(whole[:-1])[1]
         kept = [s[:, :-1].flatten(2).unflatten(2, (-1, SOFTMAX_WIDTH)) for s in given[:3]]
         k, v = (s.transpose(1, 2).contiguous() for s in kept[1:])
         new = [s[:, -1:].reshape(1, 1, -1, SOFTMAX_WIDTH).transpose(1, 2) for s in given[:3]]
@@ -115,7 +116,7 @@ def tokens(rounds: int) -> Iterator[dict[str, object]]:
             "SDPA": attend,
         }
         apart = evaluate(last, cache)[0] - public_convolution(*given)[:, -1:]
-        row = {"tokens": length, **in_turns(runs, 3 * rounds, calls=5)}
+        row = {"tokens": length, **in_turns(runs, 2 * rounds, calls=5)}
         yield {**row, "apart": apart.abs().max().item()}
 
 
@@ -128,9 +129,7 @@ def layers(rounds: int) -> Iterator[dict[str, object]]:
         _, state = layer(x)
         token = x[:, :1]
 
-        def anew(
-            layer: torch.nn.Module = layer, token: Tensor = token, state: object = state
-        ) -> None:
+        def anew(layer: Any = layer, token: Tensor = token, state: MixerState = state) -> None:
             layer.filter.D.neg_()
             layer(token, state)
 
@@ -138,7 +137,7 @@ def layers(rounds: int) -> Iterator[dict[str, object]]:
             "ours": lambda layer=layer, token=token, state=state: layer(token, state),
             "filter made anew": anew,
         }
-        yield {"tokens": length, **in_turns(runs, 3 * rounds, calls=5)}
+        yield {"tokens": length, **in_turns(runs, 2 * rounds, calls=5)}
 
 
 def in_turns(runs: Mapping[str, Run], rounds: int, calls: int = 1) -> dict[str, float]:
