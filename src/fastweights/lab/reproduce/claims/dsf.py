@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import product
 from math import log
 from typing import Any
@@ -67,16 +67,36 @@ SHORT = TrainingBudget(rates=(1e-3,), training={"epochs": 2})
 """Of the paper's 64 epochs, with one learning rate: what fits into ten minutes."""
 
 
+def _linear_and_softmax(n: int) -> dict[str, Fields]:
+    return {
+        "linear": {"name": "linear", "heads": 1, "keys": n},
+        "softmax": {"name": "softmax", "heads": 1},
+    }
+
+
+def _systems(n: int) -> dict[str, Fields]:
+    return {
+        "normalized": {"name": "normalized", "heads": 1, "keys": n},
+        "S6": {"name": "mamba", "conv": 1, "expand": 1, "state": n},
+        "SSD": {"name": "mamba2", "conv": 1, "expand": 1, "heads": 1, "state": n},
+        "softmax": {"name": "softmax", "heads": 1},
+    }
+
+
 def _expansions(
-    protocol: Any, width: int, sizes: tuple[int, ...], start: list[Fields], effort: TrainingBudget
+    protocol: Any,
+    width: int,
+    sizes: tuple[int, ...],
+    start: list[Fields],
+    effort: TrainingBudget,
+    mixers: Callable[[int], Mapping[str, Fields]] = _linear_and_softmax,
 ) -> TaskExperiment:
-    """One head, with n features per key in linear attention: the state has N = n d numbers."""
+    """One head, with n features per key in all but softmax: the state has N = n d numbers."""
     runs = []
     for n in sizes:
-        for name, own in (("linear", {"keys": n}), ("softmax", {})):
-            mixer = {"name": name, "heads": 1, **own}
+        for series, mixer in mixers(n).items():
             fields = {"hidden_size": width, "mixers": [*start, mixer]}
-            runs.append(TaskTrial(name, n, protocol, name, fields, effort))
+            runs.append(TaskTrial(series, n, protocol, mixer["name"], fields, effort))
     return TaskExperiment(tuple(runs))
 
 
@@ -109,7 +129,39 @@ FIG1 = {
         ),
         picture=Curves("state expansion n", "accuracy [%]", "x"),
         remark="Softmax attention has d-dimensional keys throughout.",
-    )
+    ),
+    "dsf-fig7-n": Claim(
+        paper=PAPER,
+        place="Figure 7, state expansion",
+        statement="A larger n helps normalized attention, S6 and SSD, as it does linear attention.",
+        statements=tuple(
+            Above(Term(name, -1), Term(name, 0)) for name in ("normalized", "S6", "SSD")
+        ),
+        reference=(Above(Term("softmax", -1), 99),),
+        unit="accuracy [%]",
+        cpu=ClaimSize(
+            _expansions(mqar(32, 8, 32, 600), 32, (4, 32), _LOCAL, TUNED, _systems),
+            8,
+        ),
+        gpu=ClaimSize(
+            _expansions(TASKS["mqar-dsf-256x16"], 256, (32, 256), [], SHORT, _systems),
+            10,
+            "2 of 64 epochs, width 256.",
+        ),
+        paper_size=ClaimSize(
+            _expansions(
+                TASKS["mqar-dsf-512x64"],
+                512,
+                (32, 64, 128, 256),
+                [],
+                TrainingBudget(),
+                _systems,
+            ),
+            9000,
+        ),
+        picture=Curves("state expansion n", "accuracy [%]", "x"),
+        remark="Curves only; the paper sweeps four widths and four tasks as well.",
+    ),
 }
 
 # Figures 2 and 7: normalisation

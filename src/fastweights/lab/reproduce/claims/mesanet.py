@@ -13,7 +13,15 @@ from fastweights.lab.reproduce.computed import BOUND, LEAST_RIDGE, SAME, compute
 from fastweights.lab.reproduce.pictures import Bars, Curves
 from fastweights.lab.reproduce.recall import RecallTraining
 from fastweights.lab.reproduce.small import TUNED, mad, small
-from fastweights.lab.reproduce.solving import ADDED, ALLOWED, STEPS, MesaDiagnostics, Solvers
+from fastweights.lab.reproduce.solving import (
+    ADDED,
+    ALLOWED,
+    BY_STEPS,
+    STEPS,
+    FewerSteps,
+    MesaDiagnostics,
+    Solvers,
+)
 from fastweights.lab.reproduce.speed import Models, SpeedExperiment, Token, TrainingSteps
 from fastweights.lab.reproduce.text import (
     FAR,
@@ -409,7 +417,23 @@ def _steps(
     return LanguageModels(models, pretraining, (reading,), seeds, tuning=tuning)
 
 
-ONE = (0,)
+def _random_steps(
+    heads: int,
+    pretraining: LanguageTraining,
+    seeds: tuple[int, ...],
+    readings: tuple[Probe, ...],
+    tuning: Tuning = Tuning(),
+) -> LanguageModels:
+    mesa = {"name": "mesa", "heads": heads}
+    models = {
+        "30 steps": (mesa,),
+        "random steps": ({**mesa, "random_steps": True},),
+        "gla": _contenders(heads, 64)["gla"],
+    }
+    return LanguageModels(models, pretraining, readings, seeds, tuning=tuning)
+
+
+ONE, FEW = (0,), (0, 1, 2, 5, 30)
 EPISODES = RecallTraining(InContextRecall(vocabulary=16, length=64), 2, 32, 1e-2, 300)
 """What Mesa's solver has something to do on: heads forget little where recall is all there is."""
 TUNED_RECALL = Tuning((3e-3, 1e-2, 2e-2))
@@ -552,6 +576,44 @@ TEXT = {
         paper_size=ClaimSize(_steps(6, LARGE, ONE, Positions(2_000_000, 2049)), 3000),
         picture=Bars(LOWER),
         remark="Curves only.",
+    ),
+    "mesanet-i": Claim(
+        paper=PAPER,
+        place="Appendix I",
+        statement=(
+            "A model trained with 0 to 30 steps, drawn anew for every batch, is on a par with gated"
+            " linear attention where it solves in 0 steps and better with more."
+        ),
+        statements=(
+            Near(Term("random steps", 0, BY_STEPS), Term("gla", 0, BY_STEPS), 0.05),
+            Above(Term("random steps", 0, BY_STEPS), Term("random steps", -1, BY_STEPS)),
+            Above(Term("gla"), Term("random steps")),
+            Above(Term("30 steps", 0, BY_STEPS), Term("random steps", 0, BY_STEPS)),
+        ),
+        unit=LOWER,
+        cpu=ClaimSize(
+            _random_steps(
+                2,
+                EPISODES,
+                FIVE,
+                (Positions(32_768, 65), FewerSteps(FEW, 8192, 65)),
+                TUNED_RECALL,
+            ),
+            6,
+            "Recall of 8 keys in 64 tokens, heads of 16 channels.",
+        ),
+        gpu=ClaimSize(
+            _random_steps(4, MEDIUM, FIVE, (Positions(262_144, 513), FewerSteps(FEW, 65_536, 513))),
+            8,
+        ),
+        paper_size=ClaimSize(
+            _random_steps(
+                6, LARGE, ONE, (Positions(2_000_000, 2049), FewerSteps(FEW, 1_000_000, 2049))
+            ),
+            3000,
+        ),
+        picture=Curves("steps, or position", LOWER),
+        remark="The paper speculates; it has no such experiment.",
     ),
     "mesanet-fig13": Claim(
         paper=PAPER,
