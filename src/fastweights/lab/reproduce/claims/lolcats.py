@@ -360,8 +360,8 @@ MEMORY = {
         picture=Curves("tokens, or sequences", "GB", "x"),
         remark=(
             "Mistral 7B in bfloat16, counted by what `fastweights plan` counts. Weights, keys and"
-            " values of softmax attention fit at 32 sequences and at 131k tokens: what ran out was"
-            " the working memory of the code that was measured."
+            " values of softmax attention fit at 32 sequences and at 131k tokens: the memory that"
+            " ran out was used for something else."
         ),
     )
 }
