@@ -260,6 +260,8 @@ def generation_memory(
 ) -> Iterator[Measure]:
     """Yield the GB of Mistral 7B's weights and caches in bfloat16, by the tokens of one sequence
     and by the number of sequences."""
+    whole: Any
+    part: Any
     with torch.device("meta"):
         whole, part = (
             MistralForCausalLM(MistralConfig(**MISTRAL, num_hidden_layers=layers))
