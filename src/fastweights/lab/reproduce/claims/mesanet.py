@@ -216,12 +216,10 @@ FIG8 = {
 RULES = ("mamba2", "gla", "mlstm", "deltanet", "gated_deltanet")
 COLUMNS = ("recall", "fuzzy-recall", "memorization", "copying", "compression")
 SMALL_MAD = {
-    "recall": mad("recall", 300, length=32),
-    "fuzzy-recall": mad("fuzzy-recall", 300, length=32, motif=2),
-    "memorization": mad("memorization", 300, vocabulary=64),
-    "copying": mad("copying", 300, length=32, tokens=4),
-    "compression": mad("compression", 300, length=8),
+    "fuzzy-recall": mad("fuzzy-recall", 600, length=32, motif=2),
+    "compression": mad("compression", 600, length=8),
 }
+"""The two that small models do not all solve."""
 
 
 def _rules(heads: int, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
@@ -231,6 +229,12 @@ def _rules(heads: int, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     }
     others = {name: {"mixers": [{"name": name, "heads": heads}]} for name in ("mesa", "softmax")}
     return {**others, **baselines}
+
+
+def _hawks(heads: int) -> dict[str, dict[str, Any]]:
+    """Hawk, and blocks of it and of Mesa in turn."""
+    hawk, mesa = ({"name": name, "heads": heads} for name in ("rglru", "mesa"))
+    return {"hawk": {"mixers": [hawk]}, "hawk-mesa": {"mixers": [hawk, mesa]}}
 
 
 def _mad(
@@ -264,10 +268,10 @@ TABLE1 = {
         ),
         unit="macro accuracy [%]",
         cpu=ClaimSize(
-            _mad(SMALL_MAD, _rules(4, ("mamba2", "gla", "gated_deltanet")), TrainingBudget()),
-            20,
-            "Short sequences, 300 updates, after which softmax has learnt recall with few seeds;"
-            " not all baselines.",
+            _mad(SMALL_MAD, _rules(4, ("mamba2", "gla", "gated_deltanet")), TUNED),
+            22,
+            "Short sequences; without recall, memorization and copying, which all models solve; not"
+            " all baselines.",
         ),
         gpu=ClaimSize(
             _mad(
@@ -279,8 +283,8 @@ TABLE1 = {
             "The five base settings, 2 of 200 epochs, one learning rate; not all baselines.",
         ),
         paper_size=ClaimSize(
-            _mad(_mad_protocols(), _rules(8, RULES), TrainingBudget()),
-            20_000,
+            _mad(_mad_protocols(), {**_rules(8, RULES), **_hawks(8)}, TrainingBudget()),
+            25_000,
             "The five base settings; the paper averages 66.",
         ),
         picture=Bars("macro accuracy [%]"),
@@ -292,7 +296,9 @@ TABLE1 = {
                 "mlstm": (100, 47.6, 79.8, 95.4, 43.4, 73.2),
                 "deltanet": (100, 55.5, 40.8, 98.8, 43.3, 67.7),
                 "gated_deltanet": (100, 32.7, 81.7, 95.7, 45.0, 71.0),
+                "hawk": (93.0, 13.6, 91.3, 77.0, 47.7, 64.5),
                 "mesa": (100, 58.5, 77.2, 99.2, 45.4, 76.1),
+                "hawk-mesa": (100, 30.2, 85.6, 99.6, 52.3, 73.5),
                 "softmax": (100, 48.6, 84.7, 96.0, 49.5, 75.8),
             }.items()
         },
@@ -334,7 +340,8 @@ FIG3 = {
                 TrainingBudget(),
             ),
             12,
-            "Words of at most five letters, 400 updates.",
+            "Words of at most five letters, 400 updates. 800 leave Mesa on the floor: this takes"
+            " longer sequences, and an hour.",
         ),
         gpu=ClaimSize(
             _languages(
