@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from fastweights.cli.load import load_weights
-from fastweights.engines.onnx import DOMAINS, write_onnx
+from fastweights.engines.onnx import DOMAINS, require_onnx, write_onnx
 from fastweights.importers import export_model, tokenizer_files
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.runs.checkpoint import model_folder, no_progress_bars
@@ -35,6 +35,7 @@ def export_model_folder(chosen: Namespace, console: Console) -> None:
     source = model_folder(chosen.checkpoint)
     if as_onnx:
         _require_own_tokenizer(source, chosen.out)
+        require_onnx()
     with no_progress_bars():
         model = load_weights(source, torch.device("cpu"))
         if not isinstance(model, FastWeightsForCausalLM):
