@@ -1,11 +1,12 @@
 """The general rank-one rule beside the delta rule at equal sizes, kernel by kernel; prints JSON.
 
-    python benchmarks/dplr.py [--rounds 9]
+    python benchmarks/dplr.py [--rounds 9] [--out benchmarks/results/dplr.json]
 
 Milliseconds of processor time on one thread, forward and forward with backward, of `Delta`, and as
 multiples of it `DPLR` with b=None (`one key`), with keys apart (`keys apart`) and with what is
 erased read before the decay (`before`): in chunks of torch (`chunk`), by the blocked and by the
 compiled kernels, 1024 tokens of 4 heads of 64 × 64; and one token of 16 heads. In turns, medians.
+The machine must be otherwise idle.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.kernels import TABLE
+from fastweights.lab.bench.machine import Machine, commit, versions
 from fastweights.methods import Chunkwise
 from fastweights.recurrence import DPLR, Delta, Recurrence
 
@@ -77,19 +81,32 @@ def measure(way: str, given: dict[str, Recurrence], learns: bool, rounds: int) -
     return {n: round(x if n == "delta" else x / found["delta"], 3) for n, x in found.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9, help="turns of each record")
-    rounds = parser.parse_args().rounds
-    torch.set_num_threads(1)
+def rows(rounds: int) -> Iterator[dict[str, object]]:
     for decay, width in DECAYS.items():
         for way in WAYS:
             for learns in (False, True):
                 row = {"kernel": way, "decay": decay, "backward": learns, "tokens": 1024}
-                found = measure(way, records(1024, 4, width), learns, rounds)
-                print(json.dumps({**row, **found}))
+                yield {**row, **measure(way, records(1024, 4, width), learns, rounds)}
         row = {"kernel": "compiled", "decay": decay, "backward": False, "tokens": 1}
-        print(json.dumps({**row, **measure("compiled", records(1, 16, width), False, rounds)}))
+        yield {**row, **measure("compiled", records(1, 16, width), False, rounds)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each record")
+    parser.add_argument("--out", type=Path, help="a file for all rows, the machine and versions")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    found = []
+    for row in rows(given.rounds):
+        print(json.dumps(row), flush=True)
+        found.append(row)
+    if given.out is not None:
+        about = {"machine": asdict(Machine.here(torch.device("cpu"))), "versions": versions()}
+        text = json.dumps(
+            {"commit": commit(), **about, "rounds": given.rounds, "rows": found}, indent=1
+        )
+        given.out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
     python benchmarks/rules.py [--rounds 9] [--tokens 1024] [--out benchmarks/results/rules.json]
 
 Gated DeltaNet and KDA beside the torch code of transformers, which its models run where no GPU is,
-and beside flash-linear-attention's naive code if it is installed (`pip install
-flash-linear-attention einops`); RWKV-7 and TTT-Linear beside the latter's alone. Milliseconds of
+and beside flash-linear-attention's naive code if it is installed (`pip install flash-linear-
+attention einops`); others beside the latter's alone, which goes token by token for GDN-2, gated
+DeltaProduct (two steps per token) and GSA, and erases before the decay for Comba. Milliseconds of
 processor time on one thread of ours, by the kernel that `Auto` takes, and theirs as multiples of
 it: forward, and forward with backward, one sequence of 4 heads of 64 × 64. In turns, medians. Each
 row says how far the outputs are apart; of TTT-Linear the weights after the last token, as the naive
@@ -32,16 +33,24 @@ from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delt
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 from fastweights import evaluate
-from fastweights.lab.bench.machine import Machine, versions
-from fastweights.recurrence import DPLR, TTT, Delta
+from fastweights.lab.bench.machine import Machine, commit, versions
+from fastweights.recurrence import DPLR, TTT, Decay, Delta, LogLinear, Slots, Softmax, Substeps
 
 try:
+    from fla.ops.comba.naive import naive_chunk_comba
+    from fla.ops.forgetting_attn.naive import naive_forgetting_attn
+    from fla.ops.gated_delta_product.naive import naive_recurrent_gated_delta_product
     from fla.ops.gated_delta_rule.naive import naive_chunk_gated_delta_rule
+    from fla.ops.gdn2.naive import naive_recurrent_gdn2
     from fla.ops.generalized_delta_rule.dplr.naive import dplr_chunkwise
+    from fla.ops.gsa.naive import naive_recurrent_gsa
     from fla.ops.kda.naive import naive_chunk_kda
+    from fla.ops.log_linear_attn.naive import naive_log_linear_attn
     from fla.ops.ttt.naive import chunk_ttt_linear_ref
 except ImportError:
-    naive_chunk_gated_delta_rule = dplr_chunkwise = naive_chunk_kda = chunk_ttt_linear_ref = None
+    HAS_FLA = False
+else:
+    HAS_FLA = True
 
 HEADS, WIDTH = 4, 64
 EPS = 1e-6
@@ -113,6 +122,86 @@ def rwkv7(tokens: int) -> Comparison:
     return Comparison("rwkv7", streams, available({"ours": ours, "fla, naive": fla}))
 
 
+def comba(tokens: int) -> Comparison:
+    q, k, v, beta, log_decay = delta_streams(tokens, 1)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, p: Tensor, beta: Tensor, g: Tensor) -> Tensor:
+        return evaluate(DPLR(q * WIDTH**-0.5, beta * k, v, p, None, g, before=True))[0]
+
+    def fla(q: Tensor, k: Tensor, v: Tensor, p: Tensor, beta: Tensor, g: Tensor) -> Tensor:
+        return naive_chunk_comba(q, k, v, p, g[..., 0], beta[..., 0])[0]
+
+    streams = q, k, v, 0.5 * k, beta, log_decay
+    return Comparison("comba", streams, available({"ours": ours, "fla, naive": fla}))
+
+
+def gdn2(tokens: int) -> Comparison:
+    q, k, v, _, log_decay = delta_streams(tokens, WIDTH)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, erase: Tensor, write: Tensor, g: Tensor) -> Tensor:
+        return evaluate(DPLR(q * WIDTH**-0.5, k, write * v, erase * k, None, g))[0]
+
+    def fla(q: Tensor, k: Tensor, v: Tensor, erase: Tensor, write: Tensor, g: Tensor) -> Tensor:
+        return naive_recurrent_gdn2(q, k, v, g, erase, write)[0]
+
+    streams = q, k, v, torch.rand_like(k), torch.rand_like(v), log_decay
+    return Comparison("gdn2", streams, available({"ours": ours, "fla, naive": fla}))
+
+
+def gated_deltaproduct(tokens: int) -> Comparison:
+    q, *_, log_decay = delta_streams(tokens, 1)
+    _, k, v, beta, _ = delta_streams(2 * tokens, 1)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> Tensor:
+        k, v, beta = (s.unflatten(1, (-1, 2)) for s in (k, v, beta))
+        return evaluate(Substeps.of(q * WIDTH**-0.5, beta * k, v, k, log_decay=g))[0]
+
+    def fla(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> Tensor:
+        given = (q, k, v, g[..., 0], beta[..., 0], WIDTH**-0.5)
+        return naive_recurrent_gated_delta_product(*given, num_householder=2)[0]
+
+    streams = q, k, v, beta, log_decay
+    return Comparison("gated_deltaproduct", streams, available({"ours": ours, "fla, naive": fla}))
+
+
+def gsa(tokens: int) -> Comparison:
+    q, k, v, _, log_decay = delta_streams(tokens, WIDTH)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+        return evaluate(Slots(q * WIDTH**-0.5, k, v, -torch.expm1(g), g))[0]
+
+    def fla(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+        return naive_recurrent_gsa(q, k, v, -torch.expm1(g), g)[0]
+
+    return Comparison("gsa", (q, k, v, log_decay), available({"ours": ours, "fla, naive": fla}))
+
+
+def loglinear(tokens: int) -> Comparison:
+    q, k, v, _, log_decay = delta_streams(tokens, 1)
+    weights = torch.rand(1, tokens, HEADS, (tokens - 1).bit_length() + 1)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, g: Tensor) -> Tensor:
+        return evaluate(LogLinear(Decay(q, k, v, g), weights))[0]
+
+    def fla(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, g: Tensor) -> Tensor:
+        return naive_log_linear_attn(q, k, v, g[..., 0], weights)
+
+    streams = q, k, v, weights, log_decay
+    return Comparison("loglinear", streams, available({"ours": ours, "fla, naive": fla}))
+
+
+def fox(tokens: int) -> Comparison:
+    q, k, v, _, log_decay = delta_streams(tokens, 1)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+        return evaluate(Softmax(q, k, v, log_decay=g))[0]
+
+    def fla(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+        return naive_forgetting_attn(q, k, v, g[..., 0])
+
+    return Comparison("fox", (q, k, v, log_decay), available({"ours": ours, "fla, naive": fla}))
+
+
 def ttt_linear(tokens: int) -> Comparison:
     q, k, v = (torch.randn(1, tokens, HEADS, WIDTH) for _ in range(3))
     gain, shift, rate = *torch.rand(2, HEADS, WIDTH), torch.rand_like(q[..., :1])
@@ -143,6 +232,12 @@ def ttt_linear(tokens: int) -> Comparison:
     )
 
 
+RULES = (
+    *(gated_deltanet, kda, rwkv7, comba, gdn2, gated_deltaproduct),
+    *(gsa, loglinear, fox, ttt_linear),
+)
+
+
 def _part(run: Callable[..., tuple[Tensor, Tensor]], number: int) -> Run:
     return lambda *streams: run(*streams)[number]
 
@@ -155,7 +250,7 @@ def delta_streams(tokens: int, decays: int) -> tuple[Tensor, ...]:
 
 
 def available(runs: dict[str, Callable[..., T]]) -> dict[str, Callable[..., T]]:
-    return {n: run for n, run in runs.items() if dplr_chunkwise is not None or "fla" not in n}
+    return {n: run for n, run in runs.items() if HAS_FLA or "fla" not in n}
 
 
 def once(run: Run, streams: tuple[Tensor, ...], learns: bool) -> float:
@@ -192,16 +287,18 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    if dplr_chunkwise is None:
+    if not HAS_FLA:
         print("flash-linear-attention is not installed: its rows are left out", file=sys.stderr)
     found = []
-    for rule in (gated_deltanet, kda, rwkv7, ttt_linear):
+    for rule in RULES:
         for row in rows(rule(given.tokens), given.rounds):
             print(json.dumps(row), flush=True)
             found.append(row)
     if given.out is not None:
         about = {"machine": asdict(Machine.here(torch.device("cpu"))), "versions": versions()}
-        text = json.dumps({**about, "rounds": given.rounds, "rows": found}, indent=1)
+        text = json.dumps(
+            {"commit": commit(), **about, "rounds": given.rounds, "rows": found}, indent=1
+        )
         given.out.write_text(text + "\n", encoding="utf-8")
 
 

@@ -49,6 +49,24 @@ def rules() -> str:
     return table(columns, [[*_rule(row, peers), far] for row, far in zip(rows, apart, strict=True)])
 
 
+def rank_one() -> str:
+    """The general rank-one rule beside the delta rule."""
+    others = ("one key", "keys apart", "before")
+    columns = ["kernel", "decay", "tokens", "", "`Delta`", *(f"{name}, ×" for name in others)]
+    rows = (
+        [
+            row["kernel"],
+            row["decay"],
+            f"{row['tokens']:,}",
+            "forward and backward" if row["backward"] else "forward",
+            _ms(row["delta"]),
+            *(f"{row[name]:.2f}" for name in others),
+        ]
+        for row in results("dplr")["rows"]
+    )
+    return table(columns, rows)
+
+
 def _rule(row: Row, peers: tuple[str, ...]) -> list[str]:
     act = "forward and backward" if row["backward"] else "forward"
     ratios = [_ratio(row, peer) for peer in peers]

@@ -321,6 +321,7 @@ PAGE = Page(
             "bfloat16_models": cpu.models,
             "bfloat16_streams": cpu.streams,
             "rules": cpu.rules,
+            "rank_one": cpu.rank_one,
             "long_convolutions": cpu.long_convolutions,
             "long_convolution_tokens": cpu.long_convolution_tokens,
             "busy_core": cpu.busy_core,
