@@ -63,13 +63,14 @@ def _require_fitting(chosen: Namespace) -> None:
 
 def _write_file(model: FastWeightsForCausalLM, chosen: Namespace, console: Console) -> None:
     out = chosen.out.resolve()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=out.parent) as folder:
+    nearest = next(parent for parent in out.parents if parent.exists())
+    with TemporaryDirectory(dir=nearest) as folder:
         written = Path(folder, out.name)
         if out.suffix == ".pt2":
             said = _write_package(model, written)
         else:
             said = _write_graph(model, written, DOMAINS[chosen.domain or "com.microsoft"])
+        out.parent.mkdir(parents=True, exist_ok=True)
         beside = [path for path in Path(folder).iterdir() if path != written]
         for path in (*beside, written):  # the graph last: once it is there, all is
             path.replace(out.parent / path.name)
