@@ -49,7 +49,9 @@ class Program(nn.Module):
         cache, model = FastWeightsCache(), self.model
         cache.advance(self.layout.states(past), 0)
         output: Any = model(input_ids=input_ids, past_key_values=cache, use_cache=True)
-        return output.logits, *tensors_of(cache.states)
+        # compiled programs take states in the layout in which they were traced
+        after = (state.contiguous() for state in tensors_of(cache.states))
+        return output.logits, *after
 
     def examples(self, tokens: int) -> tuple[Tensor, ...]:
         """Inputs to trace with."""
