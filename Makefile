@@ -108,6 +108,7 @@ $(ONNX)/installed: pyproject.toml constraints.txt | $(BIN)/python
 $(SERVING)/installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m venv $(SERVING)
 	$(SERVING)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[serve]' pytest beartype
+	@touch $@
 
 # What others built for CPUs; torch's libraries of images and sound, which it names too, are for CUDA.
 $(VLLM)/installed: pyproject.toml constraints.txt | $(BIN)/python

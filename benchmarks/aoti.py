@@ -54,7 +54,9 @@ def _measure(model: FastWeightsForCausalLM) -> Row:
         seconds = perf_counter() - start
         compiled = {name: load_package(str(out), name) for name in graphs}
         found = comparison.compare(model, _call(compiled))
-    return {"exported": exported.error, "seconds": seconds, **found._asdict()}
+    speeds = {"compiled": found.theirs._asdict(), "fastweights": found.ours._asdict()}
+    errors = {"exported": exported.error, "compiled": found.error}
+    return {"errors": errors, "seconds": seconds, "tokens_per_second": speeds}
 
 
 def _call(programs: dict[str, Callable[..., Any]]) -> Call:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from fastweights.engines.exported.chunks import Chunks
+from fastweights.engines.exported.chunks import Chunks, Step
 from fastweights.engines.exported.errors import ExportError, quietly, reason_of
+from fastweights.engines.exported.pairs import is_complex
 from fastweights.engines.exported.program import Program
-from fastweights.methods import Recurrent
+from fastweights.methods import Method
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.recurrence.base import CHUNK
 
@@ -43,11 +44,17 @@ def export_programs(model: FastWeightsForCausalLM) -> dict[str, ExportedProgram]
     try:
         with quietly("torch"):
             return {
-                "prefill": program.trace(Chunks(), PROMPT),
-                "decode": program.trace(Recurrent(), 1),
+                "prefill": _trace(program, Chunks(), PROMPT),
+                "decode": _trace(program, Step(), 1),
             }
     except Exception as error:
         raise ExportError(f"torch.export does not take this model: {reason_of(error)}") from error
+
+
+def _trace(program: Program, method: Method, tokens: int) -> ExportedProgram:
+    """The graph, with pairs of real numbers for complex ones, which compilers leave to torch."""
+    traced = program.trace(method, tokens)
+    return program.trace_in_pairs(traced, tokens) if is_complex(traced) else traced
 
 
 def write_package(model: FastWeightsForCausalLM, out: Path) -> None:

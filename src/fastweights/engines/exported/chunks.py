@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.scan import scan_op
 
+from fastweights.engines.exported.steps import with_loops
 from fastweights.methods import Method
 from fastweights.recurrence import Recurrence, Substeps, WindowedLinear
 from fastweights.recurrence.base import CHUNK
@@ -34,7 +35,15 @@ class Chunks(Method):
             return recurrence.chunk(state)  # type: ignore[arg-type]
         if isinstance(recurrence, Substeps):
             return recurrence.read_tokens(self.evaluate(recurrence.inner, state))
-        return _loop_chunks(recurrence, state, self.size)
+        return _loop_chunks(with_loops(recurrence), state, self.size)
+
+
+@dataclass(frozen=True)
+class Step(Method):
+    """The one token of a record by `Recurrence.step`."""
+
+    def evaluate(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
+        return with_loops(recurrence).step(state)
 
 
 def _loop_chunks(recurrence: Recurrence, state: State, size: int) -> tuple[Tensor, State]:

@@ -21,18 +21,25 @@ Call = Callable[[Tensor, list[Any]], tuple[Tensor, list[Any]]]
 """(input_ids, states) → (logits, states after them)"""
 
 
+class Speed(NamedTuple):
+    """Tokens per second of a prompt, and behind it."""
+
+    prefill: float
+    decode: float
+
+
 class Compared(NamedTuple):
     """What is found of a model.
 
     Attributes:
         error: the largest difference of a logit, relative to the largest logit
-        prefill: tokens of the prompt per second, over those of our `Decoder`
-        decode: tokens behind it per second, over those of our `Decoder`
+        theirs: the engine's speed
+        ours: that of our `Decoder`
     """
 
     error: float
-    prefill: float
-    decode: float
+    theirs: Speed
+    ours: Speed
 
 
 @dataclass(frozen=True)
@@ -57,8 +64,8 @@ class Comparison:
         states = Program(model).layout.empty()
         theirs = torch.cat(list(self._read(call, ids, states)), 1)
         error = float((theirs - ours).abs().max() / ours.abs().max())
-        prefill, decode = zip(*self._ratios(model, call, ids, states), strict=True)
-        return Compared(error, median(prefill), median(decode))
+        both = zip(*self._speeds(model, call, ids, states), strict=True)
+        return Compared(error, *(Speed(*map(median, zip(*s, strict=True))) for s in both))
 
     def _pieces(self, ids: Tensor) -> list[Tensor]:
         return [ids[:, : self.prompt], *ids[:, self.prompt :].split(1, 1)]
@@ -69,14 +76,21 @@ class Comparison:
             logits, states = call(piece, states)
             yield logits
 
-    def _ratios(
+    def _speeds(
         self, model: FastWeightsForCausalLM, call: Call, ids: Tensor, states: list[Any]
-    ) -> Iterator[tuple[float, float]]:
-        """Our seconds over the engine's, of the prompt and of the tokens behind it."""
+    ) -> Iterator[tuple[Speed, Speed]]:
+        """The engine's and ours, in every round."""
         for _ in range(self.rounds):
-            theirs = _seconds(self._read(call, ids, states))
-            ours = _seconds(_decode(Decoder(model), self._pieces(ids)))
-            yield ours[0] / theirs[0], ours[1] / theirs[1]
+            theirs = self._speed(self._read(call, ids, states))
+            yield theirs, self._speed(_decode(Decoder(model), self._pieces(ids)))
+
+    def _speed(self, reading: Iterator[Tensor]) -> Speed:
+        start = perf_counter()
+        next(reading)
+        middle = perf_counter()
+        for _ in reading:
+            pass
+        return Speed(self.prompt / (middle - start), self.decoded / (perf_counter() - middle))
 
 
 def one_layer(mixer: str, width: int) -> FastWeightsForCausalLM:
@@ -91,13 +105,3 @@ def _decode(decoder: Decoder, pieces: list[Tensor]) -> Iterator[Tensor]:
     yield decoder.read(prompt)
     for token in tokens:
         yield decoder.read_token(token[:, 0])
-
-
-def _seconds(reading: Iterator[Any]) -> tuple[float, float]:
-    """For the first piece, and for all others."""
-    start = perf_counter()
-    next(reading)
-    first = perf_counter()
-    for _ in reading:
-        pass
-    return first - start, perf_counter() - first

@@ -11,6 +11,7 @@ import torch
 from torch.export import ExportedProgram
 
 from fastweights.engines.exported.errors import ExportError, quietly, reason_of
+from fastweights.engines.exported.pairs import is_complex
 from fastweights.engines.exported.program import TOKENS, Program
 from fastweights.engines.exported.states import StateLayout
 from fastweights.engines.onnx.domains import Domain
@@ -43,14 +44,11 @@ def write_onnx(model: FastWeightsForCausalLM, out: Path, domain: Domain) -> dict
     """
     require_onnx()
     program = Program(model.float())
-    if complex_states := [state.meaning for state in program.layout.tensors if state.paired]:
-        raise ExportError(
-            "ONNX's operators do not compute with complex numbers, of which this model has"
-            f" {', '.join(complex_states)}"
-        )
     try:
         with added(convolution_node(domain)):
             graph = program.trace(Nodes(domain), TOKENS)
+        if is_complex(graph):
+            graph = program.trace_in_pairs(graph, TOKENS)
         written = _translate(graph, program, domain)
     except (RuntimeError, TypeError, ValueError, torch.onnx.OnnxExporterError) as error:
         raise ExportError(f"this model is not written as ONNX: {reason_of(error)}") from error
@@ -72,7 +70,7 @@ def require_onnx() -> None:
 def _translate(graph: ExportedProgram, program: Program, domain: Domain) -> Any:
     count = range(len(program.layout.tensors))
     # of packages that are not there, and operators newer than it knows, which are left as they are
-    with quietly("torch.onnx", "onnxscript"):
+    with quietly("torch.onnx", "onnxscript", "onnx_ir"):
         written: Any = torch.onnx.export(
             graph,
             program.examples(TOKENS),
