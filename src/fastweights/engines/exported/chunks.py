@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch._higher_order_ops.scan import scan_op
 
 from fastweights.engines.exported.steps import with_loops
 from fastweights.methods import Method
-from fastweights.recurrence import Recurrence, Substeps, WindowedLinear
+from fastweights.recurrence import DPLR, LongConvolution, Recurrence, Substeps
 from fastweights.recurrence.base import CHUNK
 from fastweights.recurrence.cached import CacheRule
 from fastweights.recurrence.streams import State, pack_state
@@ -21,8 +22,11 @@ from fastweights.recurrence.streams import State, pack_state
 class Chunks(Method):
     """Every chunk by `Recurrence.chunk`, in one loop over chunks that torch.export keeps as a loop.
 
-    Behind the last token, the last chunk is filled with identity steps. Rules that keep the tokens
-    themselves read all at once.
+    Behind the last token, the last chunk is filled with identity steps. Windows are full from the
+    start (`Recurrence.settle`); softmax attention without a window reads all tokens at once. `DPLR`
+    of complex streams goes step by step, as its chunks solve systems for which there is no operator
+    on pairs of real numbers; a long convolution multiplies its filter out, as the lengths of Fourier
+    transforms are part of a graph.
 
     Attributes:
         size: tokens of a chunk
@@ -31,11 +35,15 @@ class Chunks(Method):
     size: int = CHUNK
 
     def evaluate(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
-        if isinstance(recurrence, CacheRule | WindowedLinear):
+        if isinstance(recurrence, CacheRule) and recurrence.span is None:
             return recurrence.chunk(state)  # type: ignore[arg-type]
         if isinstance(recurrence, Substeps):
             return recurrence.read_tokens(self.evaluate(recurrence.inner, state))
-        return _loop_chunks(with_loops(recurrence), state, self.size)
+        if isinstance(recurrence, DPLR) and recurrence.accumulator.is_complex:
+            return _loop(recurrence, state, 1, DPLR.step)
+        if isinstance(recurrence, LongConvolution):
+            return _loop(recurrence, state, self.size, LongConvolution.step)
+        return _loop(with_loops(recurrence), state, self.size, type(recurrence).chunk)
 
 
 @dataclass(frozen=True)
@@ -46,8 +54,10 @@ class Step(Method):
         return with_loops(recurrence).step(state)
 
 
-def _loop_chunks(recurrence: Recurrence, state: State, size: int) -> tuple[Tensor, State]:
-    """(o, final state) by a loop of `chunk`."""
+def _loop(
+    recurrence: Recurrence, state: State, size: int, read: Callable[[Any, Any], Any]
+) -> tuple[Tensor, State]:
+    """(o, final state) by a loop of `read`, `step` or `chunk`, over pieces of so many tokens."""
     batch, length, _ = recurrence.shape
     # graphs are of more than one chunk
     chunks = torch.sym_max((length + size - 1) // size, 2)
@@ -71,7 +81,7 @@ def _loop_chunks(recurrence: Recurrence, state: State, size: int) -> tuple[Tenso
         named = {i: tokens.transpose(0, 1) for i, tokens in zip(timed, rest, strict=False)}
         named |= dict(zip(fixed, rest[len(timed) :], strict=False))
         parts = (named[i] for i in range(len(streams)))
-        o, after = filled.map_streams(lambda _: next(parts)).chunk(pack_state([*carried]))
+        o, after = read(filled.map_streams(lambda _: next(parts)), pack_state([*carried]))
         after = after if isinstance(after, tuple) else (after,)
         return [*(part.clone() for part in after), o.transpose(0, 1).clone()]
 

@@ -96,8 +96,10 @@ class Comparison:
 def one_layer(mixer: str, width: int) -> FastWeightsForCausalLM:
     """A model of one layer of random weights."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": width, "num_hidden_layers": 1}
-    return FastWeightsForCausalLM(FastWeightsConfig(**sizes, mixers=[{"name": mixer}])).eval()
+    config = FastWeightsConfig(
+        vocab_size=VOCABULARY, hidden_size=width, num_hidden_layers=1, mixers=[{"name": mixer}]
+    )
+    return FastWeightsForCausalLM(config).eval()
 
 
 def _decode(decoder: Decoder, pieces: list[Tensor]) -> Iterator[Tensor]:
