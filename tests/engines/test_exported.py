@@ -194,3 +194,8 @@ def test_the_command_says_what_does_not_fit(
     assert main([*command, str(tmp_path / "theirs"), "--domain", "ai.onnx"]) != 0
     assert "--domain is of ONNX graphs" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("[]")
+    assert main([*command, str(tmp_path / "a.onnx")]) != 0
+    assert "tokenizer.json is not the tokenizer of" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "tokenizer.json"]

@@ -28,10 +28,12 @@ def export_model_folder(chosen: Namespace, console: Console) -> None:
     """Write one of our models as another library's, as an ONNX graph or as compiled programs."""
     _require_fitting(chosen)
     source = model_folder(chosen.checkpoint)
+    if chosen.out.suffix in FILES:
+        _require_own_tokenizer(source, chosen.out)
     with no_progress_bars():
         model = load_own_weights(source, torch.device("cpu"))
         if chosen.out.suffix in FILES:
-            _write_file(model, chosen, console)
+            _write_file(model, source, chosen, console)
         else:
             _write_folder(model, source, chosen, console)
 
@@ -61,7 +63,20 @@ def _require_fitting(chosen: Namespace) -> None:
         require_compiler()
 
 
-def _write_file(model: FastWeightsForCausalLM, chosen: Namespace, console: Console) -> None:
+def _require_own_tokenizer(source: Path, out: Path) -> None:
+    """Raise if the folder of a file has another model's tokenizer."""
+    for path in tokenizer_files(source):
+        there = out.parent / path.name
+        if there.exists() and there.read_bytes() != path.read_bytes():
+            raise ValueError(
+                f"{there} is not the tokenizer of {source}, which is written beside it;"
+                " remove it or write elsewhere"
+            )
+
+
+def _write_file(
+    model: FastWeightsForCausalLM, source: Path, chosen: Namespace, console: Console
+) -> None:
     out = chosen.out.resolve()
     nearest = next(parent for parent in out.parents if parent.exists())
     with TemporaryDirectory(dir=nearest) as folder:
@@ -70,9 +85,11 @@ def _write_file(model: FastWeightsForCausalLM, chosen: Namespace, console: Conso
             said = _write_package(model, written)
         else:
             said = _write_graph(model, written, DOMAINS[chosen.domain or "com.microsoft"])
+        for path in tokenizer_files(source):
+            shutil.copyfile(path, Path(folder, path.name))
         out.parent.mkdir(parents=True, exist_ok=True)
         beside = [path for path in Path(folder).iterdir() if path != written]
-        for path in (*beside, written):  # the graph last: once it is there, all is
+        for path in (*beside, written):  # the file last: once it is there, all is
             path.replace(out.parent / path.name)
     console.print(f"{chosen.out}, with {said}", soft_wrap=True, markup=False)
 

@@ -25,8 +25,8 @@ class Chunks(Method):
     Behind the last token, the last chunk is filled with identity steps. Windows are full from the
     start (`Recurrence.settle`); softmax attention without a window reads all tokens at once. `DPLR`
     of complex streams goes step by step, as its chunks solve systems for which there is no operator
-    on pairs of real numbers; a long convolution multiplies its filter out, as the lengths of Fourier
-    transforms are part of a graph.
+    on pairs of real numbers; a long convolution multiplies its filter out, as a graph holds the
+    lengths of Fourier transforms.
 
     Attributes:
         size: tokens of a chunk
