@@ -81,8 +81,18 @@ def test_what_is_not_exported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"call model\.eval\(\) before"):
         Program(tiny().train())
     if find_spec("onnxscript") is None:
-        with pytest.raises(ImportError, match=r"pip install 'fastweights\[onnx\]'"):
+        with pytest.raises(ValueError, match=r"pip install 'fastweights\[onnx\]'"):
             write_onnx(tiny(), tmp_path / "model.onnx", DOMAINS["com.microsoft"])
+
+
+def test_what_no_graph_holds_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trace(*_: object) -> None:
+        raise RuntimeError("while tracing") from ValueError("\n  the rule looks at numbers\nhere")
+
+    monkeypatch.setattr("fastweights.engines.onnx.write.require_onnx", lambda: None)
+    monkeypatch.setattr(Program, "trace", trace)
+    with pytest.raises(ExportError, match=r"not written as ONNX: the rule looks at numbers$"):
+        write_onnx(tiny(), tmp_path / "model.onnx", DOMAINS["com.microsoft"])
 
 
 def test_a_refused_graph_leaves_nothing(
@@ -92,6 +102,7 @@ def test_a_refused_graph_leaves_nothing(
         out.write_bytes(b"a part")
         raise ExportError("no graph holds this")
 
+    monkeypatch.setattr("fastweights.cli.verbs.export.require_onnx", lambda: None)
     monkeypatch.setattr("fastweights.cli.verbs.export.write_onnx", refuse)
     tiny().save_pretrained(tmp_path / "model")
     assert main(["export", str(tmp_path / "model"), str(tmp_path / "new" / "a.onnx")]) != 0

@@ -49,7 +49,7 @@ def loop_steps(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
 
     over_time = [streams[i].transpose(0, 1) for i in timed]
     before = [part.clone() for part in start]
-    *after, outputs = scan_op(step, before, over_time, tuple(streams[i] for i in fixed))
+    *after, outputs = scan_op(step, before, over_time, tuple(streams[i].clone() for i in fixed))
     return outputs.transpose(0, 1), pack_state(after)
 
 
@@ -72,7 +72,7 @@ class _Looped(Solver):
             return [part.clone() for part in after]
 
         counter = torch.arange(count, device=start[0].device)
-        operands = tuple(getattr(operator, field.name) for field in fields(operator))
+        operands = tuple(getattr(operator, field.name).clone() for field in fields(operator))
         return tuple(scan_op(once, [part.clone() for part in start], [counter], operands))
 
 

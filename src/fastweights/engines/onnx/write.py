@@ -39,7 +39,7 @@ def write_onnx(model: FastWeightsForCausalLM, out: Path, domain: Domain) -> dict
         how many nodes there are of each of these two operators, and loops ("Scan")
 
     Raises:
-        ImportError: without the extra `onnx`
+        ValueError: without the extra `onnx`
         ExportError: for a model whose rule ONNX does not hold
     """
     require_onnx()
@@ -60,9 +60,9 @@ def write_onnx(model: FastWeightsForCausalLM, out: Path, domain: Domain) -> dict
 
 
 def require_onnx() -> None:
-    """Raise unless the packages of the extra `onnx` are there."""
+    """Raise a ValueError unless the packages of the extra `onnx` are there."""
     if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
-        raise ImportError(
+        raise ValueError(
             f"writing ONNX needs {' and '.join(missing)}: pip install 'fastweights[onnx]'"
         )
 
