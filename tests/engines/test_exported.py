@@ -123,6 +123,7 @@ class Complex(torch.nn.Module):
         decay = torch.complex(-x[..., :3].abs(), x[..., 3:6])
         rule = DPLR(q.conj(), w / (2 + b), x[..., :2], a[:, :1], b, decay, before=True)
         o, after = self.method.evaluate(rule, torch.view_as_complex(state))
+        assert isinstance(after, torch.Tensor)
         return o.real, torch.view_as_real(after)
 
 
@@ -182,14 +183,17 @@ def test_a_long_turn_keeps_its_digits() -> None:
     q, k = (torch.randn(1, t, 1, 2, dtype=torch.complex64, generator=generator) for _ in "qk")
     v = torch.randn(1, t, 1, 3, generator=generator)
     start = torch.randn(1, 1, 2, 3, dtype=torch.complex64, generator=generator)
-    wide = Decay(q.cdouble(), k.cdouble(), v.double(), decay.cdouble())
-    wanted, after = evaluate(wide, start.cdouble(), Recurrent())
+    wide_q, wide_k, angles, before = (s.to(torch.complex128) for s in (q, k, decay, start))
+    wanted, after = evaluate(Decay(wide_q, wide_k, v.double(), angles), before, Recurrent())
 
     turned = Turned.of(Decay(q, k, v, decay))
     queries, keys, values, decays, _ = turned.streams
     plain = Decay(queries, *(s.expand(-1, t, 2, -1) for s in (keys, values, decays)))
     real = turned.enter(start).expand(1, 2, 4, 3)
-    o, state = turned.leave(*evaluate(plain, real))
+    found, last = evaluate(plain, real)
+    assert isinstance(last, torch.Tensor)
+    o, state = turned.leave(found, last)
+    assert isinstance(after, torch.Tensor)
     torch.testing.assert_close(o, wanted.to(o.dtype), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(state[:, :1], after.to(o.dtype), rtol=1e-4, atol=1e-4)
 

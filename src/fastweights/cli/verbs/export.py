@@ -22,6 +22,7 @@ FILES = {".onnx": "an ONNX graph", ".pt2": "a package of compiled programs"}
 """What is written as a file, by how its name ends."""
 OTHERS = {".bin", ".ckpt", ".gguf", ".h5", ".ort", ".pt", ".pth", ".safetensors", ".so", ".tflite"}
 """Ends of files that are not written, and that no one means a folder by."""
+_REQUIRE = {".onnx": require_onnx, ".pt2": require_compiler}
 
 
 def export_model_folder(chosen: Namespace, console: Console) -> None:
@@ -30,6 +31,7 @@ def export_model_folder(chosen: Namespace, console: Console) -> None:
     source = model_folder(chosen.checkpoint)
     if chosen.out.suffix in FILES:
         _require_own_tokenizer(source, chosen.out)
+        _REQUIRE[chosen.out.suffix]()
     with no_progress_bars():
         model = load_own_weights(source, torch.device("cpu"))
         if chosen.out.suffix in FILES:
@@ -39,7 +41,7 @@ def export_model_folder(chosen: Namespace, console: Console) -> None:
 
 
 def _require_fitting(chosen: Namespace) -> None:
-    """Raise where options do not fit what is written, or it cannot be written here."""
+    """Raise where options do not fit what is written."""
     out, suffix = chosen.out, chosen.out.suffix
     if out.exists():
         raise ValueError(f"{out} exists; remove it or write elsewhere")
@@ -57,10 +59,6 @@ def _require_fitting(chosen: Namespace) -> None:
         raise ValueError(
             f"--domain is of ONNX graphs; write to a file that ends in .onnx, not to {out}"
         )
-    if suffix == ".onnx":
-        require_onnx()
-    elif suffix == ".pt2":
-        require_compiler()
 
 
 def _require_own_tokenizer(source: Path, out: Path) -> None:

@@ -55,6 +55,10 @@ _RULES = {
 """What LinearAttention calls rules, by whether they decay and whether they erase."""
 
 
+Streams = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+"""q, k, v, log α (None: nothing decays) and β (None: nothing is erased)."""
+
+
 @dataclass(frozen=True)
 class Nodes(Method):
     """A LinearAttention node where the rule is `Decay` or `Delta` on real streams, or made of them;
@@ -91,7 +95,7 @@ class Nodes(Method):
             case _:
                 return Steps().evaluate(recurrence, state)
 
-    def _attend(self, streams: Sequence[Tensor | None], state: Tensor) -> tuple[Tensor, Tensor]:
+    def _attend(self, streams: Streams, state: Tensor) -> tuple[Tensor, Tensor]:
         """(o ``[b t g v]``, final state ``[b h k v]``) of q ``[b t g k]``, whose heads read those
         of the state one after another, k, v, log α (or None) and β (or None: nothing is erased).
         """
