@@ -158,7 +158,7 @@ function draw(logits, temperature) {
 
 const empty = (shape) => shape.map((n) => ({ batch: 1, cached: 0 })[n] ?? n);
 const bytesOf = (states) => states.reduce((sum, state) => sum + state.data.byteLength, 0);
-const told = (error) => `The browser says: “${String(error?.message ?? error).trim()}”.`;
+const told = (error) => `The browser says: “${String(error?.message ?? error).replace(/[.\s]+$/, "")}”.`;
 
 /** A function that lets the page draw and hear clicks, every `BREATH` milliseconds. */
 function breather() {
