@@ -22,7 +22,6 @@ FILES = {".onnx": "an ONNX graph", ".pt2": "a package of compiled programs"}
 """What is written as a file, by how its name ends."""
 OTHERS = {".bin", ".ckpt", ".gguf", ".h5", ".ort", ".pt", ".pth", ".safetensors", ".so", ".tflite"}
 """Ends of files that are not written, and that no one means a folder by."""
-_REQUIRE = {".onnx": require_onnx, ".pt2": require_compiler}
 
 
 def export_model_folder(chosen: Namespace, console: Console) -> None:
@@ -31,7 +30,7 @@ def export_model_folder(chosen: Namespace, console: Console) -> None:
     source = model_folder(chosen.checkpoint)
     if chosen.out.suffix in FILES:
         _require_own_tokenizer(source, chosen.out)
-        _REQUIRE[chosen.out.suffix]()
+        _require_tools(chosen.out)
     with no_progress_bars():
         model = load_own_weights(source, torch.device("cpu"))
         if chosen.out.suffix in FILES:
@@ -70,6 +69,14 @@ def _require_own_tokenizer(source: Path, out: Path) -> None:
                 f"{there} is not the tokenizer of {source}, which is written beside it;"
                 " remove it or write elsewhere"
             )
+
+
+def _require_tools(out: Path) -> None:
+    """Raise unless there is what the file is written with."""
+    if out.suffix == ".onnx":
+        require_onnx()
+    else:
+        require_compiler()
 
 
 def _write_file(
