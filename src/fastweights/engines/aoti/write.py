@@ -77,7 +77,7 @@ def write_package(model: FastWeightsForCausalLM, out: Path) -> None:
     if out.exists():
         raise ValueError(f"{out} exists; remove it or write elsewhere")
     require_compiler()
-    from torch._inductor.package import package_aoti
+    from torch._inductor.package.package import package_aoti
 
     description = json.dumps(Program(model).description())
     programs = export_programs(model)

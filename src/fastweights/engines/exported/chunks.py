@@ -60,7 +60,7 @@ def _loop(
     """(o, final state) by a loop of `read`, `step` or `chunk`, over pieces of so many tokens."""
     batch, length, _ = recurrence.shape
     # graphs are of more than one chunk
-    chunks = torch.sym_max((length + size - 1) // size, 2)
+    chunks: Any = torch.sym_max((length + size - 1) // size, 2)
     places = torch.arange(chunks * size, device=recurrence.device)
 
     def fill(stream: Tensor) -> Tensor:
