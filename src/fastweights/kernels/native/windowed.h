@@ -7,7 +7,8 @@
 /* φ(x) = (f(x W), f(-x W)), or given */
 enum { GIVEN, SOFTMAX, EXP, ELU, RELU };
 
-/* Whatever is no view is contiguous. */
+/* Whatever is no view is contiguous, of what has pages that of a sequence. The next state may be written where the state
+ * lies, if as many tokens are cached. */
 typedef struct {
     int64_t b, h, g, k, v, f; /* g | h: a key head serves h / g query heads */
     int64_t window, cached;   /* tokens: the window, and those of it that the state holds */
@@ -29,6 +30,7 @@ typedef struct {
     const float *features;    /* [b g cached f] */
     float *next_features;
     const float *W_q, *W_k;   /* [h f/2 k], [g f/2 k]: else */
+    Pages pages;              /* of keys, values, age and memory, and of the next */
 } WindowStep;
 
 #endif
