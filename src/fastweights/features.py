@@ -144,6 +144,13 @@ class RandomFourier(nn.Module):
         return (-2 * upcast(self.sigma).square().amax(-1, keepdim=True)).exp()
 
 
+def _products(x: Tensor, W: Tensor, heads: int) -> Tensor:
+    """x W ``[b t h n]`` of ``x [b t h w]`` and ``W [h·n w 1]``, in float32 or wider."""
+    W = upcast(W).squeeze(-1).unflatten(0, (heads, -1))
+    dtype = torch.promote_types(accumulate_dtype(x), W.dtype)
+    return torch.einsum("bthw,hnw->bthn", x.to(dtype), W.to(dtype))
+
+
 class LearnedFeatures(nn.Module, ABC):
     """Learnt features φ(x) = (f(x W), f(-x W)): ``x [b t h w]`` → ``[b t h 2f]``, in float32 or
     wider.
@@ -171,8 +178,7 @@ class LearnedFeatures(nn.Module, ABC):
         """The function f."""
 
     def forward(self, x: Tensor) -> Tensor:
-        W = upcast(self.W).squeeze(-1).unflatten(0, (self.heads, -1))
-        x = torch.einsum("bthw,hfw->bthf", upcast(x), W.to(torch.promote_types(x.dtype, W.dtype)))
+        x = _products(x, self.W, self.heads)
         return torch.cat([self.activate(x), self.activate(-x)], dim=-1)
 
 
@@ -235,10 +241,7 @@ class Landmarks(nn.Module):
 
     def scores(self, x: Tensor) -> Tensor:
         """Compute x W + b."""
-        W = upcast(self.W).squeeze(-1).unflatten(0, (self.heads, -1))
-        dtype = torch.promote_types(accumulate_dtype(x), W.dtype)
-        scores = torch.einsum("bthw,hnw->bthn", x.to(dtype), W.to(dtype))
-        return scores + self.b.view(self.heads, -1)
+        return _products(x, self.W, self.heads) + self.b.view(self.heads, -1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.activate(self.scores(x))

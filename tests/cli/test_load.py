@@ -11,11 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fastweights.cli import main
+from fastweights.cli import load, main
 from fastweights.cli.load import load_model
+from fastweights.models import Int8Linear, quantize
 from fastweights.runs.checkpoint import save_model
 from fastweights.runs.errors import CheckpointError
 from fastweights.text.tokenizers import Bytes
+from fastweights.train.perplexity import PositionLoss
+from pretrained import linear_llama
 from tiny import tiny
 
 Damage = Callable[[Path], None]
@@ -120,3 +123,40 @@ def test_python_gets_the_cause(sound, tmp_path):
     with_text("config.json", "null")(folder)
     with pytest.raises(CheckpointError, match=r"config.json cannot be used"):
         load_model(folder, torch.device("cpu"))
+
+
+@pytest.fixture
+def linearized(tmp_path) -> Path:
+    save_model(linear_llama(dtype=torch.float32, vocab_size=258), Bytes().build(()), tmp_path / "l")
+    return tmp_path / "l"
+
+
+def test_int8_is_asked_for_where_models_write(sound, linearized, monkeypatch, capsys):
+    quantized = []
+    monkeypatch.setattr(load, "quantize", lambda model: quantized.append(quantize(model)) or model)
+    options = ["--tokens", "2", "--device", "cpu"]
+    for words in (["generate", sound], ["linearize", "generate", linearized, "a prompt"]):
+        command = [*map(str, words), *options]
+        assert main(command) == 0
+        assert quantized == []
+        assert main([*command, "--int8"]) == 0
+        (model,) = quantized
+        assert any(isinstance(part, Int8Linear) for part in model.modules())
+        quantized.clear()
+    assert capsys.readouterr().out.count("a prompt") == 2
+
+
+def test_int8_is_what_is_measured(sound, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("What is lost by rounding can be seen in the loss. " * 4)
+
+    def loss(*options: str) -> float:
+        out = tmp_path / "-".join(("out", *options))
+        words = ["--text", str(text), "--length", "32", "--out", str(out), "--device", "cpu"]
+        assert main(["eval", "perplexity", str(sound), *words, *options]) == 0
+        (path,) = out.glob("*.json")
+        return PositionLoss.load(path).mean
+
+    exact, rounded = loss(), loss("--int8")
+    assert exact != rounded
+    assert exact == pytest.approx(rounded, rel=1e-2)

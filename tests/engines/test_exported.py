@@ -56,6 +56,17 @@ def test_states_go_there_and_back() -> None:
         assert one is other
 
 
+def test_shared_blocks_have_states_of_their_own() -> None:
+    shared = [{"layers": [0, 2], "width": 12, "heads": 2}]
+    model = tiny("linear", torch.float32, mlp=None, num_hidden_layers=3, shared_blocks=shared)
+    program, ids = Program(model), tokens(2, 5)
+    with torch.no_grad():
+        wanted = model(input_ids=ids).logits
+        _, *past = program(ids[:, :3], *program.layout.empty(batch=2))
+        after, *_ = program(ids[:, 3:], *past)
+    torch.testing.assert_close(after, wanted[:, 3:], rtol=1e-4, atol=1e-4)
+
+
 def test_what_is_not_exported(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="a Linear is not exported; pass a FastWeightsForCausalLM"):
         Program(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
@@ -70,6 +81,9 @@ def test_complex_states_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("fastweights.engines.onnx.write.require_onnx", lambda: None)
     with pytest.raises(ExportError, match="complex numbers, of which"):
         write_onnx(tiny("lru"), tmp_path / "model.onnx", DOMAINS["com.microsoft"])
+    tiny("lru").save_pretrained(tmp_path / "model")
+    assert main(["export", str(tmp_path / "model"), str(tmp_path / "new" / "a.onnx")]) != 0
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_the_command_says_what_does_not_fit(

@@ -20,7 +20,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.cli.serving.model_manager import ModelManager
 
-from fastweights.engines.transformers.serve import serve_ours
+from fastweights.engines.transformers.serve import serve_int8, serve_ours
+from fastweights.models import Int8Linear, quantize
 from fastweights.text.tokenizers import Bytes
 from pretrained import linear_llama, llama
 from tiny import tiny
@@ -72,6 +73,20 @@ def test_the_server_loads_the_class_of_a_folder(folders: Path, name: str) -> Non
         == json.loads((folders / name / "config.json").read_text())["architectures"][0]
     )
     assert tokenizer.chat_template == TEMPLATE
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_server_quantizes_what_it_loads(
+    folders: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelManager, "_load_model", ModelManager._load_model)
+    serve_ours()
+    serve_int8()
+    serve_int8()
+    manager = ModelManager(device="cpu")
+    model, _ = manager.load_model_and_processor(f"{folders / name}@main")
+    manager.loaded_models[f"{folders / name}@main"].delete_model()
+    assert isinstance(model.lm_head, Int8Linear)
 
 
 @pytest.mark.parametrize("make", [tiny, linear_llama])
@@ -193,6 +208,17 @@ def test_one_model_for_all_requests(folders: Path) -> None:
     for address in start(str(folders / "ours")):
         found = json.loads(ask(address, "completions", prompt="Once"))
         assert found["choices"][0]["text"] == expected(folders / "ours", "Once")
+
+
+@pytest.mark.serving
+def test_a_server_of_weights_of_bytes(folders: Path) -> None:
+    for address in start(str(folders / "ours"), "--int8"):
+        found = json.loads(ask(address, "completions", prompt="Once"))
+        model = AutoModelForCausalLM.from_pretrained(folders / "ours")
+        tokenizer = AutoTokenizer.from_pretrained(folders / "ours")
+        ids = tokenizer("Once", return_tensors="pt")
+        new = quantize(model).generate(**ids, max_new_tokens=NEW, do_sample=False)[0, 4:]
+        assert found["choices"][0]["text"] == tokenizer.decode(new, skip_special_tokens=True)
 
 
 @pytest.mark.serving

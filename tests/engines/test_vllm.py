@@ -75,6 +75,13 @@ def test_keys_that_vllm_has_no_place_for_are_refused(mixer: dict, reason: str) -
         kept_by(tiny_config(mixers=[mixer]), torch.float32)
 
 
+def test_shared_blocks_are_refused() -> None:
+    shared = [{"layers": [0], "width": 12}]
+    config = tiny_config("linear", mlp=None, shared_blocks=shared)
+    with pytest.raises(ValueError, match="vLLM cannot serve a model with shared_blocks"):
+        kept_by(config, torch.float32)
+
+
 def test_pages_are_as_long_as_the_longest() -> None:
     config = tiny_config("hybrid")
     kept = [one for (one,) in kept_by(config, torch.float32)]

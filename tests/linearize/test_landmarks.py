@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,8 +25,11 @@ from fastweights.linearize import (
     use_mode,
 )
 from fastweights.linearize.convert.landmarks import cluster
+from fastweights.linearize.distill.context import ConversionContext
 from fastweights.linearize.distill.pipeline import run_conversion
 from fastweights.linearize.distill.recipes import RECIPES
+from fastweights.runs.processes import Alone
+from fastweights.runs.report import Reporter
 from tolerances import error
 
 IDS = torch.randint(3, VOCABULARY, (2, 40), generator=Generator().manual_seed(3))
@@ -184,11 +188,19 @@ def test_scores_of_any_size_leave_numbers() -> None:
     assert features.sum() == 1
 
 
-def test_a_run_places_them_once(tmp_path: Path) -> None:
+def test_a_run_places_them_once(tmp_path: Path, monkeypatch) -> None:
     """And again as they were, if the file was lost; layers that stay softmax need none."""
     out, recipe = tmp_path / "out", shorten(RECIPES["landmarks"])
     whole = conversion(write_source(tmp_path), recipe=recipe, softmax_layers=1)
-    assert run_conversion(whole, out, until="convert")
+    with monkeypatch.context() as patch:
+        load, loaded = ConversionContext.load_original, list[Any]()
+        patch.setattr(
+            ConversionContext,
+            "load_original",
+            lambda *given: (loaded.append(load(*given)), loaded[-1])[1],
+        )
+        assert run_conversion(whole, out, until="convert")
+    assert len(loaded) == 1
     placed = load_file(out / "landmarks.safetensors")
     assert len(placed) == 4 * LAYERS
     assert all("phi_" in name for name in placed)
@@ -201,6 +213,21 @@ def test_a_run_places_them_once(tmp_path: Path) -> None:
     kept = [name for name in placed if name in exported]
     assert len(kept) == 4 * (LAYERS - 1)
     assert all(torch.equal(placed[name], exported[name]) for name in kept)
+
+
+def test_a_model_of_some_layers_has_those_of_all(tmp_path: Path) -> None:
+    whole = conversion(write_source(tmp_path), recipe=shorten(RECIPES["landmarks"]))
+
+    def made(out: Path, layers: list[int] | None) -> Any:
+        context = ConversionContext(whole, out, Alone(), Reporter(), lambda: False)
+        return context.linearize_original(layers, None)
+
+    for name, layers in {"all": None, "one": [1]}.items():
+        (tmp_path / name).mkdir()
+        assert branches(made(tmp_path / name, layers)).keys() == {*(layers or range(LAYERS))}
+    of_all, of_one = (load_file(tmp_path / n / "landmarks.safetensors") for n in ("all", "one"))
+    assert of_all.keys() == of_one.keys()
+    assert all(torch.equal(of_all[name], of_one[name]) for name in of_all)
 
 
 def test_a_landmark_that_no_key_is_near_has_no_weight() -> None:

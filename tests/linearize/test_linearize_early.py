@@ -61,6 +61,10 @@ REFUSALS: dict[str, tuple[list[str], str]] = {
     "window of a rule without": (["--rule", "supra"], "take window = 0, or rule = 'lightning'"),
     "sinks without a window": (["--window", "0", "--sinks", "2"], "take a window above 0"),
     "gates of a rule without": (["--gates", "pooled"], "which has no gates; take one of gla"),
+    "more landmarks than keys": (
+        ["--recipe", "landmarks", "--feature-dim", "8193"],
+        "feature_dim = 8,193 makes 16,386 landmarks in each head, placed among the keys of 16,384",
+    ),
     "text of less than a sequence": (
         ["--length", "9999"],
         "the training text has 4011 tokens, fewer than one sequence of 9999",

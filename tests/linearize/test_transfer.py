@@ -361,7 +361,7 @@ def _half(rank: int, meeting: str, wrapper: str, out: str) -> None:
         save_file(whole, out)
 
 
-@pytest.mark.parametrize("blockwise", [False, True])
+@pytest.mark.parametrize("blockwise", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.long
 def test_two_processes_train_as_one(tmp_path: Path, blockwise: bool):
     launch_two(_transfer, tmp_path / "two", blockwise)

@@ -269,6 +269,7 @@ assert not any("modeling_fastweights" in name for name in sys.modules)
     ],
     ids=["before", "after"],
 )
+@pytest.mark.long
 def test_the_file_is_not_run_once_fastweights_is_imported(imports: str, tmp_path: Path) -> None:
     folders = [saved(make(), tmp_path / name) for name, make in OURS.items()]
     names = run(IMPORTS.format(imports=imports), *folders, cache=tmp_path).split()
@@ -311,7 +312,7 @@ for loaded in list(manager.loaded_models.values()):
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_server_of_transformers_finds_them(tmp_path: Path) -> None:
     folders = [saved(make(), tmp_path / name) for name, make in OURS.items()]
     assert run(SERVER, *folders, cache=tmp_path).splitlines() == [
@@ -349,7 +350,7 @@ metric_list: [{{metric: acc}}]
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_evaluation_harness_reads_them(tmp_path: Path) -> None:
     folders = [saved(make(), tmp_path / name) for name, make in OURS.items()]
     items = tmp_path / "items.jsonl"

@@ -64,7 +64,9 @@ def placed(name: str, dtype: torch.dtype = torch.float32) -> FastWeightsForCausa
     return model
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str
+)
 @each_kind
 def test_training(name: str, dtype: torch.dtype) -> None:
     model, x = placed(name, dtype).train(), ids(2, LENGTH)

@@ -114,7 +114,7 @@ def write_and_be_killed(request, run: Path, calls: int | None) -> None:
     store(request, run)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 @pytest.mark.long
 def test_killed_at_any_moment_it_ends_with_the_same_bytes(records, tmp_path, seed):
     generator, data = random.Random(seed), Text((str(records),), (str(records / "a.txt"),))
@@ -272,7 +272,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+@pytest.mark.parametrize("name", ["a.txt", pytest.param("a.jsonl", marks=pytest.mark.slow)])
 def test_memory_does_not_grow_with_the_text(tmp_path, name):
     size = 60 << 20
     line = "what a sheep says to a goat " * 37

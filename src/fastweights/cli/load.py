@@ -13,7 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from fastweights.models import FastWeightsConfig
+from fastweights.models import FastWeightsConfig, quantize
 from fastweights.models.size import require_memory
 from fastweights.runs.checkpoint import (
     model_folder,
@@ -29,17 +29,19 @@ _UNREADABLE = (
 """What readers raise at a file that is JSON or tensors, but not what they expect."""
 
 
-def load_model(source: str | Path, device: torch.device) -> tuple[Any, Any]:
+def load_model(source: str | Path, device: torch.device, *, int8: bool = False) -> tuple[Any, Any]:
     """A language model in evaluation mode and its tokenizer.
 
     Args:
         source: a folder of a run, a checkpoint or a model, or a name on the Hugging Face hub
+        int8: whether its linear layers are quantized
 
     Raises:
         CheckpointError: If a file of the folder cannot be used; the message names it.
         ValueError: If the machine lacks the memory for the model.
     """
     model, folder = load_weights(source, device), _folder(source)
+    model = quantize(model) if int8 else model
     with no_progress_bars(), _names(folder, "tokenizer.json or tokenizer_config.json"):
         return model, AutoTokenizer.from_pretrained(folder)
 

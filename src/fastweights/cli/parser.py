@@ -29,6 +29,11 @@ TEXT_SOURCES = (
     " data set of the Hugging Face hub, or shakespeare, the bundled text"
 )
 """What can be read, wherever text is read."""
+INT8 = (
+    "Round the weights of linear layers to int8 once they are loaded: a quarter of the memory, and"
+    " less time per token on a CPU"
+)
+"""What the option of that name does, wherever models decode."""
 BLOCK = 1 << 27
 """Tokens of a block of streamed text unless told otherwise."""
 
@@ -131,6 +136,11 @@ def add_dtype(parser: ArgumentParser) -> None:
         metavar="|".join(DTYPES),
         help="Type of the model's weights (default: as they are stored)",
     )
+
+
+def add_int8(parser: ArgumentParser) -> None:
+    """Whether a model decodes with weights of bytes."""
+    parser.add_argument("--int8", action="store_true", help=INT8)
 
 
 def add_plugins(parser: ArgumentParser) -> None:

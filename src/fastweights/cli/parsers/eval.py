@@ -19,6 +19,7 @@ from fastweights.cli.parser import (
     Parser,
     add_device,
     add_field,
+    add_int8,
     add_plugins,
     add_verbs,
 )
@@ -59,6 +60,7 @@ def _add_models(parser: Parser, kind: str) -> None:
         default=8,
         help="Number of sequences computed at once (default: %(default)s)",
     )
+    add_int8(parser)
     add_plugins(parser)
     add_device(parser)
 

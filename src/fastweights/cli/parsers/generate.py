@@ -9,7 +9,15 @@ from fastweights.cli.argument_types import (
     positive_number,
     utf8,
 )
-from fastweights.cli.parser import MODEL_SOURCE, Deferred, Parser, add_device, add_plugins, add_seed
+from fastweights.cli.parser import (
+    MODEL_SOURCE,
+    Deferred,
+    Parser,
+    add_device,
+    add_int8,
+    add_plugins,
+    add_seed,
+)
 
 
 def generate(parser: Parser) -> Deferred:
@@ -41,6 +49,7 @@ def generate(parser: Parser) -> Deferred:
         help="Relative residual at which Mesa layers stop solving, such as 1e-4"
         " (default: they use all their steps)",
     )
+    add_int8(parser)
     add_plugins(parser)
     add_device(parser)
     return Deferred("generate", "generate")

@@ -28,6 +28,7 @@ from fastweights.cli.parser import (
     add_device,
     add_dtype,
     add_field,
+    add_int8,
     add_order,
     add_patience,
     add_seed,
@@ -150,6 +151,7 @@ def _generate(parser: Parser) -> Deferred:
     )
     add_temperature(parser)
     add_seed(parser)
+    add_int8(parser)
     add_device(parser)
     return Deferred("linearize", "generate")
 

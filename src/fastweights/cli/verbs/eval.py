@@ -53,7 +53,7 @@ def measure_perplexity(chosen: Namespace, console: Console) -> None:
 
 
 def _read_text(chosen: Namespace, source: str) -> PositionLoss:
-    model, tokenizer = load_model(source, chosen.device.torch())
+    model, tokenizer = load_model(source, chosen.device.torch(), int8=chosen.int8)
     tokens, size = tokenize_sources(chosen.text, tokenizer, chosen.field, chosen.tokens)
     return nll_by_position(
         model,
@@ -71,7 +71,7 @@ def measure_tasks(chosen: Namespace, console: Console) -> None:
     for source in chosen.models:
         columns = ("task", "items", "accuracy", "per token", "per character", "nats")
         table = Table(*columns, title=source, box=box.SIMPLE_HEAD)
-        model, tokenizer = load_model(source, chosen.device.torch())
+        model, tokenizer = load_model(source, chosen.device.torch(), int8=chosen.int8)
         results = {
             name: score(model, tokenizer, items, batch=chosen.batch)
             for name, items in tasks.items()
@@ -98,7 +98,7 @@ def measure_harness(chosen: Namespace, console: Console) -> None:
     tasks = _items(chosen)
     table = Table("model", "task", "metric", "value", box=box.SIMPLE_HEAD)
     for source in chosen.models:
-        model, tokenizer = load_model(source, chosen.device.torch())
+        model, tokenizer = load_model(source, chosen.device.torch(), int8=chosen.int8)
         if not isinstance(model, FastWeightsForCausalLM):
             raise ValueError(
                 f"{source} is a {type(model).__name__}; run lm-eval with --include_path"

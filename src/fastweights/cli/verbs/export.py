@@ -45,10 +45,11 @@ def export_model_folder(chosen: Namespace, console: Console) -> None:
 
 def _write_graph(model: FastWeightsForCausalLM, chosen: Namespace, console: Console) -> None:
     out = chosen.out.resolve()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=out.parent) as folder:
+    nearest = next(parent for parent in out.parents if parent.exists())
+    with TemporaryDirectory(dir=nearest) as folder:
         written = Path(folder, out.name)
         counts = write_onnx(model, written, DOMAINS[chosen.domain or "com.microsoft"])
+        out.parent.mkdir(parents=True, exist_ok=True)
         beside = [path for path in Path(folder).iterdir() if path != written]
         for path in (*beside, written):  # the graph last: once it is there, all is
             path.replace(out.parent / path.name)

@@ -89,7 +89,7 @@ def encode_prompt(prompt: str, tokenizer: Any) -> list[int]:
 
 def generate(chosen: Namespace, _: Console) -> None:
     """Continue a text with one of our models, or with a linearized one."""
-    model, tokenizer = load_model(chosen.checkpoint, chosen.device.torch())
+    model, tokenizer = load_model(chosen.checkpoint, chosen.device.torch(), int8=chosen.int8)
     if not isinstance(model, FastWeightsForCausalLM | LinearizedModel):
         raise ValueError(
             f"{chosen.checkpoint} is a {model.config.model_type} model, whose memory grows with"

@@ -126,7 +126,7 @@ def run(chosen: Namespace, console: Console) -> int:
 
 def generate(chosen: Namespace, _: Console) -> None:
     """Continue a text with a linearized model."""
-    model, tokenizer = _load_linearized(chosen)
+    model, tokenizer = _load_linearized(chosen, int8=chosen.int8)
     request = Request(chosen.prompt, chosen.tokens, chosen.temperature, _top_k(model), chosen.seed)
     read = read_by_softmax if chosen.prompt_by == "softmax" else None
     write_continuation(model, tokenizer, request, read)
@@ -188,9 +188,9 @@ def _show(console: Console, row: dict[str, Any]) -> None:
     )
 
 
-def _load_linearized(chosen: Namespace) -> tuple[Any, Any]:
+def _load_linearized(chosen: Namespace, *, int8: bool = False) -> tuple[Any, Any]:
     """The linearized model in a folder, and its tokenizer."""
-    model, tokenizer = load_model(chosen.model, chosen.device.torch())
+    model, tokenizer = load_model(chosen.model, chosen.device.torch(), int8=int8)
     if not isinstance(model, LinearizedModel):
         raise ValueError(
             f"{chosen.model} is a {model.config.model_type}, not a linearized model; convert it"

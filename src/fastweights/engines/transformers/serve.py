@@ -12,6 +12,7 @@ from transformers.cli.serving.model_manager import ModelManager
 from transformers.cli.serving.utils import CBGenerateManager
 
 from fastweights import auto
+from fastweights.models import quantize
 
 
 def serve_ours() -> None:
@@ -22,17 +23,23 @@ def serve_ours() -> None:
     _wrap(CBGenerateManager, "init_cb", _start_batching)
 
 
+def serve_int8() -> None:
+    """From now on `transformers serve` quantizes what it loads."""
+    _wrap(ModelManager, "_load_model", _load_quantized)
+
+
 def _wrap(owner: type, name: str, ours: Callable[..., Any]) -> None:
     """Have `ours` called with the method that was there; once, however often this is asked."""
     theirs = getattr(owner, name)
-    if getattr(theirs, "serves_ours", False):
+    known = getattr(theirs, "wrapped_by", ())
+    if ours in known:
         return
 
     @wraps(theirs)
     def method(*arguments: Any, **named: Any) -> Any:
         return ours(theirs, *arguments, **named)
 
-    vars(method)["serves_ours"] = True
+    vars(method)["wrapped_by"] = (*known, ours)
     setattr(owner, name, method)
 
 
@@ -48,6 +55,10 @@ def _load_any(
         for architecture in (config.architectures or [])[:1]:
             _offer(architecture)
     return theirs(manager, name, *rest, **named)
+
+
+def _load_quantized(theirs: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    return quantize(theirs(*arguments, **named))
 
 
 def _offer(architecture: str) -> None:

@@ -56,6 +56,11 @@ def kept_by(config: FastWeightsConfig, dtype: torch.dtype) -> list[list[Kept]]:
     Raises:
         ValueError: If vLLM has no cache for what a mixer keeps.
     """
+    if config.shared_blocks:
+        raise ValueError(
+            "vLLM cannot serve a model with shared_blocks: they read the embeddings at several"
+            " depths, and keep a state for each; serve it by `fastweights transformers serve`"
+        )
     with torch.device("meta"):
         return [
             [_kept(mixer.to(dtype), layer, dtype) for mixer in config.make_mixers(fields)]

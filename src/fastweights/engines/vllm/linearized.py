@@ -172,23 +172,9 @@ class ServedLinearized(ServedModel):
         """The embeddings ``[n d]`` of tokens ``[n]``."""
         return self.trunk.get_input_embeddings()(input_ids)
 
-    def forward(
-        self,
-        input_ids: Tensor | None,
-        positions: Tensor,
-        intermediate_tensors: None = None,
-        inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
+    def read(
+        self, input_ids: Tensor | None, inputs_embeds: Tensor | None, positions: Tensor
     ) -> Tensor:
-        """The final hidden states ``[n d]`` of all tokens of a step.
-
-        Args:
-            input_ids: ``[n]``, or None with `inputs_embeds` ``[n d]``.
-            positions: ``[n]``, how many tokens of its sequence are before each.
-            intermediate_tensors: None, as there is one process.
-            inputs_embeds: Vectors in place of tokens.
-            kwargs: What vLLM tells models that ask for more.
-        """
         given: dict[str, Any] = {"input_ids": input_ids, "inputs_embeds": inputs_embeds}
         inputs = {name: one[None] for name, one in given.items() if one is not None}
         output = self.trunk(**inputs, position_ids=positions[None], use_cache=False)

@@ -58,23 +58,9 @@ class ServedFastWeights(ServedModel):
         """The embeddings ``[n d]`` of tokens ``[n]``."""
         return self.served.model.embed_tokens(input_ids)
 
-    def forward(
-        self,
-        input_ids: Tensor | None,
-        positions: Tensor,
-        intermediate_tensors: None = None,
-        inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
+    def read(
+        self, input_ids: Tensor | None, inputs_embeds: Tensor | None, positions: Tensor
     ) -> Tensor:
-        """The final hidden states ``[n d]`` of all tokens of a step.
-
-        Args:
-            input_ids: ``[n]``, or None with `inputs_embeds` ``[n d]``.
-            positions: ``[n]``, how many tokens of its sequence are before each.
-            intermediate_tensors: None, as there is one process.
-            inputs_embeds: Vectors in place of tokens.
-            kwargs: What vLLM tells models that ask for more.
-        """
         trunk = self.served.model
         x = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds  # type: ignore[arg-type]
         x = trunk.place(x[:, None], positions[:, None])

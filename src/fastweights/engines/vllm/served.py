@@ -7,7 +7,7 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.mamba.mamba_utils import get_temporal_copy_spec
 
@@ -23,6 +23,31 @@ class ServedModel(nn.Module):
     @abstractmethod
     def page(cls, config: Any, dtype: torch.dtype) -> int:
         """The bytes of a page, by the configuration of the model and its dtype."""
+
+    @abstractmethod
+    def read(
+        self, input_ids: Tensor | None, inputs_embeds: Tensor | None, positions: Tensor
+    ) -> Tensor:
+        """The final hidden states ``[n d]`` of tokens, or vectors in their place; see `forward`."""
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        intermediate_tensors: None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """The final hidden states ``[n d]`` of all tokens of a step.
+
+        Args:
+            input_ids: ``[n]``, or None with `inputs_embeds` ``[n d]``.
+            positions: ``[n]``, how many tokens of its sequence are before each.
+            intermediate_tensors: None, as there is one process.
+            inputs_embeds: Vectors in place of tokens.
+            kwargs: What vLLM tells models that ask for more.
+        """
+        return self.read(input_ids, inputs_embeds, positions)
 
     @classmethod
     def get_mamba_state_shape_from_config(

@@ -122,8 +122,9 @@ def _place(branch: WindowedBranch, seen: list[_Seen], generator: Generator) -> N
     for own, metric in zip(keys, metrics, strict=True):
         # in z = k R, with R Rᵀ the metric, the mean squares of errors are squares of distances
         root = _square_root(metric)
-        places = cluster(own @ root, phi_k.size, generator)
-        nearest = torch.cdist(own @ root, places).argmin(-1)
+        points = own @ root
+        places = cluster(points, phi_k.size, generator)
+        nearest = torch.cdist(points, places).argmin(-1)
         means.append(_means(own, nearest, places @ torch.linalg.pinv(root)))
         # -τ/2 ‖z - z_c‖², but for ‖z‖², which all landmarks have in common
         W.append(SHARPNESS * places @ root.mT)

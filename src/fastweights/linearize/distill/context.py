@@ -96,6 +96,7 @@ class Conversion:
         NON_NEGATIVE_INTEGER.require(softmax_layers=self.softmax_layers, seed=self.seed)
         _require_dtype(self.dtype)
         self._require_window()
+        self._require_landmarks()
         self._require_selection()
         if self.bits not in (None, 4, 8):
             raise ValueError(
@@ -117,6 +118,16 @@ class Conversion:
                     " that the linear attention before it would learn nothing; take longer"
                     " sequences or a smaller window"
                 )
+
+    def _require_landmarks(self) -> None:
+        analog = self.recipe.analog
+        landmarks = 2 * (analog.feature_dim or 0)
+        if analog.features == "landmarks" and landmarks > LANDMARK_TOKENS:
+            raise ValueError(
+                f"feature_dim = {analog.feature_dim:,} makes {landmarks:,} landmarks in each head,"
+                f" placed among the keys of {LANDMARK_TOKENS:,} tokens: take"
+                f" {LANDMARK_TOKENS // 2:,} columns or fewer"
+            )
 
     def _require_selection(self) -> None:
         if self.softmax_layers and self.cache_budget is not None:
@@ -406,20 +417,22 @@ class ConversionContext:
         torch.manual_seed(self.conversion.seed)
         model = linearize(self.load_original(bits), self.conversion.recipe.analog, layers)
         if self.conversion.recipe.analog.features == "landmarks":
-            self._copy_landmarks(model)
+            path = self.out / LANDMARKS
+            if not path.exists():
+                write_tensors(path, _landmarks_of(self._place_landmarks(model, bits)))
+            copy_parameters(model, read_tensors(path))
         return model
 
-    def _copy_landmarks(self, model: Any) -> None:
-        """Give a model the landmarks of the run, which are placed once, in all layers."""
-        path = self.out / LANDMARKS
-        if not path.exists():
-            whole = linearize(
-                self.load_original(), self.conversion.recipe.analog, self.conversion.layers
-            )
-            self.reporter.note("placing landmarks among the keys of the training text")
-            place_landmarks(whole, self._texts_of_landmarks(), self.conversion.seed)
-            write_tensors(path, _landmarks_of(whole))
-        copy_parameters(model, read_tensors(path))
+    def _place_landmarks(self, model: Any, bits: int | None) -> Any:
+        """Place the run's landmarks, once and in all layers: in a model that was made with `bits`,
+        or in another if it is quantised or lacks layers. Returns the one that has them."""
+        converted = [attention.layer for attention in self.plan.converted]
+        if bits is not None or list(branches(model)) != converted:
+            model = self.load_original()
+            linearize(model, self.conversion.recipe.analog, converted)
+        self.reporter.note("placing landmarks among the keys of the training text")
+        place_landmarks(model, self._texts_of_landmarks(), self.conversion.seed)
+        return model
 
     def _texts_of_landmarks(self) -> Iterator[dict[str, Tensor]]:
         train = self.train()

@@ -76,7 +76,8 @@ def test_linearized_models(window: int, taken: list[str]) -> None:
     assert any("(Triton)" in kernel for kernel in taken)
 
 
-@pytest.mark.parametrize("speed", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("speed", ["not slow", "slow"])
 def test_compiled_models_agree(speed: str) -> None:
     """In a process without the type checker, which torch.compile cannot trace."""
     tests = Path(__file__).with_name("compiled_models.py")
