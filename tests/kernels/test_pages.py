@@ -96,8 +96,9 @@ def test_windows_are_advanced_by_c(window: int) -> None:
     mix = torch.rand(2, 19, 4, 1, generator=drawn)
 
     def record(begin: int, end: int) -> WindowedLinear:
-        here, *own = (s[:, begin:end] for s in (mix, q, k, v))
-        return WindowedLinear(*own, Mapped(phi_q, own[0]), Mapped(phi_k, own[1]), here, window)
+        own_q, own_k, own_v, own_mix = (s[:, begin:end] for s in (q, k, v, mix))
+        mapped = Mapped(phi_q, own_q), Mapped(phi_k, own_k)
+        return WindowedLinear(own_q, own_k, own_v, *mapped, own_mix, window)
 
     expected, _ = evaluate(record(0, 19))
     state = settled(record(0, 2))

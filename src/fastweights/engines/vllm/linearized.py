@@ -55,10 +55,10 @@ class LinearCache(StateLayer):
         for group in groups:
             streams = [group.take(s) for s in (q, k, v)]
             if group.begins:
-                own, kept = self.read_after(None, *streams, group.keep)
+                own, kept = self.read_after(None, *streams, keep=group.keep)
                 store(self.paged, group.slots, kept)
             else:
-                own = self.read_in_pages(self.paged, group.slots, *streams, group.keep)
+                own = self.read_in_pages(self.paged, group.slots, *streams, keep=group.keep)
             group.put(o, own)
         return o
 

@@ -135,7 +135,7 @@ def _call(
     pages: abi.Pages = abi.IN_A_ROW,
 ) -> Tensor:
     """o ``[b 1 h v]`` in float32 of (q, k, v, mix, log_scale); the state behind is `after` then."""
-    q, *others = (None if s is None else _single(s) for s in streams)
+    q, k, v, mix, scale = (None if s is None else _single(s) for s in streams)
     assert q is not None
     (keys, values, memory, age), (b, _, h, width) = before, q.shape
     _, g, f, columns = memory.shape
@@ -144,9 +144,11 @@ def _call(
     constants = (rule.scale, rule.softcap or 0.0, library.threads(b * g * f * columns))
     places = {"keys": keys, "values": values, "age": age, "memory": memory}
     names = ("next_keys", "next_values", "next_memory", "next_age")
-    results = {"o": o, "pages": pages, **dict(zip(names, after, strict=True))}
-    step = abi.WindowStep(*sizes, *constants, q, *others, **places, **results, **source.fields())
-    library.call(CODE, step)
+    results = {"o": o, **dict(zip(names, after, strict=True))}
+    step = abi.WindowStep(
+        *sizes, *constants, q, k, v, mix, scale, **places, **results, **source.fields()
+    )
+    library.call(CODE, step._replace(pages=pages))
     return o
 
 
