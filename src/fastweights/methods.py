@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastweights.kernels import InPages, load_and_store, select
+from fastweights.kernels import select
 from fastweights.kernels.chunked import chunk_loop
+from fastweights.kernels.pages import InPages, load_and_store
 from fastweights.recurrence.base import CHUNK, Recurrence
 from fastweights.recurrence.effects import Neighbours
 from fastweights.recurrence.streams import State, disable_autocast

@@ -14,9 +14,9 @@ from extension import compiled
 from fastweights import kernels
 from fastweights.engines.vllm.layout import ALIGNMENT, PageLayout, load, store
 from fastweights.features import Hedgehog
-from fastweights.kernels import InPages
 from fastweights.kernels.native import NATIVE_IN_PAGES
 from fastweights.kernels.native.windowed import NATIVE_WINDOW_IN_PAGES
+from fastweights.kernels.pages import InPages
 from fastweights.methods import Method, Recurrent, advance, evaluate
 from fastweights.recurrence import Recurrence, WindowedLinear
 from fastweights.recurrence.base import NoFiniteFormError

@@ -33,7 +33,7 @@ from fastweights.kernels.native.memory import pooling
 from fastweights.kernels.native.mesa import NATIVE_MESA
 from fastweights.kernels.native.windowed import NATIVE_WINDOW, NATIVE_WINDOW_IN_PAGES
 from fastweights.kernels.numerics import numerics
-from fastweights.kernels.pages import COPIED_PAGES, InPages, load_and_store
+from fastweights.kernels.pages import COPIED_PAGES
 from fastweights.kernels.rehearsal import rehearse
 from fastweights.kernels.scan import BLOCKED_SCAN
 from fastweights.kernels.selective import BLOCKED_SELECTIVE
@@ -69,11 +69,9 @@ TABLE.extend(IN_PAGES)
 
 __all__ = [
     "TABLE",
-    "InPages",
     "Kernel",
     "MissingKernelsWarning",
     "explain",
-    "load_and_store",
     "numerics",
     "only",
     "pooling",
