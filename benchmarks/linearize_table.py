@@ -86,7 +86,7 @@ def main() -> None:
     for teacher in chosen.only or ("text", *FAR):
         for name in chosen.method or METHODS:
             for row in rows(chosen, teacher, name):
-                record(row)
+                record(row, RESULTS)
 
 
 def _adapt(budget: Budget, lr: float, loss: TokenLoss, trained: Any) -> AdaptationConfig:
@@ -163,7 +163,7 @@ def run(chosen: argparse.Namespace, teacher: str, name: str, lr: float, seed: in
     """One conversion, measured."""
     folder = chosen.teachers / teacher
     recipe = METHODS[name].recipe(Budget(chosen.steps, chosen.batch), lr)
-    data = _data(chosen.teachers, teacher)
+    data = data_of(chosen.teachers, teacher)
     conversion = Conversion(
         str(folder / "model"), data, recipe, softmax_layers=chosen.softmax_layers, seed=seed
     )
@@ -191,7 +191,8 @@ def run(chosen: argparse.Namespace, teacher: str, name: str, lr: float, seed: in
     }
 
 
-def _data(teachers: Path, teacher: str) -> Data:
+def data_of(teachers: Path, teacher: str) -> Data:
+    """The text that a teacher's conversions are trained and measured on."""
     text, length = ("far", FAR_LENGTH) if teacher in FAR else ("corpus", TEXT_LENGTH)
     files = (str(teachers / text / f"{name}.jsonl") for name in ("train", "validation"))
     train, validation = ((file,) for file in files)
@@ -225,17 +226,17 @@ def _recalled(folder: Path, out: Path) -> Row:
     }
 
 
-def record(row: Row) -> None:
-    """Put a row into the file of results, in place of one of the same conversion."""
+def record(row: Row, path: Path) -> None:
+    """Put a row into a file of results, in place of one of the same conversion."""
     same = ("teacher", "method", "softmax_layers", "lr", "seed")
-    before = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    before = json.loads(path.read_text())["rows"] if path.exists() else []
     others = [old for old in before if any(old[name] != row[name] for name in same)]
     header = {
         "commit": commit(),
         "machine": asdict(Machine.here(torch.device("cpu"))),
         "versions": versions(),
     }
-    with atomic_file(RESULTS) as new:
+    with atomic_file(path) as new:
         new.write_text(json.dumps({**header, "rows": [*others, row]}, indent=1) + "\n")
 
 

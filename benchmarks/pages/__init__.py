@@ -7,6 +7,7 @@ from pages import (
     linearize,
     mesa,
     mixers,
+    onnx,
     performance,
     plan,
     processes,
@@ -36,4 +37,5 @@ PAGES: tuple[Page, ...] = (
     batch_invariance.PAGE,
     vllm.PAGE,
     serving.PAGE,
+    onnx.PAGE,
 )

@@ -143,17 +143,40 @@ def _recipe(rows: list[Row]) -> list[str]:
     if not rows:
         return []
     first, count = rows[0], f"{len(rows)}"
-    ratios = [exp(row["linear"] - row["softmax"]) for row in rows]
     state = first["state_bytes"]
     rate = "" if first["lr"] is None else f"{first['lr']:g}"
     return [
         *(first["teacher"], first["method"], rate, f"{first['tokens']:,}"),
-        _spread(ratios, "{:.3f}"),
-        _spread([row["share"] for row in rows if row["share"] is not None], "{:.0%}"),
-        *(_recall_of(rows, band) for band in ("recalled", "256-511")),
+        *_beside_softmax(rows),
         f"{state['linear'] / 2**10:.0f} KiB of {state['softmax'] / 2**10:,.0f}",
         f"{median(row['seconds'] for row in rows) / 60:.1f}",
         count,
+    ]
+
+
+def ablations() -> str:
+    by_name: dict[tuple[str, str], list[Row]] = {}
+    for row in results("linearize_ablations")["rows"]:
+        by_name.setdefault((row["teacher"], row["method"]), []).append(row)
+    columns = ("teacher", "changed", "perplexity / softmax", "share", "recalled", "256-511 back")
+    return table((*columns, "state", "seeds"), map(_ablation, by_name.values()))
+
+
+def _ablation(rows: list[Row]) -> list[str]:
+    """One change for one teacher, by its seeds."""
+    first = rows[0]
+    return [
+        *(first["teacher"], first["method"], *_beside_softmax(rows)),
+        *(f"{first['state_bytes'] / 2**10:.0f} KiB", f"{len(rows)}"),
+    ]
+
+
+def _beside_softmax(rows: list[Row]) -> list[str]:
+    """Perplexity, the share, and what is recalled, from any distance and from far."""
+    return [
+        _spread([exp(row["linear"] - row["softmax"]) for row in rows], "{:.3f}"),
+        _spread([row["share"] for row in rows if row["share"] is not None], "{:.0%}"),
+        *(_recall_of(rows, band) for band in ("recalled", "256-511")),
     ]
 
 
@@ -232,6 +255,7 @@ PAGE = Page(
             "needs": needs,
             "far": far,
             "recipes": recipes,
+            "ablations": ablations,
             "scaling": scaling,
             "generation": generation,
         }

@@ -246,6 +246,10 @@ class Landmarks(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.activate(self.scores(x))
 
+    def log_scale(self, x: Tensor) -> Tensor:
+        """Compute a ``[b t h 1]``."""
+        return self.scores(x).logsumexp(-1, keepdim=True)
+
     def with_log_scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Compute φ(x), and a ``[b t h 1]``."""
         scores = self.scores(x)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fastweights.analysis.conditions import conditions, groups
-from fastweights.analysis.cost import cost
+from fastweights.analysis.cost import cost, operations
 from fastweights.analysis.rows import DIMENSIONS, row
 from fastweights.analysis.tables import (
     BASELINES,
@@ -250,6 +250,13 @@ def test_state_sizes_are_the_states_sizes(name: str) -> None:
     assert cost(mixer, context).state == sum(
         s.numel() * (2 if s.is_complex() else 1) for s in numbers
     )
+
+
+@pytest.mark.parametrize("length", [8, 64])
+def test_what_is_made_of_weights_alone_is_no_cost_of_a_token(length: int) -> None:
+    mixer = make("hyena", 16, length=length)
+    for _ in range(2):  # no filter is kept before the first
+        assert operations(mixer, 4).projections == 4 * 2 * 16**2
 
 
 def test_operations_of_a_step_are_at_least_its_matrix_products() -> None:

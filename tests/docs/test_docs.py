@@ -34,6 +34,7 @@ LITERATE = [
 ]
 COMMANDS = [
     *LITERATE,
+    "browser.md",
     "importing.md",
     "install.md",
     "mesa.md",

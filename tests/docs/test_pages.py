@@ -28,6 +28,7 @@ NAMES = (
     "batch-invariance",
     "vllm",
     "serving",
+    "onnx",
 )
 PICTURE = re.compile(r"!\[[^\]]*\]\(measured/([^)]+)\)")
 

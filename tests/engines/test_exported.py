@@ -7,14 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._higher_order_ops.scan import scan_op
+from torch.fx import GraphModule
 
 from fastweights import MIXERS
 from fastweights.cli import main
 from fastweights.cli.parsers.export import DOMAINS as NAMED
+from fastweights.engines.exported.pairs import InPairs, is_complex
 from fastweights.engines.exported.program import Program
 from fastweights.engines.exported.states import StateLayout, tensors_of
+from fastweights.engines.exported.steps import Steps
 from fastweights.engines.onnx import DOMAINS, ExportError, write_onnx
+from fastweights.engines.onnx.turned import Turned
+from fastweights.methods import Method, Recurrent, evaluate
 from fastweights.models import FastWeightsCache
+from fastweights.recurrence import DPLR, Decay, Mesa
+from fastweights.recurrence.solvers import Chebyshev, ConjugateGradient, Solver
 from kinds import one_of_each
 from tiny import tiny, tokens
 
@@ -73,17 +81,121 @@ def test_what_is_not_exported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"call model\.eval\(\) before"):
         Program(tiny().train())
     if find_spec("onnxscript") is None:
-        with pytest.raises(ImportError, match=r"pip install 'fastweights\[onnx\]'"):
+        with pytest.raises(ValueError, match=r"pip install 'fastweights\[onnx\]'"):
             write_onnx(tiny(), tmp_path / "model.onnx", DOMAINS["com.microsoft"])
 
 
-def test_complex_states_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_graph_holds_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trace(*_: object) -> None:
+        raise RuntimeError("while tracing") from ValueError("\n  the rule looks at numbers\nhere")
+
     monkeypatch.setattr("fastweights.engines.onnx.write.require_onnx", lambda: None)
-    with pytest.raises(ExportError, match="complex numbers, of which"):
-        write_onnx(tiny("lru"), tmp_path / "model.onnx", DOMAINS["com.microsoft"])
-    tiny("lru").save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(Program, "trace", trace)
+    with pytest.raises(ExportError, match=r"not written as ONNX: the rule looks at numbers$"):
+        write_onnx(tiny(), tmp_path / "model.onnx", DOMAINS["com.microsoft"])
+
+
+def test_a_refused_graph_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: object, out: Path, __: object) -> None:
+        out.write_bytes(b"a part")
+        raise ExportError("no graph holds this")
+
+    monkeypatch.setattr("fastweights.cli.verbs.export.require_onnx", lambda: None)
+    monkeypatch.setattr("fastweights.cli.verbs.export.write_onnx", refuse)
+    tiny().save_pretrained(tmp_path / "model")
     assert main(["export", str(tmp_path / "model"), str(tmp_path / "new" / "a.onnx")]) != 0
+    assert "no graph holds this" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+class Complex(torch.nn.Module):
+    """A complex rule, from and to real numbers."""
+
+    def __init__(self, method: Method) -> None:
+        super().__init__()
+        self.method = method
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        parts = x.unflatten(3, (4, -1, 2)).unbind(3)
+        a, b, q, w = (torch.view_as_complex(part.contiguous()) for part in parts)
+        decay = torch.complex(-x[..., :3].abs(), x[..., 3:6])
+        rule = DPLR(q.conj(), w / (2 + b), x[..., :2], a[:, :1], b, decay, before=True)
+        o, after = self.method.evaluate(rule, torch.view_as_complex(state))
+        assert isinstance(after, torch.Tensor)
+        return o.real, torch.view_as_real(after)
+
+
+def test_complex_numbers_become_pairs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, other = (torch.randn(2, 5, 1, 24, generator=generator) for _ in range(2))
+    state = torch.randn(2, 1, 3, 2, 2, generator=generator)
+    with torch.no_grad():
+        traced = torch.export.export(Complex(Steps()), (x, state), strict=False)
+        real = torch.export.export(InPairs(traced), (x, state), strict=False)
+        assert is_complex(traced)
+        assert not is_complex(real)
+        wanted = Complex(Recurrent())(other, state)
+        for got, one in zip(real.module()(other, state), wanted, strict=True):
+            torch.testing.assert_close(got, one, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("solver", [ConjugateGradient(7), Chebyshev(9)])
+def test_solvers_repeat_in_loops(solver: Solver) -> None:
+    def rule(x: torch.Tensor) -> Mesa:
+        q, k, v = x[..., :12].chunk(3, -1)
+        return Mesa(q, k, v, x[..., 12:].sigmoid(), None, torch.ones(1, 4), solver)
+
+    class Solving(torch.nn.Module):
+        def forward(self, x: torch.Tensor, *state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            o, after = Steps().evaluate(rule(x), state)
+            return o, *after
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 5, 1, 13, generator=generator)
+    state = torch.eye(4).expand(2, 1, 4, 4), torch.randn(2, 1, 4, 4, generator=generator)
+    with torch.no_grad():
+        graph = torch.export.export(Solving(), (x, *state), strict=False)
+        inside = [m for m in graph.graph_module.modules() if isinstance(m, GraphModule)]
+        calls = [node.target for module in inside for node in module.graph.nodes]
+        assert calls.count(scan_op) == 2
+        o, after = evaluate(rule(x), state, Recurrent())
+        for got, wanted in zip(graph.module()(x, *state), (o, *after), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_an_operator_without_a_form_in_pairs_is_named() -> None:
+    class Cosine(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.complex(x, x).cos().real
+
+    x = torch.ones(2)
+    traced = torch.export.export(Cosine(), (x,), strict=False)
+    with pytest.raises(TypeError, match=r"aten\.cos\.default of complex numbers has no form"):
+        InPairs(traced)(x)
+
+
+def test_a_long_turn_keeps_its_digits() -> None:
+    """The angles of 2000 tokens are a million; those of a loop are as far as float32 is."""
+    t, generator = 2000, torch.Generator().manual_seed(0)
+    decay = torch.complex(torch.full((2,), -0.01), torch.tensor([500.0, -0.1]))[None, None, None]
+    q, k = (torch.randn(1, t, 1, 2, dtype=torch.complex64, generator=generator) for _ in "qk")
+    v = torch.randn(1, t, 1, 3, generator=generator)
+    start = torch.randn(1, 1, 2, 3, dtype=torch.complex64, generator=generator)
+    wide_q, wide_k, angles, before = (s.to(torch.complex128) for s in (q, k, decay, start))
+    wanted, after = evaluate(Decay(wide_q, wide_k, v.double(), angles), before, Recurrent())
+
+    turned = Turned.of(Decay(q, k, v, decay))
+    queries, keys, values, decays, _ = turned.streams
+    plain = Decay(queries, *(s.expand(-1, t, 2, -1) for s in (keys, values, decays)))
+    real = turned.enter(start).expand(1, 2, 4, 3)
+    found, last = evaluate(plain, real)
+    assert isinstance(last, torch.Tensor)
+    o, state = turned.leave(found, last)
+    assert isinstance(after, torch.Tensor)
+    torch.testing.assert_close(o, wanted.to(o.dtype), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(state[:, :1], after.to(o.dtype), rtol=1e-4, atol=1e-4)
 
 
 def test_the_command_says_what_does_not_fit(
@@ -97,3 +209,8 @@ def test_the_command_says_what_does_not_fit(
     assert main([*command, str(tmp_path / "theirs"), "--domain", "ai.onnx"]) != 0
     assert "--domain is of ONNX graphs" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("[]")
+    assert main([*command, str(tmp_path / "a.onnx")]) != 0
+    assert "tokenizer.json is not the tokenizer of" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "tokenizer.json"]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-WITH_NODES = ["gla", "gated_deltanet", "kda", "mamba2", "metala", "based", "rwkv6"]
-WITH_LOOPS = ["rwkv7", "mlstm"]
+WITH_NODES = ["gla", "gated_deltanet", "kda", "metala", "rwkv6", "lru", "mamba3"]
+WITH_LOOPS = ["rwkv7", "s4"]
 
 
 def rows(*arguments: str) -> list[dict]:
@@ -37,9 +37,3 @@ def test_loops_and_softmax_agree() -> None:
     for row in rows(*WITH_LOOPS, "softmax"):
         assert row["error"] < 1e-4, row
         assert row["nodes"]["Scan"] == (row["mixer"] != "softmax"), row
-
-
-@pytest.mark.onnx
-def test_what_does_not_export_says_why() -> None:
-    (row,) = rows("lru")
-    assert "complex numbers" in row["reason"]

@@ -164,6 +164,15 @@ def test_there_are_66_settings() -> None:
     assert {TASKS[name].test[0].examples for name in repo} == {1_280}
 
 
+@pytest.mark.parametrize("version", ["repo", "scheduled"])
+def test_hyenas_filter_reaches_all_tokens_of_every_setting(version: str) -> None:
+    for name, protocol in TASKS.items():
+        if name.startswith(f"mad-{version}-"):
+            (mixer,) = protocol.backbone.contenders["hyena"]["mixers"]
+            lengths = {part.task.length for part in (*protocol.train, *protocol.test)}
+            assert lengths == {mixer["length"]}, name
+
+
 def test_a_reconstruction_needs_the_last_vector_alone() -> None:
     protocol = TASKS["mad-repo-compression"]
     torch.manual_seed(0)

@@ -114,6 +114,7 @@ ANALOGS = {
     **{f"window-{w}": LinearAttentionConfig(window=w) for w in (0, 1, 4)},
     "two": LinearAttentionConfig(window=3, shared=False),
     "heads": LinearAttentionConfig(window=3, per_query_head=True),
+    "landmarks": LinearAttentionConfig("landmarks", window=3),
     **{rule: LinearAttentionConfig(window=0, rule=rule) for rule in RULES if rule != "windowed"},
     **{f"{rule}-window-3": LinearAttentionConfig(window=3, rule=rule) for rule in ("gla", "mesa")},
 }
@@ -311,7 +312,14 @@ def test_a_softmax_cache_is_told_how_to_go_on() -> None:
 # the way back -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", [{"window": 16}, {"window": 11, "per_query_head": True}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"window": 16},
+        {"window": 11, "per_query_head": True},
+        {"window": 16, "features": "landmarks"},
+    ],
+)
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_within_the_window_the_way_back_is_exact(family: str, config: dict[str, Any]) -> None:
     """The padded one of two sequences has 10 tokens, the other 15."""

@@ -14,8 +14,14 @@ from safetensors.torch import load_file
 from torch import Generator, Tensor
 
 from conversions import conversion, shorten, write_source
+from extension import compiled
 from families import LAYERS, VOCABULARY, logits, padded, student, teacher
+from fastweights import kernels
 from fastweights.features import Landmarks
+from fastweights.kernels import CHUNK_LOOP
+from fastweights.kernels.native import windowed
+from fastweights.kernels.native.abi import FeatureMap
+from fastweights.kernels.native.windowed import NATIVE_WINDOW, window_step
 from fastweights.linearize import (
     LinearAttentionConfig,
     WindowOnly,
@@ -25,12 +31,13 @@ from fastweights.linearize import (
     use_mode,
 )
 from fastweights.linearize.convert.landmarks import cluster
+from fastweights.linearize.distill import context
 from fastweights.linearize.distill.context import ConversionContext
 from fastweights.linearize.distill.pipeline import run_conversion
 from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.runs.processes import Alone
 from fastweights.runs.report import Reporter
-from tolerances import error
+from tolerances import SAME, error
 
 IDS = torch.randint(3, VOCABULARY, (2, 40), generator=Generator().manual_seed(3))
 
@@ -148,6 +155,39 @@ def test_a_model_that_was_placed_decodes_as_it_reads() -> None:
     assert error(torch.cat(found, 1) * there, whole) < 1e-5
 
 
+@compiled
+@pytest.mark.parametrize("sharper", [1, 100])
+@pytest.mark.parametrize("window", [0, 1, 4])
+def test_c_makes_landmarks_features_and_their_scale(monkeypatch, window: int, sharper: int) -> None:
+    model, sources = linearize(teacher(), config(window=window)), list[Any]()
+    place_landmarks(model, [{"input_ids": IDS}])
+    with torch.no_grad():
+        for branch in branches(model).values():
+            branch.phi_q.W.mul_(sharper)
+    monkeypatch.setattr(
+        windowed,
+        "window_step",
+        lambda *given: (sources.append(given[6]), window_step(*given))[1],
+    )
+    found = []
+    for kernel in (NATIVE_WINDOW.name, CHUNK_LOOP.name):
+        cache = model(IDS[:, :9], use_cache=True).past_key_values
+        with kernels.only(kernel), torch.no_grad():
+            read = [model(IDS[:, t : t + 1], past_key_values=cache).logits for t in range(9, 16)]
+        found.append([*read, *(part for layer in cache.layers for part in layer.state)])
+    for by_c, by_torch in zip(*found, strict=True):
+        assert error(by_c.float(), by_torch.float()) <= SAME
+    assert [source.f for source in sources] == [FeatureMap.LANDMARKS] * (7 * LAYERS)
+
+
+def test_a_single_token_has_gradients() -> None:
+    model = linearize(teacher(), config())
+    cache = model(IDS[:, :9], use_cache=True).past_key_values
+    model(IDS[:, 9:10], past_key_values=cache).logits.sum().backward()
+    for branch in branches(model).values():
+        assert all(p.grad is not None and p.grad.any() for p in branch.phi_q.parameters())
+
+
 def positions(inputs: dict[str, Tensor], t: int) -> Tensor:
     return (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)[:, t : t + 1]
 
@@ -190,6 +230,7 @@ def test_scores_of_any_size_leave_numbers() -> None:
 
 def test_a_run_places_them_once(tmp_path: Path, monkeypatch) -> None:
     """And again as they were, if the file was lost; layers that stay softmax need none."""
+    monkeypatch.setattr(context, "LANDMARK_TOKENS", 480)
     out, recipe = tmp_path / "out", shorten(RECIPES["landmarks"])
     whole = conversion(write_source(tmp_path), recipe=recipe, softmax_layers=1)
     with monkeypatch.context() as patch:
@@ -215,12 +256,13 @@ def test_a_run_places_them_once(tmp_path: Path, monkeypatch) -> None:
     assert all(torch.equal(placed[name], exported[name]) for name in kept)
 
 
-def test_a_model_of_some_layers_has_those_of_all(tmp_path: Path) -> None:
+def test_a_model_of_some_layers_has_those_of_all(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(context, "LANDMARK_TOKENS", 480)
     whole = conversion(write_source(tmp_path), recipe=shorten(RECIPES["landmarks"]))
 
     def made(out: Path, layers: list[int] | None) -> Any:
-        context = ConversionContext(whole, out, Alone(), Reporter(), lambda: False)
-        return context.linearize_original(layers, None)
+        of_run = ConversionContext(whole, out, Alone(), Reporter(), lambda: False)
+        return of_run.linearize_original(layers, None)
 
     for name, layers in {"all": None, "one": [1]}.items():
         (tmp_path / name).mkdir()

@@ -154,6 +154,7 @@ ANALOGS = {
         for features in ("exp", "elu", "relu")
     },
     "features": LinearAttentionConfig(feature_dim=3, window=3),
+    "landmarks": LinearAttentionConfig("landmarks", window=3),
     "heads": LinearAttentionConfig(per_query_head=True, window=3),
     **{rule: LinearAttentionConfig(rule=rule, window=0) for rule in RULES},
 }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,11 +17,18 @@ from fastweights.cli import main
 from fastweights.linearize import LinearAttentionConfig
 from fastweights.linearize.distill.budget import CacheBudget
 from fastweights.linearize.distill.context import ConversionContext
-from fastweights.linearize.distill.criteria import CRITERIA
-from fastweights.linearize.distill.pipeline import run_conversion
+from fastweights.linearize.distill.criteria import CRITERIA, AloneLinear, Measure
+from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.ranking import Ranking, fingerprint, read_ranking
-from fastweights.linearize.distill.recipe import LinearizationRecipe, TransferConfig
+from fastweights.linearize.distill.recipe import (
+    AdaptationConfig,
+    LinearizationRecipe,
+    TransferConfig,
+)
+from fastweights.linearize.distill.verbs import RankLayersVerb
+from fastweights.runs.processes import leave_processes
 from fastweights.text.documents import Data
+from killable_runs import launch_two
 from planted import PREVIOUS, planted_llama
 from pretrained import llama
 
@@ -199,3 +208,49 @@ def test_the_command_ranks_and_uses_rankings(source, tmp_path, capsys) -> None:
     assert main([*verb, *both, "--out", str(tmp_path / "third")]) == 2
     assert "give one of the two" in capsys.readouterr().err
     assert not (tmp_path / "third").exists()
+
+
+@dataclass(frozen=True)
+class Disagreeing(Measure):
+    """The last layer loses most in the first process, and the first layer in the second one."""
+
+    words: ClassVar[str] = "numbers of layers"
+
+    def losses(self, models, batches, choices: Sequence[Collection[int]]) -> list[float]:
+        sign = -1 if os.environ["RANK"] == "1" else 1
+        return [float(sign * sum(layers)) for layers in choices]
+
+
+def _rank(out: Path, runs: dict[str, Conversion]) -> None:
+    """Write down, beside each run, which layers are linear in this process after its ranking."""
+    rank = RankLayersVerb.run_together
+
+    def ranked(verb: RankLayersVerb, context: ConversionContext) -> bool:
+        done = rank(verb, context)
+        path = out / f"{context.out.name}-{context.processes.index}.json"
+        path.write_text(json.dumps(context.linear_layers()))
+        return done
+
+    RankLayersVerb.run_together = ranked  # type: ignore[method-assign]
+    for name, whole in runs.items():
+        assert run_conversion(whole, out / name, until="rank-layers")
+    leave_processes()
+
+
+@pytest.mark.slow
+def test_two_processes_keep_the_layers_that_the_first_one_names(source, tmp_path) -> None:
+    """As they begin, and after every candidate was trained."""
+    once = replace(SHORT, steps=2)
+    given: dict[str, Any] = {"softmax_layers": 1, "rank_by": AloneLinear(Disagreeing())}
+    guided = LinearizationRecipe(
+        LinearAttentionConfig(window=4), (AdaptationConfig(fit=once),), selection=0.5
+    )
+    runs = {
+        "measured": swapped(source, **given),
+        "trained": swapped(source, recipe=guided, **given),
+    }
+    launch_two(_rank, tmp_path, runs)
+    for name in runs:
+        assert json.loads((tmp_path / name / "ranking.json").read_text())["softmax"] == [2]
+        for index in (0, 1):
+            assert json.loads((tmp_path / f"{name}-{index}.json").read_text()) == [0, 1]

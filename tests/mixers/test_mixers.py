@@ -163,6 +163,8 @@ LAYERS = [
     layer("mamba2", state_space.mamba2, heads=2, state=3, eps=1e-2),
     layer("mamba3", decays.mamba3, heads=4, state=6),
     layer("mamba3", decays.mamba3, heads=4, state=4, groups=2, expand=1, still=False, eps=1e-2),
+    layer("mamba3", decays.mamba3, heads=2, state=6, expand=1, rank=2),
+    layer("mamba3", decays.mamba3, heads=4, state=4, groups=2, still=False, rank=3, eps=1e-2),
     layer("longhorn", decays.longhorn, state=3, conv=3),
     layer("longhorn", decays.longhorn, state=2, expand=1, rank=5),
     layer("rodimus", decays.rodimus, state=6),

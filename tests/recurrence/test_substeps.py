@@ -131,3 +131,57 @@ def test_every_token_has_as_many_steps() -> None:
     inner = Substeps.of(**streams()).inner
     with pytest.raises(ShapeError, match="give every token as many steps"):
         Substeps(inner, 2)
+
+
+def two_points(ranks: int) -> Streams:
+    g = Generator().manual_seed(ranks)
+    return {
+        "q": normal(B, T, ranks, H, K, generator=g),
+        "k": normal(B, T, 2, ranks, H, K, generator=g),
+        "v": normal(B, T, 2, ranks, H, V, generator=g),
+        "log_decay": F.logsigmoid(normal(B, T, H, K, generator=g)),
+    }
+
+
+def loop_over_points(named: Streams, state: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """S_t = diag(α_t) (S_{t-1} + Σ_r k_{t,1,r}ᵀ v_{t,1,r}) + Σ_r k_{t,2,r}ᵀ v_{t,2,r}; o_{t,r} =
+    q_{t,r} S_t, rank by rank.
+    """
+    q, k, v, log_decay = (array(named[name]) for name in ("q", "k", "v", "log_decay"))
+    S, ranks = array(state).copy(), q.shape[2]
+    o = np.zeros((B, T, H, ranks * V))
+    for b, t, h in np.ndindex(B, T, H):
+        S[b, h] += k[b, t, 0, :, h].T @ v[b, t, 0, :, h]
+        S[b, h] *= np.exp(log_decay[b, t, h])[:, None]
+        S[b, h] += k[b, t, 1, :, h].T @ v[b, t, 1, :, h]
+        o[b, t, h] = (q[b, t, :, h] @ S[b, h]).reshape(-1)
+    return o, S
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_several_keys_of_one_decay_are_read_together(ranks: int) -> None:
+    named = two_points(ranks)
+    record = Substeps.two_point(**named)
+    want, after = loop_over_points(named, start())
+    for method in METHODS:
+        o, final = evaluate(record, start(), method)
+        assert_close(o, want, f"o of {method}")
+        check_states(final, as_tensors(after), torch.float64)
+    left, between = evaluate(record[:4], start())
+    right, _ = evaluate(record[4:], between)
+    assert_close(torch.cat([left, right], 1), want, "o of slices")
+    check_states(record.effect(Auto().evaluate).after(start()), as_tensors(after), torch.float64)
+    o, _ = evaluate(record)
+    weights = record.attention_map()
+    steps = record.inner.v.shape[1]
+    assert weights.shape == (B, H, ranks * T, steps)
+    assert steps == (3 * ranks - 1) * T
+    read = torch.einsum("bhts,bshv->bthv", weights, record.inner.v).unflatten(1, (T, ranks))
+    assert_close(read.transpose(2, 3).flatten(3), o, "map @ v")
+    assert record.empty_output().shape == (B, 0, H, ranks * V)
+
+
+@pytest.mark.parametrize("outputs", [0, 4])
+def test_a_token_reads_by_its_own_steps(outputs: int) -> None:
+    with pytest.raises(ShapeError, match="by one of its steps or more, and by all of them at most"):
+        Substeps(Substeps.of(**streams()).inner, N, outputs)

@@ -18,8 +18,8 @@ PASSES = 3
 class Cost(NamedTuple):
     """The cost of one layer for one sequence.
 
-    The products of projections and the operations of the memory are counted; activations, norms and
-    convolutions are not.
+    The products of projections and the operations of the memory are counted; activations, norms,
+    convolutions and what is made of weights alone (Hyena's filter) are not.
 
     Attributes:
         parameters: Number of learnt numbers.
@@ -78,9 +78,17 @@ def operations(mixer: Mixer, context: int = 2048, size: int = 64) -> Operations:
 
 
 def _project_token(mixer: Mixer) -> tuple[Recurrence, TokenContext, int]:
-    """The record of one token, what is kept of it, and the operations of its projections."""
+    """The record of one token, what is kept of it, and the operations of its projections: those
+    that a further token adds, as what is made of weights alone is made once.
+    """
+    recurrence, past, one = _project(mixer, 1)
+    return recurrence, past, _project(mixer, 2)[2] - one
+
+
+def _project(mixer: Mixer, tokens: int) -> tuple[Recurrence, TokenContext, int]:
+    """The record of so many tokens, what is kept of them, and all operations of projections."""
     weight = next(mixer.parameters())
-    x = torch.zeros(1, 1, mixer.d, dtype=weight.dtype, device=weight.device)
+    x = torch.zeros(1, tokens, mixer.d, dtype=weight.dtype, device=weight.device)
     past = TokenContext.start(x)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         recurrence, gate = mixer.project(x, past)

@@ -24,7 +24,8 @@ FUNCTIONS: Mapping[str, str] = {
     ),
     "mamba3": (
         "the paper turns q and k by sums of Δθ; a complex decay does the same to the state. Rates"
-        " of decay are the official code's. SISO: one key and one query per token and head."
+        " of decay are the official code's. SISO: one key and one query per token and head; of rank"
+        " R, MIMO, there are R of each, read and written by steps of one decay."
     ),
     "s5": (
         "B is discretised in f_v, W_O = C, as in the table; the paper's activation and gate follow."

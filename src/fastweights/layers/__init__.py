@@ -21,6 +21,7 @@ from fastweights.layers.linear import Linear, project_each, project_pairs
 from fastweights.layers.mlp import MLP, GatedMLP, LowRank, factorized
 from fastweights.layers.norms import NORMS, Gate, GroupNorm, HeadNorm, SiLUGate, WholeNorm
 from fastweights.layers.pooling import POOLINGS
+from fastweights.layers.ranks import Ranks
 from fastweights.layers.rotary import Rope, rotary
 from fastweights.layers.routed import RoutedContext
 from fastweights.recurrence.mapped import elu_plus_one
@@ -41,6 +42,7 @@ __all__ = [
     "Linear",
     "LowRank",
     "PreviousToken",
+    "Ranks",
     "Rope",
     "RoutedContext",
     "Router",

@@ -46,12 +46,12 @@ class ShortConvolution(nn.Module):
             return self._convolve(past, tail, x, document, bias, silu=silu)
         kept = F.pad(past.keep, (before, 0), value=True)
         order = kept.long().argsort(dim=1, stable=True)
-        seen = torch.cat([tail, x], dim=1).take_along_dim(order[..., None], 1)
-        document = None if document is None else document.take_along_dim(order, 1)
+        seen = _take_tokens(torch.cat([tail, x], dim=1), order)
+        document = None if document is None else document.gather(1, order)
         first, rest = seen.tensor_split([before], dim=1)
         y = self._convolve(past, first, rest, document, bias, silu=silu)
         behind = F.pad(y, (0, 0, before, 0))
-        return behind.take_along_dim(order.argsort(dim=1)[..., None], 1)[:, before:]
+        return _take_tokens(behind, order.argsort(dim=1))[:, before:]
 
     def _convolve(
         self,
@@ -148,3 +148,8 @@ class TokenShifts(PreviousToken):
         """x as each μ shifts it."""
         back = self(x, past) - x
         return [torch.addcmul(x, back, mu) for mu in self.mu]
+
+
+def _take_tokens(x: Tensor, index: Tensor) -> Tensor:
+    """``[b s d]`` at ``[b t]``; take_along_dim would make a graph one of these lengths alone."""
+    return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))

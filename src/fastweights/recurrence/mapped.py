@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -27,12 +27,12 @@ def elu_plus_one(x: Tensor) -> Tensor:
 
 @runtime_checkable
 class FeatureMap(Protocol):
-    """φ(x) = (f(x W), f(-x W)) of ``x [b t h w]``.
+    """φ of ``x [b t h w]``: (f(x W), f(-x W)), or what a map of another kind makes of x W.
 
     Attributes:
         W: ``[h·n w 1]``
-        activate: f
-        size: 2n, the features of one head
+        activate: f, or that of the other kind
+        size: 2n, the features of one head; n of another kind
     """
 
     @property
@@ -45,6 +45,20 @@ class FeatureMap(Protocol):
     def size(self) -> int: ...
 
     def __call__(self, x: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
+class ScaledMap(FeatureMap, Protocol):
+    """φ(x) = softmax(x W + b), whose logarithm is relative to log Σ e^(x W + b).
+
+    Attributes:
+        b: ``[h·n]``
+    """
+
+    @property
+    def b(self) -> Tensor: ...
+
+    def log_scale(self, x: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,13 +99,29 @@ class Mapped:
         return self.stream.shape[1]
 
     def __getitem__(self, span: slice) -> Mapped:
-        return Mapped(self.map, self.stream[:, span])
+        return replace(self, stream=self.stream[:, span])
 
     def split(self, size: int) -> list[Mapped]:
         """Pieces of `size` tokens."""
-        return [Mapped(self.map, piece) for piece in self.stream.split(size, dim=1)]
+        return [replace(self, stream=piece) for piece in self.stream.split(size, dim=1)]
+
+
+@dataclass(frozen=True, eq=False)
+class LogScale(Mapped):
+    """What φ of a stream is relative to, ``[b t h 1]``, that nobody has read yet."""
+
+    map: ScaledMap
+
+    def _make(self) -> Tensor:
+        with disable_autocast(self.stream.device):
+            return self.map.log_scale(self.stream)
+
+    @lazy_property
+    def shape(self) -> tuple[int, int, int, int]:
+        b, t, h, _ = self.stream.shape
+        return b, t, h, 1
 
 
 def features(stream: Tensor | Mapped) -> Tensor:
-    """The features, made now if they are not there."""
+    """The features, or the scale, made now if they are not there."""
     return stream.tensor if isinstance(stream, Mapped) else stream

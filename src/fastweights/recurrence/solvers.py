@@ -130,6 +130,10 @@ def decays_alone(log_decay: Tensor) -> Products:
     return decay_products(one, one, log_decay)
 
 
+Parts = tuple[Tensor, ...]
+"""Where an iteration stands."""
+
+
 class SolverResult(NamedTuple):
     """A solution x ``[n t k]``, and the number of steps that each token took, ``[n t 1]``."""
 
@@ -150,6 +154,14 @@ class Solver(ABC):
         """Solve for the operator ``build(*theta)``, differentiably in b and θ by solving once
         more."""
         return solve_implicitly(_Solve(self, build), _Product(build), b, *theta)
+
+    def repeat(
+        self, step: Callable[[Any, Parts], Parts], operator: Operator, start: Parts, count: int
+    ) -> Parts:
+        """Return what `count` steps make of the tensors `start`."""
+        for _ in range(count):
+            start = step(operator, start)
+        return start
 
     def draw_for_training(self) -> Solver:
         """Return this solver with a random number of steps, as training a model for any number of
@@ -233,9 +245,7 @@ class ConjugateGradient(Solver):
             self.tol is None and (not iterate.x.is_cpu or isinstance(iterate.x, FakeTensor))
         )
         if unseen or torch.is_grad_enabled():
-            for _ in range(self.max_steps):
-                iterate = iterate.step(operator)
-            return iterate
+            return _Iterate(*self.repeat(_step_gradient, operator, iterate, self.max_steps))
         return self._run_active(operator, iterate)
 
     def _run_active(self, operator: Operator, iterate: _Iterate) -> _Iterate:
@@ -257,6 +267,10 @@ class ConjugateGradient(Solver):
             iterate = iterate.step(operator)
         whole.x[left], whole.steps[left] = iterate.x, iterate.steps
         return whole
+
+
+def _step_gradient(operator: Operator, parts: Parts) -> Parts:
+    return _Iterate(*parts).step(operator)
 
 
 @dataclass(frozen=True)
@@ -282,11 +296,15 @@ class Chebyshev(Solver):
         least = operator.ridge.amin(-1, keepdim=True)
         most = operator.ridge.amax(-1, keepdim=True) + operator.squared_norm().sqrt()
         center, contraction = (least + most) / 2, ((most - least) / (most + least)).square()
-        before, x, pace = torch.zeros_like(b), b / center, torch.full_like(center, 2.0)
-        for _ in range(self.max_steps):
+        start = torch.zeros_like(b), b / center, torch.full_like(center, 2.0)
+
+        def step(operator: Operator, parts: Parts) -> Parts:
+            before, x, pace, center, contraction, b = parts
             pace = 4 / (4 - contraction * pace)
             moved = x - pace / center * (operator.apply(x) - b) + (pace - 1) * (x - before)
-            before, x = x, moved
+            return x, moved, pace, center, contraction, b
+
+        _, x, *_ = self.repeat(step, operator, (*start, center, contraction, b), self.max_steps)
         return SolverResult(x, torch.full_like(center, self.max_steps))
 
 

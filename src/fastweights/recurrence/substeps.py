@@ -23,26 +23,33 @@ from fastweights.shapes import Keys, LogDecay, Map, Mask, Output
 
 @dataclass(frozen=True, eq=False)
 class Substeps(Wrapper[Tensor]):
-    """Several steps of the inner rule per token, of which the last is read.
+    """Several steps of the inner rule per token, of which the last is read, or the last few.
 
-    S_{t,i} = step of S_{t,i-1}, S_{t,0} = S_{t-1,n} ;  o_t = o of the n-th step
+    S_{t,i} = step of S_{t,i-1}, S_{t,0} = S_{t-1,n} ;  o_t = (o of the last steps, side by side)
 
     A product of n transitions is more than one of them can be: n keys are erased and written at a
     token, and eigenvalues may be complex. Source: Gated DeltaProduct (2502.10297); Mamba-3
-    (2603.15569), whose tokens write that before them once more.
+    (2603.15569), whose tokens write that before them once more, and several keys at once.
 
     Attributes:
         inner: the record of all steps in their order, n for every token; its state is this
             record's
         count: n
+        outputs: how many of a token's steps are read, the last ones; o is ``[b t h outputs·v]``
     """
 
     inner: MatrixRule[Tensor]
     count: int
+    outputs: int = 1
 
     def __post_init__(self) -> None:
         _, steps, _ = self.inner.shape
-        if self.count < 1 or steps % self.count:
+        if not 1 <= self.outputs <= self.count:
+            raise ShapeError(
+                f"Substeps(count={self.count}, outputs={self.outputs}): a token reads by one of its"
+                " steps or more, and by all of them at most"
+            )
+        if steps % self.count:
             raise ShapeError(
                 f"Substeps(count={self.count}): the inner record has {steps} steps, which is no"
                 f" multiple of {self.count}; give every token as many steps"
@@ -68,26 +75,28 @@ class Substeps(Wrapper[Tensor]):
             log_decay: ``[b t h 1|k]``, or None
         """
         count = w.shape[2]
-        behind, before = (0, 0, 0, 0, 0, count - 1), (0, 0, 0, 0, count - 1, 0)
         steps = (None if s is None else s.flatten(1, 2) for s in (w, v, a, b))
-        decays = None if log_decay is None else F.pad(log_decay[:, :, None], behind).flatten(1, 2)
-        read = F.pad(q[:, :, None], before).flatten(1, 2)
+        decays = None if log_decay is None else _pad_steps(log_decay[:, :, None], 0, count - 1)
+        read = _pad_steps(q[:, :, None], count - 1, 0)
         return cls(DPLR(read, *steps, decays), count)  # type: ignore[arg-type]
 
     @classmethod
-    def two_point(cls, q: Keys, k: Tensor, v: Tensor, log_decay: LogDecay) -> Self:
-        """`Decay` with two keys per token, S_t = diag(α_t) (S_{t-1} + k_{t,1}ᵀ v_{t,1}) + k_{t,2}ᵀ
-        v_{t,2}: the first is written before the state decays (Mamba-3's token before, 2603.15569).
+    def two_point(cls, q: Tensor, k: Tensor, v: Tensor, log_decay: LogDecay) -> Self:
+        """`Decay` with two sets of r keys per token, S_t = diag(α_t) (S_{t-1} + Σ_i k_{t,1,i}ᵀ
+        v_{t,1,i}) + Σ_i k_{t,2,i}ᵀ v_{t,2,i}: the first is written before the state decays, and r
+        queries read what is there at last (Mamba-3's token before and its ranks, 2603.15569).
 
         Args:
-            q: ``[b t h k]``
-            k: ``[b t 2 h k]``
-            v: ``[b t 2 h v]``
+            q: ``[b t r h k]``
+            k: ``[b t 2 r h k]``
+            v: ``[b t 2 r h v]``
             log_decay: ``[b t h 1|k]``
         """
-        second = (F.pad(s[:, :, None], (0, 0, 0, 0, 1, 0)) for s in (q, log_decay))
-        read, decays = (s.flatten(1, 2) for s in second)
-        return cls(Decay(read, k.flatten(1, 2), v.flatten(1, 2), decays), 2)
+        ranks = q.shape[2]
+        k, v = (_pad_steps(s.flatten(2, 3), 0, ranks - 1) for s in (k, v))
+        q = _pad_steps(q, 2 * ranks - 1, 0)
+        log_decay = _pad_steps(log_decay[:, :, None], ranks, 2 * ranks - 2)
+        return cls(Decay(q, k, v, log_decay), 3 * ranks - 1, ranks)
 
     @lazy_property
     def shape(self) -> tuple[int, int, int]:
@@ -105,26 +114,38 @@ class Substeps(Wrapper[Tensor]):
         return replace(self, inner=inner)
 
     @property
+    def values(self) -> int:
+        return self.outputs * self.inner.values
+
+    @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
         return self.inner.state_shapes
 
     def step(self, state: Tensor) -> tuple[Output, Tensor]:
-        o = self.empty_output()
+        outputs = []
         for step in self.inner.split(1):
             o, state = step.step(state)
-        return o, state
+            outputs.append(o)
+        return self.read_tokens((torch.cat(outputs, 1), state))
 
     def chunk(self, state: Tensor) -> tuple[Output, Tensor]:
         return self.read_tokens(self.inner.chunk(state))
 
     def read_tokens(self, evaluated: tuple[Tensor, Any]) -> tuple[Output, Any]:
-        """The output of every token's last step, and the state, from those of all steps."""
+        """The outputs of every token's last steps, and the state, from those of all steps."""
         o, state = evaluated
-        return o[:, self.count - 1 :: self.count], state
+        return self._last_steps(o, 1).transpose(2, 3).flatten(3), state
+
+    def _last_steps(self, x: Tensor, time: int) -> Tensor:
+        """Those that are read, ``[… t outputs …]``, of steps ``[… n·t …]`` on the axis `time`."""
+        tokens = x.unflatten(time, (-1, self.count))
+        return tokens.narrow(time + 1, self.count - self.outputs, self.outputs)
 
     def attention_map(self) -> Map:
-        """``[b h t n·t]``: every step writes a value of its own."""
-        return self.inner.attention_map()[:, :, self.count - 1 :: self.count]
+        """``[b h outputs·t n·t]``: a row for every step that is read, and a column for every step,
+        as each writes a value of its own.
+        """
+        return self._last_steps(self.inner.attention_map(), 2).flatten(2, 3)
 
     def ltv(self) -> LTV:
         """The system of the steps, n of them for every token."""
@@ -150,3 +171,10 @@ class Substeps(Wrapper[Tensor]):
 
     def chunk_operations(self, context: int, size: int) -> int:
         return self.count * self.inner.chunk_operations(self.count * context, size)
+
+
+def _pad_steps(x: Tensor, before: int, behind: int) -> Tensor:
+    """Steps ``[b t n h ·]`` with zeros around those of every token, in one row
+    ``[b (before+n+behind)·t h ·]``.
+    """
+    return F.pad(x, (0, 0, 0, 0, before, behind)).flatten(1, 2)

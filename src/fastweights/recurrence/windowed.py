@@ -14,7 +14,7 @@ from fastweights.recurrence.base import Evaluation, Recurrence, check_mask
 from fastweights.recurrence.cached import check_cache_shapes, repeat_kv
 from fastweights.recurrence.effects import Effect
 from fastweights.recurrence.ltv import LTV
-from fastweights.recurrence.mapped import FeatureMap, Mapped, features
+from fastweights.recurrence.mapped import FeatureMap, LogScale, Mapped, features
 from fastweights.recurrence.softmax import SOFTMAX_OPERATIONS
 from fastweights.recurrence.streams import (
     ShapeError,
@@ -72,7 +72,8 @@ class WindowedLinear(Recurrence[WindowState]):
         window: w ≥ 0; 0 leaves normalised linear attention
         shared: one normaliser for both sides, or one each
         softcap: a > 0: a tanh(s_ni / a) for s_ni (Gemma 2); None: scores as they are
-        log_scale: a_n ``[b t h 1]``, with one normaliser for both sides; None: c_n
+        log_scale: a_n ``[b t h 1]``, with one normaliser for both sides, or `LogScale`: still to be
+            made; None: c_n
         keep_mask, segment_starts: ``[b t 1 1]`` bool, set by `keep` and `segments`
     """
 
@@ -85,7 +86,7 @@ class WindowedLinear(Recurrence[WindowState]):
     window: int
     shared: bool = True
     softcap: float | None = None
-    log_scale: PerToken | None = None
+    log_scale: PerToken | LogScale | None = None
     keep_mask: Tensor | None = None
     segment_starts: Tensor | None = None
 
@@ -103,15 +104,16 @@ class WindowedLinear(Recurrence[WindowState]):
             raise ShapeError(f"fk has width {self.fk.shape[-1]}, must be {self.fq.shape[-1]}")
         require_width("mix", self.mix, 1)
         if self.log_scale is not None:
-            require_width("log_scale", self.log_scale, 1)
-            self._require_one_normaliser()
+            self._require_one_scale(self.log_scale)
         if self.groups == 0 or self.shape[2] % self.groups:
             raise ShapeError(
                 f"q has {self.shape[2]} heads and k, v {self.groups}; the latter must divide the"
                 " former"
             )
 
-    def _require_one_normaliser(self) -> None:
+    def _require_one_scale(self, log_scale: Tensor | LogScale) -> None:
+        if log_scale.shape[-1] != 1:
+            raise ShapeError(f"log_scale has width {log_scale.shape[-1]}, must be 1")
         if not self.shared:
             raise ValueError(
                 "WindowedLinear(shared=False, log_scale=…): sides with a normaliser each have no"
@@ -175,7 +177,7 @@ class WindowedLinear(Recurrence[WindowState]):
         *cached, memory, age = state
         keys, values, mapped = self.append_tokens(cached)
         age, exact = F.pad(age, (0, 1)), with_ones(values.to(self.accumulator))
-        q, fq, mix = (self._grouped(s) for s in (self.q, features(self.fq), self.mix))
+        q, fq, mix = (self._grouped(s) for s in (self.q, self.fq, self.mix))
         scores = soft_cap(q @ keys.to(self.accumulator).mT / q.shape[-1] ** 0.5, self.softcap)
         scores = scores.masked_fill((age >= self.window)[:, None, None], -torch.inf)
         near = exponentials(scores, self._grouped(self.log_scale)) @ exact
@@ -289,11 +291,11 @@ class WindowedLinear(Recurrence[WindowState]):
         stream = heads_first(stream, self.accumulator).expand(b, h, t, -1)
         return stream if self.keep_mask is None else stream * self.keep_mask.transpose(1, 2)
 
-    def _grouped(self, stream: Tensor | None) -> Any:
+    def _grouped(self, stream: Tensor | Mapped | None) -> Any:
         """`stream` of one token's queries as ``[b g h/g ·]``; None as it is."""
         if stream is None:
             return None
-        return self._queries(stream).unflatten(1, (self.groups, -1)).squeeze(3)
+        return self._queries(features(stream)).unflatten(1, (self.groups, -1)).squeeze(3)
 
     def _append_to_cache(self, state: WindowState) -> _VisibleTokens:
         """The cache followed by the record's own tokens."""
@@ -337,7 +339,7 @@ class WindowedLinear(Recurrence[WindowState]):
         near = reach & (seen.time.distance < self.window)
         far = reach & (seen.time.distance >= self.window) & (seen.time.distance < FORGOTTEN // 2)
         scores = soft_cap(self._queries(self.q) @ keys.mT / self.q.shape[-1] ** 0.5, self.softcap)
-        scale = None if self.log_scale is None else self._queries(self.log_scale)
+        scale = None if self.log_scale is None else self._queries(features(self.log_scale))
         weights = exponentials(scores.masked_fill(~near[:, None], -torch.inf), scale)
         return weights, (self._queries(features(self.fq)) @ fk.mT) * far[:, None]
 

@@ -30,36 +30,54 @@ def mamba3(
     heads: int = 4,
     groups: int = 1,
     still: bool = True,
+    rank: int = 1,
     eps: float = 1e-5,
 ) -> Array:
-    """2603.15569, SISO: h_t = α_t h_{t-1} + β_t B_{t-1} x_{t-1}ᵀ + γ_t B_t x_tᵀ, α = e^(ΔA), β =
-    (1 - λ) Δ α, γ = λ Δ; y_t = h_t C_t + D x_t, where B and C have been turned by the sums of Δθ.
+    """2603.15569: h_t = α_t h_{t-1} + β_t Σ_r B_{t-1,r} x_{t-1,r}ᵀ + γ_t Σ_r B_{t,r} x_{t,r}ᵀ, α =
+    e^(ΔA), β = (1 - λ) Δ α, γ = λ Δ; y_{t,r} = h_t C_{t,r} + D x_{t,r}, where B and C have been
+    turned by the sums of Δθ. SISO has one rank; MIMO's x and z are weighted channel by channel,
+    once for every rank, and so are the outputs that are added.
     """
     u = linear(x, p, "W_a")
     A = -np.maximum(np.where(u >= 0, 1 + u, 1 / (1 - np.minimum(u, 0))), 1e-4)
     step, share = softplus(linear(x, p, "W_Delta")), sigmoid(linear(x, p, "W_lambda"))
     theta = np.pi * np.tanh(linear(x, p, "W_theta"))
-    v, served = split(linear(x, p, "W_v"), heads), heads // groups
+    v, z = (split(linear(x, p, name), heads) for name in ("W_v", "W_z"))
+    served = heads // groups
     B, C = (
-        rms_norm(split(linear(x, p, f"W_{name}"), groups), p[f"norm_{name}.weight"], eps)
+        rms_norm(split(linear(x, p, f"W_{name}"), rank * groups), p[f"norm_{name}.weight"], eps)
         for name in "BC"
     )
+    up, gates, down = (
+        p.get(f"ranks.{name}", np.ones((1, heads, v.shape[3]))) for name in ("x", "z", "o")
+    )
+    assert len(up) == rank
     y = np.zeros_like(v)
     for b, head in np.ndindex(x.shape[0], heads):
         h, angle = np.zeros((B.shape[3], v.shape[3])), np.zeros(B.shape[3] // 2)
-        last_B, last_x = np.zeros(B.shape[3]), np.zeros(v.shape[3])
+        last = [(np.zeros(B.shape[3]), np.zeros(v.shape[3]))] * rank
         for t in range(x.shape[1]):
             dt = step[b, t, head]
             angle[: theta.shape[2]] += theta[b, t] * dt
-            now_B = turned_pairs(B[b, t, head // served] + p["b_B"][head], angle)
-            now_C = turned_pairs(C[b, t, head // served] + p["b_C"][head], angle)
+            now_B, now_C = (
+                [
+                    turned_pairs(
+                        made[b, t, r * groups + head // served] + p[bias][r * heads + head], angle
+                    )
+                    for r in range(rank)
+                ]
+                for made, bias in ((B, "b_B"), (C, "b_C"))
+            )
+            now = [(now_B[r], up[r, head] * v[b, t, head]) for r in range(rank)]
             alpha, part = np.exp(dt * A[b, t, head]), share[b, t, head]
-            h = alpha * h + (1 - part) * dt * alpha * np.outer(last_B, last_x)
-            h = h + part * dt * np.outer(now_B, v[b, t, head])
-            y[b, t, head] = now_C @ h + p["D"][head] * v[b, t, head]
-            last_B, last_x = now_B, v[b, t, head]
+            h = alpha * h + (1 - part) * dt * alpha * sum(np.outer(*one) for one in last)
+            h = h + part * dt * sum(np.outer(*one) for one in now)
+            for r in range(rank):
+                read = now_C[r] @ h + p["D"][head] * now[r][1]
+                y[b, t, head] += down[r, head] * read * silu(gates[r, head] * z[b, t, head])
+            last = now
     assert (theta.shape[2] < B.shape[3] // 2) == still
-    return linear(join(y) * silu(linear(x, p, "W_z")), p, "W_o")
+    return linear(join(y), p, "W_o")
 
 
 def turned_pairs(x: Array, angle: Array) -> Array:

@@ -7,19 +7,9 @@ from fastweights.cli.parser import Deferred, Parser
 
 FAMILIES = (
     *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba"),
-    *(
-        "kimi_linear",
-        "lfm2",
-        "lfm2_moe",
-        "llama",
-        "mamba",
-        "mamba2",
-        "minimax",
-        "mistral",
-        "nemotron_h",
-    ),
-    *("olmo_hybrid", "qwen2", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
-    *("recurrent_gemma", "xlstm", "zamba", "zamba2"),
+    *("kimi_linear", "lfm2", "lfm2_moe", "llama", "mamba", "mamba2", "minimax", "mistral"),
+    *("nemotron_h", "olmo_hybrid", "qwen2", "qwen3", "qwen3_5_moe_text", "qwen3_5_text"),
+    *("qwen3_next", "recurrent_gemma", "xlstm", "zamba", "zamba2"),
 )
 """Model types that `fastweights.importers` writes."""
 DOMAINS = ("com.microsoft", "ai.onnx")
@@ -41,8 +31,9 @@ def export(parser: Parser) -> Deferred:
     parser.add_argument(
         "--family",
         choices=FAMILIES,
+        metavar="FAMILY",
         help="The model type of transformers that it is written as (default: the first that has"
-        " such models)",
+        f" such models): {', '.join(FAMILIES)}",
     )
     parser.add_argument(
         "--domain",

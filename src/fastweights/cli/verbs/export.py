@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from fastweights.cli.load import load_weights
-from fastweights.engines.onnx import DOMAINS, write_onnx
+from fastweights.engines.onnx import DOMAINS, require_onnx, write_onnx
 from fastweights.importers import export_model, tokenizer_files
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.runs.checkpoint import model_folder, no_progress_bars
@@ -33,22 +33,40 @@ def export_model_folder(chosen: Namespace, console: Console) -> None:
             f"--domain is of ONNX graphs; write to a file that ends in .onnx, not to {chosen.out}"
         )
     source = model_folder(chosen.checkpoint)
+    if as_onnx:
+        _require_own_tokenizer(source, chosen.out)
+        require_onnx()
     with no_progress_bars():
         model = load_weights(source, torch.device("cpu"))
         if not isinstance(model, FastWeightsForCausalLM):
             raise ValueError(f"{source} holds a {type(model).__name__}, not a model of fastweights")
         if as_onnx:
-            _write_graph(model, chosen, console)
+            _write_graph(model, source, chosen, console)
         else:
             _write_folder(model, source, chosen, console)
 
 
-def _write_graph(model: FastWeightsForCausalLM, chosen: Namespace, console: Console) -> None:
+def _require_own_tokenizer(source: Path, out: Path) -> None:
+    """Raise if the folder of a graph has another model's tokenizer."""
+    for path in tokenizer_files(source):
+        there = out.parent / path.name
+        if there.exists() and there.read_bytes() != path.read_bytes():
+            raise ValueError(
+                f"{there} is not the tokenizer of {source}, which is written beside the graph;"
+                " remove it or write elsewhere"
+            )
+
+
+def _write_graph(
+    model: FastWeightsForCausalLM, source: Path, chosen: Namespace, console: Console
+) -> None:
     out = chosen.out.resolve()
     nearest = next(parent for parent in out.parents if parent.exists())
     with TemporaryDirectory(dir=nearest) as folder:
         written = Path(folder, out.name)
         counts = write_onnx(model, written, DOMAINS[chosen.domain or "com.microsoft"])
+        for path in tokenizer_files(source):
+            shutil.copyfile(path, Path(folder, path.name))
         out.parent.mkdir(parents=True, exist_ok=True)
         beside = [path for path in Path(folder).iterdir() if path != written]
         for path in (*beside, written):  # the graph last: once it is there, all is

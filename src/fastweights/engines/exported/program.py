@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from fastweights.engines.exported.pairs import InPairs
 from fastweights.engines.exported.states import StateLayout, tensors_of
 from fastweights.methods import Method
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
@@ -65,12 +66,22 @@ class Program(nn.Module):
             tokens: 1 for a graph of single tokens, else one of any number
             any_batch: whether it is of any number of sequences, or of `BATCH`
         """
+        with use_method(self.model, method):
+            return self._export(self, tokens, any_batch=any_batch)
+
+    def trace_in_pairs(
+        self, traced: ExportedProgram, tokens: int, *, any_batch: bool = True
+    ) -> ExportedProgram:
+        """What `trace` made of these arguments, with pairs of real numbers for complex ones."""
+        return self._export(InPairs(traced), tokens, any_batch=any_batch)
+
+    def _export(self, call: nn.Module, tokens: int, *, any_batch: bool) -> ExportedProgram:
         batch, time = Dim.DYNAMIC if any_batch else None, Dim.DYNAMIC if tokens > 1 else None
         past = (_free(state.growing, batch) for state in self.layout.tensors)
         shapes = {"input_ids": {0: batch, 1: time}, "past": tuple(past)}
-        with torch.no_grad(), use_method(self.model, method):
+        with torch.no_grad():
             return torch.export.export(
-                self, self.examples(tokens), dynamic_shapes=shapes, strict=False
+                call, self.examples(tokens), dynamic_shapes=shapes, strict=False
             )
 
 

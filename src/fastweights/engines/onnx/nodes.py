@@ -11,10 +11,20 @@ from torch import Tensor
 
 from fastweights.engines.exported.steps import Steps
 from fastweights.engines.onnx.domains import Domain
+from fastweights.engines.onnx.turned import Turned, turns
 from fastweights.kernels import Kernel
 from fastweights.methods import Method
 from fastweights.ops import Convolution
-from fastweights.recurrence import Bonus, Decay, Delta, Normalized, Recurrence, Selective, Slots
+from fastweights.recurrence import (
+    Bonus,
+    Decay,
+    Delta,
+    Normalized,
+    Recurrence,
+    Selective,
+    Slots,
+    Substeps,
+)
 from fastweights.recurrence.streams import State
 
 
@@ -23,17 +33,30 @@ def node(
     name: str,
     inputs: Sequence[Tensor | None],
     attributes: Mapping[str, Any],
-    like: Sequence[Tensor],
+    shapes: Sequence[Sequence[int]],
 ) -> Sequence[Tensor]:
-    """The results of a node, which have the shapes and dtypes of the tensors `like`."""
+    """The results of a node, of these shapes and in float32."""
     return torch.onnx.ops.symbolic_multi_out(
         f"{domain.name}::{name}",
         inputs,
         dict(attributes),
-        dtypes=[result.dtype for result in like],
-        shapes=[result.shape for result in like],
+        dtypes=[torch.float32] * len(shapes),
+        shapes=shapes,
         version=domain.version,
     )
+
+
+_RULES = {
+    (False, False): "linear",
+    (True, False): "gated",
+    (False, True): "delta",
+    (True, True): "gated_delta",
+}
+"""What LinearAttention calls rules, by whether they decay and whether they erase."""
+
+
+Streams = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+"""q, k, v, log α (None: nothing decays) and β (None: nothing is erased)."""
 
 
 @dataclass(frozen=True)
@@ -55,33 +78,45 @@ class Nodes(Method):
             case Bonus() if isinstance(state, Tensor):
                 o, after = self.evaluate(recurrence.shift_queries(), state)
                 return recurrence.complete_output(o, state), after
-            case Decay() | Delta() if isinstance(state, Tensor) and state.dtype == torch.float32:
-                return self._attend(recurrence, state)
+            case Substeps():
+                return recurrence.read_tokens(self.evaluate(recurrence.inner, state))
+            case Decay() if isinstance(state, Tensor) and turns(recurrence):
+                turned = Turned.of(recurrence)
+                o, after = turned.leave(*self._attend(turned.streams, turned.enter(state)))
+                return recurrence.add_skip(o), after
+            case Decay() if isinstance(state, Tensor) and state.dtype == torch.float32:
+                key, decay = recurrence.key, recurrence.log_decay
+                o, after = self._attend((recurrence.q, key, recurrence.v, decay, None), state)
+                return recurrence.add_skip(o), after
+            case Delta() if isinstance(state, Tensor) and state.dtype == torch.float32:
+                q, k, v, beta = recurrence.q, recurrence.k, recurrence.v, recurrence.beta
+                o, after = self._attend((q, k, v, recurrence.log_decay, beta), state)
+                return o.to(recurrence.output), after
             case _:
                 return Steps().evaluate(recurrence, state)
 
-    def _attend(self, rule: Decay | Delta, state: Tensor) -> tuple[Tensor, Tensor]:
-        b, t, h = rule.shape
-        key = rule.key if isinstance(rule, Decay) else rule.k
-        beta = rule.beta if isinstance(rule, Delta) else None
-        packed = [
-            None if s is None else s.float().expand(b, t, h, -1).flatten(2)
-            for s in (rule.q, key, rule.v, rule.log_decay, beta)
+    def _attend(self, streams: Streams, state: Tensor) -> tuple[Tensor, Tensor]:
+        """(o ``[b t g v]``, final state ``[b h k v]``) of q ``[b t g k]``, whose heads read those
+        of the state one after another, k, v, log α (or None) and β (or None: nothing is erased).
+        """
+        (b, h, _, values), heads = state.shape, max(streams[0].shape[2], state.shape[1])
+        t = next((s.shape[1] for s in streams if s is not None and s.shape[1] != 1), 1)
+        given = [
+            None if s is None else s.float().expand(b, t, n, -1).flatten(2)
+            for s, n in zip(streams, (heads, h, h, h, h), strict=True)
         ]
-        q, k, v, decay, beta = packed
-        kind = "delta" if isinstance(rule, Delta) else "linear"
-        gated = "gated" if kind == "linear" else "gated_delta"
+        q, k, v, decay, beta = given
         attributes = {
-            "update_rule": kind if decay is None else gated,
+            "update_rule": _RULES[decay is not None, beta is not None],
             "scale": 1.0,
-            "q_num_heads": h,
+            "q_num_heads": heads,
             "kv_num_heads": h,
         }
-        assert v is not None
-        inputs = (q, k, v, state, decay, beta)
-        o, after = node(self.domain, "LinearAttention", inputs, attributes, (v, state))
-        o = o.unflatten(-1, (h, -1))
-        return rule.add_skip(o) if isinstance(rule, Decay) else o.to(rule.output), after
+        shapes = ((b, t, heads * values), state.shape)
+        o, after = node(
+            self.domain, "LinearAttention", (q, k, v, state, decay, beta), attributes, shapes
+        )
+        return o.unflatten(-1, (heads, -1)), after
 
 
 def convolution_node(domain: Domain) -> Kernel:
@@ -92,7 +127,8 @@ def convolution_node(domain: Domain) -> Kernel:
         weight = convolution.taps.mT[:, None]
         activation = {"activation": "silu" if convolution.silu else "none"}
         inputs = (x, weight, convolution.bias, tail)
-        y, after = node(domain, "CausalConvWithState", inputs, activation, (x, tail))
+        shapes = (x.shape, tail.shape)
+        y, after = node(domain, "CausalConvWithState", inputs, activation, shapes)
         return y.mT, after.mT
 
     return Kernel("CausalConvWithState (ONNX)", Convolution, compute, _refuses)

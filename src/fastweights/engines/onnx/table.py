@@ -1,15 +1,21 @@
 # pyright: reportMissingImports=false
-"""Every mixer as an ONNX graph: what it holds, how far ONNX Runtime is from our own decoding, and
-how fast it is beside it.
+"""Every mixer as an ONNX graph: what it holds, how far ONNX Runtime is from our own model, and how
+fast it decodes beside it.
 
-    python -m fastweights.engines.onnx.table [MIXER …] [--width 64] [--domain ai.onnx]
+    python -m fastweights.engines.onnx.table [MIXER …] [--width 256] [--domain ai.onnx] [--out FILE]
+
+A line of JSON per mixer, of a model of one layer with random weights; a file that is there is gone
+on with, and rows of other versions, of another width or processor are measured anew:
+
+    python -m fastweights.engines.onnx.table --out benchmarks/results/onnx.json
 """
 
 from __future__ import annotations
 
 import json
 import os
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -25,18 +31,25 @@ from fastweights.engines.onnx.write import ExportError, write_onnx
 from fastweights.generate import Decoder
 from fastweights.mixers import MIXERS
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.runs.files import read_json, write_json
+from fastweights.runs.packages import commit
+from fastweights.runs.processor import cpu_name
 
 VOCABULARY = 64
 PROMPT, DECODED = 9, 64
 ROUNDS = 5
+PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime")
+Row = dict[str, Any]
 
 
-def row(mixer: str, width: int, domain: str) -> dict[str, Any]:
+def row(mixer: str, width: int, domain: str) -> Row:
     """What is found of one mixer, in a model of one layer of random weights.
 
-    ``error`` is the largest difference of a logit over a prompt and 64 tokens behind it, relative
-    to the largest logit; ``speed`` the tokens per second of ONNX Runtime over those of our
-    `Decoder`, both on one thread, in alternating rounds.
+    Returns:
+        ``nodes``, how many there are of each kind; ``error``, the largest difference of a logit
+        over a prompt and 64 tokens behind it, relative to the largest logit; ``tokens_per_second``
+        of ONNX Runtime and of our `Decoder`, both on one thread, the medians of alternating rounds.
+        Or ``reason``, why there is no graph
     """
     torch.manual_seed(0)
     config = FastWeightsConfig(
@@ -57,8 +70,9 @@ def row(mixer: str, width: int, domain: str) -> dict[str, Any]:
     theirs = torch.cat([logits for logits, _ in _read(session, ids, empty)], 1)
     error = float((theirs - ours).abs().max() / ours.abs().max())
     speeds = [_speeds(model, session, ids, empty) for _ in range(ROUNDS)]
-    ratio = median(onnx / own for onnx, own in speeds)
-    return {"mixer": mixer, "nodes": nodes, "error": error, "speed": ratio}
+    onnx, own = (median(times) for times in zip(*speeds, strict=True))
+    speed = {"onnxruntime": onnx, "fastweights": own}
+    return {"mixer": mixer, "nodes": nodes, "error": error, "tokens_per_second": speed}
 
 
 def open_session(path: Path) -> Any:
@@ -99,15 +113,42 @@ def _speeds(
 
 
 def main() -> None:
-    """Print a line of JSON per mixer."""
+    """Print a line of JSON per mixer, and write them all."""
     parser = ArgumentParser(description="every mixer as an ONNX graph")
     parser.add_argument("mixers", nargs="*", default=list(MIXERS))
-    parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--domain", choices=DOMAINS, default="com.microsoft")
+    parser.add_argument("--out", type=Path, help="file of all rows, which is gone on with")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
+    rows = _kept(chosen)
     for mixer in chosen.mixers:
-        print(json.dumps(row(mixer, chosen.width, chosen.domain)), flush=True)
+        if mixer in rows:
+            continue
+        rows[mixer] = row(mixer, chosen.width, chosen.domain)
+        print(json.dumps(rows[mixer]), flush=True)
+        if chosen.out is not None:
+            order = [rows[name] for name in MIXERS if name in rows]
+            write_json(chosen.out, {**_header(chosen), "commit": commit(), "rows": order})
+
+
+def _header(chosen: Namespace) -> Row:
+    """What rows have to have in common."""
+    return {
+        "width": chosen.width,
+        "domain": chosen.domain,
+        "cpu": cpu_name(),
+        "versions": {package: version(package) for package in PACKAGES},
+    }
+
+
+def _kept(chosen: Namespace) -> dict[str, Row]:
+    """The rows of the file that are as good as new ones."""
+    if chosen.out is None or not chosen.out.exists():
+        return {}
+    found = read_json(chosen.out)
+    same = all(found[name] == value for name, value in _header(chosen).items())
+    return {row["mixer"]: row for row in found["rows"]} if same else {}
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from fastweights.engines.exported.pairs import is_complex
 from fastweights.engines.exported.program import TOKENS, Program
 from fastweights.engines.exported.states import StateLayout
 from fastweights.engines.onnx.domains import Domain
@@ -45,19 +46,16 @@ def write_onnx(model: FastWeightsForCausalLM, out: Path, domain: Domain) -> dict
         how many nodes there are of each of these two operators, and loops ("Scan")
 
     Raises:
-        ImportError: without the extra `onnx`
+        ValueError: without the extra `onnx`
         ExportError: for a model whose rule ONNX does not hold
     """
     require_onnx()
     program = Program(model.float())
-    if complex_states := [state.meaning for state in program.layout.tensors if state.paired]:
-        raise ExportError(
-            "ONNX's operators do not compute with complex numbers, of which this model has"
-            f" {', '.join(complex_states)}"
-        )
     try:
         with added(convolution_node(domain)):
             graph = program.trace(Nodes(domain), TOKENS)
+        if is_complex(graph):
+            graph = program.trace_in_pairs(graph, TOKENS)
         written = _translate(graph, program, domain)
     except (RuntimeError, TypeError, ValueError, torch.onnx.OnnxExporterError) as error:
         raise ExportError(f"this model is not written as ONNX: {_reason(error)}") from error
@@ -69,9 +67,9 @@ def write_onnx(model: FastWeightsForCausalLM, out: Path, domain: Domain) -> dict
 
 
 def require_onnx() -> None:
-    """Raise unless the packages of the extra `onnx` are there."""
+    """Raise a ValueError unless the packages of the extra `onnx` are there."""
     if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
-        raise ImportError(
+        raise ValueError(
             f"writing ONNX needs {' and '.join(missing)}: pip install 'fastweights[onnx]'"
         )
 
@@ -97,7 +95,7 @@ def _translate(graph: ExportedProgram, program: Program, domain: Domain) -> Any:
 def _quiet() -> Iterator[None]:
     """Without what the exporter says of packages that are not there, and of operators newer than
     it knows, which are left as they are."""
-    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [log.level for log in logs]
     for log in logs:
         log.setLevel(logging.CRITICAL)

@@ -40,7 +40,7 @@ def pack_weights(model: nn.Module) -> None:
 def _multiply(product: Product) -> Tensor:
     from vllm import _custom_ops as operations
 
-    return operations.onednn_mm(_packed(product), product.x, product.bias)
+    return operations.onednn_mm(_packed(product), product.x.contiguous(), product.bias)
 
 
 def _packed(product: Product) -> Any:

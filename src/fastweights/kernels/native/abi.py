@@ -107,13 +107,15 @@ class MesaProblem(NamedTuple):
 
 
 class FeatureMap(IntEnum):
-    """The enumeration of windowed.h: features are given, or f of φ(x) = (f(x W), f(-x W))."""
+    """The enumeration of windowed.h: features are given, f of φ(x) = (f(x W), f(-x W)), or
+    softmax(x W + b)."""
 
     GIVEN = 0
     SOFTMAX = 1
     EXP = 2
     ELU = 3
     RELU = 4
+    LANDMARKS = 5
 
 
 class WindowStep(NamedTuple):
@@ -153,6 +155,8 @@ class WindowStep(NamedTuple):
     next_features: Pointer = None
     W_q: Pointer = None
     W_k: Pointer = None
+    b_q: Pointer = None
+    b_k: Pointer = None
     pages: Pages = IN_A_ROW
 
 

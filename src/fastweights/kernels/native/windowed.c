@@ -4,7 +4,8 @@
  *     o = (γ N + F) / its last column,  or  γ N / N's last column + (1-γ) F / F's   (eq. 8)
  *
  * where l is the token that leaves the window; without a window that is this one, and F = φ_q S'. Features are given, or
- * made here of q and k_l. A task is a key head with the query heads that it serves.
+ * made here of q and k_l. With a scale a, which is given or that of landmarks' features, it stands in place of max s. A task
+ * is a key head with the query heads that it serves.
  */
 #include <math.h>
 
@@ -102,14 +103,16 @@ static float exponentials_below(float *x, long count, float highest)
     return total(sum);
 }
 
-/* x becomes e^(x - max x), and the sum is returned; behind its end are −inf up to whole vectors. */
-static float exponentials(float *x, long count)
+static float largest(const float *x, long count)
 {
     float highest = -INFINITY;
     for (long i = 0; i < count; i++)
         highest = x[i] > highest ? x[i] : highest;
-    return exponentials_below(x, count, highest);
+    return highest;
 }
+
+/* x becomes e^(x - max x), and the sum is returned; behind its end are −inf up to whole vectors. */
+static float exponentials(float *x, long count) { return exponentials_below(x, count, largest(x, count)); }
 
 /* x becomes e^(x - a), x - a held between ±LARGEST_LOG_WEIGHT unless it is −inf; and the sum is returned. */
 static float scaled_exponentials(float *x, long count, float a)
@@ -154,6 +157,21 @@ static void map_row(const Turn *turn, float *to, const float *x, const float *we
     activate(turn, to + columns, minus, columns);
 }
 
+/* φ(x) = softmax(x W + b) of a head, and log Σ e^(x W + b) */
+static float map_to_landmarks(const Turn *turn, float *to, const float *x, const float *weights, const float *biases, long head)
+{
+    long count = turn->p->f, width = turn->p->k;
+    float *scores = turn->products;
+    for (long j = 0; j < count; j++)
+        scores[j] = dot(x, weights + (head * count + j) * width, width) + biases[head * count + j];
+    for (long j = count; j < padded(count); j++)
+        scores[j] = -INFINITY;
+    float highest = largest(scores, count), sum = exponentials_below(scores, count, highest);
+    for (long j = 0; j < count; j++)
+        to[j] = scores[j] / sum;
+    return highest + logf(sum);
+}
+
 /* ---- the state ---- */
 
 /* φ of the oldest token */
@@ -162,7 +180,11 @@ static const float *leaving(const Turn *turn)
     const WindowStep *p = turn->p;
     if (p->map == GIVEN)
         return p->cached ? turn->features : turn->fk;
-    map_row(turn, turn->leaving, p->cached ? turn->keys : turn->key, p->W_k, turn->g);
+    const float *key = p->cached ? turn->keys : turn->key;
+    if (p->map == LANDMARKS)
+        map_to_landmarks(turn, turn->leaving, key, p->W_k, p->b_k, turn->g);
+    else
+        map_row(turn, turn->leaving, key, p->W_k, turn->g);
     return turn->leaving;
 }
 
@@ -247,10 +269,14 @@ static void join(const Turn *turn, float mix, float *o)
 static void attend(Turn *turn, const float *memory, long h)
 {
     const WindowStep *p = turn->p;
-    float mix;
+    float mix, scale;
     load_rows(turn->q, p->k, p->k, &p->q, turn->b, 0, h, 1);
+    if (p->log_scale.at)
+        load_rows(&scale, 1, 1, &p->log_scale, turn->b, 0, h, 1);
     if (p->map == GIVEN)
         load_rows(turn->fq, p->f, p->f, &p->fq, turn->b, 0, h, 1);
+    else if (p->map == LANDMARKS)
+        scale = map_to_landmarks(turn, turn->fq, turn->q, p->W_q, p->b_q, h);
     else
         map_row(turn, turn->fq, turn->q, p->W_q, h);
     load_rows(&mix, 1, 1, &p->mix, turn->b, 0, h, 1);
@@ -258,11 +284,9 @@ static void attend(Turn *turn, const float *memory, long h)
     memset(turn->far, 0, (p->v + 1) * sizeof(float));
     for (long i = 0; i < padded(p->cached + 1); i++)
         turn->weights[i] = score(turn, i);
-    if (p->log_scale.at) {
-        float scale;
-        load_rows(&scale, 1, 1, &p->log_scale, turn->b, 0, h, 1);
+    if (p->log_scale.at || p->map == LANDMARKS)
         turn->near[p->v] = scaled_exponentials(turn->weights, p->cached + 1, scale);
-    } else
+    else
         turn->near[p->v] = exponentials(turn->weights, p->cached + 1);
     add_rows(turn->near, turn->weights, turn->values, p->cached, p->v);
     add_rows(turn->near, turn->weights + p->cached, turn->value, 1, p->v);

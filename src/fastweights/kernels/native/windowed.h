@@ -4,8 +4,8 @@
 
 #include "problem.h"
 
-/* φ(x) = (f(x W), f(-x W)), or given */
-enum { GIVEN, SOFTMAX, EXP, ELU, RELU };
+/* φ(x) = (f(x W), f(-x W)), softmax(x W + b), or given */
+enum { GIVEN, SOFTMAX, EXP, ELU, RELU, LANDMARKS };
 
 /* Whatever is no view is contiguous, of what has pages that of a sequence. The next state may be written where the state
  * lies, if as many tokens are cached. */
@@ -29,7 +29,8 @@ typedef struct {
     View fq, fk;              /* given */
     const float *features;    /* [b g cached f] */
     float *next_features;
-    const float *W_q, *W_k;   /* [h f/2 k], [g f/2 k]: else */
+    const float *W_q, *W_k;   /* [h f/2 k], [g f/2 k]: else; of landmarks [h f k], [g f k] */
+    const float *b_q, *b_k;   /* [h f], [g f]: of landmarks */
     Pages pages;              /* of keys, values, age and memory, and of the next */
 } WindowStep;
 

@@ -13,7 +13,14 @@ from fastweights.kernels.native.decay_delta import CPU, refuses
 from fastweights.kernels.native.memory import empty
 from fastweights.kernels.pages import InPages
 from fastweights.kernels.table import Kernel
-from fastweights.recurrence.mapped import Mapped, elu_plus_one, features, softmax
+from fastweights.recurrence.mapped import (
+    LogScale,
+    Mapped,
+    ScaledMap,
+    elu_plus_one,
+    features,
+    softmax,
+)
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.recurrence.windowed import WindowedLinear, WindowState
 
@@ -44,15 +51,20 @@ class WindowRule(NamedTuple):
 
 
 class LearnedFeatures(NamedTuple):
-    """Features that C makes of q and of keys that leave the window: f, and W ``[h·f/2 k]``."""
+    """Features that C makes of q and of keys that leave the window: f, and W ``[h·f/2 k]``; of
+    landmarks W ``[h·f k]`` and b ``[h·f]``, from which it has the log scale, too.
+    """
 
     f: abi.FeatureMap
     W_q: Tensor
     W_k: Tensor
+    b_q: Tensor | None = None
+    b_k: Tensor | None = None
 
     def fields(self) -> dict[str, Any]:
         """Those of ``WindowStep`` that say where features come from."""
-        return {"map": self.f, "W_q": self.W_q, "W_k": self.W_k}
+        matrices = {"W_q": self.W_q, "W_k": self.W_k}
+        return {"map": self.f, **matrices, "b_q": self.b_q, "b_k": self.b_k}
 
 
 ACTIVATIONS = {
@@ -71,13 +83,22 @@ def learned_features(recurrence: WindowedLinear) -> LearnedFeatures | None:
     fq, fk = recurrence.fq, recurrence.fk
     if not (isinstance(fq, Mapped) and isinstance(fk, Mapped)):
         return None
-    f, W_q, W_k = ACTIVATIONS.get(fq.map.activate), fq.map.W, fk.map.W
     same = fq.stream is recurrence.q and fk.stream is recurrence.k
-    if f is None or fk.map.activate is not fq.map.activate or not same:
+    if fk.map.activate is not fq.map.activate or not same:
         return None
-    if library.refuse_tensors(W_q, W_k) or not (W_q.is_contiguous() and W_k.is_contiguous()):
+    f, *parameters = _function(recurrence, fq.map, fk.map)
+    if f is None or library.refuse_tensors(*parameters):
         return None
-    return LearnedFeatures(f, W_q, W_k)
+    return LearnedFeatures(f, *parameters) if all(p.is_contiguous() for p in parameters) else None
+
+
+def _function(recurrence: WindowedLinear, phi_q: Any, phi_k: Any) -> tuple[Any, ...]:
+    """f, None if C does not know it, and the parameters of both maps."""
+    W, scale = (phi_q.W, phi_k.W), recurrence.log_scale
+    if not isinstance(scale, LogScale):
+        return ACTIVATIONS.get(phi_q.activate), *W
+    own = scale.map is phi_q and scale.stream is recurrence.q
+    return abi.FeatureMap.LANDMARKS if own else None, *W, phi_q.b, phi_k.b
 
 
 class TokenFeatures(NamedTuple):
@@ -169,7 +190,7 @@ def _run(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, Window
         return recurrence.step(state)
     rule = WindowRule.of(recurrence)
     given = learned_features(recurrence) or _given_features(recurrence, rule, keys, kept)
-    before, (q, k, v, mix, scale) = (keys, values, memory, age), _streams(recurrence)
+    before, (q, k, v, mix, scale) = (keys, values, memory, age), _streams(recurrence, given)
     o, (keys, values, memory, age) = window_step(rule, q, k, v, mix, scale, given, before)
     if isinstance(given, TokenFeatures):
         kept = recurrence.kept_features(given.following.to(kept.dtype))
@@ -178,9 +199,13 @@ def _run(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, Window
     return o.to(recurrence.output), (keys, values, kept, memory, age)
 
 
-def _streams(recurrence: WindowedLinear) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+def _streams(
+    recurrence: WindowedLinear, given: LearnedFeatures | TokenFeatures
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """(q, k, v, mix, a)"""
     q = recurrence.q.expand(*recurrence.shape, -1)  # of the others C repeats axes of length 1
-    return q, recurrence.k, recurrence.v, recurrence.mix, recurrence.log_scale
+    scale = _scale_beside(recurrence, given)
+    return q, recurrence.k, recurrence.v, recurrence.mix, scale
 
 
 def _run_in_pages(record: InPages) -> Tensor:
@@ -189,7 +214,7 @@ def _run_in_pages(record: InPages) -> Tensor:
     rule, given = WindowRule.of(recurrence), learned_features(recurrence)
     assert given is not None
     state, pages = (keys, values, memory, age), abi.Pages(record.pages, record.step)
-    o = _call(rule, _streams(recurrence), given, state, state, pages)
+    o = _call(rule, _streams(recurrence, given), given, state, state, pages)
     return o.to(recurrence.output)
 
 
@@ -207,9 +232,18 @@ def _refuses_in_pages(record: InPages) -> str | None:
     return record.scattered()
 
 
+def _scale_beside(
+    recurrence: WindowedLinear, given: LearnedFeatures | TokenFeatures
+) -> Tensor | None:
+    """a, made now if C does not make it with the features."""
+    made = isinstance(given, LearnedFeatures) and given.f is abi.FeatureMap.LANDMARKS
+    return None if made or recurrence.log_scale is None else features(recurrence.log_scale)
+
+
 def _requires_grad(recurrence: WindowedLinear, state: WindowState) -> bool:
-    maps = (s.map.W for s in (recurrence.fq, recurrence.fk) if isinstance(s, Mapped))
-    return any(s.requires_grad for s in (*recurrence.streams.values(), *maps, *state))
+    maps = [s.map for s in (recurrence.fq, recurrence.fk) if isinstance(s, Mapped)]
+    own = (*(phi.W for phi in maps), *(phi.b for phi in maps if isinstance(phi, ScaledMap)))
+    return any(s.requires_grad for s in (*recurrence.streams.values(), *own, *state))
 
 
 def _given_features(

@@ -88,7 +88,9 @@ def blockwise_windows(recurrence: WindowedLinear, state: WindowState) -> tuple[T
     _, length, documents = arranged
 
     # queries by groups [b g r T ·]: tokens that count first, then zeros up to whole blocks
-    scale = recurrence.mix[..., :0] if recurrence.log_scale is None else recurrence.log_scale
+    scale = recurrence.mix[..., :0]
+    if recurrence.log_scale is not None:
+        scale = features(recurrence.log_scale)
     queries = (
         arranged.tokens(s.to(dtype).expand(b, t, h, -1))
         for s in (recurrence.q, features(recurrence.fq), recurrence.mix, scale)

@@ -9,7 +9,6 @@ import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from fastweights.kernels import numerics
 from fastweights.kernels.gemm import ACCURATE, onednn_error, precision
 from fastweights.lab.bench.timing import Budget, Times, clock_of, time_in_turn
 from fastweights.runs.packages import commit as commit
+from fastweights.runs.processor import cpu_name
 
 PACKAGES = (
     "torch",
@@ -51,7 +51,7 @@ class Machine:
     def here(cls, device: torch.device) -> Machine:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         return cls(
-            _cpu_name(),
+            cpu_name(),
             os.cpu_count() or 1,
             torch.get_num_threads(),
             name,
@@ -112,13 +112,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return {**found, "torch": torch.__version__}
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _rate(device: torch.device, work: float, function: Callable[[], object]) -> float:

@@ -21,7 +21,7 @@ from fastweights.linearize.convert.convolution import (
 )
 from fastweights.methods import advance, evaluate
 from fastweights.recurrence import Recurrence, State, WindowedLinear
-from fastweights.recurrence.mapped import Mapped
+from fastweights.recurrence.mapped import LogScale, Mapped
 from fastweights.recurrence.streams import disable_autocast, pack_state
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.shapes import Mask, Output, Segments
@@ -307,11 +307,13 @@ class WindowedBranch(LinearBranch):
             log_scale,
         )
 
-    def _map_queries(self, q: Tensor) -> tuple[Tensor | Mapped, Tensor | None]:
+    def _map_queries(self, q: Tensor) -> tuple[Tensor | Mapped, Tensor | LogScale | None]:
         """φ of queries, and what its logarithm is relative to, where the window has to know."""
-        if isinstance(self.phi_q, Landmarks):
-            return self.phi_q.with_log_scale(q)
-        return Mapped(self.phi_q, q), None
+        if not isinstance(self.phi_q, Landmarks):
+            return Mapped(self.phi_q, q), None
+        if q.shape[1] == 1:  # a kernel makes them itself; of more they are made together
+            return Mapped(self.phi_q, q), LogScale(self.phi_q, q)
+        return self.phi_q.with_log_scale(q)
 
     @property
     def keeps_states(self) -> bool:

@@ -1,0 +1,162 @@
+"""What of landmarks does what: ``python benchmarks/linearize_ablations.py TEACHERS``.
+
+TEACHERS is the folder that benchmarks/linearize_teachers.py has written. Landmarks are placed among
+keys of the training text, with one thing changed at a time, and nothing is trained; text that is
+held out is read by the teacher, by the model that it has become, and by its window alone. Rows go
+to benchmarks/results/linearize_ablations.json one by one, and from there into docs/linearize.md by
+`make pages`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from torch import Generator, Tensor
+
+from fastweights.linearize import LinearAttentionConfig
+from fastweights.linearize.convert import branch, landmarks
+from fastweights.linearize.convert.modes import Student, Teacher, WindowOnly
+from fastweights.linearize.distill.comparison import (
+    LINEAR,
+    SOFTMAX,
+    WINDOW_ONLY,
+    compare_with_softmax,
+)
+from fastweights.linearize.distill.context import Conversion, ConversionContext
+from fastweights.linearize.distill.far_text import FarText
+from fastweights.linearize.distill.recipe import LinearizationRecipe
+from fastweights.linearize.distill.share import share_of
+from fastweights.recurrence.mapped import Mapped
+from fastweights.runs.processes import Alone
+from fastweights.runs.report import Reporter
+from linearize_far import by_distance
+from linearize_table import SEEDS, WINDOW, Row, data_of, record
+from linearize_teachers import FAR
+
+RESULTS = Path(__file__).parent / "results" / "linearize_ablations.json"
+MODES = {SOFTMAX: Teacher(), LINEAR: Student(), WINDOW_ONLY: WindowOnly()}
+Change = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """How many landmarks there are, beside which window, and what of the library is another while
+    they are placed and read."""
+
+    landmarks: int = 64
+    window: int = WINDOW
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def config(self) -> LinearAttentionConfig:
+        return LinearAttentionConfig("landmarks", self.landmarks // 2, self.window)
+
+
+def _equal_directions(metric: Tensor) -> Tensor:
+    """The root of an identity that is as large as a metric."""
+    return metric.diagonal().mean().sqrt() * torch.eye(len(metric), dtype=metric.dtype)
+
+
+def _random_keys(points: Tensor, count: int, generator: Generator) -> Tensor:
+    return points[torch.randperm(len(points), generator=generator)[:count]]
+
+
+def _on_its_own_scale(self: Any, q: Tensor) -> tuple[Mapped, None]:
+    return Mapped(self.phi_q, q), None
+
+
+METRIC = partial(patch.object, landmarks, "_square_root", _equal_directions)
+START = partial(patch.object, landmarks, "_spread", _random_keys)
+CLUSTER = partial(patch.object, landmarks, "cluster", _random_keys)
+GAMMA = partial(patch.object, branch, "ON_ONE_SCALE", branch.START)
+SCALE = partial(patch.object, branch.WindowedBranch, "_map_queries", _on_its_own_scale)
+
+ABLATIONS = {
+    "nothing": Ablation(),
+    "distance of keys": Ablation(changes=(METRIC,)),
+    "k-means from random keys": Ablation(changes=(START,)),
+    "random keys, no k-means": Ablation(changes=(CLUSTER,)),
+    "γ = 0.1": Ablation(changes=(GAMMA,)),
+    "γ = 0.1, no scale in common": Ablation(changes=(GAMMA, SCALE)),
+    "window 64": Ablation(window=64),
+    "16 landmarks": Ablation(16),
+    "256 landmarks": Ablation(256),
+    "512 landmarks": Ablation(512),
+}
+"""Of 64 landmarks beside a window of 16, what is another."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("teachers", type=Path)
+    parser.add_argument("--only", choices=("text", *FAR), action="append", help="this teacher")
+    parser.add_argument("--change", choices=ABLATIONS, action="append", help="this change")
+    parser.add_argument("--seed", type=int, choices=SEEDS, action="append", help="with this seed")
+    parser.add_argument(
+        "--out", type=Path, help="folder of texts and landmarks (TEACHERS/ablations)"
+    )
+    chosen = parser.parse_args()
+    out = chosen.out or chosen.teachers / "ablations"
+    for teacher in chosen.only or ("text", *FAR):
+        for name in chosen.change or ABLATIONS:
+            for seed in chosen.seed or SEEDS:
+                row = ablate(chosen.teachers, teacher, name, seed, out / f"{teacher}-{name}-{seed}")
+                record(row, RESULTS)
+
+
+@torch.no_grad()
+def ablate(teachers: Path, teacher: str, name: str, seed: int, out: Path) -> Row:
+    """One change, measured."""
+    ablation, folder, start = ABLATIONS[name], teachers / teacher, time.perf_counter()
+    recipe = LinearizationRecipe(ablation.config, ())
+    conversion = Conversion(str(folder / "model"), data_of(teachers, teacher), recipe, seed=seed)
+    Console().print(f"{teacher}, {name}, seed {seed}", markup=False, highlight=False)
+    out.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as changed:
+        for change in ablation.changes:
+            changed.enter_context(change())
+        context = ConversionContext(conversion, out, Alone(), Reporter(), lambda: False)
+        batches = context.validation.sequential_batches(4)
+        found = compare_with_softmax(context.model, batches, MODES)
+        recalled = _recalled(context.model, folder) if teacher in FAR else None
+    sides = {mode.replace(" ", "_"): side.row()["nats_per_token"] for mode, side in found.items()}
+    return {
+        "teacher": teacher,
+        "method": name,
+        "softmax_layers": 0,
+        "lr": None,
+        "seed": seed,
+        "seconds": time.perf_counter() - start,
+        **sides,
+        "share": share_of(found).value,
+        "state_bytes": context.plan.state,
+        **({} if recalled is None else {"recalled": recalled}),
+    }
+
+
+def _recalled(model: Any, folder: Path) -> Row:
+    """Accuracy by distance, of the teacher and of the model."""
+    text = FarText(**load_file(folder / "held_out.safetensors"))
+    return {
+        name: {
+            band: found["accuracy"]
+            for band, found in by_distance(model, text, MODES[mode]).items()
+            if found["tokens"]
+        }
+        for name, mode in (("softmax", SOFTMAX), ("linear", LINEAR))
+    }
+
+
+if __name__ == "__main__":
+    main()
