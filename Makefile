@@ -48,7 +48,7 @@ test-slow: $(VENV)/installed-test  ## only the tests that take minutes each: 30 
 test-titan: $(TITAN)/installed  ## our models in torchtitan, in an environment of its own: 5 minutes
 	OMP_NUM_THREADS=1 $(TITAN)/bin/python -m pytest -m titan tests/engines/test_titan*.py
 
-test-onnx: $(ONNX)/installed  ## our models in ONNX Runtime, in an environment of its own: 5 minutes
+test-onnx: $(ONNX)/installed  ## our models in ONNX Runtime, in an environment of its own: 2 minutes
 	OMP_NUM_THREADS=1 $(ONNX)/bin/python -m pytest -m onnx tests/engines/test_onnx.py
 
 test-serving: $(SERVING)/installed  ## our models in transformers' server, in an environment of its own: 3 minutes

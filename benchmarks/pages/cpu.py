@@ -44,13 +44,50 @@ def rules() -> str:
     """Rules beside the reference implementations of their models."""
     peers = ("transformers", "fla, naive")
     columns = ["rule", "", "ours", *(f"{peer}, ×" for peer in peers), "apart"]
-    return table(columns, [_rule(row, peers) for row in results("rules")["rows"]])
+    rows = results("rules")["rows"]
+    apart = (f"{max(row['apart'].values()):.0e}" for row in rows)
+    return table(columns, [[*_rule(row, peers), far] for row, far in zip(rows, apart, strict=True)])
 
 
 def _rule(row: Row, peers: tuple[str, ...]) -> list[str]:
     act = "forward and backward" if row["backward"] else "forward"
-    ratios = [f"{row[peer]:.2f}" if peer in row else "" for peer in peers]
-    return [row["rule"], act, _ms(row["ours_ms"]), *ratios, f"{max(row['apart'].values()):.0e}"]
+    ratios = [_ratio(row, peer) for peer in peers]
+    return [row["rule"], act, _ms(row["ours_ms"]), *ratios]
+
+
+def long_convolutions() -> str:
+    """Long convolutions of whole sequences beside plain FFTs and softmax attention."""
+    peers = ("plain FFT", "SDPA")
+    columns = ["tokens", "channels of a head", "", "ours", *(f"{peer}, ×" for peer in peers)]
+    rows = (
+        [f"{row['tokens']:,}", str(row["width"]), *_rule({"rule": "", **row}, peers)[1:]]
+        for row in results("long_convolution")["sequences"]
+    )
+    return table(columns, rows)
+
+
+def long_convolution_tokens() -> str:
+    """One token behind others: the convolution, and a layer of it."""
+    found = results("long_convolution")
+    columns = ["", "tokens", "ours", "FFT of all tokens, ×", "SDPA, ×", "filter made anew, ×"]
+    rows = [
+        [
+            name,
+            f"{row['tokens']:,}",
+            _ms(row["ours_ms"]),
+            *(_ratio(row, peer) for peer in TOKEN_PEERS),
+        ]
+        for name, part in (("`LongConvolution`", "tokens"), ("layer `hyena`", "layers"))
+        for row in found[part]
+    ]
+    return table(columns, rows)
+
+
+TOKEN_PEERS = ("plain FFT", "SDPA", "filter made anew")
+
+
+def _ratio(row: Row, peer: str) -> str:
+    return f"{row[peer]:.2f}" if peer in row else ""
 
 
 def busy_core() -> str:

@@ -321,6 +321,8 @@ PAGE = Page(
             "bfloat16_models": cpu.models,
             "bfloat16_streams": cpu.streams,
             "rules": cpu.rules,
+            "long_convolutions": cpu.long_convolutions,
+            "long_convolution_tokens": cpu.long_convolution_tokens,
             "busy_core": cpu.busy_core,
         }
     ),

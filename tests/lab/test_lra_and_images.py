@@ -7,6 +7,7 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from PIL import Image
 
 from distributions import assert_frequencies, rng
+from fastweights.lab.sweep import InProcess, SweepModel, SweepPlan, sweep
 from fastweights.lab.tasks import FILES, Crop, ImageFolder, ListOps, Pathfinder, Protocol
 from fastweights.lab.tasks.archives import Characters, grey
 from fastweights.lab.tasks.listops import SYMBOLS
@@ -249,6 +251,29 @@ def test_mnist(tmp_path: Path) -> None:
     (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(FileNotFoundError, match="t10k-labels"):
         FILES["mnist"](tmp_path)
+
+
+@pytest.mark.parametrize("name", ["smnist", "mnist"])
+def test_sweeps_train_on_files(tmp_path: Path, name: str) -> None:
+    write_mnist(tmp_path, 5_030, 20)
+    model = SweepModel("tiny", "linear", {"hidden_size": 8, "num_hidden_layers": 1})
+    settings = {"steps": 1, "batch": 2}
+    rows, again = (
+        sweep(
+            SweepPlan(
+                {name: replace(protocol, validation=protocol.test)},
+                (model,),
+                rates=(1e-3,),
+                training=settings,
+            ),
+            tmp_path / "out",
+            InProcess(),
+            listener=lambda result: None,
+        )
+        for protocol in (FILES[name](tmp_path), FILES[name](tmp_path))
+    )
+    assert len(rows) == 1
+    assert rows == again
 
 
 def test_image_folder(tmp_path: Path) -> None:

@@ -495,6 +495,20 @@ def test_a_run_that_fails_does_not_end_the_sweep(tmp_path: Path) -> None:
     assert len(again.asked) == 2
 
 
+def test_a_sweep_without_a_listener_tells_of_every_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = replace(COPY, train=(Segment(Broken(), None),))
+    small = plan(tasks={"broken": broken, "copy": COPY}, rates=(1e-2,), seeds=(0,))
+    (row,) = sweep(small, tmp_path, InProcess())
+    failed, done = capsys.readouterr().err.splitlines()
+    assert failed.startswith("1/2  ")
+    assert failed.endswith("failed: RuntimeError: no examples today")
+    assert done.startswith(f"2/2  {row.mixer}, copy, lr 0.01, seed 0: accuracy {row.accuracy:.3f}")
+    sweep(small, tmp_path / "quiet", InProcess(), listener=lambda result: None)
+    assert not capsys.readouterr().err
+
+
 # summary and figures
 # ------------------------------------------------------------------------------------------------
 

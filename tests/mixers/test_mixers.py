@@ -86,6 +86,7 @@ LAYERS = [
         rope={"base": 100.0, "fraction": 0.4},
     ),
     layer("softmax", layers.softmax, heads=2, qk_norm=1e-3, gated=True),
+    layer("softmax", layers.softmax, heads=4, kv_heads=2, keys=8, qk_norm=1e-3),
     layer("olmo2", layers.olmo2, heads=4, kv_heads=2, eps=1e-2),
     layer("mla", latent.mla, heads=4, width=4, turned=2),
     layer(
@@ -546,6 +547,7 @@ def test_inputs_that_do_not_fit(layer: Layer) -> None:
             "d_k = 6 is not divisible by heads = 4; use 1, 2, 3, 6",
         ),
         ("normalized", {"keys": 7}, "d_k = 7 is not divisible by heads = 4; use 1, 7"),
+        ("softmax", {"keys": 6}, "d_k = 6 is not divisible by heads = 4; use 1, 2, 3, 6"),
         ("linear", {"heads": 5}, "d = 16 is not divisible by heads = 5; use 1, 2, 4, 8, 16"),
         ("softmax", {"heads": 4, "kv_heads": 3}, "heads = 4 is not a multiple of kv_heads = 3"),
         ("softmax", {"heads": 16}, "must be even"),

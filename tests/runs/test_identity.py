@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fastweights.lab.reproduce import CLAIMS
@@ -16,7 +17,7 @@ from fastweights.lab.reproduce.run import Ledger
 from fastweights.lab.reproduce.text import SMALL
 from fastweights.lab.sweep.folder import SweepFolder
 from fastweights.lab.sweep.plan import SweepModel, SweepPlan, SweepRun
-from fastweights.lab.tasks import TASKS
+from fastweights.lab.tasks import TASKS, Images
 from fastweights.linearize.distill.fit import Fit
 from fastweights.mixers import MIXERS, plugin
 from fastweights.runs import identity
@@ -148,6 +149,20 @@ def test_keys_differ_where_values_do_and_equal_numbers_have_one() -> None:
     assert len({key_of(value) for value in values}) == len(values)
     assert key_of(Config(3, Inner(1.0))) == key_of(Config(3, Inner(1)))
     assert key_of(Config(3, fields={"a": 1, "b": 2})) == key_of(Config(3, fields={"b": 2, "a": 1}))
+
+
+def test_arrays_are_told_apart_by_their_numbers_shapes_and_dtypes() -> None:
+    zeros = np.zeros((2, 3), np.uint8)
+    other = zeros.copy()
+    other[1, 2] = 1
+    arrays = [zeros, other, zeros.reshape(3, 2), zeros.astype(np.int8), zeros[:0]]
+    configs = [Config(3, fields={"pixels": array}) for array in arrays]
+    assert len({key_of(config) for config in configs}) == len(configs)
+    assert key_of(Images(zeros, other[0])) == key_of(Images(zeros.copy(), other[0].copy()))
+    stored = json.loads(json.dumps(to_record(Images(zeros, other[1]))))
+    assert not list(differences(stored, Images(zeros.copy(), other[1])))
+    (changed,) = differences(stored, Images(other, other[1]))
+    assert changed.startswith("pixels was")
 
 
 def test_what_json_has_not_is_refused() -> None:

@@ -35,7 +35,8 @@ class SoftmaxAttention(Mixer):
         kv_heads: how many heads k and v have, each serving heads / kv_heads queries; None for
             all
         window: how many tokens a query sees; None for all
-        width: d'_k, the channels of a head; None for d / heads
+        width: d'_v, the channels of a head; None for d / heads
+        keys: d_q, of all heads, so that d'_k = d_q / heads; None for d'_k = d'_v
         bias: whether the four projections have one (Qwen2)
         qk_norm: ε of an RMSNorm of every head of q and k (Qwen3); None for no norm
         gated: f_g = σ(x W_g) (Qwen3-Next)
@@ -53,23 +54,25 @@ class SoftmaxAttention(Mixer):
         qk_norm: NonNegative | None = None,
         gated: bool = False,
         rope: Mapping[str, float] | None = None,
+        keys: Count | None = None,
     ) -> None:
         super().__init__(d)
         kv_heads = heads if kv_heads is None else kv_heads
         width = head_width("d", d, heads) if width is None else width
+        key = width if keys is None else head_width("d_k", keys, heads)
         if kv_heads < 1 or heads % kv_heads:
             raise ShapeError(f"heads = {heads} is not a multiple of kv_heads = {kv_heads}")
         if window is not None and window < 1:
             raise ShapeError(f"window = {window}; a query sees 1 token or more, or None for all")
         self.heads, self.kv_heads, self.window = heads, kv_heads, window
-        self.rope = Rope(width, **(rope or {}))
-        self.W_q = Linear(d, width * heads, bias=bias)
-        self.W_k = Linear(d, width * kv_heads, bias=bias)
+        self.rope = Rope(key, **(rope or {}))
+        self.W_q = Linear(d, key * heads, bias=bias)
+        self.W_k = Linear(d, key * kv_heads, bias=bias)
         self.W_v = Linear(d, width * kv_heads, bias=bias)
         self.W_g = Linear(d, width * heads, bias=False) if gated else None
         self.W_o = Linear(width * heads, d, bias=bias)
-        self.norm_q = self._norm(width, qk_norm)
-        self.norm_k = self._norm(width, qk_norm)
+        self.norm_q = self._norm(key, qk_norm)
+        self.norm_k = self._norm(key, qk_norm)
         self.norm = nn.Identity()
 
     @staticmethod

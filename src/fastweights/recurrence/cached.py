@@ -217,7 +217,19 @@ class CacheRule(Recurrence[Cache]):
         """The cache for the next token: all that it can still see."""
         decays = () if seen.decay is None else (_bounded(seen.decay[:, :, -1:].mT),)
         cache = (seen.keys, seen.values, *decays, seen.time.age)
-        return cache if self.span is None else _keep_newest(cache, self.span - 1)
+        if self.span is None:
+            return cache
+        if self.sees_its_own_alone(seen):
+            first = torch.sym_max(len(self) - (self.span - 1), 0)
+            *tokens, age = cache
+            return *(part[:, :, first:].clone() for part in tokens), age[:, first:].clone()
+        return _keep_newest(cache, self.span - 1)
+
+    def sees_its_own_alone(self, seen: SeenKeys) -> bool:
+        """Whether all that is seen are the record's own tokens, in their order and none of them
+        padding.
+        """
+        return self.keep_mask is None and seen.keys.shape[2] == len(self)
 
 
 @dataclass(frozen=True, eq=False)

@@ -67,6 +67,9 @@ class LongConvolution(CacheRule):
         if self.segment_starts is not None:
             return self.step(state)
         seen = self.append_to_cache(state)
+        if self.sees_its_own_alone(seen):
+            o = self._convolve(self._queries, *self._repeated(seen))
+            return o.transpose(1, 2).to(self.output), self.next_cache(seen)
         position = seen.time.position[:, None, :, None]
         queries = F.pad(self._queries, (0, 0, seen.keys.shape[2] - len(self), 0))
         tokens = [queries, *self._readable(seen, position)]
@@ -87,8 +90,12 @@ class LongConvolution(CacheRule):
     def _readable(self, seen: SeenKeys, position: Tensor) -> list[Tensor]:
         """Keys and values ``[b h s ·]``, zeros where they are padding or forgotten."""
         there = position > -FORGOTTEN // 2
+        return [torch.where(there, s, 0) for s in self._repeated(seen)]
+
+    def _repeated(self, seen: SeenKeys) -> list[Tensor]:
+        """Keys and values ``[b h s ·]`` of all heads."""
         tokens = (seen.keys.to(self.accumulator), seen.values.to(self.accumulator))
-        return [torch.where(there, repeat_kv(s, self.shape[2]), 0) for s in tokens]
+        return [repeat_kv(s, self.shape[2]) for s in tokens]
 
     def _convolve(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q_t (h * kᵀv)_t of tokens ``[b h s ·]``, each a step behind the one before it."""

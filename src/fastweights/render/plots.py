@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PALETTE = ("#4c78a8", "#d1495b", "#2e8b57", "#e09f3e", "#7b5ea7", "#4f9da6", "#a05a2c", "#767676")
+PALETTE = (
+    *("#4c78a8", "#d1495b", "#2e8b57", "#e09f3e", "#7b5ea7", "#4f9da6", "#a05a2c", "#767676"),
+    *("#e58bc4", "#a3b018", "#1f2a56", "#79c7f2"),
+)
 HEAT = "magma_r"
 
 

@@ -14,6 +14,8 @@ from hashlib import sha256
 from pathlib import PurePath
 from typing import Any
 
+import numpy as np
+
 VERSION = 1
 """Of records and keys. Version 0 had no number: records without one, and keys made of reprs."""
 
@@ -171,7 +173,11 @@ def _without_defaults(value: Any) -> Any:
     """As `to_json_value`, with first names; equal numbers are written alike."""
     if is_dataclass(value):
         own = {field.name: (getattr(value, field.name), _default(field)) for field in fields(value)}
-        content = {key: _without_defaults(x) for key, (x, default) in own.items() if x != default}
+        content = {
+            key: _without_defaults(x)
+            for key, (x, default) in own.items()
+            if isinstance(x, np.ndarray) or x != default
+        }
         return {"type": _first_type(type(value).__name__), **content}
     if isinstance(value, float) and value.is_integer():
         return int(value)
@@ -186,12 +192,25 @@ def _map(function: Any, value: Any) -> Any:
         return [function(part) for part in value]
     if isinstance(value, PurePath):
         return str(value)
+    if isinstance(value, np.ndarray):
+        return _array(value)
     if value is None or isinstance(value, (str, int, float)):
         return value
     raise TypeError(
         f"a {type(value).__name__} ({value!r}) has no place in JSON; a run is decided by frozen"
-        " dataclasses of texts, numbers, mappings and sequences"
+        " dataclasses of texts, numbers, arrays, mappings and sequences"
     )
+
+
+def _array(value: np.ndarray) -> dict[str, Any]:
+    """What tells an array from others, in place of its numbers."""
+    content = sha256(np.ascontiguousarray(value).data).hexdigest()
+    return {
+        "type": "array",
+        "shape": list(value.shape),
+        "dtype": str(value.dtype),
+        "sha256": content,
+    }
 
 
 def _default(field: Field[Any]) -> Any:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from fastweights.analysis.tables import conditions_of
 from fastweights.lab.reproduce.claim import (
@@ -24,12 +25,15 @@ from fastweights.lab.reproduce.claim import (
 )
 from fastweights.lab.reproduce.measures import Measure
 from fastweights.linearize import LinearAttentionConfig, linearize
+from fastweights.linearize.distill.plan import plan
+from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.methods import evaluate
 from fastweights.mixers import MesaLayer
 from fastweights.recurrence import Cholesky, Mesa, ShermanMorrison, condition_numbers
 
 UNLIKE = "marks unlike the paper's"
 SHARE = "trained parameters [%]"
+BATCHES = "for many sequences of 2,176 tokens"
 
 
 @dataclass(frozen=True)
@@ -234,6 +238,48 @@ def trained_share() -> Iterator[Measure]:
     yield Measure("feature maps and LoRA", 100 * (maps + adapters) / whole, quantity=SHARE)
 
 
+# LoLCATs, Figure 2: memory ------------------------------------------------------------------------
+
+
+MISTRAL: Mapping[str, Any] = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "sliding_window": None,
+}
+"""Mistral 7B with attention to all tokens, as the paper has it; its layers are alike."""
+LAYERS = 32
+READ = 2048 + 128
+"""Tokens of a prompt and its answer."""
+
+
+def generation_memory(
+    lengths: Sequence[int] = (512, 8192, 65_536, 131_072), batches: Sequence[int] = (1, 16, 32)
+) -> Iterator[Measure]:
+    """Yield the GB of Mistral 7B's weights and caches in bfloat16, by the tokens of one sequence
+    and by the number of sequences."""
+    whole: Any
+    part: Any
+    with torch.device("meta"):
+        whole, part = (
+            MistralForCausalLM(MistralConfig(**MISTRAL, num_hidden_layers=layers))
+            for layers in (LAYERS, 1)
+        )
+    analog = LinearAttentionConfig("exp", feature_dim=128, window=64)
+    planned = plan(part.to(torch.bfloat16), LinearizationRecipe(analog, ()))
+    weights = _count(whole) * torch.bfloat16.itemsize
+    maps = LAYERS * planned.branch * torch.float32.itemsize
+    (layer,) = planned.caches
+    models = {"softmax": (weights, layer.as_softmax), "LoLCATs": (weights + maps, layer.after)}
+    for name, (held, kept) in models.items():
+        for tokens in lengths:
+            yield Measure(name, (held + LAYERS * kept(tokens)) / 1e9, tokens)
+        for batch in batches:
+            yield Measure(name, (held + batch * LAYERS * kept(READ)) / 1e9, batch, BATCHES)
+
+
 def _count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -243,5 +289,6 @@ COMPUTATIONS: Mapping[str, Callable[[], Iterator[Measure]]] = {
     "MesaNet appendix F.5": screams,
     "MesaNet appendix G": least_squares,
     "LoLCATs section 3": trained_share,
+    "LoLCATs Figure 2": generation_memory,
 }
 """What is computed, by its source."""

@@ -46,9 +46,9 @@ def small(
     )
 
 
-def mqar(length: int, pairs: int, width: int, steps: int) -> Protocol:
-    """Return a protocol of MQAR with 64 tokens."""
-    task = MQAR(vocabulary=64, length=length, pairs=pairs)
+def mqar(length: int, pairs: int, width: int, steps: int, vocabulary: int = 64) -> Protocol:
+    """Return a protocol of MQAR with so many tokens."""
+    task = MQAR(vocabulary=vocabulary, length=length, pairs=pairs)
     return small(task, task, steps, width)
 
 
@@ -67,11 +67,12 @@ def mad(name: str, steps: int, width: int = 64, **sizes: int) -> Protocol:
     )
 
 
-SHORT_LISTOPS = ListOps(shortest=10, longest=50)
+SHORT_LISTOPS = ListOps(shortest=15, longest=40, depth=5, arguments=3)
+"""Trees of four levels of operators with few arguments: one operator on all digits says little."""
 
 
 def long_range(steps: int) -> dict[str, Protocol]:
-    """Return protocols of ListOps with 10 to 50 tokens."""
+    """Return protocols of ListOps with 15 to 40 tokens."""
     fields = {
         "norm": "layer",
         "mlp": "gated",

@@ -27,7 +27,7 @@ from fastweights.text.tokens import TokenText
 from fastweights.train.perplexity import nll_by_position
 
 STEPS, ALLOWED = "steps per token", "steps allowed"
-ADDED = "loss added to that of 30 steps"
+ADDED, BY_STEPS = "loss added to that of 30 steps", "loss by steps"
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,29 @@ class Solvers(Probe):
     def _steps(self, model: FastWeightsForCausalLM, tokens: TokenText) -> float:
         records = mesa_records(model, _ids(model, tokens, self.length))
         return float(np.mean([solver_statistics(record).steps.mean().item() for record in records]))
+
+
+@dataclass(frozen=True)
+class FewerSteps(Probe):
+    """A probe of the loss where solving stops after each of several numbers of steps.
+
+    Attributes:
+        steps: The numbers of steps; 0 is gated linear attention.
+        tokens: Tokens of validation text.
+        length: Tokens per sequence.
+    """
+
+    steps: tuple[int, ...]
+    tokens: int
+    length: int
+
+    def measures(
+        self, series: str, seed: int, model: FastWeightsForCausalLM, tokens: TokenText
+    ) -> Iterator[Measure]:
+        for steps in self.steps:
+            with use_solver(model, ConjugateGradient(steps)):
+                loss = nll_by_position(model, tokens[: self.tokens], self.length, batch=8)
+            yield Measure(series, loss.mean, steps, BY_STEPS, seed)
 
 
 @dataclass(frozen=True)

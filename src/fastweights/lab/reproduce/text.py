@@ -378,6 +378,7 @@ class LanguageModels(Experiment):
         seeds: The seeds.
         reference: A series; differences to it by position are added.
         tuning: How each model's learning rate is chosen.
+        fields: Further fields of the configuration of some series.
 
     Raises:
         ValueError: If a seed both chooses and is judged.
@@ -389,16 +390,24 @@ class LanguageModels(Experiment):
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     reference: str | None = None
     tuning: Tuning = Tuning()
+    fields: Mapping[str, Fields] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_apart(self.tuning.seeds if self.tuning.rates else (), self.seeds)
 
     def trials(self) -> Sequence[Trial]:
         return [
-            LanguageModelTrial(series, mixers, seed, self.pretraining, self.readings, self.tuning)
+            LanguageModelTrial(
+                series, mixers, seed, self._pretraining(series), self.readings, self.tuning
+            )
             for seed in self.seeds
             for series, mixers in self.models.items()
         ]
+
+    def _pretraining(self, series: str) -> LanguageTraining:
+        training: Any = self.pretraining
+        own = self.fields.get(series)
+        return replace(training, fields={**training.fields, **own}) if own else training
 
     @property
     def rates(self) -> int:
@@ -409,8 +418,8 @@ class LanguageModels(Experiment):
         return Scale(margin=MARGIN, ascending=False)
 
     def floors(self, context: TrialContext) -> list[Measure]:
-        mixers = next(iter(self.models.values()))
-        tuned = self.pretraining.at_best_rate(mixers, self.tuning, context)
+        series, mixers = next(iter(self.models.items()))
+        tuned = self._pretraining(series).at_best_rate(mixers, self.tuning, context)
         _, language = tuned.train_or_load(mixers, self.seeds[0], context)
         counted, predicted = (
             np.asarray(text[:count]).tolist()

@@ -11,6 +11,7 @@ from typing import Any
 
 from fastweights.lab.sweep.plan import SweepPlan, SweepRun
 from fastweights.lab.sweep.pool import Local, Pool, RunFailure
+from fastweights.lab.sweep.progress import ProgressLines
 from fastweights.lab.sweep.trainer import Point, Row
 from fastweights.runs.files import atomic_file, read_json, remove_partials, write_json
 from fastweights.runs.identity import differences, to_record
@@ -86,7 +87,7 @@ def sweep(
     pool: Pool = Local(),
     *,
     device: str = "cpu",
-    listener: Callable[[Row | RunFailure], None] = lambda result: None,
+    listener: Callable[[Row | RunFailure], None] | None = None,
 ) -> list[Row]:
     """Run the plan, except for runs whose results are in `path` already, and return the rows in its
     order.
@@ -99,11 +100,13 @@ def sweep(
         path: The folder of the results.
         pool: Where the runs are computed.
         device: The device to train on, as PyTorch names it.
-        listener: Called with every result of this call.
+        listener: Called with every result of this call; None for a line about each on standard
+            error.
     """
     runs = list(plan.runs())
     folder = SweepFolder(path)
     due = {run.key: run for run in runs if folder.row(run) is None}
+    listener = listener or ProgressLines(len(due))
     try:
         for result in pool.results(list(due.values()), folder.logs, device) if due else ():
             run = result.run if isinstance(result, RunFailure) else due[result.key]

@@ -124,22 +124,24 @@ class RegBench(TokenTask):
     """Predict every letter of the words of a random regular language; each sequence has its own
     language.
 
-    A language has 4 … `states` states and 4 … 18 letters; a state has one to `edges` letters with
-    different next states, none of which is the state itself. A sequence has several words, uniform
-    walks from state 0, joined by ``|``, which is not a label. A prediction is right if the word so
-    far, continued by it, is still a word.
+    A language has `edges` + 1 … `states` states and as many … `alphabet` letters; a state has one
+    to `edges` letters with different next states, none of which is the state itself. A sequence has
+    several words, uniform walks from state 0, joined by ``|``, which is not a label. A prediction
+    is right if the word so far, continued by it, is still a word.
 
     Attributes:
         states: Most states of an automaton.
         edges: Most letters that a state accepts.
         words: Words per sequence, from the first number up to but without the second.
         letters: Letters per word, likewise.
+        alphabet: Most letters of a language.
     """
 
     states: int = 12
     edges: int = 3
     words: tuple[int, int] = (10, 20)
     letters: tuple[int, int] = (1, 50)
+    alphabet: int = LETTERS
 
     @property
     def vocabulary(self) -> int:
@@ -165,7 +167,7 @@ class RegBench(TokenTask):
         fewest = self.edges + 1
         shape = (count, self.states)
         size = generator.integers(fewest, self.states + 1, size=count)
-        alphabet = generator.integers(fewest, LETTERS + 1, size=count)
+        alphabet = generator.integers(fewest, self.alphabet + 1, size=count)
         known = generator.random((count, LETTERS)).argsort(1).argsort(1) < alphabet[:, None]
         letters = np.where(known[:, None], generator.random((*shape, LETTERS)), 2.0).argsort(2)[
             ..., : self.edges

@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from fastweights.lab.reproduce.claim import Above, Claim, ClaimSize, Near, Term
-from fastweights.lab.reproduce.computed import SHARE, computed
+from fastweights.lab.reproduce.computed import BATCHES, SHARE, computed
 from fastweights.lab.reproduce.conversion import (
     AFTER,
     APART,
@@ -344,4 +344,26 @@ TRAINED_SHARE = {
     )
 }
 
-CLAIMS: dict[str, Claim] = {**TRAINED_SHARE, **TRANSFER, **METHODS_COMPARED, **SPEED}
+MEMORY = {
+    "lolcats-memory": computed(
+        PAPER,
+        "Figure 2, memory",
+        "LoLCATs Figure 2",
+        "The memory of a linearized model stays as it generates; softmax attention has none left"
+        " beyond a batch of 16 and beyond 64k tokens (40 GB).",
+        Near(Term("LoLCATs", -1), Term("LoLCATs", 0), 0),
+        Above(Term("softmax", -1), Term("LoLCATs", -1)),
+        Above(Term("softmax", -1, BATCHES), Term("LoLCATs", -1, BATCHES)),
+        Above(Term("softmax", -1, BATCHES), 40),
+        Above(Term("softmax", -1), 40),
+        unit="GB of weights and caches",
+        picture=Curves("tokens, or sequences", "GB", "x"),
+        remark=(
+            "Mistral 7B in bfloat16, counted by what `fastweights plan` counts. Weights, keys and"
+            " values of softmax attention fit at 32 sequences and at 131k tokens: the memory that"
+            " ran out was used for something else."
+        ),
+    )
+}
+
+CLAIMS: dict[str, Claim] = {**TRAINED_SHARE, **MEMORY, **TRANSFER, **METHODS_COMPARED, **SPEED}
