@@ -2,13 +2,15 @@
 
     python benchmarks/vllm_serving.py --out benchmarks/results/vllm_serving.json
 
-Runs in the environment of `make test-vllm`. Both models are made here, with random weights: speed
-does not ask for better ones. Both servers are there all the time, and only one is asked at a time,
-each number of concurrent streams and length of prompts of the one, then of the other. A stream
-sends one request after the other, with a prompt of its own, and reads `TOKENS` tokens. Of all
-requests: `requests_per_second`; `first_token`, the median of seconds from request to first token;
-`token`, the median over requests of the mean seconds between tokens. `cache` is the most of the
-cache that was in use, in bytes, and `resident` what the server's processes hold behind it.
+Runs in the environment of `make test-vllm`; three rounds take a quarter of an hour on two cores.
+The file is written after every row, and a second call goes on behind the last one. Both models are
+made here, with random weights: speed does not ask for better ones. Both servers are there all the
+time, and only one is asked at a time, each number of concurrent streams and length of prompts of
+the one, then of the other, and all of them again in every round. A stream sends one request after
+the other, with a prompt of its own, and reads `TOKENS` tokens. Of all requests:
+`requests_per_second`; `first_token`, the median of seconds from request to first token; `token`,
+the median over requests of the mean seconds between tokens. `cache` is the most of the cache that
+was in use, in bytes, and `resident` what the server's processes hold behind it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,7 @@ from fastweights.lab.bench.machine import Machine, commit, versions
 from fastweights.linearize import LinearAttentionConfig, linearize
 
 STREAMS, PROMPTS, TOKENS = (1, 16, 64), (128, 2048), 32
+NAMES = ("softmax", "linearized")
 CACHE = 4
 """GiB that each server has for keys, values and states."""
 WINDOW = 64
@@ -79,7 +83,7 @@ def make_models(folder: Path) -> dict[str, Path]:
     model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
     model.save_pretrained(folder / "softmax")
     linearize(model, LinearAttentionConfig(window=WINDOW)).save_pretrained(folder / "linearized")
-    return {name: folder / name for name in ("softmax", "linearized")}
+    return {name: folder / name for name in NAMES}
 
 
 @contextlib.asynccontextmanager
@@ -179,37 +183,60 @@ async def measure(server: Server, streams: int, length: int, each: int) -> dict[
 
 
 async def run(out: Path, rounds: int) -> None:
-    """Measure everything, and write it after every line."""
-    rows: list[dict[str, Any]] = []
+    """Measure what the file lacks, and write it after every row."""
+    rows = _read(out)
+    loads = list(product(range(rounds), PROMPTS, STREAMS))
+    if all(_find(rows, *load, name) for load in loads for name in NAMES):
+        return
     with tempfile.TemporaryDirectory() as place:
         folders = make_models(Path(place))
         async with contextlib.AsyncExitStack() as stack:
             servers = await asyncio.gather(
                 *(stack.enter_async_context(serve(*one)) for one in folders.items())
             )
-            for server in servers:
-                await measure(server, 1, PROMPTS[0], 1)  # what is only made at the first request
-            for length in PROMPTS:
-                for streams in STREAMS:
-                    for number in range(rounds):
-                        for server in servers if number % 2 == 0 else servers[::-1]:
-                            row = await measure(server, streams, length, 3 if streams == 1 else 1)
-                            rows.append(row)
-                            print(row, flush=True)
-                            _write(out, rows)
+            for server in servers:  # what is only made at the first requests
+                await measure(server, max(STREAMS), PROMPTS[0], 1)
+            for number, length, streams in loads:
+                for server in servers if number % 2 == 0 else servers[::-1]:
+                    if _find(rows, number, length, streams, server.name):
+                        continue
+                    row = await measure(server, streams, length, 3 if streams == 1 else 1)
+                    rows.append({"round": number, **row})
+                    print(rows[-1], flush=True)
+                    _write(out, rows)
+
+
+def _find(rows: list[dict[str, Any]], number: int, length: int, streams: int, name: str) -> bool:
+    wanted = {"round": number, "prompt": length, "streams": streams, "model": name}
+    return any(wanted.items() <= row.items() for row in rows)
+
+
+def _measured() -> dict[str, Any]:
+    """What rows of one file have in common."""
+    return {"commit": commit(), "tokens": TOKENS, "window": WINDOW, "sizes": SIZES}
+
+
+def _read(out: Path) -> list[dict[str, Any]]:
+    """The rows that are there.
+
+    Raises:
+        SystemExit: They are of another commit or of other models.
+    """
+    if not out.exists():
+        return []
+    found = json.loads(out.read_text())
+    for name, value in _measured().items():
+        if found[name] != value:
+            raise SystemExit(
+                f"{out} has rows with {name} = {found[name]}, and this is {value}: move it away, or"
+                " name another file by --out"
+            )
+    return found["rows"]
 
 
 def _write(out: Path, rows: list[dict[str, Any]]) -> None:
-    found = {
-        "commit": commit(),
-        "machine": asdict(Machine.here(torch.device("cpu"))),
-        "versions": versions(),
-        "tokens": TOKENS,
-        "window": WINDOW,
-        "sizes": SIZES,
-        "rows": rows,
-    }
-    out.write_text(json.dumps(found, indent=1) + "\n")
+    machine = {"machine": asdict(Machine.here(torch.device("cpu"))), "versions": versions()}
+    out.write_text(json.dumps({**_measured(), **machine, "rows": rows}, indent=1) + "\n")
 
 
 def main() -> None:

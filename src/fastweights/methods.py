@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fastweights.kernels import select
 from fastweights.kernels.chunked import chunk_loop
+from fastweights.kernels.pages import InPages, load_and_store
 from fastweights.recurrence.base import CHUNK, Recurrence
 from fastweights.recurrence.effects import Neighbours
 from fastweights.recurrence.streams import State, disable_autocast
@@ -121,3 +122,31 @@ def evaluate(
         return recurrence.empty_output(), start
     with disable_autocast(recurrence.device):
         return method.evaluate(recurrence, start)
+
+
+@torch.no_grad()
+def advance(recurrence: Recurrence, state: State, pages: Tensor, method: Method = Auto()) -> Tensor:
+    """Evaluate a recurrence from states that lie in pages, and leave those behind it there.
+
+    Args:
+        recurrence: Streams of b sequences.
+        state: The states of all n pages, tensors ``[n …]`` of the shapes and dtypes that
+            `Recurrence.settle` gives them.
+        pages: ``[b]``, the number of each sequence's page, no number twice.
+        method: How to evaluate.
+
+    Returns:
+        The output o ``[b t h v]``, without gradients.
+
+    Raises:
+        ShapeError: The states are none of this recurrence.
+        TypeError: `method` is no Method.
+    """
+    require_method(method)
+    record = InPages(recurrence, state, pages)
+    if recurrence.shape[1] == 0:
+        return recurrence.empty_output()
+    with disable_autocast(recurrence.device):
+        if isinstance(method, Auto):
+            return select(record).compute(record)
+        return load_and_store(record, method.evaluate)

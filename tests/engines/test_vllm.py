@@ -15,8 +15,8 @@ from fastweights.engines.vllm.attentions import (
     require_served,
 )
 from fastweights.engines.vllm.forms import KeptKeys, KeptState, kept_by, longest_page
-from fastweights.engines.vllm.groups import group
-from fastweights.engines.vllm.layout import ALIGNMENT, PageLayout, StateForm
+from fastweights.engines.vllm.groups import LONGEST_PADDED, group, padded_length
+from fastweights.engines.vllm.layout import ALIGNMENT, PageLayout, StateForm, load, store
 from fastweights.engines.vllm.weights import Replacement, load_weights, original_names
 from fastweights.layers import LayerStream
 from fastweights.linearize import LinearAttentionConfig, branches
@@ -46,8 +46,9 @@ def test_a_state_fits_its_page_after_any_number_of_tokens(name: str) -> None:
         tensors = kept.form.tensors(state)
         pages = torch.full((4, kept.layout.nbytes + 2 * ALIGNMENT), 7, dtype=torch.uint8)
         slots = torch.tensor([3, 1])
-        kept.layout.store(pages, slots, tensors)
-        back = kept.form.state(kept.layout.load(pages, slots))
+        paged = kept.layout.of_pages(pages)
+        store(paged, slots, tensors)
+        back = kept.form.state(load(paged, slots))
         assert StateForm.of(back) == StateForm.of(state)
         for mine, theirs in zip(kept.form.tensors(back), tensors, strict=True):
             assert mine.dtype == theirs.dtype
@@ -103,13 +104,44 @@ def test_sequences_are_grouped_by_their_tokens_and_whether_they_begin() -> None:
         slots=torch.tensor([10, 11, 12, 13, 14, 15], dtype=torch.int32),
         device=torch.device("cpu"),
     )
-    found = [(one.tokens.tolist(), one.slots.tolist(), one.begins) for one in groups]
+    found = [(one.tokens.tolist(), one.slots.tolist(), one.begins, one.first) for one in groups]
     assert found == [
-        ([[0], [8]], [10, 15], False),
-        ([[1]], [11], True),
-        ([[2, 3, 4]], [12], True),
-        ([[5, 6, 7]], [13], False),
+        ([[0], [8]], [10, 15], False, None),
+        ([[1]], [11], True, 1),
+        ([[2, 3, 4]], [12], True, 2),
+        ([[5, 6, 7]], [13], False, 5),
     ]
+    assert all(one.keep is None for one in groups)
+
+
+def test_sequences_of_about_as_many_tokens_are_padded() -> None:
+    (one,) = group([0, 3, 5, 5], [3, 2, 0], torch.tensor([7, 8, 9]), torch.device("cpu"))
+    assert one.keep is not None
+    assert one.keep.tolist() == [[True] * 3, [True, True, False]]
+    assert one.tokens.tolist() == [[0, 1, 2], [3, 4, 4]]
+    stream = torch.arange(6.0)[:, None]
+    assert one.take(stream).squeeze(-1).tolist() == [[0, 1, 2], [3, 4, 4]]
+    written = torch.zeros(6, 1)
+    one.put(written, one.take(stream) + 1)
+    assert written.flatten().tolist() == [1, 2, 3, 4, 5, 0]
+
+
+@pytest.mark.parametrize("count", [*range(1, 70), 512, 513, 4096])
+def test_padding_is_less_than_what_is_read(count: int) -> None:
+    padded = padded_length(count)
+    assert count <= padded < count + max(16, count / 3)
+    assert count > 1 or padded == 1
+    assert count < LONGEST_PADDED or padded == count
+    assert padded_length(padded) == padded
+
+
+def test_groups_read_what_lies_in_order_where_it_lies() -> None:
+    groups = group([0, 2, 4, 5], [4, 4, 9], torch.tensor([1, 2, 3]), torch.device("cpu"))
+    stream = torch.randn(5, 3)
+    both, token = groups
+    assert both.take(stream).data_ptr() == stream.data_ptr()
+    assert torch.equal(both.take(stream), stream[:4].view(2, 2, 3))
+    assert torch.equal(token.take(stream), stream[4:, None])
 
 
 class _Inside(Replacement):
@@ -160,12 +192,26 @@ def test_a_linear_attention_goes_on_from_what_it_keeps(name: str) -> None:
     branch, drawn = branches(model)[0], torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 20, heads, 4, generator=drawn) for heads in (4, 2, 2))
     whole, _ = branch.read_after(None, q, k, v)
+    pages, slots = (
+        torch.full((4, kept.page + ALIGNMENT), 7, dtype=torch.uint8),
+        torch.tensor([3, 1]),
+    )
+    paged = kept.linear[0].of_pages(pages)
     state, parts = None, []
-    for begin, end in ((0, 1), (1, 3), (3, 12), (12, 20)):
-        o, state = branch.read_after(state, *(s[:, begin:end] for s in (q, k, v)))
+    for begin, end in ((0, 1), (1, 3), (3, 12), (12, 13), (13, 14), (14, 20)):
+        streams = [s[:, begin:end] for s in (q, k, v)]
+        o, state = branch.read_after(state, *streams)
+        if begin:
+            same = branch.read_in_pages(paged, slots, *streams)
+            torch.testing.assert_close(same, o, atol=1e-6, rtol=1e-5)
+        else:
+            store(paged, slots, state)
         parts.append(o)
         assert PageLayout.of(state) == kept.linear[0]
+        for mine, theirs in zip(load(paged, slots), state, strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-5, rtol=1e-4)
+    assert (pages[[0, 2]] == 7).all()
 
 
 def test_vllm_sees_a_hybrid_where_layers_are_linear() -> None:

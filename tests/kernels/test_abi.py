@@ -35,7 +35,7 @@ def described(structure: type) -> dict[str, object]:
     return {n: getattr(k, "__name__", k) if k not in (int, float) else k for n, k in kinds.items()}
 
 
-@pytest.mark.parametrize("structure", abi.STRUCTURES, ids=lambda s: s.__name__)
+@pytest.mark.parametrize("structure", [*abi.STRUCTURES, abi.Pages], ids=lambda s: s.__name__)
 def test_a_structure_is_that_of_its_header(structure: type) -> None:
     assert list(described(structure).items()) == list(
         fields(STRUCTURES[structure.__name__]).items()

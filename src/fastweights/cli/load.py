@@ -13,7 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from fastweights.models import FastWeightsConfig, quantize
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, quantize
 from fastweights.models.size import require_memory
 from fastweights.runs.checkpoint import (
     model_folder,
@@ -53,6 +53,20 @@ def load_weights(source: str | Path, device: torch.device) -> Any:
         config = _load_config(folder)
         model = _load_weights(folder, config)
     return model.to(device).eval()
+
+
+def load_own_weights(source: str | Path, device: torch.device) -> FastWeightsForCausalLM:
+    """A language model of this library, as `load_weights`; another is refused before it is read.
+
+    Raises:
+        ValueError: for one of another library
+    """
+    folder = _folder(source)
+    config = _load_config(folder)
+    if not isinstance(config, FastWeightsConfig):
+        kind = (config.architectures or [config.model_type])[0]
+        raise ValueError(f"{folder} holds a {kind}, not a model of fastweights")
+    return load_weights(folder, device)
 
 
 def _folder(source: str | Path) -> str | Path:

@@ -20,13 +20,20 @@ from fastweights.kernels.delta import CHUNKED_DELTA, CHUNKED_DPLR
 from fastweights.kernels.external import FASTER, SLOWER
 from fastweights.kernels.gemm import probe_products, products
 from fastweights.kernels.mesa import BLOCKED_MESA
-from fastweights.kernels.native import NATIVE_DECAY, NATIVE_DELTA, NATIVE_DPLR, NATIVE_SCAN
+from fastweights.kernels.native import (
+    NATIVE_DECAY,
+    NATIVE_DELTA,
+    NATIVE_DPLR,
+    NATIVE_IN_PAGES,
+    NATIVE_SCAN,
+)
 from fastweights.kernels.native.bonus import NATIVE_BONUS_TOKEN
 from fastweights.kernels.native.library import MissingKernelsWarning
 from fastweights.kernels.native.memory import pooling
 from fastweights.kernels.native.mesa import NATIVE_MESA
-from fastweights.kernels.native.windowed import NATIVE_WINDOW
+from fastweights.kernels.native.windowed import NATIVE_WINDOW, NATIVE_WINDOW_IN_PAGES
 from fastweights.kernels.numerics import numerics
+from fastweights.kernels.pages import COPIED_PAGES
 from fastweights.kernels.rehearsal import rehearse
 from fastweights.kernels.scan import BLOCKED_SCAN
 from fastweights.kernels.selective import BLOCKED_SELECTIVE
@@ -51,12 +58,14 @@ COMPOSED += [BESIDE_WINDOW, SLOTS, SUBSTEPS, PRECONDITIONED]
 BLOCKED = [BLOCKED_SCAN, CHUNKED_DECAY, CONVOLUTION, CHUNKED_DELTA, CHUNKED_DPLR]
 BLOCKED += [LONG_CONVOLUTION, BLOCKED_MESA, BLOCKED_WINDOWS, MINIBATCHES]
 ATTENTION = [WINDOWED_ATTENTION, FUSED_ATTENTION]
+IN_PAGES = [NATIVE_WINDOW_IN_PAGES, NATIVE_IN_PAGES, COPIED_PAGES]
 
 # The order in which the kernels of a rule are asked: C, which reads the CPU's streams, and Triton,
 # which reads a GPU's, with other libraries' kernels before and behind it; then one token, at last
 # by its definition; many tokens in blocks; what is left, chunk after chunk.
 TABLE.extend([*COMPILED, *FASTER, *TRITON, *SLOWER])
 TABLE.extend([*COMPOSED, TOKEN_ATTENTION, STEP, BONUS, *BLOCKED, *ATTENTION, CHUNK_LOOP])
+TABLE.extend(IN_PAGES)
 
 __all__ = [
     "TABLE",

@@ -18,7 +18,8 @@ DOMAINS = ("com.microsoft", "ai.onnx")
 
 def export(parser: Parser) -> Deferred:
     """Turn a model of this library into one of transformers that computes the same, with its
-    tokenizer, or into an ONNX graph (needs the extra onnx).
+    tokenizer; into an ONNX graph (needs the extra onnx); or into programs that torch has compiled
+    ahead of time (needs a C++ compiler).
     """
     parser.add_argument(
         "checkpoint", type=path, help="The model: a folder of a run, a checkpoint or a model"
@@ -26,7 +27,7 @@ def export(parser: Parser) -> Deferred:
     parser.add_argument(
         "out",
         type=path,
-        help="Folder to write to, or a file that ends in .onnx; it must not exist yet",
+        help="Folder to write to, or a file that ends in .onnx or .pt2; it must not exist yet",
     )
     parser.add_argument(
         "--family",

@@ -10,71 +10,104 @@ from tempfile import TemporaryDirectory
 import torch
 from rich.console import Console
 
-from fastweights.cli.load import load_weights
-from fastweights.engines.onnx import DOMAINS, require_onnx, write_onnx
+from fastweights.cli.load import load_own_weights
+from fastweights.engines.aoti import require_compiler, write_package
+from fastweights.engines.onnx import DOMAINS, Domain, require_onnx, write_onnx
 from fastweights.importers import export_model, tokenizer_files
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.runs.checkpoint import model_folder, no_progress_bars
 from fastweights.runs.files import atomic_folder
 
+FILES = {".onnx": "an ONNX graph", ".pt2": "a package of compiled programs"}
+"""What is written as a file, by how its name ends."""
+OTHERS = {".bin", ".ckpt", ".gguf", ".h5", ".ort", ".pt", ".pth", ".safetensors", ".so", ".tflite"}
+"""Ends of files that are not written, and that no one means a folder by."""
+
 
 def export_model_folder(chosen: Namespace, console: Console) -> None:
-    """Write one of our models as another library's, or as an ONNX graph."""
-    if chosen.out.exists():
-        raise ValueError(f"{chosen.out} exists; remove it or write elsewhere")
-    as_onnx = chosen.out.suffix == ".onnx"
-    if as_onnx and chosen.family is not None:
-        raise ValueError(
-            "--family is of models in folders, and a file that ends in .onnx is an ONNX graph;"
-            " leave one of them out"
-        )
-    if chosen.domain is not None and not as_onnx:
-        raise ValueError(
-            f"--domain is of ONNX graphs; write to a file that ends in .onnx, not to {chosen.out}"
-        )
+    """Write one of our models as another library's, as an ONNX graph or as compiled programs."""
+    _require_fitting(chosen)
     source = model_folder(chosen.checkpoint)
-    if as_onnx:
+    if chosen.out.suffix in FILES:
         _require_own_tokenizer(source, chosen.out)
-        require_onnx()
+        _require_tools(chosen.out)
     with no_progress_bars():
-        model = load_weights(source, torch.device("cpu"))
-        if not isinstance(model, FastWeightsForCausalLM):
-            raise ValueError(f"{source} holds a {type(model).__name__}, not a model of fastweights")
-        if as_onnx:
-            _write_graph(model, source, chosen, console)
+        model = load_own_weights(source, torch.device("cpu"))
+        if chosen.out.suffix in FILES:
+            _write_file(model, source, chosen, console)
         else:
             _write_folder(model, source, chosen, console)
 
 
+def _require_fitting(chosen: Namespace) -> None:
+    """Raise where options do not fit what is written."""
+    out, suffix = chosen.out, chosen.out.suffix
+    if out.exists():
+        raise ValueError(f"{out} exists; remove it or write elsewhere")
+    if suffix in OTHERS:
+        raise ValueError(
+            f"{out} ends in {suffix}, which export does not write: a file that ends in"
+            f" {' or '.join(FILES)}, or a folder of another library's model"
+        )
+    if suffix in FILES and chosen.family is not None:
+        raise ValueError(
+            f"--family is of models in folders, and a file that ends in {suffix} is"
+            f" {FILES[suffix]}; leave one of them out"
+        )
+    if chosen.domain is not None and suffix != ".onnx":
+        raise ValueError(
+            f"--domain is of ONNX graphs; write to a file that ends in .onnx, not to {out}"
+        )
+
+
 def _require_own_tokenizer(source: Path, out: Path) -> None:
-    """Raise if the folder of a graph has another model's tokenizer."""
+    """Raise if the folder of a file has another model's tokenizer."""
     for path in tokenizer_files(source):
         there = out.parent / path.name
         if there.exists() and there.read_bytes() != path.read_bytes():
             raise ValueError(
-                f"{there} is not the tokenizer of {source}, which is written beside the graph;"
+                f"{there} is not the tokenizer of {source}, which is written beside it;"
                 " remove it or write elsewhere"
             )
 
 
-def _write_graph(
+def _require_tools(out: Path) -> None:
+    """Raise unless there is what the file is written with."""
+    if out.suffix == ".onnx":
+        require_onnx()
+    else:
+        require_compiler()
+
+
+def _write_file(
     model: FastWeightsForCausalLM, source: Path, chosen: Namespace, console: Console
 ) -> None:
     out = chosen.out.resolve()
     nearest = next(parent for parent in out.parents if parent.exists())
     with TemporaryDirectory(dir=nearest) as folder:
         written = Path(folder, out.name)
-        counts = write_onnx(model, written, DOMAINS[chosen.domain or "com.microsoft"])
+        if out.suffix == ".pt2":
+            said = _write_package(model, written)
+        else:
+            said = _write_graph(model, written, DOMAINS[chosen.domain or "com.microsoft"])
         for path in tokenizer_files(source):
             shutil.copyfile(path, Path(folder, path.name))
         out.parent.mkdir(parents=True, exist_ok=True)
         beside = [path for path in Path(folder).iterdir() if path != written]
-        for path in (*beside, written):  # the graph last: once it is there, all is
+        for path in (*beside, written):  # the file last: once it is there, all is
             path.replace(out.parent / path.name)
+    console.print(f"{chosen.out}, with {said}", soft_wrap=True, markup=False)
+
+
+def _write_graph(model: FastWeightsForCausalLM, out: Path, domain: Domain) -> str:
+    counts = write_onnx(model, out, domain)
     nodes = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    console.print(
-        f"{chosen.out}, with {nodes or 'plain operators alone'}", soft_wrap=True, markup=False
-    )
+    return nodes or "plain operators alone"
+
+
+def _write_package(model: FastWeightsForCausalLM, out: Path) -> str:
+    write_package(model, out)
+    return "prefill and decode, compiled for this machine's processor"
 
 
 def _write_folder(

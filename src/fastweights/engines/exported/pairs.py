@@ -27,6 +27,8 @@ class InPairs(nn.Module):
         self.traced = program.module(check_guards=False)
 
     def forward(self, input_ids: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
+        for state in past:  # of as many sequences, which the traced program only asked of itself
+            torch._check(state.shape[0] == input_ids.shape[0])
         return _Parts(self.traced).run(input_ids, *past)
 
 

@@ -50,13 +50,28 @@ class Program(nn.Module):
         cache, model = FastWeightsCache(), self.model
         cache.advance(self.layout.states(past), 0)
         output: Any = model(input_ids=input_ids, past_key_values=cache, use_cache=True)
-        return output.logits, *tensors_of(cache.states)
+        # compiled programs take states in the layout in which they were traced
+        after = (state.contiguous() for state in tensors_of(cache.states))
+        return output.logits, *after
 
     def examples(self, tokens: int) -> tuple[Tensor, ...]:
         """Inputs to trace with."""
         device = self.model.lm_head.weight.device
         ids = torch.zeros(BATCH, tokens, dtype=torch.long, device=device)
         return ids, *self.layout.empty(BATCH, CACHED)
+
+    def description(self) -> dict[str, Any]:
+        """What a reader of its graphs has to know, as JSON: of every state what it is, and its
+        shape before the first token, of one sequence.
+        """
+        config, states = self.model.config, self.layout.tensors
+        return {
+            "vocab_size": config.vocab_size,
+            "eos_token_id": config.eos_token_id,
+            "states": [state.meaning for state in states],
+            "shapes": [list(zeros.shape) for zeros in self.layout.empty()],
+            "dtypes": [str(state.empty.dtype).removeprefix("torch.") for state in states],
+        }
 
     def trace(self, method: Method, tokens: int, *, any_batch: bool = True) -> ExportedProgram:
         """The graph of a call.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from fastweights.methods import Auto, Method
 from fastweights.mixer import LayerState, MixerState, SumState
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
 from fastweights.models.methods import use_method
-from fastweights.recurrence import Recurrence
+from fastweights.recurrence import NoFiniteFormError, Recurrence
 from fastweights.recurrence.streams import State
 
 
@@ -44,11 +45,13 @@ class StateTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class _Noting(Method):
-    """Notes the states that records start from."""
+    """Notes the states that records start from, full windows where there are any."""
 
     starts: list[State] = field(default_factory=list)
 
     def evaluate(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
+        with suppress(NoFiniteFormError):
+            state = recurrence.settle(state)
         self.starts.append(state)
         return Auto().evaluate(recurrence, state)
 

@@ -19,6 +19,7 @@ from fastweights.recurrence import (
     Bonus,
     Decay,
     Delta,
+    LongConvolution,
     Normalized,
     Recurrence,
     Selective,
@@ -92,6 +93,10 @@ class Nodes(Method):
                 q, k, v, beta = recurrence.q, recurrence.k, recurrence.v, recurrence.beta
                 o, after = self._attend((q, k, v, recurrence.log_decay, beta), state)
                 return o.to(recurrence.output), after
+            case LongConvolution():
+                raise ValueError(
+                    "a LongConvolution is computed by FFT, whose graph would be of one length"
+                )
             case _:
                 return Steps().evaluate(recurrence, state)
 

@@ -15,29 +15,26 @@ from __future__ import annotations
 import json
 import os
 from argparse import ArgumentParser, Namespace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fastweights.engines.exported.program import Program
+from fastweights.engines.exported.comparison import Comparison, one_layer
+from fastweights.engines.exported.errors import ExportError
 from fastweights.engines.onnx.domains import DOMAINS
-from fastweights.engines.onnx.write import ExportError, write_onnx
-from fastweights.generate import Decoder
+from fastweights.engines.onnx.write import write_onnx
 from fastweights.mixers import MIXERS
-from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.runs.files import read_json, write_json
 from fastweights.runs.packages import commit
 from fastweights.runs.processor import cpu_name
 
-VOCABULARY = 64
-PROMPT, DECODED = 9, 64
-ROUNDS = 5
+PROMPT = 9
 PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime")
 Row = dict[str, Any]
 
@@ -51,11 +48,7 @@ def row(mixer: str, width: int, domain: str) -> Row:
         of ONNX Runtime and of our `Decoder`, both on one thread, the medians of alternating rounds.
         Or ``reason``, why there is no graph
     """
-    torch.manual_seed(0)
-    config = FastWeightsConfig(
-        vocab_size=VOCABULARY, hidden_size=width, num_hidden_layers=1, mixers=[{"name": mixer}]
-    )
-    model = FastWeightsForCausalLM(config).eval()
+    model = one_layer(mixer, width)
     with TemporaryDirectory() as folder:
         out = Path(folder, "model.onnx")
         try:
@@ -63,15 +56,8 @@ def row(mixer: str, width: int, domain: str) -> Row:
         except ExportError as error:
             return {"mixer": mixer, "reason": str(error)}
         session = open_session(out)
-    ids = torch.randint(VOCABULARY, (1, PROMPT + DECODED))
-    with torch.no_grad():
-        ours = model(input_ids=ids, use_cache=False).logits
-    empty = Program(model).layout.empty()
-    theirs = torch.cat([logits for logits, _ in _read(session, ids, empty)], 1)
-    error = float((theirs - ours).abs().max() / ours.abs().max())
-    speeds = [_speeds(model, session, ids, empty) for _ in range(ROUNDS)]
-    onnx, own = (median(times) for times in zip(*speeds, strict=True))
-    speed = {"onnxruntime": onnx, "fastweights": own}
+    error, onnx, own = Comparison(PROMPT).compare(model, partial(_run, session))
+    speed = {"onnxruntime": onnx.decode, "fastweights": own.decode}
     return {"mixer": mixer, "nodes": nodes, "error": error, "tokens_per_second": speed}
 
 
@@ -85,31 +71,11 @@ def open_session(path: Path) -> Any:
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-def _read(session: Any, ids: Tensor, past: list[Tensor]) -> Any:
-    """(logits, states) after the prompt, and after every token behind it."""
-    states = [state.numpy() for state in past]
-    for piece in [ids[:, :PROMPT], *ids[:, PROMPT:].split(1, 1)]:
-        named = {f"past_{i}": state for i, state in enumerate(states)}
-        logits, *states = session.run(None, {"input_ids": piece.numpy(), **named})
-        yield torch.from_numpy(logits), states
-
-
-def _speeds(
-    model: FastWeightsForCausalLM, session: Any, ids: Tensor, empty: list[Tensor]
-) -> tuple[float, float]:
-    """Tokens per second of ONNX Runtime and of ours."""
-    reading = _read(session, ids, empty)
-    next(reading)
-    start = perf_counter()
-    for _ in reading:
-        pass
-    theirs = DECODED / (perf_counter() - start)
-    decoder = Decoder(model)
-    decoder.read(ids[:, :PROMPT])
-    start = perf_counter()
-    for token in ids[:, PROMPT:].unbind(1):
-        decoder.read_token(token)
-    return theirs, DECODED / (perf_counter() - start)
+def _run(session: Any, ids: Tensor, states: list[Any]) -> tuple[Tensor, list[Any]]:
+    """The logits, and the states as NumPy's arrays."""
+    past = {f"past_{i}": np.asarray(state) for i, state in enumerate(states)}
+    logits, *after = session.run(None, {"input_ids": ids.numpy(), **past})
+    return torch.from_numpy(logits), after
 
 
 def main() -> None:

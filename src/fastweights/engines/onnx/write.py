@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +10,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from fastweights.engines.exported.errors import ExportError, quietly, reason_of
 from fastweights.engines.exported.pairs import is_complex
 from fastweights.engines.exported.program import TOKENS, Program
 from fastweights.engines.exported.states import StateLayout
@@ -22,10 +19,6 @@ from fastweights.engines.onnx.nodes import Nodes, convolution_node
 from fastweights.engines.onnx.translate import translations
 from fastweights.kernels.table import added
 from fastweights.models import FastWeightsForCausalLM
-
-
-class ExportError(ValueError):
-    """A model that no ONNX graph can hold."""
 
 
 def write_onnx(model: FastWeightsForCausalLM, out: Path, domain: Domain) -> dict[str, int]:
@@ -58,9 +51,9 @@ def write_onnx(model: FastWeightsForCausalLM, out: Path, domain: Domain) -> dict
             graph = program.trace_in_pairs(graph, TOKENS)
         written = _translate(graph, program, domain)
     except (RuntimeError, TypeError, ValueError, torch.onnx.OnnxExporterError) as error:
-        raise ExportError(f"this model is not written as ONNX: {_reason(error)}") from error
+        raise ExportError(f"this model is not written as ONNX: {reason_of(error)}") from error
     _name_axes(written.model, program.layout)
-    written.model.metadata_props["fastweights"] = json.dumps(_description(program))
+    written.model.metadata_props["fastweights"] = json.dumps(program.description())
     written.save(out)
     kinds = [n.op_type for n in written.model.graph.all_nodes()]
     return {kind: kinds.count(kind) for kind in ("LinearAttention", "CausalConvWithState", "Scan")}
@@ -76,7 +69,8 @@ def require_onnx() -> None:
 
 def _translate(graph: ExportedProgram, program: Program, domain: Domain) -> Any:
     count = range(len(program.layout.tensors))
-    with _quiet():
+    # of packages that are not there, and operators newer than it knows, which are left as they are
+    with quietly("torch.onnx", "onnxscript", "onnx_ir"):
         written: Any = torch.onnx.export(
             graph,
             program.examples(TOKENS),
@@ -89,31 +83,6 @@ def _translate(graph: ExportedProgram, program: Program, domain: Domain) -> Any:
         )
     written.model.opset_imports[domain.name] = domain.version
     return written
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what the exporter says of packages that are not there, and of operators newer than
-    it knows, which are left as they are."""
-    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [log.level for log in logs]
-    for log in logs:
-        log.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for log, level in zip(logs, levels, strict=True):
-            log.setLevel(level)
-
-
-def _reason(error: BaseException) -> str:
-    """The innermost cause, in a line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 def _name_axes(model: Any, layout: StateLayout) -> None:
@@ -132,12 +101,3 @@ def _set_axes(value: Any, names: dict[int, str]) -> None:
     for axis, name in names.items():
         shape[axis] = name
     value.shape = shape
-
-
-def _description(program: Program) -> dict[str, Any]:
-    config = program.model.config
-    return {
-        "vocab_size": config.vocab_size,
-        "eos_token_id": config.eos_token_id,
-        "states": [state.meaning for state in program.layout.tensors],
-    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastweights.mixer import MixerState
+from fastweights.recurrence import State
 
 ALIGNMENT = 64
 """Every part of a page, and every page, begins at a multiple of so many bytes."""
@@ -65,14 +66,20 @@ class PageLayout:
         """The bytes of a page."""
         return _aligned(self.parts[-1].begin + self.parts[-1].nbytes) if self.parts else 0
 
-    def load(self, pages: Tensor, slots: Tensor) -> list[Tensor]:
-        """The tensors ``[n …]`` of the pages with these numbers ``[n]``, copied."""
-        return [part.of(pages)[slots] for part in self.parts]
+    def of_pages(self, pages: Tensor) -> tuple[Tensor, ...]:
+        """The tensors ``[n …]`` of all pages ``[n bytes]``, where they lie."""
+        return tuple(part.of(pages) for part in self.parts)
 
-    def store(self, pages: Tensor, slots: Tensor, tensors: Sequence[Tensor]) -> None:
-        """Write tensors ``[n …]`` to the pages with these numbers ``[n]``."""
-        for part, tensor in zip(self.parts, tensors, strict=True):
-            part.of(pages)[slots] = tensor.to(part.dtype)
+
+def load(paged: Sequence[Tensor], slots: Tensor) -> tuple[Tensor, ...]:
+    """Copy tensors ``[n …]`` of the pages with these numbers ``[n]``."""
+    return tuple(tensor.index_select(0, slots) for tensor in paged)
+
+
+def store(paged: Sequence[Tensor], slots: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Write tensors ``[n …]`` to the pages with these numbers ``[n]``."""
+    for place, tensor in zip(paged, tensors, strict=True):
+        place.index_copy_(0, slots, tensor.to(place.dtype))
 
 
 def _aligned(count: int) -> int:
@@ -97,14 +104,27 @@ class StateForm:
         memory = len(state.memory) if isinstance(state.memory, tuple) else None
         return cls(memory, tuple(state.tails))
 
+    @property
+    def parts(self) -> int:
+        """How many tensors its memory is, alone or not: the first of a page."""
+        return 1 if self.memory is None else self.memory
+
     def tensors(self, state: MixerState) -> list[Tensor]:
         """The tensors of a state of this form."""
-        memory = state.memory if isinstance(state.memory, tuple) else (state.memory,)
-        return [*memory, *(state.tails[name] for name in self.tails), state.position]
+        tails = (state.tails[name] for name in self.tails)
+        return [*memory_parts(state.memory), *tails, state.position]
 
     def state(self, tensors: Sequence[Tensor]) -> MixerState:
         """The state of these tensors."""
-        rest: Iterator[Tensor] = iter(tensors)
-        memory = tuple(next(rest) for _ in range(1 if self.memory is None else self.memory))
-        tails = {name: next(rest) for name in self.tails}
-        return MixerState(memory[0] if self.memory is None else memory, tails, next(rest))
+        *tails, position = tensors[self.parts :]
+        named = dict(zip(self.tails, tails, strict=True))
+        return MixerState(self.memory_of(tensors[: self.parts]), named, position)
+
+    def memory_of(self, tensors: Sequence[Tensor]) -> State:
+        """The memory of its tensors."""
+        return tensors[0] if self.memory is None else tuple(tensors)
+
+
+def memory_parts(memory: State) -> tuple[Tensor, ...]:
+    """The tensors of a memory."""
+    return memory if isinstance(memory, tuple) else (memory,)

@@ -15,7 +15,8 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention
 
 from fastweights.engines.vllm.attentions import ServedAttentions, copy_stored
-from fastweights.engines.vllm.layout import PageLayout
+from fastweights.engines.vllm.layout import PageLayout, store
+from fastweights.engines.vllm.products import pack_weights
 from fastweights.engines.vllm.served import ServedModel
 from fastweights.engines.vllm.settings import head_width
 from fastweights.engines.vllm.states import StateLayer
@@ -40,7 +41,7 @@ class LinearCache(StateLayer):
         self, branch: LinearBranch, layout: PageLayout, page: int, name: str, layers: dict[str, Any]
     ) -> None:
         super().__init__(layout, page, name, layers)
-        self.read_after = branch.read_after
+        self.read_after, self.read_in_pages = branch.read_after, branch.read_in_pages
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
         """The outputs ``[n h v]`` of all tokens ``[n · ·]`` of a step, a sequence's behind each
@@ -52,11 +53,13 @@ class LinearCache(StateLayer):
             return self.read_after(None, q[None], k[None], v[None])[0][0]
         o = q.new_zeros(*q.shape[:2], v.shape[2])
         for group in groups:
-            place = group.tokens
-            before = self.load(group)
-            kept = None if before is None else tuple(before)
-            o[place], after = self.read_after(kept, q[place], k[place], v[place])
-            self.store(group, after)
+            streams = [group.take(s) for s in (q, k, v)]
+            if group.begins:
+                own, kept = self.read_after(None, *streams, keep=group.keep)
+                store(self.paged, group.slots, kept)
+            else:
+                own = self.read_in_pages(self.paged, group.slots, *streams, keep=group.keep)
+            group.put(o, own)
         return o
 
 
@@ -188,6 +191,7 @@ class ServedLinearized(ServedModel):
             ValueError: The checkpoint has other weights than the model.
         """
         load_weights(self._places, weights)
+        pack_weights(self)
         return {name for name, _ in self.named_parameters()}
 
     @classmethod

@@ -11,10 +11,12 @@ from torch.nn import functional as F
 from vllm.model_executor.layers.attention import Attention
 
 from fastweights.engines.vllm.forms import KeptKeys, KeptState
+from fastweights.engines.vllm.groups import Group
+from fastweights.engines.vllm.layout import load, memory_parts, store
 from fastweights.engines.vllm.states import StateLayer
 from fastweights.engines.vllm.weights import Replacement
 from fastweights.layers import LayerStream
-from fastweights.methods import Auto, Method, evaluate
+from fastweights.methods import Auto, Method, advance, evaluate
 from fastweights.mixer import Mixer, MixerState
 
 
@@ -60,28 +62,30 @@ class StateMixer(StateLayer, Replacement):
             return y.transpose(0, 1), None
         y, given, left = torch.zeros_like(tokens), stream.values, None
         for group in groups:
-            place = group.tokens
-            own = LayerStream(None if given is None else given[:, 0][place])
-            before = self.load(group)
-            state_before = None if before is None else self.form.state(before)
-            y[place], after = self._read(tokens[place], state_before, method, own)
-            self.store(group, self.form.tensors(after))
+            own = LayerStream(None if given is None else group.take(given[:, 0]))
+            group.put(y, self._read(group, group.take(tokens), method, own))
             if own.values is not None:
                 left = x.new_zeros(len(x), own.values.shape[-1]) if left is None else left
-                left[place] = own.values.to(left.dtype)
+                group.put(left, own.values.to(left.dtype))
         stream.values = None if left is None else left[:, None]
         return y[:, None], None
 
-    def _read(
-        self, x: Tensor, before: MixerState | None, method: Method, stream: LayerStream
-    ) -> tuple[Tensor, MixerState]:
-        """What `Mixer.forward` does; the state is settled, so that it fits its page."""
+    def _read(self, group: Group, x: Tensor, method: Method, stream: LayerStream) -> Tensor:
+        """What `Mixer.forward` does; states are settled, so that they fit their pages."""
+        memory, others = self.paged[: self.form.parts], self.paged[self.form.parts :]
+        before = None
+        if not group.begins:  # of which the memory stays where it is
+            before = self.form.state([*memory, *load(others, group.slots)])
         driven, recurrence, gate, past = self.mixer.project_all(
-            x, before, method=method, stream=stream
+            x, before, keep=group.keep, method=method, stream=stream
         )
-        o, memory = evaluate(driven, None if before is None else before.memory, method)
-        after = MixerState(driven.settle(memory), past.tails, past.position)
-        return self.mixer.read(o, gate, recurrence), after
+        if before is None:
+            o, after = evaluate(driven, None, method)
+            store(memory, group.slots, memory_parts(driven.settle(after)))
+        else:
+            o = advance(driven, before.memory, group.slots, method)
+        store(others, group.slots, [*(past.tails[n] for n in self.form.tails), past.position])
+        return self.mixer.read(o, gate, recurrence)
 
 
 def _turned(values: Tensor | None) -> Tensor | None:

@@ -12,6 +12,7 @@ from vllm.config import VllmConfig
 
 from fastweights.engines.vllm.forms import Kept, KeptState, kept_by, longest_page
 from fastweights.engines.vllm.mixers import KeyMixer, StateMixer
+from fastweights.engines.vllm.products import pack_weights
 from fastweights.engines.vllm.served import ServedModel
 from fastweights.engines.vllm.settings import head_width
 from fastweights.engines.vllm.weights import load_weights, original_names
@@ -82,6 +83,7 @@ class ServedFastWeights(ServedModel):
             ValueError: The checkpoint has other weights than the model.
         """
         load_weights(original_names(self.served), weights)
+        pack_weights(self.served)
         return {name for name, _ in self.named_parameters()}
 
     @classmethod

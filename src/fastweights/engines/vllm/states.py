@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -90,18 +89,22 @@ class StateLayer(nn.Module, MambaBase):
         page: The bytes of a page, which may be more than the layout has: all layers' pages are as
             long.
         name: The layer's, by which vLLM knows it.
+        paged: The tensors ``[n …]`` of all n pages, where they lie.
     """
 
     def __init__(self, layout: PageLayout, page: int, name: str, layers: dict[str, Any]) -> None:
         super().__init__()
         self.layout, self.page, self.name = layout, page, name
-        self.kv_cache: tuple[Tensor, ...] = (torch.empty(0, page, dtype=torch.uint8),)
+        self._take(torch.empty(0, page, dtype=torch.uint8))
         layers[name] = self
 
     def bind_kv_cache(self, kv_cache: Tensor) -> None:
         """Take the pages ``[n 1 1 bytes]`` that vLLM has made."""
-        pages = kv_cache.squeeze(dim=(1, 2)).view(torch.uint8)
-        self.kv_cache = (pages[:, : self.page],)
+        self._take(kv_cache.squeeze(dim=(1, 2)).view(torch.uint8)[:, : self.page])
+
+    def _take(self, pages: Tensor) -> None:
+        self.kv_cache: tuple[Tensor, ...] = (pages,)
+        self.paged = self.layout.of_pages(pages)
 
     def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
         """Return the one shape: that of a page."""
@@ -120,11 +123,3 @@ class StateLayer(nn.Module, MambaBase):
         """The sequences of this step; None while vLLM only measures memory."""
         metadata = get_forward_context().attn_metadata
         return None if metadata is None else metadata[self.name].groups  # type: ignore[index]
-
-    def load(self, group: Group) -> list[Tensor] | None:
-        """The tensors of the sequences of a group; None where they have read nothing yet."""
-        return None if group.begins else self.layout.load(self.kv_cache[0], group.slots)
-
-    def store(self, group: Group, tensors: Sequence[Tensor]) -> None:
-        """Keep the tensors of the sequences of a group."""
-        self.layout.store(self.kv_cache[0], group.slots, tensors)

@@ -11,7 +11,15 @@ from fastweights.kernels.native.decay_delta import (
     NATIVE_DECAY,
     NATIVE_DELTA,
     NATIVE_DPLR,
+    NATIVE_IN_PAGES,
     NATIVE_SCAN,
 )
 
-__all__ = ["NATIVE_DECAY", "NATIVE_DELTA", "NATIVE_DPLR", "NATIVE_SCAN", "operators"]
+__all__ = [
+    "NATIVE_DECAY",
+    "NATIVE_DELTA",
+    "NATIVE_DPLR",
+    "NATIVE_IN_PAGES",
+    "NATIVE_SCAN",
+    "operators",
+]

@@ -24,6 +24,19 @@ Pointer = Annotated[Tensor | None, "pointer"]
 _NO_VIEW = (0, 0, 0, 0, 0, 0)
 
 
+class Pages(NamedTuple):
+    """``Pages`` of problem.h: the number of the page that each sequence's state lies in, and bytes
+    from one page to the next; a state is handed over by that of page 0.
+    """
+
+    of: Pointer = None
+    step: int = 0
+
+
+IN_A_ROW = Pages()
+"""States that lie one behind the other."""
+
+
 class Forward(NamedTuple):
     """``Forward`` of problem.h: a decay, a rule that erases or a scan, and where its results go."""
 
@@ -47,6 +60,7 @@ class Forward(NamedTuple):
     last: Pointer = None
     marks: Pointer = None
     missing: Pointer = None
+    pages: Pages = IN_A_ROW
 
 
 class Backward(NamedTuple):
@@ -143,6 +157,7 @@ class WindowStep(NamedTuple):
     W_k: Pointer = None
     b_q: Pointer = None
     b_k: Pointer = None
+    pages: Pages = IN_A_ROW
 
 
 class Convolution(NamedTuple):

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from fastweights.kernels.native import abi, library
 from fastweights.kernels.native.memory import empty
+from fastweights.kernels.pages import InPages
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.decay import Decay
@@ -118,9 +119,9 @@ class Streams(NamedTuple):
         q, k, v, log_decay, *rest = self
         return Streams(_own(q), _own(k), v, _own(log_decay), *rest)  # type: ignore[arg-type]
 
-    def problem(self, code: CFunctions, t: int, start: Tensor) -> abi.Forward:
-        """Sizes and streams, without results."""
-        b, h, k, v = start.shape
+    def problem(self, code: CFunctions, t: int, states: Sequence[int]) -> abi.Forward:
+        """Sizes and streams, without results, for states of this shape."""
+        b, h, k, v = states
         decays = 0 if self.log_decay is None else self.log_decay.shape[-1]
         threads = library.threads(b * t * h * k * v)
         return abi.Forward(b, t, h, k, v, decays, code.before, threads, *self)
@@ -169,7 +170,7 @@ def compute_forward(
     b, h, k, v = start.shape
     o, last = empty(b, t, h, v, dtype=streams.output), empty(b, h, k, v, dtype=start.dtype)
     marks, missing = kept or (None, None)
-    problem = streams.problem(code, t, start)
+    problem = streams.problem(code, t, start.shape)
     library.call(
         code.forward,
         problem._replace(o=o, start=start, last=last, marks=marks, missing=missing),
@@ -215,7 +216,7 @@ def compute_backward(
     matrix.c finds all.
     """
     d_o, d_last = d_o.resolve_conj(), d_last.resolve_conj()
-    problem = streams.problem(code, d_o.shape[1], d_last)
+    problem = streams.problem(code, d_o.shape[1], d_last.shape)
     problem = problem._replace(marks=kept.marks, missing=kept.missing)
     grads = [
         (
@@ -271,11 +272,16 @@ def _run_decay(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _run_scan(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
-    fits = recurrence.values == 1 and recurrence.q.shape[-1] <= library.read_constant(WIDEST)
+    fits = _fits_scan(recurrence)
     o, last = (
         _run(scan_of(state.dtype), recurrence, state) if fits else _run_parts(recurrence, state)
     )
     return recurrence.add_skip(o), last
+
+
+def _fits_scan(recurrence: Decay) -> bool:
+    """Whether C takes all values and keys at once."""
+    return recurrence.values == 1 and recurrence.q.shape[-1] <= library.read_constant(WIDEST)
 
 
 def _run_parts(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -337,7 +343,7 @@ def _refuses_scan(recurrence: Decay) -> str | None:
     if recurrence.log_decay is None or recurrence.log_decay.shape[-1] != width:
         return "not every key has a decay of its own"
     refusal = refuses(recurrence, (torch.float32, torch.complex64))
-    if refusal or (values == 1 and width <= library.read_constant(WIDEST)):
+    if refusal or _fits_scan(recurrence):
         return refusal
     if not recurrence.accumulator.is_complex:
         return f"its real keys are {width} wide, more than {library.read_constant(WIDEST)}"
@@ -348,7 +354,43 @@ def _refuses_scan(recurrence: Decay) -> str | None:
     )
 
 
+def _run_in_pages(record: InPages) -> Tensor:
+    rule: Any = record.recurrence
+    code, state = _code_in_pages(rule), record.state
+    assert code is not None
+    assert isinstance(state, Tensor)
+    streams, (b, t, _) = Streams.of(code, rule), rule.shape
+    shape = (b, *state.shape[1:])
+    o = empty(b, t, shape[1], shape[3], dtype=streams.output)
+    places = {"start": state, "last": state, "pages": abi.Pages(record.pages, record.step)}
+    library.call(code.forward, streams.problem(code, t, shape)._replace(o=o, **places))
+    return rule.add_skip(o) if isinstance(rule, Decay) else o.to(rule.output)
+
+
+def _code_in_pages(rule: Recurrence) -> CFunctions | None:
+    """The functions for a rule; None where C takes none like it, or its states in parts."""
+    if isinstance(rule, Decay):
+        if _refuses_scan(rule) is None:
+            return scan_of(rule.accumulator) if _fits_scan(rule) else None
+        return MATRIX if _refuses_decay(rule) is None else None
+    if not isinstance(rule, (Delta, DPLR)) or refuses(rule):
+        return None
+    return matrices(rule.reads_undecayed) if isinstance(rule, DPLR) else MATRIX
+
+
+def _refuses_in_pages(record: InPages) -> str | None:
+    rule, state = record.recurrence, record.state
+    if _code_in_pages(rule) is None:
+        return "its rule is none that C reads and writes as a whole"
+    if not isinstance(state, Tensor) or state.dtype != rule.accumulator:
+        return f"its states are not of {rule.accumulator}, which is what it sums in"
+    return record.scattered()
+
+
 NATIVE_SCAN = Kernel("scan (compiled)", Decay, _run_scan, _refuses_scan, CPU)
 NATIVE_DECAY = Kernel("decay (compiled)", Decay, _run_decay, _refuses_decay, CPU)
 NATIVE_DELTA = Kernel("delta (compiled)", Delta, _run_delta, refuses, CPU)
 NATIVE_DPLR = Kernel("DPLR (compiled)", DPLR, _run_dplr, refuses, CPU)
+NATIVE_IN_PAGES = Kernel(
+    "matrices and scans in pages (compiled)", InPages, _run_in_pages, _refuses_in_pages, CPU
+)

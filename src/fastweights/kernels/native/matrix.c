@@ -65,7 +65,7 @@ static Share share_of(const Forward *p, long task)
 /* The states of one token are read again after those of all other heads and layers: if they are large, from memory. */
 static int streams(const Forward *p)
 {
-    int aligned = p->v % W == 0 && p->k % ROWS == 0 && (uintptr_t)p->last % sizeof(vec) == 0;
+    int aligned = p->v % W == 0 && p->k % ROWS == 0 && ((uintptr_t)p->last | p->pages.step) % sizeof(vec) == 0;
     return aligned && p->b * p->h * p->k * p->v * sizeof(float) >= STREAMED;
 }
 
@@ -159,8 +159,10 @@ static void forward_turn(Turn *turn, long t, long i)
     Chunk *c = &turn->c;
     long h = of->h + i, head = of->b * p->h + h, size = p->k * p->v, rows = whole_rows(p->k), values = padded(p->v);
     View missing = {p->missing, p->h * p->t * p->v, p->v, p->t * p->v, 1};
-    float *last = p->last + head * size, *state = turn->states ? turn->states + i * rows * values : last;
-    const float *start = p->start + head * size, *from = t ? state : start;
+    long sequence = p->h * size * sizeof(float);
+    float *last = (float *)of_sequence(&p->pages, p->last, of->b, sequence) + h * size;
+    float *state = turn->states ? turn->states + i * rows * values : last;
+    const float *start = (float *)of_sequence(&p->pages, p->start, of->b, sequence) + h * size, *from = t ? state : start;
     if (t == 0 && turn->states)
         load_state(state, rows, values, start, p->k, p->v), from = state;
     if (p->marks && t % BLOCK == 0)

@@ -11,9 +11,20 @@ typedef struct {
     int64_t narrow; /* whether these are bfloat16, and the strides counted in them */
 } View;
 
+/* Where the state of a sequence lies: one of `bytes` behind the other, or in a page that is the sequence's own */
+typedef struct {
+    const int64_t *of; /* [b], the number of each sequence's page; NULL: states lie one behind the other */
+    int64_t step;      /* bytes from one page to the next */
+} Pages;
+
+static inline void *of_sequence(const Pages *pages, const void *states, int64_t b, int64_t bytes)
+{
+    return (char *)states + (pages->of ? pages->of[b] * pages->step : b * bytes);
+}
+
 /* S_t = diag(α_t) S_{t-1} + k_tᵀ v_t; o_t = q_t S_t. Where beta is given, the delta rule; where erase is, DPLR, whose
  * keys are apart: key writes, erase reads what is erased, and remove, or key where there is none, erases it. States are
- * contiguous. */
+ * contiguous, those of a sequence at least; the last may be written where the start lies. */
 typedef struct {
     int64_t b, t, h, k, v;
     int64_t decays;  /* the width of log_decay: 0 (none), 1 or k */
@@ -24,6 +35,7 @@ typedef struct {
     float *marks;        /* [⌈t / BLOCK⌉ b h k v], the state before every block (a scan: SPAN); NULL if no gradient is wanted */
     float *missing;      /* [b h t v], what is found missing, v_t - k_t diag(α_t) S_{t-1}; where remove is given, what is
                             erased; may be NULL */
+    Pages pages;         /* of start and last */
 } Forward;
 
 typedef struct {

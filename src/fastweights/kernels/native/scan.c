@@ -265,10 +265,18 @@ INLINE void run_span(Strip *s, const int does)
 }
 
 /* The strip's part of a state [b h k 1] in memory ↔ its lanes */
+/* Where the heads of the strip lie in [b h k], and in states that may have pages */
+static float *in_batch(const Strip *s, float *states) { return states + (s->b * s->p->h + s->first) * s->p->k * PARTS; }
+
+static float *in_pages(const Strip *s, float *states)
+{
+    long head = s->p->k * PARTS;
+    return (float *)of_sequence(&s->p->pages, states, s->b, s->p->h * head * sizeof(float)) + s->first * head;
+}
+
 static void load_lanes(float *to, const Strip *s, const float *from)
 {
     long rows = rows_of(s), row = s->lanes / rows, width = row_width(s);
-    from += (s->b * s->p->h + s->first) * s->p->k * PARTS;
     memset(to, 0, s->lanes * sizeof(float));
     for (long i = 0; i < rows; i++)
         memcpy(to + i * row, from + i * width, width * sizeof(float));
@@ -280,7 +288,6 @@ static void store_lanes(const float *from, const Strip *s, float *to)
 {
     long rows = rows_of(s), row = s->lanes / rows, width = row_width(s);
     float numbers[STEP];
-    to += (s->b * s->p->h + s->first) * s->p->k * PARTS;
     for (long i = 0; i < rows; i++)
         for (long j = 0; j < width; j += STEP) {
             put(numbers, own(from + i * row + j));
@@ -296,16 +303,16 @@ static void scan_forward_task(const void *problem, long task)
     open_strip(&s, p, task, 0);
     if (s.fixed)
         fix_decays(&s);
-    load_lanes(s.states, &s, p->start);
+    load_lanes(s.states, &s, in_pages(&s, p->start));
     for (long t = 0; t < p->t; t += SPAN) {
         if (p->marks)
-            store_lanes(s.states, &s, p->marks + t / SPAN * size);
+            store_lanes(s.states, &s, in_batch(&s, p->marks + t / SPAN * size));
         open_span(&s, t);
         s.o = wanted_heads(&s, &p->o, s.copies[OUT]);
         run_span(&s, READS);
         hand_out(&s, &s.o, &p->o, s.copies[OUT], s.tokens);
     }
-    store_lanes(s.states, &s, p->last);
+    store_lanes(s.states, &s, in_pages(&s, p->last));
 }
 
 void FOR_ISA(fw_scan_forward)(const Forward *p) { fw_parallel(scan_forward_task, p, p->b * strips(p), p->threads); }
@@ -451,7 +458,7 @@ static void open_sums(Result *list, const Strip *s)
 static void span_back(Strip *s, const Backward *back, Result *list, long t)
 {
     const Forward *p = s->p;
-    load_lanes(s->states, s, p->marks + t / SPAN * p->b * p->h * p->k * PARTS);
+    load_lanes(s->states, s, in_batch(s, p->marks + t / SPAN * p->b * p->h * p->k * PARTS));
     open_span(s, t);
     s->d_o = given_heads(s, &back->d_o, s->copies[D_OUT]);
     s->d_value = wanted_heads(s, &back->d_value, s->copies[D_VALUE]);
@@ -477,14 +484,14 @@ static void scan_backward_task(const void *problem, long task)
         fix_decays(&s);
     list_results(list, &s, back);
     open_sums(list, &s);
-    load_lanes(s.G, &s, back->d_last);
+    load_lanes(s.G, &s, in_batch(&s, back->d_last));
     for (long i = (p->t + SPAN - 1) / SPAN - 1; i >= 0; i--)
         span_back(&s, back, list, i * SPAN);
     s.t = 0;
     for (int i = 0; i < RESULTS; i++)
         if (list[i].sums)
             hand_out(&s, list[i].rows, list[i].gradient, list[i].copy, 1);
-    store_lanes(s.G, &s, back->d_start);
+    store_lanes(s.G, &s, in_batch(&s, back->d_start));
 }
 
 void FOR_ISA(fw_scan_backward)(const Backward *p)

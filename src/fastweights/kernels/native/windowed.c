@@ -25,8 +25,19 @@ typedef struct {
     float *q, *fq, *near, *far, *weights;
 } Turn;
 
-/* Where the rows of a head begin in [b g n width] */
+/* Where the rows of a head begin in [b g n width], and in what may have pages */
 INLINE long place(const Turn *turn, long n, long width) { return (turn->b * turn->p->g + turn->g) * n * width; }
+
+INLINE float *in_pages(const Turn *turn, const float *states, long n, long width)
+{
+    float *own = of_sequence(&turn->p->pages, states, turn->b, turn->p->g * n * width * sizeof(float));
+    return own + turn->g * n * width;
+}
+
+INLINE int64_t *ages(const WindowStep *p, const int64_t *states, long b, long n)
+{
+    return of_sequence(&p->pages, states, b, n * sizeof(int64_t));
+}
 
 static void take_turn(Turn *turn, const WindowStep *p, long task)
 {
@@ -40,9 +51,9 @@ static void take_turn(Turn *turn, const WindowStep *p, long task)
         if (arena.at)
             break;
     }
-    turn->keys = p->keys + place(turn, p->cached, p->k);
-    turn->values = p->values + place(turn, p->cached, p->v);
-    turn->age = p->age + turn->b * p->cached;
+    turn->keys = in_pages(turn, p->keys, p->cached, p->k);
+    turn->values = in_pages(turn, p->values, p->cached, p->v);
+    turn->age = ages(p, p->age, turn->b, p->cached);
     load_rows(turn->key, p->k, p->k, &p->key, turn->b, 0, turn->g, 1);
     load_rows(turn->value, p->v, p->v, &p->value, turn->b, 0, turn->g, 1);
     turn->value[p->v] = 1;
@@ -183,12 +194,16 @@ static void write_memory(const Turn *turn, const float *memory, float *next)
     const WindowStep *p = turn->p;
     long oldest = p->cached ? turn->age[0] : 0, width = p->v + 1;
     if (oldest != (p->window ? p->window - 1 : 0)) {
-        memcpy(next, memory, p->f * width * sizeof(float));
+        if (next != memory)
+            memcpy(next, memory, p->f * width * sizeof(float));
         return;
     }
     const float *fk = leaving(turn), *value = p->cached ? turn->values : turn->value;
     for (long i = 0; i < p->f; i++, memory += width, next += width) {
-        for (long j = 0; j < p->v; j++)
+        long j = 0;
+        for (; j + W <= p->v; j += W)
+            store(next + j, load(memory + j) + fk[i] * load(value + j));
+        for (; j < p->v; j++)
             next[j] = memory[j] + fk[i] * value[j];
         next[p->v] = memory[p->v] + fk[i];
     }
@@ -199,7 +214,7 @@ static void follow(float *next, const float *rows, const float *row, long cached
 {
     if (cached + 1 == gone)
         return;
-    memcpy(next, rows + gone * width, (cached - gone) * width * sizeof(float));
+    memmove(next, rows + gone * width, (cached - gone) * width * sizeof(float));
     memcpy(next + (cached - gone) * width, row, width * sizeof(float));
 }
 
@@ -207,13 +222,21 @@ static void write_cache(const Turn *turn)
 {
     const WindowStep *p = turn->p;
     long cached = p->cached, gone = cached + 1 >= p->window, kept = cached + 1 - gone;
-    follow(p->next_keys + place(turn, kept, p->k), turn->keys, turn->key, cached, gone, p->k);
-    follow(p->next_values + place(turn, kept, p->v), turn->values, turn->value, cached, gone, p->v);
+    follow(in_pages(turn, p->next_keys, kept, p->k), turn->keys, turn->key, cached, gone, p->k);
+    follow(in_pages(turn, p->next_values, kept, p->v), turn->values, turn->value, cached, gone, p->v);
     if (p->map == GIVEN)
         follow(p->next_features + place(turn, kept, p->f), turn->features, turn->fk, cached, gone, p->f);
-    for (long i = 0; i < kept && turn->g == 0; i++) {
-        int64_t age = i + gone < cached ? turn->age[i + gone] : 0;
-        p->next_age[turn->b * kept + i] = age < p->forgotten ? age + 1 : age;
+}
+
+/* The ages of a sequence's tokens, which all its heads have read */
+static void write_ages(const WindowStep *p, long b)
+{
+    long gone = p->cached + 1 >= p->window, kept = p->cached + 1 - gone;
+    const int64_t *age = ages(p, p->age, b, p->cached);
+    int64_t *next = ages(p, p->next_age, b, kept);
+    for (long i = 0; i < kept; i++) {
+        int64_t old = i + gone < p->cached ? age[i + gone] : 0;
+        next[i] = old < p->forgotten ? old + 1 : old;
     }
 }
 
@@ -276,12 +299,20 @@ static void step_task(const void *problem, long task)
     const WindowStep *p = problem;
     Turn turn;
     take_turn(&turn, p, task);
-    const float *memory = p->memory + place(&turn, p->f, p->v + 1);
-    float *next = p->next_memory + place(&turn, p->f, p->v + 1);
-    write_memory(&turn, memory, next);
-    write_cache(&turn);
+    const float *memory = in_pages(&turn, p->memory, p->f, p->v + 1);
+    float *next = in_pages(&turn, p->next_memory, p->f, p->v + 1);
+    if (!p->window)
+        write_memory(&turn, memory, next);
     for (long h = turn.g * (p->h / p->g); h < (turn.g + 1) * (p->h / p->g); h++)
         attend(&turn, p->window ? memory : next, h);
+    if (p->window)
+        write_memory(&turn, memory, next);
+    write_cache(&turn);
 }
 
-void FOR_ISA(fw_window_step)(const WindowStep *p) { fw_parallel(step_task, p, p->b * p->g, p->threads); }
+void FOR_ISA(fw_window_step)(const WindowStep *p)
+{
+    fw_parallel(step_task, p, p->b * p->g, p->threads);
+    for (long b = 0; b < p->b; b++)
+        write_ages(p, b);
+}

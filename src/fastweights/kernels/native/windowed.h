@@ -7,7 +7,8 @@
 /* φ(x) = (f(x W), f(-x W)), softmax(x W + b), or given */
 enum { GIVEN, SOFTMAX, EXP, ELU, RELU, LANDMARKS };
 
-/* Whatever is no view is contiguous. */
+/* Whatever is no view is contiguous, of what has pages that of a sequence. The next state may be written where the state
+ * lies, if as many tokens are cached. */
 typedef struct {
     int64_t b, h, g, k, v, f; /* g | h: a key head serves h / g query heads */
     int64_t window, cached;   /* tokens: the window, and those of it that the state holds */
@@ -30,6 +31,7 @@ typedef struct {
     float *next_features;
     const float *W_q, *W_k;   /* [h f/2 k], [g f/2 k]: else; of landmarks [h f k], [g f k] */
     const float *b_q, *b_k;   /* [h f], [g f]: of landmarks */
+    Pages pages;              /* of keys, values, age and memory, and of the next */
 } WindowStep;
 
 #endif

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from fastweights.kernels.native import abi, library
 from fastweights.kernels.native.decay_delta import CPU, refuses
 from fastweights.kernels.native.memory import empty
+from fastweights.kernels.pages import InPages
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.mapped import (
     LogScale,
@@ -38,6 +39,11 @@ class WindowRule(NamedTuple):
     shared: bool
     scale: float
     softcap: float | None
+
+    @classmethod
+    def of(cls, recurrence: WindowedLinear) -> Self:
+        scale = recurrence.q.shape[-1] ** -0.5
+        return cls(recurrence.window, recurrence.shared, scale, recurrence.softcap)
 
     def cache_length_after(self, cached: int) -> int:
         """How many tokens are cached after the next."""
@@ -128,26 +134,43 @@ def window_step(
     """(o ``[b 1 h v]`` in float32, the state behind the token) of streams and a state that fit each
     other.
     """
-    scale = None if log_scale is None else _single(log_scale)
-    streams = (_single(q), _single(k), _single(v), _single(mix), scale)
     keys, values, memory, age = (
         s.contiguous() for s in (_single(state[0]), _single(state[1]), *state[2:])
     )
     # the cache grows until the window is full; then its oldest token goes into the memory
-    (b, g, f, width), h, cached = memory.shape, q.shape[2], age.shape[1]
-    kept = rule.cache_length_after(cached)
-    o, after = torch.empty(b, 1, h, width - 1), torch.empty(b, kept, dtype=torch.long)
+    (b, g, f, width), kept = memory.shape, rule.cache_length_after(age.shape[1])
     ring = torch.empty(b, g, kept, keys.shape[3]), torch.empty(b, g, kept, width - 1)
-    written = empty(b, g, f, width)
-    places = {"keys": keys, "values": values, "age": age, "memory": memory}
-    results = {"o": o, "next_age": after, "next_memory": written}
-    results |= {"next_keys": ring[0], "next_values": ring[1]}
-    sizes = (b, h, g, keys.shape[3], width - 1, f, rule.window, cached, rule.shared, FORGOTTEN)
-    constants = (rule.scale, rule.softcap or 0.0, library.threads(memory.numel()))
-    step = abi.WindowStep(*sizes, *constants, *streams, **places, **results, **source.fields())
-    library.call(CODE, step)
+    written, after = empty(b, g, f, width), torch.empty(b, kept, dtype=torch.long)
+    streams, before = (q, k, v, mix, log_scale), (keys, values, memory, age)
+    o = _call(rule, streams, source, before, (*ring, written, after))
     cache = _in_dtype_of(ring[0], state[0], k), _in_dtype_of(ring[1], state[1], v)
     return o, (*cache, written, after)
+
+
+def _call(
+    rule: WindowRule,
+    streams: tuple[Tensor | None, ...],
+    source: LearnedFeatures | TokenFeatures,
+    before: FeaturelessWindowState,
+    after: FeaturelessWindowState,
+    pages: abi.Pages = abi.IN_A_ROW,
+) -> Tensor:
+    """o ``[b 1 h v]`` in float32 of (q, k, v, mix, log_scale); the state behind is `after` then."""
+    q, k, v, mix, scale = (None if s is None else _single(s) for s in streams)
+    assert q is not None
+    (keys, values, memory, age), (b, _, h, width) = before, q.shape
+    _, g, f, columns = memory.shape
+    o = torch.empty(b, 1, h, columns - 1)
+    sizes = (b, h, g, width, columns - 1, f, rule.window, age.shape[1], rule.shared, FORGOTTEN)
+    constants = (rule.scale, rule.softcap or 0.0, library.threads(b * g * f * columns))
+    places = {"keys": keys, "values": values, "age": age, "memory": memory}
+    names = ("next_keys", "next_values", "next_memory", "next_age")
+    results = {"o": o, **dict(zip(names, after, strict=True))}
+    step = abi.WindowStep(
+        *sizes, *constants, q, k, v, mix, scale, **places, **results, **source.fields()
+    )
+    library.call(CODE, step._replace(pages=pages))
+    return o
 
 
 def _in_dtype_of(cache: Tensor, old: Tensor, new: Tensor) -> Tensor:
@@ -165,18 +188,48 @@ def _run(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, Window
     keys, values, kept, memory, age = state
     if torch.is_grad_enabled() and _requires_grad(recurrence, state):
         return recurrence.step(state)
-    q = recurrence.q.expand(*recurrence.shape, -1)  # of the others C repeats axes of length 1
-    k, v, mix = recurrence.k, recurrence.v, recurrence.mix
-    rule = WindowRule(recurrence.window, recurrence.shared, q.shape[-1] ** -0.5, recurrence.softcap)
+    rule = WindowRule.of(recurrence)
     given = learned_features(recurrence) or _given_features(recurrence, rule, keys, kept)
-    before = (keys, values, memory, age)
-    scale = _scale_beside(recurrence, given)
+    before, (q, k, v, mix, scale) = (keys, values, memory, age), _streams(recurrence, given)
     o, (keys, values, memory, age) = window_step(rule, q, k, v, mix, scale, given, before)
     if isinstance(given, TokenFeatures):
         kept = recurrence.kept_features(given.following.to(kept.dtype))
     else:
         kept = keys[..., :0]
     return o.to(recurrence.output), (keys, values, kept, memory, age)
+
+
+def _streams(
+    recurrence: WindowedLinear, given: LearnedFeatures | TokenFeatures
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """(q, k, v, mix, a)"""
+    q = recurrence.q.expand(*recurrence.shape, -1)  # of the others C repeats axes of length 1
+    scale = _scale_beside(recurrence, given)
+    return q, recurrence.k, recurrence.v, recurrence.mix, scale
+
+
+def _run_in_pages(record: InPages) -> Tensor:
+    recurrence: Any = record.recurrence
+    keys, values, _, memory, age = record.state
+    rule, given = WindowRule.of(recurrence), learned_features(recurrence)
+    assert given is not None
+    state, pages = (keys, values, memory, age), abi.Pages(record.pages, record.step)
+    o = _call(rule, _streams(recurrence, given), given, state, state, pages)
+    return o.to(recurrence.output)
+
+
+def _refuses_in_pages(record: InPages) -> str | None:
+    recurrence, state = record.recurrence, record.state
+    if not isinstance(recurrence, WindowedLinear):
+        return "its rule is another"
+    refusal = _refuses(recurrence)
+    if refusal or learned_features(recurrence) is None:
+        return refusal or "its features are none that C makes"
+    if any(part.dtype != torch.float32 for part in (*state[:2], state[3])):
+        return "its states are not of float32"
+    if state[4].shape[1] != max(recurrence.window - 1, 0):
+        return "its pages have no room for the window"
+    return record.scattered()
 
 
 def _scale_beside(
@@ -216,4 +269,11 @@ def _refuses(recurrence: WindowedLinear) -> str | None:
 
 NATIVE_WINDOW = Kernel(
     "window and linear memory, one token (compiled)", WindowedLinear, _run, _refuses, CPU
+)
+NATIVE_WINDOW_IN_PAGES = Kernel(
+    "window and linear memory in pages, one token (compiled)",
+    InPages,
+    _run_in_pages,
+    _refuses_in_pages,
+    CPU,
 )

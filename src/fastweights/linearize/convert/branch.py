@@ -19,7 +19,7 @@ from fastweights.linearize.convert.convolution import (
     convolve_queries_and_keys,
     inputs_of,
 )
-from fastweights.methods import evaluate
+from fastweights.methods import advance, evaluate
 from fastweights.recurrence import Recurrence, State, WindowedLinear
 from fastweights.recurrence.mapped import LogScale, Mapped
 from fastweights.recurrence.streams import disable_autocast, pack_state
@@ -122,39 +122,87 @@ class LinearBranch(nn.Module, ABC):
         return self.read(o).to(v.dtype)
 
     def read_after(
-        self, kept: Kept, q: Tensor, k: Tensor, v: Tensor
+        self, kept: Kept, q: Tensor, k: Tensor, v: Tensor, keep: Mask | None = None
     ) -> tuple[Output, tuple[Tensor, ...]]:
         """Evaluate the recurrence of the streams of `project` behind others.
 
         Args:
             kept: What this function returned for the tokens before; None for none.
             q, k, v: As in `project`.
+            keep: ``[b t]``, False for padding; None if there is none.
 
         Returns:
             The output ``[b t h v]`` in the dtype of `v`, and what is kept now, whose shapes are the
             same after any number of tokens.
         """
-        own, tail = kept, None
-        if self.convolution is not None and kept is not None:
-            own, tail = kept[:-1], kept[-1]
-        record = self.record(q, k, v, tail=tail)
+        own, tail = self._without_tail(kept)
+        record = self.record(q, k, v, keep, tail=tail)
         o, state = evaluate(record, None if own is None else self.from_cache(own, len(record)))
-        return self.read(o).to(v.dtype), self._settled(record, state, inputs_of(q, k), tail)
+        after = self.to_cache(record.settle(state))
+        return self.read(o).to(v.dtype), (*after, *self._tail_after(tail, record, q, k, keep))
+
+    def read_in_pages(
+        self,
+        kept: tuple[Tensor, ...],
+        pages: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        keep: Mask | None = None,
+    ) -> Output:
+        """Do what `read_after` does where what is kept lies in pages, and stays there.
+
+        Args:
+            kept: What `read_after` returned, of all n pages: tensors ``[n …]``, which are written.
+            pages: ``[b]``, the number of each sequence's page.
+            q, k, v: As in `project`.
+            keep: ``[b t]``, False for padding; None if there is none.
+
+        Returns:
+            The output ``[b t h v]`` in the dtype of `v`.
+        """
+        if not self.keeps_states:
+            before = tuple(part.index_select(0, pages) for part in kept)
+            o, after = self.read_after(before, q, k, v, keep)
+            for part, new in zip(kept, after, strict=True):
+                part.index_copy_(0, pages, new.to(part.dtype))
+            return o
+        own, tails = self._without_tail(kept)
+        assert own is not None
+        tail = None if tails is None else tails.index_select(0, pages)
+        record = self.record(q, k, v, keep, tail=tail)
+        o = advance(record, self.from_cache(own, len(record)), pages)
+        for new in self._tail_after(tail, record, q, k, keep):
+            kept[-1].index_copy_(0, pages, new.to(kept[-1].dtype))
+        return self.read(o).to(v.dtype)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether what the cache keeps of a state are the tensors that the recurrence has."""
+        return True
 
     def kept_before(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """Return what `read_after` would have returned of no tokens before these."""
         record = self.record(q, k, v)
-        empty = inputs_of(q, k)[:, :0]
-        return self._settled(record, record.initial_state(), empty, None)
+        own = self.to_cache(record.settle(record.initial_state()))
+        return (*own, *self._tail_after(None, record, q[:, :0], k[:, :0], None))
 
-    def _settled(
-        self, record: Recurrence, state: State, inputs: Tensor, tail: Tensor | None
+    def _without_tail(self, kept: Kept) -> tuple[Kept, Tensor | None]:
+        """What is kept of a state, and the last inputs of a convolution; None of what is not
+        there.
+        """
+        if self.convolution is None or kept is None:
+            return kept, None
+        return kept[:-1], kept[-1]
+
+    def _tail_after(
+        self, tail: Tensor | None, record: Recurrence, q: Tensor, k: Tensor, keep: Mask | None
     ) -> tuple[Tensor, ...]:
-        kept = self.to_cache(record.settle(state))
+        """The last inputs of a convolution behind these tokens; nothing without one."""
         if self.convolution is None:
-            return kept
-        tokens = Convolved(record, inputs, None, None)
-        return (*kept, tokens.tail_after(self._first_tail(tokens) if tail is None else tail))
+            return ()
+        tokens = Convolved(record, inputs_of(q, k), keep, None)
+        return (tokens.tail_after(self._first_tail(tokens) if tail is None else tail),)
 
     def _advance(self, memory: StateLayer, tokens: Recurrence | Convolved) -> Output:
         o, memory.state = self._evaluate(memory.state, tokens)
@@ -266,6 +314,10 @@ class WindowedBranch(LinearBranch):
         if q.shape[1] == 1:  # a kernel makes them itself; of more they are made together
             return Mapped(self.phi_q, q), LogScale(self.phi_q, q)
         return self.phi_q.with_log_scale(q)
+
+    @property
+    def keeps_states(self) -> bool:
+        return self.key_repeats == 1
 
     def to_cache(self, state: State) -> tuple[Tensor, ...]:
         keys, values, _, memory, age = state

@@ -133,6 +133,10 @@ class RuleBranch(LinearBranch):
         """Whether the window and the rule have one normaliser."""
         return self.config.shared and self.normalised
 
+    @property
+    def keeps_states(self) -> bool:
+        return self.mix is None
+
     def to_cache(self, state: State) -> tuple[Tensor, ...]:
         parts = super().to_cache(state)
         if self.mix is None:

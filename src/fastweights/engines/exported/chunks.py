@@ -1,0 +1,92 @@
+"""Recurrences of any length in graphs, by chunks: one loop, and parallel within a chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._higher_order_ops.scan import scan_op
+
+from fastweights.engines.exported.steps import with_loops
+from fastweights.methods import Method
+from fastweights.recurrence import DPLR, LongConvolution, Recurrence, Substeps
+from fastweights.recurrence.base import CHUNK
+from fastweights.recurrence.cached import CacheRule
+from fastweights.recurrence.streams import State, pack_state
+
+
+@dataclass(frozen=True)
+class Chunks(Method):
+    """Every chunk by `Recurrence.chunk`, in one loop over chunks that torch.export keeps as a loop.
+
+    Behind the last token, the last chunk is filled with identity steps. Windows are full from the
+    start (`Recurrence.settle`); softmax attention without a window reads all tokens at once. `DPLR`
+    of complex streams goes step by step, as its chunks solve systems for which there is no operator
+    on pairs of real numbers; a long convolution multiplies its filter out, as a graph holds the
+    lengths of Fourier transforms.
+
+    Attributes:
+        size: tokens of a chunk
+    """
+
+    size: int = CHUNK
+
+    def evaluate(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
+        if isinstance(recurrence, CacheRule) and recurrence.span is None:
+            return recurrence.chunk(state)  # type: ignore[arg-type]
+        if isinstance(recurrence, Substeps):
+            return recurrence.read_tokens(self.evaluate(recurrence.inner, state))
+        if isinstance(recurrence, DPLR) and recurrence.accumulator.is_complex:
+            return _loop(recurrence, state, 1, DPLR.step)
+        if isinstance(recurrence, LongConvolution):
+            return _loop(recurrence, state, self.size, LongConvolution.step)
+        return _loop(with_loops(recurrence), state, self.size, type(recurrence).chunk)
+
+
+@dataclass(frozen=True)
+class Step(Method):
+    """The one token of a record by `Recurrence.step`."""
+
+    def evaluate(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
+        return with_loops(recurrence).step(state)
+
+
+def _loop(
+    recurrence: Recurrence, state: State, size: int, read: Callable[[Any, Any], Any]
+) -> tuple[Tensor, State]:
+    """(o, final state) by a loop of `read`, `step` or `chunk`, over pieces of so many tokens."""
+    batch, length, _ = recurrence.shape
+    # graphs are of more than one chunk
+    chunks: Any = torch.sym_max((length + size - 1) // size, 2)
+    places = torch.arange(chunks * size, device=recurrence.device)
+
+    def fill(stream: Tensor) -> Tensor:
+        """With the last token behind the last token, which a mask then takes out."""
+        if stream.shape[1] == 1:
+            return stream
+        return stream.index_select(1, places.clamp(max=length - 1))
+
+    filled = recurrence.map_streams(fill).keep((places < length)[None])
+    streams: list[Tensor] = []
+    filled.map_streams(lambda s: streams.append(s) or s)
+    timed = [i for i, s in enumerate(streams) if s.shape[1] != 1]
+    fixed = [i for i, s in enumerate(streams) if s.shape[1] == 1]
+    start = state if isinstance(state, tuple) else (state,)
+
+    def chunk(*given: Any) -> list[Tensor]:
+        carried, rest = given[: len(start)], given[len(start) :]
+        named = {i: tokens.transpose(0, 1) for i, tokens in zip(timed, rest, strict=False)}
+        named |= dict(zip(fixed, rest[len(timed) :], strict=False))
+        parts = (named[i] for i in range(len(streams)))
+        o, after = read(filled.map_streams(lambda _: next(parts)), pack_state([*carried]))
+        after = after if isinstance(after, tuple) else (after,)
+        return [*(part.clone() for part in after), o.transpose(0, 1).clone()]
+
+    over_time = [streams[i].transpose(0, 1).unflatten(0, (chunks, size)) for i in timed]
+    # the compiler wants to be given the lengths that the output's shape is made of
+    others = (*(streams[i] for i in fixed), length, batch)
+    *after, outputs = scan_op(chunk, [part.clone() for part in start], over_time, others)
+    return outputs.flatten(0, 1)[:length].transpose(0, 1), pack_state(after)

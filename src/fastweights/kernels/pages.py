@@ -1,0 +1,77 @@
+"""States that are advanced where they lie: in pages, of which an engine has one per sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastweights.kernels.table import Kernel, run_fastest
+from fastweights.recurrence.base import Recurrence, State
+
+
+@dataclass(frozen=True, eq=False)
+class InPages:
+    """A record of some sequences whose states lie in pages, and stay there.
+
+    Attributes:
+        recurrence: of b sequences
+        state: those of all n pages, as `Recurrence.settle` returns states: tensors ``[n …]``
+        pages: ``[b]``, the number of each sequence's page, no number twice
+    """
+
+    recurrence: Recurrence
+    state: State
+    pages: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.recurrence.device
+
+    @property
+    def step(self) -> int:
+        """Bytes from one page to the next."""
+        return _step(next(part for part in _parts(self.state) if part.numel()))
+
+    def scattered(self) -> str | None:
+        """Why C does not find the states by the address of page 0; None if it does."""
+        parts = [part for part in _parts(self.state) if part.numel()]
+        if self.pages.dtype != torch.long or not self.pages.is_contiguous():
+            return "the numbers of its pages are not contiguous int64"
+        if len({_step(part) for part in parts}) > 1 or not all(p[0].is_contiguous() for p in parts):
+            return "the tensors of its states do not lie in pages"
+        return None
+
+
+def map_state(state: State, f: Callable[[Tensor], Tensor]) -> Any:
+    """A state of `f` of each of its tensors."""
+    return tuple(map(f, state)) if isinstance(state, tuple) else f(state)
+
+
+def load_and_store(
+    record: InPages, evaluate: Callable[[Recurrence, State], tuple[Tensor, Any]]
+) -> Tensor:
+    """o of a record that is evaluated from copies of its states, which are copied back."""
+    recurrence, pages = record.recurrence, record.pages
+    before = map_state(record.state, lambda part: part.index_select(0, pages))
+    o, after = evaluate(recurrence, recurrence.adopt(before))
+    settled = _parts(recurrence.settle(after))
+    for part, new in zip(_parts(record.state), settled, strict=True):
+        part.index_copy_(0, pages, new.to(part.dtype))
+    return o
+
+
+def _parts(state: State) -> tuple[Tensor, ...]:
+    return state if isinstance(state, tuple) else (state,)
+
+
+def _step(part: Tensor) -> int:
+    return part.stride(0) * part.itemsize
+
+
+COPIED_PAGES = Kernel(
+    "loaded from pages and stored", InPages, lambda record: load_and_store(record, run_fastest)
+)

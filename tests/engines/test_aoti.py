@@ -1,0 +1,153 @@
+"""Models as programs of torch.export, compiled ahead of time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._inductor import config
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fastweights import MIXERS
+from fastweights.cli import main
+from fastweights.engines.aoti import export_programs, write_package
+from fastweights.engines.exported.chunks import Chunks
+from fastweights.engines.exported.program import Program
+from fastweights.models import FastWeightsForCausalLM
+from fastweights.models.methods import use_method
+from kinds import first_of_each, one_of_each
+from tiny import tiny, tokens
+
+TRACED = "mamba2"
+"""The mixer that is traced every time: in the others' graphs, the loop is of their chunks."""
+NO_COMPILER = config.patch({"cpp.cxx": (None, "no-such-compiler")})
+
+
+@pytest.mark.parametrize("name", one_of_each(MIXERS))
+@torch.no_grad()
+def test_chunks_are_the_model(name: str) -> None:
+    """Fewer tokens than a chunk, several chunks, and some behind the last of them."""
+    model, ids = tiny(name, num_hidden_layers=1), tokens(2, 23)
+    wanted = model(input_ids=ids).logits
+    program, found = Program(model), []
+    states = program.layout.empty(batch=2)
+    with use_method(model, Chunks(8)):
+        for part in ids.split([3, 20], 1):
+            logits, *states = program(part, *states)
+            found.append(logits)
+    torch.testing.assert_close(torch.cat(found, 1), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [TRACED, *(pytest.param(n, marks=pytest.mark.slow) for n in first_of_each(MIXERS))],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_graphs_are_the_model(name: str) -> None:
+    model = tiny(name, torch.float32, num_hidden_layers=1)
+    ids = tokens(3, 140)
+    with torch.no_grad():
+        wanted = model(input_ids=ids).logits
+    programs = {key: p.module(check_guards=False) for key, p in export_programs(model).items()}
+    for prompt in (138, 2):
+        found = read(programs, ids, prompt, Program(model).layout.empty(batch=3))
+        torch.testing.assert_close(found, wanted[:, : prompt + 2], rtol=1e-5, atol=1e-5)
+
+
+def read(programs: dict[str, Any], ids: Tensor, prompt: int, states: list[Tensor]) -> Tensor:
+    """Logits of a prompt and of two tokens behind it."""
+    found = []
+    with torch.no_grad():
+        for piece in ids[:, : prompt + 2].split([prompt, 1, 1], 1):
+            program = programs["prefill" if piece.shape[1] > 1 else "decode"]
+            logits, *states = program(piece, *states)
+            found.append(logits)
+    return torch.cat(found, 1)
+
+
+WITHOUT_US = """
+import json, sys, torch
+from torch._inductor.package import load_package
+
+prefill, decode = (load_package(sys.argv[1], name) for name in ("prefill", "decode"))
+known = json.loads(prefill.get_metadata()["fastweights"])
+assert known == json.loads(decode.get_metadata()["fastweights"])
+ids = torch.tensor(json.loads(sys.argv[2]))
+kinds = [getattr(torch, dtype) for dtype in known["dtypes"]]
+states = [torch.zeros(len(ids), *s[1:], dtype=d) for s, d in zip(known["shapes"], kinds)]
+found = []
+for program, piece in zip((prefill, decode, decode), ids.split([ids.shape[1] - 2, 1, 1], 1)):
+    logits, *states = program(piece, *states)
+    found.append(logits)
+assert "fastweights" not in sys.modules
+print(json.dumps([known["vocab_size"], torch.cat(found, 1).tolist()]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", ["hybrid", "lru"])
+def test_packages_are_the_model_without_us(name: str, tmp_path: Path) -> None:
+    model, ids = tiny(name, torch.float32), tokens(1, 80)
+    model.save_pretrained(tmp_path / "model")
+    out = tmp_path / "model.pt2"
+    assert main(["export", str(tmp_path / "model"), str(out)]) == 0
+    with torch.no_grad():
+        wanted = model(input_ids=ids).logits
+    for length in (80, 5):
+        command = [sys.executable, "-c", WITHOUT_US, str(out), json.dumps(ids[:, :length].tolist())]
+        said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path)
+        size, found = json.loads(said.stdout)
+        assert size == model.config.vocab_size
+        torch.testing.assert_close(torch.tensor(found), wanted[:, :length], rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="a Linear is not exported"):
+        export_programs(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"call model\.eval\(\) before"):
+        write_package(tiny().train(), tmp_path / "model.pt2")
+    with pytest.raises(ValueError, match=r"model\.zip does not end in \.pt2"):
+        write_package(tiny(), tmp_path / "model.zip")
+    (tmp_path / "there.pt2").touch()
+    with pytest.raises(ValueError, match=r"there\.pt2 exists; remove it"):
+        write_package(tiny(), tmp_path / "there.pt2")
+    without = pytest.raises(ValueError, match=r"no C\+\+ compiler.*install g\+\+ or clang")
+    with NO_COMPILER, without:
+        write_package(tiny(), tmp_path / "model.pt2")
+    assert [path.name for path in tmp_path.iterdir()] == ["there.pt2"]
+
+
+def test_the_command_refuses_before_it_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a model was read")
+
+    monkeypatch.setattr(FastWeightsForCausalLM, "from_pretrained", never)
+    monkeypatch.setattr(LlamaForCausalLM, "from_pretrained", never)
+    tiny().save_pretrained(tmp_path / "model")
+    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
+    LlamaForCausalLM(LlamaConfig(**sizes, **heads)).save_pretrained(tmp_path / "llama")
+    (tmp_path / "there.pt2").touch()
+    before = sorted(tmp_path.rglob("*"))
+
+    def said(model: str, out: str, *options: str) -> str:
+        assert main(["export", str(tmp_path / model), str(tmp_path / out), *options]) != 0
+        return " ".join(capsys.readouterr().err.split())
+
+    assert "exists; remove it or write elsewhere" in said("model", "there.pt2")
+    assert "ends in .pt, which export does not write" in said("model", "new.pt")
+    assert "leave one of them out" in said("model", "new.pt2", "--family", "llama")
+    assert "--domain is of ONNX graphs" in said("model", "new.pt2", "--domain", "ai.onnx")
+    assert "holds a LlamaForCausalLM, not a model of fastweights" in said("llama", "new.pt2")
+    with NO_COMPILER:
+        assert "there is no C++ compiler" in said("model", "new.pt2")
+    assert sorted(tmp_path.rglob("*")) == before
