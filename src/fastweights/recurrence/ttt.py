@@ -353,7 +353,8 @@ class _Grid(NamedTuple):
         With documents the host waits for how many minibatches these take; on the meta device there
         is one.
         """
-        (b, t), row = kept.shape, torch.arange(len(kept), device=kept.device)[:, None]
+        b, t = kept.shape
+        row = torch.arange(b, device=kept.device)[:, None]
         number = kept.cumsum(1) - kept.long() + before[:, None]
         count = (size + t - 2) // size + 1
         if starts is None:
@@ -392,7 +393,7 @@ class _Grid(NamedTuple):
 
     @property
     def _rows(self) -> Tensor:
-        return torch.arange(len(self.slot), device=self.slot.device)[:, None]
+        return torch.arange(self.slot.shape[0], device=self.slot.device)[:, None]
 
 
 def _with_one(x: Tensor) -> Tensor:
