@@ -74,6 +74,7 @@ TABLE: dict[str, Row] = {
     "--finetune-lr": POSITIVE,
     "--finetune-steps": COUNT_OR_ZERO,
     "--gates": CHOICE,
+    "--feature-dim": COUNT,
     "--heads": COUNT,
     "--json": GIVEN,
     "--kl": NOT_NEGATIVE,

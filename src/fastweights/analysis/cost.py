@@ -81,6 +81,7 @@ def _project_token(mixer: Mixer) -> tuple[Recurrence, TokenContext, int]:
     """The record of one token, what is kept of it, and the operations of its projections: those
     that a further token adds, as what is made of weights alone is made once.
     """
+    _project(mixer, 1)  # what is kept of weights is there from now on
     recurrence, past, one = _project(mixer, 1)
     return recurrence, past, _project(mixer, 2)[2] - one
 

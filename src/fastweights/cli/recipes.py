@@ -19,7 +19,7 @@ from fastweights.linearize.distill.recipe_files import read_recipe
 from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.runs.stage import Every
 
-ANALOG = ("features", "rule", "window", "sinks", "gates", "convolution", "positions")
+ANALOG = ("features", "feature_dim", "rule", "window", "sinks", "gates", "convolution", "positions")
 """The options that change the linear attention."""
 
 
@@ -31,9 +31,7 @@ def recipe_of(chosen: Namespace) -> LinearizationRecipe:
     """
     is_file = isinstance(chosen.recipe, Path)
     recipe = read_recipe(chosen.recipe) if is_file else RECIPES[chosen.recipe]
-    given = _given(
-        chosen, "features", "rule", "window", "sinks", "gates", "convolution", "positions"
-    )
+    given = _given(chosen, *ANALOG)
     recipe = scale_steps(replace(recipe, analog=replace(recipe.analog, **given)), chosen.scale)
     recipe = change_stages(recipe, _of_kinds(recipe, chosen))
     recipe = change_stages(recipe, _of_teachers(recipe, chosen))

@@ -292,6 +292,13 @@ def _add_recipe(group: _ArgumentGroup) -> None:
         help="Feature map φ of the linear attention (default: the recipe's)",
     )
     add(
+        "--feature-dim",
+        type=positive_integer,
+        metavar="COLUMNS",
+        help="Columns of every feature map, which has twice as many channels, or makes twice as"
+        " many landmarks (default: the recipe's, or half a head's width)",
+    )
+    add(
         "--rule",
         choices=RULES,
         help="Recurrence that takes a softmax layer's place, behind its window (default: the"
