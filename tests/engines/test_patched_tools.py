@@ -70,7 +70,13 @@ def train(family: str, folder: Path, **options: Any) -> list[float]:
 
 
 @every_family
-@pytest.mark.parametrize("recompute", [False, True], ids=["plain", "recomputed"])
+@pytest.mark.parametrize(
+    "recompute",
+    [
+        pytest.param(False, id="plain"),
+        pytest.param(True, id="recomputed", marks=pytest.mark.slow),
+    ],
+)
 def test_trainer_has_the_same_losses(family: str, recompute: bool, tmp_path: Path) -> None:
     options = {"gradient_checkpointing": recompute}
     expected = train(family, tmp_path, **options)

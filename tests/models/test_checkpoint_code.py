@@ -264,10 +264,15 @@ assert not any("modeling_fastweights" in name for name in sys.modules)
 @pytest.mark.parametrize(
     "imports",
     [
-        "import fastweights\nfrom transformers import AutoModelForCausalLM",
-        "from transformers import AutoModelForCausalLM\nimport fastweights",
+        pytest.param(
+            "import fastweights\nfrom transformers import AutoModelForCausalLM", id="before"
+        ),
+        pytest.param(
+            "from transformers import AutoModelForCausalLM\nimport fastweights",
+            id="after",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["before", "after"],
 )
 @pytest.mark.long
 def test_the_file_is_not_run_once_fastweights_is_imported(imports: str, tmp_path: Path) -> None:

@@ -233,7 +233,13 @@ def test_refusals() -> None:
     assert o.requires_grad
 
 
-@pytest.mark.parametrize("name", ["metala", "gated_deltanet", "mesa", "mlstm", "rwkv4", "mamba"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("metala", "gated_deltanet", "mlstm", "rwkv4"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mesa", "mamba")),
+    ],
+)
 def test_models_decode_in_place(name: str) -> None:
     """Steps, convolutions and norms of a whole model, on states that stay where they are."""
     model, ids = tiny(name, torch.float32), tokens(2, 5)
