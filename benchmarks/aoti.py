@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -26,7 +25,7 @@ from torch._inductor.package import load_package
 from fastweights.engines.aoti import export_programs, write_package
 from fastweights.engines.exported.comparison import Call, Comparison, one_layer
 from fastweights.engines.exported.errors import ExportError
-from fastweights.lab.bench.machine import Machine, commit, versions
+from fastweights.lab.bench.machine import provenance
 from fastweights.mixers import MIXERS
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.runs.files import read_json, write_json
@@ -80,13 +79,8 @@ def main() -> None:
             continue
         rows[mixer] = row(mixer)
         print(rows[mixer], flush=True)
-        about = {
-            "commit": commit(),
-            "machine": asdict(Machine.here(torch.device("cpu"))),
-            "versions": versions(),
-        }
         in_order = [rows[name] for name in MIXERS if name in rows]
-        write_json(chosen.out, {**about, "rows": in_order})
+        write_json(chosen.out, {**provenance(), "rows": in_order})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bfloat16 import Times, time_in_turn
-from fastweights.lab.bench.machine import Machine, commit, versions
+from fastweights.lab.bench.machine import provenance
 from fastweights.models import (
     FastWeightsConfig,
     FastWeightsForCausalLM,
@@ -129,8 +128,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    machine = asdict(Machine.here(torch.device("cpu")))
-    found: dict[str, Any] = {"commit": commit(), "versions": versions(), "machine": machine}
+    found = provenance()
     found["models"] = {}
     for name in (*MIXERS, "llama (transformers)"):
         found["models"][name] = measure(build(name), chosen.rounds)

@@ -12,7 +12,6 @@ import argparse
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from fastweights.engines.transformers import patch_transformers
-from fastweights.lab.bench.machine import Machine, commit, versions
+from fastweights.lab.bench.machine import provenance
 from fastweights.lab.check import check_model
 from fastweights.mixers import MIXERS
 from fastweights.runs.files import write_json
@@ -37,8 +36,7 @@ def main() -> None:
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    machine = asdict(Machine.here(torch.device("cpu")))
-    header = {"commit": commit(), "machine": machine, "versions": versions()}
+    header = provenance()
     rows: list[dict[str, Any]] = []
     for family, kind, findings in _checked(chosen.only and chosen.only.split(",")):
         rows.append({"family": family, "kind": kind, "findings": findings})

@@ -16,7 +16,6 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -24,9 +23,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.kernels import TABLE
-from fastweights.lab.bench.machine import Machine, commit, versions
+from fastweights.lab.bench.machine import provenance
 from fastweights.methods import Chunkwise
 from fastweights.recurrence import DPLR, Delta, Recurrence
+from fastweights.runs.files import write_json
 
 Run = Callable[[Recurrence, Tensor], tuple[Tensor, Tensor]]
 DECAYS = {"none": 0, "scalar": 1, "vector": 64}
@@ -102,11 +102,7 @@ def main() -> None:
         print(json.dumps(row), flush=True)
         found.append(row)
     if given.out is not None:
-        about = {"machine": asdict(Machine.here(torch.device("cpu"))), "versions": versions()}
-        text = json.dumps(
-            {"commit": commit(), **about, "rounds": given.rounds, "rows": found}, indent=1
-        )
-        given.out.write_text(text + "\n", encoding="utf-8")
+        write_json(given.out, {**provenance(), "rounds": given.rounds, "rows": found})
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import resource
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from fastweights.cli.progress import reporter
-from fastweights.lab.bench.machine import Machine, commit, versions
+from fastweights.lab.bench.machine import provenance
 from fastweights.linearize import LinearAttentionConfig, Student, branches, linearize, use_mode
 from fastweights.linearize.distill.adapt import (
     TokenLoss,
@@ -97,13 +97,10 @@ def main() -> None:
 def _record(name: str, found: Any) -> None:
     """Put a part into the file of results, beside what was measured before."""
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    header = {
-        "commit": commit(),
-        "machine": asdict(Machine.here(torch.device("cpu"))),
-        "versions": versions(),
-    }
     with atomic_file(RESULTS) as new:
-        new.write_text(json.dumps({**results, name: {**header, "rows": found}}, indent=1) + "\n")
+        new.write_text(
+            json.dumps({**results, name: {**provenance(), "rows": found}}, indent=1) + "\n"
+        )
 
 
 def recipes(transfer_steps: int, finetune_steps: int, batch: int) -> dict[str, LinearizationRecipe]:

@@ -15,7 +15,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from fastweights.cli.progress import reporter
-from fastweights.lab.bench.machine import Machine, commit, versions
+from fastweights.lab.bench.machine import provenance
 from fastweights.linearize import (
     LinearAttentionConfig,
     Mode,
@@ -254,12 +254,7 @@ def _shares(softmax: Row, converted: Row, window_only: Row, teacher_window: Row)
 def _record(teacher: str, part: str, rows: list[Row]) -> None:
     """Put rows into the file of results, beside what was measured before."""
     results: Mapping[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    header = {
-        "commit": commit(),
-        "machine": asdict(Machine.here(torch.device("cpu"))),
-        "versions": versions(),
-    }
-    parts = {**results.get(teacher, {}), part: {**header, "rows": rows}}
+    parts = {**results.get(teacher, {}), part: {**provenance(), "rows": rows}}
     with atomic_file(RESULTS) as new:
         new.write_text(json.dumps({**results, teacher: parts}, indent=1) + "\n")
 

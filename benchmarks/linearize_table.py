@@ -17,7 +17,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from fastweights.cli.progress import reporter
-from fastweights.lab.bench.machine import Machine, commit, versions
+from fastweights.lab.bench.machine import provenance
 from fastweights.linearize import LinearAttentionConfig
 from fastweights.linearize.distill.adapt import TokenLoss
 from fastweights.linearize.distill.far_text import FarText
@@ -231,13 +231,8 @@ def record(row: Row, path: Path) -> None:
     same = ("teacher", "method", "softmax_layers", "lr", "seed")
     before = json.loads(path.read_text())["rows"] if path.exists() else []
     others = [old for old in before if any(old[name] != row[name] for name in same)]
-    header = {
-        "commit": commit(),
-        "machine": asdict(Machine.here(torch.device("cpu"))),
-        "versions": versions(),
-    }
     with atomic_file(path) as new:
-        new.write_text(json.dumps({**header, "rows": [*others, row]}, indent=1) + "\n")
+        new.write_text(json.dumps({**provenance(), "rows": [*others, row]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

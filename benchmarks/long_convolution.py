@@ -20,7 +20,6 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights import evaluate
-from fastweights.lab.bench.machine import Machine, commit, versions
+from fastweights.lab.bench.machine import provenance
 from fastweights.mixer import MixerState
 from fastweights.mixers import make
 from fastweights.recurrence import LongConvolution
+from fastweights.runs.files import write_json
 
 CHANNELS, SOFTMAX_WIDTH = 128, 64
 LENGTHS = (1024, 2048, 4096, 8192, 16_384)
@@ -168,9 +168,7 @@ def main() -> None:
             print(json.dumps({"of": name, **row}), flush=True)
             found[name].append(row)
     if given.out is not None:
-        about = {"machine": asdict(Machine.here(torch.device("cpu"))), "versions": versions()}
-        text = json.dumps({"commit": commit(), **about, "rounds": given.rounds, **found}, indent=1)
-        given.out.write_text(text + "\n", encoding="utf-8")
+        write_json(given.out, {**provenance(), "rounds": given.rounds, **found})
 
 
 if __name__ == "__main__":

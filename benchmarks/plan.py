@@ -35,7 +35,7 @@ from fastweights.budget import (
     device_memory,
     plan_training,
 )
-from fastweights.lab.bench.machine import Machine, commit, versions
+from fastweights.lab.bench.machine import provenance
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.recipes import (
     RECIPES,
@@ -291,11 +291,9 @@ PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
 
 def main(parts: list[str]) -> None:
     for part in parts or list(PARTS):
-        machine = asdict(Machine.here(torch.device("cpu")))
         rows = PARTS[part]()
         found = read_json(RESULTS) if RESULTS.exists() else {}
-        about = {"machine": machine, "versions": versions(), "commit": commit()}
-        found[part] = {**about, "rows": rows, "prices": PRICES if part == "costs" else None}
+        found[part] = {**provenance(), "rows": rows, "prices": PRICES if part == "costs" else None}
         write_json(RESULTS, found)
 
 

@@ -17,7 +17,6 @@ import argparse
 import copy
 import gzip
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from math import exp
@@ -30,7 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import fastweights
 from bfloat16 import Times, time_in_turn
-from fastweights.lab.bench.machine import Machine, commit, versions
+from fastweights.lab.bench.machine import provenance
 from fastweights.linearize import LinearAttentionConfig, linearize
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, quantize
 from fastweights.runs.files import write_json
@@ -150,8 +149,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=240)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    machine = asdict(Machine.here(torch.device("cpu")))
-    found: dict[str, Any] = {"commit": commit(), "versions": versions(), "machine": machine}
+    found = provenance()
     found["ways"], found["steps"] = list(WAYS), chosen.steps
     found["speed"] = measure_speed(chosen.rounds)
     found["trained"] = measure_trained(chosen.steps)

@@ -21,7 +21,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from inspect import unwrap
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -33,8 +32,9 @@ from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delt
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 from fastweights import evaluate
-from fastweights.lab.bench.machine import Machine, commit, versions
+from fastweights.lab.bench.machine import provenance
 from fastweights.recurrence import DPLR, TTT, Decay, Delta, LogLinear, Slots, Softmax, Substeps
+from fastweights.runs.files import write_json
 
 try:
     from fla.ops.comba.naive import naive_chunk_comba
@@ -295,11 +295,7 @@ def main() -> None:
             print(json.dumps(row), flush=True)
             found.append(row)
     if given.out is not None:
-        about = {"machine": asdict(Machine.here(torch.device("cpu"))), "versions": versions()}
-        text = json.dumps(
-            {"commit": commit(), **about, "rounds": given.rounds, "rows": found}, indent=1
-        )
-        given.out.write_text(text + "\n", encoding="utf-8")
+        write_json(given.out, {**provenance(), "rounds": given.rounds, "rows": found})
 
 
 if __name__ == "__main__":
