@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import product
 from math import log
 from typing import Any
@@ -67,24 +68,17 @@ SHORT = TrainingBudget(rates=(1e-3,), training={"epochs": 2})
 """Of the paper's 64 epochs, with one learning rate: what fits into ten minutes."""
 
 
-def _linear_and_softmax(n: int) -> dict[str, Fields]:
-    return {
-        "linear": {"name": "linear", "heads": 1, "keys": n},
-        "softmax": {"name": "softmax", "heads": 1},
-    }
+def _beside_softmax(name: str, n: int) -> dict[str, Fields]:
+    return {name: {"name": name, "heads": 1, "keys": n}, "softmax": {"name": "softmax", "heads": 1}}
 
 
-def _normalized(n: int) -> dict[str, Fields]:
-    return {
-        "normalized": {"name": "normalized", "heads": 1, "keys": n},
-        "softmax": {"name": "softmax", "heads": 1},
-    }
+_LINEAR, _NORMALIZED = partial(_beside_softmax, "linear"), partial(_beside_softmax, "normalized")
 
 
 def _systems(n: int) -> dict[str, Fields]:
     inner = {"conv": 1, "expand": 1, "state": n}
     return {
-        **_normalized(n),
+        **_NORMALIZED(n),
         "S6": {"name": "mamba", **inner},
         "SSD": {"name": "mamba2", **inner, "heads": 1},
     }
@@ -96,7 +90,7 @@ def _expansions(
     sizes: tuple[int, ...],
     start: list[Fields],
     effort: TrainingBudget,
-    mixers: Callable[[int], Mapping[str, Fields]] = _linear_and_softmax,
+    mixers: Callable[[int], Mapping[str, Fields]] = _LINEAR,
 ) -> TaskExperiment:
     """One head, with n features per key in all but softmax: the state has N = n d numbers."""
     runs = []
@@ -145,7 +139,7 @@ FIG1 = {
         reference=(Above(Term("softmax", -1), 99),),
         unit="accuracy [%]",
         cpu=ClaimSize(
-            _expansions(mqar(32, 8, 32, 600), 32, (4, 32), _LOCAL, TUNED, _normalized),
+            _expansions(mqar(32, 8, 32, 600), 32, (4, 32), _LOCAL, TUNED, _NORMALIZED),
             4,
             "Without S6 and SSD, which learn nothing of this task in 600 updates.",
         ),
