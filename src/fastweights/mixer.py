@@ -20,6 +20,7 @@ from fastweights.layers import (
 )
 from fastweights.methods import Auto, Method, evaluate, require_method
 from fastweights.recurrence.base import Recurrence, ShapeError, State
+from fastweights.recurrence.streams import state_parts
 from fastweights.shapes import Embedded, Mask, Output, Segments
 
 
@@ -48,8 +49,8 @@ class MixerState(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes held for all sequences together."""
-        memory = self.memory if isinstance(self.memory, tuple) else (self.memory,)
-        return sum(s.nbytes for s in (*memory, *self.tails.values(), self.position))
+        parts = (*state_parts(self.memory), *self.tails.values(), self.position)
+        return sum(part.nbytes for part in parts)
 
 
 class SumState(NamedTuple):

@@ -16,8 +16,9 @@ from fastweights.engines.vllm.attentions import (
 )
 from fastweights.engines.vllm.forms import KeptKeys, KeptState, kept_by, longest_page
 from fastweights.engines.vllm.groups import LONGEST_PADDED, group, padded_length
-from fastweights.engines.vllm.layout import ALIGNMENT, PageLayout, StateForm, load, store
+from fastweights.engines.vllm.layout import ALIGNMENT, PageLayout, StateForm
 from fastweights.engines.vllm.weights import Replacement, load_weights, original_names
+from fastweights.kernels.pages import load, store
 from fastweights.layers import LayerStream
 from fastweights.linearize import LinearAttentionConfig, branches
 from fastweights.methods import evaluate

@@ -12,11 +12,11 @@ from torch import Tensor
 from cases import CASES, Case, Shape, cast, each, parts
 from extension import compiled
 from fastweights import kernels
-from fastweights.engines.vllm.layout import ALIGNMENT, PageLayout, load, store
+from fastweights.engines.vllm.layout import ALIGNMENT, PageLayout
 from fastweights.features import Hedgehog
 from fastweights.kernels.native import NATIVE_IN_PAGES
 from fastweights.kernels.native.windowed import NATIVE_WINDOW_IN_PAGES
-from fastweights.kernels.pages import InPages
+from fastweights.kernels.pages import InPages, load, store
 from fastweights.methods import Method, Recurrent, advance, evaluate
 from fastweights.recurrence import Recurrence, WindowedLinear
 from fastweights.recurrence.base import NoFiniteFormError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastweights.kernels.table import Kernel, run_fastest
 from fastweights.recurrence.base import Recurrence, State
+from fastweights.recurrence.streams import pack_state, state_parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +35,11 @@ class InPages:
     @property
     def step(self) -> int:
         """Bytes from one page to the next."""
-        return _step(next(part for part in _parts(self.state) if part.numel()))
+        return _step(next(part for part in state_parts(self.state) if part.numel()))
 
     def scattered(self) -> str | None:
         """Why C does not find the states by the address of page 0; None if it does."""
-        parts = [part for part in _parts(self.state) if part.numel()]
+        parts = [part for part in state_parts(self.state) if part.numel()]
         if self.pages.dtype != torch.long or not self.pages.is_contiguous():
             return "the numbers of its pages are not contiguous int64"
         if len({_step(part) for part in parts}) > 1 or not all(p[0].is_contiguous() for p in parts):
@@ -46,26 +47,26 @@ class InPages:
         return None
 
 
-def map_state(state: State, f: Callable[[Tensor], Tensor]) -> Any:
-    """A state of `f` of each of its tensors."""
-    return tuple(map(f, state)) if isinstance(state, tuple) else f(state)
+def load(paged: Sequence[Tensor], pages: Tensor) -> tuple[Tensor, ...]:
+    """Copies ``[b …]`` of tensors ``[n …]`` in the pages with these numbers ``[b]``."""
+    return tuple(part.index_select(0, pages) for part in paged)
+
+
+def store(paged: Sequence[Tensor], pages: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Write tensors ``[b …]`` where `load` takes them from."""
+    for part, tensor in zip(paged, tensors, strict=True):
+        part.index_copy_(0, pages, tensor.to(part.dtype))
 
 
 def load_and_store(
     record: InPages, evaluate: Callable[[Recurrence, State], tuple[Tensor, Any]]
 ) -> Tensor:
     """o of a record that is evaluated from copies of its states, which are copied back."""
-    recurrence, pages = record.recurrence, record.pages
-    before = map_state(record.state, lambda part: part.index_select(0, pages))
+    recurrence, pages, paged = record.recurrence, record.pages, state_parts(record.state)
+    before = pack_state(load(paged, pages))
     o, after = evaluate(recurrence, recurrence.adopt(before))
-    settled = _parts(recurrence.settle(after))
-    for part, new in zip(_parts(record.state), settled, strict=True):
-        part.index_copy_(0, pages, new.to(part.dtype))
+    store(paged, pages, state_parts(recurrence.settle(after)))
     return o
-
-
-def _parts(state: State) -> tuple[Tensor, ...]:
-    return state if isinstance(state, tuple) else (state,)
 
 
 def _step(part: Tensor) -> int:

@@ -16,6 +16,7 @@ from fastweights.parallel.exchange import exchange, gather, tie
 from fastweights.parallel.slices import Slices
 from fastweights.recurrence import NoFiniteFormError, Recurrence, ShapeError, State
 from fastweights.recurrence.effects import Effect
+from fastweights.recurrence.streams import pack_state, state_parts
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class TimeSharded(Sharded):
         before, after = self.neighbours.carry(effect, state)
         o, _ = self.method.evaluate(recurrence, before)
         # an empty cache is not looked at, but its backward is awaited by others
-        (o,) = tie([o], _parts(before))
+        (o,) = tie([o], state_parts(before))
         return o, after
 
 
@@ -113,9 +114,10 @@ class HeadSharded(Sharded):
         record = self._divide_heads(recurrence)
         cut = self._head_axes(recurrence, record)
         own = [
-            self._own_part(s, 1) if has else s for s, has in zip(_parts(state), cut, strict=True)
+            self._own_part(s, 1) if has else s
+            for s, has in zip(state_parts(state), cut, strict=True)
         ]
-        o, after = self.method.evaluate(record, record.adopt(_state(own)))
+        o, after = self.method.evaluate(record, record.adopt(pack_state(own)))
         return self._restore_time(o), self._gather_state(after, cut)
 
     def _divide_heads(self, recurrence: Recurrence) -> Recurrence:
@@ -176,7 +178,7 @@ class HeadSharded(Sharded):
             return ()
         if not any(cut):
             return state
-        parts = _parts(state)
+        parts = state_parts(state)
         gathered = iter(
             gather(self.neighbours.group, [s for s, has in zip(parts, cut, strict=True) if has])
         )
@@ -184,7 +186,7 @@ class HeadSharded(Sharded):
             torch.cat(next(gathered).unbind(), 1) if has else s
             for s, has in zip(parts, cut, strict=True)
         ]
-        return _state(whole)
+        return pack_state(whole)
 
 
 @dataclass(frozen=True)
@@ -207,11 +209,3 @@ class HybridSharded(Sharded):
             heads = HeadSharded(self.group, self.method, self.gathers_state)
             return heads.evaluate_slice(recurrence, state)
         return TimeSharded(self.group, self.method).evaluate_after(effect, recurrence, state)
-
-
-def _parts(state: State) -> tuple[Tensor, ...]:
-    return state if isinstance(state, tuple) else (state,)
-
-
-def _state(parts: list[Tensor]) -> State:
-    return parts[0] if len(parts) == 1 else tuple(parts)

@@ -24,6 +24,7 @@ from fastweights.recurrence.streams import (
     lazy_property,
     mask_stream,
     pack_state,
+    state_parts,
 )
 from fastweights.shapes import Map, Mask, Output, Segments
 
@@ -140,7 +141,7 @@ class Recurrence(ABC, Generic[S]):
         Raises:
             ShapeError: for tensors of other shapes, or more or fewer of them
         """
-        parts = state if isinstance(state, tuple) else (state,)
+        parts = state_parts(state)
         shapes = tuple(tuple(part.shape) for part in parts)
         if shapes == self.state_shapes and all(part.dtype == self.accumulator for part in parts):
             return cast(S, state)

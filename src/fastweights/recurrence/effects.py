@@ -14,7 +14,7 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.streams import State, pack_state
+from fastweights.recurrence.streams import State, pack_state, state_parts
 
 S = TypeVar("S")
 
@@ -116,8 +116,7 @@ class SignedEffect(Effect[State]):
     sign: Tensor
 
     def after(self, state: State) -> State:
-        moved = self.inner.after(state)
-        parts = moved if isinstance(moved, tuple) else (moved,)
+        parts = state_parts(self.inner.after(state))
         return pack_state([self.sign * part for part in parts])
 
 

@@ -12,7 +12,7 @@ from fastweights.recurrence.base import Evaluation, S
 from fastweights.recurrence.effects import Effect, SignedEffect
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
-from fastweights.recurrence.streams import mask_stream, pack_state, require_width
+from fastweights.recurrence.streams import mask_stream, pack_state, require_width, state_parts
 from fastweights.recurrence.transition import (
     DiagonalTransition,
     ErasingTransition,
@@ -77,8 +77,8 @@ class Signed(Wrapper[S], Generic[S]):
         )
 
     def _times(self, sign: Tensor, state: S) -> S:
-        parts = state if isinstance(state, tuple) else (state,)
-        return cast(S, pack_state([sign.transpose(1, 2) * part for part in parts]))
+        signs = sign.transpose(1, 2)
+        return cast(S, pack_state([signs * part for part in state_parts(state)]))
 
     def _signs_on_values(self) -> Tensor | int:
         """σ where the unsigned record's values carry it, 1 where they do not."""

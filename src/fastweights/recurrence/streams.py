@@ -90,9 +90,14 @@ def reciprocal_or_zero(n: Tensor) -> Tensor:
     return torch.where(empty, 0, 1 / torch.where(empty, 1, n))
 
 
-def pack_state(parts: list[Tensor]) -> State:
+def pack_state(parts: Sequence[Tensor]) -> State:
     """A state of one tensor is that tensor; of several, their tuple."""
     return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def state_parts(state: State) -> tuple[Tensor, ...]:
+    """The tensors of a state."""
+    return state if isinstance(state, tuple) else (state,)
 
 
 def disable_autocast(device: torch.device) -> AbstractContextManager[object]:

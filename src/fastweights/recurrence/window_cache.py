@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.recurrence.ltv import LTV
-from fastweights.recurrence.streams import State
+from fastweights.recurrence.streams import State, state_parts
 from fastweights.recurrence.timeline import FORGOTTEN, Timeline, newest
 from fastweights.recurrence.transition import ShiftRegister
 
@@ -66,11 +66,6 @@ class SeenTokens(NamedTuple):
     time: Timeline
     sink: Tensor
     rank: Tensor
-
-
-def state_parts(state: State) -> Parts:
-    """The tensors of a state."""
-    return state if isinstance(state, tuple) else (state,)
 
 
 def join_state(cache: KeptTokens, memory: State) -> Parts:

@@ -31,6 +31,7 @@ from fastweights.recurrence.streams import (
     lazy_property,
     pack_state,
     require_width,
+    state_parts,
 )
 from fastweights.recurrence.timeline import FORGOTTEN, Passage, Timeline, insert_forgotten
 from fastweights.recurrence.window_cache import (
@@ -42,7 +43,6 @@ from fastweights.recurrence.window_cache import (
     ranks_in_documents,
     register,
     register_rows,
-    state_parts,
     swap_time_and_heads,
     tokens_behind,
 )

@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.scan import scan_op
 
-from fastweights.engines.exported.steps import with_loops
+from fastweights.engines.exported.steps import Pieces, loop, with_loops
 from fastweights.methods import Method
 from fastweights.recurrence import DPLR, LongConvolution, Recurrence, Substeps
 from fastweights.recurrence.base import CHUNK
 from fastweights.recurrence.cached import CacheRule
-from fastweights.recurrence.streams import State, pack_state
+from fastweights.recurrence.streams import State
 
 
 @dataclass(frozen=True)
@@ -69,24 +68,12 @@ def _loop(
             return stream
         return stream.index_select(1, places.clamp(max=length - 1))
 
+    pieces = Pieces(
+        cut=lambda s: s.transpose(0, 1).unflatten(0, (chunks, size)),
+        read=lambda s: s.transpose(0, 1),
+        join=lambda o: o.transpose(0, 1),
+    )
     filled = recurrence.map_streams(fill).keep((places < length)[None])
-    streams: list[Tensor] = []
-    filled.map_streams(lambda s: streams.append(s) or s)
-    timed = [i for i, s in enumerate(streams) if s.shape[1] != 1]
-    fixed = [i for i, s in enumerate(streams) if s.shape[1] == 1]
-    start = state if isinstance(state, tuple) else (state,)
-
-    def chunk(*given: Any) -> list[Tensor]:
-        carried, rest = given[: len(start)], given[len(start) :]
-        named = {i: tokens.transpose(0, 1) for i, tokens in zip(timed, rest, strict=False)}
-        named |= dict(zip(fixed, rest[len(timed) :], strict=False))
-        parts = (named[i] for i in range(len(streams)))
-        o, after = read(filled.map_streams(lambda _: next(parts)), pack_state([*carried]))
-        after = after if isinstance(after, tuple) else (after,)
-        return [*(part.clone() for part in after), o.transpose(0, 1).clone()]
-
-    over_time = [streams[i].transpose(0, 1).unflatten(0, (chunks, size)) for i in timed]
     # the compiler wants to be given the lengths that the output's shape is made of
-    others = (*(streams[i] for i in fixed), length, batch)
-    *after, outputs = scan_op(chunk, [part.clone() for part in start], over_time, others)
-    return outputs.flatten(0, 1)[:length].transpose(0, 1), pack_state(after)
+    outputs, after = loop(filled, state, read, pieces, (length, batch))
+    return outputs.flatten(0, 1)[:length].transpose(0, 1), after

@@ -73,33 +73,30 @@ class Program(nn.Module):
             "dtypes": [str(state.empty.dtype).removeprefix("torch.") for state in states],
         }
 
-    def trace(self, method: Method, tokens: int, *, any_batch: bool = True) -> ExportedProgram:
+    def trace(self, method: Method, tokens: int) -> ExportedProgram:
         """The graph of a call.
 
         Args:
             method: evaluates recurrences by what a graph holds
             tokens: 1 for a graph of single tokens, else one of any number
-            any_batch: whether it is of any number of sequences, or of `BATCH`
         """
         with use_method(self.model, method):
-            return self._export(self, tokens, any_batch=any_batch)
+            return self._export(self, tokens)
 
-    def trace_in_pairs(
-        self, traced: ExportedProgram, tokens: int, *, any_batch: bool = True
-    ) -> ExportedProgram:
+    def trace_in_pairs(self, traced: ExportedProgram, tokens: int) -> ExportedProgram:
         """What `trace` made of these arguments, with pairs of real numbers for complex ones."""
-        return self._export(InPairs(traced), tokens, any_batch=any_batch)
+        return self._export(InPairs(traced), tokens)
 
-    def _export(self, call: nn.Module, tokens: int, *, any_batch: bool) -> ExportedProgram:
-        batch, time = Dim.DYNAMIC if any_batch else None, Dim.DYNAMIC if tokens > 1 else None
-        past = (_free(state.growing, batch) for state in self.layout.tensors)
-        shapes = {"input_ids": {0: batch, 1: time}, "past": tuple(past)}
+    def _export(self, call: nn.Module, tokens: int) -> ExportedProgram:
+        time = Dim.DYNAMIC if tokens > 1 else None
+        past = (_free(state.growing) for state in self.layout.tensors)
+        shapes = {"input_ids": {0: Dim.DYNAMIC, 1: time}, "past": tuple(past)}
         with torch.no_grad():
             return torch.export.export(
                 call, self.examples(tokens), dynamic_shapes=shapes, strict=False
             )
 
 
-def _free(growing: int | None, batch: Any) -> dict[int, Any]:
+def _free(growing: int | None) -> dict[int, Any]:
     """The axes of a state that may be of any length."""
-    return {0: batch} if growing is None else {0: batch, growing: Dim.DYNAMIC}
+    return {axis: Dim.DYNAMIC for axis in (0, growing) if axis is not None}

@@ -15,7 +15,7 @@ from fastweights.mixer import LayerState, MixerState, SumState
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
 from fastweights.models.methods import use_method
 from fastweights.recurrence import NoFiniteFormError, Recurrence
-from fastweights.recurrence.streams import State
+from fastweights.recurrence.streams import State, state_parts
 
 
 class StateTensor(NamedTuple):
@@ -122,16 +122,14 @@ def _mixer_states(states: Sequence[LayerState]) -> Iterator[MixerState]:
             yield state
 
 
-def _memory(state: State) -> tuple[Tensor, ...]:
-    return state if isinstance(state, tuple) else (state,)
-
-
 def _parts(state: MixerState) -> list[Tensor]:
-    return [*_memory(state.memory), *state.tails.values()]
+    return [*state_parts(state.memory), *state.tails.values()]
 
 
 def _tensors_of(owner: str, state: MixerState, start: State) -> Iterator[StateTensor]:
-    for i, (empty, one) in enumerate(zip(_memory(start), _memory(state.memory), strict=True)):
+    for i, (empty, one) in enumerate(
+        zip(state_parts(start), state_parts(state.memory), strict=True)
+    ):
         axes = [a for a, n in enumerate(empty.shape) if n != one.shape[a]]
         meaning, zero = f"{owner}, memory {i}", not bool(empty.any())
         growing = axes[0] if axes else None

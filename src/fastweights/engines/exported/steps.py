@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch._higher_order_ops.scan import scan_op
 from fastweights.methods import Method
 from fastweights.recurrence import Recurrence, Softmax, Substeps, WindowedLinear
 from fastweights.recurrence.solvers import Chebyshev, ConjugateGradient, Parts, Solver
-from fastweights.recurrence.streams import State, pack_state
+from fastweights.recurrence.streams import State, pack_state, state_parts
 
 
 @dataclass(frozen=True)
@@ -32,25 +33,59 @@ class Steps(Method):
 
 def loop_steps(recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
     """(o, final state) by a loop of `step`."""
+    cut = Pieces(lambda s: s.transpose(0, 1), lambda s: s.unsqueeze(1), lambda o: o.squeeze(1))
+    outputs, after = loop(recurrence, state, type(recurrence).step, cut)
+    return outputs.transpose(0, 1), after
+
+
+class Pieces(NamedTuple):
+    """How a loop goes through streams ``[b t …]``.
+
+    Attributes:
+        cut: makes the pieces of a stream, one after another on the first axis
+        read: makes the stream ``[b s …]`` of a piece
+        join: makes a piece of such a stream
+    """
+
+    cut: Callable[[Tensor], Tensor]
+    read: Callable[[Tensor], Tensor]
+    join: Callable[[Tensor], Tensor]
+
+
+def loop(
+    recurrence: Recurrence,
+    state: State,
+    evaluate: Callable[[Any, Any], Any],
+    pieces: Pieces,
+    lengths: tuple[Any, ...] = (),
+) -> tuple[Tensor, State]:
+    """(the pieces of o, final state) by a loop of the graph.
+
+    Args:
+        recurrence: streams of length 1 are those of all tokens
+        state: before the first token
+        evaluate: (o, state after) of the record of a piece and the state before it
+        pieces: what the loop goes through
+        lengths: numbers of the graph that the shape of o is made of
+    """
     streams: list[Tensor] = []
     recurrence.map_streams(lambda s: streams.append(s) or s)
     timed = [i for i, s in enumerate(streams) if s.shape[1] != 1]
     fixed = [i for i, s in enumerate(streams) if s.shape[1] == 1]
-    start = state if isinstance(state, tuple) else (state,)
+    before = [part.clone() for part in state_parts(state)]
 
-    def step(*parts: Tensor) -> list[Tensor]:
-        carried, tokens = parts[: len(start)], parts[len(start) : len(start) + len(timed)]
-        named = dict(zip(fixed, parts[len(start) + len(timed) :], strict=True))
-        named.update((i, token.unsqueeze(1)) for i, token in zip(timed, tokens, strict=True))
-        rest = (named[i] for i in range(len(streams)))
-        o, after = recurrence.map_streams(lambda _: next(rest)).step(pack_state([*carried]))
-        after = after if isinstance(after, tuple) else (after,)
-        return [*(part.clone() for part in after), o.squeeze(1).clone()]
+    def once(*given: Any) -> list[Tensor]:
+        carried, rest = given[: len(before)], given[len(before) :]
+        named = {i: pieces.read(s) for i, s in zip(timed, rest, strict=False)}
+        named |= dict(zip(fixed, rest[len(timed) :], strict=False))
+        parts = (named[i] for i in range(len(streams)))
+        o, after = evaluate(recurrence.map_streams(lambda _: next(parts)), pack_state(carried))
+        return [*(part.clone() for part in state_parts(after)), pieces.join(o).clone()]
 
-    over_time = [streams[i].transpose(0, 1) for i in timed]
-    before = [part.clone() for part in start]
-    *after, outputs = scan_op(step, before, over_time, tuple(streams[i].clone() for i in fixed))
-    return outputs.transpose(0, 1), pack_state(after)
+    over_time = [pieces.cut(streams[i]) for i in timed]
+    others = (*(streams[i].clone() for i in fixed), *lengths)
+    *after, outputs = scan_op(once, before, over_time, others)
+    return outputs, pack_state(after)
 
 
 def with_loops(recurrence: Recurrence) -> Recurrence:

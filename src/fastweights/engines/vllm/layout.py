@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastweights.mixer import MixerState
 from fastweights.recurrence import State
+from fastweights.recurrence.streams import state_parts
 
 ALIGNMENT = 64
 """Every part of a page, and every page, begins at a multiple of so many bytes."""
@@ -71,17 +72,6 @@ class PageLayout:
         return tuple(part.of(pages) for part in self.parts)
 
 
-def load(paged: Sequence[Tensor], slots: Tensor) -> tuple[Tensor, ...]:
-    """Copy tensors ``[n …]`` of the pages with these numbers ``[n]``."""
-    return tuple(tensor.index_select(0, slots) for tensor in paged)
-
-
-def store(paged: Sequence[Tensor], slots: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Write tensors ``[n …]`` to the pages with these numbers ``[n]``."""
-    for place, tensor in zip(paged, tensors, strict=True):
-        place.index_copy_(0, slots, tensor.to(place.dtype))
-
-
 def _aligned(count: int) -> int:
     return -(-count // ALIGNMENT) * ALIGNMENT
 
@@ -112,7 +102,7 @@ class StateForm:
     def tensors(self, state: MixerState) -> list[Tensor]:
         """The tensors of a state of this form."""
         tails = (state.tails[name] for name in self.tails)
-        return [*memory_parts(state.memory), *tails, state.position]
+        return [*state_parts(state.memory), *tails, state.position]
 
     def state(self, tensors: Sequence[Tensor]) -> MixerState:
         """The state of these tensors."""
@@ -123,8 +113,3 @@ class StateForm:
     def memory_of(self, tensors: Sequence[Tensor]) -> State:
         """The memory of its tensors."""
         return tensors[0] if self.memory is None else tuple(tensors)
-
-
-def memory_parts(memory: State) -> tuple[Tensor, ...]:
-    """The tensors of a memory."""
-    return memory if isinstance(memory, tuple) else (memory,)

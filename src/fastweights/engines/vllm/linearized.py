@@ -15,12 +15,13 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention
 
 from fastweights.engines.vllm.attentions import ServedAttentions, copy_stored
-from fastweights.engines.vllm.layout import PageLayout, store
+from fastweights.engines.vllm.layout import PageLayout
 from fastweights.engines.vllm.products import pack_weights
 from fastweights.engines.vllm.served import ServedModel
 from fastweights.engines.vllm.settings import head_width
 from fastweights.engines.vllm.states import StateLayer
 from fastweights.engines.vllm.weights import load_weights
+from fastweights.kernels.pages import store
 from fastweights.linearize import AttentionLayer, LinearBranch
 from fastweights.linearize.convert.attention import attention_at, scale_scores
 from fastweights.linearize.convert.transformers_seams import (

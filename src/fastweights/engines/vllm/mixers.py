@@ -12,12 +12,13 @@ from vllm.model_executor.layers.attention import Attention
 
 from fastweights.engines.vllm.forms import KeptKeys, KeptState
 from fastweights.engines.vllm.groups import Group
-from fastweights.engines.vllm.layout import load, memory_parts, store
 from fastweights.engines.vllm.states import StateLayer
 from fastweights.engines.vllm.weights import Replacement
+from fastweights.kernels.pages import load, store
 from fastweights.layers import LayerStream
 from fastweights.methods import Auto, Method, advance, evaluate
 from fastweights.mixer import Mixer, MixerState
+from fastweights.recurrence.streams import state_parts
 
 
 class StateMixer(StateLayer, Replacement):
@@ -81,7 +82,7 @@ class StateMixer(StateLayer, Replacement):
         )
         if before is None:
             o, after = evaluate(driven, None, method)
-            store(memory, group.slots, memory_parts(driven.settle(after)))
+            store(memory, group.slots, state_parts(driven.settle(after)))
         else:
             o = advance(driven, before.memory, group.slots, method)
         store(others, group.slots, [*(past.tails[n] for n in self.form.tails), past.position])

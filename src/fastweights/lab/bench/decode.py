@@ -29,6 +29,7 @@ from fastweights.mixers import MIXERS
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.models.presets import preset
 from fastweights.recurrence.base import State
+from fastweights.recurrence.streams import state_parts
 from fastweights.render.plots import PALETTE, canvas, label, legend
 
 if TYPE_CHECKING:
@@ -319,7 +320,7 @@ def _attention(sizes: Sizes, context: int, device: torch.device) -> Function:
 
 
 def _nbytes(state: State) -> int:
-    return sum(s.nbytes for s in (state if isinstance(state, tuple) else (state,)))
+    return sum(s.nbytes for s in state_parts(state))
 
 
 class TokenCost(NamedTuple):

@@ -37,6 +37,7 @@ from fastweights.lab.bench.timing import Budget, Failure
 from fastweights.methods import evaluate
 from fastweights.mixers import MIXERS
 from fastweights.models import FastWeightsForCausalLM
+from fastweights.recurrence.streams import state_parts
 
 SOFTMAX = Problem("softmax", MAIN)
 TIMES_FLA = {
@@ -321,7 +322,5 @@ def _state_dtype(case: Case, inputs: Inputs) -> str:
         return ""
     with torch.no_grad():
         _, state = evaluate(case.record(inputs))
-    numbers = [
-        s.dtype for s in (state if isinstance(state, tuple) else (state,)) if s.dtype != torch.long
-    ]
+    numbers = [s.dtype for s in state_parts(state) if s.dtype != torch.long]
     return str(reduce(torch.promote_types, numbers)).removeprefix("torch.")

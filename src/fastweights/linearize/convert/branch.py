@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.features import Landmarks
+from fastweights.kernels.pages import load, store
 from fastweights.layers import upcast
 from fastweights.linearize.convert.attention_layers import AttentionLayer
 from fastweights.linearize.convert.cache import Kept, StateLayer
@@ -22,7 +23,7 @@ from fastweights.linearize.convert.convolution import (
 from fastweights.methods import advance, evaluate
 from fastweights.recurrence import Recurrence, State, WindowedLinear
 from fastweights.recurrence.mapped import LogScale, Mapped
-from fastweights.recurrence.streams import disable_autocast, pack_state
+from fastweights.recurrence.streams import disable_autocast, pack_state, state_parts
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.shapes import Mask, Output, Segments
 
@@ -162,18 +163,15 @@ class LinearBranch(nn.Module, ABC):
             The output ``[b t h v]`` in the dtype of `v`.
         """
         if not self.keeps_states:
-            before = tuple(part.index_select(0, pages) for part in kept)
-            o, after = self.read_after(before, q, k, v, keep)
-            for part, new in zip(kept, after, strict=True):
-                part.index_copy_(0, pages, new.to(part.dtype))
+            o, after = self.read_after(load(kept, pages), q, k, v, keep)
+            store(kept, pages, after)
             return o
         own, tails = self._without_tail(kept)
         assert own is not None
         tail = None if tails is None else tails.index_select(0, pages)
         record = self.record(q, k, v, keep, tail=tail)
         o = advance(record, self.from_cache(own, len(record)), pages)
-        for new in self._tail_after(tail, record, q, k, keep):
-            kept[-1].index_copy_(0, pages, new.to(kept[-1].dtype))
+        store(kept[len(own) :], pages, self._tail_after(tail, record, q, k, keep))
         return self.read(o).to(v.dtype)
 
     @property
@@ -234,12 +232,12 @@ class LinearBranch(nn.Module, ABC):
 
     def to_cache(self, state: State) -> tuple[Tensor, ...]:
         """Return the tensors that the cache keeps of a recurrence's state."""
-        return state if isinstance(state, tuple) else (state,)
+        return state_parts(state)
 
     def from_cache(self, kept: tuple[Tensor, ...], tokens: int) -> State:
         """Return the state from the tensors that the cache has kept, to read so many tokens."""
         del tokens
-        return pack_state(list(kept))
+        return pack_state(kept)
 
     def cached_tokens(self, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Mask]:
         """Return the tokens that the cache still has as they were, oldest first.
