@@ -23,6 +23,7 @@ KERNELS = (
     "complex.c",
     "mesa.c",
     "windowed.c",
+    "prefill.c",
     "convolution.c",
     "norm.c",
     "product.c",
