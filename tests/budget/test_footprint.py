@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from fastweights import kernels
 from fastweights.budget import ACCELERATORS, CPU, StepShape, UntraceableError, trace
@@ -45,6 +46,27 @@ def test_a_step_without_numbers_takes_what_it_takes_with_them(model: str, way: s
     config, shape = config_of(MODELS[model]), StepShape(2, 256, **WAYS[way])
     found = trace(config, shape, CPU).peak(gradients_exist=False)
     assert found == pytest.approx(peak_of_a_step(config, shape), rel=0.08)
+
+
+@pytest.mark.parametrize("mixer", ["metala", "gla", "softmax", "mamba"])
+def test_what_is_kept_is_what_autograd_saves(mixer: str) -> None:
+    """Every storage once, but for parameters and tokens."""
+    config, shape = config_of([{"name": mixer}]), StepShape(2, 256)
+    model = FastWeightsForCausalLM(config).train()
+    ids = torch.randint(config.vocab_size, (shape.sequences, shape.length))
+    known = {tensor.data_ptr() for tensor in (ids, *model.parameters())}
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        saved.setdefault(storage.data_ptr(), storage)
+        return tensor
+
+    with kernels.pooling(False), saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = model(input_ids=ids, labels=ids).loss
+    total = sum(storage.nbytes() for at, storage in saved.items() if at not in known)
+    assert loss is not None
+    assert trace(config, shape, CPU).kept == pytest.approx(total, rel=1e-3)
 
 
 def test_embeddings_that_are_the_head_have_their_gradient_once() -> None:

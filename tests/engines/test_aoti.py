@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,13 +57,13 @@ def test_graphs_are_the_model(name: str) -> None:
         wanted = model(input_ids=ids).logits
     programs = {key: p.module(check_guards=False) for key, p in export_programs(model).items()}
     for prompt in (138, 2):
-        found = read(programs, ids, prompt, Program(model).layout.empty(batch=3))
+        found = read(programs, ids, prompt)
         torch.testing.assert_close(found, wanted[:, : prompt + 2], rtol=1e-8, atol=1e-8)
 
 
-def read(programs: dict[str, Any], ids: Tensor, prompt: int, states: list[Tensor]) -> Tensor:
+def read(programs: dict[str, Any], ids: Tensor, prompt: int) -> Tensor:
     """Logits of a prompt and of two tokens behind it."""
-    found = []
+    found, states = [], programs["start"](ids)
     with torch.no_grad():
         for piece in ids[:, : prompt + 2].split([prompt, 1, 1], 1):
             program = programs["prefill" if piece.shape[1] > 1 else "decode"]
@@ -74,12 +76,14 @@ WITHOUT_US = """
 import json, sys, torch
 from torch._inductor.package import load_package
 
-prefill, decode = (load_package(sys.argv[1], name) for name in ("prefill", "decode"))
+start, prefill, decode = (load_package(sys.argv[1], n) for n in ("start", "prefill", "decode"))
 known = json.loads(prefill.get_metadata()["fastweights"])
 assert known == json.loads(decode.get_metadata()["fastweights"])
 ids = torch.tensor(json.loads(sys.argv[2]))
 kinds = [getattr(torch, dtype) for dtype in known["dtypes"]]
-states = [torch.zeros(len(ids), *s[1:], dtype=d) for s, d in zip(known["shapes"], kinds)]
+states = start(ids)
+assert [list(s.shape) for s in states] == known["shapes"]
+assert [s.dtype for s in states] == kinds and not any(s.any() for s in states)
 found = []
 for program, piece in zip((prefill, decode, decode), ids.split([ids.shape[1] - 2, 1, 1], 1)):
     logits, *states = program(piece, *states)
@@ -105,6 +109,29 @@ def test_packages_are_the_model_without_us(name: str, tmp_path: Path) -> None:
         size, found = json.loads(said.stdout)
         assert size == model.config.vocab_size
         torch.testing.assert_close(torch.tensor(found), wanted[:, :length], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("cmake"), reason="programs in C++ are built by cmake")
+@pytest.mark.usefixtures("unchecked")
+def test_the_program_in_cpp_says_what_the_model_does(tmp_path: Path) -> None:
+    model, ids = tiny("hybrid", torch.float32), tokens(1, 5)
+    write_package(model, tmp_path / "model.pt2")
+    page = (Path(__file__).parents[2] / "docs" / "aot.md").read_text(encoding="utf-8")
+    for language, name in (("cpp", "generate.cpp"), ("cmake", "CMakeLists.txt")):
+        block = re.search(rf"```{language}\n(.*?)```", page, re.DOTALL)
+        assert block is not None
+        (tmp_path / name).write_text(block[1])
+
+    def run(*command: str) -> str:
+        done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path)
+        return done.stdout
+
+    run("cmake", "-B", "build", f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}")
+    run("cmake", "--build", "build")
+    said = run("build/generate", "model.pt2", *map(str, ids[0].tolist()))
+    wanted = model.generate(ids, max_new_tokens=100, do_sample=False)[0, 5:]
+    assert [int(token) for token in said.split()] == wanted.tolist()
 
 
 def test_what_is_not_written(tmp_path: Path) -> None:

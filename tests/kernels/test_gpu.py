@@ -13,14 +13,15 @@ from torch import Tensor
 
 from fastweights import MIXERS, FastWeightsCache, stream
 from fastweights.generate import Decoder, likeliest
+from fastweights.kernels.pages import load, store
 from fastweights.lab.bench.cases import CASES, RecurrenceCase
 from fastweights.lab.bench.contenders import Case, Inputs, Sizes, gradients
 from fastweights.lab.bench.gpu import check_kernels, host_waits
 from fastweights.lab.bench.ops import relative
 from fastweights.linearize import LinearAttentionConfig
-from fastweights.methods import evaluate
-from fastweights.recurrence.base import State
-from fastweights.recurrence.streams import pack_state
+from fastweights.methods import advance, evaluate
+from fastweights.recurrence.base import NoFiniteFormError
+from fastweights.recurrence.streams import pack_state, state_parts
 from fastweights.train import train
 from killable_runs import tiny as tiny_run
 from pretrained import linear_llama
@@ -82,12 +83,14 @@ def test_one_token(cuda, case, dtype):
     with torch.no_grad():
         _, before = evaluate(record[:8])
         o, state = evaluate(record[8:], before)
-        numbers = [s.cpu() if s.dtype == torch.long else _wide(s.cpu()) for s in _parts(before)]
+        numbers = [
+            s.cpu() if s.dtype == torch.long else _wide(s.cpu()) for s in state_parts(before)
+        ]
         exactly = pack_state(numbers)
         want, expected = evaluate(exact[8:], exactly)
     limit = max(TOLERANCE[dtype], 10 * case.accuracy)
     assert relative(o, want) < limit
-    for got, end in zip(_parts(state), _parts(expected), strict=True):
+    for got, end in zip(state_parts(state), state_parts(expected), strict=True):
         assert relative(got, _wide(end)) < limit
 
 
@@ -100,12 +103,28 @@ def test_state_and_cut(cuda, case):
     rest, state = evaluate(record[70:], state)
     want, expected = evaluate(case.record({n: x.cpu() for n, x in inputs.items()}))
     assert relative(torch.cat([o, rest], 1), want) < TOLERANCE[torch.float64]
-    for got, end in zip(_parts(state), _parts(expected), strict=True):
+    for got, end in zip(state_parts(state), state_parts(expected), strict=True):
         assert relative(got, _wide(end)) < TOLERANCE[torch.float64]
 
 
-def _parts(state: State) -> tuple[Tensor, ...]:
-    return state if isinstance(state, tuple) else (state,)
+@pytest.mark.parametrize("case", RECURRENCES, ids=by_name)
+@torch.no_grad()
+def test_states_are_advanced_in_pages(cuda, case):
+    """By numbers of pages that are on the device."""
+    record = case.record(case.inputs(sizes(case), torch.float32, cuda))
+    begin, rest, numbers = record[:70], record[70:], torch.tensor([3, 1], device=cuda)
+    try:
+        before = begin.settle(evaluate(begin)[1])
+    except NoFiniteFormError:
+        pytest.skip("its state grows for ever")
+    paged = [part.new_zeros(5, *part.shape[1:]) for part in state_parts(before)]
+    store(paged, numbers, state_parts(before))
+    o = advance(rest, pack_state(paged), numbers)
+    want, after = evaluate(rest, before)
+    assert relative(o, _wide(want)) < TOLERANCE[torch.float32]
+    expected = state_parts(rest.settle(after))
+    for got, end in zip(load(paged, numbers), expected, strict=True):
+        assert relative(got, _wide(end)) < TOLERANCE[torch.float32]
 
 
 def _wide(x: Tensor) -> Tensor:

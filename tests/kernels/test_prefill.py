@@ -64,21 +64,22 @@ def start(case: Case, shape: Shape, dtype: torch.dtype = torch.float32) -> State
 
 
 @torch.no_grad()
-def assert_defined(record: WindowedLinear, state: Any, *cuts: int) -> None:
+def assert_defined(record: WindowedLinear, state: State | None, *cuts: int) -> None:
     """A record by C in one piece or several, against the definition on the same numbers."""
     exact, begun = in_float64(record), None if state is None else wide(state)
     wanted, after = evaluate(exact, begun, Parallel())
-    outputs, ends = [], (0, *cuts, len(record))
-    for begin, end in pairwise(ends):
+    outputs: list[Tensor] = []
+    reached: Any = state
+    for begin, end in pairwise((0, *cuts, len(record))):
         with kernels.only(NATIVE_WINDOWS.name):
-            o, state = evaluate(record[begin:end], state)
+            o, reached = evaluate(record[begin:end], reached)
         outputs.append(o)
     allowed = SAME if record.output == torch.float32 else TOLERANCE[record.output]
     assert error(torch.cat(outputs, 1), wanted) <= allowed
     assert outputs[0].dtype == record.output
-    for found, expected in zip(state, after, strict=True):
+    for found, expected in zip(reached, after, strict=True):
         assert error(found, expected) <= SAME
-    assert (state[0].dtype, state[1].dtype) == (record.k.dtype, record.v.dtype)
+    assert (reached[0].dtype, reached[1].dtype) == (record.k.dtype, record.v.dtype)
 
 
 def mapped(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from fastweights.budget import count_by_part
 from fastweights.cli import main
 from fastweights.lab.reproduce import (
     CLAIMS,
@@ -31,7 +32,7 @@ from fastweights.lab.reproduce import (
 )
 from fastweights.lab.reproduce.accuracy import UPDATES, TaskExperiment, TaskTrial, TrainingBudget
 from fastweights.lab.reproduce.claims.lolcats import SMALL as TEACHER
-from fastweights.lab.reproduce.computed import Computed
+from fastweights.lab.reproduce.computed import COUNTED, Computed
 from fastweights.lab.reproduce.conversion import Conversions, ConversionTrial, Updates, with_updates
 from fastweights.lab.reproduce.pictures import Bars, Curves
 from fastweights.lab.reproduce.published import Destroyed, with_second_softmax
@@ -296,11 +297,23 @@ def test_statements_speak_of_what_is_measured(name: str, size: str) -> None:
         assert statement.compare(measures).sentence
 
 
-@pytest.mark.parametrize("name", THEOREMS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name == "metala-figa2-memory"))
+        for name in THEOREMS
+    ],
+)
 def test_theorems_hold(name: str, tmp_path: Path) -> None:
     outcome = reproduce(name, CLAIMS[name], "cpu", tmp_path, _place(tmp_path))
     failed = [one.sentence for one in outcome.checks if one.verdict is not ClaimVerdict.HOLDS]
     assert failed == AS_PRINTED.get(name, [])
+
+
+def test_models_of_one_size_are_counted() -> None:
+    for config in COUNTED.values():
+        assert count_by_part(config).total == pytest.approx(1.3e9, rel=0.06)
+    assert all(mixer.get("heads", 16) == 16 for one in COUNTED.values() for mixer in one.mixers)
 
 
 def test_settings_take_the_place_of_a_claims_own() -> None:

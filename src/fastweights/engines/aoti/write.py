@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from fastweights.engines.exported.chunks import Chunks, Step
 from fastweights.engines.exported.errors import ExportError, quietly, reason_of
 from fastweights.engines.exported.pairs import is_complex
-from fastweights.engines.exported.program import Program
+from fastweights.engines.exported.program import Program, Start
 from fastweights.methods import Method
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.recurrence.base import CHUNK
@@ -27,10 +27,11 @@ DESCRIPTION = "fastweights"
 def export_programs(model: FastWeightsForCausalLM) -> dict[str, ExportedProgram]:
     """A model as graphs of torch.export.
 
-    ``prefill`` reads any number t of tokens, recurrences chunk by chunk; ``decode`` reads one, by
-    the rules' steps. Both are functions of ``input_ids [b t]`` and the states, for any number b of
-    sequences, and return ``logits [b t vocab]`` and the states after the tokens in the same order.
-    Zeros are the states before the first token.
+    ``start`` is a function of ``input_ids [b t]`` alone, and returns the states before the first
+    token of b sequences, which are zeros. ``prefill`` reads any number t of tokens, recurrences
+    chunk by chunk; ``decode`` reads one, by the rules' steps. Both are functions of ``input_ids``
+    and the states, for any number b of sequences, and return ``logits [b t vocab]`` and the states
+    after the tokens in the same order.
 
     Args:
         model: in evaluation mode, on the device that the programs are for
@@ -44,6 +45,7 @@ def export_programs(model: FastWeightsForCausalLM) -> dict[str, ExportedProgram]
     try:
         with quietly("torch"):
             return {
+                "start": Start(program.layout).trace(),
                 "prefill": _trace(program, Chunks(), PROMPT),
                 "decode": _trace(program, Step(), 1),
             }
@@ -60,13 +62,13 @@ def _trace(program: Program, method: Method, tokens: int) -> ExportedProgram:
 def write_package(model: FastWeightsForCausalLM, out: Path) -> None:
     """Write the programs of `export_programs`, compiled for this machine, as one package.
 
-    ``torch._inductor.package.load_package(out, "prefill")`` and ``"decode"`` load them, in C++
-    ``torch::inductor::AOTIModelPackageLoader``; neither needs this library. Their metadata say
-    under "fastweights", as JSON, what their states are, with shapes and dtypes.
+    ``torch._inductor.package.load_package(out, "prefill")``, ``"decode"`` and ``"start"`` load
+    them, in C++ ``torch::inductor::AOTIModelPackageLoader``; neither needs this library. Their
+    metadata say under "fastweights", as JSON, what their states are, with shapes and dtypes.
 
     Args:
         model: as for `export_programs`
-        out: the file, which ends in .pt2; each program has the weights in it
+        out: the file, which ends in .pt2; ``prefill`` and ``decode`` have the weights in them
 
     Raises:
         ValueError: for another ending, a file that exists, or without a C++ compiler

@@ -97,6 +97,26 @@ class Program(nn.Module):
             )
 
 
+class Start(nn.Module):
+    """input_ids ``[b t]`` → the states of so many sequences before their first token."""
+
+    def __init__(self, layout: StateLayout) -> None:
+        super().__init__()
+        self.layout = layout
+
+    def forward(self, input_ids: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.layout.empty(input_ids.shape[0]))
+
+    def trace(self) -> ExportedProgram:
+        """The graph of a call, for any numbers of sequences and tokens."""
+        ids = torch.zeros(
+            BATCH, TOKENS, dtype=torch.long, device=self.layout.tensors[0].empty.device
+        )
+        free = {"input_ids": {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}}
+        with torch.no_grad():
+            return torch.export.export(self, (ids,), dynamic_shapes=free, strict=False)
+
+
 def _free(growing: int | None) -> dict[int, Any]:
     """The axes of a state that may be of any length."""
     return {axis: Dim.DYNAMIC for axis in (0, growing) if axis is not None}

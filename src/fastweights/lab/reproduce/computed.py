@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Generator, Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from fastweights.analysis.tables import conditions_of
+from fastweights.budget import DeviceMemory, Placing, device_memory, find_accelerator
 from fastweights.lab.reproduce.claim import (
     Claim,
     ClaimSize,
@@ -29,11 +31,16 @@ from fastweights.linearize.distill.plan import plan
 from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.methods import evaluate
 from fastweights.mixers import MesaLayer
+from fastweights.models import FastWeightsConfig
+from fastweights.models.presets import preset
 from fastweights.recurrence import Cholesky, Mesa, ShermanMorrison, condition_numbers
 
 UNLIKE = "marks unlike the paper's"
 SHARE = "trained parameters [%]"
 BATCHES = "for many sequences of 2,176 tokens"
+GROWTH = "MB per further token of one sequence"
+SHORT_TO_LONG = "longest sequences / shortest"
+QUOTIENT = "quotient"
 
 
 @dataclass(frozen=True)
@@ -132,6 +139,42 @@ def conditions_of_mixers() -> Iterator[Measure]:
         yield from (Measure(name, mark, x) for x, mark in zip(CONDITIONS, marks, strict=False))
         unlike = sum(ours != theirs for ours, theirs in zip(marks, printed, strict=True))
         yield Measure(name, unlike, quantity=UNLIKE)
+
+
+# MetaLA, Figure A2: memory ------------------------------------------------------------------------
+
+COUNTED: Mapping[str, FastWeightsConfig] = {
+    "metala": preset("metala-1.3b"),
+    "gla": preset("metala-1.3b", mixers=[{"name": "gla", "heads": 16}]),
+    "softmax": preset("metala-1.3b", mixers=[{"name": "softmax", "heads": 16}]),
+    "mamba": preset("metala-1.3b", mixers=[{"name": "mamba"}], mlp=None, num_hidden_layers=48),
+}
+"""Models of 1.3 billion parameters, 16 heads; Mamba's blocks have no MLP, and are twice as many."""
+STEP = 16_384
+"""Tokens of a training step; an A800 has room for it, but for Mamba's."""
+
+
+def training_memory(lengths: Sequence[int] = (1024, 4096, STEP)) -> Iterator[Measure]:
+    """Yield the GB of a training step of `STEP` tokens by the length of its sequences, and what
+    each further token of one sequence adds to what is kept for the backward pass."""
+    steps = {
+        name: [_step_memory(config, STEP // n, n).total / 1e9 for n in lengths]
+        for name, config in COUNTED.items()
+    }
+    for name, config in COUNTED.items():
+        yield from (Measure(name, gb, n) for n, gb in zip(lengths, steps[name], strict=True))
+        yield Measure(name, steps[name][-1] / steps[name][0], quantity=SHORT_TO_LONG)
+        kept = [_step_memory(config, 1, n).activations / 1e6 for n in lengths]
+        for (less, n), (more, m) in pairwise(zip(kept, lengths, strict=True)):
+            yield Measure(name, (more - less) / (m - n), m, GROWTH)
+    for n, ours, theirs in zip(lengths, steps["metala"], steps["gla"], strict=True):
+        yield Measure("metala / gla", ours / theirs, n, QUOTIENT)
+
+
+def _step_memory(config: FastWeightsConfig, sequences: int, length: int) -> DeviceMemory:
+    """With products in bfloat16 and AdamW, on one A800, whose memory and kernels are an A100's."""
+    device = find_accelerator("a100")
+    return device_memory(config, Placing(bf16=True), device, sequences, length)
 
 
 # MesaNet, appendices F.5 and G --------------------------------------------------------------------
@@ -286,6 +329,7 @@ def _count(model: nn.Module) -> int:
 
 COMPUTATIONS: Mapping[str, Callable[[], Iterator[Measure]]] = {
     "MetaLA Table 2": conditions_of_mixers,
+    "MetaLA Figure A2": training_memory,
     "MesaNet appendix F.5": screams,
     "MesaNet appendix G": least_squares,
     "LoLCATs section 3": trained_share,

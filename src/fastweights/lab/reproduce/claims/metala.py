@@ -16,7 +16,15 @@ from fastweights.lab.reproduce.accuracy import (
     TrainingBudget,
 )
 from fastweights.lab.reproduce.claim import Above, Claim, ClaimSize, Near, Term
-from fastweights.lab.reproduce.computed import CONDITIONS, MARKS, UNLIKE, computed
+from fastweights.lab.reproduce.computed import (
+    CONDITIONS,
+    GROWTH,
+    MARKS,
+    QUOTIENT,
+    SHORT_TO_LONG,
+    UNLIKE,
+    computed,
+)
 from fastweights.lab.reproduce.pictures import Bars, Curves, Marks
 from fastweights.lab.reproduce.small import TUNED, behind_local_mixer, long_range, mad, mqar, small
 from fastweights.lab.reproduce.speed import SpeedExperiment, TrainingSteps
@@ -99,6 +107,34 @@ REVIEW = {
         remark=(
             "Found by running the mixers' projections and asking which parameters drive which"
             " stream."
+        ),
+    )
+}
+
+# Figure A2: memory of a training step against length
+# --------------------------------------------------------------------------------
+
+MEMORY = {
+    "metala-figa2-memory": computed(
+        PAPER,
+        "Figure A2, memory",
+        "MetaLA Figure A2",
+        "The memory of a training step is linear in the length of sequences: with as many tokens in"
+        " all it stays as they grow. It is that of GLA.",
+        Near(Term("metala", quantity=SHORT_TO_LONG), 1, 0.05),
+        Near(Term("metala", -1, GROWTH), Term("metala", 0, GROWTH), 0.1),
+        Near(Term("metala / gla", 0, QUOTIENT), 1, 0.25),
+        Near(Term("metala / gla", -1, QUOTIENT), 1, 0.25),
+        unit="GB of a training step",
+        picture=Curves("tokens per sequence", "GB", "x"),
+        remark=(
+            "The figure prints no numbers, and the text compares memory with GLA's alone; with"
+            " FlashAttention the Transformer's is linear as well. A count, not a measurement: steps"
+            " of 16,384 tokens of models of 1.3B parameters, products in bfloat16, AdamW, gone"
+            " through on tensors without numbers by what `fastweights plan` counts. Kernels are"
+            " this library's for an A100: what they keep, and what they compute again in the"
+            " backward pass, is their own choice, and an allocator's rounding and fragments are not"
+            " in it. The quotient may be as far from 1 as that of the speeds in metala-figa2."
         ),
     )
 }
@@ -693,6 +729,7 @@ NEEDLE = {
 CLAIMS: dict[str, Claim] = {
     **THEORY,
     **REVIEW,
+    **MEMORY,
     **SPEED,
     **MQAR,
     **MAD,
