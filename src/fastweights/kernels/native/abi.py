@@ -198,6 +198,20 @@ class Norm(NamedTuple):
     d_weight: Pointer = None
 
 
+class Rotation(NamedTuple):
+    """``Rotation`` of rotation.h: rotary positions of heads."""
+
+    b: int
+    t: int
+    h: int
+    width: int
+    threads: int
+    x: View
+    cosines: View
+    sines: View
+    y: View
+
+
 class Product(NamedTuple):
     """``Product`` of product.h: a few rows times a weight, and how many such lie behind it."""
 
@@ -255,6 +269,7 @@ STRUCTURES: tuple[type, ...] = (
     WindowProblem,
     Convolution,
     Norm,
+    Rotation,
     Product,
     QuantizedProduct,
     BonusStep,

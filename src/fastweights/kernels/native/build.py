@@ -26,6 +26,7 @@ KERNELS = (
     "prefill.c",
     "convolution.c",
     "norm.c",
+    "rotation.c",
     "product.c",
     "quantized.c",
     "bonus.c",

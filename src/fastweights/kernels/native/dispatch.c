@@ -6,6 +6,7 @@
 #include "problem.h"
 #include "product.h"
 #include "quantized.h"
+#include "rotation.h"
 #include "windowed.h"
 
 #define DECLARE(isa)                         \
@@ -22,6 +23,7 @@
     void JOIN(fw_convolve_back, isa)(const Convolution *); \
     void JOIN(fw_norm, isa)(const Norm *); \
     void JOIN(fw_norm_back, isa)(const Norm *); \
+    void JOIN(fw_rotate, isa)(const Rotation *); \
     void JOIN(fw_product, isa)(const Product *); \
     void JOIN(fw_quantized_product, isa)(const QuantizedProduct *); \
     void JOIN(fw_bonus_step, isa)(const BonusStep *);
@@ -58,6 +60,7 @@ void fw_convolve(const Convolution *p) { BEST(fw_convolve, p); }
 void fw_convolve_back(const Convolution *p) { BEST(fw_convolve_back, p); }
 void fw_norm(const Norm *p) { BEST(fw_norm, p); }
 void fw_norm_back(const Norm *p) { BEST(fw_norm_back, p); }
+void fw_rotate(const Rotation *p) { BEST(fw_rotate, p); }
 void fw_product(const Product *p) { BEST(fw_product, p); }
 void fw_quantized_product(const QuantizedProduct *p) { BEST(fw_quantized_product, p); }
 void fw_bonus_step(const BonusStep *p) { BEST(fw_bonus_step, p); }
