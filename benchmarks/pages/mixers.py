@@ -110,7 +110,7 @@ def _negative(name: str, record: Recurrence) -> str:
 
 def _runs(name: str, device: str) -> str:
     """What evaluates float32 records on this device: many tokens with gradients, and one."""
-    many, one = (_languages(name, device, tokens) for tokens in (300, 1))
+    many, one = (_languages(name, device, tokens) for tokens in (70, 1))
     return many if many == one else f"{many}; one token {one}"
 
 

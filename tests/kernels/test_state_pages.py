@@ -87,9 +87,10 @@ def test_matrices_and_scans_are_advanced_by_c(rule: str, shape: Shape) -> None:
 
 
 @compiled
+@pytest.mark.parametrize("step", [1, 5, 17])
 @pytest.mark.parametrize("window", [0, 1, 4, 30])
 @torch.no_grad()
-def test_windows_are_advanced_by_c(window: int) -> None:
+def test_windows_are_advanced_by_c(window: int, step: int) -> None:
     drawn = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 19, h, 9, generator=drawn) for h in (4, 2, 2))
     phi_q, phi_k = (Hedgehog(h, 9, 6) for h in (4, 2))
@@ -103,12 +104,12 @@ def test_windows_are_advanced_by_c(window: int) -> None:
     expected, _ = evaluate(record(0, 19))
     state = settled(record(0, 2))
     pages, paged = pages_of((*state[:2], *state[3:]))
-    for place in range(2, 19):
+    for place in range(2, 19, step):
         state = (*paged[:2], paged[0][..., :0], *paged[2:])
-        one = InPages(record(place, place + 1), state, SLOTS)
-        assert kernels.select(one) is NATIVE_WINDOW_IN_PAGES
-        o = advance(one.recurrence, state, SLOTS)
-        torch.testing.assert_close(o, expected[:, place : place + 1], atol=1e-5, rtol=1e-4)
+        some = InPages(record(place, place + step), state, SLOTS)
+        assert kernels.select(some) is NATIVE_WINDOW_IN_PAGES
+        o = advance(some.recurrence, state, SLOTS)
+        torch.testing.assert_close(o, expected[:, place : place + step], atol=1e-5, rtol=1e-4)
     assert (pages[[0, 2, 4]] == 7).all()
 
 
