@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from fastweights.lab.reproduce.accuracy import TaskExperiment, TaskTrial, TrainingBudget
-from fastweights.lab.reproduce.claim import Above, Claim, ClaimSize, Near, Term
+from fastweights.lab.reproduce.claim import Above, Claim, ClaimSize, Figures, Near, Term
 from fastweights.lab.reproduce.computed import BOUND, LEAST_RIDGE, SAME, computed
 from fastweights.lab.reproduce.pictures import Bars, Curves
 from fastweights.lab.reproduce.recall import RecallTraining
@@ -256,7 +256,7 @@ def _mad_protocols() -> dict[str, Protocol]:
     return {column: TASKS[f"mad-mesanet-{column}"] for column in COLUMNS}
 
 
-MAD_ACCURACIES = {
+MAD_ACCURACIES: Mapping[str, tuple[float, ...]] = {
     "mamba2": (100, 51.2, 42.0, 95.4, 41.3, 66.0),
     "gla": (100, 39.0, 82.5, 96.1, 42.3, 72.0),
     "mlstm": (100, 47.6, 79.8, 95.4, 43.4, 73.2),
@@ -267,7 +267,7 @@ MAD_ACCURACIES = {
     "hawk-mesa": (100, 30.2, 85.6, 99.6, 52.3, 73.5),
     "softmax": (100, 48.6, 84.7, 96.0, 49.5, 75.8),
 }
-PUBLISHED = {
+PUBLISHED: Figures = {
     name: dict(zip((*COLUMNS, "average"), row, strict=True)) for name, row in MAD_ACCURACIES.items()
 }
 
