@@ -23,7 +23,6 @@ from fastweights.engines.vllm.served import ServedModel
 from fastweights.engines.vllm.settings import head_width
 from fastweights.engines.vllm.states import StateLayer
 from fastweights.engines.vllm.weights import load_weights
-from fastweights.kernels.pages import store
 from fastweights.linearize import AttentionLayer, LinearBranch
 from fastweights.linearize.convert.attention import attention_at, scale_scores
 from fastweights.linearize.convert.transformers_seams import (
@@ -63,12 +62,9 @@ class LinearCache(StateLayer):
 
     def _read(self, group: Group, *streams: Tensor) -> Tensor:
         """The outputs ``[n t h v]`` of a group."""
-        q, k, v = map(group.take, streams)
-        if not group.begins:
-            return self.read_in_pages(self.paged, group.slots, q, k, v, keep=group.keep)
-        o, kept = self.read_after(None, q, k, v, keep=group.keep)
-        store(self.paged, group.slots, kept)
-        return o
+        own = map(group.take, streams)
+        state = {"keep": group.keep, "begins": group.begins}
+        return self.read_in_pages(self.paged, group.slots, *own, **state)
 
 
 class KeyCache(nn.Module):

@@ -78,16 +78,29 @@ static void copy_rows(float *to, long to_step, const float *from, long from_step
     }
 }
 
+/* How many of the cached tokens the window still reaches */
+static long reached(const WindowProblem *p, long b)
+{
+    const int64_t *age = ages(p, p->age, b, p->cached);
+    long there = 0;
+    while (p->age && there < p->cached && age[p->cached - 1 - there] < p->window)
+        there++;
+    return there;
+}
+
 static void load_state_rows(Work *w)
 {
     const Head *head = &w->head;
     const WindowProblem *p = head->p;
-    long there = 0;
-    while (there < p->cached && head->age[p->cached - 1 - there] < w->window)
-        there++;
+    long there = reached(p, head->b);
     w->first = w->window - there;
     memset(w->keys, 0, w->window * w->k * sizeof(float));
     memset(w->values, 0, w->window * w->v * sizeof(float));
+    if (!head->memory) {
+        memset(w->memory, 0, p->f * w->v * sizeof(float));
+        memset(w->sums, 0, p->f * sizeof(float));
+        return;
+    }
     copy_rows(w->keys + w->first * w->k, w->k, head->keys + (p->cached - there) * p->k, p->k, p->k, there);
     copy_rows(w->values + w->first * w->v, w->v, head->values + (p->cached - there) * p->v, p->v, p->v, there);
     copy_rows(w->memory, w->v, head->memory, p->v + 1, p->v, p->f);
@@ -157,8 +170,9 @@ static void softmax_columns(float *scores, long count, long lanes, float *log_su
             store(scores + l * QUERIES + i, e);
             sum += e;
         }
+        vec inverse = 1.0f / sum;
         for (long l = 0; l < count; l++)
-            store(scores + l * QUERIES + i, load(scores + l * QUERIES + i) / sum);
+            store(scores + l * QUERIES + i, load(scores + l * QUERIES + i) * inverse);
         for (int j = 0; log_sums && j < W; j++)
             log_sums[i + j] = highest[j] + __builtin_logf(sum[j]);
     }
@@ -360,11 +374,25 @@ static void write_memory(const Work *w, const Block *block)
     }
 }
 
+/* Announces what the block from a token on will read, of tokens without padding between them. */
+static void expect_block(const Work *w, long s)
+{
+    const WindowProblem *p = w->head.p;
+    if (s >= w->tokens)
+        return;
+    long b = w->head.b, g = w->head.g, token = w->kept[s], count = smaller(QUERIES, p->t - token);
+    expect_rows(&p->key, p->k, b, token, g, count, 0);
+    expect_rows(&p->value, p->v, b, token, g, count, 0);
+    for (long h = g * (p->h / p->g); h < (g + 1) * (p->h / p->g); h++)
+        expect_rows(&p->q, p->k, b, token, h, count, 0);
+}
+
 static void read_block(Work *w, long s)
 {
     const WindowProblem *p = w->head.p;
     Block block = block_at(w, s, smaller(QUERIES, w->tokens - s));
     read_keys(w, &block);
+    expect_block(w, s + QUERIES);
     if (block.low < block.queries)
         map_leaving(w, &block);
     for (long h = w->head.g * (p->h / p->g); h < (w->head.g + 1) * (p->h / p->g); h++)
@@ -426,10 +454,7 @@ static void read_tokens(const void *problem, long task)
 /* The ages of a sequence's tokens, which all its heads have read */
 static void write_ages(const WindowProblem *p, long b)
 {
-    long there = 0, count = cached_after(p);
-    const int64_t *age = ages(p, p->age, b, p->cached);
-    while (there < p->cached && age[p->cached - 1 - there] < p->window)
-        there++;
+    long there = reached(p, b), count = cached_after(p);
     for (long t = 0; t < p->t; t++)
         there += !p->keep || p->keep[b * p->t + t];
     int64_t *next = ages(p, p->next_age, b, count);

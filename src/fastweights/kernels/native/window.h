@@ -9,7 +9,7 @@
 
 /* ---- the state ---- */
 
-/* A key head of a sequence, and its rows of the state */
+/* A key head of a sequence, and its rows of the state; NULL for the empty one */
 typedef struct {
     const WindowProblem *p;
     long b, g;
@@ -34,6 +34,8 @@ INLINE int64_t *ages(const WindowProblem *p, const int64_t *states, long b, long
 static inline Head head_of(const WindowProblem *p, long task)
 {
     Head head = {.p = p, .b = task / p->g, .g = task % p->g};
+    if (!p->memory)
+        return head;
     head.keys = in_pages(&head, p->keys, p->cached, p->k);
     head.values = in_pages(&head, p->values, p->cached, p->v);
     head.memory = in_pages(&head, p->memory, p->f, p->v + 1);

@@ -8,7 +8,7 @@
 enum { GIVEN, SOFTMAX, EXP, ELU, RELU, LANDMARKS };
 
 /* Whatever is no view is contiguous, of what has pages that of a sequence. The next state may be written where the state
- * lies, if as many tokens are cached. */
+ * lies, if as many tokens are cached. Many tokens may have no state before them: then `cached` is for how many there is room. */
 typedef struct {
     int64_t b, t, h, g, k, v, f; /* g | h: a key head serves h / g query heads */
     int64_t window, cached;   /* tokens: the window, and those of it that the state holds */
@@ -19,7 +19,7 @@ typedef struct {
     View q, key, value, mix;
     View log_scale;             /* a of e^(s - a) in place of the largest score; may be none */
     const uint8_t *keep;        /* [b t], 0: padding; NULL: there is none */
-    const float *keys, *values; /* [b g cached ·], oldest first */
+    const float *keys, *values; /* [b g cached ·], oldest first; NULL, and the rest of the state: the empty one */
     const int64_t *age;         /* [b cached] */
     const float *memory;        /* [b g f v+1] */
     View o;

@@ -151,11 +151,6 @@ class WindowStreams(NamedTuple):
             None if keep is None else keep[..., 0, 0].expand(b, t).contiguous(),
         )
 
-    @property
-    def code(self) -> str:
-        """The C function for as many tokens."""
-        return ONE_TOKEN if self.q.shape[1] == 1 and self.keep is None else MANY_TOKENS
-
 
 def read_tokens(
     rule: WindowRule,
@@ -186,24 +181,26 @@ def _call(
     rule: WindowRule,
     streams: WindowStreams,
     source: LearnedFeatures | TokenFeatures,
-    before: FeaturelessWindowState,
+    before: FeaturelessWindowState | None,
     after: FeaturelessWindowState,
     output: torch.dtype,
     pages: abi.Pages = abi.IN_A_ROW,
 ) -> Tensor:
-    """o ``[b t h v]``; the state behind is `after` then."""
-    (keys, values, memory, age), (b, t, h, width) = before, streams.q.shape
-    _, g, f, columns = memory.shape
+    """o ``[b t h v]``; the state behind is `after` then. `before` is None for the empty one, behind
+    which `after` has room for a whole window.
+    """
+    (b, t, h, width), (_, g, f, columns) = streams.q.shape, after[2].shape
+    cached = (after if before is None else before)[3].shape[1]
     o = empty(b, t, h, columns - 1, dtype=output if output in library.NARROW else torch.float32)
-    sizes = (b, t, h, g, width, columns - 1, f, rule.window, age.shape[1], rule.shared, FORGOTTEN)
+    sizes = (b, t, h, g, width, columns - 1, f, rule.window, cached, rule.shared, FORGOTTEN)
     constants = (rule.scale, rule.softcap or 0.0, library.threads(b * t * g * f * columns))
-    places = {"keys": keys, "values": values, "age": age, "memory": memory}
-    names = ("next_keys", "next_values", "next_memory", "next_age")
-    results = {"o": o, **dict(zip(names, after, strict=True))}
-    problem = abi.WindowProblem(
-        *sizes, *constants, *streams, **places, **results, **source.fields()
-    )
-    library.call(streams.code, problem._replace(pages=pages))
+    parts = ("keys", "values", "memory", "age")
+    places = dict(zip(parts, before or (None,) * 4, strict=True))
+    results = {f"next_{name}": part for name, part in zip(parts, after, strict=True)}
+    tensors: dict[str, Any] = {**places, **results, **source.fields(), "o": o, "pages": pages}
+    one = t == 1 and streams.keep is None and before is not None
+    problem = abi.WindowProblem(*sizes, *constants, *streams, **tensors)
+    library.call(ONE_TOKEN if one else MANY_TOKENS, problem)
     return o
 
 
@@ -252,7 +249,8 @@ def _run_in_pages(record: InPages) -> Tensor:
     assert source is not None
     state, pages = (keys, values, memory, age), abi.Pages(record.pages, record.step)
     rule, streams = WindowRule.of(recurrence), WindowStreams.of(recurrence, source)
-    o = _call(rule, streams, source, state, state, recurrence.output, pages)
+    before = None if record.begins else state
+    o = _call(rule, streams, source, before, state, recurrence.output, pages)
     return o.to(recurrence.output)
 
 
