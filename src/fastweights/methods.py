@@ -142,10 +142,22 @@ def advance(recurrence: Recurrence, state: State, pages: Tensor, method: Method 
         ShapeError: The states are none of this recurrence.
         TypeError: `method` is no Method.
     """
+    return _evaluate_in_pages(InPages(recurrence, state, pages), method)
+
+
+@torch.no_grad()
+def begin(recurrence: Recurrence, state: State, pages: Tensor, method: Method = Auto()) -> Tensor:
+    """Evaluate a recurrence from the empty state, and leave the states behind it in pages; else as
+    `advance`.
+    """
+    return _evaluate_in_pages(InPages(recurrence, state, pages, begins=True), method)
+
+
+def _evaluate_in_pages(record: InPages, method: Method) -> Tensor:
     require_method(method)
-    record = InPages(recurrence, state, pages)
+    recurrence = record.recurrence
     if recurrence.shape[1] == 0:
-        return recurrence.empty_output()
+        return load_and_store(record, lambda _, before: (recurrence.empty_output(), before))
     with disable_autocast(recurrence.device):
         if isinstance(method, Auto):
             return select(record).compute(record)

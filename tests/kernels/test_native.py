@@ -627,7 +627,7 @@ def test_one_token_of_any_strides_and_dtype(case: Case) -> None:
 @compiled
 @every_lesser_isa
 def test_one_token_by_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, isa: str) -> None:
-    monkeypatch.setattr(windowed, "CODE", f"{windowed.CODE}_{isa}")
+    monkeypatch.setattr(windowed, "ONE_TOKEN", f"{windowed.ONE_TOKEN}_{isa}")
     for case in WINDOWS:
         assert_steps(*token(case, 4, 20, 37))
 

@@ -17,7 +17,7 @@ from fastweights.features import Hedgehog
 from fastweights.kernels.native import NATIVE_IN_PAGES
 from fastweights.kernels.native.windowed import NATIVE_WINDOW_IN_PAGES
 from fastweights.kernels.pages import InPages, load, store
-from fastweights.methods import Method, Recurrent, advance, evaluate
+from fastweights.methods import Method, Recurrent, advance, begin, evaluate
 from fastweights.recurrence import Recurrence, WindowedLinear
 from fastweights.recurrence.base import NoFiniteFormError
 from fastweights.recurrence.mapped import Mapped
@@ -54,8 +54,8 @@ def assert_goes_on(recurrence: Recurrence, method: Method | None = None) -> InPa
     pages, paged = pages_of(state)
     others = pages[[0, 2, 4]].clone()
     record = InPages(recurrence, as_state(start, paged), SLOTS)
-    for begin, end in ((FIRST, FIRST + 1), (FIRST + 1, FIRST + 5), (FIRST + 5, FIRST + 6)):
-        tokens = recurrence[begin:end]
+    for span in ((FIRST, FIRST + 1), (FIRST + 1, FIRST + 5), (FIRST + 5, FIRST + 6)):
+        tokens = recurrence[slice(*span)]
         expected, after = evaluate(tokens, as_state(start, state))
         given = () if method is None else (method,)
         o = advance(tokens, as_state(start, paged), SLOTS, *given)
@@ -68,6 +68,22 @@ def assert_goes_on(recurrence: Recurrence, method: Method | None = None) -> InPa
     return record
 
 
+def assert_begins(recurrence: Recurrence, method: Method | None = None) -> InPages:
+    """The first tokens of a record, some or none, in pages of others; the record of the former."""
+    given = () if method is None else (method,)
+    for tokens in (recurrence[:0], recurrence[:1], recurrence[:FIRST]):
+        expected, after = evaluate(tokens, None, *given)
+        state = parts(tokens.settle(after))
+        pages, paged = pages_of(tuple(torch.full_like(s, 3) for s in state))
+        others = pages[[0, 2, 4]].clone()
+        o = begin(tokens, as_state(recurrence.initial_state(), paged), SLOTS, *given)
+        torch.testing.assert_close(o, expected, atol=1e-5, rtol=1e-4)
+        for mine, theirs in zip(load(paged, SLOTS), state, strict=True):
+            torch.testing.assert_close(mine, theirs.to(mine.dtype), atol=1e-5, rtol=1e-4)
+        assert torch.equal(pages[[0, 2, 4]], others)
+    return InPages(tokens, as_state(recurrence.initial_state(), paged), SLOTS, begins=True)
+
+
 def narrow(case: Case, shape: Shape) -> Recurrence:
     return case.rule(**{name: cast(s, torch.float32) for name, s in case.streams(shape).items()})
 
@@ -75,6 +91,7 @@ def narrow(case: Case, shape: Shape) -> Recurrence:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_rule_goes_on_in_pages(case: Case) -> None:
     assert_goes_on(narrow(case, Shape()))
+    assert_begins(narrow(case, Shape()))
 
 
 @compiled
@@ -84,12 +101,14 @@ def test_matrices_and_scans_are_advanced_by_c(rule: str, shape: Shape) -> None:
     case = next(one for one in CASES if type(narrow(one, shape)).__name__ == rule)
     record = assert_goes_on(narrow(case, shape))
     assert kernels.select(record) is NATIVE_IN_PAGES
+    assert kernels.select(assert_begins(narrow(case, shape))) is not NATIVE_IN_PAGES
 
 
 @compiled
+@pytest.mark.parametrize("step", [1, 5, 17])
 @pytest.mark.parametrize("window", [0, 1, 4, 30])
 @torch.no_grad()
-def test_windows_are_advanced_by_c(window: int) -> None:
+def test_windows_are_advanced_by_c(window: int, step: int) -> None:
     drawn = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 19, h, 9, generator=drawn) for h in (4, 2, 2))
     phi_q, phi_k = (Hedgehog(h, 9, 6) for h in (4, 2))
@@ -102,18 +121,20 @@ def test_windows_are_advanced_by_c(window: int) -> None:
 
     expected, _ = evaluate(record(0, 19))
     state = settled(record(0, 2))
-    pages, paged = pages_of((*state[:2], *state[3:]))
-    for place in range(2, 19):
-        state = (*paged[:2], paged[0][..., :0], *paged[2:])
-        one = InPages(record(place, place + 1), state, SLOTS)
-        assert kernels.select(one) is NATIVE_WINDOW_IN_PAGES
-        o = advance(one.recurrence, state, SLOTS)
-        torch.testing.assert_close(o, expected[:, place : place + 1], atol=1e-5, rtol=1e-4)
+    pages, paged = pages_of(tuple(torch.full_like(s, 3) for s in (*state[:2], *state[3:])))
+    state = (*paged[:2], paged[0][..., :0], *paged[2:])
+    for place in range(0, 19, step):
+        some = InPages(record(place, place + step), state, SLOTS, begins=place == 0)
+        assert kernels.select(some) is NATIVE_WINDOW_IN_PAGES
+        move = advance if place else begin
+        o = move(some.recurrence, state, SLOTS)
+        torch.testing.assert_close(o, expected[:, place : place + step], atol=1e-5, rtol=1e-4)
     assert (pages[[0, 2, 4]] == 7).all()
 
 
 def test_a_method_may_be_chosen() -> None:
     assert_goes_on(narrow(CASES[0], Shape()), Recurrent())
+    assert_begins(narrow(CASES[0], Shape()), Recurrent())
 
 
 @compiled

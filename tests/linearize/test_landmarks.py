@@ -21,7 +21,7 @@ from fastweights.features import Landmarks
 from fastweights.kernels import CHUNK_LOOP
 from fastweights.kernels.native import windowed
 from fastweights.kernels.native.abi import FeatureMap
-from fastweights.kernels.native.windowed import NATIVE_WINDOW, window_step
+from fastweights.kernels.native.windowed import NATIVE_WINDOW, read_tokens
 from fastweights.linearize import (
     LinearAttentionConfig,
     WindowOnly,
@@ -166,8 +166,8 @@ def test_c_makes_landmarks_features_and_their_scale(monkeypatch, window: int, sh
             branch.phi_q.W.mul_(sharper)
     monkeypatch.setattr(
         windowed,
-        "window_step",
-        lambda *given: (sources.append(given[6]), window_step(*given))[1],
+        "read_tokens",
+        lambda *given: (sources.append(given[2]), read_tokens(*given))[1],
     )
     found = []
     for kernel in (NATIVE_WINDOW.name, CHUNK_LOOP.name):

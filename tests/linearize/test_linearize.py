@@ -19,7 +19,7 @@ from families import FAMILIES, LAYERS, logits, padded, positions, shaken, studen
 from fastweights import WindowedLinear, kernels
 from fastweights.kernels import CHUNK_LOOP
 from fastweights.kernels.native import windowed
-from fastweights.kernels.native.windowed import NATIVE_WINDOW, window_step
+from fastweights.kernels.native.windowed import NATIVE_WINDOW, read_tokens
 from fastweights.linearize import (
     RULES,
     AttentionCall,
@@ -178,7 +178,7 @@ def test_tokens_are_made_by_the_kernel_that_is_asked_for(
     model, inputs, seen = student(), padded(pad=0), []
     cache = model(**inputs, use_cache=True).past_key_values
     monkeypatch.setattr(
-        windowed, "window_step", lambda *given: seen.append(given) or window_step(*given)
+        windowed, "read_tokens", lambda *given: seen.append(given) or read_tokens(*given)
     )
     with kernels.only(kernel), torch.no_grad():
         model(inputs["input_ids"][:, :1], past_key_values=cache)

@@ -31,7 +31,11 @@ from fastweights.kernels.native.bonus import NATIVE_BONUS_TOKEN
 from fastweights.kernels.native.library import MissingKernelsWarning
 from fastweights.kernels.native.memory import pooling
 from fastweights.kernels.native.mesa import NATIVE_MESA
-from fastweights.kernels.native.windowed import NATIVE_WINDOW, NATIVE_WINDOW_IN_PAGES
+from fastweights.kernels.native.windowed import (
+    NATIVE_WINDOW,
+    NATIVE_WINDOW_IN_PAGES,
+    NATIVE_WINDOWS,
+)
 from fastweights.kernels.numerics import numerics
 from fastweights.kernels.pages import COPIED_PAGES
 from fastweights.kernels.rehearsal import rehearse
@@ -52,7 +56,7 @@ from fastweights.kernels.triton import TRITON
 from fastweights.kernels.windowed import BLOCKED_WINDOWS
 
 COMPILED = [NATIVE_SCAN, NATIVE_DECAY, NATIVE_DELTA, NATIVE_DPLR, NATIVE_MESA, NATIVE_WINDOW]
-COMPILED += [NATIVE_BONUS_TOKEN]
+COMPILED += [NATIVE_WINDOWS, NATIVE_BONUS_TOKEN]
 COMPOSED = [BONUS_TOKEN, AMPLIFIED, NORMALIZED, BLOCKED_SELECTIVE, SELECTIVE, SIGNED]
 COMPOSED += [BESIDE_WINDOW, SLOTS, SUBSTEPS, PRECONDITIONED]
 BLOCKED = [BLOCKED_SCAN, CHUNKED_DECAY, CONVOLUTION, CHUNKED_DELTA, CHUNKED_DPLR]

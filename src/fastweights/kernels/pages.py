@@ -22,11 +22,13 @@ class InPages:
         recurrence: of b sequences
         state: those of all n pages, as `Recurrence.settle` returns states: tensors ``[n …]``
         pages: ``[b]``, the number of each sequence's page, no number twice
+        begins: whether nothing is before these tokens, whatever the pages hold
     """
 
     recurrence: Recurrence
     state: State
     pages: Tensor
+    begins: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -63,8 +65,11 @@ def load_and_store(
 ) -> Tensor:
     """o of a record that is evaluated from copies of its states, which are copied back."""
     recurrence, pages, paged = record.recurrence, record.pages, state_parts(record.state)
-    before = pack_state(load(paged, pages))
-    o, after = evaluate(recurrence, recurrence.adopt(before))
+    if record.begins:
+        before = recurrence.initial_state()
+    else:
+        before = recurrence.adopt(pack_state(load(paged, pages)))
+    o, after = evaluate(recurrence, before)
     store(paged, pages, state_parts(recurrence.settle(after)))
     return o
 

@@ -11,8 +11,10 @@ from fastweights.ops.normalization import (
 )
 from fastweights.ops.product import PRODUCT_KERNELS, Product, ProductGroup, multiply, multiply_each
 from fastweights.ops.quantized import QUANTIZED_KERNELS, QuantizedProduct, multiply_quantized
+from fastweights.ops.rotation import ROTATION_KERNELS, Rotation, rotate
 
 TABLE[:0] = [*CONVOLUTION_KERNELS, *NORM_KERNELS, *PRODUCT_KERNELS, *QUANTIZED_KERNELS]
+TABLE[:0] = ROTATION_KERNELS
 
 __all__ = [
     "Convolution",
@@ -21,10 +23,12 @@ __all__ = [
     "ProductGroup",
     "QuantizedProduct",
     "RMSNorm",
+    "Rotation",
     "convolve",
     "layer_normalize",
     "multiply",
     "multiply_each",
     "multiply_quantized",
     "rms_normalize",
+    "rotate",
 ]

@@ -68,19 +68,19 @@ EPS = 1e-6
 
 def normalize(self: Any, hidden_states: Tensor) -> Tensor:
     """``[… d]`` of any class in `WEIGHED`."""
-    if not _all_float32(hidden_states, self.weight):
+    if not all_float32(hidden_states, self.weight):
         return NotImplemented
     return rms_normalize(hidden_states, self.weight, self.variance_epsilon)
 
 
 def normalize_bare(self: Any, x: Tensor) -> Tensor:
     """``[… d]``, by `_norm` of a class in `BARE`."""
-    return rms_normalize(x, None, self.eps) if _all_float32(x) else NotImplemented
+    return rms_normalize(x, None, self.eps) if all_float32(x) else NotImplemented
 
 
 def normalize_gated(self: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
     """``[… d]`` of a class in `GATED_BEFORE`, whose groups have `group_size` channels each."""
-    if not _all_float32(hidden_states, self.weight, gate):
+    if not all_float32(hidden_states, self.weight, gate):
         return NotImplemented
     x = hidden_states if gate is None else hidden_states * F.silu(gate)
     if self.group_size == x.shape[-1]:
@@ -92,15 +92,17 @@ def normalize_gated(self: Any, hidden_states: Tensor, gate: Tensor | None = None
 def normalize_then_gate(self: Any, hidden_states: Tensor, gate: Tensor) -> Tensor:
     """``[… d]`` of a class in `GATED_BEHIND`."""
     known = self.activation in ("silu", "sigmoid")
-    if not known or not _all_float32(hidden_states, self.weight, gate):
+    if not known or not all_float32(hidden_states, self.weight, gate):
         return NotImplemented
     if self.activation == "sigmoid":
         return rms_normalize(hidden_states, self.weight, self.variance_epsilon, gate.sigmoid())
     return rms_normalize(hidden_states, self.weight, self.variance_epsilon, gate, silu=True)
 
 
-def _all_float32(*streams: Tensor | None) -> bool:
-    """Narrower ones theirs converts and rounds between its steps, as weights were trained with."""
+def all_float32(*streams: Tensor | None) -> bool:
+    """Whether ours is for them: narrower ones theirs converts and rounds between its steps, as
+    weights were trained with.
+    """
     return all(s is None or s.dtype is torch.float32 for s in streams)
 
 
@@ -109,7 +111,8 @@ def _module(**settings: Any) -> SimpleNamespace:
     return SimpleNamespace(weight=weight, variance_epsilon=EPS, eps=EPS, **settings)
 
 
-def _plain_calls() -> Iterator[Call]:
+def plain_calls() -> Iterator[Call]:
+    """Of `normalize`."""
     for size in (1.0, 1e-3):
         yield Call((_module(), size * torch.randn(2, 3, 12)))
 
@@ -125,8 +128,8 @@ def _behind_calls(activation: str) -> Iterator[Call]:
 
 
 NORMS = (
-    *(Substitute(f"{name}.forward", normalize, _plain_calls) for name in WEIGHED),
-    *(Substitute(f"{name}._norm", normalize_bare, _plain_calls) for name in BARE),
+    *(Substitute(f"{name}.forward", normalize, plain_calls) for name in WEIGHED),
+    *(Substitute(f"{name}._norm", normalize_bare, plain_calls) for name in BARE),
     *(Substitute(f"{name}.forward", normalize_gated, _before_calls) for name in GATED_BEFORE),
     *(
         Substitute(f"{name}.forward", normalize_then_gate, partial(_behind_calls, activation))

@@ -6,7 +6,6 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from itertools import product
@@ -24,39 +23,20 @@ from fastweights.engines.transformers.loops import LOOPS
 from fastweights.engines.transformers.mamba import SCANS
 from fastweights.engines.transformers.norms import NORMS
 from fastweights.engines.transformers.packing import MASKS, keep_documents_apart, mask_documents
+from fastweights.engines.transformers.places import (
+    MODELS,
+    Place,
+    family_of,
+    find_place,
+    is_modelling_file,
+)
 from fastweights.engines.transformers.products import cover_layers, multiply_covered, uncover_all
 from fastweights.engines.transformers.settings import fresh_settings
 from fastweights.engines.transformers.substitute import MARK, Substitute, Switch
 
-MODELS = "transformers.models."
 BETWEEN = ("fastweights", "transformers", "importlib", "_frozen_importlib")
 """Packages that stand between a modelling file and whoever asks for it."""
 SUBSTITUTES = (*CONVOLUTIONS, *DELTA_RULES, *SCANS, *LOOPS, *NORMS)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a function is looked up: a modelling file, or a class in it.
-
-    Attributes:
-        file: the name of the modelling file
-        owner: the module or class
-        attribute: the name there
-        name: for people, ``family.function`` or ``family.Class.method``
-    """
-
-    file: str
-    owner: ModuleType | type
-    attribute: str
-    name: str
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        """What is there now."""
-        return vars(self.owner)[self.attribute]
-
-    def put(self, function: Callable[..., Any]) -> None:
-        setattr(self.owner, self.attribute, function)
 
 
 LINEAR = Place(nn.Linear.__module__, nn.Linear, "forward", "torch.nn.Linear.forward")
@@ -122,7 +102,7 @@ class Patch:
         """Put ours into one modelling file, if this patch is for it."""
         if self._files is not None and module.__name__ not in self._files:
             return
-        found = [(_find_place(module, substitute.name), substitute) for substitute in SUBSTITUTES]
+        found = [(find_place(module, substitute.name), substitute) for substitute in SUBSTITUTES]
         agree = [
             (substitute, self._agrees(place, substitute))
             for place, substitute in found
@@ -153,9 +133,9 @@ class Patch:
         as ours.
         """
         for place in _find_entries(module):
-            apart = keep_documents_apart(place.function, _family(module), self._switch)
+            apart = keep_documents_apart(place.function, family_of(module), self._switch)
             self._put(place, cover_layers(apart, self._switch))
-        for place in (_find_place(module, name) for name in MASKS):
+        for place in (find_place(module, name) for name in MASKS):
             if place is not None:
                 self._put(place, mask_documents(place.function, self._switch))
         self._multiply()
@@ -205,7 +185,7 @@ def patch_transformers(model: nn.Module | str | None = None) -> Patch:
     if files is None:
         patch.follow_imports()
     for name in sorted(sys.modules if files is None else files):
-        if _is_modelling_file(name):
+        if is_modelling_file(name):
             patch.visit(sys.modules[name])
     return patch
 
@@ -232,10 +212,6 @@ def _warn(message: str) -> None:
     warnings.warn_explicit(message, UserWarning, *line, registry=known)
 
 
-def _is_modelling_file(name: str) -> bool:
-    return name.startswith(MODELS) and ".modeling_" in name
-
-
 def _import_family(model_type: str) -> str:
     """The name of the modelling file of a model type, imported."""
     family = model_type_to_module_name(model_type)
@@ -250,21 +226,6 @@ def _import_family(model_type: str) -> str:
     return name
 
 
-def _find_place(module: ModuleType, name: str) -> Place | None:
-    *classes, attribute = name.split(".")
-    owner: Any = module
-    for part in classes:
-        owner = vars(owner).get(part)
-    if owner is None or attribute not in vars(owner):
-        return None
-    return Place(module.__name__, owner, attribute, f"{_family(module)}.{name}")
-
-
-def _family(module: ModuleType) -> str:
-    """The folder of a modelling file."""
-    return module.__name__.removeprefix(MODELS).split(".")[0]
-
-
 def _find_entries(module: ModuleType) -> Iterator[Place]:
     """The forwards of a modelling file that take a batch of texts."""
     for name, entry in list(vars(module).items()):
@@ -272,7 +233,7 @@ def _find_entries(module: ModuleType) -> Iterator[Place]:
         if not is_model or entry.__module__ != module.__name__ or "forward" not in vars(entry):
             continue
         if "input_ids" in inspect.signature(entry.forward).parameters:
-            place = f"{_family(module)}.{name}.forward"
+            place = f"{family_of(module)}.{name}.forward"
             yield Place(module.__name__, entry, "forward", place)
 
 
@@ -283,7 +244,7 @@ class _Finder:
         self.visit = visit
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if not _is_modelling_file(name):
+        if not is_modelling_file(name):
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:

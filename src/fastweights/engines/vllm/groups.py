@@ -32,6 +32,10 @@ class Group:
     keep: Tensor | None = None
     first: int | None = None
 
+    def is_all_of(self, count: int) -> bool:
+        """Whether these are all of a step's tokens, in their order."""
+        return self.first == 0 and self.tokens.numel() == count
+
     def take(self, stream: Tensor) -> Tensor:
         """Theirs ``[n t …]`` of a stream of all tokens of the step."""
         if self.first is None:

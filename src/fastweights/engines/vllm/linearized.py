@@ -14,14 +14,15 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention
 
+from fastweights.engines.transformers.passes import merge_passes
 from fastweights.engines.vllm.attentions import ServedAttentions, copy_stored
+from fastweights.engines.vllm.groups import Group
 from fastweights.engines.vllm.layout import PageLayout
 from fastweights.engines.vllm.products import pack_weights
 from fastweights.engines.vllm.served import ServedModel
 from fastweights.engines.vllm.settings import head_width
 from fastweights.engines.vllm.states import StateLayer
 from fastweights.engines.vllm.weights import load_weights
-from fastweights.kernels.pages import store
 from fastweights.linearize import AttentionLayer, LinearBranch
 from fastweights.linearize.convert.attention import attention_at, scale_scores
 from fastweights.linearize.convert.transformers_seams import (
@@ -52,16 +53,18 @@ class LinearCache(StateLayer):
         groups = self.groups()
         if groups is None:
             return self.read_after(None, q[None], k[None], v[None])[0][0]
+        if len(groups) == 1 and groups[0].is_all_of(len(q)):
+            return self._read(groups[0], q, k, v).flatten(0, 1)
         o = q.new_zeros(*q.shape[:2], v.shape[2])
         for group in groups:
-            streams = [group.take(s) for s in (q, k, v)]
-            if group.begins:
-                own, kept = self.read_after(None, *streams, keep=group.keep)
-                store(self.paged, group.slots, kept)
-            else:
-                own = self.read_in_pages(self.paged, group.slots, *streams, keep=group.keep)
-            group.put(o, own)
+            group.put(o, self._read(group, q, k, v))
         return o
+
+    def _read(self, group: Group, *streams: Tensor) -> Tensor:
+        """The outputs ``[n t h v]`` of a group."""
+        own = map(group.take, streams)
+        state = {"keep": group.keep, "begins": group.begins}
+        return self.read_in_pages(self.paged, group.slots, *own, **state)
 
 
 class KeyCache(nn.Module):
@@ -146,6 +149,7 @@ class ServedLinearized(ServedModel):
             module.linear_branch.float()
         self._places = served.state_dict(keep_vars=True)
         self._attach_caches(served, vllm_config, prefix)
+        merge_passes(served)
         set_implementation(configurations(served), IMPLEMENTATION)
         self.trunk = getattr(served, served.base_model_prefix)
         setattr(served, served.base_model_prefix, Through())

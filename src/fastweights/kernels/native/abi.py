@@ -118,10 +118,12 @@ class FeatureMap(IntEnum):
     LANDMARKS = 5
 
 
-class WindowStep(NamedTuple):
-    """``WindowStep`` of windowed.h: one token of softmax in a window and linear attention."""
+class WindowProblem(NamedTuple):
+    """``WindowProblem`` of windowed.h: softmax in a window and linear attention, of one token or
+    many."""
 
     b: int
+    t: int
     h: int
     g: int
     k: int
@@ -139,11 +141,12 @@ class WindowStep(NamedTuple):
     value: View
     mix: View
     log_scale: View
+    keep: Pointer
     keys: Pointer
     values: Pointer
     age: Pointer
     memory: Pointer
-    o: Pointer
+    o: View
     next_keys: Pointer
     next_values: Pointer
     next_age: Pointer
@@ -193,6 +196,20 @@ class Norm(NamedTuple):
     d_y: Pointer = None
     d_x: Pointer = None
     d_weight: Pointer = None
+
+
+class Rotation(NamedTuple):
+    """``Rotation`` of rotation.h: rotary positions of heads."""
+
+    b: int
+    t: int
+    h: int
+    width: int
+    threads: int
+    x: View
+    cosines: View
+    sines: View
+    y: View
 
 
 class Product(NamedTuple):
@@ -249,9 +266,10 @@ STRUCTURES: tuple[type, ...] = (
     Forward,
     Backward,
     MesaProblem,
-    WindowStep,
+    WindowProblem,
     Convolution,
     Norm,
+    Rotation,
     Product,
     QuantizedProduct,
     BonusStep,

@@ -55,15 +55,6 @@ static inline void take_chunk(Arena *arena, Chunk *c, const Forward *p, int back
     }
 }
 
-/* Announces rows that lie kilobytes apart, which no hardware prefetcher sees coming. */
-INLINE void expect_rows(const View *view, long width, long b, long t, long h, long tokens, const int stored)
-{
-    const char *row = address(view, b, t, h);
-    for (long i = 0; view->at && i < tokens; i++, row += view->t * size_of(view))
-        for (long j = 0; j < width * size_of(view); j += 64)
-            stored ? __builtin_prefetch(row + j, 1) : __builtin_prefetch(row + j, 0, 2);
-}
-
 /* What `load_chunk` will read. */
 static inline void expect_chunk(const Forward *p, long b, long t, long h)
 {

@@ -380,6 +380,8 @@ def _code_in_pages(rule: Recurrence) -> CFunctions | None:
 
 def _refuses_in_pages(record: InPages) -> str | None:
     rule, state = record.recurrence, record.state
+    if record.begins:
+        return "its sequences begin, and it reads states"
     if _code_in_pages(rule) is None:
         return "its rule is none that C reads and writes as a whole"
     if not isinstance(state, Tensor) or state.dtype != rule.accumulator:

@@ -6,6 +6,7 @@
 #include "problem.h"
 #include "product.h"
 #include "quantized.h"
+#include "rotation.h"
 #include "windowed.h"
 
 #define DECLARE(isa)                         \
@@ -16,11 +17,13 @@
     void JOIN(fw_complex_forward, isa)(const Forward *); \
     void JOIN(fw_complex_backward, isa)(const Backward *); \
     void JOIN(fw_mesa, isa)(const MesaProblem *); \
-    void JOIN(fw_window_step, isa)(const WindowStep *); \
+    void JOIN(fw_window_step, isa)(const WindowProblem *); \
+    void JOIN(fw_window_prefill, isa)(const WindowProblem *); \
     void JOIN(fw_convolve, isa)(const Convolution *); \
     void JOIN(fw_convolve_back, isa)(const Convolution *); \
     void JOIN(fw_norm, isa)(const Norm *); \
     void JOIN(fw_norm_back, isa)(const Norm *); \
+    void JOIN(fw_rotate, isa)(const Rotation *); \
     void JOIN(fw_product, isa)(const Product *); \
     void JOIN(fw_quantized_product, isa)(const QuantizedProduct *); \
     void JOIN(fw_bonus_step, isa)(const BonusStep *);
@@ -51,11 +54,13 @@ void fw_scan_backward(const Backward *p) { BEST(fw_scan_backward, p); }
 void fw_complex_forward(const Forward *p) { BEST(fw_complex_forward, p); }
 void fw_complex_backward(const Backward *p) { BEST(fw_complex_backward, p); }
 void fw_mesa(const MesaProblem *p) { BEST(fw_mesa, p); }
-void fw_window_step(const WindowStep *p) { BEST(fw_window_step, p); }
+void fw_window_step(const WindowProblem *p) { BEST(fw_window_step, p); }
+void fw_window_prefill(const WindowProblem *p) { BEST(fw_window_prefill, p); }
 void fw_convolve(const Convolution *p) { BEST(fw_convolve, p); }
 void fw_convolve_back(const Convolution *p) { BEST(fw_convolve_back, p); }
 void fw_norm(const Norm *p) { BEST(fw_norm, p); }
 void fw_norm_back(const Norm *p) { BEST(fw_norm_back, p); }
+void fw_rotate(const Rotation *p) { BEST(fw_rotate, p); }
 void fw_product(const Product *p) { BEST(fw_product, p); }
 void fw_quantized_product(const QuantizedProduct *p) { BEST(fw_quantized_product, p); }
 void fw_bonus_step(const BonusStep *p) { BEST(fw_bonus_step, p); }

@@ -78,4 +78,13 @@ static inline void store_rows(const float *from, long width, long step, const Vi
             memcpy(to, from, width * sizeof(float));
 }
 
+/* Announces rows that lie kilobytes apart, which no hardware prefetcher sees coming. */
+INLINE void expect_rows(const View *view, long width, long b, long t, long h, long tokens, const int stored)
+{
+    const char *row = address(view, b, t, h);
+    for (long i = 0; view->at && i < tokens; i++, row += view->t * size_of(view))
+        for (long j = 0; j < width * size_of(view); j += 64)
+            stored ? __builtin_prefetch(row + j, 1) : __builtin_prefetch(row + j, 0, 2);
+}
+
 #endif

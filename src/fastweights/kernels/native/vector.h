@@ -153,11 +153,33 @@ INLINE vec totals(vec x[W])
     return x[0];
 }
 
+/* x[i][j] and x[j][i] change places, by the halves that `totals` adds. */
+#define TURN(x, s)                                       \
+    for (int i = 0; i < W; i++)                          \
+        if (!(i & s)) {                                  \
+            vec a = x[i], b = x[i + s];                  \
+            x[i] = SHUFFLE(a, b, EACH(NEAR, s));         \
+            x[i + s] = SHUFFLE(a, b, EACH(FAR, s));      \
+        }
+
+INLINE void transpose(vec x[W])
+{
+    TURN(x, 1)
+    TURN(x, 2)
+#if W > 4
+    TURN(x, 4)
+#endif
+#if W > 8
+    TURN(x, 8)
+#endif
+}
+
+INLINE vec choose(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
+
 /* The larger one; NaN stays NaN. */
 INLINE vec at_least(vec low, vec x)
 {
-    ivec less = x < low;
-    return (vec)((less & (ivec)low) | (~less & (ivec)x));
+    return choose(x < low, low, x);
 }
 
 /* e^x = 2ⁿ + 2ⁿ (e^r - 1) with x = n log 2 + r: n by rounding, e^r - 1, returned, by a polynomial on |r| ≤ ½ log 2.

@@ -10,57 +10,33 @@
 #include <math.h>
 
 #include "pool.h"
-#include "rows.h"
-#include "windowed.h"
-
-#define LARGEST_LOG_WEIGHT 40.0f /* as in recurrence/windowed.py */
+#include "window.h"
 
 typedef struct {
-    const WindowStep *p;
-    long b, g;
-    const float *keys, *values, *features; /* the cache's rows of this head */
-    const int64_t *age;
+    Head head;
     float *key, *value, *fk; /* the token itself, its value with a 1 behind it */
     float *leaving, *products;
-    float *q, *fq, *near, *far, *weights;
+    float *q, *fq, *near, *far, *weights, *o;
 } Turn;
 
-/* Where the rows of a head begin in [b g n width], and in what may have pages */
-INLINE long place(const Turn *turn, long n, long width) { return (turn->b * turn->p->g + turn->g) * n * width; }
-
-INLINE float *in_pages(const Turn *turn, const float *states, long n, long width)
+static void take_turn(Turn *turn, const WindowProblem *p, long task)
 {
-    float *own = of_sequence(&turn->p->pages, states, turn->b, turn->p->g * n * width * sizeof(float));
-    return own + turn->g * n * width;
-}
-
-INLINE int64_t *ages(const WindowStep *p, const int64_t *states, long b, long n)
-{
-    return of_sequence(&p->pages, states, b, n * sizeof(int64_t));
-}
-
-static void take_turn(Turn *turn, const WindowStep *p, long task)
-{
-    *turn = (Turn){.p = p, .b = task / p->g, .g = task % p->g};
+    *turn = (Turn){.head = head_of(p, task)};
     for (Arena arena = {NULL, 0}; ; arena = (Arena){fw_scratch(arena.used), 0}) {
         turn->key = take(&arena, p->k), turn->value = take(&arena, p->v + 1), turn->fk = take(&arena, p->f);
         turn->leaving = take(&arena, p->f), turn->products = take(&arena, 2 * padded(p->f / 2));
         turn->q = take(&arena, p->k), turn->fq = take(&arena, p->f);
         turn->near = take(&arena, p->v + 1), turn->far = take(&arena, p->v + 1);
-        turn->weights = take(&arena, padded(p->cached + 1));
+        turn->weights = take(&arena, padded(p->cached + 1)), turn->o = take(&arena, p->v);
         if (arena.at)
             break;
     }
-    turn->keys = in_pages(turn, p->keys, p->cached, p->k);
-    turn->values = in_pages(turn, p->values, p->cached, p->v);
-    turn->age = ages(p, p->age, turn->b, p->cached);
-    load_rows(turn->key, p->k, p->k, &p->key, turn->b, 0, turn->g, 1);
-    load_rows(turn->value, p->v, p->v, &p->value, turn->b, 0, turn->g, 1);
+    long b = turn->head.b, g = turn->head.g;
+    load_rows(turn->key, p->k, p->k, &p->key, b, 0, g, 1);
+    load_rows(turn->value, p->v, p->v, &p->value, b, 0, g, 1);
     turn->value[p->v] = 1;
-    if (p->map == GIVEN) {
-        turn->features = p->features + place(turn, p->cached, p->f);
-        load_rows(turn->fk, p->f, p->f, &p->fk, turn->b, 0, turn->g, 1);
-    }
+    if (p->map == GIVEN)
+        load_rows(turn->fk, p->f, p->f, &p->fk, b, 0, g, 1);
 }
 
 /* ---- rows ---- */
@@ -114,40 +90,33 @@ static float largest(const float *x, long count)
 /* x becomes e^(x - max x), and the sum is returned; behind its end are −inf up to whole vectors. */
 static float exponentials(float *x, long count) { return exponentials_below(x, count, largest(x, count)); }
 
-/* x becomes e^(x - a), x - a held between ±LARGEST_LOG_WEIGHT unless it is −inf; and the sum is returned. */
+/* The same relative to a */
 static float scaled_exponentials(float *x, long count, float a)
 {
-    for (long i = 0; i < count; i++)
-        if (x[i] != -INFINITY)
-            x[i] = fminf(fmaxf(x[i] - a, -LARGEST_LOG_WEIGHT), LARGEST_LOG_WEIGHT);
+    for (long i = 0; i < count; i += W)
+        store(x + i, log_weight(load(x + i), all(a)));
     return exponentials_below(x, count, 0);
 }
 
 /* ---- features ---- */
-
-static float activated(int64_t map, float x)
-{
-    switch (map) {
-    case EXP: return expf(x);
-    case ELU: return x > 0 ? x + 1 : expf(x);
-    default: return x < 0 ? 0 : x;
-    }
-}
 
 /* f of `columns` products, behind whose end there is room up to whole vectors */
 static void activate(const Turn *turn, float *to, float *products, long columns)
 {
     for (long j = columns; j < padded(columns); j++)
         products[j] = -INFINITY;
-    float sum = turn->p->map == SOFTMAX ? exponentials(products, columns) : 1;
+    int64_t map = turn->head.p->map;
+    float sum = map == SOFTMAX ? exponentials(products, columns) : 1;
+    for (long j = 0; map != SOFTMAX && j < columns; j += W)
+        store(products + j, activated(map, load(products + j)));
     for (long j = 0; j < columns; j++)
-        to[j] = turn->p->map == SOFTMAX ? products[j] / sum : activated(turn->p->map, products[j]);
+        to[j] = products[j] / sum;
 }
 
 /* φ(x) of a head */
 static void map_row(const Turn *turn, float *to, const float *x, const float *weights, long head)
 {
-    long columns = turn->p->f / 2, width = turn->p->k;
+    long columns = turn->head.p->f / 2, width = turn->head.p->k;
     float *plus = turn->products, *minus = plus + padded(columns);
     for (long j = 0; j < columns; j++) {
         plus[j] = dot(x, weights + (head * columns + j) * width, width);
@@ -160,7 +129,7 @@ static void map_row(const Turn *turn, float *to, const float *x, const float *we
 /* φ(x) = softmax(x W + b) of a head, and log Σ e^(x W + b) */
 static float map_to_landmarks(const Turn *turn, float *to, const float *x, const float *weights, const float *biases, long head)
 {
-    long count = turn->p->f, width = turn->p->k;
+    long count = turn->head.p->f, width = turn->head.p->k;
     float *scores = turn->products;
     for (long j = 0; j < count; j++)
         scores[j] = dot(x, weights + (head * count + j) * width, width) + biases[head * count + j];
@@ -177,28 +146,28 @@ static float map_to_landmarks(const Turn *turn, float *to, const float *x, const
 /* φ of the oldest token */
 static const float *leaving(const Turn *turn)
 {
-    const WindowStep *p = turn->p;
+    const WindowProblem *p = turn->head.p;
     if (p->map == GIVEN)
-        return p->cached ? turn->features : turn->fk;
-    const float *key = p->cached ? turn->keys : turn->key;
+        return p->cached ? turn->head.features : turn->fk;
+    const float *key = p->cached ? turn->head.keys : turn->key;
     if (p->map == LANDMARKS)
-        map_to_landmarks(turn, turn->leaving, key, p->W_k, p->b_k, turn->g);
+        map_to_landmarks(turn, turn->leaving, key, p->W_k, p->b_k, turn->head.g);
     else
-        map_row(turn, turn->leaving, key, p->W_k, turn->g);
+        map_row(turn, turn->leaving, key, p->W_k, turn->head.g);
     return turn->leaving;
 }
 
 /* S', with the oldest token if it leaves the window */
 static void write_memory(const Turn *turn, const float *memory, float *next)
 {
-    const WindowStep *p = turn->p;
-    long oldest = p->cached ? turn->age[0] : 0, width = p->v + 1;
+    const WindowProblem *p = turn->head.p;
+    long oldest = p->cached ? turn->head.age[0] : 0, width = p->v + 1;
     if (oldest != (p->window ? p->window - 1 : 0)) {
         if (next != memory)
             memcpy(next, memory, p->f * width * sizeof(float));
         return;
     }
-    const float *fk = leaving(turn), *value = p->cached ? turn->values : turn->value;
+    const float *fk = leaving(turn), *value = p->cached ? turn->head.values : turn->value;
     for (long i = 0; i < p->f; i++, memory += width, next += width) {
         long j = 0;
         for (; j + W <= p->v; j += W)
@@ -212,7 +181,7 @@ static void write_memory(const Turn *turn, const float *memory, float *next)
 /* The cached rows without the first `gone`, and the new one, as far as there is room */
 static void follow(float *next, const float *rows, const float *row, long cached, long gone, long width)
 {
-    if (cached + 1 == gone)
+    if (gone > cached)
         return;
     memmove(next, rows + gone * width, (cached - gone) * width * sizeof(float));
     memcpy(next + (cached - gone) * width, row, width * sizeof(float));
@@ -220,18 +189,19 @@ static void follow(float *next, const float *rows, const float *row, long cached
 
 static void write_cache(const Turn *turn)
 {
-    const WindowStep *p = turn->p;
-    long cached = p->cached, gone = cached + 1 >= p->window, kept = cached + 1 - gone;
-    follow(in_pages(turn, p->next_keys, kept, p->k), turn->keys, turn->key, cached, gone, p->k);
-    follow(in_pages(turn, p->next_values, kept, p->v), turn->values, turn->value, cached, gone, p->v);
+    const Head *head = &turn->head;
+    const WindowProblem *p = head->p;
+    long cached = p->cached, kept = cached_after(p), gone = cached + 1 - kept;
+    follow(in_pages(head, p->next_keys, kept, p->k), head->keys, turn->key, cached, gone, p->k);
+    follow(in_pages(head, p->next_values, kept, p->v), head->values, turn->value, cached, gone, p->v);
     if (p->map == GIVEN)
-        follow(p->next_features + place(turn, kept, p->f), turn->features, turn->fk, cached, gone, p->f);
+        follow(p->next_features + place(head, kept, p->f), head->features, turn->fk, cached, gone, p->f);
 }
 
 /* The ages of a sequence's tokens, which all its heads have read */
-static void write_ages(const WindowStep *p, long b)
+static void write_ages(const WindowProblem *p, long b)
 {
-    long gone = p->cached + 1 >= p->window, kept = p->cached + 1 - gone;
+    long kept = cached_after(p), gone = p->cached + 1 - kept;
     const int64_t *age = ages(p, p->age, b, p->cached);
     int64_t *next = ages(p, p->next_age, b, kept);
     for (long i = 0; i < kept; i++) {
@@ -245,41 +215,38 @@ static void write_ages(const WindowStep *p, long b)
 /* s of the cached tokens and of this one, −inf outside the window and behind them */
 static float score(const Turn *turn, long i)
 {
-    const WindowStep *p = turn->p;
-    if (i > p->cached || (i < p->cached ? turn->age[i] : 0) >= p->window)
+    const WindowProblem *p = turn->head.p;
+    if (i > p->cached || (i < p->cached ? turn->head.age[i] : 0) >= p->window)
         return -INFINITY;
-    float s = dot(turn->q, i < p->cached ? turn->keys + i * p->k : turn->key, p->k) * (float)p->scale;
-    return p->softcap ? (float)p->softcap * tanhf(s / (float)p->softcap) : s;
+    return scored(p, all(dot(turn->q, i < p->cached ? turn->head.keys + i * p->k : turn->key, p->k)))[0];
 }
 
-/* o of a head from N and F, which are without weight where their last columns are 0 */
-static void join(const Turn *turn, float mix, float *o)
+/* o of a head from N and F */
+static void join_sides(const Turn *turn, float mix, long h)
 {
-    const WindowStep *p = turn->p;
-    float near = turn->near[p->v], far = turn->far[p->v];
-    float a = mix, c = 1, sum = mix * near + far;
-    if (!p->shared) {
-        a = near != 0 ? mix / near : 0, c = far != 0 ? (1 - mix) / far : 0;
-        sum = (near != 0 ? mix : 0) + (far != 0 ? 1 - mix : 0);
-    }
+    const WindowProblem *p = turn->head.p;
+    vec a, c;
+    join(p, all(mix), all(turn->near[p->v]), all(turn->far[p->v]), &a, &c);
     for (long j = 0; j < p->v; j++)
-        o[j] = sum != 0 ? (a * turn->near[j] + c * turn->far[j]) / sum : 0;
+        turn->o[j] = a[0] * turn->near[j] + c[0] * turn->far[j];
+    store_rows(turn->o, p->v, p->v, &p->o, turn->head.b, 0, h, 1);
 }
 
 static void attend(Turn *turn, const float *memory, long h)
 {
-    const WindowStep *p = turn->p;
+    const WindowProblem *p = turn->head.p;
+    const long b = turn->head.b;
     float mix, scale;
-    load_rows(turn->q, p->k, p->k, &p->q, turn->b, 0, h, 1);
+    load_rows(turn->q, p->k, p->k, &p->q, b, 0, h, 1);
     if (p->log_scale.at)
-        load_rows(&scale, 1, 1, &p->log_scale, turn->b, 0, h, 1);
+        load_rows(&scale, 1, 1, &p->log_scale, b, 0, h, 1);
     if (p->map == GIVEN)
-        load_rows(turn->fq, p->f, p->f, &p->fq, turn->b, 0, h, 1);
+        load_rows(turn->fq, p->f, p->f, &p->fq, b, 0, h, 1);
     else if (p->map == LANDMARKS)
         scale = map_to_landmarks(turn, turn->fq, turn->q, p->W_q, p->b_q, h);
     else
         map_row(turn, turn->fq, turn->q, p->W_q, h);
-    load_rows(&mix, 1, 1, &p->mix, turn->b, 0, h, 1);
+    load_rows(&mix, 1, 1, &p->mix, b, 0, h, 1);
     memset(turn->near, 0, (p->v + 1) * sizeof(float));
     memset(turn->far, 0, (p->v + 1) * sizeof(float));
     for (long i = 0; i < padded(p->cached + 1); i++)
@@ -288,29 +255,29 @@ static void attend(Turn *turn, const float *memory, long h)
         turn->near[p->v] = scaled_exponentials(turn->weights, p->cached + 1, scale);
     else
         turn->near[p->v] = exponentials(turn->weights, p->cached + 1);
-    add_rows(turn->near, turn->weights, turn->values, p->cached, p->v);
+    add_rows(turn->near, turn->weights, turn->head.values, p->cached, p->v);
     add_rows(turn->near, turn->weights + p->cached, turn->value, 1, p->v);
     add_rows(turn->far, turn->fq, memory, p->f, p->v + 1);
-    join(turn, mix, p->o + (turn->b * p->h + h) * p->v);
+    join_sides(turn, mix, h);
 }
 
 static void step_task(const void *problem, long task)
 {
-    const WindowStep *p = problem;
+    const WindowProblem *p = problem;
     Turn turn;
     take_turn(&turn, p, task);
-    const float *memory = in_pages(&turn, p->memory, p->f, p->v + 1);
-    float *next = in_pages(&turn, p->next_memory, p->f, p->v + 1);
+    const float *memory = turn.head.memory;
+    float *next = in_pages(&turn.head, p->next_memory, p->f, p->v + 1);
     if (!p->window)
         write_memory(&turn, memory, next);
-    for (long h = turn.g * (p->h / p->g); h < (turn.g + 1) * (p->h / p->g); h++)
+    for (long h = turn.head.g * (p->h / p->g); h < (turn.head.g + 1) * (p->h / p->g); h++)
         attend(&turn, p->window ? memory : next, h);
     if (p->window)
         write_memory(&turn, memory, next);
     write_cache(&turn);
 }
 
-void FOR_ISA(fw_window_step)(const WindowStep *p)
+void FOR_ISA(fw_window_step)(const WindowProblem *p)
 {
     fw_parallel(step_task, p, p->b * p->g, p->threads);
     for (long b = 0; b < p->b; b++)

@@ -1,4 +1,4 @@
-"""One token of `WindowedLinear` through the compiled extension: windowed.c."""
+"""`WindowedLinear` through the compiled extension: one token by windowed.c, many by prefill.c."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from fastweights.kernels.native import abi, library
@@ -13,6 +14,7 @@ from fastweights.kernels.native.decay_delta import CPU, refuses
 from fastweights.kernels.native.memory import empty
 from fastweights.kernels.pages import InPages
 from fastweights.kernels.table import Kernel
+from fastweights.kernels.windowed.forward import blockwise_windows
 from fastweights.recurrence.mapped import (
     LogScale,
     Mapped,
@@ -24,7 +26,7 @@ from fastweights.recurrence.mapped import (
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.recurrence.windowed import WindowedLinear, WindowState
 
-CODE = "fw_window_step"
+ONE_TOKEN, MANY_TOKENS = "fw_window_step", "fw_window_prefill"
 
 FeaturelessWindowState = tuple[Tensor, Tensor, Tensor, Tensor]
 """`WindowState` without features: (keys, values, memory, age)."""
@@ -45,9 +47,9 @@ class WindowRule(NamedTuple):
         scale = recurrence.q.shape[-1] ** -0.5
         return cls(recurrence.window, recurrence.shared, scale, recurrence.softcap)
 
-    def cache_length_after(self, cached: int) -> int:
-        """How many tokens are cached after the next."""
-        return cached + (cached + 1 < self.window)
+    def cache_length_after(self, cached: int, tokens: int) -> int:
+        """How many tokens are cached after so many more."""
+        return min(max(self.window - 1, 0), cached + tokens)
 
 
 class LearnedFeatures(NamedTuple):
@@ -62,7 +64,7 @@ class LearnedFeatures(NamedTuple):
     b_k: Tensor | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Those of ``WindowStep`` that say where features come from."""
+        """Those of ``WindowProblem`` that say where features come from."""
         matrices = {"W_q": self.W_q, "W_k": self.W_k}
         return {"map": self.f, **matrices, "b_q": self.b_q, "b_k": self.b_k}
 
@@ -102,7 +104,7 @@ def _function(recurrence: WindowedLinear, phi_q: Any, phi_k: Any) -> tuple[Any, 
 
 
 class TokenFeatures(NamedTuple):
-    """Features of the token ``[b 1 h f]``, ``[b 1 g f]``, those of the cache ``[b g s f]``, and
+    """Features of the tokens ``[b t h f]``, ``[b t g f]``, those of the cache ``[b g s f]``, and
     room for the next.
     """
 
@@ -121,55 +123,84 @@ class TokenFeatures(NamedTuple):
         }
 
 
-def window_step(
+class WindowStreams(NamedTuple):
+    """q ``[b t h k]``, k ``[b t g k]``, v ``[b t g v]``, γ and perhaps a ``[b t h 1]``, and which
+    tokens are no padding ``[b t]``.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mix: Tensor
+    log_scale: Tensor | None = None
+    keep: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, recurrence: WindowedLinear, source: LearnedFeatures | TokenFeatures
+    ) -> WindowStreams:
+        b, t, h = recurrence.shape
+        q = recurrence.q.expand(b, t, h, -1)  # of the others C repeats axes of length 1
+        scale, keep = _scale_beside(recurrence, source), recurrence.keep_mask
+        return cls(
+            _readable(q),
+            _readable(recurrence.k),
+            _readable(recurrence.v),
+            _readable(recurrence.mix),
+            None if scale is None else _readable(scale),
+            None if keep is None else keep[..., 0, 0].expand(b, t).contiguous(),
+        )
+
+
+def read_tokens(
     rule: WindowRule,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mix: Tensor,
-    log_scale: Tensor | None,
+    streams: WindowStreams,
     source: LearnedFeatures | TokenFeatures,
     state: FeaturelessWindowState,
+    output: torch.dtype = torch.float32,
 ) -> tuple[Tensor, FeaturelessWindowState]:
-    """(o ``[b 1 h v]`` in float32, the state behind the token) of streams and a state that fit each
-    other.
+    """(o ``[b t h v]`` in the dtype `output`, if C has it, else in float32; the state behind the
+    tokens) of streams and a state that fit each other.
     """
     keys, values, memory, age = (
         s.contiguous() for s in (_single(state[0]), _single(state[1]), *state[2:])
     )
-    # the cache grows until the window is full; then its oldest token goes into the memory
-    (b, g, f, width), kept = memory.shape, rule.cache_length_after(age.shape[1])
+    (b, g, f, width), t = memory.shape, streams.q.shape[1]
+    kept = rule.cache_length_after(age.shape[1], t)
     ring = torch.empty(b, g, kept, keys.shape[3]), torch.empty(b, g, kept, width - 1)
     written, after = empty(b, g, f, width), torch.empty(b, kept, dtype=torch.long)
-    streams, before = (q, k, v, mix, log_scale), (keys, values, memory, age)
-    o = _call(rule, streams, source, before, (*ring, written, after))
-    cache = _in_dtype_of(ring[0], state[0], k), _in_dtype_of(ring[1], state[1], v)
-    return o, (*cache, written, after)
+    o = _call(rule, streams, source, (keys, values, memory, age), (*ring, written, after), output)
+    cache = (
+        _in_dtype_of(own, old, new)
+        for own, old, new in zip(ring, state[:2], streams[1:3], strict=True)
+    )
+    return o, (*cache, written, after)  # type: ignore[return-value]
 
 
 def _call(
     rule: WindowRule,
-    streams: tuple[Tensor | None, ...],
+    streams: WindowStreams,
     source: LearnedFeatures | TokenFeatures,
-    before: FeaturelessWindowState,
+    before: FeaturelessWindowState | None,
     after: FeaturelessWindowState,
+    output: torch.dtype,
     pages: abi.Pages = abi.IN_A_ROW,
 ) -> Tensor:
-    """o ``[b 1 h v]`` in float32 of (q, k, v, mix, log_scale); the state behind is `after` then."""
-    q, k, v, mix, scale = (None if s is None else _single(s) for s in streams)
-    assert q is not None
-    (keys, values, memory, age), (b, _, h, width) = before, q.shape
-    _, g, f, columns = memory.shape
-    o = torch.empty(b, 1, h, columns - 1)
-    sizes = (b, h, g, width, columns - 1, f, rule.window, age.shape[1], rule.shared, FORGOTTEN)
-    constants = (rule.scale, rule.softcap or 0.0, library.threads(b * g * f * columns))
-    places = {"keys": keys, "values": values, "age": age, "memory": memory}
-    names = ("next_keys", "next_values", "next_memory", "next_age")
-    results = {"o": o, **dict(zip(names, after, strict=True))}
-    step = abi.WindowStep(
-        *sizes, *constants, q, k, v, mix, scale, **places, **results, **source.fields()
-    )
-    library.call(CODE, step._replace(pages=pages))
+    """o ``[b t h v]``; the state behind is `after` then. `before` is None for the empty one, behind
+    which `after` has room for a whole window.
+    """
+    (b, t, h, width), (_, g, f, columns) = streams.q.shape, after[2].shape
+    cached = (after if before is None else before)[3].shape[1]
+    o = empty(b, t, h, columns - 1, dtype=output if output in library.NARROW else torch.float32)
+    sizes = (b, t, h, g, width, columns - 1, f, rule.window, cached, rule.shared, FORGOTTEN)
+    constants = (rule.scale, rule.softcap or 0.0, library.threads(b * t * g * f * columns))
+    parts = ("keys", "values", "memory", "age")
+    places = dict(zip(parts, before or (None,) * 4, strict=True))
+    results = {f"next_{name}": part for name, part in zip(parts, after, strict=True)}
+    tensors: dict[str, Any] = {**places, **results, **source.fields(), "o": o, "pages": pages}
+    one = t == 1 and streams.keep is None and before is not None
+    problem = abi.WindowProblem(*sizes, *constants, *streams, **tensors)
+    library.call(ONE_TOKEN if one else MANY_TOKENS, problem)
     return o
 
 
@@ -184,37 +215,42 @@ def _single(stream: Tensor) -> Tensor:
     return stream if stream.dtype == torch.float32 else stream.float()
 
 
+def _readable(stream: Tensor) -> Tensor:
+    return stream if stream.dtype in library.NARROW else stream.float()
+
+
 def _run(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, WindowState]:
     keys, values, kept, memory, age = state
-    if torch.is_grad_enabled() and _requires_grad(recurrence, state):
-        return recurrence.step(state)
-    rule = WindowRule.of(recurrence)
-    given = learned_features(recurrence) or _given_features(recurrence, rule, keys, kept)
-    before, (q, k, v, mix, scale) = (keys, values, memory, age), _streams(recurrence, given)
-    o, (keys, values, memory, age) = window_step(rule, q, k, v, mix, scale, given, before)
-    if isinstance(given, TokenFeatures):
-        kept = recurrence.kept_features(given.following.to(kept.dtype))
+    if torch.is_grad_enabled() and any(s.requires_grad for s in state):
+        return _run_with_gradients(recurrence, state)
+    source = learned_features(recurrence) or _given_features(recurrence, keys, kept)
+    streams, before = WindowStreams.of(recurrence, source), (keys, values, memory, age)
+    o, (keys, values, memory, age) = read_tokens(
+        WindowRule.of(recurrence), streams, source, before, recurrence.output
+    )
+    if isinstance(source, TokenFeatures):
+        dtype = torch.promote_types(kept.dtype, source.fk.dtype)
+        kept = recurrence.kept_features(source.following.to(dtype))
     else:
         kept = keys[..., :0]
     return o.to(recurrence.output), (keys, values, kept, memory, age)
 
 
-def _streams(
-    recurrence: WindowedLinear, given: LearnedFeatures | TokenFeatures
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """(q, k, v, mix, a)"""
-    q = recurrence.q.expand(*recurrence.shape, -1)  # of the others C repeats axes of length 1
-    scale = _scale_beside(recurrence, given)
-    return q, recurrence.k, recurrence.v, recurrence.mix, scale
+def _run_with_gradients(
+    recurrence: WindowedLinear, state: WindowState
+) -> tuple[Tensor, WindowState]:
+    return recurrence.step(state) if len(recurrence) == 1 else blockwise_windows(recurrence, state)
 
 
 def _run_in_pages(record: InPages) -> Tensor:
     recurrence: Any = record.recurrence
     keys, values, _, memory, age = record.state
-    rule, given = WindowRule.of(recurrence), learned_features(recurrence)
-    assert given is not None
+    source = learned_features(recurrence)
+    assert source is not None
     state, pages = (keys, values, memory, age), abi.Pages(record.pages, record.step)
-    o = _call(rule, _streams(recurrence, given), given, state, state, pages)
+    rule, streams = WindowRule.of(recurrence), WindowStreams.of(recurrence, source)
+    before = None if record.begins else state
+    o = _call(rule, streams, source, before, state, recurrence.output, pages)
     return o.to(recurrence.output)
 
 
@@ -222,7 +258,7 @@ def _refuses_in_pages(record: InPages) -> str | None:
     recurrence, state = record.recurrence, record.state
     if not isinstance(recurrence, WindowedLinear):
         return "its rule is another"
-    refusal = _refuses(recurrence)
+    refusal = _refuses_tokens(recurrence)
     if refusal or learned_features(recurrence) is None:
         return refusal or "its features are none that C makes"
     if any(part.dtype != torch.float32 for part in (*state[:2], state[3])):
@@ -240,38 +276,55 @@ def _scale_beside(
     return None if made or recurrence.log_scale is None else features(recurrence.log_scale)
 
 
-def _requires_grad(recurrence: WindowedLinear, state: WindowState) -> bool:
-    maps = [s.map for s in (recurrence.fq, recurrence.fk) if isinstance(s, Mapped)]
-    own = (*(phi.W for phi in maps), *(phi.b for phi in maps if isinstance(phi, ScaledMap)))
-    return any(s.requires_grad for s in (*recurrence.streams.values(), *own, *state))
-
-
-def _given_features(
-    recurrence: WindowedLinear, rule: WindowRule, keys: Tensor, kept: Tensor
-) -> TokenFeatures:
-    """The token's and the cache's features, made by torch if nobody has."""
+def _given_features(recurrence: WindowedLinear, keys: Tensor, kept: Tensor) -> TokenFeatures:
+    """The tokens' and the cache's features, made by torch if nobody has."""
     (b, t, h), g = recurrence.shape, recurrence.groups
     fq, fk = features(recurrence.fq).expand(b, t, h, -1), features(recurrence.fk)
     cached = _single(recurrence.cached_features(keys, kept)).contiguous()
-    following = torch.empty(b, g, rule.cache_length_after(keys.shape[2]), fk.shape[-1])
-    return TokenFeatures(_single(fq), _single(fk.expand(b, t, g, -1)), cached, following)
+    length = WindowRule.of(recurrence).cache_length_after(keys.shape[2], t)
+    following = torch.empty(b, g, length, fk.shape[-1])
+    return TokenFeatures(_readable(fq), _readable(fk.expand(b, t, g, -1)), cached, following)
 
 
-def _refuses(recurrence: WindowedLinear) -> str | None:
+def _refuses_one(recurrence: WindowedLinear) -> str | None:
     if len(recurrence) != 1:
         return f"it has {len(recurrence)} tokens, not one"
     if recurrence.keep_mask is not None or recurrence.segment_starts is not None:
         return "its token may be padding or begin a document"
+    return _refuses_tokens(recurrence)
+
+
+def _refuses_tokens(recurrence: WindowedLinear) -> str | None:
+    if recurrence.segment_starts is not None:
+        return "documents may begin in it"
     if torch.compiler.is_compiling():
-        return "a compiled graph makes one kernel of the step's own operations"
-    return refuses(recurrence)
+        return "a compiled graph makes kernels of torch's own operations"
+    followed = torch.is_grad_enabled() and _requires_grad(recurrence)
+    if followed or forward_ad._current_level >= 0:
+        return "autograd follows it"
+    return library.refuse_transforms() or refuses(recurrence)
+
+
+def _requires_grad(recurrence: WindowedLinear) -> bool:
+    lazy = (recurrence.fq, recurrence.fk, recurrence.log_scale)
+    maps = [s.map for s in lazy if isinstance(s, Mapped)]
+    own = (*(phi.W for phi in maps), *(phi.b for phi in maps if isinstance(phi, ScaledMap)))
+    inside = [s.stream for s in lazy if isinstance(s, Mapped)]
+    return any(s.requires_grad for s in (*recurrence.streams.values(), *own, *inside))
 
 
 NATIVE_WINDOW = Kernel(
-    "window and linear memory, one token (compiled)", WindowedLinear, _run, _refuses, CPU
+    "window and linear memory, one token (compiled)", WindowedLinear, _run, _refuses_one, CPU
+)
+NATIVE_WINDOWS = Kernel(
+    "windows and linear memory, block by block (compiled)",
+    WindowedLinear,
+    _run,
+    _refuses_tokens,
+    CPU,
 )
 NATIVE_WINDOW_IN_PAGES = Kernel(
-    "window and linear memory in pages, one token (compiled)",
+    "window and linear memory in pages (compiled)",
     InPages,
     _run_in_pages,
     _refuses_in_pages,

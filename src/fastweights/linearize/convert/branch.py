@@ -20,7 +20,7 @@ from fastweights.linearize.convert.convolution import (
     convolve_queries_and_keys,
     inputs_of,
 )
-from fastweights.methods import advance, evaluate
+from fastweights.methods import advance, begin, evaluate
 from fastweights.recurrence import Recurrence, State, WindowedLinear
 from fastweights.recurrence.mapped import LogScale, Mapped
 from fastweights.recurrence.streams import disable_autocast, pack_state, state_parts
@@ -150,6 +150,8 @@ class LinearBranch(nn.Module, ABC):
         k: Tensor,
         v: Tensor,
         keep: Mask | None = None,
+        *,
+        begins: bool = False,
     ) -> Output:
         """Do what `read_after` does where what is kept lies in pages, and stays there.
 
@@ -158,19 +160,21 @@ class LinearBranch(nn.Module, ABC):
             pages: ``[b]``, the number of each sequence's page.
             q, k, v: As in `project`.
             keep: ``[b t]``, False for padding; None if there is none.
+            begins: Whether no tokens are before these, so that the pages hold nothing of them yet.
 
         Returns:
             The output ``[b t h v]`` in the dtype of `v`.
         """
         if not self.keeps_states:
-            o, after = self.read_after(load(kept, pages), q, k, v, keep)
+            o, after = self.read_after(None if begins else load(kept, pages), q, k, v, keep)
             store(kept, pages, after)
             return o
         own, tails = self._without_tail(kept)
         assert own is not None
-        tail = None if tails is None else tails.index_select(0, pages)
+        tail = None if begins or tails is None else tails.index_select(0, pages)
         record = self.record(q, k, v, keep, tail=tail)
-        o = advance(record, self.from_cache(own, len(record)), pages)
+        state = self.from_cache(own, len(record))
+        o = begin(record, state, pages) if begins else advance(record, state, pages)
         store(kept[len(own) :], pages, self._tail_after(tail, record, q, k, keep))
         return self.read(o).to(v.dtype)
 

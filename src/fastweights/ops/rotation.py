@@ -1,0 +1,78 @@
+"""Rotary positions of heads by cosines and sines that are given: entries of the kernel table for C
+and torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from fastweights.kernels.native import abi, library
+from fastweights.kernels.native.memory import empty
+from fastweights.kernels.table import Kernel, select
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """x ⊙ cosines + (-r, l) ⊙ sines, l and r being the halves of x (RoPE, Su et al., 2021).
+
+    Attributes:
+        x: ``[b t h w]``
+        cosines, sines: ``[b t 1 w]``, or ``[1 t 1 w]``
+    """
+
+    x: Tensor
+    cosines: Tensor
+    sines: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
+
+    @property
+    def streams(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(x, cosines, sines)"""
+        return self.x, self.cosines, self.sines
+
+
+def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """A `Rotation` by the first kernel that takes it: ``[b t h w]``."""
+    rotation = Rotation(x, cosines, sines)
+    return select(rotation).compute(rotation)
+
+
+def rotate_by_torch(rotation: Rotation) -> Tensor:
+    """In passes over memory."""
+    x, cosines, sines = rotation.streams
+    left, right = x.chunk(2, -1)
+    return x * cosines + torch.cat([-right, left], -1) * sines
+
+
+def rotate_natively(rotation: Rotation) -> Tensor:
+    """By rotation.c."""
+    (b, t, h, width), y = rotation.x.shape, empty(*rotation.x.shape)
+    threads = library.threads(y.numel())
+    library.call("fw_rotate", abi.Rotation(b, t, h, width, threads, *rotation.streams, y))
+    return y
+
+
+def _refuses_native(rotation: Rotation) -> str | None:
+    if torch.compiler.is_compiling():
+        return "a compiled graph makes one kernel of torch's own operations"
+    followed = torch.is_grad_enabled() and any(s.requires_grad for s in rotation.streams)
+    if followed or forward_ad._current_level >= 0:
+        return "autograd follows it"
+    if rotation.x.shape[-1] % 2 or rotation.x.numel() == 0:
+        return "it has no pairs of channels"
+    if any(s.stride(-1) != 1 for s in rotation.streams):
+        return "its channels do not lie side by side"
+    return library.refuse_tensors(*rotation.streams)
+
+
+ROTATION_KERNELS = [
+    Kernel("rotary positions (compiled)", Rotation, rotate_natively, _refuses_native, ("cpu",)),
+    Kernel("rotary positions (torch)", Rotation, rotate_by_torch),
+]
