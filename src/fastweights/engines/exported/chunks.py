@@ -34,15 +34,19 @@ class Chunks(Method):
     size: int = CHUNK
 
     def evaluate(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
+        batch, tokens, _ = recurrence.shape
+        return self._evaluate(recurrence, state, (tokens, batch))
+
+    def _evaluate(self, recurrence: Recurrence, state: State, lengths: Any) -> tuple[Tensor, State]:
         if isinstance(recurrence, CacheRule) and recurrence.span is None:
             return recurrence.chunk(state)  # type: ignore[arg-type]
         if isinstance(recurrence, Substeps):
-            return recurrence.read_tokens(self.evaluate(recurrence.inner, state))
+            return recurrence.read_tokens(self._evaluate(recurrence.inner, state, lengths))
         if isinstance(recurrence, DPLR) and recurrence.accumulator.is_complex:
-            return _loop(recurrence, state, 1, DPLR.step)
+            return _loop(recurrence, state, 1, DPLR.step, lengths)
         if isinstance(recurrence, LongConvolution):
-            return _loop(recurrence, state, self.size, LongConvolution.step)
-        return _loop(with_loops(recurrence), state, self.size, type(recurrence).chunk)
+            return _loop(recurrence, state, self.size, LongConvolution.step, lengths)
+        return _loop(with_loops(recurrence), state, self.size, type(recurrence).chunk, lengths)
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,17 @@ class Step(Method):
 
 
 def _loop(
-    recurrence: Recurrence, state: State, size: int, read: Callable[[Any, Any], Any]
+    recurrence: Recurrence,
+    state: State,
+    size: int,
+    read: Callable[[Any, Any], Any],
+    lengths: tuple[Any, ...],
 ) -> tuple[Tensor, State]:
-    """(o, final state) by a loop of `read`, `step` or `chunk`, over pieces of so many tokens."""
-    batch, length, _ = recurrence.shape
+    """(o, final state) by a loop of `read`, `step` or `chunk`, over pieces of so many tokens.
+
+    The compiler wants to be given the lengths that the output's shape is made of, not multiples.
+    """
+    length = recurrence.shape[1]
     # graphs are of more than one chunk
     chunks: Any = torch.sym_max((length + size - 1) // size, 2)
     places = torch.arange(chunks * size, device=recurrence.device)
@@ -74,6 +85,5 @@ def _loop(
         join=lambda o: o.transpose(0, 1),
     )
     filled = recurrence.map_streams(fill).keep((places < length)[None])
-    # the compiler wants to be given the lengths that the output's shape is made of
-    outputs, after = loop(filled, state, read, pieces, (length, batch))
+    outputs, after = loop(filled, state, read, pieces, lengths)
     return outputs.flatten(0, 1)[:length].transpose(0, 1), after
