@@ -95,7 +95,7 @@ print(json.dumps([known["vocab_size"], torch.cat(found, 1).tolist()]))
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("name", ["hybrid", "lru"])
+@pytest.mark.parametrize("name", ["hybrid", "lru", "kalmanet"])
 def test_packages_are_the_model_without_us(name: str, tmp_path: Path) -> None:
     model, ids = tiny(name, torch.float32), tokens(1, 80)
     model.save_pretrained(tmp_path / "model")

@@ -103,12 +103,16 @@ class _Looped(Solver):
         kind, carried = type(operator), len(start)
 
         def once(*parts: Tensor) -> list[Tensor]:
-            after = step(kind(*parts[carried + 1 :]), parts[:carried])
-            return [part.clone() for part in after]
+            return _copies(step(kind(*parts[carried + 1 :]), parts[:carried]))
 
         counter = torch.arange(count, device=start[0].device)
         operands = tuple(getattr(operator, field.name).clone() for field in fields(operator))
-        return tuple(scan_op(once, [part.clone() for part in start], [counter], operands))
+        return tuple(scan_op(once, _copies(start), [counter], operands))
+
+
+def _copies(parts: Parts) -> list[Tensor]:
+    """In the one layout that a compiled loop takes from step to step."""
+    return [part.clone(memory_format=torch.contiguous_format) for part in parts]
 
 
 @dataclass(frozen=True)

@@ -197,7 +197,7 @@ TRANSFER = {
         unit="",
         cpu=ClaimSize(
             Conversions(_short(_table1(), Updates(60, 1e-2), Updates(60, 1e-3)), SMALL, 128, 8192),
-            10,
+            8.5,
         ),
         gpu=ClaimSize(
             Conversions(
@@ -230,7 +230,7 @@ TRANSFER = {
         unit="",
         cpu=ClaimSize(
             Conversions(_short(_table1(), Updates(60, 1e-2), Updates(60, 1e-3)), SMALL, 128, 8192),
-            1,
+            0.2,
             "After Table 1.",
         ),
         gpu=ClaimSize(
