@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from typing import Any
 
@@ -81,21 +80,29 @@ def test_a_model_takes_one_pass_and_computes_the_same(monkeypatch: pytest.Monkey
     model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
     ids = torch.randint(11, (2, 9))
     file = sys.modules[type(model).__module__]
-    norm = vars(file)["LlamaRMSNorm"]
+    norm, mlp = (vars(file)[f"Llama{kind}"] for kind in ("RMSNorm", "MLP"))
     monkeypatch.setattr(file, "apply_rotary_pos_emb", vars(file)["apply_rotary_pos_emb"])
-    monkeypatch.setattr(norm, "forward", norm.forward)
+    for one in (norm, mlp):
+        monkeypatch.setattr(one, "forward", one.forward)
     expected = model(ids).logits
-    named = ("llama.LlamaRMSNorm.forward", "llama.apply_rotary_pos_emb")
+    classes = "llama.LlamaMLP.forward", "llama.LlamaRMSNorm.forward"
+    named = *classes, "llama.apply_rotary_pos_emb"
     assert merge_passes(model) == named
     assert merge_passes(model) == ()
     assert hasattr(norm.forward, MARK)
+    assert hasattr(mlp.forward, MARK)
     called: list[str] = []
+    gradients: list[Any] = []
     call = library.call
     monkeypatch.setattr(library, "call", lambda name, p: called.append(name) or call(name, p))
     with torch.no_grad():
         assert error(model(ids).logits, expected) <= SAME
     assert called.count("fw_rotate") == 4
     assert called.count("fw_norm") == 5
-    model(ids).logits.sum().backward()
-    trained = copy.deepcopy([p.grad for p in model.parameters()])
-    assert all(gradient is not None and gradient.any() for gradient in trained)
+    for logits in (expected, model(ids).logits):
+        logits.square().sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+        model.zero_grad()
+    for theirs, ours in zip(*gradients, strict=True):
+        assert theirs is not None
+        assert error(ours, theirs) <= SAME
