@@ -354,7 +354,6 @@ class _Grid(NamedTuple):
         is one.
         """
         b, t = kept.shape
-        row = torch.arange(b, device=kept.device)[:, None]
         number = kept.cumsum(1) - kept.long() + before[:, None]
         count = (size + t - 2) // size + 1
         if starts is None:
@@ -371,11 +370,10 @@ class _Grid(NamedTuple):
             if not before.is_meta:
                 count = int((begins[:, -1:] + needed.gather(1, last).clamp(min=1)).max())
             fresh = kept.new_zeros(b, count + 1)
-            fresh[row, torch.where(starts, begins, count)] = True
+            fresh = fresh.scatter(1, torch.where(starts, begins, count), True)
             after = lengths.gather(1, last)[:, 0] % size
         slot = torch.where(kept, slot, count * size)
-        taken = kept.new_zeros(b, count * size + 1)
-        taken[row, slot] = True
+        taken = kept.new_zeros(b, count * size + 1).scatter(1, slot, True)
         full = taken[:, size - 1 : -1 : size]
         return cls(slot, count, size, full, fresh, after)
 
