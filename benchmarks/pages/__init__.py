@@ -1,6 +1,7 @@
 """The pages of measurements, rendered from benchmarks/results: `make pages`."""
 
 from pages import (
+    aot,
     batch_invariance,
     check,
     gpu_static,
@@ -38,4 +39,5 @@ PAGES: tuple[Page, ...] = (
     vllm.PAGE,
     serving.PAGE,
     onnx.PAGE,
+    aot.PAGE,
 )

@@ -121,37 +121,37 @@ _OF_TEACHER = "share of the teacher's window"
 
 def recipes() -> str:
     found = results("linearize_table")
-    named = dict.fromkeys((row["teacher"], row["method"]) for row in found["rows"])
-    lines = (
-        _recipe(
-            [
-                row
-                for row in found["rows"]
-                if (row["teacher"], row["method"]) == name and not row["tuning"]
-            ]
-        )
-        for name in named
-    )
+    named: dict[tuple[str, int, str], list[Row]] = {}
+    for row in found["rows"]:
+        if not row["tuning"]:
+            key = row["teacher"], row["softmax_layers"], row["method"]
+            named.setdefault(key, []).append(row)
+    teachers = list(dict.fromkeys(teacher for teacher, *_ in named))
+    in_order = sorted(named, key=lambda name: (teachers.index(name[0]), name[1]))
     columns = ("teacher", "recipe", "rate", "tokens", "perplexity / softmax", "share", "recalled")
     machine = f"On {found['machine']['cores']} cores of {found['machine']['cpu']}, kept busy."
-    rows = table((*columns, "256-511 back", "state", "minutes", "seeds"), filter(None, lines))
-    return f"{machine}\n\n{rows}"
+    columns = (*columns, "256-511 back", "state", "minutes", "seeds")
+    return f"{machine}\n\n{table(columns, (_recipe(named[name]) for name in in_order))}"
 
 
 def _recipe(rows: list[Row]) -> list[str]:
-    """One recipe for one teacher, by its seeds; none, if it is tuned and no more."""
-    if not rows:
-        return []
+    """One recipe for one teacher, by its seeds."""
     first, count = rows[0], f"{len(rows)}"
     state = first["state_bytes"]
     rate = "" if first["lr"] is None else f"{first['lr']:g}"
     return [
-        *(first["teacher"], first["method"], rate, f"{first['tokens']:,}"),
+        *(first["teacher"], _recipe_name(first), rate, f"{first['tokens']:,}"),
         *_beside_softmax(rows),
         f"{state['linear'] / 2**10:.0f} KiB of {state['softmax'] / 2**10:,.0f}",
         f"{median(row['seconds'] for row in rows) / 60:.1f}",
         count,
     ]
+
+
+def _recipe_name(row: Row) -> str:
+    """With the layers that stay softmax, if there are any."""
+    kept = row["softmax_layers"]
+    return row["method"] + (f", {kept} softmax layer" + "s" * (kept > 1) if kept else "")
 
 
 def ablations() -> str:

@@ -29,6 +29,7 @@ NAMES = (
     "vllm",
     "serving",
     "onnx",
+    "aot",
 )
 PICTURE = re.compile(r"!\[[^\]]*\]\(measured/([^)]+)\)")
 

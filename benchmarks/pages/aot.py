@@ -1,0 +1,41 @@
+"""docs/aot.md: mixers compiled ahead of time."""
+
+from __future__ import annotations
+
+from fastweights.render.markdown import table
+from pages.page import Page, Row, Stretches, results
+
+ACTS = ("prefill", "decode")
+
+
+def measured() -> str:
+    """With what it was measured."""
+    found = results("aoti")
+    return (
+        f"Commit `{found['commit'][:8]}`, {found['machine']['cpu']}, one thread, torch"
+        f" {found['versions']['torch']}."
+    )
+
+
+def mixers() -> str:
+    """A line per mixer, and why others are not written."""
+    rows = results("aoti")["rows"]
+    columns = ("mixer", "graphs", "compiled", *(f"{act}, tokens/s (×)" for act in ACTS), "seconds")
+    written = table(columns, (_line(row) for row in rows if "errors" in row))
+    refused = [f"- `{row['mixer']}`: {row['reason']}" for row in rows if "reason" in row]
+    return "\n\n".join([written, "\n".join(refused)]) if refused else written
+
+
+def _line(row: Row) -> list[str]:
+    errors = (f"{row['errors'][name]:.0e}" for name in ("exported", "compiled"))
+    speeds = (_speed(row["tokens_per_second"], act) for act in ACTS)
+    return [f"`{row['mixer']}`", *errors, *speeds, f"{row['seconds']:.0f}"]
+
+
+def _speed(found: Row, act: str) -> str:
+    """And how many times that of our own decoder."""
+    theirs, ours = (found[name][act] for name in ("compiled", "fastweights"))
+    return f"{theirs:,.0f} ({theirs / ours:.1f})"
+
+
+PAGE = Page("aot", Stretches({"measured": measured, "mixers": mixers}))
