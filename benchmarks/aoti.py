@@ -12,18 +12,16 @@ compiling took. Rows that the file has are kept: it goes on where it was stopped
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._inductor.package import load_package
 
-from fastweights.engines.aoti import export_programs, write_package
-from fastweights.engines.exported.comparison import Call, Comparison, one_layer
+from fastweights.engines.aoti import export_programs, read_by, write_package
+from fastweights.engines.exported.comparison import Comparison, one_layer
 from fastweights.engines.exported.errors import ExportError
 from fastweights.lab.bench.machine import provenance
 from fastweights.mixers import MIXERS
@@ -45,25 +43,17 @@ def row(mixer: str) -> Row:
 def _measure(model: FastWeightsForCausalLM) -> Row:
     comparison = Comparison(PROMPT)
     graphs = {name: p.module(check_guards=False) for name, p in export_programs(model).items()}
-    exported = Comparison(PROMPT, rounds=1).compare(model, _call(graphs))
+    exported = Comparison(PROMPT, rounds=1).compare(model, read_by(graphs))
     with TemporaryDirectory() as folder:
         out = Path(folder, "model.pt2")
         start = perf_counter()
         write_package(model, out)
         seconds = perf_counter() - start
         compiled = {name: load_package(str(out), name) for name in graphs}
-        found = comparison.compare(model, _call(compiled))
+        found = comparison.compare(model, read_by(compiled))
     speeds = {"compiled": found.theirs._asdict(), "fastweights": found.ours._asdict()}
     errors = {"exported": exported.error, "compiled": found.error}
     return {"errors": errors, "seconds": seconds, "tokens_per_second": speeds}
-
-
-def _call(programs: dict[str, Callable[..., Any]]) -> Call:
-    def call(ids: Tensor, states: list[Any]) -> tuple[Tensor, list[Any]]:
-        logits, *after = programs["prefill" if ids.shape[1] > 1 else "decode"](ids, *states)
-        return logits, after
-
-    return call
 
 
 def main() -> None:

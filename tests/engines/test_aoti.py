@@ -7,19 +7,23 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch._inductor import config
+from torch._inductor import config, package
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fastweights import MIXERS
 from fastweights.cli import main
 from fastweights.engines.aoti import export_programs, write_package
+from fastweights.engines.aoti.write import require_equal
 from fastweights.engines.exported.chunks import Chunks
+from fastweights.engines.exported.errors import ExportError
 from fastweights.engines.exported.program import Program
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.models.methods import use_method
@@ -95,7 +99,7 @@ print(json.dumps([known["vocab_size"], torch.cat(found, 1).tolist()]))
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("name", ["hybrid", "lru", "kalmanet"])
+@pytest.mark.parametrize("name", ["hybrid", "lru", "kalmanet", "s4"])
 def test_packages_are_the_model_without_us(name: str, tmp_path: Path) -> None:
     model, ids = tiny(name, torch.float32), tokens(1, 80)
     model.save_pretrained(tmp_path / "model")
@@ -132,6 +136,25 @@ def test_the_program_in_cpp_says_what_the_model_does(tmp_path: Path) -> None:
     said = run("build/generate", "model.pt2", *map(str, ids[0].tolist()))
     wanted = model.generate(ids, max_new_tokens=100, do_sample=False)[0, 5:]
     assert [int(token) for token in said.split()] == wanted.tolist()
+
+
+@pytest.mark.parametrize("factor", [1, 1.001, float("nan")])
+def test_another_function_is_refused(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a compiler summed one row of S4 for all of them."""
+    model = tiny(dtype=torch.float32)
+    program = Program(model)
+
+    def load(*_: object) -> Callable[..., tuple[Tensor, ...]]:
+        def call(*given: Tensor) -> tuple[Tensor, ...]:
+            logits, *states = program(*given)
+            return factor * logits, *states
+
+        return call
+
+    monkeypatch.setattr(package, "load_package", load)
+    wrong = pytest.raises(ExportError, match="has compiled another model")
+    with nullcontext() if factor == 1 else wrong:
+        require_equal(model, Path("model.pt2"))
 
 
 def test_what_is_not_written(tmp_path: Path) -> None:

@@ -58,8 +58,8 @@ class S4(Mixer):
         log_alpha, held = (_conjugates(s) for s in self.A())
         P, B, C = (_conjugates(as_complex(s)) for s in (self.P, self.B, self.C))
         # (1 - ΔA/2)⁻¹ by the Sherman-Morrison formula, (1 - ΔΛ/2)⁻¹ being (1 + α) / 2
-        b = held * P / (2 + (P.conj() * held * P).sum(-1, keepdim=True)) * 2
-        k = held * B - b / 2 * (P.conj() * held * B).sum(-1, keepdim=True)
+        b = held * P / (2 + held @ (P.conj() * P)[:, None]) * 2
+        k = held * B - b / 2 * (held @ (P.conj() * B)[:, None])
         a = P.conj() * (1 + log_alpha.exp()) / 2
         q, k, a, b, log_alpha = (s[None, None] for s in (C, k, a, b, log_alpha))
         return DPLR(q, k, x[..., None], a, b, log_alpha, before=True), x

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.export import ExportedProgram
 
 from fastweights.engines.exported.chunks import Chunks, Step
+from fastweights.engines.exported.comparison import Call, Comparison
 from fastweights.engines.exported.errors import ExportError, quietly, reason_of
 from fastweights.engines.exported.pairs import is_complex
 from fastweights.engines.exported.program import Program, Start
@@ -20,6 +24,8 @@ from fastweights.recurrence.base import CHUNK
 
 PROMPT = 2 * CHUNK + 5
 """Tokens that the program for prompts is traced with: more than one chunk, and no multiple."""
+LARGEST_ERROR = 3e-4
+"""Of compiled logits in float32, relative to the largest."""
 DESCRIPTION = "fastweights"
 """The key of a program's metadata under which its description is, as JSON."""
 
@@ -72,7 +78,7 @@ def write_package(model: FastWeightsForCausalLM, out: Path) -> None:
 
     Raises:
         ValueError: for another ending, a file that exists, or without a C++ compiler
-        ExportError: for a model that is not exported or compiled
+        ExportError: for a model that is not exported or compiled, or not to the same function
     """
     if out.suffix != ".pt2":
         raise ValueError(f"{out} does not end in .pt2, as torch wants packages to; name it so")
@@ -88,7 +94,34 @@ def write_package(model: FastWeightsForCausalLM, out: Path) -> None:
             name: _compile(program, description, Path(folder, name))
             for name, program in programs.items()
         }
-        package_aoti(str(out), files)
+        package = Path(folder, out.name)
+        package_aoti(str(package), files)
+        require_equal(model, package)
+        shutil.copyfile(package, out)
+
+
+def read_by(programs: Mapping[str, Callable[..., Any]]) -> Call:
+    """How a `Comparison` reads tokens by the programs for prompts and single tokens."""
+
+    def call(ids: Tensor, states: list[Any]) -> tuple[Tensor, list[Any]]:
+        logits, *after = programs["prefill" if ids.shape[1] > 1 else "decode"](ids, *states)
+        return logits, after
+
+    return call
+
+
+def require_equal(model: FastWeightsForCausalLM, package: Path) -> None:
+    """Raise ExportError where the compiled programs are not the model."""
+    from torch._inductor.package import load_package
+
+    compiled = {name: load_package(str(package), name) for name in ("prefill", "decode")}
+    error = Comparison(PROMPT, decoded=2).error(model, read_by(compiled))
+    if not error <= max(LARGEST_ERROR, 30 * torch.finfo(model.dtype).eps):
+        raise ExportError(
+            f"torch {torch.__version__} has compiled another model: its logits are {error:.0e} of"
+            " the largest one from those of this model; export it as .onnx, or with another"
+            " version of torch"
+        )
 
 
 def require_compiler() -> None:

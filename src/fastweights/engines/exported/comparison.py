@@ -59,13 +59,24 @@ class Comparison:
     @torch.no_grad()
     def compare(self, model: FastWeightsForCausalLM, call: Call) -> Compared:
         """What is found of an engine that reads tokens by `call`."""
-        ids = torch.randint(VOCABULARY, (1, self.prompt + self.decoded))
-        ours = model(input_ids=ids, use_cache=False).logits
-        states = Program(model).layout.empty()
-        theirs = torch.cat(list(self._read(call, ids, states)), 1)
-        error = float((theirs - ours).abs().max() / ours.abs().max())
+        ids, states = self._tokens(model), Program(model).layout.empty()
         both = zip(*self._speeds(model, call, ids, states), strict=True)
-        return Compared(error, *(Speed(*map(median, zip(*s, strict=True))) for s in both))
+        speeds = (Speed(*map(median, zip(*s, strict=True))) for s in both)
+        return Compared(self.error(model, call), *speeds)
+
+    @torch.no_grad()
+    def error(self, model: FastWeightsForCausalLM, call: Call) -> float:
+        """The largest difference of a logit, relative to the largest logit."""
+        ids, states = self._tokens(model), Program(model).layout.empty()
+        ours = model(input_ids=ids, use_cache=False).logits
+        theirs = torch.cat(list(self._read(call, ids, states)), 1)
+        return float((theirs - ours).abs().max() / ours.abs().max())
+
+    def _tokens(self, model: FastWeightsForCausalLM) -> Tensor:
+        drawn = torch.Generator().manual_seed(0)
+        shape = (1, self.prompt + self.decoded)
+        ids = torch.randint(model.config.vocab_size, shape, generator=drawn)
+        return ids.to(model.lm_head.weight.device)
 
     def _pieces(self, ids: Tensor) -> list[Tensor]:
         return [ids[:, : self.prompt], *ids[:, self.prompt :].split(1, 1)]
