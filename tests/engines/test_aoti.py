@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._inductor import config, package
+from torch._inductor import config
+from torch._inductor.package import package
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fastweights import MIXERS

@@ -112,7 +112,7 @@ def read_by(programs: Mapping[str, Callable[..., Any]]) -> Call:
 
 def require_equal(model: FastWeightsForCausalLM, package: Path) -> None:
     """Raise ExportError where the compiled programs are not the model."""
-    from torch._inductor.package import load_package
+    from torch._inductor.package.package import load_package
 
     compiled = {name: load_package(str(package), name) for name in ("prefill", "decode")}
     error = Comparison(PROMPT, decoded=2).error(model, read_by(compiled))
