@@ -95,6 +95,9 @@ def test_every_kernel_agrees(case: Case, dtype: torch.dtype) -> None:
     for kernel in kernels:
         with only(kernel.name):
             check(case, streams, state, dtype, Auto())
+    followed = {name: s.clone().requires_grad_() for name, s in streams.items()}
+    for kernel in takers(case.rule(**followed)):
+        with only(kernel.name):
             check_gradients(case, streams, state, dtype, Auto())
 
 
