@@ -1,7 +1,7 @@
-"""The compiled kernels against the torch kernels that take over without them, in one alternating
-run; prints JSON.
+"""The compiled kernels against the torch kernels that take over without them, and that of Mamba's
+rule against the scan of its written-out decay, in one alternating run; prints JSON.
 
-    python benchmarks/native.py [--threads 2] [--repeats 7] [--cpu-time]
+    python benchmarks/native.py [--threads 2] [--repeats 7] [--cpu-time] [--only NAME]
 
 `--cpu-time` counts processor time instead of wall time: on a busy machine, with one thread, it is
 the fairer clock.
@@ -24,10 +24,11 @@ from torch.nn import functional as F
 
 from fastweights import kernels
 from fastweights.methods import evaluate
-from fastweights.recurrence import Decay, Delta, Recurrence
+from fastweights.recurrence import Decay, Delta, Recurrence, Selective
 
 FALLBACK = {"scan (compiled)": "blocked decay (torch)", "decay (compiled)": "blocked decay (torch)"}
 FALLBACK |= {"delta (compiled)": "chunk loop (torch)"}
+FALLBACK |= {"selective scan (compiled)": "selective: in blocks"}
 
 
 def gates(steep: bool, *shape: int) -> Tensor:
@@ -45,6 +46,12 @@ def delta(b: int, t: int, h: int, d: int, width: int, steep: bool = False) -> De
     return Delta(
         given.q, F.normalize(given.k, dim=-1), given.v, torch.rand(b, t, h, 1), given.log_decay
     )
+
+
+def selective(b: int, t: int, h: int, k: int) -> Selective:
+    q, key = (torch.randn(b, t, 1, k) for _ in range(2))
+    delta, rate = gates(False, b, t, h, 1), torch.arange(1.0, k + 1).expand(1, 1, h, k)
+    return Selective(q, key / k**0.5, torch.randn(b, t, h, 1), delta, rate)
 
 
 def records() -> Iterator[tuple[str, Recurrence]]:
@@ -72,6 +79,8 @@ def records() -> Iterator[tuple[str, Recurrence]]:
             v=torch.randn(1, 512, 1024, 1),
         ),
     )
+    yield "Mamba's rule B64 T32 d96 N16", selective(64, 32, 96, 16)
+    yield "Mamba's rule B8 T512 d512 N16", selective(8, 512, 512, 16)
     yield "step decay B1 H8 d64", decay(1, 1, 8, 64, 1)
     yield "step delta B1 H8 d64", delta(1, 1, 8, 64, 1)
     yield "step decay B32 H16 d128", decay(32, 1, 16, 128, 1)
@@ -136,12 +145,17 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--only", default="", help="records whose name has this in it")
     parser.add_argument("--cpu-time", action="store_true")
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
     clock = time.process_time if options.cpu_time else time.perf_counter
-    rows = [measure(name, record, options.repeats, clock) for name, record in records()]
+    rows = [
+        measure(name, record, options.repeats, clock)
+        for name, record in records()
+        if options.only in name
+    ]
     about = {
         "torch": torch.__version__,
         "cpu": torch.backends.cpu.get_cpu_capability(),

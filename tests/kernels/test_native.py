@@ -20,11 +20,11 @@ from torch.nn import functional as F
 from cases import CASES, Case, Shape, cast, each
 from extension import compiled, every_lesser_isa
 from fastweights import kernels
-from fastweights.kernels.native import build, decay_delta, library, memory, windowed
+from fastweights.kernels.native import build, decay_delta, library, memory, operators, windowed
 from fastweights.methods import Recurrent, evaluate
 from fastweights.ops.convolution import convolve
 from fastweights.ops.normalization import rms_normalize
-from fastweights.recurrence import DPLR, Decay, Delta, Recurrence
+from fastweights.recurrence import DPLR, Decay, Delta, Recurrence, Selective
 from fastweights.recurrence.timeline import FORGOTTEN
 from tolerances import SAME, assert_close, error
 from tolerances import TOLERANCE as TOLERANCES
@@ -82,6 +82,9 @@ def record(rule: str, decay: str, gate: str, b: int, t: int, h: int, k: int, v: 
         erase, remove = (0.8 * F.normalize(torch.randn_like(key), dim=-1) for _ in range(2))
         along = None if "one key" in rule else remove
         return DPLR(q, F.normalize(key, dim=-1), value, erase, along, log_decay, "before" in rule)
+    if rule == "selective":
+        delta, rate = gates(gate, b, t, h, 1), 3 * torch.rand(b, t, h, k, dtype=torch.float64)
+        return Selective(q, key / k**0.5, value, delta, rate)
     return Decay(q, None if decay == "tied" else key / k**0.5, value, log_decay)
 
 
@@ -170,6 +173,41 @@ def test_scans_share_queries_keys_and_decays(k: int, expanded: bool) -> None:
     assert_agrees(replace(given, **shared), "scan (compiled)")
 
 
+@compiled
+@pytest.mark.parametrize(
+    ("t", "h", "k"), [(41, 21, 16), (16, 40, 5), (1, 3, 64), (1, 17, 3), (33, 300, 2), (17, 1, 128)]
+)
+@pytest.mark.parametrize("gate", ["mixed", "resets", "empty"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_selective_scans(gate: str, t: int, h: int, k: int, shared: bool) -> None:
+    """With queries and keys of all heads and rates of all tokens, as Mamba's, and of each."""
+    given = record("selective", "vector", gate, b=2, t=t, h=h, k=k, v=1)
+    if shared:
+        q, key, rate = given.q[:, :, :1], given.k[:, :, :1], given.rate[:1, :1]
+        given = replace(given, q=q, k=key, rate=rate)
+    assert_agrees(given, "selective scan (compiled)")
+
+
+@compiled
+def test_what_a_selective_scan_refuses() -> None:
+    for sizes in ({"k": 1, "v": 1}, {"k": 3, "v": 2}, {"k": 129, "v": 1}):
+        given = single(record("selective", "vector", "mixed", b=1, t=3, h=2, **sizes))
+        with pytest.raises(LookupError), kernels.only("selective scan (compiled)"):
+            evaluate(given)
+
+
+@compiled
+def test_a_selective_scan_in_a_compiled_graph() -> None:
+    given = single(record("selective", "vector", "resets", b=2, t=20, h=17, k=3, v=1))
+    given = replace(given, q=given.q[:, :, :1], rate=given.rate[:1, :1])
+    streams = decay_delta.Streams.of(decay_delta.SCAN, given)
+    streams = streams.expand_for_scan(2, 20, 17, sharing=True)
+    leaves = [None if s is None else s.detach().requires_grad_() for s in streams]
+    start = torch.randn(given.state_shapes[0], requires_grad=True)
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
+    torch.library.opcheck(operators.native, (True, False, start, *leaves), test_utils=checks)
+
+
 def turning(given: Recurrence, *real: str) -> Decay:
     """The record on complex numbers, with an angle to its decays; the streams `real` stay as they
     are.
@@ -224,10 +262,12 @@ def test_angles_however_large_and_conjugates() -> None:
 
 
 @compiled
-@pytest.mark.parametrize("k", [1, 5])
-@pytest.mark.parametrize("number", ["real", "complex"])
-def test_only_wanted_gradients_are_found(number: str, k: int) -> None:
-    given = record("decay", "vector", "mixed", b=1, t=20, h=6, k=k, v=1)
+@pytest.mark.parametrize(
+    ("rule", "number", "k"),
+    [*product(["decay"], ["real", "complex"], [1, 5]), ("selective", "real", 5)],
+)
+def test_only_wanted_gradients_are_found(rule: str, number: str, k: int) -> None:
+    given = record(rule, "vector", "mixed", b=1, t=20, h=6, k=k, v=1)
     given = single(turning(given) if number == "complex" else given)
     wanted = results(given, halved(given.initial_state()))[2:]
     for (name, stream), gradient in zip(given.streams.items(), wanted, strict=False):
@@ -244,7 +284,14 @@ def test_only_wanted_gradients_are_found(number: str, k: int) -> None:
 @compiled
 @pytest.mark.parametrize(
     ("rule", "k", "v"),
-    [("decay", 5, 6), ("decay", 5, 1), ("decay", 1, 1), ("delta", 5, 6), ("dplr", 5, 6)],
+    [
+        ("decay", 5, 6),
+        ("decay", 5, 1),
+        ("decay", 1, 1),
+        ("delta", 5, 6),
+        ("dplr", 5, 6),
+        ("selective", 5, 1),
+    ],
 )
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_streams_broadcast(rule: str, k: int, v: int, axis: int) -> None:
@@ -255,8 +302,9 @@ def test_streams_broadcast(rule: str, k: int, v: int, axis: int) -> None:
 
 
 @compiled
-@pytest.mark.parametrize("rule", ["decay", "delta", "dplr"])
-@pytest.mark.parametrize("v", [6, 1])
+@pytest.mark.parametrize(
+    ("rule", "v"), [*product(["decay", "delta", "dplr"], [6, 1]), ("selective", 1)]
+)
 def test_any_strides(rule: str, v: int) -> None:
     given = record(rule, "vector", "mixed", b=2, t=35, h=3, k=5, v=v)
     assert_agrees(
@@ -286,7 +334,13 @@ def test_half_precision_streams_are_converted() -> None:
 
 @compiled
 @pytest.mark.parametrize(
-    ("rule", "h", "k", "v"), [("decay", 1, 64, 130), ("decay", 5, 32, 32), ("delta", 1, 64, 130)]
+    ("rule", "h", "k", "v"),
+    [
+        ("decay", 1, 64, 130),
+        ("decay", 5, 32, 32),
+        ("delta", 1, 64, 130),
+        ("selective", 300, 16, 1),
+    ],
 )
 def test_threads_share_the_work(rule: str, h: int, k: int, v: int) -> None:
     given = single(record(rule, "vector", "mixed", b=1, t=100, h=h, k=k, v=v))
@@ -332,6 +386,8 @@ def test_python_threads_and_forked_processes_compute_too() -> None:
         ("decay", 3, 20, 1),
         ("decay", 21, 16, 1),
         ("decay", 40, 1, 1),
+        ("selective", 21, 16, 1),
+        ("selective", 5, 20, 1),
     ],
 )
 def test_lesser_instruction_sets(
@@ -347,7 +403,7 @@ def test_lesser_instruction_sets(
     for gate, t in (("gentle", 40), ("resets", 40), ("mixed", 1)):
         given = record(rule, "vector", gate, b=1, t=t, h=h, k=k, v=v)
         assert_agrees(given)
-        if v == 1:
+        if isinstance(given, Decay) and v == 1:
             assert_agrees(turning(given))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -95,8 +96,14 @@ def test_every_rule_goes_on_in_pages(case: Case) -> None:
 
 
 @compiled
-@pytest.mark.parametrize("shape", [Shape(k=16, v=16), Shape(v=1), Shape(k=1, v=1)], ids=str)
-@pytest.mark.parametrize("rule", ["Decay", "Delta", "DPLR"])
+@pytest.mark.parametrize(
+    ("rule", "shape"),
+    [
+        *product(["Decay", "Delta", "DPLR"], [Shape(k=16, v=16), Shape(v=1), Shape(k=1, v=1)]),
+        ("Selective", Shape(v=1)),
+    ],
+    ids=str,
+)
 def test_matrices_and_scans_are_advanced_by_c(rule: str, shape: Shape) -> None:
     case = next(one for one in CASES if type(narrow(one, shape)).__name__ == rule)
     record = assert_goes_on(narrow(case, shape))

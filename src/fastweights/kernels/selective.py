@@ -1,4 +1,6 @@
-"""`Selective` on a CPU in blocks of time, whose written-out decay fits the cache."""
+"""`Selective` on a CPU in blocks of time, whose written-out decay fits the cache: for what the
+compiled scan refuses, and where there is none.
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from fastweights.kernels.native.decay_delta import (
     NATIVE_DPLR,
     NATIVE_IN_PAGES,
     NATIVE_SCAN,
+    NATIVE_SELECTIVE,
 )
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "NATIVE_DPLR",
     "NATIVE_IN_PAGES",
     "NATIVE_SCAN",
+    "NATIVE_SELECTIVE",
     "operators",
 ]

@@ -55,6 +55,7 @@ class Forward(NamedTuple):
     beta: View
     erase: View = None
     remove: View = None
+    rate: View = None
     o: View = None
     start: Pointer = None
     last: Pointer = None
@@ -75,6 +76,7 @@ class Backward(NamedTuple):
     d_beta: View
     d_erase: View
     d_remove: View
+    d_rate: View
     d_last: Pointer
     d_start: Pointer
 

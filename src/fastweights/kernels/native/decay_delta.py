@@ -1,5 +1,5 @@
 """`Decay`, `Delta` and `DPLR` through the compiled extension: matrix.c, and scan.c where a head
-holds a single value.
+holds a single value, as those of `Selective` do.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
 from fastweights.recurrence.dplr import DPLR
+from fastweights.recurrence.selective import Selective
 
-Matrix = Decay | Delta | DPLR
+Matrix = Decay | Delta | DPLR | Selective
 
 
 class CFunctions(NamedTuple):
@@ -63,8 +64,8 @@ def scan_of(dtype: torch.dtype) -> CFunctions:
 class Streams(NamedTuple):
     """Streams, all complex64, or each float32 or, for matrix.c, bfloat16.
 
-    k is None for the tied key, `erase` but for `DPLR`, and `remove` where what is erased is erased
-    along k. C reads an axis of length 1 with a stride of 0.
+    k is None for the tied key, `erase` but for `DPLR`, `remove` where what is erased is erased
+    along k, and `rate` but for `Selective`. C reads an axis of length 1 with a stride of 0.
     """
 
     q: Tensor
@@ -74,12 +75,15 @@ class Streams(NamedTuple):
     beta: Tensor | None = None
     erase: Tensor | None = None
     remove: Tensor | None = None
+    rate: Tensor | None = None
 
     @classmethod
     def of(cls, code: CFunctions, recurrence: Matrix) -> Streams:
         r = recurrence
         if isinstance(r, DPLR):
             streams = (r.q, r.w, r.v, r.log_decay, None, r.a, r.b)
+        elif isinstance(r, Selective):
+            streams = (r.q, r.k, r.v, r.log_decay, None, None, None, r.rate)
         else:
             streams = (r.q, r.k, r.v, r.log_decay, r.beta if isinstance(r, Delta) else None)
         dtype, narrow = recurrence.accumulator, () if code.scans else (torch.bfloat16,)
@@ -102,22 +106,26 @@ class Streams(NamedTuple):
         return Streams(*(None if s is None else s.expand(b, t, h, -1) for s in self))  # type: ignore[arg-type]
 
     def expand_for_scan(self, b: int, t: int, h: int, *, sharing: bool) -> Streams:
-        """The same, but q, k and log_decay may stay constant in time, and q and k shared by
-        heads.
+        """The same, but q, k and what says the decay of keys, log_decay or the rate that it has,
+        may stay constant in time, and q and k shared by heads.
         """
-        q, k, _, log_decay, *_ = self.own()
+        q, k, _, log_decay, *_, rate = self.own()
         q, k = (
             None if s is None else s.expand(b, -1, s.shape[2] if sharing else h, -1) for s in (q, k)
         )
         assert log_decay is not None
-        return Streams(q, k, self.v.expand(b, t, h, -1), log_decay.expand(b, -1, h, -1))  # type: ignore[arg-type]
+        if rate is not None:
+            log_decay, rate = log_decay.expand(b, t, h, -1), rate.expand(b, -1, h, -1)
+        else:
+            log_decay = log_decay.expand(b, -1, h, -1)
+        return Streams(q, k, self.v.expand(b, t, h, -1), log_decay, rate=rate)  # type: ignore[arg-type]
 
     def own(self) -> Streams:
         """Strides of 0 tell C that heads or tokens share their gradient too: they do only along an
         axis of length 1.
         """
-        q, k, v, log_decay, *rest = self
-        return Streams(_own(q), _own(k), v, _own(log_decay), *rest)  # type: ignore[arg-type]
+        q, k, v, log_decay, *rest, rate = self
+        return Streams(_own(q), _own(k), v, _own(log_decay), *rest, _own(rate))  # type: ignore[arg-type]
 
     def problem(self, code: CFunctions, t: int, states: Sequence[int]) -> abi.Forward:
         """Sizes and streams, without results, for states of this shape."""
@@ -306,6 +314,11 @@ def _run_parts(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(outputs, -1), torch.cat(states, -1)
 
 
+def _run_selective(recurrence: Selective, state: Tensor) -> tuple[Tensor, Tensor]:
+    o, last = _run(SCAN, recurrence, state)
+    return o.to(recurrence.output), last
+
+
 def _run_delta(recurrence: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     o, last = _run(MATRIX, recurrence, state)
     return o.to(recurrence.output), last
@@ -354,6 +367,18 @@ def _refuses_scan(recurrence: Decay) -> str | None:
     )
 
 
+def _refuses_selective(recurrence: Selective) -> str | None:
+    width, values = recurrence.q.shape[-1], recurrence.values
+    if values != 1:
+        return f"its heads hold {values} values, not one"
+    if width < 2:
+        return f"its keys are {width} wide: without a sum over keys, decays are not larger than Δ"
+    refusal = refuses(recurrence)
+    if refusal or width <= (widest := library.read_constant(WIDEST)):
+        return refusal
+    return f"its keys are {width} wide, more than {widest}"
+
+
 def _run_in_pages(record: InPages) -> Tensor:
     rule: Any = record.recurrence
     code, state = _code_in_pages(rule), record.state
@@ -373,6 +398,8 @@ def _code_in_pages(rule: Recurrence) -> CFunctions | None:
         if _refuses_scan(rule) is None:
             return scan_of(rule.accumulator) if _fits_scan(rule) else None
         return MATRIX if _refuses_decay(rule) is None else None
+    if isinstance(rule, Selective):
+        return SCAN if _refuses_selective(rule) is None else None
     if not isinstance(rule, (Delta, DPLR)) or refuses(rule):
         return None
     return matrices(rule.reads_undecayed) if isinstance(rule, DPLR) else MATRIX
@@ -390,6 +417,9 @@ def _refuses_in_pages(record: InPages) -> str | None:
 
 
 NATIVE_SCAN = Kernel("scan (compiled)", Decay, _run_scan, _refuses_scan, CPU)
+NATIVE_SELECTIVE = Kernel(
+    "selective scan (compiled)", Selective, _run_selective, _refuses_selective, CPU
+)
 NATIVE_DECAY = Kernel("decay (compiled)", Decay, _run_decay, _refuses_decay, CPU)
 NATIVE_DELTA = Kernel("delta (compiled)", Delta, _run_delta, refuses, CPU)
 NATIVE_DPLR = Kernel("DPLR (compiled)", DPLR, _run_dplr, refuses, CPU)

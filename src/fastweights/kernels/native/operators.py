@@ -18,7 +18,8 @@ from fastweights.kernels.native.decay_delta import (
 )
 
 _STREAMS = (
-    "Tensor q, Tensor? k, Tensor v, Tensor? log_decay, Tensor? beta, Tensor? erase, Tensor? remove"
+    "Tensor q, Tensor? k, Tensor v, Tensor? log_decay, Tensor? beta, Tensor? erase, Tensor? remove,"
+    " Tensor? rate"
 )
 
 
@@ -58,7 +59,7 @@ def _(
     device_types="cpu",
     schema=(
         "(bool scan, bool before, bool[] wanted, Tensor d_o, Tensor d_last, Tensor marks,"
-        f" Tensor missing, {_STREAMS}) -> ({', '.join(['Tensor'] * 8)})"
+        f" Tensor missing, {_STREAMS}) -> ({', '.join(['Tensor'] * 9)})"
     ),
 )
 def native_backward(

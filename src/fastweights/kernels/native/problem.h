@@ -23,14 +23,15 @@ static inline void *of_sequence(const Pages *pages, const void *states, int64_t 
 }
 
 /* S_t = diag(α_t) S_{t-1} + k_tᵀ v_t; o_t = q_t S_t. Where beta is given, the delta rule; where erase is, DPLR, whose
- * keys are apart: key writes, erase reads what is erased, and remove, or key where there is none, erases it. States are
- * contiguous, those of a sequence at least; the last may be written where the start lies. */
+ * keys are apart: key writes, erase reads what is erased, and remove, or key where there is none, erases it. In a scan
+ * that has a rate, log α is log_decay times it. States are contiguous, those of a sequence at least; the last may be
+ * written where the start lies. */
 typedef struct {
     int64_t b, t, h, k, v;
     int64_t decays;  /* the width of log_decay: 0 (none), 1 or k */
     int64_t before;  /* whether erase reads the state before it decays */
     int64_t threads; /* at most so many */
-    View q, key, value, log_decay, beta, erase, remove, o;
+    View q, key, value, log_decay, beta, erase, remove, rate, o;
     float *start, *last; /* [b h k v] */
     float *marks;        /* [⌈t / BLOCK⌉ b h k v], the state before every block (a scan: SPAN); NULL if no gradient is wanted */
     float *missing;      /* [b h t v], what is found missing, v_t - k_t diag(α_t) S_{t-1}; where remove is given, what is
@@ -40,7 +41,7 @@ typedef struct {
 
 typedef struct {
     Forward forward;
-    View d_o, d_q, d_key, d_value, d_log_decay, d_beta, d_erase, d_remove;
+    View d_o, d_q, d_key, d_value, d_log_decay, d_beta, d_erase, d_remove, d_rate;
     float *d_last, *d_start;
 } Backward;
 

@@ -10,7 +10,14 @@
  * its start. Queries or keys (k > 1) shared by all heads (stride 0) stay shared: their gradients come as one sum per
  * strip, in d_q and d_key with the strip's stride in place of the head's. Queries, keys and decays constant in time
  * (stride 0) have gradients that are: sums over all tokens. What has no room for its gradient (NULL) gets none.
+ *
+ * Where a rate is given (Mamba's decays, of real keys), log α_t = Δ_t rate with one number Δ_t per head, whose −inf
+ * empties the state: it lies where log_decay does, and no decay is written out.
+ *
+ *     dΔ_t = Σ_k d log α_t ⊙ rate_t    drate_t = Δ_t d log α_t, and 0 where Δ_t is −inf
  */
+#include <math.h>
+
 #include "number.h"
 #include "pool.h"
 #include "problem.h"
@@ -29,8 +36,8 @@ typedef struct {
     long keys, lanes;             /* floats of a head (padded unless k = 1) and of the strip */
     long t, tokens;               /* the span */
     int fixed;                    /* decays are constant in time */
-    Rows q, key, value, decay, o, d_o, d_q, d_key, d_value, d_decay;
-    float *copies[10];            /* [t lanes] each, for these */
+    Rows q, key, value, decay, rate, o, d_o, d_q, d_key, d_value, d_decay, d_rate;
+    float *copies[10];            /* [t lanes] each, for these; a rate takes that of decays, which need none then */
     float *states;                /* [t+1 lanes], the first the one before the span; without backward [lanes] */
     float *alpha, *tied;          /* α and 1 - α: [lanes] if fixed, else [t lanes], for the backward */
     float *G;                     /* [lanes] */
@@ -42,7 +49,7 @@ static void open_strip(Strip *s, const Forward *p, long task, int backward)
 {
     long of = strips(p), heads = heads_per_strip(p), number = task % of, tokens = p->t < SPAN ? p->t : SPAN;
     *s = (Strip){.p = p, .b = task / of, .number = number, .first = number * heads};
-    s->fixed = p->log_decay.t == 0 && p->t > 1;
+    s->fixed = p->log_decay.t == 0 && p->t > 1 && !p->rate.at;
     s->heads = p->h - s->first < heads ? p->h - s->first : heads;
     s->keys = (p->k == 1 ? 1 : padded(p->k)) * PARTS;
     s->lanes = p->k == 1 ? padded(s->heads) * PARTS : s->heads * s->keys;
@@ -156,7 +163,10 @@ static void open_span(Strip *s, long t)
     s->t = t, s->tokens = p->t - t < SPAN ? p->t - t : SPAN;
     s->q = given_keys(s, &p->q, s->copies[Q]);
     s->value = given_heads(s, &p->value, s->copies[VALUE]);
-    if (!s->fixed)
+    if (p->rate.at) {
+        s->decay = given_heads(s, &p->log_decay, NULL);
+        s->rate = given_keys(s, &p->rate, s->copies[DECAY]);
+    } else if (!s->fixed)
         s->decay = given_keys(s, &p->log_decay, s->copies[DECAY]);
     if (p->key.at)
         s->key = given_keys(s, &p->key, s->copies[KEY]);
@@ -178,20 +188,33 @@ static void fix_decays(Strip *s)
 
 /* ---- forward ---- */
 
-enum { TIED = 1, KEEPS = 2, READS = 4, FIXED = 8 };
+enum { TIED = 1, KEEPS = 2, READS = 4, FIXED = 8, RATED = 16 };
 
 /* Announces the token after the next one: its row lies on another page, where no hardware prefetcher looks. */
 INLINE void expect(const Rows *rows, const float *here) { __builtin_prefetch(here + 2 * rows->token); }
 
+/* What a rate multiplies: Δ, and 0 for −inf, which is added, as −inf times 0 is no number */
+INLINE num finite_of(const float *delta)
+{
+    const float zero[PARTS] = {0};
+    return one(*delta == -INFINITY ? zero : delta);
+}
+
+INLINE num log_alpha(const float *delta, const float *rate)
+{
+    const float reset[PARTS] = {*delta == -INFINITY ? -INFINITY : 0};
+    return plus(times(finite_of(delta), get(rate)), one(reset));
+}
+
 /* The state of `lane` after token t */
-INLINE num advance(Strip *s, const int does, const float *decay, const float *key, num value, long t, long lane)
+INLINE num advance(Strip *s, const int does, num decay, const float *key, num value, long t, long lane)
 {
     float *S = s->states + lane + (does & KEEPS ? t * s->lanes : 0);
     num alpha, rest;
     if (does & FIXED)
         alpha = own(s->alpha + lane), rest = does & TIED ? own(s->tied + lane) : alpha;
     else
-        alpha = exponential(get(decay), &rest);
+        alpha = exponential(decay, &rest);
     num state = plus(times(own(S), alpha), times(does & TIED ? rest : get(key), value));
     if (does & KEEPS) {
         if (!(does & FIXED))
@@ -210,10 +233,18 @@ INLINE void step_heads(Strip *s, const int does, long t)
     const float *decay = s->decay.at + t * s->decay.token, *key = s->key.at + t * s->key.token;
     const float *value = s->value.at + t * s->value.token, *q = s->q.at + t * s->q.token;
     for (long j = 0; j < s->lanes; j += STEP) {
-        num state = advance(s, does, decay + j, key + j, get(value + j), t, j);
+        num state = advance(s, does, get(decay + j), key + j, get(value + j), t, j);
         if (does & READS)
             put(o + j, times(get(q + j), state));
     }
+}
+
+/* A number per head, x[i] summed over its lanes for the i-th from `first` on */
+INLINE void put_totals(const Rows *to, long t, long first, num x[W], const long count)
+{
+    float found[STEP];
+    put(found, every_total(x));
+    memcpy(to->at + t * to->token + first * PARTS, found, count * PARTS * sizeof(float));
 }
 
 /* `count` ≤ W heads from `first` on; a constant where it is W. */
@@ -223,22 +254,21 @@ INLINE void step_group(Strip *s, const int does, long t, long first, const long 
     const float *key = s->key.at + t * s->key.token + first * s->key.head;
     const float *value = s->value.at + t * s->value.token + first * s->value.head;
     const float *q = s->q.at + t * s->q.token + first * s->q.head;
+    const float *rate = s->rate.at + t * s->rate.token + first * s->rate.head;
     num sums[W] = {0};
     for (long j = 0; j < s->keys; j += STEP)
         for (long h = 0; h < count; h++) {
-            const float *log_alpha = decay + h * s->decay.head + j;
-            if (!(does & FIXED))
-                expect(&s->decay, log_alpha);
-            num state = advance(s, does, log_alpha, key + h * s->key.head + j, one(value + h * s->value.head), t,
+            const float *own_decay = decay + h * s->decay.head + (does & RATED ? 0 : j);
+            if (!(does & (FIXED | RATED)))
+                expect(&s->decay, own_decay);
+            num alpha = does & RATED ? log_alpha(own_decay, rate + h * s->rate.head + j) : get(own_decay);
+            num state = advance(s, does, alpha, key + h * s->key.head + j, one(value + h * s->value.head), t,
                                 (first + h) * s->keys + j);
             if (does & READS)
                 sums[h] = plus(sums[h], times(get(q + h * s->q.head + j), state));
         }
-    if (does & READS) {
-        float o[STEP];
-        put(o, every_total(sums));
-        memcpy(s->o.at + t * s->o.token + first * PARTS, o, count * PARTS * sizeof(float));
-    }
+    if (does & READS)
+        put_totals(&s->o, t, first, sums, count);
 }
 
 INLINE void run_tokens(Strip *s, const int does)
@@ -256,9 +286,14 @@ INLINE void run_tokens(Strip *s, const int does)
     }
 }
 
+/* Of real numbers only */
+INLINE int rated(const Strip *s) { return PARTS == 1 && s->p->rate.at; }
+
 INLINE void run_span(Strip *s, const int does)
 {
-    if (s->p->key.at)
+    if (rated(s))
+        run_tokens(s, does | RATED);
+    else if (s->p->key.at)
         s->fixed ? run_tokens(s, does | FIXED) : run_tokens(s, does);
     else
         s->fixed ? run_tokens(s, does | TIED | FIXED) : run_tokens(s, does | TIED);
@@ -358,17 +393,20 @@ INLINE void step_heads_back(Strip *s, const int tied, long t)
     }
 }
 
-INLINE void step_group_back(Strip *s, const int tied, const int shared_q, const int shared_key, long t, long first,
+INLINE void step_group_back(Strip *s, const int does, const int shared_q, const int shared_key, long t, long first,
                             const long count)
 {
     const Room d_q = room(&s->d_q, t, first), d_key = room(&s->d_key, t, first), d_decay = room(&s->d_decay, t, first);
+    const Room d_rate = room(&s->d_rate, t, first);
+    const float *decay = s->decay.at + t * s->decay.token + first * s->decay.head;
+    const float *rate = s->rate.at + t * s->rate.token + first * s->rate.head;
     const float *q = s->q.at + t * s->q.token + first * s->q.head;
     const float *key = s->key.at + t * s->key.token + first * s->key.head;
     const float *value = s->value.at + t * s->value.token + first * s->value.head;
     const float *d_out = s->d_o.at + t * s->d_o.token + first * s->d_o.head;
     const long known = s->fixed ? 0 : t * s->lanes;
     const float *before = s->states + t * s->lanes, *after = before + s->lanes;
-    num sums[W] = {0};
+    num sums[W] = {0}, decay_sums[W] = {0};
     for (long j = 0; j < s->keys; j += STEP) {
         num q_sum = {0}, key_sum = {0};
         for (long h = 0; h < count; h++) {
@@ -377,11 +415,15 @@ INLINE void step_group_back(Strip *s, const int tied, const int shared_q, const 
             num G = plus(own(s->G + lane), times(conjugate(get(q + h * s->q.head + j)), d_o)), through = times(alpha, G);
             num dq = times(d_o, conjugate(own(after + lane)));
             num dk = times(conjugate(one(value + h * s->value.head)), G);
-            num decay = times(conjugate(own(before + lane)), through);
-            num k = tied ? own(s->tied + known + lane) : get(key + h * s->key.head + j);
+            num d_log_alpha = times(conjugate(own(before + lane)), through);
+            num k = does & TIED ? own(s->tied + known + lane) : get(key + h * s->key.head + j);
             sums[h] = plus(sums[h], times(conjugate(k), G));
             put_by(s->G + lane, through);
-            give(&d_decay, h * d_decay.head + j, tied ? minus(decay, times(alpha, dk)) : decay);
+            if (does & RATED) {
+                decay_sums[h] = plus(decay_sums[h], times(d_log_alpha, get(rate + h * s->rate.head + j)));
+                give(&d_rate, h * d_rate.head + j, times(d_log_alpha, finite_of(decay + h * s->decay.head)));
+            } else
+                give(&d_decay, h * d_decay.head + j, does & TIED ? minus(d_log_alpha, times(alpha, dk)) : d_log_alpha);
             if (shared_q)
                 q_sum = plus(q_sum, dq);
             else
@@ -396,40 +438,48 @@ INLINE void step_group_back(Strip *s, const int tied, const int shared_q, const 
         if (shared_key)
             give(&(Room){d_key.at, 0, d_key.sums | (first > 0)}, j, key_sum);
     }
-    if (s->d_value.at) {
-        float d_value[STEP];
-        put(d_value, every_total(sums));
-        memcpy(s->d_value.at + t * s->d_value.token + first * PARTS, d_value, count * PARTS * sizeof(float));
-    }
+    if (s->d_value.at)
+        put_totals(&s->d_value, t, first, sums, count);
+    if (does & RATED && s->d_decay.at)
+        put_totals(&s->d_decay, t, first, decay_sums, count);
 }
 
-INLINE void run_tokens_back(Strip *s, const int tied, const int shared_q, const int shared_key)
+INLINE void run_tokens_back(Strip *s, const int does, const int shared_q, const int shared_key)
 {
     for (long t = s->tokens - 1; t >= 0; t--) {
         long h = 0;
         if (s->p->k == 1)
-            step_heads_back(s, tied, t);
+            step_heads_back(s, does & TIED, t);
         else {
             for (; h + W <= s->heads; h += W)
-                step_group_back(s, tied, shared_q, shared_key, t, h, W);
+                step_group_back(s, does, shared_q, shared_key, t, h, W);
             if (h < s->heads)
-                step_group_back(s, tied, shared_q, shared_key, t, h, s->heads - h);
+                step_group_back(s, does, shared_q, shared_key, t, h, s->heads - h);
         }
     }
 }
 
-static void run_span_back(Strip *s)
+INLINE void run_keys_back(Strip *s, const int does)
 {
     int shared_q = shared(s, &s->p->q), shared_key = shared(s, &s->p->key);
-    if (!s->p->key.at)
-        shared_q ? run_tokens_back(s, 1, 1, 0) : run_tokens_back(s, 1, 0, 0);
-    else if (shared_key)
-        shared_q ? run_tokens_back(s, 0, 1, 1) : run_tokens_back(s, 0, 0, 1);
+    if (shared_key)
+        shared_q ? run_tokens_back(s, does, 1, 1) : run_tokens_back(s, does, 0, 1);
     else
-        shared_q ? run_tokens_back(s, 0, 1, 0) : run_tokens_back(s, 0, 0, 0);
+        shared_q ? run_tokens_back(s, does, 1, 0) : run_tokens_back(s, does, 0, 0);
 }
 
-/* The three streams that may be constant in time: the room for their gradients, and where it is handed out to. */
+static void run_span_back(Strip *s)
+{
+    if (rated(s))
+        run_keys_back(s, RATED);
+    else if (s->p->key.at)
+        run_keys_back(s, 0);
+    else
+        shared(s, &s->p->q) ? run_tokens_back(s, TIED, 1, 0) : run_tokens_back(s, TIED, 0, 0);
+}
+
+/* The three streams that may be constant in time, the last of decays or their rate: the room for their gradients, and
+ * where it is handed out to. */
 typedef struct {
     Rows *rows;
     const View *stream, *gradient;
@@ -444,7 +494,8 @@ static void list_results(Result *list, Strip *s, const Backward *back)
     const Forward *p = s->p;
     list[0] = (Result){&s->d_q, &p->q, &back->d_q, s->copies[D_Q], 0, shared(s, &p->q)};
     list[1] = (Result){&s->d_key, &p->key, &back->d_key, s->copies[D_KEY], 0, shared(s, &p->key)};
-    list[2] = (Result){&s->d_decay, &p->log_decay, &back->d_log_decay, s->copies[D_DECAY], 0, 0};
+    list[2] = p->rate.at ? (Result){&s->d_rate, &p->rate, &back->d_rate, s->copies[D_DECAY], 0, 0}
+                         : (Result){&s->d_decay, &p->log_decay, &back->d_log_decay, s->copies[D_DECAY], 0, 0};
     for (int i = 0; i < RESULTS; i++)
         list[i].sums = list[i].stream->t == 0 && p->t > 1;
 }
@@ -462,6 +513,8 @@ static void span_back(Strip *s, const Backward *back, Result *list, long t)
     open_span(s, t);
     s->d_o = given_heads(s, &back->d_o, s->copies[D_OUT]);
     s->d_value = wanted_heads(s, &back->d_value, s->copies[D_VALUE]);
+    if (p->rate.at)
+        s->d_decay = wanted_heads(s, &back->d_log_decay, NULL);
     for (int i = 0; i < RESULTS; i++)
         if (!list[i].sums)
             *list[i].rows = wanted_keys(s, list[i].gradient, list[i].share, list[i].copy);
