@@ -11,6 +11,7 @@ from threading import Barrier, Thread
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fastweights import kernels
 from fastweights.kernels import explain, gemm, products
@@ -70,6 +71,15 @@ def test_a_library_that_rounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     assert "rounds" in str(found)
     with pytest.raises(ValueError, match=r"products\('onednn'\): oneDNN is missing here or .* use"):
         products("onednn")
+
+
+def test_a_record_without_numbers_is_explained() -> None:
+    error = gemm.onednn_error()
+    clear()
+    with FakeTensorMode():
+        streams = (torch.randn(1, 8, 2, 4) for _ in range(4))
+        assert "taken" in str(explain(Decay(*streams)))
+        assert gemm.onednn_error() == error
 
 
 def test_a_library_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
