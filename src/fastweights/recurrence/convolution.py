@@ -30,7 +30,8 @@ class LongConvolution(CacheRule):
 
     A filter of any shape asks for every token that it reaches: the state is a cache (see
     `CacheRule`) of the last l - 1 tokens, and a step costs as much as reading it. `chunk` is a fast
-    Fourier transform, O(t log t), unless documents begin among its tokens.
+    Fourier transform, O(t log t), unless documents begin among its tokens, or these are so few that
+    their map is smaller than the products of keys with values.
 
     Attributes:
         q: ``[b t h k]``
@@ -99,9 +100,23 @@ class LongConvolution(CacheRule):
 
     def _convolve(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q_t (h * kᵀv)_t of tokens ``[b h s ·]``, each a step behind the one before it."""
+        if self._are_few(q.shape[2]):
+            return (q @ k.mT * self._weigh_distances(q.shape[2])) @ v
         written = k.mT[..., :, None, :] * v.mT[..., None, :, :]
         taps = self.filter[0, 0, :, None, None].to(self.accumulator)
         return (q.mT[..., :, None, :] * convolve_causally(taps, written)).sum(2).mT
+
+    def _are_few(self, tokens: int) -> bool:
+        """Whether so many tokens are faster by their map, measured on a CPU and its backward."""
+        return tokens <= 2 * self.q.shape[-1] * self.v.shape[-1]
+
+    def _weigh_distances(self, tokens: int) -> Tensor:
+        """h_{t-s} ``[h t s]``, zeros where it does not reach."""
+        place = torch.arange(tokens, device=self.device)
+        distance = place[:, None] - place
+        reached = (distance >= 0) & (distance < self.span)
+        taps = self.filter[0, 0].to(self.accumulator)
+        return torch.where(reached, taps[:, distance.clamp(0, self.span - 1)], 0)
 
     def weigh_tokens(self, seen: SeenKeys) -> Map:
         scores = self._queries @ repeat_kv(seen.keys.to(self.accumulator), self.shape[2]).mT
@@ -140,8 +155,10 @@ class LongConvolution(CacheRule):
 
     def chunk_operations(self, context: int, size: int) -> int:
         """Of three transforms of twice the context, 5 n log₂ n / 2 each, for every product of a key
-        with a value.
+        with a value; or of the map.
         """
+        if self._are_few(context):
+            return self.step_operations(context)
         h, k, v = self.operation_sizes
         transform = 5 * math.ceil(math.log2(2 * context))
         return h * (2 * transform * k * v + transform + 10 * k * v)
