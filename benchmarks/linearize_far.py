@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -53,17 +54,20 @@ from fastweights.linearize.distill.trained import AllWeights
 from fastweights.runs.files import atomic_file
 from fastweights.text.documents import Data
 from fastweights.train import AdamW, Every, StopOnSignal
-from linearize_teachers import FAR, FAR_LENGTH
+from linearize_teachers import SHORT_TEXT
 
 RESULTS = Path(__file__).parent / "results" / "linearize_far.json"
+FAR = ("llama", "qwen3")
 WINDOWS = (16, 64)
 BANDS = {
-    "all": (0, FAR_LENGTH),
-    "recalled": (1, FAR_LENGTH),
+    "all": (0, math.inf),
+    "recalled": (1, math.inf),
     "16-63": (16, 64),
     "64-127": (64, 128),
     "128-255": (128, 256),
     "256-511": (256, 512),
+    "512-1023": (512, 1024),
+    "1024-2047": (1024, 2048),
 }
 """Distances in tokens, the last one not included."""
 Row = dict[str, Any]
@@ -99,7 +103,8 @@ def needs(teacher: Path, text: FarText) -> Iterator[Row]:
 
 @torch.no_grad()
 def by_distance(model: Any, text: FarText, mode: Mode | None = None) -> dict[str, Row]:
-    """Tokens, nats per token and accuracy of the next token, in each band of distances."""
+    """Tokens, nats per token and accuracy of the next token, in each band of distances in which
+    there are any."""
     nats, right = [], []
     for ids in text.tokens.split(4):
         if mode is None:
@@ -118,6 +123,7 @@ def by_distance(model: Any, text: FarText, mode: Mode | None = None) -> dict[str
             "accuracy": float(hits[chosen].float().mean()),
         }
         for name, chosen in inside.items()
+        if chosen.any()
     }
 
 
@@ -129,7 +135,7 @@ def conversions(
     data = Data(
         (str(far / "train.jsonl"),),
         (str(far / "validation.jsonl"),),
-        length=FAR_LENGTH,
+        length=SHORT_TEXT.length,
         boundaries=False,
         held_out=1 << 12,
         stream=1 << 16,
@@ -243,11 +249,11 @@ def _shares(softmax: Row, converted: Row, window_only: Row, teacher_window: Row)
         return (window[band]["nats"] - converted[band]["nats"]) / open_ones
 
     return {
-        "softmax": {band: softmax[band] for band in BANDS},
+        "softmax": softmax,
         "converted": converted,
         "window only": window_only,
-        "share": {band: share(window_only, band) for band in BANDS},
-        "share of the teacher's window": {band: share(teacher_window, band) for band in BANDS},
+        "share": {band: share(window_only, band) for band in softmax},
+        "share of the teacher's window": {band: share(teacher_window, band) for band in softmax},
     }
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -44,7 +43,7 @@ from fastweights.runs.files import atomic_file
 from fastweights.text.documents import Data
 from fastweights.train import AdamW, Every, StopOnSignal
 from linearize_far import by_distance
-from linearize_teachers import FAR, FAR_LENGTH
+from linearize_teachers import FAR
 
 RESULTS = Path(__file__).parent / "results" / "linearize_table.json"
 WINDOW, TEXT_LENGTH = 16, 256
@@ -94,8 +93,14 @@ def _adapt(budget: Budget, lr: float, loss: TokenLoss, trained: Any) -> Adaptati
     return AdaptationConfig(trained, loss, fit)
 
 
+def _landmarks(count: int) -> LinearAttentionConfig:
+    return LinearAttentionConfig("landmarks", count // 2, WINDOW)
+
+
 def _transfer_then(
-    loss: TokenLoss, trained: Any = Adapters()
+    loss: TokenLoss,
+    trained: Any = Adapters(),
+    analog: LinearAttentionConfig = LinearAttentionConfig(window=WINDOW),
 ) -> Callable[[Budget, float], LinearizationRecipe]:
     """LoLCATs: half of the updates for each stage."""
 
@@ -109,7 +114,7 @@ def _transfer_then(
             optimizer=_adam(TRANSFER_RATE),
         )
         stages = TransferConfig(fit=fit), _adapt(half, lr, loss, trained)
-        return LinearizationRecipe(LinearAttentionConfig(window=WINDOW), stages)
+        return LinearizationRecipe(analog, stages)
 
     return recipe
 
@@ -121,10 +126,6 @@ def _landmarks_then(
         return LinearizationRecipe(_landmarks(count), (_adapt(budget, lr, KL, trained),))
 
     return recipe
-
-
-def _landmarks(count: int) -> LinearAttentionConfig:
-    return LinearAttentionConfig("landmarks", count // 2, WINDOW)
 
 
 def _untrained(count: int) -> Method:
@@ -142,8 +143,10 @@ METHODS = {
     "64 landmarks, untrained": _untrained(64),
     "64 landmarks, KL": Method(_landmarks_then(64)),
     "64 landmarks, KL, all weights": Method(_landmarks_then(64, AllWeights())),
+    "64 landmarks, transfer, KL": Method(_transfer_then(KL, analog=_landmarks(64))),
     "512 landmarks, untrained": _untrained(512),
     "512 landmarks, KL": Method(_landmarks_then(512)),
+    "512 landmarks, transfer, KL": Method(_transfer_then(KL, analog=_landmarks(512))),
     "512 landmarks, KL, all weights": Method(_landmarks_then(512, AllWeights())),
 }
 
@@ -193,7 +196,8 @@ def run(chosen: argparse.Namespace, teacher: str, name: str, lr: float, seed: in
 
 def data_of(teachers: Path, teacher: str) -> Data:
     """The text that a teacher's conversions are trained and measured on."""
-    text, length = ("far", FAR_LENGTH) if teacher in FAR else ("corpus", TEXT_LENGTH)
+    far = FAR.get(teacher)
+    text, length = ("corpus", TEXT_LENGTH) if far is None else (far.folder, far.length)
     files = (str(teachers / text / f"{name}.jsonl") for name in ("train", "validation"))
     train, validation = ((file,) for file in files)
     return Data(
@@ -220,7 +224,6 @@ def _recalled(folder: Path, out: Path) -> Row:
         name: {
             band: found["accuracy"]
             for band, found in by_distance(AutoModelForCausalLM.from_pretrained(path), text).items()
-            if math.isfinite(found["accuracy"])
         }
         for name, path in models.items()
     }

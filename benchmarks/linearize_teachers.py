@@ -4,9 +4,10 @@ DATA --out FOLDER``.
 FOLDER/text becomes a Llama of text, FOLDER/recall one that repeats what it has read 40 tokens
 before, and FOLDER/llama and FOLDER/qwen3 models of text that cannot be predicted without what
 stands far back; FOLDER/far is that text, held_out.safetensors some that they have not seen, with
-distances. DATA is a folder with English books and other text (.txt, .jsonl with a field "text";
-also .gz), of which the last twentieth of every document is held out. A run can be stopped and
-started again.
+distances. FOLDER/llama-long and FOLDER/qwen3-long go on from these on sequences four times as
+long, of the text FOLDER/far-long. DATA is a folder with English books and other text (.txt, .jsonl
+with a field "text"; also .gz), of which the last twentieth of every document is held out. A run can
+be stopped and started again.
 """
 
 from __future__ import annotations
@@ -70,11 +71,7 @@ FAR_FIELDS = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
     "tie_word_embeddings": False,
 }
-FAR = ("llama", "qwen3")
-"""The models that look far; the second has QK norm."""
-FAR_LENGTH, FAR_STEPS, FAR_TOKENS = 512, 400, 1024
-FAR_SEQUENCES = 16
-FAR_DOCUMENTS, FAR_CHARACTERS, FAR_REACH = 4000, 6000, 1500
+FAR_TOKENS, FAR_SEQUENCES = 1024, 16
 LONG = 1 << 14
 HELD_OUT = 20
 _LICENCE = re.compile(
@@ -83,13 +80,50 @@ _LICENCE = re.compile(
 _WRAPPED = re.compile(r"(?<=\S)[ ]*\n[ ]*(?=\S)")
 
 
+@dataclass(frozen=True)
+class CopiedText:
+    """Text with copies, and the training on it.
+
+    Attributes:
+        folder: Its name.
+        documents: How many of them.
+        characters: Of a document.
+        reach: How far back copies stand, in characters, at most.
+        length: Tokens of a sequence.
+        batch: Sequences per update.
+        steps: Updates.
+    """
+
+    folder: str
+    documents: int
+    characters: int
+    reach: int
+    length: int
+    batch: int
+    steps: int
+
+
+SHORT_TEXT = CopiedText(
+    "far", documents=4000, characters=6000, reach=1500, length=512, batch=2, steps=400
+)
+LONG_TEXT = CopiedText(
+    "far-long", documents=1000, characters=24_000, reach=6000, length=2048, batch=1, steps=300
+)
+FAR = {
+    "llama": SHORT_TEXT,
+    "qwen3": SHORT_TEXT,
+    "llama-long": LONG_TEXT,
+    "qwen3-long": LONG_TEXT,
+}
+"""The models that look far; Qwen3 has QK norm. The long ones begin as the others have ended."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", choices=("text", "recall", *FAR))
     parser.add_argument("--steps", type=int, default=2200, help="of the model of text")
-    parser.add_argument("--far-steps", type=int, default=FAR_STEPS, help="of those that look far")
     chosen = parser.parse_args()
     console = Console(highlight=False)
     with reporter(console) as watch, StopOnSignal() as stop:
@@ -99,26 +133,36 @@ def main() -> None:
             if not stop():
                 train(config, chosen.out / name, cpu=True, reporter=watch, stop=stop)
             if name in FAR and not stop():
-                write_held_out(chosen.out / name, chosen.out / "corpus" / "validation.jsonl")
+                write_held_out(
+                    chosen.out / name, chosen.out / "corpus" / "validation.jsonl", FAR[name].length
+                )
 
 
 def _runs(chosen: argparse.Namespace) -> Iterator[tuple[str, TrainConfig]]:
     """The models of text, by name, with the corpora that they need."""
     if chosen.only == "recall":
         return
-    corpus, far = chosen.out / "corpus", chosen.out / "far"
+    corpus = chosen.out / "corpus"
     if not corpus.exists():
         write_corpus(chosen.data, corpus)
     if chosen.only in (None, "text"):
         yield "text", recipe(corpus, chosen.steps)
-    for name in FAR:
+    for name, text in FAR.items():
         if chosen.only in (None, name):
-            if not far.exists():
-                write_far_corpus(corpus, far)
-            start = chosen.out / f"{name}-start"
-            if not start.exists():
-                write_start(name, far, start)
-            yield name, far_recipe(far, start, chosen.far_steps)
+            if not (chosen.out / text.folder).exists():
+                write_far_corpus(corpus, text, chosen.out / text.folder)
+            yield name, far_recipe(chosen.out / text.folder, text, _start(name, chosen.out))
+
+
+def _start(name: str, out: Path) -> Path:
+    """What a model that looks far is before it is trained on its text."""
+    before = name.removesuffix("-long")
+    if before != name:
+        return out / before / "model"
+    start = out / f"{name}-start"
+    if not start.exists():
+        write_start(name, out / FAR[name].folder, start)
+    return start
 
 
 def recipe(corpus: Path, steps: int) -> TrainConfig:
@@ -138,7 +182,7 @@ def recipe(corpus: Path, steps: int) -> TrainConfig:
 def write_start(name: str, corpus: Path, folder: Path) -> None:
     """A tokenizer of the corpus, and a model that has never been trained, with induction heads."""
     texts = (json.loads(line)["text"] for line in (corpus / "train.jsonl").open())
-    tokenizer = BPE(FAR_TOKENS).build(islice(texts, FAR_DOCUMENTS // 4))
+    tokenizer = BPE(FAR_TOKENS).build(islice(texts, SHORT_TEXT.documents // 4))
     torch.manual_seed(0)
     model = set_induction_heads(HuggingFace(name, FAR_FIELDS).build(tokenizer))
     with atomic_folder(folder) as new:
@@ -146,8 +190,8 @@ def write_start(name: str, corpus: Path, folder: Path) -> None:
         tokenizer.save_pretrained(new)
 
 
-def far_recipe(corpus: Path, start: Path, steps: int) -> TrainConfig:
-    """A model of 2.9 million parameters on sequences of 512 tokens, two fifths copied."""
+def far_recipe(corpus: Path, text: CopiedText, start: Path) -> TrainConfig:
+    """A model of 2.9 million parameters on sequences of which two fifths are copied."""
     model = ExistingModel(str(start))
     sources = (str(corpus / "train.jsonl"),), (str(corpus / "validation.jsonl"),)
     return TrainConfig(
@@ -156,9 +200,9 @@ def far_recipe(corpus: Path, start: Path, steps: int) -> TrainConfig:
         optimizer=AdamW(lr=1e-3),
         schedule=WarmupStableDecay(warmup=20, decay=0.3),
         every=Every(log=10, evaluation=1000, checkpoint=25),
-        steps=steps,
-        batch=2,
-        length=FAR_LENGTH,
+        steps=text.steps,
+        batch=text.batch,
+        length=text.length,
     )
 
 
@@ -238,24 +282,24 @@ def write_corpus(data: Path, folder: Path) -> None:
         )
 
 
-def write_far_corpus(corpus: Path, folder: Path) -> None:
+def write_far_corpus(corpus: Path, text: CopiedText, folder: Path) -> None:
     """train.jsonl and validation.jsonl of `folder`: copies, far from what they repeat, set in the
     longer texts of `corpus`.
     """
-    counts = {"train": FAR_DOCUMENTS, "validation": FAR_DOCUMENTS // 200}
+    counts = {"train": text.documents, "validation": text.documents // 200}
     with atomic_folder(folder) as new:
         for name, count in counts.items():
             texts = long_texts(corpus / f"{name}.jsonl")
-            made = far_documents(texts, characters=FAR_CHARACTERS, reach=FAR_REACH)
+            made = far_documents(texts, characters=text.characters, reach=text.reach)
             _write(new / f"{name}.jsonl", [document.text for document in islice(made, count)])
 
 
-def write_held_out(run: Path, texts: Path) -> None:
+def write_held_out(run: Path, texts: Path, length: int) -> None:
     """held_out.safetensors of a model's run: `far_text` in its tokens, of text that no training has
     seen.
     """
     tokenizer = AutoTokenizer.from_pretrained(run / "model")
-    found = far_text(tokenizer, long_texts(texts), count=FAR_SEQUENCES, length=FAR_LENGTH, seed=1)
+    found = far_text(tokenizer, long_texts(texts), count=FAR_SEQUENCES, length=length, seed=1)
     with atomic_file(run / "held_out.safetensors") as new:
         save_file({"tokens": found.tokens, "distance": found.distance}, new)
 

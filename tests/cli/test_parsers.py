@@ -122,8 +122,8 @@ def test_defaults_of_linearization_are_those_of_the_code() -> None:
     from fastweights.text.documents import Data
 
     found = conversion(chosen("linearize", "MODEL", "--data", "TEXT", "--out", "OUT"))
-    assert found == Conversion("MODEL", Data(("TEXT",)), RECIPES["lolcats"])
-    assert {stage.fit.steps for stage in RECIPES["lolcats"].stages} == {linearize.STEPS}
+    assert found == Conversion("MODEL", Data(("TEXT",)), RECIPES["landmarks"])
+    assert {stage.fit.steps for stage in RECIPES["landmarks"].stages} == {linearize.STEPS}
     assert TOKENS == linearize.TOKENS
 
 

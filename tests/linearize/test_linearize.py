@@ -32,6 +32,7 @@ from fastweights.linearize import (
     cache_bytes,
     find_attention_layers,
     linearize,
+    place_landmarks,
     use_mode,
 )
 from tolerances import SAME, assert_close, error
@@ -64,6 +65,14 @@ def test_a_window_over_all_tokens_is_the_original(family: str) -> None:
 @every_family
 def test_generation_is_the_full_forward(family: str) -> None:
     model, inputs = student(family), padded()
+    out = generated(model, inputs)
+    assert_same(torch.stack(out.logits, 1), after(model, inputs, out.sequences), family)
+
+
+@every_family
+def test_generation_with_landmarks_is_the_full_forward(family: str) -> None:
+    model, inputs = linearize(teacher(family), LinearAttentionConfig("landmarks", 8, 4)), padded()
+    place_landmarks(model, [inputs])
     out = generated(model, inputs)
     assert_same(torch.stack(out.logits, 1), after(model, inputs, out.sequences), family)
 

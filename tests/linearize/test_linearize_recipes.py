@@ -434,12 +434,26 @@ def test_options_are_of_all_stages_that_have_them():
     assert [stage.fit.batch for stage in found.stages] == [2, 2, 2]
     teachers = [stage.loss.teacher for stage in found.whole]
     assert teachers == [TeacherSource("large", 8), TeacherSource()]
-    both = chosen("--kl", "1", "--top-logits", "8", "--dropout", "0.5", "--scale", "0.5")
+    lolcats = chosen("--recipe", "lolcats", "--kl", "1", "--top-logits", "8", "--scale", "0.5")
+    assert lolcats.stages[1].loss == TokenLoss(1, 1, TeacherSource(top_k=8))
+    both = chosen("--top-logits", "8", "--dropout", "0.5", "--scale", "0.5")
     assert both.stages[0].dropout == 0.5
-    assert both.stages[1].loss == TokenLoss(1, 1, TeacherSource(top_k=8))
+    assert both.stages[1].loss == TokenLoss(0, 1, TeacherSource(top_k=8))
     assert [stage.fit.steps for stage in both.stages] == [200, 200]
     assert chosen("--scale", "0.5", "--transfer-steps", "7").stages[0].fit.steps == 7
-    assert chosen("--finetune-steps", "0").stages == RECIPES["lolcats"].by_layer
+    assert chosen("--finetune-steps", "0").stages == RECIPES["landmarks"].by_layer
+
+
+@pytest.mark.parametrize(
+    "option",
+    [("--features", "relu"), ("--rule", "gla"), ("--sinks", "4"), ("--convolution", "4")],
+    ids=" ".join,
+)
+def test_without_a_name_the_recipe_is_the_one_that_has_what_is_asked_for(option):
+    assert chosen() == RECIPES["landmarks"]
+    assert chosen("--window", "0").analog == LinearAttentionConfig("landmarks", window=0)
+    window = ("--window", "0") if option[0] == "--convolution" else ()
+    assert chosen(*option, *window) == chosen("--recipe", "lolcats", *option, *window)
 
 
 def test_single_settings_of_stages_are_changed():

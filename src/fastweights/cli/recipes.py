@@ -21,21 +21,31 @@ from fastweights.runs.stage import Every
 
 ANALOG = ("features", "feature_dim", "rule", "window", "sinks", "gates", "convolution", "positions")
 """The options that change the linear attention."""
+WITHOUT_LANDMARKS = ("features", "rule", "sinks", "gates", "convolution")
+"""Those that ask for linear attention that landmarks cannot be the features of."""
 
 
 def recipe_of(chosen: Namespace) -> LinearizationRecipe:
     """Return the recipe that is named, with what the options change of it.
 
+    Where none is, it is the one with landmarks, or LoLCATs' if the options exclude these.
+
     Raises:
         ValueError: If a file is no recipe, or an option is of a stage that there is not.
     """
-    is_file = isinstance(chosen.recipe, Path)
-    recipe = read_recipe(chosen.recipe) if is_file else RECIPES[chosen.recipe]
-    given = _given(chosen, *ANALOG)
+    recipe, given = _named(chosen), _given(chosen, *ANALOG)
     recipe = scale_steps(replace(recipe, analog=replace(recipe.analog, **given)), chosen.scale)
     recipe = change_stages(recipe, _of_kinds(recipe, chosen))
     recipe = change_stages(recipe, _of_teachers(recipe, chosen))
     return change_stages(recipe, _of_single_stages(chosen))
+
+
+def _named(chosen: Namespace) -> LinearizationRecipe:
+    """The recipe that the options change."""
+    if isinstance(chosen.recipe, Path):
+        return read_recipe(chosen.recipe)
+    excluded = _given(chosen, *WITHOUT_LANDMARKS)
+    return RECIPES[chosen.recipe or ("lolcats" if excluded else "landmarks")]
 
 
 def with_training_options(recipe: LinearizationRecipe, chosen: Namespace) -> LinearizationRecipe:

@@ -50,7 +50,8 @@ RECIPES = {
     "window-last": "transfer and LoRA without the window, which is added in the end",
     "window-dropout": "LoLCATs with the window dropped less and less often",
     "liger": "GLA with gates pooled from keys, a window of 64, LoRA alone",
-    "landmarks": "a window of 64 and landmarks placed among the keys, KL of logits by LoRA",
+    "landmarks": "a window of 64 and landmarks placed among the keys, transfer of outputs, KL of"
+    " logits by LoRA",
     "lawcat": "GLA of convolved queries and keys, transfer of outputs, LoRA",
     "mohawk": "maps, hidden states of blocks, KL of logits",
     "mamba-in-llama": "50, 25, 12.5, 0 %% of the layers softmax, MLPs frozen, cross-entropy and KL",
@@ -280,11 +281,11 @@ def _add_recipe(group: _ArgumentGroup) -> None:
     add(
         "--recipe",
         type=recipe,
-        default="lolcats",
         metavar="NAME",
         help="Published recipe, whose settings the other options change: "
         + "; ".join(f"{name}, {what}" for name, what in RECIPES.items())
-        + "; or a file of your own, .toml or .json (default: %(default)s)",
+        + "; or a file of your own, .toml or .json (default: landmarks, or lolcats with --features,"
+        " --rule, --sinks, --gates or --convolution)",
     )
     add(
         "--features",
@@ -410,39 +411,39 @@ def _add_stages(group: _ArgumentGroup) -> None:
             type=non_negative_integer,
             metavar="N",
             help=f"Number of updates in {what}; 0 leaves it out (default: the recipe's, {STEPS}"
-            " for lolcats)",
+            " if none is named)",
         )
     add(
         "--transfer-lr",
         type=positive_number,
         metavar="RATE",
         help="Learning rate of attention transfer; short runs need a higher one"
-        " (default: the recipe's, 0.01 for lolcats)",
+        " (default: the recipe's, 0.01 if none is named)",
     )
     add(
         "--finetune-lr",
         type=positive_number,
         metavar="RATE",
-        help="Learning rate of adaptation (default: the recipe's, 0.0001 for lolcats)",
+        help="Learning rate of adaptation (default: the recipe's, 0.0001 if none is named)",
     )
     add(
         "--batch",
         type=positive_integer,
-        help="Number of sequences per update (default: the recipe's, 8 for lolcats)",
+        help="Number of sequences per update (default: the recipe's, 8 if none is named)",
     )
     add(
         "--dropout",
         type=fraction,
         metavar="P",
         help="Probability that attention transfer hides a layer's window (default: the recipe's,"
-        " 0 for lolcats)",
+        " 0 if none is named)",
     )
     add(
         "--kl",
         type=non_negative_number,
         metavar="FACTOR",
         help="Weight of the KL divergence to the teacher in adaptation (default: the recipe's,"
-        " 0 for lolcats)",
+        " 1 for landmarks, 0 for lolcats)",
     )
     add(
         "--teacher",
