@@ -239,6 +239,22 @@ INLINE void step_heads(Strip *s, const int does, long t)
     }
 }
 
+/* The row of heads from `first` on, at a token: in variables, which no write to floats is taken to alter */
+typedef struct {
+    float *at;
+    long head;
+    int sums;
+} Row;
+
+INLINE Row row(const Rows *rows, long t, long first)
+{
+    float *at = rows->at ? rows->at + t * rows->token + first * rows->head : NULL;
+    return (Row){at, rows->head, rows->sums};
+}
+
+/* Adds to the sum of a head, from the first of its keys on. */
+INLINE void add(num *sum, num x, long j) { *sum = j ? plus(*sum, x) : x; }
+
 /* A number per head, x[i] summed over its lanes for the i-th from `first` on */
 INLINE void put_totals(const Rows *to, long t, long first, num x[W], const long count)
 {
@@ -250,22 +266,22 @@ INLINE void put_totals(const Rows *to, long t, long first, num x[W], const long 
 /* `count` ≤ W heads from `first` on; a constant where it is W. */
 INLINE void step_group(Strip *s, const int does, long t, long first, const long count)
 {
-    const float *decay = s->decay.at + t * s->decay.token + first * s->decay.head;
-    const float *key = s->key.at + t * s->key.token + first * s->key.head;
-    const float *value = s->value.at + t * s->value.token + first * s->value.head;
-    const float *q = s->q.at + t * s->q.token + first * s->q.head;
-    const float *rate = s->rate.at + t * s->rate.token + first * s->rate.head;
-    num sums[W] = {0};
-    for (long j = 0; j < s->keys; j += STEP)
+    const Row decay = row(&s->decay, t, first), rate = row(&s->rate, t, first), q = row(&s->q, t, first);
+    const Row key = row(&s->key, t, first), value = row(&s->value, t, first);
+    const long keys = s->keys;
+    num sums[W];
+    for (long h = count; h < W; h++)
+        sums[h] = (num){0};
+    for (long j = 0; j < keys; j += STEP)
         for (long h = 0; h < count; h++) {
-            const float *own_decay = decay + h * s->decay.head + (does & RATED ? 0 : j);
+            const float *own_decay = decay.at + h * decay.head + (does & RATED ? 0 : j);
             if (!(does & (FIXED | RATED)))
                 expect(&s->decay, own_decay);
-            num alpha = does & RATED ? log_alpha(own_decay, rate + h * s->rate.head + j) : get(own_decay);
-            num state = advance(s, does, alpha, key + h * s->key.head + j, one(value + h * s->value.head), t,
-                                (first + h) * s->keys + j);
+            num alpha = does & RATED ? log_alpha(own_decay, rate.at + h * rate.head + j) : get(own_decay);
+            num state = advance(s, does, alpha, key.at + h * key.head + j, one(value.at + h * value.head), t,
+                                (first + h) * keys + j);
             if (does & READS)
-                sums[h] = plus(sums[h], times(get(q + h * s->q.head + j), state));
+                add(&sums[h], times(get(q.at + h * q.head + j), state), j);
         }
     if (does & READS)
         put_totals(&s->o, t, first, sums, count);
@@ -354,20 +370,7 @@ void FOR_ISA(fw_scan_forward)(const Forward *p) { fw_parallel(scan_forward_task,
 
 /* ---- backward ---- */
 
-/* A row of a gradient, at a token */
-typedef struct {
-    float *at;
-    long head;
-    int sums;
-} Room;
-
-INLINE Room room(const Rows *rows, long t, long first)
-{
-    float *at = rows->at ? rows->at + t * rows->token + first * rows->head : NULL;
-    return (Room){at, rows->head, rows->sums};
-}
-
-INLINE void give(const Room *to, long offset, num x)
+INLINE void give(const Row *to, long offset, num x)
 {
     if (to->at)
         put(to->at + offset, to->sums ? plus(get(to->at + offset), x) : x);
@@ -375,8 +378,8 @@ INLINE void give(const Room *to, long offset, num x)
 
 INLINE void step_heads_back(Strip *s, const int tied, long t)
 {
-    const Room d_q = room(&s->d_q, t, 0), d_key = room(&s->d_key, t, 0), d_value = room(&s->d_value, t, 0);
-    const Room d_decay = room(&s->d_decay, t, 0);
+    const Row d_q = row(&s->d_q, t, 0), d_key = row(&s->d_key, t, 0), d_value = row(&s->d_value, t, 0);
+    const Row d_decay = row(&s->d_decay, t, 0);
     const float *q = s->q.at + t * s->q.token, *value = s->value.at + t * s->value.token;
     const float *d_out = s->d_o.at + t * s->d_o.token, *key = s->key.at + t * s->key.token;
     const long known = s->fixed ? 0 : t * s->lanes;
@@ -396,32 +399,32 @@ INLINE void step_heads_back(Strip *s, const int tied, long t)
 INLINE void step_group_back(Strip *s, const int does, const int shared_q, const int shared_key, long t, long first,
                             const long count)
 {
-    const Room d_q = room(&s->d_q, t, first), d_key = room(&s->d_key, t, first), d_decay = room(&s->d_decay, t, first);
-    const Room d_rate = room(&s->d_rate, t, first);
-    const float *decay = s->decay.at + t * s->decay.token + first * s->decay.head;
-    const float *rate = s->rate.at + t * s->rate.token + first * s->rate.head;
-    const float *q = s->q.at + t * s->q.token + first * s->q.head;
-    const float *key = s->key.at + t * s->key.token + first * s->key.head;
-    const float *value = s->value.at + t * s->value.token + first * s->value.head;
-    const float *d_out = s->d_o.at + t * s->d_o.token + first * s->d_o.head;
-    const long known = s->fixed ? 0 : t * s->lanes;
+    const Row d_q = row(&s->d_q, t, first), d_key = row(&s->d_key, t, first), d_decay = row(&s->d_decay, t, first);
+    const Row d_rate = row(&s->d_rate, t, first), d_out = row(&s->d_o, t, first);
+    const Row decay = row(&s->decay, t, first), rate = row(&s->rate, t, first), q = row(&s->q, t, first);
+    const Row key = row(&s->key, t, first), value = row(&s->value, t, first);
+    const long keys = s->keys, known = s->fixed ? 0 : t * s->lanes;
     const float *before = s->states + t * s->lanes, *after = before + s->lanes;
-    num sums[W] = {0}, decay_sums[W] = {0};
-    for (long j = 0; j < s->keys; j += STEP) {
+    const float *alphas = s->alpha + known, *tied = s->tied + known;
+    float *Gs = s->G;
+    num sums[W], decay_sums[W];
+    for (long h = count; h < W; h++)
+        sums[h] = decay_sums[h] = (num){0};
+    for (long j = 0; j < keys; j += STEP) {
         num q_sum = {0}, key_sum = {0};
         for (long h = 0; h < count; h++) {
-            long lane = (first + h) * s->keys + j;
-            num d_o = one(d_out + h * s->d_o.head), alpha = conjugate(own(s->alpha + known + lane));
-            num G = plus(own(s->G + lane), times(conjugate(get(q + h * s->q.head + j)), d_o)), through = times(alpha, G);
+            long lane = (first + h) * keys + j;
+            num d_o = one(d_out.at + h * d_out.head), alpha = conjugate(own(alphas + lane));
+            num G = plus(own(Gs + lane), times(conjugate(get(q.at + h * q.head + j)), d_o)), through = times(alpha, G);
             num dq = times(d_o, conjugate(own(after + lane)));
-            num dk = times(conjugate(one(value + h * s->value.head)), G);
+            num dk = times(conjugate(one(value.at + h * value.head)), G);
             num d_log_alpha = times(conjugate(own(before + lane)), through);
-            num k = does & TIED ? own(s->tied + known + lane) : get(key + h * s->key.head + j);
-            sums[h] = plus(sums[h], times(conjugate(k), G));
-            put_by(s->G + lane, through);
+            num k = does & TIED ? own(tied + lane) : get(key.at + h * key.head + j);
+            add(&sums[h], times(conjugate(k), G), j);
+            put_by(Gs + lane, through);
             if (does & RATED) {
-                decay_sums[h] = plus(decay_sums[h], times(d_log_alpha, get(rate + h * s->rate.head + j)));
-                give(&d_rate, h * d_rate.head + j, times(d_log_alpha, finite_of(decay + h * s->decay.head)));
+                add(&decay_sums[h], times(d_log_alpha, get(rate.at + h * rate.head + j)), j);
+                give(&d_rate, h * d_rate.head + j, times(d_log_alpha, finite_of(decay.at + h * decay.head)));
             } else
                 give(&d_decay, h * d_decay.head + j, does & TIED ? minus(d_log_alpha, times(alpha, dk)) : d_log_alpha);
             if (shared_q)
@@ -434,9 +437,9 @@ INLINE void step_group_back(Strip *s, const int does, const int shared_q, const 
                 give(&d_key, h * d_key.head + j, dk);
         }
         if (shared_q)
-            give(&(Room){d_q.at, 0, d_q.sums | (first > 0)}, j, q_sum);
+            give(&(Row){d_q.at, 0, d_q.sums | (first > 0)}, j, q_sum);
         if (shared_key)
-            give(&(Room){d_key.at, 0, d_key.sums | (first > 0)}, j, key_sum);
+            give(&(Row){d_key.at, 0, d_key.sums | (first > 0)}, j, key_sum);
     }
     if (s->d_value.at)
         put_totals(&s->d_value, t, first, sums, count);

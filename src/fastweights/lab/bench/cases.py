@@ -39,6 +39,7 @@ from fastweights.recurrence import (
     Mesa,
     Normalized,
     Recurrence,
+    Selective,
     Softmax,
     Solver,
     WindowedLinear,
@@ -281,12 +282,13 @@ def _complex_scan(x: Inputs) -> Decay:
     return Decay(q, k, x["v"], torch.complex(x["log_decay"], x["phase"]))
 
 
-def _selective(x: Inputs) -> Decay:
+def _selective(x: Inputs) -> Selective:
     """Discretisation included, as in the peers; the step goes to the values, so that all channels
     share B.
     """
     step = x["delta"][..., None]
-    return Decay(x["C"][:, :, None], x["B"][:, :, None], step * x["x"][..., None], step * x["A"])
+    q, k, v = x["C"][:, :, None], x["B"][:, :, None], step * x["x"][..., None]
+    return Selective(q, k, v, -step, -x["A"][None, None])
 
 
 def _features(s: Sizes, g: torch.Generator) -> Tensor:
