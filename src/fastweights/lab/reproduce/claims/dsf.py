@@ -407,8 +407,8 @@ TABLE2 = {
         controls=(Term("linear"),),
         unit="accuracy [%]",
         cpu=ClaimSize(
-            _etas(mqar(64, 16, 32, 900), 32, _LOCAL, {}, TUNED),
-            10,
+            _etas(mqar(64, 16, 32, 900), 24, _LOCAL, {}, TUNED),
+            8,
             "MQAR alone, without LRA Image.",
         ),
         gpu=ClaimSize(

@@ -638,11 +638,11 @@ IMAGES = {
         cpu=ClaimSize(
             _images(
                 ProtocolOnFile("mnist", "mnist"),
-                replace(TUNED, training={"steps": 600, "batch": 64}, every=600),
+                replace(TUNED, training={"steps": 1200, "batch": 64}, every=1200),
                 SMALL_VISION,
             ),
-            9,
-            "MNIST in 16 patches, 600 updates.",
+            12,
+            "MNIST in 16 patches, 1,200 updates.",
         ),
         gpu=ClaimSize(
             _images(ProtocolOnFile("mnist", "mnist"), TrainingBudget(training={"steps": 500})),
