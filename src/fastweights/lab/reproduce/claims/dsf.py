@@ -292,7 +292,7 @@ FIG2 = {
         ),
         reference=(Above(Term("softmax"), 99),),
         unit="accuracy [%]",
-        cpu=ClaimSize(_normalisations(mqar(64, 16, 32, 900), SHORT_SYSTEMS, (32,), TUNED), 30),
+        cpu=ClaimSize(_normalisations(mqar(64, 16, 32, 900), SHORT_SYSTEMS, (32,), TUNED), 14),
         gpu=ClaimSize(
             _normalisations(TASKS["mqar-dsf-256x16"], SYSTEMS, (128,), SHORT),
             8,

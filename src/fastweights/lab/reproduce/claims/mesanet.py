@@ -191,7 +191,7 @@ FIG8 = {
                 replace(TUNED, training={"steps": 600}),
                 {"hidden_size": 64},
             ),
-            25,
+            11,
         ),
         gpu=ClaimSize(
             _parity(
@@ -319,7 +319,7 @@ TABLE1 = {
         unit="macro accuracy [%]",
         cpu=ClaimSize(
             _mad(SMALL_MAD, _with_hawks(4), TUNED),
-            5,
+            9,
             "After Table 1. Short sequences; without recall, memorization and copying.",
         ),
         gpu=ClaimSize(
@@ -383,7 +383,7 @@ FIG3 = {
                 },
                 TUNED_LANGUAGES,
             ),
-            20,
+            35,
             "Automata of at most four states, with three letters; one layer behind one that mixes"
             " neighbours.",
         ),

@@ -252,7 +252,7 @@ MQAR = {
                 SMALL_RECALL,
                 TUNED,
             ),
-            30,
+            28,
         ),
         gpu=ClaimSize(
             _recall(
@@ -299,7 +299,7 @@ MQAR = {
                     for d, s in product((16, 48), ("metala", "mamba", "softmax"))
                 )
             ),
-            9,
+            12,
             "8 pairs in 32 tokens; widths 16 and 48.",
         ),
         gpu=ClaimSize(
@@ -376,7 +376,7 @@ MAD = {
         unit="macro accuracy [%]",
         cpu=ClaimSize(
             _mad(SMALL_MAD, SMALL_MIXERS, TUNED),
-            20,
+            26,
             "Short sequences; without recall, memorization and copying, which all models solve.",
         ),
         gpu=ClaimSize(
@@ -700,7 +700,7 @@ NEEDLE = {
         unit="accuracy [%]",
         cpu=ClaimSize(
             _needles(48, (48, 192, 768), 1500, 32),
-            15,
+            8,
             "Trained on 48 tokens, tested there and beyond.",
         ),
         gpu=ClaimSize(
