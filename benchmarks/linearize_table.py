@@ -1,7 +1,7 @@
 """Recipes of linearization beside each other: ``python benchmarks/linearize_table.py TEACHERS``.
 
 TEACHERS is the folder that benchmarks/linearize_teachers.py has written. Every recipe that trains
-has the same number of tokens, and its own rate for each teacher: the one of four that leaves the
+has the same number of tokens, and its own rate for each teacher: the one of five that leaves the
 fewest nats per token on a seed of its own. Then it is run with three other seeds. What is measured
 is held out from all training: perplexity, the share of what the window leaves open that the linear
 side closes, and, of teachers that look far, the accuracy of tokens that repeat others by distance.
@@ -48,7 +48,7 @@ from linearize_teachers import FAR
 RESULTS = Path(__file__).parent / "results" / "linearize_table.json"
 WINDOW, TEXT_LENGTH = 16, 256
 TUNED_ON, SEEDS = 100, (0, 1, 2)
-RATES = (1e-4, 3e-4, 1e-3, 3e-3)
+RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 """Of the stage in which the whole model adapts."""
 TRANSFER_RATE = 1e-1
 """The best of those of docs/linearize.md."""

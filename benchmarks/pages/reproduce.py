@@ -40,13 +40,27 @@ GROUPS = {
         claim.sizes[outcome["size"]].experiment, Theorem | Computed
     ),
     "Reproduced": lambda claim, outcome: outcome["verdict"] == ClaimVerdict.HOLDS.value,
-    "Contradicted": lambda claim, outcome: outcome["verdict"] == ClaimVerdict.FAILS.value,
+    "Contradicted by two protocols": lambda claim, outcome: _protocols_that_fail(claim) > 1,
+    "Contradicted by one protocol": lambda claim, outcome: (
+        outcome["verdict"] == ClaimVerdict.FAILS.value
+    ),
     "Left open by the spread of seeds or timings": lambda claim, outcome: (
         outcome["verdict"] == ClaimVerdict.OPEN.value
     ),
     "Not tested": lambda claim, outcome: outcome["verdict"] == ClaimVerdict.UNTESTED.value,
 }
 """Which claims stand together: each in the first group that takes it."""
+
+
+def _protocols_that_fail(claim: Claim) -> int:
+    """The protocols of the same statement that contradict it, if no other says anything else."""
+    measured = [
+        (other, outcome["verdict"] == ClaimVerdict.FAILS.value)
+        for _, other, outcome in _measured()
+        if (other.paper, other.place, other.statement)
+        == (claim.paper, claim.place, claim.statement)
+    ]
+    return len(measured) if all(fails for _, fails in measured) else 0
 
 
 def verdicts() -> str:
