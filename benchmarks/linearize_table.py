@@ -51,7 +51,7 @@ TUNED_ON, SEEDS = 100, (0, 1, 2)
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 """Of the stage in which the whole model adapts."""
 TRANSFER_RATE = 1e-1
-"""The best of those of docs/linearize.md."""
+"""The best of those of docs/linearize.md, for LoLCATs' features."""
 EVERY = Every(log=10, evaluation=1 << 20, checkpoint=1 << 20)
 KL = TokenLoss(ce=0.0, kl=1.0)
 Row = dict[str, Any]
@@ -101,6 +101,7 @@ def _transfer_then(
     loss: TokenLoss,
     trained: Any = Adapters(),
     analog: LinearAttentionConfig = LinearAttentionConfig(window=WINDOW),
+    rate: float = TRANSFER_RATE,
 ) -> Callable[[Budget, float], LinearizationRecipe]:
     """LoLCATs: half of the updates for each stage."""
 
@@ -111,7 +112,7 @@ def _transfer_then(
             steps=half.steps,
             batch=half.batch,
             every=EVERY,
-            optimizer=_adam(TRANSFER_RATE),
+            optimizer=_adam(rate),
         )
         stages = TransferConfig(fit=fit), _adapt(half, lr, loss, trained)
         return LinearizationRecipe(analog, stages)
@@ -144,6 +145,9 @@ METHODS = {
     "64 landmarks, KL": Method(_landmarks_then(64)),
     "64 landmarks, KL, all weights": Method(_landmarks_then(64, AllWeights())),
     "64 landmarks, transfer, KL": Method(_transfer_then(KL, analog=_landmarks(64))),
+    "64 landmarks, transfer at 0.01, KL": Method(
+        _transfer_then(KL, analog=_landmarks(64), rate=1e-2)
+    ),
     "512 landmarks, untrained": _untrained(512),
     "512 landmarks, KL": Method(_landmarks_then(512)),
     "512 landmarks, transfer, KL": Method(_transfer_then(KL, analog=_landmarks(512))),
