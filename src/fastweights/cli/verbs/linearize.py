@@ -20,6 +20,7 @@ from fastweights.lab.bench.linearized import (
     plot_generation,
 )
 from fastweights.lab.bench.targets import open_report
+from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.convert.handover import read_by_softmax
 from fastweights.linearize.convert.model_classes import LinearizedModel
 from fastweights.linearize.distill.budget import Budget, CacheBudget, LayerBudget
@@ -90,10 +91,9 @@ def print_plan(chosen: Namespace, console: Console) -> None:
     """Print what a conversion would do and take."""
     budget = _cache_budget(chosen) or LayerBudget(chosen.softmax_layers)
     dtype = None if chosen.dtype is None else getattr(torch, chosen.dtype)
-    planned = plan(
-        chosen.model, recipe_of(chosen), layers=chosen.layers, length=chosen.length, dtype=dtype
-    )
-    for line in [*describe_plan(planned), *describe_budget(budget, planned)]:
+    recipe = recipe_of(chosen)
+    planned = plan(chosen.model, recipe, layers=chosen.layers, length=chosen.length, dtype=dtype)
+    for line in [*describe_plan(planned, recipe.analog), *describe_budget(budget, planned)]:
         console.print(line, markup=False, soft_wrap=True)
 
 
@@ -199,12 +199,13 @@ def _load_linearized(chosen: Namespace, *, int8: bool = False) -> tuple[Any, Any
     return model, tokenizer
 
 
-def describe_plan(plan: ConversionPlan) -> list[str]:
+def describe_plan(plan: ConversionPlan, analog: LinearAttentionConfig) -> list[str]:
     """A plan in words."""
     layers = ", ".join(str(attention.layer) for attention in plan.converted)
     return [
         f"model       {plan.model_type}, {plan.parameters:,} parameters",
         f"linear      layers {layers}",
+        f"attention   rule {analog.rule}, features {analog.features}, window {analog.window}",
         *(f"softmax     layer {layer}: {why}" for layer, why in plan.left),
         f"state       {_bytes(plan.state)} per sequence, at any length",
         (
