@@ -130,7 +130,7 @@ def recipes() -> str:
     in_order = sorted(named, key=lambda name: (teachers.index(name[0]), name[1]))
     columns = ("teacher", "recipe", "rate", "tokens", "perplexity / softmax", "share", "recalled")
     machine = f"On {found['machine']['cores']} cores of {found['machine']['cpu']}, kept busy."
-    columns = (*columns, "256-511 back", "state", "minutes", "seeds")
+    columns = (*columns, *_back(TABLE_BANDS), "state", "minutes", "seeds")
     return f"{machine}\n\n{table(columns, (_recipe(named[name]) for name in in_order))}"
 
 
@@ -141,7 +141,7 @@ def _recipe(rows: list[Row]) -> list[str]:
     rate = "" if first["lr"] is None else f"{first['lr']:g}"
     return [
         *(first["teacher"], _recipe_name(first), rate, f"{first['tokens']:,}"),
-        *_beside_softmax(rows),
+        *_beside_softmax(rows, TABLE_BANDS),
         f"{state['linear'] / 2**10:.0f} KiB of {state['softmax'] / 2**10:,.0f}",
         f"{median(row['seconds'] for row in rows) / 60:.1f}",
         count,
@@ -158,31 +158,40 @@ def ablations() -> str:
     by_name: dict[tuple[str, str], list[Row]] = {}
     for row in results("linearize_ablations")["rows"]:
         by_name.setdefault((row["teacher"], row["method"]), []).append(row)
-    columns = ("teacher", "changed", "perplexity / softmax", "share", "recalled", "256-511 back")
-    return table((*columns, "state", "seeds"), map(_ablation, by_name.values()))
+    columns = ("teacher", "changed", "perplexity / softmax", "share", "recalled")
+    columns = (*columns, *_back(ABLATION_BANDS), "state", "seeds")
+    return table(columns, map(_ablation, by_name.values()))
 
 
 def _ablation(rows: list[Row]) -> list[str]:
     """One change for one teacher, by its seeds."""
     first = rows[0]
     return [
-        *(first["teacher"], first["method"], *_beside_softmax(rows)),
+        *(first["teacher"], first["method"], *_beside_softmax(rows, ABLATION_BANDS)),
         *(f"{first['state_bytes'] / 2**10:.0f} KiB", f"{len(rows)}"),
     ]
 
 
-def _beside_softmax(rows: list[Row]) -> list[str]:
-    """Perplexity, the share, and what is recalled, from any distance and from far."""
+TABLE_BANDS, ABLATION_BANDS = ("256-511", "1024-2047"), ("256-511",)
+"""The distances that tables have."""
+
+
+def _back(bands: tuple[str, ...]) -> list[str]:
+    return [f"{band} back" for band in bands]
+
+
+def _beside_softmax(rows: list[Row], bands: tuple[str, ...]) -> list[str]:
+    """Perplexity, the share, and what is recalled, from any distance and from those of `bands`."""
     return [
         _spread([exp(row["linear"] - row["softmax"]) for row in rows], "{:.3f}"),
         _spread([row["share"] for row in rows if row["share"] is not None], "{:.0%}"),
-        *(_recall_of(rows, band) for band in ("recalled", "256-511")),
+        *(_recall_of(rows, band) for band in ("recalled", *bands)),
     ]
 
 
 def _recall_of(rows: list[Row], band: str) -> str:
-    """Of the teacher's accuracy, where text has distances."""
-    if "recalled" not in rows[0]:
+    """Of the teacher's accuracy, where text has such distances."""
+    if band not in rows[0].get("recalled", {}).get("softmax", {}):
         return ""
     softmax = rows[0]["recalled"]["softmax"][band]
     found = _spread([row["recalled"]["linear"][band] for row in rows], "{:.0%}")
