@@ -153,7 +153,7 @@ def _steps(
 
 
 def _models(width: int, layers: int, heads: int, dtype: str = "float32") -> speed.Models:
-    """The paper's four, all with a SwiGLU; Mamba alone in its own block, as its code has it."""
+    """The paper's four, all with a SwiGLU."""
     fields = {"vocab_size": 256, "hidden_size": width, "num_hidden_layers": layers}
     mixers = {name: ({"name": name, "heads": heads},) for name in ("metala", "gla", "softmax")}
     return speed.Models(fields, {**mixers, "mamba": ({"name": "mamba"},)}, dtype)
