@@ -234,12 +234,19 @@ def _recalled(folder: Path, out: Path) -> Row:
 
 
 def record(row: Row, path: Path) -> None:
-    """Put a row into a file of results, in place of one of the same conversion."""
-    same = ("teacher", "method", "softmax_layers", "lr", "seed")
+    """Put a row into a file of results, in place of one of the same conversion, which knows how
+    long it took, and of those that were judged at another rate."""
+    one = "teacher", "method", "softmax_layers"
     before = json.loads(path.read_text())["rows"] if path.exists() else []
-    others = [old for old in before if any(old[name] != row[name] for name in same)]
-    with atomic_file(path) as new:
-        new.write_text(json.dumps({**provenance(), "rows": [*others, row]}, indent=1) + "\n")
+    alike = [old for old in before if all(old[name] == row[name] for name in one)]
+    same = [old for old in alike if (old["lr"], old["seed"]) == (row["lr"], row["seed"])]
+    passed = [
+        old for old in alike if old["lr"] != row["lr"] and not (old["tuning"] or row["tuning"])
+    ]
+    others = [old for old in before if old not in [*same, *passed]]
+    new = {**row, "seconds": same[0]["seconds"]} if same else row
+    with atomic_file(path) as file:
+        file.write_text(json.dumps({**provenance(), "rows": [*others, new]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
