@@ -102,8 +102,8 @@ def compile_and_check(problem: Problem, capability: int, lengths: tuple[int, ...
 
 
 def test_every_kernel_is_taken_for_some_case() -> None:
-    """Of many tokens and of one; `Bonus` and `DPLR` are in models alone. The tests on a GPU go by the
-    same cases.
+    """Of many tokens and of one; `Bonus` and `DPLR` are in models alone. The tests on a GPU go by
+    the same cases.
     """
     whole = [main_problem(name) for name in MATRICES + SCANS]
     tokens = [problem._replace(sizes=problem.sizes._replace(t=1)) for problem in whole]
