@@ -72,9 +72,14 @@ def verdicts() -> str:
     judged = [
         part
         for group, rows in groups.items()
-        for part in (f"**{group}: {len(rows)}**", table(columns, rows) if rows else "None.")
+        for part in (f"**{group}: {_statements(rows)}**", table(columns, rows) if rows else "None.")
     ]
     return "\n\n".join([*judged, *_waiting()])
+
+
+def _statements(rows: list[tuple[str, ...]]) -> int:
+    """Of how many statements the rows are, which may have several protocols."""
+    return len({(place, statement) for _, place, statement, *_ in rows})
 
 
 def _waiting() -> Iterator[str]:
