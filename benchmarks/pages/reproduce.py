@@ -41,7 +41,7 @@ GROUPS = {
     ),
     "Reproduced": lambda claim, outcome: outcome["verdict"] == ClaimVerdict.HOLDS.value,
     "Contradicted by two protocols": lambda claim, outcome: _protocols_that_fail(claim) > 1,
-    "Contradicted by one protocol": lambda claim, outcome: (
+    "Left open, with one protocol against it": lambda claim, outcome: (
         outcome["verdict"] == ClaimVerdict.FAILS.value
     ),
     "Left open by the spread of seeds or timings": lambda claim, outcome: (
