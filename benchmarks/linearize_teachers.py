@@ -132,7 +132,9 @@ def main() -> None:
         for name, config in _runs(chosen):
             if not stop():
                 train(config, chosen.out / name, cpu=True, reporter=watch, stop=stop)
-            if name in FAR and not stop():
+            if stop():
+                break  # before the next one, which may begin as this one ends
+            if name in FAR:
                 write_held_out(
                     chosen.out / name, chosen.out / "corpus" / "validation.jsonl", FAR[name].length
                 )

@@ -22,7 +22,7 @@ from fastweights.runs.stage import Every
 ANALOG = ("features", "feature_dim", "rule", "window", "sinks", "gates", "convolution", "positions")
 """The options that change the linear attention."""
 WITHOUT_LANDMARKS = ("features", "rule", "sinks", "gates", "convolution")
-"""Those that ask for linear attention that landmarks cannot be the features of."""
+"""Those that may ask for linear attention that landmarks cannot be the features of."""
 
 
 def recipe_of(chosen: Namespace) -> LinearizationRecipe:
@@ -44,8 +44,11 @@ def _named(chosen: Namespace) -> LinearizationRecipe:
     """The recipe that the options change."""
     if isinstance(chosen.recipe, Path):
         return read_recipe(chosen.recipe)
-    excluded = _given(chosen, *WITHOUT_LANDMARKS)
-    return RECIPES[chosen.recipe or ("lolcats" if excluded else "landmarks")]
+    if chosen.recipe is not None:
+        return RECIPES[chosen.recipe]
+    landmarks, given = RECIPES["landmarks"], _given(chosen, *WITHOUT_LANDMARKS)
+    fits = all(getattr(landmarks.analog, name) == value for name, value in given.items())
+    return landmarks if fits else RECIPES["lolcats"]
 
 
 def with_training_options(recipe: LinearizationRecipe, chosen: Namespace) -> LinearizationRecipe:

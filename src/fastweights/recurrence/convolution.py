@@ -107,7 +107,7 @@ class LongConvolution(CacheRule):
         return (q.mT[..., :, None, :] * convolve_causally(taps, written)).sum(2).mT
 
     def _are_few(self, tokens: int) -> bool:
-        """Whether so many tokens are faster by their map, measured on a CPU and its backward."""
+        """Whether so many tokens are faster by their map, as measured on a CPU."""
         return tokens <= 2 * self.q.shape[-1] * self.v.shape[-1]
 
     def _weigh_distances(self, tokens: int) -> Tensor:

@@ -284,8 +284,8 @@ def _add_recipe(group: _ArgumentGroup) -> None:
         metavar="NAME",
         help="Published recipe, whose settings the other options change: "
         + "; ".join(f"{name}, {what}" for name, what in RECIPES.items())
-        + "; or a file of your own, .toml or .json (default: landmarks, or lolcats with --features,"
-        " --rule, --sinks, --gates or --convolution)",
+        + "; or a file of your own, .toml or .json (default: landmarks, or lolcats where"
+        " --features, --rule, --sinks, --gates or --convolution ask for what landmarks exclude)",
     )
     add(
         "--features",
