@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fastweights.lab.reproduce.accuracy import TrainingBudget
+from fastweights.lab.reproduce.accuracy import ProtocolOnFile, TrainingBudget
 from fastweights.lab.tasks import (
     MQAR,
     TASKS,
@@ -57,14 +57,20 @@ def behind_local_mixer(*mixers: Mapping[str, Any]) -> dict[str, Any]:
     return {"mixers": [LOCAL, *mixers]}
 
 
-def mad(name: str, steps: int, width: int = 64, **sizes: int) -> Protocol:
+def mad(name: str, steps: int, **sizes: int) -> Protocol:
     """Return a protocol of MAD's task of this name with other `sizes`, on MesaNet's blocks."""
     found = TASKS[f"mad-mesanet-{name}"]
     tasks: tuple[Any, Any] = found.train[0].task, found.test[0].task
     train, test = (replace(task, **sizes) for task in tasks)
-    return small(
-        train, test, steps, width, 3e-3, norm="rms", mlp="gated", tie_word_embeddings=False
-    )
+    return small(train, test, steps, 32, 3e-3, norm="rms", mlp="gated", tie_word_embeddings=False)
+
+
+SMALL_MAD = {
+    "compression": mad("compression", 1000, length=8),
+    "fuzzy-recall": mad("fuzzy-recall", 1500, length=32, motif=2, vocabulary=10),
+    "noisy-recall": mad("noisy-recall", 1000, length=32),
+}
+"""The three of MAD's tasks that small models do not all solve."""
 
 
 SHORT_LISTOPS = ListOps(shortest=15, longest=40, depth=5, arguments=3)
@@ -80,3 +86,10 @@ def long_range(steps: int) -> dict[str, Protocol]:
         "initializer_range": None,
     }
     return {"ListOps": small(SHORT_LISTOPS, SHORT_LISTOPS, steps, 32, 3e-3, **fields)}
+
+
+DIGITS = ProtocolOnFile("mnist", "mnist")
+DIGITS_TUNED = replace(TUNED, training={"steps": 1200, "batch": 64}, every=1200)
+"""Long enough that all models learn the digits."""
+IN_16_PATCHES = {"hidden_size": 32, "patch_size": 7}
+"""Fields of a model of MNIST's digits in a few large patches."""

@@ -12,7 +12,7 @@ from fastweights.lab.reproduce.claim import Above, Claim, ClaimSize, Figures, Ne
 from fastweights.lab.reproduce.computed import BOUND, LEAST_RIDGE, SAME, computed
 from fastweights.lab.reproduce.pictures import Bars, Curves
 from fastweights.lab.reproduce.recall import RecallTraining
-from fastweights.lab.reproduce.small import TUNED, behind_local_mixer, mad, small
+from fastweights.lab.reproduce.small import SMALL_MAD, TUNED, behind_local_mixer, small
 from fastweights.lab.reproduce.solving import (
     ADDED,
     ALLOWED,
@@ -216,11 +216,7 @@ FIG8 = {
 RULES = ("mamba2", "gla", "mlstm", "deltanet", "gated_deltanet")
 RIVALS = ("mamba2", "gla", "gated_deltanet")
 COLUMNS = ("recall", "fuzzy-recall", "memorization", "copying", "compression")
-SMALL_MAD = {
-    "fuzzy-recall": mad("fuzzy-recall", 600, length=32, motif=2),
-    "compression": mad("compression", 600, length=8),
-}
-"""The two that small models do not all solve."""
+FEW_COLUMNS = {column: SMALL_MAD[column] for column in ("fuzzy-recall", "compression")}
 
 
 def _rules(heads: int, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
@@ -243,11 +239,14 @@ def _with_hawks(heads: int) -> dict[str, dict[str, Any]]:
 
 
 def _mad(
-    protocols: Mapping[str, Protocol], models: Mapping[str, dict[str, Any]], effort: TrainingBudget
+    protocols: Mapping[str, Protocol],
+    models: Mapping[str, dict[str, Any]],
+    effort: TrainingBudget,
+    macro: bool = True,
 ) -> TaskExperiment:
     cells = product(protocols.items(), models.items())
     runs = tuple(
-        TaskTrial(s, x, one, "softmax", own, effort, macro=True) for (x, one), (s, own) in cells
+        TaskTrial(s, x, one, "softmax", own, effort, macro) for (x, one), (s, own) in cells
     )
     return TaskExperiment(runs, tuple(protocols))
 
@@ -283,12 +282,12 @@ TABLE1 = {
             *(Above(Term("mesa", "average"), Term(rule, "average")) for rule in RIVALS),
             Near(Term("mesa", "average"), Term("softmax", "average"), 3),
         ),
-        unit="macro accuracy [%]",
+        unit="accuracy [%]",
         cpu=ClaimSize(
-            _mad(SMALL_MAD, _rules(4, RIVALS), TUNED),
-            22,
+            _mad(FEW_COLUMNS, _rules(4, RIVALS), TUNED, macro=False),
+            16,
             "Short sequences; without recall, memorization and copying, which all models solve; not"
-            " all baselines.",
+            " all baselines. Labels count alike, as in MetaLA's Table A6.",
         ),
         gpu=ClaimSize(
             _mad(
@@ -304,7 +303,7 @@ TABLE1 = {
             25_000,
             "The five base settings; the paper averages 66.",
         ),
-        picture=Bars("macro accuracy [%]"),
+        picture=Bars("accuracy [%]"),
         figures=PUBLISHED,
         remark="The paper's settings are not those of MAD's code, which it names as their source.",
     ),
@@ -316,10 +315,10 @@ TABLE1 = {
             Above(Term("mesa", "average"), Term("hawk-mesa", "average")),
             Above(Term("hawk-mesa", "average"), Term("hawk", "average")),
         ),
-        unit="macro accuracy [%]",
+        unit="accuracy [%]",
         cpu=ClaimSize(
-            _mad(SMALL_MAD, _with_hawks(4), TUNED),
-            9,
+            _mad(FEW_COLUMNS, _with_hawks(4), TUNED, macro=False),
+            7,
             "After Table 1. Short sequences; without recall, memorization and copying.",
         ),
         gpu=ClaimSize(
@@ -336,7 +335,7 @@ TABLE1 = {
             1000,
             "After Table 1.",
         ),
-        picture=Bars("macro accuracy [%]"),
+        picture=Bars("accuracy [%]"),
         figures={name: PUBLISHED[name] for name in ("mesa", "hawk", "hawk-mesa")},
         remark=(
             "Of the average alone: in compression the paper has Hawk-Mesa first, and Hawk above"
@@ -488,6 +487,8 @@ def _random_steps(
 ONE, FEW = (0,), (0, 1, 2, 5, 30)
 EPISODES = RecallTraining(InContextRecall(vocabulary=16, length=64), 2, 32, 1e-2, 300)
 """What Mesa's solver has something to do on: heads forget little where recall is all there is."""
+LONGER = replace(EPISODES, steps=600)
+"""Until every seed has learnt it."""
 TUNED_RECALL = Tuning((3e-3, 1e-2, 2e-2))
 SOLVERS = {f"{n} steps": ConjugateGradient(n) for n in (1, 2, 5, 10, 30)} | {
     f"tol 1e-{n}": ConjugateGradient(30, 10.0**-n) for n in range(1, 5)
@@ -620,8 +621,8 @@ TEXT = {
         ),
         unit=LOWER,
         cpu=ClaimSize(
-            _steps(2, EPISODES, FIVE, Positions(32_768, 65), TUNED_RECALL),
-            15,
+            _steps(2, LONGER, FIVE, Positions(32_768, 65), TUNED_RECALL),
+            8,
             "Recall of 8 keys in 64 tokens, heads of 16 channels.",
         ),
         gpu=ClaimSize(_steps(4, MEDIUM, FIVE, Positions(262_144, 513)), 8),
@@ -646,12 +647,12 @@ TEXT = {
         cpu=ClaimSize(
             _random_steps(
                 2,
-                EPISODES,
+                LONGER,
                 FIVE,
                 (Positions(32_768, 65), FewerSteps(FEW, 8192, 65)),
                 TUNED_RECALL,
             ),
-            6,
+            12,
             "Recall of 8 keys in 64 tokens, heads of 16 channels.",
         ),
         gpu=ClaimSize(
