@@ -101,7 +101,7 @@ class LongConvolution(CacheRule):
     def _convolve(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q_t (h * kᵀv)_t of tokens ``[b h s ·]``, each a step behind the one before it."""
         if self._are_few(q.shape[2]):
-            return (q @ k.mT * self._weigh_distances(q.shape[2])) @ v
+            return (q @ k.mT * self._taps_of_map(q.shape[2])) @ v
         written = k.mT[..., :, None, :] * v.mT[..., None, :, :]
         taps = self.filter[0, 0, :, None, None].to(self.accumulator)
         return (q.mT[..., :, None, :] * convolve_causally(taps, written)).sum(2).mT
@@ -110,20 +110,20 @@ class LongConvolution(CacheRule):
         """Whether so many tokens are faster by their map, as measured on a CPU."""
         return tokens <= 2 * self.q.shape[-1] * self.v.shape[-1]
 
-    def _weigh_distances(self, tokens: int) -> Tensor:
-        """h_{t-s} ``[h t s]``, zeros where it does not reach."""
+    def _taps_of_map(self, tokens: int) -> Tensor:
+        """h_{t-s} ``[h t s]`` of tokens that stand one after the other."""
         place = torch.arange(tokens, device=self.device)
         distance = place[:, None] - place
-        reached = (distance >= 0) & (distance < self.span)
-        taps = self.filter[0, 0].to(self.accumulator)
-        return torch.where(reached, taps[:, distance.clamp(0, self.span - 1)], 0)
+        return self._taps(distance, (distance >= 0) & (distance < self.span))
+
+    def _taps(self, distance: Tensor, reached: Tensor) -> Tensor:
+        """``[… h t s]`` at distances ``[… t s]``; 0 where none is reached."""
+        taps = self.filter[0, 0].to(self.accumulator)[:, torch.where(reached, distance, 0)]
+        return taps.movedim(0, -3) * reached[..., None, :, :]
 
     def weigh_tokens(self, seen: SeenKeys) -> Map:
         scores = self._queries @ repeat_kv(seen.keys.to(self.accumulator), self.shape[2]).mT
-        visible = self.visible(seen)
-        distance = torch.where(visible, seen.time.distance, 0)
-        taps = self.filter[0, 0].to(self.accumulator)[:, distance].transpose(0, 1)
-        return scores * taps * visible[:, None]
+        return scores * self._taps(seen.time.distance, self.visible(seen))
 
     def ltv(self) -> LTV:
         """The last l values in a shift register, whose rows C_t weighs."""
