@@ -440,6 +440,14 @@ def test_language_models_are_shared_and_read(tmp_path: Path) -> None:
     trial = LanguageModelTrial("mesa", models["mesa"], 0, tiny, (solvers,))
     rows = Measures(trial.run(_place(tmp_path)))
     assert rows.of(STEPS).sample("1 steps", None) == Sample((1.0,), (0,))
+    fewer = FewerSteps((0, 2), 128, 32)
+    places = {
+        name: Measures(LanguageModelTrial(name, mixers, 0, tiny, (fewer,)).run(_place(tmp_path)))
+        .of(BY_STEPS)
+        .places(name)
+        for name, mixers in models.items()
+    }
+    assert places == {"transformer": [0], "mesa": [0, 2]}
     assert len(list((tmp_path / "shared" / "models").iterdir())) == 2
 
 

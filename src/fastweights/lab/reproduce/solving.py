@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from fastweights.analysis.capture import mesa_records
 from fastweights.lab.reproduce.measures import Measure
 from fastweights.lab.reproduce.text import Probe
 from fastweights.methods import evaluate
+from fastweights.mixers import MesaLayer
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.models.mesa import use_solver
 from fastweights.recurrence import (
@@ -76,6 +78,8 @@ class Solvers(Probe):
 class FewerSteps(Probe):
     """A probe of the loss where solving stops after each of several numbers of steps.
 
+    A model without Mesa layers takes no steps, whatever it is given.
+
     Attributes:
         steps: The numbers of steps; 0 is gated linear attention.
         tokens: Tokens of validation text.
@@ -89,8 +93,9 @@ class FewerSteps(Probe):
     def measures(
         self, series: str, seed: int, model: FastWeightsForCausalLM, tokens: TokenText
     ) -> Iterator[Measure]:
-        for steps in self.steps:
-            with use_solver(model, ConjugateGradient(steps)):
+        solves = any(isinstance(module, MesaLayer) for module in model.modules())
+        for steps in self.steps if solves else (0,):
+            with use_solver(model, ConjugateGradient(steps)) if solves else nullcontext():
                 loss = nll_by_position(model, tokens[: self.tokens], self.length, batch=8)
             yield Measure(series, loss.mean, steps, BY_STEPS, seed)
 
