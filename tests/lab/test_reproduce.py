@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_hex
 
 from fastweights.budget import count_by_part
 from fastweights.cli import main
@@ -31,6 +33,7 @@ from fastweights.lab.reproduce import (
     reproduce,
 )
 from fastweights.lab.reproduce.accuracy import UPDATES, TaskExperiment, TaskTrial, TrainingBudget
+from fastweights.lab.reproduce.claim import FigureForm
 from fastweights.lab.reproduce.claims.lolcats import SMALL as TEACHER
 from fastweights.lab.reproduce.computed import COUNTED, Computed
 from fastweights.lab.reproduce.conversion import Conversions, ConversionTrial, Updates, with_updates
@@ -449,6 +452,25 @@ def test_language_models_are_shared_and_read(tmp_path: Path) -> None:
     }
     assert places == {"transformer": [0], "mesa": [0, 2]}
     assert len(list((tmp_path / "shared" / "models").iterdir())) == 2
+
+
+@pytest.mark.usefixtures("pictures")
+@pytest.mark.parametrize("form", [Curves("x", "y"), Bars("y")])
+def test_a_series_has_the_same_color_in_every_panel(form: FigureForm) -> None:
+    rows = [Measure(name, 1.0, x, "loss", 0) for name in ("reference", "own") for x in (1, 2)]
+    rows += [Measure("own", 0.5, x, "difference", 0) for x in (1, 2)]
+    legends = [axes.get_legend_handles_labels() for axes in form.draw(Measures(rows), "").axes]
+    first, second = (
+        {name: _color(handle) for handle, name in zip(*found, strict=True)} for found in legends
+    )
+    assert first["own"] == second["own"] != first["reference"]
+
+
+def _color(handle: Any) -> str:
+    """Of a line, or of a series' bars."""
+    return to_hex(
+        handle.patches[0].get_facecolor() if hasattr(handle, "patches") else handle.get_color()
+    )
 
 
 def test_models_of_recall_choose_their_rate_by_seeds_of_their_own(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -39,7 +39,7 @@ class Curves(FigureForm):
         ]
         figure, axes = canvas(1, len(quantities), width=4.6, height=3.4)
         for panel, quantity in zip(axes[0], quantities, strict=True):
-            self._panel(panel, measures.of(quantity))
+            self._panel(panel, measures.of(quantity), _series(measures, quantities))
             label(
                 panel,
                 title if quantity == "" else quantity,
@@ -49,8 +49,9 @@ class Curves(FigureForm):
         legend(axes[0][0])
         return figure
 
-    def _panel(self, axes: Axes, measures: Measures) -> None:
-        for number, series in enumerate(measures.series):
+    def _panel(self, axes: Axes, measures: Measures, names: list[str]) -> None:
+        """Series that it lacks are in its legend, too."""
+        for number, series in enumerate(names):
             places = _numbers(measures.places(series))
             samples = [sample for x in places if (sample := measures.sample(series, x))]
             color = PALETTE[number % len(PALETTE)]
@@ -70,6 +71,11 @@ class Curves(FigureForm):
             axes.set_xscale("log", base=2)
         if "y" in self.log:
             axes.set_yscale("log")
+
+
+def _series(measures: Measures, quantities: Collection[str]) -> list[str]:
+    """The series of all panels, whose order decides their colors in each."""
+    return Measures(row for row in measures if row.quantity in quantities).series
 
 
 def _numbers(places: Iterable[At]) -> list[float]:
@@ -95,7 +101,7 @@ class Bars(FigureForm):
         columns = max(len(measures.of(quantity).places()) for quantity in quantities)
         figure, axes = canvas(len(quantities), 1, width=max(4.6, 1.2 * columns + 2), height=3.2)
         for panel, quantity in zip(axes[:, 0], quantities, strict=True):
-            self._panel(panel, measures.of(quantity))
+            self._panel(panel, measures.of(quantity), _series(measures, quantities))
             if quantity == "":
                 self._floors(panel, measures)
             label(
@@ -104,10 +110,10 @@ class Bars(FigureForm):
         legend_beside(axes[0, 0])
         return figure
 
-    def _panel(self, axes: Axes, measures: Measures) -> None:
+    def _panel(self, axes: Axes, measures: Measures, names: list[str]) -> None:
         places, count = measures.places(), len(measures.series)
         for number, series in enumerate(measures.series):
-            color = PALETTE[number % len(PALETTE)]
+            color = PALETTE[names.index(series) % len(PALETTE)]
             found = [
                 (i, sample) for i, x in enumerate(places) if (sample := measures.sample(series, x))
             ]
