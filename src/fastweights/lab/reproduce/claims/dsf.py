@@ -74,8 +74,7 @@ THEORY = {
     ),
 }
 
-# Figure 1: state expansion
-# -------------------------------------------------------------------------------------------
+# Figure 1: state expansion ------------------------------------------------------------------------
 
 Fields = Mapping[str, Any]
 SHORT = TrainingBudget(rates=(1e-3,), training={"epochs": 2})
@@ -181,8 +180,7 @@ FIG1 = {
     ),
 }
 
-# Figures 2 and 7: normalisation
-# --------------------------------------------------------------------------------------
+# Figures 2 and 7: normalisation -------------------------------------------------------------------
 
 MLP: Fields = {"mlp": "plain", "hidden_act": "gelu", "mlp_bias": True}
 DESTROYED = "fastweights.lab.reproduce.published:Destroyed"
@@ -331,8 +329,7 @@ FIG2 = {
     ),
 }
 
-# Figure 3: the reversed sigmoid
-# --------------------------------------------------------------------------------------
+# Figure 3: the reversed sigmoid -------------------------------------------------------------------
 
 
 def _lstms(
@@ -385,8 +382,7 @@ FIG3 = {
     )
 }
 
-# Table 2: other normalisers
-# ------------------------------------------------------------------------------------------
+# Table 2: other normalisers -----------------------------------------------------------------------
 
 ETAS = ("exp", "softplus", "sigmoid")
 
@@ -445,8 +441,7 @@ LARGE_START = {"bias": log(16)}
 """Of η, which has a bias as in the published code: a sum over all tokens drowns what else is in the
 stream."""
 
-# Table 1: language
-# -------------------------------------------------------------------------------------------
+# Table 1: language --------------------------------------------------------------------------------
 
 
 def _language(
@@ -505,8 +500,7 @@ TABLE1 = {
     )
 }
 
-# Table 3: Long Range Arena
-# -------------------------------------------------------------------------------------------
+# Table 3: Long Range Arena ------------------------------------------------------------------------
 
 
 def _arena(

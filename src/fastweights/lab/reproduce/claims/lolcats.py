@@ -29,8 +29,7 @@ from fastweights.text.tokenizers import BPE
 
 PAPER = "LoLCATs"
 
-# Figure 2: decoding
-# --------------------------------------------------------------------------------------------------
+# Figure 2: decoding -------------------------------------------------------------------------------
 
 
 def _models(width: int, layers: int, heads: int, window: int, dtype: str = "float32") -> Models:
@@ -100,8 +99,7 @@ SPEED = {
     )
 }
 
-# Table 1, Figures 3-6: attention transfer
-# ----------------------------------------------------------------------------
+# Table 1, Figures 3-6: attention transfer ---------------------------------------------------------
 
 MAPS = ("elu", "relu", "exp")
 SMALL = TrainedTeacher(
@@ -252,7 +250,6 @@ TRANSFER = {
 }
 
 # Table 2: methods ---------------------------------------------------------------------------------
-# -------------------
 
 
 def _table2() -> dict[str, LinearizationRecipe]:
