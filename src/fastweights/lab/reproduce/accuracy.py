@@ -257,8 +257,8 @@ class TaskExperiment(Experiment):
         samples = [sample for column in self.columns if (sample := rows.sample(series, column))]
         if len(samples) < len(self.columns):
             return []
-        seeds = zip(*(sample.values for sample in samples), strict=True)
+        values = zip(*(sample.values for sample in samples), strict=True)
         return [
-            Measure(series, fmean(values), "average", seed=seed)
-            for seed, values in enumerate(seeds)
+            Measure(series, fmean(some), "average", seed=seed)
+            for seed, some in zip(samples[0].seeds, values, strict=True)
         ]

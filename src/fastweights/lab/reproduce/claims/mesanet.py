@@ -12,7 +12,7 @@ from fastweights.lab.reproduce.claim import Above, Claim, ClaimSize, Figures, Ne
 from fastweights.lab.reproduce.computed import BOUND, LEAST_RIDGE, SAME, computed
 from fastweights.lab.reproduce.pictures import Bars, Curves
 from fastweights.lab.reproduce.recall import RecallTraining
-from fastweights.lab.reproduce.small import SMALL_MAD, TUNED, behind_local_mixer, small
+from fastweights.lab.reproduce.small import EIGHT, SMALL_MAD, TUNED, behind_local_mixer, small
 from fastweights.lab.reproduce.solving import (
     ADDED,
     ALLOWED,
@@ -592,7 +592,7 @@ TEXT = {
         ),
         unit=LOWER,
         cpu=ClaimSize(
-            _mesa_models(2, EPISODES, FIVE, Solvers(SOLVERS, "30 steps", 8192, 65), TUNED_RECALL),
+            _mesa_models(2, EPISODES, EIGHT, Solvers(SOLVERS, "30 steps", 8192, 65), TUNED_RECALL),
             3,
             "Recall of 8 keys in 64 tokens, heads of 16 channels.",
         ),
