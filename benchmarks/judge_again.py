@@ -1,8 +1,9 @@
-"""Judge the measured outcomes of claims again: ``python benchmarks/judge_again.py --data FOLDER``.
+"""Judge the measured outcomes of claims again: ``python benchmarks/judge_again.py [CLAIM ...]``.
 
-For a change of how claims are judged: floors, verdicts and reasons in benchmarks/results/reproduce
-are written anew, what was measured stays. Language models whose floors are asked for are trained
-again, once for all claims: half a minute each on 2 cores.
+For a change of what claims say or of how they are judged: statements, verdicts and reasons in
+benchmarks/results/reproduce are written anew, what was measured stays. With --floors floors are
+measured again, too; for those of language models some are trained, once for all claims: half a
+minute each on 2 cores.
 """
 
 from __future__ import annotations
@@ -15,33 +16,40 @@ import torch
 
 from fastweights.lab.reproduce import CLAIMS, Measure, Measures, Outcome, TrialContext, judge
 from fastweights.lab.reproduce.claim import FLOOR
-from fastweights.runs.files import read_json, write_json
-
-RESULTS = Path(__file__).parent / "results" / "reproduce"
+from fastweights.runs.files import read_json
+from outcomes import RESULTS, save
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("claims", nargs="*", help="names of claims (default: all)")
+    parser.add_argument("--floors", action="store_true", help="measure floors again")
     parser.add_argument("--data", type=Path, help="the folder with the data of some claims")
     parser.add_argument("--shared", type=Path, default=Path("runs/reproduce/shared"))
     chosen = parser.parse_args()
     context = TrialContext(chosen.shared, torch.device("cpu"), chosen.data, 1)
     for path in sorted(RESULTS.glob("*.json")):
         content: dict[str, Any] = read_json(path)
-        write_json(path, {**content, **_judged(content, context)})
-        print(path.stem, content["verdict"], "→", read_json(path)["verdict"])
+        if chosen.claims and content["claim"] not in chosen.claims:
+            continue
+        judged = {**content, **_judged(content, context, chosen.floors)}
+        save(judged)
+        print(path.stem, content["verdict"], "→", judged["verdict"])
 
 
-def _judged(content: dict[str, Any], context: TrialContext) -> dict[str, Any]:
+def _judged(content: dict[str, Any], context: TrialContext, floors: bool) -> dict[str, Any]:
     """Verdicts, reasons and floors of what was measured."""
     name, size, claim = content["claim"], content["size"], CLAIMS[content["claim"]]
     experiment = claim.sizes[size].experiment
-    measured = [Measure(**row) for row in content["measures"] if row["quantity"] != FLOOR]
-    measures = Measures([*measured, *experiment.floors(context)])
+    measures = Measures(Measure(**row) for row in content["measures"])
+    if floors:
+        measured = [row for row in measures if row.quantity != FLOOR]
+        measures = Measures([*measured, *experiment.floors(context)])
     checks = judge(claim, experiment, measures)
     outcome = Outcome(name, claim, size, measures, checks, content["minutes"], content["trials"])
     new = outcome.content(context.device)
-    return {key: new[key] for key in ("verdict", "tally", "checks", "measures")}
+    kept = ("place", "statement", "figures", "verdict", "tally", "checks", "measures")
+    return {key: new[key] for key in kept}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "reproduce"
 
@@ -22,12 +24,16 @@ def main() -> None:
 
 def take(runs: Path) -> None:
     """outcome.json of every claim in `runs`, as CLAIM-SIZE.json."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
     for path in sorted(runs.glob("*/outcome.json")):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        (RESULTS / f"{found['claim']}-{found['size']}.json").write_text(
-            json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
-        )
+        save(json.loads(path.read_text(encoding="utf-8")))
+
+
+def save(outcome: Mapping[str, Any]) -> None:
+    """Write the outcome of a claim where the pages find it."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{outcome['claim']}-{outcome['size']}.json").write_text(
+        json.dumps(outcome, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -147,7 +147,8 @@ class Above(Statement):
     by: float = 0.0
 
     def sentence(self, first: str, second: str) -> str:
-        return f"{first} > {second}" + (f" + {self.by:g}" if self.by else "")
+        margin = f" {'-' if self.by < 0 else '+'} {abs(self.by):g}" if self.by else ""
+        return f"{first} > {second}{margin}"
 
     def doubt(self, test: ExactTest) -> float:
         return test.doubt_above(self.by)

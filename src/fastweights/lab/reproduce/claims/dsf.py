@@ -481,7 +481,7 @@ TABLE1 = {
                 Tuning((6e-3, 1.2e-2, 2.4e-2)),
                 (LOCAL,),
             ),
-            18,
+            41,
             "One layer behind one that mixes neighbours: without that layer, linear and normalized"
             " attention stay above 3-grams.",
         ),
@@ -536,12 +536,12 @@ def _images(
 
 ON_LISTOPS = Claim(
     paper=PAPER,
-    place="Table 3",
-    statement="On LRA normalized attention beats softmax and linear attention; S6 beats all three.",
+    place="Table 3, ListOps",
+    statement="Normalized attention beats softmax and linear attention on ListOps, and equals S6.",
     statements=(
         Above(Term("normalized", "average"), Term("softmax", "average")),
         Above(Term("normalized", "average"), Term("linear", "average")),
-        Above(Term("S6", "average"), Term("normalized", "average")),
+        Near(Term("normalized", "average"), Term("S6", "average"), 2),
     ),
     unit="accuracy [%]",
     cpu=ClaimSize(
@@ -551,15 +551,12 @@ ON_LISTOPS = Claim(
     ),
     gpu=ClaimSize(
         _arena(
-            {
-                "ListOps": TASKS["lra-listops-small"],
-                "Pathfinder": TASKS["lra-pathfinder-small"],
-            },
+            {"ListOps": TASKS["lra-listops-small"]},
             TrainingBudget(rates=(1e-3,), training={"epochs": 3}),
             _ALONE,
         ),
-        10,
-        "Short sequences, 3 of 10 epochs.",
+        5,
+        "ListOps of short sequences, 3 of 10 epochs.",
     ),
     paper_size=ClaimSize(
         _arena({"ListOps": TASKS["lra-listops-dsf"]}, TrainingBudget(), {}),
@@ -576,13 +573,24 @@ ON_LISTOPS = Claim(
     remark=(
         "The paper's code trains on the softmax of a softmax, pools over padding, has models of"
         " different sizes and tests a whole Mamba block as S6; here are the models alone,"
-        " alike, and one softmax; beside it, ListOps with two. η has a bias from log 16 on."
+        " alike, and one softmax; beside it, ListOps with two. η has a bias from log 16 on. Judged"
+        " by the paper's column: of the average over its five tasks one task says nothing."
     ),
 )
 TABLE3 = {
     "dsf-table3": ON_LISTOPS,
     "dsf-table3-image": replace(
         ON_LISTOPS,
+        place="Table 3, Image",
+        statement=(
+            "On images normalized attention beats softmax attention, linear attention beats both,"
+            " and S6 all three."
+        ),
+        statements=(
+            Above(Term("normalized", "average"), Term("softmax", "average")),
+            Above(Term("linear", "average"), Term("normalized", "average")),
+            Above(Term("S6", "average"), Term("linear", "average")),
+        ),
         cpu=ClaimSize(
             _images(DIGITS, DIGITS_TUNED, IN_16_PATCHES),
             8,
@@ -602,7 +610,10 @@ TABLE3 = {
             5000,
             "Images alone.",
         ),
-        remark="The models are the same, alone and alike, and η has its bias.",
+        remark=(
+            "The models are the same, alone and alike, and η has its bias. Judged by the paper's"
+            " column, in which linear attention is above normalized attention."
+        ),
     ),
 }
 

@@ -272,12 +272,12 @@ TABLE1 = {
         paper=PAPER,
         place="Table 1",
         statement=(
-            "On MAD MesaNet has the best average of the recurrent models, and that of the"
+            "On MAD MesaNet has the best average of the recurrent models, and reaches that of the"
             " Transformer."
         ),
         statements=(
             *(Above(Term("mesa", "average"), Term(rule, "average")) for rule in RIVALS),
-            Near(Term("mesa", "average"), Term("softmax", "average"), 3),
+            Above(Term("mesa", "average"), Term("softmax", "average"), -3),
         ),
         unit="accuracy [%]",
         cpu=ClaimSize(
@@ -302,7 +302,10 @@ TABLE1 = {
         ),
         picture=Bars("accuracy [%]"),
         figures=PUBLISHED,
-        remark="The paper's settings are not those of MAD's code, which it names as their source.",
+        remark=(
+            "The paper's settings are not those of MAD's code, which it names as their source. A"
+            " model reaches another's accuracy if it is less than 3 points below."
+        ),
     ),
     "mesanet-table1-hawk": Claim(
         paper=PAPER,
@@ -361,11 +364,11 @@ FIG3 = {
         paper=PAPER,
         place="Figure 3",
         statement=(
-            "On RegBench MesaNet beats the other recurrent models and equals the Transformer."
+            "On RegBench MesaNet beats the other recurrent models and reaches the Transformer."
         ),
         statements=(
             *(Above(Term("mesa"), Term(rule)) for rule in RIVALS),
-            Near(Term("mesa"), Term("softmax"), 2),
+            Above(Term("mesa"), Term("softmax"), -2),
         ),
         reference=(Above(Term("softmax"), 90),),
         unit="accuracy [%]",
@@ -398,7 +401,8 @@ FIG3 = {
         ),
         picture=Bars("accuracy [%]"),
         remark=(
-            "Curves only. The paper sweeps widths, layers and heads. At the cpu size every model"
+            "Curves only; to reach a model is to be less than 2 points below. The paper sweeps"
+            " widths, layers and heads. At the cpu size every model"
             " stands behind the same layer that mixes neighbours. Its languages, updates and rates"
             " were chosen on other seeds so that every model passes the highest n-gram by five"
             " points; the former ones, of up to twelve states and 18 letters, left none above it."
@@ -498,12 +502,12 @@ TEXT = {
         paper=PAPER,
         place="Table 2 and Figure 4",
         statement=(
-            "MesaNet has the lowest loss of the recurrent models, that of the Transformer;"
-            " recurrent models win early in the sequence, the Transformer later."
+            "MesaNet has the lowest loss of the recurrent models, and reaches that of the"
+            " Transformer; recurrent models win early in the sequence, the Transformer later."
         ),
         statements=(
             *(Above(Term(rule), Term("mesa")) for rule in RIVALS),
-            Near(Term("mesa"), Term("transformer"), 0.02),
+            Above(Term("transformer"), Term("mesa"), -0.02),
             Above(Term("transformer", 2, POSITION), Term("mesa", 2, POSITION)),
             Above(Term("mesa", -1, DIFFERENCE), Term("mesa", 2, DIFFERENCE)),
             Above(Term("gla", -1, DIFFERENCE), Term("gla", 2, DIFFERENCE)),
@@ -538,7 +542,10 @@ TEXT = {
                 "transformer": 10.86,
             }.items()
         },
-        remark="The paper's perplexities are of a billion parameters and 50 billion tokens.",
+        remark=(
+            "The paper's perplexities are of a billion parameters and 50 billion tokens. A model"
+            " reaches another's loss if it is less than 0.02 above."
+        ),
     ),
     "mesanet-fig5": Claim(
         paper=PAPER,
@@ -619,7 +626,7 @@ TEXT = {
         unit=LOWER,
         cpu=ClaimSize(
             _steps(2, HARDER, FIVE, Positions(32_768, 129), TUNED_HARDER),
-            14,
+            26,
             "Recall of 16 keys in 128 tokens, heads of 16 channels.",
         ),
         gpu=ClaimSize(_steps(4, MEDIUM, FIVE, Positions(262_144, 513)), 8),
@@ -649,7 +656,7 @@ TEXT = {
                 (Positions(32_768, 129), FewerSteps(FEW, 8192, 129)),
                 TUNED_HARDER,
             ),
-            11,
+            45,
             "Recall of 16 keys in 128 tokens, heads of 16 channels.",
         ),
         gpu=ClaimSize(
