@@ -54,7 +54,7 @@ class Models:
 
 @dataclass(frozen=True)
 class TrainingSteps(Trial):
-    """A trial that times forward and backward passes, the models in turn.
+    """A trial that times forward and backward passes, one model after the other.
 
     It measures thousands of tokens per second and, on a GPU, the peak of memory in GB.
 
@@ -90,7 +90,7 @@ class TrainingSteps(Trial):
 
 @dataclass(frozen=True)
 class Generation(Trial):
-    """A trial that times prompts and generated tokens, the models in turn.
+    """A trial that times prompts and generated tokens, one model after the other.
 
     It measures thousands of new tokens per second.
 
@@ -125,7 +125,7 @@ class Generation(Trial):
 
 @dataclass(frozen=True)
 class Token(Trial):
-    """A trial that times one token after a long context, the models in turn.
+    """A trial that times one token after a long context, one model after the other.
 
     It measures tokens per millisecond.
 
@@ -252,10 +252,15 @@ def _quotient(series: str, pair: tuple[Any, Any], quantity: str) -> list[Measure
 def measure_rates(
     functions: Mapping[str, Function], work: float, x: int, repeats: int, device: torch.device
 ) -> list[Measure]:
-    """Measure `work` per second of each function, in `repeats` samples."""
+    """Measure `work` per second of each function, in `repeats` samples.
+
+    All samples of one are taken before those of the next: in turn, a cache of softmax attention
+    would push the states of the others out of the processor's memory.
+    """
     budget = Budget(seconds=math.inf, runs=repeats)
     measures: list[Measure] = []
-    for name, found in sample_in_turn(functions, clock_of(device), budget).items():
+    for name, function in functions.items():
+        found = sample_in_turn({name: function}, clock_of(device), budget)[name]
         if isinstance(found, Failure):
             raise RuntimeError(f"{name} could not be timed: {found.reason}")
         measures += [Measure(name, work / s, x, seed=seed) for seed, s in enumerate(found)]

@@ -184,7 +184,7 @@ SPEED = {
             Above(Term("metala"), Term("mamba")),
         ),
         unit="thousand tokens per second",
-        cpu=ClaimSize(_steps(_models(128, 2, 2), 8192, (256, 1024, 4096, 8192), 5), 0.7),
+        cpu=ClaimSize(_steps(_models(128, 2, 2), 8192, (256, 1024, 4096, 8192), 15), 2),
         gpu=ClaimSize(
             _steps(_models(1024, 8, 8, "bfloat16"), 32_768, (1024, 4096, 16_384, 32_768), 5), 5
         ),
