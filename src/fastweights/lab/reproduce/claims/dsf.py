@@ -424,7 +424,7 @@ TABLE2 = {
         unit="accuracy [%]",
         cpu=ClaimSize(
             _etas(mqar(64, 16, 32, 900), 24, _LOCAL, {}, TUNED_EIGHT),
-            13,
+            11,
             "MQAR alone, without LRA Image.",
         ),
         gpu=ClaimSize(

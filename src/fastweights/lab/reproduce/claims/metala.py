@@ -32,7 +32,6 @@ from fastweights.lab.reproduce.small import (
     IN_16_PATCHES,
     SMALL_MAD,
     TUNED,
-    TUNED_EIGHT,
     behind_local_mixer,
     long_range,
     mqar,
@@ -669,12 +668,7 @@ IMAGES = {
 
 
 def _needles(
-    trained: int,
-    tested: tuple[int, ...],
-    steps: int,
-    width: int,
-    others: int = 0,
-    effort: TrainingBudget = TUNED,
+    trained: int, tested: tuple[int, ...], steps: int, width: int, others: int = 0
 ) -> TaskExperiment:
     """MetaLA has no convolution of its own, as the others have none."""
     models = {
@@ -687,7 +681,7 @@ def _needles(
     protocol = replace(trained_length, test=segments, validation=trained_length.test)
     places = tuple(map(str, tested))
     return TaskExperiment(
-        tuple(TaskTrial(s, places, protocol, s, own, effort) for s, own in models.items()), places
+        tuple(TaskTrial(s, places, protocol, s, own, TUNED) for s, own in models.items()), places
     )
 
 
@@ -736,8 +730,8 @@ NEEDLE = {
     "metala-tablea8-several": replace(
         NEEDLES,
         cpu=ClaimSize(
-            _needles(32, (32, 128, 512), 1500, 32, 3, TUNED_EIGHT),
-            6,
+            _needles(32, (32, 128, 512), 1500, 32, others=3),
+            5,
             "Four needles, of which one is asked for. Trained on 32 tokens, tested there and"
             " beyond.",
         ),
