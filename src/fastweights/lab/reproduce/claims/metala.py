@@ -476,7 +476,7 @@ ABLATION = {
         unit="nats per token (lower is better)",
         cpu=ClaimSize(
             _ablation(LEARNT, 2, FIVE, Positions(32_768, 257), TUNED_TEXT),
-            50,
+            12,
             "Loss after 1,200 updates, where the paper has zero-shot accuracies of trained models.",
         ),
         gpu=ClaimSize(_ablation(MEDIUM, 4, FIVE, Positions(262_144, 513)), 10),
