@@ -44,7 +44,6 @@ class MesaLayer(Mixer):
         eps, floor: of the norm and of L2, see `l2_normalize`
         random_steps: in training, each batch solves in 0 to `steps` steps and is differentiated
             through them, so that one model serves at any number of steps (appendix I)
-        gamma_bias: what b_γ starts at; heads hardly forget where it is large
     """
 
     least_ridge: ClassVar[float] = 0.25
@@ -60,12 +59,10 @@ class MesaLayer(Mixer):
         eps: Positive = 1e-5,
         floor: NonNegative = 0.0,
         random_steps: bool = False,
-        gamma_bias: float = 0.0,
     ) -> None:
         super().__init__(d)
         width = head_width("d", d, heads)
         self.heads, self.bound, self.floor, self.random_steps = heads, bound, floor, random_steps
-        self.gamma_bias = gamma_bias
         self.solver: Solver = ConjugateGradient(steps, tol)
         self.W_q = Linear(d, d, bias=False)
         self.W_k = Linear(d, d, bias=False)
@@ -80,7 +77,6 @@ class MesaLayer(Mixer):
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.ridge, math.log(math.expm1(SOFTPLUS_START)))
-        nn.init.constant_(self.W_gamma.bias, self.gamma_bias)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Mesa | Signed, None]:
         return self._mesa(x, past), None

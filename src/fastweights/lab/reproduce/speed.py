@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -29,11 +29,14 @@ class Models:
         fields: Fields of the configuration of all models.
         mixers: The mixers by series.
         dtype: Dtype of weights and activations, by its name in torch.
+        start: What parameters start at, by their last two names (``W_gamma.bias``), where an
+            untrained model is not as fast as a trained one.
     """
 
     fields: Fields
     mixers: Mapping[str, Sequence[Fields]]
     dtype: str = "float32"
+    start: Mapping[str, float] = field(default_factory=dict)
 
     def model(self, series: str, device: torch.device) -> FastWeightsForCausalLM:
         """Build the model of one series."""
@@ -42,7 +45,11 @@ class Models:
             **{**self.fields, "mixers": [dict(one) for one in self.mixers[series]]}
         )
         with torch.device(device):
-            return FastWeightsForCausalLM(config).to(getattr(torch, self.dtype))
+            model = FastWeightsForCausalLM(config).to(getattr(torch, self.dtype))
+        for name, parameter in model.named_parameters():
+            if (value := self.start.get(".".join(name.split(".")[-2:]))) is not None:
+                torch.nn.init.constant_(parameter, value)
+        return model
 
     def ids(self, batch: int, length: int, device: torch.device) -> Tensor:
         """Draw ``[batch length]`` random tokens."""
