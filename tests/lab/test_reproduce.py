@@ -224,8 +224,34 @@ def test_claims_are_complete(name: str) -> None:
     assert one.gpu.minutes <= 10
 
 
+def test_all_tests_every_claim_that_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long, data, short = "dsf-lemma2", "metala-table6", "metala-a2.1"
+    for name in set(CLAIMS) - {long, data, short}:
+        monkeypatch.delitem(CLAIMS, name)
+    cpu = replace(CLAIMS[long].cpu, minutes=CLAIMS[data].cpu.minutes + 1)
+    monkeypatch.setitem(CLAIMS, long, replace(CLAIMS[long], cpu=cpu))
+    assert main(["reproduce", "all", "--out", str(tmp_path)]) != 0
+    said = capsys.readouterr()
+    assert said.out.index(short) < said.out.index(data) < said.out.index(long)
+    assert "1 of 3 claims could not be tested: metala-table6: this size" in said.err
+    assert "--data" in said.err
+    for name in (long, short):
+        assert (tmp_path / f"{name}-cpu" / "outcome.json").exists()
+
+
 def test_all_claims_fit_into_eight_hours_of_two_cores() -> None:
     assert sum(one.cpu.minutes for one in CLAIMS.values()) <= 480
+
+
+def test_models_start_where_they_are_told() -> None:
+    fields = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1}
+    models = Models(fields, {"mesa": ({"name": "mesa", "heads": 2},)}, start={"W_gamma.bias": 8.0})
+    found = dict(models.model("mesa", torch.device("cpu")).named_parameters())
+    biases = {name: p.tolist() for name, p in found.items() if name.endswith("bias")}
+    assert [v for name, v in biases.items() if name.endswith("W_gamma.bias")] == [[8.0, 8.0]]
+    assert [v for name, v in biases.items() if name.endswith("W_beta.bias")] == [[0.0, 0.0]]
 
 
 def pretended(recipe: Experiment) -> Measures:

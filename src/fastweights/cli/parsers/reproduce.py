@@ -13,15 +13,16 @@ from fastweights.cli.parser import Deferred, Parser, add_device
 
 
 def reproduce(parser: Parser) -> Deferred:
-    """Test a claim of the papers at a size that this machine can run; without a claim, list them
-    all.
+    """Test a claim of the papers, or all, at a size that this machine can run; without a claim,
+    list them.
     """
     parser.add_argument(
         "claim",
         type=given,
         nargs="?",
-        metavar="CLAIM",
-        help="Name of the claim to test (default: list all)",
+        metavar="CLAIM|all",
+        help="Name of the claim to test; all for every one, the shortest first (default: list"
+        " them)",
     )
     parser.add_argument(
         "--size",
@@ -33,8 +34,8 @@ def reproduce(parser: Parser) -> Deferred:
     parser.add_argument(
         "--out",
         type=path,
-        help="Folder of the experiment (default: runs/reproduce/CLAIM-SIZE); one that was stopped"
-        " is resumed",
+        help="Folder of the experiment (default: runs/reproduce/CLAIM-SIZE), or of the folders of"
+        " all; what was stopped is resumed",
     )
     parser.add_argument("--data", type=path, help="Folder of data files that some sizes need")
     parser.add_argument(

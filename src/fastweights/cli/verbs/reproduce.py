@@ -28,6 +28,7 @@ from fastweights.lab.reproduce import reproduce as test_claim
 from fastweights.lab.reproduce.measures import At, Sample
 from fastweights.runs.identity import key_of
 
+ALL = "all"
 COLOURS = {
     ClaimVerdict.HOLDS: "green",
     ClaimVerdict.FAILS: "red",
@@ -37,19 +38,48 @@ COLOURS = {
 
 
 def reproduce(chosen: Namespace, console: Console) -> None:
-    """Test one claim, or list them."""
+    """Test one claim or all, or list them."""
     if not console.is_terminal:
         console.width = WIDE
     if chosen.claim is None:
         console.print(_list())
-        return
-    other = OtherSettings(chosen.rates, chosen.seeds, chosen.steps)
-    found = find_claim(chosen.claim).with_settings(chosen.size, other)
-    out = chosen.out or Path("runs", "reproduce", _folder(chosen.claim, chosen.size, other))
+    elif chosen.claim == ALL:
+        _test_all(chosen, console)
+    else:
+        other = _settings(chosen)
+        out = chosen.out or Path("runs", "reproduce", _folder(chosen.claim, chosen.size, other))
+        _test(chosen.claim, out, chosen, console)
+
+
+def _settings(chosen: Namespace) -> OtherSettings:
+    return OtherSettings(chosen.rates, chosen.seeds, chosen.steps)
+
+
+def _test(name: str, out: Path, chosen: Namespace, console: Console) -> None:
+    claim = find_claim(name).with_settings(chosen.size, _settings(chosen))
     place = TrialContext(out.parent / "shared", chosen.device.torch(), chosen.data, chosen.workers)
-    outcome = test_claim(chosen.claim, found, chosen.size, out, place, partial(_begin, console))
+    outcome = test_claim(name, claim, chosen.size, out, place, partial(_begin, console))
     _print(outcome, console)
     console.print(f"{out / 'outcome.json'}, {out / 'picture.png'}", soft_wrap=True)
+
+
+def _test_all(chosen: Namespace, console: Console) -> None:
+    """The shortest first; one that cannot be tested does not keep the others from it."""
+    out, other, reasons = chosen.out or Path("runs", "reproduce"), _settings(chosen), {}
+    names = sorted(CLAIMS, key=lambda name: CLAIMS[name].at(chosen.size).minutes)
+    for number, name in enumerate(names, 1):
+        console.rule(f"{name}, {number} of {len(names)}", align="left")
+        try:
+            _test(name, out / _folder(name, chosen.size, other), chosen, console)
+        except (ValueError, RuntimeError) as error:
+            reasons[name] = error
+            console.print(Text(str(error), style="red"), soft_wrap=True)
+    if reasons:
+        raise ValueError(
+            f"{len(reasons)} of {len(names)} claims could not be tested: "
+            + "; ".join(f"{name}: {error}" for name, error in reasons.items())
+            + ". The others are done, and the same command goes on with these"
+        )
 
 
 def _folder(claim: str, size: str, other: OtherSettings) -> str:
