@@ -430,6 +430,9 @@ def test_other_seeds_choose_the_rate_and_one_training_serves_all_lengths(tmp_pat
     ]
     assert len({run["rate"] for run in runs if run["seed"] != 7}) == 1
     assert len(runs) == 4
+    # a rate is chosen on the trained length alone, as checkpoints are
+    assert {len(run["parts"]) for run in runs if run["seed"] == 7} == {1}
+    assert {len(run["parts"]) for run in runs if run["seed"] != 7} == {2}
     floors = Measures(trial.floors(_place(tmp_path)))
     assert set(floors.places()) == {16, 32}
 

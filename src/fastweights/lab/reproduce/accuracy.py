@@ -140,7 +140,14 @@ class TaskTrial(Trial):
         return rows
 
     def _tuning(self, context: TrialContext) -> SweepPlan:
-        return replace(self._plan(context), seeds=self.effort.tuning)
+        """Its accuracies are those where checkpoints are chosen, which may not be where models are
+        judged: a rate is not to be that of the best luck beyond the trained length."""
+        plan = self._plan(context)
+        tasks = {
+            name: one if one.validation is None else replace(one, test=one.validation)
+            for name, one in plan.tasks.items()
+        }
+        return replace(plan, tasks=tasks, seeds=self.effort.tuning)
 
     def _tuned(self, context: TrialContext, rows: Sequence[Row]) -> SweepPlan:
         """The plan at the rate and decay that other seeds have chosen."""

@@ -691,8 +691,6 @@ def _needles(
     )
 
 
-SURE_RATES = replace(TUNED_EIGHT, tuning=(100, 101, 102))
-"""At a rate that two seeds have chosen, one training of attention in five learns nothing."""
 NEEDLES = Claim(
     paper=PAPER,
     place="Table A8",
@@ -738,7 +736,7 @@ NEEDLE = {
     "metala-tablea8-several": replace(
         NEEDLES,
         cpu=ClaimSize(
-            _needles(32, (32, 128, 512), 1500, 32, others=3, effort=SURE_RATES),
+            _needles(32, (32, 128, 512), 1500, 32, others=3, effort=TUNED_EIGHT),
             9,
             "Four needles, of which one is asked for. Trained on 32 tokens, tested there and"
             " beyond.",
