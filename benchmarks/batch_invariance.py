@@ -30,6 +30,7 @@ from fastweights.models import (
     batch_invariant,
     log_probabilities,
 )
+from fastweights.models.cache_names import CACHE, cache_argument
 from fastweights.runs.files import write_json
 
 MIXERS = ("metala", "gated_deltanet", "softmax")
@@ -55,8 +56,8 @@ def read(model: Model, ids: Tensor) -> Tensor:
 def decode(model: Model, ids: Tensor) -> Tensor:
     cache, found = None, []
     for token in ids.split(1, 1):
-        output = model(input_ids=token, past_key_values=cache, use_cache=True)
-        cache, found = output.past_key_values, [*found, output.logits]
+        output = model(input_ids=token, use_cache=True, **cache_argument(cache))
+        cache, found = getattr(output, CACHE), [*found, output.logits]
     return torch.cat(found, dim=1)
 
 

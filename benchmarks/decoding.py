@@ -33,6 +33,7 @@ from fastweights.lab.bench.machine import Ceilings, Machine, commit, versions
 from fastweights.lab.bench.report import Header, Report
 from fastweights.lab.bench.timing import Budget, Times, clock_of, time_in_turn
 from fastweights.linearize import LinearAttentionConfig, linearize
+from fastweights.models.cache_names import CACHE, cache_argument
 from fastweights.models.graph import states_of
 
 VOCABULARY = 1024
@@ -215,8 +216,8 @@ def generated(model: Any, ids: Tensor, tokens: int) -> Tensor:
 
 def step_of(model: Any, ids: Tensor) -> tuple[Callable[[], object], Any]:
     """One call of the model with one token; and the cache, after the prompt, which it advances."""
-    cache = model(ids, use_cache=True).past_key_values
-    return lambda: model(ids[:, -1:], past_key_values=cache, use_cache=True), cache
+    cache = getattr(model(ids, use_cache=True), CACHE)
+    return lambda: model(ids[:, -1:], use_cache=True, **cache_argument(cache)), cache
 
 
 def _required(times: dict[str, Any]) -> Iterator[tuple[str, Times]]:

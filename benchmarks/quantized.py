@@ -32,6 +32,7 @@ from bfloat16 import Times, time_in_turn
 from fastweights.lab.bench.machine import provenance
 from fastweights.linearize import LinearAttentionConfig, linearize
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, quantize
+from fastweights.models.cache_names import CACHE, cache_argument
 from fastweights.runs.files import write_json
 
 TEXT = Path(fastweights.__file__).parent / "data" / "tinyshakespeare.txt.gz"
@@ -106,7 +107,8 @@ def read(model: Model, ids: Tensor) -> None:
 def decode(model: Model, ids: Tensor) -> None:
     cache = None
     for token in ids.split(1, 1):
-        cache = model(input_ids=token, past_key_values=cache, use_cache=True).past_key_values
+        read = model(input_ids=token, use_cache=True, **cache_argument(cache))
+        cache = getattr(read, CACHE)
 
 
 def measure_speed(rounds: int) -> dict[str, dict[str, Times]]:

@@ -14,6 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from fastweights.layers import upcast
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
+from fastweights.models.cache_names import CACHE, cache_argument
 from fastweights.models.graph import (
     HostWaitError,
     StaticStep,
@@ -72,7 +73,7 @@ class Decoder:
     """A causal language model and the cache of what it has read: the one way tokens are decoded.
 
     The cache of our models, and of linearized ones, stays as large as it is after the first token
-    (softmax layers aside); any other model of transformers with ``past_key_values`` keeps all keys
+    (softmax layers aside); any other model of transformers with a cache keeps all keys
     and values. On a GPU, single tokens are read by a CUDA graph once the cache has stopped growing.
 
     Attributes:
@@ -108,12 +109,12 @@ class Decoder:
         output = model(
             input_ids=ids,
             attention_mask=mask,
-            past_key_values=self.cache,
+            **cache_argument(self.cache),
             use_cache=True,
             logits_to_keep=1,
             return_dict=True,
         )
-        self.cache = output.past_key_values
+        self.cache = getattr(output, CACHE)
         return output.logits[:, -1]
 
     def read_token(self, token: Tensor) -> Tensor:

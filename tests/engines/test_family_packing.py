@@ -17,6 +17,7 @@ from family_readings import draw_text
 from fastweights.engines.transformers import patch_transformers
 from fastweights.engines.transformers.documents import current_documents, read_documents, reading
 from fastweights.engines.transformers.packing import KEEP_APART, count_positions
+from fastweights.models.cache_names import CACHE
 from fastweights.recurrence import ShapeError
 from transformers_families import build_family, present_families
 
@@ -139,7 +140,7 @@ def test_one_document_keeps_its_cache(bamba: nn.Module) -> None:
     text = draw_text(1, 9)
     told = {"seq_idx": torch.zeros_like(text), "cu_seq_lens_q": torch.tensor([0, 9])}
     found = bamba(input_ids=text, use_cache=True, **told)
-    assert found.past_key_values.get_seq_length() == 9
+    assert getattr(found, CACHE).get_seq_length() == 9
     assert close(found.logits, bamba(input_ids=text).logits)
 
 

@@ -25,6 +25,7 @@ from transformers.modeling_utils import local_torch_dtype
 
 from family_readings import distance, draw_text, learn
 from fastweights import patch_transformers
+from fastweights.models.cache_names import name_of_cache
 from transformers_families import build_family
 
 CLOSE = 1e-5
@@ -202,7 +203,7 @@ def test_a_prefix_is_used_again(family: str) -> None:
     expected = model.generate(ids, **settings).tolist()
     with patch_transformers(), torch.no_grad():
         read = model(ids[:, :12], use_cache=True)
-        name = "cache_params" if family == "mamba" else "past_key_values"
+        name = name_of_cache(read)
         for _ in range(2):
             cache = {name: copy.deepcopy(read[name])}
             assert model.generate(ids, **cache, **settings).tolist() == expected

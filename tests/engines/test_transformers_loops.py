@@ -20,6 +20,7 @@ from transformers.models.xlstm import modeling_xlstm
 from transformers.models.xlstm.configuration_xlstm import xLSTMConfig
 
 from fastweights.engines.transformers import Patch, loops, patch_transformers
+from fastweights.models.cache_names import name_of_cache
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 3, "intermediate_size": 64}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 8}
@@ -41,7 +42,6 @@ REPLACED = {
     "xlstm": "xLSTMBackend.forward",
     "minimax": "MiniMaxLightningAttention.forward",
 }
-STATES = {"rwkv": "state", "xlstm": "cache_params", "minimax": "past_key_values"}
 TOKENS = 37
 FLOAT32, FLOAT64 = 1e-5, 1e-10
 
@@ -78,7 +78,7 @@ def states(model: Any, output: Any, family: str) -> list[Tensor]:
     """What the model has read, as it keeps it for the next token."""
     if family == "recurrent_gemma":
         return [m.recurrent_states for m in model.modules() if hasattr(m, "recurrent_states")]
-    return [s for s in tensors(output[STATES[family]]) if s.is_floating_point()]
+    return [s for s in tensors(output[name_of_cache(output)]) if s.is_floating_point()]
 
 
 def run(model: Any, family: str) -> dict[str, list[Tensor]]:
@@ -90,8 +90,8 @@ def run(model: Any, family: str) -> dict[str, list[Tensor]]:
     model.eval()
     with torch.no_grad():
         first = model(input_ids=ids[:, :20], use_cache=True)
-        name = STATES.get(family, "past_key_values")
-        cache = {} if first.get(name) is None else {name: first[name]}
+        name = name_of_cache(first)
+        cache = {} if name is None else {name: first[name]}
         kept = [s.clone() for s in states(model, first, family)]
         following = model(input_ids=ids[:, 20:], use_cache=True, **cache) if cache else first
     padded = ids[:, :9].clone()

@@ -14,6 +14,7 @@ import torch
 from fastweights import FastWeightsForCausalLM
 from fastweights.cli import main
 from fastweights.lab.check import LAWS, Law, Verdict, check_model
+from fastweights.models.cache_names import cache_argument
 from tiny import tiny
 
 SHORT = 9
@@ -59,7 +60,7 @@ def mix_rows(forward: Forward, **given: Any) -> Any:
 
 
 def forget_cache(forward: Forward, **given: Any) -> Any:
-    return forward(**given | {"past_key_values": None})
+    return forward(**given | cache_argument(None))
 
 
 def ignore_mask(forward: Forward, **given: Any) -> Any:

@@ -17,10 +17,10 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    RwkvConfig,
+    RwkvForCausalLM,
 )
 
 import eval_files
@@ -187,10 +187,10 @@ def test_drawn_curves_are_the_pooled_losses() -> None:
 
 
 def test_a_model_without_a_cache_is_read_whole() -> None:
-    """transformers' Mamba keeps its state elsewhere."""
+    """transformers' RWKV calls its state by another name."""
     model = foreign(
-        lambda: MambaForCausalLM(
-            MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1)
+        lambda: RwkvForCausalLM(
+            RwkvConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2)
         )
     )
     ids = tokens(1, LENGTH)

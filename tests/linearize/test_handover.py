@@ -35,6 +35,7 @@ from fastweights.linearize import (
     restore_cache,
     use_mode,
 )
+from fastweights.models.cache_names import cache_argument
 from fastweights.recurrence.streams import ShapeError
 from fastweights.text.tokenizers import Bytes, TextStream
 from pretrained import linear_llama
@@ -175,7 +176,7 @@ def test_the_original_model_may_have_read() -> None:
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
         places = positions(inputs["attention_mask"])
-        teacher()(**inputs, position_ids=places, past_key_values=cache)
+        teacher()(**inputs, position_ids=places, **cache_argument(cache))
     handed = convert_cache(model, cache, inputs["attention_mask"])
     own = convert_cache(model, read(model, inputs, Teacher()), inputs["attention_mask"])
     pairs = zip(handed.layers[2].state, own.layers[2].state, strict=True)

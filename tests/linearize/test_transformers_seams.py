@@ -27,6 +27,7 @@ from transformers.models.llama import modeling_llama
 
 from families import teacher
 from fastweights.linearize.convert import transformers_seams as seams
+from fastweights.models.cache_names import CACHE
 
 
 def has(owner: Any, *names: str) -> None:
@@ -78,7 +79,7 @@ def _softmax_attention() -> None:
 def _attach_branch() -> None:
     assert not hasattr(attention(), "linear_branch")
     cache = set(inspect.signature(type(attention()).forward).parameters)
-    assert "past_key_values" in cache
+    assert CACHE in cache
 
 
 def _skip_blocks() -> None:

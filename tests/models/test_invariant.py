@@ -185,5 +185,5 @@ def test_a_model_without_a_cache_is_refused() -> None:
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
     model = BertModel(BertConfig(vocab_size=31, num_hidden_layers=1, **sizes))
     model.forward = lambda input_ids: input_ids
-    with pytest.raises(TypeError, match="takes no past_key_values"), batch_invariant(model):
+    with pytest.raises(TypeError, match=r"takes no .*past_key_values"), batch_invariant(model):
         pass

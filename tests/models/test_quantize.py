@@ -8,6 +8,7 @@ from torch import nn
 
 from fastweights import MIXERS
 from fastweights.models import Int8Linear, quantize
+from fastweights.models.cache_names import CACHE, cache_argument
 from kinds import one_of_each
 from pretrained import linear_llama, llama
 from tiny import tiny, tokens
@@ -38,8 +39,8 @@ def compare(model) -> None:
     assert not torch.equal(expected, before)
     cache, parts = None, []
     for piece in (ids[:, :PROMPT], *ids[:, PROMPT:].split(1, 1)):
-        read = model(input_ids=piece, past_key_values=cache, use_cache=True)
-        cache, parts = read.past_key_values, [*parts, read.logits]
+        read = model(input_ids=piece, use_cache=True, **cache_argument(cache))
+        cache, parts = getattr(read, CACHE), [*parts, read.logits]
     assert (torch.cat(parts, 1) - found).abs().max() <= 1e-4 * largest
 
 

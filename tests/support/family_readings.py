@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from fastweights.engines.transformers import patch_transformers
 from fastweights.engines.transformers.substitute import MARK, Switch
+from fastweights.models.cache_names import name_of_cache
 from transformers_families import VOCABULARY
 
 Reading = dict[str, Tensor]
@@ -90,7 +91,8 @@ def read_parts(model: nn.Module) -> Reading:
     cache: dict[str, Any] = {}
     for part, tokens in enumerate(text.split([PROMPT, TOKENS - PROMPT - 1, 1], dim=1)):
         out = model(input_ids=tokens, use_cache=True, **cache)
-        name = "cache_params" if "cache_params" in out else "past_key_values"
+        name = name_of_cache(out)
+        assert name is not None
         cache = {name: out[name]}
         found[f"logits of part {part}"] = out.logits
         states = (state for layer in out[name].layers for state in find_states(vars(layer)))

@@ -23,6 +23,22 @@ WORTH_READING_APART = 16
 """More settled tokens than these are read once, before a copy of the states is made."""
 
 
+class CountingCache(Cache):
+    """A cache that is no list of transformers' layers: it says itself what it has read."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """Return -1, transformers' word for no limit."""
+        return -1
+
+    @property
+    def is_linear(self) -> list[bool]:
+        """No, to transformers' question whether it cannot tell how many tokens it has read."""
+        return [False]
+
+
 class BatchFirstCache(ABC):
     """What transformers asks of a cache whose tensors are all batch first.
 
@@ -65,7 +81,7 @@ class Past(NamedTuple):
         return self._replace(states=states, since=self.since.map(f))
 
 
-class FastWeightsCache(BatchFirstCache, Cache):
+class FastWeightsCache(BatchFirstCache, CountingCache):
     """What a model remembers of the tokens so far: one `LayerState` per layer.
 
     Empty at first; a forward pass with ``use_cache=True`` advances it in place. Where all mixers
@@ -83,7 +99,7 @@ class FastWeightsCache(BatchFirstCache, Cache):
     """
 
     def __init__(self) -> None:
-        super().__init__(layers=[])
+        super().__init__()
         self.records = False
         self.reset()
 
@@ -195,10 +211,6 @@ class FastWeightsCache(BatchFirstCache, Cache):
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.tokens
-
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        """Return -1, transformers' word for no limit."""
-        return -1
 
     def __len__(self) -> int:
         return len(self.states)

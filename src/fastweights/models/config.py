@@ -16,6 +16,7 @@ from fastweights.layers import MLPS, NORMS, POOLINGS
 from fastweights.mixer import Mixer
 from fastweights.mixers import make
 from fastweights.mixers.shared import SharedBlock
+from fastweights.models.cache_names import CACHE
 from fastweights.models.checkpoint_code import CarriesCode
 
 
@@ -76,7 +77,7 @@ class FastWeightsConfig(CarriesCode):
     """
 
     model_type = "fastweights"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (a ClassVar of transformers)
+    keys_to_ignore_at_inference = [CACHE]  # noqa: RUF012 (a ClassVar of transformers)
 
     vocab_size: int = 32_000
     hidden_size: int = 768

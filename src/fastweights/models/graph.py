@@ -22,6 +22,7 @@ from fastweights.mixers.mla import MLA
 from fastweights.mixers.shared import SharedAttention
 from fastweights.mixers.softmax import SoftmaxAttention
 from fastweights.models.cache import BatchFirstCache, FastWeightsCache
+from fastweights.models.cache_names import cache_argument
 from fastweights.models.invariant import RowCaches
 
 WARM_UPS = 2
@@ -149,7 +150,7 @@ class StaticStep:
         with in_place():
             output = model(
                 input_ids=self.token,
-                past_key_values=self.cache,
+                **cache_argument(self.cache),
                 use_cache=True,
                 logits_to_keep=1,
                 return_dict=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, Unpack, runtime_checkable
 
 import torch
@@ -17,6 +18,13 @@ from fastweights.methods import Auto, Method
 from fastweights.mixers.shared import SharedBlock
 from fastweights.models.block import Block, dropout, normalization
 from fastweights.models.cache import FastWeightsCache
+from fastweights.models.cache_names import (
+    CACHE,
+    GeneratesByEitherName,
+    cache_argument,
+    one_cache,
+    with_both_names,
+)
 from fastweights.models.config import FastWeightsConfig
 from fastweights.models.continuous import BatchesAtOnce
 from fastweights.models.inputs import (
@@ -246,6 +254,12 @@ class FastWeightsTrunk(FastWeightsPreTrainedModel):
         return self.dropout(x if scale == 1 else x * scale)
 
 
+@with_both_names
+@dataclass
+class HiddenStatesOutput(BaseModelOutputWithPast):
+    """What a model without its head returns."""
+
+
 class FastWeightsModel(FastWeightsTrunk):
     """A language model without its head: token ids ``[b t]`` to hidden states ``[b t d]``."""
 
@@ -267,8 +281,9 @@ class FastWeightsModel(FastWeightsTrunk):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         position_ids: Tensor | None = None,
+        cache: FastWeightsCache | None = None,
         **boundaries: Unpack[Boundaries],
-    ) -> BaseModelOutputWithPast:
+    ) -> HiddenStatesOutput:
         """Compute the final hidden state of every token.
 
         Args:
@@ -287,6 +302,7 @@ class FastWeightsModel(FastWeightsTrunk):
                 token, padding not counted. A document begins at every 0, with an empty memory; no
                 other number changes anything, and on the CPU one that is not the model's own count
                 is refused.
+            cache: Another name of `past_key_values`, transformers' own from 5.24 on.
             boundaries: The names of `Boundaries`, by which collators tell documents apart, too.
 
         Returns:
@@ -300,22 +316,21 @@ class FastWeightsModel(FastWeightsTrunk):
             raise ValueError("there are no attentions to output; see Recurrence.attention_map()")
         x = self._embeddings(input_ids, inputs_embeds)
         use_cache = self._resolve_use_cache(use_cache)
-        cache = require_cache(past_key_values)
+        given = one_cache(past_key_values=past_key_values, cache=cache)
+        cache = require_cache(given)
         if self.method.neighbours is None:
             tokens = tokens_of_sequences(
                 x, attention_mask, cache, segments, position_ids, boundaries
             )
         else:
-            require_divided(
-                position_ids=position_ids, past_key_values=past_key_values, **boundaries
-            )
+            require_divided(position_ids=position_ids, cache=given, **boundaries)
             tokens = tokens_of_slice(x, attention_mask, segments)
         trace = [] if output_hidden_states else None
         x = self._read(tokens, cache, use_cache=use_cache, trace=trace)
-        return BaseModelOutputWithPast(
+        return HiddenStatesOutput(
             last_hidden_state=x,
-            past_key_values=cache if use_cache else None,
             hidden_states=None if trace is None else tuple(trace),
+            **cache_argument(cache if use_cache else None),
         )
 
     def _read(
@@ -389,7 +404,9 @@ class FastWeightsModel(FastWeightsTrunk):
         return x
 
 
-class FastWeightsForCausalLM(BatchesAtOnce, FastWeightsPreTrainedModel, GenerationMixin):
+class FastWeightsForCausalLM(
+    BatchesAtOnce, GeneratesByEitherName, FastWeightsPreTrainedModel, GenerationMixin
+):
     """A causal language model of any mixers: `FastWeightsModel` and a linear head.
 
     Works with transformers' ``generate``, Trainer, PEFT and pipelines. The head shares the
@@ -432,6 +449,7 @@ class FastWeightsForCausalLM(BatchesAtOnce, FastWeightsPreTrainedModel, Generati
         targets: Tensor | None = None,
         position_ids: Tensor | None = None,
         squared_log_z: bool = False,
+        cache: FastWeightsCache | None = None,
         **boundaries: Unpack[Boundaries],
     ) -> LanguageModelOutput:
         """Compute the logits of the next token, and with labels the mean loss.
@@ -469,6 +487,7 @@ class FastWeightsForCausalLM(BatchesAtOnce, FastWeightsPreTrainedModel, Generati
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
             position_ids=position_ids,
+            cache=cache,
             return_dict=True,
             **boundaries,
         )
@@ -481,9 +500,9 @@ class FastWeightsForCausalLM(BatchesAtOnce, FastWeightsPreTrainedModel, Generati
         return LanguageModelOutput(
             loss=loss,
             logits=None if skip_logits else self.logits(x[:, span]),
-            past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             squared_log_z=log_z,
+            **cache_argument(getattr(outputs, CACHE)),
         )
 
     def logits(self, x: Tensor) -> Tensor:
@@ -571,8 +590,8 @@ class FastWeightsForCausalLM(BatchesAtOnce, FastWeightsPreTrainedModel, Generati
                 f"cache_implementation={wanted!r} does not exist for {type(self).__name__}, whose"
                 " cache is a FastWeightsCache of constant size per recurrent layer; leave it out"
             )
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
-            cache = model_kwargs["past_key_values"] = FastWeightsCache()
+        if model_kwargs.get(CACHE) is None and generation_config.use_cache is not False:
+            cache = model_kwargs[CACHE] = FastWeightsCache()
             if generation_config.is_assistant:
                 cache.activate_past_recording()
         else:

@@ -41,7 +41,7 @@ def require_cache(cache: object) -> FastWeightsCache:
         return FastWeightsCache()
     if not isinstance(cache, FastWeightsCache):
         raise TypeError(
-            f"past_key_values is a {type(cache).__name__}; pass a fastweights.FastWeightsCache() or"
+            f"the cache is a {type(cache).__name__}; pass a fastweights.FastWeightsCache() or"
             " None (keys and values cannot become a state, so that PEFT's prefix tuning is"
             " impossible: use prompt tuning, whose tokens the state reads, or LoRA)"
         )

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
 
-CACHES = ("past_key_values", "cache_params", "state")
-"""What model classes call the cache, in their arguments as in what they return."""
+from fastweights.models.cache import CountingCache
+from fastweights.models.cache_names import CACHES, take_cache
 
 ALIGNMENT = 64
 """Bytes of a cache line: by a weight's place in it, libraries choose the order of their sums."""
@@ -37,7 +36,7 @@ class Row:
     tokens: int = 0
 
 
-class RowCaches(Cache):
+class RowCaches(CountingCache):
     """What a model has read inside `batch_invariant`: a cache of its own for every sequence.
 
     Attributes:
@@ -46,16 +45,12 @@ class RowCaches(Cache):
     """
 
     def __init__(self, batch: int) -> None:
-        super().__init__(layers=[])
+        super().__init__()
         self.rows = [Row() for _ in range(batch)]
         self.columns = 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.columns
-
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        """Return -1, transformers' word for no limit."""
-        return -1
 
     @property
     def is_compileable(self) -> bool:
@@ -204,7 +199,7 @@ class _WithGradients(torch.autograd.Function):
 def _read(reader: _Reader, input_ids: Tensor | None = None, **given: Any) -> Any:
     """The forward of a model inside `batch_invariant`."""
     mask, positions = given.pop("attention_mask", None), given.pop("position_ids", None)
-    earlier, use_cache = given.pop(reader.cache, None), given.pop("use_cache", None)
+    earlier, use_cache = take_cache(given), given.pop("use_cache", None)
     kept = given.pop("logits_to_keep", None) or 0
     ids = _require_ids(input_ids, given)
     caches = _caches_of(earlier, len(ids))

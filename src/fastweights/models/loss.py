@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fastweights.layers import upcast
+from fastweights.models.cache_names import with_both_names
 from fastweights.shapes import Embedded
 from fastweights.text import IGNORE_INDEX
 
@@ -23,6 +24,7 @@ that are −100 do not count.
 """
 
 
+@with_both_names
 @dataclass
 class LanguageModelOutput(CausalLMOutputWithPast):
     """What a language model returns.

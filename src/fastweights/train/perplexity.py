@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from fastweights.layers import upcast
+from fastweights.models.cache_names import CACHE, cache_argument
 from fastweights.render.plots import PALETTE, canvas, label, legend
 from fastweights.runs.evaluation import evaluation_mode
 from fastweights.runs.files import read_json, write_json
@@ -214,14 +215,16 @@ def _chunk_losses(model: PreTrainedModel, ids: Tensor, chunk: int | None) -> Ite
     size = inputs.shape[1] if chunk is None else chunk
     carried, cache = size < inputs.shape[1], None
     for piece, wanted in zip(inputs.split(size, 1), targets.split(size, 1), strict=True):
-        outputs = model(input_ids=piece, past_key_values=cache, use_cache=carried, return_dict=True)
+        outputs = model(
+            input_ids=piece, use_cache=carried, return_dict=True, **cache_argument(cache)
+        )
         yield F.cross_entropy(
             upcast(outputs.logits).flatten(0, 1), wanted.flatten(), reduction="none"
         ).view_as(wanted)
-        cache = outputs.get("past_key_values")
+        cache = outputs.get(CACHE)
         if carried and cache is None:
             raise ValueError(
-                f"{type(model).__name__} returns no past_key_values to go on from; pass chunk=None"
+                f"{type(model).__name__} returns no cache to go on from; pass chunk=None"
             )
 
 

@@ -12,6 +12,7 @@ from fastweights.engines.exported.pairs import InPairs
 from fastweights.engines.exported.states import StateLayout, tensors_of
 from fastweights.methods import Method
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
+from fastweights.models.cache_names import cache_argument
 from fastweights.models.methods import use_method
 
 BATCH, TOKENS, CACHED = 2, 5, 3
@@ -49,7 +50,7 @@ class Program(nn.Module):
     def forward(self, input_ids: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
         cache, model = FastWeightsCache(), self.model
         cache.advance(self.layout.states(past), 0)
-        output: Any = model(input_ids=input_ids, past_key_values=cache, use_cache=True)
+        output: Any = model(input_ids=input_ids, use_cache=True, **cache_argument(cache))
         # compiled programs take states in the layout in which they were traced
         after = (state.contiguous() for state in tensors_of(cache.states))
         return output.logits, *after

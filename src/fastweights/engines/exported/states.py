@@ -13,6 +13,7 @@ from torch import Tensor
 from fastweights.methods import Auto, Method
 from fastweights.mixer import LayerState, MixerState, SumState
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
+from fastweights.models.cache_names import cache_argument
 from fastweights.models.methods import use_method
 from fastweights.recurrence import NoFiniteFormError, Recurrence
 from fastweights.recurrence.streams import State, state_parts
@@ -74,7 +75,7 @@ class StateLayout:
         device = model.lm_head.weight.device
         with torch.no_grad(), use_method(model, noting):
             token = torch.zeros(1, 1, dtype=torch.long, device=device)
-            model(input_ids=token, past_key_values=cache, use_cache=True)
+            model(input_ids=token, use_cache=True, **cache_argument(cache))
         self._template = cache.states
         position = torch.zeros(1, dtype=torch.long, device=device)
         found = [StateTensor("position", position)]

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from fastweights.engines.transformers.substitute import Call, Substitute
 from fastweights.layers import upcast
 from fastweights.methods import evaluate
+from fastweights.models.cache_names import one_cache
 from fastweights.recurrence import Decay
 from fastweights.recurrence.scales import EMPTY_LOG_SCALE, round_up
 
@@ -195,13 +196,15 @@ def attend_with_decay(
     position_embeddings: tuple[Tensor, Tensor] | None,
     attention_mask: Tensor | None,
     past_key_values: Any = None,
+    cache: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """A layer of lightning attention, ``[b t d]``, and its state ``[b h k v]``."""
     del position_embeddings, kwargs
+    cache = one_cache(past_key_values=past_key_values, cache=cache)
     start = None
-    if past_key_values is not None:
-        start = past_key_values.get_linear_cache(self.layer_idx)
+    if cache is not None:
+        start = cache.get_linear_cache(self.layer_idx)
     if hidden_states.shape[1] == 1 and start is not None:
         return NotImplemented
     streams = self.act_fn(self.qkv_proj(hidden_states))
@@ -212,8 +215,8 @@ def attend_with_decay(
     o, state = _advance(Decay(q, k, v, -upcast(self.slope_rate)[None, None, :, 0]), start)
     state = state.to(v.dtype)
     o = F.sigmoid(self.output_gate(hidden_states)) * self.norm(o.flatten(2))
-    if past_key_values is not None:
-        past_key_values.set_linear_cache(self.layer_idx, state)
+    if cache is not None:
+        cache.set_linear_cache(self.layer_idx, state)
     return self.out_proj(o), state
 
 

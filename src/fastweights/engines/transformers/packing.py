@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fastweights.engines.transformers.documents import current_documents, read_documents, reading
 from fastweights.engines.transformers.substitute import Switch
+from fastweights.models.cache_names import CACHES
 
 KEEP_APART = (
     *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "inkling"),
@@ -23,7 +24,6 @@ KEEP_APART = (
 """
 MASKS = ("create_causal_mask", "create_sliding_window_causal_mask")
 """The functions of modelling files that make the masks of softmax layers."""
-CACHES = ("past_key_values", "cache_params")
 PICTURES = ("pixel_values", "pixel_values_videos")
 
 Call = dict[str, Any]

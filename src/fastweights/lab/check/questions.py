@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from fastweights.lab.check.subject import NotTaken, Subject
-from fastweights.models.invariant import CACHES, batch_invariant
+from fastweights.models.cache_names import CACHES
+from fastweights.models.invariant import batch_invariant
 
 NEW = 6
 """Tokens that are generated."""

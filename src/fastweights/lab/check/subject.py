@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastweights.models.invariant import CACHES
+from fastweights.models.cache_names import name_of_cache
 
 
 class NotTaken(Exception):  # noqa: N818 - no error, but an answer
@@ -116,10 +116,10 @@ class Subject:
 
 
 def _cache_of(read: Any) -> tuple[str, Any]:
-    for name in CACHES:
-        if getattr(read, name, None) is not None:
-            return name, getattr(read, name)
-    raise NotTaken("it returns no cache")
+    name = name_of_cache(read)
+    if name is None:
+        raise NotTaken("it returns no cache")
+    return name, getattr(read, name)
 
 
 def _kept(cache: tuple[str, Any] | None) -> dict[str, Any]:

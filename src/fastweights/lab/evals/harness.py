@@ -23,6 +23,7 @@ from fastweights.lab.evals.items import Choice, Ending, Item, Prompt
 from fastweights.lab.evals.likelihood import Likelihood, Query, boundary, likelihood
 from fastweights.lab.tasks.questions import Question
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
+from fastweights.models.cache_names import cache_argument
 from fastweights.runs.evaluation import evaluation_mode
 from fastweights.train.perplexity import token_losses
 
@@ -94,7 +95,7 @@ class HarnessModel(TemplateLM):
         rows = [torch.tensor(query.context[-1:] + query.continuation) for query in queries]
         ids = pad_sequence([row[:-1] for row in rows], batch_first=True).to(self.model.device)
         logits = self.model(
-            input_ids=ids, past_key_values=cache, use_cache=False, return_dict=True
+            input_ids=ids, use_cache=False, return_dict=True, **cache_argument(cache)
         ).logits
         return (
             likelihood(scores[: len(row) - 1], row[1:])

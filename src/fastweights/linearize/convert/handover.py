@@ -14,6 +14,7 @@ from fastweights.linearize.convert.cache import StateLayer, require_dynamic
 from fastweights.linearize.convert.errors import CannotLinearize
 from fastweights.linearize.convert.modes import Teacher
 from fastweights.linearize.convert.transformers_seams import cache_layer, replace_cache_layer
+from fastweights.models.cache_names import cache_argument
 from fastweights.recurrence.streams import ShapeError
 from fastweights.shapes import Mask
 
@@ -38,7 +39,7 @@ def read_by_softmax(model: Any, input_ids: Tensor, *, piece: int = PIECE) -> Dyn
     cache = DynamicCache(config=model.config)
     with torch.no_grad(), use_mode(model, Teacher()):
         for ids in input_ids.split(piece, 1):
-            model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            model(input_ids=ids, use_cache=True, logits_to_keep=1, **cache_argument(cache))
     return convert_cache(model, cache, piece=piece)
 
 

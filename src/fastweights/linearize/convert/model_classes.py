@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 
 from fastweights.linearize.convert.attention import install_branches
 from fastweights.linearize.convert.attention_layers import AttentionLayer
@@ -28,6 +28,7 @@ from fastweights.linearize.convert.transformers_seams import (
     register_configuration,
     transformers_class,
 )
+from fastweights.models.cache_names import GeneratesByEitherName, rename_cache
 from fastweights.models.checkpoint_code import CarriesCode, register_models
 from fastweights.models.continuous import BatchesAtOnce
 
@@ -82,6 +83,10 @@ class LinearizedModel(BatchesAtOnce, LinearizedPart, OwnCachePolicy):
         install_branches(self, attentions, analog)
         convert_parts(self)
         use_softmax(self, softmax_name(implementation_of(config)))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model, with a cache by either of transformers' names for it."""
+        return super().__call__(*args, **rename_cache(kwargs))
 
     def set_attn_implementation(
         self, attn_implementation: str | dict[str, str], *args: Any, **kwargs: Any
@@ -147,7 +152,8 @@ def model_class(base: type[PreTrainedModel]) -> Any:
     """Return the model class ``Linearized<Base>``."""
     config = config_class(base.config_class)  # type: ignore[arg-type]
     members = {"config_class": config, **float32_children(base, "linear_branch")}
-    return _subclass(base, (LinearizedModel, base), members)
+    names = (GeneratesByEitherName,) if issubclass(base, GenerationMixin) else ()
+    return _subclass(base, (*names, LinearizedModel, base), members)
 
 
 @cache

@@ -5,7 +5,8 @@ own cache and `generate` are used, ``AutoModelForCausalLM`` loads its checkpoint
 handles that transformers has but does not document. Each is one small function below, which says
 what it relies on and why; nothing else in the package touches them.
 ``tests/linearize/test_transformers_seams.py`` asks for every one of them by name, so that a release
-that takes one away fails there, and says which. Checked with transformers 5.16.1 and 5.23.0.
+that takes one away fails there, and says which. Checked with transformers 5.16.1, 5.23.0 and
+5.24.0.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import import_utils
 
+from fastweights.models.cache_names import CACHE
 from fastweights.models.checkpoint_code import AUTOMATIC_CLASSES
 
 Attend = Callable[..., tuple[Tensor, Tensor | None]]
@@ -328,7 +330,7 @@ class OwnCachePolicy(PreTrainedModel):
         self.require_cache(generation_config.cache_implementation)
         parent: Any = super()
         parent._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        cache = model_kwargs.get("past_key_values")
+        cache = model_kwargs.get(CACHE)
         if cache is not None:
             self.prepare_cache(cache)
             if generation_config.is_assistant:
