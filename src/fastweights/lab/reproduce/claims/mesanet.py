@@ -637,8 +637,8 @@ TEXT = {
         ),
         unit=LOWER,
         cpu=ClaimSize(
-            _steps(2, HARDER, EIGHT, Positions(32_768, 129), TUNED_HARDER),
-            30,
+            _steps(2, HARDER, FIVE, Positions(32_768, 129), TUNED_HARDER),
+            26,
             "Recall of 16 keys in 128 tokens, heads of 16 channels.",
         ),
         gpu=ClaimSize(_steps(4, MEDIUM, FIVE, Positions(262_144, 513)), 8),
