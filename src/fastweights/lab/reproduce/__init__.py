@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
+from types import MappingProxyType
 
 from fastweights.lab.reproduce.claim import (
     Above,
@@ -24,7 +26,9 @@ from fastweights.lab.reproduce.judge import Check, judge
 from fastweights.lab.reproduce.measures import Measure, Measures, Sample
 from fastweights.lab.reproduce.run import Outcome, reproduce
 
-CLAIMS: dict[str, Claim] = {**metala.CLAIMS, **lolcats.CLAIMS, **mesanet.CLAIMS, **dsf.CLAIMS}
+CLAIMS: Mapping[str, Claim] = MappingProxyType(
+    {**metala.CLAIMS, **lolcats.CLAIMS, **mesanet.CLAIMS, **dsf.CLAIMS}
+)
 
 
 def find_claim(name: str) -> Claim:
