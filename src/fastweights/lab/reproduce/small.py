@@ -96,3 +96,5 @@ DIGITS_TUNED = replace(TUNED, training={"steps": 1200, "batch": 64}, every=1200)
 """Long enough that all models learn the digits."""
 IN_16_PATCHES = {"hidden_size": 32, "patch_size": 7}
 """Fields of a model of MNIST's digits in a few large patches."""
+IN_49_PATCHES = {"hidden_size": 32, "patch_size": 4}
+"""Fields of one in more and smaller patches, so that more of them have to be remembered."""
