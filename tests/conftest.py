@@ -60,5 +60,6 @@ def registry() -> Iterator[None]:
             register(kernel)
     for name in MIXERS.keys() - known.keys():
         del MIXERS[name]
-    for name in [name for name in sys.modules if name.partition(".")[0] == "mypkg"]:
-        del sys.modules[name]
+    if "mypkg" in sys.modules:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "mypkg"]:
+            del sys.modules[name]
