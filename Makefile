@@ -10,8 +10,9 @@ BROWSER := .venv-browser
 PYTEST := $(BIN)/python -m pytest
 # A worker that died is not replaced: the test that killed it would be given to the next one.
 PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
-# There is a process per core; more threads for tensors of a dozen elements only wait.
-SINGLE := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+# There is a process per core; more threads for tensors of a dozen elements only wait. A test that
+# starts a process finds our modules compiled, where the environment says that Python is to keep none.
+SINGLE := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 # Triton decides at its import whether it interprets.
 INTERPRETED := TRITON_INTERPRET=1 $(SINGLE)
 # A library linked against an old C library runs with every newer one; 2.17 is the oldest that Zig
