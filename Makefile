@@ -10,9 +10,8 @@ BROWSER := .venv-browser
 PYTEST := $(BIN)/python -m pytest
 # A worker that died is not replaced: the test that killed it would be given to the next one.
 PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
-# There is a process per core; more threads for tensors of a dozen elements only wait. A test that
-# starts a process finds our modules compiled, where the environment says that Python is to keep none.
-SINGLE := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
+# There is a process per core; more threads for tensors of a dozen elements only wait.
+SINGLE := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # Triton decides at its import whether it interprets.
 INTERPRETED := TRITON_INTERPRET=1 $(SINGLE)
 # A library linked against an old C library runs with every newer one; 2.17 is the oldest that Zig
@@ -31,6 +30,7 @@ quickstart: $(VENV)/installed  ## install, train a language model on Shakespeare
 install: $(VENV)/installed-all  ## .venv with all that tests, checks and documentation need: 3 minutes
 
 test: $(VENV)/installed-test  ## every test but the slow ones: 16 minutes
+	@$(BIN)/python -m compileall -q src  # tests start processes, and Python may be told to keep nothing
 	$(SINGLE) $(PYTEST) $(PARALLEL)
 	$(INTERPRETED) $(PYTEST) $(PARALLEL) tests/kernels/triton/interpreted
 

@@ -44,7 +44,11 @@ from reference_models import (
 )
 from tolerances import TOLERANCE
 
-each_precision = pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+# what differs in float64 differs in float32, or not visibly
+SLOW = {torch.float32: pytest.mark.slow}
+each_precision = pytest.mark.parametrize(
+    "dtype", [pytest.param(dtype, marks=SLOW.get(dtype, ())) for dtype in PRECISIONS], ids=str
+)
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 

@@ -294,7 +294,9 @@ def test_is_its_papers_layer(layer: Layer, dtype: torch.dtype) -> None:
         assert_close(mixer(x, method=method)[0], want, f"y by {method}")
 
 
-@each_dtype
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str
+)
 @each_layer
 def test_gradients_agree(layer: Layer, dtype: torch.dtype) -> None:
     want = gradients(layer.build(dtype).double(), inputs(dtype=dtype).double(), Recurrent())

@@ -87,6 +87,7 @@ def test_other_models_of_the_same_kinds_on_two_processes(tmp_path: Path) -> None
     assert not beyond(run_together(2, others_on_two_processes, tmp_path), "", 1e-10)
 
 
+@pytest.mark.slow
 def test_models_on_four_processes(four: Report) -> None:
     assert not beyond(four, "", 1e-10)
 

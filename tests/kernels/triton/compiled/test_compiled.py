@@ -50,7 +50,7 @@ NARROW_PRODUCTS = {
 LENGTHS = (64, 100, 4096, 4097)
 """All are computed by the same binaries; one token has kernels of its own."""
 
-QUICK = ("decay tied", "mesa 30 steps")
+QUICK = ("decay tied",)
 """What is compiled for Hopper each time."""
 ON_HOPPER = [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.offline)
