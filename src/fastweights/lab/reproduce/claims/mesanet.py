@@ -723,7 +723,8 @@ TEXT = {
         ),
         remark=(
             "The paper shows one model of 400 million parameters, averaged over 500 sequences of"
-            " text."
+            " text. No head of so small a model hardly forgets: γ is 0.27 to 0.80, condition"
+            " numbers are 1.6 to 3.0 and solved in 3 to 4 steps, so that little can correlate."
         ),
     ),
 }
