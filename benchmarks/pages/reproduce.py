@@ -53,14 +53,16 @@ GROUPS = {
 
 
 def _protocols_that_fail(claim: Claim) -> int:
-    """The protocols of the same statement that contradict it, if no other says anything else."""
-    measured = [
-        (other, outcome["verdict"] == ClaimVerdict.FAILS.value)
-        for _, other, outcome in _measured()
+    """The protocols of the same statement that contradict it, if no other says anything else.
+    Claims that share one at some size have one there.
+    """
+    fails = {
+        outcome.get("experiment") or name: outcome["verdict"] == ClaimVerdict.FAILS.value
+        for name, other, outcome in _measured()
         if (other.paper, other.place, other.statement)
         == (claim.paper, claim.place, claim.statement)
-    ]
-    return len(measured) if all(fails for _, fails in measured) else 0
+    }
+    return len(fails) if all(fails.values()) else 0
 
 
 def verdicts() -> str:

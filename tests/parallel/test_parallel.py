@@ -51,11 +51,6 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Report:
     return run_together(2, on_two_processes, tmp_path_factory.mktemp("two"))
 
 
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    return run_together(4, on_four_processes, tmp_path_factory.mktemp("four"))
-
-
 def beyond(report: Report, kind: str, tolerance: float) -> Report:
     """What of the `kind` is not as close as it should be."""
     found = {name: error for name, error in report.items() if kind in name}
@@ -88,8 +83,8 @@ def test_other_models_of_the_same_kinds_on_two_processes(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_models_on_four_processes(four: Report) -> None:
-    assert not beyond(four, "", 1e-10)
+def test_models_on_four_processes(tmp_path: Path) -> None:
+    assert not beyond(run_together(4, on_four_processes, tmp_path), "", 1e-10)
 
 
 def test_refusals(two: Report) -> None:

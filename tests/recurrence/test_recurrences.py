@@ -102,7 +102,9 @@ def test_every_kernel_agrees(case: Case, dtype: torch.dtype) -> None:
 
 
 # that others have the gradients of Recurrent is tested above
-@pytest.mark.parametrize("method", [Recurrent(), pytest.param(Auto(), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method", [Recurrent(), pytest.param(Auto(), marks=pytest.mark.slow)], ids=str
+)
 @each_case
 def test_gradients_are_those_of_finite_differences(case: Case, method: Method) -> None:
     shape = Shape(b=1, t=3, h=1, k=2, v=2)
