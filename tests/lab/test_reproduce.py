@@ -33,6 +33,7 @@ from fastweights.lab.reproduce import (
     TrialContext,
     find_claim,
     reproduce,
+    run,
 )
 from fastweights.lab.reproduce.accuracy import UPDATES, TaskExperiment, TaskTrial, TrainingBudget
 from fastweights.lab.reproduce.claim import FigureForm
@@ -186,6 +187,23 @@ def test_a_killed_claim_goes_on_and_a_finished_one_stays(tmp_path: Path) -> None
     assert first.verdict is ClaimVerdict.HOLDS
     assert again.measures.rows == first.measures.rows
     assert (out / "picture.png").read_bytes()[1:4] == b"PNG"
+
+
+@pytest.mark.usefixtures("pictures")
+def test_an_outcome_names_every_commit_that_ran_its_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, place = tmp_path / "out", _place(tmp_path)
+    place.shared.mkdir()
+    (place.shared / "broken").touch()
+    monkeypatch.setattr(run, "commit", lambda: "the first")
+    with pytest.raises(KeyboardInterrupt):
+        reproduce("toy", TOY_CLAIM, "cpu", out, place)
+    (place.shared / "broken").unlink()
+    for later in ("the second", "one that runs nothing"):
+        monkeypatch.setattr(run, "commit", lambda later=later: later)
+        reproduce("toy", TOY_CLAIM, "cpu", out, place)
+        assert read_json(out / "outcome.json")["commit"] == "the first, the second"
 
 
 def test_a_torn_line_is_run_again(tmp_path: Path) -> None:

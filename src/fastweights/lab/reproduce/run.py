@@ -88,6 +88,8 @@ class Outcome:
         checks: The results of its statements.
         minutes: Minutes of all trials together.
         trials: Number of trials.
+        commits: The commits that ran the trials, where they are known; one, unless a test was
+            stopped and went on with other code.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Outcome:
     checks: tuple[Check, ...]
     minutes: float
     trials: int
+    commits: tuple[str, ...]
 
     @property
     def verdict(self) -> ClaimVerdict:
@@ -126,7 +129,7 @@ class Outcome:
             "checks": [_check(check) for check in self.checks],
             "minutes": round(self.minutes, 2),
             "trials": self.trials,
-            "commit": commit(),
+            "commit": ", ".join(self.commits) or None,
             "machine": asdict(Machine.here(device)),
             "versions": versions(),
             "measures": [asdict(row) for row in self.measures],
@@ -202,7 +205,9 @@ def outcome_of(
     rows = [row for one in done for row in one.measures]
     measures = experiment.summary(Measures([*rows, *floors]))
     checks = judge(claim, experiment, measures)
-    return Outcome(name, claim, size, measures, checks, sum(one.minutes for one in done), len(done))
+    minutes = sum(one.minutes for one in done)
+    commits = tuple(dict.fromkeys(one.commit for one in done if one.commit is not None))
+    return Outcome(name, claim, size, measures, checks, minutes, len(done), commits)
 
 
 def _check(check: Check) -> dict[str, Any]:
