@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -273,6 +274,26 @@ def test_unrolled_steps_of_all_chunks_at_once_are_those_of_one_token_after_the_o
         got = results(given, state)
     for x, y in zip(got, results(given, state, method=Recurrent()), strict=True):
         assert_close(x, y, "unrolled")
+
+
+def test_unrolled_steps_end_where_all_tokens_have_converged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    applied = list[int]()
+
+    def counted(gram: ChunkGram, p: Tensor, apply: Any = ChunkGram.apply) -> Tensor:
+        applied.append(0)
+        return apply(gram, p)
+
+    monkeypatch.setattr(ChunkGram, "apply", counted)
+    given = replace(record(2, 30, 2, 5, 3), solver=UnrolledSolver(ConjugateGradient(30, 1e-3)))
+    state = states(given)
+    few = results(given, state)
+    taken = len(applied)
+    monkeypatch.setattr(ConjugateGradient, "_looks", lambda solver, x: False)
+    for x, y in zip(few, results(given, state), strict=True):
+        assert torch.equal(x, y)
+    assert 0 < 2 * taken < len(applied) - taken
 
 
 def model(**arguments: object) -> FastWeightsForCausalLM:

@@ -241,19 +241,34 @@ class ConjugateGradient(Solver):
         )
 
     def _run(self, operator: Operator, iterate: _Iterate) -> _Iterate:
-        unseen = torch.compiler.is_compiling() or (
-            self.tol is None and (not iterate.x.is_cpu or isinstance(iterate.x, FakeTensor))
-        )
-        if unseen or torch.is_grad_enabled():
-            return _Iterate(*self.repeat(_step_gradient, operator, iterate, self.max_steps))
+        if not self._looks(iterate.x):
+            return _Iterate(*self.repeat(_step, operator, iterate, self.max_steps))
+        if iterate.x.requires_grad:
+            return self._run_whole(operator, iterate)
         return self._run_active(operator, iterate)
+
+    def _looks(self, x: Tensor) -> bool:
+        """Whether it is looked at what has converged.
+
+        It makes the host wait for an accelerator, which only a tolerance is worth.
+        """
+        unknown = torch.compiler.is_compiling() or isinstance(x, FakeTensor) or x.is_meta
+        if unknown or torch._C._are_functorch_transforms_active():
+            return False
+        return x.is_cpu or self.tol is not None
+
+    def _run_whole(self, operator: Operator, iterate: _Iterate) -> _Iterate:
+        """All tiles until the last token has converged, for a step changes no other; each can be
+        differentiated."""
+        for _ in range(self.max_steps):
+            if not iterate.active.any():
+                break
+            iterate = iterate.step(operator)
+        return iterate
 
     def _run_active(self, operator: Operator, iterate: _Iterate) -> _Iterate:
         """Tiles whose tokens have all converged are put aside as soon as they are half of what is
-        left.
-
-        Looking at numbers makes the host wait for an accelerator, which only a tolerance is worth.
-        """
+        left."""
         whole = iterate._replace(x=iterate.x.clone(), steps=iterate.steps.clone())
         left = torch.arange(len(iterate.x), device=iterate.x.device)
         for _ in range(self.max_steps):
@@ -269,7 +284,7 @@ class ConjugateGradient(Solver):
         return whole
 
 
-def _step_gradient(operator: Operator, parts: Parts) -> Parts:
+def _step(operator: Operator, parts: Parts) -> Parts:
     return _Iterate(*parts).step(operator)
 
 
