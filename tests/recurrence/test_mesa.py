@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from extension import compiled, every_lesser_isa
@@ -31,7 +32,7 @@ from fastweights.recurrence import (
     condition_numbers,
     solver_statistics,
 )
-from fastweights.recurrence.solvers import ChunkGram
+from fastweights.recurrence.solvers import ChunkGram, TokenGram
 from tolerances import assert_close, error
 
 EXACT = ConjugateGradient(200, 1e-12)
@@ -294,6 +295,26 @@ def test_unrolled_steps_end_where_all_tokens_have_converged(
     for x, y in zip(few, results(given, state), strict=True):
         assert torch.equal(x, y)
     assert 0 < 2 * taken < len(applied) - taken
+
+
+def test_a_tolerance_needs_no_numbers_to_look_at() -> None:
+    root = torch.randn(3, 2, 4, 4, dtype=torch.float64)
+    gram, ridge, b = (
+        root @ root.mT,
+        torch.ones(3, 2, 1, 4).double(),
+        torch.randn(3, 2, 1, 4).double(),
+    )
+
+    def solve(*theta: Tensor) -> Tensor:
+        return ConjugateGradient(30, 1e-6).solve(TokenGram(*theta[:2]), theta[2]).x
+
+    each = torch.stack([solve(*one) for one in zip(gram, ridge, b, strict=True)])
+    assert torch.equal(torch.func.vmap(solve)(gram, ridge, b), each)
+    first = gram[0], ridge[0], b[0]
+    assert solve(*(s.to("meta") for s in first)).shape == each[0].shape
+    with FakeTensorMode() as mode:
+        fake = solve(*(mode.from_tensor(s) for s in first))
+    assert fake.shape == each[0].shape
 
 
 def model(**arguments: object) -> FastWeightsForCausalLM:
