@@ -138,7 +138,9 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 
 # All at once takes half the time of one after the other.
 $(VENV)/installed-all: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable '.[dev,docs,test]'
+	$(PIP) --no-compile --editable '.[dev,docs,test]'
+	@# pip compiles on one core alone; packages have files of other Pythons, which it leaves out too.
+	@$(BIN)/python -m compileall -qq --workers 0 $(VENV)/lib || true
 	@touch $(VENV)/installed $(addprefix $(VENV)/installed-,all dev docs test)
 
 $(VENV)/installed-%: $(VENV)/installed
