@@ -238,6 +238,7 @@ FAMILIES: dict[str, tuple[str, Callable[[int], Configuration]]] = {
     "lfm3": ("lfm3", _lfm3),
     "inkling": ("inkling_text", _inkling),
     "inkling2": ("inkling2_text", _inkling),
+    "inkling2_loop": ("inkling2_loop_text", _inkling),
 }
 """Of each model folder the model type of its texts, and the configuration of a width."""
 
