@@ -46,8 +46,9 @@ def _judged(content: dict[str, Any], context: TrialContext, floors: bool) -> dic
         measured = [row for row in measures if row.quantity != FLOOR]
         measures = Measures([*measured, *experiment.floors(context)])
     checks = judge(claim, experiment, measures)
-    counts = (content["minutes"], content["trials"], (content["commit"],))
-    outcome = Outcome(name, claim, size, measures, checks, *counts)
+    outcome = Outcome(
+        name, claim, size, measures, checks, content["minutes"], content["trials"], commits=()
+    )
     new = outcome.content(context.device)
     kept = ("place", "statement", "figures", "verdict", "tally", "checks", "measures")
     return {key: new[key] for key in kept}

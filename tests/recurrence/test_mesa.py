@@ -297,13 +297,10 @@ def test_unrolled_steps_end_where_all_tokens_have_converged(
     assert 0 < 2 * taken < len(applied) - taken
 
 
+@torch.no_grad()
 def test_a_tolerance_needs_no_numbers_to_look_at() -> None:
-    root = torch.randn(3, 2, 4, 4, dtype=torch.float64)
-    gram, ridge, b = (
-        root @ root.mT,
-        torch.ones(3, 2, 1, 4).double(),
-        torch.randn(3, 2, 1, 4).double(),
-    )
+    root, b = (torch.randn(3, 2, rows, 4, dtype=torch.float64) for rows in (4, 1))
+    gram, ridge = root @ root.mT, torch.ones_like(b)
 
     def solve(*theta: Tensor) -> Tensor:
         return ConjugateGradient(30, 1e-6).solve(TokenGram(*theta[:2]), theta[2]).x
