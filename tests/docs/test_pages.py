@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from fastweights.lab.reproduce import CLAIMS
+
 ROOT = Path(__file__).parents[2]
 NAMES = (
     "performance",
@@ -74,3 +76,30 @@ def test_a_picture_is_drawn(pages: dict[str, Any], name: str) -> None:
 def test_a_page_without_the_place_is_refused(pages: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="no <!-- machine -->"):
         pages["linearize"].render("# Another page\n")
+
+
+FAILS, OPEN = "does not hold", "does not show"
+PROTOCOLS = [
+    pytest.param([("a", FAILS), ("b", FAILS)], 2, id="both fail"),
+    pytest.param([("a", FAILS), ("a", FAILS)], 1, id="one, shared by two claims"),
+    pytest.param([(None, FAILS), (None, FAILS)], 2, id="unnamed ones differ"),
+    pytest.param([("a", FAILS), ("b", OPEN)], 0, id="another is open"),
+]
+
+
+@pytest.mark.usefixtures("pages")
+@pytest.mark.parametrize(("outcomes", "expected"), PROTOCOLS)
+def test_protocols_that_contradict_a_claim_are_counted(
+    monkeypatch: pytest.MonkeyPatch, outcomes: list[tuple[str | None, str]], expected: int
+) -> None:
+    """Claims of the same statement count once where they share a protocol."""
+    from pages import reproduce
+
+    claim, other = CLAIMS["metala-tablea6"], CLAIMS["metala-table7"]
+    rows = [
+        (f"claim {number}", claim, {"experiment": experiment, "verdict": verdict})
+        for number, (experiment, verdict) in enumerate(outcomes)
+    ]
+    elsewhere = ("other", other, {"experiment": "c", "verdict": FAILS})
+    monkeypatch.setattr(reproduce, "_measured", lambda: iter([*rows, elsewhere]))
+    assert reproduce._protocols_that_fail(claim) == expected

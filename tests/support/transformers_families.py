@@ -144,6 +144,11 @@ def _qwen4(width: int) -> Configuration:
     return _qwen3_moe(width) | indexer | budget | {"hc_count": 2, "hc_lowrank": 4}
 
 
+def _lara(width: int) -> Configuration:
+    layers = {"layer_types": ["linear_attention", "sliding_attention"], "sliding_window": 8}
+    return _qwen3_moe(width) | layers
+
+
 def _olmo(width: int) -> Configuration:
     return _hybrid(width) | _delta(width) | {"linear_num_value_heads": 2}
 
@@ -229,6 +234,7 @@ FAMILIES: dict[str, tuple[str, Callable[[int], Configuration]]] = {
     "qwen3_5": ("qwen3_5_text", _qwen3_5),
     "qwen3_5_moe": ("qwen3_5_moe_text", _qwen3_moe),
     "qwen4_exp": ("qwen4_exp_text", _qwen4),
+    "lara_mini": ("lara_mini", _lara),
     "olmo_hybrid": ("olmo_hybrid", _olmo),
     "kimi_linear": ("kimi_linear", _latent),
     "bailing_hybrid": ("bailing_hybrid", _bailing),
