@@ -401,7 +401,7 @@ def last_through(config, out: Path, calls) -> int:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_killed_while_writing(folder, undisturbed, tmp_path, seed):
     generator = random.Random(seed)
-    calls = (generator.randrange(2, 50) for _ in range(100))
+    calls = (generator.randrange(20, 70) for _ in range(100))
     assert last_through(tiny(folder), tmp_path / "out", calls) > 2
     assert outcome(tmp_path / "out") == undisturbed
     assert not list((tmp_path / "out").rglob("*.partial"))
@@ -419,10 +419,11 @@ def test_killed_at_any_time(folder, undisturbed, tmp_path):
     generator, kills = random.Random(0), 0
     while not (tmp_path / "out" / "model").exists():
         process = sitting(tiny(folder), tmp_path / "out")
-        time.sleep(generator.uniform(0.1, 1.0) * (1 + kills / 5))
+        time.sleep(generator.uniform(0.02, 0.1) * 1.3**kills)
         process.kill()
         process.join()
         kills += 1
+    assert kills > 1
     train(tiny(folder), tmp_path / "out", cpu=True)
     assert outcome(tmp_path / "out") == undisturbed
 
