@@ -229,8 +229,16 @@ def test_data_that_a_size_reads_are_asked_for(tmp_path: Path) -> None:
         _place(tmp_path).file("books")
 
 
+def test_a_claim_without_its_data_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["reproduce", "dsf-table3-image", "--out", str(out)]) == 2
+    assert "mnist" in capsys.readouterr().err
+    assert not out.exists()
+
+
 # every claim --------------------------------------------------------------------------------------
-# ------------------
 
 
 @pytest.mark.parametrize("name", CLAIMS)

@@ -55,10 +55,11 @@ class TrialRecord:
 
 
 class Ledger:
-    """The records of all trials run in a folder: one line of JSON each, only ever appended to."""
+    """The records of all trials run in a folder: one line of JSON each, only ever appended to.
+
+    The folder is made with the first of them."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "trials.jsonl"
         cut_torn_line(self.path)
         self.done = {done.key: done for done in map(TrialRecord.of, read_rows(self.path))}
@@ -72,6 +73,7 @@ class Ledger:
 
     def add(self, done: TrialRecord) -> None:
         """Append a record and sync the file to disk."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         append_row(self.path, asdict(done))
         self.done[done.key] = done
 
