@@ -36,7 +36,7 @@ from fastweights.lab.reproduce import (
     run,
 )
 from fastweights.lab.reproduce.accuracy import UPDATES, TaskExperiment, TaskTrial, TrainingBudget
-from fastweights.lab.reproduce.claim import FigureForm
+from fastweights.lab.reproduce.claim import FLOOR, FigureForm
 from fastweights.lab.reproduce.claims.lolcats import SMALL as TEACHER
 from fastweights.lab.reproduce.computed import COUNTED, Computed
 from fastweights.lab.reproduce.conversion import Conversions, ConversionTrial, Updates, with_updates
@@ -53,6 +53,7 @@ from fastweights.lab.reproduce.solving import (
     FewerSteps,
     MesaDiagnostics,
     Solvers,
+    StepsExperiment,
     rank_correlation,
 )
 from fastweights.lab.reproduce.speed import (
@@ -294,6 +295,9 @@ def pretended(recipe: Experiment) -> Measures:
                     for quantity in ("", UPDATES)
                     for seed in range(5)
                 ]
+            case FewerSteps(cell=cell, seed=seed, steps=steps):
+                rows += [Measure(cell.series, 1.0, seed=seed)]
+                rows += [Measure(cell.series, 1.0, n, BY_STEPS, seed) for n in steps]
             case ConversionTrial(series=series, seed=seed):
                 quantities = ("PPL@2", "PPL@0", "KL of weights", "error of outputs")
                 rows += [Measure(series, 1.0, None, quantity, seed) for quantity in quantities]
@@ -320,8 +324,6 @@ def _read(reading: object, series: str, seed: int) -> list[Measure]:
             return added + [
                 Measure(name, 1.0, None, q, seed) for name in solvers for q in ("", STEPS, ALLOWED)
             ]
-        case FewerSteps(steps=steps):
-            return [Measure(series, 1.0, n, BY_STEPS, seed) for n in steps]
         case MesaDiagnostics():
             names = ("condition number", "growth of the condition number", "steps", "cosine to GLA")
             return [Measure(name, 1.0, seed=seed) for name in names]
@@ -505,15 +507,37 @@ def test_language_models_are_shared_and_read(tmp_path: Path) -> None:
     trial = LanguageModelTrial("mesa", models["mesa"], 0, tiny, (solvers,))
     rows = Measures(trial.run(_place(tmp_path)))
     assert rows.of(STEPS).sample("1 steps", None) == Sample((1.0,), (0,))
-    fewer = FewerSteps((0, 2), 128, 32)
-    places = {
-        name: Measures(LanguageModelTrial(name, mixers, 0, tiny, (fewer,)).run(_place(tmp_path)))
-        .of(BY_STEPS)
-        .places(name)
-        for name, mixers in models.items()
-    }
-    assert places == {"transformer": [0], "mesa": [0, 2]}
     assert len(list((tmp_path / "shared" / "models").iterdir())) == 2
+
+
+@pytest.mark.usefixtures("pictures")
+def test_models_of_a_task_are_stopped_after_fewer_steps(tmp_path: Path) -> None:
+    task = InContextRecall(8, 16)
+    protocol = small(task, replace(task, known=True), 2, 8)
+    effort = TrainingBudget(seeds=(0, 1), rates=(1e-9, 0.03), tuning=(7,), every=2)
+    mixers = {"mesa": {"name": "mesa", "heads": 2}, "gla": {"name": "gla", "heads": 2}}
+    cells = tuple(
+        TaskTrial(name, None, protocol, "softmax", {"mixers": [mixer]}, effort)
+        for name, mixer in mixers.items()
+    )
+    recipe = StepsExperiment(cells, steps=(0, 2, 30))
+    assert [trial.name for trial in recipe.trials()] == [
+        f"{name}, seed {seed}" for seed in (0, 1) for name in mixers
+    ]
+    statements = (Above(Term("mesa", 0, BY_STEPS), -1), Above(Term("gla", -1, BY_STEPS), -1))
+    found = _tested(recipe, statements, Curves("steps", "accuracy [%]"), tmp_path)
+    by_steps = found.of(BY_STEPS)
+    assert {name: by_steps.places(name) for name in mixers} == {"mesa": [0, 2, 30], "gla": [0]}
+    for name, steps in {"mesa": 30, "gla": 0}.items():
+        assert by_steps.sample(name, steps) == found.of("").sample(name, None)
+    assert found.of(FLOOR).series
+
+
+def test_a_rate_that_nobody_chooses_is_an_error() -> None:
+    task = InContextRecall(8, 16)
+    alone = TaskTrial("mesa", None, small(task, task, 2, 8), "mesa", {}, TrainingBudget())
+    with pytest.raises(ValueError, match="seeds of their own"):
+        StepsExperiment((alone,))
 
 
 @pytest.mark.usefixtures("pictures")

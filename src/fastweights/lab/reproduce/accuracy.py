@@ -114,10 +114,14 @@ class TaskTrial(Trial):
         return self.series + ("" if self.x is None else f" at {self.x}")
 
     def run(self, context: TrialContext) -> list[Measure]:
+        return list(self._measures(self._sweep(self.tuned_plan(context), context)))
+
+    def tuned_plan(self, context: TrialContext) -> SweepPlan:
+        """Plan the runs that are judged, at the rate and decay that other seeds have chosen, whose
+        runs are made first."""
         if not self.effort.tuning:
-            return list(self._measures(self._sweep(self._plan(context), context)))
-        plan = self._tuned(context, self._sweep(self._tuning(context), context))
-        return list(self._measures(self._sweep(plan, context)))
+            return self._plan(context)
+        return self._tuned(context, self._sweep(self._tuning(context), context))
 
     def minutes(self, context: TrialContext) -> float:
         folder, plans = SweepFolder(context.shared / "sweep"), [self._plan(context)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -12,8 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.analysis.capture import mesa_records
+from fastweights.lab.reproduce.accuracy import TaskExperiment, TaskTrial
+from fastweights.lab.reproduce.claim import Trial, TrialContext
 from fastweights.lab.reproduce.measures import Measure
 from fastweights.lab.reproduce.text import Probe
+from fastweights.lab.sweep.trainer import TaskStage, train
 from fastweights.methods import evaluate
 from fastweights.mixers import MesaLayer
 from fastweights.models import FastWeightsForCausalLM
@@ -29,7 +32,7 @@ from fastweights.text.tokens import TokenText
 from fastweights.train.perplexity import nll_by_position
 
 STEPS, ALLOWED = "steps per token", "steps allowed"
-ADDED, BY_STEPS = "loss added to that of 30 steps", "loss by steps"
+ADDED, BY_STEPS = "loss added to that of 30 steps", "accuracy by steps"
 
 
 @dataclass(frozen=True)
@@ -75,29 +78,66 @@ class Solvers(Probe):
 
 
 @dataclass(frozen=True)
-class FewerSteps(Probe):
-    """A probe of the loss where solving stops after each of several numbers of steps.
+class FewerSteps(Trial):
+    """A trial of one model of a task, from one seed, that measures its accuracy in per cent: as it
+    is, and where solving stops after each of several numbers of steps.
 
-    A model without Mesa layers takes no steps, whatever it is given.
+    A model without Mesa layers takes no steps, whatever it is given. Models are those at the end of
+    their training, at the learning rate that the task's other seeds have chosen.
 
     Attributes:
+        cell: The task, and how its models are trained.
+        seed: Seed of weights and data.
         steps: The numbers of steps; 0 is gated linear attention.
-        tokens: Tokens of validation text.
-        length: Tokens per sequence.
     """
 
+    cell: TaskTrial
+    seed: int
     steps: tuple[int, ...]
-    tokens: int
-    length: int
 
-    def measures(
-        self, series: str, seed: int, model: FastWeightsForCausalLM, tokens: TokenText
-    ) -> Iterator[Measure]:
-        solves = any(isinstance(module, MesaLayer) for module in model.modules())
+    @property
+    def name(self) -> str:
+        return f"{self.cell.name}, seed {self.seed}"
+
+    def run(self, context: TrialContext) -> list[Measure]:
+        runs = self.cell.tuned_plan(context).runs()
+        stage = train(next(run for run in runs if run.seed == self.seed), device=context.device)
+        return list(self._measures(stage))
+
+    def _measures(self, stage: TaskStage) -> Iterator[Measure]:
+        yield Measure(self.cell.series, 100 * stage.test_score().accuracy, seed=self.seed)
+        solves = any(isinstance(module, MesaLayer) for module in stage.model.modules())
         for steps in self.steps if solves else (0,):
-            with use_solver(model, ConjugateGradient(steps)) if solves else nullcontext():
-                loss = nll_by_position(model, tokens[: self.tokens], self.length, batch=8)
-            yield Measure(series, loss.mean, steps, BY_STEPS, seed)
+            with use_solver(stage.model, ConjugateGradient(steps)) if solves else nullcontext():
+                accuracy = stage.test_score().accuracy
+            yield Measure(self.cell.series, 100 * accuracy, steps, BY_STEPS, self.seed)
+
+
+@dataclass(frozen=True)
+class StepsExperiment(TaskExperiment):
+    """An experiment of trials on tasks whose models are measured with fewer steps, each by itself.
+
+    Attributes:
+        steps: The numbers of steps.
+
+    Raises:
+        ValueError: If a trial has no seeds that choose its learning rate.
+    """
+
+    steps: tuple[int, ...] = (0, 30)
+
+    def __post_init__(self) -> None:
+        if not all(cell.effort.tuning for cell in self.cells):
+            raise ValueError("seeds of their own must choose the rates of models to be solved")
+
+    def trials(self) -> Sequence[Trial]:
+        seeds = dict.fromkeys(seed for cell in self.cells for seed in cell.effort.seeds)
+        return [
+            FewerSteps(cell, seed, self.steps)
+            for seed in seeds
+            for cell in self.cells
+            if seed in cell.effort.seeds
+        ]
 
 
 @dataclass(frozen=True)

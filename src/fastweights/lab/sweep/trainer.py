@@ -236,6 +236,10 @@ class TaskStage(Stage):
         mark = self.training.stop
         return mark is not None and bool(self.points) and self.points[-1].accuracy > mark
 
+    def test_score(self) -> Score:
+        """Score the test set by the model as it is now."""
+        return self._score(self.test)
+
     def _score(self, parts: Sequence[Batch]) -> Score:
         return score(self.model, self.run.protocol.task, parts, 4 * self.training.batch)
 
