@@ -230,13 +230,12 @@ def test_data_that_a_size_reads_are_asked_for(tmp_path: Path) -> None:
         _place(tmp_path).file("books")
 
 
-def test_a_claim_without_its_data_leaves_no_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    assert main(["reproduce", "dsf-table3-image", "--out", str(out)]) == 2
-    assert "mnist" in capsys.readouterr().err
-    assert not out.exists()
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    place = _place(tmp_path)
+    with pytest.raises(OSError, match="file"):
+        reproduce("toy", TOY_CLAIM, "cpu", tmp_path / "file" / "out", place)
+    assert not (place.shared / "ran").exists()
 
 
 # every claim --------------------------------------------------------------------------------------
@@ -251,6 +250,23 @@ def test_claims_are_complete(name: str) -> None:
         assert all(trial.name for trial in trials)
         assert size.minutes > 0
     assert one.gpu.minutes <= 10
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        (name, size)
+        for name, one in CLAIMS.items()
+        for size, its in one.sizes.items()
+        if any(trial.files for trial in its.experiment.trials())
+    ],
+)
+def test_files_are_looked_for_before_anything_runs(name: str, size: str, tmp_path: Path) -> None:
+    trials = CLAIMS[name].sizes[size].experiment.trials()
+    first = next(file for trial in trials for file in trial.files)
+    with pytest.raises(ValueError, match=f"reads {first}; pass the folder"):
+        reproduce(name, CLAIMS[name], size, tmp_path / "out", _place(tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 def test_all_tests_every_claim_that_it_can(

@@ -113,6 +113,10 @@ class TaskTrial(Trial):
     def name(self) -> str:
         return self.series + ("" if self.x is None else f" at {self.x}")
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (self.protocol.file,) if isinstance(self.protocol, ProtocolOnFile) else ()
+
     def run(self, context: TrialContext) -> list[Measure]:
         return list(self._measures(self._sweep(self.tuned_plan(context), context)))
 

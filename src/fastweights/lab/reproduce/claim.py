@@ -287,6 +287,11 @@ class Trial(ABC):
     def name(self) -> str:
         """Name of the trial for people to read."""
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names of the files in the user's data that it reads."""
+        return ()
+
     @abstractmethod
     def run(self, context: TrialContext) -> list[Measure]:
         """Measure the numbers; a long trial resumes in ``context.shared`` where it was killed."""

@@ -50,6 +50,11 @@ class TrainedTeacher:
     batch: int
     length: int
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """None of the user's."""
+        return ()
+
     def prepare_model(self, context: TrialContext) -> Path:
         """Train the model unless it exists already, and return its folder."""
         out = keyed_folder(context.shared / "models", self)
@@ -85,6 +90,11 @@ class ProvidedTeacher:
 
     model: str
     text: str
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names of both."""
+        return self.model, self.text
 
     def prepare_model(self, context: TrialContext) -> Path:
         """Return the model's folder."""
@@ -122,6 +132,10 @@ class ConversionTrial(Trial):
     @property
     def name(self) -> str:
         return f"{self.series}, seed {self.seed}"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return self.teacher.files
 
     def run(self, context: TrialContext) -> list[Measure]:
         data = Data(

@@ -55,9 +55,7 @@ class TrialRecord:
 
 
 class Ledger:
-    """The records of all trials run in a folder: one line of JSON each, only ever appended to.
-
-    The folder is made with the first of them."""
+    """The records of all trials run in a folder: one line of JSON each, only ever appended to."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "trials.jsonl"
@@ -71,9 +69,12 @@ class Ledger:
             return self.done.get(former_repr(trial))
         return done
 
+    def make_folder(self) -> None:
+        """Make the folder unless it is there."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+
     def add(self, done: TrialRecord) -> None:
         """Append a record and sync the file to disk."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         append_row(self.path, asdict(done))
         self.done[done.key] = done
 
@@ -179,9 +180,20 @@ def reproduce(
 def run_missing_trials(
     experiment: Experiment, ledger: Ledger, place: TrialContext, listener: Listener
 ) -> list[TrialRecord]:
-    """Run the trials that the ledger does not have, and return the records of all."""
+    """Run the trials that the ledger does not have, and return the records of all.
+
+    Before the first of them, the user's files that any of them reads are looked for, and the
+    folder is made.
+
+    Raises:
+        ValueError: If a file is missing.
+    """
     trials = experiment.trials()
     found = [ledger.find(trial) for trial in trials]
+    missing = [trial for trial, done in zip(trials, found, strict=True) if done is None]
+    for name in dict.fromkeys(name for trial in missing for name in trial.files):
+        place.file(name)
+    ledger.make_folder()
     for number, (trial, done) in enumerate(zip(trials, found, strict=True), 1):
         if done is None:
             listener(trial, number, len(trials))

@@ -99,6 +99,10 @@ class FewerSteps(Trial):
     def name(self) -> str:
         return f"{self.cell.name}, seed {self.seed}"
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        return self.cell.files
+
     def run(self, context: TrialContext) -> list[Measure]:
         runs = self.cell.tuned_plan(context).runs()
         stage = train(next(run for run in runs if run.seed == self.seed), device=context.device)

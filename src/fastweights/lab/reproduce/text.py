@@ -93,6 +93,11 @@ class LanguageTraining(ABC):
     rate: float
     length: int
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names of the files in the user's data that it reads."""
+        return ()
+
     @abstractmethod
     def train_or_load(
         self, mixers: Sequence[Fields], seed: int, context: TrialContext
@@ -180,6 +185,10 @@ class Pretraining(LanguageTraining):
     warmup: int
     bf16: bool = False
     data: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return self.data
 
     def config(self, mixers: Sequence[Fields], seed: int, text: Text) -> TrainConfig:
         """Return the configuration of one training."""
@@ -356,6 +365,10 @@ class LanguageModelTrial(Trial):
     @property
     def name(self) -> str:
         return f"{self.series}, seed {self.seed}"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return self.pretraining.files
 
     def run(self, context: TrialContext) -> list[Measure]:
         tuned = self.pretraining.at_best_rate(self.mixers, self.tuning, context)
