@@ -526,6 +526,22 @@ def test_language_models_are_shared_and_read(tmp_path: Path) -> None:
     assert len(list((tmp_path / "shared" / "models").iterdir())) == 2
 
 
+def test_recall_is_solved_where_only_what_is_random_is_lost() -> None:
+    training = RecallTraining(InContextRecall(10, 16), 1, 8, rate=1.0, steps=2, batch=2)
+    nats, seen, before = [], set[int](), -1
+    for place, token in enumerate(np.asarray(training.language().validation[:]).tolist()):
+        if place % 16 == 0:
+            seen = set()
+        random = place % 2 == 0 or before not in seen
+        nats.append(np.log(5) if random else 0.0)
+        seen |= {before} if place % 2 else set()
+        before = token
+    assert training.least_loss == pytest.approx(np.mean(nats))
+    scale = LanguageModels({}, training, ()).scale
+    assert scale.is_at_ceiling(training.least_loss + 0.04)
+    assert not scale.is_at_ceiling(training.least_loss + 0.06)
+
+
 @pytest.mark.usefixtures("pictures")
 def test_models_of_a_task_are_stopped_after_fewer_steps(tmp_path: Path) -> None:
     task = InContextRecall(8, 16)

@@ -22,6 +22,7 @@ from fastweights.lab.reproduce.text import (
 from fastweights.lab.sweep.plan import SweepModel, SweepRun
 from fastweights.lab.sweep.trainer import train
 from fastweights.lab.tasks import InContextRecall
+from fastweights.lab.tasks.sampling import find_repeats
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.runs.checkpoint import no_progress_bars
 from fastweights.runs.files import atomic_folder
@@ -42,7 +43,7 @@ class RecallTraining(LanguageTraining):
     on that its key is seen in the episode.
 
     Attributes:
-        task: What an episode is.
+        task: What an episode is, without noise.
         layers: Number of blocks.
         width: Hidden size.
         rate: Peak learning rate.
@@ -61,6 +62,15 @@ class RecallTraining(LanguageTraining):
     def length(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Tokens of an episode."""
         return self.task.length
+
+    @property
+    def least_loss(self) -> float:
+        """Keys, and values of keys not seen before, are random; other values are known. The last
+        key of an episode counts as any, though it was seen before."""
+        episodes = np.asarray(self.language().validation[:]).reshape(-1, self.length)
+        keys, values = self.task.vocabulary // 2, self.task.vocabulary - self.task.vocabulary // 2
+        known = find_repeats(episodes[:, ::2])
+        return float(np.log(keys) + np.log(values) * np.mean(~known)) / 2
 
     def run(self, mixers: Sequence[Fields], seed: int) -> SweepRun:
         """Return the training of one model."""

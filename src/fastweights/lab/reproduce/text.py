@@ -40,7 +40,8 @@ from fastweights.train.perplexity import PositionLoss, nll_by_position
 Fields = Mapping[str, Any]
 POSITION, FAR = "by position", "mean so far"
 MARGIN = 0.05
-"""Nats below n-grams from which on a model has learnt more than neighbours."""
+"""Nats below n-grams from which on a model has learnt more than neighbours, and those above the
+least possible loss up to which it has learnt all."""
 LONGEST, COUNTED, PREDICTED = 3, 2_000_000, 32_768
 """Tokens of the longest n-gram, those of text that are counted at most, and those predicted."""
 
@@ -97,6 +98,11 @@ class LanguageTraining(ABC):
     def files(self) -> tuple[str, ...]:
         """The names of the files in the user's data that it reads."""
         return ()
+
+    @property
+    def least_loss(self) -> float | None:
+        """The nats per token that no model can be below; None if they are not known."""
+        return None
 
     @abstractmethod
     def train_or_load(
@@ -428,7 +434,8 @@ class LanguageModels(Experiment):
 
     @property
     def scale(self) -> Scale:
-        return Scale(margin=MARGIN, ascending=False)
+        least = self.pretraining.least_loss
+        return Scale(MARGIN, None if least is None else least + MARGIN, ascending=False)
 
     def floors(self, context: TrialContext) -> list[Measure]:
         series, mixers = next(iter(self.models.items()))
