@@ -134,7 +134,7 @@ FIG1 = {
         reference=(Above(Term("softmax", -1), 99),),
         controls=(Term("linear", 0),),
         unit="accuracy [%]",
-        cpu=ClaimSize(_expansions(mqar(32, 8, 32, 600), 32, (4, 32), _LOCAL, TUNED), 5),
+        cpu=ClaimSize(_expansions(mqar(32, 8, 32, 600), 32, (4, 32), _LOCAL, TUNED), 3),
         gpu=ClaimSize(
             _expansions(TASKS["mqar-dsf-256x16"], 256, (32, 256), [], SHORT),
             10,
@@ -156,7 +156,7 @@ FIG1 = {
         unit="accuracy [%]",
         cpu=ClaimSize(
             _expansions(mqar(32, 8, 32, 600), 32, (4, 32), _LOCAL, TUNED, _NORMALIZED),
-            4,
+            2,
             "Without S6 and SSD, which learn nothing of this task in 600 updates.",
         ),
         gpu=ClaimSize(
@@ -243,7 +243,7 @@ FIG2 = {
         statements=(Above(Term("normalized"), Term("linear")),),
         reference=(Above(Term("softmax"), 99),),
         unit="accuracy [%]",
-        cpu=ClaimSize(_normalisations(mqar(64, 16, 32, 900), SHORT_ATTENTION, (32,), TUNED), 10),
+        cpu=ClaimSize(_normalisations(mqar(64, 16, 32, 900), SHORT_ATTENTION, (32,), TUNED), 4),
         gpu=ClaimSize(
             _normalisations(TASKS["mqar-dsf-256x16"], ATTENTION, (128,), SHORT),
             5,
@@ -277,7 +277,7 @@ FIG2 = {
             _normalisations(
                 mqar(64, 16, 32, 900), _with_mlp_variants(SHORT_ATTENTION), (32,), TUNED
             ),
-            15,
+            10,
         ),
         gpu=ClaimSize(
             _normalisations(TASKS["mqar-dsf-256x16"], _with_mlp_variants(ATTENTION), (128,), SHORT),
@@ -309,7 +309,7 @@ FIG2 = {
         unit="accuracy [%]",
         cpu=ClaimSize(
             _normalisations(mqar(64, 16, 32, 900), SHORT_SYSTEMS, (32,), TUNED),
-            14,
+            9,
             "S6 and SSD are slow to learn: even 4 pairs in 16 tokens, which normalized attention"
             " has learnt after 100 updates, take them 1,000 to 2,500, and not every seed does.",
         ),
@@ -426,7 +426,7 @@ TABLE2 = {
         unit="accuracy [%]",
         cpu=ClaimSize(
             _etas(mqar(64, 16, 32, 900), 24, _LOCAL, {}, TUNED_EIGHT),
-            11,
+            9,
             "MQAR alone, without LRA Image.",
         ),
         gpu=ClaimSize(
@@ -494,7 +494,7 @@ TABLE1 = {
                 Tuning((6e-3, 1.2e-2, 2.4e-2)),
                 (LOCAL,),
             ),
-            41,
+            25,
             "One layer behind one that mixes neighbours: without that layer, linear and normalized"
             " attention stay above 3-grams.",
         ),
@@ -526,7 +526,7 @@ TABLE1 = {
         unit="nats per token (lower is better)",
         cpu=ClaimSize(
             _recall_language(16, 64, 32, 900, FIVE, Tuning((1e-3, 3e-3, 1e-2))),
-            10,
+            6,
             "Recall of 8 keys in 64 tokens, one layer behind one that mixes neighbours.",
         ),
         gpu=ClaimSize(
@@ -667,7 +667,7 @@ TABLE3 = {
         ON_IMAGES,
         cpu=ClaimSize(
             _images(DIGITS, DIGITS_TUNED, IN_49_PATCHES),
-            20,
+            18,
             "Images alone: MNIST in 49 patches, where the arena has CIFAR-10 by pixels.",
         ),
     ),

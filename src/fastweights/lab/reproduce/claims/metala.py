@@ -266,7 +266,7 @@ MQAR = {
                 EQUAL_STATES,
                 TUNED,
             ),
-            16,
+            13,
         ),
         gpu=ClaimSize(
             _recall(
@@ -313,7 +313,7 @@ MQAR = {
                     for d, s in product((16, 48), ("metala", "mamba", "softmax"))
                 )
             ),
-            12,
+            7,
             "8 pairs in 32 tokens; widths 16 and 48.",
         ),
         gpu=ClaimSize(
@@ -383,7 +383,7 @@ MAD = {
         unit="accuracy [%]",
         cpu=ClaimSize(
             _mad(SMALL_MAD, SMALL_MIXERS, TUNED, macro=False),
-            20,
+            18,
             "Short sequences; without recall, memorization and copying, which all models solve."
             " Labels count alike; in MAD classes do, so that one wrong guess can cost a sixth.",
         ),
@@ -476,7 +476,7 @@ ABLATION = {
         unit="nats per token (lower is better)",
         cpu=ClaimSize(
             _ablation(LEARNT, 2, FIVE, Positions(32_768, 257), TUNED_TEXT),
-            12,
+            14,
             "Loss after 1,200 updates, where the paper has zero-shot accuracies of trained models.",
         ),
         gpu=ClaimSize(_ablation(MEDIUM, 4, FIVE, Positions(262_144, 513)), 10),
