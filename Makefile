@@ -29,7 +29,7 @@ quickstart: $(VENV)/installed  ## install, train a language model on Shakespeare
 
 install: $(VENV)/installed-all  ## .venv with all that tests, checks and documentation need: 3 minutes
 
-test: $(VENV)/installed-test  ## every test but the slow ones: 16 minutes
+test: $(VENV)/installed-test  ## every test but the slow ones: 10 to 16 minutes
 	@$(BIN)/python -m compileall -q src  # or every process that a test starts does so, under PYTHONDONTWRITEBYTECODE
 	$(SINGLE) $(PYTEST) $(PARALLEL)
 	$(INTERPRETED) $(PYTEST) $(PARALLEL) tests/kernels/triton/interpreted
