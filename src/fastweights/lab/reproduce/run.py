@@ -166,7 +166,7 @@ def reproduce(
         listener: Called with (trial, its number, number of trials) for every trial.
 
     Raises:
-        ValueError: If the claim has no such size.
+        ValueError: If the claim has no such size, or a file that it reads is missing.
     """
     experiment = claim.at(size).experiment
     done = run_missing_trials(experiment, Ledger(out), place, listener)

@@ -132,7 +132,10 @@ class StepsExperiment(TaskExperiment):
 
     def __post_init__(self) -> None:
         if not all(cell.effort.tuning for cell in self.cells):
-            raise ValueError("seeds of their own must choose the rates of models to be solved")
+            raise ValueError(
+                "seeds of their own choose the learning rates of models that are measured after"
+                " fewer steps; give the budget of every trial its `tuning`"
+            )
 
     def trials(self) -> Sequence[Trial]:
         seeds = dict.fromkeys(seed for cell in self.cells for seed in cell.effort.seeds)

@@ -367,9 +367,14 @@ def _languages(
     )
 
 
+def _behind_local_mixer(models: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {name: behind_local_mixer(*own["mixers"]) for name, own in models.items()}
+
+
 SMALL_LANGUAGES = RegBench(states=4, edges=2, alphabet=3, words=(14, 18), letters=(2, 5))
 """Three or four states and three letters; many short words, whose beginnings come again and again,
 while what follows depends on all of the word."""
+REGBENCH = TASKS["regbench-mesanet"]
 SMALL_REGBENCH = small(SMALL_LANGUAGES, SMALL_LANGUAGES, 1000, 64, norm="rms", mlp="gated")
 TUNED_LANGUAGES = TrainingBudget(rates=(3e-3, 1e-2, 3e-2), tuning=(100,))
 FIG3 = {
@@ -388,10 +393,7 @@ FIG3 = {
         cpu=ClaimSize(
             _languages(
                 SMALL_REGBENCH,
-                {
-                    name: behind_local_mixer(*own["mixers"])
-                    for name, own in _rules(4, RIVALS).items()
-                },
+                _behind_local_mixer(_rules(4, RIVALS)),
                 TUNED_LANGUAGES,
             ),
             18,
@@ -400,7 +402,7 @@ FIG3 = {
         ),
         gpu=ClaimSize(
             _languages(
-                TASKS["regbench-mesanet"],
+                REGBENCH,
                 _rules(1, RIVALS),
                 TrainingBudget(rates=(1e-3,), decays=(0.1,), training={"epochs": 1}),
             ),
@@ -408,7 +410,7 @@ FIG3 = {
             "One of 50 epochs, width 128, 2 layers; its warm-up does not end.",
         ),
         paper_size=ClaimSize(
-            _languages(TASKS["regbench-mesanet"], _rules(1, RULES), TrainingBudget()),
+            _languages(REGBENCH, _rules(1, RULES), TrainingBudget()),
             3000,
             "Width 128 and 2 layers alone.",
         ),
@@ -425,32 +427,21 @@ FIG3 = {
 
 # Steps on RegBench: Figure 12, Appendix I ---------------------------------------------------------
 
-Layers = Mapping[str, Mapping[str, Any]]
-"""A mixer for each series."""
 
-
-def _by_steps(heads: int, few: int) -> Layers:
+def _by_steps(heads: int, few: int) -> dict[str, dict[str, Any]]:
     """Mesa layers by the steps that they are trained with."""
     steps = {"very few steps": few, "15 steps": 15, "30 steps": 30}
-    return {name: {"name": "mesa", "heads": heads, "steps": n} for name, n in steps.items()}
-
-
-def _drawn(heads: int) -> Layers:
-    """A Mesa layer, one trained with steps that are drawn, and what both are without steps."""
-    mesa = {"name": "mesa", "heads": heads}
     return {
-        "30 steps": mesa,
-        "random steps": {**mesa, "random_steps": True},
-        "gla": {"name": "mesanet", "heads": heads, "rule": "gla"},
+        name: {"mixers": [{"name": "mesa", "heads": heads, "steps": n}]}
+        for name, n in steps.items()
     }
 
 
-def _behind_local_mixer(mixers: Layers) -> dict[str, dict[str, Any]]:
-    return {name: behind_local_mixer(mixer) for name, mixer in mixers.items()}
-
-
-def _alone(mixers: Layers) -> dict[str, dict[str, Any]]:
-    return {name: {"mixers": [mixer]} for name, mixer in mixers.items()}
+def _drawn(heads: int) -> dict[str, dict[str, Any]]:
+    """A Mesa layer, one trained with steps that are drawn, and what both are without steps."""
+    rules = _rules(heads, ("gla",))
+    drawn = {"name": "mesa", "heads": heads, "random_steps": True}
+    return {"30 steps": rules["mesa"], "random steps": {"mixers": [drawn]}, "gla": rules["gla"]}
 
 
 def _stopped(experiment: TaskExperiment) -> StepsExperiment:
@@ -459,7 +450,6 @@ def _stopped(experiment: TaskExperiment) -> StepsExperiment:
 
 EIGHT_LANGUAGES = replace(TUNED_LANGUAGES, seeds=EIGHT)
 ONE_EPOCH = TrainingBudget(rates=(1e-3,), decays=(0.1,), tuning=(100,), training={"epochs": 1})
-REGBENCH = TASKS["regbench-mesanet"]
 STEPS_ON_REGBENCH = {
     "mesanet-fig12-languages": Claim(
         paper=PAPER,
@@ -479,12 +469,12 @@ STEPS_ON_REGBENCH = {
             " single step is very few, as 5 are for the paper's 128.",
         ),
         gpu=ClaimSize(
-            _languages(REGBENCH, _alone(_by_steps(1, 5)), ONE_EPOCH),
+            _languages(REGBENCH, _by_steps(1, 5), ONE_EPOCH),
             8,
             "One of 50 epochs, width 128; its warm-up does not end.",
         ),
         paper_size=ClaimSize(
-            _languages(REGBENCH, _alone(_by_steps(1, 5)), TrainingBudget(tuning=(100,))), 1500
+            _languages(REGBENCH, _by_steps(1, 5), TrainingBudget(tuning=(100,))), 1500
         ),
         picture=Bars("accuracy [%]"),
         remark=(
@@ -514,12 +504,12 @@ STEPS_ON_REGBENCH = {
             "Automata of at most four states, with three letters; heads of 16 channels.",
         ),
         gpu=ClaimSize(
-            _stopped(_languages(REGBENCH, _alone(_drawn(1)), ONE_EPOCH)),
+            _stopped(_languages(REGBENCH, _drawn(1), ONE_EPOCH)),
             8,
             "One of 50 epochs, width 128; its warm-up does not end.",
         ),
         paper_size=ClaimSize(
-            _stopped(_languages(REGBENCH, _alone(_drawn(1)), TrainingBudget(tuning=(100,)))), 1500
+            _stopped(_languages(REGBENCH, _drawn(1), TrainingBudget(tuning=(100,)))), 1500
         ),
         picture=Curves("steps", "accuracy [%]"),
         remark=(
@@ -591,7 +581,7 @@ EPISODES = RecallTraining(InContextRecall(vocabulary=16, length=64), 2, 32, 1e-2
 """What Mesa's solver has something to do on: heads forget little where recall is all there is."""
 TUNED_RECALL = Tuning((3e-3, 1e-2, 2e-2))
 HARDER = replace(EPISODES, task=InContextRecall(vocabulary=32, length=128), steps=1200)
-"""As many keys as a head has channels, which are too many for a few of the solver's steps."""
+"""As many keys as a head has channels."""
 TUNED_HARDER = Tuning((3e-3, 5e-3, 1e-2))
 """At 2e-2 one seed in five learns nothing."""
 SOLVERS = {f"{n} steps": ConjugateGradient(n) for n in (1, 2, 5, 10, 30)} | {
