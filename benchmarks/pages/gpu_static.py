@@ -39,8 +39,9 @@ def _goal(problem: str) -> float:
     return MESA_GOAL if problem.startswith("mesa") else GOAL
 
 
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3f}"
+def _ms(seconds: float | None) -> str:
+    """Of a limit that was not computed, a dash."""
+    return "—" if seconds is None else f"{1e3 * seconds:.3f}"
 
 
 def origin() -> str:
@@ -128,7 +129,7 @@ def _launches(rows: list[Row]) -> str:
 
 
 def _launch(row: Row) -> tuple[str, ...]:
-    bound = max(LIMITS, key=lambda name: row[name])
+    bound = max(LIMITS, key=lambda name: row[name] or 0.0)
     return (
         row["phase"],
         f"`{row['kernel']}`",
@@ -138,7 +139,7 @@ def _launch(row: Row) -> tuple[str, ...]:
         f"{row['touched'] / 1e6:.0f}",
         f"{row['flops'] / 1e9:.1f}",
         f"{row['specials'] / 1e6:.0f}",
-        f"{row['issued'] / 1e6:.0f}",
+        "—" if row["issued"] is None else f"{row['issued'] / 1e6:.0f}",
         *(_ms(row[name]) for name in LIMITS),
         LIMITS[bound],
     )
