@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
 
@@ -11,21 +12,30 @@ import pytest
 import torch
 from jaxtyping import config
 
-import beartype_hook
 from pictures import draw_all, draw_pixels
 
 SHAPED = ("methods", "features", "layers", "mixer", "mixers", "recurrence")
 PACKAGE = Path(__file__).parent.parent / "src" / "fastweights"
 # Triton reads the source of its kernels, which must stay as it is
 KERNELS = [m.name for m in iter_modules([str(PACKAGE / "kernels")]) if m.name != "triton"]
-beartype_hook.install(
-    [f"fastweights.{part}" for part in (*SHAPED, *(f"kernels.{name}" for name in KERNELS))]
-)
-pytest_plugins = ["durations", "fast", "order"]
+if TYPES_ARE_CHECKED := find_spec("beartype") is not None:
+    import beartype_hook
+
+    beartype_hook.install(
+        [f"fastweights.{part}" for part in (*SHAPED, *(f"kernels.{name}" for name in KERNELS))]
+    )
+pytest_plugins = ["durations", "fast", "gpu_context", "order"]
 
 draw_pixels()
 torch.set_num_threads(1)
 """The tests' tensors are so small that a second thread only waits."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not TYPES_ARE_CHECKED:
+        terminalreporter.write_line(
+            "arguments were not checked against their annotations: beartype is not installed"
+        )
 
 
 @pytest.fixture

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 SHOWN = "H200"
 """The GPU whose launches are shown in full."""
 
-LIMITS = {"memory": "memory", "products": "products", "special": "exponentials"}
+LIMITS = {
+    "memory": "memory",
+    "products": "products",
+    "special": "exponentials",
+    "issue": "issue",
+}
 GOAL, MESA_GOAL = 2.5, 3.0
 """The most that the sum of an operation's floors may be of its roofline."""
 
@@ -34,8 +39,9 @@ def _goal(problem: str) -> float:
     return MESA_GOAL if problem.startswith("mesa") else GOAL
 
 
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3f}"
+def _ms(seconds: float | None) -> str:
+    """Of a limit that was not computed, a dash."""
+    return "—" if seconds is None else f"{1e3 * seconds:.3f}"
 
 
 def origin() -> str:
@@ -45,7 +51,10 @@ def origin() -> str:
 
 
 def rates() -> str:
-    columns = ("GPU", "memory, TB/s", "16-bit products, TFLOP/s", "tf32", "exponentials, 10¹²/s")
+    columns = (
+        *("GPU", "memory, TB/s", "16-bit products, TFLOP/s", "tf32", "exponentials, 10¹²/s"),
+        "instructions of warps, 10¹²/s",
+    )
     lines = (
         (
             name,
@@ -53,6 +62,7 @@ def rates() -> str:
             f"{gpu['half_products'] / 1e12:.0f}",
             f"{gpu['tf32_products'] / 1e12:.0f}",
             f"{gpu['special'] / 1e12:.1f}",
+            f"{gpu['issue'] / 1e12:.2f}",
         )
         for name, gpu in results("static")["gpus"].items()
     )
@@ -78,6 +88,17 @@ def _operation_lines(gpus: list[str]) -> Iterator[tuple[str, ...]]:
         yield problem, phase, str(rows[0]["launches"]), *shown
 
 
+def limits() -> str:
+    """Per problem and phase, on one GPU: what each limit alone would take in all launches."""
+    columns = ("operation", "", *(f"{name}, ms" for name in LIMITS.values()), "floor")
+    rows = (row for row in _rows("PhaseRow") if row["gpu"] == SHOWN)
+    lines = (
+        (row["problem"], row["phase"], *(_ms(row[name]) for name in (*LIMITS, "floor")))
+        for row in rows
+    )
+    return table(columns, lines)
+
+
 def launches() -> str:
     """All launches on one GPU: what each moves and computes, and what binds it."""
     rows = [row for row in _rows("LaunchRow") if row["gpu"] == SHOWN]
@@ -97,16 +118,18 @@ def _launches(rows: list[Row]) -> str:
         "touched",
         "GFLOP",
         "10⁶ exponentials",
+        "10⁶ instr.",
         "memory, ms",
         "products",
         "exponentials",
+        "issue",
         "bound by",
     )
     return table(columns, map(_launch, rows))
 
 
 def _launch(row: Row) -> tuple[str, ...]:
-    bound = max(LIMITS, key=lambda name: row[name])
+    bound = max(LIMITS, key=lambda name: row[name] or 0.0)
     return (
         row["phase"],
         f"`{row['kernel']}`",
@@ -116,9 +139,8 @@ def _launch(row: Row) -> tuple[str, ...]:
         f"{row['touched'] / 1e6:.0f}",
         f"{row['flops'] / 1e9:.1f}",
         f"{row['specials'] / 1e6:.0f}",
-        _ms(row["memory"]),
-        _ms(row["products"]),
-        _ms(row["special"]),
+        "—" if row["issued"] is None else f"{row['issued'] / 1e6:.0f}",
+        *(_ms(row[name]) for name in LIMITS),
         LIMITS[bound],
     )
 
@@ -200,6 +222,7 @@ PAGE = Page(
             "origin": origin,
             "rates": rates,
             "operations": operations,
+            "limits": limits,
             "launches": launches,
             "resources": resources,
             "compilation": compilation,

@@ -22,7 +22,7 @@ from static.measure import measure
 from static.rows import rows_of
 
 OUT = Path(__file__).parents[1] / "results" / "static.json"
-FORMAT = 1
+FORMAT = 2
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
 
 def rates_of(gpu: Gpu) -> dict[str, float]:
     """The rates that floors are computed from."""
-    names = ("bandwidth", "half_products", "tf32_products", "special")
+    names = ("bandwidth", "half_products", "tf32_products", "special", "issue")
     return {name: getattr(gpu, name) for name in names}
 
 

@@ -6,6 +6,7 @@ The process needs TRITON_INTERPRET=1 from its start.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fastweights.kernels.triton.launch import launch_with
+from static.passes import PASSED
 from static.work import CountedLaunch, Counts
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
@@ -72,9 +74,11 @@ def counting() -> Iterator[list[CountedLaunch]]:
         kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> None:
         tally = _Tally()
+        PASSED.clear()
         with _tallied(tally):
             kernel[grid](*arguments, **options)
-        launches.append(CountedLaunch(kernel.fn.__name__, grid, tally.counts()))
+        found = tally.counts(), Counter(PASSED)
+        launches.append(CountedLaunch(kernel.fn.__name__, grid, *found))
 
     with launch_with(run):
         yield launches

@@ -11,6 +11,9 @@ REACHED_PRODUCTS = 0.8
 SPECIAL_PER_CLOCK = 16
 """Results of special-function units, per multiprocessor and clock."""
 
+ISSUED_PER_CLOCK = 4
+"""Instructions that the schedulers of a multiprocessor issue in a clock, each of one warp."""
+
 
 class Gpu(NamedTuple):
     """Attributes:
@@ -46,6 +49,11 @@ class Gpu(NamedTuple):
     def special(self) -> float:
         """Results/s."""
         return self.multiprocessors * SPECIAL_PER_CLOCK * self.clock
+
+    @property
+    def issue(self) -> float:
+        """Instructions of warps/s."""
+        return self.multiprocessors * ISSUED_PER_CLOCK * self.clock
 
 
 GPUS = {

@@ -148,9 +148,15 @@ def _without_c() -> Iterator[None]:
 def _extended(less: CountedLaunch, more: CountedLaunch, reach: float) -> CountedLaunch:
     """On the line through both launches, `reach` times as far from the first as the second is."""
     counts = (a + reach * (b - a) for a, b in zip(less.counts, more.counts, strict=True))
-    return CountedLaunch(less.name, more.grid, Counts(*counts))
+    passed = {
+        line: a + reach * (more.passed.get(line, 0) - a)
+        for line in less.passed.keys() | more.passed.keys()
+        for a in [less.passed.get(line, 0)]
+    }
+    return CountedLaunch(less.name, more.grid, Counts(*counts), passed)
 
 
 def _times(parts: int, launches: list[CountedLaunch]) -> Iterator[CountedLaunch]:
     for launch in launches:
-        yield launch._replace(counts=Counts(*(parts * n for n in launch.counts)))
+        passed = {line: parts * n for line, n in launch.passed.items()}
+        yield launch._replace(counts=Counts(*(parts * n for n in launch.counts)), passed=passed)

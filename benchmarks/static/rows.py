@@ -12,6 +12,9 @@ from fastweights.lab.bench.problems import Problem, Program
 from static.gpus import GPUS, Gpu
 from static.work import CountedLaunch, Work
 
+LIMITS = ("memory", "products", "special", "issue", "floor")
+"""The times of a launch that are added up over those of a phase."""
+
 
 @dataclass(frozen=True)
 class LaunchRow:
@@ -22,7 +25,8 @@ class LaunchRow:
         waves: programs over the places that all multiprocessors have for them
         moved: bytes that are asked for, as if no cache held any
         touched: bytes of the sectors that are read or written, once each
-        memory, products, special: seconds that each takes at the GPU's rate
+        issued: instructions of all warps
+        memory, products, special, issue: seconds that each takes at the GPU's rate
     """
 
     problem: str
@@ -43,9 +47,11 @@ class LaunchRow:
     touched: float
     flops: float
     specials: float
+    issued: float
     memory: float
     products: float
     special: float
+    issue: float
     floor: float
 
 
@@ -54,6 +60,7 @@ class PhaseRow:
     """All launches of a problem's phase, beside the least that any implementation needs.
 
     Attributes:
+        memory, products, special, issue: seconds that each takes at the GPU's rate in all launches
         compilation: seconds in which this machine compiled the kernels, one after another
     """
 
@@ -62,6 +69,10 @@ class PhaseRow:
     phase: str
     entry: str
     launches: int
+    memory: float
+    products: float
+    special: float
+    issue: float
     floor: float
     roofline: float
     compilation: float
@@ -90,7 +101,7 @@ def rows_of(
                 phase,
                 program.kernel,
                 len(rows),
-                sum(row.floor for row in rows),
+                *(sum(getattr(row, name) for row in rows) for name in LIMITS),
                 roofline(problem, phase, gpu),
                 sum(kernel.seconds for kernel in kernels),
             )
@@ -116,12 +127,14 @@ def _launch_row(
         raise ValueError(f"{launch.kernel.name} was compiled where {counted.name} was counted")
     kernel, counts = launch.kernel, counted.counts
     programs = math.prod(launch.grid)
-    # multiprocessors without a program add nothing to products and special functions
+    # multiprocessors without a program add nothing to products, special functions and issue
     busy = min(1.0, programs / CHIPS[gpu.capability].multiprocessors)
     moved = counts.loaded + counts.stored
     memory = moved / gpu.bandwidth
     products = counts.half_products / gpu.half_products + counts.tf32_products / gpu.tf32_products
     products, special = products / busy, counts.special / gpu.special / busy
+    issued = kernel.warps * kernel.code.issued(programs, counted.passed)
+    issue = issued / gpu.issue / busy
     return LaunchRow(
         problem=str(problem),
         gpu=gpu_name,
@@ -141,8 +154,10 @@ def _launch_row(
         touched=counts.touched,
         flops=counts.half_products + counts.tf32_products,
         specials=counts.special,
+        issued=issued,
         memory=memory,
         products=products,
         special=special,
-        floor=max(memory, products, special),
+        issue=issue,
+        floor=max(memory, products, special, issue),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -27,11 +28,17 @@ class Counts(NamedTuple):
 
 
 class CountedLaunch(NamedTuple):
-    """A launch by its kernel's name, its grid, and its work."""
+    """A launch by its kernel's name, its grid, and its work.
+
+    Attributes:
+        passed: how often all programs passed each loop, by its line, and ended early, as of
+            `fastweights.lab.bench.disassembly.Code.issued`
+    """
 
     name: str
     grid: tuple[int, ...]
     counts: Counts
+    passed: Mapping[str, float]
 
 
 class Work(NamedTuple):

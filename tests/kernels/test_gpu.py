@@ -17,14 +17,16 @@ from fastweights.kernels.pages import load, store
 from fastweights.lab.bench.cases import CASES, RecurrenceCase
 from fastweights.lab.bench.contenders import Case, Inputs, Sizes, gradients
 from fastweights.lab.bench.gpu import check_kernels, host_waits
-from fastweights.lab.bench.ops import relative
+from fastweights.lab.bench.ops import errors_on, relative
 from fastweights.linearize import LinearAttentionConfig
 from fastweights.methods import advance, evaluate
 from fastweights.recurrence.base import NoFiniteFormError
 from fastweights.recurrence.streams import pack_state, state_parts
 from fastweights.train import train
 from killable_runs import tiny as tiny_run
+from poison import poisoned_memory
 from pretrained import linear_llama
+from timed import HEADS, TIMED, short_sizes, timed_sizes
 from tiny import tiny, tokens
 
 pytestmark = pytest.mark.gpu
@@ -72,6 +74,35 @@ def test_every_kernel_agrees_with_float64(cuda, case, dtype):
         assert row.gradient_error is not None
         assert max(row.error, row.gradient_error) < max(TOLERANCE[dtype], solved), row
         assert row.state != "bfloat16" or case.name.startswith("softmax"), row
+
+
+@pytest.mark.parametrize("cut", HEADS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("case", TIMED, ids=by_name)
+def test_what_is_timed_agrees_with_float64(cuda, case, dtype, cut):
+    """At the widths that are timed, whose products take other instructions and more warps than
+    narrow ones; in time of one piece and in segments, whose states others compute.
+    """
+    inputs = case.inputs(short_sizes(case, cut, cuda), dtype, cuda)
+    chosen = case.implementations(inputs)[0]
+    assert cuda.type == "cpu" or "Triton" in chosen.name
+    errors = errors_on(case, chosen.load(), inputs)
+    limit = max(TOLERANCE[dtype], 10 * getattr(case, "accuracy", 0.0))
+    assert max(errors.output, errors.gradients) < limit, errors
+
+
+@pytest.mark.parametrize("case", TIMED, ids=by_name)
+def test_what_is_timed_repeats_bit_by_bit(cuda, case):
+    """Twenty times at the whole size, in memory where what nobody has written yet is NaN."""
+    inputs = leaves(case.inputs(timed_sizes(case, cuda), torch.bfloat16, cuda))
+    run = case.implementations(inputs)[0].load()
+    with poisoned_memory():
+        o, wanted = gradients(run, inputs)
+        assert all(x.isfinite().all() for x in (o, *wanted.values()))
+        for _ in range(20):
+            again, found = gradients(run, inputs)
+            assert torch.equal(again, o)
+            assert all(torch.equal(found[name], x) for name, x in wanted.items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from fastweights.lab.bench.disassembly import Code
 from fastweights.lab.bench.offline import Compiled, Launch
 from fastweights.lab.bench.problems import CHANNELS, MAIN, PROBLEMS, SMALL, Problem, Program
 
@@ -23,8 +24,17 @@ KERNEL = Compiled(
     products=3,
     scalar_products=0,
     transposed_products=0,
-    instructions=1000,
-    mix={"HGMMA": 12},
+    code=Code.read(
+        """
+        //## File "/src/device/decay.py", line 7
+        /*0000*/ @!P0 EXIT ;
+        /*0010*/ MOV R1, R2 ;
+.L_x_0:
+        /*0020*/ HGMMA.64x64x16.F32 R24, gdesc[UR4], R24 ;
+        /*0030*/ @P0 BRA `(.L_x_0) ;
+        /*0040*/ EXIT ;
+"""
+    ),
     seconds=0.5,
 )
 
@@ -37,7 +47,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return rows
 
 
-def test_the_floor_is_the_longest_of_three_times(rows: ModuleType) -> None:
+def test_the_floor_is_the_longest_of_four_times(rows: ModuleType) -> None:
     from static.gpus import GPUS
     from static.work import CountedLaunch, Counts, Work
 
@@ -49,7 +59,7 @@ def test_the_floor_is_the_longest_of_three_times(rows: ModuleType) -> None:
     ]
     grid = (1320,)
     launches = [Launch(KERNEL, grid)] * 3
-    counted = [CountedLaunch("outputs", grid, one) for one in counts]
+    counted = [CountedLaunch("outputs", grid, one, {}) for one in counts]
     program = Program("decay (Triton)", [], launches[:1], launches[1:])
     found = rows.rows_of(
         Problem("decay scalar", MAIN), "H200", program, Work(counted[:1], counted[1:])
@@ -61,6 +71,12 @@ def test_the_floor_is_the_longest_of_three_times(rows: ModuleType) -> None:
     ]
     assert found[0].waves == 1320 / (132 * 2), "registers and memory leave room for two blocks"
     assert found[-1].compilation == 0.5, "a kernel is compiled once"
+    issued = h200.issue / KERNEL.warps  # by all programs: 2 instructions in every pass of the loop
+    passed = {"decay.py:7": (4 * issued - 3 * 1320) / 2}
+    work = Work([counted[0]._replace(passed=passed)], [])
+    program = Program("decay (Triton)", [], launches[:1], [])
+    row, phase, _ = rows.rows_of(Problem("decay scalar", MAIN), "H200", program, work)
+    assert (row.issue, row.floor, phase.issue, phase.memory) == pytest.approx((4, 4, 4, 1))
     few = counted[1]._replace(grid=(66,))
     work = Work([], [few])
     program = Program("decay (Triton)", [], [], [Launch(KERNEL, (66,))])
@@ -73,7 +89,7 @@ def test_a_launch_that_was_not_compiled_is_an_error(rows: ModuleType) -> None:
     from static.work import CountedLaunch, Counts, Work
 
     program = Program("decay (Triton)", [], [Launch(KERNEL, (1,))], [])
-    work = Work([CountedLaunch("states", (1,), Counts(0, 0, 0, 0, 0, 0))], [])
+    work = Work([CountedLaunch("states", (1,), Counts(0, 0, 0, 0, 0, 0), {})], [])
     with pytest.raises(ValueError, match="outputs was compiled where states was counted"):
         rows.rows_of(Problem("decay scalar", MAIN), "H200", program, work)
 

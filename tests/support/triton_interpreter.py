@@ -1,5 +1,4 @@
-"""Triton's interpreter made fit for tests: bfloat16 that is computed right, memory that shows what
-was never written.
+"""Triton's interpreter made fit for tests: bfloat16 that is computed right.
 
 Importing it needs TRITON_INTERPRET=1 from before Triton's first import. The interpreter holds
 bfloat16 as the bits of 16-bit integers and computes on those; here it computes in float32 and
@@ -9,13 +8,11 @@ rounds back, as a GPU does. It hands out the numbers of `range` as Python's, whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
 import numpy as np
-import torch
 import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
@@ -123,28 +120,6 @@ def _reduce_in_float32(compute: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return mended
-
-
-@contextmanager
-def poisoned_memory() -> Iterator[None]:
-    """Inside the block new memory is full of NaN, so that what is read unwritten shows."""
-
-    def poisoned(make: Callable[..., Any]) -> Callable[..., Any]:
-        def filled(*arguments: Any, **options: Any) -> Any:
-            x = make(*arguments, **options)
-            return x.fill_(torch.nan) if x.is_floating_point() or x.is_complex() else x
-
-        return filled
-
-    places = [(torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")]
-    before = [getattr(place, name) for place, name in places]
-    try:
-        for (place, name), make in zip(places, before, strict=True):
-            setattr(place, name, poisoned(make))
-        yield
-    finally:
-        for (place, name), make in zip(places, before, strict=True):
-            setattr(place, name, make)
 
 
 install()

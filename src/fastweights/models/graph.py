@@ -8,6 +8,7 @@ copied.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from inspect import signature
 from typing import Any
@@ -210,7 +211,10 @@ def capture_graph(run: Callable[[], None]) -> Callable[[], None]:
 
 def _run_without_waiting(run: Callable[[], None]) -> None:
     mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        # torch says so once in a process
+        warnings.filterwarnings("ignore", ".*does not yet detect all", UserWarning)
+        torch.cuda.set_sync_debug_mode("error")
     try:
         run()
     except RuntimeError as error:

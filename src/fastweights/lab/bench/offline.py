@@ -16,21 +16,21 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
+from functools import cached_property
 from io import StringIO
 from itertools import count
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from fastweights.kernels.triton.chips import Chip, pretend
 from fastweights.kernels.triton.launch import INTERPRETED, launch_with
+from fastweights.lab.bench.disassembly import Code
 
 MATRIX_UNITS = ("UTCHMMA", "UTCQMMA", "HGMMA", "QGMMA", "HMMA", "IMMA")
 """Instructions of tensor cores."""
@@ -87,8 +87,7 @@ class Compiled:
         scalar_products: those of them that are made without tensor cores
         transposed_products: products that are transposed in registers and multiplied again, which
             Triton before 3.7.1 compiles wrongly for Hopper
-        instructions: in the binary, once each
-        mix: how many of them are of the kinds in `INSTRUCTIONS`
+        code: the instructions of the binary
         seconds: of compilation, by the clock of one processor that does nothing else
     """
 
@@ -103,9 +102,19 @@ class Compiled:
     products: int
     scalar_products: int
     transposed_products: int
-    instructions: int
-    mix: dict[str, int]
+    code: Code
     seconds: float
+
+    @property
+    def instructions(self) -> int:
+        """In the binary, once each."""
+        return len(self.code.instructions)
+
+    @cached_property
+    def mix(self) -> dict[str, int]:
+        """How many of them are of the kinds in `INSTRUCTIONS`."""
+        names = (one.name for one in self.code.instructions)
+        return dict(Counter(name for name in names if name in INSTRUCTIONS))
 
     @property
     def blocks(self) -> int:
@@ -206,8 +215,6 @@ class _NoGPU:
 
 def _describe(kernel: Any, assembler: str, seconds: float) -> Compiled:
     """The record of Triton's compiled kernel, given what the assembler printed."""
-    names = _instructions(kernel.asm["cubin"])
-    mix = Counter(name for name in names if name in INSTRUCTIONS)
     return Compiled(
         name=kernel.metadata.name,
         capability=kernel.metadata.target.arch,
@@ -222,8 +229,7 @@ def _describe(kernel: Any, assembler: str, seconds: float) -> Compiled:
         transposed_products=len(
             re.findall(r"\btt\.trans\b.*#mma\d*> -> .*#linear", _layouts(kernel))
         ),
-        instructions=len(names),
-        mix=dict(mix),
+        code=Code.of(kernel.asm["cubin"]),
         seconds=seconds,
     )
 
@@ -244,20 +250,3 @@ def _number(pattern: str, text: str) -> int:
     if found is None:
         raise ValueError(f"the assembler has not printed {pattern!r}:\n{text}")
     return int(found[1])
-
-
-def _instructions(binary: bytes) -> list[str]:
-    """The names of all instructions, as NVIDIA's disassembler prints them."""
-    import triton
-
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    handle, path = tempfile.mkstemp(suffix=".cubin")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(binary)
-        text = subprocess.run(
-            [str(tool), "--dump-sass", path], capture_output=True, text=True, check=True
-        ).stdout
-    finally:
-        os.unlink(path)
-    return re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_]+)", text, re.MULTILINE)

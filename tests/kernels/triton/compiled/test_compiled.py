@@ -6,7 +6,7 @@ and all chips, dtypes and widths.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import pytest
@@ -16,16 +16,19 @@ pytest.importorskip("triton")
 
 from fastweights.kernels.triton import TRITON
 from fastweights.kernels.triton.chips import CHIPS
+from fastweights.lab.bench.contenders import Sizes
 from fastweights.lab.bench.offline import MOST_REGISTERS, Compiled, offline
 from fastweights.lab.bench.problems import (
+    LONG,
     MAIN,
     MATRICES,
-    PROBLEMS,
     SCANS,
     Problem,
     Program,
     launch_all,
 )
+from hazards import divergent_instructions, writes_after_waits
+from timed import main_problem, short_sizes
 
 
 class Spills(NamedTuple):
@@ -47,8 +50,16 @@ NARROW_PRODUCTS = {
 }
 """Kernels whose bfloat16 products are not Hopper's wide ones (64 rows and 4 warps), and why."""
 
+WRITES_AFTER_WAITS = {
+    "state_gradients": {"LDGSTS"},  # of the delta rule: into the buffer that no product reads
+}
+"""Kernels that write shared memory behind a wait for products without a barrier, and by what."""
+
 LENGTHS = (64, 100, 4096, 4097)
 """All are computed by the same binaries; one token has kernels of its own."""
+
+GPU = torch.device("cuda")
+"""Where the tests of `test_gpu.py` run."""
 
 QUICK = ("decay tied",)
 """What is compiled for Hopper each time."""
@@ -56,6 +67,16 @@ ON_HOPPER = [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.offline)
     for name in MATRICES + SCANS
 ]
+
+IN_SEGMENTS = [
+    pytest.param(name, marks=() if name == "decay scalar" else pytest.mark.offline)
+    for name in MATRICES + SCANS
+]
+CHAINS = {"segment_starts", "advance", "summarize"}
+"""Kernels that find the states between segments of time."""
+
+WITHOUT_STATES = ("short convolution", "RMSNorm")
+"""Cases without a state that tokens hand on."""
 
 ELSEWHERE = ((80, "decay scalar"), (86, "scan real"), (89, "delta scalar"), (100, "decay tied"))
 """A family for each of the other chips, at its main size."""
@@ -86,16 +107,22 @@ def faults(kernel: Compiled, dtype: torch.dtype) -> Iterator[str]:
     wide = kernel.capability == 90 and dtype == torch.bfloat16 and kernel.products
     if wide and not kernel.mix.get("HGMMA") and kernel.name not in NARROW_PRODUCTS:
         yield "makes no wide products"
+    if late := writes_after_waits(kernel.code, kernel.warps) - WRITES_AFTER_WAITS.get(
+        kernel.name, set()
+    ):
+        yield f"writes what products may still read, by {sorted(late)}"
+    if apart := divergent_instructions(kernel.code):
+        yield f"has {sorted(apart)} where lanes of a warp have parted"
 
 
-def compile_and_check(problem: Problem, capability: int, lengths: tuple[int, ...] = ()) -> Program:
-    """All phases of a problem; other `lengths` of it compile nothing more."""
+def compile_and_check(problem: Problem, capability: int, others: Iterable[Sizes] = ()) -> Program:
+    """All phases of a problem; at its `others` sizes it is computed by the same binaries."""
     with offline(CHIPS[capability]) as log:
         program = launch_all(problem, log)
         kernels = len(log.kernels)
-        for length in lengths:
-            launch_all(problem._replace(sizes=problem.sizes._replace(t=length)), log)
-    assert len(log.kernels) == kernels, "a length has kernels of its own"
+        for sizes in others:
+            launch_all(problem._replace(sizes=sizes), log)
+    assert len(log.kernels) == kernels, "some sizes have kernels of their own"
     found = [f"{k.name} {fault}" for k in log.kernels for fault in faults(k, problem.dtype)]
     assert not found, f"sm_{capability}, {problem}: {found}"
     return program
@@ -114,10 +141,24 @@ def test_every_kernel_is_taken_for_some_case() -> None:
 
 @pytest.mark.parametrize("name", ON_HOPPER)
 def test_kernels_at_their_main_size_on_hopper(name: str) -> None:
-    program = compile_and_check(main_problem(name), 90, LENGTHS)
+    """The tests on a GPU test them, at sizes of their own."""
+    problem = main_problem(name)
+    others = [problem.sizes._replace(t=length) for length in LENGTHS]
+    program = compile_and_check(problem, 90, [*others, short_sizes(problem.case, "whole", GPU)])
     assert program.inference, f"{program.kernel} takes it"
     assert program.forward
     assert program.backward
+
+
+@pytest.mark.parametrize("name", IN_SEGMENTS)
+def test_kernels_that_walk_segments_of_time(name: str) -> None:
+    """Of one long sequence, and at the sizes at which the tests on a GPU test them."""
+    problem = main_problem(name)
+    long = problem._replace(sizes=problem.sizes._replace(b=LONG.b, t=LONG.t))
+    tested = short_sizes(problem.case, "in segments", GPU)
+    program = compile_and_check(long, 90, [tested])
+    launched = {launch.kernel.name for launch in (*program.forward, *program.backward)}
+    assert bool(launched & CHAINS) == (name not in WITHOUT_STATES), launched
 
 
 @pytest.mark.offline
@@ -144,7 +185,3 @@ def test_kernels_of_heads(
 @pytest.mark.parametrize("name", SCANS)
 def test_kernels_of_channels(name: str, dtype: torch.dtype, capability: int) -> None:
     compile_and_check(main_problem(name)._replace(dtype=dtype), capability)
-
-
-def main_problem(name: str) -> Problem:
-    return next(problem for problem in PROBLEMS if problem.name == name)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
 from fastweights.kernels.triton.chips import CHIPS, chip_of
+from fastweights.kernels.triton.chunks import Chunks, chunk_states
+from fastweights.kernels.triton.device import decay
 from fastweights.kernels.triton.launch import launch
 from fastweights.kernels.triton.streams import Stream
 from fastweights.lab.bench.offline import Compiled, Log, offline
@@ -86,6 +90,22 @@ def test_a_product_without_tensor_cores_is_seen() -> None:
         launch(exact, (1,), x, x, x)
     (kernel,) = log.kernels
     assert (kernel.products, kernel.scalar_products, kernel.matrix_instructions) == (1, 1, 0)
+
+
+def test_the_loop_of_a_kernel_is_that_of_its_source() -> None:
+    """One pass for each chunk: the walk over states has no other loop."""
+    k, v, log_decay = (torch.empty(1, 640, 2, n, device="meta") for n in (64, 64, 1))
+    with offline(CHIPS[90]) as log:
+        chunks = Chunks.of(k, v, torch.bfloat16)
+        streams = k.bfloat16(), v.bfloat16(), log_decay
+        chunk_states(k.new_empty(1, 2, 64, 64), *streams, chunks)
+    (code,) = (kernel.code for kernel in log.kernels)
+    lines, first = inspect.getsourcelines(decay.states.fn)
+    place = first + [line.strip().startswith("for n in range(") for line in lines].index(True)
+    assert [loop.line for loop in code.loops] == [f"decay.py:{place}"]
+    within, outside = (sum(names.values()) for names in code.per_pass)
+    assert code.per_pass[0]["HGMMA"] == log.kernels[0].mix["HGMMA"] > 0
+    assert code.issued(2, {f"decay.py:{place}": 20}) == 2 * outside + 20 * within
 
 
 def test_each_context_compiles_anew() -> None:

@@ -10,8 +10,8 @@ from fastweights.kernels import only, select
 from fastweights.kernels.triton.places import in_place
 from fastweights.ops import Convolution, convolve
 from fastweights.ops.convolution import convolve_by_taps
+from poison import poisoned_memory
 from triton_checks import TOLERANCE, relative
-from triton_interpreter import poisoned_memory
 
 NAME = "short convolution (Triton)"
 HALVES = [torch.float32, torch.bfloat16, torch.float16]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from fastweights.kernels.triton.device import decay
 from fastweights.kernels.triton.launch import launch
 from fastweights.kernels.triton.streams import Stream
 from fastweights.lab.bench.contenders import Sizes
+from fastweights.lab.bench.disassembly import EARLY
 from fastweights.lab.bench.problems import Problem
 from small_kernels import square
 
@@ -36,8 +40,8 @@ def test_counts_of_a_small_kernel(dtype: torch.dtype, length: int) -> None:
     chunks, stream = -(-length // 16), length * 32 * dtype.itemsize
     products = chunks * 2 * 2 * 16 * 16 * 32
     half = dtype is torch.bfloat16
-    name, grid, counts = run(dtype, length)
-    assert (name, grid) == ("square", (chunks,))
+    name, grid, counts, passed = run(dtype, length)
+    assert (name, grid, passed) == ("square", (chunks,), {})
     assert counts == Counts(
         loaded=stream,
         stored=stream,
@@ -62,6 +66,25 @@ def test_long_sequences_are_counted_at_short_ones(monkeypatch: pytest.MonkeyPatc
             assert a.counts == pytest.approx(b.counts, rel=0.02), a.name
     assert len(whole.backward) > 1
     assert interpret.configuration(problem, 90) == interpret.configuration(problem, 90)
+
+
+def test_passes_of_loops_and_early_ends_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five chunks in each of six heads, from one and two of them; the keys are a single block,
+    and no chunk is steep.
+    """
+    monkeypatch.setattr(interpret, "LENGTHS", (32, 64))
+    problem = Problem("decay tied", Sizes(2, 160, 3, 16, 16), torch.float32)
+    forward = {launch.name: launch.passed for launch in interpret.work_of(problem, 90).forward}
+    assert forward["states"][line_of(decay.states, "for n in range(segment")] == 30
+    assert forward["outputs"][line_of(decay.outputs, "for first in range(0, K")] == 30
+    assert forward["steep_scores"] == {EARLY: 30}
+
+
+def line_of(kernel: Any, start: str) -> str:
+    """Of the statement in a kernel's source, as in "decay.py:87"."""
+    path = Path(inspect.getfile(kernel.fn))
+    lines, first = inspect.getsourcelines(kernel.fn)
+    return f"{path.name}:{first + [line.strip().startswith(start) for line in lines].index(True)}"
 
 
 def test_counting_ends_with_the_block() -> None:

@@ -19,8 +19,8 @@ from fastweights.kernels.triton.delta import DELTA, TRITON_DELTA, TRITON_DPLR
 from fastweights.kernels.triton.operator import NoSettings
 from fastweights.methods import Recurrent, evaluate
 from fastweights.recurrence import DPLR, Delta
+from poison import poisoned_memory
 from triton_checks import TOLERANCE, Streams, check, relative
-from triton_interpreter import poisoned_memory
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 DECAYS = ["none", "scalar", "vector"]

@@ -27,8 +27,8 @@ from fastweights.recurrence import (
     UnrolledSolver,
     solver_statistics,
 )
+from poison import poisoned_memory
 from triton_checks import TOLERANCE, Streams, check, relative
-from triton_interpreter import poisoned_memory
 
 EXACT = ConjugateGradient(60, 1e-7)
 WIDE = ("beta", "log_decay", "ridge")

@@ -15,10 +15,10 @@ import torch
 from fastweights import MIXERS
 from fastweights.kernels import TABLE, register
 from fastweights.linearize import LinearAttentionConfig
+from poison import poisoned_memory
 from pretrained import VOCABULARY, linear_llama
 from tiny import tiny, tokens
 from triton_checks import check_training, training
-from triton_interpreter import poisoned_memory
 
 WITHOUT = ("softmax", "swa")
 """Mixers whose rule is torch's own attention, on a GPU too."""

@@ -9,8 +9,8 @@ from torch import Tensor
 from fastweights.kernels import only, select
 from fastweights.ops import LayerNorm, RMSNorm, layer_normalize, rms_normalize
 from fastweights.ops.normalization import center_by_torch, normalize_by_torch
+from poison import poisoned_memory
 from triton_checks import TOLERANCE, relative
-from triton_interpreter import poisoned_memory
 
 EPS = 1e-5
 NORMS = {

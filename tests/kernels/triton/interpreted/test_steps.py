@@ -28,9 +28,9 @@ from fastweights.recurrence import (
     Recurrence,
     Signed,
 )
+from poison import poisoned_memory
 from tiny import tiny, tokens
 from triton_checks import TOLERANCE, relative, tensors_of
-from triton_interpreter import poisoned_memory
 
 Streams = dict[str, Tensor]
 Build = Callable[[Streams], Recurrence]

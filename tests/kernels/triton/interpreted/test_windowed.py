@@ -19,8 +19,8 @@ from fastweights.methods import Recurrent, evaluate
 from fastweights.recurrence import WindowedLinear
 from fastweights.recurrence.mapped import Mapped
 from fastweights.recurrence.windowed import WindowState
+from poison import poisoned_memory
 from triton_checks import TOLERANCE, relative
-from triton_interpreter import poisoned_memory
 
 IDS = torch.tensor([0] * 7 + [1] * 23 + [2] * 3 + [3] * 200)
 """Documents: two that begin within a chunk, one of which ends there."""
