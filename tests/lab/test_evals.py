@@ -288,6 +288,15 @@ def test_every_question_has_its_label(labels: str, tmp_path: Path) -> None:
         SOURCES["piqa"].items(folder)
 
 
+def test_recall_of_another_encoding(tmp_path: Path) -> None:
+    path, line = tmp_path / "swde.jsonl", json.dumps({"text": "Born in", "value": "Ulm"})
+    path.write_bytes(line.encode("utf-8-sig"))
+    assert len(recall_prompts(path)) == 1
+    path.write_bytes(line.encode("utf-16-le"))
+    with pytest.raises(ValueError, match=r"swde\.jsonl seems to be UTF-16LE; convert it"):
+        recall_prompts(path)
+
+
 @pytest.mark.parametrize("line", ["{", "3", '{"text": "Born in"}', '{"text": 1, "value": "Ulm"}'])
 def test_recall_that_is_damaged_is_named(line: str, tmp_path: Path) -> None:
     (tmp_path / "swde.jsonl").write_text(line)

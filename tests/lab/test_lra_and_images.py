@@ -20,6 +20,7 @@ from fastweights.lab.sweep import InProcess, SweepModel, SweepPlan, sweep
 from fastweights.lab.tasks import FILES, Crop, ImageFolder, ListOps, Pathfinder, Protocol
 from fastweights.lab.tasks.archives import Characters, grey
 from fastweights.lab.tasks.listops import SYMBOLS
+from fastweights.text.left_out import LeftOutWarning
 
 # ListOps ------------------------------------------------------------------------------------------
 # ------------------
@@ -134,7 +135,8 @@ def test_imdb(tmp_path: Path) -> None:
         for kind, word in (("neg", "bad"), ("pos", "good"), ("unsup", "some"))
         for i in range(20)
     }
-    protocol = FILES["lra-text"](pack(tmp_path / "aclImdb_v1.tar.gz", texts))
+    hidden = {"aclImdb/train/pos/._0_7.txt": b"\x00\x05\x16\x07\xb0"}  # as macOS packs
+    protocol = FILES["lra-text"](pack(tmp_path / "aclImdb_v1.tar.gz", texts | hidden))
     batch = protocol.training_set(0)[0]
     assert len(batch) == 40
     assert batch.keep is not None
@@ -297,6 +299,20 @@ def test_image_folder(tmp_path: Path) -> None:
         small.draw(rng(), 7)
     with pytest.raises(FileNotFoundError, match="no images"):
         ImageFolder(tmp_path / "nothing")
+
+
+def test_what_a_folder_of_images_leaves_out_is_counted(tmp_path: Path) -> None:
+    for name in ("cat/1.PNG", "cat/._1.png", ".ipynb_checkpoints/1.png", "2.png", "cat/notes.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / name, "png")
+    with pytest.warns(LeftOutWarning) as said:
+        folder = ImageFolder(tmp_path)
+    assert folder.files == [(tmp_path / "cat/1.PNG", 0)]
+    assert folder.names == ["cat"]
+    assert str(said[0].message) == (
+        f"left out of {tmp_path}: hidden files: 2 (.ipynb_checkpoints/1.png; cat/._1.png), images"
+        " outside of the classes' folders: 1 (2.png), files of other kinds: 1 (cat/notes.md)"
+    )
 
 
 def test_crops_cover_the_image_and_mirror() -> None:

@@ -331,6 +331,20 @@ def test_a_plan_sizes_its_tasks(tmp_path: Path) -> None:
     assert (sized.training, sized.backbone) == (plain.training, plain.backbone)
 
 
+PLAN = 'tasks = ["mqar-small-32x4"]\nmixers = ["gla"]\n'
+
+
+def test_a_plan_of_another_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(PLAN)
+    plain = read_plan(path)
+    path.write_bytes(PLAN.encode("utf-8-sig"))
+    assert read_plan(path) == plain
+    path.write_bytes(PLAN.encode("utf-16"))
+    with pytest.raises(ValueError, match=r"plan.toml is not UTF-8 at byte 0; it is UTF-16"):
+        read_plan(path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

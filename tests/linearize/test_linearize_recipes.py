@@ -561,6 +561,16 @@ def test_files_that_are_no_recipe_say_why(text, message, tmp_path):
         read_recipe(tmp_path / "bad.toml")
 
 
+@pytest.mark.parametrize("name", ["a.TOML", "a.Json", "a.toml"])
+def test_files_from_other_systems_are_recipes(tmp_path, name):
+    text = '{"stages": []}' if "Json" in name else "stages = []"
+    (tmp_path / name).write_bytes(text.encode("utf-8-sig"))
+    assert read_recipe(tmp_path / name) == LinearizationRecipe(stages=())
+    (tmp_path / name).write_bytes(text.encode("utf-16-le"))
+    with pytest.raises(ValueError, match=r"seems to be UTF-16LE; convert it"):
+        read_recipe(tmp_path / name)
+
+
 def test_a_file_of_another_kind_is_no_recipe(tmp_path):
     with pytest.raises(ValueError, match=r"must end in .toml or .json"):
         read_recipe(tmp_path / "recipe.yaml")

@@ -12,7 +12,7 @@ from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stderr
 from importlib.metadata import PackageNotFoundError, version
-from io import StringIO
+from io import StringIO, TextIOWrapper
 
 from fastweights.cli.parser import Declare, Parser, add_verbs
 from fastweights.cli.parsers.analyze import analyze
@@ -67,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = build_parser().parse_args(arguments)
     from rich.console import Console
 
+    if isinstance(sys.stdout, TextIOWrapper):  # names of files need not be UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = chosen.run(chosen, Console(highlight=False, quiet=not _is_first("RANK")))
         sys.stdout.flush()

@@ -206,6 +206,6 @@ def _open_weights(path: Path) -> Any:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is missing or damaged: {error}") from error

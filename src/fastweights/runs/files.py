@@ -61,9 +61,11 @@ def atomic_file(target: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write a file of one JSON value atomically, unescaped and with one value per line."""
+    """Write a file of one JSON value atomically, with one value per line, and unescaped but for
+    what UTF-8 cannot write, as in names of files that are not UTF-8."""
     with atomic_file(path) as new:
-        new.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
+        text = json.dumps(content, indent=1, ensure_ascii=False)
+        new.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def read_json(path: Path) -> Any:

@@ -34,20 +34,20 @@ def append_row(path: Path, row: Row) -> None:
     """
     line = _line(row)
     try:
-        with path.open("a", encoding="utf-8") as file:
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         if is_full(error):
-            raise no_space(path, len(line.encode())) from error
+            raise no_space(path, len(line.encode(errors="backslashreplace"))) from error
         raise
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Replace the file by one of these rows, atomically."""
     with atomic_file(path) as new:
-        new.write_text("".join(map(_line, rows)), encoding="utf-8")
+        new.write_text("".join(map(_line, rows)), encoding="utf-8", errors="backslashreplace")
 
 
 def cut_torn_line(path: Path) -> None:

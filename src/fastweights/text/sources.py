@@ -7,7 +7,9 @@ block by block or record by record, so that memory stays small however much ther
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatch
 from functools import partial
 from importlib.resources import as_file, files
 from itertools import count
@@ -19,22 +21,24 @@ from transformers import PreTrainedTokenizerFast
 from fastweights.runs.errors import DataError
 from fastweights.runs.packages import require_package
 from fastweights.text.files import (
+    COMPRESSED,
+    KINDS,
     ROWS,
     Advance,
     Record,
+    ignore,
+    kind_of,
     read_json,
     read_parquet,
     read_table,
     read_text,
 )
 from fastweights.text.formats import TextPiece, document_of, needed_columns
+from fastweights.text.left_out import LeftOut, is_hidden
 from fastweights.text.tokenizers import cut
 
 BUNDLED = {"shakespeare": "tinyshakespeare.txt.gz"}
 HUB = "hub:"
-COMPRESSED = (".gz", ".zst")
-KINDS = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
-"""Endings of the files that a folder or a glob is searched for; any of them may be compressed."""
 SAVED = ("dataset_info.json", "dataset_dict.json")
 """Either is in a folder that `datasets` saved."""
 METADATA = (*SAVED, "dataset_infos.json", "state.json")
@@ -43,27 +47,24 @@ Document = Iterator[TextPiece]
 """The pieces of a document, in order; it is finished before the next one is asked for."""
 
 
-def _ignore(_: int) -> None:
-    pass
-
-
 def read_documents(
     sources: Sequence[str],
     tokenizer: PreTrainedTokenizerFast | None = None,
     field: str | None = None,
-    advance: Advance = _ignore,
+    advance: Advance = ignore,
 ) -> Iterator[Document]:
     """Yield the documents of `sources`, one after the other, in little memory.
 
-    A text file is one document, however large; each record of other files is one.
+    A text file is one document, however large; each record of other files is one. What is left
+    out, such as hidden files of a folder and records without text, a `LeftOutWarning` counts.
 
     Args:
-        sources: Files of text (.txt, and any ending that is not named here) or of records (.jsonl,
-            .json, .csv, .tsv, .parquet), also compressed (.gz, .zst), folders, globs, the bundled
-            "shakespeare", folders that `datasets` saved, or "hub:NAME", "hub:NAME:SPLIT" and
-            "hub:NAME:CONFIGURATION:SPLIT" for a data set of the Hugging Face hub. A record has
-            "text", or "instruction" and "output" (Alpaca), or "prompt" and "response", or
-            "messages" of "role" and "content" (chat).
+        sources: Files of text (.txt, and any ending that is not named here) or of records (.jsonl
+            or .ndjson, .json, .csv, .tsv, .parquet), also compressed (.gz, .zst), folders, globs,
+            the bundled "shakespeare", folders that `datasets` saved, or "hub:NAME",
+            "hub:NAME:SPLIT" and "hub:NAME:CONFIGURATION:SPLIT" for a data set of the Hugging Face
+            hub. A record has "text", or "instruction" and "output" (Alpaca), or "prompt" and
+            "response", or "messages" of "role" and "content" (chat).
         tokenizer: Its chat template writes the turns of a chat; without one, they are ``role:
             content`` lines.
         field: The column of the text (or of messages) in records; none means those named above.
@@ -73,22 +74,14 @@ def read_documents(
         DataError: If a source cannot be read (the message names file and line), or there is no text
             at all.
     """
-    full = 0  # documents that have text, as far as they have been read
-
-    def watch(document: Iterable[TextPiece]) -> Document:
-        nonlocal full
-        empty = True
-        for piece in document:
-            empty = empty and not piece.text
-            yield piece
-        full -= empty
-
+    full, left_out = 0, LeftOut()
     for source in sources:
-        for document in _read_source(source, tokenizer, field, advance):
+        for document in _read_source(source, tokenizer, field, advance, left_out):
             full += 1
-            yield watch(document)
+            yield iter(document)
     if not full:
-        raise DataError(f"there is no text in {', '.join(sources)}")
+        raise DataError(f"there is no text in {', '.join(sources)}{_but(left_out)}")
+    left_out.warn("the text")
 
 
 def size_of(sources: Sequence[str]) -> int | None:
@@ -122,15 +115,58 @@ def paths(source: str) -> list[Path]:
     path = _expand(source)
     if path.is_file():
         return [path]
-    found = path.rglob("*") if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))
-    texts = sorted(p for p in found if p.is_file() and _kind(p) in KINDS and p.name not in METADATA)
+    left_out = LeftOut()
+    texts = list(_find(path, left_out))
     if not texts:
         raise DataError(
-            f"no text found at {source!r}; give files, folders or globs of {', '.join(KINDS)}"
-            f" (also {' and '.join(COMPRESSED)}), a data set as {HUB}NAME, or a name:"
-            f" {', '.join(BUNDLED)}"
+            f"no text found at {source!r}{_but(left_out)}; give files, folders or globs of"
+            f" {', '.join(KINDS)} (also {' and '.join(COMPRESSED)}), a data set as {HUB}NAME, or a"
+            f" name: {', '.join(BUNDLED)}"
         )
+    left_out.warn(source)
     return texts
+
+
+def _but(left_out: LeftOut) -> str:
+    return f" (left out: {left_out})" if left_out else ""
+
+
+def _find(place: Path, left_out: LeftOut) -> Iterator[Path]:
+    """The files of text in a folder, or that a glob finds, in order."""
+    inside = place.is_dir()
+    found = (
+        place.rglob("*")
+        if inside
+        else map(Path, glob.glob(str(place), recursive=True, include_hidden=True))
+    )
+    named = [] if inside else [part for part in place.parts if is_hidden(part)]
+    for path in sorted(found):
+        parts = path.relative_to(place).parts if inside else path.parts
+        if path.is_dir() and (_is_open(path) if inside else "**" in place.parts):
+            continue
+        hidden = any(is_hidden(part) and not _matches(part, named) for part in parts)
+        if reason := "hidden files" if hidden else _why_unread(path):
+            left_out.add(reason, Path(*parts))
+        else:
+            yield path
+
+
+def _is_open(folder: Path) -> bool:
+    """Whether what is in a folder is found with what is in the one around it."""
+    return not folder.is_symlink() and os.access(folder, os.R_OK | os.X_OK)
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def _why_unread(path: Path) -> str:
+    """The reason for which something that is not hidden is left out; "" of a file of text."""
+    if path.is_dir():
+        return "folders that are not entered"
+    if not path.is_file():
+        return "broken links and devices"
+    return "" if kind_of(path) in KINDS and path.name not in METADATA else "files of other kinds"
 
 
 def _expand(source: str) -> Path:
@@ -140,30 +176,42 @@ def _expand(source: str) -> Path:
         raise DataError(f"{source!r}: there is no such user; write the folder's path") from error
 
 
-def _kind(path: Path) -> str:
-    """The ending that says what a file holds."""
-    return (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix
-
-
 def _read_source(
-    source: str, tokenizer: PreTrainedTokenizerFast | None, field: str | None, advance: Advance
+    source: str,
+    tokenizer: PreTrainedTokenizerFast | None,
+    field: str | None,
+    advance: Advance,
+    left_out: LeftOut,
 ) -> Iterator[Iterable[TextPiece]]:
+    for name, records in _record_sources(source, field, advance):
+        if records is None:
+            yield (TextPiece(piece, True) for piece in cut(read_text(Path(name), advance)))
+            continue
+        place = None
+        for place, record in records:
+            document = document_of(record, place, tokenizer, field)
+            if any(piece.text for piece in document):
+                yield document
+            else:
+                left_out.add("records without text", place)
+        if place is None:
+            left_out.add("files without records", name)
+
+
+def _record_sources(
+    source: str, field: str | None, advance: Advance
+) -> Iterator[tuple[str, Iterator[Record] | None]]:
+    """The files of a source, or the data set that it is, and their records; None of text."""
     if name := _data_set_name(source):
-        for place, record in _data_set_records(name, field):
-            yield document_of(record, place, tokenizer, field)
+        yield name, _data_set_records(name, field)
         return
     for path in paths(source):
-        records = _file_records(path, field, advance)
-        if records is None:
-            yield (TextPiece(piece, True) for piece in cut(read_text(path, advance)))
-            continue
-        for place, record in records:
-            yield document_of(record, place, tokenizer, field)
+        yield str(path), _file_records(path, field, advance)
 
 
 def _file_records(path: Path, field: str | None, advance: Advance) -> Iterator[Record] | None:
     """None of a file of text."""
-    match _kind(path):
+    match kind_of(path):
         case ".jsonl" | ".json":
             return read_json(path, advance)
         case ".csv" | ".tsv":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,8 @@ def train_config(chosen: Namespace) -> TrainConfig:
 def _folder(config: TrainConfig) -> Path:
     """runs/shakespeare-metala, or what the data and the model are called."""
     data = Path(config.text.sources[0]).name.split(".")[0] or "text"
-    return Path("runs") / f"{data}-{config.model.name}"
+    readable = os.fsencode(data).decode(errors="replace")
+    return Path("runs") / f"{readable}-{config.model.name}"
 
 
 def train(chosen: Namespace, console: Console) -> int:

@@ -3,9 +3,7 @@ wording."""
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ from fastweights.lab.tasks.questions import (
     squad,
 )
 from fastweights.runs.errors import reason_of
+from fastweights.text.files import read_whole
 
 Record = Mapping[str, Any]
 _MALFORMED = (
@@ -31,8 +30,6 @@ _MALFORMED = (
     AttributeError,
     IndexError,
     OSError,
-    EOFError,
-    zlib.error,
 )
 
 
@@ -165,7 +162,7 @@ def _hellaswag(path: Path) -> list[Item]:
 
 
 def _piqa(path: Path, labels: Path) -> list[Item]:
-    golds = iter(_text(labels).split())
+    golds = iter(read_whole(labels).split())
     found = _each(
         path,
         lambda r: Choice.of(
@@ -203,7 +200,7 @@ def _boolq(path: Path) -> list[Item]:
 
 
 def _copa(path: Path) -> list[Item]:
-    return [_copa_item(item) for item in ElementTree.fromstring(_text(path)).iter("item")]
+    return [_copa_item(item) for item in ElementTree.fromstring(read_whole(path)).iter("item")]
 
 
 def _copa_item(item: ElementTree.Element) -> Choice:
@@ -297,15 +294,10 @@ def _found(folder: Path, file: str) -> Path:
     )
 
 
-def _text(path: Path) -> str:
-    raw = path.read_bytes()
-    return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
-
-
 def _each(path: Path, item: Callable[[Record], Item]) -> list[Item]:
     """The item of every line; an error names the line."""
     found = list[Item]()
-    for number, line in enumerate(_text(path).split("\n"), 1):
+    for number, line in enumerate(read_whole(path).split("\n"), 1):
         if line.strip():
             try:
                 found.append(item(json.loads(line)))

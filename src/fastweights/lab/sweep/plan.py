@@ -28,6 +28,7 @@ from fastweights.runs.ranges import (
     POSITIVE_NUMBER,
 )
 from fastweights.runs.schedules import SCHEDULES, Schedule
+from fastweights.text.files import read_whole
 
 EVERY = 100
 """Updates between two evaluations where there are no epochs."""
@@ -246,8 +247,8 @@ def read_plan(path: Path) -> SweepPlan:
             where.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        content = tomllib.loads(read_whole(path))
+    except tomllib.TOMLDecodeError as error:
         raise ValueError(f"cannot read {path}: {error}") from error
     try:
         return _plan(content)

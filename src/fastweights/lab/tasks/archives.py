@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fastweights.lab.tasks.stored import Rows, pad_rows
+from fastweights.text.left_out import is_hidden
 
 PAD, UNKNOWN, END = 0, 1, 2
 
@@ -69,6 +70,7 @@ def imdb(archive: Path, length: int = 4096) -> tuple[Rows, Rows, int]:
                 and parts[1] in texts
                 and parts[2] in ("neg", "pos")
                 and member.isfile()
+                and not is_hidden(parts[3])
             ):
                 file = tar.extractfile(member)
                 assert file is not None

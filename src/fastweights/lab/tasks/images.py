@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from fastweights.lab.tasks.base import Batch, ImageTask
+from fastweights.text.left_out import LeftOut, is_hidden
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -127,7 +128,7 @@ class ImageFolder(ImageTask):
     def names(self) -> list[str]:
         """The names of the classes."""
         return (
-            sorted(path.name for path in self.folder.iterdir() if path.is_dir())
+            sorted(p.name for p in self.folder.iterdir() if p.is_dir() and not is_hidden(p.name))
             if self.folder.is_dir()
             else []
         )
@@ -135,12 +136,16 @@ class ImageFolder(ImageTask):
     @cached_property
     def files(self) -> list[tuple[Path, int]]:
         """The path and class of every image."""
-        found = [
-            (p, i)
-            for i, name in enumerate(self.names)
-            for p in sorted((self.folder / name).rglob("*"))
-        ]
-        return [(path, label) for path, label in found if path.suffix.lower() in SUFFIXES]
+        labels = {name: label for label, name in enumerate(self.names)}
+        found, left_out = list[tuple[Path, int]](), LeftOut()
+        for path in sorted(path for path in self.folder.rglob("*") if not path.is_dir()):
+            place = path.relative_to(self.folder)
+            if reason := _why_unread(place):
+                left_out.add(reason, place)
+            else:
+                found.append((path, labels[place.parts[0]]))
+        left_out.warn(str(self.folder))
+        return found
 
     @property
     def side(self) -> int:
@@ -172,3 +177,13 @@ class ImageFolder(ImageTask):
     def _read(self, path: Path, generator: np.random.Generator) -> np.ndarray:
         with Image.open(path) as image:
             return self.crop(image.convert("RGB"), generator)
+
+
+def _why_unread(place: Path) -> str:
+    """The reason for which a file at this place in a folder of classes is left out; "" of an
+    image."""
+    if any(map(is_hidden, place.parts)):
+        return "hidden files"
+    if place.suffix.lower() not in SUFFIXES:
+        return "files of other kinds"
+    return "" if len(place.parts) > 1 else "images outside of the classes' folders"

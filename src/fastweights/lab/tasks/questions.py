@@ -3,12 +3,13 @@ scrambling."""
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from fastweights.text.files import read_whole
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def scrambling(path: Path, shots: int = 0) -> list[Question]:
 
 def squad(path: Path) -> list[Question]:
     """Read SQuAD v1.1's JSON: each paragraph followed by "Question: … Answer:"."""
-    articles = json.loads(_text(path))["data"]
+    articles = json.loads(read_whole(path))["data"]
     return [
         Question(
             f"{paragraph['context']}\nQuestion: {asked['question']}\nAnswer:",
@@ -101,7 +102,7 @@ def _several(value: str | list[str]) -> tuple[str, ...]:
 
 
 def _rows(path: Path, *names: str) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(_text(path).split("\n"), 1):
+    for number, line in enumerate(read_whole(path).split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -115,8 +116,3 @@ def _rows(path: Path, *names: str) -> Iterator[dict[str, Any]]:
                 f"{path}, line {number}, has no {', '.join(missing)}; it needs {', '.join(names)}"
             )
         yield row
-
-
-def _text(path: Path) -> str:
-    raw = path.read_bytes()
-    return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()

@@ -41,6 +41,7 @@ from fastweights.runs.schedules import (
     WarmupStableDecay,
 )
 from fastweights.runs.stage import Every
+from fastweights.text.files import read_whole
 from fastweights.train.adapters import LoRA
 
 TYPES: Mapping[str, type] = {
@@ -67,11 +68,11 @@ def read_recipe(path: Path) -> LinearizationRecipe:
         ValueError: If the file cannot be read or is no recipe; the message says what is wrong, and
             where.
     """
-    if path.suffix not in _READERS:
+    if path.suffix.lower() not in _READERS:
         raise ValueError(f"{path} is no file of a recipe: its name must end in .toml or .json")
     try:
-        content = _READERS[path.suffix](path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = _READERS[path.suffix.lower()](read_whole(path))
+    except ValueError as error:
         raise ValueError(f"cannot read {path}: {error}") from error
     try:
         return _value(LinearizationRecipe, content, "the recipe")
