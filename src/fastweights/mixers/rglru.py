@@ -14,6 +14,7 @@ from fastweights.layers import (
     Linear,
     ShortConvolution,
     TokenContext,
+    complement_root,
     head_width,
     project_each,
     split_heads,
@@ -83,7 +84,7 @@ class RGLRU(Mixer):
             for weight, bias in ((self.W_a, self.b_a), (self.W_x, self.b_x))
         )
         log_alpha = (self.c * upcast(r) * F.logsigmoid(upcast(self.Lambda)))[..., None]
-        one, k = torch.ones_like(x[:1, :1, :1, None]), (-torch.expm1(2 * log_alpha)).sqrt()
+        one, k = torch.ones_like(x[:1, :1, :1, None]), complement_root(log_alpha)
         if self.whole_start:
             k = k.masked_fill((past.positions == 0)[..., None, None], 1)
         return Decay(one, k, (i * x)[..., None], log_alpha), gate
