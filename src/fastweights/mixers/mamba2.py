@@ -24,6 +24,7 @@ from fastweights.layers import (
 from fastweights.layers.arguments import Count, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, LogLinear, Recurrence
+from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded, Output
 
 
@@ -92,7 +93,8 @@ class Mamba2(Mixer):
             None if self.log_a is None else -delta * bounded_exp(upcast(self.log_a))[:, None]
         )
         u, k, q = xBC.split(self.split, dim=-1)
-        v = split_heads(u, self.heads) * (delta.to(u.dtype) if self.scaled else 1)
+        v = split_heads(with_room(u), self.heads)
+        v = v * delta.to(v.dtype) if self.scaled else v
         gate = torch.cat([F.silu(gate), u], dim=-1)
         return Decay(self._repeat_groups(q), self._repeat_groups(k), v, log_alpha), gate
 

@@ -22,6 +22,7 @@ from fastweights.layers import (
 from fastweights.layers.arguments import Count, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Bonus, Recurrence
+from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded, Output
 
 
@@ -82,7 +83,9 @@ class RWKV6(Mixer):
         q, a, k, v, gate = project_pairs(*zip(layers, self._mix(x, past), strict=True))
         log_alpha = -bounded_exp(upcast(self.W_alpha_2(a.tanh())))
         q, k, v, log_alpha = (split_heads(s, self.heads) for s in (q, k, v, log_alpha))
-        return Bonus(q, k, v, log_alpha, (q * self.u * k).sum(-1, keepdim=True)), F.silu(gate)
+        return Bonus(q, k, v, log_alpha, (with_room(q) * self.u * k).sum(-1, keepdim=True)), F.silu(
+            gate
+        )
 
     def _mix(self, x: Tensor, past: TokenContext) -> tuple[Tensor, ...]:
         """x moved towards the token before it: for r, α, k, v and g."""
