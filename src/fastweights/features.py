@@ -9,15 +9,12 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import accumulate_dtype, upcast
+from fastweights.layers import LARGEST, accumulate_dtype, bounded_exp, upcast
 from fastweights.recurrence.mapped import elu_plus_one, softmax
-from fastweights.recurrence.streams import disable_autocast
+from fastweights.recurrence.streams import disable_autocast, with_room
 
 FEATURES: Mapping[str, Callable[[Tensor], Tensor]] = {"elu": elu_plus_one, "relu": F.relu}
 """Maps to [0, ∞), channel by channel, by the names that configurations use."""
-
-LARGEST = 40.0
-"""The square of e to this power has room in float32."""
 
 
 def cos_sin_features(x: Tensor, angle: Tensor) -> Tensor:
@@ -93,7 +90,7 @@ class PositiveRandom(nn.Module):
 
     def query(self, q: Tensor) -> Tensor:
         exponent = self._random_projection(q) + self._half(q)
-        return (exponent - exponent.detach().amax(-1, keepdim=True)).exp().to(q.dtype)
+        return (exponent - exponent.detach().amax(-1, keepdim=True)).exp().to(with_room(q).dtype)
 
     def key(self, k: Tensor) -> Tensor:
         distance = (
@@ -101,7 +98,7 @@ class PositiveRandom(nn.Module):
             + self._half(k)
             - self._random_projection(k)
         )
-        return (self.shift - distance).exp().to(k.dtype)
+        return bounded_exp(self.shift - distance).to(with_room(k).dtype)
 
     def _half(self, x: Tensor) -> Tensor:
         return self.omega.to(accumulate_dtype(x)).square().sum(-1) / 2

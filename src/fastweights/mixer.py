@@ -20,8 +20,14 @@ from fastweights.layers import (
 )
 from fastweights.methods import Auto, Method, evaluate, require_method
 from fastweights.recurrence.base import Recurrence, ShapeError, State
-from fastweights.recurrence.streams import state_parts
+from fastweights.recurrence.cached import CacheRule
+from fastweights.recurrence.streams import state_parts, with_room
+from fastweights.recurrence.windowed import WindowedLinear
+from fastweights.recurrence.windowed_rule import Windowed
 from fastweights.shapes import Embedded, Mask, Output, Segments
+
+CACHED = (CacheRule, Windowed, WindowedLinear)
+"""Rules whose states hold tokens in the dtype of their streams."""
 
 
 class MixerState(NamedTuple):
@@ -193,6 +199,8 @@ class Mixer(nn.Module, ABC):
         tails, position = (None, None) if state is None else (state.tails, state.position)
         past = TokenContext(x, tails, position, keep, segments, method.neighbours, stream)
         recurrence, gate = self.project(x, past)
+        if x.dtype is torch.float16 and not isinstance(recurrence, CACHED):
+            recurrence = recurrence.map_streams(with_room)
         driven = recurrence if keep is None else recurrence.keep(keep)
         driven = driven if past.starts is None else driven.restart(past.starts)
         return Projection(driven, recurrence, gate, past)

@@ -13,14 +13,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fastweights.layers import upcast
+from fastweights.layers import WideParameters, bounded_exp, upcast
 from fastweights.recurrence.base import ShapeError
 
 Start = Callable[[int], Tensor]
 Hold = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-class DiagonalSystem(nn.Module):
+class DiagonalSystem(WideParameters):
     """The diagonal A and the steps Δ of a state space model, with parameters that are real.
 
     A = -e^(log_A_re) + i A_im, Δ = e^(log_Delta), log-uniform in [0.001, 0.1] initially. Called,
@@ -51,8 +51,8 @@ class DiagonalSystem(nn.Module):
         nn.init.uniform_(self.log_Delta, math.log(1e-3), math.log(1e-1))
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        A = torch.complex(-upcast(self.log_A_re).exp(), upcast(self.A_im))
-        return self.hold(A, upcast(self.log_Delta).exp())
+        A = torch.complex(-bounded_exp(upcast(self.log_A_re)), upcast(self.A_im))
+        return self.hold(A, bounded_exp(upcast(self.log_Delta)))
 
 
 def zero_order(A: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,12 +6,17 @@ from fastweights.layers.convolution import PreviousToken, ShortConvolution, Toke
 from fastweights.layers.decay_gate import SoftplusDecay
 from fastweights.layers.experts import MLPS, Experts, Router, Routing, writers_of
 from fastweights.layers.functions import (
+    LARGEST,
+    LEAST_LOG,
     accumulate_dtype,
     both_ways,
+    bounded_exp,
+    complement_root,
     head_numbers,
     init_steps,
     l2_normalize,
     log_gate,
+    softplus_power,
     split_heads,
     upcast,
 )
@@ -24,9 +29,12 @@ from fastweights.layers.pooling import POOLINGS
 from fastweights.layers.ranks import Ranks
 from fastweights.layers.rotary import Rope, rotary
 from fastweights.layers.routed import RoutedContext
+from fastweights.layers.wide import WideParameters
 from fastweights.recurrence.mapped import elu_plus_one
 
 __all__ = [
+    "LARGEST",
+    "LEAST_LOG",
     "MLP",
     "MLPS",
     "NORMS",
@@ -54,9 +62,12 @@ __all__ = [
     "TokenShift",
     "TokenShifts",
     "WholeNorm",
+    "WideParameters",
     "accumulate_dtype",
     "both_ways",
+    "bounded_exp",
     "choose",
+    "complement_root",
     "elu_plus_one",
     "factorized",
     "head_numbers",
@@ -68,6 +79,7 @@ __all__ = [
     "project_pairs",
     "require_fraction",
     "rotary",
+    "softplus_power",
     "split_heads",
     "upcast",
     "writers_of",

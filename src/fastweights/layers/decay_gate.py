@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers.functions import init_steps, upcast
+from fastweights.layers.functions import bounded_exp, init_steps, upcast
 
 
 class SoftplusDecay(nn.Module):
@@ -32,4 +32,4 @@ class SoftplusDecay(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """log α ``[… h width]`` of x ``[… h·width]``, in float32 or wider."""
         opened = F.softplus(upcast(x) + self.bias).unflatten(-1, (len(self.log_a), -1))
-        return -upcast(self.log_a).exp()[:, None] * opened
+        return -bounded_exp(upcast(self.log_a))[:, None] * opened

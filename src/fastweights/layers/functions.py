@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+LARGEST = 40.0
+"""The square of e to this power has room in float32."""
+
+LEAST_LOG = math.log(torch.finfo(torch.float32).eps)
+"""The log of what is no more than a rounding error of 1 in float32."""
+
+EXPONENTIAL = -37.0
+"""Below this softplus(x) is e^x to the last digit of float64."""
+
+STEEPEST = 1000.0
+"""The largest slope of a square root."""
 
 
 def split_heads(x: Tensor, count: int) -> Tensor:
@@ -41,19 +54,75 @@ def upcast(x: Tensor) -> Tensor:
 
 
 def l2_normalize(x: Tensor, floor: float = 0.0) -> Tensor:
-    """Divide x by √(|x|² + floor) over the last axis.
+    """Divide x by √(|x|² + floor) over the last axis, in float32 or wider.
 
-    A floor above 0 is for imported weights that were trained with one.
+    Without a floor, a norm below 1e-12, or below x's smallest normal number, counts as that, and
+    x = 0 stays 0, of no slope. A floor above 0 is for imported weights that were trained with one.
     """
+    wide = upcast(x)
     if floor == 0:
-        return F.normalize(x, dim=-1)
-    return x * (upcast(x).square().sum(-1, keepdim=True) + floor).rsqrt().to(x.dtype)
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        least = max(1e-12, torch.finfo(x.dtype).tiny)
+        return (wide / F.threshold(norm, 0, math.inf).clamp_min(least)).to(x.dtype)
+    return (wide * (wide.square().sum(-1, keepdim=True) + floor).rsqrt()).to(x.dtype)
+
+
+def bounded_exp(x: Tensor) -> Tensor:
+    """Compute e^x, of x between ±`LARGEST`.
+
+    A decay at the rate e^40 leaves nothing and one at e^-40 everything, in any precision; their
+    slopes, which would be 0 · ∞, are 0.
+    """
+    return x.clamp(-LARGEST, LARGEST).exp()
+
+
+def complement_root(log_alpha: Tensor) -> Tensor:
+    """Compute √(1 - α²), with a slope of at most `STEEPEST` as α tends to 1 (Griffin's code)."""
+    square = -torch.expm1(2 * log_alpha)
+    return _BoundedRoot.apply(square) if torch.is_grad_enabled() else square.sqrt()  # type: ignore[return-value]
+
+
+class _BoundedRoot(torch.autograd.Function):
+    """√x, whose derivative 1 / √(4x) is at most `STEEPEST`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.sqrt()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        del output
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradients[0] * _slope_of_root(x)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return tangents[0] * _slope_of_root(x)
+
+
+def _slope_of_root(x: Tensor) -> Tensor:
+    return (4 * x).clamp(min=STEEPEST**-2).rsqrt()
 
 
 def log_gate(x: Tensor, lower: float) -> Tensor:
     """Compute log(lower + (1 - lower) σ(x)): the log of a decay above `lower` (HGRN eq. 5)."""
     x = F.logsigmoid(upcast(x))
     return x if lower == 0 else torch.logaddexp(x + math.log1p(-lower), x.new_full((), lower).log())
+
+
+def softplus_power(x: Tensor, exponent: Tensor) -> Tensor:
+    """Compute softplus(x)^exponent, where softplus is e^x exactly below `EXPONENTIAL`."""
+    far = x < EXPONENTIAL
+    near = F.softplus(x.masked_fill(far, 0)) ** exponent
+    return torch.where(far, (exponent * x.clamp(max=EXPONENTIAL)).exp(), near)
 
 
 def init_steps(bias: Tensor) -> None:

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.layers.functions import upcast
+from fastweights.layers.wide import WideParameters
 
 SLOWEST, FASTEST = math.log(100) / 1.5, math.log(100) / 0.3
 """Rates of windows that have fallen to 1/100 after 1.5 and after 0.3 of the filter's length."""
 
 
-class _PlaceLayer(nn.Module):
+class _PlaceLayer(WideParameters):
     """x W + b in the dtype of x, as neighbouring places differ by less than bfloat16 can say. It
     reads no tokens, and is none of the linear layers that are adapted or quantised."""
 
@@ -54,7 +55,7 @@ class _Made(NamedTuple):
         )
 
 
-class ImplicitFilter(nn.Module):
+class ImplicitFilter(WideParameters):
     """h_τ = e^(-δ τ / (l - 1)) MLP(z_τ) ``[h l]``, plus D where τ = 0: as many parameters for a
     filter of any length (Hyena, section 3.3).
 

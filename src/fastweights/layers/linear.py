@@ -12,9 +12,13 @@ from fastweights.ops.product import Product, multiply, multiply_each
 
 
 class Linear(nn.Linear):
-    """torch's, by the kernel that the table has for so many tokens."""
+    """torch's, by the kernel that the table has for so many tokens. In float16 it also reads what a
+    recurrence or norm has left in float32.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
+        if self.weight.dtype is torch.float16:
+            input = input.to(torch.float16)
         return multiply(input, self.weight, self.bias)
 
 

@@ -57,6 +57,8 @@ class HeadNorm(nn.Module):
         given = gate.logits if silu else gate
         given, weight = None if given is None else given.reshape(o.shape), self.weight
         if self.center:
+            if weight is not None and weight.dtype is torch.float16:
+                weight = weight.to(o.dtype)
             return layer_normalize(o, weight, self.eps, given, silu=silu)
         if weight is not None and o.dtype is not weight.dtype:
             dtype = torch.promote_types(o.dtype, weight.dtype)

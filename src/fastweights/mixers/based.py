@@ -4,13 +4,14 @@ al., 2024).
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from fastweights.features import taylor
 from fastweights.layers import Linear, TokenContext, head_width, split_heads
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, Normalized
+from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded
 
 
@@ -40,4 +41,7 @@ class Based(Mixer):
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Normalized, None]:
         q, k, v = (split_heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
-        return Normalized(Decay(taylor(q * self.scale), taylor(k * self.scale), v, None)), None
+        return Normalized(Decay(self._features(q), self._features(k), v, None)), None
+
+    def _features(self, x: Tensor) -> Tensor:
+        return taylor(with_room(x * self.scale))

@@ -15,6 +15,7 @@ from fastweights.layers import (
     ShortConvolution,
     SiLUGate,
     TokenContext,
+    bounded_exp,
     head_width,
     init_steps,
     l2_normalize,
@@ -89,7 +90,7 @@ class GatedDeltaNet(Mixer):
         k = split_heads(self.conv_k(k, past, silu=True), self.heads)
         v = split_heads(self.conv_v(v, past, silu=True), self.heads * self.served)
         beta = self.largest * beta.sigmoid()[..., None]
-        log_alpha = -upcast(self.log_a).exp() * F.softplus(upcast(alpha) + self.b_alpha)
+        log_alpha = -bounded_exp(upcast(self.log_a)) * F.softplus(upcast(alpha) + self.b_alpha)
         q, k = l2_normalize(q, self.floor), l2_normalize(k, self.floor)
         if self.served > 1:
             q, k = (s.repeat_interleave(self.served, dim=2) for s in (q, k))

@@ -7,11 +7,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from fastweights.layers import (
+    LEAST_LOG,
     HeadNorm,
     Linear,
     ShortConvolution,
     SiLUGate,
     TokenContext,
+    bounded_exp,
     head_width,
     init_steps,
     l2_normalize,
@@ -22,6 +24,7 @@ from fastweights.layers import (
 from fastweights.layers.arguments import Count, NonNegative, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Chebyshev, Kalman
+from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded
 
 
@@ -32,7 +35,8 @@ class GatedKalmaNet(Mixer):
     f_v  β SiLU(conv(x W_V))        f_μ  σ(x W_μ + b_μ), one per head
     f_g  SiLU(x W_G)                d_k = d_v = d
 
-    with o scaled by d'_k^(-1/2), RMSNorm per head.
+    with o scaled by d'_k^(-1/2), RMSNorm per head. σ is at least 2⁻²³: what is read does not depend
+    on how large all keys are, however small.
 
     Attributes:
         ratio: λ_t / ‖H_t‖
@@ -72,8 +76,8 @@ class GatedKalmaNet(Mixer):
             for conv, s in ((self.conv_q, q), (self.conv_k, k), (self.conv_v, v))
         )
         q, k = l2_normalize(q, self.floor), l2_normalize(k, self.floor)
-        beta, mix = beta.sigmoid()[..., None], mix.sigmoid()[..., None]
-        log_gamma = -upcast(self.log_a).exp() * F.softplus(upcast(gamma))
+        beta, mix = (with_room(s).clamp(min=LEAST_LOG).sigmoid()[..., None] for s in (beta, mix))
+        log_gamma = -bounded_exp(upcast(self.log_a)) * F.softplus(upcast(gamma))
         return Kalman(
             self.scale * q, beta * k, beta * v, log_gamma[..., None], mix, self.ratio, self.solver
         ), SiLUGate(gate)

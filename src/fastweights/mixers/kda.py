@@ -11,6 +11,7 @@ from fastweights.layers import (
     Linear,
     ShortConvolution,
     TokenContext,
+    bounded_exp,
     factorized,
     head_width,
     init_steps,
@@ -92,5 +93,5 @@ class KDA(Mixer):
 
     def _log_decay(self, x: Embedded) -> Tensor:
         z = split_heads(upcast(self.W_alpha(x)) + self.b_alpha, len(self.log_a))
-        a = upcast(self.log_a).exp()[:, None]
+        a = bounded_exp(upcast(self.log_a))[:, None]
         return -a * F.softplus(z) if self.lowest is None else -self.lowest * (a * z).sigmoid()

@@ -9,6 +9,7 @@ from fastweights.layers import Linear, TokenContext, choose, head_width, split_h
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, Normalized
+from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded
 
 
@@ -41,4 +42,4 @@ class LinearAttention(Mixer):
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Normalized, None]:
         q, k, v = (split_heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
-        return Normalized(Decay(self.phi(q), self.phi(k), v, None)), None
+        return Normalized(Decay(self.phi(with_room(q)), self.phi(with_room(k)), v, None)), None

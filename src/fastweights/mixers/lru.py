@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fastweights.layers import Linear, TokenContext, upcast
+from fastweights.layers import Linear, TokenContext, WideParameters, bounded_exp, upcast
 from fastweights.layers.arguments import Count, NonNegative
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
@@ -16,7 +16,7 @@ from fastweights.shapes import Embedded, Output
 from fastweights.systems import as_complex_channels, as_real
 
 
-class LRU(Mixer):
+class LRU(WideParameters, Mixer):
     """
     f_q  1             f_α  λ = e^(-e^ν + i e^θ)
     f_k  1             f_g  1,  W_O = C
@@ -30,6 +30,8 @@ class LRU(Mixer):
         state: N
         r_min, r_max: the ring in which λ starts, uniformly; max_phase its largest angle
     """
+
+    wide = ("nu", "theta")
 
     def __init__(
         self,
@@ -62,9 +64,9 @@ class LRU(Mixer):
         nn.init.normal_(self.D)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
-        log_alpha = torch.complex(-upcast(self.nu).exp(), upcast(self.theta).exp())
+        log_alpha = torch.complex(-bounded_exp(upcast(self.nu)), bounded_exp(upcast(self.theta)))
         one = torch.ones_like(x[:1, :1, :1, None])
-        v = upcast(self.gamma).exp() * as_complex_channels(self.W_B(x))
+        v = bounded_exp(upcast(self.gamma)) * as_complex_channels(self.W_B(x))
         return Decay(one, one, v[..., None], log_alpha[None, None, :, None]), x
 
     def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:

@@ -14,6 +14,7 @@ from fastweights.layers import (
     Linear,
     ShortConvolution,
     TokenContext,
+    bounded_exp,
     head_width,
     init_steps,
     project_each,
@@ -23,6 +24,7 @@ from fastweights.layers import (
 from fastweights.layers.arguments import Count, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, LogLinear, Recurrence
+from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded, Output
 
 
@@ -87,9 +89,12 @@ class Mamba2(Mixer):
         gate, xBC, delta = project_each(x, self.W_z, self.W_xBC, self.W_Delta)
         xBC = self.conv(xBC, past, self.conv_bias, silu=True)
         delta = F.softplus(upcast(delta))[..., None]
-        log_alpha = None if self.log_a is None else -delta * upcast(self.log_a).exp()[:, None]
+        log_alpha = (
+            None if self.log_a is None else -delta * bounded_exp(upcast(self.log_a))[:, None]
+        )
         u, k, q = xBC.split(self.split, dim=-1)
-        v = split_heads(u, self.heads) * (delta.to(u.dtype) if self.scaled else 1)
+        v = split_heads(with_room(u), self.heads)
+        v = v * delta.to(v.dtype) if self.scaled else v
         gate = torch.cat([F.silu(gate), u], dim=-1)
         return Decay(self._repeat_groups(q), self._repeat_groups(k), v, log_alpha), gate
 

@@ -68,18 +68,23 @@ class MixtureOfMemories(Mixer):
         self.conv_v = ShortConvolution(values, conv)
         self.norm = HeadNorm(width, center=False, affine=True, eps=eps)
 
-    def shares(self, logits: Tensor) -> Tensor:
-        """g ``[b t m+1]``, that of the shared memory last."""
+    def shares(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """(g, whether a memory is given the token) ``[b t m+1]``, those of the shared memory last.
+
+        They are found among the logits, as a share may round to 0 and several to each other.
+        """
         scores = upcast(logits).softmax(-1)
-        best, chosen = scores.topk(self.active)
+        chosen = upcast(logits).topk(self.active).indices
+        best = scores.gather(-1, chosen)
         found = torch.zeros_like(scores).scatter(-1, chosen, best / best.sum(-1, keepdim=True))
-        return F.pad(found, (0, 1), value=1.0).to(logits.dtype)
+        given = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, chosen, True)
+        return F.pad(found, (0, 1), value=1.0).to(logits.dtype), F.pad(given, (0, 1), value=True)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Delta, SiLUGate]:
         layers = (self.W_k, self.W_v, self.W_beta, self.W_alpha)
         q, *streams, gate, logits = project_each(x, self.W_q, *layers, self.W_g, self.W_r)
-        shares = self.shares(logits)
-        given, read = shares > 0, RoutedContext(past, shares > 0)
+        shares, given = self.shares(logits)
+        read = RoutedContext(past, given)
         k, v, beta, alpha = (s.unflatten(-1, (self.every, -1)) for s in streams)
         inputs = ((self.conv_q, q[:, :, None].expand_as(k)), (self.conv_k, k), (self.conv_v, v))
         q, k, v = (read.convolve(*each).unflatten(-1, (self.heads, -1)) for each in inputs)

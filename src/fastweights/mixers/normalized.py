@@ -8,14 +8,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import Linear, TokenContext, choose, head_width, split_heads, upcast
+from fastweights.layers import (
+    LEAST_LOG,
+    Linear,
+    TokenContext,
+    bounded_exp,
+    choose,
+    head_width,
+    split_heads,
+    upcast,
+)
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
+from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded
 
 NORMALISERS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "exp": torch.exp,
+    "exp": bounded_exp,
     "softplus": F.softplus,
     "sigmoid": torch.sigmoid,
 }
@@ -28,7 +38,8 @@ class NormalizedAttention(Mixer):
     f_k  x W_K                   f_g  1
     f_v  x W_V                   d_k = d_v = d
 
-    with one η per head; o_t = q_t Σ_s k_sᵀ v_s / η_t.
+    with one η per head; o_t = q_t Σ_s k_sᵀ v_s / η_t. A logit below log 2⁻²³ counts as
+    that, so that outputs and their squares have room in float32.
 
     Attributes:
         eta: exp, softplus or sigmoid
@@ -64,5 +75,5 @@ class NormalizedAttention(Mixer):
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, None]:
         q, k, v = (split_heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
-        eta = self.eta(upcast(self.W_eta(x)))[..., None]
-        return Decay((q / eta).to(q.dtype), k, v, None), None
+        eta = self.eta(upcast(self.W_eta(x)).clamp(min=LEAST_LOG))[..., None]
+        return Decay((q / eta).to(with_room(q).dtype), k, v, None), None

@@ -9,10 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.layers import (
+    LARGEST,
     HeadNorm,
     Linear,
     TokenContext,
     WholeNorm,
+    bounded_exp,
     head_width,
     init_steps,
     project_each,
@@ -79,17 +81,19 @@ class Raven(Mixer):
             x, self.W_q, self.W_k, self.W_v, self.W_r, self.W_alpha
         )
         q, k, v = (F.silu(split_heads(s, self.heads)) for s in (q, k, v))
-        forget = upcast(self.log_a).exp() * F.softplus(upcast(alpha))
+        forget = bounded_exp(upcast(self.log_a)) * F.softplus(upcast(alpha))
         log_alpha = -forget[..., None] * self._route(upcast(split_heads(router, self.heads)))
         q, k = self.norm_q(q), self.norm_k(k)
         return Slots(q, k, v, -torch.expm1(log_alpha), log_alpha), None
 
     def _route(self, logits: Tensor) -> Tensor:
-        """r ``[b t h m]``"""
-        scores = logits.sigmoid()
-        chosen = scores.topk(self.active, dim=-1)
-        share = chosen.values / (chosen.values.sum(-1, keepdim=True) + self.floor)
-        return torch.zeros_like(scores).scatter(-1, chosen.indices, share)
+        """r ``[b t h m]``: chosen by the logits, which do not round to each other."""
+        chosen = logits.topk(self.active, dim=-1)
+        # where all are far below 0, σ is e^x, and a factor common to all cancels
+        common = (chosen.values.detach()[..., :1] + LARGEST).clamp(max=0)
+        scores = (chosen.values - common).sigmoid()
+        share = scores / (scores.sum(-1, keepdim=True) + self.floor * (-common).exp())
+        return torch.zeros_like(logits).scatter(-1, chosen.indices, share)
 
     def read(self, o: Output, gate: None, recurrence: Any) -> Embedded:
         return super().read(F.silu(o), gate, recurrence)

@@ -6,7 +6,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from fastweights.features import RandomFourier
-from fastweights.layers import Linear, TokenContext, head_width, split_heads, upcast
+from fastweights.layers import (
+    Linear,
+    TokenContext,
+    head_width,
+    l2_normalize,
+    split_heads,
+    upcast,
+)
 from fastweights.layers.arguments import Count, CountOrZero
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, Normalized
@@ -50,7 +57,7 @@ class RFA(Mixer):
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Normalized, None]:
         q, k, v = (split_heads(W(x), self.heads) for W in (self.W_q, self.W_k, self.W_v))
-        q, k = self.phi(F.normalize(q, dim=-1)), self.phi(F.normalize(k, dim=-1))
+        q, k = self.phi(l2_normalize(q)), self.phi(l2_normalize(k))
         least = self.phi.least()[None, None]
         if self.W_alpha is None:
             return Normalized(Decay(q, k, v, None), least), None

@@ -14,6 +14,7 @@ from fastweights.layers import (
     Linear,
     ShortConvolution,
     TokenContext,
+    complement_root,
     head_width,
     project_each,
     split_heads,
@@ -22,6 +23,7 @@ from fastweights.layers import (
 from fastweights.layers.arguments import Count, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
+from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded
 
 
@@ -79,11 +81,11 @@ class RGLRU(Mixer):
         x = self.conv(x, past, self.conv_bias)
         heads = split_heads(x, self.heads).flatten(0, 1).transpose(0, 1)
         r, i = (
-            (torch.bmm(heads, weight).transpose(0, 1).reshape(x.shape) + bias).sigmoid()
+            with_room(torch.bmm(heads, weight).transpose(0, 1).reshape(x.shape) + bias).sigmoid()
             for weight, bias in ((self.W_a, self.b_a), (self.W_x, self.b_x))
         )
         log_alpha = (self.c * upcast(r) * F.logsigmoid(upcast(self.Lambda)))[..., None]
-        one, k = torch.ones_like(x[:1, :1, :1, None]), (-torch.expm1(2 * log_alpha)).sqrt()
+        one, k = torch.ones_like(x[:1, :1, :1, None]), complement_root(log_alpha)
         if self.whole_start:
             k = k.masked_fill((past.positions == 0)[..., None, None], 1)
         return Decay(one, k, (i * x)[..., None], log_alpha), gate

@@ -16,6 +16,7 @@ from fastweights.layers import (
     TokenContext,
     l2_normalize,
     project_each,
+    softplus_power,
     upcast,
 )
 from fastweights.layers.arguments import Count, Positive
@@ -67,9 +68,9 @@ class Rodimus(Mixer):
         gate, u = project_each(x, self.W_z, self.W_u)
         h = self.conv(u, past, self.conv_bias, silu=True)
         q, k, *gates = project_each(h, self.W_q, self.W_k, self.W_g, self.W_tau)
-        g, tau = F.softplus(upcast(gates[0])), upcast(gates[1]).sigmoid()
-        k = l2_normalize(k) * (g**tau).to(k.dtype)
-        streams = (q * self.scale, k, self.W_i(u).sigmoid() * u, -g * tau)
+        g, tau = upcast(gates[0]), upcast(gates[1]).sigmoid()
+        k = l2_normalize(k) * softplus_power(g, tau).to(k.dtype)
+        streams = (q * self.scale, k, self.W_i(u).sigmoid() * u, -F.softplus(g) * tau)
         gate = torch.cat([F.silu(gate), h], dim=-1)
         return Decay(*(s[:, :, None] for s in streams)), gate
 

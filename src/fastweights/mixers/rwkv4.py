@@ -7,7 +7,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fastweights.layers import Linear, TokenContext, TokenShift, project_pairs, upcast
+from fastweights.layers import (
+    Linear,
+    TokenContext,
+    TokenShift,
+    bounded_exp,
+    project_pairs,
+    upcast,
+)
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Amplified, Bonus, Normalized
 from fastweights.shapes import Embedded
@@ -53,7 +60,7 @@ class RWKV4(Mixer):
             (self.W_v, self.shift_v(x, past)),
             (self.W_r, self.shift_r(x, past)),
         )
-        rate, bonus = (s.exp().view(1, 1, -1, 1) for s in (upcast(self.w), upcast(self.u)))
+        rate, bonus = (bounded_exp(upcast(s)).view(1, 1, -1, 1) for s in (self.w, self.u))
         one = torch.ones_like(x[:1, :1, :1, None])
         rule = Bonus(one, one, v[..., None], -rate, bonus)
         return Amplified(Normalized(rule), upcast(k)[..., None]), r.sigmoid()

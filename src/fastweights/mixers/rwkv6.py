@@ -13,6 +13,7 @@ from fastweights.layers import (
     Linear,
     PreviousToken,
     TokenContext,
+    bounded_exp,
     head_width,
     project_pairs,
     split_heads,
@@ -21,6 +22,7 @@ from fastweights.layers import (
 from fastweights.layers.arguments import Count, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Bonus, Recurrence
+from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded, Output
 
 
@@ -79,9 +81,11 @@ class RWKV6(Mixer):
     def project(self, x: Embedded, past: TokenContext) -> tuple[Bonus, Tensor]:
         layers = (self.W_r, self.W_alpha_1, self.W_k, self.W_v, self.W_g)
         q, a, k, v, gate = project_pairs(*zip(layers, self._mix(x, past), strict=True))
-        log_alpha = -upcast(self.W_alpha_2(a.tanh())).exp()
+        log_alpha = -bounded_exp(upcast(self.W_alpha_2(a.tanh())))
         q, k, v, log_alpha = (split_heads(s, self.heads) for s in (q, k, v, log_alpha))
-        return Bonus(q, k, v, log_alpha, (q * self.u * k).sum(-1, keepdim=True)), F.silu(gate)
+        return Bonus(q, k, v, log_alpha, (with_room(q) * self.u * k).sum(-1, keepdim=True)), F.silu(
+            gate
+        )
 
     def _mix(self, x: Tensor, past: TokenContext) -> tuple[Tensor, ...]:
         """x moved towards the token before it: for r, α, k, v and g."""

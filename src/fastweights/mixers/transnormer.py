@@ -13,6 +13,7 @@ from fastweights.layers import (
     Linear,
     TokenContext,
     WholeNorm,
+    WideParameters,
     choose,
     head_numbers,
     head_width,
@@ -28,7 +29,7 @@ from fastweights.shapes import Embedded
 MAPS = {**FEATURES, "silu": F.silu}
 
 
-class TransNormer(Mixer):
+class TransNormer(WideParameters, Mixer):
     """
     f_q  φ(x W_Q)        f_α  λ e^(jθ), λ = exp(-8 h/H (1 - depth)) of head h = 0 … H-1
     f_k  φ(x W_K)        f_g  x W_U
@@ -42,6 +43,8 @@ class TransNormer(Mixer):
         feature_map: φ: silu, elu or relu
         depth: l / L, how far up the layer stands: upper layers forget less
     """
+
+    wide = ("theta",)
 
     def __init__(
         self, d: int, heads: int = 4, feature_map: str = "silu", depth: float = 0.0

@@ -104,7 +104,7 @@ class TTTLinear(Mixer):
         return record, gate
 
     def read(self, o: Output, gate: Tensor | None, recurrence: Any) -> Embedded:
-        y = self.norm(o.flatten(-2))
+        y = self.norm(o.flatten(-2).to(self.norm.weight.dtype))
         return self.W_o(y if gate is None else y * gate)
 
 

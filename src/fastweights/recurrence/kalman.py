@@ -18,6 +18,11 @@ from fastweights.recurrence.solvers import Chebyshev, ChunkGram, Solver, TokenGr
 from fastweights.recurrence.streams import heads_first, require_width
 from fastweights.shapes import Keys, Map, Output, PerToken, Values
 
+LEAST_SQUARE = 1e-30
+"""What is left of ‖H‖² when all that was written has been forgotten: its root has digits in
+float32, and a slope.
+"""
+
 Moments = tuple[Tensor, Tensor]
 
 
@@ -89,8 +94,8 @@ class Kalman(MatrixRule[Moments]):
         return o[..., : self.values].to(self.output), (gram, memory)
 
     def _ridge(self, squares: Tensor) -> Tensor:
-        """λ of ‖H‖²; a where H = 0 has nothing to read."""
-        return self.ratio * torch.where(squares == 0, 1, squares).sqrt()
+        """λ of ‖H‖²; a where H has nothing to read, or less than `LEAST_SQUARE`."""
+        return self.ratio * torch.where(squares < LEAST_SQUARE, 1, squares).sqrt()
 
     def _mesa(self, ridge: Tensor) -> Mesa:
         """The optimal fast weights under this ridge."""

@@ -12,6 +12,11 @@ from torch.nn import functional as F
 
 from fastweights.recurrence.streams import disable_autocast, lazy_property
 
+LEAST_FEATURE = -20.0
+"""The log of the least feature: products of q and k, and the squares of these, have room in
+float32 where all features are as small.
+"""
+
 Activation = Callable[[Tensor], Tensor]
 
 
@@ -21,8 +26,10 @@ def softmax(x: Tensor) -> Tensor:
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
-    """1 + ELU(x) > 0, the feature map of linear attention (DSF eq. 16)."""
-    return F.elu(x) + 1
+    """1 + ELU(x) > 0, the feature map of linear attention (DSF eq. 16), with the digits of e^x, at
+    least `LEAST_FEATURE`.
+    """
+    return F.relu(x) + x.clamp(LEAST_FEATURE, 0).exp()
 
 
 @runtime_checkable

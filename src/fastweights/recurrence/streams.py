@@ -73,6 +73,11 @@ def heads_first(stream: Tensor, dtype: torch.dtype) -> Tensor:
     return stream.to(dtype).transpose(1, 2)
 
 
+def with_room(x: Tensor) -> Tensor:
+    """x in float32 if it is of float16, whose range sums over tokens and small features leave."""
+    return x.float() if x.dtype is torch.float16 else x
+
+
 def mask_stream(stream: Tensor, mask: Mask, value: float = 0.0) -> Tensor:
     """`stream` with `value` where ``mask [b t]`` is False."""
     return torch.where(mask[..., None, None], stream, value)

@@ -1,0 +1,163 @@
+"""Every mixer, in every dtype, on inputs where norms vanish, gates shut and exponents overflow:
+values and gradients are finite, and as close to float64 as the dtype and the problem allow.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+
+from fastweights import MIXERS
+from fastweights.mixers import make
+from tolerances import TOLERANCE
+
+D, T = 16, 12
+EPS = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+SENSITIVE = 100
+"""How much more than a rounding error of all weights and inputs a result may move."""
+
+Named = dict[str, Tensor]
+
+
+def ordinary(rows: int) -> Tensor:
+    return torch.randn(rows, T, D, generator=Generator().manual_seed(1))
+
+
+def quiet() -> tuple[Tensor, Tensor]:
+    """A text, one with zeros, zeros alone, zeros as padding, and padding alone."""
+    x, keep = ordinary(5), torch.ones(5, T, dtype=torch.bool)
+    x[1, 5] = x[1, 0] = 0
+    x[2], x[3, :3], x[3, 8] = 0, 0, 0
+    keep[3, :3], keep[3, 8], keep[4] = False, False, False
+    return x, keep
+
+
+def loud() -> tuple[Tensor, None]:
+    """Large activations, in all tokens, in one of them and in one channel."""
+    x = ordinary(5)
+    for row, factor in enumerate((10, 100, 1000)):
+        x[row] *= factor
+    x[3, 6] *= 1000
+    x[4, :, 3] *= 300
+    return x, None
+
+
+def shut(mixer: nn.Module, value: float) -> nn.Module:
+    """The mixer with every other number of its biases and rates at `value`."""
+    with torch.no_grad():
+        for name, p in mixer.named_parameters():
+            if p.dim() == 1 and "norm" not in name and not name.endswith("weight"):
+                p[::2] = value
+    return mixer
+
+
+def made(name: str, dtype: torch.dtype, bias: float | None) -> nn.Module:
+    torch.manual_seed(0)
+    mixer = make(name, D)
+    return (mixer if bias is None else shut(mixer, bias)).to(dtype)
+
+
+def results(mixer: nn.Module, x: Tensor, keep: Tensor | None) -> tuple[Named, Named]:
+    """(y and the gradient of x, row by row; the gradients of the weights)."""
+    x = x.clone().requires_grad_()
+    y = mixer(x, keep=keep)[0]
+    y = y if keep is None else y.masked_fill(~keep[..., None], 0)
+    direction = torch.randn(y.shape, generator=Generator().manual_seed(2)).to(y.dtype)
+    (y * direction).sum().backward()
+    assert x.grad is not None
+    rows = {
+        f"{n} of row {i}": row for n, s in (("y", y), ("dx", x.grad)) for i, row in enumerate(s)
+    }
+    weights = {f"d{n}": p.grad for n, p in mixer.named_parameters() if p.grad is not None}
+    return {n: s.detach().double() for n, s in rows.items()}, weights
+
+
+def moved(mixer: nn.Module, x: Tensor, by: float) -> tuple[nn.Module, Tensor]:
+    """The mixer and x with every number off by about as much, relative to itself."""
+    g, mixer = Generator().manual_seed(3), deepcopy(mixer)
+
+    def off(s: Tensor) -> Tensor:
+        return s * (1 + by * torch.randn(s.shape, generator=g).to(s.dtype))
+
+    with torch.no_grad():
+        for p in mixer.parameters():
+            p.copy_(off(p))
+    return mixer, off(x)
+
+
+def stepped(mixer: Any, x: Tensor, keep: Tensor | None) -> Tensor:
+    """y, one token after the other."""
+    state, found = None, []
+    for i in range(x.shape[1]):
+        y, state = mixer(x[:, i : i + 1], state, keep=None if keep is None else keep[:, i : i + 1])
+        found.append(y)
+    return torch.cat(found, 1)
+
+
+def complain(got: Named, want: Named, near: Named, dtype: torch.dtype, close: float) -> list[str]:
+    """What of `got` is not finite, or further from `want` than `close` and the problem, of which
+    `near` is one with other roundings, allow; beyond its range a dtype has no numbers.
+    """
+    found, whole = [], sum(s.norm() ** 2 for s in want.values()) ** 0.5
+    for name, exact in want.items():
+        there = got[name].double()
+        if not there.isfinite().all():
+            if exact.abs().max() < torch.finfo(dtype).max / 16:
+                found.append(f"{name} is not finite")
+            continue
+        scale = max(exact.norm(), whole if name.startswith("d") else 0, torch.tensor(1e-3))
+        allowed = close * scale + SENSITIVE * (near[name] - exact).norm()
+        if (error := (there - exact).norm()) > allowed:
+            found.append(f"{name}: off by {error:.1e}, allowed are {allowed:.1e}")
+    return found
+
+
+def closeness(what: str, dtype: torch.dtype) -> float:
+    """Scores of 10⁵ keep two digits in float32, and small ones next to large none in float16."""
+    if what != "loud":
+        return TOLERANCE[dtype]
+    return float("inf") if dtype is torch.float16 else TOLERANCE[torch.bfloat16]
+
+
+def values_alone(found: tuple[Named, Named]) -> tuple[Named, Named]:
+    return {n: s for n, s in found[0].items() if n.startswith("y")}, {}
+
+
+INPUTS = {
+    "quiet": (quiet, None),
+    "loud": (loud, None),
+    "open": (quiet, 30.0),
+    "shut": (quiet, -30.0),
+}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("dtype", EPS, ids=str)
+@pytest.mark.parametrize("name", sorted(MIXERS))
+def test_a_mixer_is_finite_and_as_exact_as_its_dtype(name: str, dtype: torch.dtype) -> None:
+    found = []
+    for what, (inputs, bias) in INPUTS.items():
+        x, keep = inputs()
+        x, mixer, close = x.to(dtype), made(name, dtype, bias), closeness(what, dtype)
+        exact = deepcopy(mixer).double()
+        each = [
+            results(mixer, x, keep),
+            results(exact, x.double(), keep),
+            results(*moved(exact, x.double(), EPS[dtype]), keep),
+        ]
+        if dtype is torch.float16 and what != "quiet":
+            # their gradients pass through numbers that float16 has no room for
+            each = [values_alone(result) for result in each]
+        for got, want, near in zip(*each, strict=True):
+            found += [f"{what}: {c}" for c in complain(got, want, near, dtype, close)]
+        if what == "quiet":
+            with torch.no_grad():
+                y = stepped(mixer, x, keep).masked_fill(~keep[..., None], 0)
+            rows = {f"y of row {i}": row for i, row in enumerate(y)}
+            want, near = ({n: r[0][n] for n in rows} for r in each[1:])
+            found += [f"steps: {c}" for c in complain(rows, want, near, dtype, close)]
+    assert not found, "\n".join(found)
