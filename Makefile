@@ -8,6 +8,8 @@ SERVING := .venv-serving
 VLLM := .venv-vllm
 BROWSER := .venv-browser
 PYTEST := $(BIN)/python -m pytest
+NATIVE := $(BIN)/python -m fastweights.kernels.native
+C_TESTS := $(addprefix tests/kernels/test_,native.py narrow.py prefill.py operations.py bonus_token.py product.py quantized_product.py rotation.py)
 # A worker that died is not replaced: the test that killed it would be given to the next one.
 PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # There is a process per core; more threads for tensors of a dozen elements only wait.
@@ -19,7 +21,7 @@ INTERPRETED := TRITON_INTERPRET=1 $(SINGLE)
 PORTABLE_CC := $(abspath $(BIN))/python -m ziglang cc -target $(shell uname -m)-linux-gnu.2.17 -g0
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install test test-interpreted test-offline test-fast test-slow test-titan test-onnx test-serving test-vllm test-browser lint format docs pages static build clean
+.PHONY: help quickstart install test test-interpreted test-offline test-fast test-sanitized test-valgrind test-slow test-titan test-onnx test-serving test-vllm test-browser lint format docs pages static build clean
 
 help:  ## this list (minutes are those of two CPU cores, after the environment is made)
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -42,6 +44,15 @@ test-offline: $(VENV)/installed-test  ## the kernels compiled for every GPU, dty
 
 test-fast: $(VENV)/installed-test  ## the first case of every quick test: 1 minute
 	$(PYTEST) $(PARALLEL) --fast
+
+test-sanitized: $(VENV)/installed-test  ## the C kernels under the address and undefined-behaviour sanitizers: 10 minutes
+	CC="$(CC) -g -fsanitize=address,undefined -fno-sanitize-recover=undefined" $(NATIVE)
+	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(shell $(CC) -print-file-name=libasan.so)" OMP_NUM_THREADS=2 \
+		$(PYTEST) -p no:faulthandler $(C_TESTS); status=$$?; $(NATIVE); exit $$status
+
+test-valgrind: $(VENV)/installed-test  ## the first case of every test of the C kernels under valgrind: 20 minutes
+	CC="$(CC) -g" $(NATIVE)
+	$(SINGLE) $(BIN)/python tests/kernels/valgrind.py --fast $(C_TESTS); status=$$?; $(NATIVE); exit $$status
 
 test-slow: $(VENV)/installed-test  ## only the tests that take minutes each: 30 minutes
 	$(PYTEST) -m slow

@@ -117,3 +117,37 @@ def test_the_command_that_it_names_says_what_is_missing() -> None:
     assert done.stderr == (
         "CC=/nonexistent/cc: there is no command /nonexistent/cc; name another\n"
     )
+
+
+OUT_OF_MEMORY = """
+import resource, torch
+from fastweights.kernels.native import library
+from fastweights.ops.normalization import rms_normalize
+
+torch.set_num_threads(1)
+x = torch.ones(1, 1 << 24)
+weight = torch.ones(1 << 24)
+rms_normalize(x[:, :64].contiguous(), weight[:64], 1e-6)
+pages = int(open("/proc/self/statm").read().split()[0])
+bytes_of_x = 4 << 24
+before = resource.getrlimit(resource.RLIMIT_AS)
+room = pages * resource.getpagesize() + 2 * bytes_of_x  # for y, not for working space
+resource.setrlimit(resource.RLIMIT_AS, (room, before[1]))
+try:
+    rms_normalize(x, weight, 1e-6)
+except MemoryError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_AS, before)
+print(float(rms_normalize(x, weight, 0.0)[0, -1]))
+"""
+
+
+@compiled
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc and RLIMIT_AS")
+def test_without_memory_a_kernel_raises_and_the_process_goes_on() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OUT_OF_MEMORY], capture_output=True, text=True, check=True
+    )
+    said, value = done.stdout.splitlines()
+    assert said.startswith("fw_norm: no memory was left for a kernel's working space; read fewer")
+    assert value == "1.0"

@@ -13,12 +13,21 @@
 
 enum { KEPT, WRITTEN, SEEN, OWN, FACTORS };
 
-static const float *head_of(const View *view, long b, long h) { return view->at + b * view->b + h * view->h; }
+static const float *head_of(const View *view, long b, long h)
+{
+    return view->at + b * view->b + h * view->h;
+}
 
-static double number_of(const View *view, long b, long h) { return view->at ? *head_of(view, b, h) : 0; }
+static double number_of(const View *view, long b, long h)
+{
+    return view->at ? *head_of(view, b, h) : 0;
+}
 
 /* NaN stays NaN. */
-static double larger(double a, double b) { return a > b || a != a ? a : b; }
+static double larger(double a, double b)
+{
+    return a > b || a != a ? a : b;
+}
 
 static float round_up(double m)
 {
@@ -27,7 +36,8 @@ static float round_up(double m)
 }
 
 /* The logs of a head's factors; m' goes to the state. */
-static void logs_of(const BonusStep *p, long b, long h, float logs[FACTORS][BONUS_HEADS], long place)
+static void logs_of(const BonusStep *p, long b, long h, float logs[FACTORS][BONUS_HEADS],
+                    long place)
 {
     double gain = number_of(&p->log_gain, b, h), before = p->scale[b * p->h + h];
     double decayed = before + number_of(&p->log_decay, b, h);
@@ -41,14 +51,16 @@ static void logs_of(const BonusStep *p, long b, long h, float logs[FACTORS][BONU
     logs[OWN][place] = (float)(gain - read);
 }
 
-static void head(const BonusStep *p, long b, long h, float factors[FACTORS][BONUS_HEADS], long place)
+static void head(const BonusStep *p, long b, long h, float factors[FACTORS][BONUS_HEADS],
+                 long place)
 {
     long row = b * p->h + h, v = p->v;
     const float *S = p->memory + row * (v + 1), *value = head_of(&p->value, b, h);
     float *next = p->next_memory + row * (v + 1);
     float seen = (float)number_of(&p->q, b, h) * factors[SEEN][place];
     float own = (float)number_of(&p->bonus, b, h) * factors[OWN][place];
-    float written = (float)number_of(&p->key, b, h) * factors[WRITTEN][place], kept = factors[KEPT][place];
+    float written = (float)number_of(&p->key, b, h) * factors[WRITTEN][place],
+          kept = factors[KEPT][place];
     float sum = seen * S[v] + own, inverse = sum == 0 ? 0 : 1 / sum;
     for (long j = 0; j < v; j++) {
         float x = value[j * p->value.w];
@@ -58,9 +70,12 @@ static void head(const BonusStep *p, long b, long h, float factors[FACTORS][BONU
     next[v] = kept * S[v] + written;
 }
 
-static long tasks_of_sequence(const BonusStep *p) { return (p->h + BONUS_HEADS - 1) / BONUS_HEADS; }
+static long tasks_of_sequence(const BonusStep *p)
+{
+    return (p->h + BONUS_HEADS - 1) / BONUS_HEADS;
+}
 
-static void task(const void *problem, long index)
+static int task(const void *problem, long index)
 {
     const BonusStep *p = problem;
     long b = index / tasks_of_sequence(p), first = index % tasks_of_sequence(p) * BONUS_HEADS;
@@ -73,6 +88,10 @@ static void task(const void *problem, long index)
             store(factors[f] + i, vexp(load(factors[f] + i)));
     for (long i = 0; i < heads; i++)
         head(p, b, first + i, factors, i);
+    return DONE;
 }
 
-void FOR_ISA(fw_bonus_step)(const BonusStep *p) { fw_parallel(task, p, p->b * tasks_of_sequence(p), p->threads); }
+int FOR_ISA(fw_bonus_step)(const BonusStep *p)
+{
+    return fw_parallel(task, p, p->b * tasks_of_sequence(p), p->threads);
+}

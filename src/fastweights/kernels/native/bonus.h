@@ -1,4 +1,5 @@
-/* What Python hands over for one token of a bonus with exponential gates, whose heads have one key. */
+/* What Python hands over for one token of a bonus with exponential gates, whose heads have one key.
+ */
 #ifndef FASTWEIGHTS_BONUS_H
 #define FASTWEIGHTS_BONUS_H
 

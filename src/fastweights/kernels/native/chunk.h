@@ -1,10 +1,12 @@
-/* A chunk of tokens of one head, packed into rows of whole vectors, with its decays folded into the keys if it can be.
+/* A chunk of tokens of one head, packed into rows of whole vectors, with its decays folded into the
+ * keys if it can be.
  *
- * With c_t = Σ_{j≤t} log α_j inside the chunk and μ = ½ c_last, the scaled state R_t = e^(μ-c_t) S_t does not decay:
- * queries and erasing keys carry `up` = e^(c_t-μ), writing keys `down` = e^(μ-c_t), and S enters and leaves the
- * chunk times `middle` = e^μ. That holds for any decay, but costs accuracy when α is small: a chunk in which some
- * channel decays faster than GENTLE per token on average is `exact`, and its sweeps apply α_t token by token. Keys that
- * read before the decay carry the `up` of the token before; that of the first is e^(-μ), a row in front of the others.
+ * With c_t = Σ_{j≤t} log α_j inside the chunk and μ = ½ c_last, the scaled state R_t = e^(μ-c_t)
+ * S_t does not decay: queries and erasing keys carry `up` = e^(c_t-μ), writing keys `down` =
+ * e^(μ-c_t), and S enters and leaves the chunk times `middle` = e^μ. That holds for any decay, but
+ * costs accuracy when α is small: a chunk in which some channel decays faster than GENTLE per token
+ * on average is `exact`, and its sweeps apply α_t token by token. Keys that read before the decay
+ * carry the `up` of the token before; that of the first is e^(-μ), a row in front of the others.
  */
 #ifndef FASTWEIGHTS_CHUNK_H
 #define FASTWEIGHTS_CHUNK_H
@@ -19,7 +21,8 @@ typedef struct {
     long tokens, keys, values; /* keys, values: padded widths, the rows' lengths */
     int scaled, exact;         /* neither: there is no decay */
     float *q, *key;            /* [t k], scaled */
-    float *erase, *peek;       /* [t k], keys that erase; the same as they read the state of the token before */
+    float *erase;              /* [t k], keys that erase */
+    float *peek;               /* [t k], the same as they read the state of the token before */
     float *remove;             /* [t k], what is erased along; NULL for key */
     float *value, *d_o, *y;    /* [t v] */
     float *removed;            /* [t v], what is erased, where remove is given */
@@ -33,25 +36,37 @@ typedef struct {
 static inline void take_chunk(Arena *arena, Chunk *c, const Forward *p, int backward)
 {
     memset(c, 0, sizeof *c);
-    c->keys = padded(p->k), c->values = padded(p->v);
+    c->keys = padded(p->k);
+    c->values = padded(p->v);
     long tokens = p->t < CHUNK ? p->t : CHUNK;
     size_t tk = tokens * c->keys, tv = tokens * c->values;
-    c->q = take(arena, tk), c->key = take(arena, tk), c->value = take(arena, tv);
+    c->q = take(arena, tk);
+    c->key = take(arena, tk);
+    c->value = take(arena, tv);
     if (p->decays) {
-        c->alpha = take(arena, tk + c->keys), c->middle = take(arena, c->keys);
-        c->up = take(arena, tk + c->keys), c->down = take(arena, tk);
-        if (c->up)
-            c->up += c->keys, c->erase_up = p->before ? c->up - c->keys : c->up;
+        c->alpha = take(arena, tk + c->keys);
+        c->middle = take(arena, c->keys);
+        c->up = take(arena, tk + c->keys);
+        c->down = take(arena, tk);
+        if (c->up) {
+            c->up += c->keys;
+            c->erase_up = p->before ? c->up - c->keys : c->up;
+        }
     }
     if (erases(p)) {
-        c->erase = take(arena, tk), c->beta = take(arena, tokens);
+        c->erase = take(arena, tk);
+        c->beta = take(arena, tokens);
         c->peek = p->decays ? take(arena, tk) : c->erase;
     }
-    if (p->remove.at)
-        c->remove = take(arena, tk), c->removed = take(arena, tv);
+    if (p->remove.at) {
+        c->remove = take(arena, tk);
+        c->removed = take(arena, tv);
+    }
     if (backward) {
-        c->d_o = take(arena, tv), c->y = take(arena, tv);
-        c->d_key = take(arena, tk), c->d_decay = take(arena, tk);
+        c->d_o = take(arena, tv);
+        c->y = take(arena, tv);
+        c->d_key = take(arena, tk);
+        c->d_decay = take(arena, tk);
     }
 }
 
@@ -81,7 +96,7 @@ INLINE void spread(float *row, long lane, long width, int scalar, vec x)
 /* The decays of W channels (or of the one): log α lie in c->alpha. */
 INLINE int gentle_lane(Chunk *c, long lane)
 {
-    vec sum = all(0), floor = all(-GENTLE * c->tokens);
+    vec sum = broadcast(0), floor = broadcast(-GENTLE * c->tokens);
     for (long t = 0; t < c->tokens; t++) {
         sum += load(c->alpha + t * c->keys + lane);
         store(c->up + t * c->keys + lane, sum);
@@ -108,8 +123,9 @@ INLINE void scale_lane(Chunk *c, long lane, int scalar)
 INLINE void decay_lane(Chunk *c, long lane, int scalar)
 {
     for (long t = 0; t < c->tokens; t++)
-        spread(c->alpha + t * c->keys, lane, c->keys, scalar, vexp(load(c->alpha + t * c->keys + lane)));
-    spread(c->alpha + c->tokens * c->keys, lane, c->keys, scalar, all(1));
+        spread(c->alpha + t * c->keys, lane, c->keys, scalar,
+               vexp(load(c->alpha + t * c->keys + lane)));
+    spread(c->alpha + c->tokens * c->keys, lane, c->keys, scalar, broadcast(1));
 }
 
 static inline void prepare_decays(Chunk *c, int scalar)
@@ -118,9 +134,14 @@ static inline void prepare_decays(Chunk *c, int scalar)
     int gentle = c->tokens > 1; /* one token alone is no more work exactly */
     for (long lane = 0; lane < width; lane += W)
         gentle &= gentle_lane(c, lane);
-    c->scaled = gentle, c->exact = !gentle;
-    for (long lane = 0; lane < width; lane += W)
-        gentle ? scale_lane(c, lane, scalar) : decay_lane(c, lane, scalar);
+    c->scaled = gentle;
+    c->exact = !gentle;
+    for (long lane = 0; lane < width; lane += W) {
+        if (gentle)
+            scale_lane(c, lane, scalar);
+        else
+            decay_lane(c, lane, scalar);
+    }
 }
 
 INLINE void multiply(float *to, const float *a, const float *b, long count)
@@ -134,7 +155,7 @@ static inline void load_decays(Chunk *c, const Forward *p, long b, long t, long 
     load_rows(c->alpha, p->decays, c->keys, &p->log_decay, b, t, h, c->tokens);
     if (p->decays == 1)
         for (long i = 0; i < c->tokens; i++)
-            store(c->alpha + i * c->keys, all(c->alpha[i * c->keys]));
+            store(c->alpha + i * c->keys, broadcast(c->alpha[i * c->keys]));
 }
 
 /* Keys that erase, before those that write are scaled */
@@ -201,7 +222,8 @@ static inline void store_state(const float *from, long step, float *to, long k, 
         memcpy(to + i * v, from + i * step, v * sizeof(float));
 }
 
-static inline void load_transposed(float *to, long rows, long step, const float *from, long k, long v)
+static inline void load_transposed(float *to, long rows, long step, const float *from, long k,
+                                   long v)
 {
     memset(to, 0, rows * step * sizeof(float));
     for (long j = 0; j < v; j++)
@@ -209,6 +231,9 @@ static inline void load_transposed(float *to, long rows, long step, const float 
             to[j * step + i] = from[i * v + j];
 }
 
-INLINE long whole_rows(long width) { return (width + ROWS - 1) / ROWS * ROWS; }
+INLINE long whole_rows(long width)
+{
+    return (width + ROWS - 1) / ROWS * ROWS;
+}
 
 #endif

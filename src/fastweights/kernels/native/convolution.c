@@ -1,10 +1,11 @@
-/* The short causal convolution of every channel by itself, on inputs x_s, s ≥ -n, of which those before 0 are the tail:
+/* The short causal convolution of every channel by itself, on inputs x_s, s ≥ -n, of which those
+ * before 0 are the tail:
  *
  *     y_t = Σ_{j≤n} w_j ⊙ x_{t-n+j}
  *     dx_s = Σ_j w_j ⊙ dy_{s+n-j}    dw_j = Σ_t dy_t ⊙ x_{t-n+j}
  *
- * where x_s counts for t only if both belong to the same document. A task is a band of channels of one sequence; it
- * goes through time once, so that the rows it needs are those it has just read.
+ * where x_s counts for t only if both belong to the same document. A task is a band of channels of
+ * one sequence; it goes through time once, so that the rows it needs are those it has just read.
  */
 #include "convolution.h"
 #include "pool.h"
@@ -19,7 +20,10 @@ typedef struct {
     long b, first, width; /* channels */
 } Band;
 
-static long bands(const Convolution *p) { return (p->d + BAND - 1) / BAND; }
+static long bands(const Convolution *p)
+{
+    return (p->d + BAND - 1) / BAND;
+}
 
 static Band band_of(const Convolution *p, long task)
 {
@@ -27,7 +31,10 @@ static Band band_of(const Convolution *p, long task)
     return (Band){p, task / bands(p), first, p->d - first < BAND ? p->d - first : BAND};
 }
 
-static void *row(const Band *s, const View *view, long t) { return address(view, s->b, t, 0) + s->first * size_of(view); }
+static void *row(const Band *s, const View *view, long t)
+{
+    return address(view, s->b, t, 0) + s->first * size_of(view);
+}
 
 /* x_t, or the tail's */
 static const void *input(const Band *s, long t)
@@ -62,14 +69,18 @@ INLINE float get_of(const void *row, long i, const int narrow)
 }
 
 /* Σ weights ⊙ rows of W channels, or of fewer one by one */
-INLINE void sum_terms(void *to, const int narrows, const Terms *terms, const int narrow_rows, long width)
+INLINE void sum_terms(void *to, const int narrows, const Terms *terms, const int narrow_rows,
+                      long width)
 {
     long i = 0;
     for (; i + W <= width; i += W) {
-        vec sum = all(0);
+        vec sum = broadcast(0);
         for (long j = 0; j < terms->count; j++)
             sum += load(terms->weights[j] + i) * load_of(terms->rows[j], i, narrow_rows);
-        narrows ? store_narrow((uint16_t *)to + i, sum) : store((float *)to + i, sum);
+        if (narrows)
+            store_narrow((uint16_t *)to + i, sum);
+        else
+            store((float *)to + i, sum);
     }
     for (; i < width; i++) {
         float sum = 0;
@@ -86,13 +97,20 @@ INLINE void sum_terms(void *to, const int narrows, const Terms *terms, const int
 static void add_up(const Band *s, const View *into, long t, const Terms *terms, const View *of)
 {
     void *to = row(s, into, t);
-    if (into->narrow)
-        of->narrow ? sum_terms(to, 1, terms, 1, s->width) : sum_terms(to, 1, terms, 0, s->width);
-    else
-        of->narrow ? sum_terms(to, 0, terms, 1, s->width) : sum_terms(to, 0, terms, 0, s->width);
+    if (into->narrow) {
+        if (of->narrow)
+            sum_terms(to, 1, terms, 1, s->width);
+        else
+            sum_terms(to, 1, terms, 0, s->width);
+    } else {
+        if (of->narrow)
+            sum_terms(to, 0, terms, 1, s->width);
+        else
+            sum_terms(to, 0, terms, 0, s->width);
+    }
 }
 
-static void forward_task(const void *problem, long task)
+static int forward_task(const void *problem, long task)
 {
     const Convolution *p = problem;
     Band s = band_of(p, task);
@@ -105,11 +123,16 @@ static void forward_task(const void *problem, long task)
             }
         add_up(&s, &p->y, t, &terms, &p->x);
     }
+    return DONE;
 }
 
-void FOR_ISA(fw_convolve)(const Convolution *p) { fw_parallel(forward_task, p, p->b * bands(p), p->threads); }
+int FOR_ISA(fw_convolve)(const Convolution *p)
+{
+    return fw_parallel(forward_task, p, p->b * bands(p), p->threads);
+}
 
-INLINE void sum_product(float *sum, const void *a, const int narrow_a, const void *b, const int narrow_b, long width)
+INLINE void sum_product(float *sum, const void *a, const int narrow_a, const void *b,
+                        const int narrow_b, long width)
 {
     long i = 0;
     for (; i + W <= width; i += W)
@@ -119,12 +142,20 @@ INLINE void sum_product(float *sum, const void *a, const int narrow_a, const voi
 }
 
 /* sum += dy ⊙ x */
-static void add_product(float *sum, const Convolution *p, const void *d_y, const void *x, long width)
+static void add_product(float *sum, const Convolution *p, const void *d_y, const void *x,
+                        long width)
 {
-    if (p->d_y.narrow)
-        p->x.narrow ? sum_product(sum, d_y, 1, x, 1, width) : sum_product(sum, d_y, 1, x, 0, width);
-    else
-        p->x.narrow ? sum_product(sum, d_y, 0, x, 1, width) : sum_product(sum, d_y, 0, x, 0, width);
+    if (p->d_y.narrow) {
+        if (p->x.narrow)
+            sum_product(sum, d_y, 1, x, 1, width);
+        else
+            sum_product(sum, d_y, 1, x, 0, width);
+    } else {
+        if (p->x.narrow)
+            sum_product(sum, d_y, 0, x, 1, width);
+        else
+            sum_product(sum, d_y, 0, x, 0, width);
+    }
 }
 
 /* dw of the token t */
@@ -152,11 +183,13 @@ static void input_back(const Band *s, long from)
         add_up(s, &p->d_x, from, &terms, &p->d_y);
 }
 
-static void backward_task(const void *problem, long task)
+static int backward_task(const void *problem, long task)
 {
     const Convolution *p = problem;
     Band s = band_of(p, task);
     float *sums = fw_scratch(p->taps * BAND);
+    if (!sums)
+        return OUT_OF_MEMORY;
     memset(sums, 0, p->taps * BAND * sizeof(float));
     for (long t = 0; t < p->t + p->taps - 1; t++) {
         if (t < p->t)
@@ -164,7 +197,12 @@ static void backward_task(const void *problem, long task)
         input_back(&s, t - p->taps + 1);
     }
     for (long j = 0; j < p->taps; j++)
-        memcpy(p->d_weight + (s.b * p->taps + j) * p->d + s.first, sums + j * BAND, s.width * sizeof(float));
+        memcpy(p->d_weight + (s.b * p->taps + j) * p->d + s.first, sums + j * BAND,
+               s.width * sizeof(float));
+    return DONE;
 }
 
-void FOR_ISA(fw_convolve_back)(const Convolution *p) { fw_parallel(backward_task, p, p->b * bands(p), p->threads); }
+int FOR_ISA(fw_convolve_back)(const Convolution *p)
+{
+    return fw_parallel(backward_task, p, p->b * bands(p), p->threads);
+}

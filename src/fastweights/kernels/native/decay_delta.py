@@ -244,7 +244,7 @@ def _gradient(stream: Tensor, h: int, problem: abi.Forward) -> Tensor:
     b, t, heads, width = stream.shape
     if heads == h:
         return empty(b, t, h, width, dtype=stream.dtype)
-    return empty(library.call("fw_scan_strips", problem), b, t, width, dtype=stream.dtype).permute(
+    return empty(library.ask("fw_scan_strips", problem), b, t, width, dtype=stream.dtype).permute(
         1, 2, 0, 3
     )
 

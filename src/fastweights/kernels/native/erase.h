@@ -1,15 +1,18 @@
-/* The recurrences of rules that erase: what a token writes depends on what all rows of the state hold under its key.
+/* The recurrences of rules that erase: what a token writes depends on what all rows of the state
+ * hold under its key.
  *
- * A pass over the rows of a lane group serves one token's write and the next token's read, so that the state is read
- * and written once per token. It stays in the L1 cache, its decays in the arrays or applied row by row (DECAY_ROWS).
+ * A pass over the rows of a lane group serves one token's write and the next token's read, so that
+ * the state is read and written once per token. It stays in the L1 cache, its decays in the arrays
+ * or applied row by row (DECAY_ROWS).
  */
 #ifndef FASTWEIGHTS_ERASE_H
 #define FASTWEIGHTS_ERASE_H
 
 #include "sweep.h"
 
-/* Forwards: e_t = v_t - p_t S_{t-1};  S_t = α_t S_{t-1} + a_tᵀ (β_t e_t);  o_t = r_t S_t.   (p_t carries α_t.)
- * REMOVE: e_t = p_t S_{t-1};  S_t = α_t S_{t-1} + a_tᵀ v_t - z_tᵀ e_t. */
+/* Forwards, with a the rows that write, p that peek, z that erase and r that read (Sweep):
+ *     e_t = v_t - p_t S_{t-1};  S_t = α_t S_{t-1} + a_tᵀ (β_t e_t);  o_t = r_t S_t.   (p_t carries α_t.)
+ *     REMOVE: e_t = p_t S_{t-1};  S_t = α_t S_{t-1} + a_tᵀ v_t - z_tᵀ e_t. */
 INLINE void write_lanes(const Sweep *s, const int does, const int nv, const float *beta, long lane)
 {
     const float *from = s->from + lane;
@@ -19,7 +22,7 @@ INLINE void write_lanes(const Sweep *s, const int does, const int nv, const floa
     vec found[NV], missing[NV], removed[NV], read[NV];
 
     for (int j = 0; j < nv; j++)
-        found[j] = all(0);
+        found[j] = broadcast(0);
     for (long i = 0; i < rows; i++)
         for (int j = 0; j < nv; j++) {
             vec S = load(from + i * from_step + j * W);
@@ -27,21 +30,28 @@ INLINE void write_lanes(const Sweep *s, const int does, const int nv, const floa
                 S *= s->enter[i];
                 store(to + i * to_step + j * W, S);
             }
-            found[j] += s->p[i] * S;
+            found[j] += s->peek_row[i] * S;
         }
-    if (s->enter)
-        from = to, from_step = to_step;
+    if (s->enter) {
+        from = to;
+        from_step = to_step;
+    }
     for (long t = 0; t < s->tokens; t++) {
-        const float *restrict a = s->a + t * s->row_step, *restrict r = s->r + t * s->row_step;
-        const float *restrict alpha = s->alpha + t * s->row_step, *restrict z = s->z + t * s->row_step;
-        const float *restrict p = s->p + (t + 1 < s->tokens ? t + 1 : t) * s->row_step;
+        const float *restrict write_row = s->write_row + t * s->row_step;
+        const float *restrict read_row = s->read_row + t * s->row_step;
+        const float *restrict next_peek =
+            s->peek_row + (t + 1 < s->tokens ? t + 1 : t) * s->row_step;
+        const float *restrict alpha = does & DECAY_ROWS ? s->alpha + t * s->row_step : NULL;
+        const float *restrict erase_row = does & REMOVE ? s->erase_row + t * s->row_step : NULL;
         for (int j = 0; j < nv; j++) {
-            vec value = load(s->x + t * s->lane_step + lane + j * W);
-            missing[j] = does & REMOVE ? value : value - found[j], removed[j] = found[j];
-            store(s->e + t * s->lane_step + lane + j * W, does & REMOVE ? removed[j] : missing[j]);
+            vec value = load(s->write_lane + t * s->lane_step + lane + j * W);
+            missing[j] = does & REMOVE ? value : value - found[j];
+            removed[j] = found[j];
+            store(s->peek_sum + t * s->lane_step + lane + j * W,
+                  does & REMOVE ? removed[j] : missing[j]);
             if (!(does & REMOVE))
                 missing[j] *= beta[t];
-            found[j] = read[j] = all(0);
+            found[j] = read[j] = broadcast(0);
         }
         for (long i = 0; i < rows; i++) {
             vec S[NV];
@@ -49,18 +59,19 @@ INLINE void write_lanes(const Sweep *s, const int does, const int nv, const floa
                 S[j] = load(from + i * from_step + j * W);
                 if (does & DECAY_ROWS)
                     S[j] *= alpha[i];
-                S[j] += a[i] * missing[j];
+                S[j] += write_row[i] * missing[j];
                 if (does & REMOVE)
-                    S[j] -= z[i] * removed[j];
-                read[j] += r[i] * S[j];
-                found[j] += p[i] * S[j];
+                    S[j] -= erase_row[i] * removed[j];
+                read[j] += read_row[i] * S[j];
+                found[j] += next_peek[i] * S[j];
             }
             for (int j = 0; j < nv; j++)
                 store(to + i * to_step + j * W, S[j]);
         }
         for (int j = 0; j < nv; j++)
-            store(s->o + t * s->lane_step + lane + j * W, read[j]);
-        from = to, from_step = to_step;
+            store(s->read_sum + t * s->lane_step + lane + j * W, read[j]);
+        from = to;
+        from_step = to_step;
     }
     if (s->leave)
         for (long i = 0; i < rows; i++)
@@ -74,25 +85,27 @@ INLINE vec unwrite(vec G, const int does, float z, vec y, float decay)
     return does & BEFORE ? G * decay - z * y : (G - z * y) * decay;
 }
 
-/* Backwards: G ← α_{t+1} (G - z_{t+1}ᵀ y_{t+1}) + a_tᵀ x_t;  e_t = p_t G;  y_t = β_t e_t.   The steps are negative,
- * and α points at the token after the first one swept. The state is scaled and updated where it lies.
- * REMOVE: o_t = r_t G as well. */
-INLINE void unwrite_lanes(const Sweep *s, const int does, const int nv, const float *beta, float *y, long lane)
+/* Backwards: G ← α_{t+1} (G - z_{t+1}ᵀ y_{t+1}) + a_tᵀ x_t;  e_t = p_t G;  y_t = β_t e_t.   The
+ * steps are negative, and α points at the token after the first one swept. The state is scaled and
+ * updated where it lies. REMOVE: o_t = r_t G as well. */
+INLINE void unwrite_lanes(const Sweep *s, const int does, const int nv, const float *beta, float *y,
+                          long lane)
 {
     float *G_lane = s->to + lane;
     const long rows = s->rows, step = s->to_step;
     vec found[NV], wanted[NV], erased[NV], read[NV];
 
     for (int j = 0; j < nv; j++)
-        erased[j] = all(0);
+        erased[j] = broadcast(0);
     for (long t = 0; t < s->tokens; t++) {
-        const float *restrict a = s->a + t * s->row_step, *restrict p = s->p + t * s->row_step;
-        const float *restrict r = s->r + t * s->row_step;
-        const float *restrict z = s->z + (t ? t - 1 : 0) * s->row_step;
-        const float *restrict alpha = s->alpha + t * s->row_step;
+        const float *restrict write_row = s->write_row + t * s->row_step;
+        const float *restrict peek_row = s->peek_row + t * s->row_step;
+        const float *restrict read_row = does & REMOVE ? s->read_row + t * s->row_step : NULL;
+        const float *restrict last_erase = s->erase_row + (t ? t - 1 : 0) * s->row_step;
+        const float *restrict alpha = does & DECAY_ROWS ? s->alpha + t * s->row_step : NULL;
         for (int j = 0; j < nv; j++) {
-            wanted[j] = load(s->x + t * s->lane_step + lane + j * W);
-            found[j] = read[j] = all(0);
+            wanted[j] = load(s->write_lane + t * s->lane_step + lane + j * W);
+            found[j] = read[j] = broadcast(0);
         }
         const float *enter = t == 0 ? s->enter : NULL;
         for (long i = 0; i < rows; i++) {
@@ -101,28 +114,30 @@ INLINE void unwrite_lanes(const Sweep *s, const int does, const int nv, const fl
                 G[j] = load(G_lane + i * step + j * W);
                 if (enter)
                     G[j] *= enter[i];
-                G[j] = unwrite(G[j], does, z[i], erased[j], does & DECAY_ROWS ? alpha[i] : 1);
-                G[j] += a[i] * wanted[j];
-                found[j] += p[i] * G[j];
+                G[j] =
+                    unwrite(G[j], does, last_erase[i], erased[j], does & DECAY_ROWS ? alpha[i] : 1);
+                G[j] += write_row[i] * wanted[j];
+                found[j] += peek_row[i] * G[j];
                 if (does & REMOVE)
-                    read[j] += r[i] * G[j];
+                    read[j] += read_row[i] * G[j];
             }
             for (int j = 0; j < nv; j++)
                 store(G_lane + i * step + j * W, G[j]);
         }
         for (int j = 0; j < nv; j++) {
-            store(s->e + t * s->lane_step + lane + j * W, found[j]);
+            store(s->peek_sum + t * s->lane_step + lane + j * W, found[j]);
             if (does & REMOVE)
-                store(s->o + t * s->lane_step + lane + j * W, read[j]);
+                store(s->read_sum + t * s->lane_step + lane + j * W, read[j]);
             erased[j] = found[j] * beta[-t];
             store(y + t * s->lane_step + lane + j * W, erased[j]);
         }
     }
-    const float *restrict z = s->z + (s->tokens - 1) * s->row_step;
+    const float *restrict last_erase = s->erase_row + (s->tokens - 1) * s->row_step;
     for (long i = 0; i < rows; i++)
         for (int j = 0; j < nv; j++) {
             vec G = load(G_lane + i * step + j * W);
-            store(G_lane + i * step + j * W, unwrite(G, does, z[i], erased[j], s->leave ? s->leave[i] : 1));
+            store(G_lane + i * step + j * W,
+                  unwrite(G, does, last_erase[i], erased[j], s->leave ? s->leave[i] : 1));
         }
 }
 

@@ -128,10 +128,19 @@ def _read_constant(name: str) -> int:
     return ctypes.c_int64.in_dll(_require_library(), name).value
 
 
-def call(name: str, *structures: Any) -> int:
-    """Call the C function `name` with a pointer to a structure of `abi`, or to several that lie one
-    behind the other; 0 in a rehearsal.
+def call(name: str, *structures: Any) -> None:
+    """Run the kernel `name` on a structure of `abi`, or on several that lie one behind the other;
+    nothing in a rehearsal. Raises MemoryError.
     """
+    if ask(name, *structures):
+        raise MemoryError(
+            f"{name}: no memory was left for a kernel's working space; read fewer sequences or"
+            " tokens at a time, or set fewer threads by torch.set_num_threads"
+        )
+
+
+def ask(name: str, *structures: Any) -> int:
+    """What the C function `name` returns of these structures; 0 in a rehearsal."""
     if rehearsed():
         return 0
     return getattr(_require_library(), name)(b"".join(map(pack, structures)))

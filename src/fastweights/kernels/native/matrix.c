@@ -5,20 +5,23 @@
  *     S_t = diag(α_t) S_{t-1} + w_tᵀ v_t - b_tᵀ r_t,   r_t = a_t diag(α_t) S_{t-1}, or a_t S_{t-1} (before): DPLR;
  *     where b = w, it is the delta rule with a for the k in e and β = 1
  *
- * With S̃_t = diag(α_t) S_{t-1}, and G_t the gradient of S_t, G̃_t of S̃_t, running backwards in time:
+ * With S̃_t = diag(α_t) S_{t-1}, and G_t the gradient of S_t, G̃_t of S̃_t, running backwards in
+ * time:
  *
  *     G_t = diag(α_{t+1}) G̃_{t+1} + q_tᵀ do_t         y_t = β_t k_t G_t  (delta; else 0)       G̃_t = G_t - k_tᵀ y_t
  *     dq_t = do_t S_tᵀ       dk_t = u_t G_tᵀ - y_t S̃_tᵀ       dv_t = k_t G_t, or y_t       dβ_t = e_t · k_t G_t
  *     d log α_t = Σ_v S̃_t ⊙ G̃_t
  *
- * For DPLR y_t = b_t G_t (b = w: w_t G_t), G̃_t = G_t - a_tᵀ y_t, da_t = -y_t S̃_tᵀ and db_t = -r_t G_tᵀ; what reads
- * before the decay has S_{t-1} for S̃_t in da, and a_tᵀ y_t leaves G behind the decay, G_t for G̃_t in d log α.
+ * For DPLR y_t = b_t G_t (b = w: w_t G_t), G̃_t = G_t - a_tᵀ y_t, da_t = -y_t S̃_tᵀ and db_t = -r_t
+ * G_tᵀ; what reads before the decay has S_{t-1} for S̃_t in da, and a_tᵀ y_t leaves G behind the
+ * decay, G_t for G̃_t in d log α.
  *
- * Every line is a sweep (sweep.h, erase.h) over a state S, G with the values on its lanes, or over its transpose with
- * the keys on them. The last line needs S and G at once; where decays are gentle its telescoped form
+ * Every line is a sweep (sweep.h, erase.h) over a state S, G with the values on its lanes, or over
+ * its transpose with the keys on them. The last line needs S and G at once; where decays are gentle
+ * its telescoped form
  *     d log α_t = d log α_{t+1} + q_t ⊙ dq_t - k_t ⊙ (u_t G_tᵀ) - k_t ⊙ (y_t S̃_tᵀ)
- * from S_t ⊙ G_t at the chunk's end does not (what reads before the decay belongs to the token before). Kept for the
- * backward: S at block starts, and e, or r where b is not w.
+ * from S_t ⊙ G_t at the chunk's end does not (what reads before the decay belongs to the token
+ * before). Kept for the backward: S at block starts, and e, or r where b is not w.
  */
 #include "chunk.h"
 #include "erase.h"
@@ -51,62 +54,70 @@ static long heads_per_task(const Forward *p)
     return p->threads == 1 ? most : fair < 1 ? 1 : fair < most ? fair : most;
 }
 
-static long groups_per_batch(const Forward *p) { return (p->h + heads_per_task(p) - 1) / heads_per_task(p); }
+static long groups_per_batch(const Forward *p)
+{
+    return (p->h + heads_per_task(p) - 1) / heads_per_task(p);
+}
 
 static Share share_of(const Forward *p, long task)
 {
-    long shares = shares_per_head(p), group = task / shares, part = task % shares, lanes = padded(p->v) / W;
+    long shares = shares_per_head(p), group = task / shares, part = task % shares,
+         lanes = padded(p->v) / W;
     long first = lanes * part / shares * W, end = lanes * (part + 1) / shares * W;
     long h = group % groups_per_batch(p) * heads_per_task(p);
     long heads = p->h - h < heads_per_task(p) ? p->h - h : heads_per_task(p);
     return (Share){group / groups_per_batch(p), h, heads, first, end - first};
 }
 
-/* The states of one token are read again after those of all other heads and layers: if they are large, from memory. */
+/* The states of one token are read again after those of all other heads and layers: if they are
+ * large, from memory. */
 static int streams(const Forward *p)
 {
-    int aligned = p->v % W == 0 && p->k % ROWS == 0 && ((uintptr_t)p->last | p->pages.step) % sizeof(vec) == 0;
+    int aligned = p->v % W == 0 && p->k % ROWS == 0 &&
+                  ((uintptr_t)p->last | p->pages.step) % sizeof(vec) == 0;
     return aligned && p->b * p->h * p->k * p->v * sizeof(float) >= STREAMED;
 }
 
 static void forward_token(const Sweep *s, const Forward *p, const Chunk *c)
 {
-    if (p->remove.at)
-        streams(p) ? token_of(s, REMOVE | STREAM, c->exact, NULL) : token_of(s, REMOVE, c->exact, NULL);
-    else if (erases(p))
-        streams(p) ? token_of(s, PEEK | STREAM, c->exact, c->beta) : token_of(s, PEEK, c->exact, c->beta);
-    else
-        streams(p) ? token_of(s, STREAM, c->exact, NULL) : token_of(s, 0, c->exact, NULL);
+    int does = (p->remove.at ? REMOVE : erases(p) ? PEEK : 0) | (streams(p) ? STREAM : 0);
+    switch (does) {
+        CASE(0, token_of(s, KNOWN, c->exact, NULL))
+        CASE(STREAM, token_of(s, KNOWN, c->exact, NULL))
+        CASE(PEEK, token_of(s, KNOWN, c->exact, c->beta))
+        CASE(PEEK | STREAM, token_of(s, KNOWN, c->exact, c->beta))
+        CASE(REMOVE, token_of(s, KNOWN, c->exact, NULL))
+        CASE(REMOVE | STREAM, token_of(s, KNOWN, c->exact, NULL))
+    }
 }
 
 static void forward_chunk(const Chunk *c, const Forward *p, Sweep *s, long first)
 {
     s->tokens = c->tokens;
-    s->row_step = c->keys, s->lane_step = c->values;
-    s->a = c->key, s->r = c->q, s->x = c->value + first;
+    s->row_step = c->keys;
+    s->lane_step = c->values;
+    s->write_row = c->key;
+    s->read_row = c->q;
+    s->write_lane = c->value + first;
     s->alpha = c->alpha;
     s->enter = s->leave = c->scaled ? c->middle : NULL;
-    s->p = c->peek, s->z = c->remove;
+    s->peek_row = c->peek;
+    s->erase_row = c->remove;
     if (p->t == 1) {
         forward_token(s, p, c);
         return;
     }
-    if (p->remove.at) {
-        if (c->exact)
-            write_tokens(s, DECAY_ROWS | REMOVE, c->beta);
-        else
-            write_tokens(s, REMOVE, c->beta);
-        return;
-    }
     if (erases(p)) {
-        if (c->exact)
-            write_tokens(s, DECAY_ROWS, c->beta);
-        else
-            write_tokens(s, 0, c->beta);
+        switch ((c->exact ? DECAY_ROWS : 0) | (p->remove.at ? REMOVE : 0)) {
+            CASE(0, write_tokens(s, KNOWN, c->beta))
+            CASE(DECAY_ROWS, write_tokens(s, KNOWN, c->beta))
+            CASE(REMOVE, write_tokens(s, KNOWN, c->beta))
+            CASE(DECAY_ROWS | REMOVE, write_tokens(s, KNOWN, c->beta))
+        }
         return;
     }
     for (long t = 0; t < c->tokens; t++)
-        memset(s->o + t * c->values, 0, s->lanes * sizeof(float));
+        memset(s->read_sum + t * c->values, 0, s->lanes * sizeof(float));
     if (c->exact)
         sweep(s, DECAY_ROWS | READ | SCALE_ROWS);
     else
@@ -114,19 +125,22 @@ static void forward_chunk(const Chunk *c, const Forward *p, Sweep *s, long first
 }
 
 /* The share's columns of a [k v] matrix */
-static void copy_columns(float *to, long to_step, const float *from, long from_step, const Forward *p, const Share *of)
+static void copy_columns(float *to, long to_step, const float *from, long from_step,
+                         const Forward *p, const Share *of)
 {
     long width = p->v - of->first < of->lanes ? p->v - of->first : of->lanes;
     for (long i = 0; i < p->k; i++)
-        memcpy(to + i * to_step + of->first, from + i * from_step + of->first, width * sizeof(float));
+        memcpy(to + i * to_step + of->first, from + i * from_step + of->first,
+               width * sizeof(float));
 }
 
-static void store_columns(const float *from, const View *to, const Forward *p, const Share *of, long t, long h, long n)
+static void store_columns(const float *from, const View *to, const Forward *p, const Share *of,
+                          long t, long h, long n)
 {
     View columns = *to;
     columns.at = (float *)((char *)to->at + of->first * size_of(to));
-    store_rows(from + of->first, p->v - of->first < of->lanes ? p->v - of->first : of->lanes, padded(p->v), &columns,
-               of->b, t, h, n);
+    store_rows(from + of->first, p->v - of->first < of->lanes ? p->v - of->first : of->lanes,
+               padded(p->v), &columns, of->b, t, h, n);
 }
 
 typedef struct {
@@ -137,18 +151,20 @@ typedef struct {
     float *states; /* [heads k v], padded; NULL if the states of the problem are whole vectors */
 } Turn;
 
-static void take_turn(Turn *turn, const Forward *p, long task)
+/* 0 where memory is out */
+static int take_turn(Turn *turn, const Forward *p, long task)
 {
     long rows = whole_rows(p->k), values = padded(p->v);
     int whole = rows == p->k && values == p->v;
     *turn = (Turn){.p = p, .of = share_of(p, task)};
-    for (Arena arena = {NULL, 0}; ; arena = (Arena){fw_scratch(arena.used), 0}) {
+    Arena arena = {0};
+    while (next_pass(&arena)) {
         take_chunk(&arena, &turn->c, p, 0);
-        turn->o = take(&arena, CHUNK * values), turn->e = take(&arena, CHUNK * values);
+        turn->o = take(&arena, CHUNK * values);
+        turn->e = take(&arena, CHUNK * values);
         turn->states = whole ? NULL : take(&arena, turn->of.heads * rows * values);
-        if (arena.at)
-            return;
     }
+    return arena.at != NULL;
 }
 
 /* One chunk of one head, the i-th of its task */
@@ -157,21 +173,34 @@ static void forward_turn(Turn *turn, long t, long i)
     const Forward *p = turn->p;
     const Share *of = &turn->of;
     Chunk *c = &turn->c;
-    long h = of->h + i, head = of->b * p->h + h, size = p->k * p->v, rows = whole_rows(p->k), values = padded(p->v);
+    long h = of->h + i, head = of->b * p->h + h, size = p->k * p->v, rows = whole_rows(p->k),
+         values = padded(p->v);
     View missing = {p->missing, p->h * p->t * p->v, p->v, p->t * p->v, 1};
     long sequence = p->h * size * sizeof(float);
     float *last = (float *)of_sequence(&p->pages, p->last, of->b, sequence) + h * size;
     float *state = turn->states ? turn->states + i * rows * values : last;
-    const float *start = (float *)of_sequence(&p->pages, p->start, of->b, sequence) + h * size, *from = t ? state : start;
-    if (t == 0 && turn->states)
-        load_state(state, rows, values, start, p->k, p->v), from = state;
+    const float *start = (float *)of_sequence(&p->pages, p->start, of->b, sequence) + h * size,
+                *from = t ? state : start;
+    if (t == 0 && turn->states) {
+        load_state(state, rows, values, start, p->k, p->v);
+        from = state;
+    }
     if (p->marks && t % BLOCK == 0)
         copy_columns(p->marks + (t / BLOCK * p->b * p->h + head) * size, p->v, from, values, p, of);
     load_chunk(c, p, of->b, t, h);
     expect_rows(&p->o, p->v, of->b, t, h, c->tokens, 1);
-    i + 1 < of->heads ? expect_chunk(p, of->b, t, h + 1) : expect_chunk(p, of->b, t + CHUNK, of->h);
-    Sweep s = {.rows = rows, .lanes = of->lanes, .o = turn->o + of->first, .e = turn->e + of->first,
-               .from = from + of->first, .to = state + of->first, .from_step = values, .to_step = values};
+    if (i + 1 < of->heads)
+        expect_chunk(p, of->b, t, h + 1);
+    else
+        expect_chunk(p, of->b, t + CHUNK, of->h);
+    Sweep s = {.rows = rows,
+               .lanes = of->lanes,
+               .read_sum = turn->o + of->first,
+               .peek_sum = turn->e + of->first,
+               .from = from + of->first,
+               .to = state + of->first,
+               .from_step = values,
+               .to_step = values};
     forward_chunk(c, p, &s, of->first);
     store_columns(turn->o, &p->o, p, of, t, h, c->tokens);
     if (p->missing)
@@ -180,21 +209,23 @@ static void forward_turn(Turn *turn, long t, long i)
         copy_columns(last, p->v, state, values, p, of);
 }
 
-static void forward_task(const void *problem, long task)
+static int forward_task(const void *problem, long task)
 {
     const Forward *p = problem;
     Turn turn;
-    take_turn(&turn, p, task);
+    if (!take_turn(&turn, p, task))
+        return OUT_OF_MEMORY;
     for (long t = 0; t < p->t; t += CHUNK)
         for (long i = 0; i < turn.of.heads; i++)
             forward_turn(&turn, t, i);
-    settle();
+    fence_streams();
+    return DONE;
 }
 
-void FOR_ISA(fw_forward)(const Forward *p)
+int FOR_ISA(fw_forward)(const Forward *p)
 {
     long shares = p->h ? p->b * groups_per_batch(p) * shares_per_head(p) : 0;
-    fw_parallel(forward_task, p, shares, p->threads);
+    return fw_parallel(forward_task, p, shares, p->threads);
 }
 
 /* ---- backward: a task is a head; for Decay, dv and the rest are two tasks where heads are few ---- */
@@ -205,20 +236,25 @@ typedef struct {
     const Backward *p;
     long b, h;
     Chunk chunks[BLOCK / CHUNK];
-    float *G;       /* [k v], the gradient of the state */
-    float *turned;  /* [v k], the same, transposed */
-    float *states;  /* [n+1 v k], transposed states at chunk starts */
-    float *found;   /* [t k|v], what a sweep reads */
-    float *peeked;  /* [t k|v], what it reads besides */
-    float *behind;  /* [k], d log α of the token behind a chunk */
+    float *G;      /* [k v], the gradient of the state */
+    float *turned; /* [v k], the same, transposed */
+    float *states; /* [n+1 v k], transposed states at chunk starts */
+    float *found;  /* [t k|v], what a sweep reads */
+    float *peeked; /* [t k|v], what it reads besides */
+    float *behind; /* [k], d log α of the token behind a chunk */
 } Work;
 
-static int parts(const Forward *p) { return !erases(p) && p->b * p->h < 4 * p->threads && p->threads > 1 ? 2 : 1; }
-
-static void take_work(Work *work, const Forward *p)
+static int parts(const Forward *p)
 {
-    long keys = padded(p->k), values = padded(p->v), krows = whole_rows(p->k), vrows = whole_rows(p->v);
-    for (Arena arena = {NULL, 0}; ; arena = (Arena){fw_scratch(arena.used), 0}) {
+    return !erases(p) && p->b * p->h < 4 * p->threads && p->threads > 1 ? 2 : 1;
+}
+
+static int take_work(Work *work, const Forward *p)
+{
+    long keys = padded(p->k), values = padded(p->v), krows = whole_rows(p->k),
+         vrows = whole_rows(p->v);
+    Arena arena = {0};
+    while (next_pass(&arena)) {
         for (int i = 0; i < BLOCK / CHUNK; i++)
             take_chunk(&arena, &work->chunks[i], p, 1);
         work->G = take(&arena, krows * values);
@@ -227,9 +263,8 @@ static void take_work(Work *work, const Forward *p)
         work->found = take(&arena, CHUNK * (keys > values ? keys : values));
         work->peeked = take(&arena, CHUNK * (keys > values ? keys : values));
         work->behind = take(&arena, keys);
-        if (arena.at)
-            return;
     }
+    return arena.at != NULL;
 }
 
 /* y_t, and for DPLR with keys apart w_t G_t */
@@ -238,18 +273,16 @@ static void unwrite_chunk(const Sweep *s, const Forward *p, Chunk *c)
     long last = c->tokens - 1;
     float *y = c->y + last * c->values;
     const float *beta = c->beta + last;
-    if (p->remove.at && c->exact && p->before)
-        unwrite_tokens(s, DECAY_ROWS | REMOVE | BEFORE, beta, y);
-    else if (p->remove.at && c->exact)
-        unwrite_tokens(s, DECAY_ROWS | REMOVE, beta, y);
-    else if (p->remove.at)
-        unwrite_tokens(s, REMOVE, beta, y);
-    else if (c->exact && p->before)
-        unwrite_tokens(s, DECAY_ROWS | BEFORE, beta, y);
-    else if (c->exact)
-        unwrite_tokens(s, DECAY_ROWS, beta, y);
-    else
-        unwrite_tokens(s, 0, beta, y);
+    int does = (c->exact ? DECAY_ROWS : 0) | (c->exact && p->before ? BEFORE : 0) |
+               (p->remove.at ? REMOVE : 0);
+    switch (does) {
+        CASE(0, unwrite_tokens(s, KNOWN, beta, y))
+        CASE(DECAY_ROWS, unwrite_tokens(s, KNOWN, beta, y))
+        CASE(DECAY_ROWS | BEFORE, unwrite_tokens(s, KNOWN, beta, y))
+        CASE(REMOVE, unwrite_tokens(s, KNOWN, beta, y))
+        CASE(DECAY_ROWS | REMOVE, unwrite_tokens(s, KNOWN, beta, y))
+        CASE(DECAY_ROWS | REMOVE | BEFORE, unwrite_tokens(s, KNOWN, beta, y))
+    }
 }
 
 /* dβ_t = e_t · k_t G_t, of the e that c->value holds; from here on it holds u = β e. */
@@ -258,7 +291,7 @@ static void strengths_back(Work *w, Chunk *c, long t)
     long values = c->values;
     for (long i = 0; i < c->tokens; i++) {
         float *e = c->value + i * values;
-        vec sum = all(0);
+        vec sum = broadcast(0);
         for (long j = 0; j < values; j += W) {
             sum += load(e + j) * load(w->found + i * values + j);
             store(e + j, c->beta[i] * load(e + j));
@@ -273,9 +306,18 @@ static void values_back(Work *w, Chunk *c, long t)
 {
     const Forward *p = &w->p->forward;
     long last = c->tokens - 1, keys = c->keys, values = c->values;
-    Sweep s = {.tokens = c->tokens, .rows = whole_rows(p->k), .lanes = values, .row_step = -keys, .lane_step = -values,
-               .a = c->q + last * keys, .x = c->d_o + last * values, .alpha = c->alpha + (last + 1) * keys,
-               .from = w->G, .to = w->G, .from_step = values, .to_step = values};
+    Sweep s = {.tokens = c->tokens,
+               .rows = whole_rows(p->k),
+               .lanes = values,
+               .row_step = -keys,
+               .lane_step = -values,
+               .write_row = c->q + last * keys,
+               .write_lane = c->d_o + last * values,
+               .alpha = c->alpha + (last + 1) * keys,
+               .from = w->G,
+               .to = w->G,
+               .from_step = values,
+               .to_step = values};
     expect_rows(&w->p->d_value, p->v, w->b, t, w->h, c->tokens, 1);
     if (c->scaled)
         s.enter = s.leave = c->middle;
@@ -283,7 +325,8 @@ static void values_back(Work *w, Chunk *c, long t)
         s.leave = c->alpha;
     if (!erases(p)) {
         memset(w->found, 0, c->tokens * values * sizeof(float));
-        s.r = c->key + last * keys, s.o = w->found + last * values;
+        s.read_row = c->key + last * keys;
+        s.read_sum = w->found + last * values;
         if (c->exact)
             sweep(&s, DECAY_ROWS | READ | SCALE_ROWS);
         else
@@ -291,10 +334,14 @@ static void values_back(Work *w, Chunk *c, long t)
         store_rows(w->found, p->v, values, &w->p->d_value, w->b, t, w->h, c->tokens);
         return;
     }
-    s.p = (p->remove.at ? c->remove : c->key) + last * keys, s.r = c->key + last * keys;
-    s.z = c->erase + last * keys, s.e = w->found + last * values, s.o = w->peeked + last * values;
+    s.peek_row = (p->remove.at ? c->remove : c->key) + last * keys;
+    s.read_row = c->key + last * keys;
+    s.erase_row = c->erase + last * keys;
+    s.peek_sum = w->found + last * values;
+    s.read_sum = w->peeked + last * values;
     unwrite_chunk(&s, p, c);
-    store_rows(p->remove.at ? w->peeked : c->y, p->v, values, &w->p->d_value, w->b, t, w->h, c->tokens);
+    store_rows(p->remove.at ? w->peeked : c->y, p->v, values, &w->p->d_value, w->b, t, w->h,
+               c->tokens);
     if (p->beta.at)
         strengths_back(w, c, t);
 }
@@ -302,9 +349,19 @@ static void values_back(Work *w, Chunk *c, long t)
 /* The sweep of S, transposed, over the tokens of a chunk. */
 static Sweep states_sweep(const Chunk *c, const Forward *p, const float *from)
 {
-    Sweep s = {.tokens = c->tokens, .rows = whole_rows(p->v), .lanes = c->keys, .row_step = c->values,
-               .lane_step = c->keys, .a = c->value, .x = c->key, .n = c->removed, .m = c->remove, .alpha = c->alpha,
-               .from = from, .from_step = c->keys, .to_step = c->keys};
+    Sweep s = {.tokens = c->tokens,
+               .rows = whole_rows(p->v),
+               .lanes = c->keys,
+               .row_step = c->values,
+               .lane_step = c->keys,
+               .write_row = c->value,
+               .write_lane = c->key,
+               .remove_row = c->removed,
+               .remove_lane = c->remove,
+               .alpha = c->alpha,
+               .from = from,
+               .from_step = c->keys,
+               .to_step = c->keys};
     if (c->scaled)
         s.enter = s.leave = c->middle;
     return s;
@@ -313,26 +370,23 @@ static Sweep states_sweep(const Chunk *c, const Forward *p, const float *from)
 /* The sweep of S that finds o and, where a rule erases, what is erased */
 static void read_states(const Sweep *s, const Forward *p, const Chunk *c)
 {
-    if (p->remove.at && c->exact && p->before)
-        sweep(s, DECAY_LANES | PEEK | READ | REMOVE | BEFORE);
-    else if (p->remove.at && c->exact)
-        sweep(s, DECAY_LANES | PEEK | READ | REMOVE);
-    else if (p->remove.at)
-        sweep(s, PEEK | READ | REMOVE);
-    else if (erases(p) && c->exact && p->before)
-        sweep(s, DECAY_LANES | PEEK | READ | BEFORE);
-    else if (erases(p) && c->exact)
-        sweep(s, DECAY_LANES | PEEK | READ);
-    else if (erases(p))
-        sweep(s, PEEK | READ);
-    else if (c->exact)
-        sweep(s, DECAY_LANES | READ);
-    else
-        sweep(s, READ);
+    int does = READ | (c->exact ? DECAY_LANES : 0);
+    if (erases(p))
+        does |= PEEK | (p->remove.at ? REMOVE : 0) | (c->exact && p->before ? BEFORE : 0);
+    switch (does) {
+        CASE(READ, sweep(s, KNOWN))
+        CASE(READ | DECAY_LANES, sweep(s, KNOWN))
+        CASE(READ | PEEK, sweep(s, KNOWN))
+        CASE(READ | PEEK | DECAY_LANES, sweep(s, KNOWN))
+        CASE(READ | PEEK | DECAY_LANES | BEFORE, sweep(s, KNOWN))
+        CASE(READ | PEEK | REMOVE, sweep(s, KNOWN))
+        CASE(READ | PEEK | REMOVE | DECAY_LANES, sweep(s, KNOWN))
+        CASE(READ | PEEK | REMOVE | DECAY_LANES | BEFORE, sweep(s, KNOWN))
+    }
 }
 
-/* What erasing keys contribute: -y_t S̃_tᵀ to dk_t or da_t, and to the telescoped d log α_t, before the decay to that
- * of the token before. */
+/* What erasing keys contribute: -y_t S̃_tᵀ to dk_t or da_t, and to the telescoped d log α_t, before
+ * the decay to that of the token before. */
 static void erasing_back(Work *w, Chunk *c, long t)
 {
     const Forward *p = &w->p->forward;
@@ -340,7 +394,8 @@ static void erasing_back(Work *w, Chunk *c, long t)
     for (long i = 0; i < count; i += W) {
         vec peeked = load(w->peeked + i);
         if (i >= behind)
-            store(c->d_decay + i - behind, load(c->d_decay + i - behind) - load(c->erase + i) * peeked);
+            store(c->d_decay + i - behind,
+                  load(c->d_decay + i - behind) - load(c->erase + i) * peeked);
         if (c->scaled)
             peeked *= load(c->erase_up + i);
         store(w->peeked + i, -peeked);
@@ -351,14 +406,19 @@ static void erasing_back(Work *w, Chunk *c, long t)
         memcpy(c->d_key, w->peeked, count * sizeof(float));
 }
 
-/* dq_t = do_t S_tᵀ, the part -y_t S̃_tᵀ of dk_t, and what both contribute to the telescoped d log α_t */
+/* dq_t = do_t S_tᵀ, the part -y_t S̃_tᵀ of dk_t, and what both contribute to the telescoped d log
+ * α_t */
 static void queries_back(Work *w, Chunk *c, long t, const float *from, float *to)
 {
     const Forward *p = &w->p->forward;
     long count = c->tokens * c->keys;
     Sweep s = states_sweep(c, p, from);
     expect_rows(&w->p->d_q, p->k, w->b, t, w->h, c->tokens, 1);
-    s.to = to, s.r = c->d_o, s.o = w->found, s.p = c->y, s.e = w->peeked;
+    s.to = to;
+    s.read_row = c->d_o;
+    s.read_sum = w->found;
+    s.peek_row = c->y;
+    s.peek_sum = w->peeked;
     memset(w->found, 0, count * sizeof(float));
     memset(w->peeked, 0, count * sizeof(float));
     memset(c->d_key, 0, count * sizeof(float));
@@ -377,7 +437,7 @@ static void queries_back(Work *w, Chunk *c, long t, const float *from, float *to
 static void meet(float *sum, const float *S, const float *G, long rows, long keys)
 {
     for (long j = 0; j < keys; j += W) {
-        vec lanes = all(0);
+        vec lanes = broadcast(0);
         for (long i = 0; i < rows; i++)
             lanes += load(S + i * keys + j) * load(G + i * keys + j);
         store(sum + j, lanes);
@@ -404,12 +464,15 @@ static void finish_keys(Work *w, Chunk *c)
     int tied = !w->p->forward.key.at;
     for (long i = 0; i < c->tokens * c->keys; i += W) {
         vec dk = load(w->found + i), key = load(c->key + i);
-        if (c->scaled)
-            dk *= load(c->down + i), key *= load(c->up + i);
+        if (c->scaled) {
+            dk *= load(c->down + i);
+            key *= load(c->up + i);
+        }
         dk += load(c->d_key + i);
         store(c->d_key + i, dk);
         if (tied)
-            store(c->d_decay + i, load(c->d_decay + i) - (c->exact ? load(c->alpha + i) : 1.0f - key) * dk);
+            store(c->d_decay + i,
+                  load(c->d_decay + i) - (c->exact ? load(c->alpha + i) : 1.0f - key) * dk);
     }
 }
 
@@ -418,7 +481,7 @@ static void store_decays(Work *w, Chunk *c, long t)
     const Forward *p = &w->p->forward;
     if (p->decays == 1 && p->k > 1)
         for (long i = 0; i < c->tokens; i++) {
-            vec sum = all(0);
+            vec sum = broadcast(0);
             for (long j = 0; j < c->keys; j += W)
                 sum += load(c->d_decay + i * c->keys + j);
             c->d_decay[i * c->keys] = total(sum);
@@ -426,31 +489,30 @@ static void store_decays(Work *w, Chunk *c, long t)
     store_rows(c->d_decay, p->decays, c->keys, &w->p->d_log_decay, w->b, t, w->h, c->tokens);
 }
 
-/* The sweep of G that finds u_t G_tᵀ and, where keys are apart, r_t G_tᵀ; exactly, d log α_t as well */
+enum { EXACT = DECAY_LANES | WEIGH, KEPT = DECAY_LANES | KEEP };
+
+/* The sweep of G that finds u_t G_tᵀ and, where keys are apart, r_t G_tᵀ; exactly, d log α_t as
+ * well */
 static void read_gradients(Sweep *s, const Sweep *states, const Forward *p, const Chunk *c)
 {
-    int removes = p->remove.at != NULL;
-    if (!c->exact) {
-        if (removes)
-            sweep(s, READ | READ_TOO | ERASE);
-        else
-            erases(p) ? sweep(s, READ | ERASE) : sweep(s, READ);
-        return;
-    }
-    if (p->before && erases(p)) /* α_t itself behind the token, not α_{t+1} in front of it */
+    const int before = c->exact && p->before && erases(p);
+    int does = READ | (erases(p) ? ERASE : 0) | (p->remove.at ? READ_TOO : 0);
+    if (c->exact && before) /* α_t itself behind the token, not α_{t+1} in front of it */
         s->alpha -= c->keys;
-    else
+    else if (c->exact)
         s->leave = c->alpha;
-    if (removes && p->before)
-        sweep_after(s, DECAY_LANES | READ | READ_TOO | ERASE | WEIGH | BEFORE, states, DECAY_LANES | KEEP | REMOVE);
-    else if (removes)
-        sweep_after(s, DECAY_LANES | READ | READ_TOO | ERASE | WEIGH, states, DECAY_LANES | KEEP | REMOVE);
-    else if (erases(p) && p->before)
-        sweep_after(s, DECAY_LANES | READ | ERASE | WEIGH | BEFORE, states, DECAY_LANES | KEEP);
-    else if (erases(p))
-        sweep_after(s, DECAY_LANES | READ | ERASE | WEIGH, states, DECAY_LANES | KEEP);
-    else
-        sweep_after(s, DECAY_LANES | READ | WEIGH, states, DECAY_LANES | KEEP);
+    if (c->exact)
+        does |= EXACT | (before ? BEFORE : 0);
+    switch (does) {
+        CASE(READ, sweep(s, KNOWN))
+        CASE(READ | ERASE, sweep(s, KNOWN))
+        CASE(READ | ERASE | READ_TOO, sweep(s, KNOWN))
+        CASE(READ | EXACT, sweep_after(s, KNOWN, states, KEPT))
+        CASE(READ | ERASE | EXACT, sweep_after(s, KNOWN, states, KEPT))
+        CASE(READ | ERASE | EXACT | BEFORE, sweep_after(s, KNOWN, states, KEPT))
+        CASE(READ | ERASE | READ_TOO | EXACT, sweep_after(s, KNOWN, states, KEPT | REMOVE))
+        CASE(READ | ERASE | READ_TOO | EXACT | BEFORE, sweep_after(s, KNOWN, states, KEPT | REMOVE))
+    }
 }
 
 /* db_t = -r_t G_tᵀ */
@@ -469,12 +531,25 @@ static void keys_back(Work *w, Chunk *c, long t, const float *before, const floa
     const Forward *p = &w->p->forward;
     long last = c->tokens - 1, keys = c->keys, values = c->values;
     Sweep states = states_sweep(c, p, before);
-    Sweep s = {.tokens = c->tokens, .rows = states.rows, .lanes = keys, .row_step = -values, .lane_step = -keys,
-               .a = c->d_o + last * values, .x = c->q + last * keys, .r = c->value + last * values,
-               .o = w->found + last * keys, .z = c->y + last * values, .y = c->erase + last * keys,
-               .n = c->removed + last * values, .e = w->peeked + last * keys,
-               .w = c->d_decay + last * keys, .alpha = c->alpha + (last + 1) * keys,
-               .from = w->turned, .to = w->turned, .from_step = keys, .to_step = keys};
+    Sweep s = {.tokens = c->tokens,
+               .rows = states.rows,
+               .lanes = keys,
+               .row_step = -values,
+               .lane_step = -keys,
+               .write_row = c->d_o + last * values,
+               .write_lane = c->q + last * keys,
+               .read_row = c->value + last * values,
+               .read_sum = w->found + last * keys,
+               .erase_row = c->y + last * values,
+               .erase_lane = c->erase + last * keys,
+               .remove_row = c->removed + last * values,
+               .peek_sum = w->peeked + last * keys,
+               .weigh_sum = c->d_decay + last * keys,
+               .alpha = c->alpha + (last + 1) * keys,
+               .from = w->turned,
+               .to = w->turned,
+               .from_step = keys,
+               .to_step = keys};
     expect_rows(&w->p->d_key, p->k, w->b, t, w->h, c->tokens, 1);
     memset(w->found, 0, c->tokens * keys * sizeof(float));
     if (c->remove)
@@ -507,7 +582,8 @@ static long load_block(Work *w, long start)
         load_chunk(c, p, w->b, t, w->h);
         load_rows(c->d_o, p->v, c->values, &w->p->d_o, w->b, t, w->h, c->tokens);
         if (erases(p))
-            load_rows(c->remove ? c->removed : c->value, p->v, c->values, &missing, w->b, t, w->h, c->tokens);
+            load_rows(c->remove ? c->removed : c->value, p->v, c->values, &missing, w->b, t, w->h,
+                      c->tokens);
     }
     return n;
 }
@@ -523,29 +599,35 @@ static void block_back(Work *w, long start, const float *mark, int does)
         return;
     load_transposed(w->states, rows, keys, mark, p->k, p->v);
     for (long i = 0; i < n; i++)
-        queries_back(w, &w->chunks[i], start + i * CHUNK, w->states + i * size, w->states + (i + 1) * size);
+        queries_back(w, &w->chunks[i], start + i * CHUNK, w->states + i * size,
+                     w->states + (i + 1) * size);
     for (long i = n - 1; i >= 0; i--)
-        keys_back(w, &w->chunks[i], start + i * CHUNK, w->states + i * size, w->states + (i + 1) * size);
+        keys_back(w, &w->chunks[i], start + i * CHUNK, w->states + i * size,
+                  w->states + (i + 1) * size);
 }
 
-static void backward_task(const void *problem, long task)
+static int backward_task(const void *problem, long task)
 {
     const Backward *backward = problem;
     const Forward *p = &backward->forward;
     long head = task / parts(p), size = p->k * p->v, blocks = (p->t + BLOCK - 1) / BLOCK;
     int does = parts(p) == 1 ? VALUES | KEYS : task % 2 ? VALUES : KEYS;
     Work work = {.p = backward, .b = head / p->h, .h = head % p->h};
-    take_work(&work, p);
+    if (!take_work(&work, p))
+        return OUT_OF_MEMORY;
     load_state(work.G, whole_rows(p->k), padded(p->v), backward->d_last + head * size, p->k, p->v);
-    load_transposed(work.turned, whole_rows(p->v), padded(p->k), backward->d_last + head * size, p->k, p->v);
+    load_transposed(work.turned, whole_rows(p->v), padded(p->k), backward->d_last + head * size,
+                    p->k, p->v);
     for (long i = blocks - 1; i >= 0; i--)
         block_back(&work, i * BLOCK, p->marks + (i * p->b * p->h + head) * size, does);
     if (does & VALUES)
         store_state(work.G, padded(p->v), backward->d_start + head * size, p->k, p->v);
+    return DONE;
 }
 
-void FOR_ISA(fw_backward)(const Backward *p)
+int FOR_ISA(fw_backward)(const Backward *p)
 {
     const Forward *forward = &p->forward;
-    fw_parallel(backward_task, p, forward->b * forward->h * parts(forward), forward->threads);
+    return fw_parallel(backward_task, p, forward->b * forward->h * parts(forward),
+                       forward->threads);
 }

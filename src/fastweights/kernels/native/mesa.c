@@ -4,8 +4,8 @@
  *
  *     (H_t + Λ_t) p = γ_{c+1..t} H_c p + Σ_{c<s≤t} γ_{s+1..t} β_s (k_s·p) k_s + Λ_t p               (app. C)
  *
- * A token that has converged drops out of the product. Products of γ are formed as they stand: resets are exact.
- * A single token is written first and solved after, in place.
+ * A token that has converged drops out of the product. Products of γ are formed as they stand:
+ * resets are exact. A single token is written first and solved after, in place.
  */
 #include "chunk.h"
 #include "mesa.h"
@@ -30,21 +30,33 @@ typedef struct {
     float start[GROUP];            /* γ_{c+1..t} */
 } Work;
 
-static void take_work(Work *w, const MesaProblem *p, int own_states)
+/* 0 where memory is out */
+static int take_work(Work *w, const MesaProblem *p, int own_states)
 {
-    w->p = p, w->keys = padded(p->k), w->values = p->value.at ? padded(p->v) : 0;
+    w->p = p;
+    w->keys = padded(p->k);
+    w->values = p->value.at ? padded(p->v) : 0;
     size_t keys = GROUP * w->keys, values = GROUP * w->values;
-    for (Arena arena = {NULL, 0}; ; arena = (Arena){fw_scratch(arena.used), 0}) {
-        w->key = take(&arena, keys), w->written = take(&arena, keys), w->value = take(&arena, values);
-        w->ridge = take(&arena, keys), w->diagonal = take(&arena, keys), w->right = take(&arena, keys);
+    Arena arena = {0};
+    while (next_pass(&arena)) {
+        w->key = take(&arena, keys);
+        w->written = take(&arena, keys);
+        w->value = take(&arena, values);
+        w->ridge = take(&arena, keys);
+        w->diagonal = take(&arena, keys);
+        w->right = take(&arena, keys);
         w->across = take(&arena, w->keys);
-        w->x = take(&arena, keys), w->r = take(&arena, keys), w->d = take(&arena, keys), w->Ad = take(&arena, keys);
+        w->x = take(&arena, keys);
+        w->r = take(&arena, keys);
+        w->d = take(&arena, keys);
+        w->Ad = take(&arena, keys);
         w->o = take(&arena, values);
-        if (own_states)
-            w->H = take(&arena, p->k * w->keys), w->G = take(&arena, p->k * w->values);
-        if (arena.at)
-            return;
+        if (own_states) {
+            w->H = take(&arena, p->k * w->keys);
+            w->G = take(&arena, p->k * w->values);
+        }
     }
+    return arena.at != NULL;
 }
 
 INLINE void add(float *y, float a, const float *x, long count)
@@ -55,10 +67,14 @@ INLINE void add(float *y, float a, const float *x, long count)
 
 /* ---- y = p S for n rows p: tiles of n × nv vectors stay in registers ---- */
 
-INLINE void tile(float *const *y, float *const *p, const int n, const int nv, const float *S, long rows, long step, long lane)
+INLINE void tile(float *const *y, float *const *p, const int n, const int nv, const float *S,
+                 long rows, long step, long lane)
 {
     vec sum[2][GROUP][NV] = {0};
-    const int by = n == 1 ? 2 : 1; /* a single row alternates between two sums, which hides the additions' latency */
+    const int by =
+        n == 1
+            ? 2
+            : 1; /* a single row alternates between two sums, which hides the additions' latency */
     long i = 0;
     for (; i + by <= rows; i += by)
         for (int u = 0; u < by; u++)
@@ -75,7 +91,8 @@ INLINE void tile(float *const *y, float *const *p, const int n, const int nv, co
             store(y[m] + lane + j * W, by == 2 ? sum[0][m][j] + sum[1][m][j] : sum[0][m][j]);
 }
 
-INLINE void rows_product(float *const *y, float *const *p, const int n, const float *S, long rows, long step)
+INLINE void rows_product(float *const *y, float *const *p, const int n, const float *S, long rows,
+                         long step)
 {
     long lane = 0;
     for (; step - lane >= NV * W; lane += NV * W)
@@ -112,7 +129,7 @@ static void load_group(Work *w, long t)
         decay[i] = 1;
         if (p->log_decay.at) {
             load_rows(decay + i, 1, 1, &p->log_decay, w->b, t + i, w->h, 1);
-            decay[i] = vexp(all(decay[i]))[0];
+            decay[i] = vexp(broadcast(decay[i]))[0];
         }
         for (long j = 0; j < keys; j += W)
             store(w->written + i * keys + j, beta[i] * load(w->key + i * keys + j));
@@ -130,10 +147,12 @@ static void load_right(Work *w, long t)
     load_rows(w->right, w->p->k, w->keys, &w->p->right, w->b, t, w->h, w->tokens);
 }
 
-/* to = γ from + Σ_s γ_{s+1..} β_s k_sᵀ rows_s, from the state before the group to the one after it */
-INLINE void advance_lanes(const Work *w, const float *from, float *to, const float *rows, long step, const int n, const int nv)
+/* to = γ from + Σ_s γ_{s+1..} β_s k_sᵀ rows_s, from the state before the group to the one after it
+ */
+INLINE void advance_lanes(const Work *w, const float *from, float *to, const float *rows, long step,
+                          const int n, const int nv)
 {
-    vec row[GROUP][NV], decay = all(w->start[n - 1]);
+    vec row[GROUP][NV], decay = broadcast(w->start[n - 1]);
     for (int s = 0; s < n; s++)
         for (int j = 0; j < nv; j++)
             row[s][j] = w->since[n - 1][s] * load(rows + s * step + j * W);
@@ -146,7 +165,8 @@ INLINE void advance_lanes(const Work *w, const float *from, float *to, const flo
         }
 }
 
-INLINE void advance_rows(const Work *w, const float *from, float *to, const float *rows, long step, const int n)
+INLINE void advance_rows(const Work *w, const float *from, float *to, const float *rows, long step,
+                         const int n)
 {
     long lane = 0;
     for (; step - lane >= NV * W; lane += NV * W)
@@ -180,7 +200,8 @@ static void set_diagonal(Work *w, long i)
         store(diagonal + j, load(w->ridge + i * w->keys + j) + decay * load(w->across + j));
     for (long s = 0; w->shared && s <= i; s++)
         for (long j = 0; j < w->keys; j += W)
-            store(diagonal + j, load(diagonal + j) + w->since[i][s] * load(w->written + s * w->keys + j) *
+            store(diagonal + j, load(diagonal + j) + w->since[i][s] *
+                                                         load(w->written + s * w->keys + j) *
                                                          load(w->key + s * w->keys + j));
 }
 
@@ -189,8 +210,10 @@ static void apply(Work *w, const float *from, const long *tokens, long n)
 {
     float *y[GROUP], *p[GROUP];
     long keys = w->keys;
-    for (long m = 0; m < n; m++)
-        y[m] = w->Ad + tokens[m] * keys, p[m] = (float *)from + tokens[m] * keys;
+    for (long m = 0; m < n; m++) {
+        y[m] = w->Ad + tokens[m] * keys;
+        p[m] = (float *)from + tokens[m] * keys;
+    }
     product(y, p, n, w->H, w->p->k, keys);
     for (long m = 0; m < n; m++) {
         long i = tokens[m];
@@ -199,11 +222,13 @@ static void apply(Work *w, const float *from, const long *tokens, long n)
         for (long j = 0; j < keys; j += W)
             store(y[m] + j, decay * load(y[m] + j) + load(ridge + j) * load(p[m] + j));
         for (long s = 0; w->shared && s <= i; s++)
-            add(y[m], w->since[i][s] * dot(p[m], w->key + s * keys, keys), w->written + s * keys, keys);
+            add(y[m], w->since[i][s] * dot(p[m], w->key + s * keys, keys), w->written + s * keys,
+                keys);
     }
 }
 
-/* x = b / diag, r = b - (H + Λ) x, d = r, with b scaled to 1: (‖r‖², what is enough of it) of every token, and b's scale */
+/* x = b / diag, r = b - (H + Λ) x, d = r, with b scaled to 1: (‖r‖², what is enough of it) of every
+ * token, and b's scale */
 static void begin(Work *w, float *residual, float *enough, float *scale)
 {
     const long every[GROUP] = {0, 1, 2, 3};
@@ -243,7 +268,7 @@ static float improve(Work *w, long i, float residual)
     long keys = w->keys;
     float *x = w->x + i * keys, *r = w->r + i * keys, *d = w->d + i * keys, *Ad = w->Ad + i * keys;
     float curvature = dot(d, Ad, keys), length = curvature ? residual / curvature : 0;
-    vec sum = all(0);
+    vec sum = broadcast(0);
     for (long j = 0; j < keys; j += W) {
         store(x + j, load(x + j) + length * load(d + j));
         vec left = load(r + j) - length * load(Ad + j);
@@ -293,14 +318,17 @@ static void solve_group(Work *w, long t)
 static void read_group(Work *w)
 {
     float *y[GROUP], *x[GROUP];
-    for (long i = 0; i < w->tokens; i++)
-        y[i] = w->o + i * w->values, x[i] = w->x + i * w->keys;
+    for (long i = 0; i < w->tokens; i++) {
+        y[i] = w->o + i * w->values;
+        x[i] = w->x + i * w->keys;
+    }
     product(y, x, w->tokens, w->G, w->p->k, w->values);
     for (long i = 0; w->shared && i < w->tokens; i++) {
         for (long j = 0; j < w->values; j += W)
             store(y[i] + j, w->start[i] * load(y[i] + j));
         for (long s = 0; s <= i; s++)
-            add(y[i], w->since[i][s] * dot(x[i], w->written + s * w->keys, w->keys), w->value + s * w->values, w->values);
+            add(y[i], w->since[i][s] * dot(x[i], w->written + s * w->keys, w->keys),
+                w->value + s * w->values, w->values);
     }
 }
 
@@ -326,9 +354,15 @@ static void one_group(Work *w, long t)
 
 /* ---- tasks ---- */
 
-static long heads(const MesaProblem *p) { return p->b * p->h; }
+static long heads(const MesaProblem *p)
+{
+    return p->b * p->h;
+}
 
-static void open_head(Work *w, long head) { w->b = head / w->p->h, w->h = head % w->p->h; }
+static void open_head(Work *w, long head)
+{
+    w->b = head / w->p->h, w->h = head % w->p->h;
+}
 
 static void load_states(Work *w, const float *gram, const float *memory)
 {
@@ -356,7 +390,10 @@ static void store_last(const Work *w, long head)
     store_states(w, p->last_gram + head * p->k * p->k, p->last_memory + head * p->k * p->v);
 }
 
-static float *mark(const MesaProblem *p, long span, long head) { return p->marks + (span * heads(p) + head) * p->k * (p->k + p->v); }
+static float *mark(const MesaProblem *p, long span, long head)
+{
+    return p->marks + (span * heads(p) + head) * p->k * (p->k + p->v);
+}
 
 static void groups(Work *w, long from, long to, void (*each)(Work *, long))
 {
@@ -373,11 +410,12 @@ static void skip_group(Work *w, long t)
 }
 
 /* Marks the states of a head, unsolved */
-static void mark_task(const void *problem, long head)
+static int mark_task(const void *problem, long head)
 {
     const MesaProblem *p = problem;
     Work w = {.shared = 1};
-    take_work(&w, p, 1);
+    if (!take_work(&w, p, 1))
+        return OUT_OF_MEMORY;
     open_head(&w, head);
     load_first(&w, head);
     for (long t = 0, span = 0; t < p->t; t += SOLVED, span++) {
@@ -386,39 +424,46 @@ static void mark_task(const void *problem, long head)
         groups(&w, t, p->t - t < SOLVED ? p->t : t + SOLVED, skip_group);
     }
     store_last(&w, head);
+    return DONE;
 }
 
-static void span_task(const void *problem, long task)
+static int span_task(const void *problem, long task)
 {
     const MesaProblem *p = problem;
     Work w = {.shared = 1};
     long head = task % heads(p), span = task / heads(p), t = span * SOLVED;
     const float *from = mark(p, span, head);
-    take_work(&w, p, 1);
+    if (!take_work(&w, p, 1))
+        return OUT_OF_MEMORY;
     open_head(&w, head);
     load_states(&w, from, from + p->k * p->k);
     groups(&w, t, p->t - t < SOLVED ? p->t : t + SOLVED, one_group);
+    return DONE;
 }
 
-static void head_task(const void *problem, long head)
+static int head_task(const void *problem, long head)
 {
     const MesaProblem *p = problem;
     Work w = {.shared = 1};
-    take_work(&w, p, 1);
+    if (!take_work(&w, p, 1))
+        return OUT_OF_MEMORY;
     open_head(&w, head);
     load_first(&w, head);
     groups(&w, 0, p->t, one_group);
     store_last(&w, head);
+    return DONE;
 }
 
 /* A single token of states whose rows are whole vectors */
-static void token_task(const void *problem, long head)
+static int token_task(const void *problem, long head)
 {
     const MesaProblem *p = problem;
     Work w = {.tokens = 1};
-    take_work(&w, p, 0);
+    if (!take_work(&w, p, 0))
+        return OUT_OF_MEMORY;
     open_head(&w, head);
-    w.H = p->last_gram + head * p->k * p->k, w.G = p->last_memory + head * p->k * p->v;
+    w.H = p->last_gram + head * p->k * p->k;
+    w.G = p->last_memory + head * p->k * p->v;
     load_group(&w, 0);
     load_right(&w, 0);
     advance_group(&w, p->gram + head * p->k * p->k, p->memory + head * p->k * p->v);
@@ -426,17 +471,18 @@ static void token_task(const void *problem, long head)
     if (w.values)
         read_group(&w);
     store_group(&w, 0);
+    return DONE;
 }
 
-void FOR_ISA(fw_mesa)(const MesaProblem *p)
+int FOR_ISA(fw_mesa)(const MesaProblem *p)
 {
     int whole = p->k % W == 0 && (!p->value.at || p->v % W == 0);
-    if (p->t == 1 && whole) {
-        fw_parallel(token_task, p, heads(p), p->threads);
-    } else if (p->marks) {
-        fw_parallel(mark_task, p, heads(p), p->threads);
-        fw_parallel(span_task, p, heads(p) * ((p->t + SOLVED - 1) / SOLVED), p->threads);
-    } else {
-        fw_parallel(head_task, p, heads(p), p->threads);
-    }
+    if (p->t == 1 && whole)
+        return fw_parallel(token_task, p, heads(p), p->threads);
+    if (!p->marks)
+        return fw_parallel(head_task, p, heads(p), p->threads);
+    int status = fw_parallel(mark_task, p, heads(p), p->threads);
+    if (status != DONE)
+        return status;
+    return fw_parallel(span_task, p, heads(p) * ((p->t + SOLVED - 1) / SOLVED), p->threads);
 }

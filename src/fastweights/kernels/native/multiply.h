@@ -4,7 +4,8 @@
 
 #include "vector.h"
 
-/* to [rows columns] = a [rows inner] b [inner columns]; columns is a multiple of W, and a lies as it likes. */
+/* to [rows columns] = a [rows inner] b [inner columns]; columns is a multiple of W, and a lies as
+ * it likes. */
 typedef struct {
     float *to;
     long to_step;
@@ -15,15 +16,17 @@ typedef struct {
     long rows, inner, columns;
 } Multiplication;
 
-/* A tile stays in registers until it is done. Each sum runs over `inner` in order, in whatever tile. */
-INLINE void multiply_tile(const Multiplication *m, long row, long lane, const int rows, const int nv, int adds)
+/* A tile stays in registers until it is done. Each sum runs over `inner` in order, in whatever
+ * tile. */
+INLINE void multiply_tile(const Multiplication *m, long row, long lane, const int rows,
+                          const int nv, int adds)
 {
     vec sum[2 * ROWS][NV];
     const float *a = m->a + row * m->a_row, *b = m->b + lane;
     float *to = m->to + row * m->to_step + lane;
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < nv; j++)
-            sum[i][j] = adds ? load(to + i * m->to_step + j * W) : all(0);
+            sum[i][j] = adds ? load(to + i * m->to_step + j * W) : broadcast(0);
     for (long l = 0; l < m->inner; l++, a += m->a_column, b += m->b_step) {
         vec lanes[NV];
         for (int j = 0; j < nv; j++)

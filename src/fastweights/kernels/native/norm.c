@@ -11,11 +11,20 @@
 
 #include <math.h>
 
-static float inverse_root(const Norm *p, const float *x) { return 1 / sqrtf(dot(x, x, p->width) / p->width + (float)p->epsilon); }
+static float inverse_root(const Norm *p, const float *x)
+{
+    return 1 / sqrtf(dot(x, x, p->width) / p->width + (float)p->epsilon);
+}
 
-static long end_of(const Norm *p, long task) { return (task + 1) * NORM_ROWS < p->rows ? (task + 1) * NORM_ROWS : p->rows; }
+static long end_of(const Norm *p, long task)
+{
+    return (task + 1) * NORM_ROWS < p->rows ? (task + 1) * NORM_ROWS : p->rows;
+}
 
-static long tasks(const Norm *p) { return (p->rows + NORM_ROWS - 1) / NORM_ROWS; }
+static long tasks(const Norm *p)
+{
+    return (p->rows + NORM_ROWS - 1) / NORM_ROWS;
+}
 
 /* to = scale a ⊙ w, without w scale a */
 INLINE void weigh(float *to, float scale, const float *a, const float *w, long width)
@@ -57,29 +66,38 @@ static void end_row(const Norm *p, void *rows, long row, const float *copy)
         narrow_row((uint16_t *)rows + row * p->width, copy, p->width);
 }
 
-static void forward_task(const void *problem, long task)
+static int forward_task(const void *problem, long task)
 {
     const Norm *p = problem;
-    float *copies = p->narrow ? fw_scratch(2 * p->width) : NULL;
+    float *copies = fw_scratch(2 * p->width);
+    if (!copies)
+        return OUT_OF_MEMORY;
     for (long row = task * NORM_ROWS; row < end_of(p, task); row++) {
         const float *x = read_row(p, p->x, row, copies);
         float *y = begin_row(p, p->y, row, copies + p->width);
         weigh(y, inverse_root(p, x), x, p->weight, p->width);
         end_row(p, p->y, row, y);
     }
+    return DONE;
 }
 
-void FOR_ISA(fw_norm)(const Norm *p) { fw_parallel(forward_task, p, tasks(p), p->threads); }
+int FOR_ISA(fw_norm)(const Norm *p)
+{
+    return fw_parallel(forward_task, p, tasks(p), p->threads);
+}
 
-static void backward_task(const void *problem, long task)
+static int backward_task(const void *problem, long task)
 {
     const Norm *p = problem;
     float *d_weight = p->d_weight ? p->d_weight + task * p->width : NULL;
-    float *copies = p->narrow ? fw_scratch(3 * p->width) : NULL;
+    float *copies = fw_scratch(3 * p->width);
+    if (!copies)
+        return OUT_OF_MEMORY;
     if (d_weight)
         memset(d_weight, 0, p->width * sizeof(float));
     for (long row = task * NORM_ROWS; row < end_of(p, task); row++) {
-        const float *x = read_row(p, p->x, row, copies), *d_y = read_row(p, p->d_y, row, copies + p->width);
+        const float *x = read_row(p, p->x, row, copies),
+                    *d_y = read_row(p, p->d_y, row, copies + p->width);
         float *d_x = begin_row(p, p->d_x, row, copies + 2 * p->width), r = inverse_root(p, x);
         weigh(d_x, r, d_y, p->weight, p->width);
         add(d_x, -r * r * dot(d_x, x, p->width) / p->width, x, NULL, p->width);
@@ -87,6 +105,10 @@ static void backward_task(const void *problem, long task)
             add(d_weight, r, d_y, x, p->width);
         end_row(p, p->d_x, row, d_x);
     }
+    return DONE;
 }
 
-void FOR_ISA(fw_norm_back)(const Norm *p) { fw_parallel(backward_task, p, tasks(p), p->threads); }
+int FOR_ISA(fw_norm_back)(const Norm *p)
+{
+    return fw_parallel(backward_task, p, tasks(p), p->threads);
+}

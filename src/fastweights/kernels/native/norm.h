@@ -7,7 +7,8 @@
 /* Rows that one task takes, and whose gradients of the weight it adds up */
 #define NORM_ROWS 64
 
-/* Everything is contiguous: [rows width], the weight [width], or NULL for ones. `narrow`: the rows are bfloat16. */
+/* Everything is contiguous: [rows width], the weight [width], or NULL for ones. `narrow`: the rows
+ * are bfloat16. */
 typedef struct {
     int64_t rows, width, threads, narrow;
     double epsilon;

@@ -1,7 +1,8 @@
 /* What a scan computes with: W real numbers at a time, or, with COMPLEX defined, W complex ones.
  *
- * Streams hold complex numbers as pairs. What is only put by for later (`own`) lies as W real parts, then W imaginary
- * ones. Conjugates, which gradients are made of, are the numbers themselves where they are real.
+ * Streams hold complex numbers as pairs. What is only put by for later (`load_split`) lies as W
+ * real parts, then W imaginary ones. Conjugates, which gradients are made of, are the numbers
+ * themselves where they are real.
  */
 #ifndef FASTWEIGHTS_NUMBER_H
 #define FASTWEIGHTS_NUMBER_H
@@ -22,29 +23,52 @@ typedef struct {
 #define LOW(i, s) ((i) / 2 + ((i) & 1 ? W : 0))
 #define HIGH(i, s) (W / 2 + (i) / 2 + ((i) & 1 ? W : 0))
 
-INLINE num own(const float *p) { return (num){load(p), load(p + W)}; }
-INLINE void put_by(float *p, num x) { store(p, x.re), store(p + W, x.im); }
-INLINE num get(const float *p)
+INLINE num load_split(const float *p)
+{
+    return (num){load(p), load(p + W)};
+}
+INLINE void store_split(float *p, num x)
+{
+    store(p, x.re), store(p + W, x.im);
+}
+INLINE num load_num(const float *p)
 {
     vec a = load(p), b = load(p + W);
     return (num){SHUFFLE(a, b, EACH(EVEN, 0)), SHUFFLE(a, b, EACH(ODD, 0))};
 }
-INLINE void put(float *p, num x)
+INLINE void store_num(float *p, num x)
 {
     store(p, SHUFFLE(x.re, x.im, EACH(LOW, 0)));
     store(p + W, SHUFFLE(x.re, x.im, EACH(HIGH, 0)));
 }
-INLINE num one(const float *p) { return (num){all(p[0]), all(p[1])}; }
-INLINE num plus(num a, num b) { return (num){a.re + b.re, a.im + b.im}; }
-INLINE num minus(num a, num b) { return (num){a.re - b.re, a.im - b.im}; }
-INLINE num times(num a, num b) { return (num){a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re}; }
-INLINE num conjugate(num a) { return (num){a.re, -a.im}; }
+INLINE num broadcast_num(const float *p)
+{
+    return (num){broadcast(p[0]), broadcast(p[1])};
+}
+INLINE num plus(num a, num b)
+{
+    return (num){a.re + b.re, a.im + b.im};
+}
+INLINE num minus(num a, num b)
+{
+    return (num){a.re - b.re, a.im - b.im};
+}
+INLINE num times(num a, num b)
+{
+    return (num){a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+}
+INLINE num conjugate(num a)
+{
+    return (num){a.re, -a.im};
+}
 
-INLINE num every_total(num x[W])
+INLINE num totals_of(num x[W])
 {
     vec re[W], im[W];
-    for (int i = 0; i < W; i++)
-        re[i] = x[i].re, im[i] = x[i].im;
+    for (int i = 0; i < W; i++) {
+        re[i] = x[i].re;
+        im[i] = x[i].im;
+    }
     return (num){totals(re), totals(im)};
 }
 
@@ -53,23 +77,29 @@ INLINE num every_total(num x[W])
 /* Angles beyond those that three parts of ½π reduce */
 static void far_sine(vec x, vec *sine, vec *cosine)
 {
-    for (int i = 0; i < W; i++)
-        (*sine)[i] = (float)sin(x[i]), (*cosine)[i] = (float)cos(x[i]);
+    for (int i = 0; i < W; i++) {
+        (*sine)[i] = (float)sin(x[i]);
+        (*cosine)[i] = (float)cos(x[i]);
+    }
 }
 
-/* sin x and cos x: x = n ½π + r, a polynomial each on |r| ≤ ¼π, exchanged and negated as n modulo 4 says. */
+/* sin x and cos x: x = n ½π + r, a polynomial each on |r| ≤ ¼π, exchanged and negated as n modulo 4
+ * says. */
 INLINE void sincos_of(vec x, vec *sine, vec *cosine)
 {
-    const vec magic = all(12582912.0f);
+    const vec magic = broadcast(12582912.0f);
     ivec far = (x > FARTHEST) | (x < -FARTHEST);
     vec t = x * 0.636619772f + magic, n = t - magic;
     vec r = x - n * 1.5703125f;
     r = r - n * 4.837512969970703125e-4f;
     r = r - n * 7.54978995489188216e-8f;
     vec square = r * r;
-    vec s = ((-1.9515295891e-4f * square + 8.3321608736e-3f) * square - 1.6666654611e-1f) * square * r + r;
-    vec c = ((2.443315711809948e-5f * square - 1.388731625493765e-3f) * square + 4.166664568298827e-2f) * square * square -
-            0.5f * square + 1.0f;
+    vec s = -1.9515295891e-4f * square + 8.3321608736e-3f;
+    s = s * square - 1.6666654611e-1f;
+    s = s * square * r + r;
+    vec c = 2.443315711809948e-5f * square - 1.388731625493765e-3f;
+    c = c * square + 4.166664568298827e-2f;
+    c = c * square * square - 0.5f * square + 1.0f;
     ivec quarter = (ivec)t, turned = -(quarter & 1);
     ivec down = (quarter & 2) << 30, back = ((quarter + 1) & 2) << 30;
     *sine = (vec)((((ivec)c & turned) | ((ivec)s & ~turned)) ^ down);
@@ -81,7 +111,8 @@ INLINE void sincos_of(vec x, vec *sine, vec *cosine)
         far_sine(x, sine, cosine);
 }
 
-/* e^z and 1 - e^z by the sine and cosine of half the angle: 1 - cos φ = 2 sin² ½φ keeps the digits of a small one. */
+/* e^z and 1 - e^z by the sine and cosine of half the angle: 1 - cos φ = 2 sin² ½φ keeps the digits
+ * of a small one. */
 INLINE num exponential(num z, num *rest)
 {
     vec sine, cosine, modulus = vexp(z.re);
@@ -96,16 +127,46 @@ INLINE num exponential(num z, num *rest)
 #define PARTS 1
 typedef vec num;
 
-INLINE num own(const float *p) { return load(p); }
-INLINE void put_by(float *p, num x) { store(p, x); }
-INLINE num get(const float *p) { return load(p); }
-INLINE void put(float *p, num x) { store(p, x); }
-INLINE num one(const float *p) { return all(*p); }
-INLINE num plus(num a, num b) { return a + b; }
-INLINE num minus(num a, num b) { return a - b; }
-INLINE num times(num a, num b) { return a * b; }
-INLINE num conjugate(num a) { return a; }
-INLINE num every_total(num x[W]) { return totals(x); }
+INLINE num load_split(const float *p)
+{
+    return load(p);
+}
+INLINE void store_split(float *p, num x)
+{
+    store(p, x);
+}
+INLINE num load_num(const float *p)
+{
+    return load(p);
+}
+INLINE void store_num(float *p, num x)
+{
+    store(p, x);
+}
+INLINE num broadcast_num(const float *p)
+{
+    return broadcast(*p);
+}
+INLINE num plus(num a, num b)
+{
+    return a + b;
+}
+INLINE num minus(num a, num b)
+{
+    return a - b;
+}
+INLINE num times(num a, num b)
+{
+    return a * b;
+}
+INLINE num conjugate(num a)
+{
+    return a;
+}
+INLINE num totals_of(num x[W])
+{
+    return totals(x);
+}
 INLINE num exponential(num z, num *rest)
 {
     *rest = one_minus_exp(z);

@@ -1,13 +1,12 @@
 /* A small pool of threads of our own: torch's OpenMP runtime stays torch's.
  *
- * Workers sleep between calls. One call uses the pool at a time; a call that finds it busy runs alone. A forked child
- * starts without workers and makes new ones when it needs them.
+ * Workers sleep between calls. One call uses the pool at a time; a call that finds it busy runs
+ * alone. A forked child starts without workers and makes new ones when it needs them.
  */
 #include "pool.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #if defined(__x86_64__)
@@ -24,10 +23,23 @@ static struct {
     const void *problem;
     long tasks;
     atomic_long next;
-} pool = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER,
-          0, 0, 0, 0, NULL, NULL, 0, 0};
+    atomic_int status;
+} pool = {PTHREAD_MUTEX_INITIALIZER,
+          PTHREAD_MUTEX_INITIALIZER,
+          PTHREAD_COND_INITIALIZER,
+          PTHREAD_COND_INITIALIZER,
+          0,
+          0,
+          0,
+          0,
+          NULL,
+          NULL,
+          0,
+          0,
+          DONE};
 
-/* Subnormal numbers cost a hundred cycles each on x86, and a state that fades away is full of them: round them to 0. */
+/* Subnormal numbers cost a hundred cycles each on x86, and a state that fades away is full of them:
+ * round them to 0. */
 static unsigned flush_subnormals(void)
 {
 #if defined(__x86_64__)
@@ -51,17 +63,22 @@ static void restore_subnormals(unsigned before)
 static void run_tasks(Task *task, const void *problem, long tasks)
 {
     unsigned before = flush_subnormals();
-    for (long index; (index = atomic_fetch_add(&pool.next, 1)) < tasks;)
-        task(problem, index);
+    for (long index; (index = atomic_fetch_add(&pool.next, 1)) < tasks;) {
+        int status = task(problem, index);
+        if (status != DONE)
+            atomic_store(&pool.status, status);
+    }
     restore_subnormals(before);
 }
 
-static void run_alone(Task *task, const void *problem, long tasks)
+static int run_alone(Task *task, const void *problem, long tasks)
 {
+    int status = DONE;
     unsigned before = flush_subnormals();
-    for (long index = 0; index < tasks; index++)
-        task(problem, index);
+    for (long index = 0; index < tasks && status == DONE; index++)
+        status = task(problem, index);
     restore_subnormals(before);
+    return status;
 }
 
 static void *worker(void *unused)
@@ -85,7 +102,7 @@ static void *worker(void *unused)
     return NULL;
 }
 
-static void forget_workers(void)
+static void reset_after_fork(void)
 {
     pthread_mutex_init(&pool.owner, NULL);
     pthread_mutex_init(&pool.lock, NULL);
@@ -94,10 +111,10 @@ static void forget_workers(void)
     pool.workers = pool.wanted = pool.busy = 0;
 }
 
-static void hire(long workers)
+static void start_workers(long workers)
 {
     if (pool.round == 0)
-        pthread_atfork(NULL, NULL, forget_workers);
+        pthread_atfork(NULL, NULL, reset_after_fork);
     for (pthread_t thread; pool.workers < workers; pool.workers++) {
         if (pthread_create(&thread, NULL, worker, NULL) != 0)
             return;
@@ -105,18 +122,20 @@ static void hire(long workers)
     }
 }
 
-void fw_parallel(Task *task, const void *problem, long tasks, long threads)
+int fw_parallel(Task *task, const void *problem, long tasks, long threads)
 {
     threads = threads < tasks ? threads : tasks;
     threads = threads < MOST_THREADS ? threads : MOST_THREADS;
     if (threads <= 1 || pthread_mutex_trylock(&pool.owner) != 0) {
-        run_alone(task, problem, tasks);
-        return;
+        return run_alone(task, problem, tasks);
     }
     pthread_mutex_lock(&pool.lock);
-    hire(threads - 1);
-    pool.task = task, pool.problem = problem, pool.tasks = tasks;
+    start_workers(threads - 1);
+    pool.task = task;
+    pool.problem = problem;
+    pool.tasks = tasks;
     atomic_store(&pool.next, 0);
+    atomic_store(&pool.status, DONE);
     pool.wanted = pool.busy = threads - 1 < pool.workers ? threads - 1 : pool.workers;
     pool.round++;
     pthread_cond_broadcast(&pool.work);
@@ -130,7 +149,9 @@ void fw_parallel(Task *task, const void *problem, long tasks, long threads)
     while (pool.busy > 0)
         pthread_cond_wait(&pool.done, &pool.lock);
     pthread_mutex_unlock(&pool.lock);
+    int status = atomic_load(&pool.status);
     pthread_mutex_unlock(&pool.owner);
+    return status;
 }
 
 static pthread_key_t scratch_key;
@@ -138,21 +159,20 @@ static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
 static _Thread_local float *scratch;
 static _Thread_local size_t scratch_size;
 
-static void make_key(void) { pthread_key_create(&scratch_key, free); }
+static void make_key(void)
+{
+    pthread_key_create(&scratch_key, free);
+}
 
 float *fw_scratch(size_t count)
 {
-    if (count > scratch_size) {
-        pthread_once(&scratch_once, make_key);
-        free(scratch);
-        count = (count + 15) & ~(size_t)15;
-        scratch = aligned_alloc(64, count * sizeof(float));
-        if (!scratch) {
-            fputs("fastweights: out of memory for a kernel's working space\n", stderr);
-            abort();
-        }
-        scratch_size = count;
-        pthread_setspecific(scratch_key, scratch);
-    }
+    if (scratch && count <= scratch_size)
+        return scratch;
+    pthread_once(&scratch_once, make_key);
+    free(scratch);
+    count = (count + 16) & ~(size_t)15;
+    scratch = aligned_alloc(64, count * sizeof(float));
+    scratch_size = scratch ? count : 0;
+    pthread_setspecific(scratch_key, scratch);
     return scratch;
 }

@@ -1,14 +1,16 @@
 /* Many tokens of WindowedLinear, of which windowed.c has one, in blocks of QUERIES.
  *
- * The tokens that count stand at places: the cached ones below w, those of the record without its padding from w on. The
- * queries at w + s + i, i < QUERIES, meet a strip of keys, at s + j, j < w + QUERIES: in the window are those with
- * i < j ≤ i + w, and before it those with j ≤ i, as are all behind S:
+ * The tokens that count stand at places: the cached ones below w, those of the record without its
+ * padding from w on. The queries at w + s + i, i < QUERIES, meet a strip of keys, at s + j, j < w +
+ * QUERIES: in the window are those with i < j ≤ i + w, and before it those with j ≤ i, as are all
+ * behind S:
  *
  *     o_i = Σ_j p_ij v_{s+j} + c_i φ_i S,   p_ij = a_i e^(s_ij - max s) in the window,  c_i φ_i·φ_{s+j} before it
  *     S += Σ_j φ_{s+j}ᵀ (v_{s+j} ‖ 1) of the first QUERIES keys
  *
- * with a and c from `join`. What belongs to a query, or to a key that leaves, is a column of a matrix, so that a vector
- * holds W tokens: all sums over keys or features go lane by lane. A task is a key head with the query heads it serves.
+ * with a and c from `join`. What belongs to a query, or to a key that leaves, is a column of a
+ * matrix, so that a vector holds W tokens: all sums over keys or features go lane by lane. A task
+ * is a key head with the query heads it serves.
  */
 #include "multiply.h"
 #include "pool.h"
@@ -19,16 +21,18 @@
 
 typedef struct {
     Head head;
-    long window, tokens;       /* w, or all tokens that it can meet; tokens of the record that are no padding */
-    long first;                /* the place of the first token that is there */
-    const int32_t *kept;       /* [tokens], which of the record's these are */
-    long k, v, begin, room;    /* padded widths; rows: the place of the first, and how many there are */
-    float *keys, *values;      /* [room ·], by place */
-    float *rows, *q;           /* [QUERIES ·] and [k QUERIES], of queries or of keys that leave */
-    float *fq, *fk;            /* [f QUERIES] */
-    float *weights, *far;      /* [w + QUERIES QUERIES], [QUERIES QUERIES], p transposed */
-    float *memory, *sums, *o;  /* [f v] and its last column [f]; [QUERIES v] */
-    float *mix, *log_scale;    /* [QUERIES] */
+    long window,
+        tokens; /* w, or all tokens that it can meet; tokens of the record that are no padding */
+    long first; /* the place of the first token that is there */
+    const int32_t *kept; /* [tokens], which of the record's these are */
+    long k, v, begin,
+        room;             /* padded widths; rows: the place of the first, and how many there are */
+    float *keys, *values; /* [room ·], by place */
+    float *rows, *q;      /* [QUERIES ·] and [k QUERIES], of queries or of keys that leave */
+    float *fq, *fk;       /* [f QUERIES] */
+    float *weights, *far; /* [w + QUERIES QUERIES], [QUERIES QUERIES], p transposed */
+    float *memory, *sums, *o; /* [f v] and its last column [f]; [QUERIES v] */
+    float *mix, *log_scale;   /* [QUERIES] */
 } Work;
 
 /* Queries of a block, and what they meet */
@@ -37,39 +41,55 @@ typedef struct {
     long low;               /* the first key of the strip that is there */
 } Block;
 
-static long smaller(long a, long b) { return a < b ? a : b; }
-static long larger(long a, long b) { return a > b ? a : b; }
+static long smaller(long a, long b)
+{
+    return a < b ? a : b;
+}
+static long larger(long a, long b)
+{
+    return a > b ? a : b;
+}
 
 /* ---- the beginning ---- */
 
-static void take_work(Work *w, const WindowProblem *p, long task)
+/* 0 where memory is out */
+static int take_work(Work *w, const WindowProblem *p, long task)
 {
     *w = (Work){.head = head_of(p, task), .k = padded(p->k), .v = padded(p->v)};
     w->window = smaller(p->window, p->cached + p->t + 1);
     long blocks = (p->t + QUERIES - 1) / QUERIES;
     w->room = w->window + smaller(larger(SLIDE * QUERIES, w->window), blocks * QUERIES);
     int32_t *kept;
-    for (Arena arena = {NULL, 0}; ; arena = (Arena){fw_scratch(arena.used), 0}) {
+    Arena arena = {0};
+    while (next_pass(&arena)) {
         kept = (int32_t *)take(&arena, p->t);
-        w->keys = take(&arena, (w->room + W) * w->k), w->values = take(&arena, (w->room + W) * w->v);
+        w->keys = take(&arena, (w->room + W) * w->k);
+        w->values = take(&arena, (w->room + W) * w->v);
         w->rows = take(&arena, QUERIES * padded(larger(p->k, p->f)));
         w->q = take(&arena, QUERIES * padded(larger(p->k, p->f)));
-        w->fq = take(&arena, QUERIES * padded(p->f)), w->fk = take(&arena, QUERIES * padded(p->f));
-        w->weights = take(&arena, (w->window + QUERIES) * QUERIES), w->far = take(&arena, QUERIES * QUERIES);
-        w->memory = take(&arena, p->f * w->v), w->sums = take(&arena, p->f), w->o = take(&arena, QUERIES * w->v);
-        w->mix = take(&arena, QUERIES), w->log_scale = take(&arena, QUERIES);
-        if (arena.at)
-            break;
+        w->fq = take(&arena, QUERIES * padded(p->f));
+        w->fk = take(&arena, QUERIES * padded(p->f));
+        w->weights = take(&arena, (w->window + QUERIES) * QUERIES);
+        w->far = take(&arena, QUERIES * QUERIES);
+        w->memory = take(&arena, p->f * w->v);
+        w->sums = take(&arena, p->f);
+        w->o = take(&arena, QUERIES * w->v);
+        w->mix = take(&arena, QUERIES);
+        w->log_scale = take(&arena, QUERIES);
     }
+    if (!arena.at)
+        return 0;
     const uint8_t *keep = p->keep ? p->keep + w->head.b * p->t : NULL;
     for (long i = 0; i < p->t; i++)
         if (!keep || keep[i])
             kept[w->tokens++] = i;
     w->kept = kept;
+    return 1;
 }
 
 /* Rows of memory as padded ones */
-static void copy_rows(float *to, long to_step, const float *from, long from_step, long width, long count)
+static void copy_rows(float *to, long to_step, const float *from, long from_step, long width,
+                      long count)
 {
     for (long i = 0; i < count; i++, to += to_step, from += from_step) {
         memcpy(to, from, width * sizeof(float));
@@ -101,8 +121,10 @@ static void load_state_rows(Work *w)
         memset(w->sums, 0, p->f * sizeof(float));
         return;
     }
-    copy_rows(w->keys + w->first * w->k, w->k, head->keys + (p->cached - there) * p->k, p->k, p->k, there);
-    copy_rows(w->values + w->first * w->v, w->v, head->values + (p->cached - there) * p->v, p->v, p->v, there);
+    copy_rows(w->keys + w->first * w->k, w->k, head->keys + (p->cached - there) * p->k, p->k, p->k,
+              there);
+    copy_rows(w->values + w->first * w->v, w->v, head->values + (p->cached - there) * p->v, p->v,
+              p->v, there);
     copy_rows(w->memory, w->v, head->memory, p->v + 1, p->v, p->f);
     for (long i = 0; i < p->f; i++)
         w->sums[i] = head->memory[i * (p->v + 1) + p->v];
@@ -110,11 +132,18 @@ static void load_state_rows(Work *w)
 
 /* ---- tokens ---- */
 
-INLINE float *key_at(const Work *w, long place) { return w->keys + (place - w->begin) * w->k; }
-INLINE float *value_at(const Work *w, long place) { return w->values + (place - w->begin) * w->v; }
+INLINE float *key_at(const Work *w, long place)
+{
+    return w->keys + (place - w->begin) * w->k;
+}
+INLINE float *value_at(const Work *w, long place)
+{
+    return w->values + (place - w->begin) * w->v;
+}
 
 /* Rows of the record's tokens from one on, padding left out */
-static void gather(const Work *w, float *to, long width, long step, const View *view, long h, long token, long count)
+static void gather(const Work *w, float *to, long width, long step, const View *view, long h,
+                   long token, long count)
 {
     if (!w->head.p->keep)
         load_rows(to, width, step, view, w->head.b, token, h, count);
@@ -158,11 +187,12 @@ static void read_keys(Work *w, const Block *block)
 
 /* ---- features ---- */
 
-/* `count` columns of scores become softmax of each column; log Σ e^score goes to `log_sums` if there is one. */
+/* `count` columns of scores become softmax of each column; log Σ e^score goes to `log_sums` if
+ * there is one. */
 static void softmax_columns(float *scores, long count, long lanes, float *log_sums)
 {
     for (long i = 0; i < lanes; i += W) {
-        vec highest = load(scores + i), sum = all(0);
+        vec highest = load(scores + i), sum = broadcast(0);
         for (long l = 1; l < count; l++)
             highest = at_least(highest, load(scores + l * QUERIES + i));
         for (long l = 0; l < count; l++) {
@@ -179,12 +209,14 @@ static void softmax_columns(float *scores, long count, long lanes, float *log_su
 }
 
 /* φ of columns x [k QUERIES], as columns; `log_scale` is written if the map has one. */
-static void map_columns(const Work *w, float *to, const float *x, const float *weights, const float *biases, long h, long lanes,
-                        float *log_scale)
+static void map_columns(const Work *w, float *to, const float *x, const float *weights,
+                        const float *biases, long h, long lanes, float *log_scale)
 {
     const WindowProblem *p = w->head.p;
     long count = p->map == LANDMARKS ? p->f : p->f / 2;
-    multiply(&(Multiplication){to, QUERIES, weights + h * count * p->k, p->k, 1, x, QUERIES, count, p->k, lanes}, 0);
+    multiply(&(Multiplication){to, QUERIES, weights + h * count * p->k, p->k, 1, x, QUERIES, count,
+                               p->k, lanes},
+             0);
     if (p->map == LANDMARKS) {
         for (long l = 0; l < count; l++)
             for (long i = 0; i < lanes; i += W)
@@ -211,10 +243,12 @@ static void gather_features(const Work *w, float *to, long step, long place, lon
     long cached = smaller(larger(w->window - place, 0), count);
     for (long i = 0; i < cached; i++)
         if (place + i >= w->first)
-            copy_rows(to + i * step, step, w->head.features + (p->cached - w->window + place + i) * p->f, p->f, p->f, 1);
+            copy_rows(to + i * step, step,
+                      w->head.features + (p->cached - w->window + place + i) * p->f, p->f, p->f, 1);
         else
             memset(to + i * step, 0, step * sizeof(float));
-    gather(w, to + cached * step, p->f, step, &p->fk, w->head.g, place + cached - w->window, count - cached);
+    gather(w, to + cached * step, p->f, step, &p->fk, w->head.g, place + cached - w->window,
+           count - cached);
 }
 
 /* φ of the keys that leave the window, zeros where there are none */
@@ -267,7 +301,8 @@ INLINE vec hide(const Work *w, const Block *block, ivec query, long key, vec sco
 {
     if (key >= block->lanes && key <= w->window)
         return score;
-    return choose((query < (int)key) & (query >= (int)(key - w->window)), score, all(-__builtin_inff()));
+    return choose((query < (int)key) & (query >= (int)(key - w->window)), score,
+                  broadcast(-__builtin_inff()));
 }
 
 /* The window's weights of W queries from i on, by rows; returns their sums. */
@@ -275,7 +310,7 @@ static vec weigh_window(const Work *w, const Block *block, long i)
 {
     const WindowProblem *p = w->head.p;
     const long end = w->window + block->queries;
-    vec highest = all(-__builtin_inff()), sum = all(0);
+    vec highest = broadcast(-__builtin_inff()), sum = broadcast(0);
     ivec query = numbers(i);
     for (long j = block->low; j < end; j++) {
         vec s = hide(w, block, query, j, scored(p, load(w->weights + j * QUERIES + i)));
@@ -283,24 +318,27 @@ static vec weigh_window(const Work *w, const Block *block, long i)
         highest = at_least(highest, s);
     }
     const int has_scale = p->log_scale.at || p->map == LANDMARKS;
-    vec origin = has_scale ? load(w->log_scale + i) : choose(highest == all(-__builtin_inff()), all(0), highest);
+    vec origin = has_scale ? load(w->log_scale + i)
+                           : choose(highest == broadcast(-__builtin_inff()), broadcast(0), highest);
     for (long j = block->low; j < end; j++) {
-        vec s = load(w->weights + j * QUERIES + i), e = vexp(has_scale ? log_weight(s, origin) : s - origin);
+        vec s = load(w->weights + j * QUERIES + i),
+            e = vexp(has_scale ? log_weight(s, origin) : s - origin);
         store(w->weights + j * QUERIES + i, e);
         sum += e;
     }
     return sum;
 }
 
-/* The sums of W queries' weights of keys before the window, and what of the block's own they do not see becomes 0. */
+/* The sums of W queries' weights of keys before the window, and what of the block's own they do not
+ * see becomes 0. */
 static vec weigh_memory(const Work *w, const Block *block, long i)
 {
-    vec sum = all(0);
+    vec sum = broadcast(0);
     ivec query = numbers(i);
     for (long l = 0; l < w->head.p->f; l++)
         sum += w->sums[l] * load(w->fq + l * QUERIES + i);
     for (long j = block->low; j < block->queries; j++) {
-        vec seen = choose(query >= (int)j, load(w->far + j * QUERIES + i), all(0));
+        vec seen = choose(query >= (int)j, load(w->far + j * QUERIES + i), broadcast(0));
         store(w->far + j * QUERIES + i, seen);
         sum += seen;
     }
@@ -314,7 +352,7 @@ static void divide_weights(const Work *w, const Block *block, long i, vec near, 
     join(w->head.p, load(w->mix + i), near, far, &a, &c);
     for (long j = block->low; j < w->window + block->queries; j++) {
         float *weight = w->weights + j * QUERIES + i;
-        vec divided = w->window ? a * load(weight) : all(0);
+        vec divided = w->window ? a * load(weight) : broadcast(0);
         store(weight, j < block->queries ? divided + c * load(w->far + j * QUERIES + i) : divided);
     }
     for (long l = 0; l < w->head.p->f; l++)
@@ -327,8 +365,12 @@ static void read_values(const Work *w, const Block *block, long i)
     long n = smaller(2 * ROWS, block->queries - i), inner = w->window + i + n - block->low;
     const float *weights = w->weights + block->low * QUERIES + i;
     float *o = w->o + i * w->v;
-    multiply(&(Multiplication){o, w->v, weights, 1, QUERIES, value_at(w, block->s + block->low), w->v, n, inner, w->v}, 0);
-    multiply(&(Multiplication){o, w->v, w->fq + i, 1, QUERIES, w->memory, w->v, n, w->head.p->f, w->v}, 1);
+    multiply(&(Multiplication){o, w->v, weights, 1, QUERIES, value_at(w, block->s + block->low),
+                               w->v, n, inner, w->v},
+             0);
+    multiply(
+        &(Multiplication){o, w->v, w->fq + i, 1, QUERIES, w->memory, w->v, n, w->head.p->f, w->v},
+        1);
 }
 
 static void store_outputs(const Work *w, const Block *block, long h)
@@ -344,13 +386,15 @@ static void attend(Work *w, const Block *block, long h)
     const long low = block->low, lanes = block->lanes, strip = w->window + block->queries - low;
     load_queries(w, block, h);
     if (w->window)
-        multiply(&(Multiplication){w->weights + low * QUERIES, QUERIES, key_at(w, block->s + low), w->k, 1, w->q, QUERIES,
-                                   strip, p->k, lanes}, 0);
+        multiply(&(Multiplication){w->weights + low * QUERIES, QUERIES, key_at(w, block->s + low),
+                                   w->k, 1, w->q, QUERIES, strip, p->k, lanes},
+                 0);
     if (low < block->queries)
-        multiply(&(Multiplication){w->far + low * QUERIES, QUERIES, w->fk + low, 1, QUERIES, w->fq, QUERIES,
-                                   block->queries - low, p->f, lanes}, 0);
+        multiply(&(Multiplication){w->far + low * QUERIES, QUERIES, w->fk + low, 1, QUERIES, w->fq,
+                                   QUERIES, block->queries - low, p->f, lanes},
+                 0);
     for (long i = 0; i < lanes; i += W) {
-        vec near = w->window ? weigh_window(w, block, i) : all(0);
+        vec near = w->window ? weigh_window(w, block, i) : broadcast(0);
         divide_weights(w, block, i, near, weigh_memory(w, block, i));
     }
     for (long i = 0; i < block->queries; i += 2 * ROWS)
@@ -364,10 +408,11 @@ static void write_memory(const Work *w, const Block *block)
     const long low = block->low, f = w->head.p->f;
     if (low >= block->queries)
         return;
-    multiply(&(Multiplication){w->memory, w->v, w->fk + low, QUERIES, 1, value_at(w, block->s + low), w->v, f,
-                               block->queries - low, w->v}, 1);
+    multiply(&(Multiplication){w->memory, w->v, w->fk + low, QUERIES, 1,
+                               value_at(w, block->s + low), w->v, f, block->queries - low, w->v},
+             1);
     for (long l = 0; l < f; l++) {
-        vec sum = all(0);
+        vec sum = broadcast(0);
         for (long i = 0; i < block->lanes; i += W)
             sum += load(w->fk + l * QUERIES + i);
         w->sums[l] += total(sum);
@@ -417,8 +462,10 @@ static void store_state_rows(const Work *w)
     const Head *head = &w->head;
     const WindowProblem *p = head->p;
     long count = cached_after(p), oldest = w->window + w->tokens - count;
-    copy_rows(in_pages(head, p->next_keys, count, p->k), p->k, key_at(w, oldest), w->k, p->k, count);
-    copy_rows(in_pages(head, p->next_values, count, p->v), p->v, value_at(w, oldest), w->v, p->v, count);
+    copy_rows(in_pages(head, p->next_keys, count, p->k), p->k, key_at(w, oldest), w->k, p->k,
+              count);
+    copy_rows(in_pages(head, p->next_values, count, p->v), p->v, value_at(w, oldest), w->v, p->v,
+              count);
     if (p->map == GIVEN)
         gather_features(w, p->next_features + place(head, count, p->f), p->f, oldest, count);
     float *memory = in_pages(head, p->next_memory, p->f, p->v + 1);
@@ -439,16 +486,18 @@ static void store_zeros(const Work *w)
             store_rows(w->o, p->v, w->v, &p->o, w->head.b, t, w->head.g * (p->h / p->g) + r, 1);
 }
 
-static void read_tokens(const void *problem, long task)
+static int read_tokens(const void *problem, long task)
 {
     Work w;
-    take_work(&w, problem, task);
+    if (!take_work(&w, problem, task))
+        return OUT_OF_MEMORY;
     load_state_rows(&w);
     for (long s = 0; s < w.tokens; s += QUERIES)
         read_block(&w, s);
     write_last(&w);
     store_state_rows(&w);
     store_zeros(&w);
+    return DONE;
 }
 
 /* The ages of a sequence's tokens, which all its heads have read */
@@ -462,9 +511,10 @@ static void write_ages(const WindowProblem *p, long b)
         next[i] = count - i <= there ? count - i : p->forgotten;
 }
 
-void FOR_ISA(fw_window_prefill)(const WindowProblem *p)
+int FOR_ISA(fw_window_prefill)(const WindowProblem *p)
 {
-    fw_parallel(read_tokens, p, p->b * p->g, p->threads);
+    int status = fw_parallel(read_tokens, p, p->b * p->g, p->threads);
     for (long b = 0; b < p->b; b++)
         write_ages(p, b);
+    return status;
 }

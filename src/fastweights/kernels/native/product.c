@@ -1,8 +1,8 @@
-/* y = x weightᵀ + bias of a few rows x, for every product handed over: each weight is read from memory once, and that
- * is all that takes time.
+/* y = x weightᵀ + bias of a few rows x, for every product handed over: each weight is read from
+ * memory once, and that is all that takes time.
  *
- * Several outputs are computed side by side, so that as many streams of the weight are fetched ahead at once, and
- * further rows find these in the nearest cache.
+ * Several outputs are computed side by side, so that as many streams of the weight are fetched
+ * ahead at once, and further rows find these in the nearest cache.
  */
 #include "product.h"
 #include "pool.h"
@@ -11,14 +11,16 @@
 #define SIDE 4
 #define FAR_INPUTS 2048 /* the next outputs of longer rows would be fetched too far ahead */
 
-/* to[r · outputs + o] = x_r · w_o + bias_o for SIDE outputs and `rows` rows; x and w are `inputs` apart. */
-INLINE void tile(const Product *p, const float *x, const float *w, const float *bias, float *to, int rows, int fetch)
+/* to[r · outputs + o] = x_r · w_o + bias_o for SIDE outputs and `rows` rows; x and w are `inputs`
+ * apart. */
+INLINE void tile(const Product *p, const float *x, const float *w, const float *bias, float *to,
+                 int rows, int fetch)
 {
     long inputs = p->inputs, ahead = inputs > FAR_INPUTS ? FAR_INPUTS : SIDE * inputs, i = 0;
     vec sum[2][SIDE];
     for (int r = 0; r < rows; r++)
         for (int o = 0; o < SIDE; o++)
-            sum[r][o] = all(0);
+            sum[r][o] = broadcast(0);
     for (; i + W <= inputs; i += W)
         for (int o = 0; o < SIDE; o++) {
             vec weight = load(w + o * inputs + i);
@@ -49,26 +51,32 @@ static void outputs_of(const Product *p, long o)
         tile(p, p->x + r * p->inputs, w, bias, p->y + r * p->outputs + o, 1, 0);
 }
 
-static long tasks(const Product *p) { return (p->outputs + PRODUCT_OUTPUTS - 1) / PRODUCT_OUTPUTS; }
+static long tasks(const Product *p)
+{
+    return (p->outputs + PRODUCT_OUTPUTS - 1) / PRODUCT_OUTPUTS;
+}
 
-static void task(const void *problem, long index)
+static int task(const void *problem, long index)
 {
     const Product *p = problem;
     for (; index >= tasks(p); p++)
         index -= tasks(p);
-    long o = index * PRODUCT_OUTPUTS, end = o + PRODUCT_OUTPUTS < p->outputs ? o + PRODUCT_OUTPUTS : p->outputs;
+    long o = index * PRODUCT_OUTPUTS,
+         end = o + PRODUCT_OUTPUTS < p->outputs ? o + PRODUCT_OUTPUTS : p->outputs;
     for (; o + SIDE <= end; o += SIDE)
         outputs_of(p, o);
     for (; o < end; o++)
         for (long r = 0; r < p->rows; r++)
             p->y[r * p->outputs + o] =
-                dot(p->x + r * p->inputs, p->weight + o * p->inputs, p->inputs) + (p->bias ? p->bias[o] : 0);
+                dot(p->x + r * p->inputs, p->weight + o * p->inputs, p->inputs) +
+                (p->bias ? p->bias[o] : 0);
+    return DONE;
 }
 
-void FOR_ISA(fw_product)(const Product *p)
+int FOR_ISA(fw_product)(const Product *p)
 {
     long sum = tasks(p);
     for (long i = 1; i <= p->following; i++)
         sum += tasks(p + i);
-    fw_parallel(task, p, sum, p->threads);
+    return fw_parallel(task, p, sum, p->threads);
 }

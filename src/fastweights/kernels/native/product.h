@@ -7,8 +7,9 @@
 /* Outputs that one task computes */
 #define PRODUCT_OUTPUTS 64
 
-/* Everything is contiguous: x [rows inputs], weight [outputs inputs], bias [outputs] or NULL, y [rows outputs]. Behind the
- * first product lie so many `following` it; all are made at once, by the threads of the first. */
+/* Everything is contiguous: x [rows inputs], weight [outputs inputs], bias [outputs] or NULL, y
+ * [rows outputs]. Behind the first product lie so many `following` it; all are made at once, by the
+ * threads of the first. */
 typedef struct {
     int64_t rows, inputs, outputs, threads;
     const float *x, *weight, *bias;

@@ -1,5 +1,5 @@
-/* y = (x weightᵀ) scale + bias of a few rows x and a weight of bytes, which become floats in registers: what is read from
- * memory is a quarter of a float weight, and sums are those of floats.
+/* y = (x weightᵀ) scale + bias of a few rows x and a weight of bytes, which become floats in
+ * registers: what is read from memory is a quarter of a float weight, and sums are those of floats.
  */
 #include "quantized.h"
 #include "pool.h"
@@ -38,7 +38,7 @@ INLINE void tile(const QuantizedProduct *p, long r, long o, int rows, int count)
     vec sum[2][SIDE];
     for (int a = 0; a < rows; a++)
         for (int b = 0; b < count; b++)
-            sum[a][b] = all(0);
+            sum[a][b] = broadcast(0);
     for (; i + W <= inputs; i += W)
         for (int b = 0; b < count; b++) {
             vec weight = load_bytes(w + b * inputs + i);
@@ -50,7 +50,8 @@ INLINE void tile(const QuantizedProduct *p, long r, long o, int rows, int count)
             float found = total(sum[a][b]);
             for (long j = i; j < inputs; j++)
                 found += x[a * inputs + j] * w[b * inputs + j];
-            p->y[(r + a) * p->outputs + o + b] = found * p->scale[o + b] + (p->bias ? p->bias[o + b] : 0);
+            p->y[(r + a) * p->outputs + o + b] =
+                found * p->scale[o + b] + (p->bias ? p->bias[o + b] : 0);
         }
 }
 
@@ -63,17 +64,19 @@ INLINE void outputs_of(const QuantizedProduct *p, long o, int count)
         tile(p, r, o, 1, count);
 }
 
-static void task(const void *problem, long index)
+static int task(const void *problem, long index)
 {
     const QuantizedProduct *p = problem;
-    long o = index * TASK_OUTPUTS, end = o + TASK_OUTPUTS < p->outputs ? o + TASK_OUTPUTS : p->outputs;
+    long o = index * TASK_OUTPUTS,
+         end = o + TASK_OUTPUTS < p->outputs ? o + TASK_OUTPUTS : p->outputs;
     for (; o + SIDE <= end; o += SIDE)
         outputs_of(p, o, SIDE);
     for (; o < end; o++)
         outputs_of(p, o, 1);
+    return DONE;
 }
 
-void FOR_ISA(fw_quantized_product)(const QuantizedProduct *p)
+int FOR_ISA(fw_quantized_product)(const QuantizedProduct *p)
 {
-    fw_parallel(task, p, (p->outputs + TASK_OUTPUTS - 1) / TASK_OUTPUTS, p->threads);
+    return fw_parallel(task, p, (p->outputs + TASK_OUTPUTS - 1) / TASK_OUTPUTS, p->threads);
 }

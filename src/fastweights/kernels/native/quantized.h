@@ -4,8 +4,8 @@
 
 #include "problem.h"
 
-/* Everything is contiguous: x [rows inputs], weight [outputs inputs], scale [outputs], bias [outputs] or NULL,
- * y [rows outputs]. */
+/* Everything is contiguous: x [rows inputs], weight [outputs inputs], scale [outputs], bias
+ * [outputs] or NULL, y [rows outputs]. */
 typedef struct {
     int64_t rows, inputs, outputs, threads;
     const float *x;

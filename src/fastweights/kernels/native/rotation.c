@@ -1,4 +1,5 @@
-/* Rotary positions: y = (l c_l - r s_l, r c_r + l s_r) of the halves l, r of every row x, in one pass. */
+/* Rotary positions: y = (l c_l - r s_l, r c_r + l s_r) of the halves l, r of every row x, in one
+ * pass. */
 #include "pool.h"
 #include "rotation.h"
 #include "rows.h"
@@ -18,17 +19,26 @@ static void rotate_row(float *y, const float *x, const float *c, const float *s,
     }
 }
 
-static long spans(const Rotation *p) { return (p->t + ROTATED_TOKENS - 1) / ROTATED_TOKENS; }
+static long spans(const Rotation *p)
+{
+    return (p->t + ROTATED_TOKENS - 1) / ROTATED_TOKENS;
+}
 
-static void rotate_tokens(const void *problem, long task)
+static int rotate_tokens(const void *problem, long task)
 {
     const Rotation *p = problem;
     long b = task / spans(p), t = task % spans(p) * ROTATED_TOKENS;
     for (long end = t + ROTATED_TOKENS < p->t ? t + ROTATED_TOKENS : p->t; t < end; t++) {
-        const float *c = (const float *)address(&p->cosines, b, t, 0), *s = (const float *)address(&p->sines, b, t, 0);
+        const float *c = (const float *)address(&p->cosines, b, t, 0),
+                    *s = (const float *)address(&p->sines, b, t, 0);
         for (long h = 0; h < p->h; h++)
-            rotate_row((float *)address(&p->y, b, t, h), (const float *)address(&p->x, b, t, h), c, s, p->width / 2);
+            rotate_row((float *)address(&p->y, b, t, h), (const float *)address(&p->x, b, t, h), c,
+                       s, p->width / 2);
     }
+    return DONE;
 }
 
-void FOR_ISA(fw_rotate)(const Rotation *p) { fw_parallel(rotate_tokens, p, p->b * spans(p), p->threads); }
+int FOR_ISA(fw_rotate)(const Rotation *p)
+{
+    return fw_parallel(rotate_tokens, p, p->b * spans(p), p->threads);
+}

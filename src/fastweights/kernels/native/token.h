@@ -17,20 +17,22 @@ INLINE void token_lanes(const Sweep *s, const int does, const int nv, const floa
     float *to = s->to + lane;
     vec written[WIDE], removed[WIDE], read[WIDE];
 
-    for (int j = 0; j < nv; j++)
-        written[j] = load(s->x + lane + j * W), removed[j] = read[j] = all(0);
+    for (int j = 0; j < nv; j++) {
+        written[j] = load(s->write_lane + lane + j * W);
+        removed[j] = read[j] = broadcast(0);
+    }
     if (does & REMOVE) {
         for (long i = 0; i < s->rows; i++)
             for (int j = 0; j < nv; j++)
-                removed[j] += s->p[i] * load(from + i * s->from_step + j * W);
+                removed[j] += s->peek_row[i] * load(from + i * s->from_step + j * W);
         for (int j = 0; j < nv; j++)
-            store(s->e + lane + j * W, removed[j]);
+            store(s->peek_sum + lane + j * W, removed[j]);
     } else if (does & PEEK) {
         for (long i = 0; i < s->rows; i++)
             for (int j = 0; j < nv; j++)
-                written[j] -= s->p[i] * load(from + i * s->from_step + j * W);
+                written[j] -= s->peek_row[i] * load(from + i * s->from_step + j * W);
         for (int j = 0; j < nv; j++) {
-            store(s->e + lane + j * W, written[j]);
+            store(s->peek_sum + lane + j * W, written[j]);
             written[j] *= beta[0];
         }
     }
@@ -39,15 +41,18 @@ INLINE void token_lanes(const Sweep *s, const int does, const int nv, const floa
             vec S = load(from + i * s->from_step + j * W);
             if (does & DECAY_ROWS)
                 S *= s->alpha[i];
-            S += s->a[i] * written[j];
+            S += s->write_row[i] * written[j];
             if (does & REMOVE)
-                S -= s->z[i] * removed[j];
-            read[j] += s->r[i] * S;
+                S -= s->erase_row[i] * removed[j];
+            read[j] += s->read_row[i] * S;
             float *after = to + i * s->to_step + j * W;
-            does & STREAM ? stream(after, S) : store(after, S);
+            if (does & STREAM)
+                store_streaming(after, S);
+            else
+                store(after, S);
         }
     for (int j = 0; j < nv; j++)
-        store(s->o + lane + j * W, read[j]);
+        store(s->read_sum + lane + j * W, read[j]);
 }
 
 INLINE void token(const Sweep *s, const int does, const float *beta)
@@ -64,7 +69,10 @@ INLINE void token(const Sweep *s, const int does, const float *beta)
 /* `token` with DECAY_ROWS or without */
 INLINE void token_of(const Sweep *s, const int does, int decays, const float *beta)
 {
-    decays ? token(s, does | DECAY_ROWS, beta) : token(s, does, beta);
+    if (decays)
+        token(s, does | DECAY_ROWS, beta);
+    else
+        token(s, does, beta);
 }
 
 #endif

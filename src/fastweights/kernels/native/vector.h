@@ -31,10 +31,17 @@ typedef float vec __attribute__((vector_size(4 * W)));
 typedef int32_t ivec __attribute__((vector_size(4 * W)));
 typedef float unaligned_vec __attribute__((vector_size(4 * W), aligned(4), may_alias));
 
-INLINE vec load(const float *p) { return *(const unaligned_vec *)p; }
-INLINE void store(float *p, vec x) { *(unaligned_vec *)p = x; }
+INLINE vec load(const float *p)
+{
+    return *(const unaligned_vec *)p;
+}
+INLINE void store(float *p, vec x)
+{
+    *(unaligned_vec *)p = x;
+}
 
-/* bfloat16: the upper halves of floats, rounded to the nearest, of two to the even one; NaN stays NaN. */
+/* bfloat16: the upper halves of floats, rounded to the nearest, of two to the even one; NaN stays
+ * NaN. */
 typedef uint32_t word_vec __attribute__((vector_size(4 * W)));
 typedef uint16_t half_vec __attribute__((vector_size(2 * W)));
 typedef uint16_t unaligned_half_vec __attribute__((vector_size(2 * W), aligned(2), may_alias));
@@ -88,24 +95,40 @@ INLINE void narrow_row(uint16_t *to, const float *from, long width)
         to[i] = narrow(from[i]);
 }
 
-/* Past the caches, to an aligned address: for what is not read again soon. `settle` before others may read it. */
+/* Past the caches, to an aligned address: for what is not read again soon. `fence_streams` before
+ * others may read it. */
 #if W == 16
-INLINE void stream(float *p, vec x) { _mm512_stream_ps(p, (__m512)x); }
+INLINE void store_streaming(float *p, vec x)
+{
+    _mm512_stream_ps(p, (__m512)x);
+}
 #elif W == 8
-INLINE void stream(float *p, vec x) { _mm256_stream_ps(p, (__m256)x); }
+INLINE void store_streaming(float *p, vec x)
+{
+    _mm256_stream_ps(p, (__m256)x);
+}
 #elif defined(__x86_64__)
-INLINE void stream(float *p, vec x) { _mm_stream_ps(p, (__m128)x); }
+INLINE void store_streaming(float *p, vec x)
+{
+    _mm_stream_ps(p, (__m128)x);
+}
 #else
-INLINE void stream(float *p, vec x) { store(p, x); }
+INLINE void store_streaming(float *p, vec x)
+{
+    store(p, x);
+}
 #endif
-INLINE void settle(void)
+INLINE void fence_streams(void)
 {
 #if defined(__x86_64__)
     _mm_sfence();
 #endif
 }
 
-INLINE vec all(float x) { return x - (vec){0}; }
+INLINE vec broadcast(float x)
+{
+    return x - (vec){0};
+}
 
 INLINE float total(vec x)
 {
@@ -120,7 +143,8 @@ INLINE float total(vec x)
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-/* x[i] summed over its lanes, in lane i: halves of the lanes of pairs of vectors change places before every addition. */
+/* x[i] summed over its lanes, in lane i: halves of the lanes of pairs of vectors change places
+ * before every addition. */
 #ifdef __clang__
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
@@ -136,7 +160,7 @@ INLINE float total(vec x)
 #else
 #define EACH(F, s) FOUR(F, 0, s)
 #endif
-#define FOLD(x, s)                      \
+#define FOLD(x, s)                     \
     for (int i = 0; i < W; i += 2 * s) \
         x[i] = SHUFFLE(x[i], x[i + s], EACH(NEAR, s)) + SHUFFLE(x[i], x[i + s], EACH(FAR, s));
 
@@ -154,27 +178,27 @@ INLINE vec totals(vec x[W])
 }
 
 /* x[i][j] and x[j][i] change places, by the halves that `totals` adds. */
-#define TURN(x, s)                                       \
-    for (int i = 0; i < W; i++)                          \
-        if (!(i & s)) {                                  \
-            vec a = x[i], b = x[i + s];                  \
-            x[i] = SHUFFLE(a, b, EACH(NEAR, s));         \
-            x[i + s] = SHUFFLE(a, b, EACH(FAR, s));      \
+#define TURN(x, s)                                  \
+    for (int i = 0; i < W; i++)                     \
+        if (!(i & s)) {                             \
+            vec a = x[i], b = x[i + s];             \
+            x[i] = SHUFFLE(a, b, EACH(NEAR, s));    \
+            x[i + s] = SHUFFLE(a, b, EACH(FAR, s)); \
         }
 
-INLINE void transpose(vec x[W])
-{
-    TURN(x, 1)
-    TURN(x, 2)
+INLINE void transpose(vec x[W]){TURN(x, 1) TURN(x, 2)
 #if W > 4
-    TURN(x, 4)
+                                    TURN(x, 4)
 #endif
 #if W > 8
-    TURN(x, 8)
+                                        TURN(x, 8)
 #endif
 }
 
-INLINE vec choose(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
+INLINE vec choose(ivec mask, vec yes, vec no)
+{
+    return (vec)((mask & (ivec)yes) | (~mask & (ivec)no));
+}
 
 /* The larger one; NaN stays NaN. */
 INLINE vec at_least(vec low, vec x)
@@ -182,17 +206,19 @@ INLINE vec at_least(vec low, vec x)
     return choose(x < low, low, x);
 }
 
-/* e^x = 2ⁿ + 2ⁿ (e^r - 1) with x = n log 2 + r: n by rounding, e^r - 1, returned, by a polynomial on |r| ≤ ½ log 2.
- * 2ⁿ is 0 where n = -127, so from below -87.7 (and for −inf) on; NaN stays NaN. x ≤ 88. */
+/* e^x = 2ⁿ + 2ⁿ (e^r - 1) with x = n log 2 + r: n by rounding, e^r - 1, returned, by a polynomial
+ * on |r| ≤ ½ log 2. 2ⁿ is 0 where n = -127, so from below -87.7 (and for −inf) on; NaN stays NaN. x
+ * ≤ 88. */
 INLINE vec exponent(vec x, vec *power)
 {
-    const vec magic = all(12582912.0f + 127.0f); /* the last bits of n + magic are those of the exponent of 2ⁿ */
-    x = at_least(all(-88.0f), x);
+    const vec magic = broadcast(
+        12582912.0f + 127.0f); /* the last bits of n + magic are those of the exponent of 2ⁿ */
+    x = at_least(broadcast(-88.0f), x);
     vec t = x * 1.44269504f + magic;
     vec n = t - magic;
     vec r = x - n * 0.693145752f;
     r = r - n * 1.42860677e-6f;
-    vec p = all(1.9841270e-4f);
+    vec p = broadcast(1.9841270e-4f);
     p = p * r + 1.3888889e-3f;
     p = p * r + 8.3333333e-3f;
     p = p * r + 4.1666667e-2f;
@@ -217,7 +243,7 @@ INLINE vec one_minus_exp(vec x)
 
 INLINE float dot(const float *a, const float *b, long width)
 {
-    vec sum = all(0);
+    vec sum = broadcast(0);
     long i = 0;
     for (; i + W <= width; i += W)
         sum += load(a + i) * load(b + i);
@@ -227,6 +253,9 @@ INLINE float dot(const float *a, const float *b, long width)
     return found;
 }
 
-INLINE long padded(long width) { return (width + W - 1) / W * W; }
+INLINE long padded(long width)
+{
+    return (width + W - 1) / W * W;
+}
 
 #endif

@@ -1,4 +1,5 @@
-/* What one token of WindowedLinear and many have in common: where a head's state lies, weights, features, both sides joined. */
+/* What one token of WindowedLinear and many have in common: where a head's state lies, weights,
+ * features, both sides joined. */
 #ifndef FASTWEIGHTS_WINDOW_H
 #define FASTWEIGHTS_WINDOW_H
 
@@ -18,11 +19,15 @@ typedef struct {
 } Head;
 
 /* Where the rows of a head begin in [b g n width], and in what may have pages */
-INLINE long place(const Head *head, long n, long width) { return (head->b * head->p->g + head->g) * n * width; }
+INLINE long place(const Head *head, long n, long width)
+{
+    return (head->b * head->p->g + head->g) * n * width;
+}
 
 INLINE float *in_pages(const Head *head, const float *states, long n, long width)
 {
-    float *own = of_sequence(&head->p->pages, states, head->b, head->p->g * n * width * sizeof(float));
+    float *own =
+        of_sequence(&head->p->pages, states, head->b, head->p->g * n * width * sizeof(float));
     return own + head->g * n * width;
 }
 
@@ -57,7 +62,8 @@ INLINE long cached_after(const WindowProblem *p)
 /* tanh, to full relative accuracy */
 INLINE vec vtanh(vec x)
 {
-    vec below = -2.0f * choose(x < 0, -x, x), magnitude = one_minus_exp(below) / (1.0f + vexp(below));
+    vec below = -2.0f * choose(x < 0, -x, x),
+        magnitude = one_minus_exp(below) / (1.0f + vexp(below));
     return choose(x < 0, -magnitude, magnitude);
 }
 
@@ -71,21 +77,28 @@ INLINE vec scored(const WindowProblem *p, vec product)
 /* s - a between ±LARGEST_LOG_WEIGHT, or −inf */
 INLINE vec log_weight(vec s, vec a)
 {
-    const vec most = all(LARGEST_LOG_WEIGHT);
+    const vec most = broadcast(LARGEST_LOG_WEIGHT);
     vec x = s - a;
     x = choose(x > most, most, at_least(-most, x));
-    return choose(s == all(-__builtin_inff()), s, x);
+    return choose(s == broadcast(-__builtin_inff()), s, x);
 }
 
-INLINE vec reciprocal_or_zero(vec x) { return choose(x == all(0), all(0), 1.0f / x); }
+INLINE vec reciprocal_or_zero(vec x)
+{
+    return choose(x == broadcast(0), broadcast(0), 1.0f / x);
+}
 
-/* o = a N + c F, from the last columns of N and F; a side without weight leaves all to the other. */
+/* o = a N + c F, from the last columns of N and F; a side without weight leaves all to the other.
+ */
 INLINE void join(const WindowProblem *p, vec mix, vec near, vec far, vec *a, vec *c)
 {
-    vec of_near = mix, of_far = all(1), sum = mix * near + far;
+    vec of_near = mix, of_far = broadcast(1), sum = mix * near + far;
     if (!p->shared) {
-        vec share = choose(near == all(0), all(0), mix), rest = choose(far == all(0), all(0), 1.0f - mix);
-        of_near = share * reciprocal_or_zero(near), of_far = rest * reciprocal_or_zero(far), sum = share + rest;
+        vec share = choose(near == broadcast(0), broadcast(0), mix),
+            rest = choose(far == broadcast(0), broadcast(0), 1.0f - mix);
+        of_near = share * reciprocal_or_zero(near);
+        of_far = rest * reciprocal_or_zero(far);
+        sum = share + rest;
     }
     vec inverse = reciprocal_or_zero(sum);
     *a = of_near * inverse, *c = of_far * inverse;
@@ -96,8 +109,8 @@ INLINE void join(const WindowProblem *p, vec mix, vec near, vec far, vec *a, vec
 /* e^x, of which that of any x above 88 is a product */
 INLINE vec exp_of_any(vec x)
 {
-    const vec most = all(88);
-    vec rest = choose(x > most, x - most, all(0));
+    const vec most = broadcast(88);
+    vec rest = choose(x > most, x - most, broadcast(0));
     return vexp(choose(x > most, most, x)) * vexp(choose(rest > most, most, rest));
 }
 
@@ -106,8 +119,8 @@ INLINE vec activated(int64_t map, vec x)
 {
     switch (map) {
     case EXP: return exp_of_any(x);
-    case ELU: return choose(x > 0, x + 1, vexp(choose(x > 0, all(0), x)));
-    default: return choose(x < 0, all(0), x);
+    case ELU: return choose(x > 0, x + 1, vexp(choose(x > 0, broadcast(0), x)));
+    default: return choose(x < 0, broadcast(0), x);
     }
 }
 

@@ -1,11 +1,13 @@
-/* One token of WindowedLinear (LoLCATs): softmax over the last w tokens, linear attention to all before them,
+/* One token of WindowedLinear (LoLCATs): softmax over the last w tokens, linear attention to all
+ * before them,
  *
  *     N = Σ_i e^(s_i - max s) (v_i ‖ 1)  over the window,  s_i = q·k_i · scale      F = φ_q S       S' = S + φ_lᵀ (v_l ‖ 1)
  *     o = (γ N + F) / its last column,  or  γ N / N's last column + (1-γ) F / F's   (eq. 8)
  *
- * where l is the token that leaves the window; without a window that is this one, and F = φ_q S'. Features are given, or
- * made here of q and k_l. With a scale a, which is given or that of landmarks' features, it stands in place of max s. A task
- * is a key head with the query heads that it serves.
+ * where l is the token that leaves the window; without a window that is this one, and F = φ_q S'.
+ * Features are given, or made here of q and k_l. With a scale a, which is given or that of
+ * landmarks' features, it stands in place of max s. A task is a key head with the query heads that
+ * it serves.
  */
 #include <math.h>
 
@@ -19,30 +21,40 @@ typedef struct {
     float *q, *fq, *near, *far, *weights, *o;
 } Turn;
 
-static void take_turn(Turn *turn, const WindowProblem *p, long task)
+/* 0 where memory is out */
+static int take_turn(Turn *turn, const WindowProblem *p, long task)
 {
     *turn = (Turn){.head = head_of(p, task)};
-    for (Arena arena = {NULL, 0}; ; arena = (Arena){fw_scratch(arena.used), 0}) {
-        turn->key = take(&arena, p->k), turn->value = take(&arena, p->v + 1), turn->fk = take(&arena, p->f);
-        turn->leaving = take(&arena, p->f), turn->products = take(&arena, 2 * padded(p->f / 2));
-        turn->q = take(&arena, p->k), turn->fq = take(&arena, p->f);
-        turn->near = take(&arena, p->v + 1), turn->far = take(&arena, p->v + 1);
-        turn->weights = take(&arena, padded(p->cached + 1)), turn->o = take(&arena, p->v);
-        if (arena.at)
-            break;
+    Arena arena = {0};
+    while (next_pass(&arena)) {
+        turn->key = take(&arena, p->k);
+        turn->value = take(&arena, p->v + 1);
+        turn->fk = take(&arena, p->f);
+        turn->leaving = take(&arena, p->f);
+        turn->products = take(&arena, 2 * padded((p->f + 1) / 2));
+        turn->q = take(&arena, p->k);
+        turn->fq = take(&arena, p->f);
+        turn->near = take(&arena, p->v + 1);
+        turn->far = take(&arena, p->v + 1);
+        turn->weights = take(&arena, padded(p->cached + 1));
+        turn->o = take(&arena, p->v);
     }
+    if (!arena.at)
+        return 0;
     long b = turn->head.b, g = turn->head.g;
     load_rows(turn->key, p->k, p->k, &p->key, b, 0, g, 1);
     load_rows(turn->value, p->v, p->v, &p->value, b, 0, g, 1);
     turn->value[p->v] = 1;
     if (p->map == GIVEN)
         load_rows(turn->fk, p->f, p->f, &p->fk, b, 0, g, 1);
+    return 1;
 }
 
 /* ---- rows ---- */
 
 /* to += Σ_i weights_i rows_i on `count` vectors of the rows */
-INLINE void add_lanes(float *to, const float *weights, const float *rows, long n, long step, const int count)
+INLINE void add_lanes(float *to, const float *weights, const float *rows, long n, long step,
+                      const int count)
 {
     vec sum[NV];
     for (int c = 0; c < count; c++)
@@ -67,10 +79,11 @@ static void add_rows(float *to, const float *weights, const float *rows, long n,
             to[j] += weights[i] * rows[i * width + j];
 }
 
-/* x becomes e^(x - highest), and the sum is returned; behind its end are −inf up to whole vectors. */
+/* x becomes e^(x - highest), and the sum is returned; behind its end are −inf up to whole vectors.
+ */
 static float exponentials_below(float *x, long count, float highest)
 {
-    vec sum = all(0);
+    vec sum = broadcast(0);
     for (long i = 0; i < count; i += W) {
         vec weights = vexp(load(x + i) - (highest == -INFINITY ? 0 : highest));
         store(x + i, weights);
@@ -88,13 +101,16 @@ static float largest(const float *x, long count)
 }
 
 /* x becomes e^(x - max x), and the sum is returned; behind its end are −inf up to whole vectors. */
-static float exponentials(float *x, long count) { return exponentials_below(x, count, largest(x, count)); }
+static float exponentials(float *x, long count)
+{
+    return exponentials_below(x, count, largest(x, count));
+}
 
 /* The same relative to a */
 static float scaled_exponentials(float *x, long count, float a)
 {
     for (long i = 0; i < count; i += W)
-        store(x + i, log_weight(load(x + i), all(a)));
+        store(x + i, log_weight(load(x + i), broadcast(a)));
     return exponentials_below(x, count, 0);
 }
 
@@ -127,7 +143,8 @@ static void map_row(const Turn *turn, float *to, const float *x, const float *we
 }
 
 /* φ(x) = softmax(x W + b) of a head, and log Σ e^(x W + b) */
-static float map_to_landmarks(const Turn *turn, float *to, const float *x, const float *weights, const float *biases, long head)
+static float map_to_landmarks(const Turn *turn, float *to, const float *x, const float *weights,
+                              const float *biases, long head)
 {
     long count = turn->head.p->f, width = turn->head.p->k;
     float *scores = turn->products;
@@ -179,7 +196,8 @@ static void write_memory(const Turn *turn, const float *memory, float *next)
 }
 
 /* The cached rows without the first `gone`, and the new one, as far as there is room */
-static void follow(float *next, const float *rows, const float *row, long cached, long gone, long width)
+static void follow(float *next, const float *rows, const float *row, long cached, long gone,
+                   long width)
 {
     if (gone > cached)
         return;
@@ -193,9 +211,11 @@ static void write_cache(const Turn *turn)
     const WindowProblem *p = head->p;
     long cached = p->cached, kept = cached_after(p), gone = cached + 1 - kept;
     follow(in_pages(head, p->next_keys, kept, p->k), head->keys, turn->key, cached, gone, p->k);
-    follow(in_pages(head, p->next_values, kept, p->v), head->values, turn->value, cached, gone, p->v);
+    follow(in_pages(head, p->next_values, kept, p->v), head->values, turn->value, cached, gone,
+           p->v);
     if (p->map == GIVEN)
-        follow(p->next_features + place(head, kept, p->f), head->features, turn->fk, cached, gone, p->f);
+        follow(p->next_features + place(head, kept, p->f), head->features, turn->fk, cached, gone,
+               p->f);
 }
 
 /* The ages of a sequence's tokens, which all its heads have read */
@@ -218,7 +238,8 @@ static float score(const Turn *turn, long i)
     const WindowProblem *p = turn->head.p;
     if (i > p->cached || (i < p->cached ? turn->head.age[i] : 0) >= p->window)
         return -INFINITY;
-    return scored(p, all(dot(turn->q, i < p->cached ? turn->head.keys + i * p->k : turn->key, p->k)))[0];
+    return scored(p, broadcast(dot(turn->q, i < p->cached ? turn->head.keys + i * p->k : turn->key,
+                                   p->k)))[0];
 }
 
 /* o of a head from N and F */
@@ -226,7 +247,7 @@ static void join_sides(const Turn *turn, float mix, long h)
 {
     const WindowProblem *p = turn->head.p;
     vec a, c;
-    join(p, all(mix), all(turn->near[p->v]), all(turn->far[p->v]), &a, &c);
+    join(p, broadcast(mix), broadcast(turn->near[p->v]), broadcast(turn->far[p->v]), &a, &c);
     for (long j = 0; j < p->v; j++)
         turn->o[j] = a[0] * turn->near[j] + c[0] * turn->far[j];
     store_rows(turn->o, p->v, p->v, &p->o, turn->head.b, 0, h, 1);
@@ -261,11 +282,12 @@ static void attend(Turn *turn, const float *memory, long h)
     join_sides(turn, mix, h);
 }
 
-static void step_task(const void *problem, long task)
+static int step_task(const void *problem, long task)
 {
     const WindowProblem *p = problem;
     Turn turn;
-    take_turn(&turn, p, task);
+    if (!take_turn(&turn, p, task))
+        return OUT_OF_MEMORY;
     const float *memory = turn.head.memory;
     float *next = in_pages(&turn.head, p->next_memory, p->f, p->v + 1);
     if (!p->window)
@@ -275,11 +297,13 @@ static void step_task(const void *problem, long task)
     if (p->window)
         write_memory(&turn, memory, next);
     write_cache(&turn);
+    return DONE;
 }
 
-void FOR_ISA(fw_window_step)(const WindowProblem *p)
+int FOR_ISA(fw_window_step)(const WindowProblem *p)
 {
-    fw_parallel(step_task, p, p->b * p->g, p->threads);
+    int status = fw_parallel(step_task, p, p->b * p->g, p->threads);
     for (long b = 0; b < p->b; b++)
         write_ages(p, b);
+    return status;
 }

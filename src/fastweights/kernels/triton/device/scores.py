@@ -234,14 +234,6 @@ def level_pairs(half, C: tl.constexpr):
 
 
 @triton.jit
-def level_pairs_transposed(half, C: tl.constexpr):
-    """The same as [keys, rows]."""
-    i = tl.arange(0, C)
-    same = (i // (2 * half))[:, None] == (i // (2 * half))[None, :]
-    return same & ((i & half) == 0)[:, None] & ((i & half) != 0)[None, :]
-
-
-@triton.jit
 def middle_sums(g, C: tl.constexpr, kind: tl.constexpr):
     """The exponents [C, K] where all pairs meet in the middle: those of rows, and with the other
     sign those of keys.
