@@ -13,8 +13,9 @@ import torch
 
 from fastweights import FastWeightsForCausalLM
 from fastweights.cli import main
-from fastweights.lab.check import LAWS, Law, Verdict, check_model
+from fastweights.lab.check import LAWS, Law, Verdict, check_model, questions
 from fastweights.models.cache_names import cache_argument
+from fastweights.text.tokenizers import Bytes
 from tiny import tiny
 
 SHORT = 9
@@ -43,7 +44,8 @@ def test_theirs_is_sound():
     model = LlamaForCausalLM(LlamaConfig(vocab_size=31, num_hidden_layers=2, **sizes))
     found = check_model(model, longest=SHORT)
     assert {one.law.name for one in found if one.verdict is not Verdict.HOLDS} == {
-        "same as on the CPU"
+        "same as on the CPU",
+        "packed chats",
     }
 
 
@@ -151,8 +153,42 @@ def test_each_law_finds_its_mistake(name):
 
 
 def test_laws_without_a_mistake_are_known():
-    assert BY_NAME.keys() - BROKEN.keys() == {"same as on the CPU", "shifted positions"}
+    assert BY_NAME.keys() - BROKEN.keys() == {
+        "same as on the CPU",
+        "shifted positions",
+        "packed chats",
+    }
     assert not BY_NAME["bfloat16"].required
+
+
+TEMPLATE = "{% for m in messages %}{{ m.role + ': ' + m.content + eos_token }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("name", "mistake"),
+    [
+        ("encode_documents", lambda found: (part._replace(runs=part.runs * 2) for part in found)),
+        ("document_of", lambda found: [piece._replace(response=True) for piece in found]),
+        ("document_of", lambda found: [piece._replace(response=False) for piece in found]),
+    ],
+)
+def test_chats_that_are_packed_otherwise_are_found(
+    name: str, mistake: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Bytes().build(())
+    laws = [BY_NAME["packed chats"]]
+    (found,) = check_model(tiny(), tokenizer=tokenizer, laws=laws)
+    assert (found.verdict, found.reason) == (
+        Verdict.NOT_ASKED,
+        "it has no tokenizer with a chat template",
+    )
+    tokenizer.chat_template = TEMPLATE
+    (found,) = check_model(tiny(), tokenizer=tokenizer, laws=laws)
+    assert found.verdict is Verdict.HOLDS
+    sound = getattr(questions, name)
+    monkeypatch.setattr(questions, name, lambda *given: mistake(sound(*given)))
+    (found,) = check_model(tiny(), tokenizer=tokenizer, laws=laws)
+    assert (found.verdict, str(found.example)) == (Verdict.FAILS, "1 and 1 words")
 
 
 def test_a_refusal_in_words_is_no_breach():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,19 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from fastweights.runs.errors import DataError
 from fastweights.text import tokenizers
 from fastweights.text.corpus import tokenize_sources
-from fastweights.text.tokenizers import BPE, Bytes, encode_texts
+from fastweights.text.holdout import measure
+from fastweights.text.tokenizers import (
+    BPE,
+    Bytes,
+    encode_texts,
+    require_embeddings,
+    vocabulary_size,
+)
+from fastweights.text.tokens import Sequences
+from fastweights.train import HuggingFace
 
 TEXT = "Früher war alles besser, sagte sie. 😀 "
 TOKENIZERS = {"byte": Bytes().build(()), "bpe": BPE(400).build([TEXT * 50])}
@@ -143,6 +154,47 @@ def test_a_part_of_a_text_has_its_own_size(tmp_path: Path, name: str, most: int)
     assert size.tokens == len(tokens) == min(most, len(whole))
     text = [token for token in tokens.tolist() if token != tokenizer.eos_token_id]
     assert size.bytes == sum(len(tokenizer.convert_ids_to_tokens(token)) for token in text)
+
+
+def with_far_token() -> PreTrainedTokenizerFast:
+    """The largest number of a token is 1000, of fewer than 300 tokens."""
+    content = json.loads(BPE(300).build([TEXT]).backend_tokenizer.to_str())
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 1000, "content": "<far>"})
+    content["model"]["vocab"]["<far>"] = 1000
+    backend = tokenizers.Tokenizer.from_str(json.dumps(content))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<far>")
+
+
+def test_added_tokens_count_by_their_bytes() -> None:
+    tokenizer, text = BPE(300).build([TEXT]), "Früher 日本, émoji und <b>. " * 3
+    tokenizer.add_tokens(["日本", "émoji", "<b>"])
+    ids = tokenizers.token_ids(tokenizer, text)
+    assert measure(Sequences.plain(ids), tokenizer) == (len(ids), len(text.encode()))
+
+
+def test_numbers_of_tokens_may_have_gaps() -> None:
+    tokenizer = with_far_token()
+    assert len(tokenizer) < 300
+    assert vocabulary_size(tokenizer) == 1001
+    ids = np.append(tokenizers.token_ids(tokenizer, TEXT), np.uint16(1000))
+    assert measure(Sequences.plain(ids), tokenizer)[1] == len(TEXT.encode())
+    assert (
+        HuggingFace("gpt2", {"n_embd": 8, "n_layer": 1, "n_head": 1})
+        .build(tokenizer)
+        .config.vocab_size
+        == 1001
+    )
+
+
+def test_embeddings_for_all_but_padding_are_asked_for() -> None:
+    tokenizer = Bytes().build(())
+    require_embeddings(tokenizer, 257, "m")
+    require_embeddings(tokenizer, 10_000, "m")
+    message = r"m has tokens up to 256, the model embeddings for 256; .*resize_token_embeddings"
+    with pytest.raises(DataError, match=message):
+        require_embeddings(tokenizer, 256, "m")
+    with pytest.raises(DataError, match="up to 1,000, the model embeddings for 300"):
+        require_embeddings(with_far_token(), 300, "m")
 
 
 def test_no_more_is_read_than_needed(tmp_path: Path) -> None:

@@ -55,6 +55,15 @@ def load_weights(source: str | Path, device: torch.device) -> Any:
     return model.to(device).eval()
 
 
+def load_tokenizer(source: str | Path) -> Any | None:
+    """The tokenizer beside a model; None if there is none."""
+    try:
+        with no_progress_bars(), no_warnings_of_transformers():
+            return AutoTokenizer.from_pretrained(_folder(source))
+    except (OSError, *_UNREADABLE):
+        return None
+
+
 def load_own_weights(source: str | Path, device: torch.device) -> FastWeightsForCausalLM:
     """A language model of this library, as `load_weights`; another is refused before it is read.
 

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 from fastweights.runs.errors import DataError
+from fastweights.text.chats import (
+    read_conversation,
+    write_by_template,
+    write_lines,
+)
 from fastweights.text.tokenizers import pieces
 
-FORMATS = (("messages",), ("instruction", "output"), ("prompt", "response"), ("text",))
-"""The columns of each format."""
+FORMATS = {
+    ("messages",): ("tools", "chat_template_kwargs"),
+    ("instruction", "output"): ("input",),
+    ("prompt", "response"): (),
+    ("text",): (),
+    ("conversations",): ("system", "tools"),
+    ("prompt", "completion"): ("label", "tools", "chat_template_kwargs"),
+}
+"""The columns of each format, and those that it may have beside."""
 ALPACA = (
     "Below is an instruction that describes a task{more}. Write a response that appropriately"
     " completes the request.\n\n### Instruction:\n{instruction}\n\n{input}### Response:\n"
@@ -26,20 +38,27 @@ class TextPiece(NamedTuple):
     Attributes:
         text: The text.
         response: Whether a model should learn to write it.
+        templated: Whether a chat template has written the document, with all that begins and ends
+            it.
     """
 
     text: str
     response: bool
+    templated: bool = False
 
 
 def needed_columns(names: Collection[str], field: str | None = None) -> list[str]:
     """Select, of the columns that there are, those that documents are made of; none where a
     format's columns are missing.
     """
-    formats = FORMATS if field is None else ((field,),)
-    whole = {name for columns in formats if set(columns) <= set(names) for name in columns}
-    optional = {"input"} if "instruction" in whole else set[str]()
-    return [name for name in names if name in whole | optional]
+    formats = FORMATS if field is None else {(field,): ("tools", "chat_template_kwargs")}
+    needed = {
+        name
+        for columns, optional in formats.items()
+        if set(columns) <= set(names)
+        for name in (*columns, *optional)
+    }
+    return [name for name in names if name in needed]
 
 
 def document_of(
@@ -66,19 +85,50 @@ def _known_format(
 ) -> list[TextPiece]:
     match record:
         case {"messages": [*messages]} if messages:
-            return _chat(messages, place, tokenizer)
+            return _chat(record, messages, place, tokenizer)
         case {"instruction": str(instruction), "output": str(output)}:
-            prompt = _alpaca(instruction, str(record.get("input") or ""))
-            return [TextPiece(prompt, False), TextPiece(output, True)]
+            return _answered(_alpaca(instruction, str(record.get("input") or "")), output)
         case {"prompt": str(prompt), "response": str(response)}:
-            return [TextPiece(prompt, False), TextPiece(response, True)]
+            return _answered(prompt, response)
         case {"text": str(text)}:
             return _plain(text)
+        case {"conversations": [*messages]} if messages:
+            return _chat(record, [*_system(record), *messages], place, tokenizer)
+        case {"prompt": _, "completion": _, "label": bool()} | {"chosen": _, "rejected": _}:
+            raise DataError(
+                f"{place} has {_describe(record)}, answers that are preferred to others, which"
+                ' nothing here learns from; write those that are to be learnt as "messages", or'
+                ' "prompt" and "completion"'
+            )
+        case {"prompt": str(prompt), "completion": str(completion)}:
+            return _answered(prompt, completion)
+        case {"prompt": [*asked], "completion": [*answers]} if answers:
+            return _chat(record, [*asked, *answers], place, tokenizer, first=len(asked))
     raise DataError(
         f'{place} has {_describe(record)}; a record has "text", "instruction" and "output",'
-        ' "prompt" and "response" (all of them strings), or "messages"; --field NAME takes the text'
-        " from another column"
+        ' "prompt" and "response" or "completion" (all of them strings), or "messages" or'
+        ' "conversations" (lists); --field NAME takes the text from another column'
     )
+
+
+def _system(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a column beside ShareGPT's conversations says to the model."""
+    system = record.get("system")
+    return [{"from": "system", "value": system}] if system else []
+
+
+def _options(record: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """What a chat template is given beside the messages; tools may be written as JSON."""
+    tools, more = record.get("tools") or None, record.get("chat_template_kwargs") or {}
+    try:
+        tools = json.loads(tools) if isinstance(tools, str) else tools
+    except ValueError:
+        tools = "no JSON"
+    if not isinstance(tools, list | None) or not isinstance(more, Mapping):
+        raise DataError(
+            f'{place}: "tools" is a list of JSON schemas, and "chat_template_kwargs" an object'
+        )
+    return {**more, "tools": tools or None}
 
 
 def _column(
@@ -88,10 +138,14 @@ def _column(
         case str(text):
             return _plain(text)
         case [*messages] if messages:
-            return _chat(messages, place, tokenizer)
+            return _chat(record, messages, place, tokenizer)
     raise DataError(
         f'{place} has {_describe(record)}; --field {field} asks for text (or messages) in "{field}"'
     )
+
+
+def _answered(prompt: str, answer: str) -> list[TextPiece]:
+    return [TextPiece(prompt, False), TextPiece(answer, True)]
 
 
 def _plain(text: str) -> list[TextPiece]:
@@ -124,42 +178,17 @@ def _alpaca(instruction: str, given: str) -> str:
 
 
 def _chat(
-    messages: Sequence[Mapping[str, str]], place: str, tokenizer: PreTrainedTokenizerFast | None
+    record: Mapping[str, Any],
+    messages: Sequence[Any],
+    place: str,
+    tokenizer: PreTrainedTokenizerFast | None,
+    first: int = 0,
 ) -> list[TextPiece]:
-    """Turns as the tokenizer's chat template has them, or else ``role: content`` lines; the
-    assistant's are learnt.
+    """The turns as the tokenizer's chat template writes them, or else ``role: content`` lines; the
+    assistant's are learnt, from number `first` on.
     """
-    if not all(map(_is_message, messages)):
-        raise DataError(f'{place}: every message is an object with "role" and "content", both text')
-    try:
-        ends = [_render_chat(messages[:count], tokenizer) for count in range(len(messages) + 1)]
-    except TemplateError as error:
-        raise DataError(f"{place} does not fit the tokenizer's chat template: {error}") from error
-    pieces = list[TextPiece]()
-    for message, before, after in zip(messages, ends, ends[1:], strict=False):
-        if message["role"] != "assistant":
-            pieces.append(TextPiece(after[len(before) :], False))
-            continue
-        start = _opening(before, message, after)
-        pieces += [TextPiece(after[len(before) : start], False), TextPiece(after[start:], True)]
-    return pieces
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, Mapping) and all(
-        isinstance(message.get(name), str) for name in ("role", "content")
-    )
-
-
-def _opening(before: str, message: Mapping[str, str], after: str) -> int:
-    """Where the answer itself begins, behind what the template writes before it."""
-    found = after.find(message["content"], len(before))
-    return len(before) if found < 0 else found
-
-
-def _render_chat(
-    messages: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizerFast | None
-) -> str:
-    if tokenizer is None or tokenizer.chat_template is None or not messages:
-        return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
-    return str(tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False))
+    conversation = read_conversation(messages, place, first, _options(record, place))
+    if tokenizer is None or tokenizer.chat_template is None:
+        return [TextPiece(*part) for part in write_lines(conversation, place)]
+    parts = write_by_template(conversation, place, tokenizer)
+    return [TextPiece(text, learnt, templated=True) for text, learnt in parts if text]

@@ -7,6 +7,7 @@ from tokenizers import decoders
 from transformers import PreTrainedTokenizerFast
 
 from fastweights.runs.errors import DataError
+from fastweights.text.tokenizers import bytes_of_tokens
 from fastweights.text.tokens import Ranges, TokenText, WholeText
 
 FRACTION = 0.9
@@ -75,7 +76,7 @@ def measure(text: TokenText, tokenizer: PreTrainedTokenizerFast) -> tuple[int, i
     first = np.arange(len(text)) == 0
     predicted = ~found.begins | text.begins_are_targets | first
     if isinstance(tokenizer.backend_tokenizer.decoder, decoders.ByteLevel):
-        size = _bytes_of_tokens(tokenizer)[found.tokens[predicted]].sum()
+        size = bytes_of_tokens(tokenizer)[found.tokens[predicted]].sum()
     else:
         parts = np.split(found.tokens, np.flatnonzero(found.begins[1:]) + 1)
         size = sum(
@@ -121,10 +122,3 @@ def _cut(text: WholeText, place: int, tokenizer: PreTrainedTokenizerFast) -> int
 
 def _ranges(text: WholeText, ranges: np.ndarray) -> Ranges:
     return Ranges(text, ranges, text.begins_are_targets)
-
-
-def _bytes_of_tokens(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
-    """``[vocabulary]``, the bytes that each token of byte-level BPE stands for; a letter is one."""
-    names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    special = set(tokenizer.all_special_ids)
-    return np.array([0 if i in special else len(name) for i, name in enumerate(names)])

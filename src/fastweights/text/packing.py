@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from itertools import islice, tee
+from itertools import groupby, islice, tee
 from typing import NamedTuple, cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from fastweights.text.formats import TextPiece
 from fastweights.text.sources import Document
-from fastweights.text.tokenizers import encode_texts, token_ids, token_type
+from fastweights.text.tokenizers import Encoder, token_ids
 from fastweights.text.tokens import Sequences
 
 EMPTY_LINE = "\n\n"
@@ -79,14 +80,33 @@ class Part(NamedTuple):
     bytes: int
 
 
-class _Piece(NamedTuple):
-    """A piece of text and its place: in the first document, and as a document's first or last."""
+class _Unit(NamedTuple):
+    """What is tokenized at once: a document that has prompts or that a template has written, or
+    else a piece of one.
 
-    text: str
-    response: bool
-    in_first: bool
-    first: bool
-    last: bool
+    Attributes:
+        pieces: Its pieces.
+        before: The piece that stands before it in its document; empty if it is the first.
+        is_last: Whether it is the last of its document.
+        is_apart: Whether the tokens between two documents stand before it.
+    """
+
+    pieces: tuple[TextPiece, ...]
+    before: str
+    is_last: bool
+    is_apart: bool
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+    @property
+    def templated(self) -> bool:
+        return self.pieces[0].templated
+
+    def is_whole(self, encoder: Encoder) -> bool:
+        """Whether it is tokenized as the tokenizer itself does, neither cut nor byte by byte."""
+        return self.templated or (len(self.pieces) > 1 and not encoder.is_bytes)
 
 
 def encode_documents(
@@ -95,29 +115,87 @@ def encode_documents(
     framing: Framing,
     skip: int = 0,
 ) -> Iterator[Part]:
-    """Tokenize documents to the parts of one stream, one for each piece of text.
+    """Tokenize documents to the parts of one stream: one for each document that has prompts or that
+    a chat template has written, for others one for each piece of text.
+
+    What a chat template has written begins and ends as it says, so that nothing is put around it.
 
     Args:
         tokenizer: The tokenizer.
         documents: The documents; empty ones are left out.
         framing: What stands around them.
-        skip: Number of pieces at the beginning that are read, but neither tokenized nor yielded.
+        skip: Number of parts at the beginning that are read, but neither tokenized nor yielded.
     """
-    kind = token_type(tokenizer)
-    before, between, after = (
-        np.array(ids, dtype=kind) for ids in (framing.before, framing.between, framing.after)
+    encoder = Encoder(tokenizer)
+    units, again = tee(islice(_units(documents), skip, None))
+    encoded = (
+        found
+        for is_whole, group in groupby(again, lambda unit: unit.is_whole(encoder))
+        for found in (_encode_whole if is_whole else _encode_pieces)(encoder, group)
     )
-    pieces, again = tee(islice(_place_pieces(documents), skip, None))
-    encoded = encode_texts(tokenizer, (piece.text for piece in again))
-    for piece, tokens in zip(pieces, encoded, strict=True):
-        runs, begin = [Run(tokens, piece.response)], None
-        if piece.first:
-            apart = between[: 0 if piece.in_first else None]
-            runs[:0] = [Run(apart, True), Run(before, False)]
-            begin = max(0, len(apart) - 1)
-        if piece.last:
-            runs.append(Run(after, piece.response))
-        yield Part(tuple(runs), begin, len(piece.text.encode()))
+    special = frozenset(map(int, tokenizer.all_special_ids))
+    for unit, (tokens, response) in zip(units, encoded, strict=True):
+        yield _frame(unit, tokens, response, framing, special)
+
+
+def _encode_pieces(
+    encoder: Encoder, units: Iterable[_Unit]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    units, again = tee(units)
+    encoded = encoder.encode((unit.before, unit.text) for unit in again)
+    for unit, tokens in zip(units, encoded, strict=True):
+        sizes = [len(piece.text.encode()) for piece in unit.pieces]
+        counts = sizes if encoder.is_bytes else [len(tokens)]
+        yield tokens, np.repeat([piece.response for piece in unit.pieces], counts)
+
+
+def _encode_whole(
+    encoder: Encoder, units: Iterable[_Unit]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """A token is a response if it stands for any character of one."""
+    units, again = tee(units)
+    encoded = encoder.encode_with_places(unit.text for unit in again)
+    for unit, (tokens, places) in zip(units, encoded, strict=True):
+        sizes = [len(piece.text) for piece in unit.pieces]
+        learnt = np.repeat([piece.response for piece in unit.pieces], sizes)
+        count = np.concatenate(([0], learnt.cumsum()))
+        first, last = places.clip(max=len(learnt)).T
+        yield tokens, count[last] > count[first]
+
+
+def _frame(
+    unit: _Unit, tokens: np.ndarray, response: np.ndarray, framing: Framing, special: Set[int]
+) -> Part:
+    """The tokens, and what stands around a document where one begins or ends."""
+    between, before, after = framing.between, framing.before, framing.after
+    between = between if unit.is_apart else ()
+    if unit.templated:
+        before = after = ()
+    else:
+        first = 0 if unit.before else _length_at(tokens, before or between, special)
+        last = _length_at(tokens[::-1], after[::-1], special) if unit.is_last else 0
+        kept = slice(first, len(tokens) - last)
+        tokens, response = tokens[kept], response[kept]
+    runs, begin = [*_runs(tokens, response)], None
+    if not unit.before:
+        kind = tokens.dtype
+        runs[:0] = [Run(np.array(between, kind), True), Run(np.array(before, kind), False)]
+        begin = len(between) if unit.templated else max(0, len(between) - 1)
+    if unit.is_last:
+        runs.append(Run(np.array(after, tokens.dtype), unit.pieces[-1].response))
+    return Part(tuple(runs), begin, len(unit.text.encode()))
+
+
+def _length_at(tokens: np.ndarray, ids: Sequence[int], special: Set[int]) -> int:
+    """How many tokens at the beginning are these special ones, with which others are to stand."""
+    there = len(tokens) > len(ids) and tokens[: len(ids)].tolist() == list(ids)
+    return len(ids) if there and special.issuperset(ids) else 0
+
+
+def _runs(tokens: np.ndarray, response: np.ndarray) -> Iterator[Run]:
+    edges = np.flatnonzero(response[1:] != response[:-1]) + 1
+    for part, learnt in zip(np.split(tokens, edges), np.split(response, edges), strict=True):
+        yield Run(part, bool(learnt.all()))
 
 
 def gather(parts: Iterable[Part], framing: Framing) -> tuple[Sequences, int]:
@@ -144,13 +222,24 @@ def gather(parts: Iterable[Part], framing: Framing) -> tuple[Sequences, int]:
     )
 
 
-def _place_pieces(documents: Iterable[Document]) -> Iterator[_Piece]:
-    in_first = True
+def _units(documents: Iterable[Document]) -> Iterator[_Unit]:
+    was_templated = None  # of the document before, if there is one
     for document in documents:
         pieces = (piece for piece in document if piece.text)
-        piece, first = next(pieces, None), True
-        while piece is not None:
-            following = next(pieces, None)
-            yield _Piece(piece.text, piece.response, in_first, first, following is None)
-            piece, first = following, False
-        in_first = in_first and first
+        if (first := next(pieces, None)) is None:
+            continue
+        is_apart = was_templated is not None and not (was_templated and first.templated)
+        was_templated = first.templated
+        if first.templated or not first.response:
+            yield _Unit((first, *pieces), "", True, is_apart)
+        else:
+            yield from _separate(first, pieces, is_apart)
+
+
+def _separate(piece: TextPiece, others: Iterator[TextPiece], is_apart: bool) -> Iterator[_Unit]:
+    before, following = "", next(others, None)
+    while following is not None:
+        yield _Unit((piece,), before, False, is_apart)
+        is_apart, before = False, piece.text
+        piece, following = following, next(others, None)
+    yield _Unit((piece,), before, True, is_apart)

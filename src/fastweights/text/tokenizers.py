@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from fastweights.runs.errors import DataError
 
@@ -25,7 +26,9 @@ _PIECE = 1 << 15  # characters of a piece, and up to the next white space
 _LONGEST = 1 << 20  # characters of a piece in which there is none
 _BATCH = 1 << 22  # characters encoded at once, at most
 _BOUNDARY = re.compile(r"(?<=\S)(?=\s)")
+_CONTEXT = 64  # characters of what stands before a piece with which it is encoded
 _SEQUENCE = 4  # bytes of the longest UTF-8 character
+T = TypeVar("T")
 
 
 class Tokenization(ABC):
@@ -206,6 +209,44 @@ class TextStream:
         )
 
 
+def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
+    """One more than the highest token: what embeddings need, whatever gaps there are between."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
+
+
+def require_embeddings(tokenizer: PreTrainedTokenizerBase, rows: int, source: str) -> None:
+    """Check that a model has embeddings for every token that a text can have; padding is in none.
+
+    Raises:
+        DataError: If it does not.
+    """
+    padding = {tokenizer.pad_token_id} - {tokenizer.bos_token_id, tokenizer.eos_token_id}
+    last = max({*tokenizer.get_vocab().values()} - padding, default=-1)
+    if last >= rows:
+        raise DataError(
+            f"the tokenizer for {source} has tokens up to {last:,}, the model embeddings for"
+            f" {rows:,}; put the tokenizer there that the model was trained with, or give it more"
+            f" embeddings by model.resize_token_embeddings({vocabulary_size(tokenizer)})"
+        )
+
+
+def bytes_of_tokens(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    """``[vocabulary]``, the UTF-8 bytes that each token of byte-level BPE stands for: a letter of
+    its vocabulary is one, an added token is text; special tokens stand for none."""
+    sizes = np.zeros(vocabulary_size(tokenizer), dtype=np.int64)
+    for token, number in tokenizer.get_vocab().items():
+        sizes[number] = len(token)
+    for number, added in tokenizer.added_tokens_decoder.items():
+        sizes[number] = len(added.content.encode())
+    sizes[tokenizer.all_special_ids] = 0
+    return sizes
+
+
+def token_type(tokenizer: PreTrainedTokenizerFast) -> type[np.uint16] | type[np.int32]:
+    """The smallest type of number that every token fits."""
+    return np.uint16 if vocabulary_size(tokenizer) <= 1 << 16 else np.int32
+
+
 def token_ids(tokenizer: PreTrainedTokenizerFast, document: str) -> np.ndarray:
     """Tokenize one text without special tokens: ``[n]`` uint16 or int32."""
     return next(encode_texts(tokenizer, (document,)))
@@ -217,51 +258,106 @@ def encode_texts(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> It
     Returns:
         Tokens ``[n]``, uint16 or int32, of each text in turn.
     """
-    kind = token_type(tokenizer)
-    if _is_bytes(tokenizer):
-        return (np.frombuffer(text.encode(), np.uint8).astype(kind) for text in texts)
-    backend = tokenizer.backend_tokenizer
-    backend.no_padding()  # as its file, or the last call of the tokenizer, may have set
-    backend.no_truncation()
-    return _encode_texts(backend, texts, kind)
+    return Encoder(tokenizer).encode(("", text) for text in texts)
 
 
-def token_type(tokenizer: PreTrainedTokenizerFast) -> type[np.uint16] | type[np.int32]:
-    """The smallest type of number that every token fits."""
-    return np.uint16 if len(tokenizer) <= 1 << 16 else np.int32
+class Encoder:
+    """Tokenizes texts, in parallel and in little memory, without special tokens.
+
+    Attributes:
+        dtype: The type of a token, uint16 or int32.
+        is_bytes: Whether token i is byte i, whatever its neighbours are (`Bytes`).
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.dtype, self.is_bytes = token_type(tokenizer), _is_bytes(tokenizer)
+        self._backend = tokenizer.backend_tokenizer
+        self._backend.no_padding()  # as its file, or the last call of the tokenizer, may have set
+        self._backend.no_truncation()
+
+    def encode(self, texts: Iterable[tuple[str, str]]) -> Iterator[np.ndarray]:
+        """Tokenize texts of which each stands behind another, at a place where `cut` cuts.
+
+        Args:
+            texts: What stands before each, or the end of that (empty where there is nothing), and
+                the text.
+
+        Returns:
+            Tokens ``[n]`` of each text in turn.
+        """
+        if self.is_bytes:
+            yield from (np.frombuffer(t.encode(), np.uint8).astype(self.dtype) for _, t in texts)
+            return
+        counts = deque[int]()
+
+        def cut_all() -> Iterator[tuple[str, str]]:
+            for before, text in texts:
+                parts = list(pieces(text)) or [""]
+                counts.append(len(parts))
+                yield from zip((before, *parts), parts, strict=False)
+
+        encoded = self._encode_pieces(cut_all())
+        for first in encoded:
+            yield np.concatenate((first, *islice(encoded, counts.popleft() - 1)))
+
+    def encode_with_places(self, texts: Iterable[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Tokenize texts, each at once, as the tokenizer itself does.
+
+        Returns:
+            Tokens ``[n]`` of each text in turn, and their places in it ``[n 2]``: the first
+            character of each, and the one behind its last.
+        """
+        for batch in _batches(texts, len):
+            for encoding in self._backend.encode_batch(batch, add_special_tokens=False):
+                places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+                yield np.array(encoding.ids, dtype=self.dtype), _fill_places(places)
+
+    def _encode_pieces(self, parts: Iterable[tuple[str, str]]) -> Iterator[np.ndarray]:
+        encode = self._encode_behind if self._begins_texts else self._encode_alone
+        for batch in _batches(parts, lambda part: len(part[1])):
+            yield from (
+                np.array(ids, dtype=self.dtype) for ids in encode(*zip(*batch, strict=True))
+            )
+
+    def _encode_alone(self, _: Sequence[str], texts: Sequence[str]) -> Iterator[list[int]]:
+        batch = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return (encoding.ids for encoding in batch)
+
+    def _encode_behind(self, before: Sequence[str], texts: Sequence[str]) -> Iterator[list[int]]:
+        """The tokens of both texts without those of the first, unless these are others alone."""
+        ends = [text[-_CONTEXT:] for text in before]
+        both = [end + text for end, text in zip(ends, texts, strict=True)]
+        found = (self._encode_alone((), several) for several in (ends, both, texts))
+        for end, whole, alone in zip(*found, strict=True):
+            yield whole[len(end) :] if end and whole[: len(end)] == end else alone
+
+    @cached_property
+    def _begins_texts(self) -> bool:
+        """Whether something stands before the first token of every text, such as a space."""
+        texts = ("a", " b", "\nb", "a b", "a\nb")
+        a, space, line, *together = self._encode_alone((), texts)
+        return [a + space, a + line] != together
 
 
-def _encode_texts(backend: Tokenizer, texts: Iterable[str], kind: type) -> Iterator[np.ndarray]:
-    counts = deque[int]()
-
-    def cut_all() -> Iterator[str]:
-        for text in texts:
-            parts = list(pieces(text)) or [""]
-            counts.append(len(parts))
-            yield from parts
-
-    encoded = _encode_pieces(backend, cut_all(), kind)
-    for first in encoded:
-        yield np.concatenate((first, *islice(encoded, counts.popleft() - 1)))
+def _fill_places(places: np.ndarray) -> np.ndarray:
+    """Tokenizers leave white space out of places, so that a token of nothing else has none."""
+    starts, ends = places.T
+    empty, before = starts == ends, np.concatenate(([0], ends))[:-1]
+    starts = np.where(empty, np.minimum(starts, before), starts)
+    return np.stack([starts, np.where(starts == ends, ends + 1, ends)], 1)
 
 
-def _encode_pieces(backend: Tokenizer, parts: Iterator[str], kind: type) -> Iterator[np.ndarray]:
-    for batch in _batches(parts):
-        for encoding in backend.encode_batch_fast(batch, add_special_tokens=False):
-            yield np.array(encoding.ids, dtype=kind)
-
-
-def _batches(parts: Iterator[str]) -> Iterator[list[str]]:
+def _batches(parts: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
     """Lists of twice as many characters as the one before, up to `_BATCH`: who wants little of a
     text waits for little.
     """
-    batch, size, most = list[str](), 0, _PIECE
+    batch, size, most = list[T](), 0, _PIECE
     for part in parts:
         batch.append(part)
-        size += len(part)
+        size += size_of(part)
         if size >= most:
             yield batch
-            batch, size, most = [], 0, min(2 * most, _BATCH)
+            batch, size, most = list[T](), 0, min(2 * most, _BATCH)
     if batch:
         yield batch
 

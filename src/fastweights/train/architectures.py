@@ -9,6 +9,7 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, find_preset
+from fastweights.text.tokenizers import vocabulary_size
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -37,7 +38,9 @@ class Architecture:
         Raises:
             ValueError: If sizes do not fit each other.
         """
-        return FastWeightsForCausalLM(self.config(len(tokenizer), **special_tokens(tokenizer)))
+        return FastWeightsForCausalLM(
+            self.config(vocabulary_size(tokenizer), **special_tokens(tokenizer))
+        )
 
     def config(self, vocabulary: int = 1, **special: Any) -> FastWeightsConfig:
         """Make the model's configuration.
@@ -83,7 +86,9 @@ class PresetArchitecture:
         Raises:
             ValueError: If there is no preset of this name, or it is a classifier.
         """
-        return FastWeightsForCausalLM(self.config(len(tokenizer), **special_tokens(tokenizer)))
+        return FastWeightsForCausalLM(
+            self.config(vocabulary_size(tokenizer), **special_tokens(tokenizer))
+        )
 
     def config(self, vocabulary: int = 1, **special: Any) -> FastWeightsConfig:
         """Make the model's configuration.
@@ -125,7 +130,7 @@ class HuggingFace:
         Raises:
             ValueError: If transformers refuses the name or the fields.
         """
-        known = {"vocab_size": len(tokenizer), **special_tokens(tokenizer)}
+        known = {"vocab_size": vocabulary_size(tokenizer), **special_tokens(tokenizer)}
         config = AutoConfig.for_model(self.name, **{**known, **self.fields})
         return AutoModelForCausalLM.from_config(config)
 

@@ -24,7 +24,7 @@ from fastweights.runs.checkpoint import hash_file, model_folder, no_progress_bar
 from fastweights.runs.errors import CheckpointError, TrainingError
 from fastweights.runs.evaluation import evaluation_mode
 from fastweights.runs.packages import require_package
-from fastweights.text.tokenizers import ExistingTokenizer
+from fastweights.text.tokenizers import ExistingTokenizer, require_embeddings
 from fastweights.train.adapters import LoRA, add_adapters
 
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -103,12 +103,7 @@ class ExistingModel:
                 " out to take the model's"
             )
         embedding: Any = model.get_input_embeddings()
-        rows = len(embedding.weight)
-        if len(tokenizer) > rows:
-            raise TrainingError(
-                f"the tokenizer has {len(tokenizer):,} tokens, {self.source} has embeddings for"
-                f" {rows:,}; take the tokenizer that it was trained with"
-            )
+        require_embeddings(tokenizer, len(embedding.weight), self.source)
 
 
 def fingerprint(source: str) -> str:

@@ -38,6 +38,7 @@ from fastweights.text import IGNORE_INDEX
 from fastweights.text.corpus import Text, build_tokenizer
 from fastweights.text.documents import Stream
 from fastweights.text.folder import TextFolder
+from fastweights.text.tokenizers import vocabulary_size
 from fastweights.train.adapters import has_adapters, merge_adapters, restore_adapters
 from fastweights.train.architectures import Architecture, HuggingFace, PresetArchitecture
 from fastweights.train.existing import ExistingModel, copy_to_own_memory
@@ -220,7 +221,7 @@ class LanguageModelStage(StoredStage):
 
     def summary(self) -> Counts:
         return {
-            "vocabulary": len(self.tokenizer),
+            "vocabulary": vocabulary_size(self.tokenizer),
             "train_tokens": self._train.tokens,
             "validation_tokens": len(self.corpus.validation),
         }

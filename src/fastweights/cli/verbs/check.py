@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fastweights.cli.load import load_weights
+from fastweights.cli.load import load_tokenizer, load_weights
 from fastweights.lab.bench.machine import versions
 from fastweights.lab.check import LAWS, Finding, Law, Verdict, check_model, tolerance_of
 from fastweights.runs.files import write_json
@@ -31,6 +31,7 @@ def check(chosen: Namespace, console: Console) -> int:
     with console.status("checking") as status:
         found = check_model(
             model,
+            tokenizer=load_tokenizer(chosen.checkpoint),
             tolerance=tolerance,
             longest=chosen.length,
             laws=laws,

@@ -78,7 +78,8 @@ def encode_prompt(prompt: str, tokenizer: Any) -> list[int]:
         ValueError: If the prompt has no token.
     """
     begin = framing_of_each(tokenizer).before
-    tokens = [*begin, *tokenizer.encode(prompt, add_special_tokens=False)]
+    tokens = tokenizer.encode(prompt, add_special_tokens=False)
+    tokens = tokens if begin and tuple(tokens[: len(begin)]) == begin else [*begin, *tokens]
     if not tokens and tokenizer.bos_token_id is None:
         raise ValueError(
             "the prompt is empty, and the tokenizer has no token that begins a text; leave out"

@@ -28,6 +28,7 @@ from fastweights.models import FastWeightsForCausalLM
 from fastweights.runs.checkpoint import save_model
 from fastweights.runs.errors import CheckpointError
 from fastweights.runs.files import atomic_folder
+from fastweights.text.tokenizers import require_embeddings
 
 INDEX = ".metadata"
 """The file by which a folder is a checkpoint of torchtitan in the midst of training."""
@@ -101,6 +102,7 @@ def export(step: Path, model: str, tokenizer: Path, out: Path) -> None:
         raise ValueError(f"{out} exists already; name a new folder")
     words = AutoTokenizer.from_pretrained(tokenizer)
     made = FastWeightsForCausalLM(find_config(model))
+    require_embeddings(words, made.config.vocab_size, model)
     _fill(made, step)
     with atomic_folder(out) as folder:
         save_model(made, words, folder)

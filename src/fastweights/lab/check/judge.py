@@ -71,6 +71,7 @@ class Finding:
 def check_model(
     model: Any,
     *,
+    tokenizer: Any = None,
     tolerance: float | None = None,
     longest: int = 130,
     laws: Iterable[Law] = LAWS,
@@ -82,6 +83,7 @@ def check_model(
 
     Args:
         model: a causal language model of transformers' interface
+        tokenizer: the model's; without one, conversations are not asked about
         tolerance: of differences over the largest logit, where a law holds up to rounding; None
             for 1e-9 in float64, 1e-4 in float32, 0.1 in narrower types
         longest: leaves out examples with more tokens in a row
@@ -93,7 +95,7 @@ def check_model(
     """
     if tolerance is not None and not tolerance > 0:
         raise ValueError(f"tolerance {tolerance} is not positive")
-    subject, found = Subject(model.eval()), []
+    subject, found = Subject(model.eval(), tokenizer), []
     allowed = tolerance_of(model.dtype) if tolerance is None else tolerance
     with warnings.catch_warnings(), no_warnings_of_transformers(), no_progress_bars():
         warnings.simplefilter("ignore")

@@ -107,6 +107,14 @@ LAWS = (
         questions.keep_flattened_apart,
     ),
     Law(
+        "packed chats",
+        "Conversations packed as training packs them have the tokens of the tokenizer's own chat"
+        " template, and only answers are learnt.",
+        tuple(Example(lengths, unit="words") for lengths in ((1, 1), (3, 1, 2, 4))),
+        questions.pack_chats,
+        allowed=0.0,
+    ),
+    Law(
         "generated with cache",
         "With a cache, generate has the logits that it has without one.",
         _ones(1, 5, 70),

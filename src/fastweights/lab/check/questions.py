@@ -16,9 +16,13 @@ from torch import Tensor
 from fastweights.lab.check.subject import NotTaken, Subject
 from fastweights.models.cache_names import CACHES
 from fastweights.models.invariant import batch_invariant
+from fastweights.text.formats import document_of
+from fastweights.text.packing import encode_documents, framing_of_stream, gather
 
 NEW = 6
 """Tokens that are generated."""
+_WORDS = ("Hedge", "Igloo", "Jacket", "Camel", "Lamp", "Moon", "Fog", "Oven", "Peach", "Quilt")
+# none is a part of another, nor of what templates write
 
 
 @dataclass(frozen=True)
@@ -26,12 +30,14 @@ class Example:
     """Something small to try a law on.
 
     Attributes:
-        lengths: of the sequences or documents, in tokens
+        lengths: of the sequences, documents or messages
         at: the token at which something happens, if anything does
+        unit: what lengths are counted in
     """
 
     lengths: tuple[int, ...]
     at: int | None = None
+    unit: str = "tokens"
 
     @property
     def longest(self) -> int:
@@ -40,7 +46,7 @@ class Example:
     def __str__(self) -> str:
         count = " and ".join(map(str, self.lengths))
         where = "" if self.at is None else f", at token {self.at}"
-        return f"{count} tokens{where}"
+        return f"{count} {self.unit}{where}"
 
 
 def apart(found: Tensor, expected: Tensor) -> float:
@@ -188,6 +194,33 @@ def _packed(subject: Subject, example: Example, given: dict[str, Any]) -> float:
     found = subject.logits(torch.cat(rows, dim=1), position_ids=positions, **given)
     parts = found.split(example.lengths, dim=1)
     return _worst(apart(part, subject.logits(row)) for part, row in zip(parts, rows, strict=True))
+
+
+def pack_chats(subject: Subject, example: Example) -> float:
+    """The share of words that are learnt though they ask, or that are not though they answer, of
+    two equal conversations; infinity where a token differs.
+    """
+    tokenizer = subject.tokenizer
+    if tokenizer is None or tokenizer.chat_template is None:
+        raise NotTaken("it has no tokenizer with a chat template")
+    words = iter(_WORDS)
+    texts = [[next(words) for _ in range(length)] for length in example.lengths]
+    roles = ("user", "assistant") * len(texts)
+    messages = [{"role": r, "content": " ".join(t)} for r, t in zip(roles, texts, strict=False)]
+    framing = framing_of_stream(tokenizer)
+    pieces = document_of({"messages": messages}, "the example", tokenizer)
+    parts = encode_documents(tokenizer, [iter(pieces), iter(pieces)], framing)
+    packed, _ = gather(parts, framing)
+    expected = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+    if packed.tokens.tolist() != [*expected, *expected]:
+        return float("inf")
+    learnt, given = (
+        str(tokenizer.decode(packed.tokens[chosen]))
+        for chosen in (packed.response, ~packed.response)
+    )
+    wrong = [word in learnt for text in texts[::2] for word in text]
+    wrong += [word not in learnt or word in given for text in texts[1::2] for word in text]
+    return sum(wrong) / len(wrong)
 
 
 def come_back_from_disk(subject: Subject, example: Example) -> float:

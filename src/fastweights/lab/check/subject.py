@@ -23,9 +23,11 @@ class Subject:
 
     Attributes:
         model: of transformers' interface, ours or anyone's
+        tokenizer: the model's, if it has one
     """
 
     model: Any
+    tokenizer: Any = None
 
     @property
     def device(self) -> torch.device:

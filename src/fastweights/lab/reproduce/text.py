@@ -31,7 +31,7 @@ from fastweights.runs.optimizers import AdamW
 from fastweights.runs.schedules import Cosine
 from fastweights.text.corpus import Text, build_tokenizer
 from fastweights.text.folder import load_corpus
-from fastweights.text.tokenizers import BPE, ExistingTokenizer
+from fastweights.text.tokenizers import BPE, ExistingTokenizer, vocabulary_size
 from fastweights.text.tokens import TokenText
 from fastweights.train.architectures import Architecture
 from fastweights.train.loop import Every, TrainConfig, train
@@ -56,7 +56,7 @@ class ArchitectureWithFields(Architecture):
     def build(self, tokenizer: PreTrainedTokenizerBase) -> FastWeightsForCausalLM:
         return FastWeightsForCausalLM(
             FastWeightsConfig(
-                vocab_size=len(tokenizer),
+                vocab_size=vocabulary_size(tokenizer),
                 hidden_size=self.width,
                 num_hidden_layers=self.layers,
                 mixers=[dict(mixer) for mixer in self.mixers],
@@ -226,7 +226,7 @@ class Pretraining(LanguageTraining):
                 cpu=context.device.type == "cpu",
             )
         corpus = load_corpus(folder / "data")
-        language = Language(corpus.train, corpus.validation, len(corpus.tokenizer))
+        language = Language(corpus.train, corpus.validation, vocabulary_size(corpus.tokenizer))
         return load_model(folder / "model", context), language
 
     def _own(self, context: TrialContext) -> Text:

@@ -47,6 +47,7 @@ from fastweights.runs.seeds import own_randomness
 from fastweights.text.corpus import Corpus
 from fastweights.text.documents import Batches, Data, Stream
 from fastweights.text.folder import TextFolder
+from fastweights.text.tokenizers import require_embeddings
 
 COMPARISON_SEQUENCES = 16
 """Sequences of validation text that layers are ranked and measured by, at most."""
@@ -228,14 +229,7 @@ class ConversionContext:
         """
         source = self.conversion.model
         tokenizer: Any = AutoTokenizer.from_pretrained(source)
-        rows = self.rows_of(source)
-        ends = tokenizer.bos_token_id or 0, tokenizer.eos_token_id or 0
-        last = max(tokenizer.vocab_size - 1, *ends)
-        if last >= rows:
-            raise DataError(
-                f"the tokenizer in {source} has tokens up to {last:,}, the model embeddings for"
-                f" {rows:,}; put the tokenizer there that the model was trained with"
-            )
+        require_embeddings(tokenizer, self.rows_of(source), source)
         return tokenizer
 
     @cached_property
