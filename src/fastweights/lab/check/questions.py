@@ -20,7 +20,7 @@ from fastweights.models.invariant import batch_invariant
 NEW = 6
 """Tokens that are generated."""
 
-STEP = 1e-3
+STEP = 1e-4
 """Of all weights together, for differences."""
 
 
