@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd.function import once_differentiable
 
 from fastweights import FastWeightsForCausalLM
 from fastweights.cli import main
@@ -46,7 +47,10 @@ def test_theirs_is_sound():
     assert {one.law.name for one in found if one.verdict is not Verdict.HOLDS} == {
         "same as on the CPU",
         "packed chats",
+        "second derivatives",
     }
+    (refused,) = [one for one in found if one.verdict is Verdict.REFUSED]
+    assert "scaled_dot_product" in refused.reason
 
 
 def see_future(forward: Forward, **given: Any) -> Any:
@@ -99,6 +103,24 @@ def draw_gradients(forward: Forward, **given: Any) -> Any:
     return read
 
 
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return 2 * ctx.saved_tensors[0] * gradients[0]
+
+
+def forget_curvature(forward: Forward, **given: Any) -> Any:
+    read = forward(**given)
+    read.logits = Squared.apply(read.logits)
+    return read
+
+
 def overflow(forward: Forward, **given: Any) -> Any:
     read = forward(**given)
     read.logits = read.logits / (read.logits.shape[1] < 2)
@@ -135,6 +157,7 @@ BROKEN = {
     "saved and loaded": (scale_what_is_new, "9 tokens"),
     "repeated": (draw, "1 tokens"),
     "repeated gradients": (draw_gradients, "2 tokens"),
+    "second derivatives": (forget_curvature, "2 tokens"),
     "batch invariant": (draw, "3 and 2 tokens"),
     "finite": (overflow, "2 tokens"),
     "bfloat16": (see_future, None),

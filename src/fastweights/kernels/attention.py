@@ -11,7 +11,7 @@ from fastweights.kernels.growing import append, drop_oldest
 from fastweights.kernels.rehearsal import rehearsed
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.cached import Cache
-from fastweights.recurrence.softmax import Softmax
+from fastweights.recurrence.softmax import Softmax, attend
 from fastweights.recurrence.streams import heads_first
 from fastweights.recurrence.timeline import FORGOTTEN
 
@@ -55,7 +55,7 @@ def _all_blocks(recurrence: Softmax, block: int) -> Tensor:
         .expand(b, -1, -1, -1)
         .flatten(0, 1)[:, None]
     )
-    o = F.scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
+    o = attend(queries, keys, values, mask, grouped=True)
     return o.transpose(1, 2).unflatten(0, (b, n)).flatten(1, 2)[:, :t]
 
 
@@ -140,8 +140,6 @@ def _refuses_token(recurrence: Softmax) -> str | None:
         return "its token may be padding or begin a document"
     if torch.compiler.is_compiling() or rehearsed():
         return "a compiled graph, or a rehearsal, has no numbers to look at"
-    if torch._C._are_functorch_transforms_active():
-        return "a transform of torch.func looks into it"
     streams = (recurrence.q, recurrence.k, recurrence.v)
     if any(type(s) is not Tensor for s in streams):
         return f"a stream is a {type(streams[0]).__name__}"
@@ -149,7 +147,7 @@ def _refuses_token(recurrence: Softmax) -> str | None:
 
 
 TOKEN_ATTENTION = Kernel(
-    "attention, one token (torch)", Softmax, attend_token, _refuses_token, ("cpu",)
+    "attention, one token (torch)", Softmax, attend_token, _refuses_token, ("cpu",), True
 )
 WINDOWED_ATTENTION = Kernel(
     "windowed attention, block by block (torch)", Softmax, sliding_window_attention, refuses_window

@@ -12,17 +12,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from fastweights.kernels.chunked import chunk_loop
 from fastweights.kernels.gemm import route_products
 from fastweights.kernels.rehearsal import rehearsed
+from fastweights.recurrence.base import State
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
+from fastweights.recurrence.derivatives import differentiable_by
 from fastweights.recurrence.dplr import DPLR
 
 CHUNKS = (64, 32, 16)
@@ -148,6 +151,18 @@ class Chunks(Protocol):
 ChunksOf = Callable[..., Chunks]
 """Of a plan, a dtype, and the streams ``[b t h ·]`` of a block in the order of their rule."""
 
+RuleOf = Callable[..., Decay | Delta | DPLR]
+"""The record of streams in the order of their rule."""
+
+
+def _by_chunks(
+    chunks_of: ChunksOf, plan: BlockPlan, rule: RuleOf, *streams_and_state: Any
+) -> tuple[Tensor, State]:
+    del chunks_of, plan
+    *streams, state = streams_and_state
+    wide = (None if s is None else s.to(state.dtype) for s in streams)
+    return chunk_loop(rule(*wide), state)
+
 
 class BlockedFunction(torch.autograd.Function):
     """(o ``[b t h v]``, S_T) of streams q, k, v, … with all axes but the last spelled out, and S_0.
@@ -159,7 +174,11 @@ class BlockedFunction(torch.autograd.Function):
     @staticmethod
     @route_products
     def forward(
-        ctx: Any, chunks_of: ChunksOf, plan: BlockPlan, *streams_and_state: Tensor | None
+        ctx: Any,
+        chunks_of: ChunksOf,
+        plan: BlockPlan,
+        rule: RuleOf,
+        *streams_and_state: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         *streams, state = streams_and_state
         q, _, v, *_ = streams
@@ -171,12 +190,17 @@ class BlockedFunction(torch.autograd.Function):
             chunks = chunks_of(plan, state.dtype, *slice_streams(span, *streams))
             tiles, state = chunks.forward(state)
             o[:, span] = plan.untile(tiles, span.stop - span.start)
-        ctx.chunks_of, ctx.plan, ctx.streams = chunks_of, plan, len(streams)
+        ctx.chunks_of, ctx.plan, ctx.rule, ctx.streams = chunks_of, plan, rule, len(streams)
         ctx.save_for_backward(*streams, *starts)
         return o, state
 
     @staticmethod
-    @once_differentiable
+    @differentiable_by(
+        lambda ctx: (
+            _by_chunks,
+            (ctx.chunks_of, ctx.plan, ctx.rule, *ctx.saved_tensors[: ctx.streams + 1]),
+        )
+    )
     @route_products
     def backward(ctx: Any, do: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
         plan, saved = ctx.plan, ctx.saved_tensors
@@ -188,7 +212,7 @@ class BlockedFunction(torch.autograd.Function):
             for grad, tiles in zip(grads, found, strict=True):
                 if grad is not None and tiles is not None:
                     grad[:, span] = plan.untile(tiles, span.stop - span.start)
-        return None, None, *grads, dstate
+        return None, None, None, *grads, dstate
 
 
 def evaluate_in_blocks(
@@ -204,4 +228,7 @@ def evaluate_in_blocks(
     length = largest_safe_chunk(recurrence.log_decay)
     chunks_of, length = (factored, length) if length else (anchored, ANCHORED_CHUNK)
     plan = BlockPlan.of(length, b * h, t)
-    return BlockedFunction.apply(chunks_of, plan, *spelled_out, state)  # type: ignore[return-value]
+    rule = type(recurrence)
+    if isinstance(recurrence, DPLR):
+        rule = partial(DPLR, before=recurrence.before)
+    return BlockedFunction.apply(chunks_of, plan, rule, *spelled_out, state)  # type: ignore[return-value]

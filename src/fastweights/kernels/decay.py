@@ -195,4 +195,4 @@ def chunkwise_decay(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     return recurrence.add_skip(o), state
 
 
-CHUNKED_DECAY = Kernel("blocked decay (torch)", Decay, chunkwise_decay, refuse_complex)
+CHUNKED_DECAY = Kernel("blocked decay (torch)", Decay, chunkwise_decay, refuse_complex, opaque=True)

@@ -406,5 +406,5 @@ def chunkwise_dplr(recurrence: DPLR, state: Tensor) -> tuple[Tensor, Tensor]:
     return o.to(recurrence.output), state
 
 
-CHUNKED_DELTA = Kernel("blocked delta (torch)", Delta, chunkwise_delta, refuse_complex)
-CHUNKED_DPLR = Kernel("blocked DPLR (torch)", DPLR, chunkwise_dplr, refuse_complex)
+CHUNKED_DELTA = Kernel("blocked delta (torch)", Delta, chunkwise_delta, refuse_complex, opaque=True)
+CHUNKED_DPLR = Kernel("blocked DPLR (torch)", DPLR, chunkwise_dplr, refuse_complex, opaque=True)

@@ -115,10 +115,22 @@ def solve_and_read(solve: Solve, recurrence: Mesa, state: State) -> tuple[Tensor
     product, gram = run_fastest(Decay(x, k, beta * k, log_decay), gram)
     if torch.is_grad_enabled() and not unrolled:
         # x as a function of the residual q - (H + Λ) x, which is differentiable in all the streams
-        x = ImplicitSolve.apply(solve, q - product - ridge * x, x, *system)
+        x = ImplicitSolve.apply(solve, multiply, q - product - ridge * x, x, q, *system)
     # o_t = x_t G_t, and G_t is the state of a decay with values βv
     o, memory = run_fastest(Decay(x, k, beta * v, log_decay), memory)  # type: ignore[arg-type]
     return o.to(recurrence.output), recurrence.final_state(gram, memory)
+
+
+def multiply(
+    x: Tensor,
+    start: Tensor,
+    k: Tensor,
+    beta: Tensor,
+    ridge: Tensor,
+    log_decay: Tensor | None,
+) -> Tensor:
+    """(H + Λ) x of the rest of a system."""
+    return run_fastest(Decay(x, k, beta * k, log_decay), start)[0] + ridge * x
 
 
 def blockwise_mesa(recurrence: Mesa, state: State) -> tuple[Tensor, State]:
@@ -129,4 +141,4 @@ def blockwise_mesa(recurrence: Mesa, state: State) -> tuple[Tensor, State]:
     )
 
 
-BLOCKED_MESA = Kernel("blocked mesa (torch)", Mesa, blockwise_mesa)
+BLOCKED_MESA = Kernel("blocked mesa (torch)", Mesa, blockwise_mesa, opaque=True)

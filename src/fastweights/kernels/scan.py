@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from fastweights.kernels.chunked import chunk_loop
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.decay import Decay
+from fastweights.recurrence.derivatives import differentiable_by
 
 BUSY = 1 << 13
 """Elements per operation from which on its fixed cost no longer shows."""
@@ -100,6 +101,14 @@ class _ScanBlock(NamedTuple):
         )
 
 
+def _by_chunks(*arguments: Any) -> tuple[Tensor, Tensor]:
+    _, *streams, state = arguments
+    record = Decay(*(None if s is None else s.to(state.dtype) for s in streams))
+    o, last = chunk_loop(record, state.permute(0, 3, 1, 2))
+    assert isinstance(last, Tensor)
+    return o.mT, last.permute(0, 2, 3, 1)
+
+
 class _Scan(torch.autograd.Function):
     """(o ``[b t v h]``, S_T ``[b k v h]``) of q, k, v, log_decay as the record has them,
     and S_0.
@@ -131,7 +140,7 @@ class _Scan(torch.autograd.Function):
         return o, state
 
     @staticmethod
-    @once_differentiable
+    @differentiable_by(lambda ctx: (_by_chunks, (ctx.length, *ctx.saved_tensors[:5])))
     def backward(ctx: Any, do: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, log_decay, *starts = ctx.saved_tensors
         streams = (q, k, v, log_decay)
@@ -271,4 +280,4 @@ def _most(recurrence: Decay) -> int:
     return MOST_VALUES if recurrence.q.shape[-1] == 1 else MOST_ELEMENTS
 
 
-BLOCKED_SCAN = Kernel("blocked scan (torch)", Decay, blockwise_scan, refuses)
+BLOCKED_SCAN = Kernel("blocked scan (torch)", Decay, blockwise_scan, refuses, opaque=True)

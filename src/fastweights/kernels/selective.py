@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from fastweights.kernels.chunked import chunk_loop
 from fastweights.kernels.table import Kernel, run_fastest
+from fastweights.recurrence.base import State
+from fastweights.recurrence.derivatives import differentiable_by
 from fastweights.recurrence.selective import Selective
 
 BLOCK = 1 << 20
@@ -22,14 +24,12 @@ STREAMS = tuple(f.name for f in fields(Selective))
 def compute_in_blocks(recurrence: Selective, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, state) from the plain rule, block by block; the backward writes each out again."""
     streams = [getattr(recurrence, name) for name in STREAMS]
-    return _Blocked.apply(recurrence, state, *streams)  # type: ignore[return-value]
+    return _Blocked.apply(recurrence, *streams, state)  # type: ignore[return-value]
 
 
 def _refuses(recurrence: Selective) -> str | None:
     if torch.compiler.is_compiling():
         return "a compiled graph does not look into its blocks"
-    if torch._C._are_functorch_transforms_active():
-        return "a transform of torch.func looks into it"
     if len(recurrence) <= _tokens(recurrence):
         return "its decay fits the cache as a whole"
     return None
@@ -41,13 +41,19 @@ def _tokens(recurrence: Selective) -> int:
     return max(16, BLOCK // max(1, b * h * recurrence.q.shape[-1]))
 
 
+def _by_chunks(_: Selective, *streams_and_state: Tensor) -> tuple[Tensor, State]:
+    *streams, state = streams_and_state
+    return chunk_loop(Selective(*streams), state)
+
+
 class _Blocked(torch.autograd.Function):
-    """(o, S_T) of the record, S_0 and the record's streams; states between blocks are kept."""
+    """(o, S_T) of the record, its streams and S_0; states between blocks are kept."""
 
     @staticmethod
     def forward(
-        ctx: Any, recurrence: Selective, state: Tensor, *streams: Tensor
+        ctx: Any, recurrence: Selective, *streams_and_state: Tensor
     ) -> tuple[Tensor, Tensor]:
+        *streams, state = streams_and_state
         outputs, starts = [], []
         for block in recurrence.split(_tokens(recurrence)):
             starts.append(state)
@@ -58,10 +64,10 @@ class _Blocked(torch.autograd.Function):
         return torch.cat(outputs, 1), state
 
     @staticmethod
-    @once_differentiable
+    @differentiable_by(lambda ctx: (_by_chunks, (None, *ctx.saved_tensors[: len(STREAMS) + 1])))
     def backward(ctx: Any, d_o: Tensor, d_state: Tensor) -> Any:
-        count = len(STREAMS)
-        streams, starts = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        saved, count = ctx.saved_tensors, len(STREAMS)
+        streams, starts = saved[:count], saved[count:]
         gradients = [torch.zeros_like(s) for s in streams]
         record = Selective(*streams)
         blocks = zip(record.split(ctx.size), starts, d_o.split(ctx.size, 1), strict=True)
@@ -72,7 +78,7 @@ class _Blocked(torch.autograd.Function):
                 constant = whole.shape[1] == 1
                 (whole if constant else whole[:, end - len(block) : end]).add_(part)
             end -= len(block)
-        return None, d_state, *gradients
+        return None, *gradients, d_state
 
 
 def _go_back(
@@ -87,4 +93,6 @@ def _go_back(
     return d_start, tuple(gradients)
 
 
-BLOCKED_SELECTIVE = Kernel("selective: in blocks", Selective, compute_in_blocks, _refuses, ("cpu",))
+BLOCKED_SELECTIVE = Kernel(
+    "selective: in blocks", Selective, compute_in_blocks, _refuses, ("cpu",), opaque=True
+)

@@ -16,6 +16,7 @@ from fastweights.kernels import gemm
 from fastweights.kernels.rehearsal import rehearsed
 from fastweights.kernels.tracing import assume_constant_result
 from fastweights.recurrence.base import Recurrence, State
+from fastweights.recurrence.derivatives import transform_here
 
 
 def refuse_nothing(record: Any) -> None:
@@ -38,6 +39,8 @@ class Kernel:
             `Recurrence.chunk`, gradients included; of an operation, what it says itself
         refuses: why it cannot take a record of its rule, or None if it can
         devices: the device types whose streams it reads; none stands for all
+        opaque: whether torch's transforms cannot look into it, as it reads memory itself or has a
+            backward of its own
     """
 
     name: str
@@ -45,6 +48,7 @@ class Kernel:
     compute: Callable[..., Any]
     refuses: Callable[[Any], str | None] = refuse_nothing
     devices: tuple[str, ...] = ()
+    opaque: bool = False
 
     def reads(self, device: str) -> bool:
         """Whether it reads streams on this type of device."""
@@ -116,7 +120,13 @@ def _preferred_first(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
 
 def takers(record: Any) -> list[Kernel]:
     """The kernels that can evaluate this record, the one that `Auto()` prefers first."""
-    return [kernel for kernel in candidates(record) if kernel.refuses(record) is None]
+    transform = transform_here()
+    return [k for k in candidates(record) if _refusal(k, record, transform) is None]
+
+
+def _refusal(kernel: Kernel, record: Any, transform: str | None) -> str | None:
+    """Why it cannot take a record of its rule under this transform of torch, or None if it can."""
+    return transform if transform and kernel.opaque else kernel.refuses(record)
 
 
 def _family(rule: type) -> type:
@@ -144,8 +154,9 @@ def run_fastest(record: Any, state: State) -> tuple[Tensor, Any]:
 
 
 def _first(record: Any, wanted: str | None) -> Kernel:
+    transform = transform_here()
     for kernel in candidates(record):
-        if wanted in (None, kernel.name) and kernel.refuses(record) is None:
+        if wanted in (None, kernel.name) and _refusal(kernel, record, transform) is None:
             return kernel
     raise LookupError(f"no kernel takes this record:\n{explain(record)}")
 
@@ -184,7 +195,7 @@ def _reason(kernel: Kernel, record: Any, wanted: str | None) -> str | None:
     """Why `kernel` is not taken where `wanted` is the only one allowed; None if it may be."""
     if not kernel.reads(record.device.type):
         return f"its streams are on {record.device.type}, not {' or '.join(kernel.devices)}"
-    reason = kernel.refuses(record)
+    reason = _refusal(kernel, record, transform_here())
     if reason is None and wanted not in (None, kernel.name):
         return f"only {wanted!r} is allowed here"
     return reason

@@ -24,7 +24,15 @@ from fastweights.layers.implicit_filter import ImplicitFilter
 from fastweights.layers.levels import LevelWeights
 from fastweights.layers.linear import Linear, project_each, project_pairs
 from fastweights.layers.mlp import MLP, GatedMLP, LowRank, factorized
-from fastweights.layers.norms import NORMS, Gate, GroupNorm, HeadNorm, SiLUGate, WholeNorm
+from fastweights.layers.norms import (
+    NORMS,
+    CenteredNorm,
+    Gate,
+    GroupNorm,
+    HeadNorm,
+    SiLUGate,
+    WholeNorm,
+)
 from fastweights.layers.pooling import POOLINGS
 from fastweights.layers.ranks import Ranks
 from fastweights.layers.rotary import Rope, rotary
@@ -39,6 +47,7 @@ __all__ = [
     "MLPS",
     "NORMS",
     "POOLINGS",
+    "CenteredNorm",
     "Experts",
     "Gate",
     "GatedMLP",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.ops.normalization import layer_normalize, rms_normalize
+from fastweights.ops.normalization import center, layer_normalize, rms_normalize
 
 
 class SiLUGate(NamedTuple):
@@ -90,9 +90,16 @@ class GroupNorm(nn.Module):
         return layer_normalize(o, None, self.eps, None, silu=False) * self.weight + self.bias
 
 
+class CenteredNorm(nn.LayerNorm):
+    """LayerNorm of the model width."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return center(input, self.weight, self.bias, self.eps)
+
+
 NORMS: dict[str, Callable[..., nn.Module]] = {
     "rms": partial(HeadNorm, center=False, affine=True),
-    "layer": nn.LayerNorm,
+    "layer": CenteredNorm,
     "simple_rms": partial(HeadNorm, center=False, affine=False),
 }
 """Norms of the model width by name, called as (d, eps=…)."""

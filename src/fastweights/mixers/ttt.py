@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.layers import (
+    CenteredNorm,
     Linear,
     Rope,
     ShortConvolution,
@@ -60,7 +61,7 @@ class TTTLinear(Mixer):
             self.b_q, self.b_k = (nn.Parameter(torch.empty(d)) for _ in range(2))
         self.c = nn.Parameter(torch.empty(minibatch))
         self.gain, self.shift = (nn.Parameter(torch.empty(heads, width)) for _ in range(2))
-        self.norm = nn.LayerNorm(d, eps=eps)
+        self.norm = CenteredNorm(d, eps=eps)
         self._learn(())
 
     def _learn(self, hidden: tuple[int, ...]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, Unpack, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
@@ -25,6 +26,7 @@ from fastweights.models.cache_names import (
     one_cache,
     with_both_names,
 )
+from fastweights.models.checkpointing import carry_states
 from fastweights.models.config import FastWeightsConfig
 from fastweights.models.continuous import BatchesAtOnce
 from fastweights.models.inputs import (
@@ -99,6 +101,16 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
                 f"{', '.join(missing[:3])}; pass strict=False to start them anew"
             )
         return loaded if output_loading_info else model
+
+    def _set_gradient_checkpointing(
+        self,
+        enable: bool = True,
+        gradient_checkpointing_func: Callable[..., Any] = checkpoint,
+        **kwargs: Any,
+    ) -> None:
+        super()._set_gradient_checkpointing(
+            enable, carry_states(gradient_checkpointing_func), **kwargs
+        )
 
     def _new_head_weights(self, missing: set[str]) -> set[str]:
         """The weights of the new head if all of them are missing, else none."""

@@ -13,6 +13,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fastweights.layers import upcast
 from fastweights.models.cache_names import with_both_names
+from fastweights.recurrence.derivatives import transform_here
 from fastweights.shapes import Embedded
 from fastweights.text import IGNORE_INDEX
 
@@ -100,6 +101,8 @@ def select_targets(x: Embedded, labels: Tensor) -> tuple[Tensor, Tensor]:
     """
     _require_same_shape(x, labels)
     labels = labels.to(x.device)
+    if transform_here():  # under vmap, how many there are may differ
+        return x.flatten(0, 1), labels.flatten()
     return x[labels != IGNORE_INDEX], labels[labels != IGNORE_INDEX]
 
 
@@ -116,7 +119,7 @@ def _sum(
     def piece(x: Tensor, targets: Tensor) -> Tensor:
         return term(upcast(logits(x)), targets)
 
-    if len(x) <= chunk:
+    if len(x) <= chunk or transform_here():  # torch's transforms see through no checkpoint
         return piece(x, targets)
     pieces = zip(x.split(chunk), targets.split(chunk), strict=True)
     return torch.stack([checkpoint(piece, a, b, use_reentrant=False) for a, b in pieces]).sum(0)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from fastweights.kernels.native import abi, library
@@ -16,6 +15,8 @@ from fastweights.kernels.native.memory import empty
 from fastweights.kernels.table import Kernel, select
 from fastweights.kernels.triton import convolution as triton
 from fastweights.kernels.triton.launch import DEVICES
+from fastweights.kernels.triton.operator import Operator, Streams
+from fastweights.recurrence.derivatives import differentiable_by
 
 
 class Convolution(NamedTuple):
@@ -95,7 +96,10 @@ def _refuses_tokens(convolution: Convolution) -> str | None:
 
 def convolve_by_taps(convolution: Convolution) -> tuple[Tensor, Tensor]:
     """All tokens, tap by tap."""
-    tail, x, taps, document = convolution[:4]
+    return convolution.finish(_sum_taps(*convolution[:4])), next_tail(convolution)
+
+
+def _sum_taps(tail: Tensor, x: Tensor, taps: Tensor, document: Tensor | None) -> Tensor:
     seen, t, last = torch.cat([tail, x], dim=1), x.shape[1], len(taps) - 1
     y = seen[:, last:] * taps[last]
     for tap in range(last):
@@ -103,13 +107,31 @@ def convolve_by_taps(convolution: Convolution) -> tuple[Tensor, Tensor]:
         if document is not None:
             x = x * (document[:, tap : tap + t] == document[:, last:])[..., None]
         y = torch.addcmul(y, x, taps[tap])
-    return convolution.finish(y), next_tail(convolution)
+    return y
 
 
 def convolve_by_triton(convolution: Convolution) -> tuple[Tensor, Tensor]:
     """All tokens by kernels/triton."""
-    tail, x, taps, document, bias, silu = convolution
-    return triton.convolve(silu, tail, x, taps, document, bias)
+    *streams, silu = convolution
+    if triton.is_token_alone(streams):
+        return triton.convolve_token(silu, streams)
+    y, following = TRITON_CONVOLUTION(triton.Settings(silu), *streams)
+    return y, following
+
+
+def _define(settings: triton.Settings, streams: Streams) -> tuple[Tensor, Tensor]:
+    return convolve_by_taps(Convolution(*streams, silu=settings.silu))  # type: ignore[arg-type]
+
+
+TRITON_CONVOLUTION = Operator(
+    "convolution",
+    triton.Settings,
+    ("tail", "x", "taps", "document", "bias"),
+    2,
+    triton.forward,
+    triton.backward,
+    _define,
+)
 
 
 def _refuses_triton(convolution: Convolution) -> str | None:
@@ -119,10 +141,8 @@ def _refuses_triton(convolution: Convolution) -> str | None:
 
 def convolve_natively(convolution: Convolution) -> tuple[Tensor, Tensor]:
     """All tokens by convolution.c."""
-    if convolution.requires_grad:
-        y: Any = _ConvolutionFunction.apply(*convolution[:4])
-    else:
-        y = _forward(_side_by_side(*convolution[:4]))
+    given = _side_by_side(*convolution[:4])
+    y: Any = _ConvolutionFunction.apply(*given[:4]) if given.requires_grad else _forward(given)
     return convolution.finish(y), next_tail(convolution)
 
 
@@ -185,13 +205,11 @@ class _ConvolutionFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *streams: Any) -> Tensor:
-        convolution = _side_by_side(*streams)
-        ctx.save_for_backward(*convolution[:4])
-        ctx.dtypes = [s.dtype for s in streams[:2]]
-        return _forward(convolution)
+        ctx.save_for_backward(*streams)
+        return _forward(Convolution(*streams))
 
     @staticmethod
-    @once_differentiable
+    @differentiable_by(lambda ctx: (_sum_taps, ctx.saved_tensors))
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         convolution, (d_y,) = Convolution(*ctx.saved_tensors), gradients
         tail, x, taps = convolution[:3]
@@ -202,14 +220,26 @@ class _ConvolutionFunction(torch.autograd.Function):
         streams = {"d_tail": d_tail, "d_x": d_x, "d_y": d_y}
         views = {name: s.unsqueeze(2) for name, s in streams.items()}
         library.call("fw_convolve_back", _problem(convolution)._replace(d_weight=d_taps, **views))
-        return d_tail.to(ctx.dtypes[0]), d_x.to(ctx.dtypes[1]), d_taps.sum(0).to(taps.dtype), None
+        return d_tail, d_x, d_taps.sum(0).to(taps.dtype), None
 
 
 CONVOLUTION_KERNELS = [
-    Kernel("short convolution (Triton)", Convolution, convolve_by_triton, _refuses_triton, DEVICES),
+    Kernel(
+        "short convolution (Triton)",
+        Convolution,
+        convolve_by_triton,
+        _refuses_triton,
+        DEVICES,
+        True,
+    ),
     Kernel("short convolution, one token (torch)", Convolution, convolve_token, _refuses_tokens),
     Kernel(
-        "short convolution (compiled)", Convolution, convolve_natively, _refuses_native, ("cpu",)
+        "short convolution (compiled)",
+        Convolution,
+        convolve_natively,
+        _refuses_native,
+        ("cpu",),
+        opaque=True,
     ),
     Kernel("short convolution (torch)", Convolution, convolve_by_taps),
 ]

@@ -16,6 +16,7 @@ from fastweights.kernels.native.memory import empty
 from fastweights.kernels.table import Kernel, select
 from fastweights.kernels.triton import normalization as triton
 from fastweights.kernels.triton.launch import DEVICES
+from fastweights.recurrence.derivatives import Definition, differentiable_by, transform_here
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,12 +93,28 @@ def layer_normalize(
 
 def normalize_by_torch(norm: Norm) -> Tensor:
     """By torch's fused operation."""
-    return norm.finish(F.rms_norm(norm.x, norm.x.shape[-1:], norm.weight, norm.eps))
+    return norm.finish(_normalize(norm.x, norm.weight, norm.eps))
+
+
+def _normalize(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], weight, eps)
 
 
 def center_by_torch(norm: Norm) -> Tensor:
     """By torch's fused operation."""
-    return norm.finish(F.layer_norm(norm.x, norm.x.shape[-1:], norm.weight, None, norm.eps))
+    return norm.finish(center(norm.x, norm.weight, None, norm.eps))
+
+
+def center(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """LayerNorm by torch's fused operation; by its formula under transforms, as torch makes
+    constants of the mean and variance in its forward-mode derivative.
+    """
+    if transform_here() is None:
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    deviation = x - x.mean(-1, keepdim=True)
+    y = deviation * (deviation.square().mean(-1, keepdim=True) + eps).rsqrt()
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
 
 
 def normalize_by_triton(norm: Norm) -> Tensor:
@@ -115,6 +132,15 @@ def _refuses_triton(norm: Norm) -> str | None:
     return triton.refuses(*norm.streams)
 
 
+def _by_torch(ctx: Any) -> Definition:
+    compute = center_by_torch if ctx.rule is LayerNorm else normalize_by_torch
+
+    def define(_: Norm, x: Tensor, weight: Tensor | None, gate: Tensor | None) -> Tensor:
+        return compute(ctx.rule(x, weight, ctx.eps, gate, ctx.silu))
+
+    return define
+
+
 class _TritonFunction(torch.autograd.Function):
     """y of a norm, and of its x, weight and gate."""
 
@@ -125,11 +151,10 @@ class _TritonFunction(torch.autograd.Function):
         return triton.forward(_settings(norm), *norm.streams)
 
     @staticmethod
+    @differentiable_by(lambda ctx: (_by_torch(ctx), (None, *ctx.saved_tensors)))
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight, gate = ctx.saved_tensors
         norm = ctx.rule(x, weight, ctx.eps, gate, ctx.silu)
-        if torch.is_grad_enabled():
-            return None, *_differentiable(norm, gradients[0])
         weighs = ctx.needs_input_grad[2]
         return None, *triton.backward(_settings(norm), x, weight, gate, gradients[0], weighs)
 
@@ -181,11 +206,9 @@ class _RMSNormFunction(torch.autograd.Function):
         return _forward(x, weight, eps)
 
     @staticmethod
+    @differentiable_by(lambda ctx: (_normalize, (*ctx.saved_tensors, ctx.eps)))
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         (x, weight), (d_y,) = ctx.saved_tensors, gradients
-        norm = RMSNorm(x, weight, ctx.eps)
-        if torch.is_grad_enabled():
-            return *_differentiable(norm, d_y)[:2], None
         d_y, d_x, width = d_y.contiguous(), empty(*x.shape, dtype=x.dtype), x.shape[-1]
         # Tasks of so many rows add up dw for themselves; then their sum.
         tasks = -(-(x.numel() // width) // library.read_constant("fw_norm_rows"))
@@ -195,18 +218,10 @@ class _RMSNormFunction(torch.autograd.Function):
         return d_x, None if d_weight is None else d_weight.sum(0).to(x.dtype), None
 
 
-def _differentiable(norm: Norm, d_y: Tensor) -> list[Tensor | None]:
-    """The gradients of the streams, with a graph of their own for gradients of gradients."""
-    leaves = [s for s in norm.streams if s is not None and s.requires_grad]
-    y = center_by_torch(norm) if isinstance(norm, LayerNorm) else normalize_by_torch(norm)
-    found = iter(torch.autograd.grad(y, leaves, d_y, create_graph=True))
-    return [next(found) if s is not None and s.requires_grad else None for s in norm.streams]
-
-
 NORM_KERNELS = [
-    Kernel("RMSNorm (Triton)", RMSNorm, normalize_by_triton, _refuses_triton, DEVICES),
-    Kernel("RMSNorm (compiled)", RMSNorm, normalize_natively, _refuses_native, ("cpu",)),
+    Kernel("RMSNorm (Triton)", RMSNorm, normalize_by_triton, _refuses_triton, DEVICES, True),
+    Kernel("RMSNorm (compiled)", RMSNorm, normalize_natively, _refuses_native, ("cpu",), True),
     Kernel("RMSNorm (torch)", RMSNorm, normalize_by_torch),
-    Kernel("LayerNorm (Triton)", LayerNorm, normalize_by_triton, _refuses_triton, DEVICES),
+    Kernel("LayerNorm (Triton)", LayerNorm, normalize_by_triton, _refuses_triton, DEVICES, True),
     Kernel("LayerNorm (torch)", LayerNorm, center_by_torch),
 ]

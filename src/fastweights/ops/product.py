@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from fastweights.kernels.gemm import products_route, route_products
@@ -189,14 +188,12 @@ def _refuses_matrices(product: Product) -> str | None:
         return f"it has fewer than {WORTH_ROUTING} multiplications"
     if products_route() == "torch":
         return "float32 products go to torch's own library here"
-    if forward_ad._current_level >= 0:
-        return "forward-mode differentiation follows it"
     return library.refuse_strangers(*product)
 
 
 PRODUCT_KERNELS = [
-    Kernel("product of few rows (compiled)", Product, multiply_rows, _refuses_rows, ("cpu",)),
-    Kernel("product (oneDNN)", Product, multiply_matrices, _refuses_matrices, ("cpu",)),
+    Kernel("product of few rows (compiled)", Product, multiply_rows, _refuses_rows, ("cpu",), True),
+    Kernel("product (oneDNN)", Product, multiply_matrices, _refuses_matrices, ("cpu",), True),
     Kernel("product (torch)", Product, multiply_by_torch),
     Kernel(
         "products of few rows (compiled)",
@@ -204,6 +201,7 @@ PRODUCT_KERNELS = [
         multiply_rows_of_each,
         _refuses_any,
         ("cpu",),
+        opaque=True,
     ),
     Kernel("products, one by one", ProductGroup, multiply_one_by_one),
 ]

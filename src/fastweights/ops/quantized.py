@@ -85,6 +85,7 @@ QUANTIZED_KERNELS = [
         _multiply_rows,
         _refuses_rows,
         ("cpu",),
+        opaque=True,
     ),
     Kernel("quantized product (torch)", QuantizedProduct, _multiply_floats),
 ]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from fastweights.kernels.native import abi, library
 from fastweights.kernels.native.memory import empty
@@ -62,8 +61,7 @@ def rotate_natively(rotation: Rotation) -> Tensor:
 def _refuses_native(rotation: Rotation) -> str | None:
     if torch.compiler.is_compiling():
         return "a compiled graph makes one kernel of torch's own operations"
-    followed = torch.is_grad_enabled() and any(s.requires_grad for s in rotation.streams)
-    if followed or forward_ad._current_level >= 0:
+    if torch.is_grad_enabled() and any(s.requires_grad for s in rotation.streams):
         return "autograd follows it"
     if rotation.x.shape[-1] % 2 or rotation.x.numel() == 0:
         return "it has no pairs of channels"
@@ -73,6 +71,8 @@ def _refuses_native(rotation: Rotation) -> str | None:
 
 
 ROTATION_KERNELS = [
-    Kernel("rotary positions (compiled)", Rotation, rotate_natively, _refuses_native, ("cpu",)),
+    Kernel(
+        "rotary positions (compiled)", Rotation, rotate_natively, _refuses_native, ("cpu",), True
+    ),
     Kernel("rotary positions (torch)", Rotation, rotate_by_torch),
 ]

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed
-from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
+
+from fastweights.recurrence.derivatives import refuse_further, transform_here
 
 Form = tuple[torch.Size, torch.dtype]
 """The shape and dtype of one process's part of a tensor."""
@@ -55,6 +56,7 @@ def gather(group: ProcessGroup, tensors: Sequence[Tensor]) -> list[Tensor]:
     Every process gives tensors of the same shapes. Backward, each process gets the sum of the
     gradients that the others have of its own.
     """
+    _refuse_transforms()
     return list(_Gather.apply(group, *tensors))
 
 
@@ -62,6 +64,7 @@ def exchange(group: ProcessGroup, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Of each of `tensors` ``[p …]`` the part ``[i …]`` goes to process i; the result ``[p …]``
     holds what came from each of them.
     """
+    _refuse_transforms()
     return list(_Exchange.apply(group, *tensors))
 
 
@@ -70,6 +73,21 @@ def tie(tensors: Sequence[Tensor], gathered: Sequence[Tensor]) -> list[Tensor]:
     collective in which only some take part never ends.
     """
     return list(_Tie.apply(len(tensors), *tensors, *gathered))
+
+
+def _refuse_transforms() -> None:
+    """Raise where torch would look into what one process alone does not compute."""
+    transform = transform_here()
+    if transform is not None:
+        raise NotImplementedError(
+            f"processes exchange tensors here, and {transform}; use a method of one process, or"
+            " backward()"
+        )
+
+
+_refuses_further = refuse_further(
+    "what processes exchange", "differentiate twice in one process, by another method"
+)
 
 
 class _Gather(torch.autograd.Function):
@@ -81,7 +99,7 @@ class _Gather(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable
+    @_refuses_further
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return None, *_sum_back(ctx.group, gradients)
 
@@ -101,7 +119,7 @@ class _Exchange(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable
+    @_refuses_further
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         received = iter(_all_to_all(ctx.group, [g for g in gradients if _is_differentiable(g)]))
         return None, *(next(received) if _is_differentiable(g) else None for g in gradients)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from fastweights.recurrence.base import NoFiniteFormError, expand_time
 from fastweights.recurrence.cached import Cache, CacheRule, SeenKeys, repeat_kv
+from fastweights.recurrence.derivatives import redefine, transform_here
 from fastweights.recurrence.streams import heads_first, mask_stream, require_width
 from fastweights.shapes import GroupKeys, GroupValues, Keys, Map, Mask, Output, PerToken
 
@@ -92,9 +93,7 @@ class Softmax(CacheRule):
         )
         mask = None if causal else self.visible(seen)[:, None]
         grouped = q.shape[1] != seen.keys.shape[1]
-        o = F.scaled_dot_product_attention(
-            q, seen.keys, seen.values, mask, is_causal=causal, enable_gqa=grouped
-        )
+        o = attend(q, seen.keys, seen.values, mask, causal=causal, grouped=grouped)
         return o.transpose(1, 2), self.next_cache(seen)
 
     def ltv(self) -> NoReturn:
@@ -150,3 +149,21 @@ class Softmax(CacheRule):
             return scores.softmax(-1)
         sinks = expand_time(self, self.sinks).expand(*scores.shape[:3], 1)
         return torch.cat([sinks, scores], -1).softmax(-1)[..., 1:]
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool = False, grouped: bool
+) -> Tensor:
+    """Torch's attention of heads ``[b h t ·]``, whose fused kernels lack gradients of gradients and
+    forward-mode ones: those are its formula's.
+    """
+
+    def define(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        formula = torch.ops.aten._scaled_dot_product_attention_math
+        bias = None if mask is None else torch.where(mask, 0.0, -torch.inf).to(q.dtype)
+        return formula(q, k, v, bias, 0.0, causal, enable_gqa=grouped)[0]
+
+    if transform_here() is not None:
+        return define(q, k, v)
+    o = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=grouped)
+    return redefine(define, o, q, k, v)[0]

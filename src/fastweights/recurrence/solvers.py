@@ -5,13 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd.function import once_differentiable
 
+from fastweights.recurrence.derivatives import (
+    gradients_of,
+    is_followed_on,
+    require_one_at_a_time,
+    transform_here,
+)
 from fastweights.recurrence.products import Products, decay_products
 
 
@@ -435,27 +441,67 @@ def solve_implicitly(
     solve, and the differentiable `product` A(θ) x passes -e* on to θ: ∂L/∂θ = -e*ᵀ (∂A/∂θ) x.
     """
     with torch.no_grad():
-        x = solve(b, *theta)
-    if not torch.is_grad_enabled():
+        # detached: forward-mode tangents are those of the residual
+        x = solve(b.detach(), *(None if s is None else s.detach() for s in theta))
+    if not torch.is_grad_enabled() and transform_here() is None:
         return x
-    return ImplicitSolve.apply(solve, b - product(x, *theta), x, *theta)  # type: ignore[return-value]
+    return ImplicitSolve.apply(solve, product, b - product(x, *theta), x, b, *theta)  # type: ignore[return-value]
 
 
 class ImplicitSolve(torch.autograd.Function):
-    """The function from the residual b - A(θ) x to x."""
+    """x as a function of the residual b - A(θ) x, in which it is a constant, of b and of θ.
+
+    With A = H + Λ, dx = A⁻¹ d(residual), and A is symmetric: the residual's gradient e* is one more
+    solve, for ∂L/∂x. What that says of b and θ, autograd finds in the residual's own graph, where x
+    does not depend on θ. It does where the gradient is to be differentiated again: then that of b
+    is e*, solved for differentiably, and that of θ -e*ᵀ (∂A/∂θ) x, with x as it is found here.
+    """
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        ctx: Any, solve: Callable[..., Tensor], _: Tensor, x: Tensor, *theta: Tensor | None
-    ) -> Tensor:
-        ctx.solve, ctx.operands = solve, len(theta)
-        ctx.save_for_backward(*theta)
-        return x.view_as(x)
+    def forward(*inputs: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return inputs[3].view_as(inputs[3])
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.solve, ctx.product, _, _, _, *theta = inputs
+        ctx.save_for_backward(output, *theta)
+        ctx.save_for_forward(*theta)
+
+    @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        # with A = H + Λ, dx = A⁻¹ d(residual), and A is symmetric: the residual's gradient is one
-        # more solve, for ∂L/∂x. What that says of b and θ, autograd finds in the residual's own
-        # graph; x and θ get nothing here.
-        return None, ctx.solve(gradients[0], *ctx.saved_tensors), None, *[None] * ctx.operands
+        require_one_at_a_time(gradients, "a solver")
+        x, *theta = ctx.saved_tensors
+        if not is_followed_on(gradients):
+            return None, None, ctx.solve(gradients[0], *theta), *[None] * (len(theta) + 2)
+        e = solve_implicitly(ctx.solve, ctx.product, gradients[0], *theta)
+        wanted = ctx.needs_input_grad[5:]
+        found = gradients_of(partial(ctx.product, x), theta, wanted, (-e,))
+        return None, None, None, None, e, *found
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        found = solve_implicitly(ctx.solve, ctx.product, tangents[2], *ctx.saved_tensors)
+        return _ForwardAlone.apply(found)
+
+
+class _ForwardAlone(torch.autograd.Function):
+    """A tangent that is found with x as a constant, and therefore has no gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(tangent: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return tangent.view_as(tangent)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise NotImplementedError(
+            "the forward-mode derivative of a solver has no gradient; differentiate the gradient"
+            " forward instead: torch.func.jvp(torch.func.grad(f), …)"
+        )

@@ -59,4 +59,6 @@ def _refuses(product: Product) -> str | None:
     return None
 
 
-PACKED_PRODUCT = Kernel("product (oneDNN, packed weight)", Product, _multiply, _refuses, ("cpu",))
+PACKED_PRODUCT = Kernel(
+    "product (oneDNN, packed weight)", Product, _multiply, _refuses, ("cpu",), True
+)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fastweights.kernels.external.streams import (
     DEVICES,
+    differentiable_again,
     expand,
     finite_decay,
     needs_gradients,
@@ -32,6 +33,7 @@ WIDEST = 256
 """Keys of the widest states that fla's kernels hold."""
 
 
+@differentiable_again
 def compute_simple_gla(record: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state) under one decay per head, or none."""
     from fla.ops.simple_gla import chunk_simple_gla  # pyright: ignore[reportMissingImports]
@@ -47,6 +49,7 @@ def compute_simple_gla(record: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     return record.add_skip(o), last
 
 
+@differentiable_again
 def compute_gla(record: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state) under one decay per key channel."""
     from fla.ops.gla import chunk_gla  # pyright: ignore[reportMissingImports]
@@ -62,6 +65,7 @@ def compute_gla(record: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     return record.add_skip(o), last
 
 
+@differentiable_again
 def compute_gated_delta(record: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state) under one decay per head."""
     from fla.ops.gated_delta_rule import (  # pyright: ignore[reportMissingImports]
@@ -83,6 +87,7 @@ def compute_gated_delta(record: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     return o.to(record.output), last
 
 
+@differentiable_again
 def compute_kda(record: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state) under one decay per key channel."""
     from fla.ops.kda import chunk_kda  # pyright: ignore[reportMissingImports]
@@ -142,10 +147,10 @@ def _refuse_delta(record: Delta) -> str | None:
 
 
 FLA_SIMPLE_GLA = Kernel(
-    "chunk_simple_gla (fla)", Decay, compute_simple_gla, refuse_per_channel, DEVICES
+    "chunk_simple_gla (fla)", Decay, compute_simple_gla, refuse_per_channel, DEVICES, True
 )
-FLA_GLA = Kernel("chunk_gla (fla)", Decay, compute_gla, refuse_per_head, DEVICES)
+FLA_GLA = Kernel("chunk_gla (fla)", Decay, compute_gla, refuse_per_head, DEVICES, True)
 FLA_GATED_DELTA = Kernel(
-    "chunk_gated_delta_rule (fla)", Delta, compute_gated_delta, _refuse_delta, DEVICES
+    "chunk_gated_delta_rule (fla)", Delta, compute_gated_delta, _refuse_delta, DEVICES, True
 )
-FLA_KDA = Kernel("chunk_kda (fla)", Delta, compute_kda, refuse_per_head, DEVICES)
+FLA_KDA = Kernel("chunk_kda (fla)", Delta, compute_kda, refuse_per_head, DEVICES, True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fastweights.kernels.external.streams import (
+    differentiable_again,
     expand,
     finite_decay,
     needs_gradients,
@@ -26,6 +27,7 @@ SHORTEST = 64
 """Tokens of one of its chunks."""
 
 
+@differentiable_again
 def compute_flash_qla(record: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state); time is not cut by itself, for which it would look at the decays' numbers
     and wait for the GPU.
@@ -66,4 +68,6 @@ def refuse_flash_qla(record: Delta) -> str | None:
     return refuse_record(record, SHORTEST)
 
 
-FLASH_QLA = Kernel("gated delta (FlashQLA)", Delta, compute_flash_qla, refuse_flash_qla, ("cuda",))
+FLASH_QLA = Kernel(
+    "gated delta (FlashQLA)", Delta, compute_flash_qla, refuse_flash_qla, ("cuda",), True
+)

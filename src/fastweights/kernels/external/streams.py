@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache, wraps
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fastweights.kernels.chunked import chunk_loop
 from fastweights.kernels.triton.launch import INTERPRETED
 from fastweights.recurrence.base import Recurrence
+from fastweights.recurrence.derivatives import redefine
 
 DEVICES = ("cuda", "cpu") if INTERPRETED else ("cuda",)
 """Where the kernels' entries of the table read streams: what is written in Triton can be
@@ -45,6 +49,20 @@ def refuse_record(record: Recurrence, shortest: int) -> str | None:
     if torch.compiler.is_compiling():
         return "torch.compile does not look into it"
     return None
+
+
+def differentiable_again(compute: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any]:
+    """Have another library's kernel have gradients of gradients: those of the rule's chunks."""
+
+    @wraps(compute)
+    def compute_redefined(record: Recurrence, state: Tensor) -> tuple[Tensor, ...]:
+        def define(*given: Tensor) -> Any:
+            streams = dict(zip(record.streams, given[:-1], strict=True))
+            return chunk_loop(replace(record, **streams), given[-1])
+
+        return redefine(define, compute(record, state), *record.streams.values(), state)
+
+    return compute_redefined
 
 
 def refuse_missing(*modules: str) -> str | None:

@@ -48,5 +48,5 @@ def _refuses(recurrence: Amplified) -> str | None:
 
 
 NATIVE_BONUS_TOKEN = Kernel(
-    "amplified bonus, one token (compiled)", Amplified, compute_token, _refuses, ("cpu",)
+    "amplified bonus, one token (compiled)", Amplified, compute_token, _refuses, ("cpu",), True
 )

@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from fastweights.kernels.chunked import chunk_loop
 from fastweights.kernels.native import abi, library
 from fastweights.kernels.native.memory import empty
 from fastweights.kernels.pages import InPages
 from fastweights.kernels.table import Kernel
-from fastweights.recurrence.base import Recurrence
+from fastweights.recurrence.base import Recurrence, State
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
+from fastweights.recurrence.derivatives import differentiable_by
 from fastweights.recurrence.dplr import DPLR
 from fastweights.recurrence.selective import Selective
 
@@ -90,6 +91,17 @@ class Streams(NamedTuple):
         return cls(
             *(s if s is None or s.dtype in narrow else _plain(s, dtype) for s in streams)  # type: ignore[arg-type]
         )
+
+    def record(self, code: CFunctions) -> Matrix:
+        """The rule of these streams, with keys apart if it erases."""
+        q, k, v, log_decay, beta, erase, remove, rate = self
+        if k is not None and erase is not None:
+            return DPLR(q, k, v, erase, remove, log_decay, code.before)
+        if k is not None and beta is not None:
+            return Delta(q, k, v, beta, log_decay)
+        if k is not None and rate is not None and log_decay is not None:
+            return Selective(q, k, v, log_decay, rate)
+        return Decay(q, k, v, log_decay)
 
     @property
     def erases(self) -> bool:
@@ -186,6 +198,10 @@ def compute_forward(
     return o, last
 
 
+def _by_chunks(code: CFunctions, start: Tensor, *streams: Tensor | None) -> tuple[Tensor, State]:
+    return chunk_loop(Streams(*streams).record(code), start)  # type: ignore[arg-type]
+
+
 class _Native(torch.autograd.Function):
     """(o ``[b t h v]``, S_T) of S_0 ``[b h k v]`` and the streams."""
 
@@ -197,13 +213,13 @@ class _Native(torch.autograd.Function):
         kept = SavedForBackward.empty(code, given, start)
         o, last = compute_forward(code, given, given.v.shape[1], start, kept)
         ctx.code = code
-        ctx.save_for_backward(*given, *kept)
+        ctx.save_for_backward(start, *given, *kept)
         return o, last
 
     @staticmethod
-    @once_differentiable
+    @differentiable_by(lambda ctx: (_by_chunks, (ctx.code, *ctx.saved_tensors[:-2])))
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        *given, marks, missing = ctx.saved_tensors
+        _, *given, marks, missing = ctx.saved_tensors
         kept, d_last = SavedForBackward(marks, missing), gradients[1].contiguous()
         wanted = ctx.needs_input_grad[2:]
         d_start, grads = compute_backward(
@@ -416,13 +432,13 @@ def _refuses_in_pages(record: InPages) -> str | None:
     return record.scattered()
 
 
-NATIVE_SCAN = Kernel("scan (compiled)", Decay, _run_scan, _refuses_scan, CPU)
+NATIVE_SCAN = Kernel("scan (compiled)", Decay, _run_scan, _refuses_scan, CPU, True)
 NATIVE_SELECTIVE = Kernel(
-    "selective scan (compiled)", Selective, _run_selective, _refuses_selective, CPU
+    "selective scan (compiled)", Selective, _run_selective, _refuses_selective, CPU, True
 )
-NATIVE_DECAY = Kernel("decay (compiled)", Decay, _run_decay, _refuses_decay, CPU)
-NATIVE_DELTA = Kernel("delta (compiled)", Delta, _run_delta, refuses, CPU)
-NATIVE_DPLR = Kernel("DPLR (compiled)", DPLR, _run_dplr, refuses, CPU)
+NATIVE_DECAY = Kernel("decay (compiled)", Decay, _run_decay, _refuses_decay, CPU, True)
+NATIVE_DELTA = Kernel("delta (compiled)", Delta, _run_delta, refuses, CPU, True)
+NATIVE_DPLR = Kernel("DPLR (compiled)", DPLR, _run_dplr, refuses, CPU, True)
 NATIVE_IN_PAGES = Kernel(
-    "matrices and scans in pages (compiled)", InPages, _run_in_pages, _refuses_in_pages, CPU
+    "matrices and scans in pages (compiled)", InPages, _run_in_pages, _refuses_in_pages, CPU, True
 )

@@ -96,11 +96,7 @@ def refuse_tensors(
 def refuse_strangers(
     *tensors: Tensor | None, dtypes: tuple[torch.dtype, ...] = (torch.float32,)
 ) -> str | None:
-    """Why these are not plain tensors of some `dtypes` on the CPU, None if they are: neither of a
-    subclass nor under a transform of torch.func.
-    """
-    if refusal := refuse_transforms():
-        return refusal
+    """Why these are not plain tensors of some `dtypes` on the CPU, None if they are."""
     plain = (FakeTensor, nn.Parameter) if rehearsed() else (Tensor, nn.Parameter)
     for t in tensors:
         if t is not None and not (type(t) in plain and t.dtype in dtypes and t.is_cpu):
@@ -109,12 +105,6 @@ def refuse_strangers(
                 f" {' or '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}"
             )
     return None
-
-
-def refuse_transforms() -> str | None:
-    """Why C takes nothing inside a transform of torch.func, None outside of them."""
-    active = torch._C._are_functorch_transforms_active()
-    return "a transform of torch.func looks into it" if active else None
 
 
 @assume_constant_result

@@ -102,4 +102,4 @@ def _refuses(recurrence: Mesa) -> str | None:
     return refuses(recurrence)
 
 
-NATIVE_MESA = Kernel("mesa (compiled)", Mesa, _run, _refuses, CPU)
+NATIVE_MESA = Kernel("mesa (compiled)", Mesa, _run, _refuses, CPU, True)

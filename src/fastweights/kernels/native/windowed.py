@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from fastweights.kernels.native import abi, library
@@ -299,10 +298,9 @@ def _refuses_tokens(recurrence: WindowedLinear) -> str | None:
         return "documents may begin in it"
     if torch.compiler.is_compiling():
         return "a compiled graph makes kernels of torch's own operations"
-    followed = torch.is_grad_enabled() and _requires_grad(recurrence)
-    if followed or forward_ad._current_level >= 0:
+    if torch.is_grad_enabled() and _requires_grad(recurrence):
         return "autograd follows it"
-    return library.refuse_transforms() or refuses(recurrence)
+    return refuses(recurrence)
 
 
 def _requires_grad(recurrence: WindowedLinear) -> bool:
@@ -314,7 +312,7 @@ def _requires_grad(recurrence: WindowedLinear) -> bool:
 
 
 NATIVE_WINDOW = Kernel(
-    "window and linear memory, one token (compiled)", WindowedLinear, _run, _refuses_one, CPU
+    "window and linear memory, one token (compiled)", WindowedLinear, _run, _refuses_one, CPU, True
 )
 NATIVE_WINDOWS = Kernel(
     "windows and linear memory, block by block (compiled)",
@@ -322,6 +320,7 @@ NATIVE_WINDOWS = Kernel(
     _run,
     _refuses_tokens,
     CPU,
+    opaque=True,
 )
 NATIVE_WINDOW_IN_PAGES = Kernel(
     "window and linear memory in pages (compiled)",
@@ -329,4 +328,5 @@ NATIVE_WINDOW_IN_PAGES = Kernel(
     _run_in_pages,
     _refuses_in_pages,
     CPU,
+    opaque=True,
 )

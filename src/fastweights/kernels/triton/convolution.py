@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastweights.kernels.triton.chunks import block_of
 from fastweights.kernels.triton.launch import launch, refuse_layer
-from fastweights.kernels.triton.operator import Operator, Result, Streams
+from fastweights.kernels.triton.operator import Result, Streams
 from fastweights.kernels.triton.places import place_of_next
 from fastweights.kernels.triton.streams import Stream, side_by_side
 from fastweights.kernels.triton.tiling import ceiling, next_power
@@ -68,26 +68,18 @@ class _Problem(NamedTuple):
         return torch.empty(like.shape, dtype=dtype, device=like.device)
 
 
-def convolve(
-    silu: bool,
-    tail: Tensor,
-    x: Tensor,
-    taps: Tensor,
-    document: Tensor | None,
-    bias: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """(y ``[b t d]``, the next tail ``[b n d]``), differentiable in all but the document."""
-    streams = (tail, x, taps, document, bias)
+def is_token_alone(streams: Streams) -> bool:
+    """Whether it is one token, of a known document, without gradients."""
+    _, x, _, document, _ = streams
     wanted = torch.is_grad_enabled() and any(s is not None and s.requires_grad for s in streams)
-    if x.shape[1] == 1 and document is None and not wanted:
-        return _convolve_token(silu, _Problem.of(streams))
-    y, following = CONVOLUTION(Settings(silu), *streams)
-    return y, following
+    return x is not None and x.shape[1] == 1 and document is None and not wanted
 
 
-def _convolve_token(silu: bool, problem: _Problem) -> tuple[Tensor, Tensor]:
+def convolve_token(silu: bool, streams: Streams) -> tuple[Tensor, Tensor]:
+    """(y ``[b 1 d]``, the next tail ``[b n d]``) of a token alone."""
     from fastweights.kernels.triton.device import convolution as device
 
+    problem = _Problem.of(streams)
     tail, x, taps, _, bias = problem
     (b, _, _, width), columns = x.shape, problem.columns
     y, following = problem.empty(x, problem.dtype), place_of_next(tail)
@@ -106,7 +98,8 @@ def _convolve_token(silu: bool, problem: _Problem) -> tuple[Tensor, Tensor]:
     return y.squeeze(2), following.squeeze(2)
 
 
-def _forward(settings: Settings, streams: Streams, _keep: bool) -> Result:
+def forward(settings: Settings, streams: Streams, _keep: bool) -> Result:
+    """(y ``[b t d]``, the next tail ``[b n d]``)"""
     problem = _Problem.of(streams)
     y, following = (
         problem.empty(problem.x, problem.dtype),
@@ -146,13 +139,14 @@ def _launch_forward(
     )
 
 
-def _backward(
+def backward(
     settings: Settings,
     streams: Streams,
     _saved: Streams,
     gradients: tuple[Tensor, ...],
     wanted: Sequence[bool],
 ) -> Streams:
+    """The gradients of all but the document."""
     from fastweights.kernels.triton.device import convolution as device
 
     problem = _Problem.of(streams)
@@ -206,13 +200,3 @@ def refuses(tail: Tensor, x: Tensor, taps: Tensor, bias: Tensor | None) -> str |
     if len(taps) > MOST_TAPS:
         return f"it has {len(taps)} taps, more than {MOST_TAPS}"
     return refuse_layer(x, taps, bias)
-
-
-CONVOLUTION = Operator(
-    "convolution",
-    Settings,
-    ("tail", "x", "taps", "document", "bias"),
-    2,
-    _forward,
-    _backward,
-)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from fastweights.kernels.chunked import chunk_loop
 from fastweights.kernels.table import Kernel, refuse_complex
 from fastweights.kernels.triton.chunks import (
     WIDEST,
@@ -46,6 +49,12 @@ def decay_forward(settings: NoSettings, streams: Streams, keep: bool) -> Result:
     return Result((o, final), (scores,) if keep else ())
 
 
+def _define(_: NoSettings, streams: Streams) -> tuple[Tensor, Any]:
+    start, *of_record = streams
+    assert start is not None
+    return chunk_loop(Decay(*of_record), start)  # type: ignore[arg-type]
+
+
 DECAY = Operator(
     "decay",
     settings=NoSettings,
@@ -53,6 +62,7 @@ DECAY = Operator(
     outputs=2,
     forward=decay_forward,
     backward=decay_backward,
+    define=_define,
 )
 
 
@@ -101,7 +111,7 @@ def refuse_normalized(record: Normalized) -> str | None:
     return refuse_streams(record)
 
 
-TRITON_DECAY = Kernel("decay (Triton)", Decay, compute_decay, refuse_streams, DEVICES)
+TRITON_DECAY = Kernel("decay (Triton)", Decay, compute_decay, refuse_streams, DEVICES, True)
 TRITON_NORMALIZED = Kernel(
-    "normalised decay (Triton)", Normalized, compute_normalized, refuse_normalized, DEVICES
+    "normalised decay (Triton)", Normalized, compute_normalized, refuse_normalized, DEVICES, True
 )

@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fastweights.kernels.chunked import chunk_loop
 from fastweights.kernels.table import Kernel
 from fastweights.kernels.triton.chips import chip_of
 from fastweights.kernels.triton.chunks import (
@@ -447,6 +448,12 @@ def delta_backward(
     return found.start, by_q.rows, by_e.rows, by_e.k, d_v, d_beta, by_e.log_decay
 
 
+def _define(_: NoSettings, streams: Streams) -> tuple[Tensor, Any]:
+    start, q, e, k, v, beta, log_decay = streams
+    assert None not in (start, q, e, k, v, beta)
+    return chunk_loop(DPLR(q, beta * k, v, e, None, log_decay), start)  # type: ignore[arg-type, operator]
+
+
 DELTA = Operator(
     "delta",
     settings=NoSettings,
@@ -454,6 +461,7 @@ DELTA = Operator(
     outputs=2,
     forward=delta_forward,
     backward=delta_backward,
+    define=_define,
 )
 
 
@@ -481,5 +489,5 @@ def refuse_dplr(record: DPLR) -> str | None:
     return refuse_streams(record)
 
 
-TRITON_DELTA = Kernel("delta (Triton)", Delta, compute_delta, refuse_streams, DEVICES)
-TRITON_DPLR = Kernel("DPLR (Triton)", DPLR, compute_dplr, refuse_dplr, DEVICES)
+TRITON_DELTA = Kernel("delta (Triton)", Delta, compute_delta, refuse_streams, DEVICES, True)
+TRITON_DPLR = Kernel("DPLR (Triton)", DPLR, compute_dplr, refuse_dplr, DEVICES, True)

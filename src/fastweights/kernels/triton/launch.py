@@ -58,8 +58,6 @@ def refuse_layer(*streams: Tensor | None) -> str | None:
     """Why no kernel for an operation of layers can be taken on these streams."""
     if torch.compiler.is_compiling():
         return "a compiled graph makes one kernel of torch's own operations"
-    if torch._C._are_functorch_transforms_active():
-        return "a transform of torch.func looks into it"
     for stream in streams:
         if stream is not None and stream.dtype not in NARROW:
             return f"it has a stream of {stream.dtype}"

@@ -8,11 +8,13 @@ falling at bfloat16's precision. G, and the gradients, are `Decay`'s.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fastweights.kernels.blocks import BlockPlan
+from fastweights.kernels.mesa import CHUNK, BlockwiseSolve, multiply
 from fastweights.kernels.table import Kernel, run_fastest
 from fastweights.kernels.triton.chips import chip_of
 from fastweights.kernels.triton.chunks import Chunks, block_of, state_tiles, walk_time
@@ -24,7 +26,7 @@ from fastweights.kernels.triton.streams import Stream, side_by_side
 from fastweights.recurrence.base import State
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.mesa import Mesa
-from fastweights.recurrence.solvers import ConjugateGradient
+from fastweights.recurrence.solvers import ConjugateGradient, solve_implicitly
 
 WIDEST = 128
 """The widest keys whose systems a program holds."""
@@ -207,6 +209,17 @@ def mesa_backward(
     return d_start, e, dk, d_beta, d_decay, d_ridge
 
 
+def _define(settings: MesaSettings, streams: Streams) -> tuple[Tensor, Any]:
+    start, q, k, beta, log_decay, ridge = (None if s is None else s.float() for s in streams)
+    assert None not in (start, q, k, beta, ridge)
+    b, t, h, _ = q.shape  # type: ignore[union-attr]
+    solver = ConjugateGradient(settings.max_steps, settings.tol or None)
+    blocks = BlockwiseSolve(solver, BlockPlan.of(CHUNK, b * h, t))
+    x = solve_implicitly(blocks, multiply, q, start, k, beta, ridge, log_decay)  # type: ignore[arg-type]
+    _, last = run_fastest(Decay(k, k, beta * k, log_decay), start)  # type: ignore[arg-type, operator]
+    return x.to(streams[1].dtype), last  # type: ignore[union-attr]
+
+
 MESA = Operator(
     "mesa",
     settings=MesaSettings,
@@ -214,6 +227,7 @@ MESA = Operator(
     outputs=2,
     forward=mesa_forward,
     backward=mesa_backward,
+    define=_define,
     reread=1,
 )
 
@@ -251,4 +265,4 @@ def refuse_mesa(record: Mesa) -> str | None:
     return refuse_streams(record)
 
 
-TRITON_MESA = Kernel("mesa (Triton)", Mesa, compute_mesa, refuse_mesa, DEVICES)
+TRITON_MESA = Kernel("mesa (Triton)", Mesa, compute_mesa, refuse_mesa, DEVICES, True)

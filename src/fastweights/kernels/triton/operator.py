@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fastweights.kernels.tracing import assume_constant_result
+from fastweights.recurrence.derivatives import differentiable_by
 
 Streams = tuple[Tensor | None, ...]
 
@@ -46,6 +46,8 @@ class Operator:
         forward: ``(settings, streams, keep)`` → `Result`; `keep` says whether a backward follows
         backward: ``(settings, streams, saved, gradients of the outputs, wanted)`` → a gradient
             or None per stream; `wanted` says of each stream whether its gradient is asked for
+        define: ``(settings, streams)`` → the outputs, by operations of torch: for gradients of
+            gradients
         reread: how many of the outputs, the first ones, the backward finds in `saved`, before what
             the forward saved
     """
@@ -56,6 +58,7 @@ class Operator:
     outputs: int
     forward: Callable[[Any, Streams, bool], Result]
     backward: Callable[[Any, Streams, Streams, tuple[Tensor, ...], Sequence[bool]], Streams]
+    define: Callable[[Any, Streams], tuple[Tensor, ...]]
     reread: int = 0
 
     def __call__(self, settings: Any, *streams: Tensor | None) -> tuple[Tensor, ...]:
@@ -133,6 +136,10 @@ def _register_once(operator: Operator) -> str:
     return f"triton_{operator.name}"
 
 
+def _by_torch(operator: Operator, settings: Any, *streams: Tensor | None) -> tuple[Tensor, ...]:
+    return operator.define(settings, streams)
+
+
 class _Apply(torch.autograd.Function):
     """The outputs of an `Operator`, its settings and its streams."""
 
@@ -144,7 +151,9 @@ class _Apply(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable
+    @differentiable_by(
+        lambda ctx: (_by_torch, (ctx.operator, ctx.settings, *ctx.saved_tensors[: ctx.count]))
+    )
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         kept = ctx.saved_tensors  # asked for once: activation checkpointing gives them once
         streams, saved = kept[: ctx.count], kept[ctx.count :]

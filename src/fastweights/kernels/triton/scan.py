@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fastweights.kernels.chunked import chunk_loop
 from fastweights.kernels.table import Kernel
 from fastweights.kernels.triton.chips import Chip, chip_of
 from fastweights.kernels.triton.launch import DEVICES, launch, refuse_missing
@@ -382,6 +383,17 @@ def _gather(problem: Problem, name: str, room: Room) -> Tensor:
     return (room if v == 1 else room.unflatten(2, (h, v)).sum(3)).to(stream.dtype)
 
 
+def _define(settings: Settings, streams: Streams) -> tuple[Tensor, Any]:
+    *of_record, rate, start = streams
+    q, k, v, log_decay = of_record
+    assert start is not None
+    assert log_decay is not None
+    if rate is not None:
+        log_decay = Selective(q, k, v, log_decay, rate).plain.log_decay  # type: ignore[arg-type]
+    o, last = chunk_loop(Decay(q, k, v, log_decay), start)  # type: ignore[arg-type]
+    return o.to(start.dtype) if settings.exact else o, last
+
+
 SCAN = Operator(
     "scan",
     Settings,
@@ -389,6 +401,7 @@ SCAN = Operator(
     2,
     forward,
     backward,
+    _define,
 )
 
 
@@ -477,7 +490,7 @@ def _refuses_selective(recurrence: Selective) -> str | None:
     return _refuses(recurrence)
 
 
-SCAN_KERNEL = Kernel("scan (Triton)", Decay, scan, _refuses, DEVICES)
+SCAN_KERNEL = Kernel("scan (Triton)", Decay, scan, _refuses, DEVICES, True)
 SELECTIVE_SCAN_KERNEL = Kernel(
-    "selective scan (Triton)", Selective, selective_scan, _refuses_selective, DEVICES
+    "selective scan (Triton)", Selective, selective_scan, _refuses_selective, DEVICES, True
 )

@@ -131,9 +131,9 @@ def refuses_mesa(record: Mesa) -> str | None:
 
 
 STEPS = [
-    Kernel("decay, one token (Triton)", Decay, advance, refuses, DEVICES),
-    Kernel("delta, one token (Triton)", Delta, advance, refuses, DEVICES),
-    Kernel("bonus, one token (Triton)", Bonus, advance, refuses, DEVICES),
-    Kernel("mesa, one token (Triton)", Mesa, advance_mesa, refuses_mesa, DEVICES),
+    Kernel("decay, one token (Triton)", Decay, advance, refuses, DEVICES, True),
+    Kernel("delta, one token (Triton)", Delta, advance, refuses, DEVICES, True),
+    Kernel("bonus, one token (Triton)", Bonus, advance, refuses, DEVICES, True),
+    Kernel("mesa, one token (Triton)", Mesa, advance_mesa, refuses_mesa, DEVICES, True),
     Kernel("normalised, one token (Triton)", Normalized, compute_with_normaliser, refuses, DEVICES),
 ]

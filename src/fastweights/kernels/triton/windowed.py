@@ -15,6 +15,7 @@ from fastweights.kernels.triton.launch import DEVICES, launch, refuse_missing
 from fastweights.kernels.triton.operator import Operator, Result, Streams
 from fastweights.kernels.triton.streams import NARROW, Stream, side_by_side
 from fastweights.kernels.triton.tiling import next_power
+from fastweights.kernels.windowed.forward import blockwise_windows
 from fastweights.recurrence.mapped import Mapped, elu_plus_one, features, softmax
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.recurrence.windowed import WindowedLinear, WindowState
@@ -389,7 +390,37 @@ def _without(constants: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in constants.items() if name not in names}
 
 
-WINDOW = Operator("window", WindowSettings, Tensors._fields, 2, attend, differentiate, reread=1)
+def _define(settings: WindowSettings, streams: Streams) -> tuple[Tensor, Tensor]:
+    s, count = Tensors(*streams), settings.cached  # type: ignore[arg-type]
+    *cached, age = _cached_of(s, count)
+    record = WindowedLinear(
+        *(s.q, s.k[:, count:], s.v[:, count:], s.fq, s.fk[:, count:], s.mix, settings.window),
+        shared=settings.shared,
+        softcap=settings.softcap or None,
+        segment_starts=_starts_of(s.documents, count),
+    )
+    o, (*_, memory, _) = blockwise_windows(record, (*cached, s.memory, age))  # type: ignore[arg-type]
+    return o, memory
+
+
+def _cached_of(s: Tensors, count: int) -> list[Tensor]:
+    """Cached keys, values and features ``[b g s ·]``, and their ages ``[b s]``."""
+    age = torch.arange(count, 0, -1, device=s.k.device).expand(len(s.k), -1)
+    if s.documents is not None:
+        age = torch.where(s.documents[:, :count] < 0, FORGOTTEN, age)
+    return [*(x[:, :count].transpose(1, 2) for x in (s.k, s.v, s.fk)), age]
+
+
+def _starts_of(documents: Tensor | None, count: int) -> Tensor | None:
+    """Where documents begin, ``[b t 1 1]``."""
+    if documents is None:
+        return None
+    return (F.pad(documents[:, count:], (1, 0)).diff(dim=1) != 0)[..., None, None]
+
+
+WINDOW = Operator(
+    "window", WindowSettings, Tensors._fields, 2, attend, differentiate, _define, reread=1
+)
 
 
 class LearnedMap(NamedTuple):
@@ -525,5 +556,5 @@ def refuses(recurrence: WindowedLinear) -> str | None:
 
 
 TRITON_WINDOW = Kernel(
-    "window and linear memory (Triton)", WindowedLinear, compute, refuses, DEVICES
+    "window and linear memory (Triton)", WindowedLinear, compute, refuses, DEVICES, True
 )

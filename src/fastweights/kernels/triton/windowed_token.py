@@ -94,5 +94,5 @@ def _refuses(recurrence: WindowedLinear) -> str | None:
 
 
 TRITON_WINDOW_TOKEN = Kernel(
-    "window and linear memory, one token (Triton)", WindowedLinear, compute, _refuses, DEVICES
+    "window and linear memory, one token (Triton)", WindowedLinear, compute, _refuses, DEVICES, True
 )

@@ -20,5 +20,8 @@ from fastweights.kernels.windowed.forward import blockwise_windows
 from fastweights.recurrence.windowed import WindowedLinear
 
 BLOCKED_WINDOWS = Kernel(
-    "windows and linear memory, block by block (torch)", WindowedLinear, blockwise_windows
+    "windows and linear memory, block by block (torch)",
+    WindowedLinear,
+    blockwise_windows,
+    opaque=True,
 )

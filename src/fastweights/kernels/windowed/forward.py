@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from fastweights.kernels.gemm import route_products
@@ -14,6 +14,7 @@ from fastweights.kernels.windowed.backward import span_back
 from fastweights.kernels.windowed.masks import Documents, PaddingLast, span_masks
 from fastweights.kernels.windowed.plan import WindowPlan
 from fastweights.kernels.windowed.spans import SpanStreams, weighted_sums
+from fastweights.recurrence.derivatives import Definition, differentiable_by
 from fastweights.recurrence.mapped import features
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.recurrence.windowed import (
@@ -23,6 +24,35 @@ from fastweights.recurrence.windowed import (
     normalize_by_last,
     with_ones,
 )
+
+
+def _evaluate_spans(
+    plan: WindowPlan, plain: bool, documents: Documents, memory: Tensor, *streams: Tensor
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """(o, S after the last block, S before each span)."""
+    o = streams[0].new_empty(*streams[0].shape[:-1], streams[-1].shape[-1] - 1)
+    starts = []
+    for span in plan.spans():
+        starts.append(memory)
+        blocks = SpanStreams.of(plan, span, *streams)
+        masks = span_masks(plan, span, plain, documents)
+        # S before every block; the weights of keys in the window and before it
+        states = blocks.states(masks, memory)
+        near, far = blocks.weights(masks, plan)
+        # both sides' sums with their normalisers, joined, divided
+        sides = weighted_sums(blocks, masks, near, far, states)
+        sums = mix_window_and_memory(*sides, blocks.mix, shared=plan.shared)
+        tokens = slice(span.start * plan.block, span.stop * plan.block)
+        o[..., tokens, :] = plan.merge_queries(normalize_by_last(sums)[..., :-1])
+        memory = states[:, :, -1]
+    return o, memory.clone(), starts
+
+
+def _again(ctx: Any) -> tuple[Definition, Sequence[Any]]:
+    """All spans by torch's own operations, with autograd through them."""
+    running, present, *saved = ctx.saved_tensors
+    inputs = (ctx.plan, ctx.plain, Documents(running, present), saved[7], *saved[:7])
+    return lambda *given: _evaluate_spans(*given)[:2], inputs
 
 
 class BlockwiseWindows(torch.autograd.Function):
@@ -40,27 +70,13 @@ class BlockwiseWindows(torch.autograd.Function):
         memory: Tensor,
         *streams: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        o = streams[0].new_empty(*streams[0].shape[:-1], streams[-1].shape[-1] - 1)
-        starts = []
-        for span in plan.spans():
-            starts.append(memory)
-            blocks = SpanStreams.of(plan, span, *streams)
-            masks = span_masks(plan, span, plain, documents)
-            # S before every block; the weights of keys in the window and before it
-            states = blocks.states(masks, memory)
-            near, far = blocks.weights(masks, plan)
-            # both sides' sums with their normalisers, joined, divided
-            sides = weighted_sums(blocks, masks, near, far, states)
-            sums = mix_window_and_memory(*sides, blocks.mix, shared=plan.shared)
-            tokens = slice(span.start * plan.block, span.stop * plan.block)
-            o[..., tokens, :] = plan.merge_queries(normalize_by_last(sums)[..., :-1])
-            memory = states[:, :, -1]
+        o, last, starts = _evaluate_spans(plan, plain, documents, memory, *streams)
         ctx.plan, ctx.plain = plan, plain
         ctx.save_for_backward(*documents, *streams, *starts)
-        return o, memory.clone()
+        return o, last
 
     @staticmethod
-    @once_differentiable
+    @differentiable_by(_again)
     @route_products
     def backward(ctx: Any, do: Tensor, dmemory: Tensor) -> tuple[Tensor | None, ...]:
         plan: WindowPlan = ctx.plan

@@ -63,10 +63,10 @@ class SpanStreams(NamedTuple):
             scores.clamp_(-LARGEST_LOG_WEIGHT, LARGEST_LOG_WEIGHT)
         else:
             scores.masked_fill_(~masks.near, -torch.inf)
-            highest = scores.amax(-1, keepdim=True)
-            scores.sub_(highest.masked_fill_(highest == -torch.inf, 0))
+            highest = _own(scores).amax(-1, keepdim=True)
+            scores.sub_(highest.masked_fill(highest == -torch.inf, 0))
             scores.clamp_(min=smallest_exponent(scores.dtype))
-        near = scores.exp_().mul_(masks.near).flatten(3, 4)
+        near = _own(scores.exp_()).mul_(masks.near).flatten(3, 4)
         far = (self.fq @ self.fk.mT).unflatten(3, (-1, c)).mul_(masks.far).flatten(3, 4)
         return near, far
 
@@ -79,6 +79,11 @@ class SpanStreams(NamedTuple):
     def reading_queries(self, masks: WindowMasks) -> Tensor:
         """φ(Q) of those that read S, else 0."""
         return self.fq if masks.reads_memory is None else mask_rows(self.fq, masks.reads_memory)
+
+
+def _own(scores: Tensor) -> Tensor:
+    """A copy where autograd keeps the numbers that are about to be overwritten."""
+    return scores.clone() if torch.is_grad_enabled() else scores
 
 
 def mask_rows(queries: Tensor, mask: Tensor) -> Tensor:

@@ -153,6 +153,13 @@ LAWS = (
         allowed=0.0,
     ),
     Law(
+        "second derivatives",
+        "In float64, the gradients of gradients are what differences of gradients tend to.",
+        _ones(2, 9),
+        questions.differentiate_twice,
+        allowed=1e-2,
+    ),
+    Law(
         "batch invariant",
         "Inside batch_invariant a text has the same logits, bit by bit, alone or padded in a batch,"
         " at once or in pieces.",

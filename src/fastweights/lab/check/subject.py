@@ -108,13 +108,46 @@ class Subject:
         """Of the mean of all logits times `weights` ``[b t 1]``, by parameter."""
         self.model.zero_grad(set_to_none=True)
         with torch.enable_grad():
-            logits = self.model(input_ids=ids, use_cache=False, **given).logits
-            ((logits.sin() * weights).sum() / logits.shape[-1]).backward()
+            self._objective(ids, weights, **given).backward()
         found = {
             name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None
         }
         self.model.zero_grad(set_to_none=True)
         return found
+
+    def _objective(self, ids: Tensor, weights: Tensor, **given: Any) -> Tensor:
+        logits = self.model(input_ids=ids, use_cache=False, **given).logits
+        return (logits.sin() * weights).sum() / logits.shape[-1]
+
+    def curvature(
+        self, ids: Tensor, weights: Tensor, direction: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The second derivative of the same times a direction, by parameter."""
+        named = {n: p for n, p in self.model.named_parameters() if n in direction}
+        weighed = [*named.values()]
+        with torch.enable_grad():
+            slopes = torch.autograd.grad(
+                self._objective(ids, weights), weighed, create_graph=True, allow_unused=True
+            )
+            pairs = zip(slopes, direction.values(), strict=True)
+            along = torch.stack([(s * d).sum() for s, d in pairs if s is not None]).sum()
+            found = torch.autograd.grad(along, weighed, allow_unused=True)
+        return {name: f for name, f in zip(named, found, strict=True) if f is not None}
+
+    def direction(self) -> dict[str, Tensor]:
+        """A direction of length 1 among the weights that learn, the same at every call."""
+        learnt = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        generator = torch.Generator().manual_seed(0)
+        drawn = [torch.randn(p.shape, generator=generator).to(p) for p in learnt.values()]
+        size = torch.stack([d.norm() for d in drawn]).norm()
+        return {name: d / size for name, d in zip(learnt, drawn, strict=True)}
+
+    @torch.no_grad()
+    def move(self, direction: dict[str, Tensor], by: float) -> None:
+        """Add to the weights."""
+        for name, p in self.model.named_parameters():
+            if name in direction:
+                p.add_(direction[name], alpha=by)
 
 
 def _cache_of(read: Any) -> tuple[str, Any]:
