@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fastweights.lab.check.subject import NotTaken, Subject
 from fastweights.models.cache_names import CACHES
+from fastweights.models.continuation import apart
 from fastweights.models.invariant import batch_invariant
 
 NEW = 6
@@ -41,15 +42,6 @@ class Example:
         count = " and ".join(map(str, self.lengths))
         where = "" if self.at is None else f", at token {self.at}"
         return f"{count} tokens{where}"
-
-
-def apart(found: Tensor, expected: Tensor) -> float:
-    """max |found - expected| / max |expected|; NaN where a number is not finite."""
-    found, expected = found.double(), expected.double()
-    if not (found.isfinite().all() and expected.isfinite().all()):
-        return float("nan")
-    largest = float(expected.abs().max().clamp(min=torch.finfo(torch.float64).tiny))
-    return float((found - expected).abs().max()) / largest
 
 
 def _worst(differences: Iterator[float]) -> float:
@@ -215,6 +207,15 @@ def repeat_gradients(subject: Subject, example: Example) -> float:
     weights = torch.ones(*ids.shape, 1, device=ids.device)
     found, again = subject.gradients(ids, weights), subject.gradients(ids, weights)
     return _apart_gradients(again, found)
+
+
+def smooth_labels(subject: Subject, example: Example) -> float:
+    """Of (1 - e) · -log p(next token) + e · mean -log p, in the mean over tokens."""
+    ids, factor = subject.tokens(2, *example.lengths), 0.1
+    log_p = subject.logits(ids)[:, :-1].log_softmax(-1)
+    right = log_p.gather(-1, ids[:, 1:, None]).mean()
+    expected = -(1 - factor) * right - factor * log_p.mean()
+    return apart(subject.trainer_loss(ids, label_smoothing_factor=factor), expected)
 
 
 def shift_positions(subject: Subject, example: Example) -> float:

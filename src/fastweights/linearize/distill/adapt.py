@@ -100,7 +100,7 @@ class ModelLogits(LogitSource):
 class TokenLoss:
     """The loss of a whole model: ce · -log p(next token) + kl · KL(teacher ‖ student), in nats.
 
-    Both terms are means over the tokens that are trained on.
+    Both terms are means over the tokens that are trained on, and 0 if there are none.
 
     Attributes:
         ce: The factor of the cross-entropy with the text.
@@ -146,7 +146,8 @@ class TokenLoss:
         logits = next_logits(model, given)[learnt]
         parts = []
         if self.ce:
-            parts.append(self.ce * F.cross_entropy(logits, labels[:, 1:][learnt]))
+            total = F.cross_entropy(logits, labels[:, 1:][learnt], reduction="sum")
+            parts.append(self.ce * (total / max(len(logits), 1)))
         if self.kl:
             teacher = ModelLogits(partial(teacher_logits, model)) if source is None else source
             parts.append(self.kl * teacher.divergence(logits, given, learnt, first))
@@ -183,9 +184,10 @@ def unwrap_adapters(model: Any) -> PreTrainedModel:
 
 def kl(teacher: Tensor, student: Tensor) -> Tensor:
     """Compute the mean KL(teacher ‖ student) of logits ``[n vocabulary]`` over n, in nats."""
-    return F.kl_div(
-        student.log_softmax(-1), teacher.log_softmax(-1), reduction="batchmean", log_target=True
+    total = F.kl_div(
+        student.log_softmax(-1), teacher.log_softmax(-1), reduction="sum", log_target=True
     )
+    return total / max(len(student), 1)
 
 
 def prepare_adaptation(
