@@ -1,4 +1,4 @@
-"""How models of transformers go on from their caches: tried once, and read so that no logit changes."""
+"""How models of transformers go on from their caches: tried once, and read accordingly."""
 
 from __future__ import annotations
 

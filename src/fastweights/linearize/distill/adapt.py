@@ -31,6 +31,7 @@ from fastweights.train.adapters import (
     LoRA,
     has_adapters,
     without_notes_to_peft,
+    without_shared,
     wrap_in_adapters,
 )
 
@@ -232,19 +233,21 @@ def _wrap(model: PreTrainedModel, lora: LoRA, seed: int) -> Any:
 
 
 def projections(model: PreTrainedModel) -> list[str]:
-    """List the names of the linear layers in the converted attentions, without those of branches.
+    """List the names of the linear layers in the converted attentions, without those of branches
+    and those whose weights other modules have, too.
 
     Raises:
         CannotLinearize: If there are none.
     """
     attentions = {id(module) for module in attentions_with_branch(model)}
-    found = [
+    layers = [
         f"{path}.{name}"
         for path, attention in model.named_modules()
         if id(attention) in attentions
         for name, module in attention.named_modules()
         if isinstance(module, nn.Linear | Conv1D) and not name.startswith("linear_branch")
     ]
+    found = without_shared(model, layers)
     if not found:
         raise CannotLinearize(
             type(model).__name__,
