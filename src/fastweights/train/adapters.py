@@ -148,8 +148,8 @@ def _say_left_out(model: nn.Module, paths: list[str], kept: list[str], why: str)
     left = [path for path in paths if path not in kept]
     if left:
         warnings.warn(
-            f"{len(left)} linear layers of a {type(model).__name__} get no adapters, such as {left[0]}:"
-            f" they {why}",
+            f"{len(left)} linear layers of a {type(model).__name__} get no adapters, such as"
+            f" {left[0]}: they {why}",
             stacklevel=4,
         )
 
