@@ -15,6 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 from fastweights.layers import upcast
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
 from fastweights.models.cache_names import CACHE, cache_argument
+from fastweights.models.continuation import Continuation, continuation_of
 from fastweights.models.graph import (
     HostWaitError,
     StaticStep,
@@ -90,6 +91,7 @@ class Decoder:
         if cache is None:
             self.cache = FastWeightsCache() if own else DynamicCache(config=model.config)
         self.step: StaticStep | None = None
+        self._begun, self._count = cache is not None, _tokens_in(self.cache)
         self._host_waits: str | None = None
         self._eager: bool | None = None
 
@@ -104,8 +106,16 @@ class Decoder:
         Returns:
             the logits ``[b vocab]`` after the last of them
         """
-        model: Any = self.model
         self.step = None
+        if not self._begun:
+            return self._read(ids, mask)
+        way, logits = continuation_of(self.model), ids.new_empty(0)
+        for piece in ids.split(int(max(1, min(way.most, ids.shape[1]))), 1):
+            logits = self._read(piece, mask, **way.told(piece, self._count))
+        return logits
+
+    def _read(self, ids: Tensor, mask: Tensor | None, **told: Any) -> Tensor:
+        model: Any = self.model
         output = model(
             input_ids=ids,
             attention_mask=mask,
@@ -113,8 +123,10 @@ class Decoder:
             use_cache=True,
             logits_to_keep=1,
             return_dict=True,
+            **told,
         )
         self.cache = getattr(output, CACHE)
+        self._begun, self._count = True, self._count + ids.shape[1]
         return output.logits[:, -1]
 
     def read_token(self, token: Tensor) -> Tensor:
@@ -150,10 +162,14 @@ class Decoder:
             self.step = step
 
     def read_prompt(self, ids: Tensor, mask: Tensor | None, chunk: int) -> Tensor:
-        """The same as `read`, `chunk` tokens at a time, so that memory does not grow with t."""
-        masks = [None] * len(ids.split(chunk, 1)) if mask is None else mask.split(chunk, 1)
+        """The same as `read`, `chunk` tokens at a time, so that memory does not grow with t; at
+        once by a model that does not go on so.
+        """
+        way = continuation_of(self.model) if chunk < ids.shape[1] else Continuation()
+        pieces = way.split(ids, chunk)
+        masks = [None] * len(pieces) if mask is None else mask.split(pieces[0].shape[1], 1)
         logits = ids.new_empty(0)
-        for piece, kept in zip(ids.split(chunk, 1), masks, strict=True):
+        for piece, kept in zip(pieces, masks, strict=True):
             logits = self.read(piece, kept)
         return logits
 
@@ -168,6 +184,13 @@ class Decoder:
             token = choose(logits)
             yield token
             logits = self.read_token(token)
+
+
+def _tokens_in(cache: Any) -> int:
+    """How many tokens a cache says it has read; layers of states do not say."""
+    return max(
+        (p.get_seq_length() for p in cache.layers if hasattr(p, "get_seq_length")), default=0
+    )
 
 
 def likeliest(logits: Tensor) -> Tensor:

@@ -274,7 +274,11 @@ def test_more_tokens_than_embeddings_are_refused(folder, tmp_path):
     softmax("llama", folder).save_pretrained(source)
     text = replace(tiny(folder).text, tokenization=BPE(300))
     config = tiny(folder, model=ExistingModel(str(source)), text=text)
-    refused(tmp_path / "out", config, r"bare has tokens up to 299, the model embeddings for \d+; .*resize_token_embeddings\(300\)")
+    refused(
+        tmp_path / "out",
+        config,
+        r"bare has tokens up to 299, the model embeddings for \d+; .*resize_token_embeddings\(300\)",
+    )
 
 
 def test_more_tokens_than_positions_are_refused(folder, tmp_path):

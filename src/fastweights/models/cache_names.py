@@ -6,10 +6,12 @@ models of state spaces. RWKV of transformers says ``state``, and other libraries
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 Output = TypeVar("Output", bound=type)
@@ -80,11 +82,24 @@ class GeneratesByEitherName:
         base: Any = super()
         return base.generate(*args, **rename_cache(kwargs))
 
-    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Make the arguments of the next call, with the cache where prompt tuning looks for it."""
+    def prepare_inputs_for_generation(
+        self, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Make the arguments of the next call, with the cache where prompt tuning looks for it.
+
+        `generate` takes `inputs_embeds` of models alone that name them here.
+        """
         base: Any = super()
-        inputs = base.prepare_inputs_for_generation(*args, **kwargs)
+        given = {} if inputs_embeds is None else {"inputs_embeds": inputs_embeds}
+        inputs = base.prepare_inputs_for_generation(*args, **given, **kwargs)
         return {"past_key_values": take_cache(inputs)} | inputs
+
+    def _prefill(self, input_ids: Tensor, config: Any, given: dict[str, Any], **kwargs: Any) -> Any:
+        base: Any = super()
+        if given.get("inputs_embeds") is not None and config.prefill_chunk_size:
+            config = copy(config)  # transformers splits token ids alone: these are read at once
+            config.prefill_chunk_size = None
+        return base._prefill(input_ids, config, given, **kwargs)
 
 
 def with_both_names(output: Output) -> Output:

@@ -27,6 +27,7 @@ from transformers import (
     AutoModelForTokenClassification,
     PretrainedConfig,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 CODE = Path(__file__).with_name("modeling_fastweights.py")
 AUTOMATIC_CLASSES: Mapping[Any, Any] = {
@@ -77,12 +78,17 @@ def code_map(config: type[PretrainedConfig]) -> dict[str, str]:
 def register_models(config: type[PretrainedConfig], models: Mapping[Any, Any]) -> None:
     """Let automatic classes, and programs that look models up in transformers, find these.
 
+    Among them is Trainer, which smooths labels of the next token where a causal language model's
+    class is in transformers' table of their names.
+
     Args:
         config: The models' class of configurations.
         models: A class of models for each automatic class.
     """
     for automatic, model in models.items():
         automatic.register(config, model, exist_ok=True)
+        if automatic is AutoModelForCausalLM:
+            MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type] = model.__name__
         for module in _modules_called_transformers():
             setattr(module, model.__name__, model)
 

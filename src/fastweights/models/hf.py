@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import can_return_tuple
 
 from fastweights.layers import Linear, TokenContext
@@ -130,6 +131,21 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
         tensors = module.state_dict(keep_vars=True).values()
         if not (tensors and all(map(_comes_from_checkpoint, tensors))):
             super()._initialize_weights(module)
+
+    def _check_and_adjust_attn_implementation(
+        self, attn_implementation: str | None, *args: Any, **kwargs: Any
+    ) -> str:
+        """Any implementation that transformers knows, or of its hub: mixers attend by the kernels
+        of this library whichever is asked for.
+        """
+        name = attn_implementation or "eager"
+        known = ["eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
+        if name not in known and "/" not in name:
+            raise ValueError(
+                f"attn_implementation={name!r} is none of transformers' ({', '.join(known)});"
+                f" leave it out: a {type(self).__name__} attends by kernels of its own"
+            )
+        return name
 
     def _init_weights(self, module: nn.Module) -> None:
         match module:
@@ -552,6 +568,7 @@ class FastWeightsForCausalLM(
     def prepare_inputs_for_generation(
         self,
         *args: Any,
+        inputs_embeds: Tensor | None = None,
         tokenizer: object = None,
         assistant_tokenizer: object = None,
         **kwargs: Any,
@@ -560,11 +577,12 @@ class FastWeightsForCausalLM(
 
         Args:
             args: As transformers gives them.
+            inputs_embeds: The prompts in place of token ids.
             tokenizer, assistant_tokenizer: What ``stop_strings`` are found with; not read here.
             kwargs: As transformers gives them.
         """
         base: Any = super()
-        inputs = base.prepare_inputs_for_generation(*args, **kwargs)
+        inputs = base.prepare_inputs_for_generation(*args, inputs_embeds=inputs_embeds, **kwargs)
         mask = inputs.get("attention_mask")
         streams = {
             name: inputs[name]

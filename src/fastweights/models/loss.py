@@ -89,10 +89,9 @@ def mean_loss(
     """Mean of -log p(targets | x), or of another term, over the ``targets [n]`` that are not −100,
     of ``x [n d]``; see `next_token_loss`.
     """
-    count = (targets != IGNORE_INDEX).sum().clamp(min=1) if items is None else items
-    return _sum(logits, x, targets, chunk, term) / (
-        count.to(x.device) if isinstance(count, Tensor) else count
-    )
+    count = (targets != IGNORE_INDEX).sum() if items is None else items
+    count = count.to(x.device) if isinstance(count, Tensor) else count
+    return _sum(logits, x, targets, chunk, term) / (count + (count == 0))
 
 
 def select_targets(x: Embedded, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -147,14 +147,25 @@ class Loop:
         """Add the gradients of this process's share of the batch, part by part."""
         parts, size = self.config.accumulate, self._size
         start = self.step * self.config.batch + self.processes.reader * parts * size
+        starts = range(start, start + parts * size, size)
         totals = dict[str, Tensor]()
-        for first in range(start, start + parts * size, size):
-            is_last = first == start + (parts - 1) * size
+        for first, share in zip(starts, self._shares(starts), strict=True):
+            is_last = first == starts[-1]
             with self.placement.accumulate(is_last), self.config.precision(self.processes.device):
-                losses = self.stage.backward(first, size, 1 / parts, self.step)
+                losses = self.stage.backward(first, size, share, self.step)
             for name, loss in losses.items():
-                totals[name] = totals.get(name, 0) + loss / parts
+                totals[name] = totals.get(name, 0) + loss * share
         return totals
+
+    def _shares(self, starts: range) -> list[float]:
+        """What each part of the batch counts: its share of all that is learnt in the update, times
+        the number of processes, over which gradients are averaged.
+        """
+        if len(starts) == self.processes.count == 1:
+            return [1.0]
+        learnt = [self.stage.learnt(first, self._size) for first in starts]
+        total = self.processes.total({"learnt": sum(learnt)})["learnt"]
+        return [count * self.processes.count / max(total, 1) for count in learnt]
 
 
 def run_in_memory(stage: Stage, config: Optimization, processes: Processes) -> Loop:

@@ -119,7 +119,8 @@ class Stage(ABC):
 
     @abstractmethod
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
-        """Add `share` of the gradient on some sequences, and return the losses by name.
+        """Add `share` of the gradient on some sequences, and return the losses by name; both are 0
+        where nothing is learnt of them.
 
         All randomness is a function of `step` and the process, for which `seed` was called.
 
@@ -129,6 +130,12 @@ class Stage(ABC):
             share: Factor of the gradient.
             step: Number of the update.
         """
+
+    def learnt(self, first: int, count: int) -> int:
+        """Return how many terms the losses of these sequences are means of, up to a factor, by
+        which the parts of a batch count: the sequences, or the tokens that are learnt.
+        """
+        return count
 
     @abstractmethod
     def validate(self, processes: Processes = Alone()) -> Mapping[str, float]:

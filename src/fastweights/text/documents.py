@@ -22,6 +22,11 @@ from fastweights.text.tokens import TokenText
 from fastweights.text.windows import Windows, batch_spans, sequential_spans
 
 
+def count_learnt(labels: Tensor) -> int:
+    """Return how many of the labels ``[b t]`` of a batch are predicted from tokens before."""
+    return int((labels[:, 1:] != IGNORE_INDEX).sum())
+
+
 @dataclass(frozen=True)
 class Data:
     """The text to train on, and how it is cut into sequences.
@@ -102,6 +107,10 @@ class Batches(ABC):
         """Return sequences `first` … `first + count - 1` of the endless stream, a function of these
         numbers."""
         return self._collate(self.spans(first, count))
+
+    def learnt(self, first: int, count: int) -> int:
+        """Return how many tokens of these sequences are predicted from those before."""
+        return count_learnt(self.batch(first, count)["labels"])
 
     def _collate(self, spans: Sequence[Span]) -> dict[str, Tensor]:
         stretches = [span.text.read(span.start, span.stop) for span in spans]

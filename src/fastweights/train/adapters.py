@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from fastweights.runs.errors import TrainingError
 from fastweights.runs.ranges import FRACTION, POSITIVE_INTEGER, POSITIVE_NUMBER
+from fastweights.runs.stage import trainable_parameters
 
 FUSED: Mapping[str, tuple[str, ...]] = dict.fromkeys(
     ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"), ("out_proj", "dt_proj")
 )
-"""By model type: projections whose weights are read directly, past any adapter."""
+"""By model type: projections whose weights are read directly, past any adapter, by kernels of other
+devices if not here."""
+TOKENS = 32
+"""Of the text that shows which layers gradients reach."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ def add_adapters(model: PreTrainedModel, lora: LoRA) -> Any:
     from peft import LoraConfig
 
     beside: list[str] = list(getattr(model, "trained_beside_adapters", ()))
-    layers = linear_layers(model, beside)
+    layers = _learning(model, linear_layers(model, beside))
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
@@ -116,6 +123,65 @@ def linear_layers(model: PreTrainedModel, outside: Iterable[str]) -> list[str]:
             " weights, without LoRA"
         )
     return found
+
+
+def _learning(model: PreTrainedModel, paths: list[str]) -> list[str]:
+    """Those of some linear layers whose adapters learn and can be merged; the others are said."""
+    apart = without_shared(model, paths)
+    reached = _reached(model, apart)
+    # which experts a few tokens are sent to says nothing of the others
+    found = [path for path in apart if path in reached or "expert" in path]
+    _say_left_out(model, paths, apart, "share their weights, to which each would be added")
+    _say_left_out(model, apart, found, "are passed by: no gradient reaches what they compute")
+    return found
+
+
+def without_shared(model: nn.Module, paths: list[str]) -> list[str]:
+    """Those of some linear layers whose weights no other module has."""
+    named = model.named_parameters(remove_duplicate=False)
+    uses = Counter(id(parameter) for _, parameter in named)
+    weights = {path: model.get_submodule(path).get_parameter("weight") for path in paths}
+    return [path for path, weight in weights.items() if uses[id(weight)] == 1]
+
+
+def _say_left_out(model: nn.Module, paths: list[str], kept: list[str], why: str) -> None:
+    left = [path for path in paths if path not in kept]
+    if left:
+        warnings.warn(
+            f"{len(left)} linear layers of a {type(model).__name__} get no adapters, such as"
+            f" {left[0]}: they {why}",
+            stacklevel=4,
+        )
+
+
+def _reached(model: PreTrainedModel, paths: Iterable[str]) -> set[str]:
+    """Those of some layers whose outputs get gradients in a small backward, in which no weight
+    does.
+    """
+    found, trained = set[str](), trainable_parameters(model)
+    embeddings: Any = model.get_input_embeddings()
+    handles = [embeddings.register_forward_hook(lambda _, __, x: x.requires_grad_().clone())]
+    handles += [
+        model.get_submodule(path).register_forward_hook(partial(_note_gradient, found, path))
+        for path in paths
+    ]
+    ids = torch.arange(TOKENS, device=model.device)[None] % embeddings.num_embeddings
+    was, model_called = model.training, cast(Any, model.eval().requires_grad_(False))
+    try:
+        with torch.enable_grad():
+            model_called(input_ids=ids, use_cache=False).logits.sum().backward()
+    finally:
+        model.train(was)
+        for parameter in trained.values():
+            parameter.requires_grad_()
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _note_gradient(found: set[str], path: str, _: object, __: object, output: Tensor) -> None:
+    if output.requires_grad:
+        output.register_hook(lambda _: found.add(path))
 
 
 def restore_adapters(model: Any, folder: Path) -> None:

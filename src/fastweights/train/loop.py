@@ -34,9 +34,8 @@ from fastweights.runs.stage import (
     trainable_parameters,
 )
 from fastweights.runs.watch import PATIENCE
-from fastweights.text import IGNORE_INDEX
 from fastweights.text.corpus import Text, build_tokenizer
-from fastweights.text.documents import Stream
+from fastweights.text.documents import Stream, count_learnt
 from fastweights.text.folder import TextFolder
 from fastweights.text.tokenizers import vocabulary_size
 from fastweights.train.adapters import has_adapters, merge_adapters, restore_adapters
@@ -191,11 +190,18 @@ class LanguageModelStage(StoredStage):
         }
 
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
+        batch = self._train.batch(first, count)
+        if count_learnt(batch["labels"]) == 0:  # of no label a loss may be NaN
+            batch, share = {**batch, "labels": batch["input_ids"]}, 0.0
         with self.reading.of(self.model):
-            losses = self._objective(self.module, self._read(self._train.batch(first, count)))
+            losses = self._objective(self.module, self._read(batch))
             total = torch.stack([*losses.values()]).sum() * self.reading.count
-            go_backward(total / self.config.accumulate)
-        return {name: loss.detach() * self.reading.count for name, loss in losses.items()}
+            go_backward(total * share)
+        counted = self.reading.count * (share > 0)
+        return {name: loss.detach() * counted for name, loss in losses.items()}
+
+    def learnt(self, first: int, count: int) -> int:
+        return self._train.learnt(first, count)
 
     def validate(self, processes: Processes = Alone()) -> Mapping[str, float]:
         with evaluation_mode(self.model), self.reading.of(self.model):
@@ -209,12 +215,12 @@ class LanguageModelStage(StoredStage):
         nats = targets = 0.0
         batches = stream.sequential_batches(self.config.sequences_at_once(processes))
         for batch, counts in processes.share(batches):
-            count = counts * int((batch["labels"][:, 1:] != IGNORE_INDEX).sum())
+            count = counts * count_learnt(batch["labels"])
             loss = self.model(**self._read(batch)).loss
-            nats += count * self.reading.count * float(loss)
+            nats += count * self.reading.count * float(loss) if count else 0.0
             targets += count
         found = processes.total({"nats": nats, "targets": targets})
-        return found["nats"] / found["targets"]
+        return found["nats"] / max(found["targets"], 1)
 
     def _read(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return self.reading.own_part(to_device(batch, self.device))

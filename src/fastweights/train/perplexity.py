@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from fastweights.layers import upcast
-from fastweights.models.cache_names import CACHE, cache_argument
+from fastweights.models.continuation import Continuation, continuation_of, read_pieces
 from fastweights.render.plots import PALETTE, canvas, label, legend
 from fastweights.runs.evaluation import evaluation_mode
 from fastweights.runs.files import read_json, write_json
@@ -153,7 +153,7 @@ def nll_by_position(
         batch: Sequences read at once.
         chunk: Tokens fed at a time, after the state (or cache) of those before. It bounds the
             memory of the logits, and lets a sequence be longer than those of training; None for
-            whole sequences.
+            whole sequences, as which models are read that do not go on from their cache so.
         tokens_per_byte: Tokens per byte of the text, to state losses per byte too.
 
     Returns:
@@ -212,20 +212,16 @@ def token_losses(model: PreTrainedModel, ids: Tensor, chunk: int | None = None) 
 
 def _chunk_losses(model: PreTrainedModel, ids: Tensor, chunk: int | None) -> Iterator[Tensor]:
     inputs, targets = ids[:, :-1], ids[:, 1:]
-    size = inputs.shape[1] if chunk is None else chunk
-    carried, cache = size < inputs.shape[1], None
-    for piece, wanted in zip(inputs.split(size, 1), targets.split(size, 1), strict=True):
-        outputs = model(
-            input_ids=piece, use_cache=carried, return_dict=True, **cache_argument(cache)
-        )
+    size = inputs.shape[1] if chunk is None else min(chunk, inputs.shape[1])
+    way = continuation_of(model) if size < inputs.shape[1] else Continuation()
+    pieces = way.split(inputs, size)
+    wanted = targets.split([piece.shape[1] for piece in pieces], 1)
+    for logits, tokens in zip(
+        read_pieces(model, pieces, way, return_dict=True), wanted, strict=True
+    ):
         yield F.cross_entropy(
-            upcast(outputs.logits).flatten(0, 1), wanted.flatten(), reduction="none"
-        ).view_as(wanted)
-        cache = outputs.get(CACHE)
-        if carried and cache is None:
-            raise ValueError(
-                f"{type(model).__name__} returns no cache to go on from; pass chunk=None"
-            )
+            upcast(logits).flatten(0, 1), tokens.flatten(), reduction="none"
+        ).view_as(tokens)
 
 
 def _add_arrays(total: np.ndarray, more: np.ndarray) -> np.ndarray:

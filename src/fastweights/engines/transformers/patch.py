@@ -33,6 +33,7 @@ from fastweights.engines.transformers.places import (
 from fastweights.engines.transformers.products import cover_layers, multiply_covered, uncover_all
 from fastweights.engines.transformers.settings import fresh_settings
 from fastweights.engines.transformers.substitute import MARK, Substitute, Switch
+from fastweights.models.continuation import forget_continuations
 
 BETWEEN = ("fastweights", "transformers", "importlib", "_frozen_importlib")
 """Packages that stand between a modelling file and whoever asks for it."""
@@ -79,6 +80,7 @@ class Patch:
                 place.put(theirs)
         self._before.clear()
         uncover_all()
+        forget_continuations()
         for patch, file in product(_active, files):
             patch.visit(sys.modules[file])
         for patch in _active:
@@ -148,6 +150,7 @@ class Patch:
     def _put(self, place: Place, ours: Callable[..., Any]) -> None:
         self._before[place] = place.function, ours
         place.put(ours)
+        forget_continuations()
 
 
 _active: list[Patch] = []

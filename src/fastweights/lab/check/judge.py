@@ -9,16 +9,12 @@ from enum import Enum
 from math import isfinite
 from typing import Any
 
-import torch
-
 from fastweights.lab.check.laws import LAWS, Law
 from fastweights.lab.check.questions import Example
 from fastweights.lab.check.subject import NotTaken, Subject
+from fastweights.models.continuation import tolerance_of
 from fastweights.runs.checkpoint import no_progress_bars, no_warnings_of_transformers
 
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
-ROUGH = 0.1
-"""Of types with fewer digits."""
 REFUSALS = (ValueError, NotImplementedError)
 """What a model raises that says in words what it does not do; anything else is a mistake in it."""
 
@@ -103,11 +99,6 @@ def check_model(
             watch(law)
             found.append(_judge(law, subject, allowed, longest))
     return found
-
-
-def tolerance_of(dtype: torch.dtype) -> float:
-    """What rounding may change of a model's logits, over their largest."""
-    return TOLERANCES.get(dtype, ROUGH)
 
 
 def _judge(law: Law, subject: Subject, tolerance: float, longest: int) -> Finding:

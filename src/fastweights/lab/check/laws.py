@@ -168,6 +168,12 @@ LAWS = (
         allowed=0.0,
     ),
     Law(
+        "label smoothing",
+        "transformers' Trainer smooths the labels of the next token, not of the same one.",
+        _ones(2, 9),
+        questions.smooth_labels,
+    ),
+    Law(
         "finite",
         "Logits and gradients of one token repeated are finite numbers.",
         _ones(1, 2, 70, 300),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fastweights.lab.check.subject import NotTaken, Subject
 from fastweights.models.cache_names import CACHES
+from fastweights.models.continuation import apart
 from fastweights.models.invariant import batch_invariant
 from fastweights.text.formats import document_of
 from fastweights.text.packing import encode_documents, framing_of_stream, gather
@@ -50,15 +51,6 @@ class Example:
         count = " and ".join(map(str, self.lengths))
         where = "" if self.at is None else f", at token {self.at}"
         return f"{count} {self.unit}{where}"
-
-
-def apart(found: Tensor, expected: Tensor) -> float:
-    """max |found - expected| / max |expected|; NaN where a number is not finite."""
-    found, expected = found.double(), expected.double()
-    if not (found.isfinite().all() and expected.isfinite().all()):
-        return float("nan")
-    largest = float(expected.abs().max().clamp(min=torch.finfo(torch.float64).tiny))
-    return float((found - expected).abs().max()) / largest
 
 
 def _worst(differences: Iterator[float]) -> float:
@@ -280,6 +272,15 @@ def _differences(
         terms.append({name: g * (share / (12 * STEP)) for name, g in found.items()})
     subject.move(direction, -at)
     return _sum(terms)
+
+
+def smooth_labels(subject: Subject, example: Example) -> float:
+    """Of (1 - e) · -log p(next token) + e · mean -log p, in the mean over tokens."""
+    ids, factor = subject.tokens(2, *example.lengths), 0.1
+    log_p = subject.logits(ids)[:, :-1].log_softmax(-1)
+    right = log_p.gather(-1, ids[:, 1:, None]).mean()
+    expected = -(1 - factor) * right - factor * log_p.mean()
+    return apart(subject.trainer_loss(ids, label_smoothing_factor=factor), expected)
 
 
 def shift_positions(subject: Subject, example: Example) -> float:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import Trainer, TrainingArguments
 
-from fastweights.models.cache_names import name_of_cache
+from fastweights.models.continuation import NoCacheError, plain_tokens, read_with_cuts
 
 
 class NotTaken(Exception):  # noqa: N818 - no error, but an answer
@@ -60,16 +62,7 @@ class Subject:
 
     @cached_property
     def _plain(self) -> Tensor:
-        size = self.model.config.get_text_config().vocab_size
-        return torch.tensor(sorted(set(range(size)) - self._special))
-
-    @cached_property
-    def _special(self) -> set[int]:
-        config = self.model.config.get_text_config()
-        names = ("bos_token_id", "eos_token_id", "pad_token_id")
-        found = [getattr(config, name, None) for name in names]
-        several = [one for some in found for one in (some if isinstance(some, list) else [some])]
-        return {one for one in several if one is not None}
+        return plain_tokens(self.model)
 
     @torch.no_grad()
     def logits(self, ids: Tensor, **given: Any) -> Tensor:
@@ -84,11 +77,10 @@ class Subject:
             ids: ``[b t]``
             cuts: where a new call begins, ascending
         """
-        cache, found = None, []
-        for begin, end in zip((0, *cuts), (*cuts, ids.shape[1]), strict=True):
-            read = self.model(input_ids=ids[:, begin:end], use_cache=True, **_kept(cache))
-            cache, found = _cache_of(read), [*found, read.logits]
-        return torch.cat(found, dim=1)
+        try:
+            return read_with_cuts(self.model, ids, cuts)
+        except NoCacheError as error:
+            raise NotTaken("it returns no cache") from error
 
     def generate(self, ids: Tensor, new: int, **given: Any) -> Any:
         """What `generate` returns of `new` tokens behind each row, with logits and scores."""
@@ -103,6 +95,14 @@ class Subject:
             output_scores=True,
             **({"attention_mask": torch.ones_like(ids)} | given),
         )
+
+    def trainer_loss(self, ids: Tensor, **settings: Any) -> Tensor:
+        """The loss of transformers' Trainer under these settings, of labels that are the tokens."""
+        with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+            cpu = self.device.type == "cpu"
+            chosen = TrainingArguments(folder, report_to=[], use_cpu=cpu, **settings)
+            trainer = Trainer(self.model, chosen)
+            return trainer.compute_loss(self.model, {"input_ids": ids, "labels": ids.clone()})
 
     def gradients(self, ids: Tensor, weights: Tensor, **given: Any) -> dict[str, Tensor]:
         """Of the mean of all logits times `weights` ``[b t 1]``, by parameter."""
@@ -148,14 +148,3 @@ class Subject:
         for name, p in self.model.named_parameters():
             if name in direction:
                 p.add_(direction[name], alpha=by)
-
-
-def _cache_of(read: Any) -> tuple[str, Any]:
-    name = name_of_cache(read)
-    if name is None:
-        raise NotTaken("it returns no cache")
-    return name, getattr(read, name)
-
-
-def _kept(cache: tuple[str, Any] | None) -> dict[str, Any]:
-    return {} if cache is None else dict([cache])

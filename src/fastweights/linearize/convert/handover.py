@@ -15,6 +15,7 @@ from fastweights.linearize.convert.errors import CannotLinearize
 from fastweights.linearize.convert.modes import Teacher
 from fastweights.linearize.convert.transformers_seams import cache_layer, replace_cache_layer
 from fastweights.models.cache_names import cache_argument
+from fastweights.models.continuation import Continuation, continuation_of
 from fastweights.recurrence.streams import ShapeError
 from fastweights.shapes import Mask
 
@@ -38,8 +39,13 @@ def read_by_softmax(model: Any, input_ids: Tensor, *, piece: int = PIECE) -> Dyn
     """
     cache = DynamicCache(config=model.config)
     with torch.no_grad(), use_mode(model, Teacher()):
-        for ids in input_ids.split(piece, 1):
-            model(input_ids=ids, use_cache=True, logits_to_keep=1, **cache_argument(cache))
+        way, before = Continuation(), 0
+        if piece < input_ids.shape[1]:
+            way = continuation_of(model)
+        for ids in way.split(input_ids, piece):
+            told = way.told(ids, before)
+            model(input_ids=ids, use_cache=True, logits_to_keep=1, **cache_argument(cache), **told)
+            before += ids.shape[1]
     return convert_cache(model, cache, piece=piece)
 
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import signature
+from math import inf
 from typing import Any
 
 import torch
@@ -32,12 +33,13 @@ from transformers.conversion_mapping import (
     register_checkpoint_conversion_mapping,
 )
 from transformers.masking_utils import AttentionMaskInterface
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import import_utils
 
 from fastweights.models.cache_names import CACHE
 from fastweights.models.checkpoint_code import AUTOMATIC_CLASSES
+from fastweights.models.continuation import continuation_of
 
 Attend = Callable[..., tuple[Tensor, Tensor | None]]
 MakeMask = Callable[..., Any]
@@ -328,6 +330,8 @@ class OwnCachePolicy(PreTrainedModel):
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
         self.require_cache(generation_config.cache_implementation)
+        if generation_config.prefill_chunk_size and continuation_of(self).most < inf:
+            generation_config.prefill_chunk_size = None
         parent: Any = super()
         parent._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         cache = model_kwargs.get(CACHE)
@@ -389,11 +393,12 @@ def transformers_class(name: str) -> type | None:
 
 
 def language_model_types() -> list[str]:
-    """List every model type that has a causal language model.
+    """List every model type of transformers' own that has a causal language model.
 
-    Relies on the table ``MODEL_FOR_CAUSAL_LM_MAPPING_NAMES`` of the automatic classes.
+    Relies on the tables ``MODEL_FOR_CAUSAL_LM_MAPPING_NAMES``, where ours are entered, too, and
+    ``CONFIG_MAPPING_NAMES`` of the automatic classes.
     """
-    return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    return [name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name in CONFIG_MAPPING_NAMES]
 
 
 def configuration_class(model_type: str) -> type[PretrainedConfig]:

@@ -31,6 +31,7 @@ from fastweights.train.adapters import (
     LoRA,
     has_adapters,
     without_notes_to_peft,
+    without_shared,
     wrap_in_adapters,
 )
 
@@ -100,7 +101,7 @@ class ModelLogits(LogitSource):
 class TokenLoss:
     """The loss of a whole model: ce · -log p(next token) + kl · KL(teacher ‖ student), in nats.
 
-    Both terms are means over the tokens that are trained on.
+    Both terms are means over the tokens that are trained on, and 0 if there are none.
 
     Attributes:
         ce: The factor of the cross-entropy with the text.
@@ -146,7 +147,8 @@ class TokenLoss:
         logits = next_logits(model, given)[learnt]
         parts = []
         if self.ce:
-            parts.append(self.ce * F.cross_entropy(logits, labels[:, 1:][learnt]))
+            total = F.cross_entropy(logits, labels[:, 1:][learnt], reduction="sum")
+            parts.append(self.ce * (total / max(len(logits), 1)))
         if self.kl:
             teacher = ModelLogits(partial(teacher_logits, model)) if source is None else source
             parts.append(self.kl * teacher.divergence(logits, given, learnt, first))
@@ -183,9 +185,10 @@ def unwrap_adapters(model: Any) -> PreTrainedModel:
 
 def kl(teacher: Tensor, student: Tensor) -> Tensor:
     """Compute the mean KL(teacher ‖ student) of logits ``[n vocabulary]`` over n, in nats."""
-    return F.kl_div(
-        student.log_softmax(-1), teacher.log_softmax(-1), reduction="batchmean", log_target=True
+    total = F.kl_div(
+        student.log_softmax(-1), teacher.log_softmax(-1), reduction="sum", log_target=True
     )
+    return total / max(len(student), 1)
 
 
 def prepare_adaptation(
@@ -230,19 +233,21 @@ def _wrap(model: PreTrainedModel, lora: LoRA, seed: int) -> Any:
 
 
 def projections(model: PreTrainedModel) -> list[str]:
-    """List the names of the linear layers in the converted attentions, without those of branches.
+    """List the names of the linear layers in the converted attentions, without those of branches
+    and those whose weights other modules have, too.
 
     Raises:
         CannotLinearize: If there are none.
     """
     attentions = {id(module) for module in attentions_with_branch(model)}
-    found = [
+    layers = [
         f"{path}.{name}"
         for path, attention in model.named_modules()
         if id(attention) in attentions
         for name, module in attention.named_modules()
         if isinstance(module, nn.Linear | Conv1D) and not name.startswith("linear_branch")
     ]
+    found = without_shared(model, layers)
     if not found:
         raise CannotLinearize(
             type(model).__name__,

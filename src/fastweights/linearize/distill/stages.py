@@ -42,8 +42,7 @@ from fastweights.runs.report import Counts
 from fastweights.runs.seeds import random_seed_from
 from fastweights.runs.stage import go_backward
 from fastweights.shapes import Output
-from fastweights.text import IGNORE_INDEX
-from fastweights.text.documents import Batches, Stream
+from fastweights.text.documents import Batches, Stream, count_learnt
 
 
 class TextStage(PartialStage):
@@ -262,6 +261,9 @@ class AdaptStage(TextStage):
             go_backward(loss * share)
         return {"loss": loss.detach().cpu()}
 
+    def learnt(self, first: int, count: int) -> int:
+        return self.train.learnt(first, count)
+
     def _mode(self, dropout: float = 0.0, seed: int = 0) -> Mode:
         return PartlyLinear(self.softmax, dropout, seed) if self.softmax or dropout else Student()
 
@@ -270,9 +272,8 @@ class AdaptStage(TextStage):
         with evaluation_mode(self.model), use_mode(self.model, self._mode()):
             batches = self.validation.sequential_batches(self.together)
             for batch, counts in processes.share(batches):
-                learnt = int((batch["labels"][:, 1:] != IGNORE_INDEX).sum())
-                loss = float(TokenLoss()(self.model, self.on_device(batch)))
-                total += loss * learnt if counts and learnt else 0.0
-                tokens += counts * learnt
+                learnt = counts * count_learnt(batch["labels"])
+                total += learnt * float(TokenLoss()(self.model, self.on_device(batch)))
+                tokens += learnt
         found = processes.total({"loss": total, "tokens": tokens})
         return {"val_loss": found["loss"] / max(found["tokens"], 1)}

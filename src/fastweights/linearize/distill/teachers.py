@@ -181,7 +181,7 @@ def divergence_of_largest(tokens: Tensor, log_shares: Tensor, logits: Tensor) ->
     own = torch.cat([student.gather(-1, tokens), _rest(student, tokens)], -1)
     shares = log_shares.exp()
     terms = torch.where(shares > 0, shares * (log_shares - own), 0)
-    return terms.sum(-1).mean()
+    return terms.sum(-1).sum() / max(len(terms), 1)
 
 
 def _rest(log_shares: Tensor, tokens: Tensor) -> Tensor:

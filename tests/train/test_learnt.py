@@ -1,0 +1,105 @@
+"""Training as transformers does it: what is learnt weighs parts, and adapters that cannot learn are
+left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import Trainer, TrainingArguments
+
+from fastweights.linearize.distill.adapt import TokenLoss
+from fastweights.runs.loop import Loop
+from fastweights.runs.processes import Alone
+from fastweights.runs.stage import Optimization, Stage, go_backward
+from fastweights.train.adapters import LoRA, add_adapters, merge_adapters
+from pretrained import linear_llama
+from tiny import tiny
+from transformers_families import build_family
+
+IDS = torch.randint(3, 30, (4, 12), generator=torch.Generator().manual_seed(0))
+COUNTS = (11, 1, 0, 4)
+LABELS = IDS.where(torch.arange(12)[None] <= torch.tensor(COUNTS)[:, None], -100)
+
+
+class Answers(Stage):
+    """Sequences with different numbers of labels, one of them without any."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def learnt(self, first: int, count: int) -> int:
+        return sum(COUNTS[first : first + count])
+
+    def backward(self, first: int, count: int, share: float, step: int) -> dict[str, torch.Tensor]:
+        batch = {"input_ids": IDS[first : first + count], "labels": LABELS[first : first + count]}
+        loss = TokenLoss(1.0, 0.5)(self.model, batch)
+        go_backward(loss * share)
+        return {"loss": loss.detach()}
+
+    def validate(self, processes: Any = Alone()) -> dict[str, float]:
+        return {}
+
+
+def test_parts_weigh_by_what_is_learnt_of_them() -> None:
+    found = []
+    for accumulate in (1, 2, 4):
+        stage = Answers(linear_llama().train().double())
+        loop = Loop(stage, Optimization(steps=1, batch=4, accumulate=accumulate), Alone())
+        losses = loop._backward()
+        grads = [p.grad for p in stage.model.parameters() if p.grad is not None]
+        found.append((losses["loss"], torch.cat([g.flatten() for g in grads])))
+    for loss, gradient in found[1:]:
+        assert_close(loss, found[0][0])
+        assert_close(gradient, found[0][1], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("make", [lambda: tiny("metala", torch.float32), linear_llama])
+def test_trainer_smooths_labels_of_the_next_token(make: Any, tmp_path: Any) -> None:
+    model, ids = make().float(), IDS[:, :9]
+    arguments = TrainingArguments(
+        str(tmp_path), label_smoothing_factor=0.1, report_to=[], use_cpu=True
+    )
+    given = {"input_ids": ids, "labels": ids.clone()}
+    loss = Trainer(model, arguments).compute_loss(model, given)
+    log_p = model(ids).logits[:, :-1].log_softmax(-1)
+    right = log_p.gather(-1, ids[:, 1:, None]).mean()
+    assert_close(loss, -0.9 * right - 0.1 * log_p.mean())
+
+
+@pytest.mark.parametrize("make", [lambda: tiny("metala"), linear_llama])
+def test_generate_takes_embeddings(make: Any) -> None:
+    model = make().eval()
+    mask = torch.ones_like(IDS)
+    given = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    wanted = model.generate(IDS, **given)[:, IDS.shape[1] :]
+    embeddings = model.get_input_embeddings()(IDS)
+    for more in ({}, {"prefill_chunk_size": 5}):
+        assert torch.equal(model.generate(inputs_embeds=embeddings, **given, **more), wanted)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager", "flash_attention_2"])
+def test_an_implementation_of_attention_is_taken(name: str) -> None:
+    model = tiny("metala")
+    other = type(model)._from_config(model.config, attn_implementation=name)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other.eval().double()(IDS).logits, model.double()(IDS).logits)
+    with pytest.raises(ValueError, match="attn_implementation='sdap' is none of"):
+        type(model)._from_config(model.config, attn_implementation="sdap")
+
+
+@pytest.mark.parametrize(("name", "why"), [("zamba", "share"), ("jamba", "are passed by")])
+def test_adapters_that_cannot_learn_are_left_out(name: str, why: str) -> None:
+    with pytest.warns(UserWarning, match=f"get no adapters, .*{why}"):
+        model = add_adapters(build_family(name).eval(), LoRA(2, 4.0))
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    for key, parameter in trained.items():
+        if "lora_B" in key:
+            torch.nn.init.normal_(parameter, std=0.1)
+    model(input_ids=IDS).logits.square().sum().backward()
+    assert not [n for n, p in trained.items() if p.grad is None and "expert" not in n]
+    with torch.no_grad():
+        before = model(input_ids=IDS).logits
+        assert_close(merge_adapters(model)(input_ids=IDS).logits, before, rtol=0, atol=1e-4)
