@@ -277,7 +277,8 @@ def test_more_tokens_than_embeddings_are_refused(folder, tmp_path):
     refused(
         tmp_path / "out",
         config,
-        r"bare has tokens up to 299, the model embeddings for \d+; .*resize_token_embeddings\(300\)",
+        r"bare has tokens up to 299, the model embeddings for \d+;"
+        r" .*resize_token_embeddings\(300\)",
     )
 
 
