@@ -35,7 +35,7 @@ from fastweights.lab.bench.machine import commit
 from fastweights.lab.bench.problems import Problem
 from fastweights.lab.bench.report import Header, Report
 
-MACHINE = "machine"
+MACHINE, LOG = "machine", "processes.log"
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def run_stage(stage: Stage, plan: DayPlan, out: Path, without: Collection[str] =
     """
     name, end = stage.__name__, time.monotonic() + plan.seconds
     out.mkdir(parents=True, exist_ok=True)
-    log = out / f"{name}.log"
+    log = out / LOG
     device = _find_machine(plan, end, log)
     settings = {"device": plan.device, "main": list(plan.main)}
     header = Header(name, commit(), {"device": device.device}, {}, settings)
