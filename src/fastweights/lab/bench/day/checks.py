@@ -15,7 +15,7 @@ from torch import Tensor
 from fastweights.kernels.triton.chips import CHIPS
 from fastweights.kernels.triton.launch import launch_with
 from fastweights.lab.bench.contenders import Inputs, Sizes, TensorFunction
-from fastweights.lab.bench.day.jobs import Task
+from fastweights.lab.bench.day.jobs import RowGroup
 from fastweights.lab.bench.day.plan import FAMILIES, DayPlan, draw
 from fastweights.lab.bench.day.rows import MachineRow, RepeatRow, WarmRow
 from fastweights.lab.bench.day.tools import COMPUTE_SANITIZER, NCU, find_tool
@@ -119,14 +119,14 @@ def _results(run: TensorFunction, inputs: Inputs, upstream: Tensor) -> dict[str,
     return {"o": o.detach(), **named}
 
 
-def checked(family: str, plan: DayPlan) -> Iterator[Task]:
+def checked(family: str, plan: DayPlan) -> Iterator[RowGroup]:
     """Yield the checks of a family at the widths that are timed."""
     shapes = {"plain": plan.plain, "segmented": plan.segmented}
     for name in FAMILIES[family]:
         for dtype in plan.dtypes:
             for shape, sizes in shapes.items():
                 work = partial(check, name, sizes, dtype, plan)
-                yield Task(f"check {name} {shape} {_short(dtype)}", work)
+                yield RowGroup(f"check {name} {shape} {_short(dtype)}", work)
 
 
 def _short(dtype: torch.dtype) -> str:

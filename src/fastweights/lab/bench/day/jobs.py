@@ -32,7 +32,7 @@ LOST = ("CUDA error", "CUDA driver error", "Triton Error [CUDA]", "illegal memor
 
 
 @dataclass(frozen=True)
-class Task:
+class RowGroup:
     """One group of rows.
 
     Attributes:
@@ -50,14 +50,14 @@ class Job:
     """Tasks that share a process."""
 
     family: str
-    tasks: tuple[Task, ...]
+    tasks: tuple[RowGroup, ...]
 
     @classmethod
     def alone(
         cls, family: str, group: str, run: Callable[[], Iterable[object]], share: float = 1.0
     ) -> Job:
         """Return a job of one task."""
-        return cls(family, (Task(group, run, share),))
+        return cls(family, (RowGroup(group, run, share),))
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class _Running:
     job: Job
     sitting: Sitting
     at_once: int
-    left: list[Task] = field(init=False)
+    left: list[RowGroup] = field(init=False)
     finished: bool = False
 
     def __post_init__(self) -> None:
@@ -202,7 +202,9 @@ class _Running:
         self.receiver.close()
 
 
-def _work(tasks: tuple[Task, ...], sender: Connection, end: float, log: Path, threads: int) -> None:
+def _work(
+    tasks: tuple[RowGroup, ...], sender: Connection, end: float, log: Path, threads: int
+) -> None:
     """The process of a job."""
     os.setsid()
     Thread(target=_end_with_parent, daemon=True).start()

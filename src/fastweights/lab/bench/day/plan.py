@@ -45,7 +45,7 @@ class DayPlan:
         segmented: cuts time into segments
         plain: of the same widths, does not
         tiny: what the sanitizer can run
-        model: of softmax attention, a folder or a GGUF file; None for a small one made on the spot
+        model: of softmax attention, a folder; None for a small one made on the spot
         training: options of `fastweights train`
         linearizing: options of `fastweights linearize`
     """

@@ -15,8 +15,8 @@ import torch
 from fastweights.lab.bench.contenders import Sizes
 from fastweights.lab.bench.day.checks import checked, describe, measure_ceilings, repeat, warm
 from fastweights.lab.bench.day.decisions import compare_variants, convert, time_token, train
-from fastweights.lab.bench.day.jobs import Job, Sitting, Task, run_jobs
-from fastweights.lab.bench.day.ledger import Ledger
+from fastweights.lab.bench.day.findings import Findings
+from fastweights.lab.bench.day.jobs import Job, RowGroup, Sitting, run_jobs
 from fastweights.lab.bench.day.plan import (
     FAMILIES,
     GOALS,
@@ -39,29 +39,29 @@ MACHINE, LOG = "machine", "processes.log"
 
 
 @dataclass(frozen=True)
-class Phase:
+class Together:
     """Jobs that run together, so many at once."""
 
     at_once: int
     jobs: tuple[Job, ...]
 
 
-Stage = Callable[[DayPlan, Ledger], Iterator[Phase]]
+Stage = Callable[[DayPlan, Findings], Iterator[Together]]
 
 
-def correct(plan: DayPlan, ledger: Ledger) -> Iterator[Phase]:
+def correct(plan: DayPlan, ledger: Findings) -> Iterator[Together]:
     """Compile everything, and check it."""
     yield _ceilings(plan)
     shapes = [plan.problem(n, s, d) for n, s, d in _checked_shapes(plan)]
-    yield Phase(plan.processes, _warm_jobs([*shapes, *plan.timed()], plan))
+    yield Together(plan.processes, _warm_jobs([*shapes, *plan.timed()], plan))
     without = [name for family in ledger.without for name in FAMILIES.get(family, ())]
     tests = partial(run_tests, plan, ledger.passed_tests(), without)
-    yield Phase(1, (Job.alone(SUITE, "tests", tests, share=4.5),))
-    yield Phase(6, tuple(Job(f, tuple(checked(f, plan))) for f in FAMILIES))
+    yield Together(1, (Job.alone(SUITE, "tests", tests, share=4.5),))
+    yield Together(6, tuple(Job(f, tuple(checked(f, plan))) for f in FAMILIES))
     repeated = [p for p in plan.timed() if family_of(p.name) != "softmax"]
-    yield Phase(3, tuple(_alone("repeat", repeat, p, plan) for p in repeated))
+    yield Together(3, tuple(_alone("repeat", repeat, p, plan) for p in repeated))
     if COMPUTE_SANITIZER not in ledger.missing():
-        yield Phase(8, tuple(_sanitized(plan)))
+        yield Together(8, tuple(_sanitized(plan)))
 
 
 def _sanitized(plan: DayPlan) -> Iterator[Job]:
@@ -71,7 +71,7 @@ def _sanitized(plan: DayPlan) -> Iterator[Job]:
             yield Job.alone(family_of(name), f"{tool} {name}", work, share=1.5)
 
 
-def times(plan: DayPlan, ledger: Ledger) -> Iterator[Phase]:
+def times(plan: DayPlan, ledger: Findings) -> Iterator[Together]:
     """Time ours and others'."""
     yield _ceilings(plan)
     small = [plan.problem(name, plan.small) for name in GOALS]
@@ -79,14 +79,14 @@ def times(plan: DayPlan, ledger: Ledger) -> Iterator[Phase]:
     goals, rest = problems[: len(GOALS)], problems[len(GOALS) :]
     long = [p for p in rest if p.sizes in (plan.metala, plan.long)]
     compiled = (*_tuned_peers(plan), *_warm_jobs([*problems, *small], plan))
-    yield Phase(plan.processes, compiled)
+    yield Together(plan.processes, compiled)
     time_one = partial(_alone, "time", time_problem, ceilings=ledger.ceilings())
-    yield Phase(1, tuple(time_one(p, plan) for p in goals))
-    yield Phase(1, (Job.alone("mesa", "mesa by steps", partial(residuals, plan), share=1.5),))
-    yield Phase(1, tuple(time_one(p, plan) for p in (*long, *small)))
+    yield Together(1, tuple(time_one(p, plan) for p in goals))
+    yield Together(1, (Job.alone("mesa", "mesa by steps", partial(residuals, plan), share=1.5),))
+    yield Together(1, tuple(time_one(p, plan) for p in (*long, *small)))
     replay = partial(_alone, "replay", time_replays, ceilings=ledger.ceilings())
-    yield Phase(1, tuple(replay(p, plan) for p in small))
-    yield Phase(1, tuple(time_one(p, plan) for p in rest if p not in long))
+    yield Together(1, tuple(replay(p, plan) for p in small))
+    yield Together(1, tuple(time_one(p, plan) for p in rest if p not in long))
 
 
 def _tuned_peers(plan: DayPlan) -> Iterator[Job]:
@@ -97,7 +97,7 @@ def _tuned_peers(plan: DayPlan) -> Iterator[Job]:
             yield Job.alone(family_of(name), f"peers {name} {part}", work, share=2.0)
 
 
-def decide(plan: DayPlan, ledger: Ledger) -> Iterator[Phase]:
+def decide(plan: DayPlan, ledger: Findings) -> Iterator[Together]:
     """Compare what was fixed beforehand, and run whole models."""
     yield _ceilings(plan)
     tried = {name: plan.problem(name, plan.main) for name in OF}
@@ -106,24 +106,26 @@ def decide(plan: DayPlan, ledger: Ledger) -> Iterator[Phase]:
         for name, problem in tried.items()
         for variant in OF[name]
     )
-    yield Phase(plan.processes, tuple(compiled))
-    yield Phase(1, tuple(_alone("variants of", compare_variants, p, plan) for p in tried.values()))
+    yield Together(plan.processes, tuple(compiled))
+    yield Together(
+        1, tuple(_alone("variants of", compare_variants, p, plan) for p in tried.values())
+    )
     if NCU not in ledger.missing():
         counted = (
             Job.alone(family_of(name), f"ncu {kernel}", partial(count, kernel, plan))
             for kernel, name in COUNTED.items()
         )
-        yield Phase(1, tuple(counted))
+        yield Together(1, tuple(counted))
     token = partial(time_token, plan, ledger.ceilings())
-    yield Phase(1, (Job.alone(MODELS, "a token", token),))
-    yield Phase(1, (Job.alone(MODELS, "training", partial(train, plan), share=1.5),))
-    yield Phase(1, (Job.alone(MODELS, "linearizing", partial(convert, plan), share=3.0),))
+    yield Together(1, (Job.alone(MODELS, "a token", token),))
+    yield Together(1, (Job.alone(MODELS, "training", partial(train, plan), share=1.5),))
+    yield Together(1, (Job.alone(MODELS, "linearizing", partial(convert, plan), share=3.0),))
 
 
 STAGES: dict[str, Stage] = {stage.__name__: stage for stage in (correct, times, decide)}
 
 
-def run_stage(stage: Stage, plan: DayPlan, out: Path, without: Collection[str] = ()) -> Ledger:
+def run_stage(stage: Stage, plan: DayPlan, out: Path, without: Collection[str] = ()) -> Findings:
     """Run a stage into `out`, or go on with it, until it is done or its time is up.
 
     What has failed before is tried again after all else.
@@ -138,7 +140,7 @@ def run_stage(stage: Stage, plan: DayPlan, out: Path, without: Collection[str] =
     settings = {"device": plan.device, "main": list(plan.main)}
     header = Header(name, commit(), {"device": device.device}, {}, settings)
     report = Report.open(out / f"{name}.json", header, dict)
-    ledger = Ledger(report, frozenset(without))
+    ledger = Findings(report, frozenset(without))
     report.add(MACHINE, [device])
     failed, sitting = ledger.failed(), Sitting(ledger.post, end, plan.task_seconds, log)
     for wanted in (lambda group: group not in failed, lambda group: group in failed):
@@ -149,7 +151,7 @@ def run_stage(stage: Stage, plan: DayPlan, out: Path, without: Collection[str] =
     return ledger
 
 
-def _left(jobs: list[Job], ledger: Ledger, wanted: Callable[[str], bool]) -> Iterator[Job]:
+def _left(jobs: list[Job], ledger: Findings, wanted: Callable[[str], bool]) -> Iterator[Job]:
     """What of the jobs is still to be done."""
     done = ledger.done()
     for job in jobs:
@@ -173,8 +175,8 @@ def _find_machine(plan: DayPlan, end: float, log: Path) -> MachineRow:
     return found[0]
 
 
-def _ceilings(plan: DayPlan) -> Phase:
-    return Phase(1, (Job.alone("ceilings", "ceilings", partial(measure_ceilings, plan)),))
+def _ceilings(plan: DayPlan) -> Together:
+    return Together(1, (Job.alone("ceilings", "ceilings", partial(measure_ceilings, plan)),))
 
 
 def _alone(
@@ -200,7 +202,7 @@ def _warm_jobs(problems: Iterable[Problem], plan: DayPlan) -> tuple[Job, ...]:
     jobs = [
         Job(
             family_of(name),
-            tuple(Task(f"warm {p}", partial(warm, p, plan)) for p in group),
+            tuple(RowGroup(f"warm {p}", partial(warm, p, plan)) for p in group),
         )
         for (name, _), group in groupby(kinds, key=lambda p: (p.name, p.dtype))
     ]

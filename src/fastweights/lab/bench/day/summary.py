@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastweights.lab.bench.contenders import Sizes
-from fastweights.lab.bench.day.ledger import Ledger
+from fastweights.lab.bench.day.findings import Findings
 from fastweights.lab.bench.day.plan import GOALS, DayPlan, family_of
 from fastweights.lab.bench.day.rows import Row
 from fastweights.lab.bench.day.times import BACKWARD, FORWARD
@@ -53,7 +53,7 @@ class Goal:
         return f"{word:8}{self.what}: {self.found}"
 
 
-def summarize(name: str, ledger: Ledger, plan: DayPlan) -> str:
+def summarize(name: str, ledger: Findings, plan: DayPlan) -> str:
     """Return the forty lines."""
     goals = {"correct": _of_results, "times": _of_times, "decide": _of_models}[name](ledger, plan)
     faults, left = ledger.faults(), ledger.left()
@@ -69,11 +69,11 @@ def summarize(name: str, ledger: Ledger, plan: DayPlan) -> str:
     return "\n".join(line.replace("\n", " ")[:WIDTH] for line in (*head, *body, *end)) + "\n"
 
 
-def _rows(ledger: Ledger, kind: str) -> list[Row]:
+def _rows(ledger: Findings, kind: str) -> list[Row]:
     return [row for row in ledger.rows if row["type"] == kind]
 
 
-def _of_results(ledger: Ledger, plan: DayPlan) -> Iterator[Goal]:
+def _of_results(ledger: Findings, plan: DayPlan) -> Iterator[Goal]:
     machine = _rows(ledger, "MachineRow")[-1]
     missing = ", ".join(ledger.missing()) or "nothing"
     yield Goal(f"the machine ({plan.device})", True, f"{machine['device']}; missing: {missing}")
@@ -85,7 +85,7 @@ def _of_results(ledger: Ledger, plan: DayPlan) -> Iterator[Goal]:
     yield from _first_calls(ledger)
 
 
-def _all_well(ledger: Ledger, what: str, begin: str, kind: str) -> Goal:
+def _all_well(ledger: Findings, what: str, begin: str, kind: str) -> Goal:
     """That every group which begins so has ended well."""
     groups = [group for group in ledger.expected if group.startswith(begin)]
     ended, done = (ledger.ends().keys() & set(groups)), ledger.done() & set(groups)
@@ -94,7 +94,7 @@ def _all_well(ledger: Ledger, what: str, begin: str, kind: str) -> Goal:
     return Goal(what, len(done) == len(groups) if ended else None, found)
 
 
-def _first_calls(ledger: Ledger) -> Iterator[Goal]:
+def _first_calls(ledger: Findings) -> Iterator[Goal]:
     warmed = _rows(ledger, "WarmRow")
     if warmed:
         worst = max(warmed, key=lambda row: row["seconds"])
@@ -102,7 +102,7 @@ def _first_calls(ledger: Ledger) -> Iterator[Goal]:
         yield Goal(f"first calls under {FIRST_CALL:g} s", worst["seconds"] < FIRST_CALL, found)
 
 
-def _best(ledger: Ledger) -> dict[tuple[Any, ...], Row]:
+def _best(ledger: Findings) -> dict[tuple[Any, ...], Row]:
     """By case, sizes, phase and library, the faster of its two rounds."""
     found: dict[tuple[Any, ...], Row] = {}
     for row in sorted(_rows(ledger, "TimeRow"), key=_median, reverse=True):
@@ -115,7 +115,7 @@ def _median(row: Row) -> float:
     return row["seconds"]["median"] if row["seconds"] else 0.0
 
 
-def _of_times(ledger: Ledger, plan: DayPlan) -> Iterator[Goal]:
+def _of_times(ledger: Findings, plan: DayPlan) -> Iterator[Goal]:
     best = _best(ledger)
     for name, wanted in TIMES_FLA.items():
         for phase in (FORWARD, BACKWARD):
@@ -134,7 +134,7 @@ def _of_times(ledger: Ledger, plan: DayPlan) -> Iterator[Goal]:
 
 def _beside_fla(
     best: dict[tuple[Any, ...], Row],
-    ledger: Ledger,
+    ledger: Findings,
     name: str,
     sizes: Sizes,
     phase: str,
@@ -153,7 +153,7 @@ def _beside_fla(
     return Goal(what, ratio >= wanted, found)
 
 
-def _why(ledger: Ledger, name: str, sizes: Sizes, who: str) -> str:
+def _why(ledger: Findings, name: str, sizes: Sizes, who: str) -> str:
     """Why somebody has no time."""
     for row in _rows(ledger, "TimeRow"):
         its = (row["library"] == "fastweights") == (who == "ours") and row["op"] == name
@@ -162,7 +162,7 @@ def _why(ledger: Ledger, name: str, sizes: Sizes, who: str) -> str:
     return next((why for group, why in ledger.faults().items() if name in group), "not timed")
 
 
-def _equal_residual(ledger: Ledger) -> Iterator[Goal]:
+def _equal_residual(ledger: Findings) -> Iterator[Goal]:
     """Of both, the fastest that is about as accurate as fla with all its steps."""
     rows = [row for row in _rows(ledger, "ResidualRow") if row["error"] is not None]
     theirs = [row for row in rows if row["library"] == FLA]
@@ -195,7 +195,7 @@ def _on_the_host(best: dict[tuple[Any, ...], Row], name: str, sizes: Sizes) -> I
         yield Goal(f"{name} small returns in 80 µs, with backward 300", met, found)
 
 
-def _of_models(ledger: Ledger, plan: DayPlan) -> Iterator[Goal | str]:
+def _of_models(ledger: Findings, plan: DayPlan) -> Iterator[Goal | str]:
     token = [row for row in _rows(ledger, "StepRow") if row["over_floor"]]
     what = f"a token of {plan.preset} within {OVER_FLOOR:g}× its floor"
     over = token[-1]["over_floor"] if token else 0.0

@@ -14,7 +14,7 @@ NOMINAL = Ceilings(fp32=6e13, fp32_onednn=None, tf32=None, bf16=8e14, bandwidth=
 
 
 @dataclass
-class Ledger:
+class Findings:
     """The rows of a report, and which groups are done.
 
     Attributes:
