@@ -137,12 +137,10 @@ def test_training_and_linearizing_take_trackers() -> None:
 
 def test_defaults_of_measurements_are_those_of_the_code() -> None:
     from fastweights.analysis.profile import ProfileLimits
-    from fastweights.lab.bench.gpu import GpuPlan
     from fastweights.lab.bench.mesa import MesaPlan
     from fastweights.lab.bench.timing import Budget
 
     assert chosen("bench", "ops").seconds == Budget().seconds
-    assert chosen("bench", "gpu").seconds == GpuPlan().seconds
     mesa = chosen("bench", "mesa")
     assert MesaPlan(text=mesa.text, tokens=mesa.tokens, length=mesa.length) == MesaPlan()
     limits = chosen("analyze")

@@ -79,17 +79,6 @@ def _train(parser: Parser) -> Deferred:
     return Deferred("bench", "measure_training")
 
 
-def _gpu(parser: Parser) -> Deferred:
-    """Check and measure everything on one NVIDIA GPU, the most important first."""
-    parser.add_argument(
-        "--seconds",
-        type=positive_number,
-        default=440.0,
-        help="Seconds for all measurements together (default: %(default)s)",
-    )
-    return Deferred("bench", "measure_gpu")
-
-
 def _mesa(parser: Parser) -> Deferred:
     """Measure Mesa at fixed numbers of steps and at tolerances: time, steps and error; with a
     checkpoint, its loss by position.
@@ -134,7 +123,6 @@ _TARGETS: dict[str, Declare] = {
     "decode": _decode,
     "train": _train,
     "mesa": _mesa,
-    "gpu": _gpu,
 }
 
 

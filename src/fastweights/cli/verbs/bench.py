@@ -18,7 +18,6 @@ from rich.text import Text
 
 from fastweights.cli.progress import WIDE
 from fastweights.lab.bench.decode import DecodePlan, plot_flatness, run_decode
-from fastweights.lab.bench.gpu import GpuPlan, run_gpu
 from fastweights.lab.bench.machine import commit
 from fastweights.lab.bench.mesa import MesaPlan, run_mesa
 from fastweights.lab.bench.ops import OpsPlan, run_ops, run_scaling
@@ -91,17 +90,9 @@ def measure_mesa(chosen: Namespace) -> Measure:
     return lambda report, device: run_mesa(report, plan, device)
 
 
-def measure_gpu(chosen: Namespace) -> Measure:
-    """Everything that one GPU can tell."""
-    plan = GpuPlan(seconds=chosen.seconds)
-    return lambda report, device: run_gpu(report, plan, device)
-
-
 def bench(chosen: Namespace, console: Console) -> None:
     """Measure a target, printing rows as they come and tables at the end."""
-    device = torch.device("cuda" if chosen.target == "gpu" else "cpu")
-    if chosen.target == "gpu" and not torch.cuda.is_available():
-        raise ValueError("bench gpu needs an NVIDIA GPU, and torch sees none")
+    device = torch.device("cpu")
     measure = chosen.measure(chosen)
     path = chosen.out or _default_path(chosen)
     settings = {"quick": chosen.quick}
@@ -184,21 +175,13 @@ _COLUMNS = (
     _Column("tokens/s", "tokens_per_second", _number("{:,.0f}")),
     _Column("error", "error", _number("{:.1e}")),
     _Column("of gradients", "gradient_error", _number("{:.1e}")),
-    _Column("host waits", "syncs", str),
     _Column(
         "peak", "peak_bytes", partial(_with_unit, units=(("GB", 1e9), ("MB", 1e6), ("kB", 1e3)))
     ),
-    _Column("first forward", "forward", _number("{:.2f} s")),
-    _Column("and backward", "both", _number("{:.2f} s")),
-    _Column("goal", "what", str),
-    _Column("wanted", "wanted", _number("{:.2f}")),
-    _Column("found", "found", _number("{:.2f}")),
-    _Column("met", "met", str),
     _Column("slope", "slope", _number("{:.3f}")),
     _Column("slope above", "upper_slope", _number("{:.3f}")),
     _Column("growth", "growth", _number("{:.2f}")),
     _Column("note", "note", str),
-    _Column("failed", "reason", str),
 )
 
 

@@ -124,12 +124,13 @@ def refuse_per_channel(record: Decay | Delta) -> str | None:
     if _is_per_channel(record):
         return "every key has a decay of its own"
     refusal = refuse_fla(record)
-    if refusal is None and needs_gradients(record) and _is_mistranslated(record.device):
+    if refusal is None and needs_gradients(record) and is_mistranslated(record.device):
         return "Triton 3.4 to 3.7.0 translates its backward wrongly for Hopper (fla #640)"
     return refusal
 
 
-def _is_mistranslated(device: torch.device) -> bool:
+def is_mistranslated(device: torch.device) -> bool:
+    """Whether Triton compiles fla's gated backwards wrongly for a device."""
     major, minor, patch, *_ = (*version("triton").split("."), "0")
     digits = int(major), int(minor), int("".join(c for c in patch if c.isdigit()) or 0)
     return (

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.kernels import only, takers
+from fastweights.kernels.external import FASTER, SLOWER
 from fastweights.lab.bench import peers
 from fastweights.lab.bench.contenders import (
     Case,
@@ -66,7 +67,7 @@ class RecurrenceCase(Case):
         token_flops: FLOPs of the forward pass, per token and head.
         backward_flops: Of the backward pass; None for 2.5 times the forward's.
         peers: Other libraries' implementations for any device.
-        gpu_peers: Other libraries' implementations that need CUDA.
+        gpu_peers: Other libraries' implementations that need CUDA, not in `implementations`.
         accuracy: Relative error that its solver tolerates.
         exact_solver: The solver of the reference, for a rule that has one.
     """
@@ -83,8 +84,14 @@ class RecurrenceCase(Case):
     exact_solver: Solver | None = None
     backward_flops: Flops | None = None
 
-    def inputs(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Inputs:
-        generator = torch.Generator().manual_seed(0)
+    def inputs(
+        self,
+        sizes: Sizes,
+        dtype: torch.dtype,
+        device: torch.device,
+        source: torch.Generator | None = None,
+    ) -> Inputs:
+        generator = source or torch.Generator().manual_seed(0)
         drawn = {name: draw(sizes, generator) for name, draw in self.draws.items()}
         return {
             name: x.to(device, dtype if name in ("q", "k", "v", "x") else _wide(dtype))
@@ -92,13 +99,12 @@ class RecurrenceCase(Case):
         }
 
     def implementations(self, inputs: Inputs) -> list[Implementation]:
-        record = self.record(inputs)
         ours = [
             Implementation(kernel.name, OURS, partial(_ours, self.record, kernel.name))
-            for kernel in takers(record)
+            for kernel in takers(self.record(inputs))
+            if kernel not in (*FASTER, *SLOWER)
         ]
-        cuda = next(iter(inputs.values())).is_cuda
-        return [*ours, *self.peers, *(self.gpu_peers if cuda else ())]
+        return [*ours, *self.peers]
 
     def reference(self, inputs: Inputs) -> Tensor:
         record = self.record(inputs)
@@ -133,8 +139,14 @@ class LayerCase(Case):
     channels: bool = True
     state: int = 1
 
-    def inputs(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Inputs:
-        generator = torch.Generator().manual_seed(0)
+    def inputs(
+        self,
+        sizes: Sizes,
+        dtype: torch.dtype,
+        device: torch.device,
+        source: torch.Generator | None = None,
+    ) -> Inputs:
+        generator = source or torch.Generator().manual_seed(0)
         x = torch.randn(sizes.b, sizes.t, sizes.h, generator=generator)
         weight = torch.randn(*self.weights, sizes.h, generator=generator)
         return {"x": x.to(device, dtype), "weight": weight.to(device, dtype)}

@@ -81,10 +81,17 @@ class Case(ABC):
     name: str
     channels: bool
     state: int
+    gpu_peers: tuple[Implementation, ...] = ()
 
     @abstractmethod
-    def inputs(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Inputs:
-        """Draw random inputs, the same for the same arguments."""
+    def inputs(
+        self,
+        sizes: Sizes,
+        dtype: torch.dtype,
+        device: torch.device,
+        source: torch.Generator | None = None,
+    ) -> Inputs:
+        """Draw random inputs, the same for the same arguments; without a `source`, on the CPU."""
 
     @abstractmethod
     def implementations(self, inputs: Inputs) -> list[Implementation]:

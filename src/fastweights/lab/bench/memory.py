@@ -1,9 +1,9 @@
-"""Peak memory of one contender's forward and backward.
+"""Peak memory of one contender's forward and backward on a CPU.
 
-On a CPU: how much the largest resident size of a fresh process grows beyond what it holds with the
+It is how much the largest resident size of a fresh process grows beyond what it holds with the
 inputs drawn and the libraries' threads and tables warmed up on a short sequence. Nothing that an
 earlier measurement left in an allocator counts; temporaries of C++ code, the output, its upstream
-gradient and the gradients found do. On CUDA: the growth of torch's peak in this process.
+gradient and the gradients found do.
 """
 
 from __future__ import annotations
@@ -42,30 +42,11 @@ class MemoryTask:
         return found[self.contender].load()
 
 
-def peak_bytes(task: MemoryTask, device: torch.device, seconds: float) -> int | None:
+def peak_bytes(task: MemoryTask, seconds: float) -> int | None:
     """Return the peak of memory beyond the inputs, in bytes.
 
     None if it fails or takes longer than `seconds`.
     """
-    return _cuda_peak(task, device) if device.type == "cuda" else _cpu_peak(task, seconds)
-
-
-def _case(name: str) -> Case:
-    return next(case for case in CASES if case.name == name)
-
-
-def _cuda_peak(task: MemoryTask, device: torch.device) -> int | None:
-    inputs = task.inputs(device)
-    function = bind(task.run(inputs), inputs, task.phase)
-    function()
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    function()
-    return torch.cuda.max_memory_allocated(device) - before
-
-
-def _cpu_peak(task: MemoryTask, seconds: float) -> int | None:
     _FORKS.set_forkserver_preload(["fastweights.lab.bench.memory"])
     receiver, sender = _FORKS.Pipe(duplex=False)
     process = _FORKS.Process(target=_report_growth, args=(task, sender))
@@ -79,6 +60,10 @@ def _cpu_peak(task: MemoryTask, seconds: float) -> int | None:
         process.kill()
         process.join()
         receiver.close()
+
+
+def _case(name: str) -> Case:
+    return next(case for case in CASES if case.name == name)
 
 
 def _report_growth(task: MemoryTask, sender: Connection) -> None:

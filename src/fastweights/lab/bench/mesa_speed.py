@@ -196,7 +196,7 @@ def _at_length(
         "Mesa, tol 1e-4": _steps(stopping, inputs),
         PEER: float(STEPS),
     }
-    peak = partial(_peak, plan, sizes, phase, full, inputs, device)
+    peak = partial(_peak, plan, sizes, phase, full, inputs)
     return [
         _length_row(n, t, found[GLA], steps.get(n), peak(n), sizes, phase)
         for n, t in {**found, **failed}.items()
@@ -214,7 +214,6 @@ def _peak(
     phase: Phase,
     case: RecurrenceCase,
     inputs: Inputs,
-    device: torch.device,
     name: str,
 ) -> int | None:
     """Of those that `CASES` knows too."""
@@ -231,7 +230,7 @@ def _peak(
     if name not in known or plan.quick or too_long:
         return None
     task = MemoryTask(*known[name], sizes, torch.float32, phase, torch.get_num_threads())
-    return peak_bytes(task, device, plan.memory_limit)
+    return peak_bytes(task, plan.memory_limit)
 
 
 def _length_row(

@@ -33,6 +33,7 @@ QUICK_MATRIX_SIZES = (Sizes(1, 256, 2, 16, 16),)
 QUICK_CHANNEL_SIZES = (Sizes(1, 256, 32, 1, 1),)
 SCALING = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 QUICK_SCALING = (64, 128, 256)
+NO_GRADIENTS = "it computes no gradients"
 PATIENCE = 3.0
 """Seconds of a call after which a scaling goes no further: softmax takes four times as long for
 each doubling.
@@ -230,7 +231,7 @@ def errors_on(case: Case, run: TensorFunction, inputs: Inputs) -> Errors:
     try:
         _, found = gradients(run, {n: x.detach().requires_grad_() for n, x in inputs.items()})
     except LookupError:
-        return Errors(output, reason="it computes no gradients")
+        return Errors(output, reason=NO_GRADIENTS)
     return Errors(output, max(relative(found[n], wanted[n]) for n in inputs))
 
 
@@ -319,7 +320,7 @@ class _RowBuilder:
             bandwidth=work.bytes / times.median / ceilings.bandwidth if times and work else None,
             error=errors.output,
             gradient_error=errors.gradients,
-            peak_bytes=self._peak(contender, device) if times else None,
+            peak_bytes=self._peak(contender) if times else None,
             note=found.reason
             if isinstance(found, Failure)
             else _join_notes(contender.note, errors.reason),
@@ -332,14 +333,14 @@ class _RowBuilder:
             self.inputs, self.sizes.tokens * values * element, self.sizes, self.phase
         )
 
-    def _peak(self, contender: Implementation, device: torch.device) -> int | None:
+    def _peak(self, contender: Implementation) -> int | None:
         if not self.plan.memory_limit:
             return None
         threads = torch.get_num_threads()
         task = MemoryTask(
             self.case.name, contender.name, self.sizes, self.plan.dtype, self.phase, threads
         )
-        return peak_bytes(task, device, self.plan.memory_limit)
+        return peak_bytes(task, self.plan.memory_limit)
 
 
 def _slope(plan: OpsPlan, case: Case, sizes: Sizes, phase: Phase, device: torch.device) -> SlopeRow:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastweights.kernels.external.flash_linear_attention import is_mistranslated
 from fastweights.lab.bench.contenders import Implementation, Inputs, TensorFunction
 
 TRANSFORMERS, FLA, MAMBA, TORCH = "transformers", "flash-linear-attention", "mamba", "torch"
@@ -129,7 +130,8 @@ DECAY_VECTOR = (
 
 
 def _with_tied_keys(x: Inputs) -> Inputs:
-    return {**x, "k": -torch.expm1(x["log_decay"])}
+    """Keys of the queries' dtype: kernels cannot multiply float32 by bfloat16."""
+    return {**x, "k": -torch.expm1(x["log_decay"]).to(x["q"].dtype)}
 
 
 DECAY_TIED = (
@@ -261,7 +263,18 @@ def rms_norm(eps: float) -> Implementation:
     return Implementation("rms_norm", TORCH, lambda: run)
 
 
+def is_miscompiled(contender: Implementation, device: torch.device) -> bool:
+    """Whether a compiler makes this peer's backward wrong, as fla's own code says."""
+    return device.type == "cuda" and contender.name in _MISCOMPILED and is_mistranslated(device)
+
+
+def _allow_miscompiled() -> None:
+    """Let fla's `chunk_bwd_dqkwg` run where it would refuse to, so that it can be timed."""
+    import_module("fla.ops.common.chunk_o").TRITON_ABOVE_3_7_1 = True  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def _fla_scalar(function: Callable[..., Any], x: Inputs) -> Tensor:
+    _allow_miscompiled()
     return function(x["q"], x["k"], x["v"], _log_decay(x), scale=1.0)[0]
 
 
@@ -274,6 +287,7 @@ def _fla_delta(function: Callable[..., Any], x: Inputs) -> Tensor:
 
 
 def _fla_gated_delta(function: Callable[..., Any], x: Inputs) -> Tensor:
+    _allow_miscompiled()
     return function(x["q"], x["k"], x["v"], g=_log_decay(x), beta=x["beta"][..., 0], scale=1.0)[0]
 
 
@@ -281,15 +295,22 @@ def _fla_kda(function: Callable[..., Any], x: Inputs) -> Tensor:
     return function(x["q"], x["k"], x["v"], g=x["log_decay"], beta=x["beta"][..., 0], scale=1.0)[0]
 
 
-def _fla_mesa(function: Callable[..., Any], x: Inputs) -> Tensor:
-    beta = x["beta"][..., 0]
-    return function(x["q"], x["k"], x["v"], _log_decay(x), beta, x["ridge"], max_CG_iteration=30)[0]
+def mesa_in_steps(steps: int) -> Implementation:
+    """Return flash-linear-attention's Mesa with so many steps of conjugate gradients."""
+
+    def use(function: Callable[..., Any], x: Inputs) -> Tensor:
+        beta, ridge = x["beta"][..., 0], x["ridge"]
+        decay = _log_decay(x)
+        return function(x["q"], x["k"], x["v"], decay, beta, ridge, max_CG_iteration=steps)[0]
+
+    return _peer("chunk_mesa_net", FLA, "fla.ops.mesa_net:chunk_mesa_net", use)
 
 
 def _fla_scan(function: Callable[..., Any], x: Inputs) -> Tensor:
     return function(x["v"][..., 0], x["log_decay"][..., 0])[0][..., None]
 
 
+_MISCOMPILED = ("chunk_simple_gla", "chunk_gated_delta_rule")
 TRITON_SCALAR = (
     _peer("chunk_simple_gla", FLA, "fla.ops.simple_gla:chunk_simple_gla", _fla_scalar),
 )
@@ -318,5 +339,5 @@ TRITON_GATED_DELTA = (
     ),
 )
 TRITON_KDA = (_peer("chunk_kda", FLA, "fla.ops.kda:chunk_kda", _fla_kda),)
-TRITON_MESA = (_peer("chunk_mesa_net", FLA, "fla.ops.mesa_net:chunk_mesa_net", _fla_mesa),)
+TRITON_MESA = (mesa_in_steps(30),)
 TRITON_SCAN = (_peer("chunk_hgrn", FLA, "fla.ops.hgrn:chunk_hgrn", _fla_scan),)
