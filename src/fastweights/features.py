@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
 import torch
@@ -10,7 +9,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.layers import LARGEST, accumulate_dtype, bounded_exp, upcast
-from fastweights.recurrence.mapped import elu_plus_one, softmax
+from fastweights.recurrence.mapped import FeatureMap, ScaledMap, elu_plus_one, softmax
 from fastweights.recurrence.streams import disable_autocast, with_room
 
 FEATURES: Mapping[str, Callable[[Tensor], Tensor]] = {"elu": elu_plus_one, "relu": F.relu}
@@ -148,7 +147,7 @@ def _products(x: Tensor, W: Tensor, heads: int) -> Tensor:
     return torch.einsum("bthw,hnw->bthn", x.to(dtype), W.to(dtype))
 
 
-class LearnedFeatures(nn.Module, ABC):
+class LearnedFeatures(FeatureMap):
     """Learnt features φ(x) = (f(x W), f(-x W)): ``x [b t h w]`` → ``[b t h 2f]``, in float32 or
     wider.
 
@@ -168,11 +167,6 @@ class LearnedFeatures(nn.Module, ABC):
         columns = self.W.detach().unflatten(0, (self.heads, -1)).squeeze(-1)
         further = columns[:, columns.shape[2] :]
         further.copy_(F.normalize(torch.randn_like(further), dim=-1))
-
-    @staticmethod
-    @abstractmethod
-    def activate(x: Tensor, /) -> Tensor:
-        """The function f."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = _products(x, self.W, self.heads)
@@ -206,7 +200,7 @@ class Relu(LearnedFeatures):
     activate = staticmethod(F.relu)
 
 
-class Landmarks(nn.Module):
+class Landmarks(ScaledMap):
     """Features that are a softmax over landmarks: φ(x) = softmax(x W + b), ``x [b t h w]`` → ``[b t
     h n]``, in float32 or wider.
 

@@ -440,6 +440,11 @@ def test_version_and_help(capsys):
     assert "fastweights 0." in capsys.readouterr().out
 
 
+def test_python_runs_the_package_as_the_command():
+    line = [sys.executable, "-m", "fastweights", "--version"]
+    assert subprocess.run(line, capture_output=True, text=True).stdout.startswith("fastweights 0.")
+
+
 @pytest.mark.long
 def test_the_bar_on_a_terminal(folder, tmp_path):
     screen = io.StringIO()

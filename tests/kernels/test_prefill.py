@@ -21,9 +21,9 @@ from fastweights import kernels
 from fastweights.features import Elu, Exponential, Hedgehog, Landmarks, Relu
 from fastweights.kernels.native import library
 from fastweights.kernels.native.windowed import NATIVE_WINDOWS
-from fastweights.methods import Parallel, evaluate
+from fastweights.methods import Auto, Parallel, Recurrent, evaluate
 from fastweights.recurrence import WindowedLinear
-from fastweights.recurrence.mapped import LogScale, Mapped
+from fastweights.recurrence.mapped import FeatureMap, LogScale, Mapped
 from tolerances import SAME, TOLERANCE, error
 
 pytestmark = compiled
@@ -203,6 +203,37 @@ def test_extreme_scores(phi: Any, scale: float) -> None:
     scaled = None if record.log_scale is None else LogScale(record.fq.map, q)  # type: ignore[union-attr, arg-type]
     features = {"fq": Mapped(record.fq.map, q), "fk": Mapped(record.fk.map, k)}  # type: ignore[union-attr]
     assert_defined(replace(record, q=q, k=k, **features, log_scale=scaled), None, 30)
+
+
+class Sharpened(Hedgehog):
+    """With a parameter that other maps do not have."""
+
+    activate = staticmethod(lambda x: x.softmax(-1))
+
+    def __init__(self, heads: int, width: int, features: int) -> None:
+        super().__init__(heads, width, features)
+        self.sharpness = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.sharpness * x)
+
+
+@pytest.mark.parametrize("phi", [*MAPS, Sharpened], ids=lambda phi: phi.__name__)
+@pytest.mark.parametrize("side", ["fq", "fk"])
+def test_each_parameter_of_a_map_has_its_gradient_alone(phi: Any, side: str) -> None:
+    for name, _ in phi(1, 1, 1).named_parameters():
+        record = mapped(phi, 20, 5)
+        maps = {"fq": record.fq.map, "fk": record.fk.map}  # type: ignore[union-attr]
+        assert all(isinstance(map.requires_grad_(False), FeatureMap) for map in maps.values())
+        parameter = maps[side].get_parameter(name).requires_grad_()
+        assert "(compiled): refused: autograd follows it" in kernels.explain(record)
+        o, by_definition = (evaluate(record, None, how)[0] for how in (Auto(), Recurrent()))
+        found, wanted = (
+            torch.autograd.grad(y.square().sum(), parameter, retain_graph=True)[0]
+            for y in (o, by_definition)
+        )
+        assert wanted.any()
+        assert error(found, wanted) <= SAME
 
 
 def test_it_is_the_kernel_of_prompts() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
+from torch import optim
 
 from fastweights.linearize import LinearAttentionConfig
 from fastweights.linearize.convert.config import FEATURE_MAPS, RULE_PAPERS
@@ -59,8 +60,9 @@ SCHEDULES = st.one_of(
     st.builds(WarmupStableDecay, WARMUP, BELOW_ONE, SHAPES),
 )
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
+MUON = st.builds(Muon, POSITIVE, BELOW_ONE, NON_NEGATIVE, st.booleans(), ADAMW)
 VALUES = {
-    "optimizer": ADAMW | st.builds(Muon, POSITIVE, BELOW_ONE, NON_NEGATIVE, st.booleans(), ADAMW),
+    "optimizer": ADAMW | MUON if hasattr(optim, "Muon") else ADAMW,
     "schedule": SCHEDULES,
     "text": st.builds(
         Text,

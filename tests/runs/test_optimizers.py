@@ -19,7 +19,10 @@ from fastweights.train import AdamW, Architecture, Bytes, Muon, TrainingError, t
 from fastweights.train.memory import require_memory_to_train
 from killable_runs import launch_two, sitting, tiny
 
-pytestmark = pytest.mark.skipif(not hasattr(optim, "Muon"), reason="torch 2.8 has no Muon")
+if not hasattr(optim, "Muon"):
+    with pytest.raises(TrainingError, match=r"Muon needs torch 2\.9 or later"):
+        Muon()
+    pytest.skip("torch 2.8 has no Muon, and says so", allow_module_level=True)
 MUON = Muon(lr=1e-2, others=AdamW(lr=2e-2))
 
 

@@ -6,10 +6,12 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import optim
 from transformers import AutoModelForCausalLM
 
 from fastweights.runs.errors import TrainingError
@@ -44,11 +46,12 @@ MORE = {
 }
 
 
-CHANGED = {
+CHANGED: dict[str, dict[str, Any]] = {
     "accumulated": {"accumulate": 2},
     "bf16": {"bf16": True},
-    "muon": {"optimizer": Muon(lr=1e-2), "z_loss": 1e-3},
 }
+if hasattr(optim, "Muon"):  # torch 2.8 has none: `runs/test_optimizers.py`
+    CHANGED["muon"] = {"optimizer": Muon(lr=1e-2), "z_loss": 1e-3}
 
 
 def config_in(folder: Path, **changes) -> TrainConfig:
@@ -167,7 +170,7 @@ def test_existing_models_are_divided_too(more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bf16", "muon"])
+@pytest.mark.parametrize("name", sorted(CHANGED.keys() - {"accumulated"}))
 def test_bfloat16_rounds_alike(more, name):
     """Muon's Newton-Schulz, too."""
     one, other = losses(more / name), losses(more / f"{name}-sharded")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -131,7 +131,6 @@ def state_gradient_of_middle(
     return ((dbefore * before).sum(-1) + (dafter * after).sum(-1)).unsqueeze(-2)
 
 
-@runtime_checkable
 class Chunks(Protocol):
     """The chunks of one time block under one rule: what `BlockedFunction` asks of it."""
 

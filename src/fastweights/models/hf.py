@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, Unpack, runtime_checkable
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -54,11 +54,6 @@ from fastweights.models.packing import Boundaries
 from fastweights.models.reading import tokens_of_sequences, tokens_of_slice
 from fastweights.models.tokens import Tokens
 from fastweights.shapes import Embedded, Mask, Segments
-
-
-@runtime_checkable
-class _Resettable(Protocol):
-    def reset_parameters(self) -> None: ...
 
 
 class FastWeightsPreTrainedModel(PreTrainedModel):
@@ -162,9 +157,9 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
             case Block():
                 for writer in module.writers:
                     self._shrink(writer)
-            case _Resettable():
+            case nn.Module(reset_parameters=reset):
                 with _preserve_checkpoint_values(module):
-                    module.reset_parameters()
+                    reset()
 
     def _shrink(self, projection: nn.Module) -> None:
         std, layers = self.config.initializer_range, self.config.num_hidden_layers

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.recurrence.streams import disable_autocast, lazy_property
@@ -16,8 +15,6 @@ LEAST_FEATURE = -20.0
 """The log of the least feature: products of q and k, and the squares of these, have room in
 float32 where all features are as small.
 """
-
-Activation = Callable[[Tensor], Tensor]
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -32,40 +29,35 @@ def elu_plus_one(x: Tensor) -> Tensor:
     return F.relu(x) + x.clamp(LEAST_FEATURE, 0).exp()
 
 
-@runtime_checkable
-class FeatureMap(Protocol):
+class FeatureMap(nn.Module, ABC):
     """φ of ``x [b t h w]``: (f(x W), f(-x W)), or what a map of another kind makes of x W.
 
     Attributes:
         W: ``[h·n w 1]``
-        activate: f, or that of the other kind
         size: 2n, the features of one head; n of another kind
     """
 
-    @property
-    def W(self) -> Tensor: ...
+    W: nn.Parameter
+    size: int
 
-    @property
-    def activate(self) -> Activation: ...
-
-    @property
-    def size(self) -> int: ...
-
-    def __call__(self, x: Tensor) -> Tensor: ...
+    @staticmethod
+    @abstractmethod
+    def activate(x: Tensor, /) -> Tensor:
+        """The function f, or that of the other kind."""
 
 
-@runtime_checkable
-class ScaledMap(FeatureMap, Protocol):
+class ScaledMap(FeatureMap):
     """φ(x) = softmax(x W + b), whose logarithm is relative to log Σ e^(x W + b).
 
     Attributes:
         b: ``[h·n]``
     """
 
-    @property
-    def b(self) -> Tensor: ...
+    b: nn.Parameter
 
-    def log_scale(self, x: Tensor) -> Tensor: ...
+    @abstractmethod
+    def log_scale(self, x: Tensor) -> Tensor:
+        """What φ(x) is relative to, ``[b t h 1]``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +71,11 @@ class Mapped:
 
     map: FeatureMap
     stream: Tensor
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether the features would: the stream does, or a parameter of φ."""
+        return any(x.requires_grad for x in (self.stream, *self.map.parameters()))
 
     @property
     def tensor(self) -> Tensor:

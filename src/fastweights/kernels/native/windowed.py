@@ -14,14 +14,7 @@ from fastweights.kernels.native.memory import empty
 from fastweights.kernels.pages import InPages
 from fastweights.kernels.table import Kernel
 from fastweights.kernels.windowed.forward import blockwise_windows
-from fastweights.recurrence.mapped import (
-    LogScale,
-    Mapped,
-    ScaledMap,
-    elu_plus_one,
-    features,
-    softmax,
-)
+from fastweights.recurrence.mapped import LogScale, Mapped, elu_plus_one, features, softmax
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.recurrence.windowed import WindowedLinear, WindowState
 
@@ -305,10 +298,8 @@ def _refuses_tokens(recurrence: WindowedLinear) -> str | None:
 
 def _requires_grad(recurrence: WindowedLinear) -> bool:
     lazy = (recurrence.fq, recurrence.fk, recurrence.log_scale)
-    maps = [s.map for s in lazy if isinstance(s, Mapped)]
-    own = (*(phi.W for phi in maps), *(phi.b for phi in maps if isinstance(phi, ScaledMap)))
-    inside = [s.stream for s in lazy if isinstance(s, Mapped)]
-    return any(s.requires_grad for s in (*recurrence.streams.values(), *own, *inside))
+    read = (*recurrence.streams.values(), *lazy)
+    return any(s is not None and s.requires_grad for s in read)
 
 
 NATIVE_WINDOW = Kernel(

@@ -439,7 +439,7 @@ class LearnedMap(NamedTuple):
         if not (isinstance(fq, Mapped) and isinstance(fk, Mapped)):
             return None
         known, f, k = [*ACTIVATIONS], fq.map.activate, recurrence.q.shape[-1]
-        if torch.is_grad_enabled() and any(x.requires_grad for x in streams_of(recurrence)):
+        if torch.is_grad_enabled() and requires_grad(recurrence):
             return None
         if f not in known or fk.map.activate is not f or k > WIDEST_MAPPED:
             return None
@@ -529,7 +529,13 @@ def compute(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, Win
     return o, (*ring, memory, age)  # type: ignore[return-value]
 
 
-def streams_of(recurrence: WindowedLinear) -> list[Tensor]:
+def requires_grad(recurrence: WindowedLinear) -> bool:
+    """Of any stream, or of what features are still to be made of."""
+    read = (*recurrence.streams.values(), recurrence.fq, recurrence.fk)
+    return any(s.requires_grad for s in read)
+
+
+def _streams_of(recurrence: WindowedLinear) -> list[Tensor]:
     """All that is read, of features that are still to be made their streams and W."""
     mapped = [s for s in (recurrence.fq, recurrence.fk) if isinstance(s, Mapped)]
     given = [s for s in recurrence.streams.values() if s.dtype != torch.bool]
@@ -542,7 +548,7 @@ def refuses(recurrence: WindowedLinear) -> str | None:
         return "its tokens may be padding"
     if recurrence.log_scale is not None:
         return "its scores are relative to a scale"
-    if any(x.dtype not in NARROW for x in streams_of(recurrence)):
+    if any(x.dtype not in NARROW for x in _streams_of(recurrence)):
         return "its streams are not all in float32, bfloat16 or float16"
     widths = {
         "keys": recurrence.q.shape[-1],

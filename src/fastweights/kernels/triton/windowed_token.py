@@ -13,7 +13,7 @@ from fastweights.kernels.triton.windowed import (
     LearnedMap,
     activation,
     refuses,
-    streams_of,
+    requires_grad,
     tile_width,
 )
 from fastweights.recurrence.mapped import features
@@ -30,8 +30,9 @@ FEATURES = 64
 
 def compute(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, WindowState]:
     """(o, state)"""
-    read = (*streams_of(recurrence), *state)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in read):
+    if torch.is_grad_enabled() and (
+        requires_grad(recurrence) or any(s.requires_grad for s in state)
+    ):
         return recurrence.step(state)
     from fastweights.kernels.triton.device import windowed_token as device
 
