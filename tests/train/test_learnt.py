@@ -56,17 +56,29 @@ def test_parts_weigh_by_what_is_learnt_of_them() -> None:
         assert_close(gradient, found[0][1], rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("wrap", [lambda model: model, lambda model: add_adapters(model, LoRA(2))])
 @pytest.mark.parametrize("make", [lambda: tiny("metala", torch.float32), linear_llama])
-def test_trainer_smooths_labels_of_the_next_token(make: Any, tmp_path: Any) -> None:
-    model, ids = make().float(), IDS[:, :9]
+def test_trainer_smooths_labels_of_the_next_token(make: Any, wrap: Any, tmp_path: Any) -> None:
+    model, ids = wrap(make().float()), IDS[:, :9]
     arguments = TrainingArguments(
         str(tmp_path), label_smoothing_factor=0.1, report_to=[], use_cpu=True
     )
     given = {"input_ids": ids, "labels": ids.clone()}
     loss = Trainer(model, arguments).compute_loss(model, given)
-    log_p = model(ids).logits[:, :-1].log_softmax(-1)
+    log_p = model(input_ids=ids).logits[:, :-1].log_softmax(-1)
     right = log_p.gather(-1, ids[:, 1:, None]).mean()
     assert_close(loss, -0.9 * right - 0.1 * log_p.mean())
+
+
+@pytest.mark.parametrize("items", [None, 0, torch.tensor(0)])
+@pytest.mark.parametrize("make", [lambda: tiny("metala"), linear_llama])
+def test_a_batch_without_a_learnt_token_has_no_loss(make: Any, items: Any) -> None:
+    model, given = make().train(), {} if items is None else {"num_items_in_batch": items}
+    labels = IDS.where(torch.arange(12) == 0, -100)  # the first token is predicted by none
+    loss = model(IDS, labels=labels, **given).loss
+    loss.backward()
+    assert loss.item() == 0
+    assert {float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None} == {0.0}
 
 
 @pytest.mark.parametrize("make", [lambda: tiny("metala"), linear_llama])
