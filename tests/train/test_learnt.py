@@ -3,18 +3,21 @@ left out."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import Trainer, TrainingArguments
 
-from fastweights.linearize.distill.adapt import TokenLoss
+from fastweights.linearize.distill.adapt import TokenLoss, prepare_adaptation
 from fastweights.runs.loop import Loop
-from fastweights.runs.processes import Alone
+from fastweights.runs.processes import Alone, join_processes, leave_processes
 from fastweights.runs.stage import Optimization, Stage, go_backward
 from fastweights.train.adapters import LoRA, add_adapters, merge_adapters
+from killable_runs import launch_two
 from pretrained import linear_llama
 from tiny import tiny
 from transformers_families import build_family
@@ -54,6 +57,29 @@ def test_parts_weigh_by_what_is_learnt_of_them() -> None:
     for loss, gradient in found[1:]:
         assert_close(loss, found[0][0])
         assert_close(gradient, found[0][1], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.long
+def test_two_processes_weigh_by_what_is_learnt_of_them(tmp_path: Path) -> None:
+    launch_two(_update, tmp_path, 1)
+    _update(tmp_path, 2)
+    two, one = (load_file(tmp_path / f"{count} 0.safetensors") for count in (2, 1))
+    assert two.keys() == one.keys()
+    for name, gradient in one.items():
+        assert_close(two[name], gradient, rtol=1e-6, atol=1e-9)
+
+
+def _update(folder: Path, accumulate: int) -> None:
+    """Write the gradients of a batch, which begins with 12 learnt tokens and ends with 4."""
+    processes = join_processes(torch.device("cpu"))
+    stage = Answers(linear_llama().train().double())
+    loop = Loop(stage, Optimization(steps=1, batch=4, accumulate=accumulate), processes)
+    loop.losses = loop._backward()
+    loop.placement.exchange()
+    found = {name: p.grad for name, p in stage.model.named_parameters() if p.grad is not None}
+    losses = {name: torch.tensor(loss) for name, loss in loop.mean_losses().items()}
+    save_file(found | losses, folder / f"{processes.count} {processes.index}.safetensors")
+    leave_processes()
 
 
 @pytest.mark.parametrize("wrap", [lambda model: model, lambda model: add_adapters(model, LoRA(2))])
@@ -115,3 +141,12 @@ def test_adapters_that_cannot_learn_are_left_out(name: str, why: str) -> None:
     with torch.no_grad():
         before = model(input_ids=IDS).logits
         assert_close(merge_adapters(model)(input_ids=IDS).logits, before, rtol=0, atol=1e-4)
+
+
+def test_linearize_says_which_layers_get_no_adapters() -> None:
+    model = linear_llama()
+    first, second = (layer.self_attn for layer in model.model.layers)
+    second.q_proj.weight = first.q_proj.weight
+    with pytest.warns(UserWarning, match=r"2 linear layers .* get no adapters, such as .*share"):
+        wrapped = prepare_adaptation(model, LoRA(2))
+    assert not [name for name, _ in wrapped.named_parameters() if "q_proj.lora" in name]
