@@ -289,7 +289,7 @@ def test_an_alignment_trains_each_layer_by_its_own_loss(blocks):
     stage = AlignStage(model, stream(), stream(), HiddenLoss(blocks=blocks), llama)
     given, alive = batch(), list[weakref.ref[torch.Tensor]]()
 
-    def second_alone(loss: torch.Tensor) -> None:
+    def second_alone(_layer: int, loss: torch.Tensor, _weight: torch.Tensor) -> None:
         assert [ref() for ref in alive] == [None] * len(alive), "an earlier graph is kept"
         if len(alive) == 1:
             loss.backward()
@@ -310,7 +310,8 @@ def test_going_backward_layer_by_layer_is_the_gradient_of_the_sum():
         if by_layer:
             stage.backward(0, 2, 0.5, 0)
         else:
-            stage._losses(stage.train.batch(0, 2), losses.append)
+            given = stage.train.batch(0, 2)
+            stage._losses(given, lambda _layer, loss, _weight, to=losses: to.append(loss))
             (torch.stack(losses).sum() * 0.5).backward()
         found.append({name: p.grad for name, p in model.named_parameters() if p.requires_grad})
     assert found[0].keys() == found[1].keys()

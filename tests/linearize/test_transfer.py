@@ -20,10 +20,12 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainingArguments
 
 from fastweights.linearize import LinearAttentionConfig, Mode, Teacher, branches, use_mode
+from fastweights.linearize.distill.align import HiddenLoss
 from fastweights.linearize.distill.blocks import transfer_blockwise
 from fastweights.linearize.distill.fit import TRAINED, Fit, fit, read_curve
 from fastweights.linearize.distill.recipe import TransferConfig
-from fastweights.linearize.distill.stages import TransferStage
+from fastweights.linearize.distill.stages import AlignStage, TransferStage
+from fastweights.linearize.distill.trained import Attentions
 from fastweights.linearize.distill.transfer import (
     BackwardInForward,
     KeepGraphs,
@@ -37,10 +39,12 @@ from fastweights.linearize.distill.transfer import (
 )
 from fastweights.recurrence import Decay
 from fastweights.recurrence.mapped import features
-from fastweights.runs.stage import trainable_parameters
+from fastweights.runs.loop import Loop
+from fastweights.runs.processes import Alone
+from fastweights.runs.stage import Optimization, trainable_parameters
 from fastweights.train import CheckpointError, Every, NonFiniteError
 from killable_runs import FORKS, launch_two
-from pretrained import VOCABULARY, linear_llama, stream
+from pretrained import VOCABULARY, linear_llama, llama, stream
 from tolerances import assert_close
 
 LOSSES = {"output": TransferLoss(), "weights": TransferLoss(0, 1), "both": TransferLoss(2, 0.5)}
@@ -213,14 +217,49 @@ def test_every_layer_learns(tmp_path):
     assert read_curve(tmp_path)[-1].items() >= after.items()
 
 
-def test_parts_of_a_batch_add_up(tmp_path):
-    ends = []
-    for accumulate in (1, 2):
-        stage = TransferStage(linear_llama(), stream(), stream(), TransferLoss(0, 1))
-        fit(stage, Fit(steps=3, batch=4, accumulate=accumulate), tmp_path / str(accumulate))
-        ends.append({name: p.detach() for name, p in trainable_parameters(stage.model).items()})
-    for name, p in ends[0].items():
-        assert_close(ends[1][name], p, name)
+class Padded:
+    """Text whose sequences begin with more and more padding, the last of them whole with it."""
+
+    def __init__(self, padding: tuple[int, ...]) -> None:
+        self.padding, self.length, self.tokens = padding, 12, 48
+
+    def batch(self, first: int, count: int) -> dict[str, Tensor]:
+        ids = stream(12).batch(0, len(self.padding))["input_ids"]
+        mask = (torch.arange(12)[None] >= torch.tensor(self.padding)[:, None]).long()
+        given = {"input_ids": ids, "attention_mask": mask, "labels": ids}
+        return {name: tensor[first : first + count] for name, tensor in given.items()}
+
+
+PADDINGS = {"whole": (0, 0, 0, 0), "padded": (0, 7, 2, 10), "empty": (12, 0, 5, 12)}
+STAGES: dict[str, Callable[[Padded], TransferStage | AlignStage]] = {
+    "output": lambda text: TransferStage(linear_llama(), text, stream()),
+    "weights": lambda text: TransferStage(linear_llama(), text, stream(), TransferLoss(0, 1)),
+    "maps": lambda text: TransferStage(linear_llama(), text, stream(), TransferLoss(0, 0, 1)),
+    "attentions": lambda text: AlignStage(
+        Attentions().prepare(linear_llama()), text, stream(), HiddenLoss(), llama
+    ),
+    "squared": lambda text: AlignStage(only_branches(linear_llama()), text, stream()),
+    "norm": lambda text: AlignStage(
+        only_branches(linear_llama()), text, stream(), HiddenLoss(0, 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("padding", PADDINGS.values(), ids=PADDINGS)
+@pytest.mark.parametrize("make", STAGES.values(), ids=STAGES)
+def test_parts_of_a_batch_are_the_batch(make, padding):
+    """Its loss is a quotient of sums, which is no mean of the parts' quotients."""
+    found = []
+    for accumulate in (1, 2, 4):
+        stage = make(Padded(padding))
+        loop = Loop(stage, Optimization(steps=1, batch=4, accumulate=accumulate), Alone())
+        losses = {name: float(loss) for name, loss in loop._backward().items()}
+        found.append((losses, gradients(stage.model)))
+    for losses, of_parts in found[1:]:
+        assert losses == pytest.approx(found[0][0], rel=1e-9)
+        assert of_parts.keys() == found[0][1].keys()
+        for name, gradient in found[0][1].items():
+            assert_close(of_parts[name], gradient, name)
 
 
 def test_each_layer_is_clipped_by_itself(tmp_path):
@@ -285,9 +324,12 @@ def test_parameters_that_are_no_numbers_stop_the_fit_though_its_loss_is(tmp_path
 
 def test_a_loss_that_explodes_stops_the_fit(tmp_path):
     class Exploding(TransferStage):
-        def backward(self, first, count, share, step):
-            losses = super().backward(first, count, share, step)
-            return {**losses, "loss": torch.tensor(0.5 if step < 2 else 2000.0)}
+        updates = 0
+
+        def combine(self, parts, shares, processes):
+            self.updates += 1
+            losses = super().combine(parts, shares, processes)
+            return {**losses, "loss": torch.tensor(0.5 if self.updates <= 2 else 2000.0)}
 
     stage = Exploding(linear_llama(dtype=torch.float32), stream(), stream())
     every = Every(log=1, evaluation=4, checkpoint=1)
@@ -380,7 +422,7 @@ def test_two_processes_train_as_one(tmp_path: Path, blockwise: bool):
 
 def _transfer(out: Path, blockwise: bool) -> None:
     model, config = linear_llama(), Fit(steps=3, batch=4)
-    settings = TransferConfig(TransferLoss(0, 1), fit=config)
+    settings = TransferConfig(fit=config)
     if blockwise:
         assert transfer_blockwise(model, stream(), settings, out)
     else:

@@ -148,14 +148,12 @@ class Loop:
         parts, size = self.config.accumulate, self._size
         start = self.step * self.config.batch + self.processes.reader * parts * size
         starts = range(start, start + parts * size, size)
-        totals = dict[str, Tensor]()
-        for first, share in zip(starts, self._shares(starts), strict=True):
+        found, shares = list[Mapping[str, Tensor]](), self._shares(starts)
+        for first, share in zip(starts, shares, strict=True):
             is_last = first == starts[-1]
             with self.placement.accumulate(is_last), self.config.precision(self.processes.device):
-                losses = self.stage.backward(first, size, share, self.step)
-            for name, loss in losses.items():
-                totals[name] = totals.get(name, 0) + loss * share
-        return totals
+                found.append(self.stage.backward(first, size, share, self.step))
+        return self.stage.combine(found, shares, self.processes)
 
     def _shares(self, starts: range) -> list[float]:
         """What each part of the batch counts: its share of all that is learnt in the update, times

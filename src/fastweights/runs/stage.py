@@ -137,6 +137,25 @@ class Stage(ABC):
         """
         return count
 
+    def combine(
+        self,
+        parts: Sequence[Mapping[str, Tensor]],
+        shares: Sequence[float],
+        processes: Processes,
+    ) -> dict[str, Tensor]:
+        """Combine the losses of a batch's parts, before gradients are exchanged and clipped.
+
+        Args:
+            parts: What `backward` returned of each.
+            shares: The shares that it was given.
+            processes: The processes, over which the losses are averaged then.
+        """
+        totals = dict[str, Tensor]()
+        for losses, share in zip(parts, shares, strict=True):
+            for name, loss in losses.items():
+                totals[name] = totals.get(name, 0) + loss * share
+        return totals
+
     @abstractmethod
     def validate(self, processes: Processes = Alone()) -> Mapping[str, float]:
         """Compute numbers on held-out data, which the processes divide among them.

@@ -131,17 +131,18 @@ def _learning(model: PreTrainedModel, paths: list[str]) -> list[str]:
     reached = _reached(model, apart)
     # which experts a few tokens are sent to says nothing of the others
     found = [path for path in apart if path in reached or "expert" in path]
-    _say_left_out(model, paths, apart, "share their weights, to which each would be added")
     _say_left_out(model, apart, found, "are passed by: no gradient reaches what they compute")
     return found
 
 
 def without_shared(model: nn.Module, paths: list[str]) -> list[str]:
-    """Those of some linear layers whose weights no other module has."""
+    """Those of some linear layers whose weights no other module has; the others are said."""
     named = model.named_parameters(remove_duplicate=False)
     uses = Counter(id(parameter) for _, parameter in named)
     weights = {path: model.get_submodule(path).get_parameter("weight") for path in paths}
-    return [path for path, weight in weights.items() if uses[id(weight)] == 1]
+    apart = [path for path, weight in weights.items() if uses[id(weight)] == 1]
+    _say_left_out(model, paths, apart, "share their weights, to which each would be added")
+    return apart
 
 
 def _say_left_out(model: nn.Module, paths: list[str], kept: list[str], why: str) -> None:

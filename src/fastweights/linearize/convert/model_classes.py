@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.loss.loss_utils import ForCausalLMLoss
 
 from fastweights.linearize.convert.attention import install_branches
 from fastweights.linearize.convert.attention_layers import AttentionLayer
@@ -94,6 +95,13 @@ class LinearizedModel(BatchesAtOnce, LinearizedPart, OwnCachePolicy):
         """Choose the implementation of the softmax layers and the teacher: "sdpa" or "eager"."""
         use_softmax(self, softmax_name(str(attn_implementation)))
 
+    @PreTrainedModel.loss_function.getter
+    def loss_function(self) -> Any:
+        """The loss of the model's head, which of next tokens is 0, not 0 / 0, where none is
+        learnt."""
+        given = PreTrainedModel.loss_function.fget(self)
+        return _next_token_loss if given is ForCausalLMLoss else given
+
     def require_cache(self, implementation: str | None) -> None:
         if implementation not in (None, "dynamic"):
             raise CannotLinearize(
@@ -106,6 +114,12 @@ class LinearizedModel(BatchesAtOnce, LinearizedPart, OwnCachePolicy):
         for layer in attentions_with_branch(self):
             if layer.linear_mode.constant:
                 ensure_state_layer(cache, layer.layer_idx)
+
+
+def _next_token_loss(logits: Tensor, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    loss, shifted = ForCausalLMLoss(logits, labels, *args, **kwargs), kwargs.get("shift_labels")
+    learnt = (labels[..., 1:] if shifted is None else shifted) != kwargs.get("ignore_index", -100)
+    return loss.where(learnt.any().to(loss.device), 0)
 
 
 def convert_model(model: PreTrainedModel, settings: dict[str, Any]) -> None:

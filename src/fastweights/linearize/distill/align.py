@@ -17,11 +17,18 @@ from torch.distributed.fsdp import FSDPModule
 
 from fastweights.layers import upcast
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch
-from fastweights.linearize.distill.losses import output_error, require_factors
+from fastweights.linearize.distill.losses import (
+    count_tokens,
+    output_error,
+    require_factors,
+    squared_size,
+)
 from fastweights.shapes import Mask
 
 Take = Callable[[int, Tensor], Tensor]
 """Takes the number of a layer and its output ``[b t d]``, and returns what is passed on."""
+Receive = Callable[[int, Tensor, Tensor], None]
+"""Takes the number of a layer, its loss and the weight of that."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,8 @@ class HiddenLoss:
 
     The first term is relative, as is `TransferLoss`' (MOHAWK, arXiv 2408.10189, stage 2; HALO,
     arXiv 2601.22156), the second the plain distance of every token (RADLADS, arXiv 2505.03005, step
-    1). Padding counts in neither.
+    1). Padding counts in neither. Parts of a batch are as the batch at once where there is one
+    term; where there are both, parts count by their tokens.
 
     Attributes:
         squared: The factor of the relative squared error.
@@ -60,8 +68,15 @@ class HiddenLoss:
         if self.norm:
             rows = torch.linalg.vector_norm(upcast(output) - upcast(target), dim=-1)
             kept = rows if keep is None else rows[keep]
-            parts.append(self.norm * kept.mean() / output.shape[-1] ** 0.5)
+            mean = kept.mean() if len(kept) else kept.sum()
+            parts.append(self.norm * mean / output.shape[-1] ** 0.5)
         return torch.stack(parts).sum()
+
+    def weight(self, target: Tensor, keep: Mask | None) -> Tensor:
+        """Return what the loss of a part of a batch counts in that of the batch, a scalar."""
+        if self.norm:
+            return count_tokens(target, keep)
+        return squared_size(target.unsqueeze(2), keep)
 
 
 def aligned_layers(model: nn.Module, blocks: bool) -> dict[int, str]:
@@ -103,7 +118,7 @@ def alignment(
     inputs: Mapping[str, Tensor],
     targets: Mapping[int, Tensor],
     loss: HiddenLoss,
-    receive: Callable[[Tensor], None] = lambda loss: None,
+    receive: Receive = lambda layer, loss, weight: None,
 ) -> dict[int, Tensor]:
     """Compute the losses of these layers of a model, without graphs, by the number of the layer.
 
@@ -113,7 +128,7 @@ def alignment(
         inputs: Inputs of the model.
         targets: What the layers of the softmax model give, which is passed on.
         loss: How far a layer is from that.
-        receive: Called with the loss of every layer in turn, which has this layer's graph, and
+        receive: Called for every layer in turn with its loss, which has this layer's graph, and
             is the only one to hold it.
     """
     losses, mask = dict[int, Tensor](), inputs.get("attention_mask")
@@ -121,7 +136,7 @@ def alignment(
 
     def take(layer: int, output: Tensor) -> Tensor:
         found = loss(output, targets[layer], keep)
-        receive(found)
+        receive(layer, found, loss.weight(targets[layer], keep))
         losses[layer] = found.detach()
         return targets[layer]
 

@@ -8,7 +8,7 @@ with ``device_map`` and an offload folder, only the weights of the current block
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,9 @@ from transformers import PreTrainedModel
 from fastweights.linearize.convert.attention import branches
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch, skip_blocks
 from fastweights.linearize.distill.fit import TRAINED, PartialStage, fit, load_parameters
+from fastweights.linearize.distill.parts import LayerParts
 from fastweights.linearize.distill.recipe import TransferConfig
+from fastweights.linearize.distill.stages import combine_by_layer, losses_by_name
 from fastweights.linearize.distill.transfer import BackwardInForward, attend_all
 from fastweights.runs.devices import to_device
 from fastweights.runs.files import reserve, sync
@@ -113,7 +115,7 @@ class _BlockStage(PartialStage):
         self.tokens_per_sequence = train.length
         config = settings.fit
         self.config = replace(config, every=Every(config.every.log, config.steps, config.steps))
-        self.last = 0.0
+        self.last, self.parts = 0.0, LayerParts()
         self.branch = dict(_branches_of(model, number))
         for branch in self.branch.values():
             branch.requires_grad_(True)
@@ -133,11 +135,19 @@ class _BlockStage(PartialStage):
 
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
         seed = random_seed_from(self.config.seed, first)
-        mode = BackwardInForward(self.settings.loss, self.settings.dropout, seed, share)
+        mode = BackwardInForward(self.settings.loss, self.settings.dropout, seed, share, self.parts)
         self._forward(first, count, mode)
-        loss = mode.losses[next(iter(self.branch))].cpu()
-        self.last = float(loss)
-        return {"loss": loss, f"loss/{next(iter(self.branch))}": loss}
+        return losses_by_name("loss", mode.losses)
+
+    def combine(
+        self,
+        parts: Sequence[Mapping[str, Tensor]],
+        shares: Sequence[float],
+        processes: Processes,
+    ) -> dict[str, Tensor]:
+        losses = combine_by_layer(parts, self.parts.settle(self.branch, processes))
+        self.last = float(losses["loss"])
+        return losses
 
     def save(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         sync(_file(self.out, self.number + 1))  # a later sitting goes on to write after these

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, ones_like
 
 from fastweights.layers import upcast
@@ -24,5 +25,17 @@ def require_factors(loss: object, *factors: float) -> None:
 def output_error(o: Output, target: Output, keep: Mask | None) -> Tensor:
     """Compute the relative squared error Σ‖o - target‖² / Σ‖target‖² of outputs ``[b t h v]``."""
     rows = ones_like(target[..., :1]) if keep is None else keep[..., None, None]
-    target = upcast(target)
-    return ((o - target) * rows).square().sum() / (target * rows).square().sum()
+    total = ((o - upcast(target)) * rows).square().sum()
+    return total / squared_size(target, keep).clamp(min=torch.finfo(total.dtype).tiny)
+
+
+def squared_size(target: Output, keep: Mask | None) -> Tensor:
+    """Compute Σ‖target‖² of outputs ``[b t h v]``."""
+    rows = ones_like(target[..., :1]) if keep is None else keep[..., None, None]
+    return (upcast(target) * rows).square().sum()
+
+
+def count_tokens(target: Tensor, keep: Mask | None) -> Tensor:
+    """Count the tokens of ``[b t …]`` that are not padding."""
+    kept = target.new_ones(target.shape[:2]) if keep is None else keep
+    return kept.sum(dtype=upcast(target).dtype)

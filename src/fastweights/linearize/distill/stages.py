@@ -22,11 +22,13 @@ from fastweights.linearize.convert.modes import (
 from fastweights.linearize.distill.adapt import LogitSource, TokenLoss
 from fastweights.linearize.distill.align import (
     HiddenLoss,
+    Receive,
     aligned_layers,
     alignment,
     hidden_states,
 )
 from fastweights.linearize.distill.fit import PartialStage
+from fastweights.linearize.distill.parts import LayerParts
 from fastweights.linearize.distill.transfer import (
     BackwardInForward,
     LossOnly,
@@ -88,12 +90,21 @@ class TransferStage(TextStage):
     ) -> None:
         super().__init__(only_branches(model), train, validation)
         self.loss, self.dropout, self.dropout_seed = loss, dropout, seed
+        self.parts = LayerParts()
 
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
         seed = random_seed_from(self.dropout_seed, first)
-        mode = BackwardInForward(self.loss, self.dropout, seed, share)
+        mode = BackwardInForward(self.loss, self.dropout, seed, share, self.parts)
         attend_all(self.model, self.without_labels(self.train.batch(first, count)), mode)
-        return _losses_by_name("loss", mode.losses)
+        return losses_by_name("loss", mode.losses)
+
+    def combine(
+        self,
+        parts: Sequence[Mapping[str, Tensor]],
+        shares: Sequence[float],
+        processes: Processes,
+    ) -> dict[str, Tensor]:
+        return combine_by_layer(parts, self.parts.settle(branches(self.model), processes))
 
     def clipped_parts(self) -> Iterable[nn.Module]:
         return branches(self.model).values()
@@ -108,7 +119,18 @@ class TransferStage(TextStage):
         return mode.losses
 
 
-def _losses_by_name(name: str, losses: Mapping[int, Tensor]) -> dict[str, Tensor]:
+def combine_by_layer(
+    parts: Sequence[Mapping[str, Tensor]], shares: Mapping[int, Sequence[float]]
+) -> dict[str, Tensor]:
+    """The losses of a batch by name, from those of its parts and every layer's shares of them."""
+    totals = dict[int, Tensor]()
+    for layer, of_parts in shares.items():
+        losses = [losses[f"loss/{layer}"] for losses in parts]
+        totals[layer] = torch.stack(losses).mul(losses[0].new_tensor(of_parts)).sum()
+    return losses_by_name("loss", totals)
+
+
+def losses_by_name(name: str, losses: Mapping[int, Tensor]) -> dict[str, Tensor]:
     """The mean, and every layer's own."""
     mean = torch.stack([loss.cpu() for loss in losses.values()]).mean()
     return {name: mean, **{f"{name}/{layer}": loss.cpu() for layer, loss in sorted(losses.items())}}
@@ -138,28 +160,45 @@ class AlignStage(TextStage):
     ) -> None:
         super().__init__(model, train, validation)
         self.loss, self.teacher = loss, teacher
-        self.paths = aligned_layers(model, loss.blocks)
+        self.paths, self.parts = aligned_layers(model, loss.blocks), LayerParts()
 
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
         self.model.eval()  # a dropout would show layers something else than the teacher's
         batch = self.train.batch(first, count)
-        if isinstance(self.model, FSDPModule):  # whose parts are brought together by one backward
-            kept = list[Tensor]()
-            losses = self._losses(batch, kept.append)
-            go_backward(torch.stack(kept).sum() * share)
-        else:
-            losses = self._losses(batch, lambda loss: go_backward(loss * share))
-        return _losses_by_name("loss", losses)
+        kept = list[Tensor]()
+        # A divided model's layers are brought together by one backward.
+        take = kept.append if isinstance(self.model, FSDPModule) else go_backward
+
+        def receive(layer: int, loss: Tensor, weight: Tensor) -> None:
+            take(loss * self.parts.factor(layer, weight, share))
+
+        losses = self._losses(batch, receive)
+        if kept:
+            go_backward(torch.stack(kept).sum())
+        return losses_by_name("loss", losses)
+
+    def combine(
+        self,
+        parts: Sequence[Mapping[str, Tensor]],
+        shares: Sequence[float],
+        processes: Processes,
+    ) -> dict[str, Tensor]:
+        return combine_by_layer(parts, self.parts.settle(self._layers(), processes))
 
     def clipped_parts(self) -> Iterable[nn.Module]:
-        return [self.model.get_submodule(path) for path in self.paths.values()]
+        return self._layers().values()
+
+    def _layers(self) -> dict[int, nn.Module]:
+        return {layer: self.model.get_submodule(path) for layer, path in self.paths.items()}
 
     def validate(self, processes: Processes = Alone()) -> Mapping[str, float]:
         with evaluation_mode(self.model):
             return _mean_losses(self._losses, self, processes)
 
     def _losses(
-        self, batch: Mapping[str, Tensor], receive: Callable[[Tensor], None] = lambda loss: None
+        self,
+        batch: Mapping[str, Tensor],
+        receive: Receive = lambda layer, loss, weight: None,
     ) -> Mapping[int, Tensor]:
         inputs = self.without_labels(batch)
         targets = self._targets(inputs)
@@ -182,7 +221,7 @@ def _mean_losses(
     for batch, counts in processes.share(stage.validation.sequential_batches(stage.together)):
         count = counts * batch["input_ids"].numel()
         tokens += count
-        for name, loss in _losses_by_name("val_loss", losses(batch)).items():
+        for name, loss in losses_by_name("val_loss", losses(batch)).items():
             totals[name] = totals.get(name, 0.0) + count * float(loss)
     found = processes.total({**totals, "tokens": tokens})
     tokens = found.pop("tokens")

@@ -20,7 +20,13 @@ from transformers import PreTrainedModel
 from fastweights.layers import upcast
 from fastweights.linearize.convert.attention import branches, use_mode
 from fastweights.linearize.convert.modes import AttentionCall, Mode, hide_window, require_window
-from fastweights.linearize.distill.losses import output_error, require_factors
+from fastweights.linearize.distill.losses import (
+    count_tokens,
+    output_error,
+    require_factors,
+    squared_size,
+)
+from fastweights.linearize.distill.parts import LayerParts
 from fastweights.methods import evaluate
 from fastweights.recurrence import Recurrence, Windowed, WindowedLinear
 from fastweights.runs.seeds import random_seed_from
@@ -42,7 +48,8 @@ class TransferLoss:
     channels. The second compares attention weights (the workshop paper's eq. 7), in the mean over
     queries n and heads, and the third the matrices that tokens are mixed by, whatever the sign of
     their entries, in the mean over sequences and heads (MOHAWK, arXiv 2408.10189, stage 1); both
-    take maps ``[b h t t]``. Padding counts in none.
+    take maps ``[b h t t]``. Padding counts in none. Parts of a batch are as the batch at once where
+    there is one term; where there are several, parts count by their tokens in all.
 
     Attributes:
         output: The factor of the outputs' relative squared error.
@@ -77,6 +84,19 @@ class TransferLoss:
         if self.maps:
             parts.append(self.maps * map_distance(record, softmax_map(call), call.keep))
         return torch.stack(parts).sum()
+
+    def weight(self, call: AttentionCall, target: Output) -> Tensor:
+        """Return what the loss of a part of a batch counts in that of the batch, a scalar.
+
+        Args:
+            call: The layer's call.
+            target: What softmax gives.
+        """
+        if self.output and not (self.weights or self.maps):
+            return squared_size(target, call.keep)
+        if self.maps and not (self.output or self.weights):
+            return upcast(target).new_tensor(len(target))
+        return count_tokens(target, call.keep)
 
 
 def cross_entropy(record: Recurrence, keep: Mask | None) -> Tensor:
@@ -140,7 +160,7 @@ def _mean(rows: Tensor, keep: Mask | None) -> Tensor:
     if keep is None:
         return rows.mean()
     kept = keep[:, None].expand_as(rows)
-    return (rows * kept).sum() / kept.sum()
+    return (rows * kept).sum() / kept.sum().clamp(min=1)
 
 
 class Transfer(Mode):
@@ -185,12 +205,12 @@ class Transfer(Mode):
             record = call.record()
             if is_drawn(self.dropout, self.seed, call.layer):
                 record = hide_window(require_window(record, self))
-            self.take(call.layer, self.loss(call, record, target))
+            self.take(call, self.loss(call, record, target), target)
         return target
 
     @abstractmethod
-    def take(self, layer: int, loss: Tensor) -> None:
-        """Receive the loss of every layer in turn, which holds this layer's graph."""
+    def take(self, call: AttentionCall, loss: Tensor, target: Output) -> None:
+        """Receive the loss of every layer's call in turn, which holds this layer's graph."""
 
 
 def is_drawn(probability: float, seed: int | None, layer: int) -> bool:
@@ -207,8 +227,8 @@ def is_drawn(probability: float, seed: int | None, layer: int) -> bool:
 class LossOnly(Transfer):
     """A transfer that keeps the losses without their graphs."""
 
-    def take(self, layer: int, loss: Tensor) -> None:
-        self.losses[layer] = loss.detach()
+    def take(self, call: AttentionCall, loss: Tensor, target: Output) -> None:
+        self.losses[call.layer] = loss.detach()
 
 
 class BackwardInForward(Transfer):
@@ -222,6 +242,7 @@ class BackwardInForward(Transfer):
         seed: What `dropout` draws is a function of this and of the layer; None to draw from
             PyTorch's own generator.
         share: Factor of the gradient, such as one over the number of parts of a batch.
+        parts: The parts of the batch, of which this is one.
     """
 
     def __init__(
@@ -230,20 +251,22 @@ class BackwardInForward(Transfer):
         dropout: float = 0.0,
         seed: int | None = None,
         share: float = 1.0,
+        parts: LayerParts | None = None,
     ) -> None:
         super().__init__(loss, dropout, seed)
-        self.share = share
+        self.share, self.parts = share, LayerParts() if parts is None else parts
 
-    def take(self, layer: int, loss: Tensor) -> None:
-        go_backward(loss * self.share)
-        self.losses[layer] = loss.detach()
+    def take(self, call: AttentionCall, loss: Tensor, target: Output) -> None:
+        weight = self.loss.weight(call, target)
+        go_backward(loss * self.parts.factor(call.layer, weight, self.share))
+        self.losses[call.layer] = loss.detach()
 
 
 class KeepGraphs(Transfer):
     """A transfer that keeps the losses with their graphs, for a later backward pass."""
 
-    def take(self, layer: int, loss: Tensor) -> None:
-        self.losses[layer] = loss
+    def take(self, call: AttentionCall, loss: Tensor, target: Output) -> None:
+        self.losses[call.layer] = loss
 
 
 def attend_all(model: PreTrainedModel, inputs: Mapping[str, Tensor], mode: Mode) -> None:
