@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import triton_interpreter  # noqa: F401  # its import makes the interpreter fit
 from fastweights.kernels import Kernel
 from fastweights.methods import Recurrent, evaluate
 from fastweights.recurrence.base import Recurrence
