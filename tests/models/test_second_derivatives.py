@@ -12,11 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.func import functional_call, grad, jvp, vmap
+from torch.func import functional_call, grad, hessian, jvp, vmap
 
+from families import student
 from fastweights import MIXERS, FastWeightsCache, FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.engines.transformers import patch_transformers
 from fastweights.lab.check import LAWS, Verdict, check_model
+from fastweights.linearize import LinearAttentionConfig
 from kinds import one_of_each
+from transformers_families import build_family, present_families
 
 # torch makes its forward-mode decompositions with what it deprecates
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
@@ -171,3 +175,53 @@ def test_checkpoints_are_differentiated_twice_or_refuse() -> None:
     model.activation_checkpointing_enable({"use_reentrant": True})
     with pytest.raises(NotImplementedError, match="no gradients of gradients; use activation_"):
         model(IDS, labels=IDS).loss.backward(create_graph=True)
+
+
+SLOW = pytest.mark.slow
+ANALOGS = {
+    "lolcats": LinearAttentionConfig(window=4),
+    "landmarks": LinearAttentionConfig("landmarks", 8, 4),
+    "gla-sinks": LinearAttentionConfig(rule="gla", window=3, sinks=2),
+    "kda": LinearAttentionConfig(rule="kda", window=4),
+}
+ROUNDED = 1e-5
+"""Of derivatives of transformers' models, whose norms compute in float32."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "lolcats" else SLOW) for name in ANALOGS]
+)
+def test_linearized_models_are_differentiated_twice(name: str) -> None:
+    model = student(analog=ANALOGS[name]).double().requires_grad_(True)
+    (found,) = check_model(model, laws=[LAW], longest=9)
+    assert found.verdict is Verdict.HOLDS, found.reason
+    p, wanted = parameters_of(model), product_of(model)
+    for way in TWICE:
+        assert relative(way(model, p, direction_of(p)), wanted) < ROUNDED
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(f, marks=() if f == "mamba2" else SLOW) for f in present_families()],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_patched_models_work_under_torch_func_where_theirs_do(family: str) -> None:
+    model = build_family(family).double().eval()
+    p = parameters_of(model)
+    try:
+        wanted = forward_over_reverse(model, p, direction_of(p))
+    except (RuntimeError, NotImplementedError) as error:
+        pytest.xfail(f"transformers' own code: {error}")
+    with patch_transformers(model):
+        found = forward_over_reverse(model, p, direction_of(p))
+    assert relative(found, wanted) < ROUNDED
+
+
+def test_hessian_of_torch_func() -> None:
+    model = model_of("metala").eval()
+    p = parameters_of(model)
+    name, weight = min(p.items(), key=lambda pair: pair[1].numel())
+    matrix = hessian(lambda w: loss_of(model, p | {name: w}))(weight)
+    v = direction_of({name: weight})[name]
+    product = jvp(grad(lambda w: loss_of(model, p | {name: w})), (weight,), (v,))[1]
+    assert relative({name: torch.tensordot(matrix, v, v.dim())}, {name: product}) < 1e-9

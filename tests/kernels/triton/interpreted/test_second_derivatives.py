@@ -23,6 +23,7 @@ from fastweights.recurrence import (
     WindowedLinear,
 )
 from fastweights.recurrence.streams import state_parts
+from poison import poisoned_memory
 from triton_checks import relative
 
 BY_NAME = {kernel.name: kernel for kernel in TRITON}
@@ -83,7 +84,13 @@ def products(evaluated: Callable[[Streams], tuple[Tensor, ...]], streams: Stream
     return [f for f in found if f is not None]
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = ("scan (Triton)", "selective scan (Triton)")
+"""A minute each."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in CASES]
+)
 def test_rules(name: str) -> None:
     (build, sizes), kernel = CASES[name], BY_NAME[name]
     streams = draw(**sizes)
@@ -98,7 +105,8 @@ def test_rules(name: str) -> None:
         o, last = evaluate(build(streams), None, Recurrent())
         return o, *state_parts(last)
 
-    found = products(by_kernel, {n: s.float() for n, s in streams.items()})
+    with poisoned_memory():
+        found = products(by_kernel, {n: s.float() for n, s in streams.items()})
     wanted = products(by_definition, streams)
     for got, want in zip(found, wanted, strict=True):
         assert relative(got, want) < 1e-4
