@@ -5,15 +5,20 @@ values and gradients are finite, and as close to float64 as the dtype and the pr
 from __future__ import annotations
 
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Generator, Tensor, nn
+from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
+from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
 
 from fastweights import MIXERS
+from fastweights.importers import import_model
 from fastweights.layers import Linear
 from fastweights.mixers import make
+from fastweights.mixers.rglru import RGLRU
 from tolerances import TOLERANCE
 
 D, T = 16, 12
@@ -184,3 +189,42 @@ def test_a_mixer_is_finite_and_as_exact_as_its_dtype(name: str, dtype: torch.dty
             want, near = ({n: r[0][n] for n in rows} for r in each[1:])
             found += [f"steps: {c}" for c in complain(rows, want, near, dtype, close)]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("name", ["dss", "h3", "hyena", "lru", "s4", "s4d"])
+def test_bfloat16_rounds_no_frequencies(name: str) -> None:
+    torch.manual_seed(0)
+    mixer, x = make(name, 32), torch.randn(2, 256, 32).bfloat16()
+    with torch.no_grad():
+        want, got = mixer(x.float())[0], mixer.bfloat16()(x)[0].float()
+    assert (got - want).norm() <= TOLERANCE[torch.bfloat16] * want.norm()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_shut_gate_has_the_gradients_of_recurrentgemma(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    blocks = ["recurrent", "recurrent", "attention"]
+    sizes = {"hidden_size": 32, "lru_width": 32, "intermediate_size": 64, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 4, "attention_window_size": 8, "block_types": blocks}
+    theirs: Any = RecurrentGemmaForCausalLM(RecurrentGemmaConfig(vocab_size=61, **sizes, **heads))
+    rules = [m for m in theirs.modules() if isinstance(m, RecurrentGemmaRglru)]
+    with torch.no_grad():
+        for rule in rules:
+            rule.recurrent_gate_bias[:, ::2] = -120.0
+    theirs.save_pretrained(tmp_path)
+    ours: Any = import_model(tmp_path)
+    ids = torch.randint(1, 61, (2, 20))
+    for model in (theirs, ours):
+        model(ids, labels=ids).loss.backward()
+    mixers = [m for m in ours.modules() if isinstance(m, RGLRU)]
+    assert len(mixers) == len(rules) > 0
+    for mixer, rule in zip(mixers, rules, strict=True):
+        for got, want, sign in (
+            (mixer.b_a, rule.recurrent_gate_bias, 1),
+            (mixer.b_x, rule.input_gate_bias, 1),
+            (mixer.W_a, rule.recurrent_gate_weight, 1),
+            (mixer.W_x, rule.input_gate_weight, 1),
+            (mixer.Lambda, rule.recurrent_param, -1),
+        ):
+            wanted = sign * want.grad.view_as(got)
+            torch.testing.assert_close(got.grad, wanted, rtol=1e-3, atol=1e-7)
